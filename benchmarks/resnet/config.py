@@ -1,0 +1,99 @@
+"""ResNet-50's own configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the rules fix beside the target: classes, pictures, batch norm. Pixel values count from 0 to 255."""
+
+    classes: int
+    image_size: int
+    eval_resize: int
+    crop_area: tuple[float, float]
+    crop_aspect: tuple[float, float]
+    mirror: float
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    bn_epsilon: float
+    bn_momentum: float
+
+
+@dataclass(frozen=True)
+class Hparams:
+    """The tunable hyperparameters: the rows of the rules' table for ``resnet``.
+
+    Attributes:
+        source: where the set was published.
+        variant: ``nvidia`` keeps the learning rate outside the momentum buffer of convolutions and classifier, decays
+            the classifier's bias and counts schedule steps from 1; ``reference`` is the TensorFlow 2 reference.
+        lars_eta: LARS's trust coefficient.
+        warmup_epochs, epochs: of the learning-rate schedule; training goes on after them at the end rate.
+        bn_group: ranks that share batch-norm statistics.
+    """
+
+    source: str
+    global_batch_size: int
+    optimizer: Literal["lars", "sgd"]
+    variant: Literal["nvidia", "reference"]
+    base_learning_rate: float
+    end_learning_rate: float
+    decay_power: int
+    warmup_epochs: int
+    epochs: int
+    momentum: float
+    weight_decay: float
+    lars_eta: float
+    lars_epsilon: float
+    label_smoothing: float
+    truncated_normal: bool
+    bn_group: int
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The network's size and how its operations run. The benchmark's model has width 64."""
+
+    width: int
+    input_channels: Literal[3, 4]
+    batch_norm: str
+
+
+@dataclass(frozen=True)
+class ReaderConfig:
+    """How pictures are read.
+
+    Attributes:
+        reader: ``dali``, ``torchvision``, or ``auto``: DALI where it is installed.
+        threads: of DALI, or worker processes of the torchvision reader.
+        prefetch: batches that the reader works ahead.
+        hw_decoder_load: share of the pictures for the GPU's JPEG engine.
+        cache_mb: GPU memory for decoded training pictures, per rank; 0 decodes only what a crop needs.
+        eval_cache_mb: GPU memory for decoded validation pictures, per rank.
+        input_batch_multiplier: micro-batches that DALI decodes together.
+        dont_use_mmap: read instead of mapping the files; for network file systems.
+        eval_batch: pictures of one evaluation batch on one rank.
+    """
+
+    reader: Literal["auto", "dali", "torchvision"]
+    threads: int
+    prefetch: int
+    hw_decoder_load: float
+    cache_mb: int
+    eval_cache_mb: int
+    input_batch_multiplier: int
+    dont_use_mmap: bool
+    eval_batch: int
+
+
+@dataclass(frozen=True)
+class ResNetConfig:
+    """All of it."""
+
+    facts: Facts
+    hparams: Hparams
+    model: ModelConfig
+    reader: ReaderConfig

@@ -1,0 +1,229 @@
+"""The DALI reader: decodes and augments on the GPU (its JPEG engine and kernels), or on the CPU.
+
+Two ways to decode: without a cache only the random crop is decoded; with one the whole picture, which stays on the
+GPU, so that later epochs neither read nor decode it. Each replica reads its own fixed shard of the records, shuffled
+through a buffer on top of the order that preparation shuffled; each record comes once per epoch of its shard, and an
+epoch's end shares a batch with the next one's start. DALI's random state advances with every batch and cannot be set to
+a position, so resuming runs the batches that were consumed before and drops them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from nvidia.dali import Pipeline, backend, fn, types
+
+from benchmarks.resnet.data_settings import DataSettings
+from common.data.dali import PipelineRunner, SlicedBatches, derived_seed
+from common.data.order import EpochStream, EvalShard
+from common.data.source import Block, HostBatch
+from common.errors import ConfigError
+
+_NAMES = ("image", "label")
+_TRAIN, _EVAL = 0, 1
+_pinned_pool_taken = False
+
+
+class DaliTrainSource:
+    """Training batches of one replica; a :class:`common.data.source.DataSource` that only runs forward."""
+
+    def __init__(
+        self,
+        rec: Path,
+        settings: DataSettings,
+        stream: EpochStream,
+        eval_samples: int,
+        stand_in: bool,
+        device: torch.device,
+    ) -> None:
+        self.train_samples = stream.train_samples
+        self.eval_samples = eval_samples
+        self.stand_in = stand_in
+        self.stream = stream
+        pipeline = train_pipeline(rec, settings, stream, device)
+        self._runner = PipelineRunner(pipeline, _NAMES, (settings.torch_dtype, torch.int64), rec)
+        self._sliced = SlicedBatches(self._runner, stream.micro_batch, settings.input_batch_multiplier)
+
+    def batches(self, block: Block, start: int = 0) -> Iterator[HostBatch]:
+        """Yield the micro-batches of ``block`` from position ``start``, after those that lie between.
+
+        Raises:
+            DataError: DALI could not read or decode a picture.
+            ValueError: the position lies behind what was delivered; open the data again.
+        """
+        first, nominal = self.stream.first_micro_batch(block), self.stream.micro_batch * self.stream.replicas
+        self._sliced.advance_to(first + start)
+        for position in range(start, self.stream.micro_batches(block)):
+            tensors = self._sliced.next()
+            yield HostBatch(_channels_first(tensors), samples=nominal, position=position)
+
+    def close(self) -> None:
+        """Release the pipeline."""
+        self._runner.close()
+
+
+class DaliEvalSource:
+    """Evaluation batches of one replica; iterate once per evaluation, always to the end or anew."""
+
+    def __init__(self, rec: Path, settings: DataSettings, shard: EvalShard, device: torch.device) -> None:
+        self.eval_samples = shard.eval_samples
+        self.shard = shard
+        pipeline = eval_pipeline(rec, settings, shard, device)
+        self._runner = PipelineRunner(pipeline, _NAMES, (settings.torch_dtype, torch.int64), rec)
+        self._delivered = 0
+
+    def __len__(self) -> int:
+        return self.shard.batches
+
+    def __iter__(self) -> Iterator[HostBatch]:
+        """Yield the batches of one evaluation; padding at their end has label -1. Raises as training does."""
+        self._runner.skip(-self._delivered % len(self))  # the rest of an evaluation that was left early
+        self._delivered = 0
+        for batch in range(len(self)):
+            tensors = self._runner.next()
+            self._delivered += 1
+            tensors["label"][self.shard.valid(batch) :] = -1
+            yield HostBatch(
+                _channels_first(tensors), samples=self.shard.batch * self.shard.replicas, position=batch
+            )
+
+    def close(self) -> None:
+        """Release the pipeline."""
+        self._runner.close()
+
+
+def train_pipeline(rec: Path, settings: DataSettings, stream: EpochStream, device: torch.device) -> Any:
+    """Reader, decoder, random-resized crop, mirror and normalisation; outputs NHWC pictures and int64 labels (N,)."""
+    batch = stream.micro_batch * settings.input_batch_multiplier
+    cached = settings.cache_mb > 0 and device.type == "cuda"
+    pipeline = _pipeline(batch, settings, device, derived_seed(stream.seed, stream.replica, _TRAIN))
+    crop = {"random_area": list(settings.crop_area), "random_aspect_ratio": list(settings.crop_aspect)}
+    side = settings.image_size
+    with pipeline:
+        jpeg, label = fn.readers.mxnet(
+            **_reader(rec, settings, stream.replicas, stream.replica, cached),
+            random_shuffle=True,
+            initial_fill=max(1, min(settings.shuffle_buffer, stream.train_samples // stream.replicas)),
+            pad_last_batch=False,
+        )
+        if cached:
+            decoded = fn.decoders.image(jpeg, **_decoder(settings, device), **_cache(settings.cache_mb))
+            cropped = fn.random_resized_crop(decoded, size=[side, side], **crop, **_resize(settings, device, batch))
+        else:
+            decoded = fn.decoders.image_random_crop(jpeg, **_decoder(settings, device), **crop)
+            cropped = fn.resize(decoded, size=[side, side], **_resize(settings, device, batch))
+        flip = fn.random.coin_flip(probability=settings.mirror)
+        pipeline.set_outputs(_normalize(cropped, settings, device, mirror=flip), _label(label, device))
+    pipeline.build()
+    return pipeline
+
+
+def eval_pipeline(rec: Path, settings: DataSettings, shard: EvalShard, device: torch.device) -> Any:
+    """Reader, decoder, resize of the shorter side, centre crop and normalisation; outputs as :func:`train_pipeline`.
+
+    One pass over a padded shard takes ``shard.batches`` runs, so that the next evaluation begins at its start.
+    """
+    cached = settings.eval_cache_mb > 0 and device.type == "cuda"
+    pipeline = _pipeline(shard.batch, settings, device, derived_seed(0, shard.replica, _EVAL))
+    with pipeline:
+        jpeg, label = fn.readers.mxnet(
+            **_reader(rec, settings, shard.replicas, shard.replica, cached), random_shuffle=False, pad_last_batch=True
+        )
+        cache = _cache(settings.eval_cache_mb) if cached else {}
+        decoded = fn.decoders.image(jpeg, **_decoder(settings, device), **cache)
+        resized = fn.resize(decoded, resize_shorter=settings.eval_resize, **_resize(settings, device, shard.batch))
+        pipeline.set_outputs(_normalize(resized, settings, device), _label(label, device))
+    pipeline.build()
+    return pipeline
+
+
+def _pipeline(batch: int, settings: DataSettings, device: torch.device, seed: int) -> Any:
+    global _pinned_pool_taken
+    gpu = device.type == "cuda"
+    if gpu and settings.hints.pinned_pool_bytes and not _pinned_pool_taken:
+        backend.PreallocatePinnedMemory(settings.hints.pinned_pool_bytes)
+        _pinned_pool_taken = True
+    index = (device.index if device.index is not None else torch.cuda.current_device()) if gpu else None
+    return Pipeline(
+        batch_size=batch,
+        num_threads=settings.threads,
+        device_id=index,
+        seed=seed,
+        prefetch_queue_depth=settings.prefetch,
+        exec_dynamic=True,
+    )
+
+
+def _reader(rec: Path, settings: DataSettings, shards: int, shard: int, cached: bool) -> dict[str, Any]:
+    return {
+        "path": [str(rec)],
+        "index_path": [str(rec.with_suffix(".idx"))],
+        "num_shards": shards,
+        "shard_id": shard,
+        "stick_to_shard": True,
+        "skip_cached_images": cached,
+        "dont_use_mmap": settings.dont_use_mmap,
+        "lazy_init": True,
+        "name": "records",
+    }
+
+
+def _decoder(settings: DataSettings, device: torch.device) -> dict[str, Any]:
+    if device.type != "cuda":
+        return {"device": "cpu", "output_type": types.RGB}
+    return {
+        "device": "mixed",
+        "output_type": types.RGB,
+        "hw_decoder_load": settings.hw_decoder_load,
+        "preallocate_width_hint": settings.hints.decoder_width,
+        "preallocate_height_hint": settings.hints.decoder_height,
+        "bytes_per_sample_hint": settings.hints.decoded_bytes,
+        "device_memory_padding": settings.hints.device_padding_bytes,
+        "host_memory_padding": settings.hints.host_padding_bytes,
+    }
+
+
+def _cache(megabytes: int) -> dict[str, Any]:
+    return {"cache_type": "threshold", "cache_threshold": 0, "cache_size": megabytes}
+
+
+def _resize(settings: DataSettings, device: torch.device, batch: int) -> dict[str, Any]:
+    """Bilinear with an antialiasing (triangular) filter, as Pillow does it."""
+    options: dict[str, Any] = {"interp_type": types.INTERP_LINEAR, "antialias": True}
+    if device.type == "cuda":
+        options["bytes_per_sample_hint"] = settings.hints.cropped_bytes
+        options["temp_buffer_hint"] = settings.hints.resize_bytes_per_sample * batch
+    return options
+
+
+def _normalize(pictures: Any, settings: DataSettings, device: torch.device, mirror: Any = 0) -> Any:
+    if settings.channels not in (3, 4):
+        raise ConfigError(f"data.channels={settings.channels}: DALI pads pictures to 4 channels or leaves 3")
+    options: dict[str, Any] = {}
+    if device.type == "cuda":
+        options["bytes_per_sample_hint"] = settings.hints.normalized_bytes
+    return fn.crop_mirror_normalize(
+        pictures,
+        dtype=types.FLOAT16 if settings.dtype == "float16" else types.FLOAT,
+        output_layout="HWC",
+        crop=[settings.image_size, settings.image_size],
+        mean=list(settings.mean),
+        std=list(settings.std),
+        mirror=mirror,
+        pad_output=settings.channels == 4,
+        rounding="truncate",
+        **options,
+    )
+
+
+def _label(label: Any, device: torch.device) -> Any:
+    """The records' float32 labels of shape (1,) as int64 scalars on the device."""
+    scalar = fn.squeeze(fn.cast(label, dtype=types.INT64), axes=[0])
+    return scalar.gpu() if device.type == "cuda" else scalar
+
+
+def _channels_first(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {"image": tensors["image"].permute(0, 3, 1, 2), "label": tensors["label"]}

@@ -1,0 +1,246 @@
+"""Download, prepare, verify and generate the data of ResNet-50: ImageNet (ILSVRC2012) as MXNet RecordIO.
+
+Prepared are ``train.rec``, ``train.idx``, ``val.rec``, ``val.idx`` and ``manifest.json``. JPEG bytes go through
+unchanged; only PNG pictures with a JPEG name and CMYK JPEGs are encoded again, as RGB JPEG of quality 100, as the
+benchmark's reference does. The order of the training records is shuffled once, so that a reader's shards are mixed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import io
+import os
+import shutil
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from benchmarks.resnet import raw
+from benchmarks.resnet.raw import RawData, RawPicture
+from benchmarks.resnet.stand_in import KINDS, Generated
+from benchmarks.resnet.stand_in import generate as generate
+from common.data import manifest
+from common.data.download import RemoteFile, check_or_download
+from common.data.manifest import Manifest
+from common.data.recordio import ImageRecord, RecordWriter, pack_image
+from common.errors import DataError
+
+FORMAT = "imagenet-recordio/1"
+PREPARE_COMMAND = "mlperf-suite prepare benchmark=resnet --raw-dir RAW --data-dir DATA"
+FILES = ("train.rec", "train.idx", "val.rec", "val.idx")
+IMAGENET_COUNTS = {"train_samples": 1_281_167, "eval_samples": 50_000, "classes": 1000}
+SHUFFLE_SEED = 20120
+LICENCE = "ImageNet terms of access (non-commercial research and education); registration at https://image-net.org"
+TARS = [
+    RemoteFile(raw.TRAIN_TAR, None, LICENCE, 147_897_477_120, "md5:1d675b47d978889d74fa0da5fadfb00e"),
+    RemoteFile(raw.VAL_TAR, None, LICENCE, 6_744_924_160, "md5:29b22e2961454d5413ddabcf34fc5622"),
+    RemoteFile(raw.DEVKIT_TAR, None, LICENCE, None, "md5:fa75699e90414af021442c21a62c3abf"),
+]
+_WINDOW = 64  # pictures that are read ahead of the writer, per worker thread
+
+
+def download(raw_dir: Path) -> list[Path]:
+    """Check the tars that the user placed in ``raw_dir``: ImageNet cannot be fetched without an account.
+
+    Raises:
+        DataError: a tar is missing, or its size or MD5 differs.
+    """
+    return check_or_download(TARS, raw_dir)
+
+
+def prepare(raw_dir: Path, data_dir: Path, workers: int = 4) -> Manifest:
+    """Write the prepared data set; does nothing when it is there, and continues after an interruption.
+
+    Args:
+        raw_dir: tars or folders, see :mod:`benchmarks.resnet.raw`.
+        data_dir: receives records, indexes and manifest.
+        workers: threads that read and check pictures.
+
+    Raises:
+        DataError: the raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` holds data
+            that were prepared from another source, or another process prepares them now.
+    """
+    source = raw.open_raw(raw_dir)
+    counts = {"train_samples": len(source.train), "eval_samples": len(source.val), "classes": len(source.synsets)}
+    if source.stand_in is None and counts != IMAGENET_COUNTS:
+        raise DataError(
+            f"{raw_dir} holds {counts} where ImageNet has {IMAGENET_COUNTS}: pictures are missing; for other data "
+            f"than ImageNet put a file {raw.STAND_IN} into the folder that says what they are"
+        )
+    fingerprint = source.fingerprint()
+    data_dir.mkdir(parents=True, exist_ok=True)
+    with open(data_dir / "prepare.lock", "w", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DataError(f"another process is preparing {data_dir}") from error
+        if (data_dir / manifest.NAME).exists():
+            return _already_prepared(data_dir, fingerprint)
+        _write_splits(source, data_dir, fingerprint, workers)
+        made = Manifest(
+            format=FORMAT,
+            files=manifest.describe_files(data_dir, FILES),
+            counts=counts,
+            stand_in=source.stand_in is not None,
+            source={
+                "fingerprint": fingerprint,
+                "description": source.stand_in or "ILSVRC2012",
+                "prepared": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            },
+        )
+        manifest.write(data_dir, made)
+        (data_dir / "prepare.partial").unlink()
+        return made
+
+
+def verify(data_dir: Path) -> Manifest:
+    """Check every checksum of ``data_dir``; raises :class:`DataError` at the first that differs."""
+    return manifest.verify(data_dir, FORMAT, PREPARE_COMMAND)
+
+
+def to_rgb_jpeg(data: bytes) -> bytes:
+    """``data`` itself when it is a grey or three-channel JPEG, otherwise the picture as RGB JPEG of quality 100.
+
+    Raises:
+        ValueError: ``data`` is no picture.
+    """
+    if data[:2] == b"\xff\xd8" and jpeg_components(data) in (1, 3):
+        return data
+    try:
+        with Image.open(io.BytesIO(data)) as picture:
+            rgb = picture.convert("RGB")
+    except OSError as error:
+        raise ValueError(f"neither JPEG nor another known picture: {error}") from error
+    buffer = io.BytesIO()
+    rgb.save(buffer, "JPEG", quality=100)
+    return buffer.getvalue()
+
+
+def jpeg_components(data: bytes) -> int:
+    """Colour components of a JPEG as its frame header (SOF, ITU-T T.81 section B.2.2) says.
+
+    Raises:
+        ValueError: there is no frame header.
+    """
+    at = 2
+    while at + 10 <= len(data):
+        if data[at] != 0xFF:
+            raise ValueError(f"no JPEG marker at byte {at}")
+        marker = data[at + 1]
+        if marker == 0xFF:  # fill byte
+            at += 1
+        elif marker == 0x01 or 0xD0 <= marker <= 0xD7:  # markers without a length
+            at += 2
+        elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            return data[at + 9]
+        else:
+            at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    raise ValueError("JPEG without a frame header")
+
+
+def main(command: str, argv: list[str]) -> int:
+    """``mlperf-suite download | prepare | verify | generate benchmark=resnet [options]``."""
+    parser = argparse.ArgumentParser(prog=f"mlperf-suite {command} benchmark=resnet")
+    parser.add_argument("benchmark", nargs="?", help=argparse.SUPPRESS)
+    if command != "verify":
+        parser.add_argument("--raw-dir", type=Path, default=Path("data/resnet/raw"), help="tars or folders of pictures")
+    if command in ("prepare", "verify"):
+        parser.add_argument("--data-dir", type=Path, default=Path("data/resnet/prepared"), help="prepared records")
+    if command in ("prepare", "generate"):
+        parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="threads or processes")
+    if command == "generate":
+        parser.add_argument("--kind", choices=KINDS, default="digits")
+        parser.add_argument("--train", type=int, help="training pictures (default: all digits, or 10000)")
+        parser.add_argument("--val", type=int, help="validation pictures (default: all digits, or 500)")
+        parser.add_argument("--classes", type=int, help="classes of imagenet-sized (default 1000)")
+        parser.add_argument("--seed", type=int, default=0)
+        parser.add_argument("--tars", action="store_true", help="write ImageNet's tars instead of folders")
+    args = parser.parse_args(argv)
+    if command == "download":
+        for path in download(args.raw_dir):
+            print(f"{path}: as expected")
+    elif command == "generate":
+        made: Generated = generate(
+            args.raw_dir,
+            args.kind,
+            train=args.train,
+            val=args.val,
+            classes=args.classes,
+            seed=args.seed,
+            workers=args.workers,
+            tars=args.tars,
+        )
+        print(
+            f"{args.raw_dir}: {made.train} training and {made.val} validation pictures of {made.classes} classes, "
+            f"{made.mean_bytes / 1000:.1f} KB on average"
+        )
+    elif command in ("prepare", "verify"):
+        result = prepare(args.raw_dir, args.data_dir, args.workers) if command == "prepare" else verify(args.data_dir)
+        kind = "stand-in" if result.stand_in else "ImageNet"
+        print(f"{args.data_dir}: {kind}, " + ", ".join(f"{name} {count}" for name, count in result.counts.items()))
+    else:
+        parser.error(f"unknown command {command}")
+    return 0
+
+
+def _already_prepared(data_dir: Path, fingerprint: str) -> Manifest:
+    found = manifest.read(data_dir, FORMAT, PREPARE_COMMAND)
+    if found.source.get("fingerprint") != fingerprint:
+        raise DataError(f"{data_dir} was prepared from other raw data; delete it or name another --data-dir")
+    return found
+
+
+def _write_splits(source: RawData, data_dir: Path, fingerprint: str, workers: int) -> None:
+    state = data_dir / "prepare.partial"
+    if not state.exists() or state.read_text(encoding="utf-8") != fingerprint:
+        for name in FILES:  # leftovers of another source
+            (data_dir / name).unlink(missing_ok=True)
+            (data_dir / f"{name}.partial").unlink(missing_ok=True)
+        manifest.write_text_atomically(state, fingerprint)
+    present = sum(file.stat().st_size for file in data_dir.iterdir())
+    needed = sum(picture.size + 64 for split in (source.train, source.val) for picture in split) - present
+    if needed > shutil.disk_usage(data_dir).free:
+        raise DataError(f"{data_dir} needs {needed / 1e9:.1f} GB more; its disk has less")
+    order = np.random.default_rng(SHUFFLE_SEED).permutation(len(source.train)).tolist()
+    _write_records(source.train, order, data_dir / "train.rec", workers)
+    _write_records(source.val, list(range(len(source.val))), data_dir / "val.rec", workers)
+
+
+def _write_records(pictures: list[RawPicture], order: list[int], rec: Path, workers: int) -> None:
+    """Write ``pictures`` in ``order``; a record's id is the picture's place among the sorted pictures."""
+    if rec.exists() and rec.with_suffix(".idx").exists():
+        return
+    with RecordWriter(rec, resume=True) as writer:
+        for record_id, payload in _payloads(pictures, order[writer.written :], workers):
+            writer.write(record_id, payload)
+
+
+def _payloads(pictures: list[RawPicture], order: list[int], workers: int) -> Iterator[tuple[int, bytes]]:
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        pending: deque[tuple[int, Future[bytes]]] = deque()
+        try:
+            for record_id in order:
+                pending.append((record_id, pool.submit(_payload, record_id, pictures[record_id])))
+                if len(pending) >= _WINDOW * max(1, workers):
+                    done, future = pending.popleft()
+                    yield done, future.result()
+            while pending:
+                done, future = pending.popleft()
+                yield done, future.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _payload(record_id: int, picture: RawPicture) -> bytes:
+    try:
+        data = to_rgb_jpeg(picture.read())
+    except ValueError as error:
+        place = f"{picture.path}: {picture.synset}/{picture.name} at byte {picture.offset}"
+        raise DataError(f"{place}: {error}; fetch the file again") from error
+    return pack_image(ImageRecord(record_id, (float(picture.label),), data))

@@ -1,0 +1,240 @@
+"""ImageNet's raw layouts: the original tars, or folders ``train/<synset>/*.JPEG`` and ``val/<synset>/*.JPEG``.
+
+Either way a picture is a range of bytes of some file, read in place: nothing is unpacked. A label is the place of the
+picture's synset among all sorted synsets (0 to 999 for ImageNet).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import tarfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import DataError
+
+TRAIN_TAR = "ILSVRC2012_img_train.tar"
+VAL_TAR = "ILSVRC2012_img_val.tar"
+DEVKIT_TAR = "ILSVRC2012_devkit_t12.tar.gz"
+GROUND_TRUTH = "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt"
+META = "ILSVRC2012_devkit_t12/data/meta.mat"
+STAND_IN = "STAND_IN"
+SUFFIXES = (".jpeg", ".jpg", ".png")
+
+
+@dataclass(frozen=True, slots=True)
+class RawPicture:
+    """One picture: ``size`` bytes at ``offset`` of ``path``, known as ``synset/name``, with its label."""
+
+    path: Path
+    offset: int
+    size: int
+    synset: str
+    name: str
+    label: int
+
+    def read(self) -> bytes:
+        """The encoded picture.
+
+        Raises:
+            DataError: the file ends before the picture does.
+        """
+        with open(self.path, "rb", buffering=0) as file:
+            data = os.pread(file.fileno(), self.size, self.offset)
+        if len(data) < self.size:
+            raise DataError(f"{self.path}: {self.synset}/{self.name} at byte {self.offset} is truncated")
+        return data
+
+
+@dataclass(frozen=True)
+class RawData:
+    """The pictures of both splits, each sorted by synset and name, and whether they stand in for ImageNet."""
+
+    train: list[RawPicture]
+    val: list[RawPicture]
+    synsets: list[str]
+    stand_in: str | None
+
+    def fingerprint(self) -> str:
+        """SHA-256 over names, sizes and labels: what decides the records, wherever the bytes lie."""
+        digest = hashlib.sha256()
+        for split in (self.train, self.val):
+            for picture in split:
+                digest.update(f"{picture.synset}/{picture.name}\t{picture.size}\t{picture.label}\n".encode())
+            digest.update(b"\n")
+        return digest.hexdigest()
+
+
+def open_raw(raw_dir: Path) -> RawData:
+    """Index ``raw_dir``; tars take precedence over folders.
+
+    Raises:
+        DataError: the folder, a split or the validation labels are missing, or the splits' synsets differ.
+    """
+    if not raw_dir.is_dir():
+        raise DataError(f"raw folder {raw_dir} does not exist; put ImageNet's tars there or generate a stand-in")
+    found = {
+        "train": _from_tar_of_tars(raw_dir / TRAIN_TAR) or _from_folders(raw_dir / "train"),
+        "val": _from_val_tar(raw_dir) or _from_folders(raw_dir / "val"),
+    }
+    for split, pictures in found.items():
+        if not pictures:
+            tars = TRAIN_TAR if split == "train" else f"{VAL_TAR} with {DEVKIT_TAR}"
+            raise DataError(f"{raw_dir} holds no {split} pictures: neither {tars} nor {split}/<synset>/*.JPEG")
+    synsets = sorted({picture[3] for picture in found["train"]})
+    strangers = sorted({picture[3] for picture in found["val"]} - set(synsets))
+    if strangers:
+        raise DataError(f"{raw_dir}: val has pictures of {strangers[0]}, a class without training pictures")
+    label = {synset: index for index, synset in enumerate(synsets)}
+    train, val = (
+        [RawPicture(*fields, label[fields[3]]) for fields in sorted(found[split], key=lambda f: (f[3], f[4]))]
+        for split in ("train", "val")
+    )
+    marker = raw_dir / STAND_IN
+    stand_in = marker.read_text(encoding="utf-8").strip() if marker.exists() else None
+    return RawData(train, val, synsets, stand_in)
+
+
+def mark_stand_in(raw_dir: Path, description: dict[str, object]) -> None:
+    """Mark ``raw_dir`` as a stand-in, so that everything prepared from it says so."""
+    (raw_dir / STAND_IN).write_text(json.dumps(description, sort_keys=True) + "\n", encoding="utf-8")
+
+
+_Fields = tuple[Path, int, int, str, str]  # path, offset, size, synset, name
+
+
+def _from_folders(root: Path) -> list[_Fields]:
+    found: list[_Fields] = []
+    if not root.is_dir():
+        return found
+    for synset in sorted(path for path in root.iterdir() if path.is_dir()):
+        for entry in os.scandir(synset):
+            if entry.name.lower().endswith(SUFFIXES):
+                found.append((Path(entry.path), 0, entry.stat().st_size, synset.name, entry.name))
+    return found
+
+
+def _members(file: io.BufferedIOBase | io.RawIOBase, source: Path, start: int) -> Iterator[tuple[str, int, int]]:
+    """Name, absolute offset and size of every file in the tar that begins at ``start`` of ``file``."""
+    file.seek(start)
+    try:
+        with tarfile.open(fileobj=file, mode="r:") as tar:  # type: ignore[arg-type]
+            for member in tar:
+                if member.isfile():
+                    yield Path(member.name).name, member.offset_data, member.size
+                tar.members = []  # a million headers would stay in memory
+    except tarfile.TarError as error:
+        raise DataError(f"{source}: the tar at byte {start} is truncated or damaged: {error}") from error
+
+
+def _from_tar_of_tars(path: Path) -> list[_Fields]:
+    found: list[_Fields] = []
+    if not path.is_file():
+        return found
+    with open(path, "rb") as outer, open(path, "rb") as inner:
+        for class_tar, offset, _ in _members(outer, path, 0):
+            synset = class_tar.removesuffix(".tar")
+            found += [(path, at, size, synset, name) for name, at, size in _members(inner, path, offset)]
+    return found
+
+
+def _from_val_tar(raw_dir: Path) -> list[_Fields]:
+    path, devkit = raw_dir / VAL_TAR, raw_dir / DEVKIT_TAR
+    if not path.is_file():
+        return []
+    if not devkit.is_file():
+        raise DataError(f"{path} has no labels of its own: {devkit} is missing")
+    with open(path, "rb") as file:
+        pictures = sorted(_members(file, path, 0))
+    synsets = validation_synsets(devkit)
+    if len(synsets) != len(pictures):
+        raise DataError(f"{devkit} labels {len(synsets)} pictures, {path} holds {len(pictures)}")
+    return [(path, at, size, synset, name) for (name, at, size), synset in zip(pictures, synsets, strict=True)]
+
+
+def validation_synsets(devkit: Path) -> list[str]:
+    """The synset of every validation picture, by number, from the development kit.
+
+    Raises:
+        DataError: the kit lacks its ground truth or its table of classes.
+    """
+    from scipy.io import loadmat
+
+    try:
+        with tarfile.open(devkit) as tar:
+            truth, meta = (_extract(tar, name) for name in (GROUND_TRUTH, META))
+    except (tarfile.TarError, KeyError, EOFError) as error:
+        raise DataError(f"{devkit} is damaged or no ILSVRC2012 development kit: {error}") from error
+    table = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
+    synset_of = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in table}
+    try:
+        return [synset_of[int(line)] for line in truth.split()]
+    except (KeyError, ValueError) as error:
+        raise DataError(f"{devkit}: ground truth names {error}, which the table of classes does not have") from error
+
+
+def _extract(tar: tarfile.TarFile, name: str) -> bytes:
+    file = tar.extractfile(name)
+    if file is None:
+        raise KeyError(f"{name} is not a file")
+    return file.read()
+
+
+def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(data)
+    tar.addfile(member, io.BytesIO(data))
+
+
+def write_folders(raw_dir: Path, split: str, pictures: Iterable[tuple[str, str, bytes]]) -> int:
+    """Write ``(synset, name, data)`` as folders; returns the bytes of all pictures."""
+    total = 0
+    for synset, name, data in pictures:
+        folder = raw_dir / split / synset
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+        total += len(data)
+    return total
+
+
+def write_train_tar(raw_dir: Path, pictures: Iterable[tuple[str, str, bytes]]) -> int:
+    """Write ``(synset, name, data)``, grouped by synset, as ImageNet's tar of one tar per class."""
+    classes: dict[str, list[tuple[str, bytes]]] = {}
+    for synset, name, data in pictures:
+        classes.setdefault(synset, []).append((name, data))
+    with tarfile.open(raw_dir / TRAIN_TAR, "w") as outer:
+        for synset, members in sorted(classes.items()):
+            buffer = io.BytesIO()
+            with tarfile.open(fileobj=buffer, mode="w") as inner:
+                for name, data in members:
+                    _add(inner, name, data)
+            _add(outer, f"{synset}.tar", buffer.getvalue())
+    return sum(len(data) for members in classes.values() for _, data in members)
+
+
+def write_val_tar(raw_dir: Path, pictures: Iterable[tuple[str, str, bytes]], synsets: list[str]) -> int:
+    """Write the validation tar and the development kit that labels it; ids are not in the order of the synsets."""
+    import numpy as np
+    from scipy.io import savemat
+
+    ids = {synset: index + 1 for index, synset in enumerate(reversed(synsets))}
+    total, truth = 0, []
+    with tarfile.open(raw_dir / VAL_TAR, "w") as tar:
+        for synset, name, data in sorted(pictures, key=lambda picture: picture[1]):
+            _add(tar, name, data)
+            truth.append(f"{ids[synset]}\n")
+            total += len(data)
+    table = np.array(
+        [(ids[synset], synset, synset, 0) for synset in synsets],
+        dtype=[("ILSVRC2012_ID", "i4"), ("WNID", "O"), ("words", "O"), ("num_children", "i4")],
+    )
+    meta = io.BytesIO()
+    savemat(meta, {"synsets": table})
+    with tarfile.open(raw_dir / DEVKIT_TAR, "w:gz") as tar:
+        _add(tar, GROUND_TRUTH, "".join(truth).encode())
+        _add(tar, META, meta.getvalue())
+    return total

@@ -1,0 +1,287 @@
+"""The reader that runs anywhere: torchvision decodes, Pillow resizes, threads of this process do both.
+
+The random numbers of a training picture depend on (seed, epoch, sample) alone, so that the stream of batches is the
+same whatever the number of threads, and continues bit for bit from any position. Decoding and resizing release the
+interpreter's lock.
+
+Shapes: N pictures, H x W pixels, C channels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torchvision.io import ImageReadMode, decode_jpeg
+
+from benchmarks.resnet.data_settings import DataSettings
+from common.data.order import EpochStream, EvalShard, sample_generator
+from common.data.recordio import RecordReader
+from common.data.source import Block, HostBatch
+from common.errors import DataError
+
+Box = tuple[int, int, int, int]
+"""Left, top, right and bottom in px, as Pillow has it."""
+
+_ATTEMPTS = 10
+_VERIFY = "check the data with 'mlperf-suite verify benchmark=resnet'"
+
+
+def decode(data: bytes) -> NDArray[np.uint8]:
+    """JPEG to RGB pixels (H, W, 3).
+
+    Raises:
+        ValueError: ``data`` is truncated or no JPEG.
+    """
+    if not data:
+        raise ValueError("the picture is empty")
+    try:
+        pixels_CHW = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=ImageReadMode.RGB)
+    except RuntimeError as error:
+        raise ValueError(str(error).splitlines()[0]) from error
+    return pixels_CHW.permute(1, 2, 0).numpy()
+
+
+def random_crop_box(
+    width: int, height: int, area: tuple[float, float], aspect: tuple[float, float], random: np.random.Generator
+) -> Box:
+    """A box with a random share of the area and a random aspect (log-uniform), anywhere in the picture.
+
+    After ten boxes that do not fit: the largest centred box with the nearest aspect that is allowed.
+    """
+    for _ in range(_ATTEMPTS):
+        pixels = width * height * random.uniform(*area)
+        ratio = math.exp(random.uniform(math.log(aspect[0]), math.log(aspect[1])))
+        w, h = round(math.sqrt(pixels * ratio)), round(math.sqrt(pixels / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            left, top = int(random.integers(0, width - w + 1)), int(random.integers(0, height - h + 1))
+            return left, top, left + w, top + h
+    ratio = min(max(width / height, aspect[0]), aspect[1])
+    w, h = min(width, round(height * ratio)), min(height, round(width / ratio))
+    left, top = (width - w) // 2, (height - h) // 2
+    return left, top, left + w, top + h
+
+
+def train_pixels(data: bytes, settings: DataSettings, random: np.random.Generator) -> NDArray[np.uint8]:
+    """Decode, random-resized crop, mirror: (image_size, image_size, 3)."""
+    pixels_HWC = decode(data)
+    height, width, _ = pixels_HWC.shape
+    box = random_crop_box(width, height, settings.crop_area, settings.crop_aspect, random)
+    flip = random.random() < settings.mirror
+    side = settings.image_size
+    cropped = Image.fromarray(pixels_HWC).resize((side, side), Image.Resampling.BILINEAR, box=box)
+    result = np.asarray(cropped)
+    return result[:, ::-1] if flip else result
+
+
+def eval_pixels(data: bytes, settings: DataSettings) -> NDArray[np.uint8]:
+    """Decode, shorter side to ``eval_resize`` (the longer one truncated), centre crop: (image_size, image_size, 3)."""
+    picture = Image.fromarray(decode(data))
+    shorter = min(picture.size)
+    width, height = (side * settings.eval_resize // shorter for side in picture.size)
+    side = settings.image_size
+    left, top = (width - side) // 2, (height - side) // 2
+    resized = picture.resize((width, height), Image.Resampling.BILINEAR)
+    return np.asarray(resized.crop((left, top, left + side, top + side)))
+
+
+class Normalizer:
+    """Pixels to the network's dtype through one table per channel: exact, and bfloat16 without numpy's support."""
+
+    def __init__(self, settings: DataSettings) -> None:
+        values = torch.arange(256, dtype=torch.float32)[:, None]
+        table = (values - torch.tensor(settings.mean)) / torch.tensor(settings.std)
+        self._bits = torch.int16 if settings.torch_dtype.itemsize == 2 else torch.int32
+        self._table = table.to(settings.torch_dtype).view(self._bits).numpy()  # (256, 3)
+
+    def write(self, pixels_HWC: NDArray[np.uint8], out_HWC: Tensor) -> None:
+        """Fill the first three channels of ``out_HWC``; the others stay as they are."""
+        out = out_HWC.view(self._bits).numpy()
+        for channel in range(3):
+            out[:, :, channel] = self._table[:, channel][pixels_HWC[:, :, channel]]
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A batch whose pictures are being made: ``tasks`` fill ``image_NHWC`` and ``labels``."""
+
+    image_NHWC: Tensor
+    labels: Tensor
+    tasks: list[Future[None]]
+
+    def finish(self) -> dict[str, Tensor]:
+        for task in self.tasks:
+            task.result()
+        return {"image": self.image_NHWC.permute(0, 3, 1, 2), "label": self.labels}
+
+
+class _BatchMaker:
+    """Fills batches in worker threads; errors surface where the batch is collected."""
+
+    def __init__(self, settings: DataSettings, reader: RecordReader, pin_memory: bool) -> None:
+        self.settings = settings
+        self.reader = reader
+        self._normalizer = Normalizer(settings)
+        self._pin_memory = pin_memory
+        self._pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="pictures")
+
+    def start(self, size: int, positions: list[int], pixels: Callable[[int, bytes], NDArray[np.uint8]]) -> _Pending:
+        """Begin a batch of ``size`` from ``positions`` of the records; slots beyond them are padding, label -1.
+
+        ``pixels`` makes the picture of slot i from its encoded bytes.
+        """
+        side, channels = self.settings.image_size, self.settings.channels
+        image_NHWC = torch.zeros(
+            (size, side, side, channels), dtype=self.settings.torch_dtype, pin_memory=self._pin_memory
+        )
+        labels = torch.full((size,), -1, dtype=torch.int64, pin_memory=self._pin_memory)
+
+        def fill(slots: range) -> None:
+            for slot in slots:
+                picture = self._picture(positions[slot], labels, slot)
+                self._normalizer.write(self._make(pixels, slot, positions[slot], picture), image_NHWC[slot])
+
+        step = max(1, len(positions) // (2 * self.settings.threads))
+        slots = range(len(positions))
+        tasks = [self._pool.submit(fill, slots[i : i + step]) for i in range(0, len(slots), step)]
+        return _Pending(image_NHWC, labels, tasks)
+
+    def _picture(self, position: int, labels: Tensor, slot: int) -> bytes:
+        record = self.reader.image(position)
+        label = int(record.labels[0]) if len(record.labels) == 1 else -1
+        if not 0 <= label < self.settings.classes:
+            raise DataError(
+                f"{self.reader.describe(position)}: label {record.labels} is not one of the "
+                f"{self.settings.classes} classes; {_VERIFY}"
+            )
+        labels[slot] = label
+        return record.data
+
+    def _make(
+        self, pixels: Callable[[int, bytes], NDArray[np.uint8]], slot: int, position: int, data: bytes
+    ) -> NDArray[np.uint8]:
+        try:
+            return pixels(slot, data)
+        except ValueError as error:
+            place = self.reader.describe(position)
+            raise DataError(f"{place}: the picture cannot be decoded: {error}; {_VERIFY}") from error
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self.reader.close()
+
+
+def _ahead(starts: Iterator[_Pending], prefetch: int) -> Iterator[dict[str, Tensor]]:
+    """The finished batches of ``starts``, with ``prefetch`` more of them begun."""
+    pending: deque[_Pending] = deque()
+    try:
+        for begun in starts:
+            pending.append(begun)
+            if len(pending) > prefetch:
+                yield pending.popleft().finish()
+        while pending:
+            yield pending.popleft().finish()
+    finally:
+        for begun in pending:
+            for task in begun.tasks:
+                task.cancel()
+
+
+class TorchvisionTrainSource:
+    """Training batches of one replica; a :class:`common.data.source.DataSource`."""
+
+    def __init__(
+        self,
+        reader: RecordReader,
+        settings: DataSettings,
+        stream: EpochStream,
+        eval_samples: int,
+        stand_in: bool,
+        pin_memory: bool = False,
+    ) -> None:
+        self.train_samples = stream.train_samples
+        self.eval_samples = eval_samples
+        self.stand_in = stand_in
+        self.settings = settings
+        self.stream = stream
+        self._maker = _BatchMaker(settings, reader, pin_memory)
+
+    def batches(self, block: Block, start: int = 0) -> Iterator[HostBatch]:
+        """Yield the micro-batches of ``block`` from position ``start``.
+
+        Raises:
+            DataError: a record is damaged or its picture cannot be decoded.
+        """
+        positions = range(start, self.stream.micro_batches(block))
+        made = _ahead((self._start(block, position) for position in positions), self.settings.prefetch)
+        nominal = self.stream.micro_batch * self.stream.replicas
+        for position, tensors in zip(positions, made, strict=True):
+            yield HostBatch(tensors, samples=nominal, position=position)
+
+    def close(self) -> None:
+        """Stop the threads and close the records."""
+        self._maker.close()
+
+    def _start(self, block: Block, position: int) -> _Pending:
+        samples = self.stream.samples(block, position)
+
+        def pixels(slot: int, data: bytes) -> NDArray[np.uint8]:
+            return train_pixels(data, self.settings, sample_generator(self.stream.seed, *samples[slot]))
+
+        return self._maker.start(self.stream.micro_batch, [sample for _, sample in samples], pixels)
+
+
+class TorchvisionEvalSource:
+    """Evaluation batches of one replica; iterate once per evaluation.
+
+    Finished pictures (uint8) are kept in host memory up to ``settings.cache_mb``, so that later evaluations only
+    normalise them.
+    """
+
+    def __init__(
+        self, reader: RecordReader, settings: DataSettings, shard: EvalShard, pin_memory: bool = False
+    ) -> None:
+        self.eval_samples = shard.eval_samples
+        self.settings = settings
+        self.shard = shard
+        self._maker = _BatchMaker(settings, reader, pin_memory)
+        self._kept: dict[int, NDArray[np.uint8]] = {}
+        self._may_keep = settings.cache_mb * 1_000_000 // (3 * settings.image_size**2)
+
+    def __len__(self) -> int:
+        return self.shard.batches
+
+    def __iter__(self) -> Iterator[HostBatch]:
+        """Yield the batches of one evaluation; padding at their end has label -1. Raises as training does."""
+        batches = range(self.shard.batches)
+        made = _ahead((self._start(batch) for batch in batches), self.settings.prefetch)
+        for position, tensors in zip(batches, made, strict=True):
+            yield HostBatch(tensors, samples=self.shard.batch * self.shard.replicas, position=position)
+
+    def close(self) -> None:
+        """Stop the threads, close the records and forget the pictures."""
+        self._maker.close()
+        self._kept.clear()
+
+    def _start(self, batch: int) -> _Pending:
+        first = self.shard.start + batch * self.shard.batch
+        positions = list(range(first, first + self.shard.valid(batch)))
+
+        def pixels(slot: int, data: bytes) -> NDArray[np.uint8]:
+            position = first + slot
+            kept = self._kept.get(position)
+            if kept is None:
+                kept = eval_pixels(data, self.settings)
+                if len(self._kept) < self._may_keep:
+                    self._kept[position] = kept
+            return kept
+
+        return self._maker.start(self.shard.batch, positions, pixels)

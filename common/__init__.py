@@ -1,0 +1,1 @@
+"""What two or more workloads share. Never imports from ``benchmarks``."""

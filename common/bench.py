@@ -1,0 +1,220 @@
+"""``mlperf-suite bench``: how fast a workload's step is, and how much of that the whole run keeps.
+
+Two figures. The *step*: forward, loss, backward, reduction and update on a synthetic batch that is already on the
+device. The *run*: the same steps fed by the reader of the prepared data, with evaluations at their points. Their ratio
+is the price of everything around the step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+
+from common.config import RunConfig, SessionConfig, workload_class
+from common.data.prefetch import Prefetcher
+from common.data.source import Batch, Block, HostBatch
+from common.distributed.layout import Layout
+from common.distributed.startup import Place
+from common.evaluation.inline import InlineEvaluation
+from common.graphs import StepRunner
+from common.mlperf.schedules import SCHEDULES
+from common.workload import Workload
+
+PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
+"""Dense bf16/fp16 matrix FLOP/s of a GPU, by a part of its name (vendor's data sheets)."""
+
+CATEGORIES = (
+    ("communication", r"nccl|all_reduce|reduce_scatter|all_gather"),
+    ("batch norm", r"batch_norm|batchnorm|bn_|_bn|norm"),
+    ("pooling", r"pool"),
+    ("optimizer", r"optim|lars|sgd|momentum|sum_of_squares|segment|multi_tensor"),
+    ("convolution and matrix product", r"conv|gemm|xmma|cutlass|sm90|sm80|cudnn|dgrad|wgrad|fprop|nvjet"),
+    ("copy and fill", r"memcpy|memset|copy|fill|cat"),
+)
+"""Kind of work -> pattern of its kernels' names; the first match counts."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Measured iterations: milliseconds of one, samples of one over all ranks."""
+
+    step_ms: float
+    samples: int
+
+    @property
+    def throughput(self) -> float:
+        """Samples a second over all ranks."""
+        return self.samples / self.step_ms * 1e3
+
+
+def bench(run: RunConfig, session: SessionConfig, place: Place, device: torch.device) -> int:
+    """Measure step and run, and print them on rank 0; returns the exit code."""
+    options = session.bench
+    if not options.accumulate:
+        one = run.micro_batch * run.layout["dp"]
+        run = replace(run, global_batch=one, grad_accumulation_steps=1)
+    layout = Layout(run.layout, place.rank, device, seed=0)
+    workload = workload_class(run.benchmark.name)(run, layout)
+    torch.backends.cudnn.benchmark = not run.deterministic
+    step = workload.build_step()
+    runner = StepRunner(step, workload.model, run.grad_accumulation_steps, session.cuda_graphs)
+    examples = list(workload.example_batches())
+    began = time.perf_counter()
+    runner.warm_up(examples)
+    say = print if place.rank == 0 else _silent
+    say(_header(run, device, workload))
+    say(f"warm-up and capture         {time.perf_counter() - began:.1f} s")
+    batches = examples[:1] * run.grad_accumulation_steps
+    timing = _time_step(runner, batches, options.warmup_steps, options.steps)
+    say(_step_text(timing, run, workload, device))
+    if device.type == "cuda":
+        say(_breakdown(runner, batches, options.profile_steps))
+    if options.data:
+        say(_run_text(_time_run(run, session, workload, runner), timing))
+    workload.close()
+    return 0
+
+
+def _silent(text: str) -> None:
+    """Ranks other than 0 print nothing."""
+
+
+def _header(run: RunConfig, device: torch.device, workload: Workload) -> str:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    rows = {
+        "benchmark": run.benchmark.description,
+        "hardware": f"{run.world_size} x {name}",
+        "versions": f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}",
+        "micro-batch": f"{run.micro_batch} x {run.grad_accumulation_steps} accumulated, {run.precision}",
+        **{f"implementation: {name}": choice for name, choice in workload.implementations().items()},
+    }
+    return "\n".join(f"{name:<28}{value}" for name, value in rows.items())
+
+
+def _time_step(runner: StepRunner, batches: list[Batch], warmup: int, steps: int) -> Timing:
+    with runner.on_stream():
+        for _ in range(warmup):
+            runner(batches)
+        seconds = _timed(lambda: [runner(batches) for _ in range(steps)], runner.cuda)
+    return Timing(seconds / steps * 1e3, sum(batch.samples for batch in batches))
+
+
+def _timed(work: object, cuda: bool) -> float:
+    assert callable(work)
+    if dist.is_initialized():
+        dist.barrier()
+    if cuda:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def _step_text(timing: Timing, run: RunConfig, workload: Workload, device: torch.device) -> str:
+    per_rank = timing.throughput / run.world_size
+    rows = {
+        "step": f"{timing.step_ms:.3f} ms, {timing.throughput:,.0f} samples/s ({per_rank:,.0f} a rank)",
+    }
+    if device.type == "cuda":
+        peak = next((v for k, v in PEAK_FLOPS.items() if k in torch.cuda.get_device_name(device)), None)
+        flops = workload.sample_flops() * per_rank
+        share = f", {flops / peak:.1%} MFU of {peak / 1e12:,.0f}" if peak else ""
+        rows["model FLOP/s a rank"] = f"{flops / 1e12:.1f} TFLOP/s{share}"
+        rows["peak memory"] = f"{torch.cuda.max_memory_reserved(device) / 2**30:.1f} GiB"
+    return "\n".join(f"{name:<28}{value}" for name, value in rows.items())
+
+
+def _breakdown(runner: StepRunner, batches: list[Batch], steps: int) -> str:
+    """Device time of one step by kind of kernel, and the time in which no kernel ran."""
+    with runner.on_stream(), profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        seconds = _timed(lambda: [runner(batches) for _ in range(steps)], True)
+    sums: dict[str, float] = {}
+    kernels: dict[str, tuple[float, int]] = {}
+    for event in profiler.key_averages():
+        spent = event.self_device_time_total / 1e3 / steps
+        if spent <= 0:
+            continue
+        kind = next((k for k, pattern in CATEGORIES if re.search(pattern, event.key, re.IGNORECASE)), "other")
+        sums[kind] = sums.get(kind, 0.0) + spent
+        kernels[event.key] = (spent, event.count // steps)
+    total = seconds / steps * 1e3
+    sums["no kernel (gaps)"] = total - sum(sums.values())
+    lines = [f"breakdown of a step         {total:.3f} ms under the profiler"]
+    lines += [f"  {kind:<34}{ms:9.3f} ms" for kind, ms in sorted(sums.items(), key=lambda item: -item[1])]
+    lines.append("  longest kernels")
+    for name, (ms, count) in sorted(kernels.items(), key=lambda item: -item[1][0])[:16]:
+        lines.append(f"    {ms:8.3f} ms in {count:3d}  {name[:110]}")
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class _RunTiming:
+    training: Timing
+    data_wait_ms: float
+    first_evaluation: float
+    evaluation: float
+    with_evaluations: float
+
+
+def _time_run(run: RunConfig, session: SessionConfig, workload: Workload, runner: StepRunner) -> _RunTiming:
+    """Train through the reader for the given steps, evaluate, and extend to a whole block between evaluations."""
+    options = session.bench
+    evaluation = InlineEvaluation(workload.evaluation(workload.layout))
+    with runner.on_stream():
+        evaluation.warm_up()
+        evaluation.open_data(session.data_dir)
+        source = workload.open_data(session.data_dir)
+        samples = (options.warmup_steps + options.steps + 2) * run.global_batch
+        batches = itertools.chain(source.batches(Block(0, 1, 0, 0, samples)))
+        prefetcher = Prefetcher(batches, workload.prepare, run.grad_accumulation_steps, workload.layout.device)
+        _feed(prefetcher, runner, options.warmup_steps)
+        prefetcher.wait_seconds = 0.0
+        seconds = _timed(lambda: _feed(prefetcher, runner, options.steps), runner.cuda)
+        wait = prefetcher.wait_seconds / options.steps * 1e3
+        times = [_timed(lambda: evaluation.submit(workload.weights(), 0), runner.cuda) for _ in range(2)]
+    _drain(batches)
+    source.close()
+    evaluation.close()
+    training = Timing(seconds / options.steps * 1e3, run.global_batch)
+    schedule = SCHEDULES[run.benchmark.name](run.global_batch, **run.benchmark.schedule)
+    block = next(itertools.islice(schedule.blocks(run.benchmark.train_samples, run.global_batch), 1, None))
+    whole = block.samples / (block.samples / training.throughput + times[-1])
+    return _RunTiming(training, wait, times[0], times[-1], whole)
+
+
+def _feed(prefetcher: Prefetcher, runner: StepRunner, steps: int) -> None:
+    for _ in range(steps):
+        batches = prefetcher.take()
+        assert batches is not None, "the reader ended early"
+        runner(batches)
+        prefetcher.consumed()
+
+
+def _drain(batches: Iterator[HostBatch]) -> None:
+    for _ in batches:
+        pass
+
+
+def _run_text(timing: _RunTiming, step: Timing) -> str:
+    run = timing.training
+    rows = {
+        "run: training": f"{run.step_ms:.3f} ms, {run.throughput:,.0f} samples/s, "
+        f"{run.throughput / step.throughput:.3f} of the step; host waited {timing.data_wait_ms:.2f} ms for data",
+        "run: evaluation": f"{timing.first_evaluation:.2f} s first, {timing.evaluation:.2f} s after",
+        "run: with evaluations": f"{timing.with_evaluations:,.0f} samples/s, "
+        f"{timing.with_evaluations / step.throughput:.3f} of the step",
+    }
+    return "\n".join(f"{name:<28}{value}" for name, value in rows.items())

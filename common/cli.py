@@ -1,0 +1,241 @@
+"""The command line: ``mlperf-suite COMMAND …``."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra
+import torch
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from benchmarks import WORKLOADS
+from common import config
+from common.distributed.startup import find_place, initialise, pick_device, relaunch, shutdown
+from common.errors import ConfigError, SuiteError
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+
+USAGE = """usage: mlperf-suite COMMAND …
+
+  train     train a benchmark from init_start to run_stop     mlperf-suite train benchmark=resnet scale=demo
+  list      the workloads, their scales, targets and rounds
+  download  fetch or check the raw data                       mlperf-suite download benchmark=resnet --help
+  generate  write stand-in data in the raw data's own format  mlperf-suite generate benchmark=resnet scale=demo
+  prepare   turn raw data into the format that training reads
+  verify    check prepared data against their manifest
+  bench     measure the training step and the whole run       mlperf-suite bench benchmark=resnet scale=1xH200
+  check     judge one or more logs                            mlperf-suite check runs/resnet/…/mlperf.log
+
+train and bench take Hydra's overrides and flags (--help, --cfg job, --multirun, …). Tab completion:
+  eval "$(mlperf-suite train -sc install=bash)"
+"""
+
+
+def main() -> None:
+    """Entry point of the console command; exits with the error's code, or 0."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command line; returns its exit code. One message, and no traceback, for errors made by hand."""
+    if argv and argv[0] in ("-sc", "--shell-completion"):
+        return _complete(argv)
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0 if argv else ConfigError.exit_code
+    command, rest = argv[0], list(argv[1:])
+    if command not in COMMANDS:
+        print(f"mlperf-suite: no command {command!r}\n\n{USAGE}", end="", file=sys.stderr)
+        return ConfigError.exit_code
+    try:
+        return COMMANDS[command](rest)
+    except SuiteError as error:
+        report(error)
+        return error.exit_code
+
+
+def report(error: BaseException) -> None:
+    """Print an error's one message."""
+    sys.stdout.flush()
+    print(f"mlperf-suite: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+
+
+def train(argv: list[str]) -> int:
+    """``train``: compose, validate, start the ranks of this node if nobody has, and train."""
+    return _with_hydra(argv, lambda tree: _train(tree, argv))
+
+
+def _train(tree: dict[str, Any], argv: list[str]) -> int:
+    place = find_place(os.environ)
+    run_config, session = config.load(tree)
+    if place.launcher == "single" and run_config.world_size > 1:
+        return _start_ranks(run_config, session, argv)
+    device = pick_device(session.device, place.local_rank)
+    for name, value in run_config.system.environment.items():
+        os.environ.setdefault(name, value)
+    if run_config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    from common.conclusion import conclude
+    from common.trainer import Trainer
+
+    try:
+        initialise(place, device, session.timeout_seconds)
+        run_config, session = _sized(tree, device)
+        trainer = Trainer(run_config, session, place, device)
+        trainer.train()
+        return conclude(trainer)
+    finally:
+        shutdown()
+
+
+def _sized(tree: dict[str, Any], device: torch.device) -> tuple[config.RunConfig, config.SessionConfig]:
+    """The configuration, with ``micro_batch: auto`` replaced by what fits the device."""
+    if tree.get("micro_batch") != "auto":
+        return config.load(tree)
+    from common.micro_batch import pick
+
+    return config.load(tree, pick(lambda size: config.load(tree, size)[0], device))
+
+
+def _start_ranks(run_config: config.RunConfig, session: config.SessionConfig, argv: list[str]) -> int:
+    if run_config.scale.nodes > 1:
+        raise ConfigError(
+            f"scale: {run_config.scale.nodes} nodes need a launcher that starts {run_config.world_size} ranks, "
+            "torchrun or srun; this process was started alone"
+        )
+    given = any(argument.startswith("output_dir=") for argument in argv)
+    folder = [] if given else [f"output_dir={session.output_dir}"]
+    return relaunch(run_config.scale.gpus_per_node, ["train", *argv, *folder])
+
+
+def bench(argv: list[str]) -> int:
+    """``bench``: the step alone on a synthetic batch, and the run through the data path."""
+    from common.bench import bench as measure
+
+    def task(tree: dict[str, Any]) -> int:
+        place = find_place(os.environ)
+        run_config, session = config.load(tree)
+        if place.launcher == "single" and run_config.world_size > 1:
+            return relaunch(run_config.scale.gpus_per_node, ["bench", *argv])
+        device = pick_device(session.device, place.local_rank)
+        try:
+            initialise(place, device, session.timeout_seconds)
+            return measure(*_sized(tree, device), place, device)
+        finally:
+            shutdown()
+
+    return _with_hydra(argv, task)
+
+
+def list_workloads(argv: list[str]) -> int:
+    """``list``: a table of the workloads."""
+    from common.mlperf.rules import newest_ruleset, rules_for
+
+    if argv:
+        raise ConfigError("list takes no arguments")
+    print(f"{'benchmark':<12}{'target':<20}{'runs':<6}{'last round':<12}scales")
+    for name in sorted(WORKLOADS):
+        settings = OmegaConf.load(CONFIGS / "benchmark" / f"{name}.yaml")
+        rules = rules_for(settings.log_name, newest_ruleset(settings.log_name))
+        scales = sorted(
+            path.stem for path in (CONFIGS / "recipe" / name).glob("*.yaml") if (CONFIGS / "scale" / path.name).exists()
+        )
+        sign = ">=" if settings.direction == "higher" else "<="
+        target = f"{settings.metric} {sign} {settings.target:g}"
+        print(f"{name:<12}{target:<20}{rules.runs:<6}{rules.last_round:<12}{', '.join(scales)}")
+    return 0
+
+
+def check(argv: list[str]) -> int:
+    """``check``: the verdict on logs."""
+    from common.mlperf.verdict import main as judge
+
+    return judge(argv)
+
+
+def _data_command(command: str) -> Callable[[list[str]], int]:
+    def run_command(argv: list[str]) -> int:
+        names = [argument.removeprefix("benchmark=") for argument in argv if argument.startswith("benchmark=")]
+        if len(names) != 1:
+            raise ConfigError(f"{command}: say for which benchmark: mlperf-suite {command} benchmark=NAME …")
+        if names[0] not in WORKLOADS:
+            raise ConfigError(f"benchmark={names[0]}: unknown; the workloads are {', '.join(sorted(WORKLOADS))}")
+        scales = [argument.removeprefix("scale=") for argument in argv if argument.startswith("scale=")]
+        rest = [argument for argument in argv if not argument.startswith(("benchmark=", "scale="))]
+        if scales and command == "generate":
+            rest = [*_stand_in_arguments(names[0], scales[-1]), *rest]
+        package = WORKLOADS[names[0]].partition(":")[0].rpartition(".")[0]
+        prepare = importlib.import_module(f"{package}.prepare")
+        code: int = prepare.main(command, rest)
+        return code
+
+    return run_command
+
+
+def _stand_in_arguments(benchmark: str, scale: str) -> list[str]:
+    path = CONFIGS / "recipe" / benchmark / f"{scale}.yaml"
+    arguments = OmegaConf.load(path).get("stand_in") if path.exists() else None
+    if not arguments:
+        raise ConfigError(f"generate: the recipe scale={scale} of {benchmark} is not for stand-in data")
+    return [str(argument) for argument in arguments]
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "train": train,
+    "list": list_workloads,
+    "download": _data_command("download"),
+    "generate": _data_command("generate"),
+    "prepare": _data_command("prepare"),
+    "verify": _data_command("verify"),
+    "bench": bench,
+    "check": check,
+}
+
+
+def _with_hydra(argv: list[str], task: Callable[[dict[str, Any]], int]) -> int:
+    codes = [0]
+
+    def job(composed: DictConfig) -> None:
+        try:
+            tree = OmegaConf.to_container(composed, resolve=True)
+            assert isinstance(tree, dict)
+            codes.append(task({str(key): value for key, value in tree.items()}))
+        except OmegaConfBaseException as error:
+            problem = ConfigError(str(error).splitlines()[0])
+            report(problem)
+            codes.append(problem.exit_code)
+        except SuiteError as error:
+            report(error)
+            codes.append(error.exit_code)
+
+    before = sys.argv
+    sys.argv = [before[0], *argv]
+    try:
+        hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")(job)()
+    finally:
+        sys.argv = before
+    return max(codes)
+
+
+def _complete(argv: Sequence[str]) -> int:
+    """Hydra's completion knows one program without subcommands: hide ours from it."""
+    line = os.environ.get("COMP_LINE", "")
+    match = re.match(r"(\S+\s+)(\S+\s)(.*)", line)
+    if match is None or match[2].strip() not in ("train", "bench"):
+        typed = line.split()[1] if len(line.split()) > 1 else ""
+        print("\n".join(name for name in COMMANDS if name.startswith(typed)))
+        return 0
+    os.environ["COMP_LINE"] = match[1] + match[3]
+    os.environ["COMP_POINT"] = str(max(0, int(os.environ.get("COMP_POINT", "0")) - len(match[2])))
+    return _with_hydra(list(argv), lambda _: 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""What is said of a run once it has ended: verdict, summary, picture."""
+
+from __future__ import annotations
+
+import torch
+
+from common.mlperf.verdict import format_verdict, judge
+from common.observe.summary import Summary, write_summary
+from common.trainer import Trainer
+
+NOT_CONVERGED = 10
+"""Exit code of a run that ended properly without reaching its target."""
+
+
+def conclude(trainer: Trainer) -> int:
+    """Judge the run's log and print its summary, on rank 0; returns the exit code of the run."""
+    code = 0 if trainer.status == "success" else NOT_CONVERGED
+    if trainer.place.rank != 0:
+        return code
+    run, folder = trainer.run, trainer.session.output_dir
+    verdict = judge(trainer.log_path, trainer.ruleset)
+    print(format_verdict(verdict), flush=True)
+    minutes = (trainer.run_stop_ms - trainer.run_start_ms) / 60_000
+    history = list(trainer.progress.history)
+    best = max if run.benchmark.direction == "higher" else min
+    write_summary(
+        Summary(
+            benchmark=run.benchmark.description,
+            metric=run.benchmark.metric,
+            target=run.benchmark.target,
+            direction=run.benchmark.direction,
+            status=trainer.status,
+            reached=best(value for _, value in history) if history else None,
+            history=history,
+            losses=trainer.losses,
+            minutes=minutes,
+            throughput=(trainer.progress.samples - trainer.resumed_samples) / (60 * minutes),
+            seed=trainer.seed,
+            stand_in=run.benchmark.stand_in,
+            resumed=trainer.resumed is not None,
+            verdict=verdict.kind,
+            hardware=hardware(trainer.device, run.world_size),
+            paths={
+                "log": trainer.log_path,
+                "metrics": folder / "metrics_rank0.jsonl",
+                **({"checkpoints": folder / "checkpoints"} if (folder / "checkpoints").is_dir() else {}),
+            },
+        ),
+        folder,
+    )
+    return code
+
+
+def hardware(device: torch.device, ranks: int) -> str:
+    """The devices of a run in words."""
+    if device.type == "cuda":
+        return f"{ranks} x {torch.cuda.get_device_name(device)}"
+    return f"CPU, {ranks} rank{'s' if ranks > 1 else ''} of {torch.get_num_threads()} threads"

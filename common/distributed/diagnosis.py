@@ -1,0 +1,128 @@
+"""Which rank holds the others up: a pure function of what the ranks last told about themselves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class View:
+    """What one rank knows of another (or of itself).
+
+    Attributes:
+        rank: whom this is about.
+        step: step of its last beat; -1 before the first.
+        device_step: last step that its device finished; -1 when unknown.
+        phase: phase of its last beat.
+        beat_age: seconds since the last beat of its main thread.
+        silence: seconds since its heartbeat thread was last heard of.
+        allowance: seconds that the phase may last without a beat.
+        extended: the rank has asked for more time than usual.
+        waiting: its main thread stands in a call that waits for other ranks or for the device.
+        where: the innermost line of the suite or the workload that its main thread stands in.
+        left: it has ended its part of the run.
+    """
+
+    rank: int
+    step: int
+    device_step: int
+    phase: str
+    beat_age: float
+    silence: float
+    allowance: float
+    extended: bool = False
+    waiting: bool = False
+    where: str = ""
+    left: bool = False
+
+    def describe(self) -> str:
+        """Step, phase and age of the last beat, for a message."""
+        step = "before its first step" if self.step < 0 else f"step {self.step}"
+        device = f", device finished step {self.device_step}" if self.device_step >= 0 else ""
+        where = f", at {self.where}" if self.where else ""
+        return f"{step}, phase {self.phase!r}{device}, last beat {self.beat_age:.1f} s ago{where}"
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The ranks that hold the others up, and one message about them."""
+
+    ranks: tuple[int, ...]
+    text: str
+
+
+def diagnose(views: Sequence[View], timeout_seconds: float) -> Diagnosis | None:
+    """Name the ranks that hold the job up, or None while every rank is within its limits.
+
+    A rank that waits for others is excused while another rank is in a phase with an extended limit.
+    """
+    silent = [view for view in views if not view.left and view.silence > timeout_seconds]
+    if silent:
+        reason = "gives no sign of life (stopped, killed, or its machine is unreachable); when last heard of"
+        return _named(silent, reason)
+    present = [view for view in views if not view.left]
+    longest = max((view.allowance - view.beat_age for view in present if view.extended), default=0.0)
+    expired = [view for view in present if view.beat_age > view.allowance and not (view.waiting and longest > 0)]
+    if not expired:
+        return None
+    stuck = [view for view in expired if not view.waiting]
+    if stuck:
+        return _named(stuck, "makes no progress, and it is not waiting for other ranks")
+    return _waiting(views, expired)
+
+
+def _waiting(views: Sequence[View], expired: Sequence[View]) -> Diagnosis:
+    """Every rank past its limit waits for another one: find the one that the others wait for."""
+    left = [view for view in views if view.left]
+    if left:
+        return _named(left, f"has left the run while {_ranks(expired)} wait for it")
+    busy = [view for view in views if view not in expired and not view.waiting]
+    if busy:
+        return _named(busy, f"goes on without {_ranks(expired)}, which wait for it in {_steps(expired)}")
+    for key in (_step_of, _where_of):
+        if len({key(view) for view in views}) > 1:
+            return _skipped(views, key)
+    slowest = min(view.device_step for view in views)
+    behind = [view for view in views if view.device_step == slowest]
+    if len(behind) < len(views):
+        return _named(behind, "has the device that finished fewest steps while all ranks wait")
+    return _named(views, "waits like all others, in the same place: the network or a device hangs")
+
+
+def _skipped(views: Sequence[View], key: Callable[[View], Hashable]) -> Diagnosis:
+    """The ranks wait in different collectives: the minority is the odd one, none can be told among equals."""
+    counts = Counter(key(view) for view in views)
+    fewest = min(counts.values())
+    odd = [view for view in views if counts[key(view)] == fewest]
+    if len(odd) == len(views):
+        return _named(odd, "waits in another collective than the others: one of them skipped a collective")
+    others = [view for view in views if view not in odd]
+    return _named(odd, f"skipped a collective or made one too many: {_ranks(others)} wait in {_steps(others)}")
+
+
+def _step_of(view: View) -> Hashable:
+    return view.step
+
+
+def _where_of(view: View) -> Hashable:
+    return view.where
+
+
+def _named(views: Sequence[View], reason: str) -> Diagnosis:
+    lines = [f"rank {view.rank} {reason}: {view.describe()}" for view in views[:8]]
+    if len(views) > 8:
+        lines.append(f"and {len(views) - 8} more: {_ranks(views[8:])}")
+    return Diagnosis(tuple(view.rank for view in views), "\n".join(lines))
+
+
+def _ranks(views: Sequence[View]) -> str:
+    shown = ", ".join(str(view.rank) for view in views[:8])
+    return f"{'rank' if len(views) == 1 else 'ranks'} {shown}{', …' if len(views) > 8 else ''}"
+
+
+def _steps(views: Sequence[View]) -> str:
+    low, high = min(view.step for view in views), max(view.step for view in views)
+    where = views[0].where
+    return (f"step {low}" if low == high else f"steps {low} to {high}") + (f", {where}" if where else "")

@@ -1,0 +1,428 @@
+"""Heartbeats of the ranks, and an orderly end when one of them stops making progress.
+
+Two threads per rank: one exchanges heartbeats and may block on a store whose host is gone; the other only
+looks at memory and the clock, so it always comes to a verdict. Ages are measured by the rank that reports
+them and silences by the rank that listens, so clocks of different machines are never compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import linecache
+import os
+import re
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import TypeVar
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
+
+from common.distributed.board import Board, FileBoard, StoreBoard
+from common.distributed.diagnosis import Diagnosis, View, diagnose
+from common.distributed.startup import Place
+from common.errors import RankFailure
+
+T = TypeVar("T")
+BOARD_ERRORS = (dist.DistError, RuntimeError, OSError, ValueError)
+ACKNOWLEDGE_SECONDS = 3.0
+# Calls whose innermost Python line is in the suite although the thread waits in C++ for a device or a peer.
+WAITING_CALL = re.compile(r"\.(wait|synchronize|item|tolist|cpu)\(")
+LOST_PEER = re.compile(
+    r"Connection (closed|reset|refused)|Broken pipe|Socket closed|Timed out waiting \d+ms|Read timeout"
+    r"|NCCL communicator was aborted|ncclRemoteError",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """What one rank concluded, for all of them."""
+
+    ranks: tuple[int, ...]
+    text: str
+    claimant: int
+    printer: int
+    witnesses: tuple[int, ...]
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, value: bytes) -> _Verdict:
+        fields = json.loads(value)
+        return cls(
+            tuple(fields["ranks"]), fields["text"], fields["claimant"], fields["printer"], tuple(fields["witnesses"])
+        )
+
+
+class Heartbeat:
+    """Watches that every rank makes progress; ends the job with one message when one does not.
+
+    Create and use it in the main thread, once per run, as a context manager or with :meth:`stop` in a
+    ``finally``: a main thread that fails because the others are ending then adds no message of its own. After the verdict every rank writes the Python stacks
+    of its threads to ``output_dir/stacks_rank<r>.txt`` and exits with ``RankFailure.exit_code``.
+
+    Args:
+        place: this rank's place.
+        output_dir: folder of the run; also the meeting point of ranks that lose the store.
+        timeout_seconds: longest time without a beat outside :meth:`extended`; 0 or less turns all of this off.
+        store: where ranks exchange heartbeats. Default: the store of the process group, else files in
+            ``output_dir/heartbeat``.
+    """
+
+    def __init__(self, place: Place, output_dir: Path, timeout_seconds: float, store: dist.Store | None = None) -> None:
+        self.place = place
+        self.output_dir = Path(output_dir)
+        self.timeout_seconds = timeout_seconds
+        self.interval_seconds = min(max(timeout_seconds / 10, 0.2), 5.0)
+        self._store = store
+        self._board: Board | None = None
+        self._token = secrets.token_hex(4)
+        self._main = threading.get_ident()
+        self._stopping = threading.Event()
+        self._left = threading.Event()
+        self._threads: list[threading.Thread] = []
+        # Replaced as a whole by the main thread, so that the other threads read it without a lock.
+        self._state: tuple[int, str, float] = (-1, "starting", time.monotonic())
+        self._allowance = timeout_seconds
+        self._device_step = -1
+        self._peers: dict[int, tuple[View, float]] = {}
+        self._payloads: dict[int, bytes] = {}
+        self._leader_token = "early"
+        self._started = self._exchanged = time.monotonic()
+        self._verdict: _Verdict | None = None
+
+    def start(self) -> None:
+        """Begin to post and to watch."""
+        if self.timeout_seconds <= 0 or self._threads:
+            return
+        self.output_dir.mkdir(parents=True, exist_ok=True)
+        if self.place.world_size > 1:
+            self._board = self._find_board()
+        self._started = self._exchanged = time.monotonic()
+        self._state = (*self._state[:2], time.monotonic())
+        self._threads = [threading.Thread(target=self._watch, name="heartbeat watch", daemon=True)]
+        if self._board is not None:
+            self._threads.append(threading.Thread(target=self._exchange, name="heartbeat exchange", daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Leave the watch: tells the others that this rank has ended its part, then ends the threads."""
+        if not self._threads or self._stopping.is_set():
+            return
+        self._left.set()
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join(timeout=2.0)
+        if self._verdict is not None:  # The watch is ending this process: let it finish its message.
+            self._threads[0].join()
+
+    def beat(self, step: int, phase: str) -> None:
+        """Note progress: ``step`` is begun, in ``phase``. No I/O."""
+        self._state = (step, phase, time.monotonic())
+
+    def device_step(self, step: int) -> None:
+        """Note the last step that the device finished. No I/O."""
+        self._device_step = step
+
+    @contextlib.contextmanager
+    def extended(self, seconds: float, phase: str) -> Iterator[None]:
+        """Within the block this rank may go ``seconds`` without a beat; beats at both ends.
+
+        Ranks that wait for one with an extended limit are excused as long.
+        """
+        step, outer_phase, _ = self._state
+        outer, self._allowance = self._allowance, max(self._allowance, seconds)
+        self.beat(step, phase)
+        try:
+            yield
+        finally:
+            self.beat(self._state[0], outer_phase)
+            self._allowance = outer
+
+    def __enter__(self) -> Heartbeat:
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def _find_board(self) -> Board:
+        if self._store is None and dist.is_initialized():
+            self._store = _get_default_store()
+        if self._store is not None:
+            return StoreBoard(self._store, max(self.timeout_seconds, 5.0))
+        return self._files()
+
+    def _files(self) -> FileBoard:
+        return FileBoard(self.output_dir / "heartbeat")
+
+    # The exchange thread.
+
+    def _exchange(self) -> None:
+        assert self._board is not None
+        try:
+            while not self._stopping.is_set():
+                self._exchange_once(self._board)
+                self._stopping.wait(self.interval_seconds)
+            self._board.post(f"rank{self.place.rank}", self._payload(time.monotonic()))
+        except BOARD_ERRORS:
+            return  # A lost store does not come back; the watch sees that nothing arrives any more.
+
+    def _exchange_once(self, board: Board) -> None:
+        board.post(f"rank{self.place.rank}", self._payload(time.monotonic()))
+        ranks = range(self.place.world_size)
+        payloads = board.read([f"rank{rank}" for rank in ranks])
+        now = time.monotonic()
+        for rank, payload in zip(ranks, payloads, strict=True):
+            if payload is None or payload == self._payloads.get(rank):
+                continue
+            self._payloads[rank] = payload
+            fields = json.loads(payload)
+            if rank == 0:
+                self._leader_token = fields["token"]
+            if rank != self.place.rank:
+                self._peers[rank] = (View(rank=rank, silence=0.0, **fields["view"]), now)
+        self._exchanged = now
+        verdict = board.read([self._verdict_name()])[0]
+        if verdict is not None:
+            self._verdict = _Verdict.decode(verdict)
+
+    def _payload(self, now: float) -> bytes:
+        fields = asdict(self._own_view(now))
+        del fields["rank"], fields["silence"]
+        return json.dumps({"token": self._token, "time": now, "view": fields}).encode()
+
+    def _verdict_name(self) -> str:
+        token = self._token if self.place.rank == 0 else self._leader_token
+        return f"verdict-{token}"
+
+    # The watching thread.
+
+    def _watch(self) -> None:
+        previous, suspected = time.monotonic(), False
+        while not self._stopping.wait(self.interval_seconds):
+            now = time.monotonic()
+            pause, previous = now - previous - self.interval_seconds, now
+            if self._verdict is not None:
+                self._end(self._verdict)
+            if pause > max(1.0, self.timeout_seconds / 2):
+                self._forgive(pause)
+                continue
+            diagnosis = self._diagnose(now)
+            # Twice in a row: meanwhile the others post where they stand.
+            if diagnosis is not None and suspected:
+                self._end(self._agree(diagnosis))
+            suspected = diagnosis is not None
+        if self._verdict is not None:
+            self._end(self._verdict)
+
+    def _forgive(self, pause: float) -> None:
+        """This process was stopped and continued: what it missed meanwhile is nobody's fault."""
+        step, phase, beat = self._state
+        self._state = (step, phase, beat + pause)
+        self._started += pause
+        self._exchanged += pause
+        self._peers = {rank: (view, heard + pause) for rank, (view, heard) in self._peers.items()}
+
+    def _own_view(self, now: float) -> View:
+        step, phase, beat = self._state
+        age = now - beat
+        waiting, where = self._locate() if age > self.timeout_seconds / 4 else (False, "")
+        allowance, left = self._allowance, self._left.is_set()
+        extended = allowance > self.timeout_seconds
+        return View(
+            self.place.rank, step, self._device_step, phase, age, 0.0, allowance, extended, waiting, where, left
+        )
+
+    def _views(self, now: float) -> list[View]:
+        views = []
+        for rank in range(self.place.world_size):
+            if rank == self.place.rank:
+                views.append(self._own_view(now))
+            elif rank in self._peers:
+                view, heard = self._peers[rank]
+                views.append(replace(view, silence=now - heard, beat_age=view.beat_age + now - heard))
+            else:
+                silence = now - self._started
+                views.append(View(rank, -1, -1, "starting", silence, silence, self.timeout_seconds))
+        return views
+
+    def _diagnose(self, now: float) -> Diagnosis | None:
+        views = self._views(now)
+        unreachable = now - self._exchanged
+        if self._board is None or unreachable <= self.timeout_seconds:
+            return diagnose(views, self.timeout_seconds)
+        if isinstance(self._board, FileBoard):
+            return Diagnosis((), f"{self._board.folder} has been unreachable for {unreachable:.1f} s")
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or self.place.rank == 0:
+            return Diagnosis((), f"the launcher's store has been unreachable for {unreachable:.1f} s")
+        text = f"rank 0, which hosts the store, gives no sign of life for {unreachable:.1f} s (stopped, killed, or its "
+        return Diagnosis((0,), f"{text}machine is unreachable): {views[0].describe()}")
+
+    def _agree(self, diagnosis: Diagnosis) -> _Verdict:
+        """One verdict for all ranks: the first that is posted."""
+        rank = self.place.rank
+        alive = [v.rank for v in self._views(time.monotonic()) if v.silence <= self.timeout_seconds and not v.left]
+        mine = _Verdict(diagnosis.ranks, diagnosis.text, rank, min(alive, default=rank), tuple(alive))
+        name, value = self._verdict_name(), mine.encode()
+        for board in self._boards():
+            standing = _bounded(partial(board.claim, name, value), 2.0)
+            if standing is not None:
+                return _Verdict.decode(standing)
+        return mine
+
+    def _boards(self) -> list[Board]:
+        """The board to agree on; files too where the store may be lost."""
+        if self._board is None:
+            return []
+        lost = time.monotonic() - self._exchanged > max(self.timeout_seconds / 2, 2 * self.interval_seconds)
+        if not lost:
+            return [self._board, self._files()]
+        return [] if isinstance(self._board, FileBoard) else [self._files()]
+
+    def _end(self, verdict: _Verdict) -> None:
+        """Write the stacks, let one rank print the message, and exit. Does not return."""
+        self._verdict = verdict
+        self._write_stacks(verdict)
+        rank, boards = self.place.rank, self._boards()
+        name = self._verdict_name()
+        _post(boards, f"{name}-stacks{rank}")
+        acknowledged = [f"{name}-stacks{witness}" for witness in verdict.witnesses]
+        if verdict.printer == rank:
+            _wait_for(boards, acknowledged, ACKNOWLEDGE_SECONDS)
+            self._print(verdict)
+            _post(boards, f"{name}-printed")
+            # The host of the store leaves last, so that the others hear of the message.
+            time.sleep(self.interval_seconds if boards else 0.0)
+        elif not _wait_for(boards, [f"{name}-printed"], ACKNOWLEDGE_SECONDS + 2) and verdict.claimant == rank:
+            self._print(verdict)
+        os._exit(RankFailure.exit_code)
+
+    def _print(self, verdict: _Verdict) -> None:
+        stacks = sorted(path.name for path in self.output_dir.glob("stacks_rank*.txt"))
+        where = (
+            f"{self.output_dir}/{{{', '.join(stacks)}}}" if len(stacks) <= 4 else f"{self.output_dir}/stacks_rank*.txt"
+        )
+        sys.stderr.write(f"\nerror: {verdict.text}\nPython stacks of the ranks: {where}\n")
+        sys.stderr.flush()
+
+    def _write_stacks(self, verdict: _Verdict) -> None:
+        path = self.output_dir / f"stacks_rank{self.place.rank}.txt"
+        views = "\n".join(f"rank {view.rank}: {view.describe()}" for view in self._views(time.monotonic()))
+        with contextlib.suppress(OSError), path.open("w") as file:
+            file.write(f"{verdict.text}\n\nas seen by rank {self.place.rank} (process {os.getpid()}):\n{views}\n\n")
+            file.flush()
+            faulthandler.dump_traceback(file, all_threads=True)
+
+    def _locate(self) -> tuple[bool, str]:
+        """Whether the main thread waits for peers or the device, and the innermost line outside of torch."""
+        innermost = sys._current_frames().get(self._main)
+        if innermost is None:
+            return False, ""
+        frame: FrameType | None = innermost
+        collective = ""
+        while frame is not None and _is_library(frame.f_code.co_filename):
+            if "torch/distributed" in frame.f_code.co_filename and frame.f_code.co_name != "wrapper":
+                collective = frame.f_code.co_name
+            frame = frame.f_back
+        if frame is None:
+            return bool(collective), collective
+        path = Path(frame.f_code.co_filename)
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        waiting = bool(collective) or (frame is innermost and WAITING_CALL.search(line) is not None)
+        prefix = f"{collective} from " if collective else ""
+        return waiting, f"{prefix}{path.parent.name}/{path.name}:{frame.f_lineno} ({frame.f_code.co_name})"
+
+
+class GracefulStop:
+    """Turns the first SIGTERM or SIGINT into a flag; a second one acts as it would have without us."""
+
+    def __init__(self) -> None:
+        self.signal_name: str | None = None
+        self._previous: dict[int, object] = {}
+
+    @property
+    def requested(self) -> bool:
+        """Whether a signal came."""
+        return self.signal_name is not None
+
+    def install(self) -> None:
+        """Take over both signals; main thread only."""
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            self._previous[signum] = signal.signal(signum, self._handle)
+
+    def restore(self) -> None:
+        """Give both signals back to their earlier handlers."""
+        while self._previous:
+            signum, handler = self._previous.popitem()
+            signal.signal(signum, handler)  # type: ignore[arg-type]
+
+    def __enter__(self) -> GracefulStop:
+        self.install()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.restore()
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if self.requested:
+            self.restore()
+            signal.raise_signal(signum)
+            return
+        self.signal_name = signal.Signals(signum).name
+
+
+def lost_peer(error: BaseException, rank: int) -> RankFailure | None:
+    """The one-line error for a collective that failed because another rank is gone; None for any other error."""
+    if not isinstance(error, (dist.DistError, RuntimeError)) or LOST_PEER.search(str(error)) is None:
+        return None
+    return RankFailure(f"rank {rank} lost the connection to another rank; the rank that failed first says why")
+
+
+def _is_library(filename: str) -> bool:
+    return "/torch/" in filename or filename.startswith("<")
+
+
+def _bounded(call: Callable[[], T], seconds: float) -> T | None:
+    """The result of ``call``, or None when it fails or takes longer than ``seconds`` (a store whose host hangs)."""
+    results: list[T] = []
+
+    def run() -> None:
+        with contextlib.suppress(*BOARD_ERRORS):
+            results.append(call())
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return results[0] if results else None
+
+
+def _post(boards: list[Board], name: str) -> None:
+    if boards:
+        _bounded(lambda: boards[0].post(name, b"1"), 1.0)
+
+
+def _wait_for(boards: list[Board], names: list[str], seconds: float) -> bool:
+    """Wait until all ``names`` are posted on the first board; False when they are not in time or the board is lost."""
+    deadline = time.monotonic() + seconds
+    while boards and time.monotonic() < deadline:
+        values = _bounded(lambda: boards[0].read(names), 1.0)
+        if values is None:
+            return False
+        if all(value is not None for value in values):
+            return True
+        time.sleep(0.1)
+    return False

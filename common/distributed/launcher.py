@@ -1,0 +1,183 @@
+"""Start the ranks of one machine, watch them, and end them together.
+
+The launcher hosts the rendezvous store itself, so that the port is free by construction and the store
+outlives every rank: the survivors of a dead rank can still agree on what happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from types import FrameType
+
+import torch.distributed as dist
+
+from common.errors import RankFailure, SuiteError
+
+GRACE_SECONDS = 30.0
+POLL_SECONDS = 0.05
+PARENT_VARIABLE = "MLPERF_SUITE_LAUNCHER_PID"
+OWN_EXIT_CODES = frozenset(range(1, 9))
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass
+class _Group:
+    """The running ranks and what is known of those that ended."""
+
+    ranks: list[subprocess.Popen[bytes]]
+    codes: dict[int, int] = field(default_factory=dict)
+    forwarded: int | None = None
+
+    def poll(self) -> list[tuple[int, int]]:
+        """Ranks that ended since the last call, with their return codes."""
+        ended = []
+        for rank, process in enumerate(self.ranks):
+            if rank not in self.codes and (code := process.poll()) is not None:
+                self.codes[rank] = code
+                ended.append((rank, code))
+        return ended
+
+    def running(self) -> list[int]:
+        return [rank for rank in range(len(self.ranks)) if rank not in self.codes]
+
+    def send(self, signum: int) -> None:
+        """Send a signal to every running rank."""
+        for rank in self.running():
+            self.ranks[rank].send_signal(signum)
+
+    def kill(self) -> None:
+        """Kill what is left, readers and other children of the ranks included."""
+        for process in self.ranks:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+        for rank in self.running():
+            self.codes[rank] = self.ranks[rank].wait()
+
+
+def relaunch(
+    nproc: int,
+    argv: Sequence[str],
+    *,
+    command: Sequence[str] = (sys.executable, "-m", "common.cli"),
+    grace_seconds: float = GRACE_SECONDS,
+) -> int:
+    """Run ``command`` with ``argv`` as ``nproc`` ranks on this machine and wait for all of them.
+
+    SIGTERM and SIGINT are passed on to every rank. When a rank fails, one message names it, unless its exit
+    code is one of the suite's own (it has printed its message); the others get SIGTERM and, after
+    ``grace_seconds``, SIGKILL.
+
+    Returns:
+        0, or the exit code of the rank that failed first; 128 + the number of the signal that killed it.
+    """
+    if nproc < 1:
+        raise ValueError(f"nproc={nproc}: at least one rank")
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    group = _Group([])
+    try:
+        with _forwarding(group):
+            for rank in range(nproc):
+                environment = {**os.environ, **_rank_variables(rank, nproc, store.port)}
+                process = subprocess.Popen([*command, *argv], env=environment, process_group=0)
+                group.ranks.append(process)
+                if group.forwarded is not None:
+                    process.send_signal(group.forwarded)
+            return _watch(group, grace_seconds)
+    finally:
+        group.kill()
+
+
+def follow_parent() -> None:
+    """In a rank: get SIGTERM when the launcher that started this process dies (Linux; elsewhere nothing)."""
+    launcher = os.environ.get(PARENT_VARIABLE)
+    if launcher is None or not sys.platform.startswith("linux") or os.getppid() != int(launcher):
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _rank_variables(rank: int, nproc: int, port: int) -> dict[str, str]:
+    """torchrun's variables, so that ranks need not know who started them."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(nproc),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(nproc),
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        PARENT_VARIABLE: str(os.getpid()),
+    }
+
+
+@contextlib.contextmanager
+def _forwarding(group: _Group) -> Iterator[None]:
+    def forward(signum: int, frame: FrameType | None) -> None:
+        group.forwarded = signum
+        group.send(signum)
+
+    previous = {signum: signal.signal(signum, forward) for signum in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+
+
+def _watch(group: _Group, grace_seconds: float) -> int:
+    """Wait until every rank ended; the exit code of the first that failed."""
+    first: tuple[int, int] | None = None
+    deadline = 0.0
+    while group.running():
+        failed = [(rank, code) for rank, code in group.poll() if code != 0]
+        if failed and first is None:
+            first = min(failed, key=_likely_consequence)
+            deadline = time.monotonic() + grace_seconds
+            _report(first, group.forwarded)
+            group.send(signal.SIGTERM)
+            # A stopped rank cannot end before it is continued.
+            group.send(signal.SIGCONT)
+        if first is not None and time.monotonic() > deadline:
+            group.kill()
+        if group.running():
+            time.sleep(POLL_SECONDS)
+    return 0 if first is None else _exit_code(first[1])
+
+
+def _likely_consequence(ended: tuple[int, int]) -> tuple[int, int]:
+    """Order of ranks that failed within one poll: causes first, ranks that only lost a peer last."""
+    rank, code = ended
+    if code < 0:
+        return 0, rank
+    if code == RankFailure.exit_code:
+        return 3, rank
+    return (2 if code == SuiteError.exit_code else 1), rank
+
+
+def _report(failure: tuple[int, int], forwarded: int | None) -> None:
+    rank, code = failure
+    if code in OWN_EXIT_CODES:
+        return
+    if forwarded is not None and -code == forwarded:
+        text = f"stopped by {signal.Signals(forwarded).name}"
+    elif code < 0:
+        name = signal.Signals(-code).name
+        hint = "; the kernel may have run out of memory (see dmesg)" if -code == signal.SIGKILL else ""
+        text = f"rank {rank} was killed by {name}{hint}; the other ranks are being stopped"
+    else:
+        text = f"rank {rank} ended with exit code {code}; the other ranks are being stopped"
+    print(f"error: {text}", file=sys.stderr, flush=True)
+
+
+def _exit_code(code: int) -> int:
+    return 128 - code if code < 0 else code

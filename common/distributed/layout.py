@@ -1,0 +1,150 @@
+"""Where a rank stands: named axes, process groups over them, and random generators.
+
+Workloads never do arithmetic with the world size; they ask the Layout. The axes are, outermost first,
+``pp`` (pipeline stages), ``dp`` (data-parallel replicas), ``cp`` (one sample split: a sequence, a volume) and
+``tp`` (one layer split).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from common.errors import ConfigError
+
+AXES = ("pp", "dp", "cp", "tp")
+
+
+class Layout:
+    """The axes of one role's ranks and this rank's place on them.
+
+    Args:
+        sizes: size of each axis of ``AXES``; a missing axis has size 1.
+        rank: this process's rank in the role, 0 <= rank < product of the sizes.
+        device: the device that this rank computes on.
+        seed: the seed of the run; generators derive from it.
+
+    Raises:
+        ConfigError: an axis is unknown or has no positive size, or the rank lies outside.
+    """
+
+    def __init__(
+        self,
+        sizes: Mapping[str, int] | None = None,
+        rank: int = 0,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+    ) -> None:
+        sizes = dict(sizes or {})
+        unknown = sorted(set(sizes) - set(AXES))
+        if unknown:
+            raise ConfigError(f"layout: unknown axis {unknown[0]!r}; the axes are {', '.join(AXES)}")
+        self.sizes = {axis: int(sizes.get(axis, 1)) for axis in AXES}
+        for axis, size in self.sizes.items():
+            if size < 1:
+                raise ConfigError(f"layout.{axis}={size}: an axis has a positive size")
+        self.world_size = math.prod(self.sizes.values())
+        if not 0 <= rank < self.world_size:
+            raise ConfigError(f"rank {rank} lies outside a layout of {self.world_size} ranks")
+        self.rank = rank
+        self.device = torch.device(device)
+        self.seed = seed
+        self._groups: dict[tuple[tuple[int, ...], ...], dist.ProcessGroup | None] = {}
+
+    def size(self, *axes: str) -> int:
+        """Number of ranks along ``axes`` together."""
+        return math.prod(self.sizes[axis] for axis in axes)
+
+    def coordinate(self, axis: str) -> int:
+        """This rank's place on ``axis``."""
+        return self._coordinates(self.rank)[axis]
+
+    def index(self, *axes: str) -> int:
+        """This rank's place in the group over ``axes``, the first axis varying slowest in ``AXES`` order."""
+        mine, place = self._coordinates(self.rank), 0
+        for axis in AXES:
+            if axis in axes:
+                place = place * self.sizes[axis] + mine[axis]
+        return place
+
+    def group(self, *axes: str) -> dist.ProcessGroup | None:
+        """The process group of the ranks that share this rank's place on every other axis.
+
+        Collective: every rank asks for the same groups in the same order. None where the group is this rank alone.
+        """
+        others = [axis for axis in AXES if axis not in axes]
+        families: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self.world_size):
+            place = self._coordinates(rank)
+            families.setdefault(tuple(place[axis] for axis in others), []).append(rank)
+        return self._build([tuple(members) for members in families.values()])
+
+    def subgroup(self, axis: str, size: int) -> dist.ProcessGroup | None:
+        """The process group of ``size`` neighbours along ``axis`` that this rank belongs to (group batch norm).
+
+        Raises:
+            ConfigError: ``size`` does not divide the axis.
+        """
+        if size < 1 or self.sizes[axis] % size:
+            raise ConfigError(f"a group of {size} ranks does not divide the {self.sizes[axis]} ranks of axis {axis!r}")
+        families: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self.world_size):
+            place = self._coordinates(rank)
+            key = tuple(place[a] // size if a == axis else place[a] for a in AXES)
+            families.setdefault(key, []).append(rank)
+        return self._build([tuple(members) for members in families.values()])
+
+    def generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
+        """A generator for ``purpose``: equal on the ranks that share a sample (cp, tp), distinct over dp and pp."""
+        place = self._coordinates(self.rank)
+        text = f"{self.seed}/{purpose}/{place['pp']}/{place['dp']}"
+        digest = hashlib.sha256(text.encode()).digest()
+        generator = torch.Generator(device)
+        generator.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        return generator
+
+    def shared_generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
+        """A generator for ``purpose`` that is equal on all ranks (initial weights, the order of the data)."""
+        digest = hashlib.sha256(f"{self.seed}/{purpose}".encode()).digest()
+        generator = torch.Generator(device)
+        generator.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        return generator
+
+    def _coordinates(self, rank: int) -> dict[str, int]:
+        place = {}
+        for axis in reversed(AXES):
+            rank, place[axis] = divmod(rank, self.sizes[axis])
+        return place
+
+    def _build(self, families: list[tuple[int, ...]]) -> dist.ProcessGroup | None:
+        key = tuple(families)
+        if key not in self._groups:
+            mine = next(members for members in families if self.rank in members)
+            if len(mine) == 1:
+                self._groups[key] = None
+            elif len(families) == 1 and len(mine) == dist.get_world_size():
+                self._groups[key] = dist.group.WORLD
+            else:
+                made: list[Any] = [dist.new_group(list(members)) for members in families]
+                self._groups[key] = made[families.index(mine)]
+        return self._groups[key]
+
+
+def factor(world_size: int, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Complete ``sizes`` of pp, cp and tp with the dp that uses all of ``world_size`` ranks.
+
+    Raises:
+        ConfigError: the ranks do not divide.
+    """
+    fixed = {axis: int(sizes.get(axis, 1)) for axis in ("pp", "cp", "tp")}
+    used = math.prod(itertools.chain(fixed.values(), [1]))
+    if world_size % used:
+        named = " x ".join(f"{axis}={size}" for axis, size in fixed.items())
+        raise ConfigError(f"layout: {named} = {used} does not divide {world_size} ranks")
+    return {**fixed, "dp": world_size // used}

@@ -1,0 +1,48 @@
+"""Evaluation in line with the training: the training ranks stop, predict and score."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from common.evaluation.base import Evaluation, Score, Weights
+
+
+class InlineEvaluation:
+    """Runs an Evaluation on the training ranks at the moment it is submitted.
+
+    Args:
+        evaluation: the workload's evaluation, over the training layout. All ranks get the same predictions, so
+            all score alike and no verdict has to travel.
+    """
+
+    def __init__(self, evaluation: Evaluation) -> None:
+        self._evaluation = evaluation
+        self._scores: list[Score] = []
+
+    def warm_up(self) -> None:
+        """Run on synthetic data before ``run_start``."""
+        self._evaluation.warm_up()
+
+    def open_data(self, root: Path) -> None:
+        """Open the evaluation data; after ``run_start``."""
+        self._evaluation.open_data(root)
+
+    def submit(self, weights: Weights, samples: int) -> None:
+        """Evaluate ``weights``, which have seen ``samples`` training samples; collective."""
+        predictions = self._evaluation.predict(weights)
+        values = self._evaluation.score(predictions)
+        self._scores.append(Score(samples, values, time.time_ns() // 1_000_000))
+
+    def poll(self) -> list[Score]:
+        """The scores that have become known since the last poll, oldest first."""
+        scores, self._scores = self._scores, []
+        return scores
+
+    def finish(self) -> list[Score]:
+        """Wait for everything submitted; nothing is ever outstanding in line."""
+        return self.poll()
+
+    def close(self) -> None:
+        """Close the evaluation data."""
+        self._evaluation.close()

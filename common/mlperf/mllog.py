@@ -1,0 +1,251 @@
+"""The MLLOG lines of one run.
+
+:class:`RunLog` wraps the logger of mlperf-logging so that a run's log is written by rank 0 alone, once per event, in
+one write per line, with the call site of our code. Lines go to standard output and to the run's log file.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from mlperf_logging.mllog.mllog import MLLogger
+
+from common.errors import ConfigError
+
+REPO_ROOT = Path(__file__).resolve().parents[2]
+
+SINGLE_KEYS = frozenset(
+    {
+        "data_set",
+        "eval_samples",
+        "global_batch_size",
+        "gradient_accumulation_steps",
+        "init_stop",
+        "model_bn_span",
+        "num_warmup_steps",
+        "resumed_from",
+        "run_start",
+        "run_stop",
+        "seed",
+        "start_warmup_step",
+        "train_samples",
+    }
+)
+"""Keys that occur once in a run; see also SINGLE_PREFIXES. From the EXACTLY_ONE rules of the closed division."""
+
+SINGLE_PREFIXES = ("submission_", "opt_", "lars_", "sgd_", "scheduler_", "data_spe", "lora_")
+
+NON_FINITE_KEYS = frozenset({"eval_accuracy", "eval_error", "opt_gradient_clip_norm"})
+"""Keys whose NaN or infinity is written as such: the checker reads them as numbers and dies on null."""
+
+
+RESERVED_TEXT = ("global_batch_size", "submission_benchmark", "eval_accuracy", "eval_error")
+"""Text that the RCP checker searches in whole lines; another event that contains it corrupts the reading."""
+
+
+class _LineWriter(logging.Logger):
+    """The ``logging.Logger`` that mlperf-logging writes to: no handlers, so that none can be attached twice."""
+
+    def __init__(self, fd: int | None, before_line: Callable[[], None]) -> None:
+        super().__init__("mlperf_suite.run_log", logging.INFO)
+        self._fd = fd
+        self._before_line = before_line
+        self._failure: OSError | None = None
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        """Write one line, or raise what mlperf-logging would only have complained about."""
+        if self._failure is not None:
+            raise self._failure
+        if level != logging.INFO:  # mlperf-logging reports bad metadata and values at higher levels and goes on
+            raise TypeError(f"event cannot be logged: {str(msg).strip()}")
+        line = f"{msg}\n"
+        try:
+            self._before_line()
+            if self._fd is not None:
+                _write_all(self._fd, line.encode())
+            sys.stdout.write(line)
+            sys.stdout.flush()
+        except OSError as error:
+            self._failure = error
+            raise
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    """Write ``data``: one system call unless the disk takes only a part of it."""
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+class RunLog:
+    """The log of one run: real on rank 0, silent on every other rank.
+
+    Args:
+        path: log file, which must not exist; None writes to standard output only.
+        rank: this process's rank over all nodes.
+
+    Attributes:
+        before_line: called before every line; a progress bar that shares the terminal clears itself here.
+
+    Raises:
+        ConfigError: on rank 0, if ``path`` exists or cannot be created.
+    """
+
+    def __init__(self, path: Path | None, rank: int) -> None:
+        self.path = path
+        self.before_line: Callable[[], None] = _nothing
+        self._lock = threading.RLock()
+        self._seen: dict[str, str] = {}
+        self._fd: int | None = None
+        self._logger: MLLogger | None = None
+        if rank != 0:
+            return
+        if path is not None:
+            try:
+                self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            except FileExistsError as error:
+                raise ConfigError(f"log file {path} exists; a run never overwrites a log: name another") from error
+            except OSError as error:
+                raise ConfigError(f"log file {path} cannot be created: {error.strerror}") from error
+        writer = _LineWriter(self._fd, lambda: self.before_line())
+        self._logger = MLLogger(logger=writer, root_dir=re.escape(str(REPO_ROOT)))
+
+    def start(
+        self,
+        key: str,
+        value: object = None,
+        metadata: Mapping[str, object] | None = None,
+        time_ms: int | None = None,
+        stack_offset: int = 0,
+    ) -> None:
+        """Log the start of an interval. Arguments and errors as :meth:`event`."""
+        self._write("start", key, value, metadata, time_ms, stack_offset)
+
+    def end(
+        self,
+        key: str,
+        value: object = None,
+        metadata: Mapping[str, object] | None = None,
+        time_ms: int | None = None,
+        stack_offset: int = 0,
+    ) -> None:
+        """Log the end of an interval. Arguments and errors as :meth:`event`."""
+        self._write("end", key, value, metadata, time_ms, stack_offset)
+
+    def event(
+        self,
+        key: str,
+        value: object = None,
+        metadata: Mapping[str, object] | None = None,
+        time_ms: int | None = None,
+        stack_offset: int = 0,
+    ) -> None:
+        """Log a point in time.
+
+        Non-finite numbers become null, except under NON_FINITE_KEYS. A key that occurs once and comes again with
+        the same value and metadata is not written twice.
+
+        Args:
+            key: name of the event.
+            value: JSON value, or numpy scalar or array.
+            metadata: further JSON entries; ``file`` and ``lineno`` are the caller's and cannot be given.
+            time_ms: milliseconds since the epoch, to back-date an event; None for now.
+            stack_offset: callers between this call and the call site to report.
+
+        Raises:
+            ValueError: if a key that occurs once comes again with another value, or a line contains text that the
+                RCP checker takes for another event (RESERVED_TEXT).
+            TypeError: if value or metadata are not JSON, or metadata has ``file`` or ``lineno``.
+            OSError: if the line cannot be written, such as on a full disk.
+        """
+        self._write("event", key, value, metadata, time_ms, stack_offset)
+
+    def _write(
+        self,
+        kind: str,
+        key: str,
+        value: object,
+        metadata: Mapping[str, object] | None,
+        time_ms: int | None,
+        stack_offset: int,
+    ) -> None:
+        if self._logger is None:
+            return
+        if key not in NON_FINITE_KEYS:
+            value = _finite(value)
+        entries = {name: _finite(entry) for name, entry in (metadata or {}).items()}
+        with self._lock:
+            _reject_reserved(key, value, entries)
+            if self._is_repeated(key, value, entries, time_ms):
+                return
+            log = {"start": self._logger.start, "end": self._logger.end, "event": self._logger.event}[kind]
+            log(key, value, metadata=entries, time_ms=time_ms, stack_offset=3 + stack_offset)
+
+    def _is_repeated(self, key: str, value: object, metadata: dict[str, object], time_ms: int | None) -> bool:
+        """Whether this very event was written before; a contradicting one is an error."""
+        if key not in SINGLE_KEYS and not key.startswith(SINGLE_PREFIXES):
+            return False
+        content = json.dumps([value, metadata, time_ms], default=str)
+        before = self._seen.setdefault(key, content)
+        if before is content:
+            return False
+        if before == content and key not in ("init_stop", "run_start", "run_stop"):
+            return True
+        raise ValueError(f"{key} occurs once in a log: it is {before}, now came {content} (value, metadata, time)")
+
+    def close(self) -> None:
+        """Close the log file; later events are errors."""
+        with self._lock:
+            if self._fd is not None:
+                os.close(self._fd)
+            self._fd = None
+            if self._logger is not None:
+                self._logger = _closed_logger()
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _closed_logger() -> MLLogger:
+    writer = _LineWriter(None, _nothing)
+    writer._failure = OSError("the run's log is closed")
+    return MLLogger(logger=writer)
+
+
+def _reject_reserved(key: str, value: object, metadata: dict[str, object]) -> None:
+    content = json.dumps([key, value, metadata], default=str)
+    for text in RESERVED_TEXT:
+        if text in content and key != text:
+            raise ValueError(
+                f"event {key!r} contains the text {text!r}, which the RCP checker would take for the event of that "
+                f"name: rename the entry; the event was {content[:200]}"
+            )
+
+
+def _nothing() -> None:
+    return
+
+
+def _finite(value: object) -> object:
+    """``value`` with every NaN and infinity replaced by None, which every JSON reader takes."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {name: _finite(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return value

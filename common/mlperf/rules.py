@@ -1,0 +1,395 @@
+"""What the rules fix for each benchmark in each round: target, runs, scoring, units, names and acceptance.
+
+Sources: MLCommons training_policies (training_rules, sections on quality targets, evaluation and results),
+hpc_training_rules v3.0, and the rulesets of mlperf-logging 4.1.68, which decide where the two differ.
+A ruleset is a version such as ``"4.0.0"``; the HPC rulesets share version numbers with the training ones and are
+told apart by the benchmark.
+
+Names: a benchmark is known by the name that it has in the newest ruleset that accepts it, and also by every other
+name that logs carry (``gnn`` for rgat, ``ssd`` for retinanet up to 4.1.0). SSD300, which older logs call ``ssd``,
+is ``ssd300``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from common.errors import ConfigError
+
+Usage = Literal["training", "hpc"]
+Direction = Literal["at_least", "at_most"]
+_T = TypeVar("_T")
+
+RULESETS: dict[Usage, tuple[str, ...]] = {
+    "training": (
+        "0.7.0",
+        "1.0.0",
+        "1.1.0",
+        "2.0.0",
+        "2.1.0",
+        "3.0.0",
+        "3.1.0",
+        "4.0.0",
+        "4.1.0",
+        "5.0.0",
+        "5.1.0",
+        "6.0.0",
+        "6.1.0",
+    ),
+    "hpc": ("1.0.0", "2.0.0", "3.0.0"),
+}
+"""Rulesets that the suite knows, oldest first."""
+
+OPEN_ROUNDS: dict[Usage, str | None] = {"training": "6.1.0", "hpc": None}
+"""The round that takes submissions. There has been no HPC round since v3.0."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A quality target.
+
+    Attributes:
+        value: the target, in the metric's own unit.
+        direction: whether quality must be at least or at most ``value``.
+        metric: entry of the logged dict, or the ``metric`` metadata, that it judges; empty for a plain number.
+        bound: where values on the good side stop being plausible (the checker's other bound); None: nowhere.
+        bound_allowed: whether ``bound`` itself is still plausible.
+        target_allowed: whether ``value`` itself meets the target.
+    """
+
+    value: float
+    direction: Direction
+    metric: str = ""
+    bound: float | None = None
+    bound_allowed: bool = False
+    target_allowed: bool = True
+
+    def met(self, quality: float) -> bool:
+        """Whether ``quality`` meets the target; NaN never does."""
+        sign = 1.0 if self.direction == "at_least" else -1.0
+        margin = sign * (quality - self.value)
+        if not (margin > 0 or (margin == 0 and self.target_allowed)):
+            return False
+        if self.bound is None:
+            return True
+        room = sign * (self.bound - quality)
+        return room > 0 or (room == 0 and self.bound_allowed)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rules of one benchmark in one ruleset.
+
+    Attributes:
+        benchmark: our name of the benchmark.
+        log_name: value of ``submission_benchmark`` in this ruleset.
+        ruleset: version, such as ``"4.0.0"``.
+        usage: ``training`` or ``hpc``.
+        targets: all must be met by one evaluation.
+        large_batch_targets: global batch from which other targets hold, and those targets; None: one set for all.
+        quality_key: key of the event that reports quality.
+        progress_key: metadata entry that says how far training was at an evaluation.
+        unit: what ``progress_key`` counts.
+        runs: runs of a result.
+        dropped: runs dropped at each end by olympic scoring.
+        non_converged: runs of a result that may miss the target.
+        init_minutes: longest untimed initialisation in the closed division, minutes.
+        accepted_by: all rulesets that accept the benchmark, oldest first.
+    """
+
+    benchmark: str
+    log_name: str
+    ruleset: str
+    usage: Usage
+    targets: tuple[Target, ...]
+    large_batch_targets: tuple[int, tuple[Target, ...]] | None
+    quality_key: str
+    progress_key: str
+    unit: str
+    runs: int
+    dropped: int
+    non_converged: int
+    init_minutes: float
+    accepted_by: tuple[str, ...]
+
+    @property
+    def last_round(self) -> str:
+        """The newest round that accepts the benchmark, such as ``"v4.0"``."""
+        return round_name(self.accepted_by[-1])
+
+    @property
+    def retired(self) -> bool:
+        """Whether the round that takes submissions no longer has the benchmark."""
+        return self.accepted_by[-1] != OPEN_ROUNDS[self.usage]
+
+    def targets_at(self, global_batch: int) -> tuple[Target, ...]:
+        """The targets at a global batch, in samples."""
+        if self.large_batch_targets is not None and global_batch >= self.large_batch_targets[0]:
+            return self.large_batch_targets[1]
+        return self.targets
+
+    def target_met(self, values: Mapping[str, float], global_batch: int) -> bool:
+        """Whether one evaluation meets every target.
+
+        Args:
+            values: metric name to value; a benchmark with one plain metric may use any single name.
+            global_batch: samples per optimizer step.
+
+        Raises:
+            ValueError: if a metric that the target needs is missing.
+        """
+        for target in self.targets_at(global_batch):
+            if target.metric in values:
+                quality = values[target.metric]
+            elif len(self.targets) == 1 and len(values) == 1:
+                quality = next(iter(values.values()))
+            else:
+                raise ValueError(f"{self.benchmark}: evaluation lacks {target.metric!r}, has {sorted(values)}")
+            if math.isnan(quality) or not target.met(quality):
+                return False
+        return True
+
+
+def round_name(ruleset: str) -> str:
+    """Name of a round as the tables print it: ``"4.0.0"`` is ``"v4.0"``."""
+    return "v" + ".".join(ruleset.split(".")[:2])
+
+
+@dataclass(frozen=True)
+class _Benchmark:
+    """All rounds of one benchmark; a dict keyed by ruleset holds from that ruleset on."""
+
+    log_names: dict[str, str]
+    first: str
+    last: str
+    targets: dict[str, tuple[Target, ...]]
+    runs: int
+    unit: dict[str, str]
+    progress_key: dict[str, str]
+    usage: Usage = "training"
+    quality_key: str = "eval_accuracy"
+    dropped: int = 1
+    non_converged: int = 1
+    init_minutes: float = 30.0
+    large_batch_targets: dict[str, tuple[int, tuple[Target, ...]] | None] | None = None
+
+
+def _at_least(value: float, bound: float | None = 1.0, metric: str = "", bound_allowed: bool = False) -> Target:
+    return Target(value, "at_least", metric, bound, bound_allowed)
+
+
+def _at_most(value: float, bound: float | None = 0.0, metric: str = "", bound_allowed: bool = False) -> Target:
+    return Target(value, "at_most", metric, bound, bound_allowed)
+
+
+def _of(
+    log_name: str | dict[str, str],
+    first: str,
+    last: str,
+    target: Target | tuple[Target, ...] | dict[str, tuple[Target, ...]],
+    runs: int,
+    unit: str | dict[str, str],
+    key: str | dict[str, str],
+    usage: Usage = "training",
+    quality_key: str = "eval_accuracy",
+    dropped: int = 1,
+    non_converged: int = 1,
+    init_minutes: float = 30.0,
+    large_batch_targets: dict[str, tuple[int, tuple[Target, ...]] | None] | None = None,
+) -> _Benchmark:
+    targets = (target,) if isinstance(target, Target) else target
+    return _Benchmark(
+        log_names={first: log_name} if isinstance(log_name, str) else log_name,
+        first=first,
+        last=last,
+        targets=targets if isinstance(targets, dict) else {first: targets},
+        runs=runs,
+        unit={first: unit} if isinstance(unit, str) else unit,
+        progress_key={first: key} if isinstance(key, str) else key,
+        usage=usage,
+        quality_key=quality_key,
+        dropped=dropped,
+        non_converged=non_converged,
+        init_minutes=init_minutes,
+        large_batch_targets=large_batch_targets,
+    )
+
+
+BENCHMARKS: dict[str, _Benchmark] = {
+    "resnet": _of("resnet", "0.7.0", "4.0.0", _at_least(0.759), 5, "epoch", "epoch_num"),
+    "ssd300": _of("ssd", "0.7.0", "1.1.0", _at_least(0.23), 5, "epoch", "epoch_num"),
+    "retinanet": _of(
+        {"2.0.0": "ssd", "5.0.0": "retinanet"}, "2.0.0", "5.1.0", _at_least(0.34), 5, "epoch", "epoch_num"
+    ),
+    "maskrcnn": _of(
+        "maskrcnn",
+        "0.7.0",
+        "3.1.0",
+        (_at_least(0.377, metric="BBOX"), _at_least(0.339, metric="SEGM")),
+        5,
+        "epoch",
+        "epoch_num",
+    ),
+    "unet3d": _of(
+        "unet3d",
+        "1.0.0",
+        "4.0.0",
+        _at_least(0.908, bound=None),
+        40,
+        {"1.0.0": "epoch", "3.1.0": "samples"},
+        "epoch_num",
+        dropped=4,
+        non_converged=4,
+    ),
+    "rnnt": _of("rnnt", "1.0.0", "3.1.0", _at_most(0.058), 10, "epoch", "epoch_num"),
+    "bert": _of(
+        "bert",
+        "0.7.0",
+        "5.0.0",
+        {"0.7.0": (_at_least(0.712),), "1.0.0": (_at_least(0.72),)},
+        10,
+        "samples",
+        "epoch_num",
+        large_batch_targets={"0.7.0": (8192, (_at_least(0.706),)), "1.0.0": None},
+    ),
+    "dlrm": _of("dlrm", "0.7.0", "2.1.0", _at_least(0.8025), 5, "epoch fraction", "epoch_num"),
+    "dlrm_dcnv2": _of(
+        "dlrm_dcnv2",
+        "3.0.0",
+        "6.0.0",
+        _at_least(0.80275, bound_allowed=True),
+        10,
+        "epoch fraction",
+        "epoch_num",
+    ),
+    "gpt3": _of("gpt3", "3.0.0", "4.1.0", _at_most(2.69, bound=2.6), 3, "tokens", "epoch_num", init_minutes=60.0),
+    "stable_diffusion": _of(
+        "stable_diffusion",
+        "3.1.0",
+        "5.0.0",
+        (_at_most(90.0, metric="FID", bound_allowed=True), _at_least(0.15, metric="CLIP", bound_allowed=True)),
+        10,
+        {"3.1.0": "steps", "4.0.0": "samples"},
+        {"3.1.0": "step_num", "4.0.0": "samples_count"},
+    ),
+    "llama2_70b_lora": _of("llama2_70b_lora", "4.0.0", "6.1.0", _at_most(0.925), 10, "samples", "samples_count"),
+    "rgat": _of(
+        {"4.0.0": "gnn", "5.0.0": "rgat"}, "4.0.0", "5.1.0", _at_least(0.72), 10, "epoch fraction", "epoch_num"
+    ),
+    "llama31_405b": _of("llama31_405b", "5.0.0", "6.0.0", _at_most(5.6), 3, "samples", "samples_count"),
+    "llama31_8b": _of("llama31_8b", "5.1.0", "6.1.0", _at_most(3.3), 10, "samples", "samples_count"),
+    "flux1": _of("flux1", "5.1.0", "6.1.0", _at_most(0.586), 10, "samples", "samples_count"),
+    "gpt_oss_20b": _of("gpt_oss_20b", "6.0.0", "6.1.0", _at_most(3.34), 10, "samples", "samples_count"),
+    "deepseekv3_671b": _of("deepseekv3_671b", "6.0.0", "6.1.0", _at_most(3.6), 3, "samples", "samples_count"),
+    "dlrmv4": _of("dlrmv4", "6.1.0", "6.1.0", _at_least(0.75, bound=None), 10, "samples", "samples_count"),
+    "qwen35_397b_grpo": _of(
+        "qwen35_397b_grpo",
+        "6.1.0",
+        "6.1.0",
+        Target(0.69, "at_least", target_allowed=False),
+        3,
+        "samples",
+        "samples_count",
+    ),
+    "minigo": _of("minigo", "0.7.0", "2.1.0", _at_least(0.5), 10, "generation", "epoch_num"),
+    "gnmt": _of("gnmt", "0.7.0", "0.7.0", _at_least(0.24), 10, "epoch", "epoch_num"),
+    "transformer": _of("transformer", "0.7.0", "0.7.0", _at_least(0.25), 10, "epoch", "epoch_num"),
+    "cosmoflow": _of(
+        "cosmoflow", "1.0.0", "3.0.0", _at_most(0.124), 10, "epoch", "epoch_num", "hpc", quality_key="eval_error"
+    ),
+    "deepcam": _of(
+        "deepcam", "1.0.0", "3.0.0", _at_least(0.82, bound_allowed=True), 5, "epoch", "epoch_num", usage="hpc"
+    ),
+    "oc20": _of("oc20", "1.0.0", "3.0.0", _at_most(0.036), 5, "epoch", "epoch_num", "hpc", quality_key="eval_error"),
+    "openfold": _of(
+        "openfold", "3.0.0", "3.0.0", _at_least(0.8, bound_allowed=True), 10, "samples", "epoch_num", usage="hpc"
+    ),
+}
+"""Every benchmark and its rounds. ``runs``, ``dropped``, ``non_converged``: rules, section on results."""
+
+
+def _key(ruleset: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in ruleset.split("."))
+
+
+def _in_force(by_ruleset: Mapping[str, _T], ruleset: str) -> _T:
+    """The entry of the newest ruleset that is not newer than ``ruleset``."""
+    return by_ruleset[max((start for start in by_ruleset if _key(start) <= _key(ruleset)), key=_key)]
+
+
+def _accepted_by(entry: _Benchmark) -> tuple[str, ...]:
+    versions = RULESETS[entry.usage]
+    return versions[versions.index(entry.first) : versions.index(entry.last) + 1]
+
+
+def _names(name: str) -> dict[str, str]:
+    """Ruleset to our benchmark name, for a name of ours or one that logs carry; oldest ruleset first."""
+    if name in BENCHMARKS:
+        return dict.fromkeys(_accepted_by(BENCHMARKS[name]), name)
+    found = {
+        version: benchmark
+        for benchmark, entry in BENCHMARKS.items()
+        for version in _accepted_by(entry)
+        if _in_force(entry.log_names, version) == name
+    }
+    if not found:
+        raise ConfigError(f"benchmark {name!r} is not known; known are {', '.join(sorted(BENCHMARKS))}")
+    return dict(sorted(found.items(), key=lambda item: _key(item[0])))
+
+
+def newest_ruleset(benchmark: str) -> str:
+    """The newest ruleset that accepts ``benchmark``, under our name or the name in a log.
+
+    Raises:
+        ConfigError: if the name is not known.
+    """
+    return list(_names(benchmark))[-1]
+
+
+def accepted(log_name: str, ruleset: str) -> bool:
+    """Whether the closed division of ``ruleset`` accepts logs whose ``submission_benchmark`` is ``log_name``."""
+    return any(
+        ruleset in _accepted_by(entry) and _in_force(entry.log_names, ruleset) == log_name
+        for entry in BENCHMARKS.values()
+    )
+
+
+def rules_for(benchmark: str, ruleset: str | None = None) -> Rules:
+    """The rules of a benchmark in a ruleset.
+
+    Args:
+        benchmark: our name, or the name in a log of that ruleset.
+        ruleset: version; None for the newest that accepts the benchmark.
+
+    Raises:
+        ConfigError: if the name is not known or the ruleset does not accept it.
+    """
+    names = _names(benchmark)
+    version = newest_ruleset(benchmark) if ruleset is None else ruleset
+    if version not in names:
+        raise ConfigError(
+            f"ruleset {version} does not accept {benchmark}; it is accepted by {', '.join(names)} "
+            f"(last round {round_name(list(names)[-1])})"
+        )
+    name = names[version]
+    entry = BENCHMARKS[name]
+    large = None if entry.large_batch_targets is None else _in_force(entry.large_batch_targets, version)
+    return Rules(
+        benchmark=name,
+        log_name=_in_force(entry.log_names, version),
+        ruleset=version,
+        usage=entry.usage,
+        targets=_in_force(entry.targets, version),
+        large_batch_targets=large,
+        quality_key=entry.quality_key,
+        progress_key=_in_force(entry.progress_key, version),
+        unit=_in_force(entry.unit, version),
+        runs=entry.runs,
+        dropped=entry.dropped,
+        non_converged=entry.non_converged,
+        init_minutes=20.0 if version == "0.7.0" else entry.init_minutes,
+        accepted_by=_accepted_by(entry),
+    )

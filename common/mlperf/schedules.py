@@ -1,0 +1,264 @@
+"""When the rules evaluate: for every benchmark, a function from the global batch to its evaluation points.
+
+Source: training rules, table of evaluation frequency, and HPC rules v3.0. Points are counted in epochs (from 1) or in
+training samples over all ranks; a point in samples that is not a multiple of the global batch is reached with the
+batch that contains it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from common.data.source import Block
+
+Unit = Literal["epoch", "samples"]
+
+CRITEO_SAMPLES = 4_195_197_692
+IGBH_SEEDS = 94_605_581
+KITS19_VOLUMES = 168
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The evaluation points of a run.
+
+    Attributes:
+        first: first evaluation point, in ``unit``.
+        interval: distance between two points.
+        last: no point lies beyond it; None for no end.
+        unit: what the points count: epochs from 1, or samples over all ranks. An iteration of self-play counts as
+            an epoch.
+        start: first points that lie off the grid, ascending, before ``first``.
+        period: samples after which the grid starts anew, where the rules count within each epoch; None: never.
+        epoch_samples: samples that the rules count in an epoch, where the last batch is padded; None for the size of
+            the training set.
+    """
+
+    first: int
+    interval: int
+    last: int | None
+    unit: Unit
+    start: tuple[int, ...] = ()
+    period: int | None = None
+    epoch_samples: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.first < 1 or self.interval < 1:
+            raise ValueError(f"evaluations need a positive first point and interval: {self.first}, {self.interval}")
+        if self.last is not None and self.last < min((self.first, *self.start)):
+            raise ValueError(f"no evaluation falls before the end: first {self.first}, last {self.last}")
+
+    def points(self) -> Iterator[int]:
+        """Yield the evaluation points in order; endless if there is no last one."""
+        for point in self.start:
+            if self.last is None or point <= self.last:
+                yield point
+        begin, point = 0, self.first
+        while self.last is None or point <= self.last:
+            yield point
+            point += self.interval
+            if self.period is not None and point > begin + self.period:
+                begin += self.period
+                point = begin + self.first
+
+    def is_evaluation_point(self, position: int) -> bool:
+        """Whether an evaluation follows after ``position`` epochs or samples."""
+        if self.last is not None and position > self.last:
+            return False
+        if position in self.start:
+            return True
+        if self.period is not None and position > 0:
+            position = (position - 1) % self.period + 1
+        return position >= self.first and (position - self.first) % self.interval == 0
+
+    def blocks(self, train_samples: int, global_batch: int) -> Iterator[Block]:
+        """Yield the training between evaluations: each block ends at an evaluation point, and none follows the last.
+
+        In a schedule that counts samples, blocks consist of whole batches: a point within a batch ends the block
+        after that batch.
+
+        Args:
+            train_samples: samples of the training set.
+            global_batch: samples per optimizer step over all ranks.
+
+        Raises:
+            ValueError: if an argument is not positive, or two points fall into one batch.
+        """
+        if train_samples < 1 or global_batch < 1:
+            raise ValueError(f"train_samples and global_batch must be positive: {train_samples}, {global_batch}")
+        before = 0
+        for index, point in enumerate(self.points()):
+            if self.unit == "epoch":
+                size = self.epoch_samples or train_samples
+                yield Block(index, before + 1, point - before, before * size, (point - before) * size)
+                before = point
+                continue
+            end = math.ceil(point / global_batch) * global_batch
+            if end == before:
+                raise ValueError(f"evaluation points of {self.interval} samples are closer than a batch {global_batch}")
+            yield Block(index, before // train_samples + 1, 0, before, end - before)
+            before = end
+
+
+def _whole_batches(samples: int, global_batch: int) -> int:
+    """``samples`` rounded up to whole batches."""
+    return math.ceil(samples / global_batch) * global_batch
+
+
+def resnet(global_batch: int, first_epoch: int = 3, last_epoch: int | None = None, interval: int = 4) -> Schedule:
+    """Every 4 epochs with a fixed offset: the first evaluation follows epoch 1, 2, 3 or 4.
+
+    A demo on stand-in data may pass another ``interval``; its first evaluation may then follow any epoch up to it.
+    """
+    if not 1 <= first_epoch <= interval:
+        raise ValueError(f"resnet's first evaluation follows one of the epochs 1..{interval}, got {first_epoch}")
+    return Schedule(first_epoch, interval, last_epoch, "epoch")
+
+
+def every_epoch(global_batch: int, last_epoch: int | None = None) -> Schedule:
+    """After every epoch, or after every generation of self-play."""
+    return Schedule(1, 1, last_epoch, "epoch")
+
+
+def ssd300(global_batch: int, last_epoch: int | None = None, ruleset: str = "1.1.0") -> Schedule:
+    """Every 5 epochs; in v0.7 at epochs 40, 50, 55, 60, 65, 70, 75 and 80 only."""
+    if ruleset == "0.7.0":
+        return Schedule(50, 5, min(80, last_epoch or 80), "epoch", start=(40,))
+    return Schedule(5, 5, last_epoch, "epoch")
+
+
+def unet3d(global_batch: int) -> Schedule:
+    """First after ceil(1000*168/S) epochs, then every ceil(20*168/S), S = samples of an epoch of whole batches.
+
+    A run that has not converged after ceil(10000*168/S) epochs has failed.
+    """
+    padded = _whole_batches(KITS19_VOLUMES, global_batch)
+
+    def epochs(nominal: int) -> int:
+        return math.ceil(nominal * KITS19_VOLUMES / padded)
+
+    return Schedule(epochs(1000), epochs(20), epochs(10_000), "epoch", epoch_samples=padded)
+
+
+def bert(global_batch: int, last_samples: int | None = None, ruleset: str = "5.0.0") -> Schedule:
+    """Every 0.05 * (230.23 * GBS + 3,000,000) samples, rounded down to a multiple of 25,000.
+
+    v0.7: every 500,000 samples, from 3,000,000 on.
+    """
+    if ruleset == "0.7.0":
+        return Schedule(3_000_000, 500_000, last_samples, "samples")
+    hundredths = 23_023 * global_batch + 300_000_000  # in integers: 0.05 * (...) = hundredths / 2000
+    interval = hundredths // (2000 * 25_000) * 25_000
+    return Schedule(interval, interval, last_samples, "samples")
+
+
+def dlrm(global_batch: int) -> Schedule:
+    """20 times in the one epoch: every floor(4,195,197,692 / (GBS * 20)) iterations.
+
+    The text for the first DLRM names the reference's interval, 102,400 iterations of 2,048 samples, which is a
+    twentieth of the epoch too.
+    """
+    interval = CRITEO_SAMPLES // (global_batch * 20) * global_batch
+    return Schedule(interval, interval, 20 * interval, "samples")
+
+
+def gpt3(global_batch: int, last_samples: int | None = None) -> Schedule:
+    """Every ceil(24,576 / GBS) steps. Counted in sequences; a log reports tokens, 2,048 per sequence."""
+    interval = _whole_batches(24_576, global_batch)
+    return Schedule(interval, interval, last_samples, "samples")
+
+
+def llama2_70b_lora(global_batch: int, last_samples: int | None = None) -> Schedule:
+    """Every 384 sequences, in whole batches, without the first floor(0.125 * GBS + 2) evaluations."""
+    interval = _whole_batches(384, global_batch)
+    skipped = global_batch // 8 + 2
+    return Schedule((skipped + 1) * interval, interval, last_samples, "samples")
+
+
+def llama31_405b(global_batch: int, last_samples: int | None = None, ruleset: str = "6.0.0") -> Schedule:
+    """Every 18,432 sequences without the first floor(0.0026 * GBS + 12) evaluations; v5.0: every 46,080."""
+    if ruleset == "5.0.0":
+        interval = _whole_batches(46_080, global_batch)
+        return Schedule(interval, interval, last_samples, "samples")
+    interval = _whole_batches(18_432, global_batch)
+    skipped = (26 * global_batch + 120_000) // 10_000
+    return Schedule((skipped + 1) * interval, interval, last_samples, "samples")
+
+
+def every_12288(global_batch: int, last_samples: int | None = None) -> Schedule:
+    """Every 12,288 sequences, in whole batches."""
+    interval = _whole_batches(12_288, global_batch)
+    return Schedule(interval, interval, last_samples, "samples")
+
+
+def stable_diffusion(global_batch: int, last_samples: int | None = None) -> Schedule:
+    """A checkpoint every 512,000 images, in whole batches; its evaluation is offline."""
+    interval = _whole_batches(512_000, global_batch)
+    return Schedule(interval, interval, last_samples, "samples")
+
+
+def deepseekv3(global_batch: int, last_samples: int | None = None, ruleset: str = "6.1.0") -> Schedule:
+    """Every step; since v6.1 from step floor(42 + 24,576 / GBS) on, which the checker demands."""
+    first = 1 if ruleset == "6.0.0" else 42 + 24_576 // global_batch
+    return Schedule(first * global_batch, global_batch, last_samples, "samples")
+
+
+def rgat(global_batch: int, train_samples: int = IGBH_SEEDS, last_epoch: int = 3, ranks: int = 1) -> Schedule:
+    """20 times per epoch: every int(0.05 * batches of an epoch) iterations, counted anew in each epoch.
+
+    Each rank has floor(seeds / ranks) seeds and batches of GBS / ranks, as in the reference, so that the number of
+    batches can depend on the number of ranks.
+
+    Raises:
+        ValueError: if the global batch does not divide by the ranks, or an epoch has fewer than 20 batches.
+    """
+    if global_batch % ranks:
+        raise ValueError(f"global batch {global_batch} does not divide by {ranks} ranks")
+    batches = math.ceil((train_samples // ranks) / (global_batch // ranks))
+    if batches < 20:
+        raise ValueError(f"{train_samples} samples are {batches} batches of {global_batch}: too few for 20 evaluations")
+    interval = batches // 20 * global_batch
+    epoch = batches * global_batch
+    return Schedule(interval, interval, last_epoch * epoch, "samples", period=epoch)
+
+
+def flux1(global_batch: int, last_samples: int | None = None) -> Schedule:
+    """Every 262,144 samples, in whole batches."""
+    interval = _whole_batches(262_144, global_batch)
+    return Schedule(interval, interval, last_samples, "samples")
+
+
+def openfold(global_batch: int, last_samples: int | None = None) -> Schedule:
+    """Every 40 iterations."""
+    return Schedule(40 * global_batch, 40 * global_batch, last_samples, "samples")
+
+
+SCHEDULES: dict[str, Callable[..., Schedule]] = {
+    "resnet": resnet,
+    "ssd300": ssd300,
+    "retinanet": every_epoch,
+    "maskrcnn": every_epoch,
+    "unet3d": unet3d,
+    "rnnt": every_epoch,
+    "bert": bert,
+    "dlrm": dlrm,
+    "dlrm_dcnv2": dlrm,
+    "gpt3": gpt3,
+    "llama2_70b_lora": llama2_70b_lora,
+    "llama31_405b": llama31_405b,
+    "llama31_8b": every_12288,
+    "gpt_oss_20b": every_12288,
+    "stable_diffusion": stable_diffusion,
+    "deepseekv3_671b": deepseekv3,
+    "rgat": rgat,
+    "flux1": flux1,
+    "minigo": every_epoch,
+    "cosmoflow": every_epoch,
+    "deepcam": every_epoch,
+    "oc20": every_epoch,
+    "openfold": openfold,
+}
+"""Benchmark to the function that maps the global batch, and what the benchmark lets one choose, to the schedule."""

@@ -1,0 +1,132 @@
+"""Batch norm layers around the fused operations of :mod:`common.ops.batch_norm`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from common.ops import batch_norm as ops
+from common.ops.implementation import OperationRequest, select
+
+
+class BatchNorm2d(nn.Module):
+    """Batch norm over N, H, W with optional fused ReLU; parameters are named as in ``torch.nn.BatchNorm2d``.
+
+    Statistics and parameters stay fp32 whatever the activations are. There is no ``num_batches_tracked``: loading a
+    state that has one drops it.
+
+    Args:
+        channels: C.
+        relu: whether ReLU follows in :meth:`forward`.
+        eps: added to the variance.
+        momentum: weight of the new statistics in the running ones.
+        group: ranks over which the statistics are taken; None for this rank alone. See also :meth:`set_group`.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(
+        self,
+        channels: int,
+        relu: bool = False,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__()
+        self.relu = relu
+        self.eps = eps
+        self.momentum = momentum
+        self.group = group
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.register_buffer("running_mean", torch.zeros(channels))
+        self.register_buffer("running_var", torch.ones(channels))
+        self._batch_norm = ops.IMPLEMENTATIONS["torch"]
+        self._add_relu = ops.ADD_RELU_IMPLEMENTATIONS["torch"]
+        self._relu_max_pool = ops.RELU_MAX_POOL_IMPLEMENTATIONS["torch"]
+
+    def choose(self, requested: str, dtype: torch.dtype) -> str:
+        """Choose the implementation for activations of ``dtype`` on the device of the parameters.
+
+        Args:
+            requested: a name, or ``auto``.
+            dtype: dtype of the activations.
+
+        Returns:
+            The name chosen.
+
+        Raises:
+            UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+        """
+        request = OperationRequest(self.weight.device, dtype, self.weight.numel())
+        self._batch_norm = select(ops.IMPLEMENTATIONS, requested, request)
+        self._add_relu = select(ops.ADD_RELU_IMPLEMENTATIONS, requested, request)
+        self._relu_max_pool = select(ops.RELU_MAX_POOL_IMPLEMENTATIONS, requested, request)
+        return self._batch_norm.name
+
+    @property
+    def norm(self) -> ops.Norm:
+        """The parameters and statistics as the operations take them."""
+        return ops.Norm(self.weight, self.bias, self.running_mean, self.running_var, self.momentum, self.eps)
+
+    def forward(self, x_NCHW: Tensor) -> Tensor:
+        """``BN(x)``, or ``relu(BN(x))`` if built with ``relu``; shape and dtype of ``x_NCHW``."""
+        if self.training:
+            return self._batch_norm.function(x_NCHW, self.norm, relu=self.relu, group=self.group)
+        y_NCHW = ops.batch_norm_eval(x_NCHW, self.norm)
+        return F.relu(y_NCHW) if self.relu else y_NCHW
+
+    def add_relu(
+        self, x_NCHW: Tensor, residual_NCHW: Tensor, residual_layer: BatchNorm2d | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """``relu(BN(x) + residual)``; the residual goes through ``residual_layer`` first where one is given.
+
+        Returns:
+            The same values twice, for the two consumers of a block's output; change neither in place.
+        """
+        residual_norm = None if residual_layer is None else residual_layer.norm
+        if self.training:
+            return self._add_relu.function(x_NCHW, self.norm, residual_NCHW, residual_norm, group=self.group)
+        if residual_norm is not None:
+            residual_NCHW = ops.batch_norm_eval(residual_NCHW, residual_norm)
+        y_NCHW = F.relu(ops.batch_norm_eval(x_NCHW, self.norm) + residual_NCHW)
+        return y_NCHW, y_NCHW
+
+    def relu_max_pool(self, x_NCHW: Tensor) -> Tensor:
+        """``max_pool(relu(BN(x)), 3, stride 2, padding 1)``."""
+        if self.training:
+            return self._relu_max_pool.function(x_NCHW, self.norm, group=self.group)
+        return F.max_pool2d(F.relu(ops.batch_norm_eval(x_NCHW, self.norm)), 3, stride=2, padding=1)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        state_dict.pop(prefix + "num_batches_tracked", None)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.numel()}, relu={self.relu}, implementation={self._batch_norm.name}"
+
+
+def set_group(model: nn.Module, group: dist.ProcessGroup | None) -> None:
+    """Let every :class:`BatchNorm2d` in ``model`` take its statistics over the ranks of ``group``."""
+    for module in model.modules():
+        if isinstance(module, BatchNorm2d):
+            module.group = group
+
+
+def choose(model: nn.Module, requested: str, dtype: torch.dtype) -> str:
+    """Choose the implementation of every :class:`BatchNorm2d` in ``model``; call it once the model is on its device.
+
+    Returns:
+        The names chosen, joined by ``+`` where layers differ.
+
+    Raises:
+        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+    """
+    layers = [module for module in model.modules() if isinstance(module, BatchNorm2d)]
+    return "+".join(sorted({layer.choose(requested, dtype) for layer in layers}))

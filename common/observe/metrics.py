@@ -1,0 +1,157 @@
+"""Measurements of every step as JSON lines, and optionally for TensorBoard."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from common.errors import ConfigError, SuiteError
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+FLUSH_SECONDS = 1.0
+
+
+class MetricsWriter:
+    """Writes one JSON object per step to a file; rank 0 alone writes.
+
+    Lines are kept for up to a second, then appended with one system call each, so that a reader and a killed
+    run never meet half a line. A run that resumes appends.
+
+    Args:
+        path: the file; its folder is made.
+        rank: this process's rank.
+        tensorboard_dir: also write TensorBoard events there.
+        clock: seconds since the epoch.
+
+    Raises:
+        ConfigError: ``tensorboard_dir`` is given and the tensorboard package is missing.
+        SuiteError: the file cannot be written.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        rank: int,
+        tensorboard_dir: Path | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.path = Path(path)
+        self._clock = clock
+        self._lines: list[bytes] = []
+        self._flushed = clock()
+        self._file = -1
+        self._tensorboard: SummaryWriter | None = None
+        if rank != 0:
+            return
+        if tensorboard_dir is not None:
+            self._tensorboard = _summary_writer(tensorboard_dir)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            self._drop_torn_line()
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def write(
+        self,
+        step: int,
+        samples: int,
+        loss: float | None,
+        *,
+        step_ms: float | None = None,
+        data_wait_ms: float | None = None,
+        **values: float,
+    ) -> None:
+        """Record a step.
+
+        Args:
+            step: number of the step.
+            samples: training samples so far, over all ranks.
+            loss: the training loss; null in the file when unknown or not finite.
+            step_ms: duration of the step, milliseconds.
+            data_wait_ms: part of it spent waiting for data, milliseconds.
+            values: further figures under their names.
+        """
+        if self._file < 0:
+            return
+        now = self._clock()
+        record: dict[str, float | int | None] = {"step": step, "samples": samples, "loss": loss, **values}
+        record |= {"step_ms": step_ms, "data_wait_ms": data_wait_ms, "time": round(now, 3)}
+        finite = {name: _finite(value) for name, value in record.items()}
+        self._lines.append(json.dumps(finite, allow_nan=False).encode() + b"\n")
+        if self._tensorboard is not None:
+            for name, value in record.items():
+                if value is not None and name not in ("step", "time"):
+                    self._tensorboard.add_scalar(f"train/{name}", value, step)
+        if now - self._flushed >= FLUSH_SECONDS:
+            self.flush()
+
+    def evaluation(self, samples: int, values: dict[str, float]) -> None:
+        """Show an evaluation's values in TensorBoard over ``samples``; JSON lines hold steps only."""
+        if self._tensorboard is not None:
+            for name, value in values.items():
+                self._tensorboard.add_scalar(f"evaluation/{name}", value, samples)
+
+    def flush(self) -> None:
+        """Write what is kept."""
+        self._flushed = self._clock()
+        lines, self._lines = self._lines, []
+        for line in lines:
+            self._append(line)
+
+    def close(self) -> None:
+        """Write what is kept and close the file."""
+        if self._file < 0:
+            return
+        try:
+            self.flush()
+        finally:
+            os.close(self._file)
+            self._file = -1
+            if self._tensorboard is not None:
+                self._tensorboard.close()
+
+    def _append(self, line: bytes) -> None:
+        for _ in range(2):
+            try:
+                written = os.write(self._file, line)
+                if written == len(line):
+                    return
+                # A full disk takes part of a line: take that part back and let the second attempt say why.
+                os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+            except OSError as error:
+                raise self._failure(error) from error
+        raise self._failure(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+    def _drop_torn_line(self) -> None:
+        size = os.fstat(self._file).st_size
+        if size == 0 or os.pread(self._file, 1, size - 1) == b"\n":
+            return
+        content = self.path.read_bytes()
+        os.ftruncate(self._file, content.rfind(b"\n") + 1)
+
+    def _failure(self, error: OSError) -> SuiteError:
+        return SuiteError(f"metrics cannot be written to {self.path}: {error.strerror}. Free space or set output_dir")
+
+
+def _finite(value: float | int | None) -> float | int | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _summary_writer(folder: Path) -> SummaryWriter:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ConfigError(
+            "TensorBoard output is asked for but the tensorboard package is missing: "
+            "pip install 'mlperf-suite[tensorboard]', or turn it off"
+        ) from error
+    return SummaryWriter(str(folder))

@@ -1,0 +1,86 @@
+"""A window of steps under torch.profiler: one Chrome trace and one table for each rank."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from common.errors import ConfigError
+
+FORM = re.compile(r"steps:(\d+)-(\d+)")
+TABLE_ROWS = 40
+
+
+class ProfileWindow:
+    """Profiles the steps ``first`` to ``last``, both included.
+
+    Args:
+        first: first step of the window; None profiles nothing.
+        last: last step of the window.
+        output_dir: where ``profile_rank<r>_steps<first>-<last>.json`` (chrome://tracing, Perfetto) and ``.txt`` go.
+        rank: this process's rank.
+    """
+
+    def __init__(self, first: int | None, last: int, output_dir: Path, rank: int) -> None:
+        self.first = first
+        self._stem = f"profile_rank{rank}_steps{first}-{last}"
+        self.last = last
+        self.output_dir = Path(output_dir)
+        self.rank = rank
+        self._profiler: profile | None = None
+
+    @classmethod
+    def parse(cls, text: str | None, output_dir: Path = Path("."), rank: int = 0) -> ProfileWindow:
+        """The window that ``text`` asks for: ``"steps:100-110"``; None or "" for none.
+
+        Raises:
+            ConfigError: the text has another form, or the window is empty.
+        """
+        if not text:
+            return cls(None, -1, output_dir, rank)
+        match = FORM.fullmatch(text.strip())
+        if match is None or int(match[1]) > int(match[2]):
+            raise ConfigError(f"profile={text!r}: the form is steps:FIRST-LAST, for example steps:100-110")
+        return cls(int(match[1]), int(match[2]), output_dir, rank)
+
+    @property
+    def active(self) -> bool:
+        """Whether the profiler is running."""
+        return self._profiler is not None
+
+    def before(self, step: int) -> None:
+        """Call before every step; starts the profiler at the first step of the window."""
+        if self.first is None or self._profiler is not None or not self.first <= step <= self.last:
+            return
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        self._profiler = profile(activities=activities, record_shapes=True)
+        self._profiler.start()
+
+    def after(self, step: int) -> list[Path]:
+        """Call after every step; at the last step of the window stops the profiler and writes its files.
+
+        Returns:
+            The files that were written, if any.
+        """
+        return self.close() if step >= self.last else []
+
+    def close(self) -> list[Path]:
+        """Stop the profiler where the run ends inside the window; the files that were written."""
+        if self._profiler is None:
+            return []
+        profiler, self._profiler = self._profiler, None
+        self.first = None
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        profiler.stop()
+        self.output_dir.mkdir(parents=True, exist_ok=True)
+        trace, table = (self.output_dir / f"{self._stem}{ending}" for ending in (".json", ".txt"))
+        profiler.export_chrome_trace(str(trace))
+        order = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+        table.write_text(profiler.key_averages().table(sort_by=order, row_limit=TABLE_ROWS) + "\n")
+        return [trace, table]

@@ -1,0 +1,130 @@
+"""What a person at a terminal, or a reader of a log file, sees of a running block."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from tqdm import tqdm
+
+BAR_FORMAT = (
+    "{desc} {percentage:3.0f}%|{bar:24}| {n_fmt}/{total_fmt} samples, {rate_fmt}{postfix}, evaluation in {remaining}"
+)
+
+
+class Progress:
+    """The progress of training on rank 0: a bar on a terminal, a line every few seconds elsewhere.
+
+    Args:
+        rank: ranks other than 0 print nothing.
+        stream: where to print.
+        interval_seconds: time between two plain lines.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        stream: TextIO | None = None,
+        interval_seconds: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._active = rank == 0
+        self._stream = stream if stream is not None else sys.stderr
+        self._interval = interval_seconds
+        self._clock = clock
+        self._bar: tqdm | None = None
+        self._label = ""
+        self._total = self._done = 0
+        self._loss: float | None = None
+        self._started = self._printed = clock()
+
+    def block(self, index: int, total_samples: int, label: str) -> None:
+        """Begin block ``index`` (from 0) of ``total_samples`` samples over all ranks."""
+        if not self._active:
+            return
+        self._close_block()
+        self._label = f"block {index + 1}" + (f", {label}" if label else "")
+        self._total, self._done, self._loss = total_samples, 0, None
+        self._started = self._printed = self._clock()
+        if self._stream.isatty():
+            self._bar = tqdm(
+                total=total_samples,
+                desc=self._label,
+                unit=" samples",
+                unit_scale=True,
+                bar_format=BAR_FORMAT,
+                file=self._stream,
+                leave=False,
+                dynamic_ncols=True,
+                smoothing=0.1,
+            )
+
+    def update(self, samples: int, loss: float | None = None) -> None:
+        """Add ``samples`` that were trained on since the last call, and the latest loss if it is known."""
+        if not self._active:
+            return
+        self._done += samples
+        if loss is not None:
+            self._loss = loss
+        if self._bar is not None:
+            if loss is not None:
+                self._bar.set_postfix_str(f"loss {loss:.4g}", refresh=False)
+            self._bar.update(samples)
+        elif self._clock() - self._printed >= self._interval:
+            self._print_line()
+
+    def line(self, text: str) -> None:
+        """Print a line; above the bar where there is one."""
+        if not self._active:
+            return
+        if self._bar is not None:
+            self._bar.clear()
+        self._write(text)
+        if self._bar is not None:
+            self._bar.refresh()
+
+    def clear(self) -> None:
+        """Take the bar off the screen before something else prints; the next update draws it again."""
+        if self._bar is not None:
+            self._bar.clear()
+
+    def close(self) -> None:
+        """End the last block."""
+        if self._active:
+            self._close_block()
+
+    def _close_block(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+        if self._total and self._done:
+            self._print_line()
+        self._total = self._done = 0
+
+    def _print_line(self) -> None:
+        self._printed = self._clock()
+        elapsed = self._printed - self._started
+        rate = self._done / elapsed if elapsed > 0 else 0.0
+        parts = [f"{self._label}: {self._done:,}/{self._total:,} samples", f"{_rate(rate)} samples/s"]
+        if self._loss is not None:
+            parts.append(f"loss {self._loss:.4g}")
+        if 0 < self._done < self._total and rate > 0:
+            parts.append(f"evaluation in {_duration((self._total - self._done) / rate)}")
+        self._write(", ".join(parts))
+
+    def _write(self, text: str) -> None:
+        self._stream.write(f"{text}\n")
+        self._stream.flush()
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

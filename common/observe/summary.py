@@ -1,0 +1,185 @@
+"""The end of a run: a block of text for the terminal and a picture of loss and quality."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+NOT_A_RESULT = "not an MLPerf result of any division: the data are a stand-in"
+NOT_A_SCORE = "one run is not a score; unverified, not verified by MLCommons Association"
+RESUMED = "a resumed run is not scored"
+TRAIN_COLOUR, QUALITY_COLOUR, TARGET_COLOUR = "#4c72b0", "#2f7d4f", "#b03a2e"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What is told at the end of a run; plain values.
+
+    Attributes:
+        benchmark: name of the workload.
+        metric: name of the quality metric.
+        target: the value to reach.
+        direction: ``"higher"`` or ``"lower"``: which is better.
+        status: ``"success"`` or ``"aborted"``.
+        reached: the best value, or the passing one; None before the first evaluation.
+        history: (training samples, quality) of each evaluation.
+        losses: (training samples, loss) of training, any density.
+        minutes: from run_start to run_stop.
+        throughput: training samples per second over the run.
+        seed: seed of the run.
+        stand_in: the data are a stand-in.
+        resumed: the run continued from a checkpoint.
+        verdict: what the log earns, in words.
+        hardware: machine and number of devices.
+        paths: what to where: log, metrics, checkpoints; ``picture`` is added.
+        samples: word for the unit that the benchmark counts.
+    """
+
+    benchmark: str
+    metric: str
+    target: float
+    direction: str
+    status: str
+    reached: float | None
+    history: Sequence[tuple[int, float]]
+    losses: Sequence[tuple[int, float]]
+    minutes: float
+    throughput: float
+    seed: int
+    stand_in: bool
+    resumed: bool
+    verdict: str
+    hardware: str
+    paths: Mapping[str, str | Path] = field(default_factory=dict)
+    samples: str = "samples"
+
+
+def write_summary(summary: Summary, output_dir: Path) -> str:
+    """Draw ``output_dir/summary.png`` and print the summary to standard error.
+
+    Returns:
+        The text that was printed.
+    """
+    picture = Path(output_dir) / "summary.png"
+    draw(summary, picture)
+    text = format_summary(summary, {**summary.paths, "picture": picture})
+    print(text, file=sys.stderr, flush=True)
+    return text
+
+
+def format_summary(summary: Summary, paths: Mapping[str, str | Path]) -> str:
+    """The summary as lines of text."""
+    relation = ">=" if summary.direction == "higher" else "<="
+    reached = "no evaluation" if summary.reached is None else f"{summary.reached:.5g}"
+    rows = {
+        "benchmark": summary.benchmark,
+        "status": _status(summary),
+        "quality": f"{summary.metric} {reached} (target {relation} {summary.target:g})",
+        "time": f"{summary.minutes:.2f} minutes from run_start to run_stop",
+        "throughput": f"{_figure(summary.throughput)} {summary.samples}/s",
+        "hardware": summary.hardware,
+        "seed": str(summary.seed),
+        "data set": "stand-in" if summary.stand_in else "as the rules name it",
+        "verdict": summary.verdict,
+        "note": _note(summary),
+    }
+    rows |= {name: str(path) for name, path in paths.items()}
+    width = max(len(name) for name in rows)
+    rule = "-" * 72
+    lines = [f"{name:<{width}}  {value}" for name, value in rows.items()]
+    return "\n".join([rule, *lines, rule])
+
+
+def draw(summary: Summary, picture: Path) -> None:
+    """Loss and quality over training samples, with the target, as a PNG written beside and renamed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+    from matplotlib.ticker import EngFormatter
+
+    figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 6.5), sharex=True, layout="constrained")
+    figure.suptitle(f"{summary.benchmark} on {summary.hardware}", fontsize=13, fontweight="bold")
+    top.set_title("\n".join(_title_lines(summary)), fontsize=8.5, color="#444444", loc="left", pad=10)
+    _draw_losses(top, summary.losses)
+    _draw_quality(bottom, summary)
+    bottom.set_xlabel(f"training {summary.samples}")
+    bottom.xaxis.set_major_formatter(EngFormatter(sep=" "))
+    for axes in (top, bottom):
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    beside = picture.with_name(f".{picture.name}.tmp")
+    figure.savefig(beside, dpi=140, format="png")
+    plt.close(figure)
+    beside.replace(picture)
+
+
+def _draw_losses(axes: Any, losses: Sequence[tuple[int, float]]) -> None:
+    axes.set_ylabel("training loss")
+    finite = [(samples, loss) for samples, loss in losses if math.isfinite(loss)]
+    if not finite:
+        axes.text(0.5, 0.5, "no loss was recorded", ha="center", va="center", transform=axes.transAxes, color="#777777")
+        return
+    samples, values = zip(*finite, strict=True)
+    if len(finite) < 50:
+        axes.plot(samples, values, color=TRAIN_COLOUR, linewidth=1.6)
+        return
+    axes.plot(samples, values, color=TRAIN_COLOUR, linewidth=0.8, alpha=0.35, label="each step")
+    axes.plot(samples, _smooth(values), color=TRAIN_COLOUR, linewidth=1.8, label="moving mean")
+    axes.legend(frameon=False, fontsize=8)
+    ordered = sorted(values)
+    if ordered[0] > 0 and ordered[-1] > 30 * ordered[len(ordered) // 2]:
+        axes.set_yscale("log")
+
+
+def _draw_quality(axes: Any, summary: Summary) -> None:
+    axes.set_ylabel(summary.metric)
+    axes.axhline(summary.target, color=TARGET_COLOUR, linestyle="--", linewidth=1.2, label=f"target {summary.target:g}")
+    if summary.history:
+        samples, values = zip(*summary.history, strict=True)
+        label = f"evaluations, last {values[-1]:.4g}"
+        axes.plot(samples, values, color=QUALITY_COLOUR, marker="o", markersize=4, linewidth=1.4, label=label)
+    else:
+        axes.text(0.5, 0.4, "no evaluation", ha="center", va="center", transform=axes.transAxes, color="#777777")
+    axes.margins(y=0.15)
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _smooth(values: Sequence[float]) -> list[float]:
+    """Mean over 2 % of the values around each, at least 5 to either side where there are as many."""
+    reach = max(5, len(values) // 100)
+    sums = [0.0, *itertools.accumulate(values)]
+    means = []
+    for index in range(len(values)):
+        width = min(reach, index, len(values) - 1 - index)
+        first, last = index - width, index + width + 1
+        means.append((sums[last] - sums[first]) / (last - first))
+    return means
+
+
+def _title_lines(summary: Summary) -> list[str]:
+    """Status, verdict and note, broken to the width of the picture."""
+    return [part for text in (_status(summary), summary.verdict, _note(summary)) for part in textwrap.wrap(text, 110)]
+
+
+def _status(summary: Summary) -> str:
+    if summary.status == "success":
+        return f"success: target reached after {summary.minutes:.2f} minutes"
+    return f"{summary.status}: target not reached in {summary.minutes:.2f} minutes"
+
+
+def _note(summary: Summary) -> str:
+    if summary.stand_in:
+        return NOT_A_RESULT
+    return RESUMED if summary.resumed else NOT_A_SCORE
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

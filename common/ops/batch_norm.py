@@ -1,0 +1,191 @@
+"""Training batch normalisation fused with what follows it: ReLU, a residual, a second batch norm, max pooling.
+
+Three operations, each with a plain PyTorch version (the oracle) and a Triton one:
+
+``batch_norm``                ``BN(x)`` or ``relu(BN(x))``
+``batch_norm_add_relu``       ``relu(BN(x) + residual)`` or ``relu(BN(x) + BN(projection))``, returned twice: the next
+                              block uses one for its convolution and one for its residual, so that backward receives
+                              the two gradients separately and adds them while it reads them
+``batch_norm_relu_max_pool``  ``max_pool(relu(BN(x)), 3, stride 2, padding 1)``
+
+Statistics are per channel over N, H, W, and over the ranks of ``group`` where one is given (group batch norm): then
+the result, running statistics and gradients equal batch norm over the concatenated batch, each rank holding the part of
+the weight and bias gradients that sums to the whole (as for every other parameter).
+Shapes: N images, C channels, H height, W width. Activations are fp16, bf16, fp32 (or fp64 in the plain version);
+weight, bias and statistics are fp32.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from common.ops.implementation import Implementation, OperationRequest, always
+
+
+class Norm(NamedTuple):
+    """Parameters and running statistics of one batch norm.
+
+    Attributes:
+        weight, bias: (C,), scale and shift after normalising.
+        running_mean, running_var: (C,), updated in place: ``r <- (1 - momentum) r + momentum s`` with the unbiased
+            variance, as PyTorch does.
+        momentum: weight of the new statistics (1 minus the decay of other frameworks).
+        eps: added to the variance.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+    momentum: float = 0.1
+    eps: float = 1e-5
+
+
+class _SumOverGroup(torch.autograd.Function):
+    """Sum over the ranks of a group; so is the gradient, since every rank's loss depends on every rank's input."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        total = value.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        total = gradients[0].clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+def _normalise(x_NCHW: Tensor, norm: Norm, group: dist.ProcessGroup | None) -> Tensor:
+    if group is None:
+        return F.batch_norm(
+            x_NCHW,
+            norm.running_mean,
+            norm.running_var,
+            norm.weight,
+            norm.bias,
+            training=True,
+            momentum=norm.momentum,
+            eps=norm.eps,
+        )
+    wide = x_NCHW.to(norm.weight.dtype)
+    shape = (1, -1, 1, 1)
+    count = wide.new_tensor([wide.numel() // wide.shape[1]])
+    total_C1 = _SumOverGroup.apply(torch.cat([wide.sum((0, 2, 3)), count]), group)
+    elements = total_C1[-1]
+    mean_C = total_C1[:-1] / elements
+    centred = wide - mean_C.view(shape)
+    variance_C = _SumOverGroup.apply(centred.square().sum((0, 2, 3)), group) / elements
+    with torch.no_grad():
+        norm.running_mean.lerp_(mean_C, norm.momentum)
+        norm.running_var.lerp_(variance_C * (elements / (elements - 1)), norm.momentum)
+    scaled = centred * torch.rsqrt(variance_C + norm.eps).view(shape)
+    return (scaled * norm.weight.view(shape) + norm.bias.view(shape)).to(x_NCHW.dtype)
+
+
+def batch_norm_torch(
+    x_NCHW: Tensor, norm: Norm, *, relu: bool = False, group: dist.ProcessGroup | None = None
+) -> Tensor:
+    """Batch norm with batch statistics, then ReLU if ``relu``. Plain version.
+
+    Args:
+        x_NCHW: input.
+        norm: parameters; its running statistics are updated.
+        relu: whether ReLU follows.
+        group: ranks that share statistics; None for this rank alone.
+
+    Returns:
+        Tensor of the shape and dtype of ``x_NCHW``.
+    """
+    y_NCHW = _normalise(x_NCHW, norm, group)
+    return F.relu(y_NCHW) if relu else y_NCHW
+
+
+def batch_norm_add_relu_torch(
+    x_NCHW: Tensor,
+    norm: Norm,
+    residual_NCHW: Tensor,
+    residual_norm: Norm | None = None,
+    *,
+    group: dist.ProcessGroup | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The end of a residual block: ``relu(BN(x) + residual)``, the residual itself normalised where a
+    ``residual_norm`` is given. Plain version.
+
+    Returns:
+        The same values twice, shape and dtype of ``x_NCHW``: one for each consumer. Neither may be changed in place.
+    """
+    if residual_norm is not None:
+        residual_NCHW = _normalise(residual_NCHW, residual_norm, group)
+    y_NCHW = F.relu(_normalise(x_NCHW, norm, group) + residual_NCHW)
+    return y_NCHW, y_NCHW
+
+
+def batch_norm_relu_max_pool_torch(x_NCHW: Tensor, norm: Norm, *, group: dist.ProcessGroup | None = None) -> Tensor:
+    """``max_pool(relu(BN(x)), kernel 3, stride 2, padding 1)``. Plain version.
+
+    Returns:
+        (N, C, (H + 1) // 2, (W + 1) // 2), dtype of ``x_NCHW``.
+    """
+    return F.max_pool2d(batch_norm_torch(x_NCHW, norm, relu=True, group=group), 3, stride=2, padding=1)
+
+
+def batch_norm_eval(x_NCHW: Tensor, norm: Norm) -> Tensor:
+    """Batch norm with the running statistics; the same in every implementation that does not fuse it."""
+    return F.batch_norm(
+        x_NCHW, norm.running_mean, norm.running_var, norm.weight, norm.bias, training=False, eps=norm.eps
+    )
+
+
+def _triton_unsupported(request: OperationRequest) -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if request.device.type != "cuda" and not interpreted:
+        return f"Triton kernels need a CUDA device, not {request.device.type}"
+    if request.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return f"activations are fp16, bf16 or fp32, not {request.dtype}"
+    if request.channels % 8:
+        return f"{request.channels} channels are not a multiple of 8"
+    return None
+
+
+def _batch_norm_triton(*args: Any, **kwargs: Any) -> Tensor:
+    from common.ops import batch_norm_triton
+
+    return batch_norm_triton.batch_norm(*args, **kwargs)
+
+
+def _batch_norm_add_relu_triton(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    from common.ops import batch_norm_triton
+
+    return batch_norm_triton.batch_norm_add_relu(*args, **kwargs)
+
+
+def _batch_norm_relu_max_pool_triton(*args: Any, **kwargs: Any) -> Tensor:
+    from common.ops import batch_norm_pool_triton
+
+    return batch_norm_pool_triton.batch_norm_relu_max_pool(*args, **kwargs)
+
+
+IMPLEMENTATIONS = {
+    "triton": Implementation("triton", _batch_norm_triton, _triton_unsupported),
+    "torch": Implementation("torch", batch_norm_torch, always),
+}
+ADD_RELU_IMPLEMENTATIONS = {
+    "triton": Implementation("triton", _batch_norm_add_relu_triton, _triton_unsupported),
+    "torch": Implementation("torch", batch_norm_add_relu_torch, always),
+}
+RELU_MAX_POOL_IMPLEMENTATIONS = {
+    "triton": Implementation("triton", _batch_norm_relu_max_pool_triton, _triton_unsupported),
+    "torch": Implementation("torch", batch_norm_relu_max_pool_torch, always),
+}

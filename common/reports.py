@@ -1,0 +1,86 @@
+"""Reports of iterations that the device has yet to finish."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from common.step import Report, TrainStep
+
+
+@dataclass(frozen=True)
+class Finished:
+    """An iteration that the device has finished.
+
+    Attributes:
+        step: its number in the run, from 1.
+        samples: training samples done with it, over all ranks.
+        report: what it told.
+        step_ms: milliseconds since the iteration before it finished; 0 for the first.
+        data_wait_ms: milliseconds that the host waited for its data.
+    """
+
+    step: int
+    samples: int
+    report: Report
+    step_ms: float
+    data_wait_ms: float
+
+
+@dataclass
+class _Pending:
+    step: int
+    samples: int
+    data_wait_ms: float
+    host: Tensor
+    done: torch.cuda.Event | None
+    launched: float
+
+
+class PendingReports:
+    """A queue of launched iterations. Reading waits for the oldest one alone, through an event.
+
+    Args:
+        step: the iteration, which knows how to read its report.
+    """
+
+    def __init__(self, step: TrainStep) -> None:
+        self._step = step
+        self._queue: deque[_Pending] = deque()
+        self._free: list[Tensor] = []
+        self._before: _Pending | None = None
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def push(self, step: int, samples: int, report: Tensor, data_wait_ms: float) -> None:
+        """Queue the copy of ``report`` to the host on the current stream."""
+        if report.device.type == "cuda":
+            host = self._free.pop() if self._free else torch.empty(report.shape, dtype=report.dtype, pin_memory=True)
+            host.copy_(report, non_blocking=True)
+            done = torch.cuda.Event(enable_timing=True)
+            done.record()
+        else:
+            host, done = report.clone(), None
+        self._queue.append(_Pending(step, samples, data_wait_ms, host, done, time.perf_counter()))
+
+    def pop(self) -> Finished:
+        """Wait for the oldest iteration and read its report."""
+        entry = self._queue.popleft()
+        if entry.done is not None:
+            entry.done.synchronize()
+        report = self._step.read(entry.host.tolist())
+        if entry.done is not None:
+            self._free.append(entry.host)
+        before, self._before = self._before, entry
+        elapsed = 0.0
+        if before is not None:
+            if before.done is not None and entry.done is not None:
+                elapsed = before.done.elapsed_time(entry.done)
+            else:
+                elapsed = (entry.launched - before.launched) * 1e3
+        return Finished(entry.step, entry.samples, report, elapsed, entry.data_wait_ms)

@@ -1,0 +1,109 @@
+"""One training iteration: accumulation, forward, backward, gradient reduction, update, and its report.
+
+The iteration never waits for the device. What the host needs to know of it (mean loss, overflow, whether any rank was
+asked to stop) is summed over all ranks into one small device tensor, the *report*, which the trainer reads a few steps
+later: every rank reads the same numbers of the same step and so decides the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from common.data.source import Batch
+from common.distributed.layout import Layout
+from common.optim.optimizer import Updater
+from common.workload import Losses
+
+ForwardBackward = Callable[[Sequence[Batch], Callable[[], None]], dict[str, Tensor]]
+
+
+def accumulate(loss: Callable[[Batch], Losses]) -> ForwardBackward:
+    """Forward and backward over micro-batches whose gradients add up.
+
+    Args:
+        loss: forward pass and loss of one micro-batch.
+
+    Returns:
+        A function of (micro-batches, arm) that calls ``arm`` before the last backward, from where on gradients are
+        final and may be reduced, and returns the means of the metrics over the micro-batches.
+    """
+
+    def forward_backward(micro_batches: Sequence[Batch], arm: Callable[[], None]) -> dict[str, Tensor]:
+        sums: dict[str, Tensor] = {}
+        for index, micro_batch in enumerate(micro_batches):
+            losses = loss(micro_batch)
+            if index == len(micro_batches) - 1:
+                arm()
+            losses.total.backward()
+            for name, value in losses.metrics.items():
+                value = value.detach().to(torch.float32)
+                sums[name] = sums[name] + value if name in sums else value
+        return {name: value / len(micro_batches) for name, value in sums.items()}
+
+    return forward_backward
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one iteration tells the host: read when its device work is done, the same on all ranks."""
+
+    metrics: dict[str, float]
+    overflow: bool
+    stop: bool
+
+
+class TrainStep:
+    """One iteration over the micro-batches of one optimizer step. Capturable.
+
+    Args:
+        forward_backward: usually ``accumulate(workload.loss)``.
+        updaters: what applies the gradients, in order.
+        layout: the ranks whose reports are summed.
+
+    Attributes:
+        skip: 0-d float32 on the device; non-zero makes every updater write nothing (warm-up).
+        stop: 0-d float32 on the device; non-zero asks all ranks to stop (set by a signal on any of them).
+    """
+
+    def __init__(self, forward_backward: ForwardBackward, updaters: Sequence[Updater], layout: Layout) -> None:
+        self.forward_backward = forward_backward
+        self.updaters = tuple(updaters)
+        self.layout = layout
+        self.skip = torch.zeros((), device=layout.device)
+        self.stop = torch.zeros((), device=layout.device)
+        self.names: tuple[str, ...] = ()
+        # Asked for here, so that it exists on every rank before the first iteration.
+        self._everyone = layout.group("pp", "dp", "cp", "tp") if layout.world_size > 1 else None
+
+    def __call__(self, micro_batches: Sequence[Batch]) -> Tensor:
+        """Run the iteration; returns the report tensor, float32 of shape (2 + metrics,), summed over ranks."""
+        for updater in self.updaters:
+            updater.begin()
+        metrics = self.forward_backward(micro_batches, self._arm)
+        for updater in self.updaters:
+            updater.update(self.skip)
+        overflow = torch.zeros((), device=self.layout.device)
+        for updater in self.updaters:
+            overflow = torch.maximum(overflow, updater.metrics["overflow"].to(torch.float32))
+        rate = self.updaters[0].metrics["learning_rate"].to(torch.float32)
+        metrics = {**metrics, "learning_rate": rate}
+        self.names = tuple(metrics)
+        report = torch.stack([self.stop, overflow, *metrics.values()])
+        if self._everyone is not None:
+            dist.all_reduce(report, group=self._everyone)
+        return report
+
+    def read(self, report: Sequence[float]) -> Report:
+        """The report's numbers by name; ``report`` is the tensor's content on the host."""
+        ranks = self.layout.world_size
+        values = {name: value / ranks for name, value in zip(self.names, report[2:], strict=True)}
+        return Report(metrics=values, overflow=report[1] > 0, stop=report[0] > 0)
+
+    def _arm(self) -> None:
+        for updater in self.updaters:
+            updater.arm()

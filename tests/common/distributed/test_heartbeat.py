@@ -1,0 +1,181 @@
+"""Real ranks that stop, sleep, die or skip a collective: every run ends with one message that names the rank."""
+
+import multiprocessing
+import os
+import re
+import signal
+import time
+from datetime import timedelta
+
+import heartbeat_ranks
+import pytest
+import torch.distributed as dist
+
+from common.distributed.faults import GracefulStop, Heartbeat, lost_peer
+from common.distributed.startup import Place
+from common.errors import RankFailure
+
+# The limit, two looks at the board, the message, and slow processes on a busy machine.
+END_SECONDS = heartbeat_ranks.TIMEOUT_SECONDS + 25
+
+
+@pytest.fixture(scope="module")
+def context():
+    forkserver = multiprocessing.get_context("forkserver")
+    forkserver.set_forkserver_preload(["common.distributed.faults"])
+    return forkserver
+
+
+class Job:
+    """Exit codes and messages of the ranks of one run."""
+
+    def __init__(self, context, folder, fault, world_size, agent_store):
+        is_master = agent_store
+        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
+        port = self.store.port
+        if not is_master:
+            self.store = None  # Frees the port for rank 0.
+        arguments = [(rank, world_size, port, str(folder), fault, agent_store) for rank in range(world_size)]
+        self.ranks = [context.Process(target=heartbeat_ranks.run, args=given) for given in arguments]
+        for process in self.ranks:
+            process.start()
+        self.folder = folder
+
+    def finish(self, stopped=()):
+        deadline = time.monotonic() + END_SECONDS
+        for rank, process in enumerate(self.ranks):
+            if rank not in stopped:
+                process.join(max(0.1, deadline - time.monotonic()))
+        codes = [process.exitcode for process in self.ranks]
+        for process in self.ranks:
+            process.kill()
+            process.join()
+        return codes
+
+    def messages(self):
+        text = "".join((self.folder / f"stderr{rank}").read_text() for rank in range(len(self.ranks)))
+        return text, [line for line in text.splitlines() if line.startswith("error:")]
+
+
+@pytest.fixture
+def job(context, tmp_path):
+    jobs = []
+
+    def start(fault, world_size=2, agent_store=True):
+        jobs.append(Job(context, tmp_path, fault, world_size, agent_store))
+        return jobs[-1]
+
+    yield start
+    for started in jobs:
+        for process in started.ranks:
+            process.kill()
+
+
+def test_a_healthy_run_ends_without_a_word(job):
+    run = job("none")
+    assert run.finish() == [0, 0]
+    assert run.messages()[1] == []
+
+
+def test_ranks_may_wait_for_one_in_an_extended_phase(job):
+    run = job("long evaluation")
+    assert run.finish() == [0, 0]
+    assert run.messages()[1] == []
+
+
+def test_a_stopped_rank_is_named(job, tmp_path):
+    run = job("stop", world_size=3)
+    codes = run.finish(stopped=[1])
+    text, errors = run.messages()
+    assert [codes[0], codes[2]] == [RankFailure.exit_code] * 2, text
+    assert len(errors) == 1, text
+    assert "rank 1 gives no sign of life" in errors[0]
+    # The last step is as old as the last exchange of heartbeats.
+    assert re.search(r"last heard of: step [1-5], phase 'train'", errors[0]), text
+    assert "all_reduce" in (tmp_path / "stacks_rank0.txt").read_text()
+    assert (tmp_path / "stacks_rank2.txt").exists()
+
+
+def test_a_rank_stuck_outside_of_collectives_is_named_with_its_line(job, tmp_path):
+    run = job("sleep")
+    codes = run.finish()
+    text, errors = run.messages()
+    assert codes == [RankFailure.exit_code] * 2, text
+    assert len(errors) == 1, text
+    assert "rank 1 makes no progress" in errors[0]
+    assert "heartbeat_ranks.py" in errors[0]
+    assert "_meet" in (tmp_path / "stacks_rank1.txt").read_text()
+
+
+def test_a_rank_that_skipped_a_collective_is_named(job):
+    run = job("skip", world_size=3)
+    codes = run.finish()
+    text, errors = run.messages()
+    assert codes == [RankFailure.exit_code] * 3, text
+    assert len(errors) == 1, text
+    assert "rank 1 skipped a collective" in errors[0], text
+    assert "ranks 0, 2 wait in step 5, barrier from" in errors[0], text
+
+
+def test_a_rank_in_another_collective_is_named(job):
+    run = job("other collective", world_size=3)
+    codes = run.finish()
+    text, errors = run.messages()
+    assert codes == [RankFailure.exit_code] * 3, text
+    assert len(errors) == 1, text
+    assert errors[0].startswith("error: rank 1 "), text
+
+
+def test_a_stopped_host_of_the_store_is_named_by_the_survivors(job):
+    run = job("stop rank 0", agent_store=False)
+    codes = run.finish(stopped=[0])
+    text, errors = run.messages()
+    assert codes[1] == RankFailure.exit_code, text
+    assert len(errors) == 1, text
+    assert "rank 0, which hosts the store" in errors[0]
+
+
+def test_a_dead_rank_fails_the_collective_of_the_others_with_one_line(job):
+    run = job("die")
+    codes = run.finish()
+    assert codes[1] == -signal.SIGKILL
+    assert codes[0] not in (0, None)
+    text, _ = run.messages()
+    reason = next(line for line in text.splitlines() if line.startswith("RuntimeError") or "Error:" in line)
+    assert lost_peer(RuntimeError(reason), 0) is not None, text
+
+
+def test_a_single_rank_watches_itself(context, tmp_path):
+    process = context.Process(target=heartbeat_ranks.run_alone, args=(str(tmp_path),))
+    process.start()
+    process.join(END_SECONDS)
+    assert process.exitcode == RankFailure.exit_code
+    assert "rank 0 makes no progress" in (tmp_path / "stderr0").read_text()
+
+
+def test_stop_before_start_and_zero_timeout_do_nothing(tmp_path):
+    heartbeat = Heartbeat(Place(0, 1, 0, 1, 0, "single"), tmp_path, 0)
+    heartbeat.start()
+    heartbeat.beat(1, "train")
+    heartbeat.stop()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_errors_are_not_lost_peers():
+    assert lost_peer(RuntimeError("mat1 and mat2 shapes cannot be multiplied"), 0) is None
+    assert lost_peer(KeyError("Connection closed"), 0) is None
+
+
+def test_the_first_signal_only_sets_a_flag():
+    with GracefulStop() as stop:
+        assert not stop.requested
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.requested
+        assert stop.signal_name == "SIGTERM"
+
+
+def test_the_second_signal_acts_as_it_would_have():
+    with GracefulStop():
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)

@@ -1,0 +1,117 @@
+"""The launcher with tiny scripts as ranks: exit codes, one message, signals, and the store it hosts."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from common.distributed.startup import relaunch
+
+# The ranks don't import torch, so that they start at once.
+PRELUDE = """
+import os, signal, sys, time
+rank = int(os.environ["RANK"])
+"""
+
+
+def launch(body, nproc=2, grace_seconds=20.0, argv=()):
+    return relaunch(nproc, list(argv), command=[sys.executable, "-c", PRELUDE + body], grace_seconds=grace_seconds)
+
+
+def test_all_ranks_succeed(capfd):
+    assert launch("print(rank, os.environ['WORLD_SIZE'], os.environ['LOCAL_RANK'], sys.argv[1])", argv=["a=1"]) == 0
+    out, err = capfd.readouterr()
+    assert sorted(out.splitlines()) == ["0 2 0 a=1", "1 2 1 a=1"]
+    assert err == ""
+
+
+def test_own_exit_code_is_returned_without_a_second_message(capfd):
+    assert launch("if rank == 1: sys.exit(5)\ntime.sleep(60)") == 5
+    assert capfd.readouterr().err == ""
+
+
+def test_foreign_exit_code_is_reported_once(capfd):
+    assert launch("if rank == 1: sys.exit(42)\ntime.sleep(60)", nproc=3) == 42
+    assert capfd.readouterr().err == "error: rank 1 ended with exit code 42; the other ranks are being stopped\n"
+
+
+def test_a_killed_rank_is_named_with_its_signal(capfd):
+    assert launch("if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)") == 128 + signal.SIGKILL
+    err = capfd.readouterr().err
+    assert err.startswith("error: rank 1 was killed by SIGKILL")
+    assert err.count("\n") == 1
+
+
+def test_ranks_that_ignore_sigterm_are_killed_after_the_grace_period():
+    body = """
+if rank == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    open(sys.argv[1], "w").close()
+else:
+    while not os.path.exists(sys.argv[1]): time.sleep(0.01)
+    sys.exit(9)
+time.sleep(60)
+"""
+    marker = f"/tmp/launcher_test_{os.getpid()}_{time.monotonic_ns()}"
+    started = time.monotonic()
+    try:
+        assert launch(body, grace_seconds=1.0, argv=[marker]) == 9
+    finally:
+        os.unlink(marker)
+    assert time.monotonic() - started < 30
+
+
+def test_a_stopped_rank_does_not_hold_the_group(capfd):
+    body = "if rank == 0: os.kill(os.getpid(), signal.SIGSTOP)\nelse: sys.exit(7)\ntime.sleep(60)"
+    assert launch(body) == 7
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_signals_are_forwarded_and_a_clean_stop_is_a_success(tmp_path, signum):
+    body = f"""
+signal.signal({int(signum)}, lambda *_: sys.exit(0))
+open(os.path.join(sys.argv[1], str(rank)), "w").close()
+time.sleep(60)
+"""
+
+    def signal_when_ready():
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signum)
+
+    sender = threading.Thread(target=signal_when_ready)
+    sender.start()
+    assert launch(body, argv=[str(tmp_path)]) == 0
+    sender.join()
+    assert signal.getsignal(signum) is not None
+
+
+def test_the_store_is_served_by_the_launcher(tmp_path):
+    body = """
+path = os.path.join(sys.argv[1], "port")
+if rank == 0:
+    open(path + ".tmp", "w").write(os.environ["MASTER_PORT"]); os.rename(path + ".tmp", path)
+while not os.path.exists(os.path.join(sys.argv[1], "done")): time.sleep(0.01)
+"""
+    values = []
+
+    def use_store():
+        while not (tmp_path / "port").exists():
+            time.sleep(0.01)
+        port = int((tmp_path / "port").read_text())
+        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=20))
+        store.set("key", "value")
+        values.append(store.get("key"))
+        (tmp_path / "done").touch()
+
+    user = threading.Thread(target=use_store)
+    user.start()
+    assert launch(body, argv=[str(tmp_path)]) == 0
+    user.join()
+    assert values == [b"value"]

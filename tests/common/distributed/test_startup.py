@@ -1,0 +1,147 @@
+"""Places from launchers' environments, node lists, devices, and a real process group."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from common.distributed import startup
+from common.distributed.startup import Place, expand_nodelist, find_place, initialise, pick_device, shutdown
+from common.errors import ConfigError, DeviceError
+
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1"}
+SLURM = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "2",
+    "SLURM_STEP_NUM_TASKS": "6",
+    "SLURM_STEP_TASKS_PER_NODE": "3,2,1",
+    "SLURM_STEP_NODELIST": "gpu[07-09]",
+}
+
+
+def test_no_launcher_is_a_single_rank():
+    assert find_place({"HOME": "/root"}) == Place(0, 1, 0, 1, 0, "single")
+
+
+def test_torchrun_variables():
+    assert find_place(TORCHRUN) == Place(5, 8, 1, 4, 1, "torchrun")
+
+
+def test_torchrun_wins_over_the_slurm_step_that_started_it():
+    assert find_place({**SLURM, **TORCHRUN}).launcher == "torchrun"
+
+
+def test_slurm_step_with_uneven_nodes():
+    assert find_place(SLURM) == Place(5, 6, 0, 1, 2, "slurm")
+
+
+def test_slurm_repeats_in_tasks_per_node():
+    environment = {**SLURM, "SLURM_STEP_NUM_TASKS": "17", "SLURM_STEP_TASKS_PER_NODE": "8(x2),1", "SLURM_PROCID": "16"}
+    assert find_place(environment).local_world_size == 1
+    assert find_place({**environment, "SLURM_PROCID": "15", "SLURM_LOCALID": "7", "SLURM_NODEID": "1"}).local_rank == 7
+
+
+def test_slurm_batch_script_is_not_a_step():
+    batch = {"SLURM_JOB_ID": "4711", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "16"}
+    assert find_place(batch).launcher == "single"
+
+
+@pytest.mark.parametrize("step", ["4294967290", "4294967291"])
+def test_slurm_interactive_and_batch_steps_do_not_count(step):
+    assert find_place({**SLURM, "SLURM_STEP_ID": step}).launcher == "single"
+
+
+@pytest.mark.parametrize(
+    ("environment", "named"),
+    [
+        ({"WORLD_SIZE": "8"}, "RANK, LOCAL_RANK"),
+        ({**TORCHRUN, "RANK": "8"}, "RANK=8"),
+        ({**TORCHRUN, "LOCAL_RANK": "4"}, "local rank 4"),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "16"}, "16 ranks on one machine"),
+        ({**TORCHRUN, "WORLD_SIZE": "eight"}, "WORLD_SIZE='eight'"),
+        ({**SLURM, "SLURM_PROCID": "6"}, "SLURM_PROCID=6"),
+        ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, "SLURM_STEP_TASKS_PER_NODE"),
+        ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "two"}, "cannot read"),
+        ({**SLURM, "SLURM_NODEID": "3"}, "SLURM_NODEID=3"),
+        ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}, "SLURM_NTASKS"),
+    ],
+)
+def test_contradictions_are_named(environment, named):
+    with pytest.raises(ConfigError, match=named.replace("(", r"\(")):
+        find_place(environment)
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "hosts"),
+    [
+        ("login", ["login"]),
+        ("a,b-1", ["a", "b-1"]),
+        ("gpu[08-11]", ["gpu08", "gpu09", "gpu10", "gpu11"]),
+        ("gpu[1,3-4]-ib,login", ["gpu1-ib", "gpu3-ib", "gpu4-ib", "login"]),
+        ("rack[1-2]node[08-09]", ["rack1node08", "rack1node09", "rack2node08", "rack2node09"]),
+        ("", []),
+    ],
+)
+def test_nodelist_expansion(nodelist, hosts):
+    assert expand_nodelist(nodelist) == hosts
+
+
+@pytest.mark.parametrize("nodelist", ["gpu[1-2", "gpu1-2]", "gpu[2-1]", "gpu[a-b]"])
+def test_a_broken_nodelist_is_an_error(nodelist):
+    with pytest.raises(ConfigError, match="node list"):
+        expand_nodelist(nodelist)
+
+
+def test_slurm_steps_of_one_job_get_different_ports_on_the_first_host():
+    first = startup._slurm_rendezvous(SLURM)
+    second = startup._slurm_rendezvous({**SLURM, "SLURM_STEP_ID": "1"})
+    assert first["MASTER_ADDR"] == second["MASTER_ADDR"] == "gpu07"
+    assert first["MASTER_PORT"] != second["MASTER_PORT"]
+    assert startup._slurm_rendezvous(SLURM) == first
+
+
+def test_device_names_are_checked():
+    with pytest.raises(ConfigError, match="device=tpu"):
+        pick_device("tpu", 0)
+
+
+def test_cpu_is_the_cpu():
+    assert pick_device("cpu", 3) == torch.device("cpu")
+
+
+def test_auto_without_a_gpu_is_the_cpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(startup, "_gpu_present", lambda: False)
+    assert pick_device("auto", 0) == torch.device("cpu")
+
+
+@pytest.mark.parametrize("requested", ["auto", "cuda"])
+def test_an_unusable_gpu_is_an_error_with_driver_and_remedy(monkeypatch, requested):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.2")
+    monkeypatch.setattr(startup, "_gpu_present", lambda: True)
+    monkeypatch.setattr(startup, "_driver_version", lambda: "470.82.01")
+    with pytest.raises(DeviceError, match=r"driver 470\.82\.01.*CUDA 13\.2.*device=cpu runs beside it"):
+        pick_device(requested, 0)
+
+
+def test_hidden_gpus_leave_auto_on_the_cpu(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(startup, "_gpu_present", lambda: True)
+    assert pick_device("auto", 0) == torch.device("cpu")
+    with pytest.raises(DeviceError, match="hides every GPU"):
+        pick_device("cuda", 0)
+
+
+def test_one_rank_needs_no_process_group():
+    threads = torch.get_num_threads()
+    try:
+        initialise(find_place({}), torch.device("cpu"), 10)
+        assert not dist.is_initialized()
+        shutdown()
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,249 @@
+"""The rules against the tables of the rules' text and against the installed checker's rule files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from mlperf_logging import benchmark_meta
+from mlperf_logging.compliance_checker import mlp_compliance
+
+from common.errors import ConfigError
+from common.mlperf.compliance import rule_records
+from common.mlperf.rules import BENCHMARKS, RULESETS, Rules, accepted, newest_ruleset, rules_for
+
+CHECKER = Path(mlp_compliance.__file__).parent
+VERSIONS = [(usage, version) for usage, versions in RULESETS.items() for version in versions]
+ALL_RULES = [rules_for(name, version) for name in BENCHMARKS for version in rules_for(name).accepted_by]
+
+
+def rules_id(rules: Rules) -> str:
+    return f"{rules.benchmark}-{rules.ruleset}"
+
+
+# Rules, table of quality targets: benchmark in a ruleset to target(s) and direction.
+TARGETS = {
+    ("resnet", "4.0.0"): [("at_least", 0.759)],
+    ("ssd300", "1.1.0"): [("at_least", 0.23)],
+    ("ssd", "2.0.0"): [("at_least", 0.34)],
+    ("retinanet", "5.1.0"): [("at_least", 0.34)],
+    ("maskrcnn", "3.1.0"): [("at_least", 0.377), ("at_least", 0.339)],
+    ("unet3d", "4.0.0"): [("at_least", 0.908)],
+    ("bert", "0.7.0"): [("at_least", 0.712)],
+    ("bert", "5.0.0"): [("at_least", 0.72)],
+    ("rnnt", "3.1.0"): [("at_most", 0.058)],
+    ("dlrm", "2.1.0"): [("at_least", 0.8025)],
+    ("dlrm_dcnv2", "6.0.0"): [("at_least", 0.80275)],
+    ("gpt3", "4.1.0"): [("at_most", 2.69)],
+    ("stable_diffusion", "5.0.0"): [("at_most", 90), ("at_least", 0.15)],
+    ("llama2_70b_lora", "6.1.0"): [("at_most", 0.925)],
+    ("gnn", "4.1.0"): [("at_least", 0.72)],
+    ("rgat", "5.1.0"): [("at_least", 0.72)],
+    ("llama31_405b", "6.0.0"): [("at_most", 5.6)],
+    ("llama31_8b", "6.1.0"): [("at_most", 3.3)],
+    ("flux1", "6.1.0"): [("at_most", 0.586)],
+    ("gpt_oss_20b", "6.1.0"): [("at_most", 3.34)],
+    ("deepseekv3_671b", "6.1.0"): [("at_most", 3.6)],
+    ("minigo", "2.1.0"): [("at_least", 0.5)],
+    ("gnmt", "0.7.0"): [("at_least", 0.24)],
+    ("transformer", "0.7.0"): [("at_least", 0.25)],
+    ("cosmoflow", "3.0.0"): [("at_most", 0.124)],
+    ("deepcam", "3.0.0"): [("at_least", 0.82)],
+    ("oc20", "3.0.0"): [("at_most", 0.036)],
+    ("openfold", "3.0.0"): [("at_least", 0.8)],
+}
+
+RUNS = {
+    40: ["unet3d"],
+    10: [
+        "bert",
+        "rnnt",
+        "dlrm_dcnv2",
+        "stable_diffusion",
+        "rgat",
+        "llama2_70b_lora",
+        "llama31_8b",
+        "flux1",
+        "gpt_oss_20b",
+        "dlrmv4",
+        "minigo",
+        "gnmt",
+        "transformer",
+        "cosmoflow",
+        "openfold",
+    ],
+    5: ["resnet", "ssd300", "retinanet", "maskrcnn", "dlrm", "deepcam", "oc20"],
+    3: ["gpt3", "llama31_405b", "deepseekv3_671b", "qwen35_397b_grpo"],
+}
+
+LAST_ROUNDS = {
+    "resnet": "v4.0",
+    "ssd300": "v1.1",
+    "retinanet": "v5.1",
+    "maskrcnn": "v3.1",
+    "unet3d": "v4.0",
+    "rnnt": "v3.1",
+    "bert": "v5.0",
+    "dlrm": "v2.1",
+    "dlrm_dcnv2": "v6.0",
+    "gpt3": "v4.1",
+    "llama2_70b_lora": "v6.1",
+    "stable_diffusion": "v5.0",
+    "rgat": "v5.1",
+    "minigo": "v2.1",
+    "cosmoflow": "v3.0",
+}
+
+
+@pytest.mark.parametrize(("name", "ruleset"), TARGETS)
+def test_targets_are_those_of_the_rules(name: str, ruleset: str) -> None:
+    targets = rules_for(name, ruleset).targets
+    assert [(target.direction, target.value) for target in targets] == TARGETS[name, ruleset]
+
+
+def test_bert_of_v07_has_another_target_for_large_batches() -> None:
+    rules = rules_for("bert", "0.7.0")
+    assert rules.target_met({"eval_accuracy": 0.707}, 8192)
+    assert not rules.target_met({"eval_accuracy": 0.707}, 8191)
+    assert not rules_for("bert", "1.0.0").target_met({"eval_accuracy": 0.715}, 8192)
+
+
+@pytest.mark.parametrize("runs", RUNS)
+def test_runs_are_those_of_the_rules(runs: int) -> None:
+    assert {name: rules_for(name).runs for name in RUNS[runs]} == dict.fromkeys(RUNS[runs], runs)
+
+
+def test_every_benchmark_is_in_the_table_of_runs() -> None:
+    assert sorted(name for names in RUNS.values() for name in names) == sorted(BENCHMARKS)
+
+
+def test_olympic_scoring_drops_four_of_unet3d_and_one_of_the_others() -> None:
+    for name in BENCHMARKS:
+        rules = rules_for(name)
+        assert (rules.dropped, rules.non_converged) == ((4, 4) if name == "unet3d" else (1, 1)), name
+
+
+@pytest.mark.parametrize("name", LAST_ROUNDS)
+def test_last_round(name: str) -> None:
+    rules = rules_for(name)
+    assert rules.last_round == LAST_ROUNDS[name]
+    assert rules.retired == (name != "llama2_70b_lora")
+
+
+@pytest.mark.parametrize(
+    ("log_name", "ruleset", "benchmark"),
+    [
+        ("ssd", "0.7.0", "ssd300"),
+        ("ssd", "1.1.0", "ssd300"),
+        ("ssd", "2.0.0", "retinanet"),
+        ("ssd", "4.1.0", "retinanet"),
+        ("retinanet", "5.0.0", "retinanet"),
+        ("gnn", "4.0.0", "rgat"),
+        ("rgat", "5.1.0", "rgat"),
+    ],
+)
+def test_names_that_changed(log_name: str, ruleset: str, benchmark: str) -> None:
+    rules = rules_for(log_name, ruleset)
+    assert (rules.benchmark, rules.log_name) == (benchmark, log_name)
+    assert accepted(log_name, ruleset)
+
+
+@pytest.mark.parametrize(
+    ("name", "newest"),
+    [("ssd", "4.1.0"), ("ssd300", "1.1.0"), ("retinanet", "5.1.0"), ("gnn", "4.1.0"), ("rgat", "5.1.0")],
+)
+def test_newest_ruleset_of_a_name_that_changed(name: str, newest: str) -> None:
+    assert newest_ruleset(name) == newest
+
+
+@pytest.mark.parametrize(
+    ("name", "ruleset", "unit", "key"),
+    [
+        ("resnet", "4.0.0", "epoch", "epoch_num"),
+        ("unet3d", "3.0.0", "epoch", "epoch_num"),
+        ("unet3d", "3.1.0", "samples", "epoch_num"),
+        ("unet3d", "4.0.0", "samples", "epoch_num"),
+        ("bert", "5.0.0", "samples", "epoch_num"),
+        ("gpt3", "4.1.0", "tokens", "epoch_num"),
+        ("stable_diffusion", "3.1.0", "steps", "step_num"),
+        ("stable_diffusion", "5.0.0", "samples", "samples_count"),
+        ("llama2_70b_lora", "6.1.0", "samples", "samples_count"),
+        ("rgat", "5.1.0", "epoch fraction", "epoch_num"),
+        ("openfold", "3.0.0", "samples", "epoch_num"),
+    ],
+)
+def test_unit_and_key_of_progress(name: str, ruleset: str, unit: str, key: str) -> None:
+    rules = rules_for(name, ruleset)
+    assert (rules.unit, rules.progress_key) == (unit, key)
+
+
+def test_initialisation_caps() -> None:
+    assert rules_for("resnet", "0.7.0").init_minutes == 20
+    assert rules_for("resnet", "4.0.0").init_minutes == 30
+    assert rules_for("gpt3").init_minutes == 60
+
+
+@pytest.mark.parametrize(("name", "ruleset"), [("resnet", "4.1.0"), ("bert", "5.1.0"), ("gnn", "5.0.0"), ("ssd", "9")])
+def test_ruleset_that_does_not_accept_a_benchmark_is_an_error(name: str, ruleset: str) -> None:
+    with pytest.raises(ConfigError, match="does not accept"):
+        rules_for(name, ruleset)
+    assert not accepted(name, ruleset)
+
+
+def test_unknown_benchmark_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="not known"):
+        newest_ruleset("alexnet")
+
+
+def test_every_ruleset_of_the_installed_checker_is_known() -> None:
+    """Fails when a new mlperf-logging ships a ruleset: the tables of rules.py need its benchmarks and targets."""
+    folders = {folder.name for folder in CHECKER.iterdir() if re.fullmatch(r"(training|hpc)_\d+\.\d+\.\d+", folder.name)}
+    before_divisions = {"training_0.6.0"}  # has no closed and open rule files; v0.6 is not supported
+    assert folders - before_divisions == {f"{usage}_{version}" for usage, version in VERSIONS}
+
+
+@pytest.mark.parametrize(("usage", "version"), VERSIONS)
+def test_acceptance_is_the_checkers(usage: str, version: str) -> None:
+    record = rule_records(f"{usage}_{version}/closed_common.yaml")["submission_benchmark"]
+    listed = re.findall(r"'(\w+)'", record["CHECK"].partition(" in ")[2])
+    judged = {name for name in listed if (CHECKER / f"{usage}_{version}" / f"closed_{name}.yaml").exists()}
+    ours = {rules.log_name for rules in ALL_RULES if (rules.usage, rules.ruleset) == (usage, version)}
+    assert ours == judged
+
+
+@pytest.mark.parametrize("rules", [r for r in ALL_RULES if r.usage == "training"], ids=rules_id)
+def test_runs_are_those_of_the_package_checker(rules: Rules) -> None:
+    assert benchmark_meta.get_result_file_counts("training")[rules.log_name] == rules.runs
+
+
+@pytest.mark.parametrize("rules", ALL_RULES, ids=rules_id)
+def test_targets_are_those_of_the_checkers_rule_files(rules: Rules) -> None:
+    """Our judgement and the checker's expression agree on, beside and far from every number in the expression."""
+    records = rule_records(f"{rules.usage}_{rules.ruleset}/closed_{rules.log_name}.yaml")
+    name = "aggregated_eval_accuracy" if rules.benchmark == "stable_diffusion" else rules.quality_key
+    expression = records[name]["ATLEAST_ONE_CHECK"].strip()
+    state = {"target_accuracy": {"dlrmv4": 0.75, "qwen35_397b_grpo": 0.69}.get(rules.benchmark)}  # set in BEGIN
+    numbers = {float(text) for text in re.findall(r"\d+\.?\d*", expression)} | {0.69, 0.75}
+    tried = sorted(n + delta for n in numbers for delta in (-0.01, -1e-6, 0.0, 1e-6, 0.01) if n + delta < 100)
+    metrics = [target.metric for target in rules.targets]
+    for batch in (4096, 8191, 8192):
+        state["global_batch_size"] = batch
+        for first in tried:
+            for second in tried if len(metrics) > 1 else (0.0,):
+                values = dict(zip(metrics, (first, second), strict=False))
+                logged = {"value": values if len(metrics) > 1 else first}
+                theirs = bool(eval(expression, {"v": logged, "s": state}))
+                if rules.benchmark in ("dlrmv4", "qwen35_397b_grpo") and not 0 <= first < 1:
+                    continue  # these files bound the value in another rule
+                assert rules.target_met(values, batch) == theirs, (values, expression)
+
+
+def test_progress_keys_are_those_that_the_rule_files_demand() -> None:
+    demanded = {}
+    for rules in ALL_RULES:
+        records = rule_records(f"{rules.usage}_{rules.ruleset}/closed_{rules.log_name}.yaml")
+        record = records.get("aggregated_eval_accuracy") or records[rules.quality_key]
+        keys = re.findall(r"'(epoch_num|samples_count|step_num)' in", str(record["CHECK"]))
+        demanded[rules_id(rules)] = keys
+    assert {rules_id(rules): [rules.progress_key] for rules in ALL_RULES} == demanded

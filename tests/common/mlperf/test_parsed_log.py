@@ -1,0 +1,104 @@
+"""Reading logs: what follows from the events, and errors that name the line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from handwritten_logs import POINT, encode, resnet_lines
+
+from common.errors import DataError
+from common.mlperf.parsed_log import read_log
+
+WriteLog = Callable[..., Path]
+
+
+def test_facts_of_a_run(write_log: WriteLog) -> None:
+    log = read_log(write_log(resnet_lines(seed=77, accuracies=(0.1, 0.5, 0.76), minutes=12.5)))
+    assert log.benchmark == "resnet"
+    assert log.division == "closed"
+    assert log.global_batch == 3264
+    assert log.status == "success"
+    assert log.run_minutes == 12.5
+    assert log.init_minutes == pytest.approx(59 / 60)
+    assert [(e.progress, e.progress_key, e.values) for e in log.evaluations] == [
+        (27, "epoch_num", {"eval_accuracy": 0.1}),
+        (31, "epoch_num", {"eval_accuracy": 0.5}),
+        (35, "epoch_num", {"eval_accuracy": 0.76}),
+    ]
+    assert [seed for _, _, seed in log.seeds] == [77]
+    assert not log.stand_in
+    assert not log.resumed
+
+
+def test_several_metrics_and_units(write_log: WriteLog) -> None:
+    lines = [
+        (POINT, "eval_accuracy", {"BBOX": 0.377, "SEGM": 0.34}, {"epoch_num": 13}, 0),
+        (POINT, "eval_accuracy", 85.5, {"metric": "FID", "samples_count": 512000}, 0),
+        (POINT, "eval_error", 0.12, {"epoch_num": 4}, 0),
+        (POINT, "eval_accuracy", None, {"epoch_num": 4}, 0),
+        (POINT, "eval_accuracy", 0.5, {}, 0),
+    ]
+    evaluations = read_log(write_log(lines)).evaluations
+    assert [e.values for e in evaluations] == [
+        {"BBOX": 0.377, "SEGM": 0.34},
+        {"FID": 85.5},
+        {"eval_error": 0.12},
+        {"eval_accuracy": 0.5},
+    ]
+    assert [e.progress for e in evaluations[:3]] == [13, 512000, 4]
+    assert math.isnan(evaluations[3].progress)
+
+
+def test_prefixes_other_output_and_carriage_returns_are_ignored(tmp_path: Path) -> None:
+    seed, stats = encode((POINT, "seed", 1, {}, 0), 1), encode((POINT, "tracked_stats", 2, {}, 0), 2)
+    path = tmp_path / "log"
+    path.write_bytes(b"hello \xff\n" + b"0: " + seed.encode() + b"50%|####\r" + stats.encode() + b":::MLLOG" + b"x\n")
+    assert [(event.key, event.line) for event in read_log(path).events] == [("seed", 2), ("tracked_stats", 4)]
+
+
+def test_last_token_of_a_line_wins(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text(':::MLLOG {"namesp' + encode((POINT, "seed", 1, {}, 0), 1))
+    assert [event.key for event in read_log(path).events] == ["seed"]
+
+
+BAD_LINES = {
+    "cut within the object": (':::MLLOG {"namespace": "", "time_ms": 17000', "truncated or corrupt"),
+    "cut within the token": (":::MLL", "truncated"),
+    "a list": (":::MLLOG [1, 2]\n", "not a JSON object"),
+    "no time": (':::MLLOG {"event_type": "", "key": "a", "value": 1, "metadata": {}}\n', "lacks time_ms"),
+    "no metadata": (':::MLLOG {"time_ms": 1, "event_type": "", "key": "a", "value": 1}\n', "lacks metadata"),
+    "metadata null": (
+        ':::MLLOG {"time_ms": 1, "event_type": "", "key": "a", "value": 1, "metadata": null}\n',
+        "an object as metadata",
+    ),
+    "time a word": (
+        ':::MLLOG {"time_ms": "now", "event_type": "", "key": "a", "value": 1, "metadata": {}}\n',
+        "time_ms is not a number",
+    ),
+    "time NaN": (
+        ':::MLLOG {"time_ms": NaN, "event_type": "", "key": "a", "value": 1, "metadata": {}}\n',
+        "time_ms is not finite",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_LINES)
+def test_bad_line_is_named(tmp_path: Path, name: str) -> None:
+    text, message = BAD_LINES[name]
+    path = tmp_path / "log"
+    path.write_text(encode((POINT, "seed", 1, {}, 0), 1) + "\n" + text)
+    with pytest.raises(DataError, match=message) as caught:
+        read_log(path)
+    assert "line 3" in str(caught.value) or "last line" in str(caught.value)
+
+
+def test_file_without_a_log_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("nothing here\n")
+    with pytest.raises(DataError, match="no MLLOG line"):
+        read_log(tmp_path / "log")
+    with pytest.raises(DataError, match="cannot be read"):
+        read_log(tmp_path / "absent")

@@ -1,0 +1,110 @@
+"""The file of metrics: one JSON object per line, whole lines only, nothing lost."""
+
+import builtins
+import errno
+import json
+import os
+
+import pytest
+
+from common.errors import ConfigError, SuiteError
+from common.observe.metrics import MetricsWriter
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_one_line_per_step(tmp_path):
+    writer = MetricsWriter(tmp_path / "deep" / "metrics.jsonl", 0, clock=Clock())
+    writer.write(1, 64, 2.5, step_ms=12.5, data_wait_ms=0.25, lr=0.1)
+    writer.write(2, 128, 2.25, step_ms=12.0, data_wait_ms=0.5, lr=0.2)
+    writer.close()
+    first, second = lines(writer.path)
+    assert first == {
+        "step": 1, "samples": 64, "loss": 2.5, "lr": 0.1, "step_ms": 12.5, "data_wait_ms": 0.25, "time": 1000.0
+    }  # fmt: skip
+    assert second["samples"] == 128
+
+
+def test_lines_are_written_after_a_second(tmp_path):
+    clock = Clock()
+    writer = MetricsWriter(tmp_path / "metrics.jsonl", 0, clock=clock)
+    writer.write(1, 64, 2.5)
+    assert writer.path.read_text() == ""
+    clock.now += 1.0
+    writer.write(2, 128, 2.5)
+    assert [record["step"] for record in lines(writer.path)] == [1, 2]
+    writer.close()
+
+
+def test_values_that_json_lacks_are_null(tmp_path):
+    writer = MetricsWriter(tmp_path / "metrics.jsonl", 0)
+    writer.write(1, 64, float("nan"), gradient_norm=float("inf"))
+    writer.close()
+    assert lines(writer.path)[0]["loss"] is None
+    assert lines(writer.path)[0]["gradient_norm"] is None
+
+
+def test_other_ranks_write_nothing(tmp_path):
+    writer = MetricsWriter(tmp_path / "metrics.jsonl", 1, tensorboard_dir=tmp_path / "board")
+    writer.write(1, 64, 2.5)
+    writer.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_resumed_run_appends_after_the_last_whole_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2, "lo')
+    writer = MetricsWriter(path, 0)
+    writer.write(2, 128, 2.5)
+    writer.close()
+    assert [record["step"] for record in lines(path)] == [1, 2]
+
+
+def test_a_full_disk_is_one_error_and_leaves_whole_lines(tmp_path, monkeypatch):
+    writer = MetricsWriter(tmp_path / "metrics.jsonl", 0)
+    writer.write(1, 64, 2.5)
+    writer.flush()
+    write = os.write
+
+    def full(file, line):
+        if len(line) < 20:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, line[:10])
+
+    writer.write(2, 128, 2.5)
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(SuiteError, match="No space left on device"):
+        writer.flush()
+    assert [record["step"] for record in lines(writer.path)] == [1]
+
+
+def test_tensorboard_events_are_written(tmp_path):
+    pytest.importorskip("tensorboard")
+    writer = MetricsWriter(tmp_path / "metrics.jsonl", 0, tensorboard_dir=tmp_path / "board")
+    writer.write(1, 64, 2.5)
+    writer.evaluation(64, {"accuracy": 0.5})
+    writer.close()
+    assert any("tfevents" in path.name for path in (tmp_path / "board").iterdir())
+
+
+def test_missing_tensorboard_is_a_clear_error(tmp_path, monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *arguments, **keywords):
+        if name.startswith("torch.utils.tensorboard"):
+            raise ImportError(name)
+        return real(name, *arguments, **keywords)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ConfigError, match=r"mlperf-suite\[tensorboard\]"):
+        MetricsWriter(tmp_path / "metrics.jsonl", 0, tensorboard_dir=tmp_path / "board")

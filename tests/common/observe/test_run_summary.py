@@ -1,0 +1,67 @@
+"""The text and the picture at the end of a run."""
+
+import struct
+from dataclasses import replace
+
+import pytest
+
+from common.observe.summary import Summary, write_summary
+
+SUMMARY = Summary(
+    benchmark="resnet",
+    metric="eval_accuracy",
+    target=0.759,
+    direction="higher",
+    status="success",
+    reached=0.7601,
+    history=[(1000, 0.5), (2000, 0.7601)],
+    losses=[(sample, 7.0 - sample / 500) for sample in range(0, 2000, 10)],
+    minutes=12.345,
+    throughput=2764.4,
+    seed=42,
+    stand_in=False,
+    resumed=False,
+    verdict="valid run under v5.1",
+    hardware="1x NVIDIA H200",
+    paths={"log": "/runs/result_0.txt"},
+)
+
+
+def test_the_text_holds_what_a_reader_needs(tmp_path, capsys):
+    text = write_summary(SUMMARY, tmp_path)
+    assert capsys.readouterr().err == text + "\n"
+    for part in (
+        "eval_accuracy 0.7601 (target >= 0.759)",
+        "12.35 minutes from run_start to run_stop",
+        "2,764 samples/s",
+        "seed        42",
+        "valid run under v5.1",
+        "one run is not a score",
+        "/runs/result_0.txt",
+        str(tmp_path / "summary.png"),
+    ):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        ({"stand_in": True}, "not an MLPerf result of any division"),
+        ({"resumed": True}, "a resumed run is not scored"),
+        ({"status": "aborted", "reached": None, "history": []}, "no evaluation (target"),
+        ({"direction": "lower"}, "target <= 0.759"),
+    ],
+)
+def test_what_the_run_is_not_is_said(tmp_path, changes, note):
+    assert note in write_summary(replace(SUMMARY, **changes), tmp_path)
+
+
+@pytest.mark.parametrize("losses", [SUMMARY.losses, [], [(1, float("nan"))], [(1, 2.0)]])
+def test_the_picture_is_a_whole_png(tmp_path, losses):
+    write_summary(replace(SUMMARY, losses=losses), tmp_path)
+    data = (tmp_path / "summary.png").read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    width, height = struct.unpack(">II", data[16:24])
+    assert width > 800
+    assert height > 600
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.png"]

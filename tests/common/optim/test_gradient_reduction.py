@@ -1,0 +1,198 @@
+"""Gradients summed over two gloo ranks equal one rank that accumulates the same micro-batches."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+
+from common.distributed.layout import Layout
+from common.optim.optimizer import Optimizer, ParameterGroup
+from common.optim.rules import LARS, SGD
+from common.optim.schedules import constant
+
+SMALL_BUCKETS = 600  # bytes: several buckets for each group
+
+
+class Branches(nn.Module):
+    """A trunk of four layers; the branch and the spare layer are used on request or never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.branch = nn.Linear(8, 8)
+        self.spare = nn.Linear(8, 8)
+
+    def forward(self, x_BC: Tensor, use_branch: bool) -> Tensor:
+        for layer in self.trunk:
+            x_BC = torch.tanh(layer(x_BC))
+        return self.branch(x_BC) if use_branch else x_BC
+
+
+def build_model() -> Branches:
+    torch.manual_seed(0)
+    return Branches()
+
+
+def build_optimizer(model: nn.Module, layout: Layout, overlap: bool) -> Optimizer:
+    named = dict(model.named_parameters())
+    groups = [
+        ParameterGroup({n: p for n, p in named.items() if p.ndim > 1}, 1e-4, trust_ratio=True),
+        ParameterGroup({n: p for n, p in named.items() if p.ndim == 1}),
+    ]
+    rule, schedule = LARS(0.9, eta=0.1), constant(0.5)
+    return Optimizer(groups, rule, schedule, layout, grad_divisor=8.0, bucket_bytes=SMALL_BUCKETS, overlap=overlap)
+
+
+def micro_batches(iteration: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(iteration)
+    return list(torch.randn(4, 2, 8, generator=generator).unbind())
+
+
+def train(layout: Layout, overlap: bool, mine: list[int]) -> dict[str, Tensor]:
+    """Three iterations over the micro-batches ``mine``; the first half of all micro-batches use the branch."""
+    model = build_model()
+    optimizer = build_optimizer(model, layout, overlap)
+    for iteration in range(3):
+        batches = micro_batches(iteration)
+        optimizer.begin()
+        for index in mine:
+            if index == mine[-1]:
+                optimizer.arm()
+            model(batches[index], use_branch=index < 2).square().sum().backward()
+        optimizer.update(torch.tensor(0.0))
+    return {n: p.detach().clone() for n, p in model.named_parameters()}
+
+
+def launched_in_backward(layout: Layout) -> dict[str, int]:
+    model = build_model()
+    optimizer = build_optimizer(model, layout, overlap=True)
+    reducer = optimizer._reducer
+    optimizer.begin()
+    model(micro_batches(0)[0], use_branch=True).sum().backward()
+    unarmed = reducer.launched
+    optimizer.arm()
+    model(micro_batches(0)[0], use_branch=True).sum().backward()
+    armed = reducer.launched
+    optimizer.update(torch.tensor(0.0))
+    return {"unarmed": unarmed, "armed": armed, "finished": reducer.launched, "buckets": len(reducer.buckets)}
+
+
+def second_backward(layout: Layout) -> str:
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = Optimizer([ParameterGroup({"w": weight})], SGD(0.0), constant(1.0), layout, grad_divisor=1.0)
+    optimizer.begin()
+    optimizer.arm()
+    weight.sum().backward()
+    try:
+        weight.sum().backward()
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        optimizer.update(torch.tensor(1.0))
+    return ""
+
+
+def half_sum(layout: Layout, dtype: torch.dtype) -> Tensor:
+    weight = nn.Parameter(torch.zeros(3, dtype=dtype))
+    optimizer = Optimizer([ParameterGroup({"w": weight})], SGD(0.0), constant(1.0), layout, grad_divisor=4.0)
+    optimizer.begin()
+    weight.grad.fill_(layout.rank + 1)
+    optimizer.update(torch.tensor(0.0))
+    return weight.detach().float()
+
+
+def replicated(layout: Layout) -> Tensor:
+    """Two ranks of an axis that compute a layer redundantly: the mean, although gradients differ by rounding."""
+    weight = nn.Parameter(torch.zeros(3))
+    group = ParameterGroup({"w": weight}, replicated_over=("tp",))
+    optimizer = Optimizer([group], SGD(0.0), constant(1.0), layout, grad_divisor=2.0)
+    optimizer.begin()
+    weight.grad.fill_(4.0 + layout.rank)
+    optimizer.update(torch.tensor(0.0))
+    return weight.detach().clone()
+
+
+def overflow_elsewhere(layout: Layout) -> tuple[float, list[float]]:
+    """Only the second rank of a split layer has a gradient that is not finite."""
+    weight = nn.Parameter(torch.zeros(3))
+    optimizer = Optimizer([ParameterGroup({"w": weight})], SGD(0.0), constant(1.0), layout, grad_divisor=1.0)
+    optimizer.begin()
+    weight.grad.fill_(float("inf") if layout.rank == 1 else 1.0)
+    optimizer.update(torch.tensor(0.0))
+    return optimizer.metrics["overflow"].item(), weight.tolist()
+
+
+def run_rank(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    replicas, split = Layout({"dp": 2}, rank), Layout({"tp": 2}, rank)
+    mine = [[0, 1], [2, 3]][rank]  # so that only rank 0 uses the branch
+    results = {
+        "overlap": train(replicas, True, mine),
+        "no_overlap": train(replicas, False, mine),
+        "launched": launched_in_backward(replicas),
+        "second_backward": second_backward(replicas),
+        "float16": half_sum(replicas, torch.float16),
+        "bfloat16": half_sum(replicas, torch.bfloat16),
+        "replicated": replicated(split),
+        "overflow": overflow_elsewhere(split),
+    }
+    torch.save(results, f"{folder}/{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory) -> list[dict]:
+    folder: Path = tmp_path_factory.mktemp("ranks")
+    mp.spawn(run_rank, args=(str(folder),), nprocs=2)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+
+
+@pytest.mark.parametrize("mode", ["overlap", "no_overlap"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_two_ranks_equal_one_that_accumulates(ranks, rank, mode):
+    expected = train(Layout(), True, [0, 1, 2, 3])
+    for name, weight in ranks[rank][mode].items():
+        torch.testing.assert_close(weight, expected[name], rtol=1e-5, atol=1e-6)
+
+
+def test_overlap_changes_no_bit(ranks):
+    for name, weight in ranks[0]["overlap"].items():
+        assert torch.equal(weight, ranks[0]["no_overlap"][name])
+
+
+def test_ranks_agree_bit_for_bit(ranks):
+    for name, weight in ranks[0]["overlap"].items():
+        assert torch.equal(weight, ranks[1]["overlap"][name])
+
+
+def test_unused_parameter_only_decays(ranks):
+    start = build_model().spare.bias.detach()
+    assert torch.equal(ranks[0]["overlap"]["spare.bias"], start)
+
+
+def test_buckets_start_during_the_armed_backward_only(ranks):
+    launched = ranks[0]["launched"]
+    assert launched["unarmed"] == 0
+    assert launched["finished"] == launched["buckets"] > 4
+
+
+def test_a_second_backward_after_arm_is_an_error(ranks):
+    assert "arm the optimizer before the last backward pass" in ranks[0]["second_backward"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_gradients_are_summed(ranks, dtype):
+    assert ranks[1][dtype].tolist() == [-0.75] * 3  # -(1 + 2) / 4
+
+
+def test_gradients_of_a_replicated_layer_are_averaged(ranks):
+    assert ranks[0]["replicated"].tolist() == [-2.25] * 3  # -((4 + 5) / 2) / 2
+
+
+def test_overflow_on_another_rank_of_a_split_layer_writes_nothing(ranks):
+    assert ranks[0]["overflow"] == (1.0, [0.0] * 3)

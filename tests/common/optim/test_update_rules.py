@@ -1,0 +1,203 @@
+"""LARS and SGD against float64 formulas, torch.optim.SGD and hand-worked cases."""
+
+import numpy as np
+import pytest
+import torch
+from update_oracle import build, momentum_of, momentum_steps, noise, parameter, snapshot, step
+
+from common.errors import UnsupportedImplementation
+from common.optim.optimizer import ParameterGroup
+from common.optim.rules import LARS, SGD
+
+RATES = [0.5, 1.0, 2.0, 1.5, 0.25]
+
+
+def as_arrays(tensors):
+    return [t.double().numpy() for t in tensors]
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["rate_inside", "rate_outside"])
+def test_lars_follows_the_formula_while_the_rate_changes(inside):
+    weight, gradients = parameter(6, 4, 3, 3), noise(5, 6, 4, 3, 3)
+    start = weight.detach().double().numpy().copy()
+    group = ParameterGroup({"w": weight}, 5e-5, trust_ratio=True, learning_rate_in_momentum=inside)
+    optimizer = build([group], LARS(0.9), RATES)
+    for gradient in gradients:
+        step(optimizer, {weight: gradient})
+    expected, buffer = momentum_steps(
+        start, as_arrays(gradients), RATES, weight_decay=5e-5, trust=True, inside=inside, eta=0.001
+    )
+    np.testing.assert_allclose(weight.detach().numpy(), expected, rtol=2e-6, atol=1e-7)
+    np.testing.assert_allclose(momentum_of(optimizer, "w"), buffer, rtol=1e-5, atol=1e-9)
+
+
+def test_lars_hand_worked_first_step():
+    # |w| = 5, |g| = 10, lambda = 0.5: tau = 0.1 * 5 / (10 + 0.5 * 5) = 0.04; d = (6 + 1.5, 8 + 2) = (7.5, 10)
+    weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+    optimizer = build([ParameterGroup({"w": weight}, 0.5, trust_ratio=True)], LARS(0.9, eta=0.1), [2.0])
+    step(optimizer, {weight: torch.tensor([6.0, 8.0])})
+    torch.testing.assert_close(weight.detach(), torch.tensor([3.0 - 2.0 * 0.04 * 7.5, 4.0 - 2.0 * 0.04 * 10.0]))
+
+
+def test_lars_epsilon_is_added_to_the_denominator():
+    weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+    optimizer = build([ParameterGroup({"w": weight}, trust_ratio=True)], LARS(0.9, eta=1.0, epsilon=15.0), [1.0])
+    step(optimizer, {weight: torch.tensor([0.0, 10.0])})  # tau = 5 / (10 + 15) = 0.2
+    torch.testing.assert_close(weight.detach(), torch.tensor([3.0, 4.0 - 0.2 * 10.0]))
+
+
+def test_lars_variants_agree_under_a_constant_rate():
+    results = []
+    for inside in (True, False):
+        weight = parameter(8, 5)
+        group = ParameterGroup({"w": weight}, 1e-4, trust_ratio=True, learning_rate_in_momentum=inside)
+        optimizer = build([group], LARS(0.9), [3.0] * 5)
+        for gradient in noise(5, 8, 5):
+            step(optimizer, {weight: gradient})
+        results.append(weight.detach())
+    torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=1e-7)
+
+
+def test_lars_variants_differ_by_the_ratio_of_the_rates():
+    # with no gradient and no decay the second step is momentum alone: -mu * lr_1 * tau * d inside, -mu * lr_2 * ...
+    moves = []
+    for inside in (True, False):
+        weight = parameter(8, 5)
+        group = ParameterGroup({"w": weight}, trust_ratio=True, learning_rate_in_momentum=inside)
+        optimizer = build([group], LARS(0.9, eta=1.0), [0.5, 2.0])
+        step(optimizer, {weight: noise(1, 8, 5)[0]})
+        before = weight.detach().clone()
+        step(optimizer, {weight: torch.zeros(8, 5)})
+        moves.append(weight.detach() - before)
+    torch.testing.assert_close(moves[1], moves[0] * (2.0 / 0.5), rtol=1e-5, atol=1e-6)
+
+
+def test_group_without_trust_ratio_takes_the_whole_rate():
+    scale, gradient = parameter(7), noise(1, 7)[0]
+    start = scale.detach().clone()
+    optimizer = build([ParameterGroup({"bn.weight": scale})], LARS(0.9), [11.0])
+    step(optimizer, {scale: gradient})
+    torch.testing.assert_close(scale.detach(), start - 11.0 * gradient)
+
+
+@pytest.mark.parametrize("zero", ["weight", "gradient"])
+def test_zero_norm_gives_ratio_one(zero):
+    weight = torch.nn.Parameter(torch.zeros(4) if zero == "weight" else torch.ones(4))
+    gradient = torch.zeros(4) if zero == "gradient" else torch.ones(4)
+    optimizer = build([ParameterGroup({"w": weight}, 0.25, trust_ratio=True)], LARS(0.9), [0.5])
+    step(optimizer, {weight: gradient})
+    expected = -0.5 if zero == "weight" else 1.0 - 0.5 * 0.25
+    assert weight.tolist() == [expected] * 4
+
+
+def test_grad_divisor_and_grad_scale_act_before_the_norms():
+    weight, gradients = parameter(5, 5), noise(3, 5, 5)
+    start = weight.detach().double().numpy().copy()
+    group = ParameterGroup({"w": weight}, 1e-2, trust_ratio=True, grad_scale=0.5)
+    optimizer = build([group], LARS(0.9), RATES[:3], grad_divisor=16.0)
+    for gradient in gradients:
+        step(optimizer, {weight: gradient * 32.0})  # the sum; the mean is 32 * 0.5 / 16 = 1 times the gradient
+    expected, _ = momentum_steps(start, as_arrays(gradients), RATES[:3], weight_decay=1e-2, trust=True)
+    np.testing.assert_allclose(weight.detach().numpy(), expected, rtol=2e-6, atol=1e-7)
+
+
+def test_lr_scale_multiplies_the_rate():
+    bias = torch.nn.Parameter(torch.zeros(1))
+    optimizer = build([ParameterGroup({"bias": bias}, lr_scale=2.0)], SGD(0.0), [0.25])
+    step(optimizer, {bias: torch.ones(1)})
+    assert bias.item() == -0.5
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_sgd_equals_torch_sgd(nesterov):
+    ours, theirs, gradients = parameter(6, 5), parameter(6, 5), noise(5, 6, 5)
+    optimizer = build([ParameterGroup({"w": ours}, 0.01, learning_rate_in_momentum=False)], SGD(0.9, nesterov), RATES)
+    reference = torch.optim.SGD([theirs], lr=1.0, momentum=0.9, weight_decay=0.01, nesterov=nesterov)
+    for gradient, rate in zip(gradients, RATES, strict=True):
+        step(optimizer, {ours: gradient})
+        theirs.grad = gradient.clone()
+        reference.param_groups[0]["lr"] = rate
+        reference.step()
+    torch.testing.assert_close(ours.detach(), theirs.detach(), rtol=1e-6, atol=1e-6)
+
+
+def test_sgd_with_the_rate_inside_follows_the_formula():
+    weight, gradients = parameter(6, 5), noise(5, 6, 5)
+    start = weight.detach().double().numpy().copy()
+    optimizer = build([ParameterGroup({"w": weight}, 0.01)], SGD(0.9), RATES)
+    for gradient in gradients:
+        step(optimizer, {weight: gradient})
+    expected, _ = momentum_steps(start, as_arrays(gradients), RATES, weight_decay=0.01)
+    np.testing.assert_allclose(weight.detach().numpy(), expected, rtol=2e-6, atol=1e-6)
+
+
+def test_sgd_refuses_a_trust_ratio():
+    with pytest.raises(ValueError, match="use LARS"):
+        build([ParameterGroup({"w": parameter(2)}, trust_ratio=True)], SGD(0.9), [1.0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_parameters_are_their_rounded_masters(dtype):
+    weight, gradients = parameter(4, 6, dtype=dtype), [g.to(dtype) for g in noise(5, 4, 6)]
+    start = weight.detach().double().numpy().copy()
+    optimizer = build([ParameterGroup({"w": weight}, 1e-3, trust_ratio=True)], LARS(0.9), RATES)
+    for gradient in gradients:
+        step(optimizer, {weight: gradient})
+    masters = optimizer.state_dict()["masters"]["w"]
+    expected, _ = momentum_steps(start, as_arrays(gradients), RATES, weight_decay=1e-3, trust=True)
+    np.testing.assert_allclose(masters.numpy(), expected, rtol=2e-6, atol=1e-7)
+    assert torch.equal(weight.detach(), masters.to(dtype))
+
+
+@pytest.mark.parametrize("norm_of", ["master", "model"])
+def test_norm_is_taken_of_the_named_weights(norm_of):
+    # 1 - 3e-4 rounds to 0.99951 in float16, so the norms of master and model weights differ by 2e-4 after a step
+    weight = torch.nn.Parameter(torch.ones(8, dtype=torch.float16))
+    gradients = [np.full(8, 1.0), np.full(8, 1.0)]
+    group = ParameterGroup({"w": weight}, trust_ratio=True)
+    optimizer = build([group], LARS(0.9, eta=1.0, norm_of=norm_of), [3e-4, 1.0])
+    for gradient in gradients:
+        step(optimizer, {weight: torch.from_numpy(gradient)})
+    dtype = np.float16 if norm_of == "model" else np.float64
+    _, buffer = momentum_steps(np.ones(8), gradients, [3e-4, 1.0], trust=True, eta=1.0, norm_dtype=dtype)
+    np.testing.assert_allclose(momentum_of(optimizer, "w"), buffer, rtol=1e-6)
+
+
+def test_skip_writes_nothing():
+    weight, half = parameter(5, 3), parameter(9, dtype=torch.float16)
+    group = ParameterGroup({"w": weight, "h": half}, 1e-4, trust_ratio=True)
+    optimizer = build([group], LARS(0.9), RATES)
+    step(optimizer, {weight: noise(1, 5, 3)[0], half: noise(1, 9)[0]})
+    before = snapshot(optimizer, weight, half)
+    step(optimizer, {weight: noise(1, 5, 3, seed=7)[0], half: noise(1, 9, seed=7)[0]}, skip=1.0)
+    assert all(torch.equal(a, b) for a, b in zip(before, snapshot(optimizer, weight, half), strict=True))
+    assert optimizer.metrics["overflow"].item() == 0.0
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_gradient_that_is_not_finite_writes_nothing_anywhere(value):
+    weight, half = parameter(5, 3), parameter(9, dtype=torch.float16)
+    groups = [ParameterGroup({"w": weight}, trust_ratio=True), ParameterGroup({"h": half})]
+    optimizer = build(groups, LARS(0.9), RATES)
+    bad = torch.ones(9)
+    bad[8] = value
+    step(optimizer, {weight: noise(1, 5, 3)[0], half: torch.ones(9)})
+    before = snapshot(optimizer, weight, half)
+    step(optimizer, {weight: noise(1, 5, 3)[0], half: bad})
+    assert all(torch.equal(a, b) for a, b in zip(before, snapshot(optimizer, weight, half), strict=True))
+    assert optimizer.metrics["overflow"].item() == 1.0
+
+
+def test_the_update_after_an_overflow_is_a_normal_one():
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer = build([ParameterGroup({"w": weight})], SGD(0.9), [0.5])
+    step(optimizer, {weight: torch.full((4,), float("nan"))})
+    step(optimizer, {weight: torch.ones(4)})
+    assert weight.tolist() == [0.5] * 4
+    assert optimizer.metrics["overflow"].item() == 0.0
+
+
+def test_triton_without_a_gpu_is_refused_by_name(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(UnsupportedImplementation, match="GPU"):
+        build([ParameterGroup({"w": parameter(2)})], SGD(0.9), [1.0], implementation="triton")

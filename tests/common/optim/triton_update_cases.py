@@ -1,0 +1,85 @@
+"""The Triton kernels against the plain implementation; run under TRITON_INTERPRET=1 by test_update_triton.py."""
+
+import pytest
+import torch
+from torch import nn
+from update_oracle import build, noise, parameter, snapshot, step
+
+from common.optim.optimizer import ParameterGroup
+from common.optim.rules import LARS, SGD
+
+RATES = [0.5, 1.0, 2.0, 1.5, 0.25]
+
+
+def run(implementation, rule, *, inside, dtype, trust, nonfinite_at=None, skip_at=None):
+    # 9,800 elements need three blocks; 5 and 7 leave padding; the last group is always float32
+    large = nn.Parameter(parameter(200, 7, 7, 1, dtype=dtype).to(memory_format=torch.channels_last))
+    small, zero, scale = parameter(5, seed=1, dtype=dtype), nn.Parameter(torch.zeros(64, dtype=dtype)), parameter(7)
+    groups = [
+        ParameterGroup(
+            {"large": large, "zero": zero}, 1e-2, trust_ratio=trust, grad_scale=0.5, learning_rate_in_momentum=inside
+        ),
+        ParameterGroup({"small": small}, 1e-2, lr_scale=2.0, learning_rate_in_momentum=inside),
+        ParameterGroup({"scale": scale}),
+    ]
+    parameters = [large, small, zero, scale]
+    optimizer = build(groups, rule, RATES, implementation)
+    assert optimizer.implementation == implementation
+    gradients = [noise(5, *p.shape, seed=index) for index, p in enumerate(parameters)]
+    for index in range(5):
+        now = {p: g[index].clone() for p, g in zip(parameters, gradients, strict=True)}
+        if index == nonfinite_at:
+            now[large][199, 6, 6] = float("nan")
+        step(optimizer, now, skip=float(index == skip_at))
+    return snapshot(optimizer, *parameters), optimizer.metrics
+
+
+RULES = {
+    "lars": (LARS(0.9, eta=0.1), True),
+    "lars_of_model": (LARS(0.9, eta=0.1, epsilon=1e-3, norm_of="model"), True),
+    "sgd": (SGD(0.9), False),
+    "nesterov": (SGD(0.9, nesterov=True), False),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("name", list(RULES))
+def test_triton_equals_plain(name, inside, dtype):
+    rule, trust = RULES[name]
+    ours, _ = run("triton", rule, inside=inside, dtype=dtype, trust=trust)
+    plain, _ = run("torch", rule, inside=inside, dtype=dtype, trust=trust)
+    for a, b in zip(ours, plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3 if a.dtype == torch.float16 else 1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("reason", ["nonfinite_at", "skip_at"])
+def test_triton_writes_nothing_when_it_must_not(reason):
+    rule, trust = RULES["lars"]
+    last = {reason: 4}
+    ours, metrics = run("triton", rule, inside=True, dtype=torch.float16, trust=trust, **last)
+    both = {reason: 3}  # the same updates without the fourth or fifth: the step counter must stand at 4
+    other, _ = run("triton", rule, inside=True, dtype=torch.float16, trust=trust, **both)
+    assert metrics["overflow"].item() == float(reason == "nonfinite_at")
+    assert [int(t) for t in (ours[4], other[4])] == [4, 4]
+    plain, _ = run("torch", rule, inside=True, dtype=torch.float16, trust=trust, **last)
+    for a, b in zip(ours, plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3 if a.dtype == torch.float16 else 1e-5, atol=1e-6)
+
+
+def test_triton_skip_is_bit_exact():
+    weight = parameter(70, 70, dtype=torch.float16)
+    optimizer = build([ParameterGroup({"w": weight}, trust_ratio=True)], LARS(0.9), RATES, "triton")
+    step(optimizer, {weight: noise(1, 70, 70)[0]})
+    before = snapshot(optimizer, weight)
+    step(optimizer, {weight: noise(1, 70, 70, seed=3)[0]}, skip=1.0)
+    assert all(torch.equal(a, b) for a, b in zip(before, snapshot(optimizer, weight), strict=True))
+
+
+def test_triton_leaves_padding_zero():
+    weight = parameter(65)
+    optimizer = build([ParameterGroup({"w": weight}, 0.1, trust_ratio=True)], LARS(0.9), RATES, "triton")
+    step(optimizer, {weight: torch.ones(65)})
+    flat = dict(optimizer.named_state())["momentum.float32"]
+    assert flat.numel() == 128
+    assert flat[65:].tolist() == [0.0] * 63
