@@ -199,6 +199,15 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 }
 
 
+def compose(overrides: Sequence[str]) -> dict[str, Any]:
+    """The composed configuration for ``overrides`` as plain containers, without Hydra's command line."""
+    with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        composed = hydra.compose("train", list(overrides))
+    tree = OmegaConf.to_container(composed, resolve=True)
+    assert isinstance(tree, dict)
+    return {str(key): value for key, value in tree.items()}
+
+
 def _with_hydra(argv: list[str], task: Callable[[dict[str, Any]], int]) -> int:
     codes = [0]
 

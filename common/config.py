@@ -21,7 +21,7 @@ from common.distributed.layout import factor
 from common.errors import ConfigError
 from common.workload import Workload
 
-Precision = Literal["fp32", "bf16", "fp16"]
+Precision = Literal["fp64", "fp32", "bf16", "fp16"]
 
 
 @dataclass(frozen=True)

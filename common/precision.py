@@ -4,5 +4,10 @@ from __future__ import annotations
 
 import torch
 
-DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""Dtype of weights, activations and gradients; masters, statistics and losses are fp32 throughout."""
+DTYPES: dict[str, torch.dtype] = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+"""Dtype of weights, activations and gradients; masters, statistics and losses are fp32 throughout; fp64 is for checks."""

@@ -9,7 +9,7 @@ import torch
 from common.errors import ConfigError
 
 READERS = ("auto", "dali", "torchvision")
-DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ CATEGORIES = (
     ("BN gradient sums", r"^gradient_sums_kernel"),
     ("BN input gradient", r"^input_gradient_kernel"),
     ("BN finalise", r"^(statistics|coefficients|group_)\w*kernel"),
-    ("stem pool", r"^_pool"),
+    ("stem pool", r"^pool_"),
     ("pool", r"max_pool|MaxPool"),
     ("BN library", r"bn_|batch_norm|BatchNorm|batchnorm"),
     ("conv forward", r"fprop|Fprop"),

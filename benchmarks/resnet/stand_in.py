@@ -133,7 +133,7 @@ def draw_stripes(request: Request) -> bytes:
     picture = Image.fromarray(np.clip(pixels_HWC, 0, 255).astype(np.uint8))
     if request.form == "grey":
         picture = picture.convert("L").convert("RGB")
-    return _jpeg(picture, 92)
+    return _jpeg(picture, 94)
 
 
 def _imagenet_size(random: np.random.Generator) -> tuple[int, int]:
@@ -153,7 +153,7 @@ def _noise(height: int, width: int, random: np.random.Generator) -> NDArray[np.f
     top, left = random.integers(0, 1024, 2)
     rows = np.arange(top, top + height) % 1024
     columns = np.arange(left, left + width) % 1024
-    return _grain()[rows][:, columns] * np.float32(0.05 * math.exp(random.normal(0, 0.5)))
+    return _grain()[rows][:, columns] * np.float32(0.07 * math.exp(random.normal(0, 0.5)))
 
 
 def _jpeg(picture: Image.Image, quality: int) -> bytes:
@@ -172,15 +172,26 @@ def _digits() -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]
     train, val = train_test_split(
         np.arange(len(data.target)), test_size=DIGITS_VAL, random_state=0, stratify=data.target
     )
-    return data.images, data.target, train, val
+    return data.images, data.target, _class_by_class(train, data.target), _class_by_class(val, data.target)
+
+
+def _class_by_class(numbers: NDArray[np.int64], labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """``numbers`` with the classes taking turns, so that the first few have all of them."""
+    seen: dict[int, int] = {}
+    turns = []
+    for number in numbers:
+        label = int(labels[number])
+        turns.append((seen.get(label, 0), label))
+        seen[label] = seen.get(label, 0) + 1
+    return numbers[sorted(range(len(numbers)), key=turns.__getitem__)]
 
 
 def _digit_requests(train: int | None, val: int | None, seed: int) -> dict[str, list[Request]]:
     _, labels, train_numbers, val_numbers = _digits()
     requests = {}
     for split, numbers, wanted in (("train", train_numbers, train), ("val", val_numbers, val)):
-        if wanted is not None and not 0 < wanted <= len(numbers):
-            raise ConfigError(f"{split}={wanted}: there are {len(numbers)} handwritten digits in this split")
+        if wanted is not None and not (10 if split == "train" else 1) <= wanted <= len(numbers):
+            raise ConfigError(f"{split}={wanted}: this split has 10 to {len(numbers)} handwritten digits")
         requests[split] = [
             Request(f"n{label:07d}d", _name(split, f"n{label:07d}d", place), label, 10, seed, int(number))
             for place, number in enumerate(numbers[:wanted])

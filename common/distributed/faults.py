@@ -16,6 +16,7 @@ import re
 import secrets
 import signal
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
+import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
@@ -36,6 +38,9 @@ from common.errors import RankFailure
 T = TypeVar("T")
 BOARD_ERRORS = (dist.DistError, RuntimeError, OSError, ValueError)
 ACKNOWLEDGE_SECONDS = 3.0
+TORCH = str(Path(torch.__file__).parent) + os.sep
+TORCH_DISTRIBUTED = os.path.join(TORCH, "distributed") + os.sep
+STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 # Calls whose innermost Python line is in the suite although the thread waits in C++ for a device or a peer.
 WAITING_CALL = re.compile(r"\.(wait|synchronize|item|tolist|cpu)\(")
 LOST_PEER = re.compile(
@@ -70,8 +75,9 @@ class Heartbeat:
     """Watches that every rank makes progress; ends the job with one message when one does not.
 
     Create and use it in the main thread, once per run, as a context manager or with :meth:`stop` in a
-    ``finally``: a main thread that fails because the others are ending then adds no message of its own. After the verdict every rank writes the Python stacks
-    of its threads to ``output_dir/stacks_rank<r>.txt`` and exits with ``RankFailure.exit_code``.
+    ``finally``: a main thread that fails because the others are ending then adds no message of its own.
+    After the verdict every rank writes the Python stacks of its threads to
+    ``output_dir/stacks_rank<r>.txt`` and exits with ``RankFailure.exit_code``.
 
     Args:
         place: this rank's place.
@@ -328,14 +334,14 @@ class Heartbeat:
             faulthandler.dump_traceback(file, all_threads=True)
 
     def _locate(self) -> tuple[bool, str]:
-        """Whether the main thread waits for peers or the device, and the innermost line outside of torch."""
+        """Whether the main thread waits for peers or the device, and the innermost line outside of libraries."""
         innermost = sys._current_frames().get(self._main)
         if innermost is None:
             return False, ""
         frame: FrameType | None = innermost
         collective = ""
         while frame is not None and _is_library(frame.f_code.co_filename):
-            if "torch/distributed" in frame.f_code.co_filename and frame.f_code.co_name != "wrapper":
+            if frame.f_code.co_filename.startswith(TORCH_DISTRIBUTED) and frame.f_code.co_name != "wrapper":
                 collective = frame.f_code.co_name
             frame = frame.f_back
         if frame is None:
@@ -393,7 +399,10 @@ def lost_peer(error: BaseException, rank: int) -> RankFailure | None:
 
 
 def _is_library(filename: str) -> bool:
-    return "/torch/" in filename or filename.startswith("<")
+    """Whether a frame belongs to torch or to Python's own library, which say less than their caller."""
+    if filename.startswith((TORCH, "<")):
+        return True
+    return filename.startswith(STANDARD_LIBRARY) and "-packages" + os.sep not in filename
 
 
 def _bounded(call: Callable[[], T], seconds: float) -> T | None:

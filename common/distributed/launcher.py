@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import subprocess
@@ -26,6 +27,10 @@ GRACE_SECONDS = 30.0
 POLL_SECONDS = 0.05
 PARENT_VARIABLE = "MLPERF_SUITE_LAUNCHER_PID"
 OWN_EXIT_CODES = frozenset(range(1, 9))
+# A rank under this launcher that only lost a peer exits so, silently: whoever failed first is the message.
+LOST_PEER_EXIT_CODE = 9
+# Time for the rank that failed first to be seen when one that lost it was seen before.
+SETTLE_SECONDS = 1.0
 PR_SET_PDEATHSIG = 1
 
 
@@ -96,6 +101,11 @@ def relaunch(
         group.kill()
 
 
+def has_launcher() -> bool:
+    """Whether this process is a rank of :func:`relaunch`, which names the rank that failed first."""
+    return PARENT_VARIABLE in os.environ
+
+
 def follow_parent() -> None:
     """In a rank: get SIGTERM when the launcher that started this process dies (Linux; elsewhere nothing)."""
     launcher = os.environ.get(PARENT_VARIABLE)
@@ -136,22 +146,31 @@ def _forwarding(group: _Group) -> Iterator[None]:
 
 def _watch(group: _Group, grace_seconds: float) -> int:
     """Wait until every rank ended; the exit code of the first that failed."""
+    failed: list[tuple[int, int]] = []
+    settled = deadline = math.inf
     first: tuple[int, int] | None = None
-    deadline = 0.0
-    while group.running():
-        failed = [(rank, code) for rank, code in group.poll() if code != 0]
+    while group.running() or (failed and first is None):
+        failed += [(rank, code) for rank, code in group.poll() if code != 0]
+        now = time.monotonic()
         if failed and first is None:
-            first = min(failed, key=_likely_consequence)
-            deadline = time.monotonic() + grace_seconds
-            _report(first, group.forwarded)
-            group.send(signal.SIGTERM)
-            # A stopped rank cannot end before it is continued.
-            group.send(signal.SIGCONT)
-        if first is not None and time.monotonic() > deadline:
+            if settled == math.inf:
+                settled, deadline = now + SETTLE_SECONDS, now + grace_seconds
+            cause = min(failed, key=_likely_consequence)
+            if not _is_consequence(cause[1]) or now >= settled or not group.running():
+                first = cause
+                _report(first, group.forwarded)
+                group.send(signal.SIGTERM)
+                # A stopped rank cannot end before it is continued.
+                group.send(signal.SIGCONT)
+        if now > deadline:
             group.kill()
         if group.running():
             time.sleep(POLL_SECONDS)
     return 0 if first is None else _exit_code(first[1])
+
+
+def _is_consequence(code: int) -> bool:
+    return code in (RankFailure.exit_code, LOST_PEER_EXIT_CODE)
 
 
 def _likely_consequence(ended: tuple[int, int]) -> tuple[int, int]:
@@ -159,8 +178,8 @@ def _likely_consequence(ended: tuple[int, int]) -> tuple[int, int]:
     rank, code = ended
     if code < 0:
         return 0, rank
-    if code == RankFailure.exit_code:
-        return 3, rank
+    if _is_consequence(code):
+        return 3 if code == RankFailure.exit_code else 4, rank
     return (2 if code == SuiteError.exit_code else 1), rank
 
 
@@ -168,7 +187,9 @@ def _report(failure: tuple[int, int], forwarded: int | None) -> None:
     rank, code = failure
     if code in OWN_EXIT_CODES:
         return
-    if forwarded is not None and -code == forwarded:
+    if code == LOST_PEER_EXIT_CODE:
+        text = f"rank {rank} lost the connection to another rank; the other ranks are being stopped"
+    elif forwarded is not None and -code == forwarded:
         text = f"stopped by {signal.Signals(forwarded).name}"
     elif code < 0:
         name = signal.Signals(-code).name
@@ -180,4 +201,6 @@ def _report(failure: tuple[int, int], forwarded: int | None) -> None:
 
 
 def _exit_code(code: int) -> int:
+    if code == LOST_PEER_EXIT_CODE:
+        return RankFailure.exit_code
     return 128 - code if code < 0 else code

@@ -17,10 +17,20 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from common.distributed.launcher import follow_parent, relaunch
+from common.distributed.launcher import LOST_PEER_EXIT_CODE, follow_parent, has_launcher, relaunch
 from common.errors import ConfigError, DeviceError, RankFailure
 
-__all__ = ["Place", "expand_nodelist", "find_place", "initialise", "pick_device", "relaunch", "shutdown"]
+__all__ = [
+    "LOST_PEER_EXIT_CODE",
+    "Place",
+    "expand_nodelist",
+    "find_place",
+    "has_launcher",
+    "initialise",
+    "pick_device",
+    "relaunch",
+    "shutdown",
+]
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 # Step ids from 0xfffffff0 on are Slurm's own steps: the batch script, an interactive shell, extern.

@@ -95,6 +95,8 @@ class _RecordingChecker(mlp_compliance.ComplianceChecker):
         super().configured_checks(loglines, config_file)
 
     def put_message(self, msg: str, key: str | None = None) -> None:
+        if msg.startswith("Could not find config file"):
+            return  # the checker goes on and dies of it
         finding = _finding(self.rule_file, msg, key)
         if (bool(key), finding) not in self.findings:
             self.findings.append((bool(key), finding))
@@ -159,6 +161,9 @@ def _run(checker: _RecordingChecker, lines: list[LogLine], rule_file: str) -> li
     try:
         with quiet_logging():
             checker.check_loglines(lines, rule_file)
+    except FileNotFoundError as error:  # the ruleset names a benchmark or optimizer that it has no rules for
+        text = f"the ruleset has no rule file {Path(str(error.filename)).name}"
+        crash.append(Finding(str(Path(checker.rule_file).parent), "crash", "", text))
     except CRASHES as error:
         text = f"the checker dies on this log with {type(error).__name__}: {error}"
         crash.append(Finding(checker.rule_file, "crash", "", text))

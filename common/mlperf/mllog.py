@@ -43,7 +43,7 @@ SINGLE_KEYS = frozenset(
 )
 """Keys that occur once in a run; see also SINGLE_PREFIXES. From the EXACTLY_ONE rules of the closed division."""
 
-SINGLE_PREFIXES = ("submission_", "opt_", "lars_", "sgd_", "scheduler_", "data_spe", "lora_")
+SINGLE_PREFIXES = ("submission_", "opt_", "lars_", "sgd_", "scheduler_", "data_spec_", "data_speed_", "lora_")
 
 NON_FINITE_KEYS = frozenset({"eval_accuracy", "eval_error", "opt_gradient_clip_norm"})
 """Keys whose NaN or infinity is written as such: the checker reads them as numbers and dies on null."""

@@ -19,13 +19,15 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from common.ops import batch_norm_pool_triton as bn_pool
 from common.ops import batch_norm_triton as bn
 
 LAYERS = ((64, 112), (64, 56), (256, 56), (128, 28), (512, 28), (256, 14), (1024, 14), (512, 7), (2048, 7))
 """(C, H = W) of ResNet-50's convolution outputs."""
 
+STEM = (64, 112)
 BLOCK_ENDS = ((256, 56), (512, 28), (1024, 14), (2048, 7))
-SWEEP_LAYERS = ((64, 56), (256, 56), (128, 28), (1024, 14), (2048, 7))
+SWEEP_LAYERS = (STEM, (64, 56), (256, 56), (128, 28), (1024, 14), (2048, 7))
 ROTATED_BYTES = 400e6
 COPY_BYTES = 4 * 1024**3
 COMPILE_PROCESSES = 14
@@ -46,6 +48,8 @@ class Inputs:
         self.statistics = torch.rand(5, channels, device=device)
         self.coefficients = torch.rand(3, channels, device=device)
         rows = batch * size * size
+        self.pooled_dy = random()[:, :, : size // 2, : size // 2].contiguous(memory_format=torch.channels_last)
+        self.place = torch.randint_like(self.pooled_dy, 10, dtype=torch.int8)
         self.bits = torch.randint(0, 256, (rows, channels // 8), device=device, dtype=torch.uint8)
 
 
@@ -68,6 +72,8 @@ PASSES: dict[str, tuple[float, Callable[[Inputs], object]]] = {
         5,
         lambda i: bn.input_gradient(i.dy, i.x, i.statistics, i.coefficients, False, i.residual, i.coefficients),
     ),
+    "pool": (1 + 5 / 8, lambda i: bn_pool.pool(i.x, i.statistics)),
+    "pool_gradient": (2 + 3 / 8, lambda i: bn_pool.pool_gradient(i.pooled_dy, i.place, i.x, i.coefficients)),
 }
 """Pass to the tensors of (M, C) that it reads and writes in 16-bit types, and its launch."""
 
@@ -97,12 +103,15 @@ def copy_bandwidth() -> float:
     source = torch.empty(COPY_BYTES // 2, dtype=torch.float16, device="cuda").normal_()
     target = torch.empty_like(source)
 
-    def launches() -> int:
-        for _ in range(3):
-            target.copy_(source)
-        return 3
-
-    return 2 * COPY_BYTES / (time_graph(launches) * 1e-3)
+    times = []
+    for _ in range(8):
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        target.copy_(source)
+        stop.record()
+        times.append((start, stop))
+    torch.cuda.synchronize()
+    return 2 * COPY_BYTES / (stats.median(start.elapsed_time(stop) for start, stop in times) * 1e-3)
 
 
 def measure(name: str, sets: list[Inputs]) -> tuple[float, float]:
@@ -126,8 +135,19 @@ def rotation(batch: int, channels: int, size: int, dtype: torch.dtype) -> list[I
     return [first] + [Inputs(batch, channels, size, dtype) for _ in range(more)]
 
 
-def tiles(name: str) -> Iterator[bn.Tile]:
+def applies(name: str, channels: int, size: int) -> bool:
+    """Whether the network runs a pass over a layer."""
+    if name.startswith("pool"):
+        return (channels, size) == STEM
+    return (channels, size) in BLOCK_ENDS or not name.endswith(("add", "dual"))
+
+
+def tiles(name: str) -> Iterator[bn.Tile | bn_pool.PoolTile]:
     """The tiles that a sweep tries for a pass."""
+    if name.startswith("pool"):
+        for pixels, (channels, warps) in itertools.product((16, 32, 64), ((32, 2), (32, 4), (64, 2), (64, 4), (64, 8))):
+            yield bn_pool.PoolTile(pixels, channels, warps)
+        return
     reduces = name.startswith(("moments", "gradient_sums"))
     for columns, (elements, warps), stages in itertools.product(
         (64, 128, 256, 512), ((2048, 4), (4096, 4), (4096, 8), (8192, 8), (8192, 4)), (1, 3)
@@ -137,52 +157,56 @@ def tiles(name: str) -> Iterator[bn.Tile]:
                 yield bn.Tile(columns, elements, warps, programs, stages)
 
 
-def compile_share(index: int, dtype: torch.dtype) -> None:
+def use(name: str, tile: bn.Tile | bn_pool.PoolTile) -> None:
+    """Let a pass run with ``tile``."""
+    if isinstance(tile, bn.Tile):
+        bn.TILES[name] = tile
+    else:
+        bn_pool.TILES[name] = tile
+
+
+def compile_share(index: int, dtype: torch.dtype, names: list[str]) -> None:
     """Compile every ``COMPILE_PROCESSES``-th tile of the sweep into Triton's cache."""
     inputs = Inputs(256, 512, 8, dtype)
-    jobs = {(name, tile._replace(programs=min(tile.programs, 1))) for name in PASSES for tile in tiles(name)}
-    for name, tile in sorted(jobs)[index::COMPILE_PROCESSES]:
-        bn.TILES[name] = tile
+    jobs = [(name, tile) for name in names for tile in tiles(name)]
+    for name, tile in jobs[index::COMPILE_PROCESSES]:
+        use(name, tile)
         PASSES[name][1](inputs)
     torch.cuda.synchronize()
 
 
-def sweep(batch: int, dtype: torch.dtype, path: str, peak: float) -> None:
-    """Time every tile of every pass and print the best."""
+def sweep(batch: int, dtype: torch.dtype, path: str, peak: float, names: list[str]) -> None:
+    """Time every tile of the named passes and print the best."""
     command = [sys.executable, "-m", "common.ops.batch_norm_bench", "--dtype", str(dtype).removeprefix("torch.")]
-    workers = [subprocess.Popen([*command, "--compile", str(index)]) for index in range(COMPILE_PROCESSES)]
+    command += ["--passes", ",".join(names), "--compile"]
+    workers = [subprocess.Popen([*command, str(index)]) for index in range(COMPILE_PROCESSES)]
     for worker in workers:
         worker.wait()
-    rows: list[tuple[str, int, int, bn.Tile, float]] = []
+    rows: list[tuple[str, int, int, tuple[int, ...], float]] = []
     for channels, size in SWEEP_LAYERS:
-        sets = rotation(batch, channels, size, dtype)
-        for name in PASSES:
-            if ("add" in name or "dual" in name) and (channels, size) not in BLOCK_ENDS:
-                continue
-            default = bn.TILES[name]
+        chosen = [name for name in names if applies(name, channels, size)]
+        sets = rotation(batch, channels, size, dtype) if chosen else []
+        for name in chosen:
             for tile in tiles(name):
-                if tile.columns > max(64, channels):
-                    continue
-                bn.TILES[name] = tile
-                rows.append((name, channels, size, tile, measure(name, sets)[1] / peak))
-            bn.TILES[name] = default
+                if not isinstance(tile, bn.Tile) or tile.columns <= max(64, channels):
+                    use(name, tile)
+                    rows.append((name, channels, size, tuple(tile), measure(name, sets)[1] / peak))
             best = sorted((row for row in rows if row[:3] == (name, channels, size)), key=lambda row: -row[4])[:4]
-            print(name, channels, size, *(f"{tuple(row[3])} {row[4]:.1%}" for row in best), sep="  ", flush=True)
+            print(name, channels, size, *(f"{row[3]} {row[4]:.1%}" for row in best), sep="  ", flush=True)
         del sets
     with open(path, "w") as file:
         json.dump(rows, file)
 
 
-def table(batch: int, dtype: torch.dtype, peak: float) -> None:
+def table(batch: int, dtype: torch.dtype, peak: float, names: list[str]) -> None:
     """Print each pass over each layer with the tiles in use."""
     for channels, size in LAYERS:
         sets = rotation(batch, channels, size, dtype)
         cells = []
-        for name in PASSES:
-            if ("add" in name or "dual" in name) and (channels, size) not in BLOCK_ENDS:
-                continue
-            time_ms, rate = measure(name, sets)
-            cells.append(f"{name} {time_ms * 1e3:.0f}us {rate / 1e9:.0f} {rate / peak:.0%}")
+        for name in names:
+            if applies(name, channels, size):
+                time_ms, rate = measure(name, sets)
+                cells.append(f"{name} {time_ms * 1e3:.0f}us {rate / 1e9:.0f} {rate / peak:.0%}")
         print(f"({batch},{channels},{size},{size})", *cells, sep="  ", flush=True)
         del sets
 
@@ -193,18 +217,20 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=400)
     parser.add_argument("--dtype", default="float16")
     parser.add_argument("--sweep", metavar="FILE")
+    parser.add_argument("--passes", default=",".join(PASSES), help="comma-separated; default: all")
     parser.add_argument("--compile", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     dtype = getattr(torch, arguments.dtype)
+    names = arguments.passes.split(",")
     if arguments.compile is not None:
-        compile_share(arguments.compile, dtype)
+        compile_share(arguments.compile, dtype, names)
         return
     peak = copy_bandwidth()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {dtype}: copy {peak / 1e9:.0f} GB/s")
     if arguments.sweep:
-        sweep(arguments.batch, dtype, arguments.sweep, peak)
+        sweep(arguments.batch, dtype, arguments.sweep, peak, names)
     else:
-        table(arguments.batch, dtype, peak)
+        table(arguments.batch, dtype, peak, names)
 
 
 if __name__ == "__main__":

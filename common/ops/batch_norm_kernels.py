@@ -108,32 +108,41 @@ def moments_kernel(
 
 
 @triton.jit
-def _sum_partial(pointer, programs, column, inside, C, CHUNK: tl.constexpr, BLOCK_C: tl.constexpr):
-    total = tl.zeros((CHUNK, BLOCK_C), tl.float32)
+def _sum_partial(one_ptr, other_ptr, programs, column, inside, C, CHUNK: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Column sums of two (programs, C) matrices; one round trip to memory if CHUNK >= programs."""
+    one = tl.zeros((CHUNK, BLOCK_C), tl.float32)
+    other = tl.zeros((CHUNK, BLOCK_C), tl.float32)
     for start in range(0, programs, CHUNK):
         row = start + tl.arange(0, CHUNK)
         mask = (row < programs)[:, None] & inside[None, :]
-        total += tl.load(pointer + row[:, None] * C + column[None, :], mask=mask, other=0.0)
-    return tl.sum(total, 0)
+        offset = row[:, None] * C + column[None, :]
+        one += tl.load(one_ptr + offset, mask=mask, other=0.0)
+        other += tl.load(other_ptr + offset, mask=mask, other=0.0)
+    return tl.sum(one, 0), tl.sum(other, 0)
+
+
+@triton.jit
+def _load_parameters(weight_ptr, bias_ptr, running_mean_ptr, running_var_ptr, column, inside):
+    weight = tl.load(weight_ptr + column, mask=inside, other=0.0)
+    bias = tl.load(bias_ptr + column, mask=inside, other=0.0)
+    running_mean = tl.load(running_mean_ptr + column, mask=inside, other=0.0)
+    running_var = tl.load(running_var_ptr + column, mask=inside, other=0.0)
+    return weight, bias, running_mean, running_var
 
 
 @triton.jit
 def _store_statistics(
-    mean, squares, count, weight_ptr, bias_ptr, running_mean_ptr, running_var_ptr, statistics_ptr, column, inside, C,
-    momentum, eps,
+    mean, squares, count, weight, bias, running_mean, running_var, running_mean_ptr, running_var_ptr, statistics_ptr,
+    column, inside, C, momentum, eps,
 ):  # fmt: skip
     """Write the (5, C) statistics and move the running ones; ``squares`` is the sum of squares about the mean."""
-    variance = squares / count
-    rstd = 1.0 / tl.sqrt(variance + eps)
-    scale = tl.load(weight_ptr + column, mask=inside, other=0.0) * rstd
-    shift = tl.load(bias_ptr + column, mask=inside, other=0.0) - mean * scale
+    rstd = 1.0 / tl.sqrt(squares / count + eps)
+    scale = weight * rstd
     tl.store(statistics_ptr + column, scale, mask=inside)
-    tl.store(statistics_ptr + C + column, shift, mask=inside)
+    tl.store(statistics_ptr + C + column, bias - mean * scale, mask=inside)
     tl.store(statistics_ptr + 2 * C + column, mean, mask=inside)
     tl.store(statistics_ptr + 3 * C + column, rstd, mask=inside)
     tl.store(statistics_ptr + 4 * C + column, 1.0 / count + tl.zeros_like(mean), mask=inside)
-    running_mean = tl.load(running_mean_ptr + column, mask=inside, other=0.0)
-    running_var = tl.load(running_var_ptr + column, mask=inside, other=0.0)
     unbiased = squares / tl.maximum(count - 1.0, 1.0)
     tl.store(running_mean_ptr + column, running_mean + momentum * (mean - running_mean), mask=inside)
     tl.store(running_var_ptr + column, running_var + momentum * (unbiased - running_var), mask=inside)
@@ -152,8 +161,10 @@ def statistics_kernel(
     column, inside = _columns(C, BLOCK_C)
     count = M * 1.0
     pivot = tl.load(x_ptr + column, mask=inside, other=0.0).to(tl.float32)
-    total = _sum_partial(partial_ptr, programs, column, inside, C, CHUNK, BLOCK_C)
-    square = _sum_partial(partial_ptr + programs * C, programs, column, inside, C, CHUNK, BLOCK_C)
+    weight, bias, running_mean, running_var = _load_parameters(
+        weight_ptr, bias_ptr, running_mean_ptr, running_var_ptr, column, inside
+    )
+    total, square = _sum_partial(partial_ptr, partial_ptr + programs * C, programs, column, inside, C, CHUNK, BLOCK_C)
     mean = pivot + total / count
     squares = tl.maximum(square - total * total / count, 0.0)
     if GROUP:
@@ -162,8 +173,8 @@ def statistics_kernel(
         tl.store(result_ptr + 2 * C + column, count + tl.zeros_like(mean), mask=inside)
     else:
         _store_statistics(
-            mean, squares, count, weight_ptr, bias_ptr, running_mean_ptr, running_var_ptr, result_ptr, column,
-            inside, C, momentum, eps,
+            mean, squares, count, weight, bias, running_mean, running_var, running_mean_ptr, running_var_ptr,
+            result_ptr, column, inside, C, momentum, eps,
         )  # fmt: skip
 
 
@@ -188,9 +199,12 @@ def group_statistics_kernel(
         mean += difference * (other / both)
         squares += tl.load(place + C, mask=inside, other=0.0) + difference * difference * (count * other / both)
         count = both
+    weight, bias, running_mean, running_var = _load_parameters(
+        weight_ptr, bias_ptr, running_mean_ptr, running_var_ptr, column, inside
+    )
     _store_statistics(
-        mean, squares, count, weight_ptr, bias_ptr, running_mean_ptr, running_var_ptr, statistics_ptr, column,
-        inside, C, momentum, eps,
+        mean, squares, count, weight, bias, running_mean, running_var, running_mean_ptr, running_var_ptr,
+        statistics_ptr, column, inside, C, momentum, eps,
     )  # fmt: skip
 
 
@@ -330,9 +344,9 @@ def coefficients_kernel(
 ):  # fmt: skip
     """Add the partial sums of ``gradient_sums_kernel``. Grid (columns / BLOCK_C,)."""
     column, inside = _columns(C, BLOCK_C)
-    d_bias = _sum_partial(total_ptr, programs, column, inside, C, CHUNK, BLOCK_C)
-    d_weight = _sum_partial(product_ptr, programs, column, inside, C, CHUNK, BLOCK_C)
-    d_weight *= tl.load(statistics_ptr + 3 * C + column, mask=inside, other=0.0)
+    rstd = tl.load(statistics_ptr + 3 * C + column, mask=inside, other=0.0)
+    d_bias, d_weight = _sum_partial(total_ptr, product_ptr, programs, column, inside, C, CHUNK, BLOCK_C)
+    d_weight *= rstd
     tl.store(gradients_ptr + column, d_bias, mask=inside)
     tl.store(gradients_ptr + C + column, d_weight, mask=inside)
     if not GROUP:

@@ -37,20 +37,20 @@ class Tile(NamedTuple):
 
 
 TILES: dict[str, Tile] = {
-    "moments": Tile(256, 8192, 8, 4, 1),
-    "normalise": Tile(256, 4096, 4, 0, 1),
-    "normalise_add": Tile(256, 4096, 4, 0, 1),
-    "normalise_dual": Tile(256, 4096, 4, 0, 1),
-    "gradient_sums": Tile(256, 4096, 8, 4, 1),
-    "gradient_sums_add": Tile(256, 4096, 8, 4, 1),
-    "gradient_sums_dual": Tile(256, 4096, 8, 4, 1),
-    "input_gradient": Tile(256, 4096, 4, 0, 1),
-    "input_gradient_dual": Tile(256, 4096, 4, 0, 1),
+    "moments": Tile(64, 8192, 4, 2, 3),
+    "normalise": Tile(128, 4096, 8, 0, 1),
+    "normalise_add": Tile(256, 2048, 4, 0, 1),
+    "normalise_dual": Tile(256, 2048, 4, 0, 1),
+    "gradient_sums": Tile(64, 4096, 4, 2, 3),
+    "gradient_sums_add": Tile(64, 2048, 4, 4, 1),
+    "gradient_sums_dual": Tile(128, 4096, 4, 2, 3),
+    "input_gradient": Tile(128, 8192, 8, 0, 1),
+    "input_gradient_dual": Tile(128, 8192, 8, 0, 1),
 }
 """Pass to its tile, from a sweep over ResNet-50's layers at batch 400 on an H200 (batch_norm_bench --sweep)."""
 
 _FINALISE_COLUMNS = 16
-_FINALISE_CHUNK = 128
+_FINALISE_CHUNK = 512
 
 
 @functools.cache
@@ -128,7 +128,7 @@ def statistics(x_NCHW: Tensor, norm: Norm, group: dist.ProcessGroup | None) -> T
     grid = (triton.cdiv(channels, _FINALISE_COLUMNS),)
     kernels.statistics_kernel[grid](
         x_NCHW, partial, *parameters, moments, partial.shape[1], rows, channels, norm.momentum, norm.eps,
-        GROUP=group is not None, CHUNK=_FINALISE_CHUNK, BLOCK_C=_FINALISE_COLUMNS,
+        GROUP=group is not None, **_finalise(partial.shape[1]),
     )  # fmt: skip
     if group is not None:
         gathered = partial.new_empty((dist.get_world_size(group) * 3, channels))
@@ -218,7 +218,7 @@ def coefficients(
     grid = (triton.cdiv(channels, _FINALISE_COLUMNS),)
     kernels.coefficients_kernel[grid](
         total, product, statistics_5C, gradients, result, programs, channels,
-        GROUP=group is not None, CHUNK=_FINALISE_CHUNK, BLOCK_C=_FINALISE_COLUMNS,
+        GROUP=group is not None, **_finalise(programs),
     )  # fmt: skip
     if group is not None:
         shared = gradients.clone()
@@ -251,6 +251,12 @@ def input_gradient(
         d_residual_NCHW, RELU=relu, RESIDUAL_NORM=residual_NCHW is not None, **pass_.arguments,
     )  # fmt: skip
     return dx_NCHW, d_residual_NCHW
+
+
+def _finalise(programs: int) -> dict[str, int]:
+    """Sizes of a kernel that adds the partial sums of ``programs`` programs."""
+    chunk = min(triton.next_power_of_2(programs), _FINALISE_CHUNK)
+    return {"CHUNK": chunk, "BLOCK_C": _FINALISE_COLUMNS, "num_warps": 8 if chunk >= 128 else 2}
 
 
 def _suffix(add: bool, dual: bool) -> str:

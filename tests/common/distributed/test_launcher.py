@@ -47,6 +47,19 @@ def test_a_killed_rank_is_named_with_its_signal(capfd):
     assert err.count("\n") == 1
 
 
+def test_the_first_failure_is_named_although_a_rank_that_lost_it_was_seen_before(capfd):
+    body = "if rank == 0: sys.exit(9)\ntime.sleep(0.3)\nos.kill(os.getpid(), signal.SIGKILL)"
+    assert launch(body) == 128 + signal.SIGKILL
+    err = capfd.readouterr().err
+    assert err.startswith("error: rank 1 was killed by SIGKILL")
+    assert err.count("\n") == 1
+
+
+def test_a_lost_peer_without_a_cause_is_still_one_message(capfd):
+    assert launch("if rank == 0: sys.exit(9)") == 7
+    assert capfd.readouterr().err.startswith("error: rank 0 lost the connection to another rank")
+
+
 def test_ranks_that_ignore_sigterm_are_killed_after_the_grace_period():
     body = """
 if rank == 0:
@@ -54,13 +67,13 @@ if rank == 0:
     open(sys.argv[1], "w").close()
 else:
     while not os.path.exists(sys.argv[1]): time.sleep(0.01)
-    sys.exit(9)
+    sys.exit(42)
 time.sleep(60)
 """
     marker = f"/tmp/launcher_test_{os.getpid()}_{time.monotonic_ns()}"
     started = time.monotonic()
     try:
-        assert launch(body, grace_seconds=1.0, argv=[marker]) == 9
+        assert launch(body, grace_seconds=1.0, argv=[marker]) == 42
     finally:
         os.unlink(marker)
     assert time.monotonic() - started < 30

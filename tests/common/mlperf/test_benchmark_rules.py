@@ -198,7 +198,9 @@ def test_unknown_benchmark_is_an_error() -> None:
 
 def test_every_ruleset_of_the_installed_checker_is_known() -> None:
     """Fails when a new mlperf-logging ships a ruleset: the tables of rules.py need its benchmarks and targets."""
-    folders = {folder.name for folder in CHECKER.iterdir() if re.fullmatch(r"(training|hpc)_\d+\.\d+\.\d+", folder.name)}
+    folders = {
+        folder.name for folder in CHECKER.iterdir() if re.fullmatch(r"(training|hpc)_\d+\.\d+\.\d+", folder.name)
+    }
     before_divisions = {"training_0.6.0"}  # has no closed and open rule files; v0.6 is not supported
     assert folders - before_divisions == {f"{usage}_{version}" for usage, version in VERSIONS}
 

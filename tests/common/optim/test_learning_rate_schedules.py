@@ -28,7 +28,7 @@ def test_reference_epochs_end_on_an_evaluation(epochs, offset, rounded):
     assert steps.total_steps == rounded * 785
 
 
-@pytest.mark.parametrize(("micro_batches", "micro_batch"), [(8, 400), (8, 400), (64, 50)])
+@pytest.mark.parametrize(("micro_batches", "micro_batch"), [(8, 400), (64, 50)])
 def test_nvidia_steps_of_batch_3200(micro_batches, micro_batch):
     assert nvidia_steps(TRAIN_SAMPLES, micro_batches, micro_batch, 37, 2) == ScheduleSteps(401, 802, 37 * 401)
 

@@ -56,13 +56,10 @@ def test_triton_equals_plain(name, inside, dtype):
 @pytest.mark.parametrize("reason", ["nonfinite_at", "skip_at"])
 def test_triton_writes_nothing_when_it_must_not(reason):
     rule, trust = RULES["lars"]
-    last = {reason: 4}
-    ours, metrics = run("triton", rule, inside=True, dtype=torch.float16, trust=trust, **last)
-    both = {reason: 3}  # the same updates without the fourth or fifth: the step counter must stand at 4
-    other, _ = run("triton", rule, inside=True, dtype=torch.float16, trust=trust, **both)
+    ours, metrics = run("triton", rule, inside=True, dtype=torch.float16, trust=trust, **{reason: 4})
+    plain, _ = run("torch", rule, inside=True, dtype=torch.float16, trust=trust, **{reason: 4})
     assert metrics["overflow"].item() == float(reason == "nonfinite_at")
-    assert [int(t) for t in (ours[4], other[4])] == [4, 4]
-    plain, _ = run("torch", rule, inside=True, dtype=torch.float16, trust=trust, **last)
+    assert int(ours[4]) == 4  # the step counter follows the four parameters
     for a, b in zip(ours, plain, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3 if a.dtype == torch.float16 else 1e-5, atol=1e-6)
 

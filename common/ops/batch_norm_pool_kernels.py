@@ -1,0 +1,127 @@
+# mypy: allow-untyped-defs
+"""Triton kernels of ``max_pool(relu(BN(x)), 3, stride 2, padding 1)``.
+
+The normalised map is never written. Forward writes the pooled map, the x behind each maximum, and where in the 3x3
+window it was (0 ... 8, or ``NOWHERE`` where ReLU gave 0). Backward takes its sums over the pooled map alone; then every
+2x2 patch of dx gathers from the four windows that reach into it.
+Shapes: N images, H x W input, OH x OW output, C channels; all channels_last.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+NOWHERE = tl.constexpr(9)
+
+
+@triton.jit
+def _pixels(OH, OW, C, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr):
+    """This program's pixels of the pooled map (image, row, column; its index in all), and its channels."""
+    blocks = tl.cdiv(C, BLOCK_C)
+    channel = tl.program_id(0) % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
+    pixel = tl.program_id(0) // blocks * BLOCK + tl.arange(0, BLOCK)
+    return pixel, pixel // (OH * OW), pixel // OW % OH, pixel % OW, channel
+
+
+@triton.jit
+def pool_kernel(
+    x_ptr,  # (N, H, W, C)
+    statistics_ptr,  # (5, C) fp32
+    y_ptr, source_ptr,  # (N, OH, OW, C): pooled map, x behind it
+    place_ptr,  # (N, OH, OW, C) int8
+    N, H, W, C, OH, OW,
+    BLOCK: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Grid (N * OH * OW / BLOCK * C / BLOCK_C,). EVEN: H, W are even and no block sticks out."""
+    pixel, image, oh, ow, channel = _pixels(OH, OW, C, BLOCK, BLOCK_C)
+    inside = (pixel < N * OH * OW)[:, None] & (channel < C)[None, :]
+    scale = tl.load(statistics_ptr + channel, mask=channel < C, other=0.0)[None, :]
+    shift = tl.load(statistics_ptr + C + channel, mask=channel < C, other=0.0)[None, :]
+    centre = ((image.to(tl.int64) * H + 2 * oh) * W + 2 * ow) * C
+    best = tl.full((BLOCK, BLOCK_C), float("-inf"), tl.float32)
+    source = tl.zeros((BLOCK, BLOCK_C), tl.float32)
+    place = tl.zeros((BLOCK, BLOCK_C), tl.int32)
+    for kh in tl.static_range(3):
+        for kw in tl.static_range(3):
+            pointer = x_ptr + (centre + ((kh - 1) * W + kw - 1) * C)[:, None] + channel[None, :]
+            if EVEN and kh > 0 and kw > 0:
+                x = tl.load(pointer).to(tl.float32)
+                y = x * scale + shift
+                better = y > best
+            else:
+                h, w = 2 * oh + kh - 1, 2 * ow + kw - 1
+                valid = ((h >= 0) & (h < H) & (w >= 0) & (w < W))[:, None]
+                if not EVEN:
+                    valid = valid & inside
+                x = tl.load(pointer, mask=valid, other=0.0).to(tl.float32)
+                y = x * scale + shift
+                better = valid & (y > best)
+            best = tl.where(better, y, best)
+            source = tl.where(better, x, source)
+            place = tl.where(better, kh * 3 + kw, place)
+    output = (pixel.to(tl.int64) * C)[:, None] + channel[None, :]
+    place = tl.where(best > 0.0, place, NOWHERE)
+    if EVEN:
+        tl.store(y_ptr + output, tl.maximum(best, 0.0).to(y_ptr.dtype.element_ty))
+        tl.store(source_ptr + output, source.to(source_ptr.dtype.element_ty))
+        tl.store(place_ptr + output, place.to(tl.int8))
+    else:
+        tl.store(y_ptr + output, tl.maximum(best, 0.0).to(y_ptr.dtype.element_ty), mask=inside)
+        tl.store(source_ptr + output, source.to(source_ptr.dtype.element_ty), mask=inside)
+        tl.store(place_ptr + output, place.to(tl.int8), mask=inside)
+
+
+@triton.jit
+def _window(dy_ptr, place_ptr, pixel, valid, channel, C):
+    """Gradient of some windows and where each has its maximum."""
+    offset = (pixel.to(tl.int64) * C)[:, None] + channel[None, :]
+    dy = tl.load(dy_ptr + offset, mask=valid, other=0.0).to(tl.float32)
+    return dy, tl.load(place_ptr + offset, mask=valid, other=NOWHERE).to(tl.int32)
+
+
+@triton.jit
+def _store_patch(x_ptr, dx_ptr, dz, a, b, c, pixel, valid, channel, C, EVEN: tl.constexpr):
+    """One corner of every 2x2 patch of dx."""
+    offset = (pixel * C)[:, None] + channel[None, :]
+    if EVEN:
+        x = tl.load(x_ptr + offset).to(tl.float32)
+        tl.store(dx_ptr + offset, (a * dz + b * x + c).to(dx_ptr.dtype.element_ty))
+    else:
+        x = tl.load(x_ptr + offset, mask=valid, other=0.0).to(tl.float32)
+        tl.store(dx_ptr + offset, (a * dz + b * x + c).to(dx_ptr.dtype.element_ty), mask=valid)
+
+
+@triton.jit
+def pool_gradient_kernel(
+    dy_ptr, place_ptr,  # (N, OH, OW, C)
+    x_ptr,  # (N, H, W, C)
+    coefficients_ptr,  # (3, C) fp32
+    dx_ptr,  # (N, H, W, C)
+    N, H, W, C, OH, OW,
+    BLOCK: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Grid as in ``pool_kernel``; a pixel (oh, ow) stands for the patch of dx at (2 oh, 2 ow)."""
+    pixel, image, oh, ow, channel = _pixels(OH, OW, C, BLOCK, BLOCK_C)
+    inside = (pixel < N * OH * OW)[:, None] & (channel < C)[None, :]
+    a = tl.load(coefficients_ptr + channel, mask=channel < C, other=0.0)[None, :]
+    b = tl.load(coefficients_ptr + C + channel, mask=channel < C, other=0.0)[None, :]
+    c = tl.load(coefficients_ptr + 2 * C + channel, mask=channel < C, other=0.0)[None, :]
+    below = (oh + 1 < OH)[:, None] & inside
+    right = (ow + 1 < OW)[:, None] & inside
+    d00, p00 = _window(dy_ptr, place_ptr, pixel, inside, channel, C)
+    d01, p01 = _window(dy_ptr, place_ptr, pixel + 1, right, channel, C)
+    d10, p10 = _window(dy_ptr, place_ptr, pixel + OW, below, channel, C)
+    d11, p11 = _window(dy_ptr, place_ptr, pixel + OW + 1, below & right, channel, C)
+    corner = (image.to(tl.int64) * H + 2 * oh) * W + 2 * ow
+    lower = (2 * oh + 1 < H)[:, None] & inside
+    outer = (2 * ow + 1 < W)[:, None] & inside
+    dz = tl.where(p00 == 4, d00, 0.0)
+    _store_patch(x_ptr, dx_ptr, dz, a, b, c, corner, inside, channel, C, EVEN)
+    dz = tl.where(p00 == 5, d00, 0.0) + tl.where(p01 == 3, d01, 0.0)
+    _store_patch(x_ptr, dx_ptr, dz, a, b, c, corner + 1, outer, channel, C, EVEN)
+    dz = tl.where(p00 == 7, d00, 0.0) + tl.where(p10 == 1, d10, 0.0)
+    _store_patch(x_ptr, dx_ptr, dz, a, b, c, corner + W, lower, channel, C, EVEN)
+    dz = tl.where(p00 == 8, d00, 0.0) + tl.where(p01 == 6, d01, 0.0)
+    dz += tl.where(p10 == 2, d10, 0.0) + tl.where(p11 == 0, d11, 0.0)
+    _store_patch(x_ptr, dx_ptr, dz, a, b, c, corner + W + 1, lower & outer, channel, C, EVEN)

@@ -1,0 +1,317 @@
+"""From ImageNet's raw layouts to records: bytes, labels, interruptions, damage."""
+
+import io
+import json
+import random
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmarks.resnet import prepare as prepare_module
+from benchmarks.resnet import raw
+from benchmarks.resnet.prepare import FILES, download, generate, jpeg_components, main, prepare, to_rgb_jpeg, verify
+from common.data.recordio import RecordReader
+from common.errors import ConfigError, DataError
+
+
+def contents(data_dir):
+    return {name: (data_dir / name).read_bytes() for name in FILES}
+
+
+def jpeg(mode="RGB", colour=None, size=(20, 10), **options):
+    buffer = io.BytesIO()
+    Image.new(mode, size, colour).save(buffer, "JPEG", **options)
+    return buffer.getvalue()
+
+
+def png():
+    buffer = io.BytesIO()
+    Image.new("RGB", (20, 10), (200, 30, 10)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Three classes; b has a PNG in JPEG's clothes and a CMYK picture."""
+    pictures = {
+        "train/n03/c1.JPEG": jpeg(colour=(1, 2, 3)),
+        "train/n01/a2.JPEG": jpeg(colour=(9, 9, 9)),
+        "train/n01/a1.JPEG": jpeg("L", 77),
+        "train/n02/b1.JPEG": png(),
+        "train/n02/b2.JPEG": jpeg("CMYK", (10, 200, 30, 5)),
+        "val/n02/v1.JPEG": jpeg(colour=(50, 60, 70)),
+        "STAND_IN": b"a test",
+    }
+    for name, data in pictures.items():
+        path = tmp_path / "raw" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return tmp_path / "raw", pictures
+
+
+def records(rec):
+    with RecordReader(rec) as reader:
+        return {record.record_id: record for record in map(reader.image, range(len(reader)))}
+
+
+def test_labels_are_places_of_sorted_synsets_and_ids_places_of_sorted_pictures(folders, tmp_path):
+    prepare(folders[0], tmp_path / "data")
+    train = records(tmp_path / "data" / "train.rec")
+    assert {number: record.labels for number, record in train.items()} == {
+        0: (0.0,), 1: (0.0,), 2: (1.0,), 3: (1.0,), 4: (2.0,)
+    }  # fmt: skip
+    assert records(tmp_path / "data" / "val.rec")[0].labels == (1.0,)
+
+
+def test_jpeg_bytes_go_through_unchanged(folders, tmp_path):
+    raw_dir, pictures = folders
+    prepare(raw_dir, tmp_path / "data")
+    train = records(tmp_path / "data" / "train.rec")
+    assert train[0].data == pictures["train/n01/a1.JPEG"]
+    assert train[1].data == pictures["train/n01/a2.JPEG"]
+    assert train[4].data == pictures["train/n03/c1.JPEG"]
+
+
+def test_png_and_cmyk_become_rgb_jpeg_of_quality_100(folders, tmp_path):
+    prepare(folders[0], tmp_path / "data")
+    train = records(tmp_path / "data" / "train.rec")
+    for number, colour in ((2, (200, 30, 10)), (3, (240, 54, 220))):
+        with Image.open(io.BytesIO(train[number].data)) as picture:
+            assert (picture.format, picture.mode, picture.size) == ("JPEG", "RGB", (20, 10))
+            assert set(picture.quantization[0]) == {1}  # quality 100 quantises by 1
+            np.testing.assert_allclose(np.asarray(picture).mean(axis=(0, 1)), colour, atol=6)
+
+
+@pytest.mark.parametrize(("mode", "components"), [("L", 1), ("RGB", 3), ("CMYK", 4)])
+@pytest.mark.parametrize("progressive", [False, True])
+def test_components_are_read_from_the_frame_header(mode, components, progressive):
+    assert jpeg_components(jpeg(mode, progressive=progressive, comment=b"\xff\xc0" * 9)) == components
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xd8", b"GIF but not really", jpeg()[:20]])
+def test_no_picture_is_an_error(data):
+    with pytest.raises(ValueError, match=r"neither JPEG|without a frame header|no JPEG marker"):
+        to_rgb_jpeg(data)
+
+
+def test_damaged_picture_names_its_file(folders, tmp_path):
+    (folders[0] / "train/n03/c1.JPEG").write_bytes(b"nothing")
+    with pytest.raises(DataError, match=r"c1\.JPEG: n03/c1\.JPEG at byte 0: neither JPEG"):
+        prepare(folders[0], tmp_path / "data")
+    assert not (tmp_path / "data" / "train.rec").exists()
+
+
+def test_tars_and_folders_give_the_same_records(tmp_path):
+    for name, tars in (("folders", False), ("tars", True)):
+        generate(tmp_path / name / "raw", "digits", train=40, val=20, tars=tars)
+        prepare(tmp_path / name / "raw", tmp_path / name / "data", workers=2)
+    assert contents(tmp_path / "tars" / "data") == contents(tmp_path / "folders" / "data")
+
+
+def test_val_tar_takes_its_labels_from_the_development_kit(tmp_path):
+    generate(tmp_path, "digits", train=40, val=20, tars=True)
+    from sklearn.datasets import load_digits
+
+    found = raw.open_raw(tmp_path)
+    classes = raw.validation_synsets(tmp_path / raw.DEVKIT_TAR)
+    assert [picture.synset for picture in sorted(found.val, key=lambda picture: picture.name)] == classes
+    assert set(classes) <= {f"n{digit:07d}d" for digit in load_digits().target_names}
+
+
+def test_truncated_tar_is_an_error(tmp_path):
+    generate(tmp_path, "digits", train=40, val=20, tars=True)
+    tar = tmp_path / raw.TRAIN_TAR
+    tar.write_bytes(tar.read_bytes()[:-20_000])
+    with pytest.raises(DataError, match="truncated"):
+        prepare(tmp_path, tmp_path / "data")
+
+
+def test_val_tar_without_development_kit_is_an_error(tmp_path):
+    generate(tmp_path, "digits", train=40, val=20, tars=True)
+    (tmp_path / raw.DEVKIT_TAR).unlink()
+    with pytest.raises(DataError, match="has no labels of its own"):
+        prepare(tmp_path, tmp_path / "data")
+
+
+def test_development_kit_without_ground_truth_is_an_error(tmp_path):
+    generate(tmp_path, "digits", train=40, val=20, tars=True)
+    with tarfile.open(tmp_path / raw.DEVKIT_TAR, "w:gz"):
+        pass
+    with pytest.raises(DataError, match="damaged or no ILSVRC2012 development kit"):
+        prepare(tmp_path, tmp_path / "data")
+
+
+def test_second_preparation_changes_nothing(folders, tmp_path):
+    first = prepare(folders[0], tmp_path / "data")
+    stamps = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "data").iterdir() if path.suffix != ".lock"}
+    assert prepare(folders[0], tmp_path / "data") == first
+    assert stamps == {name: (tmp_path / "data" / name).stat().st_mtime_ns for name in stamps}
+
+
+def test_other_raw_data_are_refused(folders, tmp_path):
+    prepare(folders[0], tmp_path / "data")
+    (folders[0] / "train/n01/a3.JPEG").write_bytes(jpeg())
+    with pytest.raises(DataError, match="was prepared from other raw data"):
+        prepare(folders[0], tmp_path / "data")
+
+
+def test_killed_preparation_continues_to_the_same_bytes(tmp_path):
+    generate(tmp_path / "raw", "digits", train=60, val=20)
+    prepare(tmp_path / "raw", tmp_path / "whole")
+    script = (
+        "import sys, time, pathlib; from benchmarks.resnet import prepare as p; written = p.RecordWriter.write\n"
+        "def slow(self, *a):\n"
+        "    written(self, *a); self._rec.flush(); self._idx.flush(); time.sleep(0.02)\n"
+        "p.RecordWriter.write = slow; p.prepare(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), 1)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "raw"), str(tmp_path / "killed")])
+    index = tmp_path / "killed" / "train.idx.partial"
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and not (index.exists() and index.stat().st_size > 30):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = index.read_bytes().count(b"\n")
+    assert 0 < before < 60
+    assert not (tmp_path / "killed" / "manifest.json").exists()
+    prepare(tmp_path / "raw", tmp_path / "killed")
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+    assert not list((tmp_path / "killed").glob("*.partial"))
+
+
+def test_continuation_keeps_what_was_written(tmp_path, monkeypatch):
+    generate(tmp_path / "raw", "digits", train=30, val=10)
+    fail_at = 12
+
+    def failing(record_id, picture):
+        nonlocal fail_at
+        fail_at -= 1
+        if fail_at == 0:
+            raise DataError("the cable fell out")
+        return original(record_id, picture)
+
+    original = prepare_module._payload
+    monkeypatch.setattr(prepare_module, "_payload", failing)
+    with pytest.raises(DataError, match="the cable fell out"):
+        prepare(tmp_path / "raw", tmp_path / "data", workers=1)
+    asked = []
+    monkeypatch.setattr(prepare_module, "_payload", lambda number, picture: asked.append(number) or original(number, picture))
+    prepare(tmp_path / "raw", tmp_path / "data", workers=1)
+    assert len(asked) == 40 - 11
+
+
+def test_training_records_are_shuffled_and_validation_records_are_not(digits):
+    with RecordReader(digits / "train.rec") as train, RecordReader(digits / "val.rec") as val:
+        assert train.ids.tolist() != sorted(train.ids.tolist()) == list(range(61))
+        assert val.ids.tolist() == list(range(23))
+
+
+def test_missing_split_is_named(folders, tmp_path):
+    (folders[0] / "val/n02/v1.JPEG").unlink()
+    with pytest.raises(DataError, match=r"no val pictures: neither ILSVRC2012_img_val\.tar"):
+        prepare(folders[0], tmp_path / "data")
+
+
+def test_class_of_validation_alone_is_refused(folders, tmp_path):
+    (folders[0] / "val/n02").rename(folders[0] / "val/n09")
+    with pytest.raises(DataError, match="n09, a class without training pictures"):
+        prepare(folders[0], tmp_path / "data")
+
+
+def test_missing_raw_folder_is_named(tmp_path):
+    with pytest.raises(DataError, match="nowhere does not exist"):
+        prepare(tmp_path / "nowhere", tmp_path / "data")
+
+
+def test_incomplete_imagenet_cannot_pass_as_imagenet(folders, tmp_path):
+    (folders[0] / "STAND_IN").unlink()
+    with pytest.raises(DataError, match="where ImageNet has .*1281167"):
+        prepare(folders[0], tmp_path / "data")
+
+
+def test_manifest_says_stand_in(digits):
+    raw_manifest = json.loads((digits / "manifest.json").read_text())
+    assert raw_manifest["stand_in"] is True
+    assert raw_manifest["counts"] == {"train_samples": 61, "eval_samples": 23, "classes": 10}
+
+
+def test_verify_finds_a_changed_byte(folders, tmp_path):
+    prepare(folders[0], tmp_path / "data")
+    verify(tmp_path / "data")
+    rec = tmp_path / "data" / "val.rec"
+    rec.write_bytes(rec.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(DataError, match=r"val\.rec: SHA-256"):
+        verify(tmp_path / "data")
+
+
+def test_download_says_what_to_fetch_by_hand(tmp_path):
+    with pytest.raises(DataError, match=r"(?s)ILSVRC2012_img_train\.tar .*1d675b47d978889d74fa0da5fadfb00e.*registration"):
+        download(tmp_path)
+
+
+def test_digits_are_the_fixed_split_of_scikit_learn(tmp_path):
+    from benchmarks.resnet.stand_in import _digit_requests
+
+    requests = _digit_requests(None, None, 0)
+    numbers = {split: {request.number for request in requests[split]} for split in requests}
+    assert (len(numbers["train"]), len(numbers["val"])) == (1437, 360)
+    assert not numbers["train"] & numbers["val"]
+    per_class = np.bincount([request.label for request in requests["val"]])
+    assert per_class.min() >= 34
+    assert per_class.max() <= 37
+
+
+def test_imagenet_sized_pictures_have_imagenet_s_forms(tmp_path):
+    made = generate(tmp_path / "raw", "imagenet-sized", train=120, val=8, workers=1)
+    sizes, subsampling = [], set()
+    for path in sorted((tmp_path / "raw" / "train").rglob("*.JPEG")):
+        with Image.open(path) as picture:
+            sizes.append(picture.size)
+            subsampling.add(picture.layer[0][1:3])  # sampling factors of luma; chroma has 1 x 1
+    assert max(max(size) for size in sizes) > 5000
+    assert len(set(sizes)) > 100
+    assert subsampling == {(2, 2)}
+    assert made.classes == 120
+
+
+def test_same_seed_draws_the_same_pictures(tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        generate(tmp_path / name, "imagenet-sized", train=3, val=1, seed=seed)
+    a, b, c = (
+        [path.read_bytes() for path in sorted((tmp_path / name).rglob("*.JPEG"))] for name in ("a", "b", "c")
+    )
+    assert a == b
+    assert all(x != y for x, y in zip(a, c, strict=True))
+
+
+def test_generate_refuses_a_used_folder_and_too_many_digits(folders, tmp_path):
+    with pytest.raises(DataError, match="is not empty"):
+        generate(folders[0], "digits")
+    with pytest.raises(ConfigError, match="10 to 1437 handwritten digits"):
+        generate(tmp_path / "new", "digits", train=2000)
+
+
+def test_command_line_goes_from_nothing_to_verified(tmp_path, capsys):
+    folders = ["--raw-dir", str(tmp_path / "raw")]
+    assert main("generate", ["benchmark=resnet", *folders, "--train", "20", "--val", "10", "--workers", "1"]) == 0
+    data = ["--data-dir", str(tmp_path / "data")]
+    assert main("prepare", ["benchmark=resnet", *folders, *data, "--workers", "1"]) == 0
+    assert main("verify", ["benchmark=resnet", *data]) == 0
+    assert "stand-in" in capsys.readouterr().out
+
+
+def test_random_bytes_never_pass_as_pictures():
+    source = random.Random(0)
+    for _ in range(200):
+        data = b"\xff\xd8" + source.randbytes(40)
+        try:
+            components = jpeg_components(data)
+        except ValueError:
+            continue
+        assert 0 <= components <= 255

@@ -1,0 +1,173 @@
+"""Scores and the RCP test against the rules' example and mlperf-logging's own checker."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from handwritten_logs import replaced, resnet_lines
+from mlperf_logging.rcp_checker import rcp_checker
+
+from common.mlperf.rcp import (
+    check_convergence,
+    has_rcps,
+    olympic_mean,
+    pick_window,
+    reference_statistics,
+    smallest_acceptable_mean,
+)
+
+WriteLog = Callable[..., Path]
+EXAMPLE = [16, 14, 16, 17, 16, 16, 15, 16, 15, 16]
+
+
+def test_example_of_the_rules_with_the_checkers_deviation() -> None:
+    mean, stdev = reference_statistics(EXAMPLE)
+    assert mean == 15.75
+    assert stdev == pytest.approx(0.781, abs=5e-4)
+    assert smallest_acceptable_mean(mean, stdev, reference_runs=8, submission_runs=3) == pytest.approx(14.781, abs=5e-4)
+
+
+def test_example_of_the_rules_as_printed() -> None:
+    assert smallest_acceptable_mean(15.75, 0.433, reference_runs=8, submission_runs=3) == pytest.approx(
+        15.213, abs=5e-4
+    )
+
+
+def test_no_spread_allows_no_speed_up() -> None:
+    assert smallest_acceptable_mean(15.75, 0.0, 8, 3) == 15.75
+
+
+@pytest.mark.parametrize(
+    ("usage", "ruleset", "benchmark"),
+    [
+        ("training", "4.0.0", "resnet"),
+        ("training", "4.0.0", "unet3d"),
+        ("training", "5.0.0", "bert"),
+        ("training", "6.0.0", "dlrm_dcnv2"),
+        ("training", "6.1.0", "llama2_70b_lora"),
+        ("training", "4.1.0", "gpt3"),
+        ("hpc", "3.0.0", "cosmoflow"),
+    ],
+)
+def test_limits_are_the_checkers_for_every_reference_point(usage: str, ruleset: str, benchmark: str) -> None:
+    checker = rcp_checker.RCP_Checker(usage, ruleset, benchmark, False)
+    dropped = 4 if benchmark == "unet3d" else 1
+    assert checker.rcp_data
+    for record in checker.rcp_data.values():
+        counts = record["Epochs to converge"]
+        mean, stdev = reference_statistics(counts, dropped)
+        limit = smallest_acceptable_mean(mean, stdev, len(counts) - 2 * dropped, checker.submission_runs - 2)
+        assert mean == pytest.approx(record["RCP Mean"], rel=1e-12)
+        assert stdev == pytest.approx(record["RCP Stdev"], rel=1e-9)
+        assert limit == pytest.approx(record["Min Epochs"], abs=1e-4)  # the checker bisects to 1e-4
+
+
+def test_olympic_mean_drops_the_ends() -> None:
+    assert olympic_mean([9.0, 1.0, 2.0, 3.0, 100.0]) == pytest.approx((2 + 3 + 9) / 3)
+    assert olympic_mean([*range(10)], dropped=4) == 4.5
+
+
+def test_failed_run_counts_as_the_slowest() -> None:
+    assert olympic_mean([math.inf, 1.0, 2.0, 3.0, 4.0]) == 3.0
+    assert olympic_mean([math.inf, math.inf, 2.0, 3.0, 4.0]) == math.inf
+
+
+@pytest.mark.parametrize("values", [[], [1.0, 2.0], [1.0, math.nan, 2.0]])
+def test_olympic_mean_of_too_little_or_nan_is_an_error(values: list[float]) -> None:
+    with pytest.raises(ValueError, match=r"leave nothing|NaN"):
+        olympic_mean(values)
+
+
+def resnet_set(write_log: WriteLog, epochs: list[int]) -> list[Path]:
+    """Logs at global batch 3264, whose RCP has mean 35.154 and limit 34.31."""
+    return [write_log(resnet_lines(seed=i, last_epoch=e), f"result_{i}.txt") for i, e in enumerate(epochs)]
+
+
+def test_convergence_like_the_references_passes_unscaled(write_log: WriteLog) -> None:
+    result = check_convergence(resnet_set(write_log, [35, 35, 36, 37, 39]), "resnet", "4.0.0")
+    assert (result.passed, result.factor) == (True, 1.0)
+
+
+def test_faster_convergence_within_chance_scales_the_score(write_log: WriteLog) -> None:
+    result = check_convergence(resnet_set(write_log, [31, 34, 35, 35, 39]), "resnet", "4.0.0")
+    assert result.passed
+    counts = json.loads((Path(rcp_checker.__file__).parent / "training_4.0.0" / "rcps_resnet.json").read_text())
+    reference = next(r["Epochs to converge"] for r in counts.values() if r["BS"] == 3264)
+    mean = sum(sorted(reference)[1:-1]) / (len(reference) - 2)
+    assert result.factor == pytest.approx(mean / (104 / 3), rel=1e-9)
+
+
+def test_convergence_faster_than_chance_fails(write_log: WriteLog) -> None:
+    result = check_convergence(resnet_set(write_log, [27, 31, 31, 31, 35]), "resnet", "4.0.0")
+    assert not result.passed
+    assert "faster" in result.message
+
+
+def test_batch_beyond_all_references_has_no_rcp(write_log: WriteLog) -> None:
+    lines = [replaced(resnet_lines(seed=i), "global_batch_size", 100_000) for i in range(5)]
+    paths = [write_log(each, f"result_{i}.txt") for i, each in enumerate(lines)]
+    result = check_convergence(paths, "resnet", "4.0.0")
+    assert not result.passed
+    assert "BS = 100000" in result.message
+
+
+def test_own_reference_points_may_be_given(write_log: WriteLog, tmp_path: Path) -> None:
+    record = {"Benchmark": "resnet", "BS": 3264, "Hyperparams": {}, "Epochs to converge": [50] * 9 + [51]}
+    (tmp_path / "rcps.json").write_text(json.dumps({"resnet_ref_3264": record}))
+    paths = resnet_set(write_log, [35] * 5)
+    with open(tmp_path / "rcps.json") as file:
+        assert not check_convergence(paths, "resnet", "4.0.0", custom_rcps=file).passed
+
+
+def test_checker_leaves_nothing_beside_the_logs(write_log: WriteLog, tmp_path: Path) -> None:
+    paths = resnet_set(write_log, [31, 34, 35, 35, 39])
+    check_convergence(paths, "resnet", "4.0.0")
+    assert sorted(tmp_path.iterdir()) == sorted(paths)
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "ruleset", "testable"),
+    [("resnet", "4.0.0", True), ("resnet", "0.7.0", False), ("dlrm", "2.1.0", False), ("minigo", "2.1.0", False)],
+)
+def test_benchmarks_without_an_rcp_test(benchmark: str, ruleset: str, testable: bool) -> None:
+    assert has_rcps(benchmark, ruleset) == testable
+
+
+def test_convergence_without_rcps_is_not_passed(write_log: WriteLog) -> None:
+    result = check_convergence(resnet_set(write_log, [35] * 5), "resnet", "0.7.0")
+    assert not result.passed
+    assert "no RCPs" in result.message
+
+
+def test_window_is_the_median_of_all_windows() -> None:
+    # windows of 3 keep their middle run: scores 2, 3, 4, 6, 6 -> median 4 at index 2
+    window = pick_window([1.0, 2.0, 3.0, 4.0, 9.0, 6.0, 5.0], runs=3)
+    assert (window.start, window.score, window.valid) == (2, 4.0, True)
+
+
+def test_all_runs_are_the_window_of_a_single_set() -> None:
+    assert pick_window([3.0, 1.0, 2.0, 5.0, 4.0], runs=5).start == 0
+
+
+def test_slower_of_two_middle_windows_is_taken() -> None:
+    window = pick_window([1.0, 2.0, 3.0, 4.0], runs=3)  # scores 2 and 3
+    assert (window.start, window.score) == (1, 3.0)
+
+
+def test_failed_runs_are_infinitely_slow() -> None:
+    # windows: (None, 1, 2) -> 2, (1, 2, None) -> 2, (2, None, None) -> infinite
+    assert pick_window([None, 1.0, 2.0, None, None], runs=3).score == 2.0
+
+
+def test_invalid_median_window_makes_the_result_invalid() -> None:
+    window = pick_window([None, None, 2.0, None, None], runs=3)
+    assert not window.valid
+
+
+def test_too_few_runs_for_a_window_is_an_error() -> None:
+    with pytest.raises(ValueError, match="needs 5 runs"):
+        pick_window([1.0] * 4, runs=5)

@@ -1,0 +1,303 @@
+"""Verdicts of single logs and of sets, on hand-written logs."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from handwritten_logs import END, POINT, START, Line, replaced, resnet_lines, without
+
+from common.errors import ConfigError
+from common.mlperf.verdict import format_verdict, judge, judge_set, main
+
+WriteLog = Callable[..., Path]
+STAND_IN: Line = (POINT, "data_set", "stand-in", {}, 0)
+
+
+def official_exit_code(path: Path, ruleset: str, folder: Path) -> int:
+    """What the compliance checker's own command says."""
+    command = [sys.executable, "-m", "mlperf_logging.compliance_checker", "--ruleset", ruleset, str(path)]
+    return subprocess.run([*command, "--log_output", str(folder / "out")], capture_output=True, check=False).returncode
+
+
+def test_good_run_is_valid_and_the_official_command_agrees(write_log: WriteLog, tmp_path: Path) -> None:
+    path = write_log(resnet_lines())
+    verdict = judge(path)
+    assert (verdict.kind, verdict.reasons, verdict.ruleset) == ("valid run", (), "4.0.0")
+    assert verdict.converged
+    assert verdict.score == 10.0
+    assert official_exit_code(path, "4.0.0", tmp_path) == 0
+
+
+def test_retired_benchmark_says_its_last_round(write_log: WriteLog) -> None:
+    assert "resnet cannot be submitted: last round v4.0" in judge(write_log(resnet_lines())).notes
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda lines: without(lines, "lars_epsilon"), "lars_epsilon"),
+        (lambda lines: without(lines, "submission_division"), "submission_division"),
+        (lambda lines: without(lines, "eval_accuracy"), "eval_accuracy"),
+        (lambda lines: without(lines, "run_start"), "there is no run_start"),
+        (lambda lines: without(lines, "run_stop"), "cut short"),
+        (lambda lines: without(lines, "seed"), "no seed"),
+        (lambda lines: without(lines, "submission_benchmark"), "does not name its benchmark"),
+        (lambda lines: replaced(lines, "submission_benchmark", "alexnet"), "not known"),
+        (lambda lines: replaced(lines, "seed", "x"), "not an integer"),
+        (lambda lines: replaced(lines, "lars_epsilon", 1e-5), "breaks rule `v['value'] == 0.0`"),
+        (lambda lines: replaced(lines, "eval_accuracy", None), "dies on this log with TypeError"),
+        (lambda lines: replaced(lines, "eval_accuracy", "0.8"), "dies on this log with TypeError"),
+        (lambda lines: replaced(lines, "eval_accuracy", float("nan")), "claims success"),
+        (lambda lines: replaced(lines, "eval_accuracy", 0.7589), "claims success"),
+        (lambda lines: [*lines, (POINT, "resumed_from", "step 10", {}, 700)], "resumed"),
+        (lambda lines: [*lines, (START, "run_start", None, {}, 700)], "run_start occurs 2 times"),
+        (lambda lines: [*lines, lines[-1]], "run_stop occurs 2 times"),
+        (lambda lines: [*lines[:-1], (END, "run_stop", None, {}, 700)], "status"),
+        (lambda lines: [*lines[:-1], (END, "run_stop", None, {"status": "done"}, 700)], "status 'done'"),
+        (lambda lines: [*lines[:-1], (END, "run_stop", None, {"status": "success"}, 1)], "earlier than run_start"),
+        (lambda lines: [line if line[1] != "init_stop" else (*line[:4], 1801) for line in lines], "init_stop"),
+    ],
+)
+def test_bad_log_is_refused_with_its_reason(
+    write_log: WriteLog, change: Callable[[list[Line]], list[Line]], reason: str
+) -> None:
+    verdict = judge(write_log(change(resnet_lines())))
+    assert verdict.kind == "refused"
+    assert any(reason in sentence for sentence in verdict.reasons), verdict.reasons
+
+
+def test_success_that_an_earlier_evaluation_earned_is_refused(write_log: WriteLog) -> None:
+    lines = resnet_lines(accuracies=(0.76, 0.75))
+    lines[-1] = (END, "run_stop", None, {"status": "success"}, 700)
+    assert "last eval_accuracy before it misses" in judge(write_log(lines)).reasons[0]
+
+
+def test_truncated_log_is_refused_naming_the_line(write_log: WriteLog) -> None:
+    path = write_log(resnet_lines())
+    text = path.read_text()
+    path.write_text(text[: len(text) - 40])
+    verdict = judge(path)
+    assert verdict.kind == "refused"
+    assert f"line {len(text.splitlines())}" in verdict.reasons[0]
+
+
+def test_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    assert "cannot be read" in judge(tmp_path / "absent").reasons[0]
+
+
+def test_run_below_its_target_has_the_format_only(write_log: WriteLog) -> None:
+    verdict = judge(write_log(resnet_lines(accuracies=(0.1, 0.2))))
+    assert verdict.kind == "format"
+    assert not verdict.converged
+    assert "did not reach the target" in verdict.reasons[0]
+
+
+def test_run_with_a_warm_cache_has_the_format_only(write_log: WriteLog) -> None:
+    verdict = judge(write_log(replaced(resnet_lines(), "cache_clear", False)))
+    assert verdict.kind == "format"
+    assert "cache" in verdict.reasons[0]
+
+
+def test_stand_in_data_earn_the_format_only(write_log: WriteLog) -> None:
+    verdict = judge(write_log([*resnet_lines(), STAND_IN]))
+    assert verdict.kind == "format"
+    assert "not an MLPerf result of any division" in format_verdict(verdict)
+
+
+def test_stand_in_data_may_miss_target_and_values_but_not_keys_or_order(write_log: WriteLog) -> None:
+    lines = [*replaced(resnet_lines(accuracies=(0.1,)), "lars_opt_weight_decay", 3e-5), STAND_IN]
+    verdict = judge(write_log(lines))
+    assert verdict.kind == "format"
+    assert any("lars_opt_weight_decay" in note for note in verdict.notes)
+    assert judge(write_log(without(lines, "lars_opt_weight_decay"))).kind == "refused"
+    assert judge(write_log([line for line in lines if line[1] != "init_start"])).kind == "refused"
+
+
+def test_ruleset_that_does_not_accept_the_benchmark_refuses(write_log: WriteLog) -> None:
+    verdict = judge(write_log(resnet_lines()), "4.1.0")
+    assert verdict.kind == "refused"
+    assert "does not accept resnet" in verdict.reasons[0]
+    assert "v4.0" in verdict.reasons[0]
+
+
+def test_older_ruleset_that_accepts_the_benchmark_judges(write_log: WriteLog) -> None:
+    assert judge(write_log(resnet_lines()), "3.1.0").kind == "valid run"
+
+
+def test_unknown_ruleset_is_an_error(write_log: WriteLog) -> None:
+    with pytest.raises(ConfigError, match=r"9\.9\.9"):
+        judge(write_log(resnet_lines()), "9.9.9")
+
+
+def test_judging_is_silent_and_leaves_logging_alone(write_log: WriteLog, capfd: pytest.CaptureFixture[str]) -> None:
+    handlers = logging.getLogger().handlers[:]
+    judge(write_log(resnet_lines()))
+    judge(write_log(without(resnet_lines(), "seed")))
+    assert logging.getLogger().handlers == handlers
+    assert capfd.readouterr() == ("", "")
+
+
+def test_crash_on_one_log_does_not_touch_the_next(write_log: WriteLog) -> None:
+    judge(write_log(replaced(resnet_lines(), "eval_accuracy", None), "bad.txt"))
+    assert judge(write_log(resnet_lines(), "good.txt")).kind == "valid run"
+
+
+def stable_diffusion_lines() -> list[Line]:
+    keys = {
+        "global_batch_size": 512,
+        "gradient_accumulation_steps": 1,
+        "opt_name": "adamw",
+        "opt_adamw_beta_1": 0.9,
+        "opt_adamw_beta_2": 0.999,
+        "opt_adamw_epsilon": 1e-08,
+        "opt_adamw_weight_decay": 0.01,
+        "opt_base_learning_rate": 6.4e-05,
+        "opt_learning_rate_warmup_steps": 1000,
+    }
+    scores = [(512000, 120.0, 0.10), (1024000, 80.0, 0.16)]
+    return [
+        *[line for line in replaced(resnet_lines(), "submission_benchmark", "stable_diffusion") if line[4] < 3],
+        *((POINT, key, value, {}, 3) for key, value in keys.items()),
+        (END, "init_stop", None, {}, 60),
+        (START, "run_start", None, {}, 61),
+        (POINT, "train_samples", 6513144, {}, 62),
+        (POINT, "eval_samples", 30000, {}, 62),
+        (START, "block_start", None, {"samples_count": 0}, 63),
+        (END, "block_stop", None, {"samples_count": 1024000}, 64),
+        *(
+            (POINT, "eval_accuracy", value, {"metric": metric, "samples_count": samples}, 70)
+            for samples, fid, clip in scores
+            for metric, value in (("FID", fid), ("CLIP", clip))
+        ),
+        (END, "run_stop", None, {"status": "success"}, 64),
+    ]
+
+
+def test_stable_diffusion_may_repeat_the_same_run_stop(write_log: WriteLog) -> None:
+    lines = stable_diffusion_lines()
+    path = write_log(lines)
+    assert judge(path).kind == "valid run"
+    path.write_text(path.read_text() + path.read_text().splitlines(keepends=True)[-1])
+    assert judge(path).kind == "valid run"
+    path.write_text(path.read_text() + path.read_text().splitlines()[-1].replace("64000", "65000") + "\n")
+    assert judge(path).kind == "refused"
+
+
+def test_stable_diffusion_checkpoint_with_one_metric_is_a_reason_not_a_crash(write_log: WriteLog) -> None:
+    lines = [line for line in stable_diffusion_lines() if line[2] != 0.16]
+    verdict = judge(write_log(lines))
+    assert verdict.kind == "refused"
+    assert any("KeyError" in reason for reason in verdict.reasons)
+
+
+def resnet_set(write_log: WriteLog, **changes: object) -> list[Path]:
+    return [
+        write_log(resnet_lines(seed=100 + i, last_epoch=e, minutes=10.0 + i), f"result_{i}.txt")
+        for i, e in enumerate((35, 35, 36, 37, 39))
+    ]
+
+
+def test_full_set_is_submittable_with_its_olympic_score(write_log: WriteLog) -> None:
+    verdict = judge_set(resnet_set(write_log))
+    assert (verdict.kind, verdict.reasons) == ("submittable", ())
+    assert verdict.score == pytest.approx(12.0)
+    report = format_verdict(verdict)
+    assert "not verified by MLCommons Association" in report
+    assert "last round v4.0" in report
+
+
+def test_one_run_below_target_may_stand_in_as_the_slowest(write_log: WriteLog) -> None:
+    paths = resnet_set(write_log)
+    write_log(resnet_lines(seed=7, accuracies=(0.1, 0.2), minutes=1.0), "result_0.txt")
+    verdict = judge_set(paths)
+    assert verdict.kind == "submittable"
+    assert verdict.score == pytest.approx(13.0)  # 11 is now the fastest, the failed run the slowest
+
+
+def test_converging_a_little_faster_scales_the_score(write_log: WriteLog) -> None:
+    paths = [
+        write_log(resnet_lines(seed=i, last_epoch=e, minutes=10.0), f"result_{i}.txt")
+        for i, e in enumerate((31, 34, 35, 35, 39))
+    ]
+    verdict = judge_set(paths)
+    assert verdict.kind == "submittable"
+    assert verdict.score is not None
+    assert verdict.score > 10.0
+
+
+SET_FAULTS: dict[str, tuple[list[Line], str]] = {
+    "second run below target": (resnet_lines(seed=1, accuracies=(0.1, 0.2)), "2 runs did not converge"),
+    "seed of another run": (resnet_lines(seed=101), "same seed 101"),
+    "another batch size": (replaced(resnet_lines(seed=1), "global_batch_size", 3200), "global_batch_size"),
+    "another momentum": (replaced(resnet_lines(seed=1), "lars_opt_momentum", 0.8), "lars_opt_momentum"),
+    "another submitter": (replaced(resnet_lines(seed=1), "submission_org", "other"), "submission_org"),
+    "stand-in data": ([*resnet_lines(seed=1), STAND_IN], "stand-in"),
+    "stand-in data below target": ([*resnet_lines(seed=1, accuracies=(0.1,)), STAND_IN], "stand-in"),
+    "warm cache": (replaced(resnet_lines(seed=1), "cache_clear", False), "cache"),
+    "resumed": ([*resnet_lines(seed=1), (POINT, "resumed_from", "x", {}, 0)], "resumed"),
+    "another benchmark": (stable_diffusion_lines(), "different benchmarks"),
+}
+
+
+@pytest.mark.parametrize("fault", SET_FAULTS)
+def test_fault_in_one_log_refuses_the_set(write_log: WriteLog, fault: str) -> None:
+    lines, reason = SET_FAULTS[fault]
+    paths = resnet_set(write_log)
+    write_log(resnet_lines(seed=9, accuracies=(0.1, 0.2)), "result_0.txt")  # the one that is allowed
+    write_log(lines, "result_4.txt")
+    verdict = judge_set(paths)
+    assert verdict.kind == "refused"
+    assert any(reason in sentence for sentence in verdict.reasons), verdict.reasons
+
+
+@pytest.mark.parametrize("count", [1, 4, 6])
+def test_set_of_the_wrong_size_is_refused(write_log: WriteLog, count: int) -> None:
+    paths = [write_log(resnet_lines(seed=i), f"result_{i}.txt") for i in range(count)]
+    verdict = judge_set(paths)
+    assert verdict.kind == "refused"
+    assert f"exactly 5 runs, these are {count}" in verdict.reasons[0]
+
+
+def test_set_that_converges_faster_than_chance_is_refused(write_log: WriteLog) -> None:
+    paths = [write_log(resnet_lines(seed=i, last_epoch=27), f"result_{i}.txt") for i in range(5)]
+    verdict = judge_set(paths)
+    assert verdict.kind == "refused"
+    assert "RCP" in verdict.reasons[0]
+
+
+def test_check_prints_each_verdict_and_the_sets(write_log: WriteLog, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = resnet_set(write_log)
+    assert main([str(path) for path in paths]) == 0
+    out = capsys.readouterr().out
+    assert out.count("VALID RUN") == 5
+    assert out.count("SUBMITTABLE") == 1
+
+
+def test_check_of_one_format_log_exits_with_zero(write_log: WriteLog, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(write_log([*resnet_lines(), STAND_IN]))]) == 0
+    assert "FORMAT" in capsys.readouterr().out
+
+
+def test_check_of_a_refused_log_exits_with_one(write_log: WriteLog, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(write_log(resnet_lines())), "--ruleset", "5.0.0"]) == 1
+    assert "REFUSED" in capsys.readouterr().out
+
+
+def test_check_with_an_unknown_ruleset_exits_with_the_errors_code(
+    write_log: WriteLog, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(write_log(resnet_lines())), "--ruleset", "1.2.3"]) == 2
+    assert "1.2.3" in capsys.readouterr().err
+
+
+def test_optimizer_without_a_rule_file_is_one_reason_beside_the_broken_rule(write_log: WriteLog) -> None:
+    verdict = judge(write_log(replaced(resnet_lines(), "opt_name", "adam")))
+    assert verdict.kind == "refused"
+    assert len(verdict.reasons) == 2
+    assert "opt_name" in verdict.reasons[0]
+    assert "no rule file closed_resnet_adam.yaml" in verdict.reasons[1]

@@ -1,0 +1,214 @@
+"""The optimizer on a GPU: Triton against plain PyTorch, captured against eager, and the time of one update."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from common.distributed.layout import Layout
+from common.optim.optimizer import Optimizer, ParameterGroup
+from common.optim.rules import LARS
+from common.optim.schedules import polynomial
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+STAGES = [(64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)]  # bottleneck width, blocks, stride
+
+
+def resnet_shapes() -> dict[str, tuple[int, ...]]:
+    """The 161 parameter tensors of ResNet-50."""
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def convolution(name: str, out: int, inside: int, kernel: int) -> None:
+        shapes[f"{name}.conv.weight"] = (out, inside, kernel, kernel)
+        shapes[f"{name}.bn.weight"] = (out,)
+        shapes[f"{name}.bn.bias"] = (out,)
+
+    convolution("stem", 64, 3, 7)
+    channels = 64
+    for stage, (width, blocks, _) in enumerate(STAGES):
+        for block in range(blocks):
+            name = f"stage{stage}.{block}"
+            convolution(f"{name}.1", width, channels, 1)
+            convolution(f"{name}.2", width, width, 3)
+            convolution(f"{name}.3", 4 * width, width, 1)
+            if block == 0:
+                convolution(f"{name}.shortcut", 4 * width, channels, 1)
+            channels = 4 * width
+    shapes["fc.weight"], shapes["fc.bias"] = (1000, channels), (1000,)
+    return shapes
+
+
+def build_parameters(dtype: torch.dtype) -> dict[str, nn.Parameter]:
+    generator = torch.Generator("cuda").manual_seed(0)
+    parameters = {}
+    for name, shape in resnet_shapes().items():
+        kind = torch.float32 if ".bn." in name else dtype
+        value = 0.05 * torch.randn(shape, generator=generator, device="cuda")
+        if value.ndim == 4:
+            value = value.to(memory_format=torch.channels_last)
+        parameters[name] = nn.Parameter(value.to(kind))
+    return parameters
+
+
+def build(parameters: dict[str, nn.Parameter], implementation: str) -> Optimizer:
+    def groups_of(*, norms: bool, bias: bool) -> dict[str, nn.Parameter]:
+        return {n: p for n, p in parameters.items() if (".bn." in n) == norms and (n == "fc.bias") == bias}
+
+    groups = [
+        ParameterGroup(groups_of(norms=False, bias=False), 5e-5, trust_ratio=True, learning_rate_in_momentum=False),
+        ParameterGroup(groups_of(norms=False, bias=True), 5e-5, learning_rate_in_momentum=False),
+        ParameterGroup(groups_of(norms=True, bias=False)),
+    ]
+    schedule = polynomial(11.0, 1e-4, 2, 2, 20, first_step=1, clamp=False)
+    layout = Layout(device="cuda")
+    return Optimizer(groups, LARS(0.9), schedule, layout, grad_divisor=400.0, implementation=implementation)
+
+
+def iterate(
+    optimizer: Optimizer, parameters: dict[str, nn.Parameter], gradients: dict[str, Tensor], skip: Tensor
+) -> None:
+    optimizer.begin()
+    torch._foreach_copy_([p.grad for p in parameters.values()], [gradients[n] for n in parameters])
+    optimizer.arm()
+    optimizer.update(skip)
+
+
+def random_gradients(parameters: dict[str, nn.Parameter], seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return {n: torch.randn(p.shape, generator=generator, device="cuda").to(p.dtype) for n, p in parameters.items()}
+
+
+def state_of(optimizer: Optimizer, parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+    return {n: p.detach().clone() for n, p in parameters.items()} | {n: t.clone() for n, t in optimizer.named_state()}
+
+
+def test_there_are_161_tensors_with_25557032_elements():
+    shapes = resnet_shapes()
+    assert len(shapes) == 161
+    assert sum(torch.Size(shape).numel() for shape in shapes.values()) == 25_557_032
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_triton_equals_plain(dtype):
+    states = []
+    for implementation in ("triton", "torch"):
+        parameters = build_parameters(dtype)
+        optimizer = build(parameters, implementation)
+        for seed in range(5):
+            iterate(optimizer, parameters, random_gradients(parameters, seed), torch.zeros((), device="cuda"))
+        states.append(state_of(optimizer, parameters))
+    tolerance = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+    for name, ours in states[0].items():
+        rtol, atol = tolerance.get(ours.dtype, 2e-5), 1e-8 if name.startswith("momentum") else 1e-6
+        torch.testing.assert_close(ours, states[1][name], rtol=rtol, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_triton_is_deterministic():
+    states = []
+    for _ in range(2):
+        parameters = build_parameters(torch.bfloat16)
+        optimizer = build(parameters, "triton")
+        for seed in range(3):
+            iterate(optimizer, parameters, random_gradients(parameters, seed), torch.zeros((), device="cuda"))
+        states.append(state_of(optimizer, parameters))
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
+@pytest.mark.parametrize("implementation", ["triton", "torch"])
+def test_skip_and_overflow_write_no_bit(implementation):
+    parameters = build_parameters(torch.float16)
+    optimizer = build(parameters, implementation)
+    gradients = random_gradients(parameters, 0)
+    iterate(optimizer, parameters, gradients, torch.zeros((), device="cuda"))
+    before = state_of(optimizer, parameters)
+    iterate(optimizer, parameters, gradients, torch.ones((), device="cuda"))
+    gradients["stem.bn.bias"][-1] = float("inf")
+    iterate(optimizer, parameters, gradients, torch.zeros((), device="cuda"))
+    assert optimizer.metrics["overflow"].item() == 1.0
+    after = state_of(optimizer, parameters)
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+@pytest.mark.parametrize("implementation", ["triton", "torch"])
+def test_captured_updates_equal_eager_ones(implementation):
+    eager_parameters, captured_parameters = build_parameters(torch.bfloat16), build_parameters(torch.bfloat16)
+    eager, captured = build(eager_parameters, implementation), build(captured_parameters, implementation)
+    static = random_gradients(captured_parameters, 0)
+    skip = torch.ones((), device="cuda")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        iterate(captured, captured_parameters, static, skip)  # compiles; skipped, so nothing is written
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            iterate(captured, captured_parameters, static, skip)
+    torch.cuda.current_stream().wait_stream(stream)
+    skip.zero_()
+    for seed in range(5):
+        gradients = random_gradients(eager_parameters, seed)
+        iterate(eager, eager_parameters, gradients, skip)
+        for name, value in gradients.items():
+            static[name].copy_(value)
+        graph.replay()
+    expected = state_of(eager, eager_parameters)
+    ours = state_of(captured, captured_parameters)
+    assert ours["step"].item() == 5
+    assert all(torch.equal(value, expected[name]) for name, value in ours.items())
+
+
+@pytest.mark.parametrize("implementation", ["triton", "torch"])
+def test_an_update_does_not_wait_for_the_device(implementation):
+    parameters = build_parameters(torch.bfloat16)
+    optimizer = build(parameters, implementation)
+    gradients, skip = random_gradients(parameters, 0), torch.zeros((), device="cuda")
+    iterate(optimizer, parameters, gradients, skip)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        iterate(optimizer, parameters, gradients, skip)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def bytes_of_update(parameters: dict[str, nn.Parameter]) -> int:
+    """Bytes that measuring and updating must move: every operand read or written once in each."""
+    total = 0
+    for name, p in parameters.items():
+        half = p.dtype != torch.float32
+        measure = p.element_size() + (0 if p.ndim == 1 and ".bn." in name else 4)
+        update = p.element_size() + 4 * 4 + (p.element_size() if half else 0)
+        total += p.numel() * (measure + update)
+    return total
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("implementation", ["triton", "torch"])
+def test_print_time_and_bandwidth_of_a_captured_update(implementation, dtype, capsys):
+    parameters = build_parameters(dtype)
+    optimizer, skip = build(parameters, implementation), torch.zeros((), device="cuda")
+    updates = 20
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        optimizer.update(skip)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(updates):
+                optimizer.update(skip)
+        graph.replay()
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record(stream)
+        for _ in range(10):
+            graph.replay()
+        stop.record(stream)
+    stop.synchronize()
+    microseconds = 1e3 * start.elapsed_time(stop) / (10 * updates)
+    moved = bytes_of_update(parameters)
+    assert optimizer.state_dict()["step"].item() == 1 + 11 * updates
+    with capsys.disabled():
+        print(
+            f"\nLARS update, 161 tensors, {dtype}, {implementation}, {torch.cuda.get_device_name()}: "
+            f"{microseconds:.1f} us for {moved / 1e6:.0f} MB = {moved / microseconds / 1e6:.2f} TB/s"
+        )

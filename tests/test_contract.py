@@ -1,0 +1,188 @@
+"""What every workload keeps, over all of WORKLOADS with ``scale=test``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import WORKLOADS
+from common import cli, config
+from common.distributed.layout import Layout
+from common.distributed.startup import find_place
+from common.graphs import StepRunner
+from common.mlperf.verdict import judge
+from common.trainer import Trainer
+from tests.conftest import ROOT, checkpoint, flatten, suite
+
+ALL = sorted(WORKLOADS)
+
+
+def composed(workload: str, *overrides: str) -> tuple[config.RunConfig, config.SessionConfig]:
+    """The validated configuration of ``scale=test``."""
+    return config.load(cli.compose([f"benchmark={workload}", "scale=test", "device=cpu", *overrides]))
+
+
+def run(workload: str, data: Path, output: Path, *overrides: str) -> list[str]:
+    """Arguments of a test run."""
+    return [
+        "train", f"benchmark={workload}", "scale=test", "device=cpu", "seed=1234",
+        f"data_dir={data}", f"output_dir={output}", *overrides,
+    ]  # fmt: skip
+
+
+def digest(tensors: dict[str, torch.Tensor]) -> str:
+    """One hash over names and bytes."""
+    made = hashlib.sha256()
+    for name in sorted(tensors):
+        made.update(name.encode())
+        made.update(tensors[name].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return made.hexdigest()
+
+
+@pytest.mark.parametrize("workload", ALL)
+def test_data_are_reached_only_after_run_start(workload, data_of, tmp_path, monkeypatch):
+    place = tmp_path / "arrives at run_start"
+    run_config, session = composed(workload, f"data_dir='{place}'", f"output_dir={tmp_path / 'out'}")
+    trainer = Trainer(run_config, session, find_place({}), torch.device("cpu"))
+    assert str(place) not in repr(run_config), "the workload's configuration names the data folder"
+    open_before: list[str] = []
+
+    from common.mlperf.events import RunEvents
+
+    original = RunEvents.run_start
+
+    def run_start(self: RunEvents) -> None:
+        assert not place.exists()
+        open_before.extend(os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.exists())
+        shutil.copytree(data_of(workload), place)
+        original(self)
+
+    monkeypatch.setattr(RunEvents, "run_start", run_start)
+    trainer.train()
+    assert open_before, "run_start was never reached"
+    assert not [name for name in open_before if str(data_of(workload)) in name]
+
+
+@pytest.mark.parametrize("workload", ALL)
+def test_warm_up_leaves_no_trace(workload):
+    run_config, _ = composed(workload)
+    layout = Layout(run_config.layout, seed=7)
+    built = config.workload_class(workload)(run_config, layout)
+    step = built.build_step()
+
+    def state() -> str:
+        tensors = dict(built.named_state())
+        for number, updater in enumerate(step.updaters):
+            tensors |= {f"{number}.{name}": tensor for name, tensor in updater.named_state()}
+        tensors["random"] = torch.get_rng_state()
+        return digest(tensors)
+
+    before = state()
+    StepRunner(step, built.model, run_config.grad_accumulation_steps).warm_up(built.example_batches())
+    assert state() == before
+    step([next(iter(built.example_batches()))] * run_config.grad_accumulation_steps)
+    assert state() != before, "the same step without the skip flag must change the state"
+
+
+@pytest.mark.parametrize("workload", ALL)
+def test_two_ranks_equal_one_rank_that_accumulates(workload, data_of, tmp_path):
+    steps = 4
+    data = data_of(workload)
+    one = suite(*run(workload, data, tmp_path / "one", f"checkpoint_every={steps}", "keep_checkpoints=9"))
+    two = suite(
+        *run(
+            workload, data, tmp_path / "two", f"checkpoint_every={steps}", "keep_checkpoints=9", "scale.gpus_per_node=2"
+        )
+    )
+    assert one.code in (0, 10), one.errors
+    assert two.code in (0, 10), two.errors
+    single = flatten(checkpoint(tmp_path / "one", steps)["updaters"])
+    for rank in range(2):
+        double = flatten(checkpoint(tmp_path / "two", steps, rank)["updaters"])
+        assert double.keys() == single.keys()
+        for name, tensor in single.items():
+            torch.testing.assert_close(double[name], tensor, rtol=1e-5, atol=1e-7, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("workload", ALL)
+def test_killing_and_resuming_gives_the_same_weights_bit_for_bit(workload, data_of, tmp_path):
+    data, every = data_of(workload), ["checkpoint_every=1", "keep_checkpoints=99"]
+    whole = suite(*run(workload, data, tmp_path / "whole", *every))
+    assert whole.code in (0, 10), whole.errors
+    last = max(int(path.name[5:]) for path in (tmp_path / "whole" / "checkpoints").glob("step_*"))
+    kill_after = random.SystemRandom().randint(1, last - 1)
+
+    killed = tmp_path / "killed"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "common.cli", *run(workload, data, killed, *every)],
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not (killed / "checkpoints" / f"step_{kill_after:08d}").exists():
+        assert time.monotonic() < deadline
+        assert process.poll() is None or (killed / "checkpoints" / f"step_{kill_after:08d}").exists()
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    newest = max((killed / "checkpoints").glob("step_*"))
+    resumed = suite(*run(workload, data, tmp_path / "resumed", *every, f"resume={newest}"))
+    assert resumed.code in (0, 10), resumed.errors
+    expected, found = (checkpoint(tmp_path / name, last) for name in ("whole", "resumed"))
+    assert expected["progress"]["samples"] == found["progress"]["samples"]
+    expected_state, found_state = flatten(expected), flatten(found)
+    assert expected_state.keys() == found_state.keys()
+    different = [name for name, tensor in expected_state.items() if not torch.equal(tensor, found_state[name])]
+    assert not different, f"killed at {newest.name}"
+    verdict = judge(next((tmp_path / "resumed").glob("*.log")))
+    assert verdict.kind == "refused"
+
+
+@pytest.mark.parametrize("workload", ALL)
+def test_the_log_is_accepted_as_far_as_stand_in_data_can_be(workload, data_of, tmp_path):
+    done = suite(*run(workload, data_of(workload), tmp_path / "out"))
+    assert done.code in (0, 10), done.errors
+    verdict = judge(tmp_path / "out" / "mlperf.log")
+    assert verdict.kind == "format", verdict.reasons
+    assert "not an MLPerf result of any division" in " ".join(verdict.reasons)
+    assert (tmp_path / "out" / "summary.png").stat().st_size > 10_000
+    records = [json.loads(line) for line in (tmp_path / "out" / "metrics_rank0.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == list(range(1, len(records) + 1))
+    assert {"samples", "loss", "step_ms", "data_wait_ms"} <= records[0].keys()
+
+
+@pytest.mark.parametrize("workload", ALL)
+def test_sigterm_closes_the_log_as_aborted_and_leaves_a_checkpoint_to_resume(workload, data_of, tmp_path):
+    output = tmp_path / "out"
+    process = subprocess.Popen(
+        [
+            sys.executable, "-m", "common.cli",
+            *run(workload, data_of(workload), output, "benchmark.schedule.last_epoch=500", "benchmark.target=2"),
+        ],
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while "eval_accuracy" not in (output / "mlperf.log").read_text() if (output / "mlperf.log").exists() else True:
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143, errors
+    assert "Traceback" not in errors
+    log = (output / "mlperf.log").read_text()
+    assert log.count('"run_stop"') == 1
+    assert '"status": "aborted"' in log
+    assert list((output / "checkpoints").glob("step_*"))
