@@ -12,12 +12,15 @@ from typing import Any
 
 import hydra
 import torch
+import torch.distributed as dist
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from benchmarks import WORKLOADS
 from common import config
-from common.distributed.startup import find_place, initialise, pick_device, relaunch, shutdown
+from common.distributed.faults import lost_peer
+from common.distributed.launcher import LOST_PEER_EXIT_CODE, has_launcher, relaunch
+from common.distributed.startup import find_place, initialise, pick_device, shutdown
 from common.errors import ConfigError, SuiteError
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -61,6 +64,37 @@ def run(argv: Sequence[str]) -> int:
         return error.exit_code
 
 
+def _as_rank(work: Callable[[], int], rank: int) -> int:
+    """Run one rank's work; of an error that several ranks raise, the first to do so prints the message.
+
+    An error that only says that a peer is gone becomes the one about the peer.
+    """
+    try:
+        return work()
+    except SuiteError as error:
+        if _is_first_to_fail():
+            report(error)
+        return error.exit_code
+    except RuntimeError as error:
+        failure = lost_peer(error, rank)
+        if failure is None:
+            raise
+        if has_launcher():  # which knows the peer's own end, and prints the one message
+            return LOST_PEER_EXIT_CODE
+        raise failure from error
+    finally:
+        shutdown()
+
+
+def _is_first_to_fail() -> bool:
+    if not dist.is_initialized():
+        return True
+    try:
+        return dist.distributed_c10d._get_default_store().add("suite/failures", 1) == 1
+    except dist.DistError:
+        return True
+
+
 def report(error: BaseException) -> None:
     """Print an error's one message."""
     sys.stdout.flush()
@@ -85,14 +119,13 @@ def _train(tree: dict[str, Any], argv: list[str]) -> int:
     from common.conclusion import conclude
     from common.trainer import Trainer
 
-    try:
+    def work() -> int:
         initialise(place, device, session.timeout_seconds)
-        run_config, session = _sized(tree, device)
-        trainer = Trainer(run_config, session, place, device)
+        trainer = Trainer(*_sized(tree, device), place, device)
         trainer.train()
         return conclude(trainer)
-    finally:
-        shutdown()
+
+    return _as_rank(work, place.rank)
 
 
 def _sized(tree: dict[str, Any], device: torch.device) -> tuple[config.RunConfig, config.SessionConfig]:
@@ -125,11 +158,12 @@ def bench(argv: list[str]) -> int:
         if place.launcher == "single" and run_config.world_size > 1:
             return relaunch(run_config.scale.gpus_per_node, ["bench", *argv])
         device = pick_device(session.device, place.local_rank)
-        try:
+
+        def work() -> int:
             initialise(place, device, session.timeout_seconds)
             return measure(*_sized(tree, device), place, device)
-        finally:
-            shutdown()
+
+        return _as_rank(work, place.rank)
 
     return _with_hydra(argv, task)
 
@@ -143,7 +177,7 @@ def list_workloads(argv: list[str]) -> int:
     print(f"{'benchmark':<12}{'target':<20}{'runs':<6}{'last round':<12}scales")
     for name in sorted(WORKLOADS):
         settings = OmegaConf.load(CONFIGS / "benchmark" / f"{name}.yaml")
-        rules = rules_for(settings.log_name, newest_ruleset(settings.log_name))
+        rules = rules_for(name, newest_ruleset(name))
         scales = sorted(
             path.stem for path in (CONFIGS / "recipe" / name).glob("*.yaml") if (CONFIGS / "scale" / path.name).exists()
         )

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import torch
 
+from common.errors import NOT_CONVERGED
 from common.mlperf.verdict import format_verdict, judge
 from common.observe.summary import Summary, write_summary
 from common.trainer import Trainer
 
-NOT_CONVERGED = 10
-"""Exit code of a run that ended properly without reaching its target."""
-
-
 def conclude(trainer: Trainer) -> int:
-    """Judge the run's log and print its summary, on rank 0; returns the exit code of the run."""
-    code = 0 if trainer.status == "success" else NOT_CONVERGED
+    """Judge the run's log and print its summary, on rank 0, whose exit code tells whether the target was reached."""
     if trainer.place.rank != 0:
-        return code
+        return 0
     run, folder = trainer.run, trainer.session.output_dir
     verdict = judge(trainer.log_path, trainer.ruleset)
     print(format_verdict(verdict), flush=True)
@@ -48,7 +44,7 @@ def conclude(trainer: Trainer) -> int:
         ),
         folder,
     )
-    return code
+    return 0 if trainer.status == "success" else NOT_CONVERGED
 
 
 def hardware(device: torch.device, ranks: int) -> str:

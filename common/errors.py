@@ -11,6 +11,10 @@ class SuiteError(Exception):
     exit_code = 1
 
 
+NOT_CONVERGED = 10
+"""Exit code of a run that ended properly without reaching its target."""
+
+
 class ConfigError(SuiteError):
     """The configuration is wrong: unknown key, wrong type, impossible layout, or against the rules."""
 
@@ -51,3 +55,9 @@ class UnsupportedImplementation(SuiteError):
     """An implementation was named that cannot serve the request."""
 
     exit_code = 8
+
+
+class Interrupted(SuiteError):
+    """The run was asked to stop by a signal; its log is closed as aborted."""
+
+    exit_code = 143

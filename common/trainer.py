@@ -19,7 +19,7 @@ from common.data.source import Block, DataSource
 from common.distributed.faults import GracefulStop, Heartbeat
 from common.distributed.layout import Layout
 from common.distributed.startup import Place
-from common.errors import ConfigError, DataError, SuiteError
+from common.errors import ConfigError, DataError, Interrupted, SuiteError
 from common.evaluation.base import Score
 from common.evaluation.inline import InlineEvaluation
 from common.graphs import StepRunner
@@ -35,12 +35,6 @@ from common.observe.progress import Progress as ProgressBar
 from common.reports import Finished, PendingReports
 
 OVERFLOWS_TOLERATED = 50  # iterations in a row with gradients that are not finite
-
-
-class Interrupted(SuiteError):
-    """The run was asked to stop by a signal; its log is closed as aborted."""
-
-    exit_code = 143
 
 
 class Trainer:
@@ -63,12 +57,12 @@ class Trainer:
                 f"but {place.world_size} were started by {place.launcher}"
             )
         self.run, self.place, self.device = run, place, device
-        self.ruleset = session.ruleset or newest_ruleset(run.benchmark.log_name)
-        self.rules = rules_for(run.benchmark.log_name, self.ruleset)
+        self.ruleset = session.ruleset or newest_ruleset(run.benchmark.name)
+        self.rules = rules_for(run.benchmark.name, self.ruleset)
         self.cls = workload_class(run.benchmark.name)
         self.logged = hyperparameters(run, self.cls.derived_values(run))
         if session.submission.division == "closed":
-            check_hyperparameters(run.benchmark.log_name, self.ruleset, self.logged)
+            check_hyperparameters(run.benchmark.name, self.ruleset, self.logged)
         self.schedule = SCHEDULES[run.benchmark.name](run.global_batch, **run.benchmark.schedule)
         self.progress = Progress()
         self.resumed: dict[str, Any] | None = None
@@ -96,9 +90,9 @@ class Trainer:
         session, run = self.session, self.run
         session.output_dir.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
-            self.heartbeat = Heartbeat(self.place, session.output_dir, session.timeout_seconds)
-            self.heartbeat.start()
-            stack.callback(self.heartbeat.stop)
+            self.heartbeat = stack.enter_context(
+                Heartbeat(self.place, session.output_dir, session.timeout_seconds)
+            )
             self.signals = stack.enter_context(GracefulStop())
             self.bar = ProgressBar(self.place.rank)
             stack.callback(self.bar.close)

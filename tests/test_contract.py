@@ -97,14 +97,11 @@ def test_warm_up_leaves_no_trace(workload):
 
 @pytest.mark.parametrize("workload", ALL)
 def test_two_ranks_equal_one_rank_that_accumulates(workload, data_of, tmp_path):
-    steps = 4
-    data = data_of(workload)
-    one = suite(*run(workload, data, tmp_path / "one", f"checkpoint_every={steps}", "keep_checkpoints=9"))
-    two = suite(
-        *run(
-            workload, data, tmp_path / "two", f"checkpoint_every={steps}", "keep_checkpoints=9", "scale.gpus_per_node=2"
-        )
-    )
+    # In float64: batch norm over a few samples multiplies rounding differences a hundredfold in a step.
+    steps, data = 2, data_of(workload)
+    options = ["checkpoint_every=1", "keep_checkpoints=99", "precision=fp64"]
+    one = suite(*run(workload, data, tmp_path / "one", *options))
+    two = suite(*run(workload, data, tmp_path / "two", *options, "scale.gpus_per_node=2"))
     assert one.code in (0, 10), one.errors
     assert two.code in (0, 10), two.errors
     single = flatten(checkpoint(tmp_path / "one", steps)["updaters"])
@@ -112,7 +109,8 @@ def test_two_ranks_equal_one_rank_that_accumulates(workload, data_of, tmp_path):
         double = flatten(checkpoint(tmp_path / "two", steps, rank)["updaters"])
         assert double.keys() == single.keys()
         for name, tensor in single.items():
-            torch.testing.assert_close(double[name], tensor, rtol=1e-5, atol=1e-7, msg=lambda m, n=name: f"{n}: {m}")
+            error = (double[name] - tensor).double().norm() / tensor.double().norm()
+            assert error < 1e-7, f"{name} differs by {error}"
 
 
 @pytest.mark.parametrize("workload", ALL)

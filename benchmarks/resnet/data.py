@@ -90,6 +90,14 @@ def open_eval(root: Path, settings: DataSettings, layout: Layout, batch: int) ->
     return TorchvisionEvalSource(reader, settings, shard, pin_memory=layout.device.type == "cuda")
 
 
+def warm_up(settings: DataSettings, layout: Layout, batch: int) -> None:
+    """Load and warm the reader's libraries without touching data; before ``run_start``. ``batch`` as in training."""
+    if choose_reader(settings, layout.device) == "dali":
+        from benchmarks.resnet import dali_reader
+
+        dali_reader.warm_up(settings, layout.device, batch * settings.input_batch_multiplier)
+
+
 def read_manifest(root: Path, settings: DataSettings) -> Manifest:
     """The manifest of ``root``, checked against ``settings``.
 
@@ -102,7 +110,8 @@ def read_manifest(root: Path, settings: DataSettings) -> Manifest:
             raise DataError(f"{root / manifest.NAME} has no {count}; run '{PREPARE_COMMAND}'")
     if found.counts["classes"] > settings.classes:
         raise DataError(
-            f"{root} holds {found.counts['classes']} classes where the model has {settings.classes}: it is another data set"
+            f"{root} holds {found.counts['classes']} classes where the model has {settings.classes}: "
+            "it is another data set"
         )
     return found
 
@@ -119,7 +128,9 @@ def choose_reader(settings: DataSettings, device: torch.device) -> str:
     if settings.reader == "auto":
         return "dali" if reason is None and device.type == "cuda" else "torchvision"
     if reason is not None:
-        raise ConfigError(f"data.reader=dali: {reason}; install the extra dali-cu13 (or dali-cu12), or reader=torchvision")
+        raise ConfigError(
+            f"data.reader=dali: {reason}; install the extra dali-cu13 (or dali-cu12), or reader=torchvision"
+        )
     return "dali"
 
 
@@ -127,7 +138,9 @@ def _open_records(rec: Path, expected: int) -> RecordReader:
     reader = RecordReader(rec)
     if len(reader) != expected:
         reader.close()
-        raise DataError(f"{rec} has {len(reader)} records where {manifest.NAME} says {expected}; run '{PREPARE_COMMAND}'")
+        raise DataError(
+            f"{rec} has {len(reader)} records where {manifest.NAME} says {expected}; run '{PREPARE_COMMAND}'"
+        )
     return reader
 
 
@@ -188,7 +201,10 @@ def main() -> None:
     caches = (0, args.cache_mb) if reader == "dali" and device.type == "cuda" else (0,)
     for cache_mb in caches:
         rate = measure(args.data_dir, replace(settings, cache_mb=cache_mb), device, args.batch, args.seconds)
-        print(f"{reader} on {device}, batch {args.batch}, {args.threads} threads, cache {cache_mb} MB: {rate:.0f} images/s")
+        print(
+            f"{reader} on {device}, batch {args.batch} x {args.multiplier}, {args.threads} threads, "
+            f"cache {cache_mb} MB: {rate:.0f} images/s"
+        )
 
 
 if __name__ == "__main__":

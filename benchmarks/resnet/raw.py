@@ -122,11 +122,10 @@ def _members(file: io.BufferedIOBase | io.RawIOBase, source: Path, start: int) -
     """Name, absolute offset and size of every file in the tar that begins at ``start`` of ``file``."""
     file.seek(start)
     try:
-        with tarfile.open(fileobj=file, mode="r:") as tar:  # type: ignore[arg-type]
+        with tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
                 if member.isfile():
                     yield Path(member.name).name, member.offset_data, member.size
-                tar.members = []  # a million headers would stay in memory
     except tarfile.TarError as error:
         raise DataError(f"{source}: the tar at byte {start} is truncated or damaged: {error}") from error
 

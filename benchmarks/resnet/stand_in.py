@@ -1,6 +1,6 @@
 """Generated pictures in ImageNet's raw layout, so that preparing and reading them exercises the real code.
 
-``digits``: scikit-learn's 1,797 scanned handwritten digits (a real, small data set), 1,437 to train and 360 to validate.
+``digits``: scikit-learn's 1,797 handwritten digits, a real data set; 1,437 to train and 360 to validate.
 ``imagenet-sized``: synthetic pictures with the sizes, file sizes and chroma subsampling of ImageNet. The class sets hue
 and direction of stripes, so that a network can learn it.
 """
@@ -101,8 +101,13 @@ def generate(
         else:
             synsets = sorted({request.synset for request in requests["train"]})
             total += raw.write_val_tar(raw_dir, pictures, synsets)
-    counts = [len(requests[split]) for split in ("train", "val")]
-    return Generated(*counts, len({request.label for request in requests["train"]}), total / max(sum(counts), 1))
+    pictures_written = sum(len(wanted) for wanted in requests.values())
+    return Generated(
+        train=len(requests["train"]),
+        val=len(requests["val"]),
+        classes=len({request.label for request in requests["train"]}),
+        mean_bytes=total / pictures_written,
+    )
 
 
 def draw_digit(request: Request) -> bytes:
@@ -232,9 +237,7 @@ def _name(split: str, synset: str, place: int) -> str:
     return f"{synset}_{place}.JPEG" if split == "train" else f"ILSVRC2012_val_{place + 1:08d}.JPEG"
 
 
-def _drawn(
-    requests: list[Request], draw: Callable[[Request], bytes], workers: int
-) -> Iterator[tuple[str, str, bytes]]:
+def _drawn(requests: list[Request], draw: Callable[[Request], bytes], workers: int) -> Iterator[tuple[str, str, bytes]]:
     if workers <= 1 or len(requests) < 64:
         for request in requests:
             yield request.synset, request.name, draw(request)

@@ -1,4 +1,7 @@
-"""The reader that runs anywhere: torchvision decodes, Pillow resizes, threads of this process do both.
+"""The reader that runs anywhere: torchvision's transforms on Pillow's pictures, in threads of this process.
+
+Pillow's decoder and resize are what torchvision's own transforms call; its resize takes a crop box, so that cropping
+and resizing are one call on 8-bit pixels. (``torchvision.io.decode_jpeg`` is deprecated since torchvision 0.29.)
 
 The random numbers of a training picture depend on (seed, epoch, sample) alone, so that the stream of batches is the
 same whatever the number of threads, and continues bit for bit from any position. Decoding and resizing release the
@@ -9,6 +12,7 @@ Shapes: N pictures, H x W pixels, C channels.
 
 from __future__ import annotations
 
+import io
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -20,7 +24,6 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
-from torchvision.io import ImageReadMode, decode_jpeg
 
 from benchmarks.resnet.data_settings import DataSettings
 from common.data.order import EpochStream, EvalShard, sample_generator
@@ -35,19 +38,17 @@ _ATTEMPTS = 10
 _VERIFY = "check the data with 'mlperf-suite verify benchmark=resnet'"
 
 
-def decode(data: bytes) -> NDArray[np.uint8]:
-    """JPEG to RGB pixels (H, W, 3).
+def decode(data: bytes) -> Image.Image:
+    """JPEG to an RGB picture.
 
     Raises:
         ValueError: ``data`` is truncated or no JPEG.
     """
-    if not data:
-        raise ValueError("the picture is empty")
     try:
-        pixels_CHW = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=ImageReadMode.RGB)
-    except RuntimeError as error:
-        raise ValueError(str(error).splitlines()[0]) from error
-    return pixels_CHW.permute(1, 2, 0).numpy()
+        with Image.open(io.BytesIO(data), formats=("JPEG",)) as picture:
+            return picture.convert("RGB")
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError(str(error)) from error
 
 
 def random_crop_box(
@@ -72,19 +73,17 @@ def random_crop_box(
 
 def train_pixels(data: bytes, settings: DataSettings, random: np.random.Generator) -> NDArray[np.uint8]:
     """Decode, random-resized crop, mirror: (image_size, image_size, 3)."""
-    pixels_HWC = decode(data)
-    height, width, _ = pixels_HWC.shape
-    box = random_crop_box(width, height, settings.crop_area, settings.crop_aspect, random)
+    picture = decode(data)
+    box = random_crop_box(*picture.size, settings.crop_area, settings.crop_aspect, random)
     flip = random.random() < settings.mirror
     side = settings.image_size
-    cropped = Image.fromarray(pixels_HWC).resize((side, side), Image.Resampling.BILINEAR, box=box)
-    result = np.asarray(cropped)
+    result = np.asarray(picture.resize((side, side), Image.Resampling.BILINEAR, box=box))
     return result[:, ::-1] if flip else result
 
 
 def eval_pixels(data: bytes, settings: DataSettings) -> NDArray[np.uint8]:
     """Decode, shorter side to ``eval_resize`` (the longer one truncated), centre crop: (image_size, image_size, 3)."""
-    picture = Image.fromarray(decode(data))
+    picture = decode(data)
     shorter = min(picture.size)
     width, height = (side * settings.eval_resize // shorter for side in picture.size)
     side = settings.image_size
@@ -100,27 +99,27 @@ class Normalizer:
         values = torch.arange(256, dtype=torch.float32)[:, None]
         table = (values - torch.tensor(settings.mean)) / torch.tensor(settings.std)
         self._bits = torch.int16 if settings.torch_dtype.itemsize == 2 else torch.int32
-        self._table = table.to(settings.torch_dtype).view(self._bits).numpy()  # (256, 3)
+        self._table = table.to(settings.torch_dtype).T.contiguous().view(self._bits).numpy()  # (3, 256)
 
     def write(self, pixels_HWC: NDArray[np.uint8], out_HWC: Tensor) -> None:
         """Fill the first three channels of ``out_HWC``; the others stay as they are."""
         out = out_HWC.view(self._bits).numpy()
         for channel in range(3):
-            out[:, :, channel] = self._table[:, channel][pixels_HWC[:, :, channel]]
+            out[:, :, channel] = np.take(self._table[channel], pixels_HWC[:, :, channel])
 
 
 @dataclass(frozen=True)
 class _Pending:
-    """A batch whose pictures are being made: ``tasks`` fill ``image_NHWC`` and ``labels``."""
+    """A batch whose pictures are being made: ``tasks`` fill ``images`` and ``labels``."""
 
-    image_NHWC: Tensor
+    images: Tensor  # (N, H, W, C)
     labels: Tensor
     tasks: list[Future[None]]
 
     def finish(self) -> dict[str, Tensor]:
         for task in self.tasks:
             task.result()
-        return {"image": self.image_NHWC.permute(0, 3, 1, 2), "label": self.labels}
+        return {"image": self.images.permute(0, 3, 1, 2), "label": self.labels}
 
 
 class _BatchMaker:
@@ -131,6 +130,7 @@ class _BatchMaker:
         self.reader = reader
         self._normalizer = Normalizer(settings)
         self._pin_memory = pin_memory
+        Image.preinit()  # registers the decoders; not in several threads at once
         self._pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="pictures")
 
     def start(self, size: int, positions: list[int], pixels: Callable[[int, bytes], NDArray[np.uint8]]) -> _Pending:

@@ -21,12 +21,12 @@ from types import FrameType
 
 import torch.distributed as dist
 
-from common.errors import RankFailure, SuiteError
+from common.errors import NOT_CONVERGED, Interrupted, RankFailure, SuiteError
 
 GRACE_SECONDS = 30.0
 POLL_SECONDS = 0.05
 PARENT_VARIABLE = "MLPERF_SUITE_LAUNCHER_PID"
-OWN_EXIT_CODES = frozenset(range(1, 9))
+OWN_EXIT_CODES = frozenset({*range(1, 9), NOT_CONVERGED, Interrupted.exit_code})
 # A rank under this launcher that only lost a peer exits so, silently: whoever failed first is the message.
 LOST_PEER_EXIT_CODE = 9
 # Time for the rank that failed first to be seen when one that lost it was seen before.

@@ -20,7 +20,7 @@ FLUSH_SECONDS = 1.0
 
 
 class MetricsWriter:
-    """Writes one JSON object per step to a file; rank 0 alone writes.
+    """Writes one JSON object per step to a file of this rank; TensorBoard events come from rank 0 alone.
 
     Lines are kept for up to a second, then appended with one system call each, so that a reader and a killed
     run never meet half a line. A run that resumes appends.
@@ -49,9 +49,7 @@ class MetricsWriter:
         self._flushed = clock()
         self._file = -1
         self._tensorboard: SummaryWriter | None = None
-        if rank != 0:
-            return
-        if tensorboard_dir is not None:
+        if tensorboard_dir is not None and rank == 0:
             self._tensorboard = _summary_writer(tensorboard_dir)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

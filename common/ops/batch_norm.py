@@ -18,7 +18,6 @@ weight, bias and statistics are fp32.
 from __future__ import annotations
 
 import importlib.util
-import os
 from typing import Any, NamedTuple
 
 import torch
@@ -149,8 +148,7 @@ def batch_norm_eval(x_NCHW: Tensor, norm: Norm) -> Tensor:
 def _triton_unsupported(request: OperationRequest) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if request.device.type != "cuda" and not interpreted:
+    if request.device.type != "cuda":
         return f"Triton kernels need a CUDA device, not {request.device.type}"
     if request.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         return f"activations are fp16, bf16 or fp32, not {request.dtype}"

@@ -25,7 +25,7 @@ class PoolTile(NamedTuple):
     warps: int
 
 
-TILES: dict[str, PoolTile] = {"pool": PoolTile(32, 64, 4), "pool_gradient": PoolTile(32, 64, 4)}
+TILES: dict[str, PoolTile] = {"pool": PoolTile(16, 64, 8), "pool_gradient": PoolTile(16, 64, 8)}
 """Pass to its tile, measured at (400, 64, 112, 112) on an H200 (batch_norm_bench)."""
 
 

@@ -54,7 +54,7 @@ class FlatBuffer:
         segments: the parameters in the order of the buffer: group after group.
         parameters: 1-d, ``dtype``.
         gradients: 1-d, ``dtype``.
-        masters: 1-d float32; ``parameters`` itself when that is float32.
+        masters: 1-d float32; ``parameters`` itself when that is float32 or float64.
         starts, numels: int64 device tensors with one entry for each segment.
 
     Raises:
@@ -76,7 +76,7 @@ class FlatBuffer:
             view.copy_(segment.parameter.detach())
             segment.parameter.data = view
             segment.parameter.grad = self.view(self.gradients, segment)
-        self.masters = self.parameters if self.dtype == torch.float32 else self.parameters.float()
+        self.masters = self.parameters.float() if self.dtype in HALF_DTYPES else self.parameters
         self.starts = torch.tensor([s.start for s in self.segments], dtype=torch.int64, device=self.device)
         self.numels = torch.tensor([s.numel for s in self.segments], dtype=torch.int64, device=self.device)
         self._pointers = [(s, s.parameter.data_ptr(), s.parameter.grad.data_ptr()) for s in self.segments]  # type: ignore[union-attr]
@@ -91,8 +91,8 @@ class FlatBuffer:
         return buffer.as_strided(segment.parameter.shape, segment.parameter.stride(), segment.start)
 
     def new_state(self) -> Tensor:
-        """A float32 flat tensor of zeros with the same offsets: one kind of optimizer state."""
-        return torch.zeros_like(self.parameters, dtype=torch.float32)
+        """A flat tensor of zeros with the masters' dtype and offsets: one kind of optimizer state."""
+        return torch.zeros_like(self.masters)
 
     def zero_gradients(self) -> None:
         """Zero all gradients with one fill; the views stay attached."""
@@ -141,13 +141,13 @@ def build_flat_buffers(groups: Sequence[Mapping[str, nn.Parameter]]) -> list[Fla
     """One FlatBuffer for each dtype, in the order in which the dtypes first appear in ``groups``.
 
     Raises:
-        ValueError: no parameter at all, a dtype that is not float32, float16 or bfloat16, or what FlatBuffer raises.
+        ValueError: no parameter at all, a dtype that is not floating point, or what FlatBuffer raises.
     """
     dtypes = list(dict.fromkeys(p.dtype for group in groups for p in group.values()))
     if not dtypes:
         raise ValueError("there is no parameter to optimize")
     for dtype in dtypes:
-        if dtype != torch.float32 and dtype not in HALF_DTYPES:
+        if dtype not in (torch.float32, torch.float64, *HALF_DTYPES):
             raise ValueError(f"parameters of {dtype} cannot be optimized: use float32, float16 or bfloat16")
     return [FlatBuffer([{n: p for n, p in group.items() if p.dtype == dtype} for group in groups]) for dtype in dtypes]
 

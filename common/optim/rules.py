@@ -185,7 +185,7 @@ class TorchMomentum:
     ) -> None:
         mu = self._rule.momentum
         weights, momentum = buffer.masters[part], momenta[part]
-        step = buffer.gradients[part].float() * settings.grad_multiplier
+        step = buffer.gradients[part].to(weights.dtype) * settings.grad_multiplier
         if settings.weight_decay:
             step = step + settings.weight_decay * weights
         if ratio is not None:
@@ -202,7 +202,8 @@ class TorchMomentum:
 
 
 def _norm(buffer: Tensor, segment: Segment) -> Tensor:
-    return torch.linalg.vector_norm(buffer[segment.start : segment.stop], dtype=torch.float32)
+    dtype = torch.promote_types(buffer.dtype, torch.float32)
+    return torch.linalg.vector_norm(buffer[segment.start : segment.stop], dtype=dtype)
 
 
 def _triton_momentum(rule: Momentum, buffers: Sequence[FlatBuffer], settings: Sequence[GroupSettings]) -> Update:
@@ -216,6 +217,8 @@ def _triton_unsupported(request: OperationRequest) -> str | None:
         return "triton is not installed"
     if request.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return f"a Triton kernel needs a GPU, not {request.device.type}"
+    if request.dtype == torch.float64:
+        return "the kernel computes in float32, the parameters are float64"
     return None
 
 

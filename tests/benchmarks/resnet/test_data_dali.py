@@ -1,16 +1,18 @@
 """The DALI reader's CPU pipeline: the promises of the other reader, where they hold for both."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("nvidia.dali")
 
-from benchmarks.resnet.data import open_eval, open_train
+from benchmarks.resnet.data import open_eval, open_train, warm_up
 from common.data.source import Block
 from common.distributed.layout import Layout
 from common.errors import DataError
-from tests.benchmarks.resnet.test_data_reading import encoded, settings, write_data
+from tests.benchmarks.resnet.small_records import encoded, settings, write_data
 
 SAMPLES = 61
 BLOCKS = [Block(i, i + 1, 1, i * SAMPLES, SAMPLES) for i in range(3)]
@@ -129,6 +131,15 @@ def test_pictures_with_the_magic_number_inside_are_read(tmp_path):
     torch.testing.assert_close(
         batches["dali"].tensors["image"], batches["torchvision"].tensors["image"], atol=0.02, rtol=0
     )
+
+
+def test_warm_up_opens_no_data():
+    opened: list[str] = []
+    sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" and watching else None)
+    watching = True
+    warm_up(settings(reader="dali"), Layout(), 4)
+    watching = False
+    assert not [path for path in opened if path.endswith((".rec", ".idx", "manifest.json"))]
 
 
 def test_corrupt_picture_is_an_error(tmp_path):

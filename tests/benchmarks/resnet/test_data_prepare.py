@@ -201,7 +201,9 @@ def test_continuation_keeps_what_was_written(tmp_path, monkeypatch):
     with pytest.raises(DataError, match="the cable fell out"):
         prepare(tmp_path / "raw", tmp_path / "data", workers=1)
     asked = []
-    monkeypatch.setattr(prepare_module, "_payload", lambda number, picture: asked.append(number) or original(number, picture))
+    monkeypatch.setattr(
+        prepare_module, "_payload", lambda number, picture: asked.append(number) or original(number, picture)
+    )
     prepare(tmp_path / "raw", tmp_path / "data", workers=1)
     assert len(asked) == 40 - 11
 
@@ -231,7 +233,7 @@ def test_missing_raw_folder_is_named(tmp_path):
 
 def test_incomplete_imagenet_cannot_pass_as_imagenet(folders, tmp_path):
     (folders[0] / "STAND_IN").unlink()
-    with pytest.raises(DataError, match="where ImageNet has .*1281167"):
+    with pytest.raises(DataError, match=r"where ImageNet has .*1281167"):
         prepare(folders[0], tmp_path / "data")
 
 
@@ -251,7 +253,9 @@ def test_verify_finds_a_changed_byte(folders, tmp_path):
 
 
 def test_download_says_what_to_fetch_by_hand(tmp_path):
-    with pytest.raises(DataError, match=r"(?s)ILSVRC2012_img_train\.tar .*1d675b47d978889d74fa0da5fadfb00e.*registration"):
+    with pytest.raises(
+        DataError, match=r"(?s)ILSVRC2012_img_train\.tar .*1d675b47d978889d74fa0da5fadfb00e.*registration"
+    ):
         download(tmp_path)
 
 
@@ -283,9 +287,7 @@ def test_imagenet_sized_pictures_have_imagenet_s_forms(tmp_path):
 def test_same_seed_draws_the_same_pictures(tmp_path):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         generate(tmp_path / name, "imagenet-sized", train=3, val=1, seed=seed)
-    a, b, c = (
-        [path.read_bytes() for path in sorted((tmp_path / name).rglob("*.JPEG"))] for name in ("a", "b", "c")
-    )
+    a, b, c = ([path.read_bytes() for path in sorted((tmp_path / name).rglob("*.JPEG"))] for name in ("a", "b", "c"))
     assert a == b
     assert all(x != y for x, y in zip(a, c, strict=True))
 

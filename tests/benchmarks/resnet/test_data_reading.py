@@ -2,7 +2,7 @@
 
 import io
 import json
-from pathlib import Path
+import threading
 
 import numpy as np
 import pytest
@@ -12,42 +12,17 @@ from PIL import Image
 from benchmarks.resnet.data import open_eval, open_train
 from benchmarks.resnet.data_settings import DataSettings
 from benchmarks.resnet.torchvision_reader import Normalizer, eval_pixels, random_crop_box
-from common.data import manifest
-from common.data.manifest import Manifest
-from common.data.recordio import ImageRecord, RecordReader, RecordWriter, pack_image
+from common.data.recordio import RecordReader
 from common.data.source import Block
 from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError
+from tests.benchmarks.resnet.small_records import encoded, settings, write_data
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 
 
-def settings(**changes):
-    small = {"reader": "torchvision", "image_size": 16, "eval_resize": 18, "classes": 61, "threads": 2, "prefetch": 2}
-    return DataSettings(**{**small, **changes})
-
-
 def blocks(samples, epochs=1, count=3):
     return [Block(i, i * epochs + 1, epochs, i * epochs * samples, epochs * samples) for i in range(count)]
-
-
-def write_data(root: Path, pictures, labels, classes=61):
-    """Records of ``pictures`` for both splits, with a manifest."""
-    root.mkdir()
-    for split in ("train", "val"):
-        with RecordWriter(root / f"{split}.rec") as writer:
-            for number, (picture, label) in enumerate(zip(pictures, labels, strict=True)):
-                writer.write(number, pack_image(ImageRecord(number, (float(label),), picture)))
-    files = manifest.describe_files(root, ["train.rec", "train.idx", "val.rec", "val.idx"])
-    counts = {"train_samples": len(pictures), "eval_samples": len(pictures), "classes": classes}
-    manifest.write(root, Manifest("imagenet-recordio/1", files, counts, True, {}))
-    return root
-
-
-def encoded(pixels, quality=95):
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "JPEG", quality=quality)
-    return buffer.getvalue()
 
 
 @pytest.fixture(scope="session")
@@ -290,7 +265,14 @@ def test_missing_data_folder_names_the_command(tmp_path):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"reader": "tf"}, {"dtype": "fp8"}, {"channels": 2}, {"crop_area": (0.5, 0.1)}, {"mirror": 2.0}, {"eval_resize": 8}],
+    [
+        {"reader": "tf"},
+        {"dtype": "fp8"},
+        {"channels": 2},
+        {"crop_area": (0.5, 0.1)},
+        {"mirror": 2.0},
+        {"eval_resize": 8},
+    ],
 )
 def test_impossible_settings_are_refused(changes):
     [name] = changes
@@ -304,6 +286,4 @@ def test_closing_early_leaves_nothing_running(numbered):
     next(batches)
     batches.close()
     source.close()
-    import threading
-
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("pictures")]

@@ -19,7 +19,7 @@ STEPS = 200
 FAULTY_STEP = 5
 
 
-def run(rank: int, world_size: int, port: int, folder: str, fault: str, agent_store: bool) -> None:
+def run(rank: int, world_size: int, port: int, folder: str, fault: str, launcher_store: bool) -> None:
     """One rank: all-reduces in a loop; the culprit meets ``fault`` in one step."""
     stderr = os.open(f"{folder}/stderr{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(stderr, 2)
@@ -33,7 +33,7 @@ def run(rank: int, world_size: int, port: int, folder: str, fault: str, agent_st
         "MASTER_PORT": str(port),
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    if agent_store:
+    if launcher_store:
         os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
     place = find_place(os.environ)
     initialise(place, torch.device("cpu"), 60)

@@ -29,13 +29,13 @@ def context():
 class Job:
     """Exit codes and messages of the ranks of one run."""
 
-    def __init__(self, context, folder, fault, world_size, agent_store):
-        is_master = agent_store
+    def __init__(self, context, folder, fault, world_size, launcher_store):
+        is_master = launcher_store
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
         port = self.store.port
         if not is_master:
             self.store = None  # Frees the port for rank 0.
-        arguments = [(rank, world_size, port, str(folder), fault, agent_store) for rank in range(world_size)]
+        arguments = [(rank, world_size, port, str(folder), fault, launcher_store) for rank in range(world_size)]
         self.ranks = [context.Process(target=heartbeat_ranks.run, args=given) for given in arguments]
         for process in self.ranks:
             process.start()
@@ -61,8 +61,8 @@ class Job:
 def job(context, tmp_path):
     jobs = []
 
-    def start(fault, world_size=2, agent_store=True):
-        jobs.append(Job(context, tmp_path, fault, world_size, agent_store))
+    def start(fault, world_size=2, launcher_store=True):
+        jobs.append(Job(context, tmp_path, fault, world_size, launcher_store))
         return jobs[-1]
 
     yield start
@@ -127,7 +127,7 @@ def test_a_rank_in_another_collective_is_named(job):
 
 
 def test_a_stopped_host_of_the_store_is_named_by_the_survivors(job):
-    run = job("stop rank 0", agent_store=False)
+    run = job("stop rank 0", launcher_store=False)
     codes = run.finish(stopped=[0])
     text, errors = run.messages()
     assert codes[1] == RankFailure.exit_code, text

@@ -123,7 +123,7 @@ def test_loading_a_state_dict_keeps_the_views():
     ("parameters", "message"),
     [
         ({}, "no parameter"),
-        ({"w": nn.Parameter(torch.zeros(2, dtype=torch.float64))}, "float64"),
+        ({"w": nn.Parameter(torch.zeros(2, dtype=torch.complex64))}, "complex64"),
         ({"w": nn.Parameter(torch.zeros(0))}, "no elements"),
         ({"w": nn.Parameter(torch.zeros(4, 4)[:, :2])}, "not dense"),
         ({"w": nn.Parameter(torch.zeros(1).expand(3))}, "not dense"),
