@@ -1,0 +1,134 @@
+"""``manifest.json``: what a prepared data set consists of, so that a run can trust it without reading it all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from common.errors import DataError
+
+NAME = "manifest.json"
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """Size in bytes and SHA-256 (hexadecimal) of one file."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A prepared data set.
+
+    Attributes:
+        format: name and version of the prepared format, e.g. ``imagenet-recordio/1``.
+        files: path below the root to its size and checksum.
+        counts: what is counted, e.g. ``train_samples``, ``eval_samples``, ``classes``.
+        stand_in: True for generated or reduced data; False claims the benchmark's real data.
+        source: what it was prepared from: kind, fingerprint, date; free text for people and for resuming.
+    """
+
+    format: str
+    files: dict[str, FileEntry]
+    counts: dict[str, int]
+    stand_in: bool
+    source: dict[str, str]
+
+
+def file_entry(path: Path) -> FileEntry:
+    """Size and checksum of ``path``; reads all of it."""
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return FileEntry(path.stat().st_size, digest)
+
+
+def describe_files(root: Path, names: Iterable[str]) -> dict[str, FileEntry]:
+    """The ``files`` of a manifest: every name below ``root`` with size and checksum."""
+    return {name: file_entry(root / name) for name in names}
+
+
+def write_text_atomically(path: Path, text: str) -> None:
+    """Write ``text`` beside ``path``, flush it to the disk and rename."""
+    partial = path.with_name(path.name + ".partial")
+    with open(partial, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def write(root: Path, manifest: Manifest) -> None:
+    """Write ``manifest`` to ``root``; the last act of a preparation."""
+    write_text_atomically(root / NAME, json.dumps(asdict(manifest), indent=2, sort_keys=True) + "\n")
+
+
+def read(root: Path, expected_format: str, command: str) -> Manifest:
+    """The manifest of ``root``; checks the format's name and that every file is there with its size.
+
+    Args:
+        root: folder of the prepared data.
+        expected_format: what the reader understands.
+        command: the command that makes the data, for messages.
+
+    Raises:
+        DataError: the folder, the manifest or a file is missing or not as the manifest says.
+    """
+    path = root / NAME
+    remedy = f"run '{command}'"
+    if not root.is_dir():
+        raise DataError(f"data folder {root} does not exist; {remedy}")
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is missing: {root} holds no completely prepared data; {remedy}") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is not valid JSON ({error}); {remedy}") from error
+    manifest = _parse(raw, path, remedy)
+    if manifest.format != expected_format:
+        raise DataError(f"{path}: format {manifest.format!r} where {expected_format!r} is needed; {remedy}")
+    for name, entry in manifest.files.items():
+        file = root / name
+        if not file.is_file():
+            raise DataError(f"{file} is missing though {NAME} names it; {remedy}")
+        if (size := file.stat().st_size) != entry.bytes:
+            raise DataError(f"{file} has {size} bytes where {NAME} says {entry.bytes}; {remedy}")
+    return manifest
+
+
+def verify(root: Path, expected_format: str, command: str) -> Manifest:
+    """As :func:`read`, and every checksum; reads all data.
+
+    Raises:
+        DataError: as :func:`read`, or a checksum differs.
+    """
+    manifest = read(root, expected_format, command)
+    for name, entry in manifest.files.items():
+        if (digest := file_entry(root / name).sha256) != entry.sha256:
+            raise DataError(
+                f"{root / name}: SHA-256 {digest} where {NAME} says {entry.sha256}: the file was changed or damaged; "
+                f"delete it and {NAME}, then run '{command}'"
+            )
+    return manifest
+
+
+def _parse(raw: Any, path: Path, remedy: str) -> Manifest:
+    try:
+        if not isinstance(raw["stand_in"], bool):
+            raise TypeError("stand_in is neither true nor false")
+        files: Mapping[str, Mapping[str, Any]] = raw["files"]
+        return Manifest(
+            format=str(raw["format"]),
+            files={name: FileEntry(int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()},
+            counts={name: int(count) for name, count in raw["counts"].items()},
+            stand_in=raw["stand_in"],
+            source={name: str(text) for name, text in raw["source"].items()},
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"{path} lacks or garbles a field ({type(error).__name__}: {error}); {remedy}") from error

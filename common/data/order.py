@@ -1,0 +1,129 @@
+"""The order of training samples as a pure function of (seed, epoch, position), and the shards of an evaluation.
+
+The training stream is epoch after epoch, each a permutation of all samples, without a gap: the end of an epoch shares a
+global batch with the start of the next. Global batch s takes the samples [s*B, (s+1)*B) of the stream, micro-batch by
+micro-batch, replica by replica, so that N replicas with one micro-batch each see what one replica sees that
+accumulates N micro-batches. A block ends with the first global batch that reaches its last sample.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.data.source import Block
+from common.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class EpochStream:
+    """One replica's part of the training stream.
+
+    Attributes:
+        train_samples: samples of one epoch.
+        micro_batch: samples of one micro-batch of one replica.
+        accumulation: micro-batches of a replica per global batch.
+        replicas: number of data-parallel replicas.
+        replica: this one, from 0.
+        seed: of the permutations.
+    """
+
+    train_samples: int
+    micro_batch: int
+    accumulation: int = 1
+    replicas: int = 1
+    replica: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("train_samples", "micro_batch", "accumulation", "replicas"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)}: a stream of samples needs at least 1")
+        if not 0 <= self.replica < self.replicas:
+            raise ConfigError(f"replica {self.replica} lies outside of {self.replicas} replicas")
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of all replicas and micro-batches of one step."""
+        return self.micro_batch * self.accumulation * self.replicas
+
+    def first_micro_batch(self, block: Block) -> int:
+        """Micro-batches that this replica was given before ``block``."""
+        return -(-block.start_sample // self.global_batch) * self.accumulation
+
+    def micro_batches(self, block: Block) -> int:
+        """Micro-batches of this replica in ``block``: a multiple of ``accumulation``, equal on all replicas."""
+        end = -(-(block.start_sample + block.samples) // self.global_batch) * self.accumulation
+        return end - self.first_micro_batch(block)
+
+    def samples(self, block: Block, position: int) -> list[tuple[int, int]]:
+        """The (epoch from 0, sample) pairs of micro-batch ``position`` of ``block`` on this replica.
+
+        Raises:
+            IndexError: the block has no such micro-batch.
+        """
+        if not 0 <= position < self.micro_batches(block):
+            raise IndexError(f"block {block.index} has {self.micro_batches(block)} micro-batches, no {position}")
+        group = self.first_micro_batch(block) + position
+        start = (group * self.replicas + self.replica) * self.micro_batch
+        places = (divmod(start + i, self.train_samples) for i in range(self.micro_batch))
+        return [(epoch, int(self.permutation(epoch)[place])) for epoch, place in places]
+
+    def permutation(self, epoch: int) -> NDArray[np.int64]:
+        """The order of all samples in ``epoch`` (from 0)."""
+        return _permutation(self.train_samples, self.seed, epoch)
+
+
+@functools.lru_cache(maxsize=3)
+def _permutation(samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    order = sample_generator(seed, epoch).permutation(samples)
+    order.flags.writeable = False
+    return order
+
+
+def sample_generator(*key: int) -> np.random.Generator:
+    """A generator that depends on ``key`` alone, e.g. (seed, epoch, sample)."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([part & (2**63 - 1) for part in key])))
+
+
+@dataclass(frozen=True)
+class EvalShard:
+    """One replica's part of an evaluation set: contiguous, disjoint, together the whole set.
+
+    Every replica has the same number of batches; those beyond its samples are padding.
+    """
+
+    eval_samples: int
+    batch: int
+    replicas: int = 1
+    replica: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("eval_samples", "batch", "replicas"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)}: an evaluation needs at least 1")
+        if not 0 <= self.replica < self.replicas:
+            raise ConfigError(f"replica {self.replica} lies outside of {self.replicas} replicas")
+
+    @property
+    def start(self) -> int:
+        """First sample of this replica."""
+        return self.eval_samples * self.replica // self.replicas
+
+    @property
+    def end(self) -> int:
+        """One past the last sample of this replica."""
+        return self.eval_samples * (self.replica + 1) // self.replicas
+
+    @property
+    def batches(self) -> int:
+        """Batches per evaluation, equal on all replicas."""
+        longest = -(-self.eval_samples // self.replicas)
+        return -(-longest // self.batch)
+
+    def valid(self, batch: int) -> int:
+        """Real samples in ``batch`` (from 0); the others are padding at its end."""
+        return max(0, min(self.batch, self.end - self.start - batch * self.batch))

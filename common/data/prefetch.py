@@ -1,0 +1,91 @@
+"""Brings the next step's batches to the device while the current step computes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+
+from common.data.source import Batch, HostBatch
+
+
+class Prefetcher:
+    """Groups a reader's micro-batches into steps and prepares them one step ahead on a side stream.
+
+    Two steps' batches exist at a time: the one that the compute stream is copying into the graph's inputs and the one
+    that the side stream fills. A slot is refilled only after the copy out of it has finished.
+
+    Args:
+        batches: the reader's micro-batches of one block.
+        prepare: finishes a micro-batch on the device; runs on the side stream.
+        micro_batches: micro-batches of one step.
+        device: the training device.
+
+    Attributes:
+        wait_seconds: time that the host waited for the reader since the last read of it.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[HostBatch],
+        prepare: Callable[[HostBatch], Batch],
+        micro_batches: int,
+        device: torch.device,
+    ) -> None:
+        self._batches = batches
+        self._prepare = prepare
+        self._count = micro_batches
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._ready: torch.cuda.Event | None = None
+        self._consumed: list[torch.cuda.Event | None] = [None, None]
+        self._slots: list[list[Batch]] = [[], []]
+        self._turn = 0
+        self.wait_seconds = 0.0
+        self._next = self._fetch()
+
+    def take(self) -> list[Batch] | None:
+        """The batches of the next step, or None at the end of the block.
+
+        On a GPU the current stream is made to wait for them. Call :meth:`consumed` once they are copied.
+        """
+        if self._next is None:
+            return None
+        if self._stream is not None and self._ready is not None:
+            torch.cuda.current_stream().wait_event(self._ready)
+        return self._next
+
+    def consumed(self) -> None:
+        """The step that used the taken batches is queued on the current stream: fetch the following ones."""
+        if self._stream is not None:
+            event = torch.cuda.Event()
+            event.record()
+            self._consumed[self._turn] = event
+        self._turn ^= 1
+        self._next = self._fetch()
+
+    def _fetch(self) -> list[Batch] | None:
+        if self._stream is None:
+            return self._gather()
+        freed = self._consumed[self._turn]
+        if freed is not None:
+            self._stream.wait_event(freed)
+        with torch.cuda.stream(self._stream):
+            self._slots[self._turn] = []
+            batches = self._gather()
+            if batches is not None:
+                self._slots[self._turn] = batches
+            self._ready = torch.cuda.Event()
+            self._ready.record()
+        return batches
+
+    def _gather(self) -> list[Batch] | None:
+        gathered: list[Batch] = []
+        for _ in range(self._count):
+            began = time.perf_counter()
+            host = next(self._batches, None)
+            self.wait_seconds += time.perf_counter() - began
+            if host is None:
+                break
+            gathered.append(self._prepare(host))
+        return gathered or None
