@@ -32,11 +32,13 @@ PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
 
 CATEGORIES = (
     ("communication", r"nccl|all_reduce|reduce_scatter|all_gather"),
-    ("batch norm", r"batch_norm|batchnorm|bn_|_bn|norm"),
+    ("convolution forward", r"fprop|conv2d_forward"),
+    ("convolution backward", r"dgrad|wgrad|convolve"),
+    ("batch norm", r"moments_|normalise_|gradient_sums|input_gradient|statistics|coefficients|batch_?norm|bn_"),
     ("pooling", r"pool"),
-    ("optimizer", r"optim|lars|sgd|momentum|sum_of_squares|segment|multi_tensor"),
-    ("convolution and matrix product", r"conv|gemm|xmma|cutlass|sm90|sm80|cudnn|dgrad|wgrad|fprop|nvjet"),
-    ("copy and fill", r"memcpy|memset|copy|fill|cat"),
+    ("matrix product", r"gemm|nvjet|cutlass|xmma"),
+    ("optimizer", r"measure_kernel|trust_ratio|update_kernel|multi_tensor"),
+    ("copy and fill", r"memcpy|memset|copy|fill|convert|nchw|nhwc"),
 )
 """Kind of work -> pattern of its kernels' names; the first match counts."""
 
@@ -173,6 +175,7 @@ def _time_run(run: RunConfig, session: SessionConfig, workload: Workload, runner
     """Train through the reader for the given steps, evaluate, and extend to a whole block between evaluations."""
     options = session.bench
     evaluation = InlineEvaluation(workload.evaluation(workload.layout))
+    workload.warm_up_reader()
     with runner.on_stream():
         evaluation.warm_up()
         evaluation.open_data(session.data_dir)

@@ -133,6 +133,7 @@ class Trainer:
             self.evaluation = InlineEvaluation(self.workload.evaluation(self.layout))
             stack.callback(self.evaluation.close)
             self.runner.warm_up(self.workload.example_batches())
+            self.workload.warm_up_reader()
             with self.runner.on_stream():
                 self.evaluation.warm_up()
             if self.resumed is not None:

@@ -65,6 +65,9 @@ class Workload(ABC):
     def example_batches(self) -> Iterable[Batch]:
         """Synthetic micro-batches on the device, one for each key that training meets."""
 
+    def warm_up_reader(self) -> None:
+        """Load what reads data and run it on made-up data, before ``run_start``. Default: nothing."""
+
     @abstractmethod
     def open_data(self, root: Path) -> DataSource:
         """Open the training data under ``root``; the first touch of them. After ``run_start``."""

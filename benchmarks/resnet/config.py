@@ -67,8 +67,8 @@ class ReaderConfig:
     """How pictures are read.
 
     Attributes:
-        reader: ``dali``, ``torchvision``, or ``auto``: DALI where it is installed.
-        threads: of DALI, or worker processes of the torchvision reader.
+        reader: ``dali``, ``torchvision``, or ``auto``: DALI where it is installed and the device is a GPU.
+        threads: CPU threads of the reader.
         prefetch: batches that the reader works ahead.
         hw_decoder_load: share of the pictures for the GPU's JPEG engine.
         cache_mb: GPU memory for decoded training pictures, per rank; 0 decodes only what a crop needs.

@@ -61,9 +61,9 @@ class DataSettings:
         threads: CPU threads of the reader.
         prefetch: batches made ahead.
         hw_decoder_load: share of pictures for the GPU's JPEG engine (DALI).
-        cache_mb: DALI on a GPU: decoded training pictures kept in GPU memory; 0 decodes only the crop. The
-            torchvision reader: finished evaluation pictures kept in host memory.
-        eval_cache_mb: DALI on a GPU: decoded evaluation pictures kept in GPU memory.
+        cache_mb: DALI on a GPU: decoded training pictures kept in GPU memory; 0 decodes only the crop.
+        eval_cache_mb: evaluation pictures kept: decoded, in GPU memory (DALI on a GPU), or finished, in host memory
+            (the torchvision reader).
         input_batch_multiplier: DALI makes this many micro-batches at once.
         shuffle_buffer: records that DALI draws the next one from.
         dont_use_mmap: DALI reads instead of mapping; for network file systems.

@@ -134,7 +134,8 @@ class ResNet(nn.Module):
     def cast(self, dtype: torch.dtype) -> ResNet:
         """Store convolution and classifier weights in ``dtype``, which the activations then have too.
 
-        Batch norms stay fp32, except beside fp64. Replaces the data of the parameters: call it before an optimizer takes them.
+        Batch norms stay fp32, except beside fp64. Replaces the data of the parameters: call it before an optimizer
+        takes them.
         """
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.Linear) or dtype == torch.float64:

@@ -110,10 +110,15 @@ def to_rgb_jpeg(data: bytes) -> bytes:
     Raises:
         ValueError: ``data`` is no picture.
     """
-    if data[:2] == b"\xff\xd8" and jpeg_components(data) in (1, 3):
-        return data
+    try:
+        if jpeg_components(data) in (1, 3):
+            return data
+    except ValueError:
+        pass  # no JPEG, or one with stray bytes between its segments, which decoders tolerate
     try:
         with Image.open(io.BytesIO(data)) as picture:
+            if picture.format == "JPEG" and picture.mode in ("L", "RGB"):
+                return data
             rgb = picture.convert("RGB")
     except OSError as error:
         raise ValueError(f"neither JPEG nor another known picture: {error}") from error
@@ -128,6 +133,8 @@ def jpeg_components(data: bytes) -> int:
     Raises:
         ValueError: there is no frame header.
     """
+    if data[:2] != b"\xff\xd8":
+        raise ValueError("no JPEG: the start marker is missing")
     at = 2
     while at + 10 <= len(data):
         if data[at] != 0xFF:

@@ -242,7 +242,7 @@ class TorchvisionTrainSource:
 class TorchvisionEvalSource:
     """Evaluation batches of one replica; iterate once per evaluation.
 
-    Finished pictures (uint8) are kept in host memory up to ``settings.cache_mb``, so that later evaluations only
+    Finished pictures (uint8) are kept in host memory up to ``settings.eval_cache_mb``, so that later evaluations only
     normalise them.
     """
 
@@ -254,7 +254,7 @@ class TorchvisionEvalSource:
         self.shard = shard
         self._maker = _BatchMaker(settings, reader, pin_memory)
         self._kept: dict[int, NDArray[np.uint8]] = {}
-        self._may_keep = settings.cache_mb * 1_000_000 // (3 * settings.image_size**2)
+        self._may_keep = settings.eval_cache_mb * 1_000_000 // (3 * settings.image_size**2)
 
     def __len__(self) -> int:
         return self.shard.batches

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks.resnet.config import ResNetConfig
-from benchmarks.resnet.data import DataSettings, EvalSource, open_eval, open_train
+from benchmarks.resnet.data import DataSettings, EvalSource, open_eval, open_train, warm_up
 from benchmarks.resnet.evaluate import TopOne
 from benchmarks.resnet.model import ResNet as Network
 from benchmarks.resnet.model import ResNetConfig as Shape
@@ -180,6 +180,10 @@ class ResNet(Workload):
             input_batch_multiplier=reader.input_batch_multiplier,
             dont_use_mmap=reader.dont_use_mmap,
         )
+
+    def warm_up_reader(self) -> None:
+        """Load DALI, where it reads, and run each of its operators once."""
+        warm_up(self._data_settings(), self.layout, self.cfg.micro_batch)
 
     def open_data(self, root: Path) -> DataSource:
         """Open the training pictures."""

@@ -50,6 +50,7 @@ class BatchNorm2d(nn.Module):
         self._batch_norm = ops.IMPLEMENTATIONS["torch"]
         self._add_relu = ops.ADD_RELU_IMPLEMENTATIONS["torch"]
         self._relu_max_pool = ops.RELU_MAX_POOL_IMPLEMENTATIONS["torch"]
+        self._evaluate = ops.EVALUATE_IMPLEMENTATIONS["torch"]
 
     def choose(self, requested: str, dtype: torch.dtype) -> str:
         """Choose the implementation for activations of ``dtype`` on the device of the parameters.
@@ -68,6 +69,7 @@ class BatchNorm2d(nn.Module):
         self._batch_norm = select(ops.IMPLEMENTATIONS, requested, request)
         self._add_relu = select(ops.ADD_RELU_IMPLEMENTATIONS, requested, request)
         self._relu_max_pool = select(ops.RELU_MAX_POOL_IMPLEMENTATIONS, requested, request)
+        self._evaluate = select(ops.EVALUATE_IMPLEMENTATIONS, requested, request)
         return self._batch_norm.name
 
     @property
@@ -79,8 +81,8 @@ class BatchNorm2d(nn.Module):
         """``BN(x)``, or ``relu(BN(x))`` if built with ``relu``; shape and dtype of ``x_NCHW``."""
         if self.training:
             return self._batch_norm.function(x_NCHW, self.norm, relu=self.relu, group=self.group)
-        y_NCHW = ops.batch_norm_eval(x_NCHW, self.norm)
-        return F.relu(y_NCHW) if self.relu else y_NCHW
+        y_NCHW: Tensor = self._evaluate.function(x_NCHW, self.norm, relu=self.relu)
+        return y_NCHW
 
     def add_relu(
         self, x_NCHW: Tensor, residual_NCHW: Tensor, residual_layer: BatchNorm2d | None = None
@@ -93,16 +95,16 @@ class BatchNorm2d(nn.Module):
         residual_norm = None if residual_layer is None else residual_layer.norm
         if self.training:
             return self._add_relu.function(x_NCHW, self.norm, residual_NCHW, residual_norm, group=self.group)
-        if residual_norm is not None:
-            residual_NCHW = ops.batch_norm_eval(residual_NCHW, residual_norm)
-        y_NCHW = F.relu(ops.batch_norm_eval(x_NCHW, self.norm) + residual_NCHW)
+        y_NCHW = self._evaluate.function(
+            x_NCHW, self.norm, relu=True, residual_NCHW=residual_NCHW, residual_norm=residual_norm
+        )
         return y_NCHW, y_NCHW
 
     def relu_max_pool(self, x_NCHW: Tensor) -> Tensor:
         """``max_pool(relu(BN(x)), 3, stride 2, padding 1)``."""
         if self.training:
             return self._relu_max_pool.function(x_NCHW, self.norm, group=self.group)
-        return F.max_pool2d(F.relu(ops.batch_norm_eval(x_NCHW, self.norm)), 3, stride=2, padding=1)
+        return F.max_pool2d(self._evaluate.function(x_NCHW, self.norm, relu=True), 3, stride=2, padding=1)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         state_dict.pop(prefix + "num_batches_tracked", None)

@@ -1,12 +1,13 @@
 """Training batch normalisation fused with what follows it: ReLU, a residual, a second batch norm, max pooling.
 
-Three operations, each with a plain PyTorch version (the oracle) and a Triton one:
+Four operations, each with a plain PyTorch version (the oracle) and a Triton one:
 
 ``batch_norm``                ``BN(x)`` or ``relu(BN(x))``
 ``batch_norm_add_relu``       ``relu(BN(x) + residual)`` or ``relu(BN(x) + BN(projection))``, returned twice: the next
                               block uses one for its convolution and one for its residual, so that backward receives
                               the two gradients separately and adds them while it reads them
 ``batch_norm_relu_max_pool``  ``max_pool(relu(BN(x)), 3, stride 2, padding 1)``
+``batch_norm_evaluate``       the first two with the running statistics
 
 Statistics are per channel over N, H, W, and over the ranks of ``group`` where one is given (group batch norm): then
 the result, running statistics and gradients equal batch norm over the concatenated batch, each rank holding the part of
@@ -138,11 +139,33 @@ def batch_norm_relu_max_pool_torch(x_NCHW: Tensor, norm: Norm, *, group: dist.Pr
     return F.max_pool2d(batch_norm_torch(x_NCHW, norm, relu=True, group=group), 3, stride=2, padding=1)
 
 
-def batch_norm_eval(x_NCHW: Tensor, norm: Norm) -> Tensor:
-    """Batch norm with the running statistics; the same in every implementation that does not fuse it."""
-    return F.batch_norm(
-        x_NCHW, norm.running_mean, norm.running_var, norm.weight, norm.bias, training=False, eps=norm.eps
-    )
+def batch_norm_evaluate_torch(
+    x_NCHW: Tensor,
+    norm: Norm,
+    *,
+    relu: bool = False,
+    residual_NCHW: Tensor | None = None,
+    residual_norm: Norm | None = None,
+) -> Tensor:
+    """Batch norm with the running statistics, plus the residual, then ReLU if ``relu``. Plain version.
+
+    Args:
+        x_NCHW: input.
+        norm: parameters and statistics; nothing is updated.
+        relu: whether ReLU follows.
+        residual_NCHW: added before the ReLU; normalised itself where ``residual_norm`` is given.
+
+    Returns:
+        Tensor of the shape and dtype of ``x_NCHW``.
+    """
+
+    def normalise(value_NCHW: Tensor, by: Norm) -> Tensor:
+        return F.batch_norm(value_NCHW, by.running_mean, by.running_var, by.weight, by.bias, training=False, eps=by.eps)
+
+    y_NCHW = normalise(x_NCHW, norm)
+    if residual_NCHW is not None:
+        y_NCHW = y_NCHW + (residual_NCHW if residual_norm is None else normalise(residual_NCHW, residual_norm))
+    return F.relu(y_NCHW) if relu else y_NCHW
 
 
 def _triton_unsupported(request: OperationRequest) -> str | None:
@@ -175,6 +198,12 @@ def _batch_norm_relu_max_pool_triton(*args: Any, **kwargs: Any) -> Tensor:
     return batch_norm_pool_triton.batch_norm_relu_max_pool(*args, **kwargs)
 
 
+def _batch_norm_evaluate_triton(*args: Any, **kwargs: Any) -> Tensor:
+    from common.ops import batch_norm_triton
+
+    return batch_norm_triton.batch_norm_evaluate(*args, **kwargs)
+
+
 IMPLEMENTATIONS = {
     "triton": Implementation("triton", _batch_norm_triton, _triton_unsupported),
     "torch": Implementation("torch", batch_norm_torch, always),
@@ -186,4 +215,8 @@ ADD_RELU_IMPLEMENTATIONS = {
 RELU_MAX_POOL_IMPLEMENTATIONS = {
     "triton": Implementation("triton", _batch_norm_relu_max_pool_triton, _triton_unsupported),
     "torch": Implementation("torch", batch_norm_relu_max_pool_torch, always),
+}
+EVALUATE_IMPLEMENTATIONS = {
+    "triton": Implementation("triton", _batch_norm_evaluate_triton, _triton_unsupported),
+    "torch": Implementation("torch", batch_norm_evaluate_torch, always),
 }

@@ -15,7 +15,7 @@ import triton
 from torch import Tensor
 
 from common.ops import batch_norm_kernels as kernels
-from common.ops.batch_norm import Norm
+from common.ops.batch_norm import Norm, batch_norm_evaluate_torch
 
 
 class Tile(NamedTuple):
@@ -351,3 +351,27 @@ def batch_norm_add_relu(
         x_NCHW, norm.weight, norm.bias, norm, residual_NCHW, weight, bias, residual_norm, group
     )
     return result
+
+
+def _running_map(norm: Norm) -> Tensor:
+    """Scale and shift of the running statistics, fp32 (2, C): the first two rows of :func:`statistics`."""
+    scale_C = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+    return torch.stack((scale_C, norm.bias - norm.running_mean * scale_C))
+
+
+def batch_norm_evaluate(
+    x_NCHW: Tensor,
+    norm: Norm,
+    *,
+    relu: bool = False,
+    residual_NCHW: Tensor | None = None,
+    residual_norm: Norm | None = None,
+) -> Tensor:
+    """With running statistics; see :func:`common.ops.batch_norm.batch_norm_evaluate_torch`, which serves autograd."""
+    if torch.is_grad_enabled():
+        return batch_norm_evaluate_torch(
+            x_NCHW, norm, relu=relu, residual_NCHW=residual_NCHW, residual_norm=residual_norm
+        )
+    residual_NCHW = None if residual_NCHW is None else _channels_last(residual_NCHW)
+    residual_2C = None if residual_norm is None else _running_map(residual_norm)
+    return normalise(_channels_last(x_NCHW), _running_map(norm), relu, residual_NCHW, residual_2C)[0]

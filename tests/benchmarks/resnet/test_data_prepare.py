@@ -94,6 +94,13 @@ def test_components_are_read_from_the_frame_header(mode, components, progressive
     assert jpeg_components(jpeg(mode, progressive=progressive, comment=b"\xff\xc0" * 9)) == components
 
 
+def test_stray_bytes_between_segments_change_nothing():
+    plain = jpeg(colour=(1, 2, 3))
+    second = 4 + int.from_bytes(plain[4:6], "big")  # behind APP0
+    stray = plain[:second] + b"\x00\x07" + plain[second:]
+    assert to_rgb_jpeg(stray) is stray
+
+
 @pytest.mark.parametrize("data", [b"", b"\xff\xd8", b"GIF but not really", jpeg()[:20]])
 def test_no_picture_is_an_error(data):
     with pytest.raises(ValueError, match=r"neither JPEG|without a frame header|no JPEG marker"):

@@ -122,7 +122,7 @@ def test_eval_shards_are_exactly_the_set(numbered, replicas):
 
 
 def test_kept_pictures_equal_decoded_ones(numbered):
-    plain, keeping = (open_eval(numbered, settings(cache_mb=mb), Layout(), 8) for mb in (0, 1))
+    plain, keeping = (open_eval(numbered, settings(eval_cache_mb=mb), Layout(), 8) for mb in (0, 1))
     list(keeping)
     for a, b in zip(plain, keeping, strict=True):
         assert torch.equal(a.tensors["image"], b.tensors["image"])

@@ -1,0 +1,170 @@
+"""ResNet-50: parity with torchvision, counts of the rules' table, initial weights, loss, precision."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import Tensor, nn
+
+from benchmarks.resnet.model import ResNet, ResNetConfig, smoothed_cross_entropy
+
+FOURTH_SLICE = 64 * 7 * 7
+
+
+def build(seed: int = 0, truncated_normal: bool = False, **config: object) -> ResNet:
+    return ResNet(ResNetConfig(**config), torch.Generator().manual_seed(seed), truncated_normal)
+
+
+@pytest.fixture(scope="module")
+def model() -> ResNet:
+    """A model that tests do not change."""
+    return build()
+
+
+def test_parameters_are_those_of_the_reference(model: ResNet) -> None:
+    assert sum(p.numel() for p in model.parameters()) - FOURTH_SLICE == 25_557_032
+    assert len(list(model.parameters())) == 161
+    assert sum(isinstance(m, nn.Conv2d) for m in model.modules()) == 53
+
+
+def test_names_are_those_of_torchvision(model: ResNet) -> None:
+    theirs = [name for name in torchvision.models.resnet50().state_dict() if "num_batches_tracked" not in name]
+    assert sorted(model.state_dict()) == sorted(theirs)
+
+
+@pytest.mark.parametrize("input_channels", [3, 4])
+def test_logits_and_gradients_equal_torchvision(input_channels: int) -> None:
+    torch.manual_seed(0)
+    theirs = torchvision.models.resnet50(num_classes=17).double()
+    ours = build(num_classes=17, input_channels=input_channels).double()
+    ours.load_state_dict(theirs.state_dict())
+    image = torch.randn(3, 3, 64, 64, dtype=torch.float64)
+    label = torch.tensor([1, 2, 16])
+    padded = F.pad(image, (0, 0, 0, 0, 0, input_channels - 3)).contiguous(memory_format=torch.channels_last)
+    logits, expected = ours(padded), theirs(image)
+    assert torch.allclose(logits, expected, rtol=0, atol=1e-10)
+    smoothed_cross_entropy(logits, label, 0.1, "sum").backward()
+    nn.CrossEntropyLoss(label_smoothing=0.1, reduction="sum")(expected, label).backward()
+    gradients = {name: p.grad for name, p in theirs.named_parameters()}
+    for name, parameter in ours.named_parameters():
+        found = parameter.grad[:, :3] if name == "conv1.weight" else parameter.grad
+        assert torch.allclose(found, gradients[name], rtol=1e-7, atol=1e-9), name
+    if input_channels == 4:
+        assert not ours.conv1.weight.grad[:, 3].any()
+    for name, value in ours.named_buffers():
+        assert torch.allclose(value, theirs.state_dict()[name]), name
+
+
+def test_fp32_logits_equal_torchvision_in_evaluation() -> None:
+    torch.manual_seed(0)
+    theirs = torchvision.models.resnet50().eval()
+    ours = build().eval()
+    ours.load_state_dict(theirs.state_dict())
+    image = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        assert (ours(image) - theirs(image)).abs().max() < 1e-4
+
+
+def test_three_channels_give_what_a_zero_fourth_gives(model: ResNet) -> None:
+    narrow = copy.deepcopy(model).eval()
+    image = torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.allclose(narrow(image), narrow(F.pad(image, (0, 0, 0, 0, 0, 1))), atol=1e-5)
+
+
+def test_feature_maps_halve_five_times(model: ResNet) -> None:
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def record(name: str):
+        def hook(module: nn.Module, inputs: object, output: Tensor | tuple[Tensor, Tensor]) -> None:
+            shapes[name] = tuple((output[0] if isinstance(output, tuple) else output).shape[1:])
+
+        return hook
+
+    watched = copy.deepcopy(model).eval()
+    watched.layer1.register_forward_pre_hook(lambda module, inputs: record("pool")(module, (), inputs[0]))
+    for name in ("layer1", "layer2", "layer3", "layer4"):
+        watched.get_submodule(name).register_forward_hook(record(name))
+    with torch.no_grad():
+        logits = watched(torch.randn(1, 4, 224, 224))
+    assert shapes == {
+        "pool": (64, 56, 56),
+        "layer1": (256, 56, 56),
+        "layer2": (512, 28, 28),
+        "layer3": (1024, 14, 14),
+        "layer4": (2048, 7, 7),
+    }
+    assert logits.shape == (1, 1000)
+
+
+def test_flops_of_a_training_sample(model: ResNet) -> None:
+    # 4.089 GMAC forward, three times, less the gradient of conv1's input (0.118 GMAC)
+    assert model.sample_flops() == pytest.approx(2 * (3 * 4.089e9 - 0.118e9), rel=1e-3)
+    assert model.sample_flops() == pytest.approx(24.3e9, rel=1e-3)
+
+
+@pytest.mark.parametrize("truncated_normal", [False, True])
+def test_initial_convolutions_are_he_normal_over_fan_in(truncated_normal: bool) -> None:
+    model = build(truncated_normal=truncated_normal)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv2d):
+            weight = module.weight[:, :3] if name == "conv1" else module.weight
+            expected = math.sqrt(2 / weight[0].numel())
+            slack = 5 / math.sqrt(weight.numel())
+            assert weight.std().item() == pytest.approx(expected, rel=slack), name
+            assert abs(weight.mean().item()) < expected * slack, name
+            if truncated_normal:
+                assert weight.abs().max() <= 2 * expected / 0.8796, name
+    assert not model.conv1.weight[:, 3].any()
+
+
+def test_initial_classifier_and_norms(model: ResNet) -> None:
+    assert model.fc.weight.std().item() == pytest.approx(0.01, rel=0.01)
+    assert not model.fc.bias.any()
+    norms = {name: p for name, p in model.named_parameters() if "bn" in name or "downsample.1" in name}
+    assert len(norms) == 106
+    assert all((p == (1.0 if name.endswith("weight") else 0.0)).all() for name, p in norms.items())
+
+
+def test_initial_weights_depend_on_the_generator_alone() -> None:
+    first, second, third = build(1, layers=(1,)), build(1, layers=(1,)), build(2, layers=(1,))
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert not torch.equal(first.conv1.weight, third.conv1.weight)
+
+
+@pytest.mark.slow
+def test_initial_loss_is_that_of_guessing() -> None:
+    torch.manual_seed(0)
+    logits = build()(torch.randn(16, 3, 224, 224))
+    loss = smoothed_cross_entropy(logits, torch.randint(1000, (16,)), 0.1, "mean")
+    assert 6.8 < loss.item() < 7.5
+
+
+def test_smoothed_loss_of_uniform_logits_is_the_log_of_the_classes() -> None:
+    loss = smoothed_cross_entropy(torch.zeros(5, 1000), torch.arange(5), 0.1, "sum")
+    assert loss.item() == pytest.approx(5 * math.log(1000))
+
+
+def test_smoothed_loss_by_hand() -> None:
+    # targets 0.95 and 0.05 at smoothing 0.1 over two classes; log-softmax of (1, 0) is (-0.3133, -1.3133)
+    loss = smoothed_cross_entropy(torch.tensor([[1.0, 0.0]]), torch.tensor([0]), 0.1)
+    assert loss.item() == pytest.approx(0.95 * 0.313262 + 0.05 * 1.313262, abs=1e-5)
+
+
+def test_half_precision_keeps_norms_in_fp32_and_weights_channels_last() -> None:
+    model = build(width=16, num_classes=4).cast(torch.bfloat16)
+    assert model.choose_implementation("torch") == "torch"
+    logits = model(torch.randn(2, 4, 32, 32, dtype=torch.bfloat16))
+    assert logits.dtype == torch.float32
+    smoothed_cross_entropy(logits, torch.tensor([0, 3])).backward()
+    for name, parameter in model.named_parameters():
+        norm = "bn" in name or "downsample.1" in name
+        assert parameter.dtype == parameter.grad.dtype == (torch.float32 if norm else torch.bfloat16), name
+        if parameter.dim() == 4:
+            assert parameter.is_contiguous(memory_format=torch.channels_last), name
+    assert model.bn1.running_var.dtype == torch.float32

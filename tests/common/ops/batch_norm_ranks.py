@@ -1,0 +1,37 @@
+"""One rank of the group batch norm test: ``python batch_norm_ranks.py RANK FOLDER {torch,triton}``."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+from batch_norm_oracle import KINDS, inputs, run
+
+from common.ops import batch_norm
+
+RANKS = 2
+SHAPE = (6, 16, 5, 4)
+SPLIT = (4, 2)  # images of each rank: the parts need not be equal
+
+
+def main(rank: int, folder: str, implementation: str) -> None:
+    """Run every kind on this rank's part of the batch and save what came out."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS, timeout=timedelta(seconds=60)
+    )
+    operations = SimpleNamespace(
+        batch_norm=batch_norm.IMPLEMENTATIONS[implementation].function,
+        batch_norm_add_relu=batch_norm.ADD_RELU_IMPLEMENTATIONS[implementation].function,
+        batch_norm_relu_max_pool=batch_norm.RELU_MAX_POOL_IMPLEMENTATIONS[implementation].function,
+    )
+    x, residual = (value.split(SPLIT)[rank] for value in inputs(SHAPE, torch.float32))
+    found = {kind: run(operations, kind, x, residual, dist.group.WORLD) for kind in KINDS}
+    torch.save(found, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])
