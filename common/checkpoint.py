@@ -6,6 +6,7 @@ full disk or a killed rank leaves nothing half-written.
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,14 +96,18 @@ def read(place: Path, layout: Layout) -> dict[str, Any]:
         CheckpointError: it is missing, unreadable, or of another number of ranks.
     """
     path = place / f"rank_{layout.rank}.pt"
+    ranks = len(list(place.glob("rank_*.pt")))
+    if ranks not in (0, layout.world_size):
+        raise CheckpointError(f"{place}: written by {ranks} ranks, this run has {layout.world_size}; use as many")
     if not path.is_file():
         raise CheckpointError(f"resume={place}: no checkpoint there ({path.name} is missing)")
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError) as error:
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"{path}: unreadable ({_cause(error)})") from error
-    if content.get("format") != FORMAT:
-        raise CheckpointError(f"{path}: format {content.get('format')}, this suite reads {FORMAT}")
+    found = content.get("format") if isinstance(content, dict) else None
+    if found != FORMAT:
+        raise CheckpointError(f"{path}: format {found}, this suite reads {FORMAT}")
     if content["world_size"] != layout.world_size:
         raise CheckpointError(
             f"{place}: written by {content['world_size']} ranks, this run has {layout.world_size}; use as many"
@@ -119,7 +124,9 @@ def restore(content: dict[str, Any], model: nn.Module, updaters: tuple[Updater, 
     try:
         model.load_state_dict(content["model"])
     except RuntimeError as error:
-        raise CheckpointError(f"the checkpoint is of another model: {error}") from error
+        problems = [line.strip() for line in str(error).splitlines()[1:]]
+        more = f"; and {len(problems) - 1} more" if len(problems) > 1 else ""
+        raise CheckpointError(f"the checkpoint is of another model: {problems[0]}{more}") from error
     for updater, state in zip(updaters, content["updaters"], strict=True):
         updater.load_state_dict(state)
     torch.set_rng_state(content["random"]["cpu"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import re
@@ -13,8 +14,11 @@ from typing import Any
 import hydra
 import torch
 import torch.distributed as dist
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from benchmarks import WORKLOADS
 from common import config
@@ -23,6 +27,8 @@ from common.distributed.launcher import LOST_PEER_EXIT_CODE, has_launcher, relau
 from common.distributed.startup import find_place, initialise, pick_device, shutdown
 from common.errors import ConfigError, SuiteError
 
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL_ERROR = "HYDRA_FULL_ERROR"
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
 USAGE = """usage: mlperf-suite COMMAND …
@@ -48,16 +54,15 @@ def main() -> None:
 
 def run(argv: Sequence[str]) -> int:
     """Run one command line; returns its exit code. One message, and no traceback, for errors made by hand."""
-    if argv and argv[0] in ("-sc", "--shell-completion"):
-        return _complete(argv)
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0 if argv else ConfigError.exit_code
     command, rest = argv[0], list(argv[1:])
-    if command not in COMMANDS:
-        print(f"mlperf-suite: no command {command!r}\n\n{USAGE}", end="", file=sys.stderr)
-        return ConfigError.exit_code
     try:
+        if command in ("-sc", "--shell-completion"):
+            return _complete(argv)
+        if command not in COMMANDS:
+            raise ConfigError(f"no command {command!r}; the commands are {', '.join(COMMANDS)}")
         return COMMANDS[command](rest)
     except SuiteError as error:
         report(error)
@@ -75,6 +80,12 @@ def _as_rank(work: Callable[[], int], rank: int) -> int:
         if _is_first_to_fail():
             report(error)
         return error.exit_code
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
+        if _is_first_to_fail():
+            report(SuiteError(f"{error.strerror} ({error.filename or 'while writing the log or the metrics'})"))
+        return SuiteError.exit_code
     except RuntimeError as error:
         failure = lost_peer(error, rank)
         if failure is None:
@@ -103,7 +114,7 @@ def report(error: BaseException) -> None:
 
 def train(argv: list[str]) -> int:
     """``train``: compose, validate, start the ranks of this node if nobody has, and train."""
-    return _with_hydra(argv, lambda tree: _train(tree, argv))
+    return _with_hydra(argv, _train)
 
 
 def _train(tree: dict[str, Any], argv: list[str]) -> int:
@@ -152,7 +163,7 @@ def bench(argv: list[str]) -> int:
     """``bench``: the step alone on a synthetic batch, and the run through the data path."""
     from common.bench import bench as measure
 
-    def task(tree: dict[str, Any]) -> int:
+    def task(tree: dict[str, Any], argv: list[str]) -> int:
         place = find_place(os.environ)
         run_config, session = config.load(tree)
         if place.launcher == "single" and run_config.world_size > 1:
@@ -242,14 +253,23 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
     return {str(key): value for key, value in tree.items()}
 
 
-def _with_hydra(argv: list[str], task: Callable[[dict[str, Any]], int]) -> int:
-    codes = [0]
+def _with_hydra(argv: list[str], task: Callable[[dict[str, Any], list[str]], int]) -> int:
+    """Compose the configuration that ``argv`` says and run ``task`` with it and the arguments that compose it again.
+
+    In a sweep these are the ones of the single job.
+    """
+    codes: list[int] = []
+    full_error = os.environ.get(FULL_ERROR)
 
     def job(composed: DictConfig) -> None:
+        _set_variable(FULL_ERROR, full_error)
+        codes.append(0)
         try:
             tree = OmegaConf.to_container(composed, resolve=True)
             assert isinstance(tree, dict)
-            codes.append(task({str(key): value for key, value in tree.items()}))
+            chosen = HydraConfig.get()
+            arguments = list(chosen.overrides.task) if chosen.mode == RunMode.MULTIRUN else argv
+            codes.append(task({str(key): value for key, value in tree.items()}, arguments))
         except OmegaConfBaseException as error:
             problem = ConfigError(str(error).splitlines()[0])
             report(problem)
@@ -260,11 +280,44 @@ def _with_hydra(argv: list[str], task: Callable[[dict[str, Any]], int]) -> int:
 
     before = sys.argv
     sys.argv = [before[0], *argv]
+    os.environ[FULL_ERROR] = "1"  # Hydra raises its errors instead of printing them over many lines
     try:
         hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")(job)()
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        if codes or full_error == "1":
+            raise
+        raise ConfigError(_explain_composition(error)) from error
     finally:
         sys.argv = before
-    return max(codes)
+        _set_variable(FULL_ERROR, full_error)
+    return max(codes, default=0)
+
+
+def _set_variable(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
+
+def _explain_composition(error: Exception) -> str:
+    """What was wrong with the overrides, in one line that names the key."""
+    if isinstance(error, OverrideParseException):
+        return f"{error.override!r} is no override of the form key=value; in Hydra's words: {_second_line(error)}"
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file is not None:
+        group, _, name = error.missing_cfg_file.rpartition("/")
+        choices = ", ".join(error.options or ()) or "none"
+        if group.startswith("recipe/"):
+            return f"scale={name}: {group.removeprefix('recipe/')} has no recipe for it; it has recipes for {choices}"
+        return f"{group}={name}: unknown; the choices are {choices}"
+    if isinstance(error.__cause__, ConfigAttributeError | ConfigKeyError):
+        return f"{error.__cause__.full_key}: unknown configuration key; see `mlperf-suite train --cfg job`"
+    return " ".join(str(error).splitlines()[:2])
+
+
+def _second_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if not line.startswith(("Error parsing", "See "))]
+    return lines[0] if lines else "no reason given"
 
 
 def _complete(argv: Sequence[str]) -> int:
@@ -277,7 +330,7 @@ def _complete(argv: Sequence[str]) -> int:
         return 0
     os.environ["COMP_LINE"] = match[1] + match[3]
     os.environ["COMP_POINT"] = str(max(0, int(os.environ.get("COMP_POINT", "0")) - len(match[2])))
-    return _with_hydra(list(argv), lambda _: 0)
+    return _with_hydra(list(argv), lambda tree, arguments: 0)
 
 
 if __name__ == "__main__":

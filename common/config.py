@@ -235,9 +235,22 @@ def load(tree: Mapping[str, Any], micro_batch: int | None = None) -> tuple[RunCo
     )
     hints = get_type_hints(SessionConfig)
     session = SessionConfig(**{name: convert(hints[name], tree.get(name), name) for name in hints})
-    if session.steps_ahead < 1:
-        raise ConfigError(f"steps_ahead={session.steps_ahead}: the host runs at least 1 step ahead of the device")
+    _check_ranges(run, session)
     return run, session
+
+
+def _check_ranges(run: RunConfig, session: SessionConfig) -> None:
+    for name, value, ok, need in (
+        ("steps_ahead", session.steps_ahead, session.steps_ahead >= 1, "the host runs at least 1 step ahead"),
+        ("checkpoint_every", session.checkpoint_every, session.checkpoint_every >= 0, "0 or more steps"),
+        ("keep_checkpoints", session.keep_checkpoints, session.keep_checkpoints >= 1, "at least 1 is kept"),
+        ("optimizer.bucket_mb", run.optimizer.bucket_mb, run.optimizer.bucket_mb > 0, "a bucket has a positive size"),
+        ("bench.steps", session.bench.steps, session.bench.steps >= 1, "at least 1 step is measured"),
+        ("benchmark.train_samples", run.benchmark.train_samples, run.benchmark.train_samples >= 1, "at least 1"),
+        ("benchmark.eval_samples", run.benchmark.eval_samples, run.benchmark.eval_samples >= 1, "at least 1"),
+    ):
+        if not ok:
+            raise ConfigError(f"{name}={value}: {need}")
 
 
 def accumulation(global_batch: int, micro_batch: int, replicas: int) -> int:
@@ -253,7 +266,11 @@ def accumulation(global_batch: int, micro_batch: int, replicas: int) -> int:
         raise ConfigError(
             f"hparams.global_batch_size={global_batch} is not a multiple of micro_batch={micro_batch} x {replicas} "
             f"data-parallel ranks = {micro_batch * replicas}; "
-            f"choose a micro_batch that divides {global_batch / replicas:g}"
+            + (
+                f"choose a micro_batch that divides {global_batch // replicas}"
+                if global_batch % replicas == 0
+                else f"{replicas} ranks do not divide it at all"
+            )
         )
     return steps
 

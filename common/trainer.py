@@ -63,7 +63,10 @@ class Trainer:
         self.logged = hyperparameters(run, self.cls.derived_values(run))
         if session.submission.division == "closed":
             check_hyperparameters(run.benchmark.name, self.ruleset, self.logged)
-        self.schedule = SCHEDULES[run.benchmark.name](run.global_batch, **run.benchmark.schedule)
+        try:
+            self.schedule = SCHEDULES[run.benchmark.name](run.global_batch, **run.benchmark.schedule)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"benchmark.schedule={run.benchmark.schedule}: {error}") from error
         self.progress = Progress()
         self.resumed: dict[str, Any] | None = None
         if session.resume is not None:
@@ -88,7 +91,10 @@ class Trainer:
             SuiteError: something failed; the log is closed as aborted when the clock was running.
         """
         session, run = self.session, self.run
-        session.output_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            session.output_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"output_dir={session.output_dir} cannot be made: {error.strerror}") from error
         with contextlib.ExitStack() as stack:
             self.heartbeat = stack.enter_context(
                 Heartbeat(self.place, session.output_dir, session.timeout_seconds)
@@ -115,7 +121,8 @@ class Trainer:
                 self._timed(stack)
             except BaseException:
                 if self.run_start_ms and not self.run_stop_ms:
-                    self._stop_clock("aborted", None)
+                    with contextlib.suppress(OSError):  # a full disk must not hide what failed first
+                        self._stop_clock("aborted", None)
                 raise
         return self.status
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from common.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -52,6 +54,15 @@ class Hparams:
     truncated_normal: bool
     bn_group: int
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.warmup_epochs < self.epochs:
+            raise ConfigError(
+                f"hparams.warmup_epochs={self.warmup_epochs}: not negative, and below hparams.epochs={self.epochs}, "
+                "so that the learning rate can decay"
+            )
+        if not 0 <= self.label_smoothing < 1:
+            raise ConfigError(f"hparams.label_smoothing={self.label_smoothing}: a share, at least 0 and below 1")
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -60,6 +71,10 @@ class ModelConfig:
     width: int
     input_channels: Literal[3, 4]
     batch_norm: str
+
+    def __post_init__(self) -> None:
+        if self.width < 1:
+            raise ConfigError(f"model.width={self.width}: at least 1 channel")
 
 
 @dataclass(frozen=True)
@@ -72,7 +87,8 @@ class ReaderConfig:
         prefetch: batches that the reader works ahead.
         hw_decoder_load: share of the pictures for the GPU's JPEG engine.
         cache_mb: GPU memory for decoded training pictures, per rank; 0 decodes only what a crop needs.
-        eval_cache_mb: GPU memory for decoded validation pictures, per rank.
+        eval_cache_mb: device memory for finished validation pictures, per rank: all of them are kept or none.
+        pipelines: DALI pipelines side by side on one GPU.
         input_batch_multiplier: micro-batches that DALI decodes together.
         dont_use_mmap: read instead of mapping the files; for network file systems.
         eval_batch: pictures of one evaluation batch on one rank.
@@ -84,6 +100,7 @@ class ReaderConfig:
     hw_decoder_load: float
     cache_mb: int
     eval_cache_mb: int
+    pipelines: int
     input_batch_multiplier: int
     dont_use_mmap: bool
     eval_batch: int

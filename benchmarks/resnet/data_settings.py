@@ -60,10 +60,9 @@ class DataSettings:
         dtype: ``float16``, ``bfloat16`` or ``float32``.
         threads: CPU threads of the reader.
         prefetch: batches made ahead.
+        pipelines: DALI on a GPU: pipelines side by side, each making its share of a batch.
         hw_decoder_load: share of pictures for the GPU's JPEG engine (DALI).
         cache_mb: DALI on a GPU: decoded training pictures kept in GPU memory; 0 decodes only the crop.
-        eval_cache_mb: evaluation pictures kept: decoded, in GPU memory (DALI on a GPU), or finished, in host memory
-            (the torchvision reader).
         input_batch_multiplier: DALI makes this many micro-batches at once.
         shuffle_buffer: records that DALI draws the next one from.
         dont_use_mmap: DALI reads instead of mapping; for network file systems.
@@ -83,9 +82,9 @@ class DataSettings:
     dtype: str = "float16"
     threads: int = 6
     prefetch: int = 5
+    pipelines: int = 1
     hw_decoder_load: float = 0.99
     cache_mb: int = 0
-    eval_cache_mb: int = 0
     input_batch_multiplier: int = 1
     shuffle_buffer: int = 10_000
     dont_use_mmap: bool = False
@@ -104,9 +103,9 @@ class DataSettings:
             ("std", min(self.std) > 0, "positive"),
             ("threads", self.threads >= 1, "at least 1"),
             ("prefetch", self.prefetch >= 1, "at least 1"),
+            ("pipelines", self.pipelines >= 1, "at least 1"),
             ("classes", self.classes >= 1, "at least 1"),
             ("cache_mb", self.cache_mb >= 0, "not negative"),
-            ("eval_cache_mb", self.eval_cache_mb >= 0, "not negative"),
             ("input_batch_multiplier", self.input_batch_multiplier >= 1, "at least 1"),
             ("shuffle_buffer", self.shuffle_buffer >= 1, "at least 1"),
         ):

@@ -6,7 +6,7 @@ the ranks (MLPerf training_rules, benchmark table).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -28,6 +28,7 @@ class TopOne(Evaluation):
         example: pictures (N, C, H, W) of an evaluation batch's shape, for warm-up.
         layout: the ranks that share the evaluation set.
         capture: replay the forward pass as a CUDA graph.
+        cache_bytes: device memory for the finished pictures; if all fit, evaluations after the first read nothing.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class TopOne(Evaluation):
         example: Tensor,
         layout: Layout,
         capture: bool,
+        cache_bytes: int = 0,
     ) -> None:
         self._model = model.eval()
         self._open_source = open_source
@@ -48,6 +50,8 @@ class TopOne(Evaluation):
         self._counts = torch.zeros(2, dtype=torch.int64, device=layout.device)
         self._capture = capture and layout.device.type == "cuda"
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._cache_bytes = cache_bytes
+        self._kept: list[tuple[Tensor, Tensor]] = []
 
     def warm_up(self) -> None:
         """Forward passes on zeros, the last of them recorded on a GPU."""
@@ -72,9 +76,9 @@ class TopOne(Evaluation):
             for name, tensor in self._model.state_dict(keep_vars=True).items():
                 tensor.copy_(weights.tensors[name])
             self._counts.zero_()
-            for batch in self._source:
-                self._image_NCHW.copy_(batch.tensors["image"], non_blocking=True)
-                self._label_N.copy_(batch.tensors["label"], non_blocking=True)
+            for image_NCHW, label_N in self._batches(self._source):
+                self._image_NCHW.copy_(image_NCHW, non_blocking=True)
+                self._label_N.copy_(label_N, non_blocking=True)
                 if self._graph is not None:
                     self._graph.replay()
                 else:
@@ -83,6 +87,19 @@ class TopOne(Evaluation):
             dist.all_reduce(self._counts, group=self._group)
         right, pictures = self._counts.tolist()
         return Predictions({"right": right, "pictures": pictures, "expected": self._source.eval_samples})
+
+    def _batches(self, source: EvalSource) -> Iterator[tuple[Tensor, Tensor]]:
+        if self._kept:
+            yield from self._kept
+            return
+        bytes_of_all = len(source) * self._image_NCHW.numel() * self._image_NCHW.element_size()
+        kept = []
+        for batch in source:
+            pair = tuple(batch.tensors[name].to(self._layout.device, non_blocking=True) for name in ("image", "label"))
+            if bytes_of_all <= self._cache_bytes:
+                kept.append(pair)
+            yield pair[0], pair[1]
+        self._kept = [(image_NCHW, label_N) for image_NCHW, label_N in kept]
 
     @staticmethod
     def score(predictions: Predictions) -> dict[str, float]:
@@ -93,7 +110,8 @@ class TopOne(Evaluation):
         return {"accuracy": values["right"] / values["pictures"]}
 
     def close(self) -> None:
-        """Close the reader."""
+        """Close the reader and forget the pictures."""
+        self._kept.clear()
         if self._source is not None:
             self._source.close()
 

@@ -240,11 +240,7 @@ class TorchvisionTrainSource:
 
 
 class TorchvisionEvalSource:
-    """Evaluation batches of one replica; iterate once per evaluation.
-
-    Finished pictures (uint8) are kept in host memory up to ``settings.eval_cache_mb``, so that later evaluations only
-    normalise them.
-    """
+    """Evaluation batches of one replica; iterate once per evaluation."""
 
     def __init__(
         self, reader: RecordReader, settings: DataSettings, shard: EvalShard, pin_memory: bool = False
@@ -253,8 +249,6 @@ class TorchvisionEvalSource:
         self.settings = settings
         self.shard = shard
         self._maker = _BatchMaker(settings, reader, pin_memory)
-        self._kept: dict[int, NDArray[np.uint8]] = {}
-        self._may_keep = settings.eval_cache_mb * 1_000_000 // (3 * settings.image_size**2)
 
     def __len__(self) -> int:
         return self.shard.batches
@@ -267,21 +261,14 @@ class TorchvisionEvalSource:
             yield HostBatch(tensors, samples=self.shard.batch * self.shard.replicas, position=position)
 
     def close(self) -> None:
-        """Stop the threads, close the records and forget the pictures."""
+        """Stop the threads and close the records."""
         self._maker.close()
-        self._kept.clear()
 
     def _start(self, batch: int) -> _Pending:
         first = self.shard.start + batch * self.shard.batch
         positions = list(range(first, first + self.shard.valid(batch)))
 
         def pixels(slot: int, data: bytes) -> NDArray[np.uint8]:
-            position = first + slot
-            kept = self._kept.get(position)
-            if kept is None:
-                kept = eval_pixels(data, self.settings)
-                if len(self._kept) < self._may_keep:
-                    self._kept[position] = kept
-            return kept
+            return eval_pixels(data, self.settings)
 
         return self._maker.start(self.shard.batch, positions, pixels)

@@ -174,9 +174,9 @@ class ResNet(Workload):
             reader=reader.reader,
             threads=reader.threads,
             prefetch=reader.prefetch,
+            pipelines=reader.pipelines,
             hw_decoder_load=reader.hw_decoder_load,
             cache_mb=reader.cache_mb,
-            eval_cache_mb=reader.eval_cache_mb,
             input_batch_multiplier=reader.input_batch_multiplier,
             dont_use_mmap=reader.dont_use_mmap,
         )
@@ -219,7 +219,8 @@ class ResNet(Workload):
             return open_eval(root, settings, layout, batch)
 
         example = self._example_images(batch, self.layout.generator("example"))
-        return TopOne(self._build_network(), open_source, example, layout, capture=True)
+        kept = self.own.reader.eval_cache_mb << 20
+        return TopOne(self._build_network(), open_source, example, layout, capture=True, cache_bytes=kept)
 
     def sample_flops(self) -> float:
         """FLOPs of one training picture."""

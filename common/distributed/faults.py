@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -38,6 +39,7 @@ from common.errors import RankFailure
 T = TypeVar("T")
 BOARD_ERRORS = (dist.DistError, RuntimeError, OSError, ValueError)
 ACKNOWLEDGE_SECONDS = 3.0
+COLLECTIVE_TIMEOUT = timedelta(hours=2)
 TORCH = str(Path(torch.__file__).parent) + os.sep
 TORCH_DISTRIBUTED = os.path.join(TORCH, "distributed") + os.sep
 STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
@@ -116,6 +118,7 @@ class Heartbeat:
         self.output_dir.mkdir(parents=True, exist_ok=True)
         if self.place.world_size > 1:
             self._board = self._find_board()
+            _outlast_the_watch()
         self._started = self._exchanged = time.monotonic()
         self._state = (*self._state[:2], time.monotonic())
         self._threads = [threading.Thread(target=self._watch, name="heartbeat watch", daemon=True)]
@@ -396,6 +399,14 @@ def lost_peer(error: BaseException, rank: int) -> RankFailure | None:
     if not isinstance(error, (dist.DistError, RuntimeError)) or LOST_PEER.search(str(error)) is None:
         return None
     return RankFailure(f"rank {rank} lost the connection to another rank; the rank that failed first says why")
+
+
+def _outlast_the_watch() -> None:
+    """Let collectives wait longer than the watch, which names who is late; a collective only says that it waited."""
+    if dist.is_initialized():
+        # torch 2.11 has the private name only.
+        set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+        set_timeout(COLLECTIVE_TIMEOUT)
 
 
 def _is_library(filename: str) -> bool:

@@ -143,6 +143,11 @@ def factor(world_size: int, sizes: Mapping[str, int]) -> dict[str, int]:
         ConfigError: the ranks do not divide.
     """
     fixed = {axis: int(sizes.get(axis, 1)) for axis in ("pp", "cp", "tp")}
+    for axis, size in sizes.items():
+        if axis not in fixed:
+            raise ConfigError(f"layout.{axis}={size}: the axes to choose are pp, cp and tp; dp takes the other ranks")
+        if size < 1:
+            raise ConfigError(f"layout.{axis}={size}: an axis has a positive size")
     used = math.prod(itertools.chain(fixed.values(), [1]))
     if world_size % used:
         named = " x ".join(f"{axis}={size}" for axis, size in fixed.items())

@@ -81,9 +81,15 @@ class _LineWriter(logging.Logger):
 
 
 def _write_all(fd: int, data: bytes) -> None:
-    """Write ``data``: one system call unless the disk takes only a part of it."""
-    while data:
-        data = data[os.write(fd, data) :]
+    """Write ``data``: one system call unless the disk takes only a part of it; all or nothing of it stays."""
+    written = 0
+    try:
+        while written < len(data):
+            written += os.write(fd, data[written:])
+    except OSError:
+        if written:
+            os.ftruncate(fd, os.fstat(fd).st_size - written)
+        raise
 
 
 class RunLog:

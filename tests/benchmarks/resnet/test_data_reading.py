@@ -121,15 +121,6 @@ def test_eval_shards_are_exactly_the_set(numbered, replicas):
     assert (len(counts), shapes) == (1, {torch.Size([4, 4, 16, 16])})
 
 
-def test_kept_pictures_equal_decoded_ones(numbered):
-    plain, keeping = (open_eval(numbered, settings(eval_cache_mb=mb), Layout(), 8) for mb in (0, 1))
-    list(keeping)
-    for a, b in zip(plain, keeping, strict=True):
-        assert torch.equal(a.tensors["image"], b.tensors["image"])
-    plain.close()
-    keeping.close()
-
-
 def triangle_resize(pixels, size):
     """Bilinear resize of axis 0 with a triangle filter as wide as the scale, in float64."""
     old = pixels.shape[0]

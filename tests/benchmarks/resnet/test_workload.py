@@ -1,0 +1,200 @@
+"""ResNet-50 as a workload: how its parameters are updated, what it logs, and batch norm over several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlperf_logging.compliance_checker
+import pytest
+import torch
+import yaml
+from torch import Tensor, nn
+
+from benchmarks.resnet.evaluate import TopOne
+from benchmarks.resnet.workload import ResNet
+from common import cli, config
+from common.data.source import HostBatch
+from common.distributed.layout import Layout
+from common.evaluation.base import Predictions, Weights
+from common.mlperf.events import hyperparameters
+from common.optim.optimizer import ParameterGroup
+from tests.conftest import checkpoint, flatten, suite
+
+
+def composed(*overrides: str) -> config.RunConfig:
+    """The validated configuration of ResNet under ``overrides``."""
+    return config.load(cli.compose(["benchmark=resnet", "device=cpu", *overrides]))[0]
+
+
+def groups_of(*overrides: str) -> list[ParameterGroup]:
+    """The parameter groups of the whole network (width 64, 1,000 classes)."""
+    run = composed("scale=1xH200", "precision=fp32", *overrides)
+    return ResNet(run, Layout(run.layout)).parameter_groups()
+
+
+def names(groups: list[ParameterGroup], **wanted: object) -> set[str]:
+    """Names of the parameters whose group has all of ``wanted``."""
+    return {
+        name
+        for group in groups
+        if all(getattr(group, key) == value for key, value in wanted.items())
+        for name in group.parameters
+    }
+
+
+def by_kind(groups: list[ParameterGroup]) -> tuple[set[str], set[str], set[str]]:
+    """Names of the convolutions' and the classifier's weights, the classifier's bias, and batch norm's."""
+    shapes = {name: parameter.ndim for group in groups for name, parameter in group.parameters.items()}
+    weights = {name for name, dimensions in shapes.items() if dimensions > 1}
+    return weights, {"fc.bias"}, set(shapes) - weights - {"fc.bias"}
+
+
+def test_resnet_50_has_161_tensors_of_which_lars_scales_54():
+    groups = groups_of()
+    weights, bias, norms = by_kind(groups)
+    # 53 convolutions and the classifier; 53 batch norms with weight and bias.
+    assert (len(weights), len(bias), len(norms)) == (54, 1, 106)
+    assert names(groups, trust_ratio=True) == weights
+
+
+def test_nvidias_variant_decays_the_bias_and_keeps_the_rate_out_of_the_momentum_of_all_but_batch_norm():
+    groups = groups_of("hparams.variant=nvidia", "hparams.weight_decay=0.00005")
+    weights, bias, norms = by_kind(groups)
+    assert names(groups, weight_decay=0.00005) == weights | bias
+    assert names(groups, weight_decay=0.0) == norms
+    assert names(groups, learning_rate_in_momentum=False) == weights | bias
+    assert names(groups, learning_rate_in_momentum=True) == norms
+
+
+def test_the_reference_decays_weights_alone_and_keeps_the_rate_in_the_momentum():
+    groups = groups_of("hparams.variant=reference", "hparams.weight_decay=0.00005")
+    weights, bias, norms = by_kind(groups)
+    assert names(groups, weight_decay=0.00005, trust_ratio=True) == weights
+    assert names(groups, weight_decay=0.0, trust_ratio=False) == bias | norms
+    assert names(groups, learning_rate_in_momentum=True) == weights | bias | norms
+
+
+def test_the_references_sgd_adds_twice_the_decay_to_all_but_batch_norm():
+    # Its loss has weight_decay * sum(v ** 2), not half of it, over all variables without 'bn' in their name.
+    groups = groups_of("hparams.variant=reference", "hparams.optimizer=sgd", "hparams.weight_decay=0.0001")
+    weights, bias, norms = by_kind(groups)
+    assert names(groups, weight_decay=0.0002) == weights | bias
+    assert names(groups, weight_decay=0.0) == norms
+    assert names(groups, trust_ratio=True) == set()
+
+
+def required_keys(optimizer: str) -> set[str]:
+    """The hyperparameters that the compliance checker's rule files for ResNet in v4.0 want exactly once."""
+    folder = Path(mlperf_logging.compliance_checker.__file__).parent / "training_4.0.0"
+    found: set[str] = set()
+    for file in ("closed_resnet.yaml", f"closed_resnet_{optimizer}.yaml"):
+        entries = [entry["KEY"] for entry in yaml.safe_load((folder / file).read_text()) if "KEY" in entry]
+        found |= {entry["NAME"] for entry in entries if entry.get("REQ") == "EXACTLY_ONE"}
+    return found
+
+
+@pytest.mark.parametrize(("optimizer", "count"), [("lars", 10), ("sgd", 10)])
+def test_the_log_has_the_hyperparameters_of_the_rule_files(optimizer, count):
+    run = composed("scale=8xH200", f"hparams.optimizer={optimizer}")
+    logged = set(hyperparameters(run, ResNet.derived_values(run)))
+    required = required_keys(optimizer)
+    assert len(required) == count
+    assert required <= logged
+    other = "sgd_" if optimizer == "lars" else "lars_"
+    assert not [key for key in logged if key.startswith(other)]
+    # gradient_accumulation_steps is a rule of every benchmark, model_bn_span of SGD's file only.
+    assert logged - required <= {"gradient_accumulation_steps", "model_bn_span"}
+
+
+def test_nvidias_8xh200_recipe_decays_over_35_epochs_of_401_steps():
+    # 1,281,167 pictures in 8 shards of 160,145, each 401 batches of 400, the last of them smaller.
+    run = composed("scale=8xH200")
+    values = hyperparameters(run, ResNet.derived_values(run))
+    assert values["lars_opt_learning_rate_decay_steps"] == 37 * 401 - 2 * 401
+    assert values["model_bn_span"] == 400
+    assert values["gradient_accumulation_steps"] == 1
+
+
+def test_batch_norm_over_two_ranks_spans_their_pictures():
+    run = composed("scale=8xH200", "hparams.bn_group=2")
+    assert hyperparameters(run, ResNet.derived_values(run))["model_bn_span"] == 800
+
+
+@pytest.mark.slow
+def test_two_ranks_with_common_batch_norm_equal_one_rank_with_twice_the_micro_batch(data_of, tmp_path):
+    steps, data = 2, data_of("resnet")
+    for name, overrides in {
+        "one": ["micro_batch=16"],
+        "two": ["micro_batch=8", "scale.gpus_per_node=2", "hparams.bn_group=2"],
+        "apart": ["micro_batch=8", "scale.gpus_per_node=2"],
+    }.items():
+        done = suite(
+            "train", "benchmark=resnet", "scale=test", "device=cpu", "seed=1234", "precision=fp64",
+            "benchmark.schedule.last_epoch=1", "checkpoint_every=1", "keep_checkpoints=99",
+            f"data_dir={data}", f"output_dir={tmp_path / name}", *overrides,
+        )  # fmt: skip
+        assert done.code in (0, 10), done.errors
+    single = state(tmp_path / "one", steps)
+    for rank in range(2):
+        assert largest_difference(state(tmp_path / "two", steps, rank), single) < 1e-7
+        assert largest_difference(state(tmp_path / "apart", steps, rank), single) > 1e-3, "the test must see a difference"
+
+
+def state(run: Path, step: int, rank: int = 0) -> dict[str, Tensor]:
+    """The optimizer's tensors after ``step``."""
+    return flatten(checkpoint(run, step, rank)["updaters"])
+
+
+def largest_difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """The largest relative difference, in norm, of two states with the same names."""
+    assert found.keys() == expected.keys()
+    norms = ((found[name] - tensor).double().norm() / tensor.double().norm() for name, tensor in expected.items())
+    return max(float(norm) for norm in norms)
+
+
+class Answers(nn.Module):
+    """A model that answers with the class that a picture's first value says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offset = nn.Parameter(torch.zeros(()))
+
+    def forward(self, image_NCHW: Tensor) -> Tensor:
+        answer_N = (image_NCHW[:, 0, 0, 0] + self.offset).long() % 10
+        return nn.functional.one_hot(answer_N, 10).float()
+
+
+class Pictures:
+    """Two batches of four, of which the last two slots are padding."""
+
+    eval_samples = 6
+    values = (1, 2, 3, 4, 5, 6, 0, 0)
+    labels = (1, 2, 9, 4, 9, 6, -1, -1)
+
+    def __len__(self) -> int:
+        return 2
+
+    def __iter__(self) -> Iterator[HostBatch]:
+        for start in (0, 4):
+            image_NCHW = torch.tensor(self.values[start : start + 4], dtype=torch.float32)
+            label_N = torch.tensor(self.labels[start : start + 4])
+            yield HostBatch({"image": image_NCHW.view(4, 1, 1, 1), "label": label_N}, 4, start // 4)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_accuracy_counts_each_picture_once_and_no_padding():
+    evaluation = TopOne(Answers(), lambda root: Pictures(), torch.zeros(4, 1, 1, 1), Layout(), capture=False)  # type: ignore[arg-type]
+    evaluation.warm_up()
+    evaluation.open_data(Path("unused"))
+    for offset, right in ((0.0, 4), (9.0, 0), (0.0, 4)):  # the second model answers one class less
+        predictions = evaluation.predict(Weights({"offset": torch.tensor(offset)}))
+        assert predictions.values == {"right": right, "pictures": 6, "expected": 6}
+        assert evaluation.score(predictions) == {"accuracy": right / 6}
+
+
+def test_an_evaluation_that_missed_pictures_is_no_score():
+    with pytest.raises(RuntimeError, match="5 pictures were evaluated, the set has 6"):
+        TopOne.score(Predictions({"right": 5, "pictures": 5, "expected": 6}))

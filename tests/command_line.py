@@ -1,0 +1,121 @@
+"""Running ``mlperf-suite`` as processes of its own, and reading what it says when something is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import psutil
+
+from tests.conftest import ROOT, Finished
+
+PROGRESS = re.compile(r"|block \d+, .*|evaluation at .*|checkpoint .*")
+"""Lines of a healthy run on standard error."""
+
+LAUNCHER = [sys.executable, "-m", "common.cli"]
+
+
+def training(data: Path, output: Path, *overrides: str) -> list[str]:
+    """Arguments of a run of ResNet's ``test`` recipe on the CPU."""
+    fixed = ["benchmark=resnet", "scale=test", "device=cpu", "seed=1234"]
+    return ["train", *fixed, f"data_dir={data}", f"output_dir={output}", *overrides]
+
+
+def endless(data: Path, output: Path, *overrides: str) -> list[str]:
+    """Arguments of a run that does not end within a test."""
+    return training(data, output, "benchmark.schedule.last_epoch=2000", "benchmark.target=2", *overrides)
+
+
+@contextlib.contextmanager
+def started(
+    arguments: Sequence[str], command: Sequence[str] = tuple(LAUNCHER), file_size: int | None = None, **environment: str
+) -> Iterator[subprocess.Popen[str]]:
+    """A process that is killed with all its descendants at the end, if it has not ended.
+
+    Args:
+        arguments: of the command.
+        command: the program and its first arguments.
+        file_size: bytes that a file may have before writing fails, as on a full disk.
+        environment: further variables.
+    """
+
+    def limit() -> None:
+        if file_size is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
+
+    settings = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT), **environment}
+    process = subprocess.Popen(
+        [*command, *arguments], cwd=ROOT, env={**os.environ, **settings}, text=True, preexec_fn=limit,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        for left in [*descendants(process.pid), process]:
+            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                left.send_signal(signal.SIGCONT)
+                left.kill()
+        process.communicate()
+
+
+def finish(process: subprocess.Popen[str], timeout: float) -> Finished:
+    """Wait for a process; ``subprocess.TimeoutExpired`` after ``timeout`` seconds."""
+    output, errors = process.communicate(timeout=timeout)
+    return Finished(process.returncode, output, errors)
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    """All living processes below ``pid``."""
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def await_that(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 90) -> None:
+    """Poll until ``condition`` holds while ``process`` runs."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "the condition never held"
+        time.sleep(0.02)
+
+
+def is_training(output: Path) -> Callable[[], bool]:
+    """Whether the run in ``output`` has passed its first evaluation."""
+    log = output / "mlperf.log"
+    return lambda: log.exists() and "eval_accuracy" in log.read_text()
+
+
+def the_message(done: Finished) -> str:
+    """The one error message on standard error, of one line; fails when there is anything else."""
+    lines = [line for line in done.errors.splitlines() if not PROGRESS.fullmatch(line)]
+    assert "Traceback" not in done.errors, done.errors
+    assert len(lines) == 1, done.errors
+    assert len(lines[0]) < 500, "a wall of text"
+    return lines[0]
+
+
+def events(log: Path) -> list[str]:
+    """The lines of a run's log, all of which are whole."""
+    text = log.read_text()
+    assert text.endswith("}\n")
+    lines = text.splitlines()
+    assert all(line.startswith(":::MLLOG {") and line.endswith("}") for line in lines)
+    return lines
+
+
+def assert_closed_as_aborted(log: Path) -> None:
+    """The log has one ``run_stop``, as its last event, that says aborted."""
+    lines = events(log)
+    stops = [line for line in lines if '"run_stop"' in line]
+    assert stops == [lines[-1]]
+    assert '"status": "aborted"' in lines[-1]

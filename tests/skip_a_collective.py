@@ -1,0 +1,39 @@
+"""``mlperf-suite`` whose rank 1 leaves out one report all-reduce: argument 1 says of which step of training."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from common import cli, step
+from common.graphs import WARM_UP_ITERATIONS
+
+_real = step.dist
+
+
+class _Skipping:
+    """``torch.distributed`` for :mod:`common.step`, whose only collective is the report's."""
+
+    def __init__(self, left_out: int) -> None:
+        self.left_out = left_out
+        self.reports = 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "all_reduce":
+            self.reports += 1
+            if os.environ["RANK"] == "1" and self.reports == WARM_UP_ITERATIONS + self.left_out:
+                return _leave_out
+        return getattr(_real, name)
+
+
+def _leave_out(tensor: Tensor, group: dist.ProcessGroup) -> None:
+    """What rank 1 does instead of the all-reduce."""
+
+
+if __name__ == "__main__":
+    step.dist = _Skipping(int(sys.argv.pop(1)))
+    cli.main()

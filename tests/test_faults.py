@@ -1,0 +1,252 @@
+"""Full disks, bad checkpoints and ranks that fail end a run in time, with one message and nothing half-written."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from common.mlperf.verdict import judge
+from tests.command_line import (
+    LAUNCHER,
+    PROGRESS,
+    assert_closed_as_aborted,
+    await_that,
+    descendants,
+    endless,
+    events,
+    finish,
+    is_training,
+    started,
+    the_message,
+    training,
+)
+from tests.conftest import Finished, suite
+
+SECONDS = 90  # a run of the test recipe that fails ends within; most end within ten on an idle machine
+TIMEOUT_SECONDS = 4  # of the ranks in these tests
+GRACE_SECONDS = 30  # that the launcher gives the others after the first failure
+ERROR, CHECKPOINT, RANK_FAILURE = 1, 4, 7  # exit codes
+
+
+# Full disks. A limit on the size of a file fails a write in the same way on every machine.
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_checkpoint_that_does_not_fit_leaves_nothing_and_closes_the_log(ranks, data_of, tmp_path):
+    output = tmp_path / "out"
+    overrides = ["checkpoint_every=2", f"scale.gpus_per_node={ranks}"]
+    with started(training(data_of("resnet"), output, *overrides), file_size=200_000) as process:
+        done = finish(process, SECONDS)
+    message = the_message(done)
+    assert done.code == CHECKPOINT, message
+    assert "step_00000002" in message
+    assert f"rank {ranks - 1}: " in message
+    assert "File too large" in message
+    assert list((output / "checkpoints").iterdir()) == []
+    assert_closed_as_aborted(output / "mlperf.log")
+
+
+def test_an_earlier_checkpoint_survives_one_that_does_not_fit(data_of, tmp_path):
+    output = tmp_path / "out"
+    kept = suite(*training(data_of("resnet"), output, "checkpoint_every=2", "benchmark.schedule.last_epoch=1"))
+    assert kept.code in (0, 10), kept.errors
+    before = {path: path.read_bytes() for path in (output / "checkpoints").rglob("*.pt")}
+    assert before
+    (output / "mlperf.log").unlink()
+    with started(training(data_of("resnet"), output, "checkpoint_every=2"), file_size=200_000) as process:
+        done = finish(process, SECONDS)
+    assert done.code == CHECKPOINT, done.errors
+    assert {path: path.read_bytes() for path in (output / "checkpoints").rglob("*.pt")} == before
+
+
+def test_a_log_that_does_not_fit_ends_the_run_after_its_last_whole_line(data_of, tmp_path):
+    output = tmp_path / "out"
+    with started(training(data_of("resnet"), output), file_size=6_000) as process:
+        done = finish(process, SECONDS)
+    message = the_message(done)
+    assert done.code == ERROR, message
+    assert "File too large" in message
+    assert "log" in message
+    assert len(events(output / "mlperf.log")) > 10
+    assert judge(output / "mlperf.log").kind == "refused"
+
+
+def test_a_full_disk_keeps_no_part_of_a_checkpoint(data_of, tmp_path):
+    mounting = _mount_command(tmp_path)
+    folder, copy = tmp_path / "disk", tmp_path / "copy"
+    script = (
+        f'mount -t tmpfs -o size=400k none "{folder}" && "$@"; code=$?; cp -a "{folder}/." "{copy}"; exit $code'
+    )
+    arguments = training(data_of("resnet"), folder / "out", "checkpoint_every=2")
+    with started([*LAUNCHER, *arguments], command=[*mounting, "sh", "-c", script, "sh"]) as process:
+        done = finish(process, SECONDS)
+    message = the_message(done)
+    assert done.code == CHECKPOINT, message
+    assert "No space left on device" in message
+    assert list((copy / "out" / "checkpoints").iterdir()) == []
+    assert_closed_as_aborted(copy / "out" / "mlperf.log")
+
+
+def _mount_command(tmp_path: Path) -> list[str]:
+    """A command in which this user may mount; skips the test where there is none."""
+    for name in ("disk", "copy"):
+        (tmp_path / name).mkdir()
+    for command in (["unshare", "--mount"], ["unshare", "--map-root-user", "--mount"]):
+        trial = [*command, "mount", "-t", "tmpfs", "none", str(tmp_path / "disk")]
+        with contextlib.suppress(FileNotFoundError):
+            if subprocess.run(trial, capture_output=True, check=False).returncode == 0:
+                return command
+    pytest.skip("mounting a small disk is not permitted here")
+
+
+# Checkpoints that are none, or another run's.
+
+
+@pytest.fixture(scope="module")
+def saved(data_of, tmp_path_factory) -> dict[int, Path]:
+    """Number of ranks to a checkpoint of a run with as many, of model.width=8."""
+    root = tmp_path_factory.mktemp("saved")
+
+    def save(ranks: int) -> Path:
+        output = root / str(ranks)
+        overrides = ["checkpoint_every=2", "benchmark.schedule.last_epoch=1", f"scale.gpus_per_node={ranks}"]
+        done = suite(*training(data_of("resnet"), output, *overrides))
+        assert done.code in (0, 10), done.errors
+        return max((output / "checkpoints").iterdir())
+
+    data_of("resnet")
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip((1, 2), pool.map(save, (1, 2)), strict=True))
+
+
+def _halve(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def _empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def _replace(file: Path) -> None:
+    file.write_text("not a checkpoint")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spoil", [_halve, _empty, _replace])
+def test_resuming_from_a_damaged_file(spoil: Callable[[Path], None], saved, data_of, tmp_path):
+    place = shutil.copytree(saved[1], tmp_path / "step")
+    spoil(place / "rank_0.pt")
+    message = _refused(tmp_path, data_of("resnet"), f"resume={place}")
+    assert str(place / "rank_0.pt") in message
+    assert "unreadable" in message
+
+
+def test_resuming_from_a_folder_that_is_no_checkpoint(data_of, tmp_path):
+    (tmp_path / "folder").mkdir()
+    message = _refused(tmp_path, data_of("resnet"), f"resume={tmp_path / 'folder'}")
+    assert f"resume={tmp_path / 'folder'}: no checkpoint there" in message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("written", "started_with"), [(1, 2), (2, 1)])
+def test_resuming_on_another_number_of_ranks(written, started_with, saved, data_of, tmp_path):
+    overrides = [f"resume={saved[written]}", f"scale.gpus_per_node={started_with}"]
+    message = _refused(tmp_path, data_of("resnet"), *overrides)
+    assert f"written by {written} ranks, this run has {started_with}" in message
+
+
+@pytest.mark.slow
+def test_resuming_with_another_width_of_the_model(saved, data_of, tmp_path):
+    message = _refused(tmp_path, data_of("resnet"), f"resume={saved[1]}", "model.width=16")
+    # 8 and 16 filters of 7 x 7 over 4 channels
+    assert "torch.Size([8, 4, 7, 7])" in message
+    assert "torch.Size([16, 4, 7, 7])" in message
+
+
+def _refused(tmp_path: Path, data: Path, *overrides: str) -> str:
+    done = suite(*training(data, tmp_path / "out", *overrides), timeout=SECONDS)
+    message = the_message(done)
+    assert done.code == CHECKPOINT, message
+    assert not list(tmp_path.glob("out/mlperf.log")), "a run that resumes has a log of another name"
+    assert "run_start" not in "".join(path.read_text() for path in tmp_path.glob("out/*.log"))
+    return message
+
+
+# Ranks that fail.
+
+
+def _is_rank(process: psutil.Process, rank: int) -> bool:
+    try:
+        return process.environ().get("RANK") == str(rank)
+    except psutil.Error:
+        return False
+
+
+def _fault(data: Path, output: Path, signum: signal.Signals) -> tuple[Finished, list[psutil.Process]]:
+    """Send ``signum`` to rank 1 of 2 in training; how the run ended, and what is left of its processes."""
+    arguments = endless(data, output, "scale.gpus_per_node=2", f"timeout_seconds={TIMEOUT_SECONDS}")
+    with started(arguments) as process:
+        await_that(is_training(output), process)
+        family = descendants(process.pid)
+        (victim,) = [child for child in family if _is_rank(child, 1)]
+        victim.send_signal(signum)
+        done = finish(process, TIMEOUT_SECONDS + GRACE_SECONDS)
+        _, alive = psutil.wait_procs(family, timeout=5)
+    return done, alive
+
+
+def _said(done: Finished) -> list[str]:
+    """The lines on standard error, but for those of a healthy run."""
+    assert "Traceback" not in done.errors, done.errors
+    return [line for line in done.errors.splitlines() if not PROGRESS.fullmatch(line)]
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_ends_the_run_and_is_named(data_of, tmp_path):
+    done, alive = _fault(data_of("resnet"), tmp_path / "out", signal.SIGKILL)
+    assert done.code == 128 + signal.SIGKILL
+    assert "rank 1 was killed by SIGKILL" in the_message(done)
+    assert not alive
+
+
+@pytest.mark.slow
+def test_a_rank_that_stops_ends_the_run_and_is_named(data_of, tmp_path):
+    done, alive = _fault(data_of("resnet"), tmp_path / "out", signal.SIGSTOP)
+    assert done.code == RANK_FAILURE, done.errors
+    error, where = _said(done)
+    assert error.startswith("error: rank 1 gives no sign of life")
+    assert re.search(r"step \d+, phase", error)
+    assert (tmp_path / "out" / "stacks_rank0.txt").read_text().count("Current thread") == 1, where
+    assert not alive
+
+
+@pytest.mark.slow
+def test_a_collective_that_one_rank_skips_ends_the_run_and_says_where_each_rank_waits(data_of, tmp_path):
+    output, step = tmp_path / "out", 4
+    # Rank 1 goes on to the checkpoint's collective while rank 0 waits in the report's.
+    overrides = ["scale.gpus_per_node=2", f"timeout_seconds={TIMEOUT_SECONDS}", f"checkpoint_every={step}"]
+    command = [sys.executable, "-m", "tests.launch_skipping", str(step)]
+    with started(endless(data_of("resnet"), output, *overrides), command=command) as process:
+        await_that(lambda: (output / "mlperf.log").exists(), process)
+        family = descendants(process.pid)
+        done = finish(process, SECONDS)
+        _, alive = psutil.wait_procs(family, timeout=5)
+    assert done.code == RANK_FAILURE, done.errors
+    said = _said(done)
+    assert len(said) == 3, done.errors
+    assert "skipped a collective" in said[0]
+    for rank, file in enumerate(("step.py", "checkpoint.py")):
+        assert f"rank {rank} " in said[rank]
+        assert f"step {step}," in said[rank]
+        assert file in said[rank]
+    assert not alive

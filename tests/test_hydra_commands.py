@@ -1,0 +1,64 @@
+"""What the command line keeps of Hydra: help, the composed configuration, sweeps and tab completion; and ``list``."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from tests.command_line import training
+from tests.conftest import suite
+
+
+def completed(line: str) -> list[str]:
+    """What bash offers for ``line``."""
+    done = suite("-sc", "query=bash", COMP_LINE=line, COMP_POINT=str(len(line)), _COMP_PROGRAM="mlperf-suite")
+    assert done.code == 0, done.errors
+    return done.output.split()
+
+
+def test_tab_completes_the_commands():
+    assert completed("mlperf-suite tr") == ["train"]
+    assert {"train", "bench", "list", "prepare"} <= set(completed("mlperf-suite "))
+
+
+def test_tab_completes_groups_and_values():
+    assert "scale=8xH200" in completed("mlperf-suite train scale=8x")
+    assert "benchmark=resnet" in completed("mlperf-suite train benchmark=")
+    assert "micro_batch=" in completed("mlperf-suite train micro_b")
+
+
+def test_the_composed_configuration_is_printed_and_nothing_runs(tmp_path):
+    done = suite("train", "benchmark=resnet", "scale=8xH200", f"output_dir={tmp_path / 'out'}", "--cfg", "job")
+    assert done.code == 0, done.errors
+    tree = yaml.safe_load(done.output)
+    assert tree["scale"] == {"nodes": 1, "gpus_per_node": 8}
+    assert tree["hparams"]["global_batch_size"] == 3200
+    assert not (tmp_path / "out").exists()
+
+
+def test_help_of_training():
+    done = suite("train", "--help")
+    assert done.code == 0, done.errors
+    assert "benchmark: resnet" in done.output
+
+
+@pytest.mark.slow
+def test_a_sweep_over_two_ranks_trains_once_for_each_value(data_of, tmp_path):
+    _, *overrides = training(data_of("resnet"), tmp_path / "${micro_batch}", "micro_batch=4,8", "scale.gpus_per_node=2")
+    done = suite("train", "--multirun", *overrides)
+    assert done.code in (0, 10), done.errors
+    for micro_batch, accumulated in ((4, 2), (8, 1)):
+        log = (tmp_path / str(micro_batch) / "mlperf.log").read_text()
+        assert f'"gradient_accumulation_steps", "value": {accumulated},' in log
+        assert log.count('"run_stop"') == 1
+
+
+def test_the_table_of_workloads():
+    done = suite("list")
+    assert done.code == 0, done.errors
+    heading, *rows = done.output.splitlines()
+    assert heading.split() == ["benchmark", "target", "runs", "last", "round", "scales"]
+    (row,) = [row for row in rows if row.startswith("resnet ")]
+    # training_rules: 75.90 % top-1, 5 runs; ResNet-50 was last part of round v4.0.
+    assert row.split()[1:6] == ["accuracy", ">=", "0.759", "5", "v4.0"]
+    assert "8xH200" in row
