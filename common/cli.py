@@ -122,11 +122,8 @@ def _train(tree: dict[str, Any], argv: list[str]) -> int:
     run_config, session = config.load(tree)
     if place.launcher == "single" and run_config.world_size > 1:
         return _start_ranks(run_config, session, argv)
+    _set_environment(run_config)
     device = pick_device(session.device, place.local_rank)
-    for name, value in run_config.system.environment.items():
-        os.environ.setdefault(name, value)
-    if run_config.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     from common.conclusion import conclude
     from common.trainer import Trainer
 
@@ -137,6 +134,14 @@ def _train(tree: dict[str, Any], argv: list[str]) -> int:
         return conclude(trainer)
 
     return _as_rank(work, place.rank)
+
+
+def _set_environment(run_config: config.RunConfig) -> None:
+    """What CUDA and NCCL read when they start, before anything touches the GPU; the user's own values stay."""
+    for name, value in run_config.system.environment.items():
+        os.environ.setdefault(name, value)
+    if run_config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def _sized(tree: dict[str, Any], device: torch.device) -> tuple[config.RunConfig, config.SessionConfig]:
@@ -168,6 +173,7 @@ def bench(argv: list[str]) -> int:
         run_config, session = config.load(tree)
         if place.launcher == "single" and run_config.world_size > 1:
             return relaunch(run_config.scale.gpus_per_node, ["bench", *argv])
+        _set_environment(run_config)
         device = pick_device(session.device, place.local_rank)
 
         def work() -> int:
@@ -226,7 +232,8 @@ def _data_command(command: str) -> Callable[[list[str]], int]:
 
 def _stand_in_arguments(benchmark: str, scale: str) -> list[str]:
     path = CONFIGS / "recipe" / benchmark / f"{scale}.yaml"
-    arguments = OmegaConf.load(path).get("stand_in") if path.exists() else None
+    recipe = OmegaConf.load(path) if path.exists() else OmegaConf.create()
+    arguments = OmegaConf.select(recipe, "stand_in")
     if not arguments:
         raise ConfigError(f"generate: the recipe scale={scale} of {benchmark} is not for stand-in data")
     return [str(argument) for argument in arguments]

@@ -132,7 +132,9 @@ class _LastOperation(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _explain(error: RuntimeError, operation: str, key: Hashable) -> str:
+def _explain(error: BaseException, operation: str, key: Hashable) -> str:
+    while isinstance(error.__context__, RuntimeError):  # the end of a capture that failed raises once more
+        error = error.__context__
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(here)]
     frames = [f for f in frames if not f.filename.endswith("common/graphs.py")] or frames

@@ -84,9 +84,7 @@ def test_a_log_that_does_not_fit_ends_the_run_after_its_last_whole_line(data_of,
 def test_a_full_disk_keeps_no_part_of_a_checkpoint(data_of, tmp_path):
     mounting = _mount_command(tmp_path)
     folder, copy = tmp_path / "disk", tmp_path / "copy"
-    script = (
-        f'mount -t tmpfs -o size=400k none "{folder}" && "$@"; code=$?; cp -a "{folder}/." "{copy}"; exit $code'
-    )
+    script = f'mount -t tmpfs -o size=400k none "{folder}" && "$@"; code=$?; cp -a "{folder}/." "{copy}"; exit $code'
     arguments = training(data_of("resnet"), folder / "out", "checkpoint_every=2")
     with started([*LAUNCHER, *arguments], command=[*mounting, "sh", "-c", script, "sh"]) as process:
         done = finish(process, SECONDS)
@@ -223,10 +221,10 @@ def test_a_rank_that_is_killed_ends_the_run_and_is_named(data_of, tmp_path):
 def test_a_rank_that_stops_ends_the_run_and_is_named(data_of, tmp_path):
     done, alive = _fault(data_of("resnet"), tmp_path / "out", signal.SIGSTOP)
     assert done.code == RANK_FAILURE, done.errors
-    error, where = _said(done)
+    (error,) = _said(done)
     assert error.startswith("error: rank 1 gives no sign of life")
     assert re.search(r"step \d+, phase", error)
-    assert (tmp_path / "out" / "stacks_rank0.txt").read_text().count("Current thread") == 1, where
+    assert (tmp_path / "out" / "stacks_rank0.txt").read_text().count("Current thread") == 1
     assert not alive
 
 

@@ -22,14 +22,15 @@ MACHINE_PATH = re.compile(r"(?<![\w.:/}])/(?:home|Users)/\w+")
 def files(folder: Path) -> Iterator[Path]:
     """All files below ``folder`` that belong to the repository."""
     for path in sorted(folder.iterdir()):
-        if path.is_dir() and path.name not in OTHER_FOLDERS and not path.name.endswith((".egg-info", "cache__", "_cache")):
-            yield from files(path)
+        if path.is_dir():
+            if path.name not in OTHER_FOLDERS and not path.name.endswith((".egg-info", "cache__", "_cache")):
+                yield from files(path)
         elif path.is_file():
             yield path
 
 
 def imported(source: str, package: str = "") -> set[str]:
-    """Every name that ``source`` imports, with all that it imports from: ``a.b`` and ``a.b.c`` for ``from a.b import c``.
+    """Every name that ``source`` imports; of ``from a.b import c`` both ``a.b`` and ``a.b.c``.
 
     Args:
         source: Python.

@@ -88,7 +88,6 @@ class ReaderConfig:
         hw_decoder_load: share of the pictures for the GPU's JPEG engine.
         cache_mb: GPU memory for decoded training pictures, per rank; 0 decodes only what a crop needs.
         eval_cache_mb: device memory for finished validation pictures, per rank: all of them are kept or none.
-        pipelines: DALI pipelines side by side on one GPU.
         input_batch_multiplier: micro-batches that DALI decodes together.
         dont_use_mmap: read instead of mapping the files; for network file systems.
         eval_batch: pictures of one evaluation batch on one rank.
@@ -100,7 +99,6 @@ class ReaderConfig:
     hw_decoder_load: float
     cache_mb: int
     eval_cache_mb: int
-    pipelines: int
     input_batch_multiplier: int
     dont_use_mmap: bool
     eval_batch: int

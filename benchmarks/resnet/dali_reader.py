@@ -1,12 +1,10 @@
 """The DALI reader: decodes and augments on the GPU (its JPEG engine and kernels), or on the CPU.
 
 Two ways to decode: without a cache only the random crop is decoded; with one the whole picture, which stays on the
-GPU, so that later epochs neither read nor decode it. A picture from the JPEG engine passes through a small kernel, and
-each of these waits for room among the kernels of training: one pipeline is a chain of such waits, so that a replica
-has several, each on its part of the shard, whose chains run side by side. Every part is shuffled through a buffer on
-top of the order that preparation shuffled; each record comes once per epoch of its part, and an epoch's end shares a
-batch with the next one's start. DALI's random state advances with every batch and cannot be set to a position, so
-resuming runs the batches that were consumed before and drops them.
+GPU, so that later epochs neither read nor decode it. Each replica reads its own fixed shard of the records, shuffled
+through a buffer on top of the order that preparation shuffled; each record comes once per epoch of its shard, and an
+epoch's end shares a batch with the next one's start. DALI's random state advances with every batch and cannot be set to
+a position, so resuming runs the batches that were consumed before and drops them.
 """
 
 from __future__ import annotations
@@ -52,9 +50,8 @@ class DaliTrainSource:
         self.eval_samples = eval_samples
         self.stand_in = stand_in
         self.stream = stream
-        count = _pipelines(settings, stream, device)
-        pipelines = [train_pipeline(rec, settings, stream, device, part, count) for part in range(count)]
-        self._runner = PipelineRunner(pipelines, _NAMES, (settings.torch_dtype, torch.int64), rec)
+        pipeline = train_pipeline(rec, settings, stream, device)
+        self._runner = PipelineRunner(pipeline, _NAMES, (settings.torch_dtype, torch.int64), rec)
         self._sliced = SlicedBatches(self._runner, stream.micro_batch, settings.input_batch_multiplier)
 
     def batches(self, block: Block, start: int = 0) -> Iterator[HostBatch]:
@@ -82,7 +79,7 @@ class DaliEvalSource:
         self.eval_samples = shard.eval_samples
         self.shard = shard
         pipeline = eval_pipeline(rec, settings, shard, device)
-        self._runner = PipelineRunner([pipeline], _NAMES, (settings.torch_dtype, torch.int64), rec)
+        self._runner = PipelineRunner(pipeline, _NAMES, (settings.torch_dtype, torch.int64), rec)
         self._delivered = 0
 
     def __len__(self) -> int:
@@ -103,33 +100,18 @@ class DaliEvalSource:
         self._runner.close()
 
 
-def _pipelines(settings: DataSettings, stream: EpochStream, device: torch.device) -> int:
-    """Pipelines of one replica: at most as many as asked for, and so that they share a batch equally."""
-    if device.type != "cuda":
-        return 1
+def train_pipeline(rec: Path, settings: DataSettings, stream: EpochStream, device: torch.device) -> Any:
+    """Reader, decoder, random-resized crop, mirror and normalisation; outputs NHWC pictures and int64 labels (N,)."""
     batch = stream.micro_batch * settings.input_batch_multiplier
-    return max(count for count in range(1, settings.pipelines + 1) if batch % count == 0)
-
-
-def train_pipeline(
-    rec: Path, settings: DataSettings, stream: EpochStream, device: torch.device, part: int = 0, parts: int = 1
-) -> Any:
-    """Reader, decoder, random-resized crop, mirror and normalisation; outputs NHWC pictures and int64 labels (N,).
-
-    ``part`` of ``parts`` reads its own part of the replica's shard and makes its share of every batch.
-    """
-    batch = stream.micro_batch * settings.input_batch_multiplier // parts
     cached = settings.cache_mb > 0 and device.type == "cuda"
-    shard, shards = stream.replica * parts + part, stream.replicas * parts
-    threads = -(-settings.threads // parts)
-    pipeline = _pipeline(batch, settings, device, derived_seed(stream.seed, shard, shards, _TRAIN), threads)
+    pipeline = _pipeline(batch, settings, device, derived_seed(stream.seed, stream.replica, _TRAIN))
     crop = {"random_area": list(settings.crop_area), "random_aspect_ratio": list(settings.crop_aspect)}
     side = settings.image_size
     with pipeline:
         jpeg, label = fn.readers.mxnet(
-            **_reader(rec, settings, shards, shard, cached),
+            **_reader(rec, settings, stream.replicas, stream.replica, cached),
             random_shuffle=True,
-            initial_fill=max(1, min(settings.shuffle_buffer, stream.train_samples) // shards),
+            initial_fill=max(1, min(settings.shuffle_buffer, stream.train_samples // stream.replicas)),
             pad_last_batch=False,
         )
         if cached:
@@ -149,7 +131,7 @@ def eval_pipeline(rec: Path, settings: DataSettings, shard: EvalShard, device: t
 
     One pass over a padded shard takes ``shard.batches`` runs, so that the next evaluation begins at its start.
     """
-    pipeline = _pipeline(shard.batch, settings, device, derived_seed(0, shard.replica, _EVAL), settings.threads)
+    pipeline = _pipeline(shard.batch, settings, device, derived_seed(0, shard.replica, _EVAL))
     with pipeline:
         jpeg, label = fn.readers.mxnet(
             **_reader(rec, settings, shard.replicas, shard.replica, False), random_shuffle=False, pad_last_batch=True
@@ -169,7 +151,7 @@ def warm_up(settings: DataSettings, device: torch.device, batch: int) -> None:
     buffer = io.BytesIO()
     Image.new("RGB", (500, 375), (120, 60, 30)).save(buffer, "JPEG")
     pictures = [np.frombuffer(buffer.getvalue(), np.uint8)] * batch
-    pipeline = _pipeline(batch, settings, device, 1, settings.threads)
+    pipeline = _pipeline(batch, settings, device, seed=1)
     side = settings.image_size
     with pipeline:
         jpeg = fn.external_source(source=lambda: pictures, dtype=types.UINT8, ndim=1)
@@ -187,7 +169,7 @@ def warm_up(settings: DataSettings, device: torch.device, batch: int) -> None:
     pipeline.run()
 
 
-def _pipeline(batch: int, settings: DataSettings, device: torch.device, seed: int, threads: int) -> Any:
+def _pipeline(batch: int, settings: DataSettings, device: torch.device, seed: int) -> Any:
     global _pinned_pool_taken
     gpu = device.type == "cuda"
     if gpu and settings.hints.pinned_pool_bytes and not _pinned_pool_taken:
@@ -196,7 +178,7 @@ def _pipeline(batch: int, settings: DataSettings, device: torch.device, seed: in
     index = (device.index if device.index is not None else torch.cuda.current_device()) if gpu else None
     return dali.Pipeline(
         batch_size=batch,
-        num_threads=threads,
+        num_threads=settings.threads,
         device_id=index,
         seed=seed,
         prefetch_queue_depth=settings.prefetch,

@@ -60,7 +60,6 @@ class DataSettings:
         dtype: ``float16``, ``bfloat16`` or ``float32``.
         threads: CPU threads of the reader.
         prefetch: batches made ahead.
-        pipelines: DALI on a GPU: pipelines side by side, each making its share of a batch.
         hw_decoder_load: share of pictures for the GPU's JPEG engine (DALI).
         cache_mb: DALI on a GPU: decoded training pictures kept in GPU memory; 0 decodes only the crop.
         input_batch_multiplier: DALI makes this many micro-batches at once.
@@ -82,7 +81,6 @@ class DataSettings:
     dtype: str = "float16"
     threads: int = 6
     prefetch: int = 5
-    pipelines: int = 1
     hw_decoder_load: float = 0.99
     cache_mb: int = 0
     input_batch_multiplier: int = 1
@@ -103,7 +101,6 @@ class DataSettings:
             ("std", min(self.std) > 0, "positive"),
             ("threads", self.threads >= 1, "at least 1"),
             ("prefetch", self.prefetch >= 1, "at least 1"),
-            ("pipelines", self.pipelines >= 1, "at least 1"),
             ("classes", self.classes >= 1, "at least 1"),
             ("cache_mb", self.cache_mb >= 0, "not negative"),
             ("input_batch_multiplier", self.input_batch_multiplier >= 1, "at least 1"),

@@ -18,8 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from common.nn import batch_norm
+from common.nn import batch_norm, convolution
 from common.nn.batch_norm import BatchNorm2d
+from common.nn.convolution import Conv2d
 
 EXPANSION = 4
 """Channels that a bottleneck block puts out per channel of its 3x3 convolution."""
@@ -46,10 +47,6 @@ class ResNetConfig:
     input_channels: int = 4
 
 
-def _conv(in_channels: int, out_channels: int, kernel: int, stride: int = 1) -> nn.Conv2d:
-    return nn.Conv2d(in_channels, out_channels, kernel, stride=stride, padding=kernel // 2, bias=False)
-
-
 class Bottleneck(nn.Module):
     """1x1, 3x3 and 1x1 convolutions around a shortcut, each followed by batch norm.
 
@@ -63,27 +60,29 @@ class Bottleneck(nn.Module):
     def __init__(self, in_channels: int, width: int, stride: int, project: bool) -> None:
         super().__init__()
         out_channels = width * EXPANSION
-        self.conv1 = _conv(in_channels, width, 1)
+        self.conv1 = Conv2d(in_channels, width, 1)
         self.bn1 = BatchNorm2d(width, relu=True)
-        self.conv2 = _conv(width, width, 3, stride)
+        self.conv2 = Conv2d(width, width, 3, stride)
         self.bn2 = BatchNorm2d(width, relu=True)
-        self.conv3 = _conv(width, out_channels, 1)
+        self.conv3 = Conv2d(width, out_channels, 1)
         self.bn3 = BatchNorm2d(out_channels)
         self.downsample: nn.Sequential | None = None
         if project:
-            self.downsample = nn.Sequential(_conv(in_channels, out_channels, 1, stride), BatchNorm2d(out_channels))
+            self.downsample = nn.Sequential(Conv2d(in_channels, out_channels, 1, stride), BatchNorm2d(out_channels))
 
     def forward(self, inputs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Map ``(for the convolution, for the residual)``, both (N, C, H, W), to the same pair of the next block."""
         x_NCHW, residual_NCHW = inputs
-        y_NCHW = self.bn1(self.conv1(x_NCHW))
-        y_NCHW = self.bn2(self.conv2(y_NCHW))
-        y_NCHW = self.conv3(y_NCHW)
+        y_NCHW = self.bn1(*self.conv1.with_moments(x_NCHW))
+        y_NCHW = self.bn2(*self.conv2.with_moments(y_NCHW))
+        y_NCHW, moments = self.conv3.with_moments(y_NCHW)
         if self.downsample is None:
-            return self.bn3.add_relu(y_NCHW, residual_NCHW)
-        convolution, norm = self.downsample
+            return self.bn3.add_relu(y_NCHW, residual_NCHW, moments=moments)
+        projection, norm = self.downsample
+        assert isinstance(projection, Conv2d)
         assert isinstance(norm, BatchNorm2d)
-        return self.bn3.add_relu(y_NCHW, convolution(residual_NCHW), norm)
+        residual_NCHW, residual_moments = projection.with_moments(residual_NCHW)
+        return self.bn3.add_relu(y_NCHW, residual_NCHW, norm, moments, residual_moments)
 
 
 class ResNet(nn.Module):
@@ -98,7 +97,7 @@ class ResNet(nn.Module):
     def __init__(self, config: ResNetConfig, generator: torch.Generator, truncated_normal: bool = False) -> None:
         super().__init__()
         self.config = config
-        self.conv1 = _conv(config.input_channels, config.width, 7, 2)
+        self.conv1 = nn.Conv2d(config.input_channels, config.width, 7, stride=2, padding=3, bias=False)
         self.bn1 = BatchNorm2d(config.width, relu=True)
         channels = config.width
         for stage, blocks in enumerate(config.layers):
@@ -145,10 +144,16 @@ class ResNet(nn.Module):
     def choose_implementation(self, requested: str = "auto") -> str:
         """Choose how batch norm runs; call it on the final device after :meth:`cast`. Returns the name chosen.
 
+        ``cudnn`` is Triton's batch norm with convolutions that leave it the moments of their results; any other name
+        keeps PyTorch's convolutions.
+
         Raises:
             UnsupportedImplementation: see :func:`common.ops.implementation.select`.
         """
-        return batch_norm.choose(self, requested, self.conv1.weight.dtype)
+        dtype = self.conv1.weight.dtype
+        norms = batch_norm.choose(self, "triton" if requested == "cudnn" else requested, dtype)
+        convolutions = convolution.choose(self, "cudnn" if requested == "cudnn" else "torch", dtype)
+        return norms if convolutions == "torch" else f"{norms}, moments by {convolutions}"
 
     def stages(self) -> Iterator[nn.Sequential]:
         """The stages in order."""

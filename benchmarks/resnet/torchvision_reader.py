@@ -98,7 +98,7 @@ class Normalizer:
     def __init__(self, settings: DataSettings) -> None:
         values = torch.arange(256, dtype=torch.float32)[:, None]
         table = (values - torch.tensor(settings.mean)) / torch.tensor(settings.std)
-        self._bits = torch.int16 if settings.torch_dtype.itemsize == 2 else torch.int32
+        self._bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[settings.torch_dtype.itemsize]
         self._table = table.to(settings.torch_dtype).T.contiguous().view(self._bits).numpy()  # (3, 256)
 
     def write(self, pixels_HWC: NDArray[np.uint8], out_HWC: Tensor) -> None:

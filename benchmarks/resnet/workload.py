@@ -174,7 +174,6 @@ class ResNet(Workload):
             reader=reader.reader,
             threads=reader.threads,
             prefetch=reader.prefetch,
-            pipelines=reader.pipelines,
             hw_decoder_load=reader.hw_decoder_load,
             cache_mb=reader.cache_mb,
             input_batch_multiplier=reader.input_batch_multiplier,

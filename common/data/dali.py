@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,19 +35,17 @@ def derived_seed(*key: int) -> int:
 
 
 class PipelineRunner:
-    """Runs built pipelines and hands their outputs, one after the other in a batch, over as PyTorch tensors.
+    """Runs a built pipeline and hands its outputs over as PyTorch tensors.
 
     Args:
-        pipelines: ``nvidia.dali.Pipeline`` objects with dense outputs (every sample of one shape), of one device.
+        pipeline: a ``nvidia.dali.Pipeline`` with dense outputs (every sample of one shape).
         names: name of each output.
         dtypes: wanted dtype of each output; DALI has no bfloat16.
         path: the file that the pipeline reads, for messages.
     """
 
-    def __init__(
-        self, pipelines: Sequence[Any], names: tuple[str, ...], dtypes: tuple[torch.dtype, ...], path: Path
-    ) -> None:
-        self._pipelines = list(pipelines)
+    def __init__(self, pipeline: Any, names: tuple[str, ...], dtypes: tuple[torch.dtype, ...], path: Path) -> None:
+        self._pipeline = pipeline
         self._names = names
         self._dtypes = dtypes
         self._path = path
@@ -59,10 +57,9 @@ class PipelineRunner:
             DataError: DALI could not read or decode a sample; the message is DALI's.
         """
         outputs = self._run()
-        parts = [[torch.from_dlpack(output.as_tensor()) for output in of_one] for of_one in outputs]
         return {
-            name: torch.cat(pieces).to(dtype)
-            for name, dtype, pieces in zip(self._names, self._dtypes, zip(*parts, strict=True), strict=True)
+            name: torch.from_dlpack(output.as_tensor()).to(dtype, copy=True)
+            for name, dtype, output in zip(self._names, self._dtypes, outputs, strict=True)
         }
 
     def skip(self, runs: int) -> None:
@@ -71,16 +68,14 @@ class PipelineRunner:
             self._run()
 
     def close(self) -> None:
-        """Release the pipelines: their threads, files and buffers."""
-        self._pipelines.clear()
+        """Release the pipeline: its threads, files and buffers."""
+        self._pipeline = None
 
-    def _run(self) -> list[Any]:
+    def _run(self) -> Any:
         try:
-            device = self._pipelines[0].device_id
-            if device is None or device < 0:
-                return [pipeline.run() for pipeline in self._pipelines]
-            stream = torch.cuda.current_stream(device)
-            return [pipeline.run(stream) for pipeline in self._pipelines]
+            if self._pipeline.device_id is None or self._pipeline.device_id < 0:
+                return self._pipeline.run()
+            return self._pipeline.run(torch.cuda.current_stream(self._pipeline.device_id))
         except RuntimeError as error:
             raise DataError(f"{self._path}: DALI cannot read on: {' '.join(str(error).split())}") from error
 

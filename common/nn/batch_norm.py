@@ -77,24 +77,42 @@ class BatchNorm2d(nn.Module):
         """The parameters and statistics as the operations take them."""
         return ops.Norm(self.weight, self.bias, self.running_mean, self.running_var, self.momentum, self.eps)
 
-    def forward(self, x_NCHW: Tensor) -> Tensor:
-        """``BN(x)``, or ``relu(BN(x))`` if built with ``relu``; shape and dtype of ``x_NCHW``."""
+    def forward(self, x_NCHW: Tensor, moments: Tensor | None = None) -> Tensor:
+        """``BN(x)``, or ``relu(BN(x))`` if built with ``relu``; shape and dtype of ``x_NCHW``.
+
+        ``moments`` are those that :meth:`common.nn.convolution.Conv2d.with_moments` gives with ``x_NCHW``.
+        """
         if self.training:
-            return self._batch_norm.function(x_NCHW, self.norm, relu=self.relu, group=self.group)
+            return self._batch_norm.function(x_NCHW, self.norm, relu=self.relu, group=self.group, moments=moments)
         y_NCHW: Tensor = self._evaluate.function(x_NCHW, self.norm, relu=self.relu)
         return y_NCHW
 
     def add_relu(
-        self, x_NCHW: Tensor, residual_NCHW: Tensor, residual_layer: BatchNorm2d | None = None
+        self,
+        x_NCHW: Tensor,
+        residual_NCHW: Tensor,
+        residual_layer: BatchNorm2d | None = None,
+        moments: Tensor | None = None,
+        residual_moments: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """``relu(BN(x) + residual)``; the residual goes through ``residual_layer`` first where one is given.
+
+        ``moments`` and ``residual_moments`` as in :meth:`forward`.
 
         Returns:
             The same values twice, for the two consumers of a block's output; change neither in place.
         """
         residual_norm = None if residual_layer is None else residual_layer.norm
         if self.training:
-            return self._add_relu.function(x_NCHW, self.norm, residual_NCHW, residual_norm, group=self.group)
+            return self._add_relu.function(
+                x_NCHW,
+                self.norm,
+                residual_NCHW,
+                residual_norm,
+                group=self.group,
+                moments=moments,
+                residual_moments=residual_moments,
+            )
         y_NCHW = self._evaluate.function(
             x_NCHW, self.norm, relu=True, residual_NCHW=residual_NCHW, residual_norm=residual_norm
         )

@@ -93,7 +93,12 @@ def _normalise(x_NCHW: Tensor, norm: Norm, group: dist.ProcessGroup | None) -> T
 
 
 def batch_norm_torch(
-    x_NCHW: Tensor, norm: Norm, *, relu: bool = False, group: dist.ProcessGroup | None = None
+    x_NCHW: Tensor,
+    norm: Norm,
+    *,
+    relu: bool = False,
+    group: dist.ProcessGroup | None = None,
+    moments: Tensor | None = None,
 ) -> Tensor:
     """Batch norm with batch statistics, then ReLU if ``relu``. Plain version.
 
@@ -102,6 +107,8 @@ def batch_norm_torch(
         norm: parameters; its running statistics are updated.
         relu: whether ReLU follows.
         group: ranks that share statistics; None for this rank alone.
+        moments: sums of x and of its square over N, H, W, fp32 (2, 1, C), if the convolution left them (see
+            :mod:`common.ops.convolution`); the plain version takes its own.
 
     Returns:
         Tensor of the shape and dtype of ``x_NCHW``.
@@ -117,9 +124,11 @@ def batch_norm_add_relu_torch(
     residual_norm: Norm | None = None,
     *,
     group: dist.ProcessGroup | None = None,
+    moments: Tensor | None = None,
+    residual_moments: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The end of a residual block: ``relu(BN(x) + residual)``, the residual itself normalised where a
-    ``residual_norm`` is given. Plain version.
+    ``residual_norm`` is given. Plain version; ``moments`` and ``residual_moments`` as in :func:`batch_norm_torch`.
 
     Returns:
         The same values twice, shape and dtype of ``x_NCHW``: one for each consumer. Neither may be changed in place.

@@ -150,17 +150,20 @@ def _store_statistics(
 
 @triton.jit
 def statistics_kernel(
-    x_ptr,  # (M, C); row 0 is the pivot
-    partial_ptr,  # (2, programs, C)
+    x_ptr,  # (M, C); row 0 is the pivot if PIVOT
+    partial_ptr,  # (2, programs, C): sums of x, less the pivot if PIVOT, and of its square
     weight_ptr, bias_ptr, running_mean_ptr, running_var_ptr,  # (C,) fp32
     result_ptr,  # (5, C) statistics, or (3, C) moments of this rank: mean, sum of squares about it, count
     programs, M, C, momentum, eps,
-    GROUP: tl.constexpr, CHUNK: tl.constexpr, BLOCK_C: tl.constexpr,
+    PIVOT: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Add the partial sums of ``moments_kernel``. Grid (columns / BLOCK_C,)."""
+    """Add the partial sums of ``moments_kernel`` or of a convolution. Grid (columns / BLOCK_C,)."""
     column, inside = _columns(C, BLOCK_C)
     count = M * 1.0
-    pivot = tl.load(x_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    if PIVOT:
+        pivot = tl.load(x_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    else:
+        pivot = tl.zeros((BLOCK_C,), tl.float32)
     weight, bias, running_mean, running_var = _load_parameters(
         weight_ptr, bias_ptr, running_mean_ptr, running_var_ptr, column, inside
     )

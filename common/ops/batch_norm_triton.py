@@ -114,21 +114,29 @@ def partial_moments(x_NCHW: Tensor) -> Tensor:
     return partial
 
 
-def statistics(x_NCHW: Tensor, norm: Norm, group: dist.ProcessGroup | None) -> Tensor:
+def statistics(
+    x_NCHW: Tensor, norm: Norm, group: dist.ProcessGroup | None, moments_21C: Tensor | None = None
+) -> Tensor:
     """Statistics of a channels_last ``x_NCHW``; moves the running ones of ``norm``.
+
+    Args:
+        x_NCHW: the batch.
+        norm: its batch norm.
+        group: ranks that share statistics.
+        moments_21C: sums of x and of its square over the batch, fp32 (2, 1, C), if whatever made x left them.
 
     Returns:
         (5, C) fp32, as :mod:`common.ops.batch_norm_kernels` describes them.
     """
     rows, channels = _rows(x_NCHW), x_NCHW.shape[1]
-    partial = partial_moments(x_NCHW)
+    partial = partial_moments(x_NCHW) if moments_21C is None else moments_21C
     result = partial.new_empty((5, channels))
     moments = result if group is None else partial.new_empty((3, channels))
     parameters = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
     grid = (triton.cdiv(channels, _FINALISE_COLUMNS),)
     kernels.statistics_kernel[grid](
         x_NCHW, partial, *parameters, moments, partial.shape[1], rows, channels, norm.momentum, norm.eps,
-        GROUP=group is not None, **_finalise(partial.shape[1]),
+        PIVOT=moments_21C is None, GROUP=group is not None, **_finalise(partial.shape[1]),
     )  # fmt: skip
     if group is not None:
         gathered = partial.new_empty((dist.get_world_size(group) * 3, channels))
@@ -255,7 +263,7 @@ def input_gradient(
 
 def _finalise(programs: int) -> dict[str, int]:
     """Sizes of a kernel that adds the partial sums of ``programs`` programs."""
-    chunk = min(triton.next_power_of_2(programs), _FINALISE_CHUNK)
+    chunk = min(max(triton.next_power_of_2(programs), 2), _FINALISE_CHUNK)
     return {"CHUNK": chunk, "BLOCK_C": _FINALISE_COLUMNS, "num_warps": 8 if chunk >= 128 else 2}
 
 
@@ -266,10 +274,12 @@ def _suffix(add: bool, dual: bool) -> str:
 class _BatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_NCHW: Tensor, weight: Tensor, bias: Tensor, norm: Norm, relu: bool, group: dist.ProcessGroup | None
-    ) -> Tensor:
+        ctx: Any,
+        x_NCHW: Tensor, weight: Tensor, bias: Tensor, norm: Norm, relu: bool, group: dist.ProcessGroup | None,
+        moments: Tensor | None,
+    ) -> Tensor:  # fmt: skip
         x_NCHW = _channels_last(x_NCHW)
-        statistics_5C = statistics(x_NCHW, norm, group)
+        statistics_5C = statistics(x_NCHW, norm, group, moments)
         y_NCHW, _ = normalise(x_NCHW, statistics_5C, relu)
         ctx.save_for_backward(x_NCHW, statistics_5C)
         ctx.relu, ctx.group = relu, group
@@ -282,7 +292,7 @@ class _BatchNorm(torch.autograd.Function):
         partial, _ = gradient_sums(dy_NCHW, None, x_NCHW, statistics_5C, ctx.relu)
         d_parameters, coefficients_3C = coefficients(partial[0], partial[1], statistics_5C, ctx.group)
         dx_NCHW, _ = input_gradient(dy_NCHW, x_NCHW, statistics_5C, coefficients_3C, ctx.relu)
-        return dx_NCHW, d_parameters[1], d_parameters[0], None, None, None
+        return dx_NCHW, d_parameters[1], d_parameters[0], None, None, None, None
 
 
 class _BatchNormAddReLU(torch.autograd.Function):
@@ -291,11 +301,13 @@ class _BatchNormAddReLU(torch.autograd.Function):
         ctx: Any,
         x_NCHW: Tensor, weight: Tensor, bias: Tensor, norm: Norm,
         residual_NCHW: Tensor, residual_weight: Tensor | None, residual_bias: Tensor | None, residual_norm: Norm | None,
-        group: dist.ProcessGroup | None,
+        group: dist.ProcessGroup | None, moments: Tensor | None, residual_moments: Tensor | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         x_NCHW, residual_NCHW = _channels_last(x_NCHW), _channels_last(residual_NCHW)
-        statistics_5C = statistics(x_NCHW, norm, group)
-        residual_5C = None if residual_norm is None else statistics(residual_NCHW, residual_norm, group)
+        statistics_5C = statistics(x_NCHW, norm, group, moments)
+        residual_5C = None
+        if residual_norm is not None:
+            residual_5C = statistics(residual_NCHW, residual_norm, group, residual_moments)
         y_NCHW, bits = normalise(x_NCHW, statistics_5C, True, residual_NCHW, residual_5C)
         kept = (None, None) if residual_5C is None else (residual_NCHW, residual_5C)
         ctx.save_for_backward(x_NCHW, statistics_5C, bits, *kept)
@@ -311,7 +323,7 @@ class _BatchNormAddReLU(torch.autograd.Function):
         x_NCHW, statistics_5C, bits, residual_NCHW, residual_5C = ctx.saved_tensors
         given = [_channels_last(gradient) for gradient in gradients if gradient is not None]
         if not given:
-            return (None,) * 9
+            return (None,) * 11
         dy_NCHW, other_dy_NCHW = given[0], given[1] if len(given) > 1 else None
         partial, dz_NCHW = gradient_sums(
             dy_NCHW, other_dy_NCHW, x_NCHW, statistics_5C, True, bits, residual_NCHW, residual_5C
@@ -320,20 +332,27 @@ class _BatchNormAddReLU(torch.autograd.Function):
         d_parameters, coefficients_3C = coefficients(partial[0], partial[1], statistics_5C, ctx.group)
         if residual_NCHW is None:
             dx_NCHW, _ = input_gradient(dz_NCHW, x_NCHW, statistics_5C, coefficients_3C, False)
-            return dx_NCHW, d_parameters[1], d_parameters[0], None, dz_NCHW, None, None, None, None
+            return dx_NCHW, d_parameters[1], d_parameters[0], None, dz_NCHW, None, None, None, None, None, None
         d_residual, residual_3C = coefficients(partial[0], partial[2], residual_5C, ctx.group)
         dx_NCHW, d_residual_NCHW = input_gradient(
             dz_NCHW, x_NCHW, statistics_5C, coefficients_3C, False, residual_NCHW, residual_3C
         )
         return (
             dx_NCHW, d_parameters[1], d_parameters[0], None,
-            d_residual_NCHW, d_residual[1], d_residual[0], None, None,
+            d_residual_NCHW, d_residual[1], d_residual[0], None, None, None, None,
         )  # fmt: skip
 
 
-def batch_norm(x_NCHW: Tensor, norm: Norm, *, relu: bool = False, group: dist.ProcessGroup | None = None) -> Tensor:
+def batch_norm(
+    x_NCHW: Tensor,
+    norm: Norm,
+    *,
+    relu: bool = False,
+    group: dist.ProcessGroup | None = None,
+    moments: Tensor | None = None,
+) -> Tensor:
     """Batch norm, then ReLU if ``relu``; see :func:`common.ops.batch_norm.batch_norm_torch`."""
-    result: Tensor = _BatchNorm.apply(x_NCHW, norm.weight, norm.bias, norm, relu, group)
+    result: Tensor = _BatchNorm.apply(x_NCHW, norm.weight, norm.bias, norm, relu, group, moments)
     return result
 
 
@@ -344,12 +363,15 @@ def batch_norm_add_relu(
     residual_norm: Norm | None = None,
     *,
     group: dist.ProcessGroup | None = None,
+    moments: Tensor | None = None,
+    residual_moments: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The end of a residual block; see :func:`common.ops.batch_norm.batch_norm_add_relu_torch`."""
     weight, bias = (None, None) if residual_norm is None else (residual_norm.weight, residual_norm.bias)
     result: tuple[Tensor, Tensor] = _BatchNormAddReLU.apply(
-        x_NCHW, norm.weight, norm.bias, norm, residual_NCHW, weight, bias, residual_norm, group
-    )
+        x_NCHW, norm.weight, norm.bias, norm, residual_NCHW, weight, bias, residual_norm, group, moments,
+        residual_moments,
+    )  # fmt: skip
     return result
 
 

@@ -52,13 +52,6 @@ def test_every_sample_comes_once_per_epoch(root, cache_mb, multiplier):
         assert sorted(labels[epoch * SAMPLES : (epoch + 1) * SAMPLES]) == list(range(SAMPLES))
 
 
-def test_pipelines_side_by_side_give_every_sample_equally_often(root):
-    batches = train_batches(root, pipelines=4)
-    assert {len(batch.tensors["label"]) for batch in batches} == {32}
-    counts = torch.cat([batch.tensors["label"] for batch in batches]).bincount(minlength=SAMPLES)
-    assert counts.max() - counts.min() <= 1  # the parts of the shard differ by a sample, so their epochs drift apart
-
-
 @pytest.mark.parametrize("cache_mb", [0, 2000])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_batches_have_the_form_that_the_model_expects(root, cache_mb, dtype):

@@ -1,0 +1,65 @@
+"""The convolution layer of networks with batch norm."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from common.ops import convolution as ops
+from common.ops.implementation import OperationRequest, select
+
+
+class Conv2d(nn.Conv2d):
+    """Square convolution without bias whose result a batch norm takes, padded to keep the size at stride 1.
+
+    Args:
+        in_channels, out_channels: C of input and result.
+        kernel: height and width, odd.
+        stride: of both.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, kernel: int, stride: int = 1) -> None:
+        super().__init__(in_channels, out_channels, kernel, stride=stride, padding=kernel // 2, bias=False)
+        self._convolution = ops.IMPLEMENTATIONS["torch"]
+
+    def choose(self, requested: str, dtype: torch.dtype) -> str:
+        """Choose the implementation for activations of ``dtype`` on the device of the weights.
+
+        Args:
+            requested: a name, or ``auto``.
+            dtype: dtype of the activations.
+
+        Returns:
+            The name chosen.
+
+        Raises:
+            UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+        """
+        request = OperationRequest(self.weight.device, dtype, self.in_channels)
+        self._convolution = select(ops.IMPLEMENTATIONS, requested, request)
+        return self._convolution.name
+
+    def with_moments(self, x_NCHW: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The result and, in training and where that is cheap, its moments: what a batch norm layer is called with."""
+        if not self.training:
+            return self(x_NCHW), None
+        result: tuple[Tensor, Tensor | None] = self._convolution.function(
+            x_NCHW, self.weight, self.stride[0], self.kernel_size[0] // 2
+        )
+        return result
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, implementation={self._convolution.name}"
+
+
+def choose(model: nn.Module, requested: str, dtype: torch.dtype) -> str:
+    """Choose the implementation of every :class:`Conv2d` in ``model``; call it once the model is on its device.
+
+    Returns:
+        The names chosen, joined by ``+`` where layers differ.
+
+    Raises:
+        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+    """
+    layers = [module for module in model.modules() if isinstance(module, Conv2d)]
+    return "+".join(sorted({layer.choose(requested, dtype) for layer in layers}))
