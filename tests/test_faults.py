@@ -221,10 +221,11 @@ def test_a_rank_that_is_killed_ends_the_run_and_is_named(data_of, tmp_path):
 def test_a_rank_that_stops_ends_the_run_and_is_named(data_of, tmp_path):
     done, alive = _fault(data_of("resnet"), tmp_path / "out", signal.SIGSTOP)
     assert done.code == RANK_FAILURE, done.errors
-    (error,) = _said(done)
+    error, where = _said(done)
     assert error.startswith("error: rank 1 gives no sign of life")
     assert re.search(r"step \d+, phase", error)
-    assert (tmp_path / "out" / "stacks_rank0.txt").read_text().count("Current thread") == 1
+    assert "stacks_rank0.txt" in where
+    assert "Thread" in (tmp_path / "out" / "stacks_rank0.txt").read_text()
     assert not alive
 
 

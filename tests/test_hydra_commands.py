@@ -45,7 +45,7 @@ def test_help_of_training():
 @pytest.mark.slow
 def test_a_sweep_over_two_ranks_trains_once_for_each_value(data_of, tmp_path):
     _, *overrides = training(data_of("resnet"), tmp_path / "${micro_batch}", "micro_batch=4,8", "scale.gpus_per_node=2")
-    done = suite("train", "--multirun", *overrides)
+    done = suite("train", "--multirun", *overrides, f"hydra.sweep.dir={tmp_path / 'sweep'}")
     assert done.code in (0, 10), done.errors
     for micro_batch, accumulated in ((4, 2), (8, 1)):
         log = (tmp_path / str(micro_batch) / "mlperf.log").read_text()

@@ -7,7 +7,7 @@ import torch
 from batch_norm_oracle import KINDS, Formula, disagreement, inputs, parameters, run
 
 from common.ops import batch_norm_pool_triton, batch_norm_triton
-from common.ops.batch_norm import batch_norm_evaluate_torch
+from common.ops.batch_norm import Norm, batch_norm_evaluate_torch
 
 SHAPES = ((3, 24, 5, 7), (2, 16, 8, 8), (5, 8, 1, 1), (2, 72, 3, 3))
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
@@ -17,6 +17,24 @@ class Triton:
     batch_norm = staticmethod(batch_norm_triton.batch_norm)
     batch_norm_add_relu = staticmethod(batch_norm_triton.batch_norm_add_relu)
     batch_norm_relu_max_pool = staticmethod(batch_norm_pool_triton.batch_norm_relu_max_pool)
+
+
+def moments_of(x: torch.Tensor) -> torch.Tensor:
+    """Sums of x and of its square, as a convolution leaves them."""
+    return torch.stack([x.double().sum((0, 2, 3)), x.double().square().sum((0, 2, 3))])[:, None].float()
+
+
+class TritonWithMoments:
+    @staticmethod
+    def batch_norm(x: torch.Tensor, norm: Norm, **options: object) -> torch.Tensor:
+        return batch_norm_triton.batch_norm(x, norm, moments=moments_of(x), **options)
+
+    @staticmethod
+    def batch_norm_add_relu(
+        x: torch.Tensor, norm: Norm, residual: torch.Tensor, residual_norm: Norm | None = None, **options: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        given = {"moments": moments_of(x), "residual_moments": moments_of(residual)}
+        return batch_norm_triton.batch_norm_add_relu(x, norm, residual, residual_norm, **given, **options)
 
 
 @pytest.fixture
@@ -33,6 +51,13 @@ def test_equals_formula(kind: str, shape: tuple[int, ...], small_tiles: None) ->
     x, residual = inputs(shape, torch.float32)
     errors = disagreement(run(Triton, kind, x, residual), run(Formula, kind, x.double(), residual.double()))
     assert max(errors.values()) < TOLERANCE[torch.float32], errors
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "pool"])
+def test_moments_of_a_convolution_equal_formula(kind: str, small_tiles: None) -> None:
+    x, residual = inputs((3, 24, 5, 7), torch.float32)
+    errors = disagreement(run(TritonWithMoments, kind, x, residual), run(Formula, kind, x.double(), residual.double()))
+    assert max(errors.values()) < 2 * TOLERANCE[torch.float32], errors
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
