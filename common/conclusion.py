@@ -9,6 +9,7 @@ from common.mlperf.verdict import format_verdict, judge
 from common.observe.summary import Summary, write_summary
 from common.trainer import Trainer
 
+
 def conclude(trainer: Trainer) -> int:
     """Judge the run's log and print its summary, on rank 0, whose exit code tells whether the target was reached."""
     if trainer.place.rank != 0:

@@ -96,9 +96,7 @@ class Trainer:
         except OSError as error:
             raise ConfigError(f"output_dir={session.output_dir} cannot be made: {error.strerror}") from error
         with contextlib.ExitStack() as stack:
-            self.heartbeat = stack.enter_context(
-                Heartbeat(self.place, session.output_dir, session.timeout_seconds)
-            )
+            self.heartbeat = stack.enter_context(Heartbeat(self.place, session.output_dir, session.timeout_seconds))
             self.signals = stack.enter_context(GracefulStop())
             self.bar = ProgressBar(self.place.rank)
             stack.callback(self.bar.close)

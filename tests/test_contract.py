@@ -105,6 +105,8 @@ def test_two_ranks_equal_one_rank_that_accumulates(workload, data_of, tmp_path):
     assert one.code in (0, 10), one.errors
     assert two.code in (0, 10), two.errors
     single = flatten(checkpoint(tmp_path / "one", steps)["updaters"])
+    moving = [name for name, tensor in single.items() if "momentum" in name and tensor.count_nonzero()]
+    assert len(moving) > 0.9 * len([name for name in single if "momentum" in name]), "gradients vanished"
     for rank in range(2):
         double = flatten(checkpoint(tmp_path / "two", steps, rank)["updaters"])
         assert double.keys() == single.keys()

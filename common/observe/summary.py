@@ -105,7 +105,7 @@ def draw(summary: Summary, picture: Path) -> None:
     from matplotlib.ticker import EngFormatter
 
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 6.5), sharex=True, layout="constrained")
-    figure.suptitle(f"{summary.benchmark} on {summary.hardware}", fontsize=13, fontweight="bold")
+    figure.suptitle(f"{summary.benchmark}\n{summary.hardware}", fontsize=12, fontweight="bold")
     top.set_title("\n".join(_title_lines(summary)), fontsize=8.5, color="#444444", loc="left", pad=10)
     _draw_losses(top, summary.losses)
     _draw_quality(bottom, summary)
