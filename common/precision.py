@@ -10,4 +10,4 @@ DTYPES: dict[str, torch.dtype] = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
-"""Dtype of weights, activations and gradients; masters, statistics and losses are fp32. fp64, for checks, is throughout."""
+"""Dtype of weights, activations and gradients. Masters, statistics and losses are fp32; with fp64, for checks, fp64."""
