@@ -7,6 +7,7 @@ import importlib
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -128,8 +129,9 @@ def _train(tree: dict[str, Any], argv: list[str]) -> int:
     from common.trainer import Trainer
 
     def work() -> int:
+        began_ms = time.time_ns() // 1_000_000
         initialise(place, device, session.timeout_seconds)
-        trainer = Trainer(*_sized(tree, device), place, device)
+        trainer = Trainer(*_sized(tree, device), place, device, began_ms)
         trainer.train()
         return conclude(trainer)
 

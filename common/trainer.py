@@ -45,12 +45,16 @@ class Trainer:
         session: folders, log, faults, observation.
         place: this process among the ranks; the process group exists when there is more than one.
         device: the device of this rank.
+        began_ms: when the process began to build or run the model, milliseconds since the epoch; None for now.
 
     Raises:
         ConfigError: the ranks are not as many as the scale says, or the closed division forbids a value.
     """
 
-    def __init__(self, run: RunConfig, session: SessionConfig, place: Place, device: torch.device) -> None:
+    def __init__(
+        self, run: RunConfig, session: SessionConfig, place: Place, device: torch.device, began_ms: int | None = None
+    ) -> None:
+        self.began_ms = time.time_ns() // 1_000_000 if began_ms is None else began_ms
         if place.world_size != run.world_size:
             raise ConfigError(
                 f"scale: {run.scale.nodes} nodes x {run.scale.gpus_per_node} = {run.world_size} ranks, "
@@ -113,7 +117,8 @@ class Trainer:
             log.before_line = self.bar.clear
             stack.callback(log.close)
             self.events = RunEvents(log, self.rules.progress_key)
-            self.events.begin(run, session, self.ruleset, str(session.resume) if session.resume else None)
+            resumed_from = str(session.resume) if session.resume else None
+            self.events.begin(run, session, self.ruleset, resumed_from, self.began_ms)
             self._initialise(stack)
             try:
                 self._timed(stack)
@@ -198,7 +203,10 @@ class Trainer:
             self.step.stop.fill_(1)
         self.profile.before(number)
         wait, prefetcher.wait_seconds = prefetcher.wait_seconds, 0.0
+        unknown = len(self.runner.uncaptured)
         report = self.runner(micro_batches)
+        if len(self.runner.uncaptured) > unknown:
+            self.bar.line(f"step {number}: batch key {micro_batches[0].key!r} was not captured and runs eagerly")
         samples = progress.samples + sum(batch.samples for batch in micro_batches)
         pending.push(number, samples, report, wait * 1e3)
         prefetcher.consumed()

@@ -82,7 +82,7 @@ class ReaderConfig:
     """How pictures are read.
 
     Attributes:
-        reader: ``dali``, ``torchvision``, or ``auto``: DALI where it is installed and the device is a GPU.
+        reader: ``dali``, ``torchvision``, or ``auto``: DALI where it is installed.
         threads: CPU threads of the reader.
         prefetch: batches that the reader works ahead.
         hw_decoder_load: share of the pictures for the GPU's JPEG engine.

@@ -66,7 +66,7 @@ def open_train(
         found.counts["train_samples"], micro_batch, accumulation, layout.size("dp"), layout.index("dp"), layout.seed
     )
     counts = (found.counts["eval_samples"], found.stand_in)
-    if choose_reader(settings, layout.device) == "dali":
+    if choose_reader(settings) == "dali":
         from benchmarks.resnet.dali_reader import DaliTrainSource
 
         return DaliTrainSource(root / "train.rec", settings, stream, *counts, layout.device)
@@ -80,7 +80,7 @@ def open_eval(root: Path, settings: DataSettings, layout: Layout, batch: int) ->
     """Open the evaluation data under ``root`` for this rank; after ``run_start``. Raises as :func:`open_train`."""
     found = read_manifest(root, settings)
     shard = EvalShard(found.counts["eval_samples"], batch, layout.size("dp"), layout.index("dp"))
-    if choose_reader(settings, layout.device) == "dali":
+    if choose_reader(settings) == "dali":
         from benchmarks.resnet.dali_reader import DaliEvalSource
 
         return DaliEvalSource(root / "val.rec", settings, shard, layout.device)
@@ -92,7 +92,7 @@ def open_eval(root: Path, settings: DataSettings, layout: Layout, batch: int) ->
 
 def warm_up(settings: DataSettings, layout: Layout, batch: int) -> None:
     """Load and warm the reader's libraries without touching data; before ``run_start``. ``batch`` as in training."""
-    if choose_reader(settings, layout.device) == "dali":
+    if choose_reader(settings) == "dali":
         from benchmarks.resnet import dali_reader
 
         dali_reader.warm_up(settings, layout.device, batch * settings.input_batch_multiplier)
@@ -116,7 +116,7 @@ def read_manifest(root: Path, settings: DataSettings) -> Manifest:
     return found
 
 
-def choose_reader(settings: DataSettings, device: torch.device) -> str:
+def choose_reader(settings: DataSettings) -> str:
     """``dali`` or ``torchvision``.
 
     Raises:
@@ -126,7 +126,7 @@ def choose_reader(settings: DataSettings, device: torch.device) -> str:
         return "torchvision"
     reason = dali.unavailable()
     if settings.reader == "auto":
-        return "dali" if reason is None and device.type == "cuda" else "torchvision"
+        return "dali" if reason is None else "torchvision"
     if reason is not None:
         raise ConfigError(
             f"data.reader=dali: {reason}; install the extra dali-cu13 (or dali-cu12), or reader=torchvision"
@@ -197,7 +197,7 @@ def main() -> None:
         hw_decoder_load=args.hw_decoder_load,
     )
     device = torch.device(args.device)
-    reader = choose_reader(settings, device)
+    reader = choose_reader(settings)
     caches = (0, args.cache_mb) if reader == "dali" and device.type == "cuda" else (0,)
     for cache_mb in caches:
         rate = measure(args.data_dir, replace(settings, cache_mb=cache_mb), device, args.batch, args.seconds)

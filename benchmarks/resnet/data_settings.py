@@ -47,7 +47,7 @@ class DataSettings:
     """Reader and transforms.
 
     Attributes:
-        reader: ``dali``, ``torchvision``, or ``auto``: DALI when it is importable and the device is a GPU.
+        reader: ``dali``, ``torchvision``, or ``auto``: DALI when it is importable.
         classes: labels are below it.
         image_size: px of the square that the network sees.
         eval_resize: px of the shorter side before the centre crop.

@@ -96,8 +96,10 @@ class ResNet(Workload):
     def derived_values(cls, cfg: RunConfig) -> dict[str, object]:
         """Decay steps and the samples that share batch-norm statistics."""
         steps = cls._schedule_steps(cfg)
+        # The reference counts its steps from 0, and so has one more between warm-up and end.
+        counted_from_0 = int(cfg.workload.hparams.variant == "reference")
         return {
-            "decay_steps": steps.total_steps - steps.warmup_steps,
+            "decay_steps": steps.total_steps - steps.warmup_steps + counted_from_0,
             "model_bn_span": cfg.micro_batch * cfg.workload.hparams.bn_group,
         }
 

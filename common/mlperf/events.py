@@ -50,20 +50,22 @@ class RunEvents:
         self._log = log
         self._unit = unit
 
-    def begin(self, run: RunConfig, session: SessionConfig, ruleset: str, resumed_from: str | None) -> None:
-        """Everything up to ``init_start``: cache state, submission, marks of runs that can't be scored."""
+    def begin(
+        self, run: RunConfig, session: SessionConfig, ruleset: str, resumed_from: str | None, time_ms: int
+    ) -> None:
+        """Everything up to ``init_start``, as of ``time_ms``, when this process began to build anything."""
         log, who = self._log, session.submission
-        log.event("cache_clear", session.cache_cleared)
-        log.event("submission_benchmark", run.benchmark.log_name)
-        log.event("submission_org", who.org)
-        log.event("submission_division", who.division)
-        log.event("submission_status", who.status)
-        log.event("submission_platform", who.platform)
-        log.event("ruleset", ruleset)
-        log.event("data_set", run.benchmark.data_set)
+        log.event("cache_clear", session.cache_cleared, time_ms=time_ms)
+        log.event("submission_benchmark", run.benchmark.log_name, time_ms=time_ms)
+        log.event("submission_org", who.org, time_ms=time_ms)
+        log.event("submission_division", who.division, time_ms=time_ms)
+        log.event("submission_status", who.status, time_ms=time_ms)
+        log.event("submission_platform", who.platform, time_ms=time_ms)
+        log.event("ruleset", ruleset, time_ms=time_ms)
+        log.event("data_set", run.benchmark.data_set, time_ms=time_ms)
         if resumed_from is not None:
-            log.event("resumed_from", resumed_from)
-        log.start("init_start")
+            log.event("resumed_from", resumed_from, time_ms=time_ms)
+        log.start("init_start", time_ms=time_ms)
 
     def settings(self, seed: int, values: Mapping[str, object], implementations: Mapping[str, str]) -> None:
         """Seed and hyperparameters; then ``init_stop``."""
