@@ -174,6 +174,15 @@ def test_the_first_signal_only_sets_a_flag():
         assert stop.signal_name == "SIGTERM"
 
 
+@pytest.fixture
+def interrupting_sigint():
+    """SIGINT as a terminal's process has it; one started in the background inherits it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupting_sigint")
 def test_the_second_signal_acts_as_it_would_have():
     with GracefulStop():
         os.kill(os.getpid(), signal.SIGTERM)
