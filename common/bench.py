@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from common.config import RunConfig, SessionConfig, workload_class
-from common.data.prefetch import Prefetcher
+from common.data.prefetch import Prefetcher, side_stream
 from common.data.source import Batch, Block, HostBatch
 from common.distributed.layout import Layout
 from common.distributed.startup import Place
@@ -78,8 +78,10 @@ def bench(run: RunConfig, session: SessionConfig, place: Place, device: torch.de
     say(_step_text(timing, run, workload, device))
     if device.type == "cuda":
         say(_breakdown(runner, batches, options.profile_steps))
-    if options.data:
+    if options.data and session.data_dir.is_dir():
         say(_run_text(_time_run(run, session, workload, runner), timing))
+    elif options.data:
+        say(f"run                         not measured: there are no prepared data in {session.data_dir} (data_dir=…)")
     workload.close()
     return 0
 
@@ -166,13 +168,17 @@ def _breakdown(runner: StepRunner, batches: list[Batch], steps: int) -> str:
 class _RunTiming:
     training: Timing
     data_wait_ms: float
+    eval_samples: int
     first_evaluation: float
     evaluation: float
     with_evaluations: float
 
 
 def _time_run(run: RunConfig, session: SessionConfig, workload: Workload, runner: StepRunner) -> _RunTiming:
-    """Train through the reader for the given steps, evaluate, and extend to a whole block between evaluations."""
+    """Train through the reader for the given steps, evaluate, and extend to a whole block between evaluations.
+
+    The evaluation of a smaller set than the rules' counts in proportion.
+    """
     options = session.bench
     evaluation = InlineEvaluation(workload.evaluation(workload.layout))
     workload.warm_up_reader()
@@ -182,20 +188,23 @@ def _time_run(run: RunConfig, session: SessionConfig, workload: Workload, runner
         source = workload.open_data(session.data_dir)
         samples = (options.warmup_steps + options.steps + 2) * run.global_batch
         batches = itertools.chain(source.batches(Block(0, 1, 0, 0, samples)))
-        prefetcher = Prefetcher(batches, workload.prepare, run.grad_accumulation_steps, workload.layout.device)
+        prefetcher = Prefetcher(
+            batches, workload.prepare, run.grad_accumulation_steps, side_stream(workload.layout.device)
+        )
         _feed(prefetcher, runner, options.warmup_steps)
         prefetcher.wait_seconds = 0.0
         seconds = _timed(lambda: _feed(prefetcher, runner, options.steps), runner.cuda)
         wait = prefetcher.wait_seconds / options.steps * 1e3
         times = [_timed(lambda: evaluation.submit(workload.weights(), 0), runner.cuda) for _ in range(2)]
     _drain(batches)
+    whole_set = run.benchmark.eval_samples / source.eval_samples
     source.close()
     evaluation.close()
     training = Timing(seconds / options.steps * 1e3, run.global_batch)
     schedule = SCHEDULES[run.benchmark.name](run.global_batch, **run.benchmark.schedule)
     block = next(itertools.islice(schedule.blocks(run.benchmark.train_samples, run.global_batch), 1, None))
-    whole = block.samples / (block.samples / training.throughput + times[-1])
-    return _RunTiming(training, wait, times[0], times[-1], whole)
+    whole = block.samples / (block.samples / training.throughput + times[-1] * whole_set)
+    return _RunTiming(training, wait, source.eval_samples, times[0], times[-1], whole)
 
 
 def _feed(prefetcher: Prefetcher, runner: StepRunner, steps: int) -> None:
@@ -216,7 +225,8 @@ def _run_text(timing: _RunTiming, step: Timing) -> str:
     rows = {
         "run: training": f"{run.step_ms:.3f} ms, {run.throughput:,.0f} samples/s, "
         f"{run.throughput / step.throughput:.3f} of the step; host waited {timing.data_wait_ms:.2f} ms for data",
-        "run: evaluation": f"{timing.first_evaluation:.2f} s first, {timing.evaluation:.2f} s after",
+        "run: evaluation": f"{timing.first_evaluation:.2f} s first, {timing.evaluation:.2f} s after, "
+        f"of {timing.eval_samples:,} samples",
         "run: with evaluations": f"{timing.with_evaluations:,.0f} samples/s, "
         f"{timing.with_evaluations / step.throughput:.3f} of the step",
     }

@@ -1,13 +1,16 @@
 """Checkpoints: one folder a step, one file a rank, complete or absent.
 
-A checkpoint is written into a folder beside its place and renamed once every rank has written its file, so that a
-full disk or a killed rank leaves nothing half-written.
+A checkpoint is written into a folder beside its place and renamed once every rank's file is on the disk, so that a
+full disk, a killed rank or a power failure leaves nothing half-written.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,42 +46,64 @@ class Progress:
 
 
 def save(
-    folder: Path, progress: Progress, seed: int, model: nn.Module, updaters: tuple[Updater, ...], layout: Layout
+    folder: Path,
+    progress: Progress,
+    seed: int,
+    settings: Mapping[str, object],
+    model: nn.Module,
+    updaters: tuple[Updater, ...],
+    layout: Layout,
 ) -> Path:
-    """Write the checkpoint ``folder``/step_<step>; collective.
+    """Write the checkpoint ``folder``/step_<step>; collective. It replaces one that is there already.
+
+    Args:
+        folder: of the run's checkpoints.
+        progress: where the run stands.
+        seed: of the run.
+        settings: what, beside the seed, decides which samples come at a position: plain values.
+        model: its parameters and buffers are saved.
+        updaters: their state is saved.
+        layout: the ranks.
 
     Raises:
-        CheckpointError: a rank could not write; nothing stays behind.
+        CheckpointError: a rank could not write; nothing of it stays behind, an earlier checkpoint does.
     """
     place = folder / f"step_{progress.step:08d}"
-    beside = folder / f".{place.name}.partial"
-    error = ""
-    try:
-        beside.mkdir(parents=True, exist_ok=True)
+    beside = place.with_name(f".{place.name}.partial")
+
+    def clear() -> None:
+        if layout.rank == 0:
+            _clear(place, beside)
+
+    def write() -> None:
         content = {
             "format": FORMAT,
             "world_size": layout.world_size,
             "seed": seed,
+            "settings": dict(settings),
             "progress": vars(progress),
             "model": model.state_dict(),
             "updaters": [updater.state_dict() for updater in updaters],
             "random": _random_state(layout.device),
         }
+        beside.mkdir(parents=True, exist_ok=True)
         with (beside / f"rank_{layout.rank}.pt").open("wb") as file:
             torch.save(content, file)
-    except (OSError, RuntimeError) as problem:  # torch.save wraps a failed write in a RuntimeError
-        error = f"rank {layout.rank}: {_cause(problem)}"
-    errors = [text for text in _gather(error, layout) if text]
-    if layout.rank == 0:
+            file.flush()
+            os.fsync(file.fileno())
+
+    def publish() -> None:
+        if layout.rank == 0:
+            _publish(beside, place)
+
+    for part in (clear, write, publish):
+        errors = _failures(part, layout)
         if errors:
-            shutil.rmtree(beside, ignore_errors=True)
-        else:
-            shutil.rmtree(place, ignore_errors=True)
-            beside.rename(place)
-    if layout.world_size > 1:
-        dist.barrier()
-    if errors:
-        raise CheckpointError(f"checkpoint {place} was not written ({'; '.join(errors)}); nothing of it was kept")
+            if layout.rank == 0:
+                shutil.rmtree(beside, ignore_errors=True)
+            if layout.world_size > 1:
+                dist.barrier()
+            raise CheckpointError(f"checkpoint {place} was not written ({'; '.join(errors)}); nothing of it was kept")
     return place
 
 
@@ -89,11 +114,16 @@ def keep_newest(folder: Path, count: int) -> None:
         shutil.rmtree(old)
 
 
-def read(place: Path, layout: Layout) -> dict[str, Any]:
+def read(place: Path, settings: Mapping[str, object], layout: Layout) -> dict[str, Any]:
     """This rank's part of the checkpoint at ``place``, on the CPU.
 
+    Args:
+        place: the checkpoint's folder.
+        settings: of this run; those of the checkpoint must be the same.
+        layout: the ranks.
+
     Raises:
-        CheckpointError: it is missing, unreadable, or of another number of ranks.
+        CheckpointError: it is missing, unreadable, of another number of ranks, or of other settings.
     """
     path = place / f"rank_{layout.rank}.pt"
     ranks = len(list(place.glob("rank_*.pt")))
@@ -112,6 +142,13 @@ def read(place: Path, layout: Layout) -> dict[str, Any]:
         raise CheckpointError(
             f"{place}: written by {content['world_size']} ranks, this run has {layout.world_size}; use as many"
         )
+    for name, value in settings.items():
+        written = content["settings"].get(name)
+        if written != value:
+            raise CheckpointError(
+                f"{place}: written with {name}={written}, this run has {name}={value}: the data would not go on where "
+                "the checkpoint stands; resume with the settings of the first run"
+            )
     return content
 
 
@@ -142,6 +179,60 @@ def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
     return state
+
+
+def _failures(part: Callable[[], None], layout: Layout) -> list[str]:
+    """Run ``part`` on every rank and wait for all of them; one line for each rank that failed."""
+    error = ""
+    try:
+        part()
+    except (OSError, RuntimeError) as problem:  # torch.save wraps a failed write in a RuntimeError
+        error = f"rank {layout.rank}: {_cause(problem)}"
+    return [text for text in _gather(error, layout) if text]
+
+
+def _clear(place: Path, beside: Path) -> None:
+    """Remove what a crash left of an earlier attempt to write ``place``."""
+    old = _aside(place)
+    if old.exists() and not place.exists():
+        old.rename(place)  # the crash came between the two renames of _publish
+    for stale in (beside, old):
+        if stale.exists():
+            shutil.rmtree(stale)
+
+
+def _publish(beside: Path, place: Path) -> None:
+    """Give a checkpoint that all ranks have written its name, durably."""
+    old = _aside(place)
+    _sync_folder(beside)
+    replaced = place.exists()
+    if replaced:
+        place.rename(old)
+    try:
+        beside.rename(place)
+    except OSError:
+        if replaced:
+            old.rename(place)
+        raise
+    _sync_folder(place.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _aside(place: Path) -> Path:
+    """Where an earlier checkpoint waits while its successor takes ``place``."""
+    return place.with_name(f".{place.name}.old")
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the names in ``folder`` survive a power failure, on file systems that can."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def _gather(text: str, layout: Layout) -> list[str]:

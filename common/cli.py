@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import hydra
-import torch
-import torch.distributed as dist
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
@@ -22,13 +18,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from benchmarks import WORKLOADS
-from common import config
-from common.distributed.faults import lost_peer
-from common.distributed.launcher import LOST_PEER_EXIT_CODE, has_launcher, relaunch
-from common.distributed.startup import find_place, initialise, pick_device, shutdown
 from common.errors import ConfigError, SuiteError
+from common.ranks import Start, on_ranks, report
 
-FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FULL_ERROR = "HYDRA_FULL_ERROR"
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
@@ -70,121 +62,29 @@ def run(argv: Sequence[str]) -> int:
         return error.exit_code
 
 
-def _as_rank(work: Callable[[], int], rank: int) -> int:
-    """Run one rank's work; of an error that several ranks raise, the first to do so prints the message.
-
-    An error that only says that a peer is gone becomes the one about the peer.
-    """
-    try:
-        return work()
-    except SuiteError as error:
-        if _is_first_to_fail():
-            report(error)
-        return error.exit_code
-    except OSError as error:
-        if error.errno not in FULL_DISK:
-            raise
-        if _is_first_to_fail():
-            report(SuiteError(f"{error.strerror} ({error.filename or 'while writing the log or the metrics'})"))
-        return SuiteError.exit_code
-    except RuntimeError as error:
-        failure = lost_peer(error, rank)
-        if failure is None:
-            raise
-        if has_launcher():  # which knows the peer's own end, and prints the one message
-            return LOST_PEER_EXIT_CODE
-        raise failure from error
-    finally:
-        shutdown()
-
-
-def _is_first_to_fail() -> bool:
-    if not dist.is_initialized():
-        return True
-    try:
-        return dist.distributed_c10d._get_default_store().add("suite/failures", 1) == 1
-    except dist.DistError:
-        return True
-
-
-def report(error: BaseException) -> None:
-    """Print an error's one message."""
-    sys.stdout.flush()
-    print(f"mlperf-suite: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-
-
 def train(argv: list[str]) -> int:
     """``train``: compose, validate, start the ranks of this node if nobody has, and train."""
-    return _with_hydra(argv, _train)
 
+    def work(start: Start) -> int:
+        from common.conclusion import conclude
+        from common.trainer import Trainer
 
-def _train(tree: dict[str, Any], argv: list[str]) -> int:
-    place = find_place(os.environ)
-    run_config, session = config.load(tree)
-    if place.launcher == "single" and run_config.world_size > 1:
-        return _start_ranks(run_config, session, argv)
-    _set_environment(run_config)
-    device = pick_device(session.device, place.local_rank)
-    from common.conclusion import conclude
-    from common.trainer import Trainer
-
-    def work() -> int:
-        began_ms = time.time_ns() // 1_000_000
-        initialise(place, device, session.timeout_seconds)
-        trainer = Trainer(*_sized(tree, device), place, device, began_ms)
+        trainer = Trainer(start.run, start.session, start.place, start.device, start.began_ms)
         trainer.train()
         return conclude(trainer)
 
-    return _as_rank(work, place.rank)
-
-
-def _set_environment(run_config: config.RunConfig) -> None:
-    """What CUDA and NCCL read when they start, before anything touches the GPU; the user's own values stay."""
-    for name, value in run_config.system.environment.items():
-        os.environ.setdefault(name, value)
-    if run_config.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-
-
-def _sized(tree: dict[str, Any], device: torch.device) -> tuple[config.RunConfig, config.SessionConfig]:
-    """The configuration, with ``micro_batch: auto`` replaced by what fits the device."""
-    if tree.get("micro_batch") != "auto":
-        return config.load(tree)
-    from common.micro_batch import pick
-
-    return config.load(tree, pick(lambda size: config.load(tree, size)[0], device))
-
-
-def _start_ranks(run_config: config.RunConfig, session: config.SessionConfig, argv: list[str]) -> int:
-    if run_config.scale.nodes > 1:
-        raise ConfigError(
-            f"scale: {run_config.scale.nodes} nodes need a launcher that starts {run_config.world_size} ranks, "
-            "torchrun or srun; this process was started alone"
-        )
-    given = any(argument.startswith("output_dir=") for argument in argv)
-    folder = [] if given else [f"output_dir={session.output_dir}"]
-    return relaunch(run_config.scale.gpus_per_node, ["train", *argv, *folder])
+    return _with_hydra(argv, lambda tree, arguments: on_ranks("train", arguments, tree, work))
 
 
 def bench(argv: list[str]) -> int:
     """``bench``: the step alone on a synthetic batch, and the run through the data path."""
-    from common.bench import bench as measure
 
-    def task(tree: dict[str, Any], argv: list[str]) -> int:
-        place = find_place(os.environ)
-        run_config, session = config.load(tree)
-        if place.launcher == "single" and run_config.world_size > 1:
-            return relaunch(run_config.scale.gpus_per_node, ["bench", *argv])
-        _set_environment(run_config)
-        device = pick_device(session.device, place.local_rank)
+    def work(start: Start) -> int:
+        from common.bench import bench as measure
 
-        def work() -> int:
-            initialise(place, device, session.timeout_seconds)
-            return measure(*_sized(tree, device), place, device)
+        return measure(start.run, start.session, start.place, start.device)
 
-        return _as_rank(work, place.rank)
-
-    return _with_hydra(argv, task)
+    return _with_hydra(argv, lambda tree, arguments: on_ranks("bench", arguments, tree, work))
 
 
 def list_workloads(argv: list[str]) -> int:
@@ -278,6 +178,9 @@ def _with_hydra(argv: list[str], task: Callable[[dict[str, Any], list[str]], int
             assert isinstance(tree, dict)
             chosen = HydraConfig.get()
             arguments = list(chosen.overrides.task) if chosen.mode == RunMode.MULTIRUN else argv
+            if chosen.mode == RunMode.MULTIRUN and not any(text.startswith("output_dir=") for text in arguments):
+                # Hydra gives all jobs of a sweep the same ${now}.
+                tree["output_dir"] = f"{tree['output_dir']}-{chosen.job.num}"
             codes.append(task({str(key): value for key, value in tree.items()}, arguments))
         except OmegaConfBaseException as error:
             problem = ConfigError(str(error).splitlines()[0])

@@ -17,6 +17,8 @@ def conclude(trainer: Trainer) -> int:
     run, folder = trainer.run, trainer.session.output_dir
     verdict = judge(trainer.log_path, trainer.ruleset)
     print(format_verdict(verdict), flush=True)
+    if trainer.overflows:
+        print(f"{trainer.overflows} of {trainer.progress.step} steps changed nothing: their gradients were not finite")
     minutes = (trainer.run_stop_ms - trainer.run_start_ms) / 60_000
     history = list(trainer.progress.history)
     best = max if run.benchmark.direction == "higher" else min

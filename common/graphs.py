@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.data.source import Batch
 from common.errors import CaptureError
-from common.step import TrainStep
+from common.step import DeviceReport, TrainStep
 
 WARM_UP_ITERATIONS = 3  # autotuning, NCCL and the allocator settle within three iterations
 
@@ -28,7 +28,7 @@ WARM_UP_ITERATIONS = 3  # autotuning, NCCL and the allocator settle within three
 class _Captured:
     graph: torch.cuda.CUDAGraph
     inputs: list[dict[str, Tensor]]
-    report: Tensor
+    report: DeviceReport
 
 
 class StepRunner:
@@ -72,8 +72,8 @@ class StepRunner:
                     self._captured[example.key] = self._record(example)
             self.step.skip.fill_(0)
 
-    def __call__(self, micro_batches: Sequence[Batch]) -> Tensor:
-        """Launch one iteration; returns the report tensor, valid until the next iteration of the same key.
+    def __call__(self, micro_batches: Sequence[Batch]) -> DeviceReport:
+        """Launch one iteration; returns its report, valid until the next iteration of the same key.
 
         Everything is queued on ``stream``; nothing waits for the device.
         """

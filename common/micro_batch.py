@@ -20,7 +20,8 @@ ON_A_CPU = 32
 def pick(load: Callable[[int], RunConfig], device: torch.device) -> int:
     """The largest micro-batch that divides the global batch of one replica and fits the device.
 
-    Two small micro-batches are trained for one iteration; what they need is extended linearly.
+    Two small micro-batches are trained for one iteration; what they need is extended linearly. The batches of one step
+    are there three times beside it: in the captured step's inputs, and in both slots of the prefetcher.
 
     Args:
         load: the run's configuration for a micro-batch.
@@ -37,7 +38,8 @@ def pick(load: Callable[[int], RunConfig], device: torch.device) -> int:
     larger = min(choices, key=lambda size: abs(size - 2 * small))
     used = {size: _peak_bytes(load(size), device) for size in {small, larger}}
     slope = (used[larger] - used[small]) / max(larger - small, 1)
-    room = torch.cuda.mem_get_info(device)[0] * USABLE
+    batches = 3 * per_replica * _sample_bytes(load(small), device)
+    room = torch.cuda.mem_get_info(device)[0] * USABLE - batches
     fitting = [size for size in choices if used[small] + slope * (size - small) <= room]
     if not fitting:
         raise ConfigError(f"micro_batch=auto: {room / 2**30:.1f} GiB of free GPU memory do not fit one sample")
@@ -57,3 +59,9 @@ def _peak_bytes(run: RunConfig, device: torch.device) -> float:
     gc.collect()
     torch.cuda.empty_cache()
     return float(peak)
+
+
+def _sample_bytes(run: RunConfig, device: torch.device) -> float:
+    workload = workload_class(run.benchmark.name)(run, Layout(device=device))
+    example = next(iter(workload.example_batches()))
+    return sum(tensor.numel() * tensor.element_size() for tensor in example.tensors.values()) / run.micro_batch

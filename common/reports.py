@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from common.step import Report, TrainStep
+from common.step import DeviceReport, Report, TrainStep
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class _Pending:
     step: int
     samples: int
     data_wait_ms: float
+    names: tuple[str, ...]
     host: Tensor
     done: torch.cuda.Event | None
     launched: float
@@ -57,23 +58,26 @@ class PendingReports:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def push(self, step: int, samples: int, report: Tensor, data_wait_ms: float) -> None:
+    def push(self, step: int, samples: int, report: DeviceReport, data_wait_ms: float) -> None:
         """Queue the copy of ``report`` to the host on the current stream."""
-        if report.device.type == "cuda":
-            host = self._free.pop() if self._free else torch.empty(report.shape, dtype=report.dtype, pin_memory=True)
-            host.copy_(report, non_blocking=True)
+        values = report.values
+        if values.device.type == "cuda":
+            fitting = [host for host in self._free if host.shape == values.shape]
+            host = fitting[0] if fitting else torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._free = [other for other in self._free if other is not host]
+            host.copy_(values, non_blocking=True)
             done = torch.cuda.Event(enable_timing=True)
             done.record()
         else:
-            host, done = report.clone(), None
-        self._queue.append(_Pending(step, samples, data_wait_ms, host, done, time.perf_counter()))
+            host, done = values.clone(), None
+        self._queue.append(_Pending(step, samples, data_wait_ms, report.names, host, done, time.perf_counter()))
 
     def pop(self) -> Finished:
         """Wait for the oldest iteration and read its report."""
         entry = self._queue.popleft()
         if entry.done is not None:
             entry.done.synchronize()
-        report = self._step.read(entry.host.tolist())
+        report = self._step.read(entry.names, entry.host.tolist())
         if entry.done is not None:
             self._free.append(entry.host)
         before, self._before = self._before, entry

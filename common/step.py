@@ -49,6 +49,19 @@ def accumulate(loss: Callable[[Batch], Losses]) -> ForwardBackward:
 
 
 @dataclass(frozen=True)
+class DeviceReport:
+    """A report on the device.
+
+    Attributes:
+        values: float32 (2 + metrics,), summed over the ranks: stop flags, overflow, metrics.
+        names: of the metrics.
+    """
+
+    values: Tensor
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Report:
     """What one iteration tells the host: read when its device work is done, the same on all ranks."""
 
@@ -76,12 +89,11 @@ class TrainStep:
         self.layout = layout
         self.skip = torch.zeros((), device=layout.device)
         self.stop = torch.zeros((), device=layout.device)
-        self.names: tuple[str, ...] = ()
         # Asked for here, so that it exists on every rank before the first iteration.
         self._everyone = layout.group("pp", "dp", "cp", "tp") if layout.world_size > 1 else None
 
-    def __call__(self, micro_batches: Sequence[Batch]) -> Tensor:
-        """Run the iteration; returns the report tensor, float32 of shape (2 + metrics,), summed over ranks."""
+    def __call__(self, micro_batches: Sequence[Batch]) -> DeviceReport:
+        """Run the iteration; returns its report."""
         for updater in self.updaters:
             updater.begin()
         metrics = self.forward_backward(micro_batches, self._arm)
@@ -92,17 +104,16 @@ class TrainStep:
             overflow = torch.maximum(overflow, updater.metrics["overflow"].to(torch.float32))
         rate = self.updaters[0].metrics["learning_rate"].to(torch.float32)
         metrics = {**metrics, "learning_rate": rate}
-        self.names = tuple(metrics)
-        report = torch.stack([self.stop, overflow, *metrics.values()])
+        values = torch.stack([self.stop, overflow, *metrics.values()])
         if self._everyone is not None:
-            dist.all_reduce(report, group=self._everyone)
-        return report
+            dist.all_reduce(values, group=self._everyone)
+        return DeviceReport(values, tuple(metrics))
 
-    def read(self, report: Sequence[float]) -> Report:
-        """The report's numbers by name; ``report`` is the tensor's content on the host."""
+    def read(self, names: Sequence[str], values: Sequence[float]) -> Report:
+        """The numbers of a report, ``values`` being its tensor's content on the host, by name."""
         ranks = self.layout.world_size
-        values = {name: value / ranks for name, value in zip(self.names, report[2:], strict=True)}
-        return Report(metrics=values, overflow=report[1] > 0, stop=report[0] > 0)
+        metrics = {name: value / ranks for name, value in zip(names, values[2:], strict=True)}
+        return Report(metrics=metrics, overflow=values[1] > 0, stop=values[0] > 0)
 
     def _arm(self) -> None:
         for updater in self.updaters:

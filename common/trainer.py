@@ -14,7 +14,7 @@ import torch.distributed as dist
 from common import checkpoint
 from common.checkpoint import Progress
 from common.config import RunConfig, SessionConfig, workload_class
-from common.data.prefetch import Prefetcher
+from common.data.prefetch import Prefetcher, side_stream
 from common.data.source import Block, DataSource
 from common.distributed.faults import GracefulStop, Heartbeat
 from common.distributed.layout import Layout
@@ -25,6 +25,7 @@ from common.evaluation.inline import InlineEvaluation
 from common.graphs import StepRunner
 from common.mlperf.constraints import check_hyperparameters
 from common.mlperf.events import RunEvents, hyperparameters
+from common.mlperf.fixed import check_fixed
 from common.mlperf.mllog import RunLog
 from common.mlperf.rules import newest_ruleset, rules_for
 from common.mlperf.schedules import SCHEDULES
@@ -34,6 +35,7 @@ from common.observe.profile import ProfileWindow
 from common.observe.progress import Progress as ProgressBar
 from common.reports import Finished, PendingReports
 
+CATCHING_UP_SECONDS = 24 * 3600.0
 OVERFLOWS_TOLERATED = 50  # iterations in a row with gradients that are not finite
 
 
@@ -55,11 +57,6 @@ class Trainer:
         self, run: RunConfig, session: SessionConfig, place: Place, device: torch.device, began_ms: int | None = None
     ) -> None:
         self.began_ms = time.time_ns() // 1_000_000 if began_ms is None else began_ms
-        if place.world_size != run.world_size:
-            raise ConfigError(
-                f"scale: {run.scale.nodes} nodes x {run.scale.gpus_per_node} = {run.world_size} ranks, "
-                f"but {place.world_size} were started by {place.launcher}"
-            )
         self.run, self.place, self.device = run, place, device
         self.ruleset = session.ruleset or newest_ruleset(run.benchmark.name)
         self.rules = rules_for(run.benchmark.name, self.ruleset)
@@ -67,14 +64,23 @@ class Trainer:
         self.logged = hyperparameters(run, self.cls.derived_values(run))
         if session.submission.division == "closed":
             check_hyperparameters(run.benchmark.name, self.ruleset, self.logged)
+            check_fixed(run.benchmark, self.cls.closed_division(run))
         try:
             self.schedule = SCHEDULES[run.benchmark.name](run.global_batch, **run.benchmark.schedule)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"benchmark.schedule={run.benchmark.schedule}: {error}") from error
         self.progress = Progress()
+        self.settings: dict[str, object] = {
+            "benchmark": run.benchmark.name,
+            "hparams.global_batch_size": run.global_batch,
+            "micro_batch": run.micro_batch,
+            "precision": run.precision,
+            "benchmark.schedule": repr(self.schedule),
+            "order of the data": self.cls.order_of_data(run),
+        }
         self.resumed: dict[str, Any] | None = None
         if session.resume is not None:
-            self.resumed = checkpoint.read(session.resume, Layout(run.layout, place.rank, device))
+            self.resumed = checkpoint.read(session.resume, self.settings, Layout(run.layout, place.rank, device))
         drawn = self.resumed["seed"] if self.resumed else session.seed if session.seed is not None else draw_seed()
         self.seed, output = _from_rank_0((drawn, str(session.output_dir)), place)
         self.session = replace(session, output_dir=Path(output))
@@ -83,9 +89,11 @@ class Trainer:
         self.run_start_ms = self.run_stop_ms = 0
         self.status = "aborted"
         self.resumed_samples = int(self.resumed["progress"]["samples"]) if self.resumed else 0
-        self._overflows = 0
+        self._overflows_in_a_row = 0
         self._epoch_began = 0.0
-        self._shown = 0
+        self._shown = self._first_block = 0
+        self._side = side_stream(device)
+        self.overflows = 0
 
     def train(self) -> str:
         """Run from ``init_start`` to ``run_stop``; returns the status, ``success`` or ``aborted``.
@@ -148,6 +156,7 @@ class Trainer:
                 self.evaluation.warm_up()
             if self.resumed is not None:
                 self.progress = checkpoint.restore(self.resumed, self.workload.model, self.step.updaters, self.layout)
+                self._first_block = self.progress.block
         self.events.settings(self.seed, self.logged, self.workload.implementations())
         self.events.initialised()
         self._synchronise()
@@ -180,7 +189,11 @@ class Trainer:
         self.bar.block(block.index, block.samples, f"epochs {block.first_epoch}-{last}" if block.epochs else "samples")
         self._shown = max(self.progress.samples, block.start_sample)
         batches = self.data.batches(block, start=self.progress.position)
-        prefetcher = Prefetcher(batches, self.workload.prepare, self.run.grad_accumulation_steps, self.device)
+        # A reader that cannot start at a position reads up to it.
+        catching_up = self.resumed is not None and block.index == self._first_block
+        limit = CATCHING_UP_SECONDS if catching_up else self.session.timeout_seconds
+        with self.heartbeat.extended(limit, "reading up to the position"):
+            prefetcher = Prefetcher(batches, self.workload.prepare, self.run.grad_accumulation_steps, self._side)
         pending = PendingReports(self.step)
         while (micro_batches := prefetcher.take()) is not None:
             if self._settle(pending, self.session.steps_ahead - 1, block):
@@ -226,10 +239,11 @@ class Trainer:
     def _note(self, done: Finished, block: Block) -> bool:
         report = done.report
         self.heartbeat.device_step(done.step)
-        self._overflows = self._overflows + 1 if report.overflow else 0
-        if self._overflows >= OVERFLOWS_TOLERATED:
+        self.overflows += report.overflow
+        self._overflows_in_a_row = self._overflows_in_a_row + 1 if report.overflow else 0
+        if self._overflows_in_a_row >= OVERFLOWS_TOLERATED:
             raise SuiteError(
-                f"the gradients were not finite in {self._overflows} steps in a row up to step {done.step}: "
+                f"the gradients were not finite in {self._overflows_in_a_row} steps in a row up to step {done.step}: "
                 "the run diverged; look at the loss in the metrics, the learning rate and the precision"
             )
         loss = report.metrics.get("loss", float("nan"))
@@ -311,7 +325,7 @@ class Trainer:
             if self.device.type == "cuda":
                 torch.cuda.current_stream().synchronize()
             place = checkpoint.save(
-                folder, self.progress, self.seed, self.workload.model, self.step.updaters, self.layout
+                folder, self.progress, self.seed, self.settings, self.workload.model, self.step.updaters, self.layout
             )
         if self.place.rank == 0:
             checkpoint.keep_newest(folder, self.session.keep_checkpoints)

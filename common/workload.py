@@ -29,8 +29,8 @@ class Losses:
     """What one micro-batch yields.
 
     Attributes:
-        total: 0-d tensor that is differentiated. The workload scales it so that summing the gradients of all
-            micro-batches and averaging over replicas gives ``grad_scale`` times the mean over the global batch.
+        total: 0-d tensor that is differentiated. The gradients are summed over micro-batches and ranks; divided by the
+            optimizer's ``grad_divisor`` they are the mean over the global batch.
         metrics: name to 0-d device tensor, reported as means over micro-batches and ranks.
     """
 
@@ -42,7 +42,7 @@ class Workload(ABC):
     """What to train: model, parameter groups, loss, data and evaluation of one benchmark."""
 
     config_type: ClassVar[type[Any]]
-    """Frozen dataclass of the workload's own configuration, built from the ``model`` section and ``hparams``."""
+    """Frozen dataclass of the workload's configuration: ``facts`` of the benchmark, and sections of the recipe."""
 
     def __init__(self, cfg: RunConfig, layout: Layout) -> None:
         self.cfg = cfg
@@ -92,6 +92,20 @@ class Workload(ABC):
     def derived_values(cls, cfg: RunConfig) -> dict[str, object]:
         """Values that the benchmark's table of log keys needs beyond the configuration. Default: none."""
         return {}
+
+    @classmethod
+    def order_of_data(cls, cfg: RunConfig) -> str:
+        """What decides the order of samples beyond seed and batch sizes, such as the reader; for checkpoints."""
+        return ""
+
+    @classmethod
+    def closed_division(cls, cfg: RunConfig) -> list[str]:
+        """What the closed division forbids on real data beyond the logged hyperparameters. Default: nothing.
+
+        Returns:
+            Plain sentences, one for each forbidden value: ``key=value: the rule``.
+        """
+        return []
 
     def sample_flops(self) -> float:
         """Model FLOPs of one training sample, forward and backward, for MFU. Default: unknown (0)."""

@@ -26,12 +26,12 @@ class Finished:
     errors: str
 
 
-def suite(*arguments: str, timeout: float = 200, threads: int = 1, **environment: str) -> Finished:
-    """Run ``mlperf-suite`` as a process of its own."""
+def suite(*arguments: str, timeout: float = 200, threads: int = 1, cwd: Path = ROOT, **environment: str) -> Finished:
+    """Run ``mlperf-suite`` as a process of its own, in the folder ``cwd``."""
     settings = {**os.environ, "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": "", **environment}
     done = subprocess.run(
         [sys.executable, "-m", "common.cli", *arguments],
-        cwd=ROOT, env=settings, capture_output=True, text=True, timeout=timeout, check=False,
+        cwd=cwd, env=settings, capture_output=True, text=True, timeout=timeout, check=False,
     )  # fmt: skip
     return Finished(done.returncode, done.stdout, done.stderr)
 

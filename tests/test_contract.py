@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -11,16 +12,21 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
 from benchmarks import WORKLOADS
 from common import cli, config
+from common.data import dali
+from common.data.source import Block
 from common.distributed.layout import Layout
 from common.distributed.startup import find_place
 from common.graphs import StepRunner
+from common.mlperf.events import RunEvents
 from common.mlperf.verdict import judge
 from common.trainer import Trainer
 from tests.conftest import ROOT, checkpoint, flatten, suite
@@ -50,28 +56,84 @@ def digest(tensors: dict[str, torch.Tensor]) -> str:
     return made.hexdigest()
 
 
-@pytest.mark.parametrize("workload", ALL)
-def test_data_are_reached_only_after_run_start(workload, data_of, tmp_path, monkeypatch):
-    place = tmp_path / "arrives at run_start"
-    run_config, session = composed(workload, f"data_dir='{place}'", f"output_dir={tmp_path / 'out'}")
-    trainer = Trainer(run_config, session, find_place({}), torch.device("cpu"))
-    assert str(place) not in repr(run_config), "the workload's configuration names the data folder"
-    open_before: list[str] = []
+def readers() -> list[object]:
+    """Overrides that choose each reader of each workload's recipe that can run here."""
+    cases = []
+    for workload in ALL:
+        cases.append(pytest.param(workload, (), id=workload))
+        recipe = cli.compose([f"benchmark={workload}", "scale=test"])
+        if "reader" in recipe.get("reader", {}):
+            absent = pytest.mark.skipif(dali.unavailable() is not None, reason="needs DALI")
+            cases.append(pytest.param(workload, ("reader.reader=dali",), id=f"{workload}-dali", marks=absent))
+    return cases
 
-    from common.mlperf.events import RunEvents
 
+def in_use_below(folder: Path) -> list[str]:
+    """Files below ``folder`` that this process or a descendant of it has open or mapped, and its open folders."""
+    found: list[str] = []
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        entries = Path(f"/proc/{process.pid}")
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            found += [line.split(maxsplit=5)[-1] for line in (entries / "maps").read_text().splitlines()]
+            for entry in (entries / "fd").iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    found.append(os.readlink(entry))
+    return [name for name in found if Path(name).is_relative_to(folder.resolve())]
+
+
+def at_run_start(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
+    """Do ``action`` immediately before ``run_start`` is logged."""
     original = RunEvents.run_start
 
     def run_start(self: RunEvents) -> None:
-        assert not place.exists()
-        open_before.extend(os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.exists())
-        shutil.copytree(data_of(workload), place)
+        action()
         original(self)
 
     monkeypatch.setattr(RunEvents, "run_start", run_start)
+
+
+def trainer_on(workload: str, place: Path, output: Path, *overrides: str) -> Trainer:
+    """The trainer of a run on the data at ``place``, in this process."""
+    run_config, session = composed(workload, f"data_dir='{place}'", f"output_dir={output}", *overrides)
+    assert str(place) not in repr(run_config), "the workload's configuration names the data folder"
+    return Trainer(run_config, session, find_place({}), torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("workload", "overrides"), readers())
+def test_data_that_arrive_at_run_start_are_early_enough(workload, overrides, data_of, tmp_path, monkeypatch):
+    place = tmp_path / "arrives at run_start"
+    trainer = trainer_on(workload, place, tmp_path / "out", *overrides)
+    reached: list[bool] = []
+
+    def arrive() -> None:
+        reached.append(place.exists())
+        shutil.copytree(data_of(workload), place)
+
+    at_run_start(monkeypatch, arrive)
     trainer.train()
-    assert open_before, "run_start was never reached"
-    assert not [name for name in open_before if str(data_of(workload)) in name]
+    assert reached == [False]
+
+
+@pytest.mark.parametrize(("workload", "overrides"), readers())
+def test_data_are_opened_only_after_run_start(workload, overrides, data_of, tmp_path, monkeypatch):
+    place = tmp_path / "there from the beginning"
+    shutil.copytree(data_of(workload), place)
+    trainer = trainer_on(workload, place, tmp_path / "out", *overrides)
+    before: list[list[str]] = []
+    at_run_start(monkeypatch, lambda: before.append(in_use_below(place)))
+
+    after: list[list[str]] = []
+    block_stop = RunEvents.block_stop
+
+    def stop(self: RunEvents, block: Block) -> None:  # readers may open files as late as for their first batch
+        after.append(in_use_below(place))
+        block_stop(self, block)
+
+    monkeypatch.setattr(RunEvents, "block_stop", stop)
+    trainer.train()
+    assert before == [[]]
+    assert after
+    assert all(after), "what this test looks at does not show open data"
 
 
 @pytest.mark.parametrize("workload", ALL)

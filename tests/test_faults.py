@@ -163,6 +163,17 @@ def test_resuming_on_another_number_of_ranks(written, started_with, saved, data_
     assert f"written by {written} ranks, this run has {started_with}" in message
 
 
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("micro_batch=4", "micro_batch=8, this run has micro_batch=4"),
+        ("benchmark.schedule.interval=2", "benchmark.schedule="),
+    ],
+)
+def test_resuming_with_settings_under_which_the_position_means_other_samples(override, told, saved, data_of, tmp_path):
+    assert told in _refused(tmp_path, data_of("resnet"), f"resume={saved[1]}", override)
+
+
 @pytest.mark.slow
 def test_resuming_with_another_width_of_the_model(saved, data_of, tmp_path):
     message = _refused(tmp_path, data_of("resnet"), f"resume={saved[1]}", "model.width=16")

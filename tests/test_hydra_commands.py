@@ -53,6 +53,18 @@ def test_a_sweep_over_two_ranks_trains_once_for_each_value(data_of, tmp_path):
         assert log.count('"run_stop"') == 1
 
 
+@pytest.mark.slow
+def test_jobs_of_a_sweep_write_into_folders_of_their_own(data_of, tmp_path):
+    done = suite(
+        "train", "--multirun", "benchmark=resnet", "scale=test", "device=cpu", "seed=1,2",
+        f"data_dir={data_of('resnet')}", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.code in (0, 10), done.errors
+    logs = [path.read_text() for path in sorted((tmp_path / "runs" / "resnet").glob("*/mlperf.log"))]
+    assert ['"seed", "value": 1,' in log for log in logs] == [True, False]
+    assert ['"seed", "value": 2,' in log for log in logs] == [False, True]
+
+
 def test_the_table_of_workloads():
     done = suite("list")
     assert done.code == 0, done.errors

@@ -23,6 +23,29 @@ class Facts:
     bn_epsilon: float
     bn_momentum: float
 
+    def __post_init__(self) -> None:
+        area, aspect = self.crop_area, self.crop_aspect
+        _require(
+            "benchmark.facts",
+            self,
+            classes=(self.classes >= 1, "at least 1"),
+            image_size=(self.image_size >= 1, "at least 1 px"),
+            eval_resize=(self.eval_resize >= self.image_size, f"at least image_size={self.image_size}"),
+            crop_area=(0 < area[0] <= area[1] <= 1, "two shares above 0, ascending"),
+            crop_aspect=(0 < aspect[0] <= aspect[1], "two positive ratios, ascending"),
+            mirror=(0 <= self.mirror <= 1, "a probability"),
+            std=(min(self.std) > 0, "positive"),
+            bn_epsilon=(self.bn_epsilon > 0, "positive"),
+            bn_momentum=(0 < self.bn_momentum <= 1, "a share above 0"),
+        )
+
+
+def _require(section: str, values: object, **ranges: tuple[bool, str]) -> None:
+    """Raise :class:`ConfigError` for the first of the attributes ``ranges`` that is out of its range."""
+    for name, (holds, needed) in ranges.items():
+        if not holds:
+            raise ConfigError(f"{section}.{name}={getattr(values, name)}: {needed}")
+
 
 @dataclass(frozen=True)
 class Hparams:
@@ -30,8 +53,9 @@ class Hparams:
 
     Attributes:
         source: where the set was published.
-        variant: ``nvidia`` keeps the learning rate outside the momentum buffer of convolutions and classifier, decays
-            the classifier's bias and counts schedule steps from 1; ``reference`` is the TensorFlow 2 reference.
+        variant: of LARS: ``nvidia`` keeps the learning rate outside the momentum buffer of convolutions and classifier,
+            decays the classifier's bias and counts schedule steps from 1; ``reference`` is the TensorFlow 2 reference.
+            SGD is always the reference's.
         lars_eta: LARS's trust coefficient.
         warmup_epochs, epochs: of the learning-rate schedule; training goes on after them at the end rate.
         bn_group: ranks that share batch-norm statistics.
@@ -54,6 +78,11 @@ class Hparams:
     truncated_normal: bool
     bn_group: int
 
+    @property
+    def nvidia(self) -> bool:
+        """Whether optimizer and schedule are NVIDIA's; otherwise they are the reference's."""
+        return self.optimizer == "lars" and self.variant == "nvidia"
+
     def __post_init__(self) -> None:
         if not 0 <= self.warmup_epochs < self.epochs:
             raise ConfigError(
@@ -73,8 +102,7 @@ class ModelConfig:
     batch_norm: str
 
     def __post_init__(self) -> None:
-        if self.width < 1:
-            raise ConfigError(f"model.width={self.width}: at least 1 channel")
+        _require("model", self, width=(self.width >= 1, "at least 1 channel"))
 
 
 @dataclass(frozen=True)
@@ -90,6 +118,7 @@ class ReaderConfig:
         eval_cache_mb: device memory for finished validation pictures, per rank: all of them are kept or none.
         input_batch_multiplier: micro-batches that DALI decodes together.
         dont_use_mmap: read instead of mapping the files; for network file systems.
+        pinned_pool_mb: pinned host memory that DALI takes at once, per rank; 0 leaves it to DALI.
         eval_batch: pictures of one evaluation batch on one rank.
     """
 
@@ -101,7 +130,22 @@ class ReaderConfig:
     eval_cache_mb: int
     input_batch_multiplier: int
     dont_use_mmap: bool
+    pinned_pool_mb: int
     eval_batch: int
+
+    def __post_init__(self) -> None:
+        _require(
+            "reader",
+            self,
+            threads=(self.threads >= 1, "at least 1"),
+            prefetch=(self.prefetch >= 1, "at least 1 batch"),
+            hw_decoder_load=(0 <= self.hw_decoder_load <= 1, "a share"),
+            cache_mb=(self.cache_mb >= 0, "not negative"),
+            eval_cache_mb=(self.eval_cache_mb >= 0, "not negative"),
+            input_batch_multiplier=(self.input_batch_multiplier >= 1, "at least 1"),
+            pinned_pool_mb=(self.pinned_pool_mb >= 0, "not negative"),
+            eval_batch=(self.eval_batch >= 1, "at least 1 picture"),
+        )
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ from typing import Protocol
 
 import torch
 
-from benchmarks.resnet.data_settings import BufferHints as BufferHints
+from benchmarks.resnet.config import Facts, ReaderConfig
 from benchmarks.resnet.data_settings import DataSettings
 from benchmarks.resnet.prepare import FORMAT, PREPARE_COMMAND
+from common import config
 from common.data import dali, manifest
 from common.data.manifest import Manifest
 from common.data.order import EpochStream, EvalShard
@@ -25,6 +26,7 @@ from common.data.recordio import RecordReader
 from common.data.source import Block, DataSource, HostBatch
 from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError
+from common.mlperf.fixed import benchmark_settings
 
 
 class EvalSource(Protocol):
@@ -66,7 +68,7 @@ def open_train(
         found.counts["train_samples"], micro_batch, accumulation, layout.size("dp"), layout.index("dp"), layout.seed
     )
     counts = (found.counts["eval_samples"], found.stand_in)
-    if choose_reader(settings) == "dali":
+    if choose_reader(settings.reader.reader) == "dali":
         from benchmarks.resnet.dali_reader import DaliTrainSource
 
         return DaliTrainSource(root / "train.rec", settings, stream, *counts, layout.device)
@@ -80,7 +82,7 @@ def open_eval(root: Path, settings: DataSettings, layout: Layout, batch: int) ->
     """Open the evaluation data under ``root`` for this rank; after ``run_start``. Raises as :func:`open_train`."""
     found = read_manifest(root, settings)
     shard = EvalShard(found.counts["eval_samples"], batch, layout.size("dp"), layout.index("dp"))
-    if choose_reader(settings) == "dali":
+    if choose_reader(settings.reader.reader) == "dali":
         from benchmarks.resnet.dali_reader import DaliEvalSource
 
         return DaliEvalSource(root / "val.rec", settings, shard, layout.device)
@@ -92,10 +94,10 @@ def open_eval(root: Path, settings: DataSettings, layout: Layout, batch: int) ->
 
 def warm_up(settings: DataSettings, layout: Layout, batch: int) -> None:
     """Load and warm the reader's libraries without touching data; before ``run_start``. ``batch`` as in training."""
-    if choose_reader(settings) == "dali":
+    if choose_reader(settings.reader.reader) == "dali":
         from benchmarks.resnet import dali_reader
 
-        dali_reader.warm_up(settings, layout.device, batch * settings.input_batch_multiplier)
+        dali_reader.warm_up(settings, layout.device, batch * settings.reader.input_batch_multiplier)
 
 
 def read_manifest(root: Path, settings: DataSettings) -> Manifest:
@@ -108,28 +110,28 @@ def read_manifest(root: Path, settings: DataSettings) -> Manifest:
     for count in ("train_samples", "eval_samples", "classes"):
         if found.counts.get(count, 0) < 1:
             raise DataError(f"{root / manifest.NAME} has no {count}; run '{PREPARE_COMMAND}'")
-    if found.counts["classes"] > settings.classes:
+    if found.counts["classes"] > settings.facts.classes:
         raise DataError(
-            f"{root} holds {found.counts['classes']} classes where the model has {settings.classes}: "
+            f"{root} holds {found.counts['classes']} classes where the model has {settings.facts.classes}: "
             "it is another data set"
         )
     return found
 
 
-def choose_reader(settings: DataSettings) -> str:
-    """``dali`` or ``torchvision``.
+def choose_reader(requested: str) -> str:
+    """``dali`` or ``torchvision``; ``auto`` is DALI where it is installed.
 
     Raises:
         ConfigError: DALI is asked for and cannot be imported.
     """
-    if settings.reader == "torchvision":
+    if requested == "torchvision":
         return "torchvision"
     reason = dali.unavailable()
-    if settings.reader == "auto":
+    if requested == "auto":
         return "dali" if reason is None else "torchvision"
     if reason is not None:
         raise ConfigError(
-            f"data.reader=dali: {reason}; install the extra dali-cu13 (or dali-cu12), or reader=torchvision"
+            f"reader.reader=dali: {reason}; install the extra dali-cu13 (or dali-cu12), or reader.reader=torchvision"
         )
     return "dali"
 
@@ -150,7 +152,7 @@ def measure(root: Path, settings: DataSettings, device: torch.device, batch: int
     With a cache the warm-up is one epoch, so that what counts is the filled cache.
     """
     source = open_train(root, settings, Layout(device=device), batch)
-    warm_up = -(-source.train_samples // batch) if settings.cache_mb else 3 * settings.prefetch
+    warm_up = -(-source.train_samples // batch) if settings.reader.cache_mb else 3 * settings.reader.prefetch
     block = Block(0, 1, 10_000, 0, 10_000 * source.train_samples)
     pictures, started = 0, 0.0
     try:
@@ -185,22 +187,30 @@ def main() -> None:
     parser.add_argument("--cache-mb", type=int, default=12_288, help="of the second measurement (DALI on a GPU)")
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--hw-decoder-load", type=float, default=0.99)
+    parser.add_argument("--pinned-pool-mb", type=int, default=0, help="pinned memory taken at once (DALI on a GPU)")
     parser.add_argument("--seconds", type=float, default=15)
     args = parser.parse_args()
-    settings = DataSettings(
+    facts = config.build(Facts, benchmark_settings("resnet")["facts"], "benchmark.facts")
+    facts = replace(facts, image_size=args.image_size, eval_resize=args.image_size * 8 // 7)
+    uncached = ReaderConfig(
         reader=args.reader,
-        image_size=args.image_size,
-        eval_resize=args.image_size * 8 // 7,
         threads=args.threads,
         prefetch=args.prefetch,
-        input_batch_multiplier=args.multiplier,
         hw_decoder_load=args.hw_decoder_load,
+        cache_mb=0,
+        eval_cache_mb=0,
+        input_batch_multiplier=args.multiplier,
+        dont_use_mmap=False,
+        pinned_pool_mb=args.pinned_pool_mb,
+        eval_batch=args.batch,
     )
+    settings = DataSettings(facts, uncached, channels=4, dtype=torch.float16)
     device = torch.device(args.device)
-    reader = choose_reader(settings)
+    reader = choose_reader(settings.reader.reader)
     caches = (0, args.cache_mb) if reader == "dali" and device.type == "cuda" else (0,)
     for cache_mb in caches:
-        rate = measure(args.data_dir, replace(settings, cache_mb=cache_mb), device, args.batch, args.seconds)
+        cached = replace(settings, reader=replace(uncached, cache_mb=cache_mb))
+        rate = measure(args.data_dir, cached, device, args.batch, args.seconds)
         print(
             f"{reader} on {device}, batch {args.batch} x {args.multiplier}, {args.threads} threads, "
             f"cache {cache_mb} MB: {rate:.0f} images/s"

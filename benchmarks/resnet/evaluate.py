@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.resnet.data import EvalSource
-from benchmarks.resnet.model import ResNet
+from benchmarks.resnet.model import ResNet50
 from common.distributed.layout import Layout
 from common.evaluation.base import Evaluation, Predictions, Weights
 
@@ -33,7 +33,7 @@ class TopOne(Evaluation):
 
     def __init__(
         self,
-        model: ResNet,
+        model: ResNet50,
         open_source: Callable[[Path], EvalSource],
         example: Tensor,
         layout: Layout,

@@ -31,7 +31,7 @@ TRUNCATED_STD = 0.87962566103423978
 
 
 @dataclass(frozen=True)
-class ResNetConfig:
+class Architecture:
     """The shape of the network.
 
     Attributes:
@@ -85,29 +85,29 @@ class Bottleneck(nn.Module):
         return self.bn3.add_relu(y_NCHW, residual_NCHW, norm, moments, residual_moments)
 
 
-class ResNet(nn.Module):
+class ResNet50(nn.Module):
     """ResNet v1.5 with bottleneck blocks.
 
     Args:
-        config: its shape.
+        architecture: its shape.
         generator: source of the initial weights (a CPU generator).
         truncated_normal: cut the convolutions' normal distribution at 2 sigma, keeping its variance.
     """
 
-    def __init__(self, config: ResNetConfig, generator: torch.Generator, truncated_normal: bool = False) -> None:
+    def __init__(self, architecture: Architecture, generator: torch.Generator, truncated_normal: bool = False) -> None:
         super().__init__()
-        self.config = config
-        self.conv1 = nn.Conv2d(config.input_channels, config.width, 7, stride=2, padding=3, bias=False)
-        self.bn1 = BatchNorm2d(config.width, relu=True)
-        channels = config.width
-        for stage, blocks in enumerate(config.layers):
-            width = config.width * 2**stage
+        self.architecture = architecture
+        self.conv1 = nn.Conv2d(architecture.input_channels, architecture.width, 7, stride=2, padding=3, bias=False)
+        self.bn1 = BatchNorm2d(architecture.width, relu=True)
+        channels = architecture.width
+        for stage, blocks in enumerate(architecture.layers):
+            width = architecture.width * 2**stage
             built = []
             for block in range(blocks):
                 built.append(Bottleneck(channels, width, 2 if stage and not block else 1, project=not block))
                 channels = width * EXPANSION
             self.add_module(f"layer{stage + 1}", nn.Sequential(*built))
-        self.fc = nn.Linear(channels, config.num_classes)
+        self.fc = nn.Linear(channels, architecture.num_classes)
         self.register_load_state_dict_pre_hook(_pad_first_convolution)
         self._initialise(generator, truncated_normal)
         self.to(memory_format=torch.channels_last)
@@ -130,7 +130,7 @@ class ResNet(nn.Module):
         self.fc.weight.normal_(0.0, 0.01, generator=generator)
         self.fc.bias.zero_()
 
-    def cast(self, dtype: torch.dtype) -> ResNet:
+    def cast(self, dtype: torch.dtype) -> ResNet50:
         """Store convolution and classifier weights in ``dtype``, which the activations then have too.
 
         Batch norms stay fp32, except beside fp64. Replaces the data of the parameters: call it before an optimizer
@@ -157,7 +157,7 @@ class ResNet(nn.Module):
 
     def stages(self) -> Iterator[nn.Sequential]:
         """The stages in order."""
-        for index in range(len(self.config.layers)):
+        for index in range(len(self.architecture.layers)):
             stage = self.get_submodule(f"layer{index + 1}")
             assert isinstance(stage, nn.Sequential)
             yield stage
@@ -211,7 +211,7 @@ class ResNet(nn.Module):
         return 3.0 * forward + 2.0 * first
 
 
-def _pad_first_convolution(module: ResNet, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+def _pad_first_convolution(module: ResNet50, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
     """Give a 3-channel conv1 of a loaded state the zero slices that the model's own has."""
     name = prefix + "conv1.weight"
     weight = state_dict.get(name)

@@ -153,12 +153,13 @@ def jpeg_components(data: bytes) -> int:
 
 def main(command: str, argv: list[str]) -> int:
     """``mlperf-suite download | prepare | verify | generate benchmark=resnet [options]``."""
+    data = Path(os.environ.get("MLPERF_DATA_DIR", "data"))  # as configs/train.yaml has it
     parser = argparse.ArgumentParser(prog=f"mlperf-suite {command} benchmark=resnet")
     parser.add_argument("benchmark", nargs="?", help=argparse.SUPPRESS)
     if command != "verify":
-        parser.add_argument("--raw-dir", type=Path, default=Path("data/resnet/raw"), help="tars or folders of pictures")
+        parser.add_argument("--raw-dir", type=Path, default=data / "resnet-raw", help="tars or folders of pictures")
     if command in ("prepare", "verify"):
-        parser.add_argument("--data-dir", type=Path, default=Path("data/resnet/prepared"), help="prepared records")
+        parser.add_argument("--data-dir", type=Path, default=data / "resnet", help="prepared records")
     if command in ("prepare", "generate"):
         parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="threads or processes")
     if command == "generate":

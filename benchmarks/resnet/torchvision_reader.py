@@ -74,9 +74,9 @@ def random_crop_box(
 def train_pixels(data: bytes, settings: DataSettings, random: np.random.Generator) -> NDArray[np.uint8]:
     """Decode, random-resized crop, mirror: (image_size, image_size, 3)."""
     picture = decode(data)
-    box = random_crop_box(*picture.size, settings.crop_area, settings.crop_aspect, random)
-    flip = random.random() < settings.mirror
-    side = settings.image_size
+    box = random_crop_box(*picture.size, settings.facts.crop_area, settings.facts.crop_aspect, random)
+    flip = random.random() < settings.facts.mirror
+    side = settings.facts.image_size
     result = np.asarray(picture.resize((side, side), Image.Resampling.BILINEAR, box=box))
     return result[:, ::-1] if flip else result
 
@@ -85,8 +85,8 @@ def eval_pixels(data: bytes, settings: DataSettings) -> NDArray[np.uint8]:
     """Decode, shorter side to ``eval_resize`` (the longer one truncated), centre crop: (image_size, image_size, 3)."""
     picture = decode(data)
     shorter = min(picture.size)
-    width, height = (side * settings.eval_resize // shorter for side in picture.size)
-    side = settings.image_size
+    width, height = (side * settings.facts.eval_resize // shorter for side in picture.size)
+    side = settings.facts.image_size
     left, top = (width - side) // 2, (height - side) // 2
     resized = picture.resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(resized.crop((left, top, left + side, top + side)))
@@ -97,9 +97,9 @@ class Normalizer:
 
     def __init__(self, settings: DataSettings) -> None:
         values = torch.arange(256, dtype=torch.float32)[:, None]
-        table = (values - torch.tensor(settings.mean)) / torch.tensor(settings.std)
-        self._bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[settings.torch_dtype.itemsize]
-        self._table = table.to(settings.torch_dtype).T.contiguous().view(self._bits).numpy()  # (3, 256)
+        table = (values - torch.tensor(settings.facts.mean)) / torch.tensor(settings.facts.std)
+        self._bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[settings.dtype.itemsize]
+        self._table = table.to(settings.dtype).T.contiguous().view(self._bits).numpy()  # (3, 256)
 
     def write(self, pixels_HWC: NDArray[np.uint8], out_HWC: Tensor) -> None:
         """Fill the first three channels of ``out_HWC``; the others stay as they are."""
@@ -131,17 +131,15 @@ class _BatchMaker:
         self._normalizer = Normalizer(settings)
         self._pin_memory = pin_memory
         Image.preinit()  # registers the decoders; not in several threads at once
-        self._pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="pictures")
+        self._pool = ThreadPoolExecutor(settings.reader.threads, thread_name_prefix="pictures")
 
     def start(self, size: int, positions: list[int], pixels: Callable[[int, bytes], NDArray[np.uint8]]) -> _Pending:
         """Begin a batch of ``size`` from ``positions`` of the records; slots beyond them are padding, label -1.
 
         ``pixels`` makes the picture of slot i from its encoded bytes.
         """
-        side, channels = self.settings.image_size, self.settings.channels
-        image_NHWC = torch.zeros(
-            (size, side, side, channels), dtype=self.settings.torch_dtype, pin_memory=self._pin_memory
-        )
+        side, channels = self.settings.facts.image_size, self.settings.channels
+        image_NHWC = torch.zeros((size, side, side, channels), dtype=self.settings.dtype, pin_memory=self._pin_memory)
         labels = torch.full((size,), -1, dtype=torch.int64, pin_memory=self._pin_memory)
 
         def fill(slots: range) -> None:
@@ -149,7 +147,7 @@ class _BatchMaker:
                 picture = self._picture(positions[slot], labels, slot)
                 self._normalizer.write(self._make(pixels, slot, positions[slot], picture), image_NHWC[slot])
 
-        step = max(1, len(positions) // (2 * self.settings.threads))
+        step = max(1, len(positions) // (2 * self.settings.reader.threads))
         slots = range(len(positions))
         tasks = [self._pool.submit(fill, slots[i : i + step]) for i in range(0, len(slots), step)]
         return _Pending(image_NHWC, labels, tasks)
@@ -157,10 +155,10 @@ class _BatchMaker:
     def _picture(self, position: int, labels: Tensor, slot: int) -> bytes:
         record = self.reader.image(position)
         label = int(record.labels[0]) if len(record.labels) == 1 else -1
-        if not 0 <= label < self.settings.classes:
+        if not 0 <= label < self.settings.facts.classes:
             raise DataError(
                 f"{self.reader.describe(position)}: label {record.labels} is not one of the "
-                f"{self.settings.classes} classes; {_VERIFY}"
+                f"{self.settings.facts.classes} classes; {_VERIFY}"
             )
         labels[slot] = label
         return record.data
@@ -221,7 +219,7 @@ class TorchvisionTrainSource:
             DataError: a record is damaged or its picture cannot be decoded.
         """
         positions = range(start, self.stream.micro_batches(block))
-        made = _ahead((self._start(block, position) for position in positions), self.settings.prefetch)
+        made = _ahead((self._start(block, position) for position in positions), self.settings.reader.prefetch)
         nominal = self.stream.micro_batch * self.stream.replicas
         for position, tensors in zip(positions, made, strict=True):
             yield HostBatch(tensors, samples=nominal, position=position)
@@ -256,7 +254,7 @@ class TorchvisionEvalSource:
     def __iter__(self) -> Iterator[HostBatch]:
         """Yield the batches of one evaluation; padding at their end has label -1. Raises as training does."""
         batches = range(self.shard.batches)
-        made = _ahead((self._start(batch) for batch in batches), self.settings.prefetch)
+        made = _ahead((self._start(batch) for batch in batches), self.settings.reader.prefetch)
         for position, tensors in zip(batches, made, strict=True):
             yield HostBatch(tensors, samples=self.shard.batch * self.shard.replicas, position=position)
 

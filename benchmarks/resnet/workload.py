@@ -11,15 +11,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks.resnet.config import ResNetConfig
-from benchmarks.resnet.data import DataSettings, EvalSource, open_eval, open_train, warm_up
+from benchmarks.resnet.data import DataSettings, EvalSource, choose_reader, open_eval, open_train, warm_up
 from benchmarks.resnet.evaluate import TopOne
-from benchmarks.resnet.model import ResNet as Network
-from benchmarks.resnet.model import ResNetConfig as Shape
-from benchmarks.resnet.model import smoothed_cross_entropy
+from benchmarks.resnet.model import Architecture, ResNet50, smoothed_cross_entropy
 from common.config import RunConfig
 from common.data.source import Batch, DataSource, HostBatch
 from common.distributed.layout import Layout
+from common.errors import ConfigError
 from common.evaluation.base import Weights
+from common.mlperf.schedules import SCHEDULES
 from common.nn.batch_norm import BatchNorm2d, set_group
 from common.optim.optimizer import Optimizer, ParameterGroup
 from common.optim.rules import LARS, SGD
@@ -39,19 +39,20 @@ class ResNet(Workload):
         own: ResNetConfig = cfg.workload
         self.own = own
         self.dtype = DTYPES[cfg.precision]
-        self._network = self._build_network()
-        self._chosen = self._network.choose_implementation(own.model.batch_norm)
+        self._network, self._chosen = self._build_network()
         set_group(self._network, layout.subgroup("dp", own.hparams.bn_group))
         self._network.train()
 
-    def _build_network(self) -> Network:
+    def _build_network(self) -> tuple[ResNet50, str]:
+        """A network for training or for evaluation, and the name of the implementation chosen for it."""
         own = self.own
-        shape = Shape(own.model.width, (3, 4, 6, 3), own.facts.classes, own.model.input_channels)
-        network = Network(shape, self.layout.shared_generator("weights"), own.hparams.truncated_normal)
+        architecture = Architecture(own.model.width, (3, 4, 6, 3), own.facts.classes, own.model.input_channels)
+        network = ResNet50(architecture, self.layout.shared_generator("weights"), own.hparams.truncated_normal)
         for module in network.modules():
             if isinstance(module, BatchNorm2d):
                 module.eps, module.momentum = own.facts.bn_epsilon, own.facts.bn_momentum
-        return network.cast(self.dtype).to(self.layout.device)
+        network = network.cast(self.dtype).to(self.layout.device)
+        return network, network.choose_implementation(own.model.batch_norm)
 
     @property
     def model(self) -> nn.Module:
@@ -61,11 +62,11 @@ class ResNet(Workload):
     def parameter_groups(self) -> list[ParameterGroup]:
         """Convolutions and classifier with decay and LARS's trust ratio; batch norm and bias plain.
 
-        NVIDIA's variant decays the classifier's bias too and keeps the learning rate out of the momentum buffer of
-        all half-precision tensors; batch norm keeps it inside.
+        NVIDIA's variant of LARS decays the classifier's bias too and keeps the learning rate out of the momentum buffer
+        of all half-precision tensors; batch norm keeps it inside. SGD is the reference's in either variant.
         """
         hparams = self.own.hparams
-        lars, nvidia = hparams.optimizer == "lars", hparams.variant == "nvidia"
+        lars, nvidia = hparams.optimizer == "lars", hparams.nvidia
         # The TF2 reference's SGD adds wd * sum(v^2) to the loss, whose gradient is 2 * wd * v, bias included.
         decay = hparams.weight_decay if lars else 2 * hparams.weight_decay
         weights, bias, norms = {}, {}, {}
@@ -87,34 +88,66 @@ class ResNet(Workload):
     def _schedule_steps(cls, cfg: RunConfig) -> ScheduleSteps:
         hparams = cfg.workload.hparams
         samples = cfg.benchmark.train_samples
-        if hparams.variant == "nvidia":
+        if hparams.nvidia:
             micro_batches = cfg.global_batch // cfg.micro_batch
             return nvidia_steps(samples, micro_batches, cfg.micro_batch, hparams.epochs, hparams.warmup_epochs)
-        return reference_steps(samples, cfg.global_batch, hparams.epochs, hparams.warmup_epochs)
+        try:
+            evaluations = SCHEDULES["resnet"](cfg.global_batch, **cfg.benchmark.schedule)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"benchmark.schedule={cfg.benchmark.schedule}: {error}") from error
+        return reference_steps(
+            samples,
+            cfg.global_batch,
+            hparams.epochs,
+            hparams.warmup_epochs,
+            evaluation_offset=evaluations.first % evaluations.interval,
+            evaluation_period=evaluations.interval,
+        )
 
     @classmethod
     def derived_values(cls, cfg: RunConfig) -> dict[str, object]:
         """Decay steps and the samples that share batch-norm statistics."""
         steps = cls._schedule_steps(cfg)
         # The reference counts its steps from 0, and so has one more between warm-up and end.
-        counted_from_0 = int(cfg.workload.hparams.variant == "reference")
+        counted_from_0 = int(not cfg.workload.hparams.nvidia)
         return {
             "decay_steps": steps.total_steps - steps.warmup_steps + counted_from_0,
             "model_bn_span": cfg.micro_batch * cfg.workload.hparams.bn_group,
         }
 
+    @classmethod
+    def closed_division(cls, cfg: RunConfig) -> list[str]:
+        """The width of the network, and the constants of the optimizer and the loss that no key of the log shows."""
+        own: ResNetConfig = cfg.workload
+        hparams, broken = own.hparams, []
+        if own.model.width != 64:
+            broken.append(f"model.width={own.model.width}: the benchmark's model is ResNet-50 of width 64")
+        if hparams.label_smoothing not in (0.0, 0.1):
+            broken.append(f"hparams.label_smoothing={hparams.label_smoothing}: the rules' table allows 0 and 0.1")
+        if hparams.optimizer == "lars" and hparams.lars_eta != 0.001:
+            broken.append(f"hparams.lars_eta={hparams.lars_eta}: the reference's LARS has 0.001, and no rule frees it")
+        return broken
+
+    @classmethod
+    def order_of_data(cls, cfg: RunConfig) -> str:
+        """The reader: each has an order of its own."""
+        return choose_reader(cfg.workload.reader.reader)
+
     def build_step(self) -> TrainStep:
-        """Accumulated micro-batches, then LARS or SGD."""
+        """Accumulated micro-batches, then LARS or SGD.
+
+        After ``hparams.epochs`` the learning rate stays at its end in both variants; in NVIDIA's submissions, which
+        do not clamp the polynomial, it would rise again.
+        """
         hparams, cfg = self.own.hparams, self.cfg
         steps = self._schedule_steps(cfg)
-        nvidia = hparams.variant == "nvidia"
         schedule = polynomial(
             hparams.base_learning_rate,
             hparams.end_learning_rate,
             hparams.decay_power,
             steps.warmup_steps,
             steps.total_steps,
-            first_step=1 if nvidia else 0,
+            first_step=1 if hparams.nvidia else 0,
         )
         rule = (
             LARS(hparams.momentum, hparams.lars_eta, hparams.lars_epsilon)
@@ -161,26 +194,7 @@ class ResNet(Workload):
         return self.cfg.micro_batch * self.layout.size("dp")
 
     def _data_settings(self) -> DataSettings:
-        facts, reader = self.own.facts, self.own.reader
-        return DataSettings(
-            classes=facts.classes,
-            image_size=facts.image_size,
-            eval_resize=facts.eval_resize,
-            crop_area=facts.crop_area,
-            crop_aspect=facts.crop_aspect,
-            mirror=facts.mirror,
-            mean=facts.mean,
-            std=facts.std,
-            channels=self.own.model.input_channels,
-            dtype=str(self.dtype).removeprefix("torch."),
-            reader=reader.reader,
-            threads=reader.threads,
-            prefetch=reader.prefetch,
-            hw_decoder_load=reader.hw_decoder_load,
-            cache_mb=reader.cache_mb,
-            input_batch_multiplier=reader.input_batch_multiplier,
-            dont_use_mmap=reader.dont_use_mmap,
-        )
+        return DataSettings(self.own.facts, self.own.reader, self.own.model.input_channels, self.dtype)
 
     def warm_up_reader(self) -> None:
         """Load DALI, where it reads, and run each of its operators once."""
@@ -221,7 +235,8 @@ class ResNet(Workload):
 
         example = self._example_images(batch, self.layout.generator("example"))
         kept = self.own.reader.eval_cache_mb << 20
-        return TopOne(self._build_network(), open_source, example, layout, capture=True, cache_bytes=kept)
+        network, _ = self._build_network()
+        return TopOne(network, open_source, example, layout, capture=True, cache_bytes=kept)
 
     def sample_flops(self) -> float:
         """FLOPs of one training picture."""

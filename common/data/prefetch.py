@@ -13,14 +13,14 @@ from common.data.source import Batch, HostBatch
 class Prefetcher:
     """Groups a reader's micro-batches into steps and prepares them one step ahead on a side stream.
 
-    Two steps' batches exist at a time: the one that the compute stream is copying into the graph's inputs and the one
-    that the side stream fills. A slot is refilled only after the copy out of it has finished.
+    Two steps' batches exist at a time: the one that the compute stream uses and the one that the side stream fills. A
+    slot is refilled only after the step that used it has finished.
 
     Args:
         batches: the reader's micro-batches of one block.
         prepare: finishes a micro-batch on the device; runs on the side stream.
         micro_batches: micro-batches of one step.
-        device: the training device.
+        stream: the side stream of the run; None without a GPU.
 
     Attributes:
         wait_seconds: time that the host waited for the reader since the last read of it.
@@ -31,12 +31,12 @@ class Prefetcher:
         batches: Iterator[HostBatch],
         prepare: Callable[[HostBatch], Batch],
         micro_batches: int,
-        device: torch.device,
+        stream: torch.cuda.Stream | None,
     ) -> None:
         self._batches = batches
         self._prepare = prepare
         self._count = micro_batches
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = stream
         self._ready: torch.cuda.Event | None = None
         self._consumed: list[torch.cuda.Event | None] = [None, None]
         self._slots: list[list[Batch]] = [[], []]
@@ -89,3 +89,8 @@ class Prefetcher:
                 break
             gathered.append(self._prepare(host))
         return gathered or None
+
+
+def side_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """A stream for prefetching, one for a whole run: its memory stays with it. None without a GPU."""
+    return torch.cuda.Stream(device) if device.type == "cuda" else None

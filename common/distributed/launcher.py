@@ -79,7 +79,8 @@ def relaunch(
 
     SIGTERM and SIGINT are passed on to every rank. When a rank fails, one message names it, unless its exit
     code is one of the suite's own (it has printed its message); the others get SIGTERM and, after
-    ``grace_seconds``, SIGKILL.
+    ``grace_seconds``, SIGKILL. Ranks that already end by themselves, because a signal was passed on or the run ended
+    without reaching its target, get only the latter: another signal could cut off what they still write.
 
     Returns:
         0, or the exit code of the rank that failed first; 128 + the number of the signal that killed it.
@@ -159,7 +160,8 @@ def _watch(group: _Group, grace_seconds: float) -> int:
             if not _is_consequence(cause[1]) or now >= settled or not group.running():
                 first = cause
                 _report(first, group.forwarded)
-                group.send(signal.SIGTERM)
+                if group.forwarded is None and first[1] != NOT_CONVERGED:
+                    group.send(signal.SIGTERM)
                 # A stopped rank cannot end before it is continued.
                 group.send(signal.SIGCONT)
         if now > deadline:

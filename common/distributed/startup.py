@@ -17,20 +17,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from common.distributed.launcher import LOST_PEER_EXIT_CODE, follow_parent, has_launcher, relaunch
+from common.distributed.launcher import follow_parent
 from common.errors import ConfigError, DeviceError, RankFailure
-
-__all__ = [
-    "LOST_PEER_EXIT_CODE",
-    "Place",
-    "expand_nodelist",
-    "find_place",
-    "has_launcher",
-    "initialise",
-    "pick_device",
-    "relaunch",
-    "shutdown",
-]
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 # Step ids from 0xfffffff0 on are Slurm's own steps: the batch script, an interactive shell, extern.
@@ -84,7 +72,8 @@ def pick_device(requested: str, local_rank: int) -> torch.device:
 
     Args:
         requested: ``"cpu"``, ``"cuda"``, or ``"auto"``: CUDA where a GPU is visible, the CPU where there is none.
-        local_rank: index among the visible GPUs.
+        local_rank: index among the visible GPUs. A Slurm task that sees a single GPU, as with ``--gpus-per-task=1``,
+            takes that one instead.
 
     Raises:
         ConfigError: ``requested`` is none of the three.
@@ -95,7 +84,7 @@ def pick_device(requested: str, local_rank: int) -> torch.device:
     if requested == "cpu":
         return torch.device("cpu")
     if torch.cuda.is_available():
-        return _cuda_device(local_rank)
+        return _cuda_device(0 if _has_gpu_of_its_own(find_place(os.environ)) else local_rank)
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     if requested == "auto" and (hidden or not _gpu_present()):
         return torch.device("cpu")
@@ -282,20 +271,32 @@ def _threads(place: Place) -> int:
     return max(1, allowed // place.local_world_size)
 
 
-def _cuda_device(local_rank: int) -> torch.device:
+def _has_gpu_of_its_own(place: Place) -> bool:
+    """Whether this process is one of a machine's Slurm tasks that each see one GPU, another one each.
+
+    Slurm's binding numbers the GPU of every task 0, so that only the step's number of GPUs tells it from one GPU that
+    all tasks would have to share. Where Slurm does not say that number, NCCL refuses the shared GPU.
+    """
+    if place.launcher != "slurm" or place.local_world_size == 1 or torch.cuda.device_count() != 1:
+        return False
+    gpus = _integer(os.environ, "SLURM_GPUS_ON_NODE", place.local_world_size)
+    return gpus >= place.local_world_size
+
+
+def _cuda_device(index: int) -> torch.device:
     count = torch.cuda.device_count()
-    if local_rank >= count:
+    if index >= count:
         raise DeviceError(
-            f"local rank {local_rank} has no GPU: PyTorch sees {count} (CUDA_VISIBLE_DEVICES="
+            f"local rank {index} has no GPU: PyTorch sees {count} (CUDA_VISIBLE_DEVICES="
             f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}). Start at most {count} ranks on this machine"
         )
-    device = torch.device("cuda", local_rank)
+    device = torch.device("cuda", index)
     try:
         torch.ones(1, device=device).add_(1).item()
     except RuntimeError as error:
         name = torch.cuda.get_device_name(device)
         raise DeviceError(
-            f"{name} (cuda:{local_rank}) is present but PyTorch {torch.__version__} cannot run on it: "
+            f"{name} (cuda:{index}) is present but PyTorch {torch.__version__} cannot run on it: "
             f"{str(error).splitlines()[0]}. The build has kernels for {', '.join(torch.cuda.get_arch_list())}. "
             "Install a build for this GPU; device=cpu runs beside it"
         ) from error

@@ -52,6 +52,10 @@ TEXT_RULES: dict[str, tuple[TextRule, ...]] = {
             "0.9 if the global batch is below 32,768",
             lambda v: _number(v, "global_batch_size") >= 32768 or v["lars_opt_momentum"] == 0.9,
         ),
+        TextRule("sgd_opt_momentum", "0.9", lambda v: v["sgd_opt_momentum"] == 0.9),
+        TextRule(
+            "sgd_opt_learning_rate_decay_poly_power", "2", lambda v: v["sgd_opt_learning_rate_decay_poly_power"] == 2
+        ),
     ),
     "gpt3": (
         TextRule(

@@ -17,6 +17,7 @@ from typing import Literal
 
 from common.errors import ConfigError, DataError, SuiteError
 from common.mlperf.compliance import Finding, check_file, rule_records
+from common.mlperf.evaluation_points import misplaced_evaluations
 from common.mlperf.parsed_log import Event, ParsedLog, evaluation_of, read_log
 from common.mlperf.rcp import check_convergence, has_rcps, olympic_mean
 from common.mlperf.rules import RULESETS, Rules, rules_for
@@ -110,6 +111,8 @@ def _judge_parsed(log: ParsedLog, rules: Rules) -> Verdict:
             tolerated.append(finding)
         else:
             refusals.append(finding.sentence())
+    if log.division == "closed" and not log.stand_in:
+        refusals += misplaced_evaluations(log, rules)
     success = log.status == "success"
     if success and not below and not refusals and log.division == "closed":
         refusals += _success_complaints(log, rules)

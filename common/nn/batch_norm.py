@@ -24,7 +24,7 @@ class BatchNorm2d(nn.Module):
         relu: whether ReLU follows in :meth:`forward`.
         eps: added to the variance.
         momentum: weight of the new statistics in the running ones.
-        group: ranks over which the statistics are taken; None for this rank alone. See also :meth:`set_group`.
+        group: ranks over which the statistics are taken; None for this rank alone. See also :func:`set_group`.
     """
 
     running_mean: Tensor

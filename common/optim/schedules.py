@@ -42,14 +42,15 @@ def polynomial(
     warmup_steps: int,
     total_steps: int,
     first_step: Literal[0, 1] = 0,
-    clamp: bool = True,
 ) -> Schedule:
     """Linear warm-up from 0 to ``base``, then polynomial decay to ``end``.
 
     With s = counter + first_step, W = warmup_steps and D = total_steps - W + 1 - first_step:
-    base * s / W while s <= W, then end + (base - end) * (1 - (s - W) / D) ** power. The first of the ``total_steps``
-    updates runs at s = first_step. The MLPerf ResNet reference in TensorFlow counts from 0 (its first update has
-    learning rate 0) and clamps; NVIDIA's submissions count from 1 and do not clamp.
+    base * s / W while s <= W, then end + (base - end) * (1 - min((s - W) / D, 1)) ** power. The first of the
+    ``total_steps`` updates runs at s = first_step. The MLPerf ResNet reference in TensorFlow counts from 0 (its first
+    update has learning rate 0); NVIDIA's submissions count from 1. The reference stays at ``end`` after the decay;
+    NVIDIA's polynomial goes on, and with an even power rises again. Ours stays at ``end`` in both, on purpose: only a
+    run that did not converge in time gets there, and a learning rate that rises would not help it.
 
     Args:
         base: learning rate at the end of the warm-up.
@@ -58,7 +59,6 @@ def polynomial(
         warmup_steps: W; 0 starts at ``base``.
         total_steps: steps of warm-up and decay together.
         first_step: what the first update counts as.
-        clamp: hold ``end`` after the decay; otherwise the polynomial goes on.
 
     Raises:
         ValueError: the warm-up is negative or leaves no step for the decay.
@@ -69,9 +69,7 @@ def polynomial(
 
     def schedule(step: Tensor) -> Tensor:
         count = step.to(torch.float64) + first_step
-        done = (count - warmup_steps) / decay_steps
-        if clamp:
-            done = done.clamp(max=1.0)
+        done = ((count - warmup_steps) / decay_steps).clamp(max=1.0)
         decay = end + (base - end) * (1.0 - done) ** power
         if warmup_steps == 0:
             return decay.to(torch.float32)
@@ -92,7 +90,7 @@ def reference_steps(
     """Schedule lengths as the MLPerf ResNet reference (TensorFlow 2) counts them.
 
     An epoch is floor(train_samples / global_batch) steps; the epochs are rounded up so that the last one is evaluated:
-    offset + ceil((epochs - offset) / period) * period. For ``polynomial(first_step=0, clamp=True)``.
+    offset + ceil((epochs - offset) / period) * period. For ``polynomial(first_step=0)``.
     """
     steps_per_epoch = train_samples // global_batch
     blocks = -(-(epochs - evaluation_offset) // evaluation_period)
@@ -105,8 +103,8 @@ def nvidia_steps(
 ) -> ScheduleSteps:
     """Schedule lengths as NVIDIA's ResNet submissions count them.
 
-    An epoch is ceil(floor(train_samples / micro_batches) / micro_batch) steps. For
-    ``polynomial(first_step=1, clamp=False)``.
+    An epoch is ceil(floor(train_samples / micro_batches) / micro_batch) steps. For ``polynomial(first_step=1)``, which
+    unlike theirs stays at its end.
 
     Args:
         train_samples: size of the training set.

@@ -5,23 +5,28 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks import WORKLOADS
 from common import cli, config
-from common.data.prefetch import Prefetcher
+from common.data.prefetch import Prefetcher, side_stream
 from common.data.source import Batch, HostBatch
 from common.distributed.layout import Layout
 from common.graphs import StepRunner
-from common.step import TrainStep
+from common.reports import PendingReports
+from common.step import Report, TrainStep
 from common.workload import Workload
 from tests.command_line import finish, started, the_message, training
 
@@ -31,11 +36,20 @@ pytestmark = [
 ]
 
 STEPS = 5
+AHEAD = 3  # iterations that the host may launch before it reads the first one's report
+ROUNDING = 1e-5
+"""Difference of two changes of the weights in an iteration, relative to the change: same sums in the same order."""
+
+IMPLEMENTATIONS = [
+    *(pytest.param(workload, (), id=workload) for workload in sorted(WORKLOADS)),
+    pytest.param("resnet", ("model.batch_norm=torch",), id="resnet-torch"),
+]
+PRECISIONS = ["fp32", "bf16", "fp16"]
 
 
 @dataclass
 class Built:
-    """ResNet's ``test`` recipe on the GPU, warmed up."""
+    """A workload's ``test`` recipe on the GPU, warmed up."""
 
     workload: Workload
     step: TrainStep
@@ -45,72 +59,118 @@ class Built:
     def weights(self) -> dict[str, Tensor]:
         """Copies of the weights: the FP32 masters where the weights are half."""
         torch.cuda.synchronize()
-        masters = self.step.updaters[0].state_dict().get("masters", {})
-        return {name: masters.get(name, p).detach().double() for name, p in self.workload.model.named_parameters()}
+        masters: dict[str, Tensor] = {}
+        for updater in self.step.updaters:
+            masters |= updater.state_dict().get("masters", {})
+        # The copy is explicit: double() of float64 would be the weight itself.
+        named = self.workload.model.named_parameters()
+        return {name: masters.get(name, parameter).detach().clone().double() for name, parameter in named}
+
+    def state(self) -> dict[str, Tensor]:
+        """All persistent tensors themselves: weights, buffers, masters, momentum, step counters."""
+        tensors = dict(self.workload.named_state())
+        for number, updater in enumerate(self.step.updaters):
+            tensors |= {f"{number}.{name}": tensor for name, tensor in updater.named_state()}
+        return tensors
+
+    @torch.no_grad()
+    def take_over(self, other: Built) -> None:
+        """Set all state to another's, in place, where a captured graph finds it."""
+        torch.cuda.synchronize()
+        theirs = other.state()
+        for name, tensor in self.state().items():
+            tensor.copy_(theirs[name])
+        torch.cuda.synchronize()
+
+    def run(self, batches: list[Batch]) -> Report:
+        """One iteration, waited for."""
+        with self.runner.on_stream():
+            report = self.runner(batches)
+        torch.cuda.synchronize()
+        return self.step.read(report.names, report.values.tolist())
 
     def updates(self) -> int:
         """Updates that the optimizer has applied."""
         return int(self.step.updaters[0].state_dict()["step"])
 
-    def batches(self, seed: int, key: str | tuple[()] = ()) -> list[Batch]:
-        """The micro-batches of one iteration, drawn from ``seed``."""
+    def batches(self, seed: int, key: Hashable | None = None) -> list[Batch]:
+        """The micro-batches of one iteration, drawn from ``seed``; of another key than their own where one is given."""
         return [
-            Batch({name: tensor.cuda() for name, tensor in host.tensors.items()}, host.samples, key)
+            Batch(
+                {name: tensor.cuda() for name, tensor in host.tensors.items()},
+                host.samples,
+                host.key if key is None else key,
+            )
             for host in self.host_batches(seed)
         ]
 
     def host_batches(self, seed: int) -> list[HostBatch]:
-        """The same in pinned host memory."""
+        """The same in pinned host memory: noise of the shape of an example, and its integers in another order."""
         generator = torch.Generator().manual_seed(seed)
-        example = next(iter(self.workload.example_batches()))
-        made = []
-        for position in range(self.accumulation):
-            like = example.tensors["image"]
-            image_NCHW = torch.randn(like.shape, generator=generator)
-            image_NCHW[:, 3:] = 0
-            image_NCHW = image_NCHW.to(like.dtype, memory_format=torch.channels_last)
-            label_N = torch.randint(10, (len(like),), generator=generator)
-            tensors = {"image": image_NCHW.pin_memory(), "label": label_N.pin_memory()}
-            made.append(HostBatch(tensors, example.samples, position))
-        return made
+        examples = list(self.workload.example_batches())
+        example = examples[seed % len(examples)]
+        return [
+            HostBatch(
+                {name: _drawn_like(tensor.cpu(), generator).pin_memory() for name, tensor in example.tensors.items()},
+                example.samples,
+                position,
+                example.key,
+            )
+            for position in range(self.accumulation)
+        ]
+
+
+def _drawn_like(example: Tensor, generator: torch.Generator) -> Tensor:
+    """Noise where ``example`` is not zero, which may be padding; integers of the example, drawn anew."""
+    if example.dtype.is_floating_point:
+        noise = torch.randn(example.shape, generator=generator).to(example.dtype)
+        return torch.empty_like(example).copy_(torch.where(example == 0, torch.zeros_like(example), noise))
+    chosen = torch.randint(example.numel(), example.shape, generator=generator)
+    return example.flatten()[chosen]
 
 
 @pytest.fixture(autouse=True)
-def deterministic() -> Iterator[None]:
-    """Deterministic kernels where there are any, and no TF32."""
+def deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every sum in a fixed order, and no TF32."""
+    pool = F.max_pool2d
+
+    def pool_in_order(x_NCHW: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        # Only the backward pass for channels_last adds atomically.
+        y_NCHW: Tensor = pool(x_NCHW.contiguous(), *args, **kwargs)
+        return y_NCHW.contiguous(memory_format=torch.channels_last)
+
+    monkeypatch.setattr(F, "max_pool2d", pool_in_order)
     tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-    torch.use_deterministic_algorithms(True, warn_only=True)  # max pooling's backward pass adds atomically
+    # PyTorch warns of max pooling in any memory format.
+    torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
 
 
-def build(precision: str, capture: bool = True, *overrides: str, warm_up: bool = True) -> Built:
-    """ResNet, always with the same initial weights."""
-    run, _ = config.load(cli.compose(["benchmark=resnet", "scale=test", f"precision={precision}", *overrides]))
+def build(
+    precision: str,
+    *overrides: str,
+    workload: str = "resnet",
+    capture: bool = True,
+    warm_up: bool = True,
+) -> Built:
+    """A workload, always with the same initial weights."""
+    run, _ = config.load(cli.compose([f"benchmark={workload}", "scale=test", f"precision={precision}", *overrides]))
     layout = Layout(run.layout, device=torch.device("cuda", 0), seed=7)
-    workload = config.workload_class("resnet")(run, layout)
-    step = workload.build_step()
-    runner = StepRunner(step, workload.model, run.grad_accumulation_steps, capture)
+    built = config.workload_class(workload)(run, layout)
+    step = built.build_step()
+    runner = StepRunner(step, built.model, run.grad_accumulation_steps, capture)
     if warm_up:
-        runner.warm_up(workload.example_batches())
-    return Built(workload, step, runner, run.grad_accumulation_steps)
+        runner.warm_up(built.example_batches())
+    return Built(built, step, runner, run.grad_accumulation_steps)
 
 
-def change_in_training(precision: str, capture: bool) -> dict[str, Tensor]:
-    """How five iterations change the weights."""
-    built = build(precision, capture, "model.batch_norm=torch")
-    before = built.weights()
-    with built.runner.on_stream():
-        for seed in range(STEPS):
-            built.runner(built.batches(seed))
-    after = built.weights()
-    assert built.updates() == STEPS
-    assert built.runner.uncaptured == {}
+def change(after: dict[str, Tensor], before: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: after[name] - before[name] for name in after}
 
 
@@ -120,49 +180,66 @@ def difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     return float(off / torch.stack([change.norm() for change in expected.values()]).norm())
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_captured_iterations_change_the_weights_as_eager_ones(precision):
-    eager = change_in_training(precision, capture=False)
-    assert all(change.norm() > 0 for change in eager.values())
-    # What is left of the eager step's own scatter (atomic additions) is measured, not guessed.
-    scatter = difference(change_in_training(precision, capture=False), eager)
-    assert scatter < 0.02, "the eager step itself is not repeatable enough to compare with"
-    assert difference(change_in_training(precision, capture=True), eager) <= max(1e-6, 10 * scatter)
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("workload", "overrides"), IMPLEMENTATIONS)
+def test_every_captured_iteration_changes_the_weights_as_the_eager_one(workload, overrides, precision):
+    eager, captured = (build(precision, *overrides, workload=workload, capture=capture) for capture in (False, True))
+    start = before = eager.weights()
+    found = captured.weights()
+    assert all(torch.equal(found[name], weight) for name, weight in before.items()), "they start alike"
+    for seed in range(STEPS):
+        expected_report, report = eager.run(eager.batches(seed)), captured.run(captured.batches(seed))
+        assert not expected_report.overflow
+        assert report.overflow == expected_report.overflow
+        assert report.metrics == pytest.approx(expected_report.metrics, rel=ROUNDING)
+        after = eager.weights()
+        expected = change(after, before)
+        assert difference(change(captured.weights(), before), expected) <= ROUNDING, f"iteration {seed + 1}"
+        assert captured.updates() == eager.updates() == seed + 1
+        # From equal states: batch norm over a few samples multiplies rounding a hundredfold in an iteration.
+        captured.take_over(eager)
+        before = after
+    assert all(moved.norm() > 0 for moved in change(before, start).values())
+    assert captured.runner.uncaptured == {}
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_successive_replays_advance(precision):
-    built = build(precision)
-    rates, states = [], [built.weights()]
-    batches = built.batches(seed=0)
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("workload", "overrides"), IMPLEMENTATIONS)
+def test_successive_replays_advance(workload, overrides, precision):
+    built = build(precision, *overrides, workload=workload)
+    states, batches = [built.weights()], built.batches(seed=0)
     for _ in range(3):
-        with built.runner.on_stream():
-            report = built.runner(batches)
-        torch.cuda.synchronize()
-        rates.append(built.step.read(report.tolist()).metrics["learning_rate"])
+        assert not built.run(batches).overflow
         states.append(built.weights())
-    # Warm-up to 2.0 in one epoch of 96 samples in batches of 16: 6 steps, counted from 1.
-    assert rates == pytest.approx([2 / 6, 4 / 6, 6 / 6], rel=1e-6)
     assert built.updates() == 3
     for before, after in itertools.pairwise(states):
-        assert not torch.equal(before["fc.weight"], after["fc.weight"])
+        assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
+def test_successive_replays_follow_the_schedule():
+    built = build("fp32")
+    batches = built.batches(seed=0)
+    rates = [built.run(batches).metrics["learning_rate"] for _ in range(3)]
+    # Warm-up to 2.0 in one epoch of 96 samples in batches of 16: 6 steps, counted from 1.
+    assert rates == pytest.approx([2 / 6, 4 / 6, 6 / 6], rel=1e-6)
+
+
+def test_resnet_runs_on_triton_by_default():
+    assert build("fp32", warm_up=False).workload.implementations()["batch_norm"] == "triton"
 
 
 def test_a_replay_reads_the_batches_that_it_is_given():
-    built, losses = build("fp32"), []
-    with built.runner.on_stream():
-        built.step.skip.fill_(1)  # the same weights for all
-        for seed in (0, 1, 0):
-            losses.append(built.runner(built.batches(seed)).clone())
-    torch.cuda.synchronize()
-    first, other, again = (built.step.read(report.tolist()).metrics["loss"] for report in losses)
+    built = build("fp32")
+    built.step.skip.fill_(1)  # the same weights for all
+    first, other, again = (built.run(built.batches(seed)).metrics["loss"] for seed in (0, 1, 0))
     assert first == pytest.approx(again, rel=1e-5)
     assert abs(first - other) > 1e-3
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_warm_up_and_capture_leave_no_trace(precision):
-    built = build(precision, warm_up=False)
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("workload", "overrides"), IMPLEMENTATIONS)
+def test_warm_up_and_capture_leave_no_trace(workload, overrides, precision):
+    built = build(precision, *overrides, workload=workload, warm_up=False)
     examples = list(built.workload.example_batches())
     before = digest(built)
     built.runner.warm_up(examples)
@@ -175,9 +252,7 @@ def test_warm_up_and_capture_leave_no_trace(precision):
 def digest(built: Built) -> str:
     """One hash over weights, buffers, the optimizer's state, the skip flag and the random states."""
     torch.cuda.synchronize()
-    tensors = dict(built.workload.named_state())
-    for number, updater in enumerate(built.step.updaters):
-        tensors |= {f"{number}.{name}": tensor for name, tensor in updater.named_state()}
+    tensors = built.state()
     tensors |= {"skip": built.step.skip, "host": torch.get_rng_state(), "device": torch.cuda.get_rng_state()}
     made = hashlib.sha256()
     for name in sorted(tensors):
@@ -196,22 +271,30 @@ def waiting_is_an_error() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_the_host_waits_for_nothing_from_the_reader_to_the_update(precision):
-    built = build(precision)
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("workload", "overrides"), IMPLEMENTATIONS)
+def test_the_host_waits_for_nothing_from_the_reader_to_the_report(workload, overrides, precision):
+    built = build(precision, *overrides, workload=workload)
     batches = iter([host for seed in range(STEPS) for host in built.host_batches(seed)])
-    launched = 0
+    side, pending, finished = side_stream(torch.device("cuda", 0)), PendingReports(built.step), []
     torch.cuda.synchronize()
     with built.runner.on_stream(), waiting_is_an_error():
-        prefetcher = Prefetcher(batches, built.workload.prepare, built.accumulation, torch.device("cuda", 0))
-        for _ in range(3):
-            micro_batches = prefetcher.take()
-            assert micro_batches is not None
-            built.runner(micro_batches)
+        prefetcher = Prefetcher(batches, built.workload.prepare, built.accumulation, side)
+        number = 0
+        while (micro_batches := prefetcher.take()) is not None:
+            while len(pending) >= AHEAD:  # through the event of the oldest alone
+                finished.append(pending.pop())
+            number += 1
+            report = built.runner(micro_batches)
+            pending.push(number, sum(batch.samples for batch in micro_batches), report, 0.0)
             prefetcher.consumed()
-            launched += 1
+        while len(pending):
+            finished.append(pending.pop())
     torch.cuda.synchronize()
-    assert built.updates() == launched == 3
+    assert [done.step for done in finished] == list(range(1, STEPS + 1))
+    assert not any(done.report.overflow for done in finished)
+    assert all(math.isfinite(value) for done in finished for value in done.report.metrics.values())
+    assert built.updates() == STEPS
     assert built.runner.uncaptured == {}
 
 

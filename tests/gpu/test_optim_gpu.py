@@ -62,7 +62,7 @@ def build(parameters: dict[str, nn.Parameter], implementation: str) -> Optimizer
         ParameterGroup(groups_of(norms=False, bias=True), 5e-5, learning_rate_in_momentum=False),
         ParameterGroup(groups_of(norms=True, bias=False)),
     ]
-    schedule = polynomial(11.0, 1e-4, 2, 2, 20, first_step=1, clamp=False)
+    schedule = polynomial(11.0, 1e-4, 2, 2, 20, first_step=1)
     layout = Layout(device="cuda")
     return Optimizer(groups, LARS(0.9), schedule, layout, grad_divisor=400.0, implementation=implementation)
 

@@ -55,7 +55,7 @@ def test_every_sample_comes_once_per_epoch(root, cache_mb, multiplier):
 @pytest.mark.parametrize("cache_mb", [0, 2000])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_batches_have_the_form_that_the_model_expects(root, cache_mb, dtype):
-    for batch in train_batches(root, cache_mb=cache_mb, dtype=str(dtype).removeprefix("torch.")):
+    for batch in train_batches(root, cache_mb=cache_mb, dtype=dtype):
         image, label = batch.tensors["image"], batch.tensors["label"]
         assert (image.shape, image.dtype, image.device.type) == ((32, 4, 224, 224), dtype, "cuda")
         assert image.is_contiguous(memory_format=torch.channels_last)
@@ -74,8 +74,8 @@ def test_cached_pictures_look_like_decoded_ones(root):
 
 @pytest.mark.parametrize("hw_decoder_load", [0.0, 0.99])
 def test_evaluation_pictures_are_those_of_the_other_reader(root, hw_decoder_load):
-    options = {"dtype": "float32", "hw_decoder_load": hw_decoder_load}
-    ours = open_eval(root, gpu_settings(reader="torchvision", dtype="float32"), Layout(), 64)
+    options = {"dtype": torch.float32, "hw_decoder_load": hw_decoder_load}
+    ours = open_eval(root, gpu_settings(reader="torchvision", dtype=torch.float32), Layout(), 64)
     dali = open_eval(root, gpu_settings(**options), Layout(device="cuda"), 64)
     for _ in range(3):
         for batch, other in zip(dali, ours, strict=True):

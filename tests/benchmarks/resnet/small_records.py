@@ -5,18 +5,31 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 
+from benchmarks.resnet.config import Facts, ReaderConfig
 from benchmarks.resnet.data_settings import DataSettings
+from common import config
 from common.data import manifest
 from common.data.manifest import Manifest
 from common.data.recordio import ImageRecord, RecordWriter, pack_image
+from common.mlperf.fixed import benchmark_settings
+
+READER = {
+    "reader": "torchvision", "threads": 2, "prefetch": 2, "hw_decoder_load": 0.99, "cache_mb": 0, "eval_cache_mb": 0,
+    "input_batch_multiplier": 1, "dont_use_mmap": False, "pinned_pool_mb": 0, "eval_batch": 4,
+}  # fmt: skip
 
 
-def settings(**changes: object) -> DataSettings:
-    """Settings for pictures of 16 px, two threads."""
-    small = {"reader": "torchvision", "image_size": 16, "eval_resize": 18, "classes": 61, "threads": 2, "prefetch": 2}
-    return DataSettings(**{**small, **changes})
+def settings(channels: int = 4, dtype: torch.dtype = torch.float16, **changes: object) -> DataSettings:
+    """Settings for pictures of 16 px and two threads; ``changes`` are of the benchmark's facts or of the reader."""
+    facts = {**benchmark_settings("resnet")["facts"], "image_size": 16, "eval_resize": 18, "classes": 61}
+    facts |= {name: value for name, value in changes.items() if name in facts}
+    reader = READER | {name: value for name, value in changes.items() if name not in facts}
+    return DataSettings(
+        config.build(Facts, facts, "benchmark.facts"), config.build(ReaderConfig, reader, "reader"), channels, dtype
+    )
 
 
 def write_data(root: Path, pictures: Sequence[bytes], labels: Iterable[int], classes: int = 61) -> Path:

@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("nvidia.dali")
 
+from benchmarks.resnet import dali_reader
 from benchmarks.resnet.data import open_eval, open_train, warm_up
 from common.data.source import Block
 from common.distributed.layout import Layout
@@ -51,7 +52,7 @@ def test_every_sample_comes_once_per_epoch_of_its_shard(root, replicas, multipli
 
 def test_batches_have_the_form_that_the_model_expects(root):
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        batch = labels_of(root, dtype=str(dtype).removeprefix("torch."))[0]
+        batch = labels_of(root, dtype=dtype)[0]
         image, label = batch.tensors["image"], batch.tensors["label"]
         assert (image.shape, image.dtype, label.shape, label.dtype) == ((4, 4, 16, 16), dtype, (4,), torch.int64)
         assert image.is_contiguous(memory_format=torch.channels_last)
@@ -104,7 +105,7 @@ def test_evaluation_left_early_begins_anew(root):
 
 def test_evaluation_pictures_are_those_of_the_other_reader(root):
     sources = [
-        open_eval(root, settings(reader=reader, image_size=56, eval_resize=64, dtype="float32"), Layout(), 16)
+        open_eval(root, settings(reader=reader, image_size=56, eval_resize=64, dtype=torch.float32), Layout(), 16)
         for reader in ("dali", "torchvision")
     ]
     for batch, other in zip(*sources, strict=True):
@@ -124,7 +125,7 @@ def test_pictures_with_the_magic_number_inside_are_read(tmp_path):
     root = write_data(tmp_path / "data", [*pictures, plain], [0, 1, 2])
     batches = {}
     for reader in ("dali", "torchvision"):
-        source = open_eval(root, settings(reader=reader, dtype="float32"), Layout(), 3)
+        source = open_eval(root, settings(reader=reader, dtype=torch.float32), Layout(), 3)
         [batches[reader]] = source
         source.close()
     assert batches["dali"].tensors["label"].tolist() == [0, 1, 2]
@@ -149,3 +150,13 @@ def test_corrupt_picture_is_an_error(tmp_path):
     with pytest.raises(DataError, match=r"val\.rec: DALI cannot read on"):
         list(source)
     source.close()
+
+
+def test_the_pinned_pool_is_taken_once_in_bytes(monkeypatch):
+    taken: list[int] = []
+    monkeypatch.setattr(dali_reader.backend, "PreallocatePinnedMemory", taken.append)
+    dali_reader.take_pinned_pool.cache_clear()
+    for _ in range(2):
+        dali_reader.take_pinned_pool(3)
+    dali_reader.take_pinned_pool.cache_clear()
+    assert taken == [3 * 2**20]

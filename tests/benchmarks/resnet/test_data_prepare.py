@@ -16,6 +16,7 @@ from PIL import Image
 from benchmarks.resnet import prepare as prepare_module
 from benchmarks.resnet import raw
 from benchmarks.resnet.prepare import FILES, download, generate, jpeg_components, main, prepare, to_rgb_jpeg, verify
+from common import cli, config
 from common.data.recordio import RecordReader
 from common.errors import ConfigError, DataError
 
@@ -313,6 +314,20 @@ def test_command_line_goes_from_nothing_to_verified(tmp_path, capsys):
     assert main("prepare", ["benchmark=resnet", *folders, *data, "--workers", "1"]) == 0
     assert main("verify", ["benchmark=resnet", *data]) == 0
     assert "stand-in" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("folder", [None, "elsewhere"])
+def test_without_folders_the_data_are_prepared_where_training_reads_them(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLPERF_DATA_DIR", raising=False)
+    if folder:
+        monkeypatch.setenv("MLPERF_DATA_DIR", str(tmp_path / folder))
+    read_from = config.load(cli.compose(["benchmark=resnet", "scale=8xH200"]))[1].data_dir
+    assert main("generate", ["benchmark=resnet", "--train", "20", "--val", "10", "--workers", "1"]) == 0
+    assert main("prepare", ["benchmark=resnet", "--workers", "1"]) == 0
+    assert main("verify", ["benchmark=resnet"]) == 0
+    assert (read_from / "train.rec").exists()
+    assert {path.name for path in (tmp_path / (folder or "data")).iterdir()} == {"resnet", "resnet-raw"}
 
 
 def test_random_bytes_never_pass_as_pictures():

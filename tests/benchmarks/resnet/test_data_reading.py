@@ -1,7 +1,9 @@
 """From records to batches: order, transforms, shards, errors, with the reader that runs anywhere."""
 
+import functools
 import io
 import json
+import re
 import threading
 
 import numpy as np
@@ -10,8 +12,8 @@ import torch
 from PIL import Image
 
 from benchmarks.resnet.data import open_eval, open_train
-from benchmarks.resnet.data_settings import DataSettings
 from benchmarks.resnet.torchvision_reader import Normalizer, eval_pixels, random_crop_box
+from common import cli, config
 from common.data.recordio import RecordReader
 from common.data.source import Block
 from common.distributed.layout import Layout
@@ -144,17 +146,19 @@ def test_eval_transform_equals_plain_arithmetic(shape):
     resized = triangle_resize(triangle_resize(pixels, new[0]).transpose(1, 0, 2), new[1]).transpose(1, 0, 2)
     top, left = (new[0] - 224) // 2, (new[1] - 224) // 2
     expected = resized[top : top + 224, left : left + 224]
-    assert np.abs(eval_pixels(data, DataSettings()) - expected).max() < 1.6  # two roundings to whole levels
+    found = eval_pixels(data, settings(image_size=224, eval_resize=256))
+    assert np.abs(found - expected).max() < 1.6  # two roundings to whole levels
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_normalisation_is_the_rounded_formula(dtype):
+@pytest.mark.parametrize(
+    ("dtype", "spacing"), [(torch.float16, 2**-11), (torch.bfloat16, 2**-8), (torch.float32, 2**-22)]
+)
+def test_normalisation_is_the_rounded_formula(dtype, spacing):
     pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
     chosen = settings(dtype=dtype)
-    out = torch.zeros(16, 16, 4, dtype=chosen.torch_dtype)
+    out = torch.zeros(16, 16, 4, dtype=dtype)
     Normalizer(chosen).write(pixels, out)
     exact = (pixels.astype(np.float64) - MEAN) / STD
-    spacing = {"float16": 2**-11, "bfloat16": 2**-8, "float32": 2**-22}[dtype]
     assert np.abs(out[..., :3].double().numpy() - exact).max() <= spacing * 2
     assert not out[..., 3].any()
 
@@ -193,7 +197,7 @@ def test_half_of_the_pictures_are_mirrored(tmp_path):
 
 def test_grey_picture_becomes_three_equal_channels(tmp_path):
     grey = encoded(np.full((30, 30), 90, np.uint8))
-    source = open_eval(write_data(tmp_path / "data", [grey], [0]), settings(dtype="float32"), Layout(), 1)
+    source = open_eval(write_data(tmp_path / "data", [grey], [0]), settings(dtype=torch.float32), Layout(), 1)
     [batch] = source
     source.close()
     expected = [(90 - mean) / std for mean, std in zip(MEAN, STD, strict=True)]
@@ -255,20 +259,38 @@ def test_missing_data_folder_names_the_command(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("key", "value"),
     [
-        {"reader": "tf"},
-        {"dtype": "fp8"},
-        {"channels": 2},
-        {"crop_area": (0.5, 0.1)},
-        {"mirror": 2.0},
-        {"eval_resize": 8},
+        ("reader.reader", "tf"),
+        ("reader.threads", 0),
+        ("reader.prefetch", 0),
+        ("reader.hw_decoder_load", 1.5),
+        ("reader.cache_mb", -1),
+        ("reader.eval_cache_mb", -1),
+        ("reader.input_batch_multiplier", 0),
+        ("reader.pinned_pool_mb", -1),
+        ("reader.eval_batch", 0),
+        ("benchmark.facts.classes", 0),
+        ("benchmark.facts.image_size", 0),
+        ("benchmark.facts.eval_resize", 8),
+        ("benchmark.facts.crop_area", [0.5, 0.1]),
+        ("benchmark.facts.crop_area", [0.5, 1.1]),
+        ("benchmark.facts.crop_aspect", [0.0, 1.0]),
+        ("benchmark.facts.mirror", 2.0),
+        ("benchmark.facts.std", [1.0, 0.0, 1.0]),
+        ("benchmark.facts.bn_epsilon", 0.0),
+        ("benchmark.facts.bn_momentum", 0.0),
+        ("model.input_channels", 2),
+        ("model.width", 0),
+        ("precision", "fp8"),
     ],
 )
-def test_impossible_settings_are_refused(changes):
-    [name] = changes
-    with pytest.raises(ConfigError, match=f"data.{name}="):
-        settings(**changes)
+def test_impossible_values_are_refused_with_their_key_when_the_configuration_is_built(key, value):
+    tree = cli.compose(["benchmark=resnet", "scale=test"])
+    *sections, name = key.split(".")
+    functools.reduce(dict.__getitem__, sections, tree)[name] = value
+    with pytest.raises(ConfigError, match=f"^{re.escape(key)}="):
+        config.load(tree)
 
 
 def test_closing_early_leaves_nothing_running(numbered):

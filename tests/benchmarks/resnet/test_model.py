@@ -11,28 +11,28 @@ import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
 
-from benchmarks.resnet.model import ResNet, ResNetConfig, smoothed_cross_entropy
+from benchmarks.resnet.model import Architecture, ResNet50, smoothed_cross_entropy
 
 FOURTH_SLICE = 64 * 7 * 7
 
 
-def build(seed: int = 0, truncated_normal: bool = False, **config: object) -> ResNet:
-    return ResNet(ResNetConfig(**config), torch.Generator().manual_seed(seed), truncated_normal)
+def build(seed: int = 0, truncated_normal: bool = False, **shape: object) -> ResNet50:
+    return ResNet50(Architecture(**shape), torch.Generator().manual_seed(seed), truncated_normal)
 
 
 @pytest.fixture(scope="module")
-def model() -> ResNet:
+def model() -> ResNet50:
     """A model that tests do not change."""
     return build()
 
 
-def test_parameters_are_those_of_the_reference(model: ResNet) -> None:
+def test_parameters_are_those_of_the_reference(model: ResNet50) -> None:
     assert sum(p.numel() for p in model.parameters()) - FOURTH_SLICE == 25_557_032
     assert len(list(model.parameters())) == 161
     assert sum(isinstance(m, nn.Conv2d) for m in model.modules()) == 53
 
 
-def test_names_are_those_of_torchvision(model: ResNet) -> None:
+def test_names_are_those_of_torchvision(model: ResNet50) -> None:
     theirs = [name for name in torchvision.models.resnet50().state_dict() if "num_batches_tracked" not in name]
     assert sorted(model.state_dict()) == sorted(theirs)
 
@@ -70,14 +70,14 @@ def test_fp32_logits_equal_torchvision_in_evaluation() -> None:
         assert (ours(image) - theirs(image)).abs().max() < 1e-4
 
 
-def test_three_channels_give_what_a_zero_fourth_gives(model: ResNet) -> None:
+def test_three_channels_give_what_a_zero_fourth_gives(model: ResNet50) -> None:
     narrow = copy.deepcopy(model).eval()
     image = torch.randn(1, 3, 32, 32)
     with torch.no_grad():
         assert torch.allclose(narrow(image), narrow(F.pad(image, (0, 0, 0, 0, 0, 1))), atol=1e-5)
 
 
-def test_feature_maps_halve_five_times(model: ResNet) -> None:
+def test_feature_maps_halve_five_times(model: ResNet50) -> None:
     shapes: dict[str, tuple[int, ...]] = {}
 
     def record(name: str):
@@ -102,7 +102,7 @@ def test_feature_maps_halve_five_times(model: ResNet) -> None:
     assert logits.shape == (1, 1000)
 
 
-def test_flops_of_a_training_sample(model: ResNet) -> None:
+def test_flops_of_a_training_sample(model: ResNet50) -> None:
     # 4.089 GMAC forward, three times, less the gradient of conv1's input (0.118 GMAC)
     assert model.sample_flops() == pytest.approx(2 * (3 * 4.089e9 - 0.118e9), rel=1e-3)
     assert model.sample_flops() == pytest.approx(24.3e9, rel=1e-3)
@@ -123,7 +123,7 @@ def test_initial_convolutions_are_he_normal_over_fan_in(truncated_normal: bool) 
     assert not model.conv1.weight[:, 3].any()
 
 
-def test_initial_classifier_and_norms(model: ResNet) -> None:
+def test_initial_classifier_and_norms(model: ResNet50) -> None:
     assert model.fc.weight.std().item() == pytest.approx(0.01, rel=0.01)
     assert not model.fc.bias.any()
     norms = {name: p for name, p in model.named_parameters() if "bn" in name or "downsample.1" in name}

@@ -9,17 +9,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.resnet.data import open_train
-from benchmarks.resnet.data_settings import DataSettings
 from common.data.source import Block
 from common.distributed.layout import Layout
+from tests.benchmarks.resnet.small_records import settings
 
 BLOCK = Block(index=0, first_epoch=1, epochs=1, start_sample=0, samples=61)
 
 
-def pictures(root: Path, dtype: str) -> Tensor:
+def pictures(root: Path, dtype: torch.dtype) -> Tensor:
     """The first batch of ``root``, in ``dtype``."""
-    settings = DataSettings(reader="torchvision", image_size=32, eval_resize=36, classes=10, dtype=dtype)
-    source = open_train(root, settings, Layout(), 8)
+    source = open_train(root, settings(image_size=32, eval_resize=36, classes=10, dtype=dtype), Layout(), 8)
     try:
         return next(iter(source.batches(BLOCK))).tensors["image"]
     finally:
@@ -28,6 +27,6 @@ def pictures(root: Path, dtype: str) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_pictures_are_the_float32_ones_rounded_to_the_dtype(dtype, digits):
-    found = pictures(digits, str(dtype).removeprefix("torch."))
+    found = pictures(digits, dtype)
     assert found.dtype == dtype
-    assert torch.equal(found, pictures(digits, "float32").to(dtype))
+    assert torch.equal(found, pictures(digits, torch.float32).to(dtype))

@@ -16,8 +16,13 @@ from benchmarks.resnet.workload import ResNet
 from common import cli, config
 from common.data.source import HostBatch
 from common.distributed.layout import Layout
+from common.errors import ConfigError
 from common.evaluation.base import Predictions, Weights
 from common.mlperf.events import hyperparameters
+from common.mlperf.fixed import check_fixed
+from common.nn.batch_norm import BatchNorm2d
+from common.ops import batch_norm as ops
+from common.ops.implementation import Implementation, always
 from common.optim.optimizer import ParameterGroup
 from tests.conftest import checkpoint, flatten, suite
 
@@ -75,13 +80,16 @@ def test_the_reference_decays_weights_alone_and_keeps_the_rate_in_the_momentum()
     assert names(groups, learning_rate_in_momentum=True) == weights | bias | norms
 
 
-def test_the_references_sgd_adds_twice_the_decay_to_all_but_batch_norm():
-    # Its loss has weight_decay * sum(v ** 2), not half of it, over all variables without 'bn' in their name.
-    groups = groups_of("hparams.variant=reference", "hparams.optimizer=sgd", "hparams.weight_decay=0.0001")
+@pytest.mark.parametrize("variant", ["nvidia", "reference"])
+def test_sgd_is_the_references_in_either_variant(variant):
+    # Its loss has weight_decay * sum(v ** 2), not half of it, over all variables without 'bn' in their name; Keras
+    # keeps the learning rate in the momentum.
+    groups = groups_of(f"hparams.variant={variant}", "hparams.optimizer=sgd", "hparams.weight_decay=0.0001")
     weights, bias, norms = by_kind(groups)
     assert names(groups, weight_decay=0.0002) == weights | bias
     assert names(groups, weight_decay=0.0) == norms
     assert names(groups, trust_ratio=True) == set()
+    assert names(groups, learning_rate_in_momentum=False) == set()
 
 
 def required_keys(optimizer: str) -> set[str]:
@@ -114,6 +122,72 @@ def test_nvidias_8xh200_recipe_decays_over_35_epochs_of_401_steps():
     assert values["lars_opt_learning_rate_decay_steps"] == 37 * 401 - 2 * 401
     assert values["model_bn_span"] == 400
     assert values["gradient_accumulation_steps"] == 1
+
+
+def decay_steps(batch: int, first_epoch: int, *overrides: str) -> object:
+    """What the recipe of 8 GPUs logs as ``lars_`` or ``sgd_opt_learning_rate_decay_steps`` at 37 epochs."""
+    changes = [f"hparams.global_batch_size={batch}", f"micro_batch={batch // 8}"]
+    run = composed("scale=8xH200", *changes, f"benchmark.schedule.first_epoch={first_epoch}", *overrides)
+    assert (run.workload.hparams.epochs, run.workload.hparams.warmup_epochs) == (37, 2)
+    logged = hyperparameters(run, ResNet.derived_values(run))
+    [value] = [value for key, value in logged.items() if key.endswith("_opt_learning_rate_decay_steps")]
+    return value
+
+
+# Epochs of 785 steps; the schedule ends on the last evaluation at or after epoch 37, and one step counts as the 0th.
+@pytest.mark.parametrize(("first_epoch", "end"), [(1, 37), (2, 38), (3, 39), (4, 40)])
+def test_the_references_schedule_ends_on_an_evaluation(first_epoch, end):
+    assert decay_steps(1632, first_epoch, "hparams.variant=reference") == (end - 2) * 785 + 1
+
+
+def test_the_references_decay_steps_are_those_of_its_convergence_point():
+    assert decay_steps(1632, 1, "hparams.variant=reference") == 27476
+
+
+@pytest.mark.parametrize("variant", ["nvidia", "reference"])
+def test_sgd_counts_steps_as_the_reference_does(variant):
+    assert decay_steps(1632, 1, "hparams.optimizer=sgd", f"hparams.variant={variant}") == 27476
+
+
+def test_the_references_schedule_refuses_a_first_evaluation_that_the_rules_have_not():
+    with pytest.raises(ConfigError, match=r"benchmark\.schedule=.*epochs 1\.\.4, got 5"):
+        decay_steps(1632, 5, "hparams.variant=reference")
+
+
+def test_evaluation_runs_the_implementation_that_training_does(monkeypatch):
+    for table in (
+        ops.IMPLEMENTATIONS, ops.ADD_RELU_IMPLEMENTATIONS, ops.RELU_MAX_POOL_IMPLEMENTATIONS,
+        ops.EVALUATE_IMPLEMENTATIONS,
+    ):  # fmt: skip
+        monkeypatch.setitem(table, "other", Implementation("other", table["torch"].function, always))
+    run = composed("scale=test", "model.batch_norm=other")
+    workload = ResNet(run, Layout(run.layout))
+    assert workload.implementations() == {"batch_norm": "other"}
+    modules = workload.evaluation(Layout(run.layout))._model.modules()
+    chosen = {module._evaluate.name for module in modules if isinstance(module, BatchNorm2d)}
+    assert chosen == {"other"}
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("hparams.label_smoothing=0.2", "allows 0 and 0.1"),
+        ("hparams.lars_eta=0.01", "0.001"),
+        ("model.width=32", "width 64"),
+    ],
+)
+def test_what_the_closed_division_forbids_is_one_sentence(override, says):
+    [sentence] = ResNet.closed_division(composed("scale=8xH200", override))
+    assert sentence.startswith(override)
+    assert says in sentence
+
+
+@pytest.mark.parametrize("scale", ["1xGPU", "1xH200", "2xH200", "4xH200", "8xH200", "8xH100", "64xH100", "3584xH100"])
+@pytest.mark.parametrize("override", ["hparams.label_smoothing=0", "hparams.label_smoothing=0.1"])
+def test_the_recipes_for_real_data_pass_the_closed_division(scale, override):
+    run = composed(f"scale={scale}", override)
+    assert ResNet.closed_division(run) == []
+    check_fixed(run.benchmark, ResNet.closed_division(run))
 
 
 def test_batch_norm_over_two_ranks_spans_their_pictures():

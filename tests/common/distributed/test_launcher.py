@@ -1,5 +1,6 @@
 """The launcher with tiny scripts as ranks: exit codes, one message, signals, and the store it hosts."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -10,13 +11,19 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from common.distributed.startup import relaunch
+from common.distributed.launcher import relaunch
+from common.errors import NOT_CONVERGED, Interrupted
 
 # The ranks don't import torch, so that they start at once.
 PRELUDE = """
 import os, signal, sys, time
 rank = int(os.environ["RANK"])
 """
+
+
+# After the first rank ended, the launcher sends the others SIGCONT last of all it sends.
+HOLD_SIGCONT = "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCONT})"
+WAIT_FOR_THE_LAUNCHER = "signal.sigwait({signal.SIGCONT})"
 
 
 def launch(body, nproc=2, grace_seconds=20.0, argv=()):
@@ -32,6 +39,23 @@ def test_all_ranks_succeed(capfd):
 
 def test_own_exit_code_is_returned_without_a_second_message(capfd):
     assert launch("if rank == 1: sys.exit(5)\ntime.sleep(60)") == 5
+    assert capfd.readouterr().err == ""
+
+
+def test_a_target_that_was_not_reached_is_no_failure_and_the_others_end_by_themselves(capfd, tmp_path):
+    # Rank 1 writes after rank 0, which alone tells the result, has ended; SIGTERM would cut it off.
+    body = f"""
+{HOLD_SIGCONT}
+ready, written = (os.path.join(sys.argv[1], name) for name in ("ready", "written"))
+if rank == 0:
+    while not os.path.exists(ready): time.sleep(0.01)
+    sys.exit({NOT_CONVERGED})
+open(ready, "w").close()
+{WAIT_FOR_THE_LAUNCHER}
+open(written, "w").close()
+"""
+    assert launch(body, argv=[str(tmp_path)]) == NOT_CONVERGED
+    assert (tmp_path / "written").exists()
     assert capfd.readouterr().err == ""
 
 
@@ -85,24 +109,68 @@ def test_a_stopped_rank_does_not_hold_the_group(capfd):
     assert capfd.readouterr().err == ""
 
 
+@contextlib.contextmanager
+def signal_when_ready(folder, signum):
+    """Send this process, which launches two ranks meanwhile, a signal once both have made a file in ``folder``."""
+
+    def send():
+        while len(list(folder.iterdir())) < 2:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signum)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    yield
+    sender.join()
+
+
+SAY_READY = """
+open(os.path.join(sys.argv[1], str(rank)), "w").close()
+"""
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_signals_are_forwarded_and_a_clean_stop_is_a_success(tmp_path, signum):
     body = f"""
 signal.signal({int(signum)}, lambda *_: sys.exit(0))
-open(os.path.join(sys.argv[1], str(rank)), "w").close()
+{SAY_READY}
 time.sleep(60)
 """
-
-    def signal_when_ready():
-        while len(list(tmp_path.iterdir())) < 2:
-            time.sleep(0.01)
-        os.kill(os.getpid(), signum)
-
-    sender = threading.Thread(target=signal_when_ready)
-    sender.start()
-    assert launch(body, argv=[str(tmp_path)]) == 0
-    sender.join()
+    with signal_when_ready(tmp_path, signum):
+        assert launch(body, argv=[str(tmp_path)]) == 0
     assert signal.getsignal(signum) is not None
+
+
+def test_after_a_forwarded_signal_a_rank_that_ended_does_not_hurry_the_others(tmp_path, capfd):
+    # Rank 0 still writes when rank 1 has ended; a second SIGTERM would end it there.
+    body = f"""
+{HOLD_SIGCONT}
+def stop(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if rank == 0:
+        {WAIT_FOR_THE_LAUNCHER}
+        open(os.path.join(sys.argv[1], "written"), "w").close()
+    sys.exit({Interrupted.exit_code})
+signal.signal(signal.SIGTERM, stop)
+{SAY_READY}
+time.sleep(60)
+"""
+    with signal_when_ready(tmp_path, signal.SIGTERM):
+        assert launch(body, argv=[str(tmp_path)]) == Interrupted.exit_code
+    assert (tmp_path / "written").exists()
+    assert capfd.readouterr().err == ""
+
+
+def test_after_a_forwarded_signal_what_does_not_end_is_killed_after_the_grace_period(tmp_path):
+    body = f"""
+signal.signal(signal.SIGTERM, signal.SIG_IGN if rank == 0 else lambda *_: sys.exit({Interrupted.exit_code}))
+{SAY_READY}
+time.sleep(60)
+"""
+    started = time.monotonic()
+    with signal_when_ready(tmp_path, signal.SIGTERM):
+        assert launch(body, grace_seconds=1.0, argv=[str(tmp_path)]) == Interrupted.exit_code
+    assert time.monotonic() - started < 30
 
 
 def test_the_store_is_served_by_the_launcher(tmp_path):

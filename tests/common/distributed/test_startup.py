@@ -137,6 +137,45 @@ def test_hidden_gpus_leave_auto_on_the_cpu(monkeypatch):
         pick_device("cuda", 0)
 
 
+@pytest.fixture
+def one_visible_gpu(monkeypatch):
+    """PyTorch sees a single GPU, on which everything runs; no launcher's variables are set."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", *SLURM, "SLURM_GPUS_ON_NODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch, "ones", lambda *_, **__: torch.zeros(1))
+    return monkeypatch
+
+
+SLURM_SECOND_OF_THREE = {**SLURM, "SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NODEID": "0"}
+
+
+@pytest.mark.parametrize("gpus_of_the_step", [{}, {"SLURM_GPUS_ON_NODE": "3"}])
+def test_a_slurm_task_with_a_gpu_of_its_own_takes_it(one_visible_gpu, gpus_of_the_step):
+    for name, value in {**SLURM_SECOND_OF_THREE, **gpus_of_the_step}.items():
+        one_visible_gpu.setenv(name, value)
+    assert pick_device("cuda", 1) == torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{**SLURM_SECOND_OF_THREE, "SLURM_GPUS_ON_NODE": "1"}, TORCHRUN, {**SLURM_SECOND_OF_THREE, **TORCHRUN}],
+)
+def test_ranks_that_share_one_gpu_are_refused(one_visible_gpu, environment):
+    for name, value in environment.items():
+        one_visible_gpu.setenv(name, value)
+    with pytest.raises(DeviceError, match=r"local rank 1 has no GPU: PyTorch sees 1 .*at most 1 ranks"):
+        pick_device("cuda", 1)
+
+
+def test_slurm_tasks_that_see_all_gpus_take_one_each(one_visible_gpu):
+    one_visible_gpu.setattr(torch.cuda, "device_count", lambda: 3)
+    for name, value in SLURM_SECOND_OF_THREE.items():
+        one_visible_gpu.setenv(name, value)
+    assert pick_device("cuda", 1) == torch.device("cuda", 1)
+
+
 def test_one_rank_needs_no_process_group():
     threads = torch.get_num_threads()
     try:

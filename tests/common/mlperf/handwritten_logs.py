@@ -27,7 +27,14 @@ LARS = {
 def resnet_lines(
     seed: int = 1, accuracies: tuple[float, ...] = (0.3, 0.7595), last_epoch: int = 35, minutes: float = 10.0
 ) -> list[Line]:
-    """A ResNet run that evaluates every 4 epochs, the last time after ``last_epoch``."""
+    """A ResNet run that evaluates every 4 epochs, the last times with ``accuracies`` and 0.1 before.
+
+    Args:
+        seed: of the run.
+        accuracies: of the last evaluations.
+        last_epoch: of the last evaluation; the first one follows epoch 1, 2, 3 or 4.
+        minutes: from start to stop.
+    """
     lines: list[Line] = [
         (POINT, "cache_clear", True, {}, 0),
         (POINT, "submission_benchmark", "resnet", {}, 0),
@@ -43,8 +50,9 @@ def resnet_lines(
         (POINT, "train_samples", 1281167, {}, 62),
         (POINT, "eval_samples", 50000, {}, 62),
     ]
-    first = last_epoch - 4 * (len(accuracies) - 1)
-    for index, accuracy in enumerate(accuracies):
+    first = (last_epoch - 1) % 4 + 1
+    evaluations = (last_epoch - first) // 4 + 1
+    for index, accuracy in enumerate((0.1,) * (evaluations - len(accuracies)) + accuracies):
         epoch = first + 4 * index
         begin = 1 if index == 0 else epoch - 3
         lines += [

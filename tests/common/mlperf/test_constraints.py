@@ -59,6 +59,8 @@ def test_resnet_values_of_submissions_pass_and_are_complete(values: dict[str, ob
         (SGD, "sgd_opt_base_learning_rate", 0.1284),
         (SGD, "sgd_opt_end_learning_rate", 0.0),
         (SGD, "sgd_opt_weight_decay", 3e-4),
+        (SGD, "sgd_opt_momentum", 0.95),
+        (SGD, "sgd_opt_learning_rate_decay_poly_power", 1),
     ],
 )
 def test_forbidden_resnet_value_is_named_with_its_rule(base: dict[str, object], key: str, value: object) -> None:

@@ -16,7 +16,7 @@ WriteLog = Callable[..., Path]
 
 
 def test_facts_of_a_run(write_log: WriteLog) -> None:
-    log = read_log(write_log(resnet_lines(seed=77, accuracies=(0.1, 0.5, 0.76), minutes=12.5)))
+    log = read_log(write_log(resnet_lines(seed=77, accuracies=(0.1, 0.5, 0.76), last_epoch=11, minutes=12.5)))
     assert log.benchmark == "resnet"
     assert log.division == "closed"
     assert log.global_batch == 3264
@@ -24,9 +24,9 @@ def test_facts_of_a_run(write_log: WriteLog) -> None:
     assert log.run_minutes == 12.5
     assert log.init_minutes == pytest.approx(59 / 60)
     assert [(e.progress, e.progress_key, e.values) for e in log.evaluations] == [
-        (27, "epoch_num", {"eval_accuracy": 0.1}),
-        (31, "epoch_num", {"eval_accuracy": 0.5}),
-        (35, "epoch_num", {"eval_accuracy": 0.76}),
+        (3, "epoch_num", {"eval_accuracy": 0.1}),
+        (7, "epoch_num", {"eval_accuracy": 0.5}),
+        (11, "epoch_num", {"eval_accuracy": 0.76}),
     ]
     assert [seed for _, _, seed in log.seeds] == [77]
     assert not log.stand_in

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -75,6 +76,60 @@ def test_success_that_an_earlier_evaluation_earned_is_refused(write_log: WriteLo
     lines = resnet_lines(accuracies=(0.76, 0.75))
     lines[-1] = (END, "run_stop", None, {"status": "success"}, 700)
     assert "last eval_accuracy before it misses" in judge(write_log(lines)).reasons[0]
+
+
+def evaluated_after(*epochs: float) -> list[Line]:
+    """A converged ResNet run with evaluations after ``epochs``."""
+    lines = [line for line in resnet_lines() if not line[1].startswith(("block_", "eval_s")) or line[4] < 63]
+    lines = without(lines, "eval_accuracy")
+    before = 1
+    for index, epoch in enumerate(epochs):
+        accuracy = 0.76 if epoch == epochs[-1] else 0.1
+        block, second = {"first_epoch_num": before}, 63 + index
+        lines[-1:-1] = [
+            (START, "block_start", None, {**block, "epoch_count": epoch - before + 1}, second),
+            (END, "block_stop", None, block, second),
+            (START, "eval_start", None, {"epoch_num": epoch}, second),
+            (POINT, "eval_accuracy", accuracy, {"epoch_num": epoch}, second),
+            (END, "eval_stop", None, {"epoch_num": epoch}, second),
+        ]
+        before = int(epoch) + 1
+    return lines
+
+
+# training_rules, evaluation frequency of ResNet: every 4 epochs with offset 0, 1, 2 or 3.
+@pytest.mark.parametrize("epochs", [(1, 5, 9), (2, 6), (3, 7, 11, 15), (4,)])
+def test_evaluations_every_4_epochs_from_one_of_the_first_4_are_the_rules(
+    write_log: WriteLog, epochs: tuple[int, ...]
+) -> None:
+    assert judge(write_log(evaluated_after(*epochs))).kind == "valid run"
+
+
+@pytest.mark.parametrize(
+    ("epochs", "reason"),
+    [
+        ((1, 2, 3), "epoch_num 1, 2, 3 are not the rules' schedule: from the first on every 4, 1, 5, 9"),
+        ((3, 7, 15), "3, 7, 15 are not the rules' schedule"),
+        ((3, 7, 7), "3, 7, 7 are not the rules' schedule"),
+        ((3, 7, 10), "3, 7, 10 are not the rules' schedule"),
+        ((31, 35), "the first evaluation breaks the rules' schedule: .* 1..4, got 31"),
+        ((0, 4), "the first evaluation breaks the rules' schedule: .* 1..4, got 0"),
+        ((2.5, 6.5), "2.5, 6.5: epoch_num is a whole number"),
+    ],
+)
+def test_evaluations_off_the_rules_schedule_are_refused(
+    write_log: WriteLog, epochs: tuple[float, ...], reason: str
+) -> None:
+    verdict = judge(write_log(evaluated_after(*epochs)))
+    assert verdict.kind == "refused"
+    assert any(re.search(reason, sentence) for sentence in verdict.reasons), verdict.reasons
+
+
+def test_stand_in_data_and_the_open_division_evaluate_when_they_like(write_log: WriteLog) -> None:
+    lines = evaluated_after(1, 2, 3)
+    assert judge(write_log([*lines, STAND_IN])).kind == "format"
+    reasons = judge(write_log(replaced(lines, "submission_division", "open"))).reasons
+    assert not [reason for reason in reasons if "schedule" in reason]
 
 
 def test_truncated_log_is_refused_naming_the_line(write_log: WriteLog) -> None:

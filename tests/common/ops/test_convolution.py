@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.resnet.model import ResNet, ResNetConfig
+from benchmarks.resnet.model import Architecture, ResNet50
 from common.errors import UnsupportedImplementation
 from common.nn.batch_norm import BatchNorm2d
 from common.nn.convolution import Conv2d
@@ -20,8 +20,8 @@ def convolution_with_moments(x: Tensor, weight: Tensor, stride: int, padding: in
     return y, torch.stack([y.sum((0, 2, 3)), y.square().sum((0, 2, 3))])[:, None].detach()
 
 
-def small_network() -> ResNet:
-    return ResNet(ResNetConfig(width=8, layers=(1, 2), num_classes=4), torch.Generator().manual_seed(0))
+def small_network() -> ResNet50:
+    return ResNet50(Architecture(width=8, layers=(1, 2), num_classes=4), torch.Generator().manual_seed(0))
 
 
 def test_plain_version_leaves_no_moments() -> None:

@@ -35,7 +35,7 @@ def test_nvidia_steps_of_batch_3200(micro_batches, micro_batch):
 
 def test_reference_schedule_at_its_corners():
     w, t, d = 1570, 29045, 27476
-    schedule = polynomial(7.4, 1e-4, 2, w, t, first_step=0, clamp=True)
+    schedule = polynomial(7.4, 1e-4, 2, w, t, first_step=0)
     assert at(schedule, 0) == 0.0
     assert at(schedule, 785) == pytest.approx(3.7)
     assert at(schedule, w) == pytest.approx(7.4)
@@ -48,12 +48,12 @@ def test_reference_schedule_at_its_corners():
 def test_nvidia_schedule_at_its_corners():
     w, t = 802, 14837
     d = t - w
-    schedule = polynomial(11.0, 1e-4, 2, w, t, first_step=1, clamp=False)
+    schedule = polynomial(11.0, 1e-4, 2, w, t, first_step=1)
     assert at(schedule, 0) == pytest.approx(11.0 / w)
     assert at(schedule, w - 1) == pytest.approx(11.0)
     assert at(schedule, w + 99) == pytest.approx(1e-4 + (11.0 - 1e-4) * (1 - 100 / d) ** 2)
     assert at(schedule, t - 1) == pytest.approx(1e-4)
-    assert at(schedule, t + 999) == pytest.approx(1e-4 + (11.0 - 1e-4) * (1000 / d) ** 2, rel=1e-5)
+    assert at(schedule, t + 999) == pytest.approx(1e-4)  # NVIDIA's own would be back at 0.056
 
 
 def test_no_warmup_starts_at_the_base():

@@ -1,0 +1,60 @@
+"""What the closed division fixes beyond the logged hyperparameters, checked before a run on real data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
+
+from common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from common.config import BenchmarkConfig
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "configs" / "benchmark"
+FIXED = ("metric", "direction", "target", "train_samples", "eval_samples")
+FIXED_SECTIONS = ("facts", "schedule")
+"""Sections whose entries are fixed; a recipe may add others, such as the first evaluation."""
+
+
+def benchmark_settings(name: str) -> dict[str, Any]:
+    """``configs/benchmark/<name>.yaml``, before any recipe, as plain containers."""
+    settings = OmegaConf.to_container(OmegaConf.load(BENCHMARKS / f"{name}.yaml"), resolve=True)
+    assert isinstance(settings, dict)
+    return {str(key): value for key, value in settings.items()}
+
+
+def check_fixed(benchmark: BenchmarkConfig, forbidden: Sequence[str]) -> None:
+    """Refuse a configuration on real data that differs from what the rules fix; stand-in data may have their own.
+
+    Args:
+        benchmark: as composed, after recipe and command line.
+        forbidden: what the workload says of its own values (:meth:`common.workload.Workload.closed_division`).
+
+    Raises:
+        ConfigError: naming every key, value and rule that is broken.
+    """
+    if benchmark.stand_in:
+        return
+    broken = [*_differences(benchmark), *forbidden]
+    if broken:
+        raise ConfigError(
+            f"{benchmark.name}: the closed division forbids this configuration on real data:\n  "
+            + "\n  ".join(broken)
+            + "\n(submission.division=open skips these rules)"
+        )
+
+
+def _differences(benchmark: BenchmarkConfig) -> list[str]:
+    source = f"configs/benchmark/{benchmark.name}.yaml"
+    wanted = benchmark_settings(benchmark.name)
+    pairs = [(name, getattr(benchmark, name), wanted[name]) for name in FIXED]
+    for section in FIXED_SECTIONS:
+        found: Mapping[str, Any] = getattr(benchmark, section)
+        entries: Mapping[str, Any] = wanted[section]
+        pairs += [(f"{section}.{name}", found.get(name), value) for name, value in entries.items()]
+    return [
+        f"benchmark.{name}={found}: the rules fix {value} ({source})" for name, found, value in pairs if found != value
+    ]

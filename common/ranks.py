@@ -1,0 +1,141 @@
+"""From a composed configuration to work on every rank: start the ranks, set them up, and end with one message."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from common import config
+from common.distributed.faults import lost_peer
+from common.distributed.launcher import LOST_PEER_EXIT_CODE, has_launcher, relaunch
+from common.distributed.startup import Place, find_place, initialise, pick_device, shutdown
+from common.errors import ConfigError, SuiteError
+
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True)
+class Start:
+    """What one rank's work starts from.
+
+    Attributes:
+        began_ms: when this process began to build anything, milliseconds since the epoch.
+    """
+
+    run: config.RunConfig
+    session: config.SessionConfig
+    place: Place
+    device: torch.device
+    began_ms: int
+
+
+def on_ranks(command: str, argv: list[str], tree: dict[str, Any], work: Callable[[Start], int]) -> int:
+    """Run ``work`` on every rank of the composed configuration ``tree``; returns this process's exit code.
+
+    A process that nobody started as a rank starts the ranks of this node itself, with ``argv``.
+
+    Raises:
+        SuiteError: the configuration is wrong, the ranks are not as many as it says, or the device is unusable.
+    """
+    place = find_place(os.environ)
+    run, session = config.load(tree)
+    if place.launcher == "single" and run.world_size > 1:
+        return _start_ranks(command, run, session, argv)
+    if place.world_size != run.world_size:
+        raise ConfigError(
+            f"scale: {run.scale.nodes} nodes x {run.scale.gpus_per_node} = {run.world_size} ranks, "
+            f"but {place.world_size} were started by {place.launcher}"
+        )
+    _set_environment(run)
+    device = pick_device(session.device, place.local_rank)
+
+    def start() -> int:
+        began_ms = time.time_ns() // 1_000_000
+        initialise(place, device, session.timeout_seconds)
+        return work(Start(*_sized(tree, device), place, device, began_ms))
+
+    return _as_rank(start, place.rank)
+
+
+def _start_ranks(command: str, run: config.RunConfig, session: config.SessionConfig, argv: list[str]) -> int:
+    if run.scale.nodes > 1:
+        raise ConfigError(
+            f"scale: {run.scale.nodes} nodes need a launcher that starts {run.world_size} ranks, "
+            "torchrun or srun; this process was started alone"
+        )
+    given = any(argument.startswith("output_dir=") for argument in argv)
+    folder = [] if given else [f"output_dir={session.output_dir}"]
+    return relaunch(run.scale.gpus_per_node, [command, *argv, *folder])
+
+
+def _set_environment(run: config.RunConfig) -> None:
+    """What CUDA and NCCL read when they start, before anything touches the GPU; the user's own values stay."""
+    for name, value in run.system.environment.items():
+        os.environ.setdefault(name, value)
+    if run.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def _sized(tree: dict[str, Any], device: torch.device) -> tuple[config.RunConfig, config.SessionConfig]:
+    """The configuration, with ``micro_batch: auto`` replaced by what fits the device of every rank."""
+    if tree.get("micro_batch") != "auto":
+        return config.load(tree)
+    from common.micro_batch import pick
+
+    size = pick(lambda size: config.load(tree, size)[0], device)
+    if dist.is_initialized():
+        sizes: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(sizes, size)
+        size = min(sizes)
+    return config.load(tree, size)
+
+
+def _as_rank(work: Callable[[], int], rank: int) -> int:
+    """Run one rank's work; of an error that several ranks raise, the first to do so prints the message.
+
+    An error that only says that a peer is gone becomes the one about the peer.
+    """
+    try:
+        return work()
+    except SuiteError as error:
+        if _is_first_to_fail():
+            report(error)
+        return error.exit_code
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
+        if _is_first_to_fail():
+            report(SuiteError(f"{error.strerror} ({error.filename or 'while writing the log or the metrics'})"))
+        return SuiteError.exit_code
+    except RuntimeError as error:
+        failure = lost_peer(error, rank)
+        if failure is None:
+            raise
+        if has_launcher():  # which knows the peer's own end, and prints the one message
+            return LOST_PEER_EXIT_CODE
+        raise failure from error
+    finally:
+        shutdown()
+
+
+def _is_first_to_fail() -> bool:
+    if not dist.is_initialized():
+        return True
+    try:
+        return dist.distributed_c10d._get_default_store().add("suite/failures", 1) == 1
+    except dist.DistError:
+        return True
+
+
+def report(error: BaseException) -> None:
+    """Print an error's one message."""
+    sys.stdout.flush()
+    print(f"mlperf-suite: {type(error).__name__}: {error}", file=sys.stderr, flush=True)

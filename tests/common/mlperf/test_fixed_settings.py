@@ -1,0 +1,89 @@
+"""On real data, the closed division keeps what the rules fix of a benchmark."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from common import cli, config
+from common.config import BenchmarkConfig
+from common.distributed.startup import Place
+from common.errors import ConfigError
+from common.mlperf.fixed import check_fixed
+from common.trainer import Trainer
+from tests.conftest import suite
+
+
+def composed(*overrides: str) -> BenchmarkConfig:
+    """The benchmark's section under ``overrides``."""
+    return config.load(cli.compose(["benchmark=resnet", *overrides]))[0].benchmark
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "benchmark.target=0.7",
+        "benchmark.direction=lower",
+        "benchmark.metric=loss",
+        "benchmark.train_samples=1281166",
+        "benchmark.eval_samples=49999",
+        "benchmark.facts.image_size=192",
+        "benchmark.facts.crop_area=[0.08,1.0]",
+        "benchmark.facts.bn_momentum=0.2",
+        "benchmark.schedule.interval=5",
+    ],
+)
+def test_a_changed_value_is_named_with_the_one_that_the_rules_fix(override: str) -> None:
+    # training_rules, tables of quality targets, data sets and evaluation frequency
+    key, value = override.split("=")
+    with pytest.raises(ConfigError) as caught:
+        check_fixed(composed("scale=8xH200", override), ())
+    assert f"{key}=" in str(caught.value)
+    assert value.strip("[]").split(",")[0] in str(caught.value)
+    assert "configs/benchmark/resnet.yaml" in str(caught.value)
+
+
+def test_every_broken_rule_is_listed() -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_fixed(composed("scale=8xH200", "benchmark.target=0.7"), ["model.width=32: too narrow"])
+    assert "benchmark.target=0.7" in str(caught.value)
+    assert "model.width=32: too narrow" in str(caught.value)
+
+
+def test_a_missing_entry_is_a_changed_one() -> None:
+    benchmark = dataclasses.replace(composed("scale=8xH200"), schedule={"first_epoch": 3})
+    with pytest.raises(ConfigError, match=r"benchmark\.schedule\.interval=None"):
+        check_fixed(benchmark, ())
+
+
+@pytest.mark.parametrize("override", ["benchmark.schedule.first_epoch=1", "benchmark.schedule.last_epoch=99"])
+def test_what_a_recipe_may_choose_passes(override: str) -> None:
+    check_fixed(composed("scale=8xH200", override), ())
+
+
+def test_stand_in_data_have_their_own_values() -> None:
+    check_fixed(composed("scale=demo", "benchmark.target=0.5"), ["model.width=16: too narrow"])
+
+
+def test_calling_stand_in_data_real_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"benchmark\.target=0\.95"):
+        check_fixed(composed("scale=demo", "benchmark.data_set=imagenet-1k"), ())
+
+
+def test_a_run_in_the_closed_division_is_refused_before_it_starts(tmp_path: Path) -> None:
+    overrides = ["benchmark.target=0.7", "hparams.label_smoothing=0.2", "device=cpu", f"output_dir={tmp_path / 'out'}"]
+    done = suite("train", "benchmark=resnet", "scale=1xH200", *overrides)
+    assert done.code == ConfigError.exit_code
+    assert "Traceback" not in done.errors
+    assert "benchmark.target=0.7: the rules fix 0.759" in done.errors
+    assert "hparams.label_smoothing=0.2: the rules' table allows 0 and 0.1" in done.errors
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_open_division_skips_these_rules() -> None:
+    overrides = ["benchmark.target=0.7", "hparams.label_smoothing=0.2", "submission.division=open", "device=cpu"]
+    run, session = config.load(cli.compose(["benchmark=resnet", "scale=1xH200", *overrides]))
+    Trainer(run, session, Place(0, 1, 0, 1, 0, "single"), torch.device("cpu"))
