@@ -75,7 +75,7 @@ class Trainer:
             "hparams.global_batch_size": run.global_batch,
             "micro_batch": run.micro_batch,
             "precision": run.precision,
-            "benchmark.schedule": repr(self.schedule),
+            "benchmark.schedule": repr(replace(self.schedule, last=None)),  # a resumed run may go on longer
             "order of the data": self.cls.order_of_data(run),
         }
         self.resumed: dict[str, Any] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -55,7 +55,6 @@ class HostBatch:
     samples: int
     position: int
     key: Hashable = ()
-    metadata: dict[str, object] = field(default_factory=dict)
 
 
 class DataSource(Protocol):

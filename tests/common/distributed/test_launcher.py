@@ -31,7 +31,9 @@ def launch(body, nproc=2, grace_seconds=20.0, argv=()):
 
 
 def test_all_ranks_succeed(capfd):
-    assert launch("print(rank, os.environ['WORLD_SIZE'], os.environ['LOCAL_RANK'], sys.argv[1])", argv=["a=1"]) == 0
+    # One write a line: the ranks share the output.
+    told = "f\"{rank} {os.environ['WORLD_SIZE']} {os.environ['LOCAL_RANK']} {sys.argv[1]}\\n\""
+    assert launch(f"os.write(1, {told}.encode())", argv=["a=1"]) == 0
     out, err = capfd.readouterr()
     assert sorted(out.splitlines()) == ["0 2 0 a=1", "1 2 1 a=1"]
     assert err == ""
