@@ -166,7 +166,11 @@ def _smooth(values: Sequence[float]) -> list[float]:
 
 def _title_lines(summary: Summary) -> list[str]:
     """Status, verdict and note, broken to the width of the picture."""
-    return [part for text in (_status(summary), summary.verdict, _note(summary)) for part in textwrap.wrap(text, 110)]
+    return [
+        part
+        for text in (_status(summary), f"verdict on the log: {summary.verdict}", _note(summary))
+        for part in textwrap.wrap(text, 110)
+    ]
 
 
 def _status(summary: Summary) -> str:
