@@ -109,7 +109,6 @@ class Trainer:
             raise ConfigError(f"output_dir={session.output_dir} cannot be made: {error.strerror}") from error
         with contextlib.ExitStack() as stack:
             self.heartbeat = stack.enter_context(Heartbeat(self.place, session.output_dir, session.timeout_seconds))
-            self.signals = stack.enter_context(GracefulStop())
             self.bar = ProgressBar(self.place.rank)
             stack.callback(self.bar.close)
             self.metrics = MetricsWriter(
@@ -162,6 +161,8 @@ class Trainer:
         self._synchronise()
 
     def _timed(self, stack: contextlib.ExitStack) -> None:
+        # Before the clock runs there is nothing to close or save: a signal ends the process at once.
+        self.signals = stack.enter_context(GracefulStop())
         self.run_start_ms = time.time_ns() // 1_000_000
         self.events.run_start()
         with self.heartbeat.extended(30 * 60, "opening data"):

@@ -225,6 +225,24 @@ def test_the_log_is_accepted_as_far_as_stand_in_data_can_be(workload, data_of, t
 
 
 @pytest.mark.parametrize("workload", ALL)
+def test_a_signal_is_held_back_only_while_the_clock_runs(workload, data_of, tmp_path, monkeypatch):
+    handlers: dict[str, object] = {}
+    for name in ("settings", "run_start"):
+        original = getattr(RunEvents, name)
+
+        def seen(self: RunEvents, *arguments: object, name: str = name, original=original) -> None:
+            handlers[name] = signal.getsignal(signal.SIGTERM)
+            original(self, *arguments)
+
+        monkeypatch.setattr(RunEvents, name, seen)
+    before = signal.getsignal(signal.SIGTERM)
+    trainer_on(workload, data_of(workload), tmp_path / "out").train()
+    assert handlers["settings"] == before, "a long initialisation must end at once"
+    assert handlers["run_start"] != before
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize("workload", ALL)
 def test_sigterm_closes_the_log_as_aborted_and_leaves_a_checkpoint_to_resume(workload, data_of, tmp_path):
     output = tmp_path / "out"
     process = subprocess.Popen(

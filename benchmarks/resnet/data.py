@@ -18,11 +18,11 @@ import torch
 from benchmarks.resnet.config import Facts, ReaderConfig
 from benchmarks.resnet.data_settings import DataSettings
 from benchmarks.resnet.prepare import FORMAT, PREPARE_COMMAND
+from benchmarks.resnet.recordio import RecordReader
 from common import config
 from common.data import dali, manifest
 from common.data.manifest import Manifest
 from common.data.order import EpochStream, EvalShard
-from common.data.recordio import RecordReader
 from common.data.source import Block, DataSource, HostBatch
 from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError

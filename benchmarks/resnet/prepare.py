@@ -23,12 +23,12 @@ from PIL import Image
 
 from benchmarks.resnet import raw
 from benchmarks.resnet.raw import RawData, RawPicture
+from benchmarks.resnet.recordio import ImageRecord, RecordWriter, pack_image
 from benchmarks.resnet.stand_in import KINDS, Generated
 from benchmarks.resnet.stand_in import generate as generate
 from common.data import manifest
 from common.data.download import RemoteFile, check_or_download
 from common.data.manifest import Manifest
-from common.data.recordio import ImageRecord, RecordWriter, pack_image
 from common.errors import DataError
 
 FORMAT = "imagenet-recordio/1"

@@ -26,8 +26,8 @@ from PIL import Image
 from torch import Tensor
 
 from benchmarks.resnet.data_settings import DataSettings
+from benchmarks.resnet.recordio import RecordReader
 from common.data.order import EpochStream, EvalShard, sample_generator
-from common.data.recordio import RecordReader
 from common.data.source import Block, HostBatch
 from common.errors import DataError
 

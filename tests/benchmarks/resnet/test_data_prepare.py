@@ -16,8 +16,8 @@ from PIL import Image
 from benchmarks.resnet import prepare as prepare_module
 from benchmarks.resnet import raw
 from benchmarks.resnet.prepare import FILES, download, generate, jpeg_components, main, prepare, to_rgb_jpeg, verify
+from benchmarks.resnet.recordio import RecordReader
 from common import cli, config
-from common.data.recordio import RecordReader
 from common.errors import ConfigError, DataError
 
 

@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 
 from benchmarks.resnet.data import open_eval, open_train
+from benchmarks.resnet.recordio import RecordReader
 from benchmarks.resnet.torchvision_reader import Normalizer, eval_pixels, random_crop_box
 from common import cli, config
-from common.data.recordio import RecordReader
 from common.data.source import Block
 from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError

@@ -86,4 +86,5 @@ def test_a_run_in_the_closed_division_is_refused_before_it_starts(tmp_path: Path
 def test_the_open_division_skips_these_rules() -> None:
     overrides = ["benchmark.target=0.7", "hparams.label_smoothing=0.2", "submission.division=open", "device=cpu"]
     run, session = config.load(cli.compose(["benchmark=resnet", "scale=1xH200", *overrides]))
-    Trainer(run, session, Place(0, 1, 0, 1, 0, "single"), torch.device("cpu"))
+    trainer = Trainer(run, session, Place(0, 1, 0, 1, 0, "single"), torch.device("cpu"))
+    assert trainer.run.benchmark.target == 0.7

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from common.data.recordio import ImageRecord, RecordReader, RecordWriter, frame, pack_image, unpack_image
+from benchmarks.resnet.recordio import ImageRecord, RecordReader, RecordWriter, frame, pack_image, unpack_image
 from common.errors import DataError
 
 MAGIC = b"\x0a\x23\xd7\xce"
