@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shutil
 import signal
@@ -25,7 +26,6 @@ from tests.command_line import (
     endless,
     events,
     finish,
-    is_training,
     started,
     the_message,
     training,
@@ -205,13 +205,20 @@ def _fault(data: Path, output: Path, signum: signal.Signals) -> tuple[Finished, 
     """Send ``signum`` to rank 1 of 2 in training; how the run ended, and what is left of its processes."""
     arguments = endless(data, output, "scale.gpus_per_node=2", f"timeout_seconds={TIMEOUT_SECONDS}")
     with started(arguments) as process:
-        await_that(is_training(output), process)
+        # The others know of a rank what it last told, once in a tenth of the timeout.
+        await_that(lambda: _seconds_of_steps(output / "metrics_rank1.jsonl") > TIMEOUT_SECONDS / 5, process)
         family = descendants(process.pid)
         (victim,) = [child for child in family if _is_rank(child, 1)]
         victim.send_signal(signum)
         done = finish(process, TIMEOUT_SECONDS + GRACE_SECONDS)
         _, alive = psutil.wait_procs(family, timeout=5)
     return done, alive
+
+
+def _seconds_of_steps(metrics: Path) -> float:
+    """Time between the first and the last step that ``metrics`` tells of."""
+    lines = metrics.read_text().splitlines() if metrics.exists() else []
+    return json.loads(lines[-1])["time"] - json.loads(lines[0])["time"] if lines else 0.0
 
 
 def _said(done: Finished) -> list[str]:
