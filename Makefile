@@ -4,31 +4,48 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DATA ?= data
+BENCHMARK ?= resnet
 SCALE ?= demo
+EXTRAS ?= dev,tensorboard
+# An unpacked bundle of `make wheelhouse` brings its packages along; a checkout takes them from the package registry.
+WHEELHOUSE ?= $(if $(wildcard .git),,$(wildcard wheelhouse))
+ifneq ($(strip $(WHEELHOUSE)),)
+# Where nothing resolves names, PyTorch warns about every connection between ranks that it cannot name the other side.
+export TORCH_CPP_LOG_LEVEL ?= ERROR
+endif
 
-.PHONY: help train test demo lint format clean
+.PHONY: help train test slurm-test demo lint format wheelhouse clean
 
 help:
-	@echo "make train   train the ResNet-50 demo to its target on this machine and check the log"
-	@echo "make test    the test suite"
-	@echo "make demo    the tests that train each demo to its target"
-	@echo "make lint    ruff and mypy"
+	@echo "make train       train a demo to its target on this machine and check the log: BENCHMARK=resnet (default), bert, unet3d"
+	@echo "make test        the test suite"
+	@echo "make demo        the tests that train each demo to its target"
+	@echo "make slurm-test  the tests that need a Slurm controller"
+	@echo "make lint        ruff, mypy, shellcheck and hadolint"
+	@echo "make wheelhouse  a bundle for a site without a network: docs/air_gapped.md"
 
 $(VENV)/.installed: pyproject.toml constraints.txt
+ifeq ($(strip $(WHEELHOUSE)),)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed: make PYTHON=python3.12"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,tensorboard]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+else
+	PYTHON=$(PYTHON) scripts/wheelhouse.sh install $(WHEELHOUSE) $(VENV)
+endif
 	touch $@
 
-$(DATA)/raw-digits/STAND_IN: | $(VENV)/.installed
-	$(BIN)/mlperf-suite generate benchmark=resnet scale=$(SCALE) --raw-dir $(DATA)/raw-digits
+RAW := $(DATA)/$(BENCHMARK)-$(SCALE)-raw
+PREPARED := $(DATA)/$(BENCHMARK)-$(SCALE)
 
-$(DATA)/resnet-digits/manifest.json: $(DATA)/raw-digits/STAND_IN
-	$(BIN)/mlperf-suite prepare benchmark=resnet --raw-dir $(DATA)/raw-digits --data-dir $(DATA)/resnet-digits
+$(RAW)/STAND_IN: | $(VENV)/.installed
+	$(BIN)/mlperf-suite generate benchmark=$(BENCHMARK) scale=$(SCALE) --raw-dir $(RAW)
 
-train: $(VENV)/.installed $(DATA)/resnet-digits/manifest.json
-	MLPERF_DATA_DIR=$(DATA) $(BIN)/mlperf-suite train benchmark=resnet scale=$(SCALE)
+$(PREPARED)/manifest.json: $(RAW)/STAND_IN
+	$(BIN)/mlperf-suite prepare benchmark=$(BENCHMARK) --raw-dir $(RAW) --data-dir $(PREPARED)
+
+train: $(VENV)/.installed $(PREPARED)/manifest.json
+	$(BIN)/mlperf-suite train benchmark=$(BENCHMARK) scale=$(SCALE) data_dir=$(PREPARED)
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -m "not demo and not gpu and not multigpu and not slurm"
@@ -36,14 +53,22 @@ test: $(VENV)/.installed
 demo: $(VENV)/.installed
 	$(BIN)/python -m pytest -m demo
 
+slurm-test: $(VENV)/.installed
+	$(BIN)/python -m pytest -m slurm
+
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/shellcheck scripts/*.sh scripts/run.sub docker/*.sh .ci/run
+	$(BIN)/hadolint docker/Dockerfile
 
 format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+wheelhouse:
+	PYTHON=$(PYTHON) EXTRAS=$(EXTRAS) scripts/wheelhouse.sh build
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -6,5 +6,7 @@ imports none of them.
 """
 
 WORKLOADS: dict[str, str] = {
+    "bert": "benchmarks.bert.workload:BertPretraining",
     "resnet": "benchmarks.resnet.workload:ResNet",
+    "unet3d": "benchmarks.unet3d.workload:UNet3DSegmentation",
 }

@@ -7,11 +7,14 @@ is the price of everything around the step.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
 import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -20,11 +23,13 @@ from torch.profiler import ProfilerActivity, profile
 from common.config import RunConfig, SessionConfig, workload_class
 from common.data.prefetch import Prefetcher, side_stream
 from common.data.source import Batch, Block, HostBatch
+from common.distributed import job_store
 from common.distributed.layout import Layout
+from common.distributed.roles import Role
 from common.distributed.startup import Place
 from common.evaluation.inline import InlineEvaluation
 from common.graphs import StepRunner
-from common.mlperf.schedules import SCHEDULES
+from common.mlperf.admission import evaluation_schedule
 from common.workload import Workload
 
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
@@ -32,15 +37,27 @@ PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
 
 CATEGORIES = (
     ("communication", r"nccl|all_reduce|reduce_scatter|all_gather"),
+    ("attention", r"attention|flash|fmha"),
+    ("dropout and layer norm", r"dropout|layer_?norm"),
+    ("GELU", r"gelu"),
+    ("cross-entropy", r"cross_entropy|nll_loss|softmax"),
+    ("FP8 casts", r"fp8_cast"),
+    ("embedding", r"embedding|index"),
     ("convolution forward", r"fprop|conv2d_forward"),
     ("convolution backward", r"dgrad|wgrad|convolve"),
     ("batch norm", r"moments_|normalise_|gradient_sums|input_gradient|statistics|coefficients|batch_?norm|bn_"),
     ("pooling", r"pool"),
-    ("matrix product", r"gemm|nvjet|cutlass|xmma"),
-    ("optimizer", r"measure_kernel|trust_ratio|update_kernel|multi_tensor"),
+    ("matrix product", r"gemm|nvjet|cutlass|xmma|splitk"),
+    ("optimizer", r"measure_kernel|trust_ratio|update_kernel|adaptive_|multi_tensor"),
     ("copy and fill", r"memcpy|memset|copy|fill|convert|nchw|nhwc"),
 )
 """Kind of work -> pattern of its kernels' names; the first match counts."""
+
+EVALUATION_TIMES = "bench/evaluation times"
+EVALUATION_TIMEOUT = timedelta(hours=2)
+
+LABEL = 36
+"""Characters of the names in the output."""
 
 
 @dataclass(frozen=True)
@@ -59,31 +76,60 @@ class Timing:
 def bench(run: RunConfig, session: SessionConfig, place: Place, device: torch.device) -> int:
     """Measure step and run, and print them on rank 0; returns the exit code."""
     options = session.bench
+    role = Role.of(place, run.evaluation.ranks)
+    if role.name == "evaluate":
+        return _bench_evaluation(run, session, role, device)
+    block = _block_between_evaluations(run)
     if not options.accumulate:
         one = run.micro_batch * run.layout["dp"]
         run = replace(run, global_batch=one, grad_accumulation_steps=1)
-    layout = Layout(run.layout, place.rank, device, seed=0)
+    layout = Layout(run.layout, role.rank, device, seed=0)
     workload = workload_class(run.benchmark.name)(run, layout)
     torch.backends.cudnn.benchmark = not run.deterministic
     step = workload.build_step()
-    runner = StepRunner(step, workload.model, run.grad_accumulation_steps, session.cuda_graphs)
+    runner = StepRunner(step, workload.model, run.grad_accumulation_steps, run.cuda_graphs)
     examples = list(workload.example_batches())
     began = time.perf_counter()
     runner.warm_up(examples)
     say = print if place.rank == 0 else _silent
     say(_header(run, device, workload))
-    say(f"warm-up and capture         {time.perf_counter() - began:.1f} s")
+    say(f"{'warm-up and capture':<{LABEL}}{time.perf_counter() - began:.1f} s")
     batches = examples[:1] * run.grad_accumulation_steps
     timing = _time_step(runner, batches, options.warmup_steps, options.steps)
     say(_step_text(timing, run, workload, device))
     if device.type == "cuda":
         say(_breakdown(runner, batches, options.profile_steps))
     if options.data and session.data_dir.is_dir():
-        say(_run_text(_time_run(run, session, workload, runner), timing))
+        say(_run_text(_time_run(run, session, workload, runner, block), timing))
     elif options.data:
-        say(f"run                         not measured: there are no prepared data in {session.data_dir} (data_dir=…)")
+        say(f"{'run':<{LABEL}}not measured: there are no prepared data in {session.data_dir} (data_dir=…)")
+    runner.close()
     workload.close()
     return 0
+
+
+def _bench_evaluation(run: RunConfig, session: SessionConfig, role: Role, device: torch.device) -> int:
+    """Measure the evaluation on the ranks that only evaluate, for the training ranks' rank 0 to print."""
+    if not (session.bench.data and session.data_dir.is_dir()):
+        return 0
+    layout = Layout(run.evaluation.layout, role.rank, device, seed=0)
+    torch.backends.cudnn.benchmark = not run.deterministic
+    workload = workload_class(run.benchmark.name)(run, layout)
+    evaluation = InlineEvaluation(workload.evaluation(layout))
+    cuda = device.type == "cuda"
+    with torch.cuda.stream(torch.cuda.Stream(device)) if cuda else contextlib.nullcontext():
+        evaluation.prepare(workload.weights)
+        evaluation.open_data(session.data_dir)
+        times = _time_evaluations(evaluation, workload, cuda)
+    job_store.from_rank(role.first_rank, EVALUATION_TIMES, json.dumps(times))
+    evaluation.close()
+    workload.close()
+    return 0
+
+
+def _time_evaluations(evaluation: InlineEvaluation, workload: Workload, cuda: bool) -> list[float]:
+    """Seconds of the first evaluation and of one after it."""
+    return [_timed(lambda: evaluation.submit(workload.weights(), 0), cuda) for _ in range(2)]
 
 
 def _silent(text: str) -> None:
@@ -99,7 +145,7 @@ def _header(run: RunConfig, device: torch.device, workload: Workload) -> str:
         "micro-batch": f"{run.micro_batch} x {run.grad_accumulation_steps} accumulated, {run.precision}",
         **{f"implementation: {name}": choice for name, choice in workload.implementations().items()},
     }
-    return "\n".join(f"{name:<28}{value}" for name, value in rows.items())
+    return "\n".join(f"{name:<{LABEL}}{value}" for name, value in rows.items())
 
 
 def _time_step(runner: StepRunner, batches: list[Batch], warmup: int, steps: int) -> Timing:
@@ -128,7 +174,7 @@ def _timed(work: object, cuda: bool) -> float:
 
 
 def _step_text(timing: Timing, run: RunConfig, workload: Workload, device: torch.device) -> str:
-    per_rank = timing.throughput / run.world_size
+    per_rank = timing.throughput / run.training_ranks
     rows = {
         "step": f"{timing.step_ms:.3f} ms, {timing.throughput:,.0f} samples/s ({per_rank:,.0f} a rank)",
     }
@@ -138,7 +184,7 @@ def _step_text(timing: Timing, run: RunConfig, workload: Workload, device: torch
         share = f", {flops / peak:.1%} MFU of {peak / 1e12:,.0f}" if peak else ""
         rows["model FLOP/s a rank"] = f"{flops / 1e12:.1f} TFLOP/s{share}"
         rows["peak memory"] = f"{torch.cuda.max_memory_reserved(device) / 2**30:.1f} GiB"
-    return "\n".join(f"{name:<28}{value}" for name, value in rows.items())
+    return "\n".join(f"{name:<{LABEL}}{value}" for name, value in rows.items())
 
 
 def _breakdown(runner: StepRunner, batches: list[Batch], steps: int) -> str:
@@ -156,7 +202,7 @@ def _breakdown(runner: StepRunner, batches: list[Batch], steps: int) -> str:
         kernels[event.key] = (spent, event.count // steps)
     total = seconds / steps * 1e3
     sums["no kernel (gaps)"] = total - sum(sums.values())
-    lines = [f"breakdown of a step         {total:.3f} ms under the profiler"]
+    lines = [f"{'breakdown of a step':<{LABEL}}{total:.3f} ms under the profiler"]
     lines += [f"  {kind:<34}{ms:9.3f} ms" for kind, ms in sorted(sums.items(), key=lambda item: -item[1])]
     lines.append("  longest kernels")
     for name, (ms, count) in sorted(kernels.items(), key=lambda item: -item[1][0])[:16]:
@@ -172,19 +218,29 @@ class _RunTiming:
     first_evaluation: float
     evaluation: float
     with_evaluations: float
+    evaluation_ranks: int
 
 
-def _time_run(run: RunConfig, session: SessionConfig, workload: Workload, runner: StepRunner) -> _RunTiming:
-    """Train through the reader for the given steps, evaluate, and extend to a whole block between evaluations.
+def _block_between_evaluations(run: RunConfig) -> Block:
+    """The second block of the recipe's own run, or the only one: the first may be longer than the others."""
+    blocks = evaluation_schedule(run).blocks(run.benchmark.train_samples, run.global_batch)
+    return list(itertools.islice(blocks, 2))[-1]
+
+
+def _time_run(
+    run: RunConfig, session: SessionConfig, workload: Workload, runner: StepRunner, block: Block
+) -> _RunTiming:
+    """Train through the reader for the given steps, evaluate, and extend to ``block`` and the evaluation after it.
 
     The evaluation of a smaller set than the rules' counts in proportion.
     """
-    options = session.bench
-    evaluation = InlineEvaluation(workload.evaluation(workload.layout))
+    options, ranks = session.bench, run.evaluation.ranks
+    evaluation = None if ranks else InlineEvaluation(workload.evaluation(workload.layout))
     workload.warm_up_reader()
     with runner.on_stream():
-        evaluation.warm_up()
-        evaluation.open_data(session.data_dir)
+        if evaluation is not None:
+            evaluation.prepare(workload.weights)
+            evaluation.open_data(session.data_dir)
         source = workload.open_data(session.data_dir)
         samples = (options.warmup_steps + options.steps + 2) * run.global_batch
         batches = itertools.chain(source.batches(Block(0, 1, 0, 0, samples)))
@@ -195,16 +251,19 @@ def _time_run(run: RunConfig, session: SessionConfig, workload: Workload, runner
         prefetcher.wait_seconds = 0.0
         seconds = _timed(lambda: _feed(prefetcher, runner, options.steps), runner.cuda)
         wait = prefetcher.wait_seconds / options.steps * 1e3
-        times = [_timed(lambda: evaluation.submit(workload.weights(), 0), runner.cuda) for _ in range(2)]
+        if evaluation is not None:
+            times = _time_evaluations(evaluation, workload, runner.cuda)
+            evaluation.close()
+        else:
+            times = json.loads(job_store.from_rank(run.training_ranks, EVALUATION_TIMES, "", EVALUATION_TIMEOUT))
     _drain(batches)
     whole_set = run.benchmark.eval_samples / source.eval_samples
     source.close()
-    evaluation.close()
     training = Timing(seconds / options.steps * 1e3, run.global_batch)
-    schedule = SCHEDULES[run.benchmark.name](run.global_batch, **run.benchmark.schedule)
-    block = next(itertools.islice(schedule.blocks(run.benchmark.train_samples, run.global_batch), 1, None))
-    whole = block.samples / (block.samples / training.throughput + times[-1] * whole_set)
-    return _RunTiming(training, wait, source.eval_samples, times[0], times[-1], whole)
+    train_seconds, eval_seconds = block.samples / training.throughput, times[-1] * whole_set
+    # Evaluation ranks hold training up only where they take longer than it does between two evaluations.
+    between = max(train_seconds, eval_seconds) if ranks else train_seconds + eval_seconds
+    return _RunTiming(training, wait, source.eval_samples, times[0], times[-1], block.samples / between, ranks)
 
 
 def _feed(prefetcher: Prefetcher, runner: StepRunner, steps: int) -> None:
@@ -226,8 +285,9 @@ def _run_text(timing: _RunTiming, step: Timing) -> str:
         "run: training": f"{run.step_ms:.3f} ms, {run.throughput:,.0f} samples/s, "
         f"{run.throughput / step.throughput:.3f} of the step; host waited {timing.data_wait_ms:.2f} ms for data",
         "run: evaluation": f"{timing.first_evaluation:.2f} s first, {timing.evaluation:.2f} s after, "
-        f"of {timing.eval_samples:,} samples",
+        f"of {timing.eval_samples:,} samples"
+        + (f", on ranks of its own ({timing.evaluation_ranks})" if timing.evaluation_ranks else ""),
         "run: with evaluations": f"{timing.with_evaluations:,.0f} samples/s, "
         f"{timing.with_evaluations / step.throughput:.3f} of the step",
     }
-    return "\n".join(f"{name:<28}{value}" for name, value in rows.items())
+    return "\n".join(f"{name:<{LABEL}}{value}" for name, value in rows.items())

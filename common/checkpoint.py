@@ -2,11 +2,19 @@
 
 A checkpoint is written into a folder beside its place and renamed once every rank's file is on the disk, so that a
 full disk, a killed rank or a power failure leaves nothing half-written.
+
+Model and optimizer are in full tensors in the file of the first of the ranks that hold the same weights, those of the
+``dp`` and ``cp`` axes (one file for each place on the other axes); every rank's file has what is its own: random state
+and buffers. A run may therefore go on with another number of replicas, or with samples split over more or fewer ranks,
+as long as global batch and micro-batch are the same: the position counts optimizer steps. Each rank's random state then
+starts anew, from the seed and the step, and buffers are those of the first rank. On the same layout a run goes on as if
+it had not stopped.
 """
 
 from __future__ import annotations
 
 import errno
+import math
 import os
 import pickle
 import shutil
@@ -19,11 +27,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from common.distributed.layout import Layout
+from common.distributed.layout import AXES, Layout
 from common.errors import CheckpointError
-from common.optim.optimizer import Updater
+from common.optim.groups import SUMMED_AXES
+from common.optim.updater import Updater
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -33,7 +42,7 @@ class Progress:
     Attributes:
         step: optimizer steps done in the run.
         block: index of the block.
-        position: micro-batches of the block that each rank has consumed.
+        position: optimizer steps of the block that are done.
         samples: training samples done, over all ranks.
         history: (samples, metric value) of the evaluations so far.
     """
@@ -61,7 +70,7 @@ def save(
         progress: where the run stands.
         seed: of the run.
         settings: what, beside the seed, decides which samples come at a position: plain values.
-        model: its parameters and buffers are saved.
+        model: its parameters and buffers are saved, as of the last update.
         updaters: their state is saved.
         layout: the ranks.
 
@@ -71,6 +80,11 @@ def save(
     place = folder / f"step_{progress.step:08d}"
     beside = place.with_name(f".{place.name}.partial")
 
+    # Collective, hence outside of what may fail on one rank alone.
+    for updater in updaters:
+        updater.materialize()
+    states = [updater.state_dict() for updater in updaters]
+
     def clear() -> None:
         if layout.rank == 0:
             _clear(place, beside)
@@ -78,14 +92,16 @@ def save(
     def write() -> None:
         content = {
             "format": FORMAT,
-            "world_size": layout.world_size,
+            "layout": dict(layout.sizes),
             "seed": seed,
             "settings": dict(settings),
             "progress": vars(progress),
-            "model": model.state_dict(),
-            "updaters": [updater.state_dict() for updater in updaters],
             "random": _random_state(layout.device),
         }
+        if layout.index(*SUMMED_AXES) == 0:
+            content |= {"model": model.state_dict(), "updaters": states}
+        else:
+            content |= {"buffers": _buffers(model)}
         beside.mkdir(parents=True, exist_ok=True)
         with (beside / f"rank_{layout.rank}.pt").open("wb") as file:
             torch.save(content, file)
@@ -115,41 +131,51 @@ def keep_newest(folder: Path, count: int) -> None:
 
 
 def read(place: Path, settings: Mapping[str, object], layout: Layout) -> dict[str, Any]:
-    """This rank's part of the checkpoint at ``place``, on the CPU.
+    """What this rank needs of the checkpoint at ``place``, on the CPU.
 
     Args:
         place: the checkpoint's folder.
         settings: of this run; those of the checkpoint must be the same.
         layout: the ranks.
 
+    Returns:
+        Among others ``seed`` and ``progress``, and ``remarks``: what does not go on as if the run had not stopped, one
+        sentence each.
+
     Raises:
-        CheckpointError: it is missing, unreadable, of another number of ranks, or of other settings.
+        CheckpointError: it is missing, unreadable, incomplete, of another model-parallel layout, or of other settings.
     """
-    path = place / f"rank_{layout.rank}.pt"
-    ranks = len(list(place.glob("rank_*.pt")))
-    if ranks not in (0, layout.world_size):
-        raise CheckpointError(f"{place}: written by {ranks} ranks, this run has {layout.world_size}; use as many")
-    if not path.is_file():
-        raise CheckpointError(f"resume={place}: no checkpoint there ({path.name} is missing)")
-    try:
-        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"{path}: unreadable ({_cause(error)})") from error
-    found = content.get("format") if isinstance(content, dict) else None
-    if found != FORMAT:
-        raise CheckpointError(f"{path}: format {found}, this suite reads {FORMAT}")
-    if content["world_size"] != layout.world_size:
-        raise CheckpointError(
-            f"{place}: written by {content['world_size']} ranks, this run has {layout.world_size}; use as many"
-        )
-    for name, value in settings.items():
-        written = content["settings"].get(name)
-        if written != value:
+    first = _load(place, 0)
+    written: dict[str, int] = first["layout"]
+    for axis in AXES:
+        if axis not in SUMMED_AXES and written[axis] != layout.sizes[axis]:
             raise CheckpointError(
-                f"{place}: written with {name}={written}, this run has {name}={value}: the data would not go on where "
+                f"{place}: written with layout.{axis}={written[axis]}, this run has {layout.sizes[axis]}; only the "
+                "number of replicas and layout.cp may change"
+            )
+    expected, found = math.prod(written.values()), len(list(place.glob("rank_*.pt")))
+    if found != expected:
+        raise CheckpointError(f"{place}: incomplete, {found} of the {expected} ranks' files are there")
+    for name, value in settings.items():
+        kept = first["settings"].get(name)
+        if kept != value:
+            raise CheckpointError(
+                f"{place}: written with {name}={kept}, this run has {name}={value}: the data would not go on where "
                 "the checkpoint stands; resume with the settings of the first run"
             )
-    return content
+    writer = _writer(written, layout)
+    content = first if writer == 0 else _load(place, writer)
+    if written == layout.sizes:
+        own = content if layout.rank == writer else _load(place, layout.rank)
+        return {**content, "random": own["random"], "buffers": own.get("buffers", {}), "remarks": []}
+    changed = f"of {written['dp']} replicas, this run has {layout.sizes['dp']}"
+    if written["cp"] != layout.sizes["cp"]:
+        changed += f", and layout.cp={layout.sizes['cp']} instead of {written['cp']}"
+    remark = (
+        f"the checkpoint is {changed}: random states start anew from the seed and the step, and the model's buffers "
+        "are those of the first rank"
+    )
+    return {**content, "random": None, "buffers": {}, "remarks": [remark]}
 
 
 def restore(content: dict[str, Any], model: nn.Module, updaters: tuple[Updater, ...], layout: Layout) -> Progress:
@@ -159,19 +185,51 @@ def restore(content: dict[str, Any], model: nn.Module, updaters: tuple[Updater, 
         CheckpointError: a tensor is missing or has another shape.
     """
     try:
-        model.load_state_dict(content["model"])
+        model.load_state_dict({**content["model"], **content["buffers"]})
     except RuntimeError as error:
         problems = [line.strip() for line in str(error).splitlines()[1:]]
         more = f"; and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise CheckpointError(f"the checkpoint is of another model: {problems[0]}{more}") from error
     for updater, state in zip(updaters, content["updaters"], strict=True):
         updater.load_state_dict(state)
-    torch.set_rng_state(content["random"]["cpu"])
-    if layout.device.type == "cuda":
-        torch.cuda.set_rng_state(content["random"]["cuda"], layout.device)
     values = dict(content["progress"])
     values["history"] = tuple((int(samples), float(value)) for samples, value in values["history"])
-    return Progress(**values)
+    progress = Progress(**values)
+    if content["random"] is None:
+        torch.manual_seed(layout.generator(f"resumed at step {progress.step}").initial_seed())
+    else:
+        torch.set_rng_state(content["random"]["cpu"])
+        if layout.device.type == "cuda":
+            torch.cuda.set_rng_state(content["random"]["cuda"], layout.device)
+    return progress
+
+
+def _load(place: Path, rank: int) -> dict[str, Any]:
+    """One rank's file; its tensors are read from the disk when they are used."""
+    path = place / f"rank_{rank}.pt"
+    if not path.is_file():
+        raise CheckpointError(f"resume={place}: no checkpoint there ({path.name} is missing)")
+    try:
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"{path}: unreadable ({_cause(error)})") from error
+    found = content.get("format") if isinstance(content, dict) else None
+    if found != FORMAT:
+        raise CheckpointError(f"{path}: format {found}, this suite reads {FORMAT}")
+    return content
+
+
+def _writer(written: Mapping[str, int], layout: Layout) -> int:
+    """The rank that wrote the weights for this rank's place on the axes whose ranks hold different ones."""
+    rank = 0
+    for axis in AXES:
+        rank = rank * written[axis] + (0 if axis in SUMMED_AXES else layout.coordinate(axis))
+    return rank
+
+
+def _buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in parameters}
 
 
 def _random_state(device: torch.device) -> dict[str, torch.Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,8 +19,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from benchmarks import WORKLOADS
-from common.errors import ConfigError, SuiteError
-from common.ranks import Start, on_ranks, report
+from common.distributed.host_group import leave
+from common.errors import ConfigError, DataError, SuiteError
+from common.ranks import FULL_DISK, Start, on_ranks, report
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -33,7 +35,11 @@ USAGE = """usage: mlperf-suite COMMAND …
   prepare   turn raw data into the format that training reads
   verify    check prepared data against their manifest
   bench     measure the training step and the whole run       mlperf-suite bench benchmark=resnet scale=1xH200
-  check     judge one or more logs                            mlperf-suite check runs/resnet/…/mlperf.log
+  doctor    qualify this machine, or every node of a job      mlperf-suite doctor --help
+  check     judge logs, a series, or a submission's tree      mlperf-suite check runs/resnet/…/mlperf.log
+  summarize the score of a series of runs                     mlperf-suite summarize results/
+  package   the submission tree of MLCommons' checkers        mlperf-suite package --help
+  report    a page with pictures of runs, or a comparison     mlperf-suite report results/
 
 train and bench take Hydra's overrides and flags (--help, --cfg job, --multirun, …). Tab completion:
   eval "$(mlperf-suite train -sc install=bash)"
@@ -42,7 +48,7 @@ train and bench take Hydra's overrides and flags (--help, --cfg job, --multirun,
 
 def main() -> None:
     """Entry point of the console command; exits with the error's code, or 0."""
-    sys.exit(run(sys.argv[1:]))
+    leave(lambda: run(sys.argv[1:]))
 
 
 def run(argv: Sequence[str]) -> int:
@@ -60,15 +66,24 @@ def run(argv: Sequence[str]) -> int:
     except SuiteError as error:
         report(error)
         return error.exit_code
+    except BrokenPipeError:  # whoever read our output, such as `head`, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
 
 
 def train(argv: list[str]) -> int:
     """``train``: compose, validate, start the ranks of this node if nobody has, and train."""
 
     def work(start: Start) -> int:
-        from common.conclusion import conclude
+        from common.conclusion import await_conclusion, conclude
+        from common.distributed.roles import Role
+        from common.evaluator import Evaluator
         from common.trainer import Trainer
 
+        if Role.of(start.place, start.run.evaluation.ranks).name == "evaluate":
+            Evaluator(start.run, start.session, start.place, start.device).evaluate()
+            await_conclusion()
+            return 0
         trainer = Trainer(start.run, start.session, start.place, start.device, start.began_ms)
         trainer.train()
         return conclude(trainer)
@@ -93,24 +108,31 @@ def list_workloads(argv: list[str]) -> int:
 
     if argv:
         raise ConfigError("list takes no arguments")
-    print(f"{'benchmark':<12}{'target':<20}{'runs':<6}{'last round':<12}scales")
+    print(f"{'benchmark':<12}{'target':<30}{'runs':<6}{'last round':<12}scales")
     for name in sorted(WORKLOADS):
         settings = OmegaConf.load(CONFIGS / "benchmark" / f"{name}.yaml")
         rules = rules_for(name, newest_ruleset(name))
-        scales = sorted(
-            path.stem for path in (CONFIGS / "recipe" / name).glob("*.yaml") if (CONFIGS / "scale" / path.name).exists()
-        )
+        scales = _scales(name)
         sign = ">=" if settings.direction == "higher" else "<="
         target = f"{settings.metric} {sign} {settings.target:g}"
-        print(f"{name:<12}{target:<20}{rules.runs:<6}{rules.last_round:<12}{', '.join(scales)}")
+        print(f"{name:<12}{target:<30}{rules.runs:<6}{rules.last_round:<12}{', '.join(scales)}")
     return 0
 
 
-def check(argv: list[str]) -> int:
-    """``check``: the verdict on logs."""
-    from common.mlperf.verdict import main as judge
+def _scales(benchmark: str) -> list[str]:
+    """The scales that ``benchmark`` has a recipe for."""
+    recipes = (CONFIGS / "recipe" / benchmark).glob("*.yaml")
+    return sorted(path.stem for path in recipes if (CONFIGS / "scale" / path.name).exists())
 
-    return judge(argv)
+
+def _module_command(path: str) -> Callable[[list[str]], int]:
+    """A command that a module's ``main(argv)`` implements; imported when it is called."""
+
+    def run_command(argv: list[str]) -> int:
+        code: int = importlib.import_module(path).main(argv)
+        return code
+
+    return run_command
 
 
 def _data_command(command: str) -> Callable[[list[str]], int]:
@@ -126,15 +148,22 @@ def _data_command(command: str) -> Callable[[list[str]], int]:
             rest = [*_stand_in_arguments(names[0], scales[-1]), *rest]
         package = WORKLOADS[names[0]].partition(":")[0].rpartition(".")[0]
         prepare = importlib.import_module(f"{package}.prepare")
-        code: int = prepare.main(command, rest)
+        try:
+            code: int = prepare.main(command, rest)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            remedy = "make room and run it again" if error.errno in FULL_DISK else "see to it and run it again"
+            raise DataError(f"{command}: {error}; {remedy}") from error
         return code
 
     return run_command
 
 
 def _stand_in_arguments(benchmark: str, scale: str) -> list[str]:
-    path = CONFIGS / "recipe" / benchmark / f"{scale}.yaml"
-    recipe = OmegaConf.load(path) if path.exists() else OmegaConf.create()
+    if scale not in _scales(benchmark):
+        raise ConfigError(f"scale={scale}: {benchmark} has recipes for {', '.join(_scales(benchmark))}")
+    recipe = OmegaConf.load(CONFIGS / "recipe" / benchmark / f"{scale}.yaml")
     arguments = OmegaConf.select(recipe, "stand_in")
     if not arguments:
         raise ConfigError(f"generate: the recipe scale={scale} of {benchmark} is not for stand-in data")
@@ -149,15 +178,26 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "prepare": _data_command("prepare"),
     "verify": _data_command("verify"),
     "bench": bench,
-    "check": check,
+    "doctor": _module_command("common.doctor.command"),
+    "check": _module_command("common.submission.check"),
+    "summarize": _module_command("common.submission.summarize"),
+    "package": _module_command("common.submission.package"),
+    "report": _module_command("common.observe.report.command"),
 }
 
 
 def compose(overrides: Sequence[str]) -> dict[str, Any]:
-    """The composed configuration for ``overrides`` as plain containers, without Hydra's command line."""
-    with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        composed = hydra.compose("train", list(overrides))
-    tree = OmegaConf.to_container(composed, resolve=True)
+    """The composed configuration for ``overrides`` as plain containers, without Hydra's command line.
+
+    Raises:
+        ConfigError: an override is wrong.
+    """
+    try:
+        with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            composed = hydra.compose("train", list(overrides))
+        tree = OmegaConf.to_container(composed, resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_explain_composition(error)) from error
     assert isinstance(tree, dict)
     return {str(key): value for key, value in tree.items()}
 
@@ -219,8 +259,14 @@ def _explain_composition(error: Exception) -> str:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file is not None:
         group, _, name = error.missing_cfg_file.rpartition("/")
         choices = ", ".join(error.options or ()) or "none"
+        if error.missing_cfg_file.startswith("hparams/"):
+            folder = CONFIGS / "hparams"
+            every = sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.glob("*/*.yaml"))
+            asked = error.missing_cfg_file.removeprefix("hparams/")
+            return f"hparams={asked}: unknown; the choices are {', '.join(every)}"
         if group.startswith("recipe/"):
-            return f"scale={name}: {group.removeprefix('recipe/')} has no recipe for it; it has recipes for {choices}"
+            benchmark = group.removeprefix("recipe/")
+            return f"scale={name}: {benchmark} has no recipe for it; it has recipes for {', '.join(_scales(benchmark))}"
         return f"{group}={name}: unknown; the choices are {choices}"
     if isinstance(error.__cause__, ConfigAttributeError | ConfigKeyError):
         return f"{error.__cause__.full_key}: unknown configuration key; see `mlperf-suite train --cfg job`"

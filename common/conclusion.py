@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
-import torch
+import contextlib
+from datetime import timedelta
 
+import torch
+import torch.distributed as dist
+
+from common.distributed import job_store
 from common.errors import NOT_CONVERGED
 from common.mlperf.verdict import format_verdict, judge
 from common.observe.summary import Summary, write_summary
 from common.trainer import Trainer
 
+CONCLUDED = "suite/concluded"
+CONCLUDING = timedelta(minutes=10)
+
 
 def conclude(trainer: Trainer) -> int:
-    """Judge the run's log and print its summary, on rank 0, whose exit code tells whether the target was reached."""
+    """Judge the run's log and print its summary, on rank 0, whose exit code tells whether the target was reached.
+
+    The other ranks stay until it is done: a scheduler ends those that are left some time after the first has gone.
+    """
     if trainer.place.rank != 0:
+        await_conclusion()
         return 0
+    try:
+        return _conclude(trainer)
+    finally:
+        store = job_store.current()
+        if store is not None:
+            store.set(CONCLUDED, "1")
+
+
+def await_conclusion() -> None:
+    """Stay until rank 0 has concluded, or is gone: then there is nothing to stay for."""
+    store = job_store.current()
+    if store is not None:
+        with contextlib.suppress(dist.DistError, RuntimeError):
+            store.wait([CONCLUDED], CONCLUDING)
+
+
+def _conclude(trainer: Trainer) -> int:
     run, folder = trainer.run, trainer.session.output_dir
     verdict = judge(trainer.log_path, trainer.ruleset)
     print(format_verdict(verdict), flush=True)
@@ -33,12 +62,17 @@ def conclude(trainer: Trainer) -> int:
             history=history,
             losses=trainer.losses,
             minutes=minutes,
-            throughput=(trainer.progress.samples - trainer.resumed_samples) / (60 * minutes),
+            throughput=(trainer.counted_samples - trainer.resumed_samples) / (60 * minutes),
             seed=trainer.seed,
             stand_in=run.benchmark.stand_in,
             resumed=trainer.resumed is not None,
             verdict=verdict.kind,
             hardware=hardware(trainer.device, run.world_size),
+            energy_joules=trainer.meter.energy_joules(),
+            evaluations=len(trainer.points.scores),
+            evaluation_seconds=sum(score.seconds for score in trainer.points.scores),
+            hidden_seconds=sum(score.hidden_seconds for score in trainer.points.scores),
+            evaluation_ranks=run.evaluation.ranks,
             paths={
                 "log": trainer.log_path,
                 "metrics": folder / "metrics_rank0.jsonl",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -66,18 +67,78 @@ class BenchmarkConfig:
 
 @dataclass(frozen=True)
 class ScaleConfig:
-    """Machines: number of nodes and ranks (GPUs, or processes on a CPU) on each."""
+    """Machines.
+
+    Attributes:
+        nodes: number of them.
+        gpus_per_node: ranks on each: GPUs, or processes on a CPU.
+        gpu: the scale is one of GPUs, so that only ``device=cpu`` runs it on a CPU.
+    """
 
     nodes: int
     gpus_per_node: int
+    gpu: bool = False
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """Ranks that only evaluate.
+
+    Attributes:
+        ranks: the last of the job's ranks; with 0 the training ranks evaluate themselves and training stops meanwhile.
+        layout: axes of these ranks, complete; of one rank where there are none.
+    """
+
+    ranks: int = 0
+    layout: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BindingConfig:
+    """Where ranks run (see :mod:`common.launch.binding`).
+
+    Attributes:
+        cpu: ``node``: the cores next to the rank's GPU; ``exclusive``: a share of them of its own; ``none``.
+        memory: ``node``: the NUMA node of the rank's GPU; ``none``.
+    """
+
+    cpu: Literal["node", "exclusive", "none"] = "node"
+    memory: Literal["node", "none"] = "node"
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """What NCCL may use of the network; the variables behind it are in :mod:`common.launch.network`.
+
+    Attributes:
+        sharp: reduce gradients in InfiniBand's switches; the job needs Slurm's ``--network=sharp``.
+        sharp_nodes: nodes from which on that pays; None for NCCL's own choice.
+        user_buffers: register the buffers of captured collectives with the network; None for NCCL's own choice.
+        nvls: reduce in the NVLink switches, which needs multicast; None for NCCL's own choice.
+    """
+
+    sharp: bool = False
+    sharp_nodes: int | None = None
+    user_buffers: bool | None = None
+    nvls: bool | None = None
 
 
 @dataclass(frozen=True)
 class SystemConfig:
-    """The machine: settings that are neither the benchmark's nor the recipe's."""
+    """The machine: settings that are neither the benchmark's nor the recipe's.
+
+    Attributes:
+        environment: variables set on every rank unless the user has set them.
+        vboost: level of the GPU's power slider that favours the tensor cores; None leaves it as it is.
+        limits: what `doctor` demands of the machine.
+    """
 
     name: str = "auto"
     environment: dict[str, str] = field(default_factory=dict)
+    binding: BindingConfig = field(default_factory=BindingConfig)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    vboost: int | None = None
+    limits: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -92,11 +153,30 @@ class SubmissionConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """How gradients are reduced and applied; not what the rules call hyperparameters."""
+    """How gradients are reduced and applied; not what the rules call hyperparameters.
+
+    Attributes:
+        bucket_mb: gradients that are reduced in one collective.
+        overlap: reduce during the backward pass, and gather updated weights during the forward pass.
+        shard: who updates: ``none``: every rank all weights; ``node``: the ranks of a node share the work; ``all``:
+            all data-parallel ranks do.
+        reduction: with shards: ``scatter``: each rank receives the sum of its shard alone (several nodes then sum
+            shards); ``all_reduce``: one all-reduce over all ranks, of which each keeps its shard.
+        grad_predivide: what fp16 gradients are divided by before they are summed over ranks; the update multiplies.
+        implementation: of the update rule.
+    """
 
     bucket_mb: float = 32.0
     overlap: bool = True
+    shard: Literal["none", "node", "all"] = "none"
+    reduction: Literal["scatter", "all_reduce"] = "scatter"
+    grad_predivide: float = 1.0
     implementation: str = "auto"
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of :class:`common.optim.optimizer.Optimizer`."""
+        others = dataclasses.asdict(self)
+        return {"bucket_bytes": int(others.pop("bucket_mb") * 2**20), **others}
 
 
 @dataclass(frozen=True)
@@ -127,7 +207,10 @@ class RunConfig:
         global_batch: samples of one optimizer step over all ranks and micro-batches.
         grad_accumulation_steps: micro-batches of one optimizer step on one rank; derived.
         precision: of weights, activations and gradients; masters and statistics stay fp32.
+        layout: axes of the training ranks, complete.
         workload: the workload's own configuration, of its ``config_type``.
+        evaluation: the ranks that only evaluate.
+        cuda_graphs: capture what repeats in CUDA graphs, in training and in evaluation.
     """
 
     benchmark: BenchmarkConfig
@@ -142,11 +225,18 @@ class RunConfig:
     deterministic: bool
     assets_dir: Path | None
     workload: Any
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    cuda_graphs: bool = True
 
     @property
     def world_size(self) -> int:
         """Ranks over all nodes."""
         return self.scale.nodes * self.scale.gpus_per_node
+
+    @property
+    def training_ranks(self) -> int:
+        """Ranks over all nodes that train."""
+        return self.world_size - self.evaluation.ranks
 
 
 @dataclass(frozen=True)
@@ -165,7 +255,6 @@ class SessionConfig:
     keep_checkpoints: int
     timeout_seconds: float
     steps_ahead: int
-    cuda_graphs: bool
     profile: str | None
     tensorboard: bool
     bench: BenchConfig
@@ -173,7 +262,8 @@ class SessionConfig:
 
 
 _OF_A_RUN = {"benchmark", "scale", "system", "layout", "micro_batch", "precision", "optimizer", "deterministic"}
-_SHARED = _OF_A_RUN | {"assets_dir", "hparams"} | {item.name for item in dataclasses.fields(SessionConfig)}
+_OF_A_RUN |= {"assets_dir", "evaluation", "cuda_graphs"}
+_SHARED = _OF_A_RUN | {"hparams", "launch"} | {item.name for item in dataclasses.fields(SessionConfig)}
 
 
 def workload_class(name: str) -> type[Workload]:
@@ -212,7 +302,9 @@ def load(tree: Mapping[str, Any], micro_batch: int | None = None) -> tuple[RunCo
     scale = build(ScaleConfig, tree.get("scale"), "scale")
     if scale.nodes < 1 or scale.gpus_per_node < 1:
         raise ConfigError(f"scale: {scale.nodes} nodes x {scale.gpus_per_node}: both are positive")
-    layout = factor(scale.nodes * scale.gpus_per_node, convert(dict[str, int], tree.get("layout"), "layout"))
+    evaluation = _evaluation(tree.get("evaluation", {}), scale)
+    training_ranks = scale.nodes * scale.gpus_per_node - evaluation.ranks
+    layout = factor(training_ranks, convert(dict[str, int], tree.get("layout"), "layout"))
     global_batch = convert(int, (tree.get("hparams") or {}).get("global_batch_size"), "hparams.global_batch_size")
     size = micro_batch or tree.get("micro_batch")
     if size == "auto":
@@ -232,25 +324,55 @@ def load(tree: Mapping[str, Any], micro_batch: int | None = None) -> tuple[RunCo
         deterministic=convert(bool, tree.get("deterministic"), "deterministic"),
         assets_dir=convert(Path | None, tree.get("assets_dir"), "assets_dir"),
         workload=workload,
+        evaluation=evaluation,
+        cuda_graphs=convert(bool, tree.get("cuda_graphs"), "cuda_graphs"),
     )
+    if tree.get("micro_batch") != "auto":
+        _check_whole_rows(size, cls.micro_batch_multiple(run))
     hints = get_type_hints(SessionConfig)
     session = SessionConfig(**{name: convert(hints[name], tree.get(name), name) for name in hints})
     _check_ranges(run, session)
     return run, session
 
 
+def _evaluation(values: Any, scale: ScaleConfig) -> EvaluationConfig:
+    """The ranks that only evaluate, with the axes of their layout complete."""
+    given: EvaluationConfig = build(EvaluationConfig, values, "evaluation")
+    world_size = scale.nodes * scale.gpus_per_node
+    if not 0 <= given.ranks < world_size:
+        raise ConfigError(
+            f"evaluation.ranks={given.ranks}: of the {world_size} ranks of scale ({scale.nodes} nodes x "
+            f"{scale.gpus_per_node}) 0 or more only evaluate, and at least 1 trains"
+        )
+    if given.ranks == 0:
+        return EvaluationConfig()  # a recipe's layout waits for the ranks that a command line took away
+    try:
+        return EvaluationConfig(given.ranks, factor(given.ranks, given.layout))
+    except ConfigError as error:
+        raise ConfigError(f"evaluation.{error} of evaluation.ranks") from error
+
+
 def _check_ranges(run: RunConfig, session: SessionConfig) -> None:
+    bucket_mb, predivide, bench = run.optimizer.bucket_mb, run.optimizer.grad_predivide, session.bench
     for name, value, ok, need in (
         ("steps_ahead", session.steps_ahead, session.steps_ahead >= 1, "the host runs at least 1 step ahead"),
         ("checkpoint_every", session.checkpoint_every, session.checkpoint_every >= 0, "0 or more steps"),
         ("keep_checkpoints", session.keep_checkpoints, session.keep_checkpoints >= 1, "at least 1 is kept"),
-        ("optimizer.bucket_mb", run.optimizer.bucket_mb, run.optimizer.bucket_mb > 0, "a bucket has a positive size"),
-        ("bench.steps", session.bench.steps, session.bench.steps >= 1, "at least 1 step is measured"),
+        ("optimizer.bucket_mb", bucket_mb, 2**-20 <= bucket_mb < math.inf, "a bucket has a positive, finite size"),
+        ("optimizer.grad_predivide", predivide, 0 < predivide < math.inf, "a divisor is positive and finite"),
+        ("bench.steps", bench.steps, bench.steps >= 1, "at least 1 step is measured"),
+        ("bench.warmup_steps", bench.warmup_steps, bench.warmup_steps >= 0, "0 or more steps"),
+        ("bench.profile_steps", bench.profile_steps, bench.profile_steps >= 1, "at least 1 step is profiled"),
         ("benchmark.train_samples", run.benchmark.train_samples, run.benchmark.train_samples >= 1, "at least 1"),
         ("benchmark.eval_samples", run.benchmark.eval_samples, run.benchmark.eval_samples >= 1, "at least 1"),
     ):
         if not ok:
             raise ConfigError(f"{name}={value}: {need}")
+
+
+def _check_whole_rows(micro_batch: int, unit: int) -> None:
+    if micro_batch % unit:
+        raise ConfigError(f"micro_batch={micro_batch}: a row counts as {unit} samples: use a multiple of {unit}")
 
 
 def accumulation(global_batch: int, micro_batch: int, replicas: int) -> int:
@@ -259,8 +381,9 @@ def accumulation(global_batch: int, micro_batch: int, replicas: int) -> int:
     Raises:
         ConfigError: they don't divide.
     """
-    if micro_batch < 1:
-        raise ConfigError(f"micro_batch={micro_batch}: a batch has at least one sample")
+    for name, value in (("micro_batch", micro_batch), ("hparams.global_batch_size", global_batch)):
+        if value < 1:
+            raise ConfigError(f"{name}={value}: a batch has at least one sample")
     steps, rest = divmod(global_batch, micro_batch * replicas)
     if rest or not steps:
         raise ConfigError(

@@ -15,6 +15,10 @@ NOT_CONVERGED = 10
 """Exit code of a run that ended properly without reaching its target."""
 
 
+UNFIT = 11
+"""Exit code of `doctor` for machines that can be judged and are not fit."""
+
+
 class ConfigError(SuiteError):
     """The configuration is wrong: unknown key, wrong type, impossible layout, or against the rules."""
 

@@ -94,6 +94,12 @@ class StepRunner:
         for static, batch in zip(inputs, micro_batches, strict=True):
             torch._foreach_copy_(list(static.values()), [batch.tensors[name] for name in static], non_blocking=True)
 
+    def close(self) -> None:
+        """Free the graphs. NCCL takes no communicator down while a graph holds collectives of it."""
+        for captured in self._captured.values():
+            captured.graph.reset()
+        self._captured.clear()
+
     @contextlib.contextmanager
     def on_stream(self) -> Iterator[None]:
         """Make ``stream`` the current one; it first waits for what is queued on the caller's."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -15,6 +16,7 @@ from common.graphs import StepRunner
 USABLE = 0.80  # of the free memory: graphs, reader and allocator rounding take the rest
 LARGEST = 512  # larger micro-batches gain nothing on any GPU that we know
 ON_A_CPU = 32
+PROBED = 8
 
 
 def pick(load: Callable[[int], RunConfig], device: torch.device) -> int:
@@ -28,37 +30,67 @@ def pick(load: Callable[[int], RunConfig], device: torch.device) -> int:
         device: where it will run. A CPU gets a fixed small one.
 
     Raises:
-        ConfigError: not even the smallest fits.
+        ConfigError: none divides the global batch, or not even the smallest fits.
     """
     per_replica = load(1).grad_accumulation_steps
-    choices = [size for size in range(1, min(per_replica, LARGEST) + 1) if per_replica % size == 0]
+    unit = workload_class(load(1).benchmark.name).micro_batch_multiple(load(1))
+    choices = [size for size in range(unit, min(per_replica, LARGEST) + 1, unit) if per_replica % size == 0]
+    if not choices:
+        raise ConfigError(f"micro_batch=auto: no multiple of {unit} divides the {per_replica} samples of a replica")
     if device.type != "cuda":
-        return max(size for size in choices if size <= ON_A_CPU)
-    small = min(choices, key=lambda size: abs(size - 8))
-    larger = min(choices, key=lambda size: abs(size - 2 * small))
-    used = {size: _peak_bytes(load(size), device) for size in {small, larger}}
-    slope = (used[larger] - used[small]) / max(larger - small, 1)
-    batches = 3 * per_replica * _sample_bytes(load(small), device)
+        return max([size for size in choices if size <= ON_A_CPU] or choices[:1])
+    batches = 3 * per_replica * _sample_bytes(load(choices[0]), device)
     room = torch.cuda.mem_get_info(device)[0] * USABLE - batches
-    fitting = [size for size in choices if used[small] + slope * (size - small) <= room]
-    if not fitting:
-        raise ConfigError(f"micro_batch=auto: {room / 2**30:.1f} GiB of free GPU memory do not fit one sample")
-    return max(fitting)
+    fitting = largest_fitting(choices, lambda size: _peak_bytes(load(size), device), room)
+    if fitting is None:
+        raise ConfigError(
+            f"micro_batch=auto: {room / 2**30:.1f} GiB of free GPU memory do not fit {choices[0]} samples"
+        )
+    return fitting
 
 
-def _peak_bytes(run: RunConfig, device: torch.device) -> float:
+def largest_fitting(choices: Sequence[int], peak_bytes: Callable[[int], float | None], room: float) -> int | None:
+    """The largest of ``choices`` that needs at most ``room`` bytes; None if none does.
+
+    Args:
+        choices: ascending.
+        peak_bytes: what one of them needs; None if the memory does not suffice to find out.
+    """
+    probed = PROBED
+    while True:
+        small = min(choices, key=lambda size: abs(size - probed))
+        used = peak_bytes(small)
+        if used is not None:
+            break
+        if small == choices[0]:
+            return None
+        probed = min(probed, small) // 2
+    larger = min(choices, key=lambda size: abs(size - 2 * small))
+    more = used if larger == small else peak_bytes(larger)
+    if more is None:
+        return small if used <= room else None
+    slope = (more - used) / max(larger - small, 1)
+    return max((size for size in choices if used + slope * (size - small) <= room), default=None)
+
+
+def _peak_bytes(run: RunConfig, device: torch.device) -> float | None:
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
+    peak: float | None = None
+    with contextlib.suppress(torch.OutOfMemoryError):
+        _train_once(run, device)
+        peak = float(torch.cuda.max_memory_allocated(device) - before)
+    gc.collect()
+    torch.cuda.empty_cache()
+    return peak
+
+
+def _train_once(run: RunConfig, device: torch.device) -> None:
     workload = workload_class(run.benchmark.name)(run, Layout(device=device))
     runner = StepRunner(workload.build_step(), workload.model, 1, capture=False)
     runner.warm_up(workload.example_batches())
     torch.cuda.synchronize(device)
-    peak = torch.cuda.max_memory_allocated(device) - before
     workload.close()
-    del workload, runner
-    gc.collect()
-    torch.cuda.empty_cache()
-    return float(peak)
 
 
 def _sample_bytes(run: RunConfig, device: torch.device) -> float:

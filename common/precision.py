@@ -1,8 +1,11 @@
-"""Names of precisions in the configuration and the dtypes that they mean."""
+"""Names of precisions, the dtypes that they mean, and the loss scale that fp16 needs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+from torch import Tensor
 
 DTYPES: dict[str, torch.dtype] = {
     "fp64": torch.float64,
@@ -11,3 +14,73 @@ DTYPES: dict[str, torch.dtype] = {
     "fp16": torch.float16,
 }
 """Dtype of weights, activations and gradients. Masters, statistics and losses are fp32; with fp64, for checks, fp64."""
+
+
+class LossScale:
+    """A factor on the loss that keeps small fp16 gradients from vanishing; it adapts itself on the device.
+
+    The loss is multiplied before the backward pass and the update divides. After a gradient that is not finite the
+    scale falls and nothing is written; after ``growth_interval`` updates in a row without one it rises. The other
+    dtypes have the range of float32 and need none: the scale is then 1 for ever and costs nothing.
+
+    Args:
+        device: of the loss.
+        dtype: of the gradients; anything but float16 switches the scale off.
+        initial: the first scale.
+        growth_interval: updates without overflow after which the scale grows.
+        growth, backoff: factors; powers of two, so that scaling is exact.
+
+    Attributes:
+        enabled: whether there is anything to scale.
+        value: the scale, 0-d float32.
+        good_steps: updates without overflow since the scale last changed, 0-d int64.
+
+    Raises:
+        ValueError: a factor or the interval makes no sense.
+    """
+
+    def __init__(
+        self,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        initial: float = 1024.0,
+        growth_interval: int = 2000,
+        growth: float = 2.0,
+        backoff: float = 0.5,
+    ) -> None:
+        if not (initial > 0 and growth_interval >= 1 and growth >= 1 and 0 < backoff < 1):
+            raise ValueError(
+                f"loss scale: initial={initial} > 0, growth_interval={growth_interval} >= 1, growth={growth} >= 1 and "
+                f"0 < backoff={backoff} < 1 must hold"
+            )
+        self.enabled = dtype == torch.float16
+        self._interval, self._growth, self._backoff = growth_interval, growth, backoff
+        self.value = torch.full((), initial if self.enabled else 1.0, dtype=torch.float32, device=device)
+        self.good_steps = torch.zeros((), dtype=torch.int64, device=device)
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """``loss`` times the scale."""
+        return loss * self.value if self.enabled else loss
+
+    @torch.no_grad()
+    def update(self, overflow: Tensor, skip: Tensor) -> None:
+        """Adapt the scale after an update.
+
+        Args:
+            overflow: 0-d bool, a gradient was not finite.
+            skip: 0-d bool, the iteration leaves no trace: the scale stays too.
+        """
+        if not self.enabled:
+            return
+        good = self.good_steps + 1
+        grows = good >= self._interval
+        grown = self.value * self._growth
+        grown = torch.where(torch.isfinite(grown), grown, self.value)
+        after = torch.where(overflow, self.value * self._backoff, torch.where(grows, grown, self.value))
+        good = torch.where(overflow | grows, torch.zeros_like(good), good)
+        self.value.copy_(torch.where(skip, self.value, after))
+        self.good_steps.copy_(torch.where(skip, self.good_steps, good))
+
+    def named_state(self) -> Sequence[tuple[str, Tensor]]:
+        """The persistent device tensors; none when switched off."""
+        return [("loss_scale", self.value), ("loss_scale_good_steps", self.good_steps)] if self.enabled else []

@@ -8,18 +8,25 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from common import config
+from common.distributed import job_store
 from common.distributed.faults import lost_peer
 from common.distributed.launcher import LOST_PEER_EXIT_CODE, has_launcher, relaunch
-from common.distributed.startup import Place, find_place, initialise, pick_device, shutdown
-from common.errors import ConfigError, SuiteError
+from common.distributed.roles import Role
+from common.distributed.startup import Place, find_place, gpu_visible, initialise, pick_device, shutdown
+from common.errors import ConfigError, DeviceError, SuiteError
+from common.launch.binding import bind_rank
+from common.launch.network import variables
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FINDING_OUT = timedelta(minutes=30)
+"""For the other ranks to wait until the micro-batch is picked."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,11 @@ def on_ranks(command: str, argv: list[str], tree: dict[str, Any], work: Callable
     """
     place = find_place(os.environ)
     run, session = config.load(tree)
+    if run.scale.gpu and session.device == "auto" and not gpu_visible():
+        raise DeviceError(
+            f"the scale is one of GPUs, and {_machine()} shows none: device=cpu runs its {run.scale.gpus_per_node} "
+            f"rank{'s' if run.scale.gpus_per_node > 1 else ''} a node on the CPU"
+        )
     if place.launcher == "single" and run.world_size > 1:
         return _start_ranks(command, run, session, argv)
     if place.world_size != run.world_size:
@@ -55,12 +67,13 @@ def on_ranks(command: str, argv: list[str], tree: dict[str, Any], work: Callable
             f"but {place.world_size} were started by {place.launcher}"
         )
     _set_environment(run)
+    sharers = bind_rank(place, run.system.binding) if session.device != "cpu" else None
     device = pick_device(session.device, place.local_rank)
 
     def start() -> int:
         began_ms = time.time_ns() // 1_000_000
-        initialise(place, device, session.timeout_seconds)
-        return work(Start(*_sized(tree, device), place, device, began_ms))
+        initialise(place, device, session.timeout_seconds, sharers, run.evaluation.ranks)
+        return work(Start(*_sized(tree, place, device), place, device, began_ms))
 
     return _as_rank(start, place.rank)
 
@@ -78,24 +91,33 @@ def _start_ranks(command: str, run: config.RunConfig, session: config.SessionCon
 
 def _set_environment(run: config.RunConfig) -> None:
     """What CUDA and NCCL read when they start, before anything touches the GPU; the user's own values stay."""
-    for name, value in run.system.environment.items():
+    for name, value in {**variables(run.system.network), **run.system.environment}.items():
         os.environ.setdefault(name, value)
     if run.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
-def _sized(tree: dict[str, Any], device: torch.device) -> tuple[config.RunConfig, config.SessionConfig]:
-    """The configuration, with ``micro_batch: auto`` replaced by what fits the device of every rank."""
+def _machine() -> str:
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return f"CUDA_VISIBLE_DEVICES={hidden!r}" if hidden in ("", "-1") else "this machine"
+
+
+def _sized(tree: dict[str, Any], place: Place, device: torch.device) -> tuple[config.RunConfig, config.SessionConfig]:
+    """The configuration, with ``micro_batch: auto`` replaced by what fits the device of every training rank."""
     if tree.get("micro_batch") != "auto":
         return config.load(tree)
     from common.micro_batch import pick
 
-    size = pick(lambda size: config.load(tree, size)[0], device)
-    if dist.is_initialized():
-        sizes: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(sizes, size)
-        size = min(sizes)
-    return config.load(tree, size)
+    run, _ = config.load(tree)
+    size = 0
+    if Role.of(place, run.evaluation.ranks).name == "train":
+        size = pick(lambda size: config.load(tree, size)[0], device)
+        if dist.is_initialized():
+            sizes: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(sizes, size)
+            size = min(sizes)
+    chosen = job_store.from_rank_0("micro_batch", str(size), FINDING_OUT)
+    return config.load(tree, int(chosen))
 
 
 def _as_rank(work: Callable[[], int], rank: int) -> int:
@@ -127,10 +149,11 @@ def _as_rank(work: Callable[[], int], rank: int) -> int:
 
 
 def _is_first_to_fail() -> bool:
-    if not dist.is_initialized():
+    store = job_store.current()
+    if store is None:
         return True
     try:
-        return dist.distributed_c10d._get_default_store().add("suite/failures", 1) == 1
+        return store.add("suite/failures", 1) == 1
     except dist.DistError:
         return True
 

@@ -89,6 +89,21 @@ class Workload(ABC):
         """The training step: usually ``accumulate(self.loss, ...)`` and one Optimizer."""
 
     @classmethod
+    def schedule_options(cls, cfg: RunConfig) -> dict[str, Any]:
+        """Options of the benchmark's evaluation schedule. Default: those of ``benchmark.schedule``."""
+        return dict(cfg.benchmark.schedule)
+
+    @classmethod
+    def micro_batch_multiple(cls, cfg: RunConfig) -> int:
+        """What ``micro_batch`` is a multiple of: samples that cannot be separated. Default: 1."""
+        return 1
+
+    @classmethod
+    def initialised_tensors(cls, cfg: RunConfig) -> list[str]:
+        """Names under which the log says that weights were initialised, for rounds that ask for it. Default: none."""
+        return []
+
+    @classmethod
     def derived_values(cls, cfg: RunConfig) -> dict[str, object]:
         """Values that the benchmark's table of log keys needs beyond the configuration. Default: none."""
         return {}

@@ -17,7 +17,7 @@ import psutil
 
 from tests.conftest import ROOT, Finished
 
-PROGRESS = re.compile(r"|block \d+, .*|evaluation at .*|checkpoint .*")
+PROGRESS = re.compile(r"|block \d+, .*|evaluation at .*|checkpoint .*|resume=.*")
 """Lines of a healthy run on standard error."""
 
 LAUNCHER = [sys.executable, "-m", "common.cli"]
@@ -51,7 +51,8 @@ def started(
         if file_size is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
 
-    settings = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT), **environment}
+    settings = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **environment}
+    settings["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     process = subprocess.Popen(
         [*command, *arguments], cwd=ROOT, env={**os.environ, **settings}, text=True, preexec_fn=limit,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,

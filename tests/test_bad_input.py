@@ -60,6 +60,7 @@ CASES = [
     _train("warm-up that outlasts the training", "hparams.warmup_epochs=5", says=("hparams.warmup_epochs=5",)),
     _train("bucket of no size", "optimizer.bucket_mb=0", says=("optimizer.bucket_mb=0",)),
     _train("option that the schedule lacks", "+benchmark.schedule.foo=1", says=("benchmark.schedule", "'foo'")),
+    _train("power for a GPU that is not used", "system.vboost=1", says=("system.vboost=1", "no GPU")),
     _train("output that is no folder", "output_dir=/dev/null", says=("output_dir=/dev/null",)),
     _train("no ruleset", "ruleset=9.9.9", says=("ruleset 9.9.9", "resnet", "4.0.0")),
     # ResNet-50's last round is v4.0.
@@ -88,6 +89,16 @@ CASES = [
         ("prepare", "benchmark=resnet", "--raw-dir", "EMPTY", "--data-dir", "OUTPUT"), ("no train pictures",), DATA,
     ),
     Case("verify of an empty folder", ("verify", "benchmark=resnet", "--data-dir", "EMPTY"), ("manifest.json",), DATA),
+    Case("generate for real scans", ("generate", "benchmark=unet3d", "scale=8xH200"), ("8xH200", "stand-in")),
+    Case(
+        "prepare scans from an empty folder",
+        ("prepare", "benchmark=unet3d", "--raw-dir", "EMPTY", "--data-dir", "OUTPUT"),
+        ("holds no case_00000", "mlperf-suite download benchmark=unet3d"), DATA,
+    ),
+    Case(
+        "verify of an empty folder of scans", ("verify", "benchmark=unet3d", "--data-dir", "EMPTY"),
+        ("manifest.json is missing", "mlperf-suite prepare benchmark=unet3d"), DATA,
+    ),
 ]  # fmt: skip
 
 

@@ -50,7 +50,7 @@ def test_a_checkpoint_that_does_not_fit_leaves_nothing_and_closes_the_log(ranks,
     message = the_message(done)
     assert done.code == CHECKPOINT, message
     assert "step_00000002" in message
-    assert f"rank {ranks - 1}: " in message
+    assert "rank 0: " in message  # the one that writes model and optimizer
     assert "File too large" in message
     assert list((output / "checkpoints").iterdir()) == []
     assert_closed_as_aborted(output / "mlperf.log")
@@ -157,10 +157,11 @@ def test_resuming_from_a_folder_that_is_no_checkpoint(data_of, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("written", "started_with"), [(1, 2), (2, 1)])
-def test_resuming_on_another_number_of_ranks(written, started_with, saved, data_of, tmp_path):
+def test_resuming_on_another_number_of_ranks_says_what_starts_anew(written, started_with, saved, data_of, tmp_path):
     overrides = [f"resume={saved[written]}", f"scale.gpus_per_node={started_with}"]
-    message = _refused(tmp_path, data_of("resnet"), *overrides)
-    assert f"written by {written} ranks, this run has {started_with}" in message
+    done = suite(*training(data_of("resnet"), tmp_path / "out", *overrides), timeout=SECONDS)
+    assert done.code in (0, 10), done.errors
+    assert f"is of {written} replicas, this run has {started_with}" in done.errors
 
 
 @pytest.mark.parametrize(
@@ -217,7 +218,8 @@ def _fault(data: Path, output: Path, signum: signal.Signals) -> tuple[Finished, 
 
 def _seconds_of_steps(metrics: Path) -> float:
     """Time between the first and the last step that ``metrics`` tells of."""
-    lines = metrics.read_text().splitlines() if metrics.exists() else []
+    text = metrics.read_text() if metrics.exists() else ""
+    lines = text[: text.rfind("\n") + 1].splitlines()  # the last line may be half written
     return json.loads(lines[-1])["time"] - json.loads(lines[0])["time"] if lines else 0.0
 
 

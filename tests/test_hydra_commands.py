@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
+from benchmarks import WORKLOADS
 from tests.command_line import training
 from tests.conftest import suite
 
@@ -31,7 +32,7 @@ def test_the_composed_configuration_is_printed_and_nothing_runs(tmp_path):
     done = suite("train", "benchmark=resnet", "scale=8xH200", f"output_dir={tmp_path / 'out'}", "--cfg", "job")
     assert done.code == 0, done.errors
     tree = yaml.safe_load(done.output)
-    assert tree["scale"] == {"nodes": 1, "gpus_per_node": 8}
+    assert tree["scale"] == {"nodes": 1, "gpus_per_node": 8, "gpu": True}
     assert tree["hparams"]["global_batch_size"] == 3200
     assert not (tmp_path / "out").exists()
 
@@ -39,7 +40,7 @@ def test_the_composed_configuration_is_printed_and_nothing_runs(tmp_path):
 def test_help_of_training():
     done = suite("train", "--help")
     assert done.code == 0, done.errors
-    assert "benchmark: resnet" in done.output
+    assert f"benchmark: {', '.join(sorted(WORKLOADS))}" in done.output
 
 
 @pytest.mark.slow

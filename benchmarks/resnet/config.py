@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from common.errors import ConfigError
+from common.ranges import require
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Facts:
 
     def __post_init__(self) -> None:
         area, aspect = self.crop_area, self.crop_aspect
-        _require(
+        require(
             "benchmark.facts",
             self,
             classes=(self.classes >= 1, "at least 1"),
@@ -38,13 +39,6 @@ class Facts:
             bn_epsilon=(self.bn_epsilon > 0, "positive"),
             bn_momentum=(0 < self.bn_momentum <= 1, "a share above 0"),
         )
-
-
-def _require(section: str, values: object, **ranges: tuple[bool, str]) -> None:
-    """Raise :class:`ConfigError` for the first of the attributes ``ranges`` that is out of its range."""
-    for name, (holds, needed) in ranges.items():
-        if not holds:
-            raise ConfigError(f"{section}.{name}={getattr(values, name)}: {needed}")
 
 
 @dataclass(frozen=True)
@@ -102,7 +96,7 @@ class ModelConfig:
     batch_norm: str
 
     def __post_init__(self) -> None:
-        _require("model", self, width=(self.width >= 1, "at least 1 channel"))
+        require("model", self, width=(self.width >= 1, "at least 1 channel"))
 
 
 @dataclass(frozen=True)
@@ -134,7 +128,7 @@ class ReaderConfig:
     eval_batch: int
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             "reader",
             self,
             threads=(self.threads >= 1, "at least 1"),

@@ -7,12 +7,8 @@ benchmark's reference does. The order of the training records is shuffled once, 
 
 from __future__ import annotations
 
-import argparse
-import fcntl
 import io
 import os
-import shutil
-import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,14 +22,16 @@ from benchmarks.resnet.raw import RawData, RawPicture
 from benchmarks.resnet.recordio import ImageRecord, RecordWriter, pack_image
 from benchmarks.resnet.stand_in import KINDS, Generated
 from benchmarks.resnet.stand_in import generate as generate
-from common.data import manifest
+from common.data import manifest, preparation
 from common.data.download import RemoteFile, check_or_download
 from common.data.manifest import Manifest
+from common.data.stand_in import MARKER
 from common.errors import DataError
 
 FORMAT = "imagenet-recordio/1"
 PREPARE_COMMAND = "mlperf-suite prepare benchmark=resnet --raw-dir RAW --data-dir DATA"
 FILES = ("train.rec", "train.idx", "val.rec", "val.idx")
+STATE = "prepare.partial"
 IMAGENET_COUNTS = {"train_samples": 1_281_167, "eval_samples": 50_000, "classes": 1000}
 SHUFFLE_SEED = 20120
 LICENCE = "ImageNet terms of access (non-commercial research and education); registration at https://image-net.org"
@@ -71,31 +69,26 @@ def prepare(raw_dir: Path, data_dir: Path, workers: int = 4) -> Manifest:
     if source.stand_in is None and counts != IMAGENET_COUNTS:
         raise DataError(
             f"{raw_dir} holds {counts} where ImageNet has {IMAGENET_COUNTS}: pictures are missing; for other data "
-            f"than ImageNet put a file {raw.STAND_IN} into the folder that says what they are"
+            f"than ImageNet put a file {MARKER} into the folder that says what they are"
         )
-    fingerprint = source.fingerprint()
-    data_dir.mkdir(parents=True, exist_ok=True)
-    with open(data_dir / "prepare.lock", "w", encoding="utf-8") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise DataError(f"another process is preparing {data_dir}") from error
-        if (data_dir / manifest.NAME).exists():
-            return _already_prepared(data_dir, fingerprint)
-        _write_splits(source, data_dir, fingerprint, workers)
+    wanted = {"fingerprint": source.fingerprint()}
+    with preparation.locked(data_dir):
+        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted):
+            return found
+        _write_splits(source, data_dir, wanted, workers)
         made = Manifest(
             format=FORMAT,
             files=manifest.describe_files(data_dir, FILES),
             counts=counts,
             stand_in=source.stand_in is not None,
             source={
-                "fingerprint": fingerprint,
+                **wanted,
                 "description": source.stand_in or "ILSVRC2012",
-                "prepared": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                "prepared": preparation.now(),
             },
         )
         manifest.write(data_dir, made)
-        (data_dir / "prepare.partial").unlink()
+        (data_dir / STATE).unlink()
         return made
 
 
@@ -153,13 +146,7 @@ def jpeg_components(data: bytes) -> int:
 
 def main(command: str, argv: list[str]) -> int:
     """``mlperf-suite download | prepare | verify | generate benchmark=resnet [options]``."""
-    data = Path(os.environ.get("MLPERF_DATA_DIR", "data"))  # as configs/train.yaml has it
-    parser = argparse.ArgumentParser(prog=f"mlperf-suite {command} benchmark=resnet")
-    parser.add_argument("benchmark", nargs="?", help=argparse.SUPPRESS)
-    if command != "verify":
-        parser.add_argument("--raw-dir", type=Path, default=data / "resnet-raw", help="tars or folders of pictures")
-    if command in ("prepare", "verify"):
-        parser.add_argument("--data-dir", type=Path, default=data / "resnet", help="prepared records")
+    parser = preparation.parser(command, "resnet", raw="tars or folders of pictures", prepared="prepared records")
     if command in ("prepare", "generate"):
         parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="threads or processes")
     if command == "generate":
@@ -190,31 +177,22 @@ def main(command: str, argv: list[str]) -> int:
         )
     elif command in ("prepare", "verify"):
         result = prepare(args.raw_dir, args.data_dir, args.workers) if command == "prepare" else verify(args.data_dir)
-        kind = "stand-in" if result.stand_in else "ImageNet"
-        print(f"{args.data_dir}: {kind}, " + ", ".join(f"{name} {count}" for name, count in result.counts.items()))
+        print(preparation.summary(args.data_dir, result, "ImageNet"))
     else:
         parser.error(f"unknown command {command}")
     return 0
 
 
-def _already_prepared(data_dir: Path, fingerprint: str) -> Manifest:
-    found = manifest.read(data_dir, FORMAT, PREPARE_COMMAND)
-    if found.source.get("fingerprint") != fingerprint:
-        raise DataError(f"{data_dir} was prepared from other raw data; delete it or name another --data-dir")
-    return found
-
-
-def _write_splits(source: RawData, data_dir: Path, fingerprint: str, workers: int) -> None:
-    state = data_dir / "prepare.partial"
-    if not state.exists() or state.read_text(encoding="utf-8") != fingerprint:
-        for name in FILES:  # leftovers of another source
+def _write_splits(source: RawData, data_dir: Path, wanted: dict[str, str], workers: int) -> None:
+    state = data_dir / STATE
+    if not state.exists():
+        for name in FILES:  # of who knows which source
             (data_dir / name).unlink(missing_ok=True)
             (data_dir / f"{name}.partial").unlink(missing_ok=True)
-        manifest.write_text_atomically(state, fingerprint)
+    preparation.begin_or_continue(data_dir, state, wanted)
     present = sum(file.stat().st_size for file in data_dir.iterdir())
-    needed = sum(picture.size + 64 for split in (source.train, source.val) for picture in split) - present
-    if needed > shutil.disk_usage(data_dir).free:
-        raise DataError(f"{data_dir} needs {needed / 1e9:.1f} GB more; its disk has less")
+    records = sum(picture.size + 64 for split in (source.train, source.val) for picture in split)
+    preparation.require_space(data_dir, records - present)
     order = np.random.default_rng(SHUFFLE_SEED).permutation(len(source.train)).tolist()
     _write_records(source.train, order, data_dir / "train.rec", workers)
     _write_records(source.val, list(range(len(source.val))), data_dir / "val.rec", workers)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
 import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.data.stand_in import MARKER
 from common.errors import DataError
 
 TRAIN_TAR = "ILSVRC2012_img_train.tar"
@@ -22,7 +22,6 @@ VAL_TAR = "ILSVRC2012_img_val.tar"
 DEVKIT_TAR = "ILSVRC2012_devkit_t12.tar.gz"
 GROUND_TRUTH = "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt"
 META = "ILSVRC2012_devkit_t12/data/meta.mat"
-STAND_IN = "STAND_IN"
 SUFFIXES = (".jpeg", ".jpg", ".png")
 
 
@@ -94,14 +93,9 @@ def open_raw(raw_dir: Path) -> RawData:
         [RawPicture(*fields, label[fields[3]]) for fields in sorted(found[split], key=lambda f: (f[3], f[4]))]
         for split in ("train", "val")
     )
-    marker = raw_dir / STAND_IN
+    marker = raw_dir / MARKER
     stand_in = marker.read_text(encoding="utf-8").strip() if marker.exists() else None
     return RawData(train, val, synsets, stand_in)
-
-
-def mark_stand_in(raw_dir: Path, description: dict[str, object]) -> None:
-    """Mark ``raw_dir`` as a stand-in, so that everything prepared from it says so."""
-    (raw_dir / STAND_IN).write_text(json.dumps(description, sort_keys=True) + "\n", encoding="utf-8")
 
 
 _Fields = tuple[Path, int, int, str, str]  # path, offset, size, synset, name

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from benchmarks.resnet import raw
-from common.errors import ConfigError, DataError
+from common.data import stand_in
+from common.errors import ConfigError
 
 KINDS = ("digits", "imagenet-sized")
 DIGITS_TRAIN, DIGITS_VAL = 1437, 360
@@ -82,15 +83,14 @@ def generate(
     """
     if kind not in KINDS:
         raise ConfigError(f"kind={kind!r}: generate knows {' and '.join(KINDS)}")
-    if raw_dir.exists() and any(raw_dir.iterdir()):
-        raise DataError(f"{raw_dir} is not empty; generate a stand-in into a folder of its own")
+    stand_in.require_unused(raw_dir)
     draw: Callable[[Request], bytes]
     if kind == "digits":
         requests, draw = _digit_requests(train, val, seed), draw_digit
     else:
         requests, draw = _striped_requests(train, val, classes, seed), draw_stripes
     raw_dir.mkdir(parents=True, exist_ok=True)
-    raw.mark_stand_in(raw_dir, {"kind": kind, "seed": seed, **{split: len(requests[split]) for split in requests}})
+    stand_in.mark(raw_dir, {"kind": kind, "seed": seed, **{split: len(requests[split]) for split in requests}})
     total = 0
     for split, wanted in requests.items():
         pictures = _drawn(wanted, draw, workers)

@@ -19,7 +19,7 @@ from common.data.source import Batch, DataSource, HostBatch
 from common.distributed.layout import Layout
 from common.errors import ConfigError
 from common.evaluation.base import Weights
-from common.mlperf.schedules import SCHEDULES
+from common.mlperf.admission import evaluation_schedule
 from common.nn.batch_norm import BatchNorm2d, set_group
 from common.optim.optimizer import Optimizer, ParameterGroup
 from common.optim.rules import LARS, SGD
@@ -38,6 +38,9 @@ class ResNet(Workload):
         super().__init__(cfg, layout)
         own: ResNetConfig = cfg.workload
         self.own = own
+        for axis in ("pp", "cp", "tp"):
+            if layout.size(axis) != 1:
+                raise ConfigError(f"layout.{axis}={layout.size(axis)}: ResNet-50's ranks are data-parallel, use 1")
         self.dtype = DTYPES[cfg.precision]
         self._network, self._chosen = self._build_network()
         set_group(self._network, layout.subgroup("dp", own.hparams.bn_group))
@@ -91,10 +94,7 @@ class ResNet(Workload):
         if hparams.nvidia:
             micro_batches = cfg.global_batch // cfg.micro_batch
             return nvidia_steps(samples, micro_batches, cfg.micro_batch, hparams.epochs, hparams.warmup_epochs)
-        try:
-            evaluations = SCHEDULES["resnet"](cfg.global_batch, **cfg.benchmark.schedule)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"benchmark.schedule={cfg.benchmark.schedule}: {error}") from error
+        evaluations = evaluation_schedule(cfg)
         return reference_steps(
             samples,
             cfg.global_batch,
@@ -130,8 +130,9 @@ class ResNet(Workload):
 
     @classmethod
     def order_of_data(cls, cfg: RunConfig) -> str:
-        """The reader: each has an order of its own."""
-        return choose_reader(cfg.workload.reader.reader)
+        """The reader: each has an order of its own, and DALI's depends on the number of replicas."""
+        reader = choose_reader(cfg.workload.reader.reader)
+        return f"dali, {cfg.layout['dp']} shards" if reader == "dali" else reader
 
     def build_step(self) -> TrainStep:
         """Accumulated micro-batches, then LARS or SGD.
@@ -160,9 +161,8 @@ class ResNet(Workload):
             schedule,
             self.layout,
             grad_divisor=cfg.global_batch,
-            bucket_bytes=int(cfg.optimizer.bucket_mb * 2**20),
-            overlap=cfg.optimizer.overlap,
-            implementation=cfg.optimizer.implementation,
+            ranks_per_node=cfg.scale.gpus_per_node,
+            **cfg.optimizer.arguments(),
         )
         return TrainStep(accumulate(self.loss), [optimizer], self.layout)
 
@@ -236,7 +236,7 @@ class ResNet(Workload):
         example = self._example_images(batch, self.layout.generator("example"))
         kept = self.own.reader.eval_cache_mb << 20
         network, _ = self._build_network()
-        return TopOne(network, open_source, example, layout, capture=True, cache_bytes=kept)
+        return TopOne(network, open_source, example, layout, capture=self.cfg.cuda_graphs, cache_bytes=kept)
 
     def sample_flops(self) -> float:
         """FLOPs of one training picture."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from common.data import atomic
 from common.errors import DataError
 
 NAME = "manifest.json"
@@ -44,9 +44,13 @@ class Manifest:
 
 def file_entry(path: Path) -> FileEntry:
     """Size and checksum of ``path``; reads all of it."""
+    return FileEntry(path.stat().st_size, digest(path, "sha256"))
+
+
+def digest(path: Path, algorithm: str) -> str:
+    """Checksum of ``path``, hexadecimal, by an algorithm that hashlib names; reads all of it."""
     with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return FileEntry(path.stat().st_size, digest)
+        return hashlib.file_digest(file, algorithm).hexdigest()
 
 
 def describe_files(root: Path, names: Iterable[str]) -> dict[str, FileEntry]:
@@ -54,19 +58,9 @@ def describe_files(root: Path, names: Iterable[str]) -> dict[str, FileEntry]:
     return {name: file_entry(root / name) for name in names}
 
 
-def write_text_atomically(path: Path, text: str) -> None:
-    """Write ``text`` beside ``path``, flush it to the disk and rename."""
-    partial = path.with_name(path.name + ".partial")
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-
-
 def write(root: Path, manifest: Manifest) -> None:
     """Write ``manifest`` to ``root``; the last act of a preparation."""
-    write_text_atomically(root / NAME, json.dumps(asdict(manifest), indent=2, sort_keys=True) + "\n")
+    atomic.write_text(root / NAME, json.dumps(asdict(manifest), indent=2, sort_keys=True) + "\n")
 
 
 def read(root: Path, expected_format: str, command: str) -> Manifest:
@@ -110,9 +104,9 @@ def verify(root: Path, expected_format: str, command: str) -> Manifest:
     """
     manifest = read(root, expected_format, command)
     for name, entry in manifest.files.items():
-        if (digest := file_entry(root / name).sha256) != entry.sha256:
+        if (found := digest(root / name, "sha256")) != entry.sha256:
             raise DataError(
-                f"{root / name}: SHA-256 {digest} where {NAME} says {entry.sha256}: the file was changed or damaged; "
+                f"{root / name}: SHA-256 {found} where {NAME} says {entry.sha256}: the file was changed or damaged; "
                 f"delete it and {NAME}, then run '{command}'"
             )
     return manifest

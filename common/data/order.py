@@ -17,6 +17,66 @@ from numpy.typing import NDArray
 from common.data.source import Block
 from common.errors import ConfigError
 
+_MICRO_BATCH = 3
+"""The purpose of a micro-batch's seed; :mod:`common.data.shard_order` has others."""
+
+
+@dataclass(frozen=True)
+class MicroBatches:
+    """The micro-batches of one replica, counted over the whole training.
+
+    Attributes:
+        micro_batch: nominal samples of one micro-batch of one replica.
+        accumulation: micro-batches of a replica per global batch.
+        replicas, replica: number of data-parallel replicas, and this one, from 0.
+    """
+
+    micro_batch: int
+    accumulation: int = 1
+    replicas: int = 1
+    replica: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("micro_batch", "accumulation", "replicas"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)}: a stream of micro-batches needs at least 1")
+        if not 0 <= self.replica < self.replicas:
+            raise ConfigError(f"replica {self.replica} lies outside of {self.replicas} replicas")
+
+    @property
+    def lanes(self) -> int:
+        """Micro-batches of one global batch over all ranks."""
+        return self.accumulation * self.replicas
+
+    def lane(self, accumulation_step: int) -> int:
+        """The lane of this replica's ``accumulation_step`` (from 0)."""
+        return accumulation_step * self.replicas + self.replica
+
+    def first(self, block: Block) -> int:
+        """Micro-batches that this replica was given before ``block``."""
+        return self._until(block.start_sample)
+
+    def count(self, block: Block) -> int:
+        """Micro-batches of this replica in ``block``: it ends with the first global batch that reaches its end."""
+        return self._until(block.start_sample + block.samples) - self.first(block)
+
+    def place(self, number: int) -> tuple[int, int]:
+        """Global batch and accumulation step (both from 0) of this replica's micro-batch ``number``."""
+        return divmod(number, self.accumulation)
+
+    def random_seed(self, seed: int, number: int) -> int:
+        """A seed in [0, 2**63) for this replica's micro-batch ``number``.
+
+        It depends on ``seed`` and on the micro-batch's number in the whole training alone: equal however many ranks
+        share the global batch.
+        """
+        step, accumulation_step = self.place(number)
+        everywhere = step * self.lanes + self.lane(accumulation_step)
+        return int(sample_generator(seed, _MICRO_BATCH, everywhere).integers(2**63))
+
+    def _until(self, samples: int) -> int:
+        return -(-samples // (self.micro_batch * self.lanes)) * self.accumulation
+
 
 @dataclass(frozen=True)
 class EpochStream:
@@ -39,25 +99,26 @@ class EpochStream:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("train_samples", "micro_batch", "accumulation", "replicas"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)}: a stream of samples needs at least 1")
-        if not 0 <= self.replica < self.replicas:
-            raise ConfigError(f"replica {self.replica} lies outside of {self.replicas} replicas")
+        if self.train_samples < 1:
+            raise ConfigError(f"train_samples={self.train_samples}: a stream of samples needs at least 1")
+        _ = self._mine  # refuses impossible numbers
+
+    @property
+    def _mine(self) -> MicroBatches:
+        return MicroBatches(self.micro_batch, self.accumulation, self.replicas, self.replica)
 
     @property
     def global_batch(self) -> int:
         """Samples of all replicas and micro-batches of one step."""
-        return self.micro_batch * self.accumulation * self.replicas
+        return self.micro_batch * self._mine.lanes
 
     def first_micro_batch(self, block: Block) -> int:
         """Micro-batches that this replica was given before ``block``."""
-        return -(-block.start_sample // self.global_batch) * self.accumulation
+        return self._mine.first(block)
 
     def micro_batches(self, block: Block) -> int:
         """Micro-batches of this replica in ``block``: a multiple of ``accumulation``, equal on all replicas."""
-        end = -(-(block.start_sample + block.samples) // self.global_batch) * self.accumulation
-        return end - self.first_micro_batch(block)
+        return self._mine.count(block)
 
     def samples(self, block: Block, position: int) -> list[tuple[int, int]]:
         """The (epoch from 0, sample) pairs of micro-batch ``position`` of ``block`` on this replica.

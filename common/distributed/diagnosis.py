@@ -23,6 +23,8 @@ class View:
         waiting: its main thread stands in a call that waits for other ranks or for the device.
         where: the innermost line of the suite or the workload that its main thread stands in.
         left: it has ended its part of the run.
+        role: what it does in the job; only ranks of one role wait for one another.
+        idle: it waits for work, which nobody owes it: it neither holds others up nor excuses them.
     """
 
     rank: int
@@ -36,6 +38,8 @@ class View:
     waiting: bool = False
     where: str = ""
     left: bool = False
+    role: str = "train"
+    idle: bool = False
 
     def describe(self) -> str:
         """Step, phase and age of the last beat, for a message."""
@@ -62,6 +66,15 @@ def diagnose(views: Sequence[View], timeout_seconds: float) -> Diagnosis | None:
     if silent:
         reason = "gives no sign of life (stopped, killed, or its machine is unreachable); when last heard of"
         return _named(silent, reason)
+    for role in dict.fromkeys(view.role for view in views):
+        found = _diagnose_role([view for view in views if view.role == role and not view.idle])
+        if found is not None:
+            return found
+    return None
+
+
+def _diagnose_role(views: Sequence[View]) -> Diagnosis | None:
+    """Name the ranks of one role that hold the others of it up."""
     present = [view for view in views if not view.left]
     longest = max((view.allowance - view.beat_age for view in present if view.extended), default=0.0)
     expired = [view for view in present if view.beat_age > view.allowance and not (view.waiting and longest > 0)]

@@ -29,10 +29,11 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _get_default_store
 
+from common.distributed import job_store
 from common.distributed.board import Board, FileBoard, StoreBoard
 from common.distributed.diagnosis import Diagnosis, View, diagnose
+from common.distributed.roles import RoleName
 from common.distributed.startup import Place
 from common.errors import RankFailure
 
@@ -85,15 +86,23 @@ class Heartbeat:
         place: this rank's place.
         output_dir: folder of the run; also the meeting point of ranks that lose the store.
         timeout_seconds: longest time without a beat outside :meth:`extended`; 0 or less turns all of this off.
-        store: where ranks exchange heartbeats. Default: the store of the process group, else files in
-            ``output_dir/heartbeat``.
+        store: where ranks exchange heartbeats. Default: the store of the job, else files in ``output_dir/heartbeat``.
+        role: what this rank does in the job; ranks of all roles watch one another.
     """
 
-    def __init__(self, place: Place, output_dir: Path, timeout_seconds: float, store: dist.Store | None = None) -> None:
+    def __init__(
+        self,
+        place: Place,
+        output_dir: Path,
+        timeout_seconds: float,
+        store: dist.Store | None = None,
+        role: RoleName = "train",
+    ) -> None:
         self.place = place
         self.output_dir = Path(output_dir)
         self.timeout_seconds = timeout_seconds
         self.interval_seconds = min(max(timeout_seconds / 10, 0.2), 5.0)
+        self.role = role
         self._store = store
         self._board: Board | None = None
         self._token = secrets.token_hex(4)
@@ -104,6 +113,7 @@ class Heartbeat:
         # Replaced as a whole by the main thread, so that the other threads read it without a lock.
         self._state: tuple[int, str, float] = (-1, "starting", time.monotonic())
         self._allowance = timeout_seconds
+        self._idle = False
         self._device_step = -1
         self._peers: dict[int, tuple[View, float]] = {}
         self._payloads: dict[int, bytes] = {}
@@ -161,6 +171,21 @@ class Heartbeat:
             self.beat(self._state[0], outer_phase)
             self._allowance = outer
 
+    @contextlib.contextmanager
+    def idle(self, phase: str) -> Iterator[None]:
+        """Within the block this rank waits for work that nobody owes it, for as long as it takes; beats at both ends.
+
+        It still notices when a rank gives no sign of life.
+        """
+        step, outer_phase, _ = self._state
+        self.beat(step, phase)
+        self._idle = True
+        try:
+            yield
+        finally:
+            self.beat(self._state[0], outer_phase)
+            self._idle = False
+
     def __enter__(self) -> Heartbeat:
         self.start()
         return self
@@ -169,8 +194,8 @@ class Heartbeat:
         self.stop()
 
     def _find_board(self) -> Board:
-        if self._store is None and dist.is_initialized():
-            self._store = _get_default_store()
+        if self._store is None:
+            self._store = job_store.current()
         if self._store is not None:
             return StoreBoard(self._store, max(self.timeout_seconds, 5.0))
         return self._files()
@@ -253,8 +278,9 @@ class Heartbeat:
         allowance, left = self._allowance, self._left.is_set()
         extended = allowance > self.timeout_seconds
         return View(
-            self.place.rank, step, self._device_step, phase, age, 0.0, allowance, extended, waiting, where, left
-        )
+            self.place.rank, step, self._device_step, phase, age, 0.0, allowance, extended, waiting, where, left,
+            self.role, self._idle,
+        )  # fmt: skip
 
     def _views(self, now: float) -> list[View]:
         views = []

@@ -21,12 +21,13 @@ from types import FrameType
 
 import torch.distributed as dist
 
-from common.errors import NOT_CONVERGED, Interrupted, RankFailure, SuiteError
+from common.errors import NOT_CONVERGED, UNFIT, Interrupted, RankFailure, SuiteError
 
 GRACE_SECONDS = 30.0
 POLL_SECONDS = 0.05
 PARENT_VARIABLE = "MLPERF_SUITE_LAUNCHER_PID"
-OWN_EXIT_CODES = frozenset({*range(1, 9), NOT_CONVERGED, Interrupted.exit_code})
+DRIVER_VARIABLE = "MLPERF_SUITE_DRIVER"
+OWN_EXIT_CODES = frozenset({*range(1, 9), NOT_CONVERGED, UNFIT, Interrupted.exit_code})
 # A rank under this launcher that only lost a peer exits so, silently: whoever failed first is the message.
 LOST_PEER_EXIT_CODE = 9
 # Time for the rank that failed first to be seen when one that lost it was seen before.
@@ -103,8 +104,8 @@ def relaunch(
 
 
 def has_launcher() -> bool:
-    """Whether this process is a rank of :func:`relaunch`, which names the rank that failed first."""
-    return PARENT_VARIABLE in os.environ
+    """Whether somebody watches this rank and names the one that failed first: :func:`relaunch` or scripts/run.sub."""
+    return PARENT_VARIABLE in os.environ or DRIVER_VARIABLE in os.environ
 
 
 def follow_parent() -> None:

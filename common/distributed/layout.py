@@ -91,12 +91,29 @@ class Layout:
         Raises:
             ConfigError: ``size`` does not divide the axis.
         """
-        if size < 1 or self.sizes[axis] % size:
-            raise ConfigError(f"a group of {size} ranks does not divide the {self.sizes[axis]} ranks of axis {axis!r}")
+        self._check_divides(axis, size)
         families: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.world_size):
             place = self._coordinates(rank)
             key = tuple(place[a] // size if a == axis else place[a] for a in AXES)
+            families.setdefault(key, []).append(rank)
+        return self._build([tuple(members) for members in families.values()])
+
+    def across(self, axis: str, size: int, *others: str) -> dist.ProcessGroup | None:
+        """The process group that joins the neighbourhoods of :meth:`subgroup`: the ranks with the same place in each.
+
+        Args:
+            axis, size: of the neighbourhoods.
+            others: further axes that the group spans.
+
+        Raises:
+            ConfigError: ``size`` does not divide the axis.
+        """
+        self._check_divides(axis, size)
+        families: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self.world_size):
+            place = self._coordinates(rank)
+            key = tuple(place[a] % size if a == axis else place[a] for a in AXES if a not in others)
             families.setdefault(key, []).append(rank)
         return self._build([tuple(members) for members in families.values()])
 
@@ -115,6 +132,10 @@ class Layout:
         generator = torch.Generator(device)
         generator.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
         return generator
+
+    def _check_divides(self, axis: str, size: int) -> None:
+        if size < 1 or self.sizes[axis] % size:
+            raise ConfigError(f"a group of {size} ranks does not divide the {self.sizes[axis]} ranks of axis {axis!r}")
 
     def _coordinates(self, rank: int) -> dict[str, int]:
         place = {}

@@ -16,8 +16,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
+from common.distributed import job_store
 from common.distributed.launcher import follow_parent
+from common.distributed.roles import Role
 from common.errors import ConfigError, DeviceError, RankFailure
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
@@ -85,26 +88,43 @@ def pick_device(requested: str, local_rank: int) -> torch.device:
         return torch.device("cpu")
     if torch.cuda.is_available():
         return _cuda_device(0 if _has_gpu_of_its_own(find_place(os.environ)) else local_rank)
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    if requested == "auto" and (hidden or not _gpu_present()):
+    if requested == "auto" and not gpu_visible():
         return torch.device("cpu")
-    raise DeviceError(_unusable_message(hidden))
+    raise DeviceError(_unusable_message(os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")))
 
 
-def initialise(place: Place, device: torch.device, timeout_seconds: float) -> None:
-    """Join the process group of the job (NCCL on CUDA, Gloo on a CPU) and set the number of CPU threads.
+def gpu_visible() -> bool:
+    """Whether this machine has an NVIDIA GPU that is not hidden; touches neither CUDA nor the GPU."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1") and _gpu_present()
 
-    A second call changes nothing. One rank alone gets no process group.
+
+def initialise(
+    place: Place,
+    device: torch.device,
+    timeout_seconds: float,
+    sharers: int | None = None,
+    evaluation_ranks: int = 0,
+) -> None:
+    """Join the process group of this rank's role (NCCL on CUDA, Gloo on a CPU) and set the number of CPU threads.
+
+    The last ``evaluation_ranks`` ranks of the job are a world of their own: theirs and the others' default process
+    groups have no rank in common. A role of one rank gets no process group. A second call changes nothing.
+
+    Args:
+        place, device: of this rank.
+        timeout_seconds: longest wait for the other ranks.
+        sharers: ranks that share this process's cores; None for all of this machine.
+        evaluation_ranks: ranks that only evaluate (:mod:`common.distributed.roles`).
 
     Raises:
         ConfigError: the environment does not say where rank 0 is.
         RankFailure: the ranks did not meet within ``timeout_seconds``.
     """
     follow_parent()
-    torch.set_num_threads(_threads(place))
+    torch.set_num_threads(_threads(place, sharers or place.local_world_size))
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if place.world_size == 1 or dist.is_initialized():
+    if place.world_size == 1 or job_store.joined() or dist.is_initialized():
         return
     if place.launcher == "slurm":
         os.environ.update(_slurm_rendezvous(os.environ))
@@ -114,13 +134,7 @@ def initialise(place: Place, device: torch.device, timeout_seconds: float) -> No
                 f"{name} is not set, so rank {place.rank} cannot find rank 0: start with torchrun or srun"
             )
     try:
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            rank=place.rank,
-            world_size=place.world_size,
-            timeout=timedelta(seconds=timeout_seconds),
-            device_id=device if device.type == "cuda" else None,
-        )
+        _join(place, device, timedelta(seconds=timeout_seconds), evaluation_ranks)
     except dist.DistError as error:
         meeting_point = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -131,10 +145,28 @@ def initialise(place: Place, device: torch.device, timeout_seconds: float) -> No
         ) from error
 
 
+def _join(place: Place, device: torch.device, timeout: timedelta, evaluation_ranks: int) -> None:
+    store, _, _ = next(rendezvous("env://", place.rank, place.world_size, timeout=timeout))
+    store.set_timeout(timeout)
+    job_store.join(store, place)
+    role = Role.of(place, evaluation_ranks)
+    if role.world_size == 1:
+        return
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=dist.PrefixStore(role.name, store),
+        rank=role.rank,
+        world_size=role.world_size,
+        timeout=timeout,
+        device_id=device if device.type == "cuda" else None,
+    )
+
+
 def shutdown() -> None:
-    """Leave the process group, if there is one."""
+    """Leave the job: its process group, if there is one, and its store."""
     if dist.is_initialized():
         dist.destroy_process_group()
+    job_store.leave()
 
 
 def expand_nodelist(nodelist: str) -> list[str]:
@@ -260,7 +292,7 @@ def _slurm_rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _threads(place: Place) -> int:
+def _threads(place: Place, sharers: int) -> int:
     """CPU threads for this rank: its share of the cores that this process may run on."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if place.launcher == "slurm":
@@ -268,7 +300,7 @@ def _threads(place: Place) -> int:
         # The affinity of a bound task is already its share; SLURM_CPUS_PER_TASK is what it asked for.
         if per_task.isdigit() and int(per_task) > 0:
             return min(allowed, int(per_task))
-    return max(1, allowed // place.local_world_size)
+    return max(1, allowed // sharers)
 
 
 def _has_gpu_of_its_own(place: Place) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -32,11 +33,20 @@ class Score:
         samples: training samples, over all ranks, that the weights had seen.
         values: metric name to value.
         time_ms: the time that counts for ``run_stop``, milliseconds since the epoch.
+        seconds: that the evaluation took: bringing the weights to where it runs, predicting and scoring.
+        waited_seconds: of these, that training stood still for it.
     """
 
     samples: int
     values: dict[str, float]
     time_ms: int
+    seconds: float = 0.0
+    waited_seconds: float = 0.0
+
+    @property
+    def hidden_seconds(self) -> float:
+        """What of the evaluation training went on behind."""
+        return max(0.0, self.seconds - self.waited_seconds)
 
 
 class Evaluation(ABC):
@@ -60,3 +70,44 @@ class Evaluation(ABC):
 
     def close(self) -> None:
         """Stop readers and close files. Default: nothing."""
+
+
+class Evaluations(Protocol):
+    """A way to run an Evaluation at the evaluation points: on the training ranks themselves, or on ranks of its own."""
+
+    ranked: bool
+    """Whether other ranks evaluate, so that scores come later and to rank 0 alone."""
+    interrupted: bool
+    """Whether those ranks were asked by a signal to stop, and so the run is."""
+
+    def prepare(self, weights: Callable[[], Weights]) -> None:
+        """Do all that can be done before ``run_start``. Collective.
+
+        Args:
+            weights: what gives the weights at an evaluation point; collective over the training ranks.
+        """
+        ...
+
+    def open_data(self, root: Path) -> None:
+        """Open the evaluation data, if the training ranks need them; after ``run_start``."""
+        ...
+
+    def submit(self, weights: Weights, samples: int) -> None:
+        """Have the weights evaluated that have seen ``samples`` training samples. Collective."""
+        ...
+
+    def poll(self) -> list[Score]:
+        """The scores that have become known since the last poll, oldest first; waits for nothing."""
+        ...
+
+    def finish(self) -> Iterator[Score]:
+        """Yield the scores that no poll has told, each as soon as it is known, until none is outstanding."""
+        ...
+
+    def dismiss(self, stopped_at: int) -> None:
+        """Tell whoever evaluates that nothing more comes: the run has ended by itself, or at the step of a signal."""
+        ...
+
+    def close(self) -> None:
+        """Release what is held; after a failure too."""
+        ...

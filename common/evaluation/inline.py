@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from common.evaluation.base import Evaluation, Score, Weights
@@ -16,11 +17,14 @@ class InlineEvaluation:
             all score alike and no verdict has to travel.
     """
 
+    ranked = False
+    interrupted = False
+
     def __init__(self, evaluation: Evaluation) -> None:
         self._evaluation = evaluation
         self._scores: list[Score] = []
 
-    def warm_up(self) -> None:
+    def prepare(self, weights: Callable[[], Weights]) -> None:
         """Run on synthetic data before ``run_start``."""
         self._evaluation.warm_up()
 
@@ -29,19 +33,24 @@ class InlineEvaluation:
         self._evaluation.open_data(root)
 
     def submit(self, weights: Weights, samples: int) -> None:
-        """Evaluate ``weights``, which have seen ``samples`` training samples; collective."""
+        """Evaluate the weights, which have seen ``samples`` training samples; collective."""
+        began = time.perf_counter()
         predictions = self._evaluation.predict(weights)
         values = self._evaluation.score(predictions)
-        self._scores.append(Score(samples, values, time.time_ns() // 1_000_000))
+        seconds = time.perf_counter() - began
+        self._scores.append(Score(samples, values, time.time_ns() // 1_000_000, seconds, seconds))
 
     def poll(self) -> list[Score]:
         """The scores that have become known since the last poll, oldest first."""
         scores, self._scores = self._scores, []
         return scores
 
-    def finish(self) -> list[Score]:
-        """Wait for everything submitted; nothing is ever outstanding in line."""
-        return self.poll()
+    def finish(self) -> Iterator[Score]:
+        """Yield what no poll has told; nothing is ever outstanding in line."""
+        yield from self.poll()
+
+    def dismiss(self, stopped_at: int) -> None:
+        """Nobody else evaluates: nobody is told."""
 
     def close(self) -> None:
         """Close the evaluation data."""

@@ -5,13 +5,16 @@ The keys of a benchmark's hyperparameters are a table in its ``configs/benchmark
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common.config import RunConfig, SessionConfig
 from common.data.source import Block
 from common.errors import ConfigError
 from common.mlperf.mllog import RunLog
+
+SILENT = -1
+"""No rank's number: a log of it writes nothing."""
 
 
 def hyperparameters(run: RunConfig, derived: Mapping[str, object]) -> dict[str, object]:
@@ -44,14 +47,21 @@ class RunEvents:
     Args:
         log: the run's log; silent on all ranks but 0.
         unit: ``epoch_num`` or ``samples_count``: the metadata key under which progress is logged.
+        epoch_samples: samples of an epoch, where the schedule counts epochs and the ruleset samples (3D U-Net since
+            v3.1). Progress is then logged in samples, and blocks without their epochs, of which there are thousands.
     """
 
-    def __init__(self, log: RunLog, unit: str) -> None:
+    def __init__(self, log: RunLog, unit: str, epoch_samples: int | None = None) -> None:
         self._log = log
         self._unit = unit
+        self._epoch_samples = epoch_samples
+
+    def _in_unit(self, progress: int) -> int:
+        """``progress`` as the ruleset counts it."""
+        return progress * (self._epoch_samples or 1)
 
     def begin(
-        self, run: RunConfig, session: SessionConfig, ruleset: str, resumed_from: str | None, time_ms: int
+        self, run: RunConfig, session: SessionConfig, ruleset: str, resumed_from: str | None, time_ms: int, gpus: bool
     ) -> None:
         """Everything up to ``init_start``, as of ``time_ms``, when this process began to build anything."""
         log, who = self._log, session.submission
@@ -63,13 +73,20 @@ class RunEvents:
         log.event("submission_platform", who.platform, time_ms=time_ms)
         log.event("ruleset", ruleset, time_ms=time_ms)
         log.event("data_set", run.benchmark.data_set, time_ms=time_ms)
+        log.event("quality_target", run.benchmark.target, time_ms=time_ms)
+        log.event("number_of_nodes", run.scale.nodes, time_ms=time_ms)
+        log.event("accelerators_per_node", run.scale.gpus_per_node if gpus else 0, time_ms=time_ms)
         if resumed_from is not None:
             log.event("resumed_from", resumed_from, time_ms=time_ms)
         log.start("init_start", time_ms=time_ms)
 
-    def settings(self, seed: int, values: Mapping[str, object], implementations: Mapping[str, str]) -> None:
-        """Seed and hyperparameters; then ``init_stop``."""
+    def settings(
+        self, seed: int, values: Mapping[str, object], implementations: Mapping[str, str], tensors: Sequence[str]
+    ) -> None:
+        """Seed, initialised tensors and hyperparameters; then ``init_stop``."""
         self._log.event("seed", seed)
+        for name in tensors:
+            self._log.event("weights_initialization", None, {"tensor": name})
         for key, value in values.items():
             self._log.event(key, value)
         if implementations:
@@ -91,38 +108,55 @@ class RunEvents:
     def block_start(self, block: Block) -> None:
         """Training of a block begins."""
         if block.epochs:
-            self._log.start("block_start", None, {"first_epoch_num": block.first_epoch, "epoch_count": block.epochs})
+            first, count = self._in_unit(block.first_epoch), self._in_unit(block.epochs)
+            self._log.start("block_start", None, {"first_epoch_num": first, "epoch_count": count})
         else:
             self._log.start("block_start", None, {"samples_count": block.start_sample})
 
-    def block_stop(self, block: Block) -> None:
-        """The last step of a block is done."""
+    def block_stop(self, block: Block, throughput: float) -> None:
+        """The last step of a block is done; ``throughput`` in samples a second over all ranks.
+
+        Where epochs are not logged, the throughput is logged here.
+        """
+        at = block.start_sample + block.samples
         if block.epochs:
-            self._log.end("block_stop", None, {"first_epoch_num": block.first_epoch})
+            self._log.end("block_stop", None, {"first_epoch_num": self._in_unit(block.first_epoch)})
         else:
-            self._log.end("block_stop", None, {"samples_count": block.start_sample + block.samples})
+            self._log.end("block_stop", None, {"samples_count": at})
+        if not block.epochs or self._epoch_samples is not None:
+            self._log.event("tracked_stats", {"throughput": throughput}, {self._unit: at})
 
     def epoch_start(self, epoch: int) -> None:
         """An epoch begins; epochs count from 1."""
-        self._log.start("epoch_start", None, {"epoch_num": epoch})
+        if self._epoch_samples is None:
+            self._log.start("epoch_start", None, {"epoch_num": epoch})
 
     def epoch_stop(self, epoch: int, throughput: float) -> None:
         """The last sample of an epoch is done; ``throughput`` in samples a second over all ranks."""
-        self._log.end("epoch_stop", None, {"epoch_num": epoch})
-        self._log.event("tracked_stats", {"throughput": throughput}, {"step": epoch})
+        if self._epoch_samples is None:
+            self._log.end("epoch_stop", None, {"epoch_num": epoch})
+            self._log.event("tracked_stats", {"throughput": throughput}, {"step": epoch})
 
     def eval_start(self, progress: int) -> None:
-        """An evaluation begins after ``progress`` epochs or samples."""
-        self._log.start("eval_start", None, {self._unit: progress})
+        """An evaluation of the weights after ``progress`` epochs or samples is submitted: they are fixed from here on.
+
+        The rules say nothing of evaluations beside the training. Submission is the one moment of both kinds that rank
+        0 sees, so that all times are of one clock and in the order of the lines.
+        """
+        self._log.start("eval_start", None, {self._unit: self._in_unit(progress)})
 
     def accuracy(self, value: float, progress: int, time_ms: int) -> None:
         """The value of the metric after ``progress`` epochs or samples."""
-        self._log.event("eval_accuracy", value, {self._unit: progress}, time_ms=time_ms)
+        self._log.event("eval_accuracy", value, {self._unit: self._in_unit(progress)}, time_ms=time_ms)
 
-    def eval_stop(self, progress: int) -> None:
-        """An evaluation ends."""
-        self._log.end("eval_stop", None, {self._unit: progress})
+    def eval_stop(self, progress: int, time_ms: int | None = None) -> None:
+        """An evaluation has ended, at ``time_ms`` when that was earlier."""
+        self._log.end("eval_stop", None, {self._unit: self._in_unit(progress)}, time_ms=time_ms)
 
     def run_stop(self, status: str, progress: int, time_ms: int | None) -> None:
-        """The clock stops, at ``time_ms`` when the system knew earlier; ``status`` is success or aborted."""
-        self._log.end("run_stop", None, {"status": status, self._unit: progress}, time_ms=time_ms)
+        """The clock stops, at ``time_ms`` when the system knew earlier; ``status`` is success or aborted.
+
+        Training may go on for some steps until all ranks know: nothing of them is logged any more.
+        """
+        self._log.end("run_stop", None, {"status": status, self._unit: self._in_unit(progress)}, time_ms=time_ms)
+        self._log = RunLog(None, rank=SILENT)

@@ -56,5 +56,12 @@ def _differences(benchmark: BenchmarkConfig) -> list[str]:
         entries: Mapping[str, Any] = wanted[section]
         pairs += [(f"{section}.{name}", found.get(name), value) for name, value in entries.items()]
     return [
-        f"benchmark.{name}={found}: the rules fix {value} ({source})" for name, found, value in pairs if found != value
+        f"benchmark.{name}={_text(found)}: the rules fix {_text(value)} ({source})"
+        for name, found, value in pairs
+        if found != value
     ]
+
+
+def _text(value: object) -> str:
+    """As it is written in YAML and on the command line."""
+    return "null" if value is None else str(value)

@@ -98,6 +98,7 @@ class RunLog:
     Args:
         path: log file, which must not exist; None writes to standard output only.
         rank: this process's rank over all nodes.
+        append: go on with an existing log, to close it.
 
     Attributes:
         before_line: called before every line; a progress bar that shares the terminal clears itself here.
@@ -106,7 +107,7 @@ class RunLog:
         ConfigError: on rank 0, if ``path`` exists or cannot be created.
     """
 
-    def __init__(self, path: Path | None, rank: int) -> None:
+    def __init__(self, path: Path | None, rank: int, append: bool = False) -> None:
         self.path = path
         self.before_line: Callable[[], None] = _nothing
         self._lock = threading.RLock()
@@ -116,8 +117,9 @@ class RunLog:
         if rank != 0:
             return
         if path is not None:
+            new = 0 if append else os.O_CREAT | os.O_EXCL
             try:
-                self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+                self._fd = os.open(path, os.O_WRONLY | new | os.O_APPEND | os.O_CLOEXEC, 0o644)
             except FileExistsError as error:
                 raise ConfigError(f"log file {path} exists; a run never overwrites a log: name another") from error
             except OSError as error:

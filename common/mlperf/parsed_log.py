@@ -2,7 +2,7 @@
 
 The reading is that of the compliance checker: latin-1 text, everything before the last ``:::MLLOG `` of a line is
 dropped, the rest is one JSON object. Where the checker only counts a parsing error, :func:`read_log` says which line
-is bad and how.
+is bad and how; and it refuses a line with two tokens, of which the checker drops the first without a word.
 """
 
 from __future__ import annotations
@@ -147,31 +147,62 @@ def read_log(path: Path) -> ParsedLog:
     """Read the MLLOG lines of a file.
 
     Raises:
-        DataError: if the file cannot be read or has no MLLOG line, or an MLLOG line is truncated or corrupt; the
-            message names the line.
+        DataError: if the file cannot be read or has no MLLOG line, or an MLLOG line is truncated, corrupt or mixed
+            with another; the message names the line.
     """
     events: list[Event] = []
     text = ""
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path}: is {'a folder' if path.is_dir() else 'no regular file'}; name the log of a run")
     try:
         with open(path, encoding="latin-1") as file:
             for number, text in enumerate(file, start=1):
                 if TOKEN in text:
+                    _reject_torn(path, number, text)
                     events.append(_event(path, number, text.rpartition(TOKEN)[2].strip()))
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-    tail = ":::" + text.rpartition(":::")[2]
-    if not text.endswith("\n") and ":::" in text and TOKEN.startswith(tail) and len(tail) < len(TOKEN):
+    if not text.endswith("\n") and (tail := _token_begun(text)):
         raise DataError(f"{path}: the last line ends within an MLLOG token ({tail!r}); the file is truncated")
     if not events:
-        raise DataError(f"{path}: has no MLLOG line; is it the log of a run?")
+        raise DataError(f"{path}: {_why_no_events(path)}")
     return ParsedLog(path, tuple(events))
+
+
+def _why_no_events(path: Path) -> str:
+    """What a readable file without any MLLOG line is instead, as far as its first bytes tell."""
+    with open(path, "rb") as file:
+        head = file.read(6)
+    if not head:
+        return "is empty"
+    if head.startswith((b"\x1f\x8b", b"\xfd7zXZ", b"(\xb5/\xfd", b"BZh", b"PK\x03\x04")):
+        return "is compressed; unpack it first"
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "is UTF-16 text, which no checker reads; convert it to UTF-8"
+    return "has no MLLOG line; is it the log of a run?"
+
+
+def _token_begun(text: str) -> str:
+    """The beginning of a token with which ``text`` ends; empty if it ends with none, or a whole one."""
+    tail = ":::" + text.rpartition(":::")[2]
+    return tail if ":::" in text and TOKEN.startswith(tail) and len(tail) < len(TOKEN) else ""
+
+
+def _reject_torn(path: Path, number: int, text: str) -> None:
+    """Refuse a line in which a second writer's event begins within another: the checkers drop the first unseen."""
+    before = text.rpartition(TOKEN)[0]
+    if TOKEN in before or _token_begun(before):
+        raise DataError(
+            f"{path}, line {number}: one MLLOG event begins within another: two writers wrote into this log at once, "
+            f"and an event is lost: {text.strip()[:80]!r}"
+        )
 
 
 def _event(path: Path, number: int, text: str) -> Event:
     where = f"{path}, line {number}"
     try:
         record = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: MLLOG line is truncated or corrupt ({error}): {text[:80]!r}") from error
     if not isinstance(record, dict):
         raise DataError(f"{where}: MLLOG line is not a JSON object: {text[:80]!r}")
@@ -181,9 +212,10 @@ def _event(path: Path, number: int, text: str) -> Event:
     if not isinstance(record["key"], str) or not isinstance(record["metadata"], dict):
         raise DataError(f"{where}: MLLOG line needs a string as key and an object as metadata: {text[:80]!r}")
     try:
-        time_ms = float(record["time_ms"])
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{where}: time_ms is not a number: {record['time_ms']!r}") from error
+        time_ms = math.nan if isinstance(record["time_ms"], bool) else float(record["time_ms"])
+    except (TypeError, ValueError, OverflowError):
+        time_ms = math.nan
     if not math.isfinite(time_ms):
-        raise DataError(f"{where}: time_ms is not finite: {record['time_ms']!r}")
+        shown = repr(record["time_ms"])[:80]
+        raise DataError(f"{where}: time_ms is not a number of milliseconds: {shown}")
     return Event(number, time_ms, str(record["event_type"]), record["key"], record["value"], record["metadata"])

@@ -3,7 +3,7 @@
 The rules score N runs by the olympic mean of their times and compare their convergence with the reference's at the
 same batch size: a set that converges faster than the reference by more than chance allows is refused, one that is
 faster within chance has its time scaled up (training rules, RCPs and normalisation). The test itself is that of the
-installed mlperf-logging; :func:`smallest_acceptable_mean` restates its limit in closed form.
+installed mlperf-logging; :func:`reference_at` says what it compares with, its limit in closed form.
 """
 
 from __future__ import annotations
@@ -15,18 +15,22 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, Literal, TextIO
 
 from mlperf_logging.rcp_checker import rcp_checker
 from scipy import stats
 
 from common.mlperf.compliance import CRASHES, quiet_logging
-from common.mlperf.rules import rules_for
+from common.mlperf.parsed_log import ParsedLog, evaluation_of
+from common.mlperf.rules import Rules, rules_for
 
 RCP_FOLDER = Path(rcp_checker.__file__).parent
 
 SIGNIFICANCE = 0.05
 """p-value of the one-sided t-test at which a faster mean is no longer acceptable."""
+
+LLAMA31_405B_TOLERANCE = 46_080
+"""Samples by which Llama 3.1 405B may converge below the limit: one evaluation interval of v5.0 (the checker's own)."""
 
 
 def olympic_mean(values: Sequence[float], dropped: int = 1) -> float:
@@ -66,6 +70,83 @@ def smallest_acceptable_mean(mean: float, stdev: float, reference_runs: int, sub
     """
     quantile = float(stats.t.ppf(1 - SIGNIFICANCE, reference_runs + submission_runs - 2))
     return max(0.0, mean - quantile * stdev * math.sqrt(1 / reference_runs + 1 / submission_runs))
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the reference's convergence allows at one global batch, in the benchmark's own unit.
+
+    Attributes:
+        mean: olympic mean of the reference; a set that converges faster has its score multiplied by
+            ``mean / its own mean``.
+        limit: smallest mean of a set that is accepted.
+        found: whether there is an RCP of this batch, one between two others, or, for a batch smaller than all RCPs,
+            the smallest RCP.
+    """
+
+    mean: float
+    limit: float
+    found: Literal["exact", "interpolated", "smallest"]
+
+
+def reference_at(rules: Rules, global_batch: int) -> Reference | None:
+    """The reference that the checker compares runs of ``global_batch`` samples with, after its pruning.
+
+    Returns:
+        None for a batch beyond all RCPs, and for a benchmark without any.
+    """
+    if not has_rcps(rules.log_name, rules.ruleset):
+        return None
+    with quiet_logging():
+        checker = rcp_checker.RCP_Checker(rules.usage, rules.ruleset, rules.log_name, False)
+    records = {int(record["BS"]): record for record in reversed(checker.pruned_rcp_data.values())}  # the first counts
+    kept = int(checker.submission_runs) - 2
+    below = max((batch for batch in records if batch <= global_batch), default=None)
+    above = min((batch for batch in records if batch >= global_batch), default=None)
+    if above is None:
+        return None
+    found: Literal["exact", "interpolated", "smallest"]
+    if below is None or below == above:
+        found = "smallest" if below is None else "exact"
+        mean, stdev = _statistics(records[above], rules)
+        runs = len(records[above]["Epochs to converge"]) - 2 * rules.dropped
+    else:
+        found = "interpolated"
+        part = (global_batch - below) / (above - below)
+        low, high = _statistics(records[below], rules), _statistics(records[above], rules)
+        mean, stdev = ((1 - part) * a + part * b for a, b in zip(low, high, strict=True))
+        runs = 2 * int(checker.submission_runs)
+    limit = smallest_acceptable_mean(mean, stdev, runs, kept)
+    if rules.benchmark == "llama31_405b":
+        limit -= LLAMA31_405B_TOLERANCE
+    return Reference(mean, limit, found)
+
+
+def _statistics(record: dict[str, Any], rules: Rules) -> tuple[float, float]:
+    return reference_statistics(record["Epochs to converge"], rules.dropped)
+
+
+def convergence_of(log: ParsedLog, rules: Rules) -> float | None:
+    """How far a run had trained when it converged, as the RCP checker reads it, in ``rules.unit``.
+
+    It is the progress of the last evaluation before ``run_stop``; Stable Diffusion's is the first checkpoint that
+    meets both targets. None for a run that did not end with success, or does not say.
+    """
+    if log.status != "success":
+        return None
+    stop = log.all("run_stop")[-1]
+    before = [event for event in log.events if event.key == rules.quality_key and event.line < stop.line]
+    points = [point for event in before if (point := evaluation_of(event)) is not None]
+    if rules.benchmark == "stable_diffusion":
+        scores: dict[float, dict[str, float]] = {}
+        for point in points:
+            scores.setdefault(point.progress, {}).update(point.values)
+        names = {target.metric for target in rules.targets}
+        passing = [at for at, found in scores.items() if names <= set(found) and rules.target_met(found, 0)]
+        return min(passing, default=None)
+    if not points or points[-1].progress_key != rules.progress_key or not math.isfinite(points[-1].progress):
+        return None
+    return round(points[-1].progress, 3) if rules.progress_key == "epoch_num" else points[-1].progress
 
 
 @dataclass(frozen=True)

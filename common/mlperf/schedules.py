@@ -130,29 +130,42 @@ def ssd300(global_batch: int, last_epoch: int | None = None, ruleset: str = "1.1
     return Schedule(5, 5, last_epoch, "epoch")
 
 
-def unet3d(global_batch: int) -> Schedule:
+def unet3d(
+    global_batch: int,
+    train_samples: int = KITS19_VOLUMES,
+    first_epoch: int | None = None,
+    interval: int | None = None,
+    last_epoch: int | None = None,
+) -> Schedule:
     """First after ceil(1000*168/S) epochs, then every ceil(20*168/S), S = samples of an epoch of whole batches.
 
-    A run that has not converged after ceil(10000*168/S) epochs has failed.
+    A run that has not converged after ceil(10000*168/S) epochs has failed. A demo on stand-in data has a training set
+    of another size, and may pass points of its own.
     """
-    padded = _whole_batches(KITS19_VOLUMES, global_batch)
+    padded = _whole_batches(train_samples, global_batch)
 
     def epochs(nominal: int) -> int:
-        return math.ceil(nominal * KITS19_VOLUMES / padded)
+        return math.ceil(nominal * train_samples / padded)
 
-    return Schedule(epochs(1000), epochs(20), epochs(10_000), "epoch", epoch_samples=padded)
+    first, every, last = first_epoch or epochs(1000), interval or epochs(20), last_epoch or epochs(10_000)
+    return Schedule(first, every, last, "epoch", epoch_samples=padded)
 
 
-def bert(global_batch: int, last_samples: int | None = None, ruleset: str = "5.0.0") -> Schedule:
+def bert(
+    global_batch: int, last_samples: int | None = None, ruleset: str = "5.0.0", interval: int | None = None
+) -> Schedule:
     """Every 0.05 * (230.23 * GBS + 3,000,000) samples, rounded down to a multiple of 25,000.
 
-    v0.7: every 500,000 samples, from 3,000,000 on.
+    v0.7: every 500,000 samples, from 3,000,000 on. ``interval`` replaces the formula where data stand in for the real
+    ones.
     """
+    if interval is not None:
+        return Schedule(interval, interval, last_samples, "samples")
     if ruleset == "0.7.0":
         return Schedule(3_000_000, 500_000, last_samples, "samples")
     hundredths = 23_023 * global_batch + 300_000_000  # in integers: 0.05 * (...) = hundredths / 2000
-    interval = hundredths // (2000 * 25_000) * 25_000
-    return Schedule(interval, interval, last_samples, "samples")
+    every = hundredths // (2000 * 25_000) * 25_000
+    return Schedule(every, every, last_samples, "samples")
 
 
 def dlrm(global_batch: int) -> Schedule:

@@ -8,15 +8,18 @@ MLCommons Association.
 
 from __future__ import annotations
 
-import argparse
-import sys
+import json
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-from common.errors import ConfigError, DataError, SuiteError
+from common.errors import ConfigError, DataError
 from common.mlperf.compliance import Finding, check_file, rule_records
+from common.mlperf.constraints import TEXT_RULES
 from common.mlperf.evaluation_points import misplaced_evaluations
 from common.mlperf.parsed_log import Event, ParsedLog, evaluation_of, read_log
 from common.mlperf.rcp import check_convergence, has_rcps, olympic_mean
@@ -29,6 +32,28 @@ UNVERIFIED = "unverified: not verified by MLCommons Association"
 
 _RUN_KEYS = frozenset({"seed", "train_samples", "init_stop", "run_start", "run_stop"})
 """Keys that occur once in a run and may differ between the runs of a set."""
+
+_KEYS_OF_PROGRESS = frozenset(
+    {
+        "aggregated_eval_accuracy",
+        "block_start",
+        "block_stop",
+        "epoch_start",
+        "epoch_stop",
+        "eval_accuracy",
+        "eval_error",
+        "eval_samples",
+        "eval_start",
+        "eval_stop",
+        "train_samples",
+    }
+)
+"""Keys that come after run_start, which a run that was killed early may lack: it failed, its log is no forgery."""
+
+_BLOCK_KEYS = frozenset({"block_start", "block_stop", "epoch_start", "epoch_stop"})
+
+CLOCK_TOLERANCE_MS = 1000.0
+"""By how much a time may lie before that of an earlier line: clocks are stepped, and events come from several ranks."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +79,11 @@ class Verdict:
     paths: tuple[Path, ...]
     converged: bool = False
     score: float | None = None
+
+    @property
+    def minutes(self) -> float | None:
+        """A run's time as olympic scoring takes it; None, which counts as infinite, if it did not converge."""
+        return self.score if self.converged and self.kind != "refused" else None
 
 
 def judge(path: Path, ruleset: str | None = None) -> Verdict:
@@ -107,19 +137,25 @@ def _judge_parsed(log: ParsedLog, rules: Rules) -> Verdict:
     for finding in findings:
         if finding.kind == "target":
             below.append(finding.sentence())
+        elif log.status == "aborted" and _is_early_end(finding):
+            notes.append(f"the run was aborted early: {finding.sentence()}")
         elif log.stand_in and _is_value_rule(finding):
             tolerated.append(finding)
         else:
-            refusals.append(finding.sentence())
+            refusals.append(_in_words(finding, log))
+    refusals += _evaluation_complaints(log, rules)
+    if log.division == "closed":
+        refusals += _clock_complaints(log, rules)
     if log.division == "closed" and not log.stand_in:
-        refusals += misplaced_evaluations(log, rules)
+        refusals += [*_text_rule_complaints(log, rules), *misplaced_evaluations(log, rules)]
+        refusals += _backward_complaints(log, rules)
     success = log.status == "success"
     if success and not below and not refusals and log.division == "closed":
         refusals += _success_complaints(log, rules)
     if success and below and not log.stand_in:
         refusals += [f"run_stop claims success, but {below[0]}"]
     if rules.retired:
-        notes.append(f"{rules.log_name} cannot be submitted: last round {rules.last_round}")
+        notes.append(f"{rules.log_name} can no longer be submitted: its last round was {rules.last_round}")
 
     limits: list[str] = []
     if log.stand_in:
@@ -127,7 +163,7 @@ def _judge_parsed(log: ParsedLog, rules: Rules) -> Verdict:
         notes += [f"on real data this would be refused: {finding.sentence()}" for finding in tolerated]
     if not success and not refusals:
         limits.append(f"the run did not reach the target (status {log.status})")
-    if not log.stand_in and not any(event.value for event in log.all("cache_clear")):
+    if not log.stand_in and not any(event.value in (True, 1) for event in log.all("cache_clear")):
         limits.append("the page cache was not cleared before the run (cache_clear is false)")
     kind: VerdictKind = "refused" if refusals else "format" if limits else "valid run"
     return Verdict(
@@ -150,6 +186,100 @@ def _is_value_rule(finding: Finding) -> bool:
         and file not in ("common.yaml", "closed_common.yaml", "open_common.yaml")
         and "metadata" not in finding.test
     )
+
+
+def _is_early_end(finding: Finding) -> bool:
+    """Whether the finding is only that something is absent which comes after ``run_start``."""
+    if finding.kind != "occurrence" or "different values" in finding.test:
+        return False
+    return set(re.findall(r"'(\w+)'", finding.test)) <= _KEYS_OF_PROGRESS
+
+
+def _in_words(finding: Finding, log: ParsedLog) -> str:
+    """A complaint of the checker; that on the time of initialisation with the time, which the checker does not say."""
+    minutes = log.init_minutes
+    if "compile_time_mins" in finding.test and minutes is not None and log.division in ("closed", "open"):
+        return f"initialisation, init_start to init_stop, took {minutes:.1f} minutes, too long: {finding.sentence()}"
+    return finding.sentence()
+
+
+def _evaluation_complaints(log: ParsedLog, rules: Rules) -> list[str]:
+    """Evaluations that are no numbers: the checkers die of them, or of a progress that is no number."""
+    complaints = []
+    for event in log.all(rules.quality_key):
+        progress = event.metadata.get(rules.progress_key, 0)
+        where = f"of the {rules.quality_key} in line {event.line}"
+        if evaluation_of(event) is None:
+            complaints.append(f"the value {where} is {json.dumps(event.value)}, not a number")
+        if isinstance(progress, bool) or not isinstance(progress, int | float) or not math.isfinite(progress):
+            complaints.append(f"{rules.progress_key} {where} is {json.dumps(progress)}, not a number")
+    return complaints
+
+
+def _clock_complaints(log: ParsedLog, rules: Rules) -> list[str]:
+    """Whether the clock went backwards: the time from run_start to run_stop then tells nothing.
+
+    A run that evaluates beside its training may log evaluations with an earlier time than the lines around them, and
+    train on after the evaluation at which its clock stopped; blocks among themselves go forwards, and evaluations lie
+    within the run.
+    """
+    starts, stops = log.all("run_start"), log.all("run_stop")
+    if rules.benchmark == "stable_diffusion" or not starts or not stops:  # scores its checkpoints after the run
+        return []
+    start, stop = starts[0], stops[-1]
+    if stop.time_ms < start.time_ms:  # which the complaints about the run say
+        return []
+    blocks = [start, *(event for event in log.events if event.key in _BLOCK_KEYS and event.line > start.line)]
+    for before, after in pairwise(blocks):
+        if after.time_ms < before.time_ms - CLOCK_TOLERANCE_MS:
+            return [
+                f"the clock goes back by {(before.time_ms - after.time_ms) / 1000:.1f} s from {before.key} in line "
+                f"{before.line} to {after.key} in line {after.line}: the run's time cannot be told"
+            ]
+    for event in log.all(rules.quality_key):
+        if not start.line < event.line < stop.line:
+            continue
+        early, late = start.time_ms - event.time_ms, event.time_ms - stop.time_ms
+        if max(early, late) > CLOCK_TOLERANCE_MS:
+            other = (
+                f"earlier than run_start in line {start.line}"
+                if early > late
+                else f"later than run_stop in line {stop.line}"
+            )
+            return [
+                f"{event.key} in line {event.line} is {max(early, late) / 1000:.1f} s {other}, though it stands within "
+                "the run: the run's time cannot be told"
+            ]
+    return []
+
+
+def _text_rule_complaints(log: ParsedLog, rules: Rules) -> list[str]:
+    """Hyperparameters that the rules' own table forbids and the compliance checker does not test."""
+    logged = {event.key: event.value for event in reversed(log.events)}
+    complaints = []
+    for rule in TEXT_RULES.get(rules.benchmark, ()):
+        try:
+            if rule.key not in logged or rule.holds(logged):
+                continue
+        except ConfigError as error:
+            complaints.append(str(error))
+        else:
+            complaints.append(f"{rule.key} = {logged[rule.key]!r} breaks the rules' table: {rule.text}")
+    return complaints
+
+
+def _backward_complaints(log: ParsedLog, rules: Rules) -> list[str]:
+    """Evaluations after less training than the one before: events of another run, or written by hand."""
+    if rules.benchmark == "stable_diffusion":  # its checkpoints are scored afterwards, in any order
+        return []
+    points = [point for point in log.evaluations if point.progress_key == rules.progress_key]
+    for before, after in pairwise(points):
+        if after.progress < before.progress:
+            return [
+                f"an evaluation after {rules.progress_key} {after.progress:g} follows one after {before.progress:g}: "
+                "progress goes backwards"
+            ]
+    return []
 
 
 def _run_complaints(log: ParsedLog) -> list[str]:
@@ -184,7 +314,16 @@ def _seed_complaints(log: ParsedLog, rules: Rules) -> list[str]:
     if not log.seeds:
         return ["no seed is logged; the closed division requires one"]
     wrong = [seed for _, _, seed in log.seeds if isinstance(seed, bool) or not isinstance(seed, int)]
-    return [f"seed {seed!r} is not an integer" for seed in wrong]
+    if wrong:
+        return [f"seed {seed!r} is not an integer" for seed in wrong]
+    places: dict[str, int] = {}
+    for event, seed in zip(log.all("seed"), log.seeds, strict=True):
+        if (line := places.setdefault(repr(seed), event.line)) != event.line:
+            return [
+                f"the seed {event.value} is logged twice from one place (lines {line} and {event.line}): the seed "
+                "checker takes it for two runs; let one rank, and one handler, write the log"
+            ]
+    return []
 
 
 def _success_complaints(log: ParsedLog, rules: Rules) -> list[str]:
@@ -204,24 +343,13 @@ def _success_complaints(log: ParsedLog, rules: Rules) -> list[str]:
     return [f"run_stop claims success, but the last {rules.quality_key} before it misses the target"]
 
 
-def judge_set(paths: Sequence[Path], ruleset: str | None = None) -> Verdict:
-    """Judge logs that are meant to be one benchmark result.
+def judge_together(verdicts: Sequence[Verdict], ruleset: str | None) -> Verdict:
+    """Judge runs that are meant to be one benchmark result.
 
     Args:
-        paths: all logs of the result, in launch order.
-        ruleset: version to judge by; None for the newest that accepts the first log's benchmark.
-
-    Raises:
-        ConfigError: if ``ruleset`` is not a version that the suite knows.
-        ValueError: if there are no paths.
+        verdicts: of all runs of the result, in launch order.
+        ruleset: version that they were judged by; None for the newest that accepts the benchmark.
     """
-    if not paths:
-        raise ValueError("a set of no logs cannot be judged")
-    return _judge_together([judge(path, ruleset) for path in paths], ruleset)
-
-
-def _judge_together(verdicts: Sequence[Verdict], ruleset: str | None) -> Verdict:
-    """The verdict of a set from the verdicts of its runs."""
     paths = [path for verdict in verdicts for path in verdict.paths]
     first = verdicts[0]
     refused = [f"{v.paths[0].name} is refused: {v.reasons[0]}" for v in verdicts if v.kind == "refused"]
@@ -253,8 +381,7 @@ def _judge_together(verdicts: Sequence[Verdict], ruleset: str | None) -> Verdict
 
 
 def _minutes(verdict: Verdict) -> float:
-    """A run's time; infinite for one that did not converge."""
-    return verdict.score if verdict.converged and verdict.score is not None else float("inf")
+    return float("inf") if verdict.minutes is None else verdict.minutes
 
 
 def _set_complaints(logs: Sequence[ParsedLog], verdicts: Sequence[Verdict], rules: Rules) -> list[str]:
@@ -271,19 +398,27 @@ def _set_complaints(logs: Sequence[ParsedLog], verdicts: Sequence[Verdict], rule
         )
     if len(logs) != rules.runs:
         complaints.append(f"a result of {rules.log_name} has exactly {rules.runs} runs, these are {len(logs)}")
-    complaints += _repeated_seeds(logs)
-    complaints += _differences(logs, rules)
-    return complaints
+    return [*complaints, *contradictions(logs, rules)]
+
+
+def contradictions(logs: Sequence[ParsedLog], rules: Rules) -> list[str]:
+    """Why logs cannot be runs of one series: two with the same seed, or with different configurations.
+
+    The open division has no rule on seeds, and no list of hyperparameters.
+    """
+    if logs[0].division != "closed":
+        return []
+    return [*_repeated_seeds(logs), *_differences(logs, rules)]
 
 
 def _repeated_seeds(logs: Sequence[ParsedLog]) -> list[str]:
-    owner: dict[tuple[str, int, object], str] = {}
+    owner: dict[str, str] = {}
     complaints = []
     for log in logs:
-        for seed in dict.fromkeys(log.seeds):
-            if seed in owner:
-                complaints.append(f"{owner[seed]} and {log.path.name} have the same seed {seed[2]}")
-            owner[seed] = log.path.name
+        for key, (_, _, seed) in {repr(seed): seed for seed in log.seeds}.items():
+            if key in owner:
+                complaints.append(f"{owner[key]} and {log.path.name} have the same seed {seed}")
+            owner[key] = log.path.name
     return complaints
 
 
@@ -296,11 +431,15 @@ def _differences(logs: Sequence[ParsedLog], rules: Rules) -> list[str]:
         for key, record in rule_records(f"{prefix}/{file}").items()
     }
     names = [key for key, record in records.items() if record.get("REQ") == "EXACTLY_ONE"]
-    logged = [e.key for e in logs[0].events if e.key.startswith(("lars_", "sgd_", "opt_", "scheduler_"))]
+    logged = [e.key for log in logs for e in log.events if e.key.startswith(("lars_", "sgd_", "opt_", "scheduler_"))]
     names = list(dict.fromkeys([*names, "global_batch_size", *logged]))
     complaints = []
     for key in names:
-        values = {repr(log.value(key)): log.path.name for log in logs} if key not in _RUN_KEYS else {}
+        values: dict[str, str] = {}
+        for log in logs:
+            ended_before = key in _KEYS_OF_PROGRESS and log.status == "aborted" and not log.all(key)
+            if key not in _RUN_KEYS and not ended_before:
+                values.setdefault(repr(log.value(key)), log.path.name)
         if len(values) > 1:
             listed = ", ".join(f"{value} in {name}" for value, name in values.items())
             complaints.append(f"the runs have different configurations: {key} is {listed}")
@@ -319,10 +458,15 @@ def _convergence(paths: Sequence[Path], logs: Sequence[ParsedLog], rules: Rules)
     return result.factor, (), f"RCP test passed ({result.message}), score factor {result.factor:.4f}"
 
 
-def format_verdict(verdict: Verdict) -> str:
-    """A short report of a verdict for a human: a headline, then one line for each reason and note."""
-    many = len(verdict.paths) > 1
-    subject = f"{len(verdict.paths)} logs" if many else str(verdict.paths[0])
+def format_verdict(verdict: Verdict, subject: str | None = None) -> str:
+    """A short report of a verdict for a human: a headline, then one line for each reason and note.
+
+    Args:
+        verdict: of one log or a set.
+        subject: what it is of; None for the log's path, or the number of logs.
+    """
+    many = subject is not None or len(verdict.paths) > 1
+    subject = subject or (f"{len(verdict.paths)} logs" if many else str(verdict.paths[0]))
     about = f"{verdict.benchmark or 'unknown benchmark'}, ruleset {verdict.ruleset or 'none'}"
     lines = [f"{subject}: {verdict.kind.upper()} ({about})"]
     lines += [f"  - {reason}" for reason in verdict.reasons]
@@ -335,26 +479,3 @@ def format_verdict(verdict: Verdict) -> str:
             lines.append(f"  {name}: {verdict.score:.3f} minutes")
         lines.append(f"  {UNVERIFIED}")
     return "\n".join(line for line in lines if line)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """``mlperf-suite check LOG [LOG ...] [--ruleset X.Y.Z]``: print the verdict of each log, and of several as a set.
-
-    Returns:
-        0; 1 if a log or the set is refused; 2 if the ruleset is not known.
-    """
-    parser = argparse.ArgumentParser(prog="mlperf-suite check", description="Say what the logs of runs may claim.")
-    parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="log of one run")
-    parser.add_argument("--ruleset", help="version to judge by (default: the newest that accepts the benchmark)")
-    args = parser.parse_args(argv)
-    try:
-        verdicts = [judge(path, args.ruleset) for path in args.logs]
-        for verdict in verdicts:
-            print(format_verdict(verdict))
-        if len(args.logs) > 1:
-            verdicts.append(_judge_together(verdicts, args.ruleset))
-            print(format_verdict(verdicts[-1]))
-    except SuiteError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 1 if any(verdict.kind == "refused" for verdict in verdicts) else 0

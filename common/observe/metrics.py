@@ -17,10 +17,14 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 FLUSH_SECONDS = 1.0
+EVALUATIONS_FILE = "evaluations.jsonl"
 
 
 class MetricsWriter:
     """Writes one JSON object per step to a file of this rank; TensorBoard events come from rank 0 alone.
+
+    Rank 0 writes the evaluations of the run to ``evaluations.jsonl`` beside it. A rank that only evaluates writes one
+    object per evaluation, which has no ``step``, to its own file.
 
     Lines are kept for up to a second, then appended with one system call each, so that a reader and a killed
     run never meet half a line. A run that resumes appends.
@@ -45,18 +49,12 @@ class MetricsWriter:
     ) -> None:
         self.path = Path(path)
         self._clock = clock
-        self._lines: list[bytes] = []
         self._flushed = clock()
-        self._file = -1
         self._tensorboard: SummaryWriter | None = None
         if tensorboard_dir is not None and rank == 0:
             self._tensorboard = _summary_writer(tensorboard_dir)
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-            self._drop_torn_line()
-        except OSError as error:
-            raise self._failure(error) from error
+        self._steps = _Lines(self.path)
+        self._evaluations = _Lines(self.path.with_name(EVALUATIONS_FILE)) if rank == 0 else None
 
     def write(
         self,
@@ -78,13 +76,10 @@ class MetricsWriter:
             data_wait_ms: part of it spent waiting for data, milliseconds.
             values: further figures under their names.
         """
-        if self._file < 0:
-            return
         now = self._clock()
         record: dict[str, float | int | None] = {"step": step, "samples": samples, "loss": loss, **values}
         record |= {"step_ms": step_ms, "data_wait_ms": data_wait_ms, "time": round(now, 3)}
-        finite = {name: _finite(value) for name, value in record.items()}
-        self._lines.append(json.dumps(finite, allow_nan=False).encode() + b"\n")
+        self._steps.add(record)
         if self._tensorboard is not None:
             for name, value in record.items():
                 if value is not None and name not in ("step", "time"):
@@ -92,16 +87,73 @@ class MetricsWriter:
         if now - self._flushed >= FLUSH_SECONDS:
             self.flush()
 
-    def evaluation(self, samples: int, values: dict[str, float]) -> None:
-        """Show an evaluation's values in TensorBoard over ``samples``; JSON lines hold steps only."""
+    def evaluation(self, samples: int, values: dict[str, float], *, seconds: float, waited_seconds: float) -> None:
+        """Record a score of the run, on rank 0.
+
+        Args:
+            samples: training samples that the weights had seen.
+            values: of the metrics.
+            seconds: that the evaluation took.
+            waited_seconds: of these, that training stood still for it.
+        """
+        if self._evaluations is not None:
+            times = {"seconds": seconds, "waited_seconds": waited_seconds, "time": round(self._clock(), 3)}
+            self._evaluations.add({"samples": samples, **values, **times})
         if self._tensorboard is not None:
             for name, value in values.items():
                 self._tensorboard.add_scalar(f"evaluation/{name}", value, samples)
 
+    def evaluated(self, index: int, samples: int, **values: float) -> None:
+        """Record an evaluation on a rank that only evaluates.
+
+        Args:
+            index: its number in the run, from 0.
+            samples: training samples that the weights had seen.
+            values: figures under their names.
+        """
+        self._steps.add({"evaluation": index, "samples": samples, **values, "time": round(self._clock(), 3)})
+
     def flush(self) -> None:
         """Write what is kept."""
         self._flushed = self._clock()
-        lines, self._lines = self._lines, []
+        self._steps.flush()
+        if self._evaluations is not None:
+            self._evaluations.flush()
+
+    def close(self) -> None:
+        """Write what is kept and close the files."""
+        try:
+            self._steps.close()
+        finally:
+            if self._evaluations is not None:
+                self._evaluations.close()
+            if self._tensorboard is not None:
+                self._tensorboard.close()
+                self._tensorboard = None
+
+
+class _Lines:
+    """A file of JSON lines that grows by whole lines; nothing is written after it was closed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._kept: list[bytes] = []
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            self._drop_torn_line()
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def add(self, record: dict[str, float | int | None]) -> None:
+        """Keep a record until the next flush; figures that are not finite become null."""
+        if self._file >= 0:
+            finite = {name: _finite(value) for name, value in record.items()}
+            self._kept.append(json.dumps(finite, allow_nan=False).encode() + b"\n")
+
+    def flush(self) -> None:
+        """Write what is kept."""
+        lines, self._kept = self._kept, []
         for line in lines:
             self._append(line)
 
@@ -114,8 +166,6 @@ class MetricsWriter:
         finally:
             os.close(self._file)
             self._file = -1
-            if self._tensorboard is not None:
-                self._tensorboard.close()
 
     def _append(self, line: bytes) -> None:
         for _ in range(2):
@@ -133,11 +183,11 @@ class MetricsWriter:
         size = os.fstat(self._file).st_size
         if size == 0 or os.pread(self._file, 1, size - 1) == b"\n":
             return
-        content = self.path.read_bytes()
+        content = self._path.read_bytes()
         os.ftruncate(self._file, content.rfind(b"\n") + 1)
 
     def _failure(self, error: OSError) -> SuiteError:
-        return SuiteError(f"metrics cannot be written to {self.path}: {error.strerror}. Free space or set output_dir")
+        return SuiteError(f"metrics cannot be written to {self._path}: {error.strerror}. Free space or set output_dir")
 
 
 def _finite(value: float | int | None) -> float | int | None:

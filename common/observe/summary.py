@@ -37,8 +37,13 @@ class Summary:
         resumed: the run continued from a checkpoint.
         verdict: what the log earns, in words.
         hardware: machine and number of devices.
+        energy_joules: that the GPU of rank 0 took, initialisation included; None where it is not known.
         paths: what to where: log, metrics, checkpoints; ``picture`` is added.
         samples: word for the unit that the benchmark counts.
+        evaluations: how many there were.
+        evaluation_seconds: that they took together.
+        hidden_seconds: of these, that training went on behind.
+        evaluation_ranks: ranks that only evaluated.
     """
 
     benchmark: str
@@ -58,6 +63,11 @@ class Summary:
     hardware: str
     paths: Mapping[str, str | Path] = field(default_factory=dict)
     samples: str = "samples"
+    energy_joules: float | None = None
+    evaluations: int = 0
+    evaluation_seconds: float = 0.0
+    hidden_seconds: float = 0.0
+    evaluation_ranks: int = 0
 
 
 def write_summary(summary: Summary, output_dir: Path) -> str:
@@ -83,12 +93,15 @@ def format_summary(summary: Summary, paths: Mapping[str, str | Path]) -> str:
         "quality": f"{summary.metric} {reached} (target {relation} {summary.target:g})",
         "time": f"{summary.minutes:.2f} minutes from run_start to run_stop",
         "throughput": f"{_figure(summary.throughput)} {summary.samples}/s",
+        "evaluation": _evaluation(summary),
         "hardware": summary.hardware,
         "seed": str(summary.seed),
         "data set": "stand-in" if summary.stand_in else "as the rules name it",
         "verdict": summary.verdict,
         "note": _note(summary),
     }
+    if summary.energy_joules is not None:
+        rows["energy"] = f"{summary.energy_joules / 1000:,.1f} kJ on the GPU of rank 0, initialisation included"
     rows |= {name: str(path) for name, path in paths.items()}
     width = max(len(name) for name in rows)
     rule = "-" * 72
@@ -183,6 +196,26 @@ def _note(summary: Summary) -> str:
     if summary.stand_in:
         return NOT_A_RESULT
     return RESUMED if summary.resumed else NOT_A_SCORE
+
+
+def _evaluation(summary: Summary) -> str:
+    """How long evaluations took, and how much of that training did not wait for."""
+    if not summary.evaluations:
+        return "none"
+    count, seconds = summary.evaluations, summary.evaluation_seconds
+    hidden = summary.hidden_seconds / seconds if seconds > 0 else 0.0
+    ranks = (
+        f" on {_counted(summary.evaluation_ranks, 'rank')} of {_its(summary)} own" if summary.evaluation_ranks else ""
+    )
+    return f"{_counted(count, 'evaluation')} in {seconds:.2f} s{ranks}, {hidden:.0%} of it hidden behind training"
+
+
+def _its(summary: Summary) -> str:
+    return "its" if summary.evaluations == 1 else "their"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _figure(value: float) -> str:

@@ -6,7 +6,6 @@ Activations are channels_last; others are copied into that format first. Shapes:
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from common.ops import batch_norm_kernels as kernels
 from common.ops.batch_norm import Norm, batch_norm_evaluate_torch
+from common.ops.triton_support import multiprocessors
 
 
 class Tile(NamedTuple):
@@ -53,13 +53,6 @@ _FINALISE_COLUMNS = 16
 _FINALISE_CHUNK = 512
 
 
-@functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 class Cut(NamedTuple):
     """A launch of one pass: grid, arguments that every pass takes after its own, and programs that share columns."""
 
@@ -83,7 +76,7 @@ def cut(tile: Tile, rows: int, channels: int, device: torch.device, reverse: boo
     tiles = triton.cdiv(rows, block_m)
     programs = tiles
     if tile.programs:
-        programs = min(tiles, max(1, _multiprocessors(device) * tile.programs // column_blocks))
+        programs = min(tiles, max(1, multiprocessors(device) * tile.programs // column_blocks))
     arguments = {
         "M": rows,
         "C": channels,

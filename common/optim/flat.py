@@ -2,7 +2,7 @@
 
 One fill zeroes every gradient, one slice is a communication bucket, and a multi-tensor kernel needs one pointer
 and a table instead of hundreds of pointers. Parameters and ``.grad`` become views that keep their own strides, so a
-channels_last weight stays channels_last. All flat buffers of one dtype (parameters, gradients, FP32 masters, optimizer
+channels_last weight stays channels_last. All flat tensors of one dtype (parameters, gradients, FP32 masters, optimizer
 state) share the same element offsets, hence an update is elementwise on slices whatever the strides of the views are.
 """
 
@@ -14,10 +14,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from common.optim.shard import FRAGMENT_ALIGNMENT
+
 ALIGNMENT_BYTES = 256
 """Every tensor starts on a multiple of this, so that kernels use their widest loads and matrix products stay fast."""
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
+
+WHOLE = 1 << 62  # a bucket size that no group reaches
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,8 @@ class Segment:
         group: index of its parameter group.
         start: offset of its first element.
         numel: its elements.
-        stop: offset of the next segment; elements from ``start + numel`` to ``stop`` are padding and stay zero.
+        stop: offset behind its padding; elements from ``start + numel`` to ``stop`` stay zero.
+        parts: as how many tensors it counts: equal pieces, one after the other.
     """
 
     name: str
@@ -39,69 +44,88 @@ class Segment:
     start: int
     numel: int
     stop: int
+    parts: int = 1
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A slice of a flat buffer that is reduced and gathered in one collective.
+
+    Attributes:
+        segments: the parameters in it, all of one group.
+        group: index of that group.
+        start: offset of its first element.
+        stop: offset behind its padding; ``stop - start`` divides into aligned pieces, one for each rank of a shard.
+        readiness: share of its group's parameters that the backward pass goes through before the bucket is complete.
+    """
+
+    segments: tuple[Segment, ...]
+    group: int
+    start: int
+    stop: int
+    readiness: float
 
 
 class FlatBuffer:
-    """The parameters of one dtype, their gradients and their FP32 masters in flat tensors.
+    """The parameters of one dtype and their gradients in flat tensors.
 
     Building it moves the parameters: ``parameter.data`` and ``parameter.grad`` become views of the flat buffers.
 
     Args:
         groups: per parameter group its parameters of one dtype and one device, by name, in the order of the model.
+        parts: name of a parameter to the number of tensors that it counts as; others count as one.
+        pieces: ranks that share the buffer; every bucket divides into as many aligned pieces.
+        bucket_bytes: a bucket is closed when it holds at least this many bytes.
 
     Attributes:
         dtype, device: of the parameters.
         segments: the parameters in the order of the buffer: group after group.
+        buckets: in the order of the buffer.
         parameters: 1-d, ``dtype``.
         gradients: 1-d, ``dtype``.
-        masters: 1-d float32; ``parameters`` itself when that is float32 or float64.
-        starts, numels: int64 device tensors with one entry for each segment.
 
     Raises:
-        ValueError: no or several dtypes or devices, an empty parameter, or one that is not dense.
+        ValueError: no or several dtypes or devices, an empty parameter, one that is not dense, or one that does not
+            divide into its parts.
     """
 
-    def __init__(self, groups: Sequence[Mapping[str, nn.Parameter]]) -> None:
-        named = [(index, name, p) for index, group in enumerate(groups) for name, p in group.items()]
-        kinds = {(p.dtype, p.device) for _, _, p in named}
+    def __init__(
+        self,
+        groups: Sequence[Mapping[str, nn.Parameter]],
+        parts: Mapping[str, int] | None = None,
+        pieces: int = 1,
+        bucket_bytes: int = WHOLE,
+    ) -> None:
+        members = [p for group in groups for p in group.values()]
+        kinds = {(p.dtype, p.device) for p in members}
         if len(kinds) != 1:
             raise ValueError(f"a flat buffer holds one dtype on one device, not {sorted(map(str, kinds))}")
         self.dtype, self.device = kinds.pop()
-        self.segments = self._plan(named)
-        size = self.segments[-1].stop
-        self.parameters = torch.zeros(size, dtype=self.dtype, device=self.device)
+        self._alignment = max(ALIGNMENT_BYTES // self.dtype.itemsize, FRAGMENT_ALIGNMENT)
+        self.buckets = self._plan(groups, parts or {}, pieces, bucket_bytes)
+        self.segments = [segment for bucket in self.buckets for segment in bucket.segments]
+        self.parameters = torch.zeros(self.buckets[-1].stop, dtype=self.dtype, device=self.device)
         self.gradients = torch.zeros_like(self.parameters)
         for segment in self.segments:
             view = self.view(self.parameters, segment)
             view.copy_(segment.parameter.detach())
             segment.parameter.data = view
             segment.parameter.grad = self.view(self.gradients, segment)
-        self.masters = self.parameters.float() if self.dtype in HALF_DTYPES else self.parameters
-        self.starts = torch.tensor([s.start for s in self.segments], dtype=torch.int64, device=self.device)
-        self.numels = torch.tensor([s.numel for s in self.segments], dtype=torch.int64, device=self.device)
         self._pointers = [(s, s.parameter.data_ptr(), s.parameter.grad.data_ptr()) for s in self.segments]  # type: ignore[union-attr]
 
-    @property
-    def has_masters(self) -> bool:
-        """Whether the masters are tensors of their own."""
-        return self.masters is not self.parameters
+    def view(self, flat: Tensor, segment: Segment, first: int = 0) -> Tensor:
+        """The part of ``flat`` for ``segment``, with the parameter's strides.
 
-    def view(self, buffer: Tensor, segment: Segment) -> Tensor:
-        """The part of ``buffer`` (any flat tensor of this layout) for ``segment``, with the parameter's strides."""
-        return buffer.as_strided(segment.parameter.shape, segment.parameter.stride(), segment.start)
-
-    def new_state(self) -> Tensor:
-        """A flat tensor of zeros with the masters' dtype and offsets: one kind of optimizer state."""
-        return torch.zeros_like(self.masters)
+        Args:
+            flat: a flat tensor of this layout from element ``first`` on.
+            segment: the parameter.
+            first: offset in the layout of the first element of ``flat``.
+        """
+        return flat.as_strided(segment.parameter.shape, segment.parameter.stride(), segment.start - first)
 
     def zero_gradients(self) -> None:
         """Zero all gradients with one fill; the views stay attached."""
         self.gradients.zero_()
-
-    def reset_masters(self) -> None:
-        """Set the masters to the values of the parameters, after these were loaded from elsewhere."""
-        if self.has_masters:
-            self.masters.copy_(self.parameters)
 
     def check(self) -> None:
         """Make sure that parameters and gradients still are views of the buffers; compares pointers on the host.
@@ -123,25 +147,60 @@ class FlatBuffer:
                     "to .grad and do not call zero_grad(); begin() of the optimizer zeroes the gradients"
                 )
 
-    def _plan(self, named: Sequence[tuple[int, str, nn.Parameter]]) -> list[Segment]:
-        align = ALIGNMENT_BYTES // self.dtype.itemsize
-        segments, start = [], 0
-        for group, name, parameter in named:
-            if parameter.numel() == 0:
-                raise ValueError(f"parameter {name!r} has no elements")
-            if not _is_dense(parameter):
-                raise ValueError(f"parameter {name!r} with strides {parameter.stride()} is not dense in memory")
-            stop = start + -(-parameter.numel() // align) * align
-            segments.append(Segment(name, parameter, group, start, parameter.numel(), stop))
-            start = stop
-        return segments
+    def _plan(
+        self, groups: Sequence[Mapping[str, nn.Parameter]], parts: Mapping[str, int], pieces: int, bucket_bytes: int
+    ) -> list[Bucket]:
+        """Lay the groups out one after the other, each cut into buckets from its end."""
+        buckets: list[Bucket] = []
+        start = 0
+        for group, members in enumerate(groups):
+            named = list(members.items())
+            for first, last in self._cut(named, bucket_bytes):
+                segments, stop = [], start
+                for name, parameter in named[first:last]:
+                    segment = self._place(name, parameter, group, stop, parts.get(name, 1))
+                    segments.append(segment)
+                    stop = segment.stop
+                stop = start + _round_up(stop - start, pieces * self._alignment)
+                buckets.append(Bucket(tuple(segments), group, start, stop, 1.0 - first / len(named)))
+                start = stop
+        return buckets
+
+    def _cut(self, named: Sequence[tuple[str, nn.Parameter]], bucket_bytes: int) -> list[tuple[int, int]]:
+        """First and last + 1 of each bucket's members.
+
+        From the end, where backward passes begin: so the bucket that may stay small is the one that comes last.
+        """
+        cuts, last, held = [], len(named), 0
+        for first in range(len(named) - 1, -1, -1):
+            held += _round_up(named[first][1].numel(), self._alignment) * self.dtype.itemsize
+            if held >= bucket_bytes or first == 0:
+                cuts.append((first, last))
+                last, held = first, 0
+        return cuts[::-1]
+
+    def _place(self, name: str, parameter: nn.Parameter, group: int, start: int, parts: int) -> Segment:
+        if parameter.numel() == 0:
+            raise ValueError(f"parameter {name!r} has no elements")
+        if not _is_dense(parameter):
+            raise ValueError(f"parameter {name!r} with strides {parameter.stride()} is not dense in memory")
+        if parts != 1:
+            _check_parts(name, parameter, parts)
+        stop = start + _round_up(parameter.numel(), self._alignment)
+        return Segment(name, parameter, group, start, parameter.numel(), stop, parts)
 
 
-def build_flat_buffers(groups: Sequence[Mapping[str, nn.Parameter]]) -> list[FlatBuffer]:
+def build_flat_buffers(
+    groups: Sequence[Mapping[str, nn.Parameter]],
+    parts: Mapping[str, int] | None = None,
+    pieces: int = 1,
+    bucket_bytes: int = WHOLE,
+) -> list[FlatBuffer]:
     """One FlatBuffer for each dtype, in the order in which the dtypes first appear in ``groups``.
 
     Raises:
-        ValueError: no parameter at all, a dtype that is not floating point, or what FlatBuffer raises.
+        ValueError: no parameter at all, a dtype that is not floating point, parts of an unknown parameter, or what
+            FlatBuffer raises.
     """
     dtypes = list(dict.fromkeys(p.dtype for group in groups for p in group.values()))
     if not dtypes:
@@ -149,7 +208,32 @@ def build_flat_buffers(groups: Sequence[Mapping[str, nn.Parameter]]) -> list[Fla
     for dtype in dtypes:
         if dtype not in (torch.float32, torch.float64, *HALF_DTYPES):
             raise ValueError(f"parameters of {dtype} cannot be optimized: use float32, float16 or bfloat16")
-    return [FlatBuffer([{n: p for n, p in group.items() if p.dtype == dtype} for group in groups]) for dtype in dtypes]
+    unknown = set(parts or {}) - {name for group in groups for name in group}
+    if unknown:
+        raise ValueError(f"parts names {min(unknown)!r}, which is none of the parameters")
+    return [
+        FlatBuffer(
+            [{n: p for n, p in group.items() if p.dtype == dtype} for group in groups], parts, pieces, bucket_bytes
+        )
+        for dtype in dtypes
+    ]
+
+
+def _check_parts(name: str, parameter: nn.Parameter, parts: int) -> None:
+    rows = parameter.shape[0] if parameter.ndim else 1
+    if parts < 1 or rows % parts:
+        raise ValueError(f"parameter {name!r} of {rows} rows does not divide into {parts} equal parts")
+    if parameter.stride(0) != parameter.numel() // rows:
+        raise ValueError(f"parameter {name!r} with strides {parameter.stride()}: its rows do not follow one another")
+    if parameter.numel() // parts % FRAGMENT_ALIGNMENT:
+        raise ValueError(
+            f"parameter {name!r}: a part of {parameter.numel() // parts} elements does not end on a multiple of "
+            f"{FRAGMENT_ALIGNMENT}, where the next one would have to start"
+        )
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 def _is_dense(tensor: Tensor) -> bool:

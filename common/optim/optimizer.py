@@ -1,76 +1,34 @@
-"""The optimizer: flat buffers, reduction of gradients, and one update rule, driven from the device.
+"""The optimizer: flat buffers, reduction of gradients, one update rule on shards, and gathering of the weights.
 
-Nothing here waits for the device: learning rate, step counter, overflow flag and the decision to write are device
-tensors, so the whole iteration can be captured in a CUDA graph. With one rank it is simply a fused optimizer.
+Nothing here waits for the device: learning rate, step counter, overflow flag, clip factor, loss scale and the decision
+to write are device tensors, so the whole iteration can be captured in a CUDA graph. With one rank it is simply a fused
+optimizer.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from common.distributed.layout import AXES, Layout
-from common.errors import CheckpointError
+from common.distributed.layout import Layout
+from common.errors import UnsupportedImplementation
+from common.optim import state
+from common.optim.clip import ClipNorm as ClipNorm
+from common.optim.clip import MicroBatchClipper
 from common.optim.flat import build_flat_buffers
-from common.optim.reduce import GradientReducer
-from common.optim.rules import GroupSettings, Rule
-
-
-@dataclass(frozen=True)
-class ParameterGroup:
-    """Parameters that are updated alike.
-
-    Attributes:
-        parameters: name to parameter, in the order of the model.
-        weight_decay: lambda; part of the gradient.
-        lr_scale: factor on the schedule's learning rate.
-        trust_ratio: scale the learning rate by layer (LARS).
-        grad_scale: what the gradient, summed over ranks and micro-batches, is multiplied with before anything else,
-            beside the optimizer's own ``grad_divisor``.
-        learning_rate_in_momentum: whether the momentum buffer holds steps (m <- mu m - lr tau d; w <- w + m) or
-            directions (v <- mu v + tau d; w <- w - lr v).
-        replicated_over: axes of the layout whose ranks compute these layers redundantly; over them the gradients are
-            averaged, not summed.
-    """
-
-    parameters: Mapping[str, nn.Parameter]
-    weight_decay: float = 0.0
-    lr_scale: float = 1.0
-    trust_ratio: bool = False
-    grad_scale: float = 1.0
-    learning_rate_in_momentum: bool = True
-    replicated_over: tuple[str, ...] = ()
-
-
-class Updater(Protocol):
-    """What a training step drives: ``begin``, the micro-batches, ``arm`` before the last backward pass, ``update``."""
-
-    def begin(self) -> None:
-        """Start an iteration: zero the gradients in place."""
-
-    def arm(self) -> None:
-        """Called before the backward pass of the last micro-batch: reductions may start from now on."""
-
-    def update(self, skip: Tensor) -> None:
-        """Wait for the reduction and update; ``skip`` (0-d float32 device tensor) != 0 writes nothing at all."""
-
-    def named_state(self) -> Sequence[tuple[str, Tensor]]:
-        """All persistent device tensors: masters, momentum, step counter."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state by parameter name, as tensors of the parameters' shapes."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned."""
-
-    @property
-    def metrics(self) -> dict[str, Tensor]:
-        """Name to 0-d device tensor, about the last update."""
+from common.optim.gather import WeightGatherer
+from common.optim.groups import ParameterGroup as ParameterGroup
+from common.optim.groups import check_groups, redundant_ranks, settings_of
+from common.optim.partition import build_partitions
+from common.optim.reduce import GradientReducer, Route
+from common.optim.rules import GroupSettings, Rule, Update
+from common.optim.sharing import Sharing
+from common.optim.updater import Updater as Updater
+from common.precision import LossScale
 
 
 class Optimizer:
@@ -81,21 +39,39 @@ class Optimizer:
 
     Args:
         groups: the parameters; no parameter and no name may occur twice.
-        rule: LARS or SGD.
+        rule: LARS, SGD, LAMB, Adam or AdamW.
         schedule: learning rate (0-d float32) from the step counter (0-d int64), on the device.
-        layout: gradients are summed over its ``dp`` axis.
-        grad_divisor: the gradients, summed over all micro-batches and ``dp`` ranks, divided by this are the mean over
-            the global batch.
+        layout: gradients are summed over its ``dp`` and ``cp`` axes, whose ranks hold the same weights; each rank of
+            ``cp`` has a part of every sample, and its gradients are parts of that sample's.
+        grad_divisor: the gradients, summed over all micro-batches and all ranks of ``dp`` and ``cp``, divided by this
+            are the mean over the global batch. Splitting samples over ``cp`` does not change it.
         bucket_bytes: size from which on a bucket of gradients is reduced.
-        overlap: reduce buckets during the last backward pass rather than after it.
-        implementation: of the rule: ``auto`` or a name of ``common.optim.rules.IMPLEMENTATIONS``.
+        overlap: reduce buckets during the last backward pass rather than after it, and gather updated weights during
+            the next forward pass rather than after the update.
+        grad_predivide: what gradients in float16 are divided by before they are summed over ranks, so that the sum
+            stays in range; the update makes up for it. A power of two loses no bit, but of gradients that become
+            smaller than float16's smallest normal number. Clipping before the reduction sums over ``cp`` first, without
+            dividing.
+        implementation: of the rule: ``auto`` or a name of its IMPLEMENTATIONS.
+        shard: who updates what. ``none``: every rank all parameters. ``all``: the ``dp`` ranks share them. ``node``:
+            those of one node do, and each node holds all.
+        reduction: with shards, ``scatter`` or ``all_reduce`` (see :mod:`common.optim.reduce`).
+        ranks_per_node: with ``shard="node"``: consecutive ranks in a node.
+        blocks: parts of the model in the order of the forward pass, whose weights are gathered just before they run
+            (see :class:`common.optim.gather.WeightGatherer`). Without them gathers are not overlapped.
+        clip: clip by the global norm.
+        micro_batches: of one iteration; only clipping before the reduction needs to know.
+        loss_scale: what the loss was multiplied with, of this optimizer alone.
 
     Attributes:
         implementation: the implementation that was chosen.
+        choices: how gradients are reduced and weights gathered, in words, for the log.
 
     Raises:
-        ValueError: no parameters, one that occurs twice or cannot lie in a flat buffer, an unknown axis, or a
-            ``grad_divisor`` that is not positive.
+        ValueError: no parameters, one that occurs twice or cannot lie in a flat buffer, an unknown axis, or an
+            argument without sense.
+        UnsupportedImplementation: there is no such implementation, or it cannot serve these parameters.
+        ConfigError: a node's ranks do not divide the ``dp`` axis.
     """
 
     def __init__(
@@ -108,101 +84,211 @@ class Optimizer:
         grad_divisor: float,
         bucket_bytes: int = 32 << 20,
         overlap: bool = True,
+        grad_predivide: float = 1.0,
         implementation: str = "auto",
+        shard: Literal["none", "node", "all"] = "none",
+        reduction: Literal["scatter", "all_reduce"] = "scatter",
+        ranks_per_node: int | None = None,
+        blocks: Sequence[tuple[str, nn.Module]] = (),
+        clip: ClipNorm | None = None,
+        micro_batches: int = 1,
+        loss_scale: LossScale | None = None,
     ) -> None:
-        if not grad_divisor > 0:
-            raise ValueError(f"grad_divisor={grad_divisor}: it must be positive")
-        _check_groups(groups)
-        self._schedule = schedule
-        self._buffers = build_flat_buffers([group.parameters for group in groups])
-        settings = [_settings(group, layout, grad_divisor) for group in groups]
-        self._update = rule.bind(self._buffers, settings, implementation)
+        positive = {"grad_divisor": grad_divisor, "grad_predivide": grad_predivide}
+        positive |= {"bucket_bytes": bucket_bytes, "micro_batches": micro_batches}
+        for name, value in positive.items():
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name}={value}: it must be positive and finite")
+        if reduction not in ("scatter", "all_reduce"):
+            raise ValueError(f"reduction={reduction!r}: use scatter or all_reduce")
+        check_groups(groups)
+        self._sharing = sharing = Sharing(layout, shard, ranks_per_node)
+        self._schedule, self._clip, self._loss_scale = schedule, clip, loss_scale
+        self._scale = loss_scale.value if loss_scale is not None and loss_scale.enabled else None
+        parts = {name: count for group in groups for name, count in group.parts.items()}
+        buffers = build_flat_buffers([group.parameters for group in groups], parts, sharing.ranks, bucket_bytes)
+        self._buffers = buffers
+        self._partitions = build_partitions(buffers, sharing.ranks, sharing.index)
+        clip_first = clip is not None and clip.when == "before_reduction"
+        routes = [sharing.route(group, done=("cp",) if clip_first else ()) for group in groups]
+        divided = [_predivide(group, route, grad_predivide) for group, route in zip(groups, routes, strict=True)]
+        settings = [settings_of(g, layout, grad_divisor / by) for g, by in zip(groups, divided, strict=True)]
+        self._update = self._bind(rule, settings, implementation)
         self.implementation = self._update.implementation
-        process_groups = [layout.group(*dict.fromkeys(("dp", *group.replicated_over))) for group in groups]
-        self._reducer = GradientReducer(self._buffers, process_groups, bucket_bytes, overlap)
-        self._other_ranks = layout.group(*(axis for axis in AXES if axis != "dp"))
+        self._clipper: MicroBatchClipper | None = None
+        if clip is not None and clip_first:
+            micro = micro_batches * layout.size("dp") / grad_divisor
+            means = [group.grad_scale * micro / redundant_ranks(group, layout, ["cp"]) for group in groups]
+            shares = [entry.norm_share for entry in settings]
+            others, sample_ranks = sharing.sum_over_other_ranks, layout.group("cp")
+            self._clipper = MicroBatchClipper(clip, buffers, means, shares, micro_batches, others, sample_ranks)
+        early = overlap and not clip_first
+        scales = [1.0 / by for by in divided]
+        self._reducer = GradientReducer(self._partitions, routes, early, reduction == "all_reduce", scales)
+        self._gatherer = WeightGatherer(self._partitions, sharing.group, blocks if overlap else ())
+        self.choices = self._in_words(reduction, early)
+        self._armed = False
+        self._allocate_scalars()
+
+    def _bind(self, rule: Rule, settings: Sequence[GroupSettings], implementation: str) -> Update:
+        tensors = sum(partition.tensors for partition in self._partitions)
+        shards = [partition.shard for partition in self._partitions]
+        try:
+            return rule.bind(shards, settings, tensors, self._sharing.sum_over_shards, implementation)
+        except UnsupportedImplementation as error:
+            raise UnsupportedImplementation(f"optimizer.implementation={implementation}: {error}") from error
+
+    def _allocate_scalars(self) -> None:
         device = self._buffers[0].device
+        widest = torch.float64 if any(b.dtype == torch.float64 for b in self._buffers) else torch.float32
         self._step = torch.zeros((), dtype=torch.int64, device=device)
         self._learning_rate = torch.zeros((), dtype=torch.float32, device=device)
         self._overflow = torch.zeros((), dtype=torch.float32, device=device)
+        self._gradient_norm = torch.zeros((), dtype=torch.float32, device=device)
+        self._report = torch.zeros(2, dtype=widest, device=device)
 
     def begin(self) -> None:
-        """Start an iteration: zero the gradients in place.
+        """Start an iteration: zero the gradients in place, and start to gather the weights of the last update.
 
         Raises:
             RuntimeError: a parameter or gradient was detached from its flat buffer.
         """
         self.check_views()
+        self._gatherer.begin()
         for buffer in self._buffers:
             buffer.zero_gradients()
         self._reducer.begin()
+        self._armed = False
+        if self._clipper is not None:
+            self._clipper.begin()
 
     def arm(self) -> None:
         """Let the next backward pass start reductions: it is the last of the iteration."""
+        self._armed = True
         self._reducer.arm()
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """Take the gradient of the micro-batch whose backward pass has ended: clip it, if clipping comes first."""
+        if self._clipper is not None:
+            self._clipper.collect(self._armed, self._scale)
 
     @torch.no_grad()
     def update(self, skip: Tensor) -> None:
         """Wait for the reduction, then update.
 
-        Nothing is written, not even the step counter, if ``skip`` is not 0 or a gradient is not finite on any rank.
+        Nothing is written, not even the step counter, if ``skip`` is not 0 or a gradient is not finite on any rank; in
+        the latter case only the loss scale falls.
 
         Args:
             skip: 0-d float32 tensor on the device of the parameters.
         """
+        self._gatherer.join()
         self._reducer.finish()
         self._learning_rate.copy_(self._schedule(self._step))
-        self._update.measure(self._overflow)
-        if self._other_ranks is not None:
-            dist.all_reduce(self._overflow, op=dist.ReduceOp.MAX, group=self._other_ranks)
-        write = (skip == 0) & (self._overflow == 0)
-        self._update.apply(self._learning_rate, write)
+        self._report.zero_()
+        self._update.measure(self._report)
+        self._sharing.sum_over_replica(self._report)
+        factor, overflow = self._judge()
+        self._overflow.copy_(overflow)
+        write = (skip == 0) & ~overflow
+        self._update.apply(self._learning_rate, self._step, factor, write)
+        if self._loss_scale is not None:
+            self._loss_scale.update(overflow, skip != 0)
         self._step.add_(write)
+        if not self._gatherer.overlapped:
+            self._gatherer.gather()
+
+    def _judge(self) -> tuple[Tensor, Tensor]:
+        """What every gradient is multiplied with, and whether one is not finite: 0-d tensors."""
+        factor = torch.ones_like(self._report[0])
+        overflow = self._report[0] > 0
+        if self._scale is not None:
+            factor = factor / self._scale
+        if self._clip is not None and self._clipper is None:
+            norm = self._report[1].sqrt() * factor
+            self._gradient_norm.copy_(norm)
+            clipped = self._clip.factor(norm)
+            overflow = overflow | ~torch.isfinite(clipped)  # the norm can be too large where no gradient is
+            factor = factor * clipped
+        return factor, overflow
+
+    def materialize(self) -> None:
+        """Bring the model's weights up to date with the last update. Collective over the ranks that share shards."""
+        if self._gatherer.overlapped:
+            self._gatherer.gather()
 
     @property
     def metrics(self) -> dict[str, Tensor]:
-        """``learning_rate`` of the last update; ``overflow``: 1 if a gradient was not finite: nothing was written."""
-        return {"learning_rate": self._learning_rate, "overflow": self._overflow}
+        """``learning_rate`` of the last update; ``overflow``: 1 if a gradient was not finite: nothing was written.
+
+        With several ranks also ``comm_wait_ms``: milliseconds that the update waited for the reduction. Where they
+        exist ``gradient_norm`` (before clipping after the reduction) and ``loss_scale`` (for the next iteration).
+        """
+        found = {"learning_rate": self._learning_rate, "overflow": self._overflow}
+        wait = self._reducer.wait_ms
+        if wait is not None:
+            found["comm_wait_ms"] = wait
+        if self._clip is not None and self._clipper is None:
+            found["gradient_norm"] = self._gradient_norm
+        if self._scale is not None:
+            found["loss_scale"] = self._scale
+        return found
 
     def named_state(self) -> Sequence[tuple[str, Tensor]]:
-        """The step counter and the flat tensors of masters (half parameters only) and state."""
-        named = [("step", self._step)]
-        for index, buffer in enumerate(self._buffers):
-            dtype = str(buffer.dtype).removeprefix("torch.")
-            if buffer.has_masters:
-                named.append((f"masters.{dtype}", buffer.masters))
+        """Step counter, loss scale, and the flat tensors of masters (half parameters only), state and own shards."""
+        named = [("step", self._step), *(self._loss_scale.named_state() if self._loss_scale is not None else ())]
+        for index, partition in enumerate(self._partitions):
+            dtype = str(partition.buffer.dtype).removeprefix("torch.")
+            if not partition.is_whole:
+                named.append((f"shard.{dtype}", partition.shard.parameters))
+            if partition.shard.has_masters:
+                named.append((f"masters.{dtype}", partition.shard.masters))
             named.extend((f"{kind}.{dtype}", flats[index]) for kind, flats in self._update.states.items())
         return named
 
+    @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
-        """Copies of the state: ``step``, and per kind (``masters`` of half parameters, ``momentum``) name to tensor."""
-        entries: dict[str, Any] = {"step": self._step.clone()}
-        for (kind, name), view in self._views().items():
-            entries.setdefault(kind, {})[name] = view.clone()
-        return entries
+        """Copies of the state on the CPU: ``step``, and per kind (``masters``, ``momentum``) name to full tensor.
+
+        Collective over the ranks that share shards. Only the first rank of ``dp`` and ``cp`` at each model-parallel
+        place receives it; on the others it is empty.
+        """
+        sharing = self._sharing
+        if not sharing.near_writer:
+            return {}
+        named = state.collect(self._partitions, self._kinds(), sharing.group, sharing.ranks, sharing.writes)
+        if not sharing.writes:
+            return {}
+        return {**{name: tensor.cpu().clone() for name, tensor in self._scalars().items()}, **named}
 
     @torch.no_grad()
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` returned; half parameters are set to their rounded masters.
+    def load_state_dict(self, loaded: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` returned on any number of ranks; load the model before.
+
+        Half parameters are set to their rounded masters; the others are taken from the model.
 
         Raises:
             CheckpointError: an entry is missing, unexpected, or has another shape. Nothing is changed then.
         """
-        views = self._views()
-        loaded = {(kind, name): t for kind, named in state.items() if kind != "step" for name, t in named.items()}
-        _check_state(views, loaded, "step" in state)
-        self._step.copy_(state["step"])
-        for key, view in views.items():
-            view.copy_(loaded[key])
-        for buffer in self._buffers:
-            if buffer.has_masters:
-                buffer.parameters.copy_(buffer.masters)
+        scalars = self._scalars()
+        named = {kind: entries for kind, entries in loaded.items() if isinstance(entries, Mapping)}
+        state.complain(
+            {
+                "missing": [name for name in scalars if name not in loaded],
+                "unexpected": [name for name in loaded if name not in named and name not in scalars],
+            }
+        )
+        state.check(self._partitions, self._kinds(), named)
+        for name, scalar in scalars.items():
+            scalar.copy_(loaded[name])
+        state.distribute(self._partitions, self._kinds(), named)
 
     @torch.no_grad()
     def reset_masters(self) -> None:
-        """Set the masters to the model's weights, after these were loaded without a state of the optimizer."""
-        for buffer in self._buffers:
-            buffer.reset_masters()
+        """Take over the model's weights, after these were loaded without a state of the optimizer."""
+        for partition in self._partitions:
+            partition.read_parameters()
 
     def check_views(self) -> None:
         """Compare pointers on the host.
@@ -214,61 +300,31 @@ class Optimizer:
             buffer.check()
 
     def close(self) -> None:
-        """Remove the hooks from the parameters."""
+        """Remove the hooks from parameters and blocks."""
         self._reducer.close()
+        self._gatherer.close()
 
-    def _views(self) -> dict[tuple[str, str], Tensor]:
-        """Kind and parameter name to the view of the state that has the parameter's shape."""
-        views = {}
-        for index, buffer in enumerate(self._buffers):
-            kinds = {kind: flats[index] for kind, flats in self._update.states.items()}
-            if buffer.has_masters:
-                kinds["masters"] = buffer.masters
-            for kind, flat in kinds.items():
-                views.update({(kind, s.name): buffer.view(flat, s) for s in buffer.segments})
-        return views
+    def _kinds(self) -> dict[str, list[Tensor]]:
+        masters = [partition.shard.masters for partition in self._partitions]
+        return {**self._update.states, "masters": masters}
 
+    def _scalars(self) -> dict[str, Tensor]:
+        return {"step": self._step, **dict(self._loss_scale.named_state() if self._loss_scale is not None else ())}
 
-def _settings(group: ParameterGroup, layout: Layout, grad_divisor: float) -> GroupSettings:
-    return GroupSettings(
-        grad_multiplier=group.grad_scale / (grad_divisor * layout.size(*dict.fromkeys(group.replicated_over))),
-        weight_decay=group.weight_decay,
-        lr_scale=group.lr_scale,
-        trust_ratio=group.trust_ratio,
-        learning_rate_in_momentum=group.learning_rate_in_momentum,
-    )
-
-
-def _check_groups(groups: Sequence[ParameterGroup]) -> None:
-    names: dict[str, int] = {}
-    owners: dict[int, str] = {}
-    for index, group in enumerate(groups):
-        for axis in group.replicated_over:
-            if axis not in AXES:
-                raise ValueError(f"replicated_over names an unknown axis {axis!r}; the axes are {', '.join(AXES)}")
-        for name, parameter in group.parameters.items():
-            if name in names:
-                raise ValueError(f"parameter {name!r} is in groups {names[name]} and {index}")
-            if id(parameter) in owners:
-                raise ValueError(f"{name!r} and {owners[id(parameter)]!r} are the same parameter: list it once")
-            names[name] = index
-            owners[id(parameter)] = name
+    def _in_words(self, reduction: str, early: bool) -> dict[str, str]:
+        if not self._reducer.buckets:
+            return {}
+        when = "during the backward pass" if early else "after the backward pass"
+        because = ", as clipping comes before" if self._clipper is not None else ""
+        ranks = self._sharing.ranks
+        how = "all-reduce" if ranks == 1 or reduction == "all_reduce" else f"scatter over {ranks} ranks"
+        chosen = {"gradient reduction": f"{how} {when}{because}"}
+        if ranks > 1:
+            chosen["weight gathering"] = "during the forward pass" if self._gatherer.overlapped else "after the update"
+        return chosen
 
 
-def _check_state(
-    views: Mapping[tuple[str, str], Tensor], loaded: Mapping[tuple[str, str], Tensor], has_step: bool
-) -> None:
-    missing = [".".join(key) for key in views if key not in loaded] + ([] if has_step else ["step"])
-    unexpected = [".".join(key) for key in loaded if key not in views]
-    reshaped = [
-        f"{'.'.join(key)} {tuple(loaded[key].shape)} instead of {tuple(view.shape)}"
-        for key, view in views.items()
-        if key in loaded and loaded[key].shape != view.shape
-    ]
-    problems = [
-        f"{what}: {', '.join(entries[:5])}{f' and {len(entries) - 5} more' if len(entries) > 5 else ''}"
-        for what, entries in (("missing", missing), ("unexpected", unexpected), ("of another shape", reshaped))
-        if entries
-    ]
-    if problems:
-        raise CheckpointError(f"the optimizer's state does not fit the model: {'; '.join(problems)}")
+def _predivide(group: ParameterGroup, route: Route, by: float) -> float:
+    """What the gradients of ``group`` are divided by before they are summed; 1 where no sum can leave its range."""
+    half = any(parameter.dtype == torch.float16 for parameter in group.parameters.values())
+    return by if half and route.everyone is not None else 1.0

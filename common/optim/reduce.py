@@ -2,35 +2,59 @@
 
 A bucket is a contiguous slice of a flat gradient buffer, so nothing is copied. Always a sum, never an average: the
 factor is applied once in the update, and summing over ranks then equals accumulating over micro-batches.
+
+Without shards every rank receives the whole sum (all-reduce). With shards it needs its own piece of each bucket: a
+reduce-scatter over the ranks that share the shards, then, where several such neighbourhoods hold the same shards, an
+all-reduce of the pieces between them. ``all_reduce=True`` instead sums whole buckets over all ranks at once, what
+networks that reduce in their switches are made for, and keeps the piece.
+
+A sum in float16 may leave its range where the terms do not: ``scales`` multiplies them before they are summed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from common.optim.flat import FlatBuffer, Segment
+from common.ops.clock import milliseconds, stamp
+from common.optim.flat import Bucket, Segment
+from common.optim.partition import Partition
 
 
 @dataclass(frozen=True)
-class Bucket:
-    """One slice of a flat gradient buffer that is reduced in one collective.
+class Route:
+    """The ranks over which the gradients of one parameter group are summed; None where it is this rank alone.
 
     Attributes:
-        gradients: 1-d view of the flat gradient buffer.
-        segments: the parameters in it.
-        process_group: the ranks to sum over.
-        readiness: share of its group's parameters that the backward pass goes through before the bucket is complete.
+        shard: ranks that share the shards.
+        across: ranks that hold the same shard.
+        everyone: both together.
     """
 
+    shard: dist.ProcessGroup | None
+    across: dist.ProcessGroup | None
+    everyone: dist.ProcessGroup | None
+
+
+@dataclass(frozen=True)
+class _Reduction:
+    """One bucket: its gradients, this rank's piece of them, where the piece's sum goes (None: in place), over whom.
+
+    ``scale`` is what the gradients are multiplied with before.
+    """
+
+    bucket: Bucket
     gradients: Tensor
-    segments: tuple[Segment, ...]
-    process_group: dist.ProcessGroup
-    readiness: float
+    own: Tensor
+    piece: Tensor | None
+    route: Route
+    scale: float
 
 
 class GradientReducer:
@@ -38,45 +62,51 @@ class GradientReducer:
 
     Once armed, a bucket is reduced as soon as the gradients of all its parameters are final. Buckets start in one fixed
     order, the same on every rank even where some ranks leave parameters unused. Inside CUDA graph capture the
-    collectives are captured with the backward pass.
+    collectives are captured with the backward pass. A model that is compiled as a whole makes all its gradients final
+    at the end of its backward pass: compile it block by block.
 
     Args:
-        buffers: the flat buffers.
-        process_groups: per parameter group the ranks to sum over; None where there is nothing to sum.
-        bucket_bytes: a bucket is closed when it holds at least this many bytes.
+        partitions: the flat buffers and this rank's shards of them.
+        routes: per parameter group the ranks to sum over.
         overlap: False reduces everything in :meth:`finish`.
+        all_reduce: with shards, sum whole buckets over all ranks and keep the piece.
+        scales: per parameter group what gradients are multiplied with before they are summed; None for 1.
 
     Attributes:
-        buckets: in the order in which they are reduced.
+        buckets: how many are reduced in an iteration.
         launched: how many of them have been launched in this iteration.
-
-    Raises:
-        ValueError: ``bucket_bytes`` is not positive.
     """
 
     def __init__(
         self,
-        buffers: Sequence[FlatBuffer],
-        process_groups: Sequence[dist.ProcessGroup | None],
-        bucket_bytes: int,
+        partitions: Sequence[Partition],
+        routes: Sequence[Route],
         overlap: bool,
+        all_reduce: bool = False,
+        scales: Sequence[float] | None = None,
     ) -> None:
-        if bucket_bytes < 1:
-            raise ValueError(f"bucket_bytes={bucket_bytes}: a bucket has a positive size")
-        self.buckets = _plan_buckets(buffers, process_groups, bucket_bytes)
+        self._reductions = _plan(partitions, routes, scales or [1.0] * len(routes))
+        self._all_reduce = all_reduce
         self._overlap = overlap
-        self._bucket_of = {s.name: i for i, bucket in enumerate(self.buckets) for s in bucket.segments}
+        kept = [(r.piece, r.own) for r in self._reductions if r.piece is not None] if all_reduce else []
+        self._kept = [piece for piece, _ in kept], [own for _, own in kept]
+        self._bucket_of = {s.name: i for i, r in enumerate(self._reductions) for s in r.bucket.segments}
+        device = partitions[0].buffer.device
+        staged = not all_reduce and any(r.piece is not None and r.route.across is not None for r in self._reductions)
+        self._side = torch.cuda.Stream(device) if staged and device.type == "cuda" else None
         self._hooks: list[RemovableHandle] = []
         self._armed = False
         self._missing: list[set[str]] = []
+        self.buckets = len(self._reductions)
         self.launched = 0
         self._works: list[dist.Work] = []
+        self._moments = torch.zeros((2, 1), dtype=torch.int64, device=device)
         self.begin()
 
     def begin(self) -> None:
         """Start an iteration: nothing has been reduced."""
         self._armed = False
-        self._missing = [{s.name for s in bucket.segments} for bucket in self.buckets]
+        self._missing = [{s.name for s in r.bucket.segments} for r in self._reductions]
         self.launched = 0
         self._works = []
 
@@ -88,9 +118,7 @@ class GradientReducer:
         if not self._overlap:
             return
         if not self._hooks:
-            for bucket in self.buckets:
-                for segment in bucket.segments:
-                    self._hooks.append(self._register(segment))
+            self._hooks = [self._register(s) for r in self._reductions for s in r.bucket.segments]
         self._armed = True
 
     def finish(self) -> None:
@@ -99,11 +127,27 @@ class GradientReducer:
         On a GPU it is the current stream that waits, not the host.
         """
         self._armed = False
-        while self.launched < len(self.buckets):
+        if not self._reductions:
+            return
+        stamp(self._moments[0])
+        while self.launched < self.buckets:
             self._launch()
         for work in self._works:
             work.wait()
         self._works = []
+        if self._side is not None:
+            torch.cuda.current_stream().wait_stream(self._side)
+        if self._kept[0]:
+            torch._foreach_copy_(*self._kept)
+        stamp(self._moments[1])
+
+    @property
+    def wait_ms(self) -> Tensor | None:
+        """Milliseconds that the last :meth:`finish` waited: what the backward pass did not hide of the reduction.
+
+        0-d float32 on the device; None where there is nothing to reduce.
+        """
+        return milliseconds(self._moments[0], self._moments[1]) if self._reductions else None
 
     def close(self) -> None:
         """Remove the hooks from the parameters."""
@@ -126,38 +170,62 @@ class GradientReducer:
                 "backward pass of the iteration only, or use overlap=False"
             )
         missing.remove(name)
-        while self.launched < len(self.buckets) and not self._missing[self.launched]:
+        while self.launched < self.buckets and not self._missing[self.launched]:
             self._launch()
 
     def _launch(self) -> None:
-        bucket = self.buckets[self.launched]
+        reduction = self._reductions[self.launched]
         self.launched += 1
-        work = dist.all_reduce(bucket.gradients, op=dist.ReduceOp.SUM, group=bucket.process_group, async_op=True)
-        assert work is not None  # this rank is a member of the group
-        self._works.append(work)
+        piece, route = reduction.piece, reduction.route
+        if reduction.scale != 1.0:
+            reduction.gradients.mul_(reduction.scale)
+        if piece is None or self._all_reduce:
+            self._works.append(_summed(reduction.gradients, route.everyone))
+        elif route.across is None:
+            self._works.append(_scattered(piece, reduction.gradients, route.shard))
+        else:
+            with self._beside():
+                _scattered(piece, reduction.gradients, route.shard).wait()
+                self._works.append(_summed(piece, route.across))
+
+    @contextlib.contextmanager
+    def _beside(self) -> Iterator[None]:
+        """A stream on which one collective may wait for another while the backward pass goes on."""
+        if self._side is None:
+            yield
+            return
+        self._side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._side):
+            yield
 
 
-def _plan_buckets(
-    buffers: Sequence[FlatBuffer], process_groups: Sequence[dist.ProcessGroup | None], bucket_bytes: int
-) -> list[Bucket]:
-    """Cut every group's part of every buffer into buckets, from its end; order them by when they become complete.
+def _summed(values: Tensor, group: dist.ProcessGroup | None) -> dist.Work:
+    work = dist.all_reduce(values, op=dist.ReduceOp.SUM, group=group, async_op=True)
+    assert work is not None  # this rank is a member of the group
+    return work
+
+
+def _scattered(piece: Tensor, values: Tensor, group: dist.ProcessGroup | None) -> dist.Work:
+    work = dist.reduce_scatter_tensor(piece, values, op=dist.ReduceOp.SUM, group=group, async_op=True)
+    assert work is not None
+    return work
+
+
+def _plan(partitions: Sequence[Partition], routes: Sequence[Route], scales: Sequence[float]) -> list[_Reduction]:
+    """What is to be reduced, ordered by when the backward pass completes it.
 
     Groups interleave in the model (weights and biases of the same layers), so a bucket's place is estimated from
     where in its group its first parameter stands: backward passes reach that one last.
     """
-    buckets = []
-    for buffer in buffers:
-        for index, process_group in enumerate(process_groups):
-            members = [s for s in buffer.segments if s.group == index]
-            if process_group is None or not members:
+    reductions = []
+    for partition in partitions:
+        for piece in reversed(partition.pieces):
+            bucket = piece.bucket
+            route = routes[bucket.group]
+            if route.everyone is None:
                 continue
-            last = len(members)
-            for first in range(len(members) - 1, -1, -1):
-                start, stop = members[first].start, members[last - 1].stop
-                if (stop - start) * buffer.dtype.itemsize < bucket_bytes and first > 0:
-                    continue
-                readiness = 1.0 - first / len(members)
-                inside = tuple(members[first:last])
-                buckets.append(Bucket(buffer.gradients[start:stop], inside, process_group, readiness))
-                last = first
-    return sorted(buckets, key=lambda bucket: bucket.readiness)
+            flat = partition.buffer.gradients
+            target = None if partition.is_whole else partition.shard.gradients[piece.place]
+            values = flat[bucket.start : bucket.stop]
+            reductions.append(_Reduction(bucket, values, flat[piece.inside], target, route, scales[bucket.group]))
+    return sorted(reductions, key=lambda reduction: reduction.bucket.readiness)

@@ -1,35 +1,39 @@
-"""Update rules on flat buffers: LARS and SGD.
+"""Update rules on shards: the protocol, and LARS and SGD.
 
-A rule holds hyperparameters only. Bound to flat buffers it becomes an Update, which works in two halves: ``measure``
-reads what the update depends on (norms, and whether all gradients are finite), ``apply`` writes. Between the two the
-optimizer decides on the device whether anything may be written.
+A rule holds hyperparameters only. Bound to shards it becomes an Update, which works in two halves: ``measure`` reads
+what the update depends on (norms, and whether all gradients are finite), ``apply`` writes. Between the two the
+optimizer decides on the device whether anything may be written, and what all gradients are multiplied with.
 
-With g the gradient times the group's multiplier, w the float32 weight, lambda the weight decay, mu the momentum and
-lr the learning rate times the group's scale:
+With g the gradient times the group's multiplier and the factor, w the float32 weight, lambda the weight decay, mu the
+momentum and lr the learning rate times the group's scale:
 
     tau = eta * |w| / (|g| + lambda * |w| + epsilon)    trust ratio; 1 where |w| or |g| is 0, and without trust ratio
-    d   = g + lambda * w
-    learning rate in the momentum:   m <- mu * m - lr * tau * d;  w <- w + m
-    outside:                         m <- mu * m + tau * d;       w <- w - lr * m
+    d   = tau * (g + lambda * w)
+    learning rate in the momentum:   m <- mu * m - lr * d;  w <- w + m;       Nesterov:  w <- w + mu * m - lr * d
+    outside:                         m <- mu * m + d;       w <- w - lr * m;  Nesterov:  w <- w - lr * (mu * m + d)
 
 Both forms agree while the learning rate is constant. LARS: You, Gitman, Ginsburg, "Large Batch Training of
 Convolutional Networks" (2017), algorithm 1; the first form is the MLPerf ResNet reference's, the second with LARS
-equals the momentum correction of NVIDIA's submissions.
+equals the momentum correction of NVIDIA's submissions. Nesterov: Bengio, Boulanger-Lewandowski, Pascanu, "Advances in
+Optimizing Recurrent Networks" (2013), where w is the point that the gradient was taken at; the second form is that of
+``torch.optim.SGD(nesterov=True)``, the MLPerf 3D U-Net reference's.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from common.ops.implementation import Implementation, OperationRequest, always, select
-from common.optim.flat import FlatBuffer, Segment
+from common.ops.triton_support import no_triton
+from common.optim.shard import Shard
+
+SumOverShards = Callable[[Tensor], None]
+"""Sums a small tensor in place over the ranks that share the shards, in a fixed order; nothing on one rank."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +41,9 @@ class GroupSettings:
     """What a rule needs to know of a parameter group.
 
     Attributes:
-        grad_multiplier: turns the gradient in the buffer into the mean over the global batch.
+        grad_multiplier: turns the gradient in the shard into the mean over the global batch.
         weight_decay, lr_scale, trust_ratio, learning_rate_in_momentum: see ``ParameterGroup``.
+        norm_share: what the group's squares count in ``report[1]``: 1 over the ranks that hold the group redundantly.
     """
 
     grad_multiplier: float
@@ -46,29 +51,58 @@ class GroupSettings:
     lr_scale: float
     trust_ratio: bool
     learning_rate_in_momentum: bool
+    norm_share: float = 1.0
 
 
 class Update(Protocol):
-    """A rule bound to flat buffers. Nothing in it waits for the device."""
+    """A rule bound to shards. Nothing in it waits for the device."""
 
     implementation: str
 
     @property
     def states(self) -> dict[str, list[Tensor]]:
-        """Persistent state: for each kind one float32 flat tensor per buffer."""
+        """Persistent state: for each kind one flat tensor per shard, from ``Shard.new_state``."""
 
-    def measure(self, overflow: Tensor) -> None:
-        """Read gradients and weights; set ``overflow`` (0-d float32) to 1 if a gradient is not finite, else to 0."""
+    def measure(self, report: Tensor) -> None:
+        """Read gradients and weights.
 
-    def apply(self, learning_rate: Tensor, write: Tensor) -> None:
-        """Update weights, masters and state if ``write`` (0-d bool) is true; otherwise leave every bit as it is."""
+        Args:
+            report: [2] float32, float64 with parameters of that dtype; zero before. ``report[0]`` is made positive if
+                a gradient of this rank's shards is not finite; ``report[1]`` becomes the sum of squares of gradient
+                times ``grad_multiplier`` over this rank's shards, each group's times its ``norm_share``.
+        """
+
+    def apply(self, learning_rate: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
+        """Update weights, masters and state if ``write`` is true; otherwise leave every bit as it is.
+
+        Args:
+            learning_rate: 0-d float32.
+            step: 0-d int64, updates done before this one.
+            grad_factor: 0-d, dtype of the report; every gradient is multiplied with it (clipping, loss scale).
+            write: 0-d bool.
+        """
 
 
 class Rule(Protocol):
     """Hyperparameters of an update rule."""
 
-    def bind(self, buffers: Sequence[FlatBuffer], settings: Sequence[GroupSettings], implementation: str) -> Update:
-        """Allocate the state for ``buffers``; ``settings`` holds one entry for each parameter group."""
+    def bind(
+        self,
+        shards: Sequence[Shard],
+        settings: Sequence[GroupSettings],
+        tensors: int,
+        sum_over_shards: SumOverShards,
+        implementation: str,
+    ) -> Update:
+        """Allocate the state for ``shards``.
+
+        Args:
+            shards: this rank's, one for each dtype.
+            settings: one entry for each parameter group.
+            tensors: how many tensors there are on all ranks that share the shards; ``Fragment.tensor`` is below it.
+            sum_over_shards: for norms of tensors; every rank calls it equally often.
+            implementation: ``auto`` or a name.
+        """
 
 
 @dataclass(frozen=True)
@@ -87,10 +121,17 @@ class LARS:
     epsilon: float = 0.0
     norm_of: Literal["master", "model"] = "master"
 
-    def bind(self, buffers: Sequence[FlatBuffer], settings: Sequence[GroupSettings], implementation: str) -> Update:
+    def bind(
+        self,
+        shards: Sequence[Shard],
+        settings: Sequence[GroupSettings],
+        tensors: int,
+        sum_over_shards: SumOverShards,
+        implementation: str,
+    ) -> Update:
         """See :class:`Rule`."""
         rule = Momentum(self.momentum, False, self.eta, self.epsilon, self.norm_of == "model")
-        return _bind(rule, buffers, settings, implementation)
+        return _bind(rule, shards, settings, tensors, sum_over_shards, implementation)
 
 
 @dataclass(frozen=True)
@@ -99,13 +140,27 @@ class SGD:
 
     Args:
         momentum: mu.
-        nesterov: step along mu * (new buffer) plus the new term instead of the new buffer.
+        nesterov: step one decay of the momentum ahead; see the formulas at the top.
+
+    Raises:
+        ValueError: Nesterov without momentum.
     """
 
     momentum: float
     nesterov: bool = False
 
-    def bind(self, buffers: Sequence[FlatBuffer], settings: Sequence[GroupSettings], implementation: str) -> Update:
+    def __post_init__(self) -> None:
+        if self.nesterov and not self.momentum > 0:
+            raise ValueError(f"momentum={self.momentum}: Nesterov's step takes a positive momentum")
+
+    def bind(
+        self,
+        shards: Sequence[Shard],
+        settings: Sequence[GroupSettings],
+        tensors: int,
+        sum_over_shards: SumOverShards,
+        implementation: str,
+    ) -> Update:
         """See :class:`Rule`.
 
         Raises:
@@ -113,7 +168,8 @@ class SGD:
         """
         if any(group.trust_ratio for group in settings):
             raise ValueError("SGD has no trust ratio; use LARS for parameter groups with trust_ratio=True")
-        return _bind(Momentum(self.momentum, self.nesterov, 0.0, 0.0, False), buffers, settings, implementation)
+        rule = Momentum(self.momentum, self.nesterov, 0.0, 0.0, False)
+        return _bind(rule, shards, settings, tensors, sum_over_shards, implementation)
 
 
 @dataclass(frozen=True)
@@ -127,65 +183,78 @@ class Momentum:
     norm_of_model: bool
 
 
+@dataclass(frozen=True)
+class _Run:
+    """Consecutive fragments of one group that are updated in one go; ``tensor`` is that of a trust ratio, or None."""
+
+    shard: Shard
+    momenta: Tensor
+    part: slice
+    settings: GroupSettings
+    tensor: int | None
+
+
 class TorchMomentum:
     """LARS and SGD in plain PyTorch: one chain of operations per tensor with a trust ratio, per group without."""
 
     implementation = "torch"
 
-    def __init__(self, rule: Momentum, buffers: Sequence[FlatBuffer], settings: Sequence[GroupSettings]) -> None:
+    def __init__(
+        self,
+        rule: Momentum,
+        shards: Sequence[Shard],
+        settings: Sequence[GroupSettings],
+        tensors: int,
+        sum_over_shards: SumOverShards,
+    ) -> None:
         self._rule = rule
-        self._buffers = buffers
-        self._settings = settings
-        self._momenta = [buffer.new_state() for buffer in buffers]
-        self._trusted = [(b, s) for b in buffers for s in b.segments if settings[s.group].trust_ratio]
-        self._ratios: dict[str, Tensor] = {}
+        self._shards = shards
+        self._sum_over_shards = sum_over_shards
+        self._momenta = [shard.new_state() for shard in shards]
+        self._runs = [r for shard, m in zip(shards, self._momenta, strict=True) for r in _runs(shard, m, settings)]
+        self._any_trust = any(group.trust_ratio for group in settings)
+        widest = torch.float64 if any(s.masters.dtype == torch.float64 for s in shards) else torch.float32
+        # Sums of squares by tensor with a trust ratio: weights, gradients.
+        self._squares = torch.zeros((2, tensors), dtype=widest, device=shards[0].masters.device)
 
     @property
     def states(self) -> dict[str, list[Tensor]]:
         """See :class:`Update`."""
         return {"momentum": self._momenta}
 
-    def measure(self, overflow: Tensor) -> None:
+    def measure(self, report: Tensor) -> None:
         """See :class:`Update`."""
-        finite = torch.stack([torch.isfinite(buffer.gradients).all() for buffer in self._buffers]).all()
-        overflow.copy_(~finite)
-        for buffer, segment in self._trusted:
-            weights = buffer.parameters if self._rule.norm_of_model else buffer.masters
-            settings = self._settings[segment.group]
-            grad_norm = _norm(buffer.gradients, segment) * settings.grad_multiplier
-            self._ratios[segment.name] = self._trust_ratio(_norm(weights, segment), grad_norm, settings.weight_decay)
+        for shard in self._shards:
+            report[0] += (~torch.isfinite(shard.gradients).all()).to(report.dtype)
+        self._squares.zero_()
+        for run in self._runs:
+            squares = _sum_of_squares(run.shard.gradients[run.part]) * run.settings.grad_multiplier**2
+            report[1] += squares * run.settings.norm_share
+            if run.tensor is not None:
+                weights = run.shard.parameters if self._rule.norm_of_model else run.shard.masters
+                self._squares[0, run.tensor] = _sum_of_squares(weights[run.part])
+                self._squares[1, run.tensor] = squares
+        if self._any_trust:
+            self._sum_over_shards(self._squares)
 
-    def apply(self, learning_rate: Tensor, write: Tensor) -> None:
-        """See :class:`Update`."""
-        for buffer, momenta in zip(self._buffers, self._momenta, strict=True):
-            for group, settings in enumerate(self._settings):
-                members = [s for s in buffer.segments if s.group == group]
-                rate = learning_rate * settings.lr_scale
-                parts: list[tuple[slice, Tensor | None]]
-                if settings.trust_ratio:
-                    parts = [(slice(s.start, s.stop), self._ratios[s.name]) for s in members]
-                else:
-                    parts = [(slice(members[0].start, members[-1].stop), None)] if members else []
-                for part, ratio in parts:
-                    self._update(buffer, momenta, part, settings, rate, ratio, write)
+    def apply(self, learning_rate: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
+        """See :class:`Update`; momentum does not depend on ``step``."""
+        weight_norms, gradient_norms = self._squares.sqrt()
+        for run in self._runs:
+            ratio = None
+            if run.tensor is not None:
+                gradient_norm = gradient_norms[run.tensor] * grad_factor
+                ratio = self._trust_ratio(weight_norms[run.tensor], gradient_norm, run.settings.weight_decay)
+            self._update(run, learning_rate * run.settings.lr_scale, ratio, grad_factor, write)
 
     def _trust_ratio(self, weight_norm: Tensor, grad_norm: Tensor, weight_decay: float) -> Tensor:
         ratio = self._rule.eta * weight_norm / (grad_norm + weight_decay * weight_norm + self._rule.epsilon)
         return torch.where((weight_norm > 0) & (grad_norm > 0), ratio, torch.ones_like(ratio))
 
-    def _update(
-        self,
-        buffer: FlatBuffer,
-        momenta: Tensor,
-        part: slice,
-        settings: GroupSettings,
-        rate: Tensor,
-        ratio: Tensor | None,
-        write: Tensor,
-    ) -> None:
-        mu = self._rule.momentum
-        weights, momentum = buffer.masters[part], momenta[part]
-        step = buffer.gradients[part].to(weights.dtype) * settings.grad_multiplier
+    def _update(self, run: _Run, rate: Tensor, ratio: Tensor | None, grad_factor: Tensor, write: Tensor) -> None:
+        mu, settings = self._rule.momentum, run.settings
+        weights, momentum = run.shard.masters[run.part], run.momenta[run.part]
+        step = run.shard.gradients[run.part].to(weights.dtype) * (settings.grad_multiplier * grad_factor)
         if settings.weight_decay:
             step = step + settings.weight_decay * weights
         if ratio is not None:
@@ -196,42 +265,66 @@ class TorchMomentum:
         new_weights = weights + (direction if settings.learning_rate_in_momentum else -rate * direction)
         momentum.copy_(torch.where(write, new_momentum, momentum))
         weights.copy_(torch.where(write, new_weights, weights))
-        if buffer.has_masters:
-            parameters = buffer.parameters[part]
-            parameters.copy_(torch.where(write, new_weights.to(buffer.dtype), parameters))
+        if run.shard.has_masters:
+            parameters = run.shard.parameters[run.part]
+            parameters.copy_(torch.where(write, new_weights.to(parameters.dtype), parameters))
 
 
-def _norm(buffer: Tensor, segment: Segment) -> Tensor:
-    dtype = torch.promote_types(buffer.dtype, torch.float32)
-    return torch.linalg.vector_norm(buffer[segment.start : segment.stop], dtype=dtype)
+def _runs(shard: Shard, momenta: Tensor, settings: Sequence[GroupSettings]) -> list[_Run]:
+    """The fragments with a trust ratio one by one, the others joined by group; padding is zero and stays zero."""
+    runs: list[_Run] = []
+    for fragment in shard.fragments:
+        own = settings[fragment.group]
+        last = runs[-1] if runs else None
+        if own.trust_ratio:
+            runs.append(_Run(shard, momenta, slice(fragment.start, fragment.stop), own, fragment.tensor))
+        elif last is not None and last.settings is own:
+            runs[-1] = replace(last, part=slice(last.part.start, fragment.stop))
+        else:
+            runs.append(_Run(shard, momenta, slice(fragment.start, fragment.stop), own, None))
+    return runs
 
 
-def _triton_momentum(rule: Momentum, buffers: Sequence[FlatBuffer], settings: Sequence[GroupSettings]) -> Update:
+def _sum_of_squares(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32)).square().sum()
+
+
+def _triton_momentum(
+    rule: Momentum,
+    shards: Sequence[Shard],
+    settings: Sequence[GroupSettings],
+    tensors: int,
+    sum_over_shards: SumOverShards,
+) -> Update:
     from common.optim.rules_triton import TritonMomentum  # triton is imported only where it is used
 
-    return TritonMomentum(rule, buffers, settings)
+    return TritonMomentum(rule, shards, settings, tensors, sum_over_shards)
 
 
-def _triton_unsupported(request: OperationRequest) -> str | None:
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed"
-    if request.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        return f"a Triton kernel needs a GPU, not {request.device.type}"
+def triton_unsupported(request: OperationRequest) -> str | None:
+    """Why the multi-tensor kernels of the update rules cannot serve ``request``; None if they can."""
     if request.dtype == torch.float64:
         return "the kernel computes in float32, the parameters are float64"
-    return None
+    return no_triton(request.device)
 
 
 IMPLEMENTATIONS: dict[str, Implementation] = {
-    "triton": Implementation("triton", _triton_momentum, _triton_unsupported),
+    "triton": Implementation("triton", _triton_momentum, triton_unsupported),
     "torch": Implementation("torch", TorchMomentum, always),
 }
 """How LARS and SGD run: multi-tensor kernels, or plain PyTorch."""
 
 
 def _bind(
-    rule: Momentum, buffers: Sequence[FlatBuffer], settings: Sequence[GroupSettings], implementation: str
+    rule: Momentum,
+    shards: Sequence[Shard],
+    settings: Sequence[GroupSettings],
+    tensors: int,
+    sum_over_shards: SumOverShards,
+    implementation: str,
 ) -> Update:
-    request = OperationRequest(buffers[0].device, buffers[0].dtype, channels=0)
-    update: Update = select(IMPLEMENTATIONS, implementation, request).function(rule, buffers, settings)
+    first = shards[0].parameters
+    request = OperationRequest(first.device, first.dtype, channels=0)
+    chosen = select(IMPLEMENTATIONS, implementation, request).function
+    update: Update = chosen(rule, shards, settings, tensors, sum_over_shards)
     return update

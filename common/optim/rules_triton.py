@@ -1,12 +1,12 @@
-"""LARS and SGD as multi-tensor Triton kernels over flat buffers.
+"""LARS and SGD as multi-tensor Triton kernels over shards.
 
 Three kinds of launches per update, whatever the number of tensors: partial sums of squares for every block (one launch
-per dtype), one small kernel that turns them into trust ratios (one program per tensor), and the update (one per dtype).
-Blocks never straddle tensors, so one look-up gives a block all settings of its tensor. Sums run in a fixed order and
-use no atomics: the result is the same in every run. Learning rate, trust ratios and the decision to write are read
-from device tensors.
+per dtype), one small kernel that adds them up by fragment (one program each), and the update (one per dtype), which
+computes the trust ratio of its tensor itself. Blocks never straddle fragments, so one look-up gives a block all
+settings of its tensor. Sums run in a fixed order and use no atomics: the result is the same in every run. Learning
+rate, sums of squares, factor and the decision to write are read from device tensors.
 
-Blocks cover the padding behind a tensor too: it is zero everywhere and stays zero, and the mask then keeps a
+Blocks cover the padding behind a fragment too: it is zero everywhere and stays zero, and the mask then keeps a
 granularity that allows vector loads.
 """
 
@@ -24,79 +24,78 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from common.optim.flat import FlatBuffer
+from common.optim.adaptive_kernels import VECTOR
+from common.optim.shard import FRAGMENT_ALIGNMENT, Shard
 
 if TYPE_CHECKING:
-    from common.optim.rules import GroupSettings, Momentum
+    from common.optim.rules import GroupSettings, Momentum, SumOverShards
 
 BLOCK = 4096  # elements for one program
 CHUNK = 1024  # partial sums that are added at once
-STARTS_MULTIPLE = 64  # elements that every tensor's start is a multiple of: 256 bytes of float32
 WARPS = 8
 
 
 @triton.jit
 def _measure_kernel(
-    weights_ptr,  # [size] masters or parameters of one buffer
+    weights_ptr,  # [size] masters or parameters of one shard
     gradients_ptr,  # [size]
-    block_segment_ptr,  # [blocks] int32
+    block_fragment_ptr,  # [blocks] int32
     block_start_ptr,  # [blocks] int64
-    segment_stop_ptr,  # [segments] int64
-    trust_ptr,  # [segments] int32
+    stop_ptr,  # [fragments] int64
+    trust_ptr,  # [fragments] int32
     weight_squares_ptr,  # [blocks] float32, written for tensors with a trust ratio
-    gradient_squares_ptr,  # [blocks] float32, likewise
-    overflow_ptr,  # 0-d float32, zero before
+    gradient_squares_ptr,  # [blocks] float32
+    report_ptr,  # [2] float32, the first: a gradient is not finite
     first_block,
     BLOCK: tl.constexpr,
-    STARTS_MULTIPLE: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
 ):
     """Partial sums of squares of one block, and whether its gradients are finite."""
     block = tl.program_id(0) + first_block
-    segment = tl.load(block_segment_ptr + block)
-    start = tl.multiple_of(tl.load(block_start_ptr + block), STARTS_MULTIPLE)
-    stop = tl.multiple_of(tl.load(segment_stop_ptr + segment), STARTS_MULTIPLE)
+    fragment = tl.load(block_fragment_ptr + block)
+    start = tl.multiple_of(tl.load(block_start_ptr + block), ALIGNMENT)
+    stop = tl.multiple_of(tl.load(stop_ptr + fragment), ALIGNMENT)
     offsets = start + tl.arange(0, BLOCK)
     mask = offsets < stop
     gradients = tl.load(gradients_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
     infinite = tl.max(tl.where(tl.abs(gradients) < float("inf"), 0, 1), axis=0)
     if infinite > 0:
-        tl.store(overflow_ptr, 1.0)  # every program that writes writes the same
-    if tl.load(trust_ptr + segment) > 0:
+        tl.store(report_ptr, 1.0)  # every program that writes writes the same
+    tl.store(gradient_squares_ptr + block, tl.sum(gradients * gradients, axis=0))
+    if tl.load(trust_ptr + fragment) > 0:
         weights = tl.load(weights_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
         tl.store(weight_squares_ptr + block, tl.sum(weights * weights, axis=0))
-        tl.store(gradient_squares_ptr + block, tl.sum(gradients * gradients, axis=0))
 
 
 @triton.jit
-def _trust_ratio_kernel(
+def _finish_measure_kernel(
     weight_squares_ptr,  # [blocks] float32
     gradient_squares_ptr,  # [blocks] float32
-    segment_block_ptr,  # [segments + 1] int32, first block of each segment
-    trust_ptr,  # [segments] int32
-    multiplier_ptr,  # [segments] float32
-    decay_ptr,  # [segments] float32
-    ratio_ptr,  # [segments] float32, written for tensors with a trust ratio
-    eta,
-    epsilon,
+    fragment_block_ptr,  # [fragments + 1] int32, first block of each fragment
+    tensor_ptr,  # [fragments] int32
+    multiplier_ptr,  # [fragments] float32
+    share_ptr,  # [fragments] float32
+    squares_ptr,  # [2, tensors] float32: weights, mean gradients
+    shares_of_norm_ptr,  # [fragments] float32
+    tensors,
     CHUNK: tl.constexpr,
 ):
-    """Add up the partial sums of one tensor, in order, and compute its trust ratio."""
-    segment = tl.program_id(0)
-    if tl.load(trust_ptr + segment) > 0:
-        first = tl.load(segment_block_ptr + segment)
-        last = tl.load(segment_block_ptr + segment + 1)
-        weight_sum = tl.zeros([CHUNK], dtype=tl.float32)
-        gradient_sum = tl.zeros([CHUNK], dtype=tl.float32)
-        for chunk in range(first, last, CHUNK):
-            blocks = chunk + tl.arange(0, CHUNK)
-            weight_sum += tl.load(weight_squares_ptr + blocks, mask=blocks < last, other=0.0)
-            gradient_sum += tl.load(gradient_squares_ptr + blocks, mask=blocks < last, other=0.0)
-        weight_norm = tl.sqrt(tl.sum(weight_sum, axis=0))
-        gradient_norm = tl.sqrt(tl.sum(gradient_sum, axis=0)) * tl.load(multiplier_ptr + segment)
-        denominator = gradient_norm + tl.load(decay_ptr + segment) * weight_norm + epsilon
-        defined = (weight_norm > 0.0) & (gradient_norm > 0.0)
-        ratio = tl.where(defined, eta * weight_norm / tl.where(defined, denominator, 1.0), 1.0)
-        tl.store(ratio_ptr + segment, ratio)
+    """Add up the partial sums of one fragment, in order."""
+    fragment = tl.program_id(0)
+    first = tl.load(fragment_block_ptr + fragment)
+    last = tl.load(fragment_block_ptr + fragment + 1)
+    weight_sum = tl.zeros([CHUNK], dtype=tl.float32)
+    gradient_sum = tl.zeros([CHUNK], dtype=tl.float32)
+    for chunk in range(first, last, CHUNK):
+        blocks = chunk + tl.arange(0, CHUNK)
+        weight_sum += tl.load(weight_squares_ptr + blocks, mask=blocks < last, other=0.0)
+        gradient_sum += tl.load(gradient_squares_ptr + blocks, mask=blocks < last, other=0.0)
+    multiplier = tl.load(multiplier_ptr + fragment)
+    gradient = tl.sum(gradient_sum, axis=0) * multiplier * multiplier
+    tensor = tl.load(tensor_ptr + fragment)
+    tl.store(squares_ptr + tensor, tl.sum(weight_sum, axis=0))
+    tl.store(squares_ptr + tensors + tensor, gradient)
+    tl.store(shares_of_norm_ptr + fragment, gradient * tl.load(share_ptr + fragment))
 
 
 @triton.jit
@@ -105,45 +104,60 @@ def _update_kernel(
     masters_ptr,  # [size] float32, the same as parameters_ptr without HAS_MASTERS
     gradients_ptr,  # [size]
     momentum_ptr,  # [size] float32
-    block_segment_ptr,  # [blocks] int32
+    block_fragment_ptr,  # [blocks] int32
     block_start_ptr,  # [blocks] int64
-    segment_stop_ptr,  # [segments] int64
-    multiplier_ptr,  # [segments] float32
-    decay_ptr,  # [segments] float32
-    rate_scale_ptr,  # [segments] float32
-    inside_ptr,  # [segments] int32
-    ratio_ptr,  # [segments] float32
+    stop_ptr,  # [fragments] int64
+    tensor_ptr,  # [fragments] int32
+    trust_ptr,  # [fragments] int32
+    multiplier_ptr,  # [fragments] float32
+    decay_ptr,  # [fragments] float32
+    rate_scale_ptr,  # [fragments] float32
+    inside_ptr,  # [fragments] int32
+    squares_ptr,  # [2, tensors] float32, summed over shards
     learning_rate_ptr,  # 0-d float32
+    factor_ptr,  # 0-d float32
     write_ptr,  # 0-d bool
     first_block,
+    tensors,
     mu,
+    eta,
+    epsilon,
     NESTEROV: tl.constexpr,
     HAS_MASTERS: tl.constexpr,
     BLOCK: tl.constexpr,
-    STARTS_MULTIPLE: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
 ):
-    """Weight decay, momentum, master and model weights of one block."""
+    """Trust ratio, weight decay, momentum, master and model weights of one block."""
     if tl.load(write_ptr):
         block = tl.program_id(0) + first_block
-        segment = tl.load(block_segment_ptr + block)
-        start = tl.multiple_of(tl.load(block_start_ptr + block), STARTS_MULTIPLE)
-        stop = tl.multiple_of(tl.load(segment_stop_ptr + segment), STARTS_MULTIPLE)
+        fragment = tl.load(block_fragment_ptr + block)
+        start = tl.multiple_of(tl.load(block_start_ptr + block), ALIGNMENT)
+        stop = tl.multiple_of(tl.load(stop_ptr + fragment), ALIGNMENT)
         offsets = start + tl.arange(0, BLOCK)
+        model_offsets = tl.max_contiguous(start + tl.arange(0, BLOCK), VECTOR)
         mask = offsets < stop
-        rate = tl.load(learning_rate_ptr) * tl.load(rate_scale_ptr + segment)
-        inside = tl.load(inside_ptr + segment) > 0
+        rate = tl.load(learning_rate_ptr) * tl.load(rate_scale_ptr + fragment)
+        factor = tl.load(factor_ptr)
+        inside = tl.load(inside_ptr + fragment) > 0
+        decay = tl.load(decay_ptr + fragment)
+        tensor = tl.load(tensor_ptr + fragment)
+        weight_norm = tl.sqrt(tl.load(squares_ptr + tensor))
+        gradient_norm = tl.sqrt(tl.load(squares_ptr + tensors + tensor)) * factor
+        defined = (tl.load(trust_ptr + fragment) > 0) & (weight_norm > 0.0) & (gradient_norm > 0.0)
+        denominator = gradient_norm + decay * weight_norm + epsilon
+        ratio = tl.where(defined, eta * weight_norm / tl.where(defined, denominator, 1.0), 1.0)
         weights = tl.load(masters_ptr + offsets, mask=mask, other=0.0)
-        gradients = tl.load(gradients_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+        gradients = tl.load(gradients_ptr + model_offsets, mask=mask, other=0.0).to(tl.float32)
         momentum = tl.load(momentum_ptr + offsets, mask=mask, other=0.0)
-        step = gradients * tl.load(multiplier_ptr + segment) + tl.load(decay_ptr + segment) * weights
-        step = step * (tl.load(ratio_ptr + segment) * tl.where(inside, -rate, 1.0))
+        step = gradients * (tl.load(multiplier_ptr + fragment) * factor) + decay * weights
+        step = step * (ratio * tl.where(inside, -rate, 1.0))
         momentum = mu * momentum + step
         direction = mu * momentum + step if NESTEROV else momentum
         weights += direction * tl.where(inside, 1.0, -rate)
         tl.store(momentum_ptr + offsets, momentum, mask=mask)
         tl.store(masters_ptr + offsets, weights, mask=mask)
         if HAS_MASTERS:
-            tl.store(parameters_ptr + offsets, weights.to(parameters_ptr.dtype.element_ty), mask=mask)
+            tl.store(parameters_ptr + model_offsets, weights.to(parameters_ptr.dtype.element_ty), mask=mask)
 
 
 class TritonMomentum:
@@ -151,10 +165,20 @@ class TritonMomentum:
 
     implementation = "triton"
 
-    def __init__(self, rule: Momentum, buffers: Sequence[FlatBuffer], settings: Sequence[GroupSettings]) -> None:
+    def __init__(
+        self,
+        rule: Momentum,
+        shards: Sequence[Shard],
+        settings: Sequence[GroupSettings],
+        tensors: int,
+        sum_over_shards: SumOverShards,
+    ) -> None:
         self._rule = rule
-        self._buffers = buffers
-        self._momenta = [buffer.new_state() for buffer in buffers]
+        self._shards = shards
+        self._tensors = tensors
+        self._sum_over_shards = sum_over_shards
+        self._momenta = [shard.new_state() for shard in shards]
+        self._any_trust = any(group.trust_ratio for group in settings)
         self._build_tables(settings)
 
     @property
@@ -162,89 +186,106 @@ class TritonMomentum:
         """See :class:`common.optim.rules.Update`."""
         return {"momentum": self._momenta}
 
-    def measure(self, overflow: Tensor) -> None:
+    def measure(self, report: Tensor) -> None:
         """See :class:`common.optim.rules.Update`."""
-        overflow.zero_()
-        for buffer, (first, last) in zip(self._buffers, itertools.pairwise(self._buffer_block), strict=True):
+        for shard, (first, last) in zip(self._shards, itertools.pairwise(self._shard_block), strict=True):
+            if first == last:
+                continue  # all of this rank's part is padding
             _measure_kernel[(last - first,)](
-                buffer.parameters if self._rule.norm_of_model else buffer.masters,
-                buffer.gradients,
-                self._block_segment,
+                shard.parameters if self._rule.norm_of_model else shard.masters,
+                shard.gradients,
+                self._block_fragment,
                 self._block_start,
-                self._segment_stop,
+                self._stop,
                 self._trust,
                 self._weight_squares,
                 self._gradient_squares,
-                overflow,
+                report,
                 first,
                 BLOCK=BLOCK,
-                STARTS_MULTIPLE=STARTS_MULTIPLE,
+                ALIGNMENT=FRAGMENT_ALIGNMENT,
                 num_warps=WARPS,
             )
-        if self._any_trust:
-            _trust_ratio_kernel[(self._ratio.numel(),)](
+        if self._fragments < self._tensors:
+            self._squares.zero_()  # other ranks hold parts of these tensors
+        if self._fragments:
+            _finish_measure_kernel[(self._fragments,)](
                 self._weight_squares,
                 self._gradient_squares,
-                self._segment_block,
-                self._trust,
+                self._fragment_block,
+                self._tensor,
                 self._multiplier,
-                self._decay,
-                self._ratio,
-                self._rule.eta,
-                self._rule.epsilon,
+                self._share,
+                self._squares,
+                self._shares_of_norm,
+                self._tensors,
                 CHUNK=CHUNK,
             )
+        torch.sum(self._shares_of_norm, dim=0, out=report[1])
+        if self._any_trust:
+            self._sum_over_shards(self._squares)
 
-    def apply(self, learning_rate: Tensor, write: Tensor) -> None:
-        """See :class:`common.optim.rules.Update`."""
-        spans = itertools.pairwise(self._buffer_block)
-        for buffer, momentum, (first, last) in zip(self._buffers, self._momenta, spans, strict=True):
+    def apply(self, learning_rate: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
+        """See :class:`common.optim.rules.Update`; momentum does not depend on ``step``."""
+        spans = itertools.pairwise(self._shard_block)
+        for shard, momentum, (first, last) in zip(self._shards, self._momenta, spans, strict=True):
+            if first == last:
+                continue
             _update_kernel[(last - first,)](
-                buffer.parameters,
-                buffer.masters,
-                buffer.gradients,
+                shard.parameters,
+                shard.masters,
+                shard.gradients,
                 momentum,
-                self._block_segment,
+                self._block_fragment,
                 self._block_start,
-                self._segment_stop,
+                self._stop,
+                self._tensor,
+                self._trust,
                 self._multiplier,
                 self._decay,
                 self._rate_scale,
                 self._inside,
-                self._ratio,
+                self._squares,
                 learning_rate,
+                grad_factor,
                 write,
                 first,
+                self._tensors,
                 self._rule.momentum,
+                self._rule.eta,
+                self._rule.epsilon,
                 NESTEROV=self._rule.nesterov,
-                HAS_MASTERS=buffer.has_masters,
+                HAS_MASTERS=shard.has_masters,
                 BLOCK=BLOCK,
-                STARTS_MULTIPLE=STARTS_MULTIPLE,
+                ALIGNMENT=FRAGMENT_ALIGNMENT,
                 num_warps=WARPS,
             )
 
     def _build_tables(self, settings: Sequence[GroupSettings]) -> None:
-        """Tables over the blocks and the segments of all buffers, one buffer after the other."""
-        segments = [segment for buffer in self._buffers for segment in buffer.segments]
-        starts = [range(segment.start, segment.stop, BLOCK) for segment in segments]
-        segment_block = [0, *itertools.accumulate(len(blocks) for blocks in starts)]
-        ends = itertools.accumulate(len(buffer.segments) for buffer in self._buffers)
-        self._buffer_block = [0, *(segment_block[end] for end in ends)]
-        of_segment = [settings[segment.group] for segment in segments]
-        self._any_trust = any(s.trust_ratio for s in of_segment)
+        """Tables over the blocks and the fragments of all shards, one shard after the other."""
+        fragments = [fragment for shard in self._shards for fragment in shard.fragments]
+        starts = [range(fragment.start, fragment.stop, BLOCK) for fragment in fragments]
+        fragment_block = [0, *itertools.accumulate(len(blocks) for blocks in starts)]
+        ends = itertools.accumulate(len(shard.fragments) for shard in self._shards)
+        self._shard_block = [0, *(fragment_block[end] for end in ends)]
+        self._fragments = len(fragments)
+        of_fragment = [settings[fragment.group] for fragment in fragments]
 
-        device = self._buffers[0].device
+        device = self._shards[0].parameters.device
         owners = [index for index, blocks in enumerate(starts) for _ in blocks]
-        self._block_segment = torch.tensor(owners, dtype=torch.int32, device=device)
+        self._block_fragment = torch.tensor(owners, dtype=torch.int32, device=device)
         self._block_start = torch.tensor([b for blocks in starts for b in blocks], dtype=torch.int64, device=device)
-        self._segment_stop = torch.tensor([s.stop for s in segments], dtype=torch.int64, device=device)
-        self._segment_block = torch.tensor(segment_block, dtype=torch.int32, device=device)
-        self._trust = torch.tensor([s.trust_ratio for s in of_segment], dtype=torch.int32, device=device)
-        inside = [s.learning_rate_in_momentum for s in of_segment]
+        self._fragment_block = torch.tensor(fragment_block, dtype=torch.int32, device=device)
+        self._stop = torch.tensor([f.stop for f in fragments], dtype=torch.int64, device=device)
+        self._tensor = torch.tensor([f.tensor for f in fragments], dtype=torch.int32, device=device)
+        self._trust = torch.tensor([s.trust_ratio for s in of_fragment], dtype=torch.int32, device=device)
+        inside = [s.learning_rate_in_momentum for s in of_fragment]
         self._inside = torch.tensor(inside, dtype=torch.int32, device=device)
-        self._multiplier = torch.tensor([s.grad_multiplier for s in of_segment], dtype=torch.float32, device=device)
-        self._decay = torch.tensor([s.weight_decay for s in of_segment], dtype=torch.float32, device=device)
-        self._rate_scale = torch.tensor([s.lr_scale for s in of_segment], dtype=torch.float32, device=device)
+        self._multiplier = torch.tensor([s.grad_multiplier for s in of_fragment], dtype=torch.float32, device=device)
+        self._decay = torch.tensor([s.weight_decay for s in of_fragment], dtype=torch.float32, device=device)
+        self._rate_scale = torch.tensor([s.lr_scale for s in of_fragment], dtype=torch.float32, device=device)
+        self._share = torch.tensor([s.norm_share for s in of_fragment], dtype=torch.float32, device=device)
         self._weight_squares = torch.zeros(len(owners), dtype=torch.float32, device=device)
         self._gradient_squares = torch.zeros_like(self._weight_squares)
-        self._ratio = torch.ones(len(segments), dtype=torch.float32, device=device)
+        self._squares = torch.zeros((2, self._tensors), dtype=torch.float32, device=device)
+        self._shares_of_norm = torch.zeros(len(fragments), dtype=torch.float32, device=device)

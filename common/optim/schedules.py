@@ -79,6 +79,93 @@ def polynomial(
     return schedule
 
 
+def warmup_then_constant(
+    base: float,
+    initial: float,
+    warmup_steps: int,
+    first_step: Literal[0, 1] = 1,
+    steps_per_update: int = 1,
+    offset: int = 0,
+) -> Schedule:
+    """Linear warm-up from ``initial`` to ``base``, then ``base`` for ever.
+
+    With s = counter, k = steps_per_update, W = warmup_steps and n = (floor(s / k) + first_step) * k:
+    initial + (base - initial) * min((n + offset) / (W + offset), 1). The MLPerf 3D U-Net reference changes the rate at
+    the start of each epoch, and its first epoch counts as 1: k is the steps of an epoch. NVIDIA's submissions change it
+    at each step, the first being 1, after an offset of 20: their counter keeps the iterations that they warm up with,
+    and their warm-up is as much longer.
+
+    Args:
+        base: learning rate at the end of the warm-up and after it.
+        initial: learning rate that the warm-up starts from.
+        warmup_steps: W, in optimizer steps; 0 is no warm-up, and ``offset`` then counts for nothing.
+        first_step: what the first update, or the first ``steps_per_update`` of them, count as.
+        steps_per_update: k, optimizer steps between two changes of the rate.
+        offset: steps by which the warm-up is longer, and that it is taken to have done before the first update.
+
+    Raises:
+        ValueError: a length is negative, or ``steps_per_update`` is not positive.
+    """
+    if warmup_steps < 0 or offset < 0 or steps_per_update < 1:
+        raise ValueError(
+            f"warmup_steps={warmup_steps} >= 0, offset={offset} >= 0 and steps_per_update={steps_per_update} >= 1 "
+            "must hold"
+        )
+    if warmup_steps == 0:
+        return constant(base)
+
+    def schedule(step: Tensor) -> Tensor:
+        count = (step.div(steps_per_update, rounding_mode="floor") + first_step) * steps_per_update
+        done = ((count + offset).to(torch.float64) / (warmup_steps + offset)).clamp(max=1.0)
+        return (initial + (base - initial) * done).to(torch.float32)
+
+    return schedule
+
+
+def linear_from_zero(
+    base: float,
+    training_steps: int,
+    warmup_steps: int = 0,
+    start_warmup_step: int = 0,
+    first_step_with_offset: Literal[0, 1] = 0,
+) -> Schedule:
+    """Linear decay to 0, counted from step 0 and not from the end of the warm-up, which may have begun before step 0.
+
+    With s = counter, N = training_steps, W = warmup_steps and S = start_warmup_step: base * (s - S) / W while
+    s - S < W, then base * (1 - min(s, N) / N): at the end of the warm-up the learning rate drops to the line. This is
+    the MLPerf BERT reference's. NVIDIA's submissions put s + 1 in place of s where S is not 0; the 1e-6 that they add
+    to W is below float32's resolution and left out.
+
+    Args:
+        base: learning rate at the start of the line.
+        training_steps: N.
+        warmup_steps: W; 0 is no warm-up, and ``start_warmup_step`` then counts for nothing.
+        start_warmup_step: S, 0 or below: updates that the warm-up is taken to have done before the first.
+        first_step_with_offset: what the first update counts as where S is not 0: 0 in the reference, 1 in NVIDIA's.
+
+    Raises:
+        ValueError: no training step, a negative warm-up, or one that starts after the first update.
+    """
+    if training_steps < 1:
+        raise ValueError(f"training_steps={training_steps}: the decay takes at least one step")
+    if warmup_steps < 0:
+        raise ValueError(f"warmup_steps={warmup_steps}: a warm-up cannot be negative")
+    if start_warmup_step > 0:
+        raise ValueError(f"start_warmup_step={start_warmup_step}: above 0 the learning rate would start below 0")
+    has_offset = warmup_steps > 0 and start_warmup_step != 0
+    first_step = first_step_with_offset if has_offset else 0
+
+    def schedule(step: Tensor) -> Tensor:
+        count = step.to(torch.float64) + first_step
+        decay = base * (1.0 - count.clamp(max=training_steps) / training_steps)
+        if warmup_steps == 0:
+            return decay.to(torch.float32)
+        done = count - start_warmup_step
+        return torch.where(done < warmup_steps, base * done / warmup_steps, decay).to(torch.float32)
+
+    return schedule
+
+
 def reference_steps(
     train_samples: int,
     global_batch: int,

@@ -79,3 +79,132 @@ def test_file_and_folder_are_on_the_disk_before_the_checkpoint_has_its_name(tmp_
     monkeypatch.setattr(os, "fsync", record)
     save(tmp_path, 1)
     assert synced == [("rank_0.pt", False), (f".{STEP}.partial", False), (tmp_path.name, True)]
+
+
+def build(seed: int) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+
+
+def pretend_to_be_written_by(place: Path, **sizes: int) -> None:
+    """Change the layout that the files name, and complete them with copies."""
+    content = torch.load(place / "rank_0.pt", weights_only=True)
+    content["layout"] |= sizes
+    for rank in range(Layout(sizes).world_size):
+        torch.save(content, place / f"rank_{rank}.pt")
+
+
+def test_the_same_layout_gets_everything_back(tmp_path):
+    model, progress = build(0), Progress(3, 1, 2, 48, ((32, 0.5),))
+    model(torch.randn(4, 3))
+    place = checkpoint.save(tmp_path, progress, 1, {"a": 1}, model, (), Layout())
+    expected = torch.rand(3)
+    other = build(1)
+    content = checkpoint.read(place, {"a": 1}, Layout())
+    assert checkpoint.restore(content, other, (), Layout()) == progress
+    assert content["remarks"] == []
+    assert torch.equal(torch.rand(3), expected)
+    assert all(torch.equal(t, other.state_dict()[name]) for name, t in model.state_dict().items())
+
+
+def test_another_number_of_replicas_is_told_what_does_not_go_on(tmp_path):
+    place = save(tmp_path, 1)
+    pretend_to_be_written_by(place, dp=4)
+    (remark,) = checkpoint.read(place, {}, Layout({"dp": 2}, 1))["remarks"]
+    assert "of 4 replicas, this run has 2" in remark
+    assert "random states start anew" in remark
+
+
+def test_another_split_of_the_samples_is_told(tmp_path):
+    place = save(tmp_path, 1)
+    pretend_to_be_written_by(place, dp=4)
+    (remark,) = checkpoint.read(place, {}, Layout({"dp": 2, "cp": 2}, 3))["remarks"]
+    assert "of 4 replicas, this run has 2, and layout.cp=2 instead of 1" in remark
+
+
+def test_ranks_that_split_samples_read_the_weights_of_the_first_of_them(tmp_path):
+    # written by dp 2 x cp 2 x tp 2: the ranks that have weights are 0 and 1
+    place = save(tmp_path, 1)
+    pretend_to_be_written_by(place, dp=2, cp=2, tp=2)
+    for rank in range(8):
+        content = torch.load(place / f"rank_{rank}.pt", weights_only=True)
+        torch.save(content | {"seed": rank}, place / f"rank_{rank}.pt")
+    for sizes in ({"dp": 2, "cp": 2, "tp": 2}, {"dp": 1, "cp": 4, "tp": 2}):
+        assert [checkpoint.read(place, {}, Layout(sizes, rank))["seed"] for rank in range(8)] == [0, 1] * 4
+
+
+def test_other_axes_must_be_the_same(tmp_path):
+    place = save(tmp_path, 1)
+    pretend_to_be_written_by(place, tp=2)
+    with pytest.raises(CheckpointError, match=r"written with layout.tp=2, this run has 1"):
+        checkpoint.read(place, {}, Layout())
+
+
+def test_each_place_on_the_other_axes_reads_the_first_replica_at_it(tmp_path):
+    # written by pp 2 x dp 3 x tp 2: the first replica's ranks are 0, 1 and, in the second stage, 6, 7
+    place = save(tmp_path, 1)
+    pretend_to_be_written_by(place, pp=2, dp=3, tp=2)
+    for rank in range(12):
+        content = torch.load(place / f"rank_{rank}.pt", weights_only=True)
+        torch.save(content | {"seed": rank}, place / f"rank_{rank}.pt")
+    sizes = {"pp": 2, "dp": 1, "tp": 2}
+    assert [checkpoint.read(place, {}, Layout(sizes, rank))["seed"] for rank in range(4)] == [0, 1, 6, 7]
+
+
+def test_a_missing_file_of_another_rank_is_noticed(tmp_path):
+    place = save(tmp_path, 1)
+    pretend_to_be_written_by(place, dp=4)
+    (place / "rank_2.pt").unlink()
+    with pytest.raises(CheckpointError, match="incomplete, 3 of the 4 ranks' files"):
+        checkpoint.read(place, {}, Layout())
+
+
+def test_other_settings_are_refused(tmp_path):
+    place = checkpoint.save(tmp_path, Progress(), 1, {"micro_batch": 8}, build(0), (), Layout())
+    with pytest.raises(CheckpointError, match="micro_batch=8, this run has micro_batch=4"):
+        checkpoint.read(place, {"micro_batch": 4}, Layout())
+
+
+def test_another_format_is_refused(tmp_path):
+    place = save(tmp_path, 1)
+    torch.save({"format": 1}, place / "rank_0.pt")
+    with pytest.raises(CheckpointError, match="format 1, this suite reads 2"):
+        checkpoint.read(place, {}, Layout())
+
+
+@pytest.mark.parametrize("spoil", [lambda old: old[: len(old) // 2], lambda old: b"", lambda old: b"not a checkpoint"])
+def test_a_damaged_file_is_named(spoil, tmp_path):
+    file = save(tmp_path, 1) / "rank_0.pt"
+    file.write_bytes(spoil(file.read_bytes()))
+    with pytest.raises(CheckpointError, match=r"rank_0.pt: unreadable"):
+        checkpoint.read(file.parent, {}, Layout())
+
+
+def test_a_folder_without_files_is_no_checkpoint(tmp_path):
+    with pytest.raises(CheckpointError, match="no checkpoint there"):
+        checkpoint.read(tmp_path, {}, Layout())
+
+
+def test_the_weights_of_another_model_are_refused(tmp_path):
+    content = checkpoint.read(save(tmp_path, 1), {}, Layout())
+    with pytest.raises(CheckpointError, match="of another model"):
+        checkpoint.restore(content, build(0), (), Layout())
+
+
+class Lagging:
+    """An updater whose model is brought up to date on request alone."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+
+    def materialize(self) -> None:
+        self._model.weight.data.fill_(7.0)
+
+    def state_dict(self) -> dict:
+        return {}
+
+
+def test_the_weights_that_are_saved_are_those_of_the_last_update(tmp_path):
+    model = torch.nn.Linear(1, 1)
+    place = checkpoint.save(tmp_path, Progress(step=3), 1, {}, model, (Lagging(model),), Layout())
+    assert checkpoint.read(place, {}, Layout())["model"]["weight"].item() == 7.0

@@ -40,9 +40,17 @@ AHEAD = 3  # iterations that the host may launch before it reads the first one's
 ROUNDING = 1e-5
 """Difference of two changes of the weights in an iteration, relative to the change: same sums in the same order."""
 
+MOVING = {"bert": ("hparams.warmup_steps=0",)}
+"""What makes a workload's weights move in the first update; BERT's warm-up starts from a learning rate of 0."""
+
+ONE_GRAPH_PER_COUNT = ("reader.graph_per_count=true", "micro_batch=4", "hparams.global_batch_size=4")
+
 IMPLEMENTATIONS = [
-    *(pytest.param(workload, (), id=workload) for workload in sorted(WORKLOADS)),
+    *(pytest.param(workload, MOVING.get(workload, ()), id=workload) for workload in sorted(WORKLOADS)),
     pytest.param("resnet", ("model.batch_norm=torch",), id="resnet-torch"),
+    # One head of 32 features: those of the recipe are narrower than the Triton attention takes.
+    pytest.param("bert", (*MOVING["bert"], "benchmark.facts.heads=1"), id="bert-triton-attention"),
+    pytest.param("bert", (*MOVING["bert"], *ONE_GRAPH_PER_COUNT), id="bert-graph-per-count"),
 ]
 PRECISIONS = ["fp32", "bf16", "fp16"]
 
@@ -64,7 +72,7 @@ class Built:
             masters |= updater.state_dict().get("masters", {})
         # The copy is explicit: double() of float64 would be the weight itself.
         named = self.workload.model.named_parameters()
-        return {name: masters.get(name, parameter).detach().clone().double() for name, parameter in named}
+        return {name: masters.get(name, parameter).detach().cpu().clone().double() for name, parameter in named}
 
     def state(self) -> dict[str, Tensor]:
         """All persistent tensors themselves: weights, buffers, masters, momentum, step counters."""
@@ -111,7 +119,10 @@ class Built:
         example = examples[seed % len(examples)]
         return [
             HostBatch(
-                {name: _drawn_like(tensor.cpu(), generator).pin_memory() for name, tensor in example.tensors.items()},
+                {
+                    name: _drawn_like(name, tensor.cpu(), generator).pin_memory()
+                    for name, tensor in example.tensors.items()
+                },
                 example.samples,
                 position,
                 example.key,
@@ -120,13 +131,22 @@ class Built:
         ]
 
 
-def _drawn_like(example: Tensor, generator: torch.Generator) -> Tensor:
-    """Noise where ``example`` is not zero, which may be padding; integers of the example, drawn anew."""
+def _drawn_like(name: str, example: Tensor, generator: torch.Generator) -> Tensor:
+    """Noise where ``example`` is not zero, which may be padding; integers of the example, drawn anew.
+
+    Sequences in a buffer (``starts``, ``lengths``) stay where they are and only get shorter: drawn anew they would
+    overlap, and reach beyond the buffer's end.
+    """
     if example.dtype.is_floating_point:
         noise = torch.randn(example.shape, generator=generator).to(example.dtype)
         return torch.empty_like(example).copy_(torch.where(example == 0, torch.zeros_like(example), noise))
+    if example.ndim == 0:  # a seed
+        return torch.randint(1 << 40, (), generator=generator, dtype=example.dtype)
     chosen = torch.randint(example.numel(), example.shape, generator=generator)
-    return example.flatten()[chosen]
+    drawn = example.flatten()[chosen]
+    if name == "starts":
+        return example.clone()
+    return torch.minimum(example, drawn.clamp(min=1)) if name == "lengths" else drawn
 
 
 @pytest.fixture(autouse=True)

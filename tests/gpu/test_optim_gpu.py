@@ -1,13 +1,16 @@
 """The optimizer on a GPU: Triton against plain PyTorch, captured against eager, and the time of one update."""
 
+from typing import Literal
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from common.distributed.layout import Layout
-from common.optim.optimizer import Optimizer, ParameterGroup
+from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
 from common.optim.rules import LARS
 from common.optim.schedules import polynomial
+from common.precision import LossScale
 
 pytestmark = [
     pytest.mark.gpu,
@@ -157,6 +160,67 @@ def test_captured_updates_equal_eager_ones(implementation):
     ours = state_of(captured, captured_parameters)
     assert ours["step"].item() == 5
     assert all(torch.equal(value, expected[name]) for name, value in ours.items())
+
+
+class Scaled:
+    """fp16 parameters under clipping and a loss scale; two micro-batches with given gradients."""
+
+    def __init__(self, when: Literal["before_reduction", "after_reduction"]) -> None:
+        self.parameters = build_parameters(torch.float16)
+        self.scale = LossScale("cuda", torch.float16, initial=8.0, growth_interval=2)
+        self.skip = torch.zeros((), device="cuda")
+        self.gradients = [random_gradients(self.parameters, seed) for seed in range(2)]
+        self.optimizer = Optimizer(
+            [ParameterGroup(self.parameters, 5e-5, trust_ratio=True)],
+            LARS(0.9),
+            polynomial(11.0, 1e-4, 2, 2, 20, first_step=1),
+            Layout(device="cuda"),
+            grad_divisor=2.0,
+            clip=ClipNorm(1.0, when),
+            micro_batches=2,
+            loss_scale=self.scale,
+        )
+
+    def draw(self, seed: int, overflow: bool) -> None:
+        for index, gradients in enumerate(self.gradients):
+            for name, value in random_gradients(self.parameters, 2 * seed + index).items():
+                gradients[name].copy_(value)
+        if overflow:
+            self.gradients[0]["fc.bias"][0] = float("inf")
+
+    def iterate(self) -> None:
+        self.optimizer.begin()
+        for index, gradients in enumerate(self.gradients):
+            if index == 1:
+                self.optimizer.arm()
+            torch._foreach_add_([p.grad for p in self.parameters.values()], [gradients[n] for n in self.parameters])
+            self.optimizer.collect()
+        self.optimizer.update(self.skip)
+
+
+@pytest.mark.parametrize("when", ["before_reduction", "after_reduction"])
+def test_captured_clipping_and_loss_scale_equal_eager_ones(when):
+    eager, captured = Scaled(when), Scaled(when)
+    captured.skip.fill_(1.0)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        captured.iterate()  # compiles
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            captured.iterate()
+    torch.cuda.current_stream().wait_stream(stream)
+    captured.skip.zero_()
+    for seed in range(5):
+        for case in (eager, captured):
+            case.draw(seed, overflow=seed == 2)
+        eager.iterate()
+        graph.replay()
+    expected = state_of(eager.optimizer, eager.parameters)
+    found = state_of(captured.optimizer, captured.parameters)
+    assert found["step"].item() == 4
+    assert found["loss_scale"].item() == 16.0  # 8, 16 after two, 8 after the overflow, 16 after two more
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())
 
 
 @pytest.mark.parametrize("implementation", ["triton", "torch"])

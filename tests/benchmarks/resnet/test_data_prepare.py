@@ -18,6 +18,7 @@ from benchmarks.resnet import raw
 from benchmarks.resnet.prepare import FILES, download, generate, jpeg_components, main, prepare, to_rgb_jpeg, verify
 from benchmarks.resnet.recordio import RecordReader
 from common import cli, config
+from common.data import preparation
 from common.errors import ConfigError, DataError
 
 
@@ -214,6 +215,48 @@ def test_continuation_keeps_what_was_written(tmp_path, monkeypatch):
     )
     prepare(tmp_path / "raw", tmp_path / "data", workers=1)
     assert len(asked) == 40 - 11
+
+
+def interrupted(raw_dir, data_dir, monkeypatch):
+    """A preparation that has written the training records and ends before those for validation."""
+    original, written = prepare_module._write_records, []
+
+    def failing(*arguments):
+        if written:
+            raise DataError("the cable fell out")
+        written.append(original(*arguments))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare_module, "_write_records", failing)
+        with pytest.raises(DataError, match="the cable fell out"):
+            prepare(raw_dir, data_dir)
+
+
+def test_other_raw_data_do_not_continue_an_interrupted_preparation(folders, tmp_path, monkeypatch):
+    interrupted(folders[0], tmp_path / "data", monkeypatch)
+    (folders[0] / "train/n01/a3.JPEG").write_bytes(jpeg())
+    with pytest.raises(DataError, match="was prepared from other raw data"):
+        prepare(folders[0], tmp_path / "data")
+
+
+def test_records_of_an_unknown_source_are_made_again(folders, tmp_path):
+    prepare(folders[0], tmp_path / "data")
+    (tmp_path / "data" / "manifest.json").unlink()
+    (folders[0] / "train/n01/a1.JPEG").write_bytes(jpeg("L", 78))
+    prepare(folders[0], tmp_path / "data")
+    assert records(tmp_path / "data" / "train.rec")[0].data == jpeg("L", 78)
+
+
+def test_a_full_disk_is_an_error_before_a_record_is_written(folders, tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: type("Usage", (), {"free": 100}))
+    with pytest.raises(DataError, match=r"data needs 0\.0 GB more; its disk has 0\.0 GB left"):
+        prepare(folders[0], tmp_path / "data")
+    assert not list((tmp_path / "data").glob("*.rec*"))
+
+
+def test_two_preparations_of_one_folder_do_not_meet(folders, tmp_path):
+    with preparation.locked(tmp_path / "data"), pytest.raises(DataError, match="another process is preparing"):
+        prepare(folders[0], tmp_path / "data")
 
 
 def test_training_records_are_shuffled_and_validation_records_are_not(digits):

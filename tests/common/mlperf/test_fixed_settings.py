@@ -55,7 +55,7 @@ def test_every_broken_rule_is_listed() -> None:
 
 def test_a_missing_entry_is_a_changed_one() -> None:
     benchmark = dataclasses.replace(composed("scale=8xH200"), schedule={"first_epoch": 3})
-    with pytest.raises(ConfigError, match=r"benchmark\.schedule\.interval=None"):
+    with pytest.raises(ConfigError, match=r"benchmark\.schedule\.interval=null"):
         check_fixed(benchmark, ())
 
 

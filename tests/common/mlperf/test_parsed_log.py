@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,10 +63,12 @@ def test_prefixes_other_output_and_carriage_returns_are_ignored(tmp_path: Path) 
     assert [(event.key, event.line) for event in read_log(path).events] == [("seed", 2), ("tracked_stats", 4)]
 
 
-def test_last_token_of_a_line_wins(tmp_path: Path) -> None:
+@pytest.mark.parametrize("begun", [':::MLLOG {"namesp', ':::MLLOG {"key": 1}', ":::MLL", ":::"])
+def test_event_that_begins_within_another_is_refused(tmp_path: Path, begun: str) -> None:
     path = tmp_path / "log"
-    path.write_text(':::MLLOG {"namesp' + encode((POINT, "seed", 1, {}, 0), 1))
-    assert [event.key for event in read_log(path).events] == ["seed"]
+    path.write_text("0: " + begun + encode((POINT, "seed", 1, {}, 0), 1) + 'ace": ""}\n')
+    with pytest.raises(DataError, match="line 1: one MLLOG event begins within another"):
+        read_log(path)
 
 
 BAD_LINES = {
@@ -81,8 +87,17 @@ BAD_LINES = {
     ),
     "time NaN": (
         ':::MLLOG {"time_ms": NaN, "event_type": "", "key": "a", "value": 1, "metadata": {}}\n',
-        "time_ms is not finite",
+        "time_ms is not a number",
     ),
+    "time true": (
+        ':::MLLOG {"time_ms": true, "event_type": "", "key": "a", "value": 1, "metadata": {}}\n',
+        "time_ms is not a number",
+    ),
+    "time beyond a float": (
+        ':::MLLOG {"time_ms": 1%s, "event_type": "", "key": "a", "value": 1, "metadata": {}}\n' % ("0" * 400),
+        "time_ms is not a number",
+    ),
+    "brackets without end": (":::MLLOG " + "[" * 100_000 + "\n", "truncated or corrupt"),
 }
 
 
@@ -102,3 +117,27 @@ def test_file_without_a_log_is_an_error(tmp_path: Path) -> None:
         read_log(tmp_path / "log")
     with pytest.raises(DataError, match="cannot be read"):
         read_log(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "is empty"),
+        (gzip.compress(b"a log"), "is compressed; unpack it"),
+        (lzma.compress(b"a log"), "is compressed; unpack it"),
+        (bz2.compress(b"a log"), "is compressed; unpack it"),
+        (":::MLLOG {}".encode("utf-16"), "is UTF-16 text"),
+    ],
+)
+def test_what_a_file_without_a_log_is_instead_is_said(tmp_path: Path, content: bytes, reason: str) -> None:
+    (tmp_path / "log").write_bytes(content)
+    with pytest.raises(DataError, match=reason):
+        read_log(tmp_path / "log")
+
+
+def test_folder_and_pipe_are_no_logs(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="is a folder"):
+        read_log(tmp_path)
+    with pytest.raises(DataError, match="is no regular file"):
+        read_log(tmp_path / "pipe")

@@ -8,17 +8,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from handwritten_logs import replaced, resnet_lines
+from handwritten_logs import END, POINT, replaced, resnet_lines
 from mlperf_logging.rcp_checker import rcp_checker
 
+from common.mlperf.parsed_log import read_log
 from common.mlperf.rcp import (
     check_convergence,
+    convergence_of,
     has_rcps,
     olympic_mean,
     pick_window,
+    reference_at,
     reference_statistics,
     smallest_acceptable_mean,
 )
+from common.mlperf.rules import rules_for
 
 WriteLog = Callable[..., Path]
 EXAMPLE = [16, 14, 16, 17, 16, 16, 15, 16, 15, 16]
@@ -64,6 +68,58 @@ def test_limits_are_the_checkers_for_every_reference_point(usage: str, ruleset: 
         assert mean == pytest.approx(record["RCP Mean"], rel=1e-12)
         assert stdev == pytest.approx(record["RCP Stdev"], rel=1e-9)
         assert limit == pytest.approx(record["Min Epochs"], abs=1e-4)  # the checker bisects to 1e-4
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "ruleset", "batch", "found"),
+    [
+        ("resnet", "4.0.0", 3264, "exact"),
+        ("resnet", "4.0.0", 3200, "interpolated"),
+        ("resnet", "4.0.0", 512, "smallest"),
+        ("bert", "5.0.0", 3072, "interpolated"),  # its own RCP is pruned
+        ("unet3d", "4.0.0", 56, "exact"),
+        ("unet3d", "4.0.0", 60, "interpolated"),
+        ("llama31_405b", "6.0.0", 1152, "exact"),
+    ],
+)
+def test_reference_at_a_batch_is_the_checkers(benchmark: str, ruleset: str, batch: int, found: str) -> None:
+    checker = rcp_checker.RCP_Checker("training", ruleset, benchmark, False)
+    record = checker._find_rcp(batch, "pruned_rcps")
+    if found == "interpolated":
+        low = checker._find_top_min_rcp(batch, "pruned_rcps")
+        record = checker._create_interp_rcp(batch, low, checker._find_bottom_max_rcp(batch, "pruned_rcps"))[1]
+    elif found == "smallest":
+        record = checker._find_min_rcp("pruned_rcps")
+    checker._eval_submission_record(record, [1.0] * 50, "")  # applies the checker's tolerances to "Max Speedup"
+    reference = reference_at(rules_for(benchmark, ruleset), batch)
+    assert reference is not None
+    assert reference.found == found
+    assert reference.mean == pytest.approx(record["RCP Mean"], rel=1e-12)
+    assert reference.limit == pytest.approx(record["RCP Mean"] / record["Max Speedup"], rel=1e-6, abs=1e-3)
+
+
+def test_batch_beyond_all_references_has_none() -> None:
+    assert reference_at(rules_for("resnet", "4.0.0"), 100_000) is None
+    assert reference_at(rules_for("minigo", "2.1.0"), 512) is None
+
+
+def test_convergence_is_the_last_evaluation_before_run_stop(write_log: WriteLog) -> None:
+    rules = rules_for("resnet", "4.0.0")
+    assert convergence_of(read_log(write_log(resnet_lines(last_epoch=35))), rules) == 35
+    assert convergence_of(read_log(write_log(resnet_lines(accuracies=(0.1, 0.2)))), rules) is None
+
+
+def test_convergence_of_stable_diffusion_is_its_first_passing_checkpoint(write_log: WriteLog) -> None:
+    scores = [(512_000, 95.0, 0.2), (1_024_000, 85.0, 0.2), (1_536_000, 80.0, 0.2)]
+    lines = [
+        *(
+            (POINT, "eval_accuracy", value, {"metric": metric, "samples_count": samples}, 1)
+            for samples, fid, clip in scores
+            for metric, value in (("FID", fid), ("CLIP", clip))
+        ),
+        (END, "run_stop", None, {"status": "success"}, 2),
+    ]
+    assert convergence_of(read_log(write_log(lines)), rules_for("stable_diffusion", "5.0.0")) == 1_024_000
 
 
 def test_olympic_mean_drops_the_ends() -> None:

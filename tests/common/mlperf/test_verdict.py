@@ -6,17 +6,29 @@ import logging
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from handwritten_logs import END, POINT, START, Line, replaced, resnet_lines, without
 
 from common.errors import ConfigError
-from common.mlperf.verdict import format_verdict, judge, judge_set, main
+from common.mlperf.verdict import Verdict, format_verdict, judge, judge_together
 
 WriteLog = Callable[..., Path]
 STAND_IN: Line = (POINT, "data_set", "stand-in", {}, 0)
+
+
+def judge_set(paths: Sequence[Path]) -> Verdict:
+    """The verdict of the logs of one result."""
+    return judge_together([judge(path) for path in paths], None)
+
+
+def with_last_epoch(lines: list[Line], epoch: object) -> list[Line]:
+    """``lines`` with another ``epoch_num`` of the last evaluation."""
+    last = max(index for index, line in enumerate(lines) if line[1] == "eval_accuracy")
+    kind, key, value, _, seconds = lines[last]
+    return [*lines[:last], (kind, key, value, {"epoch_num": epoch}, seconds), *lines[last + 1 :]]
 
 
 def official_exit_code(path: Path, ruleset: str, folder: Path) -> int:
@@ -35,7 +47,7 @@ def test_good_run_is_valid_and_the_official_command_agrees(write_log: WriteLog, 
 
 
 def test_retired_benchmark_says_its_last_round(write_log: WriteLog) -> None:
-    assert "resnet cannot be submitted: last round v4.0" in judge(write_log(resnet_lines())).notes
+    assert "resnet can no longer be submitted: its last round was v4.0" in judge(write_log(resnet_lines())).notes
 
 
 @pytest.mark.parametrize(
@@ -52,7 +64,11 @@ def test_retired_benchmark_says_its_last_round(write_log: WriteLog) -> None:
         (lambda lines: replaced(lines, "seed", "x"), "not an integer"),
         (lambda lines: replaced(lines, "lars_epsilon", 1e-5), "breaks rule `v['value'] == 0.0`"),
         (lambda lines: replaced(lines, "eval_accuracy", None), "dies on this log with TypeError"),
-        (lambda lines: replaced(lines, "eval_accuracy", "0.8"), "dies on this log with TypeError"),
+        (lambda lines: replaced(lines, "eval_accuracy", "0.8"), 'is "0.8", not a number'),
+        (lambda lines: with_last_epoch(lines, "35"), 'is "35", not a number'),
+        (lambda lines: with_last_epoch(lines, float("nan")), "is NaN, not a number"),
+        (lambda lines: replaced(lines, "seed", [7]), "seed [7] is not an integer"),
+        (lambda lines: [*2 * [(POINT, "seed", 1, {"lineno": 7}, 2)], *without(lines, "seed")], "logged twice"),
         (lambda lines: replaced(lines, "eval_accuracy", float("nan")), "claims success"),
         (lambda lines: replaced(lines, "eval_accuracy", 0.7589), "claims success"),
         (lambda lines: [*lines, (POINT, "resumed_from", "step 10", {}, 700)], "resumed"),
@@ -61,7 +77,7 @@ def test_retired_benchmark_says_its_last_round(write_log: WriteLog) -> None:
         (lambda lines: [*lines[:-1], (END, "run_stop", None, {}, 700)], "status"),
         (lambda lines: [*lines[:-1], (END, "run_stop", None, {"status": "done"}, 700)], "status 'done'"),
         (lambda lines: [*lines[:-1], (END, "run_stop", None, {"status": "success"}, 1)], "earlier than run_start"),
-        (lambda lines: [line if line[1] != "init_stop" else (*line[:4], 1801) for line in lines], "init_stop"),
+        (lambda lines: [line if line[1] != "init_stop" else (*line[:4], 1801) for line in lines], "took 30.0 minutes"),
     ],
 )
 def test_bad_log_is_refused_with_its_reason(
@@ -70,6 +86,37 @@ def test_bad_log_is_refused_with_its_reason(
     verdict = judge(write_log(change(resnet_lines())))
     assert verdict.kind == "refused"
     assert any(reason in sentence for sentence in verdict.reasons), verdict.reasons
+
+
+def moved(lines: list[Line], *keys: str, seconds: int, after: int = 0) -> list[Line]:
+    """The lines of ``keys`` from line ``after`` on, logged ``seconds`` later or, if negative, earlier."""
+    return [
+        (*line[:4], line[4] + seconds) if line[1] in keys and index >= after else line
+        for index, line in enumerate(lines)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda lines: moved(lines, "block_start", "block_stop", seconds=-3, after=50), "the clock goes back by 2.0 s"),
+        (lambda lines: moved(lines, "run_stop", seconds=-595), "later than run_stop"),
+        (lambda lines: moved(lines, "eval_accuracy", seconds=-20), "earlier than run_start"),
+    ],
+)
+def test_clock_that_goes_backwards_is_refused(
+    write_log: WriteLog, change: Callable[[list[Line]], list[Line]], reason: str
+) -> None:
+    verdict = judge(write_log(change(resnet_lines())))
+    assert verdict.kind == "refused"
+    assert any(reason in sentence for sentence in verdict.reasons), verdict.reasons
+
+
+def test_evaluation_beside_the_training_may_end_the_run_before_its_last_block(write_log: WriteLog) -> None:
+    block = {"first_epoch_num": 36, "epoch_count": 1}
+    lines = resnet_lines()
+    lines[-1:-1] = [(START, "block_start", None, block, 670), (END, "block_stop", None, {"first_epoch_num": 36}, 690)]
+    assert judge(write_log(lines)).reasons == ()
 
 
 def test_success_that_an_earlier_evaluation_earned_is_refused(write_log: WriteLog) -> None:
@@ -263,7 +310,7 @@ def test_full_set_is_submittable_with_its_olympic_score(write_log: WriteLog) -> 
     assert verdict.score == pytest.approx(12.0)
     report = format_verdict(verdict)
     assert "not verified by MLCommons Association" in report
-    assert "last round v4.0" in report
+    assert "its last round was v4.0" in report
 
 
 def test_one_run_below_target_may_stand_in_as_the_slowest(write_log: WriteLog) -> None:
@@ -325,29 +372,33 @@ def test_set_that_converges_faster_than_chance_is_refused(write_log: WriteLog) -
     assert "RCP" in verdict.reasons[0]
 
 
-def test_check_prints_each_verdict_and_the_sets(write_log: WriteLog, capsys: pytest.CaptureFixture[str]) -> None:
-    paths = resnet_set(write_log)
-    assert main([str(path) for path in paths]) == 0
-    out = capsys.readouterr().out
-    assert out.count("VALID RUN") == 5
-    assert out.count("SUBMITTABLE") == 1
+def test_run_killed_before_its_first_evaluation_failed_but_is_no_forgery(write_log: WriteLog) -> None:
+    lines = [line for line in resnet_lines() if line[4] < 63]
+    lines += [(START, "block_start", None, {"first_epoch_num": 1, "epoch_count": 3}, 63)]
+    verdict = judge(write_log([*lines, (END, "run_stop", None, {"status": "aborted"}, 64)]))
+    assert (verdict.kind, verdict.converged, verdict.minutes) == ("format", False, None)
+    assert any("aborted early" in note and "'block_stop'" in note for note in verdict.notes)
 
 
-def test_check_of_one_format_log_exits_with_zero(write_log: WriteLog, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(write_log([*resnet_lines(), STAND_IN]))]) == 0
-    assert "FORMAT" in capsys.readouterr().out
+def test_aborted_run_without_its_configuration_is_refused(write_log: WriteLog) -> None:
+    lines = without(resnet_lines(accuracies=(0.1, 0.2)), "lars_epsilon")
+    assert judge(write_log(lines)).kind == "refused"
 
 
-def test_check_of_a_refused_log_exits_with_one(write_log: WriteLog, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(write_log(resnet_lines())), "--ruleset", "5.0.0"]) == 1
-    assert "REFUSED" in capsys.readouterr().out
+def test_momentum_that_only_the_rules_table_forbids_is_refused(write_log: WriteLog) -> None:
+    reasons = judge(write_log(replaced(resnet_lines(), "lars_opt_momentum", 0.95))).reasons
+    assert reasons == ("lars_opt_momentum = 0.95 breaks the rules' table: 0.9 if the global batch is below 32,768",)
+    large = replaced(resnet_lines(), "lars_opt_momentum", 0.95)
+    assert judge(write_log(replaced(large, "global_batch_size", 32768))).kind == "valid run"
 
 
-def test_check_with_an_unknown_ruleset_exits_with_the_errors_code(
-    write_log: WriteLog, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([str(write_log(resnet_lines())), "--ruleset", "1.2.3"]) == 2
-    assert "1.2.3" in capsys.readouterr().err
+def test_evaluations_that_go_backwards_are_refused(write_log: WriteLog) -> None:
+    lines = [line for line in resnet_lines() if line[1] != "submission_benchmark"]
+    lines.insert(0, (POINT, "submission_benchmark", "maskrcnn", {}, 0))
+    first = next(index for index, line in enumerate(lines) if line[1] == "eval_accuracy")
+    lines[first] = (*lines[first][:3], {"epoch_num": 20}, lines[first][4])
+    reasons = judge(write_log(lines)).reasons
+    assert "an evaluation after epoch_num 7 follows one after 20: progress goes backwards" in reasons
 
 
 def test_optimizer_without_a_rule_file_is_one_reason_beside_the_broken_rule(write_log: WriteLog) -> None:

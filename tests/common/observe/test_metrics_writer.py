@@ -1,6 +1,7 @@
 """The file of metrics: one JSON object per line, whole lines only, nothing lost."""
 
 import builtins
+import contextlib
 import errno
 import json
 import os
@@ -9,6 +10,7 @@ import pytest
 
 from common.errors import ConfigError, SuiteError
 from common.observe.metrics import MetricsWriter
+from common.observe.report.steps import read_steps
 
 
 class Clock:
@@ -92,7 +94,7 @@ def test_tensorboard_events_are_written(tmp_path):
     pytest.importorskip("tensorboard")
     writer = MetricsWriter(tmp_path / "metrics.jsonl", 0, tensorboard_dir=tmp_path / "board")
     writer.write(1, 64, 2.5)
-    writer.evaluation(64, {"accuracy": 0.5})
+    writer.evaluation(64, {"accuracy": 0.5}, seconds=2.0, waited_seconds=0.5)
     writer.close()
     assert any("tfevents" in path.name for path in (tmp_path / "board").iterdir())
 
@@ -108,3 +110,33 @@ def test_missing_tensorboard_is_a_clear_error(tmp_path, monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ConfigError, match=r"mlperf-suite\[tensorboard\]"):
         MetricsWriter(tmp_path / "metrics.jsonl", 0, tensorboard_dir=tmp_path / "board")
+
+
+def test_evaluations_are_records_of_their_own_beside_the_steps_of_rank_0(tmp_path):
+    writer = MetricsWriter(tmp_path / "metrics_rank0.jsonl", 0, clock=Clock())
+    writer.evaluation(64, {"accuracy": 0.5}, seconds=2.0, waited_seconds=0.5)
+    writer.close()
+    assert (tmp_path / "metrics_rank0.jsonl").read_text() == ""
+    record = json.loads((tmp_path / "evaluations.jsonl").read_text())
+    del record["time"]
+    assert record == {"samples": 64, "accuracy": 0.5, "seconds": 2.0, "waited_seconds": 0.5}
+
+
+def test_a_rank_that_only_evaluates_writes_its_evaluations_as_records_without_a_step(tmp_path):
+    writer = MetricsWriter(tmp_path / "metrics_rank2.jsonl", 2, clock=Clock())
+    writer.evaluated(0, 64, evaluation_ms=7.0)
+    writer.close()
+    record = json.loads((tmp_path / "metrics_rank2.jsonl").read_text())
+    del record["time"]
+    assert record == {"evaluation": 0, "samples": 64, "evaluation_ms": 7.0}
+    assert not (tmp_path / "evaluations.jsonl").exists()
+
+
+def test_the_report_counts_no_steps_of_a_rank_that_only_evaluates(tmp_path):
+    for rank in (0, 1):
+        with contextlib.closing(MetricsWriter(tmp_path / f"metrics_rank{rank}.jsonl", rank, clock=Clock())) as writer:
+            if rank == 0:
+                writer.write(1, 64, 2.5)
+            else:
+                writer.evaluated(0, 64, evaluation_ms=7.0)
+    assert [steps.rank for steps in read_steps(tmp_path, 0, 1e10)] == [0]

@@ -65,3 +65,15 @@ def test_the_picture_is_a_whole_png(tmp_path, losses):
     assert width > 800
     assert height > 600
     assert [path.name for path in tmp_path.iterdir()] == ["summary.png"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "hidden", "told"),
+    [
+        (0, 0.0, "4 evaluations in 8.00 s, 0% of it hidden behind training"),
+        (2, 6.0, "4 evaluations in 8.00 s on 2 ranks of their own, 75% of it hidden behind training"),
+    ],
+)
+def test_how_much_of_the_evaluation_was_hidden_is_said(tmp_path, ranks, hidden, told):
+    changes = {"evaluations": 4, "evaluation_seconds": 8.0, "hidden_seconds": hidden, "evaluation_ranks": ranks}
+    assert told in write_summary(replace(SUMMARY, **changes), tmp_path)

@@ -1,6 +1,8 @@
 """Gradients summed over two gloo ranks equal one rank that accumulates the same micro-batches."""
 
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 from common.distributed.layout import Layout
-from common.optim.optimizer import Optimizer, ParameterGroup
+from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
 from common.optim.rules import LARS, SGD
 from common.optim.schedules import constant
 
@@ -77,7 +79,7 @@ def launched_in_backward(layout: Layout) -> dict[str, int]:
     model(micro_batches(0)[0], use_branch=True).sum().backward()
     armed = reducer.launched
     optimizer.update(torch.tensor(0.0))
-    return {"unarmed": unarmed, "armed": armed, "finished": reducer.launched, "buckets": len(reducer.buckets)}
+    return {"unarmed": unarmed, "armed": armed, "finished": reducer.launched, "buckets": reducer.buckets}
 
 
 def second_backward(layout: Layout) -> str:
@@ -102,6 +104,22 @@ def half_sum(layout: Layout, dtype: torch.dtype) -> Tensor:
     weight.grad.fill_(layout.rank + 1)
     optimizer.update(torch.tensor(0.0))
     return weight.detach().float()
+
+
+def large_sum(layout: Layout, **options: Any) -> dict[str, Any]:
+    """Two replicas whose float16 gradients of 40,000 have a sum beyond 65,504, and a float32 weight beside them."""
+    half = nn.Parameter(torch.zeros(64, dtype=torch.float16))
+    beside, single = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3))
+    groups = [ParameterGroup({"half": half, "beside": beside}), ParameterGroup({"single": single})]
+    clip = ClipNorm(1e9, "after_reduction")
+    optimizer = Optimizer(groups, SGD(0.0), constant(2.0**-10), layout, grad_divisor=2.0, clip=clip, **options)
+    optimizer.begin()
+    half.grad.fill_(40000.0)
+    beside.grad.fill_(2.0 + layout.rank)
+    single.grad.fill_(4.0 + layout.rank)
+    optimizer.update(torch.tensor(0.0))
+    told = {name: optimizer.metrics[name].item() for name in ("overflow", "gradient_norm")}
+    return told | {"half": half.tolist(), "beside": beside.tolist(), "single": single.tolist()}
 
 
 def replicated(layout: Layout) -> Tensor:
@@ -137,6 +155,10 @@ def run_rank(rank: int, folder: str) -> None:
         "second_backward": second_backward(replicas),
         "float16": half_sum(replicas, torch.float16),
         "bfloat16": half_sum(replicas, torch.bfloat16),
+        "large": large_sum(replicas),
+        "large/none": large_sum(replicas, grad_predivide=4.0),
+        "large/all": large_sum(replicas, grad_predivide=4.0, shard="all"),
+        "large/all_reduce": large_sum(replicas, grad_predivide=4.0, shard="all", reduction="all_reduce"),
         "replicated": replicated(split),
         "overflow": overflow_elsewhere(split),
     }
@@ -189,6 +211,33 @@ def test_a_second_backward_after_arm_is_an_error(ranks):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_gradients_are_summed(ranks, dtype):
     assert ranks[1][dtype].tolist() == [-0.75] * 3  # -(1 + 2) / 4
+
+
+def test_a_sum_beyond_float16_is_an_overflow(ranks):
+    assert [rank["large"]["overflow"] for rank in ranks] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("name", ["none", "all", "all_reduce"])
+def test_divided_before_the_reduction_the_same_sum_is_exact(ranks, name):
+    for rank in ranks:
+        found = rank[f"large/{name}"]
+        assert found["overflow"] == 0.0
+        assert found["half"] == [-40000.0 / 1024] * 64
+        assert found["beside"] == [-2.5 / 1024] * 3
+        assert found["single"] == [-4.5 / 1024] * 3
+        norm = math.sqrt(64 * 40000.0**2 + 3 * 2.5**2 + 3 * 4.5**2)
+        assert found["gradient_norm"] == pytest.approx(norm, rel=1e-6)
+
+
+def test_on_one_rank_nothing_is_divided():
+    found = large_sum(Layout(), grad_predivide=2.0**30)  # 40,000 / 2^30 would leave 0 in float16
+    assert found["half"] == [-20000.0 / 1024] * 64
+
+
+@pytest.mark.parametrize("by", [0.0, -4.0, math.inf, math.nan])
+def test_a_division_without_sense_is_refused(by):
+    with pytest.raises(ValueError, match="grad_predivide"):
+        large_sum(Layout(), grad_predivide=by)
 
 
 def test_gradients_of_a_replicated_layer_are_averaged(ranks):

@@ -6,6 +6,7 @@ import torch
 from update_oracle import build, momentum_of, momentum_steps, noise, parameter, snapshot, step
 
 from common.errors import UnsupportedImplementation
+from common.optim.adaptive import LAMB
 from common.optim.optimizer import ParameterGroup
 from common.optim.rules import LARS, SGD
 
@@ -44,6 +45,20 @@ def test_lars_epsilon_is_added_to_the_denominator():
     optimizer = build([ParameterGroup({"w": weight}, trust_ratio=True)], LARS(0.9, eta=1.0, epsilon=15.0), [1.0])
     step(optimizer, {weight: torch.tensor([0.0, 10.0])})  # tau = 5 / (10 + 15) = 0.2
     torch.testing.assert_close(weight.detach(), torch.tensor([3.0, 4.0 - 0.2 * 10.0]))
+
+
+def test_parts_of_a_parameter_have_ratios_of_their_own():
+    fused, gradients = parameter(128, 3), noise(3, 128, 3)
+    halves = [torch.nn.Parameter(half.clone()) for half in fused.detach().chunk(2)]
+    one = build([ParameterGroup({"w": fused}, 0.1, trust_ratio=True, parts={"w": 2})], LARS(0.9, eta=0.1), RATES)
+    two = build(
+        [ParameterGroup(dict(zip("ab", halves, strict=True)), 0.1, trust_ratio=True)], LARS(0.9, eta=0.1), RATES
+    )
+    for gradient in gradients:
+        gradient[64:] *= 10
+        step(one, {fused: gradient})
+        step(two, dict(zip(halves, gradient.chunk(2), strict=True)))
+    torch.testing.assert_close(fused.detach(), torch.cat([half.detach() for half in halves]))
 
 
 def test_lars_variants_agree_under_a_constant_rate():
@@ -108,27 +123,55 @@ def test_lr_scale_multiplies_the_rate():
     assert bias.item() == -0.5
 
 
+@pytest.mark.parametrize("weight_decay", [0.0, 0.01])
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_sgd_equals_torch_sgd(nesterov):
-    ours, theirs, gradients = parameter(6, 5), parameter(6, 5), noise(5, 6, 5)
-    optimizer = build([ParameterGroup({"w": ours}, 0.01, learning_rate_in_momentum=False)], SGD(0.9, nesterov), RATES)
-    reference = torch.optim.SGD([theirs], lr=1.0, momentum=0.9, weight_decay=0.01, nesterov=nesterov)
-    for gradient, rate in zip(gradients, RATES, strict=True):
+def test_sgd_with_the_rate_outside_equals_torch_sgd(nesterov, weight_decay):
+    ours, theirs = parameter(6, 5, dtype=torch.float64), parameter(6, 5, dtype=torch.float64)
+    group = ParameterGroup({"w": ours}, weight_decay, learning_rate_in_momentum=False)
+    optimizer = build([group], SGD(0.9, nesterov), RATES)
+    reference = torch.optim.SGD([theirs], lr=1.0, momentum=0.9, weight_decay=weight_decay, nesterov=nesterov)
+    for gradient, rate in zip(noise(5, 6, 5), RATES, strict=True):
         step(optimizer, {ours: gradient})
-        theirs.grad = gradient.clone()
+        theirs.grad = gradient.double()
         reference.param_groups[0]["lr"] = rate
         reference.step()
-    torch.testing.assert_close(ours.detach(), theirs.detach(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(ours.detach(), theirs.detach(), rtol=1e-14, atol=1e-14)
+    buffer = reference.state[theirs]["momentum_buffer"].numpy()
+    np.testing.assert_allclose(momentum_of(optimizer, "w"), buffer, rtol=1e-14, atol=1e-14)
 
 
-def test_sgd_with_the_rate_inside_follows_the_formula():
-    weight, gradients = parameter(6, 5), noise(5, 6, 5)
-    start = weight.detach().double().numpy().copy()
-    optimizer = build([ParameterGroup({"w": weight}, 0.01)], SGD(0.9), RATES)
+@pytest.mark.parametrize("inside", [True, False], ids=["rate_inside", "rate_outside"])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_sgd_follows_the_formula_while_the_rate_changes(nesterov, inside):
+    weight, gradients = parameter(6, 5, dtype=torch.float64), noise(5, 6, 5)
+    start = weight.detach().numpy().copy()
+    group = ParameterGroup({"w": weight}, 0.01, learning_rate_in_momentum=inside)
+    optimizer = build([group], SGD(0.9, nesterov), RATES)
     for gradient in gradients:
         step(optimizer, {weight: gradient})
-    expected, _ = momentum_steps(start, as_arrays(gradients), RATES, weight_decay=0.01)
-    np.testing.assert_allclose(weight.detach().numpy(), expected, rtol=2e-6, atol=1e-6)
+    expected, buffer = momentum_steps(
+        start, as_arrays(gradients), RATES, weight_decay=0.01, inside=inside, nesterov=nesterov
+    )
+    np.testing.assert_allclose(weight.detach().numpy(), expected, rtol=1e-14, atol=1e-14)
+    np.testing.assert_allclose(momentum_of(optimizer, "w"), buffer, rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["rate_inside", "rate_outside"])
+def test_nesterov_hand_worked_two_steps(inside):
+    # gradients 1 and 1, mu 0.5, rate 0.25 then 0.5.  First step: 0.25 * (1 + 0.5 * 1) = 0.375 in both.
+    # inside: m = -0.5 * 0.25 - 0.5 = -0.625, step -0.3125 - 0.5; outside: m = 1.5, step -0.5 * (0.75 + 1)
+    weight = torch.nn.Parameter(torch.zeros(1))
+    group = ParameterGroup({"w": weight}, learning_rate_in_momentum=inside)
+    optimizer = build([group], SGD(0.5, nesterov=True), [0.25, 0.5])
+    step(optimizer, {weight: torch.ones(1)})
+    assert weight.item() == -0.375
+    step(optimizer, {weight: torch.ones(1)})
+    assert weight.item() == (-0.375 - 0.8125 if inside else -0.375 - 0.875)
+
+
+def test_nesterov_without_momentum_is_refused():
+    with pytest.raises(ValueError, match=r"momentum=0\.0"):
+        SGD(0.0, nesterov=True)
 
 
 def test_sgd_refuses_a_trust_ratio():
@@ -163,10 +206,11 @@ def test_norm_is_taken_of_the_named_weights(norm_of):
     np.testing.assert_allclose(momentum_of(optimizer, "w"), buffer, rtol=1e-6)
 
 
-def test_skip_writes_nothing():
+@pytest.mark.parametrize("rule", [LARS(0.9), SGD(0.9, nesterov=True)], ids=["lars", "nesterov"])
+def test_skip_writes_nothing(rule):
     weight, half = parameter(5, 3), parameter(9, dtype=torch.float16)
-    group = ParameterGroup({"w": weight, "h": half}, 1e-4, trust_ratio=True)
-    optimizer = build([group], LARS(0.9), RATES)
+    group = ParameterGroup({"w": weight, "h": half}, 1e-4, trust_ratio=isinstance(rule, LARS))
+    optimizer = build([group], rule, RATES)
     step(optimizer, {weight: noise(1, 5, 3)[0], half: noise(1, 9)[0]})
     before = snapshot(optimizer, weight, half)
     step(optimizer, {weight: noise(1, 5, 3, seed=7)[0], half: noise(1, 9, seed=7)[0]}, skip=1.0)
@@ -199,5 +243,11 @@ def test_the_update_after_an_overflow_is_a_normal_one():
 
 def test_triton_without_a_gpu_is_refused_by_name(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(UnsupportedImplementation, match="GPU"):
+    with pytest.raises(UnsupportedImplementation, match=r"^optimizer\.implementation=triton: .*GPU"):
         build([ParameterGroup({"w": parameter(2)})], SGD(0.9), [1.0], implementation="triton")
+
+
+@pytest.mark.parametrize("rule", [SGD(0.9), LAMB()], ids=["sgd", "lamb"])
+def test_an_unknown_implementation_is_refused_with_its_key_and_the_choices(rule):
+    with pytest.raises(UnsupportedImplementation, match=r"^optimizer\.implementation=foo: .*auto, triton, torch"):
+        build([ParameterGroup({"w": parameter(2)})], rule, [1.0], implementation="foo")

@@ -22,6 +22,7 @@ def momentum_steps(
     weight_decay: float = 0.0,
     trust: bool = False,
     inside: bool = True,
+    nesterov: bool = False,
     eta: float = 0.001,
     epsilon: float = 0.0,
     norm_dtype: type = np.float64,
@@ -37,13 +38,13 @@ def momentum_steps(
             gradient_norm = np.sqrt((gradient**2).sum())
             if weight_norm > 0 and gradient_norm > 0:
                 ratio = eta * weight_norm / (gradient_norm + weight_decay * weight_norm + epsilon)
-        direction = gradient + weight_decay * weight
+        direction = ratio * (gradient + weight_decay * weight)
         if inside:
-            buffer = momentum * buffer - rate * ratio * direction
-            weight = weight + buffer
+            buffer = momentum * buffer - rate * direction
+            weight = weight + (momentum * buffer - rate * direction if nesterov else buffer)
         else:
-            buffer = momentum * buffer + ratio * direction
-            weight = weight - rate * buffer
+            buffer = momentum * buffer + direction
+            weight = weight - rate * (momentum * buffer + direction if nesterov else buffer)
     return weight, buffer
 
 

@@ -1,0 +1,346 @@
+"""BERT's data: prepared shards (see :mod:`benchmarks.bert.prepare`) to the tensors of :mod:`benchmarks.bert.collate`.
+
+``python -m benchmarks.bert.data --measure`` times the reader.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from benchmarks.bert.collate import BatchShape, collate, evaluation_shape, training_shape
+from benchmarks.bert.config import Facts, ReaderConfig
+from benchmarks.bert.order import balanced, cycle_of, shuffled
+from benchmarks.bert.preparation.pipeline import EVALUATION_FILE, PACKED, UNPACKED
+from benchmarks.bert.prepare import FORMAT, PREPARE_COMMAND
+from benchmarks.bert.shards import Limits, Shard, ShardFile, files_of, read_rows
+from common import config
+from common.data import manifest
+from common.data.manifest import Manifest
+from common.data.order import EvalShard, MicroBatches
+from common.data.shard_lanes import ShardLanes
+from common.data.shard_order import ShardStream, Turn
+from common.data.source import Block, HostBatch
+from common.distributed.layout import Layout
+from common.errors import ConfigError, DataError
+from common.mlperf.fixed import benchmark_settings
+
+FOLDERS = {"packed": PACKED, "unpacked": UNPACKED}
+"""Where the training shards of each format lie."""
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """What the rules fix of the sequences, and how they are read."""
+
+    facts: Facts
+    reader: ReaderConfig
+
+    @property
+    def samples_per_row(self) -> int:
+        """Nominal samples that a row counts as."""
+        return self.facts.sequences_per_pack if self.reader.format == "packed" else 1
+
+    def training_limits(self) -> Limits:
+        """What a row of the training shards may hold."""
+        facts = self.facts
+        if self.reader.format == "unpacked":
+            return self.evaluation_limits()
+        sequences, masked = facts.max_sequences_per_pack, facts.max_masked_per_row
+        return Limits(True, facts.max_sequence_length, sequences, masked, facts.vocabulary, facts.segment_types)
+
+    def evaluation_limits(self) -> Limits:
+        """What a row of single sequences may hold."""
+        facts = self.facts
+        masked = facts.max_masked_per_sequence
+        return Limits(False, facts.max_sequence_length, 1, masked, facts.vocabulary, facts.segment_types)
+
+
+class BertSource:
+    """Training micro-batches of one replica; a :class:`common.data.source.DataSource`.
+
+    In host memory are at most two shards (38 MB each in the real set) for each accumulation step.
+
+    Args:
+        files: the shards.
+        found: the manifest.
+        settings: form of the rows and of the tensors.
+        micro_batches: this replica's part of every global batch; nominal samples.
+        seed: of the order and of dropout.
+        pin_memory: of the tensors.
+    """
+
+    def __init__(
+        self,
+        files: list[Path],
+        found: Manifest,
+        settings: DataSettings,
+        micro_batches: MicroBatches,
+        seed: int,
+        pin_memory: bool,
+    ) -> None:
+        self.train_samples = found.counts["train_samples"]
+        self.eval_samples = found.counts["eval_samples"]
+        self.stand_in = found.stand_in
+        self._files = files
+        self._reader = settings.reader
+        self._limits = settings.training_limits()
+        self._micro_batches = micro_batches
+        self._seed = seed
+        self._pin_memory = pin_memory
+        self._rows = micro_batches.micro_batch // settings.samples_per_row
+        self._shape = training_shape(settings.facts, settings.reader, self._rows)
+        packed = settings.reader.format == "packed"
+        rows = found.counts["train_packs"] if packed else self.train_samples
+        kinds = range(1, settings.facts.max_sequences_per_pack + 1)
+        self._cycle: tuple[int, ...] = ()
+        if packed:
+            self._cycle = cycle_of([found.counts.get(f"packs_of_{kind}", 0) for kind in kinds])
+        self._stream = ShardStream(rows, len(files), micro_batches.lanes, seed)
+        lanes = [micro_batches.lane(step) for step in range(micro_batches.accumulation)]
+        self._lanes: ShardLanes[Shard] = ShardLanes(self._stream, lanes, self._open_shard)
+
+    def batches(self, block: Block, start: int = 0) -> Iterator[HostBatch]:
+        """Yield the micro-batches of ``block`` from position ``start``.
+
+        Raises:
+            DataError: a shard is missing, damaged, or not what the manifest and the benchmark's facts say.
+        """
+        mine = self._micro_batches
+        first, nominal = mine.first(block), mine.micro_batch * mine.replicas
+        step, accumulation_step = mine.place(first + start)
+        done = [step + (lane < accumulation_step) for lane in range(mine.accumulation)]
+        if start < mine.count(block):
+            self._lanes.start([count * self._rows for count in done])
+        for position in range(start, mine.count(block)):
+            tensors, key = self._micro_batch(first + position)
+            if mine.place(first + position + 1)[1] == 0:
+                self._lanes.read_ahead()
+            yield HostBatch(tensors, nominal, position, key)
+
+    def close(self) -> None:
+        """Stop the thread that reads ahead and close the shards."""
+        self._lanes.close()
+
+    def _micro_batch(self, number: int) -> tuple[dict[str, Tensor], Hashable]:
+        step, accumulation_step = self._micro_batches.place(number)
+        lane = self._micro_batches.lane(accumulation_step)
+        rows = self._lanes.take(lane, step * self._rows, self._rows)
+        pieces = [piece.shard.take(piece.start, piece.stop) for piece in rows]
+        shape = self._shape
+        key: Hashable = ()
+        if self._reader.graph_per_count:
+            count = sum(len(piece) for piece in pieces)
+            shape, key = shape.for_count(count), ("sequences", count)
+        dropout_seed = self._micro_batches.random_seed(self._seed, number)
+        return collate(pieces, shape, dropout_seed, self._pin_memory), key
+
+    def _open_shard(self, turn: Turn) -> ShardFile:
+        def order(sequences_of_row: NDArray[np.integer]) -> NDArray[np.int64]:
+            generator = self._stream.row_generator(turn)
+            if self._reader.order == "balanced":
+                return balanced(sequences_of_row, self._cycle, generator)
+            return shuffled(len(sequences_of_row), generator)
+
+        return ShardFile(self._files[turn.shard], turn.rows, self._limits, order)
+
+
+@dataclass(frozen=True)
+class EvaluationData:
+    """This rank's part of the evaluation set.
+
+    Attributes:
+        eval_samples: sequences of the whole set.
+        batches: tensors of this rank's batches, in host memory; ranks may have different numbers of them.
+    """
+
+    eval_samples: int
+    batches: list[dict[str, Tensor]]
+
+
+def open_train(
+    root: Path, settings: DataSettings, layout: Layout, micro_batch: int, accumulation: int = 1
+) -> BertSource:
+    """Open the training data under ``root`` for this rank; after ``run_start``.
+
+    Args:
+        root: prepared data.
+        settings: format and form.
+        layout: the replica (axis dp), the device and the seed.
+        micro_batch: nominal samples of a micro-batch of one replica.
+        accumulation: micro-batches per step of a replica.
+
+    Raises:
+        DataError: the manifest is missing or damaged, or does not fit the settings.
+        ConfigError: the micro-batch is no whole number of rows.
+    """
+    found = read_manifest(root, settings)
+    if micro_batch % settings.samples_per_row:
+        raise ConfigError(
+            f"micro_batch={micro_batch}: with reader.format={settings.reader.format} it is a multiple of "
+            f"{settings.samples_per_row}, which is what a row counts as"
+        )
+    folder = FOLDERS[settings.reader.format]
+    files = [root / name for name in files_of(list(found.files), folder)]
+    expected = found.counts["shards"] if settings.reader.format == "packed" else max(1, len(files))
+    if len(files) != expected:
+        raise DataError(
+            f"{root / manifest.NAME} names {len(files)} files {folder}/part_* where it counts {expected} shards; "
+            f"run '{PREPARE_COMMAND}'"
+        )
+    micro_batches = MicroBatches(micro_batch, accumulation, layout.size("dp"), layout.index("dp"))
+    return BertSource(files, found, settings, micro_batches, layout.seed, layout.device.type == "cuda")
+
+
+def open_evaluation(root: Path, settings: DataSettings, layout: Layout) -> EvaluationData:
+    """Read this rank's contiguous part of the evaluation set under ``root``; after ``run_start``.
+
+    Raises:
+        DataError: manifest or file are missing, damaged, or do not fit the settings.
+    """
+    found = read_manifest(root, settings)
+    whole = found.counts["eval_samples"]
+    mine = EvalShard(whole, 1, layout.size("dp"), layout.index("dp"))
+    if mine.start == mine.end:
+        return EvaluationData(whole, [])
+    every = read_rows(root / EVALUATION_FILE, whole, (mine.start, mine.end), settings.evaluation_limits())
+    shape = evaluation_shape(settings.facts, settings.reader.eval_rows)
+    batches = [
+        collate([every.take(np.arange(first, end))], shape, 0, layout.device.type == "cuda")
+        for first, end in filled(every.lengths, every.masked_lengths, shape)
+    ]
+    return EvaluationData(whole, batches)
+
+
+def filled(
+    lengths: NDArray[np.integer], masked_lengths: NDArray[np.integer], shape: BatchShape
+) -> list[tuple[int, int]]:
+    """Cut sequences, in their order, into the fewest batches that ``shape`` has room for: first and end of each."""
+    cuts, first, tokens, masked = [], 0, 0, 0
+    for number, (length, of_it) in enumerate(zip(lengths.tolist(), masked_lengths.tolist(), strict=True)):
+        full = tokens + length > shape.tokens or masked + of_it > shape.masked
+        if full or number - first == shape.sequences:
+            cuts.append((first, number))
+            first, tokens, masked = number, 0, 0
+        tokens, masked = tokens + length, masked + of_it
+    return [*cuts, (first, len(lengths))]
+
+
+def read_manifest(root: Path, settings: DataSettings) -> Manifest:
+    """The manifest of ``root``, checked against ``settings``.
+
+    Raises:
+        DataError: it is missing, garbled, of another format, or of data for another model.
+    """
+    found = manifest.read(root, FORMAT, PREPARE_COMMAND)
+    where = root / manifest.NAME
+    for count in ("train_samples", "train_packs", "shards", "eval_samples", "vocabulary", "max_sequence_length"):
+        if found.counts.get(count, 0) < 1:
+            raise DataError(f"{where} has no {count}; run '{PREPARE_COMMAND}'")
+    for count in ("vocabulary", "max_sequence_length"):
+        room = getattr(settings.facts, count)
+        if found.counts[count] != room:
+            raise DataError(
+                f"{root} has {count} {found.counts[count]} where the model has {room}: it is another data set than "
+                "benchmark.facts is for; give the data_dir that belongs to this recipe"
+            )
+    kinds = range(1, settings.facts.max_sequences_per_pack + 1)
+    packs = sum(found.counts.get(f"packs_of_{kind}", 0) for kind in kinds)
+    if packs != found.counts["train_packs"]:
+        raise DataError(
+            f"{where} counts {packs} packs of 1 to {kinds[-1]} sequences but {found.counts['train_packs']} packs; run "
+            f"'{PREPARE_COMMAND}'"
+        )
+    folder = FOLDERS[settings.reader.format]
+    needed = {folder: files_of(list(found.files), folder), EVALUATION_FILE: EVALUATION_FILE in found.files}
+    for name, there in needed.items():
+        if not there:
+            remedy = " --unpacked" if name == FOLDERS["unpacked"] else ""
+            raise DataError(f"{where} names no {name}; run '{PREPARE_COMMAND}{remedy}'")
+    return found
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What :func:`measure` saw.
+
+    Attributes:
+        first_seconds: from opening to the first step's micro-batches.
+        rows_per_second: while the reader was asked for rows; the pauses do not count.
+        longest_wait: seconds that the slowest step but the first waited for its micro-batches.
+        steps: that were measured.
+    """
+
+    first_seconds: float
+    rows_per_second: float
+    longest_wait: float
+    steps: int
+
+
+def measure(
+    root: Path, settings: DataSettings, layout: Layout, micro_batch: int, accumulation: int, steps: int, pause: float
+) -> Measurement:
+    """Read ``steps`` global batches of one replica, ``pause`` seconds apart as training would be."""
+    began = time.perf_counter()
+    source = open_train(root, settings, layout, micro_batch, accumulation)
+    samples = micro_batch * layout.size("dp") * accumulation
+    batches = source.batches(Block(0, 1, 0, 0, (steps + 1) * samples))
+    waits = []
+    try:
+        for _ in range(steps + 1):
+            for _ in range(accumulation):
+                next(batches)
+            waits.append(time.perf_counter() - began)
+            time.sleep(pause)
+            began = time.perf_counter()
+    finally:
+        source.close()
+    rows = steps * accumulation * micro_batch // settings.samples_per_row
+    return Measurement(waits[0], rows / sum(waits[1:]), max(waits[1:]), steps)
+
+
+def main() -> None:
+    """Time the reader: ``python -m benchmarks.bert.data --measure --data-dir DATA``."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.bert.data", description=measure.__doc__)
+    parser.add_argument("--measure", action="store_true", required=True)
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--format", choices=("packed", "unpacked"), default="packed")
+    parser.add_argument("--order", choices=("shuffled", "balanced"), default="balanced")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--micro-batch", type=int, default=96)
+    parser.add_argument("--accumulation", type=int, default=1)
+    parser.add_argument("--replicas", type=int, default=1, help="of which the first one is measured")
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--pause-ms", type=float, default=0.0, help="between steps; a training step is 80 to 110 ms")
+    args = parser.parse_args()
+    facts = config.build(Facts, benchmark_settings("bert")["facts"], "benchmark.facts")
+    counts = manifest.read(args.data_dir, FORMAT, PREPARE_COMMAND).counts
+    facts = replace(facts, **{name: counts[name] for name in ("vocabulary", "max_sequence_length")})
+    order = args.order if args.format == "packed" else "shuffled"
+    reader = config.build(
+        ReaderConfig,
+        {"format": args.format, "compact": True, "order": order, "graph_per_count": False, "eval_rows": 1},
+        "reader",
+    )
+    layout = Layout({"dp": args.replicas}, device=args.device)
+    seen = measure(
+        args.data_dir, DataSettings(facts, reader), layout, args.micro_batch, args.accumulation, args.steps,
+        args.pause_ms / 1e3,
+    )  # fmt: skip
+    print(
+        f"{args.format}, {order}, {args.accumulation} x {args.micro_batch} samples a step on {args.device}: "
+        f"{seen.rows_per_second:.0f} rows/s; first step after {seen.first_seconds * 1e3:.0f} ms; of {seen.steps} more "
+        f"the slowest waited {seen.longest_wait * 1e3:.1f} ms"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,420 @@
+"""BERT with the two pretraining heads, over a flat buffer of tokens, and its loss.
+
+Devlin et al., arXiv:1810.04805: a post-norm transformer encoder with learned positions, tanh GELU, and dropout on the
+embeddings, the attention probabilities and the output of both sub-layers. Sequences lie anywhere in one buffer of fixed
+capacity, described by ``starts`` and ``lengths`` alone; what belongs to no sequence costs time but changes nothing, and
+its gradient is zero. The heads gather the tokens they need first.
+
+Legend: T tokens of the buffer, S sequences, M masked tokens (capacities all), E hidden, H heads, D head dimension,
+F feed-forward, V rows of the word table: the vocabulary, padded to a multiple of ``VOCABULARY_MULTIPLE``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.bert.ops import attention, bias_gelu, cross_entropy, dropout, dropout_add_norm, linear
+from benchmarks.bert.ops.linear import Linear
+from common.errors import UnsupportedImplementation
+from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.triton_support import widen
+from common.workload import Losses
+
+VOCABULARY_MULTIPLE = 64
+"""The word table has zero rows up to a multiple of it, so that the decoder's matrix product is aligned."""
+
+EMBEDDING_SITE = 0
+SITES_PER_LAYER = 3
+"""Dropout of the embeddings is call site 0; layer i has 3i + 1 (probabilities), 3i + 2 (attention), 3i + 3 (MLP)."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The shape of the network.
+
+    Attributes:
+        vocabulary: words.
+        hidden: E.
+        layers: of the encoder.
+        heads: H, a divisor of E.
+        feed_forward: F.
+        max_positions: positions that are learned, and the longest sequence.
+        segment_types: kinds of segments.
+        dropout: probability at every place but the attention probabilities.
+        attention_dropout: probability there.
+        norm_epsilon: inside the square root of every LayerNorm.
+        initializer_range: standard deviation of the initial weights before they are cut at two of it.
+    """
+
+    vocabulary: int = 30522
+    hidden: int = 1024
+    layers: int = 24
+    heads: int = 16
+    feed_forward: int = 4096
+    max_positions: int = 512
+    segment_types: int = 2
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    norm_epsilon: float = 1e-12
+    initializer_range: float = 0.02
+
+    def __post_init__(self) -> None:
+        if self.hidden % self.heads:
+            raise ValueError(f"{self.heads} heads do not divide hidden={self.hidden}")
+
+    @property
+    def head_dim(self) -> int:
+        """D."""
+        return self.hidden // self.heads
+
+    @property
+    def padded_vocabulary(self) -> int:
+        """V."""
+        return -(-self.vocabulary // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+
+    def training_flops(self, lengths: Iterable[int], masked_tokens: int) -> float:
+        """Model FLOPs (2 per multiply-add) to train on sequences: forward and twice as many backward.
+
+        Args:
+            lengths: tokens of each sequence.
+            masked_tokens: of all of them together.
+        """
+        E, sizes = self.hidden, list(lengths)
+        encoder = self.layers * (4 * E * E + 2 * E * self.feed_forward) * sum(sizes)
+        probabilities = self.layers * 2 * E * sum(length * length for length in sizes)
+        heads = (E * E + E * self.vocabulary) * masked_tokens + (E * E + 2 * E) * len(sizes)
+        return 6.0 * (encoder + probabilities + heads)
+
+
+@dataclass(frozen=True)
+class Implementations:
+    """Which implementation of each operation is asked for: a name out of its ``IMPLEMENTATIONS``, or ``auto``.
+
+    ``linear`` is that of the encoder's layers; the heads' products are always PyTorch's.
+    """
+
+    attention: str = AUTO
+    dropout: str = AUTO
+    dropout_add_norm: str = AUTO
+    bias_gelu: str = AUTO
+    cross_entropy: str = AUTO
+    linear: str = AUTO
+
+
+@dataclass(frozen=True)
+class _Operations:
+    """The chosen functions; signatures in :mod:`benchmarks.bert.ops`."""
+
+    attention: Callable[..., Tensor]
+    dropout: Callable[..., Tensor]
+    dropout_add_norm: Callable[..., Tensor]
+    bias_gelu: Callable[..., Tensor]
+    cross_entropy: Callable[..., tuple[Tensor, Tensor]]
+
+
+def _choose(
+    requested: Implementations, architecture: Architecture, device: torch.device, dtype: torch.dtype
+) -> tuple[_Operations, dict[str, str]]:
+    """The functions for ``requested``, and the names chosen."""
+    hidden = architecture.hidden
+    chosen = {}
+    for name, module, channels in (
+        ("attention", attention, architecture.head_dim),
+        ("dropout", dropout, hidden),
+        ("dropout_add_norm", dropout_add_norm, hidden),
+        ("bias_gelu", bias_gelu, architecture.feed_forward),
+        ("cross_entropy", cross_entropy, architecture.padded_vocabulary),
+        ("linear", linear, hidden),
+    ):
+        wanted = getattr(requested, name)
+        try:
+            chosen[name] = select(module.IMPLEMENTATIONS, wanted, OperationRequest(device, dtype, channels))
+        except UnsupportedImplementation as error:
+            raise UnsupportedImplementation(f"model.{name}={wanted}: {error}") from error
+    functions = {name: implementation.function for name, implementation in chosen.items() if name != "linear"}
+    return _Operations(**functions), {name: implementation.name for name, implementation in chosen.items()}
+
+
+@dataclass(frozen=True)
+class _Build:
+    """What every part of the network is built from."""
+
+    architecture: Architecture
+    operations: _Operations
+    linear: str
+    device: torch.device
+    dtype: torch.dtype
+
+    def encoder_linear(self, in_features: int, out_features: int) -> Linear:
+        layer = self.head_linear(in_features, out_features)
+        layer.choose(self.linear)
+        return layer
+
+    def head_linear(self, in_features: int, out_features: int) -> Linear:
+        return Linear(in_features, out_features, self.device, self.dtype)
+
+    def norm(self) -> nn.LayerNorm:
+        """Holds weight, bias and epsilon; the fused operations read them."""
+        epsilon = self.architecture.norm_epsilon
+        return nn.LayerNorm(self.architecture.hidden, epsilon, device=self.device, dtype=self.dtype)
+
+    def table(self, rows: int) -> nn.Embedding:
+        weight = torch.empty(rows, self.architecture.hidden, device=self.device, dtype=self.dtype)
+        return nn.Embedding.from_pretrained(weight, freeze=False)
+
+
+class Embeddings(nn.Module):
+    """Sum of word, position and segment, normalised, with dropout."""
+
+    def __init__(self, build: _Build) -> None:
+        super().__init__()
+        architecture = build.architecture
+        self.word = build.table(architecture.padded_vocabulary)
+        self.position = build.table(architecture.max_positions)
+        self.segment = build.table(architecture.segment_types)
+        self.norm = build.norm()
+        self._p = architecture.dropout
+        self._operations = build.operations
+
+    def forward(self, input_ids_T: Tensor, position_ids_T: Tensor, segment_ids_T: Tensor, seed: Tensor) -> Tensor:
+        """Map ids to (T, E)."""
+        place_TE = self.position(position_ids_T) + self.segment(segment_ids_T)
+        norm = self.norm
+        x_TE = self._operations.dropout_add_norm(
+            self.word(input_ids_T), None, place_TE, norm.weight, norm.bias, 0.0, norm.eps, seed, EMBEDDING_SITE
+        )
+        return self._operations.dropout(x_TE, self._p if self.training else 0.0, seed, EMBEDDING_SITE)
+
+
+class Attention(nn.Module):
+    """Self-attention, its output projection, dropout, residual and norm.
+
+    Rows of ``qkv``: those of all heads' queries, then keys, then values.
+    """
+
+    def __init__(self, build: _Build, layer: int) -> None:
+        super().__init__()
+        architecture = build.architecture
+        E = architecture.hidden
+        self.qkv = build.encoder_linear(E, 3 * E)
+        self.output = build.encoder_linear(E, E)
+        self.norm = build.norm()
+        self._architecture = architecture
+        self._operations = build.operations
+        self._site = EMBEDDING_SITE + SITES_PER_LAYER * layer + 1
+
+    def forward(self, x_TE: Tensor, starts_S: Tensor, lengths_S: Tensor, seed: Tensor) -> Tensor:
+        """Map (T, E) to (T, E)."""
+        architecture, operations, norm = self._architecture, self._operations, self.norm
+        p_attention = architecture.attention_dropout if self.training else 0.0
+        p = architecture.dropout if self.training else 0.0
+        qkv_T3HD = self.qkv(x_TE).view(-1, 3, architecture.heads, architecture.head_dim)
+        context_THD = operations.attention(
+            qkv_T3HD, starts_S, lengths_S, architecture.max_positions, p_attention, seed, self._site
+        )
+        y_TE = self.output(context_THD.flatten(1), add_bias=False)
+        return operations.dropout_add_norm(
+            y_TE, self.output.bias, x_TE, norm.weight, norm.bias, p, norm.eps, seed, self._site + 1
+        )
+
+
+class Mlp(nn.Module):
+    """Two linear layers around GELU, dropout, residual and norm."""
+
+    def __init__(self, build: _Build, layer: int) -> None:
+        super().__init__()
+        E, width = build.architecture.hidden, build.architecture.feed_forward
+        self.up = build.encoder_linear(E, width)
+        self.down = build.encoder_linear(width, E)
+        self.norm = build.norm()
+        self._p = build.architecture.dropout
+        self._operations = build.operations
+        self._site = EMBEDDING_SITE + SITES_PER_LAYER * layer + 3
+
+    def forward(self, x_TE: Tensor, seed: Tensor) -> Tensor:
+        """Map (T, E) to (T, E)."""
+        p, norm = self._p if self.training else 0.0, self.norm
+        h_TF = self._operations.bias_gelu(self.up(x_TE, add_bias=False), self.up.bias)
+        y_TE = self.down(h_TF, add_bias=False)
+        return self._operations.dropout_add_norm(
+            y_TE, self.down.bias, x_TE, norm.weight, norm.bias, p, norm.eps, seed, self._site
+        )
+
+
+class Layer(nn.Module):
+    """One layer of the encoder."""
+
+    def __init__(self, build: _Build, layer: int) -> None:
+        super().__init__()
+        self.attention = Attention(build, layer)
+        self.mlp = Mlp(build, layer)
+
+    def forward(self, x_TE: Tensor, starts_S: Tensor, lengths_S: Tensor, seed: Tensor) -> Tensor:
+        """Map (T, E) to (T, E)."""
+        return self.mlp(self.attention(x_TE, starts_S, lengths_S, seed), seed)
+
+
+class MaskedLm(nn.Module):
+    """Logits of masked tokens: a linear layer, GELU, norm, and the word table as decoder."""
+
+    def __init__(self, build: _Build) -> None:
+        super().__init__()
+        architecture = build.architecture
+        self.transform = build.head_linear(architecture.hidden, architecture.hidden)
+        self.norm = build.norm()
+        self.bias = nn.Parameter(torch.empty(architecture.padded_vocabulary, device=build.device, dtype=build.dtype))
+        self._operations = build.operations
+
+    def forward(self, hidden_ME: Tensor, word_table_VE: Tensor, seed: Tensor) -> Tensor:
+        """Map (M, E) to logits (M, V), without gradients wide ones."""
+        norm = self.norm
+        h_ME = self._operations.bias_gelu(self.transform(hidden_ME, add_bias=False), self.transform.bias)
+        h_ME = self._operations.dropout_add_norm(
+            h_ME, None, None, norm.weight, norm.bias, 0.0, norm.eps, seed, EMBEDDING_SITE
+        )
+        if torch.is_grad_enabled():
+            return F.linear(h_ME, word_table_VE, self.bias)
+        return _wide_logits(h_ME, word_table_VE, self.bias)
+
+
+def _wide_logits(hidden_ME: Tensor, word_table_VE: Tensor, bias_V: Tensor) -> Tensor:
+    """Logits in the dtype of the arithmetic.
+
+    Evaluation counts the largest one: of logits that are rounded to bf16, 1/16 apart above 8, several words often have
+    it, and the first of them is no better than chance.
+    """
+    if hidden_ME.is_cuda and hidden_ME.dtype in (torch.float16, torch.bfloat16):
+        return torch.mm(hidden_ME, word_table_VE.t(), out_dtype=torch.float32).add_(bias_V)
+    return F.linear(widen(hidden_ME), widen(word_table_VE), widen(bias_V))
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What the two heads say of one micro-batch.
+
+    Attributes:
+        masked_lm_losses: (M,) fp32, fp64 in a model of that dtype; 0 where not ``masked``.
+        correct: (M,) bool, whether the predicted word is the label; False where not ``masked``.
+        masked: (M,) bool, which entries have a label.
+        next_sentence_losses: (S,) of the same dtype; 0 where not ``present``.
+        present: (S,) bool, which sequences have a label.
+    """
+
+    masked_lm_losses: Tensor
+    correct: Tensor
+    masked: Tensor
+    next_sentence_losses: Tensor
+    present: Tensor
+
+
+class Bert(nn.Module):
+    """Encoder, masked-language-model head and next-sentence head.
+
+    Args:
+        architecture: its shape.
+        generator: source of the initial weights, which are drawn on its device; None leaves them uninitialised, for a
+            model that is loaded or only measured.
+        implementations: how the operations run.
+        device, dtype: of all parameters; activations have the same dtype. Weights are drawn in fp32.
+
+    Attributes:
+        chosen: operation to the name of the implementation that it runs with.
+
+    Raises:
+        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        generator: torch.Generator | None,
+        implementations: Implementations | None = None,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        device, requested = torch.device(device), implementations or Implementations()
+        operations, self.chosen = _choose(requested, architecture, device, dtype)
+        build = _Build(architecture, operations, self.chosen["linear"], device, dtype)
+        self.architecture = architecture
+        self.embeddings = Embeddings(build)
+        self.layers = nn.ModuleList(Layer(build, index) for index in range(architecture.layers))
+        self.masked_lm = MaskedLm(build)
+        self.pooler = build.head_linear(architecture.hidden, architecture.hidden)
+        self.next_sentence = build.head_linear(architecture.hidden, 2)
+        self._cross_entropy = operations.cross_entropy
+        if generator is not None:
+            self._initialise(generator)
+
+    @torch.no_grad()
+    def _initialise(self, generator: torch.Generator) -> None:
+        """Normal weights cut at two standard deviations, zero biases and padding; norms are 1 and 0 already."""
+        std, vocabulary = self.architecture.initializer_range, self.architecture.vocabulary
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 1:
+                parameter.fill_(float(name.endswith("norm.weight")))
+                continue
+            rows = vocabulary if parameter is self.embeddings.word.weight else parameter.shape[0]
+            drawn = torch.empty(rows, parameter.shape[1], device=generator.device)
+            nn.init.trunc_normal_(drawn, 0.0, std, -2 * std, 2 * std, generator=generator)
+            parameter[:rows].copy_(drawn)
+            parameter[rows:].zero_()
+
+    @property
+    def blocks(self) -> list[tuple[str, nn.Module]]:
+        """Names and modules in the order of the forward pass. A block reads its parameters in its own forward only,
+        but for the word table, which the embeddings have read before it serves as decoder."""
+        layers = [(f"layers.{index}", layer) for index, layer in enumerate(self.layers)]
+        heads = [(name, self.get_submodule(name)) for name in ("masked_lm", "pooler", "next_sentence")]
+        return [("embeddings", self.embeddings), *layers, *heads]
+
+    def forward(self, tensors: Mapping[str, Tensor]) -> Heads:
+        """Losses of one micro-batch.
+
+        Args:
+            tensors: int32 or int64: input_ids, segment_ids, position_ids (T,); starts, lengths, next_sentence_labels
+                (S,), absent sequences having length 0 and label -1; masked_positions (indices into T) and
+                masked_labels (M,), unused entries being 0 and -1. dropout_seed: 0-d int64, which only training reads.
+        """
+        seed, starts_S, lengths_S = tensors["dropout_seed"], tensors["starts"], tensors["lengths"]
+        x_TE = self.embeddings(tensors["input_ids"], tensors["position_ids"], tensors["segment_ids"], seed)
+        for layer in self.layers:
+            x_TE = layer(x_TE, starts_S, lengths_S, seed)
+
+        masked_labels_M = tensors["masked_labels"]
+        hidden_ME = x_TE.index_select(0, tensors["masked_positions"])
+        logits_MV = self.masked_lm(hidden_ME, self.embeddings.word.weight, seed)
+        masked_lm_losses_M, correct_M = self._cross_entropy(
+            logits_MV, masked_labels_M, self.architecture.vocabulary, inplace=True
+        )
+
+        sentence_labels_S = tensors["next_sentence_labels"]
+        pooled_SE = torch.tanh(self.pooler(x_TE.index_select(0, starts_S)))
+        next_sentence_losses_S = F.cross_entropy(
+            widen(self.next_sentence(pooled_SE)), sentence_labels_S.long(), ignore_index=-1, reduction="none"
+        )
+        return Heads(
+            masked_lm_losses_M,
+            correct_M,
+            masked_labels_M >= 0,
+            next_sentence_losses_S,
+            sentence_labels_S >= 0,
+        )
+
+
+def pretraining_loss(heads: Heads) -> Losses:
+    """Mean loss of the masked tokens plus mean loss of the sequences.
+
+    The masked tokens' denominator is their number + 1e-5, as in the MLPerf reference: a micro-batch without any has
+    loss 0. Metrics: ``masked_lm_loss`` and ``next_sentence_loss``, detached.
+    """
+    dtype = heads.masked_lm_losses.dtype
+    masked_lm = heads.masked_lm_losses.sum() / (heads.masked.sum().to(dtype) + 1e-5)
+    next_sentence = heads.next_sentence_losses.sum() / heads.present.sum().clamp(min=1).to(dtype)
+    metrics = {"masked_lm_loss": masked_lm.detach(), "next_sentence_loss": next_sentence.detach()}
+    return Losses(masked_lm + next_sentence, metrics)

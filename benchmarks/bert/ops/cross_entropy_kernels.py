@@ -1,0 +1,90 @@
+# mypy: allow-untyped-defs
+"""Triton kernels of the cross-entropy of M rows of logits over V columns, the first ``vocabulary`` of which count.
+
+A program owns a row and walks over it in chunks: forward with the online softmax (Milakov, Gimelshein 2018), backward
+writing ``d_loss * (softmax - one-hot)`` chunk by chunk, so that the gradient may overwrite the logits. No copy of the
+logits exists in fp32. Each pass is bound by memory: at 3,840 rows of 30,528 columns in 16 bit 234 MB forward and
+469 MB backward, 55 and 109 us at 4.3 TB/s on an H200.
+
+Correct means that the label is the first of the largest logits, told without an argmax: no column before it is as
+large and none behind it is larger. The comparisons are written so that a NaN anywhere makes the row incorrect.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+NO_LABEL: tl.constexpr = tl.constexpr(-1)
+
+
+@triton.jit
+def _load(row_ptr, column, V, vocabulary):
+    """Logits of a chunk, -inf in columns that do not count. V, a multiple of 64, allows loads of 16 bytes."""
+    logits = tl.load(row_ptr + column, mask=column < V, other=0.0).to(tl.float32)
+    return tl.where(column < vocabulary, logits, float("-inf"))
+
+
+@triton.jit
+def cross_entropy_forward_kernel(
+    logits_ptr,  # (M, V)
+    labels_ptr,  # (M,) int32 or int64
+    losses_ptr,  # (M,) fp32
+    correct_ptr,  # (M,) bool
+    lse_ptr,  # (M,) fp32, written for rows with a label
+    V, vocabulary,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Grid (M,)."""
+    row = tl.program_id(0)
+    label = tl.load(labels_ptr + row).to(tl.int32)
+    if label == NO_LABEL:
+        tl.store(losses_ptr + row, 0.0)
+        tl.store(correct_ptr + row, 0)
+        return
+    row_ptr = logits_ptr + row.to(tl.int64) * V
+    of_label = tl.load(row_ptr + label).to(tl.float32)
+    largest = of_label
+    total = tl.zeros((BLOCK,), tl.float32)
+    beaten = tl.zeros((BLOCK,), tl.int32)
+    for first in range(0, vocabulary, BLOCK):
+        column = first + tl.arange(0, BLOCK)
+        logits = _load(row_ptr, column, V, vocabulary)
+        larger = tl.maximum(largest, tl.max(logits, 0))
+        total = total * tl.exp(largest - larger) + tl.exp(logits - larger)
+        largest = larger
+        loses = (logits < of_label) | ((logits == of_label) & (column >= label)) | (column >= vocabulary)
+        beaten |= tl.where(loses, 0, 1)
+    lse = largest + tl.log(tl.sum(total, 0))
+    tl.store(losses_ptr + row, lse - of_label)
+    tl.store(correct_ptr + row, tl.max(beaten, 0) == 0)
+    tl.store(lse_ptr + row, lse)
+
+
+@triton.jit
+def cross_entropy_backward_kernel(
+    d_losses_ptr,  # (M,) fp32
+    logits_ptr,  # (M, V)
+    labels_ptr,  # (M,) int32 or int64
+    lse_ptr,  # (M,) fp32
+    d_logits_ptr,  # (M, V), may be logits_ptr
+    V, vocabulary,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Grid (M,)."""
+    row = tl.program_id(0)
+    label = tl.load(labels_ptr + row).to(tl.int32)
+    row_ptr = logits_ptr + row.to(tl.int64) * V
+    target_ptr = d_logits_ptr + row.to(tl.int64) * V
+    if label == NO_LABEL:
+        for first in range(0, V, BLOCK):
+            column = first + tl.arange(0, BLOCK)
+            tl.store(target_ptr + column, tl.zeros((BLOCK,), d_logits_ptr.dtype.element_ty), mask=column < V)
+        return
+    d_loss = tl.load(d_losses_ptr + row)
+    lse = tl.load(lse_ptr + row)
+    for first in range(0, V, BLOCK):
+        column = first + tl.arange(0, BLOCK)
+        logits = _load(row_ptr, column, V, vocabulary)
+        gradient = d_loss * (tl.exp(logits - lse) - tl.where(column == label, 1.0, 0.0))
+        tl.store(target_ptr + column, gradient.to(d_logits_ptr.dtype.element_ty), mask=column < V)

@@ -1,0 +1,119 @@
+"""Bring sequences from the files that they were made in to the shards that they belong to, in bounded memory.
+
+First each part's sequences are written in the order of their destinations (:func:`scatter`): one file, in which the
+sequences for one shard lie together. Then each shard collects its piece from every part (:func:`gather`). Parts, and
+shards, are independent of one another, so both steps run in parallel and continue after an interruption.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.bert.sequences import Sequences, concatenate, starts_of
+from common.data.atomic import written
+from common.errors import DataError
+
+_COLUMNS = (np.int32, np.int32, np.int16, np.int8, np.int32, np.int16, np.int16, np.int8)
+
+
+def shard_sizes(rows: int, shards: int) -> NDArray[np.int64]:
+    """Rows of each shard: they differ by one at most, the larger ones first."""
+    return rows // shards + (np.arange(shards) < rows % shards).astype(np.int64)
+
+
+def scatter(pieces: Iterable[Sequences], places: NDArray[np.int32], boundaries: NDArray[np.int64], path: Path) -> None:
+    """Write one part's sequences to ``path``, grouped by shard; it appears when it is complete.
+
+    Args:
+        pieces: the sequences of the part.
+        places: [N], place of each in the whole set; -1 leaves it out.
+        boundaries: [shards + 1], first place of each shard, and the end of the last.
+        path: the file; ``path`` with ``.index.npy`` holds where each shard's group lies: int64 [shards + 1] in bytes,
+            then the counts of sequences, tokens and masked tokens, [3, shards].
+    """
+    sequences = concatenate(list(pieces))
+    if len(sequences) != len(places):
+        raise DataError(f"{path.name}: {len(sequences)} sequences where {len(places)} were counted; prepare afresh")
+    order = np.argsort(places, kind="stable")
+    order = order[places[order] >= 0]
+    shard = np.searchsorted(boundaries, places[order], side="right") - 1
+    shards = len(boundaries) - 1
+    rows = np.searchsorted(shard, np.arange(shards + 1))
+    ordered = sequences.take(order)
+    tokens, masked = (
+        np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])[rows]
+        for lengths in (ordered.lengths, ordered.masked_lengths)
+    )
+    bounds = (rows, rows, tokens, tokens, rows, masked, masked, rows)
+    columns = (places[order], *_columns(ordered))
+    offsets = np.zeros(shards + 1, np.int64)
+    with written(path) as partial:
+        with open(partial, "wb") as file:
+            for number in range(shards):
+                for column, dtype, bound in zip(columns, _COLUMNS, bounds, strict=True):
+                    file.write(np.ascontiguousarray(column[bound[number] : bound[number + 1]], dtype).data)
+                offsets[number + 1] = file.tell()
+        with written(_index(path)) as index, open(index, "wb") as file:
+            np.save(file, np.concatenate([offsets, np.diff(rows), np.diff(tokens), np.diff(masked)]))
+
+
+def gather(paths: Sequence[Path], shard: int, shards: int) -> tuple[NDArray[np.int32], Sequences]:
+    """Places, ascending, and sequences of one shard, from all parts.
+
+    Raises:
+        DataError: a part's file is missing or too short.
+    """
+    places, pieces = [], []
+    for path in paths:
+        own, sequences = _read_group(path, shard, shards)
+        places.append(own)
+        pieces.append(sequences)
+    joined = np.concatenate(places)
+    order = np.argsort(joined)
+    return joined[order], concatenate(pieces).take(order)
+
+
+def delete(path: Path) -> None:
+    """Remove what :func:`scatter` wrote to ``path``."""
+    path.unlink(missing_ok=True)
+    _index(path).unlink(missing_ok=True)
+
+
+def _read_group(path: Path, shard: int, shards: int) -> tuple[NDArray[np.int32], Sequences]:
+    try:
+        index = np.load(_index(path), mmap_mode="r")
+        offset, end = int(index[shard]), int(index[shard + 1])
+        total, tokens, masked = (int(index[shards + 1 + kind * shards + shard]) for kind in range(3))
+        with open(path, "rb", buffering=0) as file:
+            data = os.pread(file.fileno(), end - offset, offset)
+    except (FileNotFoundError, ValueError, IndexError) as error:
+        raise DataError(f"{path} is missing or damaged ({error}); prepare into an empty folder") from error
+    if len(data) != end - offset:
+        raise DataError(f"{path} is truncated; prepare into an empty folder")
+    lengths = (total, total, tokens, tokens, total, masked, masked, total)
+    starts = starts_of(np.array([n * np.dtype(dtype).itemsize for n, dtype in zip(lengths, _COLUMNS, strict=True)]))
+    places, *columns = (
+        np.frombuffer(data, dtype, n, int(start)) for n, dtype, start in zip(lengths, _COLUMNS, starts, strict=True)
+    )
+    return places, Sequences(*columns)
+
+
+def _columns(group: Sequences) -> tuple[NDArray[np.integer], ...]:
+    return (
+        group.lengths,
+        group.input_ids,
+        group.segment_ids,
+        group.masked_lengths,
+        group.masked_lm_positions,
+        group.masked_lm_ids,
+        group.next_sentence_labels,
+    )
+
+
+def _index(path: Path) -> Path:
+    return path.with_name(path.name + ".index.npy")

@@ -1,0 +1,110 @@
+"""Sequences, and packs of sequences, as HDF5 of variable length: what training reads.
+
+Every dataset has one entry a row, without padding. Unpacked, a row is a sequence: ``input_ids`` int16,
+``segment_ids`` int8, ``masked_lm_positions`` int16 and ``masked_lm_ids`` int16 of variable length, and
+``next_sentence_labels`` int8 [N]. Packed, a row is one to three sequences back to back: the same four, positions
+counted from the first token of the row, and of variable length too ``packed_input_len`` int16 (tokens of each
+sequence), ``packed_masked_lm_len`` int16 (masked tokens of each) and ``next_sentence_labels`` int8.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from h5py import h5s
+from numpy.typing import NDArray
+
+from benchmarks.bert.preparation.hdf5_file import opened, written
+from benchmarks.bert.sequences import Sequences, starts_of
+from common.errors import DataError
+
+
+def write(path: Path, sequences: Sequences) -> None:
+    """Write one row a sequence; ``path`` appears when it is complete."""
+    with written(path) as file:
+        _ragged(file, "input_ids", sequences.input_ids, sequences.lengths)
+        _ragged(file, "segment_ids", sequences.segment_ids, sequences.lengths)
+        _ragged(file, "masked_lm_positions", sequences.masked_lm_positions, sequences.masked_lengths)
+        _ragged(file, "masked_lm_ids", sequences.masked_lm_ids, sequences.masked_lengths)
+        file.create_dataset("next_sentence_labels", data=sequences.next_sentence_labels)
+
+
+def write_packed(path: Path, sequences: Sequences, pack_sizes: NDArray[np.integer]) -> None:
+    """Write packs; ``path`` appears when it is complete.
+
+    Args:
+        path: the file.
+        sequences: those of the first pack, then those of the second, and so on.
+        pack_sizes: sequences of each pack; their sum is the number of sequences.
+    """
+    firsts = starts_of(pack_sizes)
+    tokens = np.add.reduceat(sequences.lengths, firsts) if len(firsts) else np.zeros(0, np.int32)
+    masked = np.add.reduceat(sequences.masked_lengths, firsts) if len(firsts) else np.zeros(0, np.int32)
+    shift = starts_of(sequences.lengths) - np.repeat(starts_of(tokens), pack_sizes)
+    positions = sequences.masked_lm_positions + np.repeat(shift, sequences.masked_lengths)
+    with written(path) as file:
+        _ragged(file, "input_ids", sequences.input_ids, tokens)
+        _ragged(file, "segment_ids", sequences.segment_ids, tokens)
+        _ragged(file, "masked_lm_positions", positions.astype(np.int16), masked)
+        _ragged(file, "masked_lm_ids", sequences.masked_lm_ids, masked)
+        _ragged(file, "packed_input_len", sequences.lengths.astype(np.int16), pack_sizes)
+        _ragged(file, "packed_masked_lm_len", sequences.masked_lengths.astype(np.int16), pack_sizes)
+        _ragged(file, "next_sentence_labels", sequences.next_sentence_labels, pack_sizes)
+
+
+def read(path: Path) -> Sequences:
+    """All sequences of an unpacked file.
+
+    Raises:
+        DataError: the file is missing, damaged, or packed.
+    """
+    with opened(path) as file:
+        if "packed_input_len" in file:
+            raise DataError(f"{path} holds packs where single sequences are needed")
+        input_ids, segment_ids, positions, labels = (
+            file[name][:] for name in ("input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids")
+        )
+        next_sentence = file["next_sentence_labels"][:]
+    return Sequences(
+        _lengths(input_ids),
+        _flat(input_ids, np.int16),
+        _flat(segment_ids, np.int8),
+        _lengths(positions),
+        _flat(positions, np.int16),
+        _flat(labels, np.int16),
+        next_sentence.astype(np.int8),
+    )
+
+
+def pack_sizes_of(path: Path) -> NDArray[np.int64]:
+    """Sequences of every pack of a packed file.
+
+    Raises:
+        DataError: the file is missing, damaged, or not packed.
+    """
+    with opened(path) as file:
+        if "packed_input_len" not in file:
+            raise DataError(f"{path} holds no packs: it lacks packed_input_len")
+        return _lengths(file["packed_input_len"][:]).astype(np.int64)
+
+
+def _ragged(file: h5py.File, name: str, flat: NDArray[np.integer], lengths: NDArray[np.integer]) -> None:
+    rows = np.empty(len(lengths), object)
+    start = 0
+    for number, length in enumerate(lengths.tolist()):
+        rows[number] = flat[start : start + length]
+        start += length
+    dataset = file.create_dataset(name, (len(rows),), dtype=h5py.vlen_dtype(flat.dtype))
+    # h5py's own assignment takes rows of equal length for a matrix and refuses them.
+    dataset.id.write(h5s.ALL, h5s.ALL, rows)
+
+
+def _lengths(rows: NDArray[np.object_]) -> NDArray[np.int32]:
+    return np.fromiter((len(row) for row in rows), np.int32, len(rows))
+
+
+def _flat(rows: NDArray[np.object_], dtype: type[Any]) -> NDArray[Any]:
+    return np.concatenate([np.zeros(0, dtype), *rows]).astype(dtype)

@@ -1,0 +1,326 @@
+"""From text to the files that training reads, stage by stage; every stage continues where it was interrupted.
+
+articles → text parts and held-out articles → sequences of each part (fixed HDF5) → which sequences share a row, and in
+which shard → sequences in the order of shards → shards. What a stage has used up is deleted when the next is done.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.bert.preparation import exchange, hdf5_fixed, hdf5_varlength, holdout
+from benchmarks.bert.preparation.evaluation_set import write_evaluation_set
+from benchmarks.bert.preparation.packing import MAX_SEQUENCES, pack
+from benchmarks.bert.preparation.samples import SampleSettings, create_samples, read_documents
+from benchmarks.bert.preparation.tokenizer import Tokenizer, read_vocabulary
+from benchmarks.bert.raw import EVALUATION, RawText, Settings
+from common.data.atomic import written
+from common.data.manifest import FileEntry, file_entry
+from common.data.stages import Record, Stages
+from common.errors import DataError
+
+PACKED, UNPACKED, EVALUATION_FOLDER = "packed", "varlength", "eval_varlength"
+EVALUATION_FILE = f"{EVALUATION_FOLDER}/part_eval_10k.hdf5"
+PACKING_SEED = 20200101
+UNPACKED_SEED = 24
+
+
+@dataclass(frozen=True)
+class Made:
+    """What the stages made.
+
+    Attributes:
+        files: below the data folder.
+        counts: of samples and packs, for the manifest.
+        evaluation_md5: MD5 of the evaluation's text, where it was made from articles.
+    """
+
+    files: dict[str, FileEntry]
+    counts: dict[str, int]
+    evaluation_md5: str | None = None
+
+
+class Pipeline:
+    """One preparation.
+
+    Args:
+        source: text and vocabulary.
+        settings: sizes.
+        data_dir: receives the shards.
+        work_dir: receives what lies between, and the records of the stages.
+        workers: processes.
+        punkt: folder of the sentence splitter's parameters, None for none; for articles only.
+        unpacked: also write shards of single sequences.
+        keep: keep what lies between.
+    """
+
+    def __init__(
+        self,
+        source: RawText,
+        settings: Settings,
+        data_dir: Path,
+        work_dir: Path,
+        workers: int,
+        punkt: Path | None,
+        unpacked: bool,
+        keep: bool,
+    ) -> None:
+        self.source = source
+        self.settings = settings
+        self.data_dir = data_dir
+        self.work_dir = work_dir
+        self.punkt = punkt
+        self.keep = keep
+        self.kinds = (PACKED, UNPACKED) if unpacked else (PACKED,)
+        self.stages = Stages(work_dir / "records", workers)
+
+    def run(self) -> Made:
+        """Do all that is left to do.
+
+        Raises:
+            DataError: the text is damaged or too short.
+        """
+        with self.stages:
+            parts, evaluation = self._make_text()
+            samples = self._samples(parts)
+            held_out = self._evaluation_set(evaluation)
+            plan = self._plan(samples)
+            self._scatter(parts, plan)
+            shards = {kind: self._gather(kind, parts) for kind in self.kinds}
+        if not self.keep:
+            shutil.rmtree(self.work_dir / "exchange", ignore_errors=True)
+        return self._made(plan, held_out, shards)
+
+    def _text_files(self) -> tuple[list[Path], Path]:
+        """The text parts and the text for evaluation, wherever they come from."""
+        if self.source.evaluation is not None:
+            return self.source.parts, self.source.evaluation
+        folder, total = self.work_dir / "text", self.settings.parts
+        return [folder / f"part-{number:05d}-of-{total:05d}" for number in range(total)], folder / EVALUATION
+
+    def _make_text(self) -> tuple[list[Path], Path]:
+        """Text parts and text for evaluation, made of the articles if there are any."""
+        parts, evaluation = self._text_files()
+        if not self.source.articles:
+            return parts, evaluation
+        files, folder = self.source.articles, self.work_dir / "sentences"
+        names = [f"{number:06d}" for number in range(len(files))]
+        training, held_out = ([folder / f"{name}.{kind}" for name in names] for kind in ("train", "eval"))
+        common = (len(files), self.settings.eval_articles, self.punkt)
+        self.stages.run(
+            "sentences",
+            {
+                name: (files[number], number, *common, training[number], held_out[number])
+                for number, name in enumerate(names)
+            },
+            holdout.split_file,
+        )
+        groups = holdout.assign([path.stat().st_size for path in files], len(parts))
+        tasks = {
+            path.name: ([training[number] for number in group], path) for path, group in zip(parts, groups, strict=True)
+        }
+        self.stages.run("text", {**tasks, EVALUATION: (held_out, evaluation)}, holdout.join)
+        self._forget(folder)
+        return parts, evaluation
+
+    def _samples(self, parts: list[Path]) -> list[int]:
+        """Sequences of each part."""
+        common = (self.source.vocabulary, self.settings.samples)
+        tasks = {path.name: (path, *common, *self._sample_files(path)) for path in parts}
+        return [record["sequences"] for record in self.stages.run("samples", tasks, make_samples).values()]
+
+    def _evaluation_set(self, text: Path) -> Record:
+        path = self.data_dir / EVALUATION_FILE
+        arguments = (text, self.source.vocabulary, self.settings.samples, self.settings.eval_samples, path)
+        return self.stages.run("evaluation", {path.name: arguments}, make_evaluation_set)[path.name]
+
+    def _plan(self, samples: list[int]) -> Record:
+        parts, _ = self._text_files()
+        lengths = [self._sample_files(path)[1] for path in parts]
+        places = {kind: [self._places(kind, path) for path in parts] for kind in self.kinds}
+        arguments = (lengths, samples, self.settings, places)
+        return self.stages.run("plan", {"places": arguments}, make_plan)["places"]
+
+    def _scatter(self, parts: list[Path], plan: Record) -> None:
+        boundaries = {kind: self._boundaries(kind, plan) for kind in self.kinds}
+        tasks = {
+            path.name: (
+                self._sample_files(path)[0],
+                [(self._places(kind, path), boundaries[kind], self._exchange(kind, path)) for kind in self.kinds],
+                not self.keep,
+            )
+            for path in parts
+        }
+        self.stages.run("scatter", tasks, scatter_part)
+        self._forget(self.work_dir / "samples", self.work_dir / "places", self.work_dir / "text")
+
+    def _gather(self, kind: str, parts: list[Path]) -> dict[str, Record]:
+        shards = self.settings.shards
+        sources = [self._exchange(kind, path) for path in parts]
+        tasks = {
+            self._shard(kind, number).name: (sources, number, shards, kind == PACKED, self._shard(kind, number))
+            for number in range(shards)
+        }
+        return self.stages.run(f"gather-{kind}", tasks, gather_shard)
+
+    def _made(self, plan: Record, evaluation: Record, shards: dict[str, dict[str, Record]]) -> Made:
+        files = {EVALUATION_FILE: FileEntry(evaluation["bytes"], evaluation["sha256"])}
+        for kind, records in shards.items():
+            for name, record in records.items():
+                files[f"{kind}/{name}"] = FileEntry(record["bytes"], record["sha256"])
+        for name, entry in files.items():
+            path = self.data_dir / name
+            if not path.is_file() or path.stat().st_size != entry.bytes:
+                raise DataError(f"{path} is not as it was prepared; delete {self.data_dir} and prepare again")
+        sequences = sum(record["sequences"] for record in shards[PACKED].values())
+        if sequences != plan["train_samples"]:
+            raise DataError(f"{self.data_dir / PACKED} has {sequences} sequences of {plan['train_samples']}")
+        counts = {name: plan[name] for name in plan if name.startswith(("train_", "packs_of_"))}
+        text = self.stages.record("text", EVALUATION)
+        return Made(
+            files,
+            {**counts, "shards": self.settings.shards, "eval_samples": evaluation["samples"]},
+            str(text["md5"]) if text else None,
+        )
+
+    def _boundaries(self, kind: str, plan: Record) -> NDArray[np.int64]:
+        rows = plan["train_packs"] if kind == PACKED else plan["train_samples"]
+        ends = np.cumsum(exchange.shard_sizes(rows, self.settings.shards))
+        return np.concatenate([[0], ends]) * (MAX_SEQUENCES if kind == PACKED else 1)
+
+    def _sample_files(self, part: Path) -> tuple[Path, Path]:
+        folder = self.work_dir / "samples"
+        return folder / f"{part.name}.hdf5", folder / f"{part.name}.lengths.npy"
+
+    def _places(self, kind: str, part: Path) -> Path:
+        return self.work_dir / "places" / kind / f"{part.name}.npy"
+
+    def _exchange(self, kind: str, part: Path) -> Path:
+        return self.work_dir / "exchange" / kind / part.name
+
+    def _shard(self, kind: str, number: int) -> Path:
+        if kind == PACKED:
+            return self.data_dir / PACKED / f"part_{number:05d}"
+        return self.data_dir / UNPACKED / f"part_{number:05d}_of_{self.settings.shards:05d}.hdf5"
+
+    def _forget(self, *folders: Path) -> None:
+        if not self.keep:
+            for folder in folders:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def make_samples(text: Path, vocabulary_file: Path, settings: SampleSettings, path: Path, lengths: Path) -> Record:
+    """Write the sequences of one text part to ``path`` and their lengths to ``lengths``.
+
+    Raises:
+        DataError: the text is damaged or empty.
+    """
+    vocabulary = read_vocabulary(vocabulary_file)
+    documents = read_documents(text, Tokenizer(vocabulary))
+    if not documents:
+        raise DataError(f"{text} holds no text")
+    tokens = sum(len(sentence) for document in documents for sentence in document)
+    sequences = create_samples(documents, vocabulary, settings)
+    hdf5_fixed.write(path, sequences, settings.max_sequence_length, settings.max_masked)
+    _save(lengths, sequences.lengths.astype(np.int16))
+    return {"sequences": len(sequences), "text_tokens": tokens, "tokens": int(sequences.lengths.sum())}
+
+
+def make_evaluation_set(text: Path, vocabulary: Path, settings: SampleSettings, wanted: int, path: Path) -> Record:
+    """Write the evaluation set to ``path``."""
+    made = write_evaluation_set(text, vocabulary, settings, wanted, path)
+    return {**made, **_entry(path)}
+
+
+def make_plan(lengths: list[Path], samples: list[int], settings: Settings, places: dict[str, list[Path]]) -> Record:
+    """Decide for every sequence where it goes, and write the places of each part.
+
+    Args:
+        lengths: of the sequences of each part.
+        samples: how many these are.
+        settings: sizes.
+        places: for each kind of shards the file of each part.
+
+    Raises:
+        DataError: there are fewer sequences or packs than needed.
+    """
+    total = sum(samples)
+    wanted = total if settings.train_samples is None else settings.train_samples
+    if total < wanted:
+        raise DataError(f"the text makes {total} sequences where {wanted} are needed to train: generate more articles")
+    every = np.concatenate([np.load(path) for path in lengths])
+    packs = pack(every[:wanted], settings.max_sequence_length, PACKING_SEED)
+    if packs.count < settings.shards:
+        raise DataError(f"{packs.count} packs cannot fill {settings.shards} shards; use fewer (--shards)")
+    for kind, paths in places.items():
+        place = np.full(total, -1, np.int32)
+        place[:wanted] = packs.places if kind == PACKED else shuffled_places(wanted)
+        for path, (start, stop) in zip(paths, _ranges(samples), strict=True):
+            _save(path, place[start:stop])
+    sizes = np.bincount(packs.sizes, minlength=MAX_SEQUENCES + 1)
+    kinds = {f"packs_of_{size}": int(sizes[size]) for size in range(1, MAX_SEQUENCES + 1)}
+    tokens = int(every[:wanted].sum(dtype=np.int64))
+    return {"train_samples": wanted, "train_packs": packs.count, **kinds, "tokens": tokens}
+
+
+def shuffled_places(total: int) -> NDArray[np.int32]:
+    """Place of each of ``total`` sequences when Python's ``random.Random(24)`` has shuffled them."""
+    order = array("i", range(total))
+    random.Random(UNPACKED_SEED).shuffle(order)
+    places = np.empty(total, np.int32)
+    places[np.frombuffer(order, np.int32) if total else []] = np.arange(total, dtype=np.int32)
+    return places
+
+
+def scatter_part(
+    samples: Path, destinations: list[tuple[Path, NDArray[np.int64], Path]], delete_samples: bool
+) -> Record:
+    """Write one part's sequences in the order of shards.
+
+    Args:
+        samples: the part's fixed HDF5 file.
+        destinations: for each kind of shards the places, the shards' boundaries, and the file to write.
+        delete_samples: remove ``samples`` afterwards.
+    """
+    if samples.exists() or not all(path.exists() for _, _, path in destinations):
+        for places, boundaries, path in destinations:
+            exchange.scatter(hdf5_fixed.read(samples), np.load(places), boundaries, path)
+    if delete_samples:
+        samples.unlink(missing_ok=True)
+    return {"bytes": sum(path.stat().st_size for _, _, path in destinations)}
+
+
+def gather_shard(sources: list[Path], shard: int, shards: int, packed: bool, path: Path) -> Record:
+    """Write one shard from all parts' sequences."""
+    places, sequences = exchange.gather(sources, shard, shards)
+    if packed:
+        _, sizes = np.unique(places // MAX_SEQUENCES, return_counts=True)
+        hdf5_varlength.write_packed(path, sequences, sizes)
+    else:
+        hdf5_varlength.write(path, sequences)
+    return {"sequences": len(sequences), **_entry(path)}
+
+
+def _ranges(sizes: list[int]) -> Iterator[tuple[int, int]]:
+    start = 0
+    for size in sizes:
+        yield start, start + size
+        start += size
+
+
+def _entry(path: Path) -> Record:
+    entry = file_entry(path)
+    return {"bytes": entry.bytes, "sha256": entry.sha256}
+
+
+def _save(path: Path, values: NDArray[np.integer]) -> None:
+    with written(path) as partial, open(partial, "wb") as file:
+        np.save(file, values)

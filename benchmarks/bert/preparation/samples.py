@@ -1,0 +1,219 @@
+"""Training sequences from text: pairs of segments for next-sentence prediction, with masked tokens.
+
+The sequences, evaluation's above all, are a function of the seed *and of the order of all calls* of Python's
+``random.Random``, one generator for each text file, so nothing here may be vectorised or reordered. The algorithm is
+that of BERT's original data (Devlin et al., arXiv:1810.04805, section 3.1 and appendix A.1).
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.bert.preparation.tokenizer import Tokenizer, Vocabulary
+from benchmarks.bert.sequences import Sequences, starts_of
+from common.errors import DataError
+
+Sentence = list[int]
+Document = list[Sentence]
+
+SPECIAL_TOKENS = 3
+"""``[CLS]`` and two ``[SEP]``."""
+
+
+@dataclass(frozen=True)
+class SampleSettings:
+    """What decides the sequences beside text and vocabulary; the defaults are the benchmark's.
+
+    Attributes:
+        max_sequence_length: tokens of the longest sequence.
+        max_masked: masked tokens of one sequence at most.
+        masked_share: masked tokens in all tokens.
+        short_share: visits of a document that aim at shorter sequences.
+        copies: times that every document is visited.
+        seed: of the generator of each text file.
+    """
+
+    max_sequence_length: int = 512
+    max_masked: int = 76
+    masked_share: float = 0.15
+    short_share: float = 0.1
+    copies: int = 10
+    seed: int = 12345
+
+
+def read_documents(path: Path, tokenizer: Tokenizer) -> list[Document]:
+    """Documents of a text file: one sentence a line, an empty line between documents. Empty documents are left out.
+
+    Raises:
+        DataError: the file is missing or not UTF-8.
+    """
+    documents: list[Document] = [[]]
+    number = 0
+    try:
+        with open(path, encoding="utf-8", newline="\n") as file:
+            for number, line in enumerate(file, 1):  # noqa: B007
+                text = line.strip()
+                if not text:
+                    documents.append([])
+                elif sentence := tokenizer.encode(text):
+                    documents[-1].append(sentence)
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is missing") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 after line {number} ({error.reason}); fetch or extract it again") from error
+    return [document for document in documents if document]
+
+
+def create_samples(documents: list[Document], vocabulary: Vocabulary, settings: SampleSettings) -> Sequences:
+    """All sequences of the documents of one text file, shuffled.
+
+    Args:
+        documents: their order changes.
+        vocabulary: gives the special tokens and the random words.
+        settings: lengths, shares and seed.
+    """
+    source = random.Random(settings.seed)
+    shuffle(documents, source)
+    made = _Written(vocabulary, settings, source)
+    for _ in range(settings.copies):
+        for number in range(len(documents)):
+            _visit(documents, number, settings, source, made)
+    order = list(range(len(made.lengths)))
+    shuffle(order, source)
+    return made.sequences().take(np.array(order, dtype=np.int64))
+
+
+def shuffle(items: list[Any], source: random.Random) -> None:
+    """``source.shuffle(items)``, the same draws and the same result, in less than half the time."""
+    bits = source.getrandbits
+    for last in range(len(items) - 1, 0, -1):
+        width = (last + 1).bit_length()
+        pick = bits(width)
+        while pick > last:
+            pick = bits(width)
+        items[last], items[pick] = items[pick], items[last]
+
+
+def _visit(
+    documents: list[Document], number: int, settings: SampleSettings, source: random.Random, made: _Written
+) -> None:
+    """Cut document ``number`` into pairs of segments, once from its beginning to its end."""
+    document = documents[number]
+    longest = settings.max_sequence_length - SPECIAL_TOKENS
+    target = longest
+    if source.random() < settings.short_share:
+        target = source.randint(2, longest)
+    chunk: list[Sentence] = []
+    tokens = 0
+    at = 0
+    while at < len(document):
+        chunk.append(document[at])
+        tokens += len(document[at])
+        at += 1
+        if at < len(document) and tokens < target:
+            continue
+        split = source.randint(1, len(chunk) - 1) if len(chunk) >= 2 else 1
+        first = [token for sentence in chunk[:split] for token in sentence]
+        unrelated = len(chunk) == 1 or source.random() < 0.5
+        if unrelated:
+            second = _random_segment(documents, number, target - len(first), source)
+            at -= len(chunk) - split
+        else:
+            second = [token for sentence in chunk[split:] for token in sentence]
+        made.add(*truncate(first, second, longest, source.random), unrelated)
+        chunk, tokens = [], 0
+
+
+def _random_segment(documents: list[Document], number: int, wanted: int, source: random.Random) -> list[int]:
+    """At least ``wanted`` tokens, if it has as many, of a document that is another one unless ten draws all hit it."""
+    other = number
+    for _ in range(10):
+        other = source.randint(0, len(documents) - 1)
+        if other != number:
+            break
+    document = documents[other]
+    segment: list[int] = []
+    for sentence in document[source.randint(0, len(document) - 1) :]:
+        segment += sentence
+        if len(segment) >= wanted:
+            break
+    return segment
+
+
+def truncate(
+    first: list[int], second: list[int], longest: int, draw: Callable[[], float]
+) -> tuple[list[int], list[int]]:
+    """Shorten the longer segment, the second if equal, by one token at either end until both have ``longest``."""
+    a_start, a_stop, b_start, b_stop = 0, len(first), 0, len(second)
+    for _ in range(len(first) + len(second) - longest):
+        front = draw() < 0.5
+        if a_stop - a_start > b_stop - b_start:
+            a_start, a_stop = (a_start + 1, a_stop) if front else (a_start, a_stop - 1)
+        else:
+            b_start, b_stop = (b_start + 1, b_stop) if front else (b_start, b_stop - 1)
+    return first[a_start:a_stop], second[b_start:b_stop]
+
+
+class _Written:
+    """The sequences made so far, as flat columns that grow."""
+
+    def __init__(self, vocabulary: Vocabulary, settings: SampleSettings, source: random.Random) -> None:
+        self._vocabulary = vocabulary
+        self._settings = settings
+        self._source = source
+        self.lengths = array("i")
+        self._first_lengths = array("i")
+        self._input_ids = array("h")
+        self._masked_lengths = array("i")
+        self._positions = array("h")
+        self._labels = array("h")
+        self._next_sentence = array("b")
+
+    def add(self, first: list[int], second: list[int], unrelated: bool) -> None:
+        """Join the segments, mask, and append."""
+        words = self._vocabulary
+        tokens = [words.classification, *first, words.separator, *second, words.separator]
+        candidates = list(range(1, len(first) + 1)) + list(range(len(first) + 2, len(tokens) - 1))
+        shuffle(candidates, self._source)
+        settings = self._settings
+        masked = min(settings.max_masked, max(1, round(len(tokens) * settings.masked_share)))
+        positions = candidates[:masked]
+        labels = {position: tokens[position] for position in positions}
+        draw, pieces = self._source.random, len(words)
+        for position in positions:
+            if draw() < 0.8:
+                tokens[position] = words.mask
+            elif draw() >= 0.5:
+                tokens[position] = self._source.randint(0, pieces - 1)
+        positions.sort()
+        self.lengths.append(len(tokens))
+        self._first_lengths.append(len(first) + 2)
+        self._input_ids.fromlist(tokens)
+        self._masked_lengths.append(len(positions))
+        self._positions.fromlist(positions)
+        self._labels.fromlist([labels[position] for position in positions])
+        self._next_sentence.append(unrelated)
+
+    def sequences(self) -> Sequences:
+        lengths = np.frombuffer(self.lengths, np.int32) if self.lengths else np.zeros(0, np.int32)
+        first_lengths = np.array(self._first_lengths, np.int32)
+        starts = starts_of(lengths)
+        steps = np.zeros(len(self._input_ids), np.int8)
+        steps[starts + first_lengths] = 1
+        steps[starts[1:]] = -1
+        return Sequences(
+            lengths,
+            np.array(self._input_ids, np.int16),
+            np.cumsum(steps, dtype=np.int8),
+            np.array(self._masked_lengths, np.int32),
+            np.array(self._positions, np.int16),
+            np.array(self._labels, np.int16),
+            np.array(self._next_sentence, np.int8),
+        )

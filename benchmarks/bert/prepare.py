@@ -1,0 +1,257 @@
+"""Download, prepare, verify and generate the data of BERT: Wikipedia as packed and masked sequences in HDF5.
+
+Prepared are ``packed/part_00000`` …, rows of one to three sequences, ``eval_varlength/part_eval_10k.hdf5``, with
+``--unpacked`` also ``varlength/part_00000_of_…``, rows of one, ``vocab.txt`` and ``manifest.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import shutil
+import unicodedata
+from pathlib import Path
+
+from benchmarks.bert import adopt, raw
+from benchmarks.bert.preparation import sentences
+from benchmarks.bert.preparation.pipeline import Made, Pipeline
+from benchmarks.bert.preparation.tokenizer import read_vocabulary
+from benchmarks.bert.raw import RawText, Settings
+from benchmarks.bert.sources import download
+from benchmarks.bert.stand_in import generate as generate
+from common.data import manifest, preparation
+from common.data.manifest import Manifest, digest
+from common.data.stand_in import MARKER
+from common.errors import ConfigError, DataError
+
+FORMAT = "bert-hdf5/1"
+PREPARE_COMMAND = "mlperf-suite prepare benchmark=bert --raw-dir RAW --data-dir DATA"
+INTERMEDIATE = "intermediate"
+STATE = "source.json"
+DISK_PER_TEXT_BYTE = {(False, False): 30, (True, False): 48, (False, True): 55, (True, True): 78}
+"""Bytes of disk for each byte of Wikipedia's text at the worst moment, by ``unpacked`` and ``keep_intermediate``."""
+REBUILT = "English Wikipedia, rebuilt from extracted articles"
+TEXT_PER_WORKER = 1 << 20
+"""Bytes of text that are worth a process."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What the command line may choose.
+
+    Attributes:
+        workers: processes.
+        punkt: folder of NLTK's parameters for English; None splits sentences without any.
+        unpacked: also write shards of single sequences.
+        keep_intermediate: keep what lies between text and shards.
+        sizes: sizes that differ from the benchmark's or the stand-in's, by their names in :class:`Settings`.
+    """
+
+    workers: int = 1
+    punkt: Path | None = None
+    unpacked: bool = False
+    keep_intermediate: bool = False
+    sizes: tuple[tuple[str, int], ...] = ()
+
+
+def prepare(raw_dir: Path, data_dir: Path, options: Options = Options()) -> Manifest:
+    """Write the prepared data set; does nothing when it is there, and continues after an interruption.
+
+    Args:
+        raw_dir: text and vocabulary, see :mod:`benchmarks.bert.raw`.
+        data_dir: receives shards and manifest.
+        options: the rest of the command line.
+
+    Raises:
+        ConfigError: a size that real data do not leave open.
+        DataError: the raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` holds data
+            that were prepared from another source or otherwise, or another process prepares them now.
+    """
+    source = raw.open_raw(raw_dir)
+    settings = _settings(source, options)
+    vocabulary = read_vocabulary(source.vocabulary)
+    if source.stand_in is None:
+        _check_real(source)
+    wanted = _identity(source, settings, options)
+    with preparation.locked(data_dir):
+        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted):
+            return found
+        work_dir = data_dir / INTERMEDIATE
+        preparation.begin_or_continue(data_dir, work_dir / STATE, wanted)
+        if not (work_dir / "records").exists():
+            per_byte = DISK_PER_TEXT_BYTE[options.unpacked, options.keep_intermediate]
+            preparation.require_space(data_dir, _text_bytes(source) * per_byte, more=False)
+        pipeline = Pipeline(
+            source,
+            settings,
+            data_dir,
+            work_dir,
+            min(options.workers, 1 + _text_bytes(source) // TEXT_PER_WORKER),
+            options.punkt,
+            options.unpacked,
+            options.keep_intermediate,
+        )
+        made = pipeline.run()
+        stand_in = source.stand_in is not None or made.evaluation_md5 not in (None, raw.EVALUATION_MD5)
+        shutil.copyfile(source.vocabulary, data_dir / raw.VOCABULARY)
+        written = _manifest(data_dir, made, len(vocabulary), settings, stand_in, {**wanted, **_origin(source, options)})
+        manifest.write(data_dir, written)
+        if not options.keep_intermediate:
+            shutil.rmtree(work_dir)
+        return written
+
+
+def verify(data_dir: Path) -> Manifest:
+    """Check every checksum of ``data_dir``; raises :class:`DataError` at the first that differs."""
+    return manifest.verify(data_dir, FORMAT, PREPARE_COMMAND)
+
+
+def main(command: str, argv: list[str]) -> int:
+    """``mlperf-suite download | prepare | verify | generate benchmark=bert [options]``."""
+    args = _parser(command).parse_args(argv)
+    if command == "prepare" and args.workers < 1:
+        raise ConfigError(f"--workers={args.workers}: at least 1")
+    if command == "download":
+        for line in download(args.raw_dir):
+            print(line)
+    elif command == "generate":
+        settings = Settings(
+            max_sequence_length=args.max_sequence_length,
+            shards=args.shards,
+            parts=args.parts,
+            eval_articles=args.eval_articles,
+            eval_samples=args.eval,
+            train_samples=args.train,
+        )
+        made = generate(args.raw_dir, args.articles, args.vocabulary, settings)
+        print(
+            f"{args.raw_dir}: {made.articles} articles, {made.characters / 1e6:.2f} MB of text, "
+            f"a vocabulary of {made.vocabulary}"
+        )
+    elif command == "prepare" and (args.packed_dir or args.eval_file):
+        if not (args.packed_dir and args.eval_file):
+            raise ConfigError("--packed-dir and --eval-file go together")
+        for name in ("shards", "unpacked", "keep_intermediate", "punkt", "max_sequence_length"):
+            if getattr(args, name):
+                raise ConfigError(f"--{name.replace('_', '-')}: shards that are packed already stay as they are")
+        _report(args.data_dir, adopted(args.packed_dir, args.eval_file, args.data_dir, args.workers))
+    elif command == "prepare":
+        sizes = {name: getattr(args, name) for name in ("shards", "max_sequence_length")}
+        options = Options(
+            args.workers,
+            args.punkt,
+            args.unpacked,
+            args.keep_intermediate,
+            tuple((name, value) for name, value in sizes.items() if value is not None),
+        )
+        _report(args.data_dir, prepare(args.raw_dir, args.data_dir, options))
+    else:
+        _report(args.data_dir, verify(args.data_dir))
+    return 0
+
+
+def adopted(packed_dir: Path, eval_file: Path, data_dir: Path, workers: int) -> Manifest:
+    """Count and check shards that other tools packed, and write their manifest; the files stay where they are.
+
+    Raises:
+        DataError: a shard is missing or damaged, or ``data_dir`` holds other data.
+    """
+    wanted = {"fingerprint": adopt.fingerprint(packed_dir, eval_file), "settings": "packed by other tools"}
+    with preparation.locked(data_dir):
+        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted):
+            return found
+        work_dir = data_dir / INTERMEDIATE
+        preparation.begin_or_continue(data_dir, work_dir / STATE, wanted)
+        made = adopt.adopt(packed_dir, eval_file, data_dir, work_dir, workers)
+        real = (made.counts["train_samples"], made.counts["eval_samples"]) == adopt.BENCHMARK
+        source = {**wanted, "description": f"packed by other tools: {packed_dir}", "prepared": preparation.now()}
+        written = Manifest(FORMAT, made.files, made.counts, not real, source)
+        manifest.write(data_dir, written)
+        shutil.rmtree(work_dir)
+        return written
+
+
+def _parser(command: str) -> argparse.ArgumentParser:
+    parser = preparation.parser(command, "bert", raw="text and vocabulary", prepared="prepared sequences")
+    if command == "prepare":
+        parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
+        parser.add_argument("--shards", type=int, help="files of training data (default 4320)")
+        parser.add_argument("--unpacked", action="store_true", help="also write shards of single sequences")
+        parser.add_argument("--keep-intermediate", action="store_true", help="keep what lies between text and shards")
+        parser.add_argument("--punkt", type=Path, help="NLTK's folder punkt_tab/english, to split extracted articles")
+        parser.add_argument("--max-sequence-length", type=int, help="stand-in data only")
+        parser.add_argument("--packed-dir", type=Path, help="shards that other tools packed: only count and describe")
+        parser.add_argument("--eval-file", type=Path, help="the evaluation set that belongs to them")
+    if command == "generate":
+        parser.add_argument("--articles", type=int, help="articles (default: all that Python's library holds)")
+        parser.add_argument("--vocabulary", type=int, default=2048, help="pieces of the vocabulary")
+        parser.add_argument("--max-sequence-length", type=int, default=128, help="tokens of the longest sequence")
+        parser.add_argument("--train", type=int, help="sequences to train on (default: all)")
+        parser.add_argument("--eval", type=int, default=512, help="sequences to evaluate")
+        parser.add_argument("--eval-articles", type=int, default=100, help="articles to evaluate")
+        parser.add_argument("--parts", type=int, default=4, help="text parts")
+        parser.add_argument("--shards", type=int, default=8, help="files of training data")
+    return parser
+
+
+def _report(data_dir: Path, result: Manifest) -> None:
+    print(preparation.summary(data_dir, result, "Wikipedia"))
+    if result.source.get("description") == REBUILT and result.stand_in:
+        print(
+            "A stand-in, because the held-out text is not the benchmark's to the letter: WikiExtractor's output varies."
+        )
+    found = (result.counts["train_samples"], result.counts["eval_samples"])
+    if not result.stand_in and found != adopt.BENCHMARK:
+        print(f"The benchmark has {adopt.BENCHMARK} sequences to train and to evaluate; training will ask for these.")
+
+
+def _settings(source: RawText, options: Options) -> Settings:
+    sizes = dict(options.sizes)
+    if source.stand_in is None and "max_sequence_length" in sizes:
+        raise ConfigError("--max-sequence-length: Wikipedia's sequences have 512 tokens, only a stand-in's may differ")
+    return dataclasses.replace(raw.settings_of(source), **sizes)
+
+
+def _check_real(source: RawText) -> None:
+    """Refuse a vocabulary, and distributed text, that are not the benchmark's."""
+    known = {source.vocabulary: raw.VOCABULARY_MD5}
+    if source.evaluation is not None:
+        known[source.evaluation] = raw.EVALUATION_MD5
+    for path, expected in known.items():
+        if (found := digest(path, "md5")) != expected:
+            raise DataError(
+                f"{path}: MD5 {found} where the benchmark's has {expected}: fetch it again; for other text put a file "
+                f"{MARKER} beside it that says what it is"
+            )
+
+
+def _identity(source: RawText, settings: Settings, options: Options) -> dict[str, str]:
+    """What has to be equal for a preparation to be the same one."""
+    chosen = {**dataclasses.asdict(settings), "unpacked": options.unpacked}
+    if source.articles:
+        chosen["sentences"] = sentences.description(options.punkt)
+    return {"fingerprint": source.fingerprint(), "settings": json.dumps(chosen, sort_keys=True)}
+
+
+def _origin(source: RawText, options: Options) -> dict[str, str]:
+    if source.stand_in is not None:
+        description = json.dumps(source.stand_in, sort_keys=True)
+    elif source.articles:
+        description = REBUILT
+    else:
+        description = "English Wikipedia of 2020-01-01, the distributed text"
+    return {"description": description, "prepared": preparation.now(), "unicode": unicodedata.unidata_version}
+
+
+def _manifest(
+    data_dir: Path, made: Made, vocabulary: int, settings: Settings, stand_in: bool, source: dict[str, str]
+) -> Manifest:
+    files = {**made.files, raw.VOCABULARY: manifest.file_entry(data_dir / raw.VOCABULARY)}
+    counts = {**made.counts, "vocabulary": vocabulary, "max_sequence_length": settings.max_sequence_length}
+    return Manifest(FORMAT, files, counts, stand_in, source)
+
+
+def _text_bytes(source: RawText) -> int:
+    return sum(path.stat().st_size for path in (*source.parts, *source.articles))

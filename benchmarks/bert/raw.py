@@ -1,0 +1,141 @@
+"""BERT's raw layouts: the text that MLCommons distributes, or articles that WikiExtractor wrote.
+
+``results4/part-00000-of-00500`` … and ``results4/eval.txt`` hold one sentence a line and an empty line between
+articles; ``text/AA/wiki_00`` … hold articles between ``<doc …>`` and ``</doc>``. ``vocab.txt`` lies beside either.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bert.preparation.samples import SampleSettings
+from common.data.stand_in import MARKER, description_of
+from common.errors import ConfigError, DataError
+
+VOCABULARY = "vocab.txt"
+PARTS_FOLDER = "results4"
+ARTICLES_FOLDER = "text"
+EVALUATION = "eval.txt"
+EVALUATION_MD5 = "2a220f790517261547b1b45ed3ada07a"
+VOCABULARY_MD5 = "64800d5d8528ce344256daf115d4965e"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Sizes of a preparation; the defaults are the benchmark's.
+
+    Attributes:
+        max_sequence_length: tokens of the longest sequence, and of a row of packs.
+        shards: files of training data.
+        parts: text parts, each with a random generator of its own (extracted articles only).
+        eval_articles: articles that are held out (extracted articles only).
+        eval_samples: sequences to evaluate.
+        train_samples: sequences to train on, the first ones; None: all that the text makes.
+    """
+
+    max_sequence_length: int = 512
+    shards: int = 4320
+    parts: int = 500
+    eval_articles: int = 10_000
+    eval_samples: int = 10_000
+    train_samples: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("shards", "parts", "eval_articles", "eval_samples", "train_samples"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value}: at least 1")
+        if not 16 <= self.max_sequence_length <= 512:
+            raise ConfigError(f"max_sequence_length={self.max_sequence_length}: 16 to 512")
+
+    @property
+    def samples(self) -> SampleSettings:
+        """What decides the sequences; the share of masked tokens bounds their number."""
+        length = self.max_sequence_length
+        return SampleSettings(length, 76 if length == 512 else int(0.15 * length + 1))
+
+
+@dataclass(frozen=True)
+class RawText:
+    """What a preparation starts from.
+
+    Attributes:
+        parts: text parts; empty when ``articles`` are given.
+        evaluation: text to evaluate; None when ``articles`` are given.
+        articles: WikiExtractor's files, sorted.
+        vocabulary: ``vocab.txt``.
+        stand_in: what the generated data are, None for Wikipedia.
+    """
+
+    parts: list[Path]
+    evaluation: Path | None
+    articles: list[Path]
+    vocabulary: Path
+    stand_in: dict[str, Any] | None
+
+    def fingerprint(self) -> str:
+        """SHA-256 over names and sizes of the text, and the vocabulary: what decides the result, wherever it lies."""
+        digest = hashlib.sha256(self.vocabulary.read_bytes())
+        evaluation = [] if self.evaluation is None else [self.evaluation]
+        for path in (*self.parts, *self.articles, *evaluation):
+            digest.update(f"\n{path.parent.name}/{path.name}\t{path.stat().st_size}".encode())
+        return digest.hexdigest()
+
+
+def open_raw(raw_dir: Path) -> RawText:
+    """Find text and vocabulary below ``raw_dir``; text parts take precedence over articles.
+
+    Raises:
+        DataError: the folder, the vocabulary, a part or all text is missing, or ``STAND_IN`` is damaged.
+    """
+    if not raw_dir.is_dir():
+        raise DataError(f"raw folder {raw_dir} does not exist; put the distributed text there or generate a stand-in")
+    vocabulary = raw_dir / VOCABULARY
+    if not vocabulary.is_file():
+        raise DataError(f"{vocabulary} is missing; 'mlperf-suite download benchmark=bert' says where it is")
+    stand_in = description_of(raw_dir)
+    parts = sorted(
+        path for path in (raw_dir / PARTS_FOLDER).glob("part-*") if re.fullmatch(r"part-\d{5}-of-\d{5}", path.name)
+    )
+    if parts:
+        _check_complete(parts)
+        evaluation = raw_dir / PARTS_FOLDER / EVALUATION
+        if not evaluation.is_file():
+            raise DataError(f"{evaluation} is missing: there is nothing to evaluate")
+        return RawText(parts, evaluation, [], vocabulary, stand_in)
+    articles = sorted((raw_dir / ARTICLES_FOLDER).glob("*/wiki_*[0-9]"))
+    if not articles:
+        raise DataError(
+            f"{raw_dir} holds neither {PARTS_FOLDER}/part-00000-of-00500 … nor {ARTICLES_FOLDER}/AA/wiki_00 …"
+        )
+    return RawText([], None, articles, vocabulary, stand_in)
+
+
+def settings_of(source: RawText) -> Settings:
+    """The sizes that ``STAND_IN`` names, or the benchmark's.
+
+    Raises:
+        DataError: ``STAND_IN`` names something else.
+    """
+    if source.stand_in is None:
+        return Settings()
+    try:
+        return Settings(**source.stand_in["settings"])
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{source.vocabulary.parent / MARKER} lacks or garbles its settings: {error}") from error
+
+
+def _check_complete(parts: list[Path]) -> None:
+    total = int(parts[0].name.rpartition("-")[2])
+    expected = [f"part-{number:05d}-of-{total:05d}" for number in range(total)]
+    missing = sorted(set(expected) - {path.name for path in parts})
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise DataError(f"{parts[0].parent} lacks {missing[0]}{more}; fetch the text again")
+    if len(parts) > total:
+        stranger = next(path for path in parts if path.name not in set(expected))
+        raise DataError(f"{stranger} does not belong to {total} parts: two sets of text lie in one folder")

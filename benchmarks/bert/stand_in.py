@@ -1,0 +1,162 @@
+"""Generated text in WikiExtractor's format: the documentation that comes with Python, as articles of real English.
+
+An article documents one module, class, method or function of the standard library, in the order of their
+names, without its examples. As in Wikipedia most are short, so that sequences of many lengths arise. The vocabulary is
+made of the same text.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+import sys
+import sysconfig
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.bert import raw
+from benchmarks.bert.preparation.tokenizer import MAX_VOCABULARY, words
+from benchmarks.bert.raw import Settings
+from common.data import stand_in
+from common.errors import ConfigError, DataError
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+UNUSED = 99
+"""Of the real vocabulary, between ``[PAD]`` and ``[UNK]``."""
+REAL_LAYOUT = 1000
+"""From this size on the special pieces have the ids of the real vocabulary."""
+SMALLEST_VOCABULARY = 200
+_Documentable = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+_LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "site-packages", "__pycache__"}
+_LEAST_CHARACTERS = 40
+_FILES = 20
+_WORD_SHARE = 0.75
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What was written: articles, characters of their text, and pieces of the vocabulary."""
+
+    articles: int
+    characters: int
+    vocabulary: int
+
+
+def generate(raw_dir: Path, articles: int | None, vocabulary: int, settings: Settings) -> Generated:
+    """Write a stand-in for the extracted articles of Wikipedia to ``raw_dir`` and mark it as one.
+
+    Args:
+        raw_dir: an empty or new folder.
+        articles: how many; None for all that Python brings along.
+        vocabulary: pieces of ``vocab.txt``.
+        settings: the sizes to prepare it with.
+
+    Raises:
+        ConfigError: a number is out of its range.
+        DataError: ``raw_dir`` holds something already, or this Python has no sources or too few.
+    """
+    if not SMALLEST_VOCABULARY <= vocabulary <= MAX_VOCABULARY:
+        raise ConfigError(f"vocabulary={vocabulary}: {SMALLEST_VOCABULARY} to {MAX_VOCABULARY}")
+    if articles is not None and articles < 2 * settings.parts:
+        raise ConfigError(f"articles={articles}: at least two for each of {settings.parts} parts")
+    stand_in.require_unused(raw_dir)
+    found: list[tuple[str, list[str]]] = []
+    for title, paragraphs in documentation():
+        found.append((title, paragraphs))
+        if len(found) == articles:
+            break
+    if len(found) < (articles or 2 * settings.parts):
+        raise DataError(f"this Python's library holds {len(found)} documented things, fewer than were asked for")
+    if settings.eval_articles > len(found) // 2:
+        raise ConfigError(f"eval_articles={settings.eval_articles}: at most half of {len(found)} articles")
+    description = {"kind": "documentation of Python", "articles": len(found), "settings": asdict(settings)}
+    with stand_in.generated(raw_dir) as folder:
+        stand_in.mark(folder, description)
+        _write_articles(folder / raw.ARTICLES_FOLDER, found, max(settings.parts, min(_FILES, len(found) // 4)))
+        pieces = make_vocabulary((text for _, paragraphs in found for text in paragraphs), vocabulary)
+        (folder / raw.VOCABULARY).write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8")
+    return Generated(len(found), sum(len(text) for _, paragraphs in found for text in paragraphs), len(pieces))
+
+
+def documentation() -> Iterator[tuple[str, list[str]]]:
+    """Name and paragraphs of all that is documented well in the standard library, by the modules' names."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    for name in sorted(sys.stdlib_module_names):
+        single = library / f"{name}.py"
+        files = [single] if single.is_file() else sorted((library / name).rglob("*.py"))
+        for path in files:
+            place = path.relative_to(library)
+            if _LEFT_OUT & set(place.parts):
+                continue
+            for title, paragraphs in _documented(path, ".".join(place.with_suffix("").parts)):
+                if sum(map(len, paragraphs)) >= _LEAST_CHARACTERS:
+                    yield title, paragraphs
+
+
+def make_vocabulary(paragraphs: Iterator[str], size: int) -> list[str]:
+    """Special pieces, all ASCII characters of the text, its most frequent words, and ends of the other words.
+
+    Text with fewer pieces than ``size`` is made up for by unused ones, so that the size is always as asked.
+    """
+    counts: Counter[str] = Counter()
+    for text in paragraphs:
+        counts.update(words(text))
+    characters = sorted({character for word in counts for character in word if character.isascii()})
+    head = [SPECIAL[0], *(f"[unused{number}]" for number in range(UNUSED)), *SPECIAL[1:]]
+    pieces = dict.fromkeys(head if size >= REAL_LAYOUT else SPECIAL)
+    pieces.update(dict.fromkeys(characters))
+    pieces.update(dict.fromkeys(f"##{character}" for character in characters if character.isalnum()))
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))
+    whole = len(pieces) + int(_WORD_SHARE * (size - len(pieces)))
+    for word in ranked:
+        if len(pieces) >= whole:
+            break
+        pieces.setdefault(word)
+    ends: Counter[str] = Counter()
+    for word in ranked:
+        if word not in pieces:
+            for length in range(2, min(6, len(word))):
+                ends[f"##{word[-length:]}"] += counts[word] * length
+    for piece in sorted(ends, key=lambda end: (-ends[end], end)) + ranked:
+        if len(pieces) >= size:
+            break
+        pieces.setdefault(piece)
+    spare = (f"[unused{number}]" for number in range(UNUSED, UNUSED + size))
+    return list(pieces) + list(itertools.islice(spare, max(0, size - len(pieces))))
+
+
+def _documented(path: Path, module: str) -> Iterator[tuple[str, list[str]]]:
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):  # a file that is wrong on purpose
+        return
+    for place, node in _definitions(tree, module):
+        paragraphs = (" ".join(text.split()) for text in re.split(r"\n\s*\n", ast.get_docstring(node) or ""))
+        yield place, [text for text in paragraphs if _is_prose(text)]
+
+
+def _definitions(node: _Documentable, place: str) -> Iterator[tuple[str, _Documentable]]:
+    """``node`` and all classes and functions in it, with their places."""
+    yield place, node
+    for child in node.body:
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _definitions(child, f"{place}.{child.name}")
+
+
+def _is_prose(text: str) -> bool:
+    letters = sum(character.isalpha() or character == " " for character in text)
+    return text.isprintable() and ">>>" not in text and text.count(" ") >= 5 and letters >= 0.85 * len(text)
+
+
+def _write_articles(folder: Path, articles: list[tuple[str, list[str]]], files: int) -> None:
+    (folder / "AA").mkdir(parents=True)
+    for number in range(files):
+        with open(folder / "AA" / f"wiki_{number:02d}", "w", encoding="utf-8", newline="\n") as file:
+            for place in range(number, len(articles), files):
+                title, paragraphs = articles[place]
+                url = f"https://docs.python.org/3/library/{title}.html"
+                body = "\n".join(paragraphs)
+                file.write(f'<doc id="{place}" url="{url}" title="{title}">\n{title}\n\n{body}\n</doc>\n')

@@ -1,0 +1,254 @@
+"""Reads TensorFlow's "tensor bundle", the checkpoint format V2, without TensorFlow.
+
+A checkpoint ``P`` is ``P.index`` and one or more ``P.data-00000-of-00001``. The index is a sorted string table as in
+LevelDB (doc/table_format.md there): a footer of 48 bytes points to the index block, whose values point to the data
+blocks; a block's entries share prefixes of keys, and a block ends with a byte for its compression and a checksum. The
+key "" holds a BundleHeaderProto, every other key is a tensor's name and holds a BundleEntryProto (tensorflow/core/
+protobuf/tensor_bundle.proto): dtype, shape, and where in which data file its bytes are, with their checksum.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.bert.crc32c import masked_crc32c
+from common.errors import CheckpointError
+
+_FOOTER_BYTES = 48
+_BLOCK_TRAILER_BYTES = 5
+_MAGIC = 0xDB4775248B80FB57
+
+_DTYPES = {
+    1: torch.float32,
+    2: torch.float64,
+    3: torch.int32,
+    4: torch.uint8,
+    5: torch.int16,
+    6: torch.int8,
+    9: torch.int64,
+    10: torch.bool,
+    14: torch.bfloat16,
+    19: torch.float16,
+}
+"""Numbers of tensorflow/core/framework/types.proto."""
+
+Field = int | bytes
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a tensor is: the content of a BundleEntryProto.
+
+    Attributes:
+        dtype: number of TensorFlow's.
+        shape: of the tensor.
+        shard: number of the data file.
+        offset, size: bytes in it.
+        checksum: masked CRC-32C of the bytes; None if there is none.
+        sliced: whether the tensor was partitioned, and its pieces have keys of their own.
+    """
+
+    dtype: int
+    shape: tuple[int, ...]
+    shard: int
+    offset: int
+    size: int
+    checksum: int | None
+    sliced: bool
+
+
+class _Malformed(Exception):
+    """The index breaks its format; turned into a CheckpointError that names the file."""
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """The number at ``at``, and the place behind it."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            break
+        value |= (data[at] & 0x7F) << shift
+        at += 1
+        if data[at - 1] < 0x80:
+            return value, at
+    raise _Malformed("a number is cut off")
+
+
+def _piece(data: bytes, at: int, size: int) -> bytes:
+    if at + size > len(data):
+        raise _Malformed(f"it ends {at + size - len(data)} bytes early")
+    return data[at : at + size]
+
+
+def _fields(message: bytes) -> dict[int, list[Field]]:
+    """Fields of a protocol buffer message by number: integers, or bytes of whatever is nested."""
+    found: dict[int, list[Field]] = {}
+    at = 0
+    while at < len(message):
+        tag, at = _varint(message, at)
+        value: Field
+        kind = tag & 7
+        if kind == 0:
+            value, at = _varint(message, at)
+        elif kind in (1, 5):
+            size = 8 if kind == 1 else 4
+            value = int.from_bytes(_piece(message, at, size), "little")
+            at += size
+        elif kind == 2:
+            size, at = _varint(message, at)
+            value = _piece(message, at, size)
+            at += size
+        else:
+            raise _Malformed(f"a message has a field of the unknown kind {kind}")
+        found.setdefault(tag >> 3, []).append(value)
+    return found
+
+
+def _number(fields: dict[int, list[Field]], number: int) -> int:
+    """The last value of an integer field, 0 if there is none."""
+    value = fields.get(number, [0])[-1]
+    if not isinstance(value, int):
+        raise _Malformed(f"field {number} is not a number")
+    return value
+
+
+def _messages(fields: dict[int, list[Field]], number: int) -> list[bytes]:
+    values = fields.get(number, [])
+    nested = [value for value in values if isinstance(value, bytes)]
+    if len(nested) != len(values):
+        raise _Malformed(f"field {number} is not a message")
+    return nested
+
+
+def _block(table: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and values of the block at ``offset``."""
+    if size < 4:
+        raise _Malformed(f"the block at byte {offset} has {size} bytes")
+    stored = _piece(table, offset, size + _BLOCK_TRAILER_BYTES)
+    if struct.unpack_from("<I", stored, size + 1)[0] != masked_crc32c(stored[: size + 1]):
+        raise _Malformed(f"the checksum of the block at byte {offset} is wrong")
+    if stored[size] != 0:
+        raise _Malformed(f"the block at byte {offset} is compressed, which TensorFlow's own checkpoints are not")
+    restarts = struct.unpack("<I", _piece(stored, size - 4, 4))[0]
+    end = size - 4 - 4 * restarts
+    if end < 0:
+        raise _Malformed(f"the block at byte {offset} has more restarts than bytes")
+    at, key, entries = 0, b"", stored[:end]
+    while at < end:
+        shared, at = _varint(entries, at)
+        new, at = _varint(entries, at)
+        value_size, at = _varint(entries, at)
+        if shared > len(key):
+            raise _Malformed("a key shares more than the last one has")
+        key = key[:shared] + _piece(entries, at, new)
+        yield key, _piece(entries, at + new, value_size)
+        at += new + value_size
+
+
+def _table(table: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and values of a sorted string table in order."""
+    footer = table[-_FOOTER_BYTES:]
+    if len(footer) < _FOOTER_BYTES or int.from_bytes(footer[-8:], "little") != _MAGIC:
+        raise _Malformed("it does not end as an index does: it is another kind of file, or cut off")
+    _, at = _varint(footer, 0)
+    _, at = _varint(footer, at)
+    offset, at = _varint(footer, at)
+    size, at = _varint(footer, at)
+    for _, handle in _block(table, offset, size):
+        first, at = _varint(handle, 0)
+        length, at = _varint(handle, at)
+        yield from _block(table, first, length)
+
+
+def _entry(message: bytes) -> Entry:
+    fields = _fields(message)
+    dims = [dim for shape in _messages(fields, 2) for dim in _messages(_fields(shape), 2)]
+    return Entry(
+        dtype=_number(fields, 1),
+        shape=tuple(_number(_fields(dim), 1) for dim in dims),
+        shard=_number(fields, 3),
+        offset=_number(fields, 4),
+        size=_number(fields, 5),
+        checksum=_number(fields, 6) if 6 in fields else None,
+        sliced=7 in fields,
+    )
+
+
+class TensorBundle:
+    """An open checkpoint.
+
+    Args:
+        prefix: path of the checkpoint without ``.index``.
+
+    Attributes:
+        entries: name to entry, of all tensors.
+
+    Raises:
+        CheckpointError: a file is missing, cannot be read, or is not what its format asks for.
+    """
+
+    def __init__(self, prefix: Path) -> None:
+        self.prefix = prefix
+        self.index = prefix.with_name(prefix.name + ".index")
+        try:
+            table = self.index.read_bytes()
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.index}: {error.strerror or error}; a TensorFlow checkpoint is named by its path without .index"
+            ) from None
+        try:
+            content = dict(_table(table))
+            header = _fields(content.pop(b"", b""))
+            self.entries = {name.decode(): _entry(entry) for name, entry in content.items()}
+            self._shards, big_endian = _number(header, 1), _number(header, 2)
+        except (_Malformed, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{self.index}: not a TensorFlow checkpoint index: {error}") from None
+        if self._shards < 1 or big_endian:
+            reason = "big-endian" if big_endian else "without a header"
+            raise CheckpointError(f"{self.index}: not a TensorFlow checkpoint index: it is {reason}")
+
+    def read(self, name: str) -> Tensor:
+        """Read one tensor, checking its bytes against their checksum where there is one.
+
+        Raises:
+            CheckpointError: there is none of that name, its dtype is none of numbers, or its bytes are missing,
+                truncated or wrong.
+        """
+        entry = self.entries.get(name)
+        if entry is None:
+            raise CheckpointError(f"{self.index}: tensor {name} is missing")
+        dtype = _DTYPES.get(entry.dtype)
+        if dtype is None:
+            raise CheckpointError(f"{self.index}: tensor {name} has dtype number {entry.dtype}, which is not supported")
+        if entry.sliced:
+            raise CheckpointError(f"{self.index}: tensor {name} is partitioned, which is not supported")
+        if entry.size != math.prod(entry.shape) * dtype.itemsize:
+            raise CheckpointError(f"{self.index}: tensor {name} of shape {list(entry.shape)} has {entry.size} bytes")
+        if entry.size == 0:
+            return torch.empty(entry.shape, dtype=dtype)
+        content = self._bytes(name, entry)
+        return torch.from_numpy(content).view(dtype).reshape(entry.shape)
+
+    def _bytes(self, name: str, entry: Entry) -> np.ndarray:
+        data = self.prefix.with_name(f"{self.prefix.name}.data-{entry.shard:05d}-of-{self._shards:05d}")
+        try:
+            with data.open("rb") as file:
+                content = np.fromfile(file, np.uint8, entry.size, offset=entry.offset)
+        except OSError as error:
+            raise CheckpointError(f"{data}: {error.strerror or error}; tensor {name} is in it") from None
+        if content.size < entry.size:
+            raise CheckpointError(
+                f"{data}: truncated: tensor {name} is bytes {entry.offset} to {entry.offset + entry.size}, "
+                f"the file has {data.stat().st_size}"
+            )
+        if entry.checksum is not None and masked_crc32c(content) != entry.checksum:
+            raise CheckpointError(f"{data}: the checksum of tensor {name} is wrong: the file is damaged")
+        return content

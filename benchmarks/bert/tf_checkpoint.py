@@ -1,0 +1,200 @@
+"""The weights that the rules start from: names and shapes in the original checkpoint, and how they become ours.
+
+The original is TensorFlow 1's ``model.ckpt-28252``: 398 variables beside the optimizer's slots, which are not read. Its
+kernels are (in, out) and are transposed; Q, K and V are three variables and become one parameter. Conversions to
+PyTorch have the names of the usual port; NVIDIA's call a layer with an activation ``dense_act``.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.bert.model import VOCABULARY_MULTIPLE, Bert
+from benchmarks.bert.tensor_bundle import TensorBundle
+from common.errors import CheckpointError
+
+LAYERS = 24
+"""Layers of the model whose checkpoint the rules give."""
+
+_BY_WORD = frozenset({"embeddings.word.weight", "masked_lm.bias"})
+"""Parameters with a row for each word, and padding."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One variable of the checkpoint.
+
+    Attributes:
+        tf: its name in TensorFlow.
+        torch: its name in the PyTorch port.
+        parameter: the parameter of ours that holds it.
+        part: which third of the parameter's rows it is; None for all of them.
+    """
+
+    tf: str
+    torch: str
+    parameter: str
+    part: int | None = None
+
+    @property
+    def transposed(self) -> bool:
+        """Whether TensorFlow's is the transpose of ours."""
+        return self.tf.endswith("/kernel")
+
+
+def _dense(tf: str, port: str, parameter: str, part: int | None = None) -> list[Weight]:
+    return [
+        Weight(f"{tf}/kernel", f"{port}.weight", f"{parameter}.weight", part),
+        Weight(f"{tf}/bias", f"{port}.bias", f"{parameter}.bias", part),
+    ]
+
+
+def _norm(tf: str, port: str, parameter: str) -> list[Weight]:
+    return [
+        Weight(f"{tf}/LayerNorm/beta", f"{port}.LayerNorm.bias", f"{parameter}.bias"),
+        Weight(f"{tf}/LayerNorm/gamma", f"{port}.LayerNorm.weight", f"{parameter}.weight"),
+    ]
+
+
+def _layer(index: int) -> list[Weight]:
+    tf, port, own = f"bert/encoder/layer_{index}", f"bert.encoder.layer.{index}", f"layers.{index}"
+    weights = []
+    for part, name in enumerate(("query", "key", "value")):
+        weights += _dense(f"{tf}/attention/self/{name}", f"{port}.attention.self.{name}", f"{own}.attention.qkv", part)
+    weights += _dense(f"{tf}/attention/output/dense", f"{port}.attention.output.dense", f"{own}.attention.output")
+    weights += _norm(f"{tf}/attention/output", f"{port}.attention.output", f"{own}.attention.norm")
+    weights += _dense(f"{tf}/intermediate/dense", f"{port}.intermediate.dense", f"{own}.mlp.up")
+    weights += _dense(f"{tf}/output/dense", f"{port}.output.dense", f"{own}.mlp.down")
+    return weights + _norm(f"{tf}/output", f"{port}.output", f"{own}.mlp.norm")
+
+
+def weights(layers: int = LAYERS) -> list[Weight]:
+    """All variables of a model of ``layers`` layers, in the order in which the original creates them."""
+    tables = [("word", "word"), ("token_type", "segment"), ("position", "position")]
+    return [
+        *(
+            Weight(
+                f"bert/embeddings/{name}_embeddings",
+                f"bert.embeddings.{name}_embeddings.weight",
+                f"embeddings.{own}.weight",
+            )
+            for name, own in tables
+        ),
+        *_norm("bert/embeddings", "bert.embeddings", "embeddings.norm"),
+        *(weight for index in range(layers) for weight in _layer(index)),
+        *_dense("bert/pooler/dense", "bert.pooler.dense", "pooler"),
+        *_dense("cls/predictions/transform/dense", "cls.predictions.transform.dense", "masked_lm.transform"),
+        *_norm("cls/predictions/transform", "cls.predictions.transform", "masked_lm.norm"),
+        Weight("cls/predictions/output_bias", "cls.predictions.bias", "masked_lm.bias"),
+        Weight("cls/seq_relationship/output_weights", "cls.seq_relationship.weight", "next_sentence.weight"),
+        Weight("cls/seq_relationship/output_bias", "cls.seq_relationship.bias", "next_sentence.bias"),
+    ]
+
+
+def initial_weight_names(layers: int = LAYERS) -> list[str]:
+    """TensorFlow's names of the weights of a network (398 of the rules' checkpoint), as older rulesets log them."""
+    return [weight.tf for weight in weights(layers)]
+
+
+def load_weights(model: Bert, path: Path) -> None:
+    """Overwrite all parameters of ``model`` by those of a checkpoint, cast to the model's dtype.
+
+    Args:
+        model: any dtype and device.
+        path: prefix of a TensorFlow checkpoint, or a file ``*.pt`` with a state of the PyTorch port, alone or under
+            ``model``. It is unpickled as tensors only, never as code.
+
+    Raises:
+        CheckpointError: a file is missing, truncated or damaged; a tensor is missing, of another dtype or shape. The
+            model may then have some of the weights.
+    """
+    if path.suffix == ".pt":
+        _copy(model, _port_reader(path))
+    else:
+        _copy(model, _tensorflow_reader(path))
+
+
+Reader = Callable[[Weight, tuple[int, ...]], Tensor]
+"""``reader(weight, shape)``: the tensor in our orientation, of that shape."""
+
+
+@torch.no_grad()
+def _copy(model: Bert, read: Reader) -> None:
+    parameters = dict(model.named_parameters())
+    vocabulary = model.architecture.vocabulary
+    for weight in weights(model.architecture.layers):
+        target = parameters[weight.parameter].data
+        if weight.parameter in _BY_WORD:
+            target[vocabulary:].zero_()
+            target = target[:vocabulary]
+        elif weight.part is not None:
+            target = target.chunk(3)[weight.part]
+        target.copy_(read(weight, tuple(target.shape)))
+
+
+def _tensorflow_reader(prefix: Path) -> Reader:
+    bundle = TensorBundle(prefix)
+
+    def read(weight: Weight, shape: tuple[int, ...]) -> Tensor:
+        expected = shape[::-1] if weight.transposed else shape
+        entry = bundle.entries.get(weight.tf)
+        if entry is not None and entry.shape != expected:
+            raise _another_shape(bundle.index, weight.tf, entry.shape, expected)
+        tensor = bundle.read(weight.tf)
+        _check_dtype(bundle.index, weight.tf, tensor)
+        return tensor.t() if weight.transposed else tensor
+
+    return read
+
+
+def _port_reader(path: Path) -> Reader:
+    state = _load_state(path)
+
+    def read(weight: Weight, shape: tuple[int, ...]) -> Tensor:
+        name = weight.torch if weight.torch in state else weight.torch.replace(".dense.", ".dense_act.")
+        tensor = state.get(name)
+        if not isinstance(tensor, Tensor):
+            raise CheckpointError(f"{path}: tensor {weight.torch} is missing")
+        _check_dtype(path, name, tensor)
+        found = tuple(tensor.shape)
+        # conversions pad the vocabulary to multiples of 8 or 64
+        if weight.parameter in _BY_WORD and found[1:] == shape[1:] and 0 <= found[0] - shape[0] < VOCABULARY_MULTIPLE:
+            return tensor[: shape[0]]
+        if found != shape:
+            raise _another_shape(path, name, found, shape)
+        return tensor
+
+    return read
+
+
+def _load_state(path: Path) -> dict[str, Any]:
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: there is no such file") from None
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        cause = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"{path}: not a file of tensors that PyTorch can read: {cause}") from None
+    state = content.get("model", content) if isinstance(content, dict) else None
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path}: holds no state of a model, but a {type(content).__name__}")
+    return state
+
+
+def _check_dtype(file: Path, name: str, tensor: Tensor) -> None:
+    if not tensor.is_floating_point():
+        raise CheckpointError(f"{file}: tensor {name} has dtype {tensor.dtype}, and weights are floating point")
+
+
+def _another_shape(file: Path, name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> CheckpointError:
+    return CheckpointError(
+        f"{file}: tensor {name} has shape {list(found)}, and the model needs {list(expected)}: "
+        "it is the checkpoint of another model"
+    )

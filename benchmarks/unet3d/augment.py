@@ -1,0 +1,233 @@
+"""From cached volumes to training crops: cut, mirror, brightness, noise, cast and layout in one pass.
+
+The host draws a handful of numbers for every sample (:class:`Draws`); the device reads each voxel of the crop once,
+from where the numbers say, and writes it once. A mirrored crop is the same crop read backwards, so that cutting and
+mirroring are one address::
+
+    address(d, h, w) = start + d * step_d + h * step_h + w * step_w
+
+Noise is a pure function of (the sample's noise seed, the voxel's index in the whole crop): ranks that share a crop each
+make their slab of it, and all implementations make the same one.
+
+Legend: N samples of the micro-batch; D H W axes of the crop, D of this rank's slab only where crops are split.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.unet3d.config import Facts
+from benchmarks.unet3d.crop import Place
+from benchmarks.unet3d.reader_settings import Variant
+from common.ops.implementation import Implementation, always
+from common.ops.random_bits import words
+from common.ops.triton_support import triton_unsupported
+
+BRIGHTNESS_RANGE = (0.7, 1.3)
+"""The reference's factor; NVIDIA's too."""
+
+NOISE_DEVIATION = 0.1
+"""Standard deviation of NVIDIA's noise, and the largest of the reference's."""
+
+UNIFORM_BITS = 23
+"""Random bits of the uniform numbers that noise is made of: half-integers below 2**23 are exact in fp32."""
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What is drawn for a crop beside its place.
+
+    Attributes:
+        flips: whether D, H and W are mirrored.
+        scale: factor of the intensities.
+        deviation: standard deviation of the noise, 0 for none.
+        noise_seed: of the noise, 0 ... 2**63 - 1.
+    """
+
+    flips: tuple[bool, bool, bool]
+    scale: float
+    deviation: float
+    noise_seed: int
+
+
+def draw(generator: np.random.Generator, facts: Facts, brightness: Variant, noise: Variant) -> Draws:
+    """Draw what happens to a crop.
+
+    Args:
+        generator: of all draws.
+        facts: the probabilities.
+        brightness: ``nvidia`` multiplies by f from :data:`BRIGHTNESS_RANGE`, ``reference`` by 1 + f.
+        noise: the deviation is :data:`NOISE_DEVIATION` with ``nvidia``, and uniform below it with ``reference``.
+    """
+    d, h, w = (bool(generator.random() < facts.flip_probability) for _ in range(3))
+    scale = 1.0
+    if generator.random() < facts.brightness_probability:
+        scale = generator.uniform(*BRIGHTNESS_RANGE) + (brightness == "reference")
+    deviation = 0.0
+    if generator.random() < facts.noise_probability:
+        deviation = NOISE_DEVIATION if noise == "nvidia" else generator.uniform(0.0, NOISE_DEVIATION)
+    return Draws((d, h, w), scale, deviation, int(generator.integers(2**63)))
+
+
+@dataclass(frozen=True)
+class Crop:
+    """A crop in the memory of the volumes.
+
+    Attributes:
+        offset: of the volume's first voxel, in voxels.
+        shape: (D, H, W) of the volume.
+        origin: of the crop in the volume.
+        draws: what happens to it.
+    """
+
+    offset: int
+    shape: Place
+    origin: Place
+    draws: Draws
+
+
+@dataclass(frozen=True)
+class Slab:
+    """The part of every crop that this rank makes.
+
+    Attributes:
+        size: (D, H, W) of the whole crop.
+        first_plane, planes: which of its D planes.
+    """
+
+    size: Place
+    first_plane: int
+    planes: int
+
+    @property
+    def shape(self) -> Place:
+        """(D, H, W) of the slab."""
+        return self.planes, *self.size[1:]
+
+    @property
+    def voxels(self) -> int:
+        """Voxels of the slab."""
+        return math.prod(self.shape)
+
+    @property
+    def first_voxel(self) -> int:
+        """Index of the slab's first voxel in the whole crop."""
+        return self.first_plane * self.size[1] * self.size[2]
+
+    def source_plane(self, mirrored: bool) -> int:
+        """The crop's lowest plane, before it is mirrored, that the slab is made of."""
+        return self.size[0] - self.first_plane - self.planes if mirrored else self.first_plane
+
+    def cut(self, volumes: Tensor, crop: Crop) -> Tensor:
+        """The slab's voxels before they are mirrored, (D, H, W): a view of ``volumes``, (voxels,)."""
+        place = volumes[crop.offset : crop.offset + math.prod(crop.shape)].view(crop.shape)
+        depth = crop.origin[0] + self.source_plane(crop.draws.flips[0])
+        for axis, (start, size) in enumerate(zip((depth, *crop.origin[1:]), self.shape, strict=True)):
+            place = place.narrow(axis, start, size)
+        return place
+
+
+COLUMNS = 5
+"""Of the addresses: start, the three steps, and the noise seed."""
+
+
+def parameters(crops: Sequence[Crop], slab: Slab, pin_memory: bool = False) -> dict[str, Tensor]:
+    """The crops as the implementations take them.
+
+    Returns:
+        ``addresses`` (N, COLUMNS) int64, and ``intensities`` (N, 2) float32: factor, standard deviation of the noise.
+    """
+    addresses = [[*_address(crop, slab), crop.draws.noise_seed] for crop in crops]
+    intensities = [[crop.draws.scale, crop.draws.deviation] for crop in crops]
+    return {
+        "addresses": torch.tensor(addresses, dtype=torch.int64, pin_memory=pin_memory),
+        "intensities": torch.tensor(intensities, dtype=torch.float32, pin_memory=pin_memory),
+    }
+
+
+def _address(crop: Crop, slab: Slab) -> tuple[int, int, int, int]:
+    """Address of the slab's first voxel, and the steps to its neighbours on D, H and W."""
+    strides = (crop.shape[1] * crop.shape[2], crop.shape[2], 1)
+    lowest = (crop.origin[0] + slab.source_plane(crop.draws.flips[0]), *crop.origin[1:])
+    start, steps = crop.offset, list(strides)
+    for axis, mirrored in enumerate(crop.draws.flips):
+        start += (lowest[axis] + (slab.shape[axis] - 1 if mirrored else 0)) * strides[axis]
+        if mirrored:
+            steps[axis] = -strides[axis]
+    step_d, step_h, step_w = steps
+    return start, step_d, step_h, step_w
+
+
+def noise_of(index: Tensor, seed: Tensor) -> Tensor:
+    """Standard normal numbers, by the transform of Box and Muller in fp32.
+
+    Voxels 2i and 2i + 1 are the cosine and the sine of one pair of uniform numbers.
+
+    Args:
+        index: of the voxels in their crops, 0 ... 2**31 - 1.
+        seed: int64; its shape and that of ``index`` broadcast.
+    """
+    even = index & ~1
+    radius = torch.sqrt(-2.0 * torch.log(_uniform(even, seed)))
+    turn = _uniform(even + 1, seed) - 0.25 * (index & 1)
+    return radius * torch.cos((2.0 * math.pi) * turn)
+
+
+def _uniform(index: Tensor, seed: Tensor) -> Tensor:
+    bits = (words(index, seed) >> (32 - UNIFORM_BITS)) & ((1 << UNIFORM_BITS) - 1)
+    return (bits.float() + 0.5) * 2.0**-UNIFORM_BITS
+
+
+def augment_torch(
+    images: Tensor, labels: Tensor, addresses: Tensor, intensities: Tensor, slab: Slab, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Crops of a micro-batch. Plain version.
+
+    Args:
+        images: (voxels,) fp32 or half precision, volumes one after another.
+        labels: (voxels,) uint8, at the same places.
+        addresses, intensities: see :func:`parameters`; on the device of the volumes.
+        slab: part of the crops that is made.
+        dtype: of the resulting images; arithmetic is fp32.
+
+    Returns:
+        Image (N, 1, D, H, W) in channels_last_3d memory, and label (N, D, H, W) uint8.
+    """
+    depth, height, width = (torch.arange(size, device=images.device) for size in slab.shape)
+    start, step_d, step_h, step_w, seed = addresses[:, :, None].unbind(1)
+    address = (
+        start[..., None, None]
+        + (step_d * depth)[:, :, None, None]
+        + (step_h * height)[:, None, :, None]
+        + (step_w * width)[:, None, None, :]
+    ).flatten(1)
+    index = torch.arange(slab.first_voxel, slab.first_voxel + slab.voxels, device=images.device)
+    scale, deviation = intensities[:, :, None].unbind(1)
+    image = images[address].float() * scale
+    noisy = torch.arange(len(addresses), device=images.device)
+    if images.device.type == "cpu":  # a GPU would have to be waited for
+        noisy = noisy[deviation[:, 0] > 0]
+    image[noisy] += deviation[noisy] * noise_of(index, seed[noisy])
+    shape = (len(addresses), *slab.shape)
+    image_NDHWC = image.to(dtype).view(*shape, 1)
+    return image_NDHWC.permute(0, 4, 1, 2, 3), labels[address].view(shape)
+
+
+def _augment_triton(*args: Any) -> tuple[Tensor, Tensor]:
+    from benchmarks.unet3d.augment_triton import augment  # triton is imported only where it is used
+
+    return augment(*args)
+
+
+IMPLEMENTATIONS = {
+    "triton": Implementation("triton", _augment_triton, triton_unsupported),
+    "torch": Implementation("torch", augment_torch, always),
+}
+"""Signature: ``augment(images, labels, addresses, intensities, slab, dtype)``."""

@@ -1,0 +1,27 @@
+"""Training crops through the Triton kernel of :mod:`benchmarks.unet3d.augment_kernels`."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from benchmarks.unet3d.augment import Slab
+from benchmarks.unet3d.augment_kernels import augment_kernel
+
+BLOCK = 1024
+WARPS = 4
+
+
+def augment(
+    images: Tensor, labels: Tensor, addresses: Tensor, intensities: Tensor, slab: Slab, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """See :func:`benchmarks.unet3d.augment.augment_torch`. Nothing waits for the device."""
+    count = len(addresses)
+    image = images.new_empty((count, *slab.shape, 1), dtype=dtype)
+    label = labels.new_empty((count, *slab.shape))
+    augment_kernel[(triton.cdiv(slab.voxels, BLOCK), count)](
+        images, labels, addresses, intensities, image, label, slab.first_voxel, slab.voxels, 0,
+        H=slab.size[1], W=slab.size[2], BLOCK=BLOCK, num_warps=WARPS,
+    )  # fmt: skip
+    return image.permute(0, 4, 1, 2, 3), label

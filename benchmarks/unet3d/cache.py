@@ -1,0 +1,170 @@
+"""The volumes of one rank in memory: read once, by threads, in the order in which training meets them.
+
+Images and labels lie in two flat buffers, volume after volume, at the same places: on the GPU where they fit, else in
+host memory. Training starts with the first volumes; it waits for a volume, or for its objects' boxes, only where it
+needs them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from benchmarks.unet3d.components import Boxes, largest_boxes
+from benchmarks.unet3d.reader_settings import CachePlace
+from benchmarks.unet3d.volumes import Volumes
+from common.errors import ConfigError
+
+ALIGNMENT = 64
+"""Voxels: every volume starts at a multiple of it."""
+
+STAGING_BYTES = 1 << 24
+"""What a thread brings to the GPU at a time, through pinned memory."""
+
+
+class VolumeCache:
+    """Volumes of a prepared folder in memory.
+
+    Args:
+        volumes: the folder.
+        cases: those of its training cases that may be asked for, by number.
+        device: of the buffers: a GPU or the CPU.
+        dtype: of the images in the cache.
+        threads: that read.
+
+    Attributes:
+        images: (voxels,) of ``dtype``.
+        labels: (voxels,) uint8.
+        read_bytes: of all volumes in their files.
+        read_seconds: from the first :meth:`start` to the last volume that came.
+    """
+
+    def __init__(
+        self, volumes: Volumes, cases: Sequence[int], device: torch.device, dtype: torch.dtype, threads: int
+    ) -> None:
+        self._volumes = volumes
+        self._offsets: dict[int, int] = {}
+        end = 0
+        for case in cases:
+            self._offsets[case] = end
+            end += _aligned(volumes.train[case].voxels)
+        self.images = torch.empty(end, dtype=dtype, device=device)
+        self.labels = torch.empty(end, dtype=torch.uint8, device=device)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # the memory may have been used before, on another stream than the threads'
+        self.read_bytes = sum(volumes.train[case].voxels for case in cases) * (4 + 1)
+        self.read_seconds = self._began = 0.0
+        self._own = threading.local()
+        self._read: dict[int, Future[None]] = {}
+        self._boxes: dict[int, Future[Boxes]] = {}
+        self._unboxed: dict[int, NDArray[np.uint8]] = {}
+        self._readers = ThreadPoolExecutor(threads, "volumes", self._prepare_thread)
+        self._boxing = ThreadPoolExecutor(1, "boxes")  # connected components hold the interpreter: one at a time
+
+    def start(self, order: Sequence[int]) -> None:
+        """Begin to read the volumes that are not here yet, in this order, each once. Returns at once."""
+        self._began = self._began or time.perf_counter()
+        for case in order:
+            if case not in self._read:
+                self._read[case] = self._readers.submit(self._bring, case)
+                self._boxes[case] = self._boxing.submit(self._find_boxes, case)
+
+    def wait(self, case: int) -> int:
+        """Wait until a volume is in memory; returns where: the offset of its first voxel.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        self._read[case].result()
+        return self._offsets[case]
+
+    def boxes(self, case: int) -> Boxes:
+        """Wait for the objects of a volume. Raises as :meth:`wait`."""
+        return self._boxes[case].result()
+
+    @property
+    def complete(self) -> bool:
+        """Whether all volumes are in memory, or one of them could not be read."""
+        return len(self._read) == len(self._offsets) and all(volume.done() for volume in self._read.values())
+
+    def close(self) -> None:
+        """End the threads after the volumes that they are reading, and free the memory."""
+        self._readers.shutdown(cancel_futures=True)
+        self._boxing.shutdown(cancel_futures=True)
+        self.images, self.labels = self.images.new_empty(0), self.labels.new_empty(0)
+
+    def _prepare_thread(self) -> None:
+        """Give a reading thread a stream and pinned memory of its own."""
+        if self.images.device.type == "cuda":
+            torch.cuda.set_device(self.images.device)
+            self._own.stream = torch.cuda.Stream(self.images.device)
+            self._own.staging = torch.empty(STAGING_BYTES, dtype=torch.uint8, pin_memory=True)
+
+    def _bring(self, case: int) -> None:
+        image, label = self._volumes.read(self._volumes.train[case])
+        self._put(image, self.images, self._offsets[case])
+        self._put(label, self.labels, self._offsets[case])
+        self._unboxed[case] = label
+        self.read_seconds = time.perf_counter() - self._began
+
+    def _put(self, volume: NDArray[Any], buffer: Tensor, offset: int) -> None:
+        """Copy a volume into a buffer; when this returns, every stream may read it."""
+        given = torch.from_numpy(volume.reshape(-1))
+        place = buffer[offset : offset + len(given)]
+        if buffer.device.type == "cpu":
+            place.copy_(given)
+            return
+        staging = self._own.staging.view(buffer.dtype)
+        with torch.cuda.stream(self._own.stream):
+            for part, target in zip(given.split(len(staging)), place.split(len(staging)), strict=True):
+                target.copy_(staging[: len(part)].copy_(part), non_blocking=True)
+                self._own.stream.synchronize()
+
+    def _find_boxes(self, case: int) -> Boxes:
+        self._read[case].result()
+        return largest_boxes(self._unboxed.pop(case))
+
+
+def bytes_needed(volumes: Volumes, cases: Sequence[int], dtype: torch.dtype) -> int:
+    """Bytes of a cache of these cases."""
+    return sum(_aligned(volumes.train[case].voxels) for case in cases) * (dtype.itemsize + 1)
+
+
+def choose_place(requested: CachePlace, needed: int, limit_gb: float, device: torch.device) -> CachePlace:
+    """Where the volumes go: ``device`` or ``host``.
+
+    Args:
+        requested: ``auto`` takes the device where the volumes fit within the limit.
+        needed: bytes of the volumes.
+        limit_gb: of a GPU's memory; 0 for half of what is free.
+        device: of the training. A CPU's memory is the host's.
+
+    Raises:
+        ConfigError: the memory is not there.
+    """
+    host_free = psutil.virtual_memory().available
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_free
+    place = requested
+    if requested == "auto":
+        limit = min(limit_gb * 1e9, free) if limit_gb else free / 2
+        place = "device" if device.type != "cuda" or needed <= limit else "host"
+    available = free if place == "device" else host_free
+    if needed > available:
+        raise ConfigError(
+            f"reader.cache={place}: the volumes of this rank take {needed / 1e9:.1f} GB where {available / 1e9:.1f} GB "
+            f"are free; more reader.shares, or reader.cache_dtype=training with 16-bit precision, need less"
+        )
+    return place
+
+
+def _aligned(voxels: int) -> int:
+    return -(-voxels // ALIGNMENT) * ALIGNMENT

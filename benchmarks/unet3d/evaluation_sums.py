@@ -1,0 +1,181 @@
+"""Sums of the logits of a volume's windows, and the counts of its classes, on the ranks that work on the volume.
+
+A volume whose windows several ranks share, or whose windows are cut into slabs, is summed over those ranks once all its
+windows are added: each rank goes on with a slab of the volume, whose classes it counts. Axes: D H W voxels, K classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.unet3d.evaluation_volumes import CachedVolume
+from benchmarks.unet3d.sliding_window import Origin, Slices, SlidingWindow
+from benchmarks.unet3d.window_sums import ADD_WINDOW, COUNT_CLASSES
+from common.distributed.layout import Layout
+from common.errors import ConfigError, UnsupportedImplementation
+from common.ops.implementation import OperationRequest, select
+
+
+@dataclass(frozen=True)
+class _Sharers:
+    """Ranks that each hold a part of the sums of a volume; ``group`` is None where ``ranks`` is 1."""
+
+    group: dist.ProcessGroup | None
+    ranks: int
+    index: int
+
+    def sum_slabs(self, sums: Tensor) -> Tensor:
+        """Add ``sums`` (D, ...), contiguous, over the ranks; returns this rank's slab, a view. The rest is void."""
+        if self.group is None:
+            return sums
+        slab = sums.chunk(self.ranks)[self.index]
+        dist.reduce_scatter_tensor(slab, sums, group=self.group)
+        return slab
+
+
+class VolumeSums:
+    """The sums of one volume after another, in one buffer, and the counts of all.
+
+    Everything is queued on the current stream and nothing waits for the device before :meth:`all_counts`.
+
+    Args:
+        window: size and importance of the windows.
+        classes: K.
+        shares: sizes of neighbourhoods of dp ranks of which :meth:`open` takes one.
+        layout: dp ranks that are dealt windows, cp ranks that each have a slab of every window.
+        dtype: of the network.
+        implementation: of adding windows and counting classes, by name.
+
+    Attributes:
+        slab_shape: of this rank's slab of a window.
+        choice: the implementation chosen.
+
+    Raises:
+        ConfigError: the cp ranks cannot have equal slabs of a window, or a share does not divide the dp ranks.
+        UnsupportedImplementation: the named implementation cannot run here.
+    """
+
+    def __init__(
+        self,
+        window: SlidingWindow,
+        classes: int,
+        shares: Sequence[int],
+        layout: Layout,
+        dtype: torch.dtype,
+        implementation: str,
+    ) -> None:
+        self._device, self._classes = layout.device, classes
+        self._dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        request = OperationRequest(layout.device, dtype, classes)
+        try:
+            self.choice = select(ADD_WINDOW, implementation, request).name
+        except UnsupportedImplementation as error:
+            raise UnsupportedImplementation(f"sliding_window.implementation={implementation}: {error}") from error
+        self._add_window = ADD_WINDOW[self.choice].function
+        self._count_classes = COUNT_CLASSES[self.choice].function
+
+        depth, height, width = window.shape
+        cp, index = layout.size("cp"), layout.index("cp")
+        if depth % cp:
+            raise ConfigError(f"layout.cp={cp}: windows of {depth} planes cannot be cut into as many equal slabs")
+        for share in shares:
+            if layout.size("dp") % share:
+                raise ConfigError(
+                    f"sliding_window.share={share}: does not divide the {layout.size('dp')} data-parallel ranks of the "
+                    "evaluation"
+                )
+        self.slab_shape = (depth // cp, height, width)
+        self._slab_start = index * self.slab_shape[0]
+        of_depth, of_height, of_width = window.importance(self._device, self._dtype)
+        of_depth = of_depth[self._slab_start : self._slab_start + self.slab_shape[0]]
+        self._importance = (of_depth, of_height, of_width)
+
+        self._everyone = layout.group("dp", "cp")
+        self._slabs = _Sharers(layout.group("cp"), cp, index)
+        self._neighbours = {
+            share: _Sharers(layout.subgroup("dp", share), share, layout.index("dp") % share) for share in shares
+        }
+        self._sharers = [self._slabs]
+        self.close()
+
+    def warm_up(self, logits_KDHW: Tensor) -> None:
+        """Run every operation and every collective once, on the logits of a made-up window."""
+        sums_DHWK = torch.zeros(*self.slab_shape, self._classes, dtype=self._dtype, device=self._device)
+        label_DHW = torch.zeros(self.slab_shape, dtype=torch.uint8, device=self._device)
+        counts_K3 = torch.zeros(self._classes, 3, dtype=torch.int64, device=self._device)
+        self._add_window(sums_DHWK, logits_KDHW, self._importance)
+        self._count_classes(sums_DHWK, label_DHW, counts_K3)
+        for sharers in (self._slabs, *self._neighbours.values()):
+            sharers.sum_slabs(sums_DHWK.new_zeros(sharers.ranks))
+        if self._everyone is not None:
+            dist.all_reduce(counts_K3, group=self._everyone)
+
+    def open(self, volumes: Sequence[CachedVolume], cases: int, share: int) -> None:
+        """Make room.
+
+        Args:
+            volumes: of this rank.
+            cases: of all ranks.
+            share: neighbouring dp ranks that share the windows of a volume.
+        """
+        self._sharers = [self._slabs, self._neighbours[share]]
+        largest = max((math.prod(self._shape(volume)) for volume in volumes), default=0)
+        self._buffer = torch.empty(largest, dtype=self._dtype, device=self._device)
+        self._counts = torch.zeros(cases, self._classes, 3, dtype=torch.int64, device=self._device)
+
+    def close(self) -> None:
+        """Free the memory of :meth:`open`."""
+        self._buffer = torch.empty(0, dtype=self._dtype, device=self._device)
+        self._counts = torch.empty(0, self._classes, 3, dtype=torch.int64, device=self._device)
+        self._sums_DHWK = self._buffer
+
+    def place(self, origin: Origin) -> Slices:
+        """Where this rank's slab of a window lies in its volume."""
+        first = origin[0] + self._slab_start, *origin[1:]
+        d, h, w = (slice(start, start + size) for start, size in zip(first, self.slab_shape, strict=True))
+        return d, h, w
+
+    def clear_counts(self) -> None:
+        """Begin an evaluation."""
+        self._counts.zero_()
+
+    def begin(self, volume: CachedVolume) -> None:
+        """Begin a volume: its sums are 0."""
+        shape = self._shape(volume)
+        self._sums_DHWK = self._buffer[: math.prod(shape)].view(shape).zero_()
+
+    def add(self, origin: Origin, logits_KDHW: Tensor) -> None:
+        """Add this rank's slab of the logits of a window of the current volume."""
+        self._add_window(self._sums_DHWK[self.place(origin)], logits_KDHW, self._importance)
+
+    def count(self, volume: CachedVolume) -> None:
+        """Count the classes of the current volume, or of this rank's slab of it; collective over its ranks."""
+        sums_DHWK, first = self._sums_DHWK, 0
+        for sharers in self._sharers:
+            sums_DHWK = sharers.sum_slabs(sums_DHWK)
+            first += sharers.index * len(sums_DHWK)
+        inside_D, inside_H, inside_W = volume.geometry.inside
+        begin, end = max(first, inside_D.start), min(first + len(sums_DHWK), inside_D.stop)
+        if begin < end:
+            scored_DHWK = sums_DHWK[begin - first : end - first, inside_H, inside_W]
+            label_DHW = volume.label[begin - inside_D.start : end - inside_D.start]
+            self._count_classes(scored_DHWK, label_DHW, self._counts[volume.index])
+
+    def all_counts(self) -> list[list[list[int]]]:
+        """Counts (case, class, column) over all ranks; columns as in :mod:`benchmarks.unet3d.window_sums`."""
+        if self._everyone is not None:
+            dist.all_reduce(self._counts, group=self._everyone)
+        counts: list[list[list[int]]] = self._counts.tolist()
+        return counts
+
+    def _shape(self, volume: CachedVolume) -> tuple[int, int, int, int]:
+        """Shape of the sums of a volume, with as many planes as can be dealt equally to its ranks."""
+        depth, height, width = volume.geometry.padded_shape
+        ranks = math.prod(sharers.ranks for sharers in self._sharers)
+        return math.ceil(depth / ranks) * ranks, height, width, self._classes

@@ -1,0 +1,101 @@
+"""The evaluation volumes of one rank, on its device: cropped, padded, and with the windows that it evaluates.
+
+Axes: D H W of a volume in voxels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from benchmarks.unet3d.evaluation_shares import deal_volumes, deal_windows
+from benchmarks.unet3d.sliding_window import Geometry, Origin, SlidingWindow
+from benchmarks.unet3d.volumes import Case
+
+READERS = 4
+"""Volumes that a rank reads at a time: at most some 400 MB of host memory each."""
+
+Read = Callable[[Case], tuple[NDArray[np.float32], NDArray[np.uint8]]]
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a rank has to do.
+
+    Attributes:
+        volume: index among all evaluation cases.
+        windows: indices of the volume's windows that are this rank's.
+    """
+
+    volume: int
+    windows: range
+
+
+@dataclass(frozen=True)
+class CachedVolume:
+    """A volume on the device.
+
+    Attributes:
+        index: of its case among all evaluation cases.
+        image: (D, H, W), cropped and padded, dtype of the network.
+        label: (D, H, W), cropped, uint8.
+        geometry: of the windows.
+        origins: first voxel in the image of each window that this rank evaluates.
+    """
+
+    index: int
+    image: Tensor
+    label: Tensor
+    geometry: Geometry
+    origins: tuple[Origin, ...]
+
+
+def shares_of_rank(windows: Sequence[int], ranks: int, rank: int, share: int) -> list[Share]:
+    """The work of one rank, volume by volume in the order of its neighbourhood.
+
+    Args:
+        windows: of each evaluation case.
+        ranks, rank: of the evaluation.
+        share: neighbouring ranks that share each of their volumes; divides ``ranks``.
+    """
+    volumes = deal_volumes(windows, ranks // share)[rank // share]
+    dealt = deal_windows([windows[volume] for volume in volumes], share, rank % share)
+    return [Share(volume, mine) for volume, mine in zip(volumes, dealt, strict=True)]
+
+
+def cache_volumes(
+    cases: Sequence[Case],
+    read: Read,
+    shares: Sequence[Share],
+    window: SlidingWindow,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> list[CachedVolume]:
+    """Read the volumes of ``shares`` and keep them on ``device``; waits until they are there.
+
+    Raises:
+        DataError: as ``read``.
+    """
+
+    def load(share: Share) -> CachedVolume:
+        case = cases[share.volume]
+        geometry = window.geometry(case.shape)
+        image, label = read(case)
+        image_DHW = torch.from_numpy(np.ascontiguousarray(image[geometry.kept])).to(device).to(dtype)
+        padded_DHW = window.padded(image_DHW, geometry)
+        label_DHW = torch.from_numpy(np.ascontiguousarray(label[geometry.kept])).to(device)
+        every_origin = geometry.origins
+        origins = tuple(every_origin[number] for number in share.windows)
+        return CachedVolume(share.volume, padded_DHW, label_DHW, geometry, origins)
+
+    with ThreadPoolExecutor(READERS, thread_name_prefix="evaluation-volumes") as pool:
+        volumes = list(pool.map(load, shares))
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # each thread filled its volumes on a stream that no other waits for
+    return volumes

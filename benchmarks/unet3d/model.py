@@ -1,0 +1,335 @@
+"""3D U-Net of the image segmentation benchmark.
+
+The plain U-Net of Isensee et al., arXiv:1809.10483, in the MLPerf reference's variant: strided convolutions go down,
+transposed ones up, instance norm and ReLU follow every convolution of 3x3x3, and there is no deep supervision. It
+returns logits of three classes.
+
+Over several GPUs the volume is split along D where it is large: in the input block, ``down0`` and ``down1``, and in
+``up2`` and what follows. At an eighth of the size and below, every rank of a group computes the whole
+(:mod:`common.distributed.spatial`).
+
+Shapes: N samples of a micro-batch, C channels, K classes, D H W volume. Channels last on a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
+
+from benchmarks.unet3d.config import HALVINGS
+from benchmarks.unet3d.ops import instance_norm
+from common.distributed.spatial.choose import build_exchange
+from common.distributed.spatial.convolution import SpatialConv3d
+from common.distributed.spatial.gather import gather_slabs, own_slab
+from common.distributed.spatial.halo import HaloExchange
+from common.distributed.spatial.split import VolumeSplit
+from common.errors import ConfigError, UnsupportedImplementation
+from common.ops.implementation import AUTO, OperationRequest, select
+
+SPLIT_LEVELS = 3
+"""Halvings down to the first level that every rank computes whole; its planes are dealt out again on the way up."""
+
+NO_HALO = "none"
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The shape of the network.
+
+    Attributes:
+        input_channels: of the image.
+        classes: K.
+        filters: channels of the input block and of the four levels below it; the bottleneck has those of the last.
+        norm_epsilon: added to the variance of every instance norm.
+
+    Raises:
+        ValueError: there are not ``HALVINGS`` numbers of filters.
+    """
+
+    input_channels: int = 1
+    classes: int = 3
+    filters: tuple[int, ...] = (32, 64, 128, 256, 320)
+    norm_epsilon: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if len(self.filters) != HALVINGS:
+            raise ValueError(f"filters={self.filters}: {HALVINGS} numbers are needed")
+
+    @property
+    def down(self) -> list[tuple[str, int, int]]:
+        """Blocks that halve the volume: name, channels in, channels out."""
+        widths = [*self.filters, self.filters[-1]]
+        names = [*(f"down{index}" for index in range(HALVINGS - 1)), "bottleneck"]
+        return [(name, *pair) for name, pair in zip(names, itertools.pairwise(widths), strict=True)]
+
+    @property
+    def up(self) -> list[tuple[str, int, int]]:
+        """Blocks that double it: name, channels in, channels out."""
+        return [(f"up{index}", wide, narrow) for index, (_, narrow, wide) in enumerate(reversed(self.down))]
+
+    def check_size(self, size: tuple[int, int, int], ranks: int = 1) -> None:
+        """Make sure that volumes of ``size`` can be computed, and split over ``ranks``.
+
+        Raises:
+            ConfigError: naming the axis and the size that is needed.
+        """
+        whole, slab = 2**HALVINGS, 2**SPLIT_LEVELS * ranks
+        for axis, planes in zip("DHW", size, strict=True):
+            if planes < whole or planes % whole:
+                raise ConfigError(f"volumes of {planes} voxels along {axis}: the network takes multiples of {whole}")
+        if math.prod(size) == whole**3:
+            raise ConfigError(
+                f"volumes of {whole}³ voxels end in a single voxel, which has no instance norm: enlarge an axis"
+            )
+        if size[0] % slab:
+            raise ConfigError(
+                f"volumes of {size[0]} planes over {ranks} ranks: each rank needs a multiple of {2**SPLIT_LEVELS} of "
+                f"them, so take a multiple of {math.lcm(slab, whole)} planes, or fewer ranks"
+            )
+
+    def forward_flops(self, size: tuple[int, int, int]) -> dict[str, float]:
+        """FLOPs (2 per multiply-add) of the convolutions of each block, for one sample of ``size`` = (D, H, W)."""
+        voxels, first = float(math.prod(size)), self.filters[0]
+        found = {"input_block": 54 * (self.input_channels + first) * first * voxels}
+        for level, (name, narrow, wide) in enumerate(self.down, 1):
+            found[name] = 54 * (narrow + wide) * wide * voxels / 8**level
+        for level, (name, wide, narrow) in zip(range(HALVINGS - 1, -1, -1), self.up, strict=True):
+            found[name] = (2 * wide + 54 * 3 * narrow) * narrow * voxels / 8**level
+        return found | {"output": 2 * first * self.classes * voxels}
+
+    def training_flops(self, size: tuple[int, int, int]) -> float:
+        """FLOPs to train on one sample: forward, and twice as many backward but for the gradient of the image."""
+        image = 54 * self.input_channels * self.filters[0] * math.prod(size)
+        return 3 * sum(self.forward_flops(size).values()) - image
+
+
+@dataclass(frozen=True)
+class Implementations:
+    """Which implementation of each operation is asked for: a name out of its ``IMPLEMENTATIONS``, or ``auto``.
+
+    Attributes:
+        instance_norm: of norm and ReLU; chosen layer by layer, like the convolution.
+        convolution: of 3x3x3.
+        halo: how the ranks of a split volume exchange planes.
+        overlap: exchange them while the convolution runs.
+    """
+
+    instance_norm: str = AUTO
+    convolution: str = AUTO
+    halo: str = AUTO
+    overlap: bool = True
+
+
+class _Build:
+    """What every part of the network is built from, and the names of what was chosen.
+
+    Args:
+        architecture, requested, device, dtype, split: of the network.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        requested: Implementations,
+        device: torch.device,
+        dtype: torch.dtype,
+        split: VolumeSplit | None,
+    ) -> None:
+        self.architecture, self.device, self.dtype, self.split = architecture, device, dtype, split
+        self.memory_format = torch.channels_last_3d
+        self._requested = requested
+        self._exchange: HaloExchange | None = None
+        self._names: dict[str, set[str]] = {"instance_norm": set(), "convolution": set(), "halo": {NO_HALO}}
+        if split is not None:
+            with _asked_for("halo", requested.halo):
+                self._exchange = build_exchange(split, device, requested.halo, requested.overlap)
+            self._names["halo"] = {self._exchange.transport.name}
+
+    @property
+    def chosen(self) -> dict[str, str]:
+        """Operation to the names of its implementations, joined by ``+`` where layers differ."""
+        return {operation: "+".join(sorted(names)) for operation, names in self._names.items()}
+
+    def convolution(self, in_channels: int, out_channels: int, stride: int, split: bool) -> SpatialConv3d:
+        with _asked_for("convolution", self._requested.convolution):
+            layer = SpatialConv3d(
+                in_channels, out_channels, stride, exchange=self._exchange if split else None,
+                implementation=self._requested.convolution, device=self.device, dtype=self.dtype,
+            )  # fmt: skip
+        self._names["convolution"].add(layer.implementation)
+        return layer
+
+    def norm_relu(self, channels: int) -> Callable[..., Tensor]:
+        with _asked_for("instance_norm", self._requested.instance_norm):
+            request = OperationRequest(self.device, self.dtype, channels)
+            chosen = select(instance_norm.IMPLEMENTATIONS, self._requested.instance_norm, request)
+        self._names["instance_norm"].add(chosen.name)
+        return chosen.function
+
+
+@contextlib.contextmanager
+def _asked_for(option: str, name: str) -> Iterator[None]:
+    """Name the option in the refusal of what it asks for."""
+    try:
+        yield
+    except UnsupportedImplementation as error:
+        raise UnsupportedImplementation(f"model.{option}={name}: {error}") from error
+
+
+class ConvBlock(nn.Module):
+    """Convolution, instance norm and ReLU, over slabs where ``split``."""
+
+    def __init__(self, build: _Build, in_channels: int, out_channels: int, stride: int, split: bool) -> None:
+        super().__init__()
+        self.conv = build.convolution(in_channels, out_channels, stride, split)
+        # Holds weight, bias and epsilon; the fused operation reads them.
+        self.norm = nn.InstanceNorm3d(
+            out_channels, build.architecture.norm_epsilon, affine=True, device=build.device, dtype=build.dtype
+        )
+        self._norm_relu = build.norm_relu(out_channels)
+        self._split = build.split if split else None
+
+    def forward(self, x_NCDHW: Tensor) -> Tensor:
+        """Map a slab, or whole volumes."""
+        norm = self.norm
+        return self._norm_relu(self.conv(x_NCDHW), norm.weight, norm.bias, norm.eps, self._split)
+
+
+class ConvPair(nn.Module):
+    """Two convolution blocks, the first of which may halve the volume."""
+
+    def __init__(self, build: _Build, in_channels: int, out_channels: int, stride: int, split: bool) -> None:
+        super().__init__()
+        self.conv1 = ConvBlock(build, in_channels, out_channels, stride, split)
+        self.conv2 = ConvBlock(build, out_channels, out_channels, 1, split)
+
+    def forward(self, x_NCDHW: Tensor) -> Tensor:
+        """Map a slab, or whole volumes."""
+        return self.conv2(self.conv1(x_NCDHW))
+
+
+class UpBlock(nn.Module):
+    """Double the volume, append the skip connection's channels, and convolve twice."""
+
+    def __init__(self, build: _Build, in_channels: int, out_channels: int, split: bool) -> None:
+        super().__init__()
+        upsample = skip_init(
+            nn.ConvTranspose3d, in_channels, out_channels, 2, stride=2, device=build.device, dtype=build.dtype
+        )
+        self.upsample = upsample.to(memory_format=build.memory_format)
+        self.conv1 = ConvBlock(build, 2 * out_channels, out_channels, 1, split)
+        self.conv2 = ConvBlock(build, out_channels, out_channels, 1, split)
+
+    def forward(self, x_NCDHW: Tensor, skip_NCDHW: Tensor) -> Tensor:
+        """Map volumes of half the size, and the skip connection of the whole size."""
+        joined_NCDHW = torch.cat((self.upsample(x_NCDHW), skip_NCDHW), dim=1)
+        return self.conv2(self.conv1(joined_NCDHW))
+
+
+class UNet3D(nn.Module):
+    """The network.
+
+    Args:
+        architecture: its shape.
+        implementations: how the operations run.
+        generator: source of the initial weights, on the CPU; None leaves them uninitialised, for a model that is
+            loaded or only measured.
+        device, dtype: of all parameters; activations have the same dtype. Weights are drawn in fp32.
+        split: how volumes are split over ranks; None where each rank has whole ones. Collective to build with one.
+
+    Raises:
+        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        implementations: Implementations | None = None,
+        generator: torch.Generator | None = None,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        split: VolumeSplit | None = None,
+    ) -> None:
+        super().__init__()
+        device, requested = torch.device(device), implementations or Implementations()
+        split = None if split is None or split.ranks == 1 else split
+        self.architecture = architecture
+        self._split = split
+        build = _Build(architecture, requested, device, dtype, split)
+        filters = architecture.filters
+        self.input_block = ConvPair(build, architecture.input_channels, filters[0], 1, split=True)
+        for level, (name, narrow, wide) in enumerate(architecture.down, 1):
+            self.add_module(name, ConvPair(build, narrow, wide, 2, split=level < SPLIT_LEVELS))
+        for level, (name, wide, narrow) in zip(range(HALVINGS - 1, -1, -1), architecture.up, strict=True):
+            self.add_module(name, UpBlock(build, wide, narrow, split=level < SPLIT_LEVELS))
+        self.output = skip_init(nn.Conv3d, filters[0], architecture.classes, 1, device=device, dtype=dtype)
+        self._chosen = build.chosen
+        if generator is not None:
+            self._initialise(generator)
+
+    def chosen(self) -> dict[str, str]:
+        """Operation to the name of its implementation; several are joined by ``+`` where layers differ."""
+        return dict(self._chosen)
+
+    @property
+    def blocks(self) -> list[tuple[str, nn.Module]]:
+        """Names and modules in the order of the forward pass; a block's parameters are read in its own forward."""
+        return list(self.named_children())
+
+    def redundant_parameters(self) -> frozenset[str]:
+        """Names of the parameters whose gradients every rank of a split volume computes whole; none without a split."""
+        if self._split is None:
+            return frozenset()
+        down = [name for name, _, _ in self.architecture.down[SPLIT_LEVELS - 1 :]]
+        up = [name for name, _, _ in self.architecture.up[: HALVINGS - SPLIT_LEVELS]]
+        return frozenset(name for name, _ in self.named_parameters() if name.split(".")[0] in (*down, *up))
+
+    def forward_flops(self, size: tuple[int, int, int]) -> float:
+        """FLOPs of the forward pass for one whole volume of ``size`` = (D, H, W)."""
+        return sum(self.architecture.forward_flops(size).values())
+
+    def forward(self, image_NCDHW: Tensor) -> Tensor:
+        """Logits (N, K, D, H, W) of volumes, or of this rank's slabs of them.
+
+        Raises:
+            ConfigError: a size that cannot be halved often enough; the message names one that can.
+        """
+        ranks = 1 if self._split is None else self._split.ranks
+        D, H, W = image_NCDHW.shape[2:]
+        self.architecture.check_size((D * ranks, H, W), ranks)
+        x_NCDHW = self.input_block(image_NCDHW)
+        skips = [x_NCDHW]
+        for level, (name, _, _) in enumerate(self.architecture.down, 1):
+            if level == SPLIT_LEVELS and self._split is not None:
+                x_NCDHW = gather_slabs(x_NCDHW, self._split)
+            x_NCDHW = self.get_submodule(name)(x_NCDHW)
+            skips.append(x_NCDHW)
+        x_NCDHW = skips.pop()
+        for level, (name, _, _) in zip(range(HALVINGS - 1, -1, -1), self.architecture.up, strict=True):
+            if level == SPLIT_LEVELS - 1 and self._split is not None:
+                x_NCDHW = own_slab(x_NCDHW, self._split)
+            x_NCDHW = self.get_submodule(name)(x_NCDHW, skips.pop())
+        logits_NKDHW: Tensor = self.output(x_NCDHW)
+        return logits_NKDHW
+
+    @torch.no_grad()
+    def _initialise(self, generator: torch.Generator) -> None:
+        """PyTorch's own bounds: U(-b, b) with b = 1 / sqrt(fan in); norms are 1 and 0 already.
+
+        The fan in of a transposed convolution counts its output channels, as in PyTorch.
+        """
+        for module in self.modules():
+            if not isinstance(module, SpatialConv3d | nn.ConvTranspose3d | nn.Conv3d):
+                continue
+            bound = 1 / math.sqrt(module.weight[0].numel())
+            for parameter in module.parameters():
+                drawn = torch.empty(parameter.shape, device=generator.device)
+                parameter.copy_(drawn.uniform_(-bound, bound, generator=generator))

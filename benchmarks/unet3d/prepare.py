@@ -1,0 +1,338 @@
+"""Download, prepare, verify and generate the data of 3D U-Net: KiTS19 as resampled volumes in numpy's files.
+
+Prepared are ``case_00000_x.npy`` and ``case_00000_y.npy`` …, ``cases.json``, ``checksum.json`` with the MD5 of every
+volume, as the reference writes it, and ``manifest.json``. See :mod:`benchmarks.unet3d.preprocess` for what is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from benchmarks.unet3d import raw, stand_in
+from benchmarks.unet3d.preprocess import CLASSES, load_scan, preprocess, voxels_of
+from benchmarks.unet3d.raw import RawCase, RawScans, Settings
+from benchmarks.unet3d.sources import download as download
+from benchmarks.unet3d.stand_in import generate as generate
+from benchmarks.unet3d.volumes import CASES, FORMAT, PREPARE_COMMAND, Case
+from common.data import atomic, manifest, preparation
+from common.data.manifest import FileEntry, Manifest
+from common.data.stages import Stages
+from common.errors import ConfigError, DataError
+
+CHECKSUMS = "checksum.json"
+RECORDS, STAGE = "records", "cases"
+MEMORY_PER_WORKER = 6 << 30
+"""Bytes that the largest scan of KiTS19 takes: 1,059 slices of 512 x 512 in float64, and copies."""
+VOXELS_PER_WORKER = 64 << 20
+"""Voxels of scans that are worth a process."""
+_CHUNK = 1 << 24
+_NAMED = 5  # files that one message names
+
+
+@dataclasses.dataclass(frozen=True)
+class Digests:
+    """Size in bytes, SHA-256 and MD5 of a file."""
+
+    bytes: int
+    sha256: str
+    md5: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """A case that is prepared: shape (D, H, W), the spacing that its scan had in mm, if known, and its files."""
+
+    shape: tuple[int, int, int]
+    spacing: tuple[float, float, float] | None
+    files: dict[str, Digests]
+
+
+def prepare(raw_dir: Path, data_dir: Path, workers: int = 1) -> Manifest:
+    """Write the prepared data set; does nothing when it is there, and continues after an interruption.
+
+    Args:
+        raw_dir: scans, see :mod:`benchmarks.unet3d.raw`.
+        data_dir: receives volumes and manifest.
+        workers: processes, each of which takes up to ``MEMORY_PER_WORKER``.
+
+    Raises:
+        DataError: the raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` holds data that
+            were prepared from another source or for other crops, or another process prepares them now.
+    """
+    source = raw.open_raw(raw_dir)
+    wanted = {"fingerprint": source.fingerprint(), "settings": json.dumps(dataclasses.asdict(source.settings))}
+    with preparation.locked(data_dir):
+        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted):
+            return found
+        preparation.begin_or_continue(data_dir, data_dir / RECORDS / "source.json", wanted)
+        records = _prepare_cases(source, data_dir, workers)
+        description = "KiTS19" if source.stand_in is None else json.dumps(source.stand_in, sort_keys=True)
+        origin = {**wanted, "description": description}
+        made = _describe(data_dir, records, origin, stand_in=source.stand_in is not None)
+        shutil.rmtree(data_dir / RECORDS)
+        return made
+
+
+def adopt(data_dir: Path, workers: int = 1) -> Manifest:
+    """Check and describe the volumes that the reference's own script prepared; they stay as they are.
+
+    Args:
+        data_dir: its result: all 420 volumes. A ``checksum.json`` there has to agree with them.
+        workers: cases at a time.
+
+    Raises:
+        DataError: a volume is missing, damaged, or of another type or shape than its labels, or MD5s differ.
+    """
+    if not data_dir.is_dir():
+        raise DataError(f"{data_dir} does not exist: it is to hold the volumes that the reference's script prepared")
+    with preparation.locked(data_dir):
+        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, None):
+            return found
+        names = [raw.case_name(number) for number in range(raw.LABELLED_CASES)]
+        volumes = {f"{name}_{kind}.npy": "" for name in names for kind in "xy"}
+        _compare_names(data_dir, {path.name for path in data_dir.glob("*.npy")}, volumes, "KiTS19")
+        with ThreadPoolExecutor(workers) as pool:
+            made = pool.map(lambda name: _adopted(data_dir, name), names)
+            records = dict(zip(names, tqdm(made, "adopt", len(names), unit="case", disable=None), strict=True))
+        if (data_dir / CHECKSUMS).exists():
+            md5s = {name: entry.md5 for record in records.values() for name, entry in record.files.items()}
+            _compare_published(data_dir, md5s, data_dir / CHECKSUMS)
+        return _describe(data_dir, records, {"description": "KiTS19, prepared by the reference's script"}, False)
+
+
+def verify(data_dir: Path, published: Path | None = None, workers: int = 1) -> Manifest:
+    """Compare the number of volumes and every checksum of ``data_dir``; reads all of it once.
+
+    Args:
+        data_dir: prepared data.
+        published: a ``checksum.json`` of others, such as the reference's, that the volumes have to agree with as well.
+        workers: files at a time.
+
+    Raises:
+        DataError: a file is missing, too many, changed or damaged; the message names files, at most a few.
+    """
+    found = manifest.read(data_dir, FORMAT, PREPARE_COMMAND)
+    expected = _read_checksums(data_dir / CHECKSUMS)
+    _compare_names(data_dir, {path.name for path in data_dir.glob("*.npy")}, expected, data_dir / CHECKSUMS)
+    with ThreadPoolExecutor(workers) as pool:
+        digests = dict(zip(found.files, pool.map(lambda name: _digests(data_dir / name), found.files), strict=True))
+    remedy = f"delete these and {manifest.NAME}, then run '{PREPARE_COMMAND}'"
+    changed = [name for name, entry in found.files.items() if digests[name].sha256 != entry.sha256]
+    if changed:
+        raise DataError(f"{data_dir}: changed or damaged, by SHA-256 of {manifest.NAME}: {_some(changed)}; {remedy}")
+    changed = [name for name, md5 in expected.items() if digests[name].md5 != md5]
+    if changed:
+        raise DataError(f"{data_dir}: changed or damaged, by MD5 of {CHECKSUMS}: {_some(changed)}; {remedy}")
+    if published is not None:
+        _compare_published(data_dir, {name: digests[name].md5 for name in expected}, published)
+    return found
+
+
+def main(command: str, argv: list[str]) -> int:
+    """``mlperf-suite download | prepare | verify | generate benchmark=unet3d [options]``."""
+    args = _parser(command).parse_args(argv)
+    if args.workers < 1:
+        raise ConfigError(f"--workers={args.workers}: at least 1")
+    if command == "download":
+        for line in download(args.raw_dir, args.workers):
+            print(line)
+    elif command == "generate":
+        request = stand_in.Request(
+            args.train, args.eval, args.smallest, args.largest, Settings(_axes(args.patch)), args.seed
+        )
+        made = generate(args.raw_dir, request, args.workers)
+        print(
+            f"{args.raw_dir}: {args.train} cases to train and {args.eval} to evaluate, {made.voxels / 1e6:.1f} million "
+            f"voxels; of the axes of their volumes windows crop {made.cropped} and pad {made.padded}"
+        )
+    else:
+        if command == "verify":
+            found = verify(args.data_dir, args.checksums, args.workers)
+        elif args.adopt:
+            found = adopt(args.data_dir, args.workers)
+        else:
+            found = prepare(args.raw_dir, args.data_dir, args.workers)
+        print(preparation.summary(args.data_dir, found, "KiTS19"))
+        if command == "verify" and args.checksums is not None:
+            print(f"All volumes are those of {args.checksums}")
+    return 0
+
+
+def _parser(command: str) -> argparse.ArgumentParser:
+    parser = preparation.parser(command, "unet3d", raw="scans and their labels", prepared="prepared volumes")
+    cpus = os.cpu_count() or 1
+    workers = min(cpus, max(1, psutil.virtual_memory().total // MEMORY_PER_WORKER)) if command == "prepare" else cpus
+    workers = min(workers, 4) if command == "download" else workers
+    parser.add_argument("--workers", type=int, default=workers, help=f"processes or threads (default {workers})")
+    if command == "prepare":
+        parser.add_argument(
+            "--adopt", action="store_true", help="only describe --data-dir: the reference's script prepared it"
+        )
+    if command == "verify":
+        parser.add_argument("--checksums", type=Path, help="also compare with this checksum.json, e.g. the reference's")
+    if command == "generate":
+        parser.add_argument("--train", type=int, default=24, help="cases to train on")
+        parser.add_argument("--eval", type=int, default=6, help="cases to evaluate")
+        parser.add_argument(
+            "--patch", type=int, nargs="+", default=[128], help="voxels of a crop: one number, or D H W"
+        )
+        parser.add_argument("--smallest", type=int, default=128, help="least voxels of an axis, once prepared")
+        parser.add_argument("--largest", type=int, default=200, help="most voxels of an axis, once prepared")
+        parser.add_argument("--seed", type=int, default=0)
+    return parser
+
+
+def _axes(patch: list[int]) -> tuple[int, int, int]:
+    if len(patch) not in (1, 3):
+        raise ConfigError(f"--patch {' '.join(map(str, patch))}: one number, or three")
+    depth, height, width = patch if len(patch) == 3 else patch * 3
+    return depth, height, width
+
+
+def _prepare_cases(source: RawScans, data_dir: Path, workers: int) -> dict[str, Record]:
+    """Prepare the cases that are not recorded yet, the largest first; all records by the cases' names."""
+    patch = source.settings.patch
+    voxels = {case: voxels_of(case.image, patch) for case in source.cases}
+    processes = min(workers, 1 + sum(scan for scan, _ in voxels.values()) // VOXELS_PER_WORKER)
+    with Stages(data_dir / RECORDS, processes, partial(torch.set_num_threads, 1)) as stages:
+        for case in voxels:
+            _forget_lost(stages, data_dir, case.name)
+        left = [made for case, (_, made) in voxels.items() if stages.record(STAGE, case.name) is None]
+        preparation.require_space(data_dir, 5 * sum(left))  # a float32 and a uint8 for each voxel
+        cases = sorted(voxels, key=lambda case: voxels[case], reverse=True)
+        records = stages.run(STAGE, {case.name: (case, data_dir, patch) for case in cases}, prepare_case)
+        return {name: _parse(record, stages.path(STAGE, name)) for name, record in records.items()}
+
+
+def prepare_case(case: RawCase, data_dir: Path, patch: tuple[int, int, int]) -> dict[str, Any]:
+    """Write the two files of ``case``; returns its :class:`Record` as plain values."""
+    scan = load_scan(case.image, case.label)
+    image, label = preprocess(scan, patch)
+    _, depth, height, width = image.shape
+    made = Case(case.name, (depth, height, width), case.split)
+    files = {made.image_file: _save(data_dir / made.image_file, image)}
+    files[made.label_file] = _save(data_dir / made.label_file, label)
+    return dataclasses.asdict(Record(made.shape, scan.spacing, files))
+
+
+def _save(path: Path, array: NDArray[Any]) -> Digests:
+    with atomic.written(path) as beside:
+        with open(beside, "wb") as file:
+            np.save(file, array, allow_pickle=False)
+        return _digests(beside)
+
+
+def _digests(path: Path) -> Digests:
+    sha256, md5, size = hashlib.sha256(), hashlib.md5(usedforsecurity=False), 0
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            sha256.update(chunk)
+            md5.update(chunk)
+            size += len(chunk)
+    return Digests(size, sha256.hexdigest(), md5.hexdigest())
+
+
+def _forget_lost(stages: Stages, data_dir: Path, name: str) -> None:
+    """Delete the record of a case whose files are not there as it says, so that they are made again."""
+    record, path = stages.record(STAGE, name), stages.path(STAGE, name)
+    if record is None:
+        return
+    files = _parse(record, path).files
+    there = [data_dir / file for file in files if (data_dir / file).is_file()]
+    if {file.name: file.stat().st_size for file in there} != {file: entry.bytes for file, entry in files.items()}:
+        path.unlink()
+
+
+def _parse(record: dict[str, Any], path: Path) -> Record:
+    try:
+        files = {file: Digests(**digests) for file, digests in record["files"].items()}
+        return Record(tuple(record["shape"]), tuple(record["spacing"]), files)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path} is damaged ({error}); delete it and run the command again") from error
+
+
+def _adopted(data_dir: Path, name: str) -> Record:
+    made = []
+    for kind, dtype in (("x", np.float32), ("y", np.uint8)):
+        path = data_dir / f"{name}_{kind}.npy"
+        try:
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(f"{path} cannot be read ({error}); prepare it again") from error
+        if array.dtype != dtype or array.ndim != 4 or len(array) != 1 or not array.flags.c_contiguous:
+            raise DataError(
+                f"{path} holds {array.dtype} of shape {array.shape} where {dtype.__name__} of 1xDxHxW is due"
+            )
+        made.append(array)
+    image, label = made
+    if image.shape != label.shape or label.max() >= CLASSES:
+        raise DataError(f"{data_dir}: labels of {name}: {label.shape} up to {label.max()} for an image {image.shape}")
+    files = {f"{name}_{kind}.npy": _digests(data_dir / f"{name}_{kind}.npy") for kind in "xy"}
+    return Record(tuple(image.shape[1:]), None, files)
+
+
+def _describe(data_dir: Path, records: dict[str, Record], origin: dict[str, str], stand_in: bool) -> Manifest:
+    """Write ``cases.json``, ``checksum.json``, and last the manifest that names all files."""
+    splits = {name: raw.split_of(int(name[-5:])) for name in sorted(records)}
+    cases = {
+        name: {"shape": records[name].shape, "split": split, "spacing_of_scan_mm": records[name].spacing}
+        for name, split in splits.items()
+    }
+    digests = {name: entry for case in splits for name, entry in records[case].files.items()}
+    md5s = {name: entry.md5 for name, entry in digests.items()}
+    for name, content in ((CASES, cases), (CHECKSUMS, md5s)):
+        atomic.write_text(data_dir / name, json.dumps(content, indent=1) + "\n")
+    files = {name: FileEntry(entry.bytes, entry.sha256) for name, entry in digests.items()}
+    files.update(manifest.describe_files(data_dir, (CASES, CHECKSUMS)))
+    uses = list(splits.values())
+    counts = {"train_samples": uses.count("train"), "eval_samples": uses.count("eval")}
+    made = Manifest(FORMAT, files, counts, stand_in, {**origin, "prepared": preparation.now()})
+    manifest.write(data_dir, made)
+    return made
+
+
+def _read_checksums(path: Path) -> dict[str, str]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return {str(name): str(md5) for name, md5 in content.items()}
+    except (OSError, ValueError, AttributeError) as error:
+        raise DataError(f"{path} cannot be read as names and MD5s of files ({error})") from error
+
+
+def _compare_names(data_dir: Path, found: set[str], expected: dict[str, str], source: Path | str) -> None:
+    if missing := sorted(set(expected) - found):
+        raise DataError(f"{data_dir} lacks {_some(missing)}: {len(found)} volumes where {source} has {len(expected)}")
+    if strangers := sorted(found - set(expected)):
+        raise DataError(f"{data_dir} holds {_some(strangers)}, which {source} does not name")
+
+
+def _compare_published(data_dir: Path, md5s: dict[str, str], published: Path) -> None:
+    expected = _read_checksums(published)
+    _compare_names(data_dir, set(md5s), expected, published)
+    if different := [name for name in sorted(md5s) if md5s[name] != expected[name]]:
+        images = sum(name.endswith("_x.npy") for name in different)
+        raise DataError(
+            f"{data_dir}: {images} images and {len(different) - images} labels have other MD5s than {published}: "
+            f"{_some(different)}. Images alone: rounding, which other processors and versions of PyTorch do "
+            "differently. Labels: other scans"
+        )
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

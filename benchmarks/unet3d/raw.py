@@ -1,0 +1,134 @@
+"""KiTS19's raw layout: ``case_00000/imaging.nii.gz`` and ``case_00000/segmentation.nii.gz``, one folder a patient.
+
+Cases from 210 on have no public labels and are left out. Which of the others are evaluated is a list of the benchmark.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from common.data.stand_in import MARKER, description_of
+from common.errors import ConfigError, DataError
+
+IMAGE = "imaging.nii.gz"
+LABEL = "segmentation.nii.gz"
+LABELLED_CASES = 210
+EVALUATION_CASES = (
+    0, 3, 5, 6, 12, 24, 34, 41, 44, 49, 52, 56, 61, 65, 66, 70, 76, 78, 80, 84, 86,
+    87, 92, 111, 112, 125, 128, 138, 157, 160, 161, 162, 169, 171, 176, 185, 187, 189, 198, 203, 206, 207,
+)  # fmt: skip
+"""The 42 patients who are never trained on (mlcommons/training, unet3d, evaluation_cases.txt)."""
+_PLACES = (".", "data", "kits19/data")  # the data themselves, KiTS19's repository, and a folder that holds it
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a preparation may choose; the default is the benchmark's.
+
+    Attributes:
+        patch: shape (D, H, W) of crops and windows: smaller volumes are padded to it.
+    """
+
+    patch: tuple[int, int, int] = (128, 128, 128)
+
+    def __post_init__(self) -> None:
+        if len(self.patch) != 3 or not all(isinstance(axis, int) and 1 <= axis <= 1024 for axis in self.patch):
+            raise ConfigError(f"patch={self.patch}: three axes of 1 to 1024 voxels")
+
+
+@dataclass(frozen=True)
+class RawCase:
+    """The two files of one patient, and what they are for."""
+
+    name: str
+    image: Path
+    label: Path
+    split: Literal["train", "eval"]
+
+
+@dataclass(frozen=True)
+class RawScans:
+    """All cases, sorted by name, and what the generated ones are; ``stand_in`` is None for KiTS19."""
+
+    cases: list[RawCase]
+    stand_in: dict[str, Any] | None
+    settings: Settings
+
+    def fingerprint(self) -> str:
+        """SHA-256 over names and sizes: what decides the volumes, wherever the scans lie."""
+        digest = hashlib.sha256()
+        for case in self.cases:
+            digest.update(f"{case.name}\t{case.image.stat().st_size}\t{case.label.stat().st_size}\n".encode())
+        return digest.hexdigest()
+
+
+def case_name(number: int) -> str:
+    """``case_00007`` for 7."""
+    return f"case_{number:05d}"
+
+
+def split_of(number: int) -> Literal["train", "eval"]:
+    """What the benchmark uses a case for."""
+    return "eval" if number in EVALUATION_CASES else "train"
+
+
+def data_folder(raw_dir: Path) -> Path:
+    """The folder with the cases: ``raw_dir``, its ``data``, or its ``kits19/data``; ``raw_dir`` if none has any."""
+    return next((raw_dir / place for place in _PLACES if _numbers(raw_dir / place)), raw_dir)
+
+
+def open_raw(raw_dir: Path) -> RawScans:
+    """Find the cases below ``raw_dir``.
+
+    Raises:
+        DataError: the folder or an image or label of a case is missing, one of the 210 is missing from real data, a
+            stand-in lacks one of the splits, or ``STAND_IN`` is damaged.
+    """
+    if not raw_dir.is_dir():
+        raise DataError(f"raw folder {raw_dir} does not exist; put KiTS19 there or generate a stand-in")
+    folder = data_folder(raw_dir)
+    stand_in = description_of(folder)
+    numbers = _numbers(folder)
+    if not numbers:
+        raise DataError(
+            f"{raw_dir} holds no case_00000 …; 'mlperf-suite download benchmark=unet3d' says where they are"
+        )
+    if stand_in is None:
+        numbers = list(range(LABELLED_CASES))
+    cases = [
+        RawCase(name, folder / name / IMAGE, folder / name / LABEL, split_of(number))
+        for number in numbers
+        for name in [case_name(number)]
+    ]
+    missing = [path for case in cases for path in (case.image, case.label) if not path.is_file()]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        hint = (
+            "generate the stand-in again"
+            if stand_in is not None
+            else f"'mlperf-suite download benchmark=unet3d' fetches the {LABELLED_CASES} cases; beside other scans "
+            f'than KiTS19\'s put a file {MARKER} with {{"settings": {{"patch": [128, 128, 128]}}}}'
+        )
+        raise DataError(f"{missing[0]} is missing{more}; {hint}")
+    for split in ("train", "eval"):
+        if not any(case.split == split for case in cases):
+            raise DataError(f"{raw_dir} holds no case for {split}")
+    return RawScans(cases, stand_in, _settings(folder / MARKER, stand_in))
+
+
+def _numbers(folder: Path) -> list[int]:
+    names = (path.name for path in folder.glob("case_*") if re.fullmatch(r"case_\d{5}", path.name))
+    return sorted(number for name in names if (number := int(name[-5:])) < LABELLED_CASES)
+
+
+def _settings(marker: Path, stand_in: dict[str, Any] | None) -> Settings:
+    if stand_in is None:
+        return Settings()
+    try:
+        return Settings(tuple(stand_in["settings"]["patch"]))
+    except (KeyError, TypeError, ConfigError) as error:
+        raise DataError(f"{marker} lacks or garbles its settings: {error}") from error

@@ -1,0 +1,231 @@
+"""Generated CT scans in KiTS19's layout: kidneys and tumours as ellipsoids in a body, with noise.
+
+Everything is drawn in the millimetres of the prepared volume and sampled at the scan's own spacing, so that
+resampling has work to do. Axes: D slices, H from front to back, W from side to side, as KiTS19's arrays have them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import nibabel
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.unet3d import raw
+from benchmarks.unet3d.preprocess import TARGET_SPACING
+from benchmarks.unet3d.raw import EVALUATION_CASES, LABELLED_CASES, Settings
+from common.data import stand_in
+from common.errors import ConfigError, DataError
+
+AIR, TISSUE, KIDNEY, TUMOUR, BONE = -1000, 24, 137, 188, 420
+"""Hounsfield units. Prepared, tissue lies at -1, kidneys at 0.5, tumours at 1.1, air and bone at the ends."""
+NOISE = 15
+SLICE_SPACINGS = (1.0, 1.25, 2.0, 2.5, 3.0)
+PIXEL_SPACINGS = (0.66, 0.74, 0.78, 0.86, 0.94)
+SMALLEST = 32
+"""Voxels of an axis below which a tumour has hardly any."""
+LARGEST = 512
+VOXELS_PER_WORKER = 64 << 20
+# Kidneys with a tumour each, and without: patients of one split take turns.
+_ANATOMIES = {
+    "train": ((1, 1), (0, 0), (1, 0), (0, 1), (1,), (1, 0), (0, 1), (1, 0)),
+    "eval": ((1, 0), (1, 1), (0, 1), (1,)),
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to generate.
+
+    Attributes:
+        train: cases to train on.
+        eval: cases to evaluate, of the benchmark's list.
+        smallest: least voxels of an axis of a prepared volume, before it is padded to the patch.
+        largest: most voxels of one.
+        settings: what the scans are to be prepared for.
+        seed: decides everything else.
+    """
+
+    train: int
+    eval: int
+    smallest: int
+    largest: int
+    settings: Settings
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        most = {"train": LABELLED_CASES - len(EVALUATION_CASES), "eval": len(EVALUATION_CASES)}
+        for name, limit in most.items():
+            if not 1 <= getattr(self, name) <= limit:
+                raise ConfigError(f"--{name}={getattr(self, name)}: 1 to {limit} cases, as KiTS19 has them")
+        if not SMALLEST <= self.smallest <= self.largest <= LARGEST:
+            raise ConfigError(
+                f"--smallest={self.smallest} --largest={self.largest}: {SMALLEST} to {LARGEST} voxels, in this order"
+            )
+        if self.seed < 0:
+            raise ConfigError(f"--seed={self.seed}: 0 or more")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One scan: its name, split and place in it, the shape of its volume, and its own shape and spacing in mm."""
+
+    name: str
+    anatomy: tuple[int, ...]
+    shape: tuple[int, ...]
+    scan_shape: tuple[int, ...]
+    spacing: tuple[float, ...]
+    seed: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Voxels of all scans, and how many axes of the prepared volumes sliding windows crop and pad."""
+
+    voxels: int
+    cropped: int
+    padded: int
+
+
+def generate(raw_dir: Path, request: Request, workers: int = 1) -> Generated:
+    """Write a stand-in for KiTS19 to ``raw_dir`` and mark it as one.
+
+    Args:
+        raw_dir: an empty or new folder.
+        request: how many cases of which sizes.
+        workers: processes.
+
+    Raises:
+        DataError: ``raw_dir`` holds something already.
+    """
+    stand_in.require_unused(raw_dir)
+    plans = plan(request)
+    voxels = sum(int(np.prod(entry.scan_shape)) for entry in plans)
+    processes = min(workers, 1 + voxels // VOXELS_PER_WORKER)
+    with stand_in.generated(raw_dir) as folder:
+        stand_in.mark(folder, {"kind": "ellipsoids in noise", **asdict(request)})
+        folders = [folder / entry.name for entry in plans]
+        if processes == 1:
+            for entry, place in zip(plans, folders, strict=True):
+                write_scan(entry, place)
+        else:
+            try:
+                with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+                    list(pool.map(write_scan, plans, folders))
+            except BrokenProcessPool as error:
+                raise DataError(
+                    "a worker process was killed, perhaps for want of memory: use fewer --workers"
+                ) from error
+    branches = [
+        branch(max(size, least), least)
+        for entry in plans
+        for size, least in zip(entry.shape, request.settings.patch, strict=True)
+    ]
+    return Generated(voxels, branches.count("crop"), branches.count("pad"))
+
+
+def branch(size: int, patch: int) -> str | None:
+    """What sliding windows of ``patch`` voxels, half a window apart, do to an axis: ``crop``, ``pad`` or nothing.
+
+    Source: mlcommons/training, unet3d, inference: a rest of less than half a stride is cut off.
+    """
+    stride = max(1, patch // 2)
+    rest = size % stride
+    if rest == 0:
+        return None
+    return "crop" if rest < stride / 2 else "pad"
+
+
+def plan(request: Request) -> list[Plan]:
+    """All scans of ``request``, sorted by name: evaluation takes the first cases of the benchmark's list."""
+    training = [number for number in range(LABELLED_CASES) if number not in EVALUATION_CASES]
+    chosen = {"train": training[: request.train], "eval": list(EVALUATION_CASES[: request.eval])}
+    plans = []
+    for split, numbers in chosen.items():
+        anatomies = itertools.cycle(_ANATOMIES[split])
+        for place, (number, anatomy) in enumerate(zip(numbers, anatomies, strict=False)):
+            random = np.random.default_rng((request.seed, number))
+            shape = tuple(_size(request, axis, place, random) for axis in range(3))
+            spacings = [random.choice(SLICE_SPACINGS), *([random.choice(PIXEL_SPACINGS)] * 2)]
+            scan_shape = tuple(
+                round((size + 0.5) * target / spacing)
+                for size, target, spacing in zip(shape, TARGET_SPACING, spacings, strict=True)
+            )
+            # Half a voxel more than the volume has: the truncation of resampling gives the shape again.
+            spacing = tuple(
+                float((size + 0.5) * target / count)
+                for size, target, count in zip(shape, TARGET_SPACING, scan_shape, strict=True)
+            )
+            plans.append(Plan(raw.case_name(number), anatomy, shape, scan_shape, spacing, (request.seed, number)))
+    return sorted(plans, key=lambda entry: entry.name)
+
+
+def write_scan(entry: Plan, folder: Path) -> None:
+    """Draw one scan and write its two files to ``folder``."""
+    image, label = draw(entry)
+    folder.mkdir()
+    depth, height, width = entry.spacing
+    affine = np.array([[0, 0, -width, 0], [0, -height, 0, 0], [-depth, 0, 0, 0], [0, 0, 0, 1]])  # as KiTS19 has it
+    nibabel.save(nibabel.Nifti1Image(image, affine), folder / raw.IMAGE)
+    nibabel.save(nibabel.Nifti1Image(label, affine), folder / raw.LABEL)
+
+
+def draw(entry: Plan) -> tuple[NDArray[np.int16], NDArray[np.uint8]]:
+    """Image in Hounsfield units and labels, both (D, H, W) of the scan."""
+    random = np.random.default_rng((*entry.seed, 1))
+    label = np.zeros(entry.scan_shape, np.uint8)
+    image = np.full(entry.scan_shape, AIR, np.float32)
+    _fill(image, TISSUE, (0.5, 0.5, 0.5), (4.0, 0.46, 0.48))
+    _fill(image, BONE, (0.5, 0.8, 0.5), (4.0, 0.06, 0.06))  # the spine
+    sides = random.permutation([0.28, 0.72])
+    for has_tumour, side in zip(entry.anatomy, sides, strict=False):
+        centre = (random.uniform(0.4, 0.6), random.uniform(0.48, 0.58), side + random.uniform(-0.02, 0.02))
+        axes = (random.uniform(0.17, 0.26), random.uniform(0.12, 0.17), random.uniform(0.11, 0.15))
+        _fill(image, KIDNEY, centre, axes)
+        _fill(label, 1, centre, axes)
+        if has_tumour:
+            share = random.uniform(0.45, 0.65)
+            direction = random.normal(size=3)
+            away = random.uniform(0, 0.9 - share) * direction / np.linalg.norm(direction)
+            place = tuple(c + a * offset for c, a, offset in zip(centre, axes, away, strict=True))
+            inner = tuple(share * axis for axis in axes)
+            _fill(image, TUMOUR, place, inner)
+            _fill(label, 2, place, inner)
+    image += NOISE * random.standard_normal(entry.scan_shape, np.float32)
+    return np.rint(image).astype(np.int16), label
+
+
+def _fill(
+    volume: NDArray[np.float32] | NDArray[np.uint8], value: int, centre: tuple[float, ...], axes: tuple[float, ...]
+) -> None:
+    """Set an ellipsoid of ``volume``; centre and half axes are shares of its extents."""
+    boxes, squares = [], []
+    for axis, (size, middle, half) in enumerate(zip(volume.shape, centre, axes, strict=True)):
+        places = (np.arange(size) + 0.5) / size
+        inside = np.flatnonzero(np.abs(places - middle) <= half)
+        boxes.append(slice(inside[0], inside[-1] + 1))
+        shape = [1, 1, 1]
+        shape[axis] = -1
+        squares.append((((places[boxes[-1]] - middle) / half) ** 2).astype(np.float32).reshape(shape))
+    volume[tuple(boxes)][squares[0] + squares[1] + squares[2] <= 1] = value
+
+
+def _size(request: Request, axis: int, place: int, random: np.random.Generator) -> int:
+    """A size of the range: in turns one that windows crop and one that they pad, and, of slices, one below the patch.
+
+    A range without such sizes is drawn from as it is.
+    """
+    every = range(request.smallest, request.largest + 1)
+    patch = request.settings.patch[axis]
+    if axis == 0 and place % 4 == 3:
+        fitting = [size for size in every if size < patch]
+    else:
+        wanted = ("crop", "pad")[(place + axis) % 2]
+        fitting = [size for size in every if size >= patch and branch(size, patch) == wanted]
+    return int(random.choice(fitting or every))

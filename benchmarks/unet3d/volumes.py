@@ -1,0 +1,170 @@
+"""A folder of prepared volumes: which cases there are, for what, how large, and their voxels.
+
+``case_00000_x.npy`` is an image, float32 (1, D, H, W); ``case_00000_y.npy`` its labels, uint8 of the same shape: 0 for
+background, 1 for kidney, 2 for tumour. ``cases.json`` lists the cases, ``manifest.json`` the files.
+
+Axes: D H W as in the scan's own array, in voxels.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.data import manifest
+from common.errors import DataError
+
+FORMAT = "kits19-npy/1"
+PREPARE_COMMAND = "mlperf-suite prepare benchmark=unet3d --raw-dir RAW --data-dir DATA"
+CASES = "cases.json"
+HEADER_BYTES = 128
+"""What ``numpy.save`` writes before the voxels of a volume."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One volume: ``case_00000``, its shape (D, H, W) in voxels, and what it is for."""
+
+    name: str
+    shape: tuple[int, int, int]
+    split: Literal["train", "eval"]
+
+    @property
+    def voxels(self) -> int:
+        """How many the volume has."""
+        depth, height, width = self.shape
+        return depth * height * width
+
+    @property
+    def image_file(self) -> str:
+        """Name of the file of the image."""
+        return f"{self.name}_x.npy"
+
+    @property
+    def label_file(self) -> str:
+        """Name of the file of the labels."""
+        return f"{self.name}_y.npy"
+
+    @property
+    def file_bytes(self) -> dict[str, int]:
+        """The two files and their sizes."""
+        return {self.image_file: HEADER_BYTES + 4 * self.voxels, self.label_file: HEADER_BYTES + self.voxels}
+
+
+@dataclass(frozen=True)
+class Volumes:
+    """The cases of a prepared folder, sorted by name; ``stand_in`` says that they are generated.
+
+    See :func:`open_volumes`.
+    """
+
+    root: Path
+    train: tuple[Case, ...]
+    eval: tuple[Case, ...]
+    stand_in: bool
+
+    def read(self, case: Case) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
+        """Image (D, H, W) float32 and labels (D, H, W) uint8 of ``case``, both contiguous, in memory of their own.
+
+        Raises:
+            DataError: a file is missing, cut off, or has another type or shape than ``cases.json`` says.
+        """
+        image: NDArray[np.float32] = _load(self.root / case.image_file, np.dtype(np.float32), case)
+        label: NDArray[np.uint8] = _load(self.root / case.label_file, np.dtype(np.uint8), case)
+        return image, label
+
+
+def open_volumes(root: Path, patch: tuple[int, int, int]) -> Volumes:
+    """Open a prepared folder: every case has both its files, of the size that its shape asks for.
+
+    Args:
+        root: prepared data.
+        patch: shape (D, H, W) of the crops and windows that volumes have to hold.
+
+    Raises:
+        DataError: the folder was not prepared completely, a file is missing or has another size, no case is there to
+            train or to evaluate on, or a volume is smaller than ``patch``.
+    """
+    described = manifest.read(root, FORMAT, PREPARE_COMMAND)
+    cases = read_cases(root)
+    for case in cases:
+        for name, size in case.file_bytes.items():
+            if name not in described.files:
+                raise DataError(f"{root / manifest.NAME} lacks {name} of {case.name}; run '{PREPARE_COMMAND}'")
+            if (found := described.files[name].bytes) != size:
+                raise DataError(
+                    f"{root / name} has {found} bytes where a volume of {_x(case.shape)} voxels takes {size}; "
+                    f"run '{PREPARE_COMMAND}'"
+                )
+        if any(axis < least for axis, least in zip(case.shape, patch, strict=True)):
+            raise DataError(
+                f"{root}: {case.name} has {_x(case.shape)} voxels, too few for crops of {_x(patch)}: prepare the data "
+                "for these crops, or take smaller ones"
+            )
+    splits = {name: tuple(case for case in cases if case.split == name) for name in ("train", "eval")}
+    for name, members in splits.items():
+        if not members:
+            raise DataError(f"{root} holds no case for {name}; run '{PREPARE_COMMAND}'")
+    return Volumes(root, splits["train"], splits["eval"], described.stand_in)
+
+
+def read_cases(root: Path) -> list[Case]:
+    """The cases that ``cases.json`` of a prepared folder lists, sorted by name.
+
+    Raises:
+        DataError: it is missing or damaged.
+    """
+    path = root / CASES
+    try:
+        content: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+        return sorted((_parse(name, entry) for name, entry in content.items()), key=lambda case: case.name)
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is missing; run '{PREPARE_COMMAND}'") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise DataError(f"{path} is damaged ({problem}); delete {root} and run '{PREPARE_COMMAND}'") from error
+
+
+def _parse(name: str, entry: dict[str, Any]) -> Case:
+    depth, height, width = (int(axis) for axis in entry["shape"])
+    if entry["split"] not in ("train", "eval"):
+        raise ValueError(f"{name} is for {entry['split']!r}")
+    return Case(name, (depth, height, width), entry["split"])
+
+
+def _load(path: Path, dtype: np.dtype[Any], case: Case) -> NDArray[Any]:
+    """Read a volume.
+
+    The header is compared before it is parsed: numpy parses it with :mod:`ast`, which in CPython 3.11 fails now and
+    then where several threads do so (gh-106905). numpy's parser says what is wrong with any other file.
+    """
+    remedy = f"run 'mlperf-suite verify benchmark=unet3d --data-dir {path.parent}'"
+    expected = io.BytesIO()
+    described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (1, *case.shape)}
+    np.lib.format.write_array_header_1_0(expected, described)
+    try:
+        with open(path, "rb") as file:
+            array: NDArray[Any] = np.empty(0, dtype)
+            if file.read(HEADER_BYTES) == expected.getvalue():
+                array = np.fromfile(file, dtype, case.voxels)
+        if array.size == case.voxels:
+            return array.reshape(case.shape)
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{path} cannot be read ({error}); {remedy}") from error
+    if array.dtype != dtype or array.shape != (1, *case.shape) or not array.flags.c_contiguous:
+        raise DataError(
+            f"{path} holds {array.dtype} of shape {array.shape} where {CASES} says {dtype} of (1, "
+            f"{', '.join(map(str, case.shape))}), the last axis contiguous; {remedy}"
+        )
+    return array[0]
+
+
+def _x(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))

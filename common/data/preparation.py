@@ -1,0 +1,140 @@
+"""What the preparations of all data sets share: one at a time in a folder, of one source, and their command line."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from common.data import atomic, manifest
+from common.data.manifest import Manifest
+from common.errors import DataError
+
+
+@contextmanager
+def locked(data_dir: Path) -> Iterator[None]:
+    """Make ``data_dir`` if need be, and keep other preparations out of it while the block runs.
+
+    Raises:
+        DataError: the folder cannot be written, or another process is preparing it.
+    """
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        opened = open(data_dir / "prepare.lock", "w", encoding="utf-8")  # noqa: SIM115
+    except OSError as error:
+        raise DataError(f"cannot write to {data_dir}: {error}") from error
+    with opened as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DataError(f"another process is preparing {data_dir}") from error
+        yield
+
+
+def already_prepared(
+    data_dir: Path, expected_format: str, command: str, wanted: Mapping[str, str] | None
+) -> Manifest | None:
+    """The manifest of what ``data_dir`` holds; None if that was not prepared completely.
+
+    Args:
+        data_dir: prepared data.
+        expected_format: see :func:`common.data.manifest.read`.
+        command: see there.
+        wanted: the ``fingerprint`` of the raw data and, where there is a choice, the ``settings`` that the data have
+            to be of; None for any.
+
+    Raises:
+        DataError: the data were prepared from another source or with other settings, or files are missing.
+    """
+    if not (data_dir / manifest.NAME).exists():
+        return None
+    found = manifest.read(data_dir, expected_format, command)
+    if wanted is not None:
+        _compare(data_dir, found.source, wanted)
+    return found
+
+
+def begin_or_continue(data_dir: Path, state: Path, wanted: Mapping[str, str]) -> None:
+    """Note in the file ``state`` what is being prepared, or make sure that an interrupted preparation is of the same.
+
+    Args:
+        data_dir: where the data are prepared, for messages.
+        state: a file in it, which goes away when all is done.
+        wanted: see :func:`already_prepared`.
+
+    Raises:
+        DataError: the interrupted preparation was of another source or with other settings, or ``state`` is damaged.
+    """
+    try:
+        found = json.loads(state.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("no JSON object")
+    except FileNotFoundError:
+        atomic.write_text(state, json.dumps(wanted) + "\n")
+        return
+    except ValueError as error:
+        raise DataError(f"{state} is damaged ({error}); delete {data_dir} and prepare again") from error
+    _compare(data_dir, found, wanted)
+
+
+def require_space(data_dir: Path, needed: int, *, more: bool = True) -> None:
+    """Stop before the work if the disk of ``data_dir`` has not ``needed`` bytes left.
+
+    Args:
+        data_dir: where the data are prepared.
+        needed: bytes that are still to be written.
+        more: whether some have been written before, for the message.
+
+    Raises:
+        DataError: it has fewer.
+    """
+    free = shutil.disk_usage(data_dir).free
+    if needed > free:
+        amount = f"{needed / 1e9:.1f} GB{' more' if more else ''}"
+        raise DataError(f"{data_dir} needs {amount}; its disk has {free / 1e9:.1f} GB left")
+
+
+def now() -> str:
+    """The time in UTC, for ``prepared`` in a manifest."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def parser(command: str, benchmark: str, raw: str, prepared: str) -> argparse.ArgumentParser:
+    """The options that every workload's ``download``, ``prepare``, ``verify`` and ``generate`` have.
+
+    Args:
+        command: one of them.
+        benchmark: name of the workload.
+        raw: what ``--raw-dir`` holds.
+        prepared: what ``--data-dir`` holds.
+    """
+    data = Path(os.environ.get("MLPERF_DATA_DIR", "data"))  # as configs/train.yaml has it
+    options = argparse.ArgumentParser(prog=f"mlperf-suite {command} benchmark={benchmark}")
+    options.add_argument("benchmark", nargs="?", help=argparse.SUPPRESS)
+    if command != "verify":
+        options.add_argument("--raw-dir", type=Path, default=data / f"{benchmark}-raw", help=raw)
+    if command in ("prepare", "verify"):
+        options.add_argument("--data-dir", type=Path, default=data / benchmark, help=prepared)
+    return options
+
+
+def summary(data_dir: Path, prepared: Manifest, real: str) -> str:
+    """One line of what ``data_dir`` holds; ``real`` is what data are that do not stand in for any."""
+    kind = "stand-in" if prepared.stand_in else real
+    return f"{data_dir}: {kind}, " + ", ".join(f"{name} {count}" for name, count in prepared.counts.items())
+
+
+def _compare(data_dir: Path, found: Mapping[str, str], wanted: Mapping[str, str]) -> None:
+    if found.get("fingerprint") != wanted["fingerprint"]:
+        raise DataError(f"{data_dir} was prepared from other raw data; delete it or name another --data-dir")
+    if found.get("settings") != wanted.get("settings"):
+        raise DataError(
+            f"{data_dir} was prepared with {found.get('settings')}, not with {wanted.get('settings')}; delete it, name "
+            "another --data-dir, or keep to the same settings"
+        )

@@ -1,0 +1,55 @@
+"""Generated raw data: a folder that has its name only when it is complete, and the file in it that marks it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from common.errors import DataError
+
+MARKER = "STAND_IN"
+"""The file that makes everything that is prepared from its folder a stand-in."""
+
+
+def mark(raw_dir: Path, description: Mapping[str, object]) -> None:
+    """Mark ``raw_dir`` as a stand-in that ``description`` (JSON) describes."""
+    (raw_dir / MARKER).write_text(json.dumps(description, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def description_of(raw_dir: Path) -> dict[str, Any] | None:
+    """What :func:`mark` wrote; None for real data.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    marker = raw_dir / MARKER
+    if not marker.exists():
+        return None
+    try:
+        content = json.loads(marker.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("no JSON object")
+    except ValueError as error:
+        raise DataError(f"{marker} is damaged ({error}); generate the stand-in again") from error
+    return content
+
+
+def require_unused(raw_dir: Path) -> None:
+    """Raise :class:`DataError` if ``raw_dir`` holds anything."""
+    if raw_dir.exists() and any(raw_dir.iterdir()):
+        raise DataError(f"{raw_dir} is not empty; generate a stand-in into a folder of its own")
+
+
+@contextmanager
+def generated(raw_dir: Path) -> Iterator[Path]:
+    """Make ``raw_dir``: the block fills the folder beside it that it is given, which is renamed when it ends well."""
+    partial = raw_dir.with_name(f"{raw_dir.name}.partial")
+    if partial.exists():  # of a command that was cut off
+        shutil.rmtree(partial)
+    partial.mkdir(parents=True)
+    yield partial
+    partial.replace(raw_dir)

@@ -1,0 +1,85 @@
+"""The store that all ranks of a job share, whatever their role: what the job's rank 0 tells, and where all ranks meet.
+
+A process group belongs to one role; this belongs to the job. It carries a few small values at the start and the end of
+a run, never anything within the iteration.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from common.distributed.startup import Place
+
+_joined: list[tuple[dist.Store, int, int]] = []
+"""The store, this process's rank in the job and the job's ranks; empty while the process is in no job."""
+
+
+def join(store: dist.Store, place: Place) -> None:
+    """Make ``store`` that of this process's job."""
+    _joined[:] = [(store, place.rank, place.world_size)]
+
+
+def leave() -> None:
+    """Forget the job's store."""
+    _joined.clear()
+
+
+def joined() -> bool:
+    """Whether this process is in a job of several ranks."""
+    return bool(_joined)
+
+
+def current() -> dist.Store | None:
+    """The job's store; that of the process group if somebody else made it; None for a rank alone."""
+    if _joined:
+        return _joined[0][0]
+    return dist.distributed_c10d._get_default_store() if dist.is_initialized() else None
+
+
+def from_rank_0(name: str, value: str, timeout: timedelta | None = None) -> str:
+    """The ``value`` that the job's rank 0 gives to ``name``; see :func:`from_rank`."""
+    return from_rank(0, name, value, timeout)
+
+
+def from_rank(teller: int, name: str, value: str, timeout: timedelta | None = None) -> str:
+    """The ``value`` that rank ``teller`` of the job gives to ``name``; its own value for a rank alone.
+
+    Ranks of any role ask, each as often as the teller calls this with the name.
+
+    Args:
+        teller: rank in the job.
+        name: of the value.
+        value: counts on the teller.
+        timeout: longest wait for the teller; None for that of the store.
+    """
+    if not _joined:
+        return value
+    store, rank, _ = _joined[0]
+    key = f"suite/{name}/{_turn(name)}"
+    if rank == teller:
+        store.set(key, value)
+        return value
+    if timeout is not None:
+        store.wait([key], timeout)
+    return bytes(store.get(key)).decode()
+
+
+def meet(name: str, timeout: timedelta) -> None:
+    """Wait until all ranks of the job have called this with ``name``, at most ``timeout``."""
+    if not _joined:
+        return
+    store, _, world_size = _joined[0]
+    key = f"suite/{name}/{_turn(name)}"
+    if store.add(f"{key}/arrived", 1) == world_size:
+        store.set(key, "1")
+    store.wait([key], timeout)
+
+
+def _turn(name: str) -> int:
+    """How often this rank has asked for ``name``: a launcher's store may outlive several runs of a sweep."""
+    store, rank, _ = _joined[0]
+    return int(store.add(f"suite/{name}/turn of rank {rank}", 1))

@@ -1,0 +1,41 @@
+"""Which way halos travel."""
+
+from __future__ import annotations
+
+import torch
+
+from common.distributed.spatial.halo import HaloExchange, Transport
+from common.distributed.spatial.point_to_point import PointToPoint
+from common.distributed.spatial.split import VolumeSplit
+from common.distributed.spatial.symmetric_memory import SymmetricMemory, try_symmetric_memory
+from common.errors import UnsupportedImplementation
+from common.ops.implementation import AUTO
+
+TRANSPORTS = (SymmetricMemory.name, PointToPoint.name)
+
+
+def build_exchange(
+    split: VolumeSplit, device: torch.device, requested: str = AUTO, overlap: bool = True
+) -> HaloExchange:
+    """The exchange of halos along a split. Collective.
+
+    Args:
+        split: over two or more ranks.
+        device: of the slabs.
+        requested: one of ``TRANSPORTS``, or ``auto``: symmetric memory where all ranks are on one machine and can map
+            each other's memory, else sends and receives.
+        overlap: beside the computation; False to measure what that gains.
+
+    Raises:
+        UnsupportedImplementation: the transport is unknown, or these ranks cannot use it.
+    """
+    if requested not in (AUTO, *TRANSPORTS):
+        names = ", ".join((AUTO, *TRANSPORTS))
+        raise UnsupportedImplementation(f"unknown exchange of halos {requested!r}; choose one of {names}")
+    assert split.group is not None  # a split over one rank exchanges nothing
+    transport: Transport | None = None
+    if requested != PointToPoint.name:
+        transport, reason = try_symmetric_memory(split, device)
+        if transport is None and requested != AUTO:
+            raise UnsupportedImplementation(f"exchange of halos by {requested!r} cannot be used: {reason}")
+    return HaloExchange(split, transport or PointToPoint(split.group), overlap, device)

@@ -1,0 +1,214 @@
+"""3x3x3 convolution of a volume whose slabs lie on several ranks.
+
+Every rank convolves its slab as though zeros lay around it, while the boundary planes travel. What then lacks is one
+depth of the kernel at the outermost planes, a 2-D convolution of the halo; convolution being linear, it is added.
+
+With y[o] = sum over k of W[k] x[s o + k - 1], k = 0, 1, 2 the depths of the kernel, s the stride, and a slab that
+holds the D input planes 0 ... D - 1 and the output planes 0 ... D / s - 1:
+
+- y[0] lacks W[0] x[-1]; with stride 1 y[D - 1] lacks W[2] x[D]. With stride 2 the last output reads up to plane D - 1.
+- dx[i] sums W[k] dy[o] over all s o + k - 1 = i: dx[D - 1] lacks W[0] and dy[D / s], the next rank's first plane; with
+  stride 1 dx[0] lacks W[2] and dy[-1]. With stride 2 plane 0 is read by output 0 only.
+- dW[k] sums dy[o] x[s o + k - 1] over all pairs that lie on different ranks too. Each such pair has to be added by one
+  of the two ranks: taking the rank of x, they are dy[D / s] x[D - 1] for k = 0 and dy[-1] x[0] for k = 2. The halos of
+  dy that dx needs serve dW as well, and no halo of x has to be kept. Only where x needs no gradient, in a first layer,
+  the rank of dy adds the pair, with the x[-1] and x[D] of the forward pass: then nothing is exchanged in backward.
+
+Shapes: N samples, C channels, D H W slab.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from common.distributed.spatial.halo import HaloExchange, Halos
+from common.distributed.spatial.local import IMPLEMENTATIONS, LocalConvolution
+from common.ops.implementation import AUTO, OperationRequest, select
+
+LOW, HIGH = 0, 2
+"""Depth of the kernel that meets the plane below a slab, and the one above it."""
+
+
+class SpatialConv3d(nn.Module):
+    """Convolution 3x3x3, padding 1, without bias; over slabs where it is given an exchange.
+
+    Args:
+        in_channels, out_channels: C of input and result.
+        stride: 1 or 2, of all three axes.
+        exchange: moves halos between the slabs; None where each rank holds whole volumes.
+        implementation: a name out of :data:`common.distributed.spatial.local.IMPLEMENTATIONS`, or ``auto``.
+        device, dtype: of weight and activations. The weight, of nn.Conv3d's shape and channels last on a GPU, is not
+            initialised.
+
+    Attributes:
+        implementation: the name chosen.
+
+    Raises:
+        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+        ValueError: another stride.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        stride: int = 1,
+        *,
+        exchange: HaloExchange | None = None,
+        implementation: str = AUTO,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        if stride not in (1, 2):
+            raise ValueError(f"stride={stride}: halos are derived for strides 1 and 2")
+        device = torch.device(device)
+        shape = (out_channels, in_channels, 3, 3, 3)
+        empty = torch.empty(shape, device=device, dtype=dtype, memory_format=torch.channels_last_3d)
+        self.weight = nn.Parameter(empty)
+        self.stride = stride
+        chosen = select(IMPLEMENTATIONS, implementation, OperationRequest(device, dtype, in_channels))
+        self.implementation = chosen.name
+        self._local: LocalConvolution = chosen.function()
+        self._exchange = exchange
+
+    def forward(self, x_NCDHW: Tensor) -> Tensor:
+        """Convolve a slab, or whole volumes.
+
+        Raises:
+            ValueError: a slab that stride 2 cannot halve.
+        """
+        if self._exchange is not None and x_NCDHW.shape[2] % self.stride:
+            raise ValueError(f"a slab of {x_NCDHW.shape[2]} planes cannot be halved")
+        y_NCDHW: Tensor = _SpatialConvolution.apply(x_NCDHW, self.weight, self.stride, self._local, self._exchange)
+        return y_NCDHW
+
+    def extra_repr(self) -> str:
+        C_out, C_in = self.weight.shape[:2]
+        split = "" if self._exchange is None else f", split over {self._exchange.split.ranks} ranks"
+        return f"{C_in}, {C_out}, stride={self.stride}, implementation={self.implementation}{split}"
+
+
+class _SpatialConvolution(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_NCDHW: Tensor,
+        weight: Tensor,
+        stride: int,
+        local: LocalConvolution,
+        exchange: HaloExchange | None,
+    ) -> Tensor:
+        ctx.stride, ctx.local, ctx.exchange = stride, local, exchange
+        halos = Halos(None, None)
+        if exchange is None:
+            y_NCDHW = local.forward(x_NCDHW, weight, stride)
+        else:
+            y_NCDHW, halos = _forward(x_NCDHW, weight, stride, local, exchange)
+        keeps_halos = ctx.needs_input_grad[1] and not ctx.needs_input_grad[0]
+        kept = (halos.low, halos.high) if keeps_halos else (None, None)
+        ctx.save_for_backward(x_NCDHW, weight, *kept)
+        return y_NCDHW
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy_NCDHW: Tensor) -> tuple[Tensor | None, ...]:
+        x_NCDHW, weight, low, high = ctx.saved_tensors
+        needs = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
+        if ctx.exchange is not None and needs[0]:
+            dx_NCDHW, dweight = _backward(dy_NCDHW, x_NCDHW, weight, ctx.stride, ctx.local, ctx.exchange, needs[1])
+        else:
+            dx_NCDHW, dweight = ctx.local.backward(dy_NCDHW, x_NCDHW, weight, ctx.stride, needs)
+            if dweight is not None:
+                _add_kept_halos(dweight, dy_NCDHW, Halos(low, high), ctx.stride)
+        return dx_NCDHW, dweight, None, None, None
+
+
+def _forward(
+    x_NCDHW: Tensor, weight: Tensor, stride: int, local: LocalConvolution, exchange: HaloExchange
+) -> tuple[Tensor, Halos]:
+    """The slab's output planes, and the halos that two of them took."""
+    pending = exchange.start(x_NCDHW, to_previous=stride == 1)
+    if not exchange.overlap:
+        with pending.received() as halos:
+            corrections = _missing_outputs(halos, weight, stride)
+        y_NCDHW = local.forward(x_NCDHW, weight, stride)
+    else:
+        y_NCDHW = local.forward(x_NCDHW, weight, stride)
+        with pending.received() as halos:
+            corrections = _missing_outputs(halos, weight, stride)
+    for plane, correction_NCHW in corrections:
+        y_NCDHW.select(2, plane).add_(correction_NCHW)
+    return y_NCDHW, halos
+
+
+def _missing_outputs(halos: Halos, weight: Tensor, stride: int) -> list[tuple[int, Tensor]]:
+    """Output plane and what it lacks."""
+    return [
+        (plane, F.conv2d(halo_NCHW, weight[:, :, depth], stride=stride, padding=1))
+        for plane, depth, halo_NCHW in ((0, LOW, halos.low), (-1, HIGH, halos.high))
+        if halo_NCHW is not None
+    ]
+
+
+def _backward(
+    dy_NCDHW: Tensor,
+    x_NCDHW: Tensor,
+    weight: Tensor,
+    stride: int,
+    local: LocalConvolution,
+    exchange: HaloExchange,
+    needs_weight: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of the slab and of the weight, the latter to be summed over the ranks."""
+    needs = True, needs_weight
+    pending = exchange.start(dy_NCDHW, to_next=stride == 1)
+    if not exchange.overlap:
+        with pending.received() as halos:
+            corrections = _missing_gradients(halos, x_NCDHW, weight, stride, needs)
+        dx_NCDHW, dweight = local.backward(dy_NCDHW, x_NCDHW, weight, stride, needs)
+    else:
+        dx_NCDHW, dweight = local.backward(dy_NCDHW, x_NCDHW, weight, stride, needs)
+        with pending.received() as halos:
+            corrections = _missing_gradients(halos, x_NCDHW, weight, stride, needs)
+    for plane, depth, dx_NCHW, dweight_plane in corrections:
+        if dx_NCDHW is not None:
+            dx_NCDHW.select(2, plane).add_(dx_NCHW)
+        if dweight is not None:
+            dweight.select(2, depth).add_(dweight_plane)
+    return dx_NCDHW, dweight
+
+
+def _missing_gradients(
+    halos: Halos, x_NCDHW: Tensor, weight: Tensor, stride: int, needs: tuple[bool, bool]
+) -> list[tuple[int, int, Tensor, Tensor]]:
+    """Input plane, depth of the kernel, and what the gradients of both lack, from the halos of dy."""
+    return [
+        (plane, depth, *_plane_gradients(halo_NCHW, x_NCDHW.select(2, plane), weight[:, :, depth], stride, needs))
+        for plane, depth, halo_NCHW in ((-1, LOW, halos.high), (0, HIGH, halos.low))
+        if halo_NCHW is not None
+    ]
+
+
+def _add_kept_halos(dweight: Tensor, dy_NCDHW: Tensor, halos: Halos, stride: int) -> None:
+    """Add what the gradient of a first layer's weight lacks, from the halos of x."""
+    for plane, depth, halo_NCHW in ((0, LOW, halos.low), (-1, HIGH, halos.high)):
+        if halo_NCHW is not None:
+            dy_NCHW, weight_plane = dy_NCDHW.select(2, plane), dweight[:, :, depth]
+            _, correction = _plane_gradients(dy_NCHW, halo_NCHW, weight_plane, stride, (False, True))
+            weight_plane.add_(correction)
+
+
+def _plane_gradients(
+    dy_NCHW: Tensor, x_NCHW: Tensor, weight_plane: Tensor, stride: int, needs: tuple[bool, bool]
+) -> tuple[Tensor, Tensor]:
+    """Gradients of one plane and of one depth of the kernel."""
+    dx_NCHW, dweight_plane, _ = torch.ops.aten.convolution_backward(
+        dy_NCHW, x_NCHW, weight_plane, None, [stride] * 2, [1] * 2, [1] * 2, False, [0] * 2, 1, [*needs, False]
+    )
+    return dx_NCHW, dweight_plane

@@ -1,0 +1,304 @@
+"""Weights from the ranks that train to the ranks that evaluate, while training goes on.
+
+At an evaluation point a sender copies the weights into a snapshot of its own, on the training stream; a side stream
+brings its piece of the snapshot into pinned host memory, by the GPU's copy engine; a thread waits for that copy and
+sends the piece over Gloo. No kernel waits anywhere, so that no multiprocessor of the training GPUs is held, and
+training waits only when the transfer before has not ended.
+
+The evaluation ranks stand in rows of as many ranks as there are senders. Sender ``g`` broadcasts piece ``g`` to the
+``g``-th rank of every row, and the ranks of a row put the pieces together on their devices. They receive in a thread,
+into one of two host buffers: the next weights arrive while the last ones are evaluated, and those after them wait at
+their sender.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from common.distributed.host_group import HostGroup
+
+ALIGNMENT = 256  # bytes on which tensors and pieces start
+HOST_BUFFERS = 2
+PUBLISH, END = 1, 2
+
+
+@dataclass(frozen=True)
+class Template:
+    """Where tensors lie in a flat buffer of bytes that is dealt in equal pieces.
+
+    Attributes:
+        entries: name, shape, name of the dtype and first byte of each tensor.
+        pieces: number of pieces.
+        piece_bytes: size of each; the last one is filled up.
+    """
+
+    entries: tuple[tuple[str, tuple[int, ...], str, int], ...]
+    pieces: int
+    piece_bytes: int
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], pieces: int) -> Template:
+        """The template of ``tensors``, in their order."""
+        entries, place = [], 0
+        for name, tensor in tensors.items():
+            entries.append((name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), place))
+            place += _aligned(tensor.numel() * tensor.element_size())
+        return cls(tuple(entries), pieces, _aligned(math.ceil(max(place, 1) / pieces)))
+
+    @property
+    def bytes(self) -> int:
+        """Size of the buffer."""
+        return self.pieces * self.piece_bytes
+
+    def views(self, buffer: Tensor) -> dict[str, Tensor]:
+        """The tensors in ``buffer``, uint8 of ``bytes``, by name."""
+        views = {}
+        for name, shape, dtype_name, place in self.entries:
+            dtype: torch.dtype = getattr(torch, dtype_name)
+            size = math.prod(shape) * dtype.itemsize
+            views[name] = buffer[place : place + size].view(dtype).view(shape)
+        return views
+
+    def encode(self) -> str:
+        """As text."""
+        return json.dumps([self.entries, self.pieces, self.piece_bytes])
+
+    @classmethod
+    def decode(cls, text: str) -> Template:
+        """From the text of :meth:`encode`."""
+        entries, pieces, piece_bytes = json.loads(text)
+        return cls(
+            tuple((name, tuple(shape), dtype, place) for name, shape, dtype, place in entries), pieces, piece_bytes
+        )
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Who sends to whom.
+
+    Attributes:
+        token: that no other run has which meets in the same store.
+        senders: training ranks 0 to ``senders`` - 1 send a piece each.
+        evaluation_ranks: ranks that receive.
+    """
+
+    token: str
+    senders: int
+    evaluation_ranks: int
+
+    def group(self, member: int, sender: int) -> HostGroup:
+        """The group of one sender, its rank 0, and the evaluation ranks that it sends to."""
+        return HostGroup(f"weights/{self.token}/{sender}", member, 1 + self.evaluation_ranks // self.senders)
+
+
+def senders_for(evaluation_ranks: int, training_ranks_of_first_node: int) -> int:
+    """How many training ranks send: the most that fill rows of evaluation ranks, all on the first node."""
+    return max(n for n in range(1, training_ranks_of_first_node + 1) if evaluation_ranks % n == 0)
+
+
+class WeightSender:
+    """Publishes weights from one of the senders; on other training ranks there is none.
+
+    Args:
+        transfer: who sends to whom.
+        sender: this rank's place among the senders.
+        template: of the weights.
+        device: where the weights are.
+    """
+
+    def __init__(self, transfer: Transfer, sender: int, template: Template, device: torch.device) -> None:
+        self._group = transfer.group(0, sender)
+        cuda = device.type == "cuda"
+        self._snapshot = torch.zeros(template.bytes, dtype=torch.uint8, device=device)
+        self._views = template.views(self._snapshot)
+        first = sender * template.piece_bytes
+        self._piece = self._snapshot[first : first + template.piece_bytes]
+        # Without a GPU the snapshot itself is in host memory.
+        self._host = torch.zeros(self._piece.shape, dtype=torch.uint8, pin_memory=True) if cuda else self._piece
+        self._stream = torch.cuda.Stream(device) if cuda else None
+        self._orders: queue.SimpleQueue[tuple[list[int], torch.cuda.Event | None] | None] = queue.SimpleQueue()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._send, name="weights to evaluation ranks", daemon=True)
+        self._thread.start()
+
+    @torch.no_grad()
+    def publish(self, index: int, samples: int, weights: Mapping[str, Tensor]) -> None:
+        """Send ``weights``, which may change as soon as the current stream is past this call.
+
+        Waits until the weights before have been sent.
+
+        Args:
+            index: number of the evaluation.
+            samples: training samples that the weights have seen.
+
+        Raises:
+            RuntimeError: a receiver is gone.
+        """
+        self._await_idle()
+        torch._foreach_copy_(list(self._views.values()), [weights[name] for name in self._views])
+        done = None
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                self._host.copy_(self._piece, non_blocking=True)
+                done = torch.cuda.Event(blocking=True)
+                done.record()
+        self._idle.clear()
+        self._orders.put(([PUBLISH, index, samples], done))
+
+    def end(self, stopped_at: int) -> None:
+        """Tell the receivers that nothing more comes, once all was sent.
+
+        Args:
+            stopped_at: the step at which a signal stopped the run; 0 for a run that ended by itself.
+
+        Raises:
+            RuntimeError: a receiver is gone.
+        """
+        self._await_idle()
+        self._orders.put(([END, stopped_at, 0], None))
+        self._orders.put(None)
+        self._thread.join()
+        self.check()
+
+    def check(self) -> None:
+        """Raise what went wrong in sending."""
+        if self._error is not None:
+            raise self._error
+
+    def _await_idle(self) -> None:
+        self._idle.wait()
+        self.check()
+
+    def _send(self) -> None:
+        try:
+            while (order := self._orders.get()) is not None:
+                header, copied = order
+                if copied is not None:
+                    copied.synchronize()
+                self._group.broadcast(torch.tensor(header))
+                if header[0] == PUBLISH:
+                    self._group.broadcast(self._host)
+                self._idle.set()
+        except RuntimeError as error:
+            self._error = error
+            self._idle.set()
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """Weights that have arrived.
+
+    Attributes:
+        index: number of the evaluation.
+        samples: training samples that they have seen.
+        seconds: from the sender's word that they come to their last byte, without the wait for a free buffer.
+        buffer: this rank's piece, in host memory.
+    """
+
+    index: int
+    samples: int
+    seconds: float
+    buffer: Tensor
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Nothing more comes; ``stopped_at``: the step at which a signal stopped training, or 0."""
+
+    stopped_at: int
+
+
+class WeightReceiver:
+    """Receives weights on an evaluation rank. All ranks of the role create theirs.
+
+    Args:
+        transfer: who sends to whom.
+        rank: among the evaluation ranks.
+        template: of the weights.
+        device: where they are wanted.
+    """
+
+    def __init__(self, transfer: Transfer, rank: int, template: Template, device: torch.device) -> None:
+        row, sender = divmod(rank, transfer.senders)
+        self._row = _row_group(row, transfer)
+        self._whole = torch.zeros(template.bytes, dtype=torch.uint8, device=device)
+        self._views = template.views(self._whole)
+        self._mine = self._whole[sender * template.piece_bytes : (sender + 1) * template.piece_bytes]
+        self._free: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
+        for _ in range(HOST_BUFFERS):
+            self._free.put(torch.zeros(template.piece_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda"))
+        self._arrived: queue.SimpleQueue[Arrived | Ended | RuntimeError] = queue.SimpleQueue()
+        self._group = transfer.group(1 + row, sender)
+        threading.Thread(target=self._receive, name="weights from training ranks", daemon=True).start()
+
+    def take(self) -> Arrived | Ended:
+        """Wait for the next weights, or the word that none come.
+
+        Raises:
+            RuntimeError: the sender is gone.
+        """
+        item = self._arrived.get()
+        if isinstance(item, RuntimeError):
+            raise item
+        return item
+
+    def assemble(self, arrived: Arrived) -> dict[str, Tensor]:
+        """The weights by name, on the device, valid until the next call; gives their host buffer back. Collective."""
+        if self._row is None:
+            self._whole.copy_(arrived.buffer)
+        else:
+            self._mine.copy_(arrived.buffer)
+            dist.all_gather_into_tensor(self._whole, self._mine.clone(), group=self._row)
+        self.discard(arrived)
+        return self._views
+
+    def discard(self, arrived: Arrived) -> None:
+        """Give the host buffer of weights back; nothing reads it any more."""
+        self._free.put(arrived.buffer)
+
+    def _receive(self) -> None:
+        header = torch.zeros(3, dtype=torch.int64)
+        try:
+            while True:
+                self._group.broadcast(header)
+                command, number, samples = header.tolist()
+                if command == END:
+                    self._arrived.put(Ended(number))
+                    return
+                buffer = self._free.get()
+                began = time.perf_counter()
+                self._group.broadcast(buffer)
+                self._arrived.put(Arrived(number, samples, time.perf_counter() - began, buffer))
+        except RuntimeError as error:
+            self._arrived.put(error)
+
+
+def _row_group(row: int, transfer: Transfer) -> dist.ProcessGroup | None:
+    """The ranks that put a copy of the weights together; None where each rank receives all of it."""
+    if transfer.senders == 1:
+        return None
+    if transfer.senders == transfer.evaluation_ranks:
+        return dist.group.WORLD
+    rows = range(0, transfer.evaluation_ranks, transfer.senders)
+    # Every rank makes the groups of all rows: NCCL splits the role's communicator, which takes all of its ranks.
+    made = [dist.new_group(list(range(first, first + transfer.senders))) for first in rows]
+    mine = made[row]
+    assert isinstance(mine, dist.ProcessGroup)
+    return mine
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,240 @@
+"""Bandwidth and latency of collectives: inside each node, between neighbouring nodes, and over all ranks.
+
+All figures are those of the slowest rank. Bandwidths are bus bandwidths, which do not depend on the number of ranks:
+the bytes of the whole buffer over the time, times 2 (n - 1) / n for an all-reduce and (n - 1) / n for an all-gather or
+a reduce-scatter (NCCL tests, "Performance reported by NCCL tests").
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from common.distributed.startup import Place
+from common.doctor.reading import Reading, Readings, first_line
+
+SMALL, MEDIUM, LARGE = 32 << 10, 64 << 20, 1 << 30
+PAIR_BYTES = 256 << 20
+CAPTURED = 50
+WATCHDOG_LIMIT = timedelta(days=1)
+POLL_SECONDS = 0.1
+
+
+@dataclass
+class Progress:
+    """How far a rank has come, and what it has measured; read by another thread.
+
+    Attributes:
+        stage: what it does now; empty before the first and after the last.
+        since: when it began with that, by the monotonic clock.
+        node, job: figures of this rank's node and of all ranks.
+        failed: what went wrong; empty if nothing did.
+    """
+
+    stage: str = ""
+    since: float = field(default_factory=time.monotonic)
+    node: Readings = field(default_factory=dict)
+    job: Readings = field(default_factory=dict)
+    failed: str = ""
+
+    def enter(self, stage: str) -> None:
+        """Begin with ``stage``."""
+        self.stage, self.since = stage, time.monotonic()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure.
+
+    Attributes:
+        place: of this rank.
+        nodes: the ranks of each node, in the order of the nodes.
+        device: where the buffers are.
+        seconds: of one measurement, at most about.
+        large: also measure 1 GB, and the other collectives; on GPUs.
+        timeout_seconds: longest time that one stage may take.
+    """
+
+    place: Place
+    nodes: Sequence[Sequence[int]]
+    device: torch.device
+    seconds: float
+    large: bool
+    timeout_seconds: float
+
+
+def run(plan: Plan, work: Callable[[Plan, Progress], None] | None = None) -> Progress:
+    """Measure in a thread; what has hung or failed is in the result's ``stage`` and ``failed``.
+
+    Args:
+        plan: what to measure.
+        work: default: :func:`measure`.
+    """
+    progress = Progress()
+
+    def body() -> None:
+        try:
+            (work or measure)(plan, progress)
+            progress.enter("")
+        except (RuntimeError, OSError) as error:  # of NCCL, Gloo or the device
+            progress.failed = f"{progress.stage}: {first_line(error)}"
+            progress.enter("")
+
+    thread = threading.Thread(target=body, name="collectives", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(POLL_SECONDS)
+        if thread.is_alive() and time.monotonic() - progress.since > plan.timeout_seconds:
+            progress.failed = f"no answer for {plan.timeout_seconds:.0f} s in: {progress.stage}"
+            break
+    return progress
+
+
+def measure(plan: Plan, progress: Progress) -> None:
+    """Each node alone first, then pairs of nodes, then all ranks: this tells a bad node from a bad network."""
+    if plan.device.type == "cuda":
+        torch.cuda.set_device(plan.device)
+    own = next(ranks for ranks in plan.nodes if plan.place.rank in ranks)
+    progress.enter("collectives inside the node")
+    group = _group(own, plan)
+    if len(own) > 1:
+        progress.node |= _figures(group, len(own), plan, "node_")
+    if len(plan.nodes) > 2:
+        _measure_pairs(plan, progress)
+    if len(plan.nodes) > 1:
+        progress.enter("collectives over all ranks")
+        everyone = _group([rank for ranks in plan.nodes for rank in ranks], plan)
+        progress.job |= _figures(everyone, plan.place.world_size, plan, "")
+
+
+def ring_rounds(count: int) -> list[list[tuple[int, int]]]:
+    """Pairs of neighbours on a ring of ``count`` nodes, in rounds in which each node is in one pair at most."""
+    pairs = [(node, (node + 1) % count) for node in range(count)]
+    even = count - count % 2
+    rounds = [pairs[0:even:2], pairs[1:even:2], pairs[even:]]
+    return [found for found in rounds if found]
+
+
+def _measure_pairs(plan: Plan, progress: Progress) -> None:
+    """The better of a node's two links: a bad node is slow with both neighbours, its neighbours with one."""
+    best = 0.0
+    for pairs in ring_rounds(len(plan.nodes)):
+        mine = next((pair for pair in pairs if any(plan.place.rank in plan.nodes[node] for node in pair)), None)
+        if mine is None:
+            # Gloo numbers the groups of a process, and ranks find each other only under the same number.
+            _group([plan.place.rank], plan)
+            continue
+        progress.enter(f"collectives of the nodes {mine[0]} and {mine[1]} alone")
+        ranks = sorted([*plan.nodes[mine[0]], *plan.nodes[mine[1]]])
+        buffer = torch.zeros(PAIR_BYTES if plan.large else MEDIUM, dtype=torch.uint8, device=plan.device)
+        group = _group(ranks, plan)
+        seconds = _time(partial(dist.all_reduce, buffer, group=group), group, plan)
+        best = max(best, _bus_gbs(buffer.numel(), seconds, len(ranks), 2))
+    progress.node["pair_all_reduce_gbs"] = Reading(best)
+
+
+def _group(ranks: Sequence[int], plan: Plan) -> dist.ProcessGroup:
+    on_gpus = plan.device.type == "cuda"
+    # Past its time limit Gloo raises an error, but NCCL's watchdog ends the process before it could say anything.
+    limit = timedelta(seconds=plan.timeout_seconds) if not on_gpus else WATCHDOG_LIMIT
+    group = dist.new_group(
+        list(ranks),
+        timeout=limit,
+        backend="nccl" if on_gpus else "gloo",
+        use_local_synchronization=True,
+    )
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def _figures(group: dist.ProcessGroup, ranks: int, plan: Plan, prefix: str) -> Readings:
+    _require_right_sum(group, ranks, plan.device)
+    small = torch.zeros(SMALL, dtype=torch.uint8, device=plan.device)
+    medium = torch.zeros(MEDIUM, dtype=torch.uint8, device=plan.device)
+    latency = _latency(lambda: dist.all_reduce(small, group=group), group, plan)
+    seconds = _time(lambda: dist.all_reduce(medium, group=group), group, plan)
+    readings = {
+        f"{prefix}all_reduce_32kb_us": Reading(latency * 1e6),
+        f"{prefix}all_reduce_64mb_gbs": Reading(_bus_gbs(MEDIUM, seconds, ranks, 2)),
+    }
+    if plan.large and plan.device.type == "cuda":
+        readings |= _large_figures(group, ranks, plan, prefix)
+    return readings
+
+
+def _large_figures(group: dist.ProcessGroup, ranks: int, plan: Plan, prefix: str) -> Readings:
+    size = LARGE // ranks * ranks
+    whole = torch.zeros(size, dtype=torch.uint8, device=plan.device)
+    part = torch.zeros(size // ranks, dtype=torch.uint8, device=plan.device)
+    readings = {}
+    for name, factor, collective in (
+        ("all_reduce", 2, lambda: dist.all_reduce(whole, group=group)),
+        ("all_gather", 1, lambda: dist.all_gather_into_tensor(whole, part, group=group)),
+        ("reduce_scatter", 1, lambda: dist.reduce_scatter_tensor(part, whole, group=group)),
+    ):
+        seconds = _time(collective, group, plan)
+        readings[f"{prefix}{name}_1gb_gbs"] = Reading(_bus_gbs(size, seconds, ranks, factor))
+    return readings
+
+
+def _bus_gbs(size: int, seconds: float, ranks: int, factor: int) -> float:
+    return size / seconds * factor * (ranks - 1) / ranks / 1e9
+
+
+def _require_right_sum(group: dist.ProcessGroup, ranks: int, device: torch.device) -> None:
+    ones = torch.ones(1 << 20, dtype=torch.float32, device=device)
+    dist.all_reduce(ones, group=group)
+    wrong = int((ones != ranks).sum())
+    if wrong:
+        raise RuntimeError(f"an all-reduce of ones over {ranks} ranks gave {wrong} wrong sums of {ones.numel()}")
+
+
+def _latency(collective: Callable[[], object], group: dist.ProcessGroup, plan: Plan) -> float:
+    """Seconds of one call that is one of many; on a GPU captured, as in training, so that Python costs nothing."""
+    if plan.device.type != "cuda":
+        return _time(collective, group, plan)
+    stream = torch.cuda.Stream(plan.device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            collective()
+        # NCCL's watchdog thread may query events meanwhile.
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            for _ in range(CAPTURED):
+                collective()
+    return _time(graph.replay, group, plan) / CAPTURED
+
+
+def _time(collective: Callable[[], object], group: dist.ProcessGroup, plan: Plan) -> float:
+    """Seconds of one call on the slowest rank; all ranks call it equally often."""
+    for _ in range(2):
+        once = _slowest(_timed(collective, 1, plan.device), group, plan.device)
+    repetitions = min(1000, max(2, int(plan.seconds / once)))
+    return _slowest(_timed(collective, repetitions, plan.device), group, plan.device)
+
+
+def _timed(collective: Callable[[], object], repetitions: int, device: torch.device) -> float:
+    _synchronize(device)
+    started = time.perf_counter()
+    for _ in range(repetitions):
+        collective()
+    _synchronize(device)
+    return (time.perf_counter() - started) / repetitions
+
+
+def _slowest(seconds: float, group: dist.ProcessGroup, device: torch.device) -> float:
+    value = torch.tensor([seconds], dtype=torch.float64, device=device)
+    dist.all_reduce(value, op=dist.ReduceOp.MAX, group=group)
+    return float(value.item())
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,255 @@
+"""``mlperf-suite doctor``: whether this machine, or every node of a job, is fit to train."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common.config import SystemConfig
+from common.distributed.launcher import relaunch
+from common.distributed.startup import Place, find_place, initialise, pick_device, shutdown
+from common.doctor import collectives
+from common.doctor.clock import measure_offsets
+from common.doctor.examine import CHECKS, FULL, QUICK, Report, Request, examine
+from common.doctor.host import node_name
+from common.doctor.judge import (
+    Rank,
+    Results,
+    Together,
+    document,
+    findings_of,
+    ranks_by_node,
+    units_of,
+    why_alone,
+    with_own_names,
+)
+from common.doctor.limits import Limits, load_system
+from common.doctor.meeting import Meeting
+from common.doctor.reading import first_line
+from common.doctor.table import format_report
+from common.errors import UNFIT, ConfigError, DeviceError, Interrupted, SuiteError
+from common.launch.binding import bind_rank
+from common.launch.network import variables
+
+LEAVE_SECONDS = 10.0
+
+DESCRIPTION = """Qualify this machine, or every node of a job, without any data.
+
+Alone, it starts one process for each GPU. Under srun or torchrun every process is a rank: one for each GPU, or one
+for each node without GPUs. Nothing on the machine is changed; a --storage folder gets a file for a moment."""
+
+EPILOG = """exit code: 0 fit; 11 unfit, for a broken limit, an outlier among three or more, a difference between nodes,
+a failed check or a rank that does not answer; 2 wrong arguments; 7 the ranks did not meet. A check that could not
+run, for want of hardware or permission, is named and counts as not made."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """One run of the command on one rank.
+
+    Attributes:
+        node: name of this machine.
+        unusable: why the GPU that is here cannot be used; empty if it can, or there is none.
+    """
+
+    place: Place
+    node: str
+    device: torch.device
+    unusable: str
+    request: Request
+    limits: Limits
+    system: str
+    meeting: Meeting
+    timeout_seconds: float
+    json_path: Path | None
+
+
+def main(argv: Sequence[str]) -> int:
+    """``mlperf-suite doctor``; see ``--help``.
+
+    Returns:
+        0 when fit, ``UNFIT`` when not; the same on every rank.
+
+    Raises:
+        ConfigError: an argument, or a limit, is wrong.
+        RankFailure: the ranks did not meet, or rank 0 is gone.
+        Interrupted: it was stopped from the keyboard.
+    """
+    arguments = _parse(argv)
+    system, limits = load_system(arguments.system)
+    _check_json_folder(arguments.json)
+    place = find_place(os.environ)
+    if place.launcher == "single" and (gpus := torch.cuda.device_count()) > 1:
+        return relaunch(gpus, ["doctor", *argv])
+    request = Request(
+        frozenset(arguments.only),
+        QUICK if arguments.quick else FULL,
+        tuple(arguments.storage),
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+    )
+    device, unusable = _prepare_rank(place, system, arguments.timeout)
+    session = Session(
+        place=place,
+        node=node_name(os.environ),
+        device=device,
+        unusable=unusable,
+        request=request,
+        limits=limits,
+        system=arguments.system,
+        meeting=Meeting(place),
+        timeout_seconds=arguments.timeout,
+        json_path=arguments.json,
+    )
+    try:
+        code, hangs = _run(session)
+    except KeyboardInterrupt:
+        if place.rank:
+            sys.exit(Interrupted.exit_code)  # rank 0 has the message
+        raise Interrupted("doctor was stopped before its end") from None
+    sys.stdout.flush()
+    if hangs:  # A thread still stands in a collective, and taking the process group down would wait for it.
+        os._exit(code)
+    shutdown()
+    return code
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="mlperf-suite doctor", description=DESCRIPTION, epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--system", default="auto", metavar="NAME",
+                        help="whose limits apply: a file of configs/system or a path (default: auto)")  # fmt: skip
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was found there")
+    parser.add_argument("--storage", type=Path, nargs="+", action="extend", default=[], metavar="PATH",
+                        help="measure reading from this folder or file, on every node")  # fmt: skip
+    parser.add_argument("--quick", action="store_true", help="measure for seconds only: no heat, no 1 GB collectives")
+    parser.add_argument("--only", nargs="+", action="extend", choices=CHECKS, metavar="CHECK",
+                        help=f"only these checks: {', '.join(CHECKS)}")  # fmt: skip
+    parser.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS",
+                        help="longest wait for a rank or a collective (default: 120)")  # fmt: skip
+    arguments = parser.parse_args(list(argv))
+    if not 0 < arguments.timeout < 86400:
+        raise ConfigError(f"--timeout {arguments.timeout:g}: expected seconds, more than 0 and less than a day")
+    arguments.only = arguments.only or list(CHECKS)
+    return arguments
+
+
+def _check_json_folder(path: Path | None) -> None:
+    if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+        why = "is a folder" if path.is_dir() else f"the folder {path.parent} is not there or may not be written"
+        raise ConfigError(f"--json {path}: {why}")
+
+
+def _prepare_rank(place: Place, system: SystemConfig, timeout_seconds: float) -> tuple[torch.device, str]:
+    """Set this rank up as training does, but over Gloo alone: NCCL is to be examined, not relied on.
+
+    Returns:
+        its device, and why the GPU that is here cannot be used.
+    """
+    for name, value in {**variables(system.network), **system.environment}.items():
+        os.environ.setdefault(name, value)
+    unusable = ""
+    sharers = None
+    try:
+        if torch.cuda.is_available():
+            sharers = bind_rank(place, system.binding)
+        device = pick_device("auto", place.local_rank)
+    except DeviceError as error:
+        device, unusable = torch.device("cpu"), str(error)
+    initialise(place, torch.device("cpu"), timeout_seconds, sharers)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device, unusable
+
+
+def _run(session: Session) -> tuple[int, bool]:
+    """Exit code, and whether a thread of this rank hangs."""
+    place, meeting, timeout = session.place, session.meeting, session.timeout_seconds
+    meeting.post("rank", vars(Rank(place.rank, place.local_rank, place.node, session.node, session.device.type)))
+    report = examine(
+        place, session.device, session.unusable, session.request,
+        lambda what: _arrive(session, what),
+    )  # fmt: skip
+    meeting.post("report", report.to_json())
+    results = Results([], [], [], [], "", timeout)
+    if place.rank == 0:
+        ranks = with_own_names([Rank(**entry) if entry else None for entry in meeting.collect("rank", timeout)])
+        reports = [Report.from_json(entry) if entry else None for entry in meeting.collect("report", timeout)]
+        results = replace(results, ranks=ranks, reports=reports, why_alone=why_alone(ranks, reports))
+        meeting.announce("plan", {"alone": bool(results.why_alone), "nodes": ranks_by_node(ranks)})
+    plan = meeting.hear("plan", 4 * timeout)
+    together, offsets, hangs = Together(), list[float](), False
+    if not plan["alone"]:
+        together, offsets, hangs = _measure_together(session, plan["nodes"])
+    meeting.post("together", together.to_json())
+    if place.rank == 0:
+        answers = [Together.from_json(entry) if entry else None for entry in meeting.collect("together", 2 * timeout)]
+        _conclude(session, replace(results, together=answers, offsets=offsets))
+    code = int(meeting.hear("code", 20 * timeout))
+    meeting.leave(min(timeout, LEAVE_SECONDS))
+    return code, hangs
+
+
+def _arrive(session: Session, what: str) -> None:
+    session.meeting.everyone_arrives(what, session.timeout_seconds)
+    if session.place.rank == 0 and sys.stderr.isatty():
+        print(f"doctor: {what} …", file=sys.stderr, flush=True)
+
+
+def _measure_together(session: Session, nodes: Sequence[Sequence[int]]) -> tuple[Together, list[float], bool]:
+    """What is measured with other ranks, the clocks' offsets (on rank 0), and whether it hangs."""
+    offsets: list[float] = []
+    if "clock" in session.request.checks:
+        try:
+            offsets = measure_offsets(session.place.rank, [ranks[0] for ranks in nodes[1:]])
+        except RuntimeError as error:
+            return Together(failed=f"clock offsets: {first_line(error)}"), [], False
+    if "collectives" not in session.request.checks:
+        return Together(), offsets, False
+    effort = session.request.effort
+    plan = collectives.Plan(
+        session.place, nodes, session.device, effort.collective_seconds, effort is FULL, session.timeout_seconds
+    )
+    progress = collectives.run(plan)
+    return Together(progress.node, progress.job, progress.failed), offsets, bool(progress.stage)
+
+
+def _conclude(session: Session, results: Results) -> None:
+    """On rank 0: judge, print, write, and tell all ranks the exit code."""
+    units = units_of(results)
+    findings = findings_of(results, units, session.limits, session.request.checks)
+    counts = [(len(ranks_by_node(results.ranks)), "node"), (sum(unit.scope == "gpu" for unit in units), "GPU")]
+    told = ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts)
+    print(format_report(units, findings, f"mlperf-suite doctor: {told}, limits of {session.system}"), flush=True)
+    code = UNFIT if any(finding.unfit for finding in findings) else 0
+    try:
+        if session.json_path is not None:
+            _write_json(session.json_path, document(results, units, findings, session.system))
+    except SuiteError as error:
+        code = error.exit_code
+        raise
+    finally:
+        session.meeting.announce("code", code)
+
+
+def _write_json(path: Path, document: dict[str, Any]) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+    try:
+        beside.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
+        beside.replace(path)
+    except OSError as error:
+        raise SuiteError(f"--json {path}: {error.strerror}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)

@@ -1,0 +1,160 @@
+"""What one rank finds out about its GPU and, the first of each machine, about its node."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import torch
+
+from common.distributed.startup import Place
+from common.doctor import health, host
+from common.doctor.compute import Durations, measure_gpu
+from common.doctor.facts import collect_facts
+from common.doctor.reading import Reading, Readings, failures
+from common.doctor.storage import read_storage
+from common.errors import DeviceError
+from common.observe.nvml import bus_id, device_uuid, open_nvml
+
+CHECKS = ("host", "gpu", "compute", "storage", "collectives", "clock")
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure.
+
+    Attributes:
+        gpu: seconds of the measurements of a GPU.
+        host_seconds: of the copy in the host's memory.
+        storage_bytes, storage_seconds: read at most, and for how long.
+        collective_seconds: of one collective.
+    """
+
+    gpu: Durations
+    host_seconds: float
+    storage_bytes: int
+    storage_seconds: float
+    collective_seconds: float
+
+
+FULL = Effort(Durations(10.0, 1.0), 2.0, 4 << 30, 20.0, 1.0)
+QUICK = Effort(Durations(2.0, 0.3), 0.3, 512 << 20, 5.0, 0.2)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to check.
+
+    Attributes:
+        checks: of ``CHECKS``.
+        effort: how long to measure.
+        storage: files and folders to read.
+        cpus_allowed: CPUs that the job may use, before the rank was bound to some of them.
+    """
+
+    checks: frozenset[str]
+    effort: Effort
+    storage: tuple[Path, ...]
+    cpus_allowed: int
+
+
+@dataclass
+class Report:
+    """What one rank found.
+
+    Attributes:
+        model: of its GPU; empty without one.
+        bus_id: of its GPU; empty without one.
+        unusable: why the GPU that is here cannot be used; empty if it can, or there is none.
+        gpu: figures of its GPU.
+        node: figures of its machine, from the first rank of each; what failed, from any.
+        host_copy_gbs: memory bandwidth of this rank alone, while the others of its machine measure theirs.
+        facts: of its machine, from the first rank of each.
+    """
+
+    model: str = ""
+    bus_id: str = ""
+    unusable: str = ""
+    gpu: Readings = field(default_factory=dict)
+    node: Readings = field(default_factory=dict)
+    host_copy_gbs: float | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """For the store and the file."""
+        return {
+            **vars(self),
+            "gpu": {name: reading.to_json() for name, reading in self.gpu.items()},
+            "node": {name: reading.to_json() for name, reading in self.node.items()},
+        }
+
+    @classmethod
+    def from_json(cls, entry: dict[str, Any]) -> Report:
+        """The report that :meth:`to_json` gave."""
+        readings = {
+            scope: {name: Reading.from_json(value) for name, value in entry[scope].items()} for scope in ("gpu", "node")
+        }
+        return cls(**{**entry, **readings})
+
+
+def examine(
+    place: Place, device: torch.device, unusable: str, request: Request, together: Callable[[str], None]
+) -> Report:
+    """Read and measure everything that needs no other rank.
+
+    Args:
+        place, device: of this rank.
+        unusable: why the GPU that is here cannot be used.
+        request: what to check.
+        together: waits until all ranks have come to a measurement, whose name it gets.
+    """
+    report = Report(unusable=unusable)
+    leads = place.local_rank == 0
+    if leads:
+        report.facts = collect_facts()
+        if "host" in request.checks:
+            report.node |= host.read_node(request.cpus_allowed)
+    if device.type == "cuda":
+        report.model = torch.cuda.get_device_name(device)
+    if "host" in request.checks:
+        together("host memory")
+        with failures(report.node, "memory_bandwidth_gbs"):
+            report.host_copy_gbs = host.host_memory_bandwidth(request.effort.host_seconds)
+    if device.type == "cuda":
+        _examine_gpu(report, device, request, together)
+    if leads and "storage" in request.checks:
+        _examine_storage(report, request)
+    return report
+
+
+def _examine_gpu(report: Report, device: torch.device, request: Request, together: Callable[[str], None]) -> None:
+    try:
+        nvml = open_nvml()
+        gpu = nvml.nvmlDeviceGetHandleByUUID(device_uuid(device))
+        report.bus_id = bus_id(nvml, gpu)
+    except (DeviceError, pynvml.NVMLError) as error:
+        nvml = gpu = None
+        if "gpu" in request.checks:
+            report.gpu["driver_version"] = Reading(missing=f"NVML cannot be used: {error}")
+    if gpu is not None and "gpu" in request.checks:
+        report.gpu |= health.read_gpu(nvml, gpu)
+        report.gpu |= health.read_xids(report.bus_id)
+    if "compute" in request.checks:
+        together("GPUs under load")
+        watch = health.LoadWatch(nvml, gpu) if gpu is not None else None
+        report.gpu |= measure_gpu(device, request.effort.gpu, watch or contextlib.nullcontext())
+        report.gpu |= watch.readings() if watch is not None else {}
+    if gpu is not None and "gpu" in request.checks:
+        report.gpu |= health.read_links(nvml, gpu)
+
+
+def _examine_storage(report: Report, request: Request) -> None:
+    if not request.storage:
+        report.node["storage_read_gbs"] = Reading(missing="no --storage PATH is given")
+    for path in request.storage:
+        name = "storage_read_gbs" if len(request.storage) == 1 else f"storage_read_gbs@{path}"
+        report.node[name] = read_storage(path, request.effort.storage_bytes, request.effort.storage_seconds)

@@ -1,0 +1,230 @@
+"""What the figures of all GPUs and nodes say: what breaks a limit, what stands out from the others, what differs."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from common.doctor.limits import Limit, Limits
+from common.doctor.reading import Measure, Reading, Readings, Scope, measure_of
+
+Kind = Literal["limit", "outlier", "difference", "state", "failed", "no answer", "not made"]
+
+FEW = 3
+"""With fewer units than this no one can say which of them is the odd one: it is named, and fails nobody."""
+NAMED = 8
+LOCKED_GB = 1.0
+"""Less memory than this that may be locked, and InfiniBand's buffers don't fit."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A GPU, a node, or the job, with its figures.
+
+    Attributes:
+        scope: which of these.
+        where: name in messages.
+        model: only units of one model are compared.
+    """
+
+    scope: Scope
+    where: str
+    readings: Readings
+    model: str = ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something to know about a machine.
+
+    Attributes:
+        kind: what kind of thing; ``not made`` is a check that could not run.
+        where: the GPU, node or rank; empty for several.
+        figure: name of the figure; empty if it is about none.
+        text: one sentence, with the place.
+        unfit: whether the machine is unfit for it.
+    """
+
+    kind: Kind
+    where: str
+    figure: str
+    text: str
+    unfit: bool
+
+
+def find(units: Sequence[Unit], limits: Limits) -> list[Finding]:
+    """All findings: those that make a machine unfit first."""
+    found = [finding for unit in units for finding in _of_unit(unit, limits)]
+    for scope, name, having in _by_figure(units):
+        measure = measure_of(scope, name)
+        if measure.equal:
+            found += _differences(name, measure, having)
+        if measure.better is not None:
+            limit = limits.get(f"{scope}.{name.partition('@')[0]}", Limit())
+            spread = measure.spread if limit.spread is None else limit.spread
+            for model in sorted({unit.model for unit in having}):
+                found += _outliers(name, measure, [unit for unit in having if unit.model == model], spread)
+    found += [*_not_made(units), *_untested(units, limits)]
+    return sorted(found, key=lambda finding: not finding.unfit)
+
+
+def _untested(units: Sequence[Unit], limits: Limits) -> list[Finding]:
+    """The limits on figures that nobody took, of what is here: a limit that is not tested must not look kept."""
+    here = {unit.scope for unit in units}
+    taken = {f"{unit.scope}.{name.partition('@')[0]}" for unit in units for name in unit.readings}
+    names = [name for name in limits if name.partition(".")[0] in here and name not in taken]
+    text = f"limits that were not tested, since these checks did not run: {', '.join(names)}"
+    return [Finding("not made", "", "", text, False)] if names else []
+
+
+def _of_unit(unit: Unit, limits: Limits) -> Iterable[Finding]:
+    for name, reading in unit.readings.items():
+        measure = measure_of(unit.scope, name)
+        if reading.failed:
+            yield Finding("failed", unit.where, name, f"{unit.where}: {measure.title}: {reading.failed}", True)
+        elif isinstance(reading.value, int | float):
+            limit = limits.get(f"{unit.scope}.{name.partition('@')[0]}")
+            broken = limit and _broken(measure, reading.value, limit)
+            if broken:
+                yield Finding("limit", unit.where, name, f"{unit.where}: {broken}", True)
+    for name, text, unfit in STATES[unit.scope](unit.readings):
+        yield Finding("state", unit.where, name, f"{unit.where}: {text}", unfit)
+
+
+def _broken(measure: Measure, value: float, limit: Limit) -> str:
+    size = abs(value) if measure.magnitude else float(value)
+    bounds = ((limit.min, size < (limit.min or 0), "below"), (limit.max, size > (limit.max or 0), "above"))
+    for bound, is_broken, side in bounds:
+        if bound is None or not (is_broken or math.isnan(size)):
+            continue
+        if isinstance(value, bool):
+            return f"{measure.title}: {measure.show(value)}"
+        if measure.magnitude:  # only clocks so far
+            text = f"clock is {_seconds(size)} {'ahead of' if value > 0 else 'behind'} rank 0"
+            return f"{text}, {side} the limit of {_seconds(bound)}"
+        return f"{measure.title} {measure.show(value)}, {side} the limit of {measure.show(bound)}"
+    return ""
+
+
+def _seconds(milliseconds: float) -> str:
+    return f"{milliseconds / 1000:.1f} s" if milliseconds >= 1000 else f"{milliseconds:.3g} ms"
+
+
+def _by_figure(units: Sequence[Unit]) -> Iterable[tuple[Scope, str, list[Unit]]]:
+    """Each figure with the units that have a value of it."""
+    found: dict[tuple[Scope, str], list[Unit]] = defaultdict(list)
+    for unit in units:
+        for name, reading in unit.readings.items():
+            if reading.value is not None:
+                found[unit.scope, name].append(unit)
+    return [(scope, name, having) for (scope, name), having in found.items() if len(having) > 1]
+
+
+def _outliers(name: str, measure: Measure, units: Sequence[Unit], spread: float) -> Iterable[Finding]:
+    if len(units) < 2:
+        return
+    values = {unit.where: _number(unit.readings[name]) for unit in units}
+    higher = measure.better == "higher"
+    best = max if higher else min
+    few = len(units) < FEW
+    typical = best(values.values()) if few else statistics.median(values.values())
+    for where, value in values.items():
+        worse = 100 * (typical - value if higher else value - typical) / typical if typical > 0 else 0.0
+        if worse > spread:
+            side = "below" if higher else "above"
+            than = "the other" if few else f"the median of {len(units)} {_plural(units[0].scope)}"
+            text = f"{where}: {measure.title} {measure.show(value)}, {worse:.0f} % {side} {than}"
+            yield Finding("outlier", where, name, text, not few)
+
+
+def _differences(name: str, measure: Measure, units: Sequence[Unit]) -> Iterable[Finding]:
+    values = {unit.where: measure.show(_value(unit.readings[name])) for unit in units}
+    counts = Counter(values.values())
+    (usual, count), *others = counts.most_common()
+    if not others:
+        return
+    if others[0][1] == count:
+        told = "; ".join(f"{value} on {_names([w for w, v in values.items() if v == value])}" for value in counts)
+        yield Finding("difference", "", name, f"{measure.title} differs: {told}", True)
+        return
+    for where, value in values.items():
+        if value != usual:
+            rest = f"{count} of {len(units)} {_plural(units[0].scope)} have {usual}"
+            yield Finding("difference", where, name, f"{where}: {measure.title} is {value}; {rest}", True)
+
+
+def _not_made(units: Sequence[Unit]) -> Iterable[Finding]:
+    """Checks that could not run, those of one reason together."""
+    found: dict[tuple[Scope, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for unit in units:
+        for name, reading in unit.readings.items():
+            if reading.missing:
+                found[unit.scope, reading.missing][unit.where].append(name)
+    for (scope, why), places in found.items():
+        alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
+        for where, names in places.items():
+            alike[tuple(names)].append(where)
+        for figures, wheres in alike.items():
+            titles = ", ".join(measure_of(scope, name).title for name in figures)
+            yield Finding("not made", _names(wheres), ", ".join(figures), f"{_names(wheres)}: {titles}: {why}", False)
+
+
+def _names(wheres: Sequence[str]) -> str:
+    return ", ".join(wheres[:NAMED]) + (f" and {len(wheres) - NAMED} more" if len(wheres) > NAMED else "")
+
+
+def _plural(scope: Scope) -> str:
+    return {"gpu": "GPUs", "node": "nodes", "job": "jobs"}[scope]
+
+
+def _value(reading: Reading) -> float | int | str | bool:
+    assert reading.value is not None
+    return reading.value
+
+
+def _number(reading: Reading) -> float:
+    return float(_value(reading))
+
+
+State = tuple[str, str, bool]
+"""Figure, what is wrong, and whether the machine is unfit for it."""
+
+
+def _gpu_states(readings: Readings) -> Iterable[State]:
+    width, width_max = (readings.get(name, Reading()).value for name in ("pcie_width", "pcie_width_max"))
+    if isinstance(width, int) and isinstance(width_max, int) and width < width_max:
+        yield (
+            "pcie_width",
+            f"the PCIe link has {width} of {width_max} lanes: reseat the GPU, or look at the riser",
+            True,
+        )
+    now, highest = (readings.get(name, Reading()).value for name in ("pcie_generation", "pcie_generation_max"))
+    if isinstance(now, int) and isinstance(highest, int) and now < highest:
+        yield "pcie_generation", f"the PCIe link runs at generation {now} of {highest} after load", False
+    power, default = (readings.get(name, Reading()).value for name in ("power_limit_w", "power_limit_default_w"))
+    if isinstance(power, float) and isinstance(default, float) and power < default:
+        yield "power_limit_w", f"the power limit is {power:.0f} W, the board's own is {default:.0f} W", False
+    limited = readings.get("clocks_limited", Reading()).value
+    if isinstance(limited, str) and limited != "none":
+        yield "clocks_limited", f"the clocks were held down before any load: {limited}", False
+    if readings.get("mig_enabled", Reading()).value is True:
+        yield "mig_enabled", "MIG is enabled: NCCL cannot join its instances", False
+
+
+def _node_states(readings: Readings) -> Iterable[State]:
+    locked, ports = (readings.get(name, Reading()).value for name in ("memlock_gb", "infiniband_active"))
+    if isinstance(ports, int) and ports > 0 and isinstance(locked, float) and locked < LOCKED_GB:
+        text = f"only {locked:.3f} GB may be locked, and InfiniBand needs to lock its buffers: ulimit -l unlimited"
+        yield "memlock_gb", text, True
+
+
+STATES: dict[Scope, Callable[[Readings], Iterable[State]]] = {
+    "gpu": _gpu_states,
+    "node": _node_states,
+    "job": lambda readings: (),
+}
+"""What is wrong with the figures of one unit, whatever the limits."""

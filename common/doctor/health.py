@@ -1,0 +1,242 @@
+"""What a GPU's management library says of its state: errors, links, limits, and slowdowns under load."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pynvml
+
+from common.doctor.reading import Reading, Readings, Value
+
+SAMPLE_SECONDS = 0.1
+KERNEL_LOG_SECONDS = 20.0
+APPLICATION_XIDS = frozenset({13, 31, 43, 45})
+"""XIDs that a program usually causes itself (NVIDIA, "XID Errors": 13 graphics exception, 31 MMU fault, 43 GPU stopped
+processing, 45 preemptive cleanup); all others are counted as the hardware's or the driver's."""
+XID_LINE = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
+
+HARDWARE_SLOWDOWN = (
+    pynvml.nvmlClocksEventReasonHwSlowdown
+    | pynvml.nvmlClocksEventReasonHwThermalSlowdown
+    | pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown
+)
+CLOCK_LIMITS = {
+    pynvml.nvmlClocksEventReasonApplicationsClocksSetting: "application clocks are set",
+    pynvml.nvmlClocksEventReasonSyncBoost: "sync boost",
+    pynvml.nvmlClocksEventReasonHwSlowdown: "hardware slowdown",
+    pynvml.nvmlClocksEventReasonHwThermalSlowdown: "hardware slowdown for heat",
+    pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "power brake",
+    pynvml.nvmlClocksEventReasonSwThermalSlowdown: "driver slowdown for heat",
+    pynvml.nvmlClocksEventReasonSwPowerCap: "power limit",
+}
+"""Reasons that hold a GPU's clock down; an idle GPU's low clock is none."""
+NVLINKS = 18
+"""Most links that a GPU has up to Blackwell (NVML's NVML_NVLINK_MAX_LINKS)."""
+
+
+def read_gpu(nvml: Any, gpu: Any) -> Readings:
+    """State of a GPU before any load."""
+    ask = _Questions(nvml, gpu)
+    ask("driver_version", lambda: str(nvml.nvmlSystemGetDriverVersion()))
+    ask("vbios_version", lambda: str(nvml.nvmlDeviceGetVbiosVersion(gpu)))
+    ask("memory_gb", lambda: nvml.nvmlDeviceGetMemoryInfo(gpu).total / 1e9)
+    ask("memory_used_gb", lambda: nvml.nvmlDeviceGetMemoryInfo(gpu).used / 1e9)
+    ask("idle_temperature_c", lambda: nvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU))
+    ask("power_limit_w", lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000)
+    ask("power_limit_default_w", lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(gpu) / 1000)
+    ask("max_sm_clock_mhz", lambda: nvml.nvmlDeviceGetMaxClockInfo(gpu, pynvml.NVML_CLOCK_SM))
+    ask("clocks_limited", lambda: _clock_limits(nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu)))
+    ask("persistence_mode", lambda: bool(nvml.nvmlDeviceGetPersistenceMode(gpu)))
+    ask("mig_enabled", lambda: bool(nvml.nvmlDeviceGetMigMode(gpu)[0]))
+    _read_errors(ask, nvml, gpu)
+    _read_nvlinks(ask, nvml, gpu)
+    return ask.readings
+
+
+def read_links(nvml: Any, gpu: Any) -> Readings:
+    """The PCIe link as it is now; an idle GPU lowers its generation."""
+    ask = _Questions(nvml, gpu)
+    ask("pcie_generation", lambda: nvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu))
+    ask("pcie_generation_max", lambda: nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu))
+    ask("pcie_width", lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(gpu))
+    ask("pcie_width_max", lambda: nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu))
+    return ask.readings
+
+
+def nvlinks(nvml: Any, gpu: Any) -> tuple[int, float]:
+    """Active NVLinks of a GPU and their bandwidth together, GB/s each way.
+
+    Raises:
+        pynvml.NVMLError: the GPU has none.
+    """
+    active, megabytes = 0, 0.0
+    for link in range(NVLINKS):
+        try:
+            if not nvml.nvmlDeviceGetNvLinkState(gpu, link):
+                continue
+        except (pynvml.NVMLError_InvalidArgument, pynvml.NVMLError_NotSupported):
+            if link == 0:
+                raise
+            break
+        active += 1
+        field = nvml.nvmlDeviceGetFieldValues(gpu, [(pynvml.NVML_FI_DEV_NVLINK_GET_SPEED, link)])[0]
+        if field.nvmlReturn == pynvml.NVML_SUCCESS:
+            megabytes += field.value.uiVal
+    return active, megabytes / 1000
+
+
+def count_xids(bus_id: str, log: str) -> Counter[int]:
+    """XIDs of the GPU at ``bus_id`` (``0000:ab:00.0``) in a kernel log, which names it without the function."""
+    device = bus_id.rpartition(".")[0].lower()
+    return Counter(int(xid) for where, xid in XID_LINE.findall(log) if where.lower().startswith(device))
+
+
+def read_xids(bus_id: str) -> Readings:
+    """XID errors since boot, from the kernel's log where it may be read."""
+    names = ("xid_hardware", "xid_application")
+    log, why_not = _kernel_log()
+    if log is None:
+        return {name: Reading(missing=why_not) for name in names}
+    xids = count_xids(bus_id, log)
+    application = sum(count for xid, count in xids.items() if xid in APPLICATION_XIDS)
+    return {"xid_hardware": Reading(xids.total() - application), "xid_application": Reading(application)}
+
+
+class LoadWatch:
+    """Notes power, clocks, heat and slowdowns of a GPU while it is loaded, in a thread of its own."""
+
+    def __init__(self, nvml: Any, gpu: Any) -> None:
+        self._nvml = nvml
+        self._gpu = gpu
+        self._stop = threading.Event()
+        self._samples: dict[str, list[float]] = {}
+        self._errors: dict[str, str] = {}
+        self._thread = threading.Thread(target=self._run, name="load watch", daemon=True)
+
+    def __enter__(self) -> LoadWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def sample(self) -> None:
+        """Note this moment."""
+        nvml, gpu = self._nvml, self._gpu
+        self._note("power", lambda: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000)
+        self._note("sm_clock", lambda: nvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM))
+        self._note("memory_clock", lambda: nvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_MEM))
+        self._note("temperature", lambda: nvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU))
+        self._note("reasons", lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu))
+
+    def readings(self) -> Readings:
+        """Means of power and clocks, the highest temperature, and shares of the time in percent."""
+        return {
+            "load_power_w": self._of("power", _mean),
+            "load_sm_clock_mhz": self._of("sm_clock", _mean),
+            "load_memory_clock_mhz": self._of("memory_clock", _mean),
+            "load_temperature_c": self._of("temperature", max),
+            "hw_slowdown_percent": self._share(HARDWARE_SLOWDOWN),
+            "thermal_slowdown_percent": self._share(pynvml.nvmlClocksEventReasonSwThermalSlowdown),
+            "power_cap_percent": self._share(pynvml.nvmlClocksEventReasonSwPowerCap),
+        }
+
+    def _note(self, name: str, reading: Callable[[], float]) -> None:
+        try:
+            self._samples.setdefault(name, []).append(reading())
+        except pynvml.NVMLError as error:
+            self._errors[name] = str(error)
+
+    def _of(self, name: str, combine: Callable[[list[float]], float]) -> Reading:
+        # The first quarter is the way up to the steady state.
+        samples = self._samples.get(name, [])
+        steady = samples[len(samples) // 4 :]
+        return Reading(combine(steady)) if steady else Reading(missing=self._errors.get(name, "no sample"))
+
+    def _share(self, bits: int) -> Reading:
+        return self._of("reasons", lambda reasons: 100.0 * _mean([bool(int(reason) & bits) for reason in reasons]))
+
+    def _run(self) -> None:
+        while not self._stop.wait(SAMPLE_SECONDS):
+            self.sample()
+
+
+class _Questions:
+    """Asks one thing after the other; what NVML does not tell becomes a reading without a value."""
+
+    def __init__(self, nvml: Any, gpu: Any) -> None:
+        self.nvml, self.gpu = nvml, gpu
+        self.readings: Readings = {}
+
+    def __call__(self, name: str, question: Callable[[], Value]) -> None:
+        try:
+            self.readings[name] = Reading(question())
+        except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_InvalidArgument):
+            self.readings[name] = Reading(missing="this GPU or driver does not tell")
+        except pynvml.NVMLError_NoPermission:
+            self.readings[name] = Reading(missing="not permitted")
+        except pynvml.NVMLError as error:
+            self.readings[name] = Reading(failed=f"NVML: {error}")
+
+
+def _read_errors(ask: _Questions, nvml: Any, gpu: Any) -> None:
+    uncorrected, corrected = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED
+    ask("ecc_enabled", lambda: bool(nvml.nvmlDeviceGetEccMode(gpu)[0]))
+    for name, kind, counter in (
+        ("ecc_uncorrected_volatile", uncorrected, pynvml.NVML_VOLATILE_ECC),
+        ("ecc_uncorrected_aggregate", uncorrected, pynvml.NVML_AGGREGATE_ECC),
+        ("ecc_corrected_volatile", corrected, pynvml.NVML_VOLATILE_ECC),
+    ):
+        ask(name, partial(nvml.nvmlDeviceGetTotalEccErrors, gpu, kind, counter))
+    ask("remapped_rows", lambda: nvml.nvmlDeviceGetRemappedRows(gpu)[1])
+    ask("remapping_pending", lambda: bool(nvml.nvmlDeviceGetRemappedRows(gpu)[2]))
+    ask("remapping_failed", lambda: bool(nvml.nvmlDeviceGetRemappedRows(gpu)[3]))
+    if ask.readings["remapping_pending"].missing:  # GPUs before Ampere retire pages instead
+        ask("remapping_pending", lambda: bool(nvml.nvmlDeviceGetRetiredPagesPendingStatus(gpu)))
+
+
+def _read_nvlinks(ask: _Questions, nvml: Any, gpu: Any) -> None:
+    try:
+        active, gigabytes = nvlinks(nvml, gpu)
+    except pynvml.NVMLError as error:
+        ask.readings |= dict.fromkeys(("nvlinks_active", "nvlink_gbs"), Reading(missing=f"no NVLink here ({error})"))
+        return
+    ask.readings["nvlinks_active"] = Reading(active)
+    told = active == 0 or gigabytes > 0
+    ask.readings["nvlink_gbs"] = Reading(gigabytes) if told else Reading(missing="this driver does not tell")
+
+
+def _clock_limits(reasons: int) -> str:
+    return ", ".join(name for bit, name in CLOCK_LIMITS.items() if reasons & bit) or "none"
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _kernel_log() -> tuple[str | None, str]:
+    """The kernel's log since boot, or None and why it cannot be read."""
+    why_not = "there is neither dmesg nor journalctl"
+    for command in (["journalctl", "--dmesg", "--boot", "--quiet", "--no-pager"], ["dmesg"]):
+        program = shutil.which(command[0])
+        if program is None:
+            continue
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            answer = subprocess.run(
+                [program, *command[1:]], capture_output=True, text=True, errors="replace",
+                timeout=KERNEL_LOG_SECONDS, check=False,
+            )  # fmt: skip
+            # The journal answers a user who may not read it with nothing, and no error.
+            if answer.returncode == 0 and answer.stdout.strip():
+                return answer.stdout, ""
+        why_not = "the kernel's log may not be read"
+    return None, why_not

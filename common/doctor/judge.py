@@ -1,0 +1,238 @@
+"""On rank 0: what all ranks handed in becomes units, findings, and the document that is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from common.doctor.examine import Report
+from common.doctor.findings import NAMED, Finding, Unit, find
+from common.doctor.host import suite_version
+from common.doctor.limits import Limits
+from common.doctor.reading import Reading, Readings
+from common.doctor.table import count_checks
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Who a rank is: what it says before anything can go wrong.
+
+    Attributes:
+        node: index of its machine.
+        name: of its machine.
+        device: ``cuda`` or ``cpu``.
+    """
+
+    rank: int
+    local_rank: int
+    node: int
+    name: str
+    device: str
+
+    @property
+    def where(self) -> str:
+        """Name of its GPU, or of its machine, in messages."""
+        return f"{self.name} GPU {self.local_rank}" if self.device == "cuda" else self.name
+
+
+@dataclass(frozen=True)
+class Together:
+    """What one rank measured with others.
+
+    Attributes:
+        node, job: figures of its node and of all ranks.
+        failed: what went wrong or hangs; empty if nothing.
+    """
+
+    node: Readings = field(default_factory=dict)
+    job: Readings = field(default_factory=dict)
+    failed: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """For the store."""
+        figures = {"node": self.node, "job": self.job}
+        return {
+            "failed": self.failed,
+            **{scope: {name: reading.to_json() for name, reading in found.items()} for scope, found in figures.items()},
+        }
+
+    @classmethod
+    def from_json(cls, entry: dict[str, Any]) -> Together:
+        """What :meth:`to_json` gave."""
+        node, job = (
+            {name: Reading.from_json(value) for name, value in entry[scope].items()} for scope in ("node", "job")
+        )
+        return cls(node, job, entry["failed"])
+
+
+@dataclass(frozen=True)
+class Results:
+    """What the ranks handed in, in their order; None where a rank did not answer.
+
+    Attributes:
+        ranks: who they are.
+        reports: what each found alone.
+        together: what each measured with others.
+        offsets: seconds that the clock of each node but the first is ahead of the first's; empty if not measured.
+        why_alone: why nothing was measured together; empty if it was.
+        timeout_seconds: how long an answer was waited for.
+    """
+
+    ranks: Sequence[Rank | None]
+    reports: Sequence[Report | None]
+    together: Sequence[Together | None]
+    offsets: Sequence[float]
+    why_alone: str
+    timeout_seconds: float
+
+
+def with_own_names(ranks: Sequence[Rank | None]) -> list[Rank | None]:
+    """The ranks, with the index of their machine in its name where machines call themselves alike."""
+    nodes: dict[str, set[int]] = {}
+    for rank in ranks:
+        if rank is not None:
+            nodes.setdefault(rank.name, set()).add(rank.node)
+    return [
+        replace(rank, name=f"{rank.name}/{rank.node}") if rank and len(nodes[rank.name]) > 1 else rank for rank in ranks
+    ]
+
+
+def ranks_by_node(ranks: Sequence[Rank | None]) -> list[list[int]]:
+    """The ranks of each machine that are known, in the order of the machines."""
+    nodes: dict[int, list[int]] = {}
+    for rank in ranks:
+        if rank is not None:
+            nodes.setdefault(rank.node, []).append(rank.rank)
+    return [sorted(nodes[node]) for node in sorted(nodes)]
+
+
+def why_alone(ranks: Sequence[Rank | None], reports: Sequence[Report | None]) -> str:
+    """Why nothing can be measured over all ranks; empty if it can."""
+    if len(ranks) == 1:
+        return "there is only one rank"
+    if None in ranks or None in reports:
+        return "a rank does not answer"
+    if len({rank.device for rank in ranks if rank}) > 1:
+        return "some ranks have no GPU that can be used"
+    return ""
+
+
+def units_of(results: Results) -> list[Unit]:
+    """Nodes in their order, then GPUs in that of the ranks, then the job."""
+    nodes, job = [], dict[str, Reading]()
+    for index, members in enumerate(ranks_by_node(results.ranks)):
+        readings: Readings = {}
+        for number in members:
+            report, measured = results.reports[number], results.together[number]
+            readings |= report.node if report else {}
+            readings |= measured.node if measured else {}
+            job |= measured.job if measured else {}
+        readings["gpus"] = _gpus([rank for number in members if (rank := results.ranks[number])], results.reports)
+        copies = [report.host_copy_gbs for number in members if (report := results.reports[number])]
+        rates = [rate for rate in copies if rate is not None]
+        if rates and len(rates) == len(members):
+            readings["memory_bandwidth_gbs"] = Reading(sum(rates))
+        if 0 < index <= len(results.offsets):
+            readings["clock_offset_ms"] = Reading(1000 * results.offsets[index - 1])
+        first = results.ranks[members[0]]
+        assert first is not None
+        nodes.append(Unit("node", first.name, readings))
+    gpus = [
+        Unit("gpu", rank.where, report.gpu, report.model)
+        for rank, report in zip(results.ranks, results.reports, strict=True)
+        if rank and report and report.gpu
+    ]
+    return [*nodes, *gpus, *([Unit("job", "all ranks", job)] if job else [])]
+
+
+def findings_of(results: Results, units: Sequence[Unit], limits: Limits, checks: frozenset[str]) -> list[Finding]:
+    """All findings, those that make the machines unfit first."""
+    found = [*_silent(results), *_stuck(results), *find(units, limits), *_left_out(results, checks)]
+    return sorted(found, key=lambda finding: not finding.unfit)
+
+
+def document(results: Results, units: Sequence[Unit], findings: Sequence[Finding], system: str) -> dict[str, Any]:
+    """Everything that was found, as it is written: the facts and figures of nodes, those of ranks, the findings."""
+
+    def figures(scope: str, where: str) -> dict[str, Any]:
+        found = [unit.readings for unit in units if (unit.scope, unit.where) == (scope, where)]
+        return {name: reading.to_json() for readings in found for name, reading in readings.items()}
+
+    nodes: dict[str, Any] = {}
+    ranks = []
+    for number, (rank, report) in enumerate(zip(results.ranks, results.reports, strict=True)):
+        if rank is not None:
+            node = nodes.setdefault(rank.name, {"facts": {}, "measurements": figures("node", rank.name)})
+            node["facts"] |= report.facts if report else {}
+        ranks.append(
+            {
+                "rank": number,
+                "local_rank": rank.local_rank if rank else None,
+                "node": rank.name if rank else None,
+                "gpu": report.model if report else "",
+                "bus_id": report.bus_id if report else "",
+                "measurements": figures("gpu", rank.where) if rank and report and report.gpu else {},
+            }
+        )
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "suite": suite_version(),
+        "system": system,
+        "nodes": nodes,
+        "ranks": ranks,
+        "job": figures("job", "all ranks"),
+        "checks": count_checks(units),
+        "findings": [vars(finding) for finding in findings],
+        "ok": not any(finding.unfit for finding in findings),
+    }
+
+
+def _gpus(ranks: Sequence[Rank], reports: Sequence[Report | None]) -> Reading:
+    """Ranks of a node with a GPU; a failure where one is there that cannot be used."""
+    for rank in ranks:
+        report = reports[rank.rank]
+        if report is not None and report.unusable:
+            return Reading(failed=report.unusable)
+    return Reading(sum(rank.device == "cuda" for rank in ranks))
+
+
+def _where(number: int, rank: Rank | None) -> str:
+    return f"{rank.where} (rank {number})" if rank else f"rank {number}"
+
+
+def _silent(results: Results) -> list[Finding]:
+    found = []
+    answers = zip(results.ranks, results.reports, results.together, strict=True)
+    for number, (rank, report, measured) in enumerate(answers):
+        if rank is None or report is None or measured is None:
+            doing = "at all" if rank is None else "with its own checks" if report is None else "after the collectives"
+            where = _where(number, rank)
+            text = f"{where} did not answer {doing}, within {results.timeout_seconds:.0f} s of the others"
+            found.append(Finding("no answer", where, "", text, True))
+    return found
+
+
+def _stuck(results: Results) -> list[Finding]:
+    """Collectives that hang or failed, those of one reason together."""
+    wheres: dict[str, list[str]] = {}
+    for number, (rank, measured) in enumerate(zip(results.ranks, results.together, strict=True)):
+        if measured is not None and measured.failed:
+            wheres.setdefault(measured.failed, []).append(_where(number, rank))
+    found = []
+    for why, places in wheres.items():
+        shown = ", ".join(places[:NAMED]) + (f" and {len(places) - NAMED} more" if len(places) > NAMED else "")
+        named = "all ranks" if len(places) == len(results.ranks) else shown
+        found.append(Finding("failed", places[0] if len(places) == 1 else "", "", f"{named}: {why}", True))
+    return found
+
+
+def _left_out(results: Results, checks: frozenset[str]) -> list[Finding]:
+    """What was asked for and has nothing to be made on."""
+    texts = []
+    if not any(rank and rank.device == "cuda" for rank in results.ranks) and checks & {"gpu", "compute"}:
+        texts.append("state and speed of GPUs: no GPU here")
+    if results.why_alone and checks & {"collectives", "clock"}:
+        texts.append(f"collectives and clock offsets: {results.why_alone}")
+    return [Finding("not made", "", "", text, False) for text in texts]

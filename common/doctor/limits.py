@@ -1,0 +1,91 @@
+"""What a system demands of its machines: the section ``limits`` of ``configs/system``, or of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.errors import MissingConfigException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from common.config import SystemConfig, build, convert
+from common.doctor.reading import MEASURES
+from common.errors import ConfigError
+
+CONFIGS = Path(__file__).resolve().parent.parent.parent / "configs"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What one figure must keep to.
+
+    Attributes:
+        min, max: bounds, in the figure's unit.
+        spread: percent by which it may be worse than the median of the others'; None: the measure's own.
+    """
+
+    min: float | None = None
+    max: float | None = None
+    spread: float | None = None
+
+
+Limits = dict[str, Limit]
+"""Limits by ``scope.figure``, such as ``gpu.matrix_bf16_tflops``."""
+
+
+def load_system(name: str) -> tuple[SystemConfig, Limits]:
+    """A system's settings and limits.
+
+    Args:
+        name: of a file in ``configs/system``, or the path of a YAML file with the same keys.
+
+    Raises:
+        ConfigError: there is none, or it has an unknown key or a value of the wrong type.
+    """
+    path = Path(name).expanduser()
+    as_path = path.suffix in (".yaml", ".yml") or len(path.parts) > 1
+    system = build(SystemConfig, _read(path) if as_path else _compose(name), "system")
+    return system, parse_limits(system.limits)
+
+
+def parse_limits(section: Mapping[str, Any]) -> Limits:
+    """The limits of a section ``{gpu: {figure: {min: …, max: …, spread: …}}, node: …, job: …}``.
+
+    Raises:
+        ConfigError: a figure is unknown, or a limit is no number.
+    """
+    limits: Limits = {}
+    for scope, figures in section.items():
+        if scope not in MEASURES:
+            raise ConfigError(f"system.limits.{scope}: unknown; limits are of {', '.join(MEASURES)}")
+        known = MEASURES[scope]
+        for figure, limit in convert(dict[str, Any], figures or {}, f"system.limits.{scope}").items():
+            where = f"system.limits.{scope}.{figure}"
+            if figure not in known:
+                raise ConfigError(f"{where}: unknown; the figures are {', '.join(known)}")
+            limits[f"{scope}.{figure}"] = build(Limit, limit, where)
+    return limits
+
+
+def _read(path: Path) -> Any:
+    try:
+        return OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    except OSError as error:
+        raise ConfigError(f"--system {path}: {error.strerror}") from error
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"--system {path}: is no YAML: {' '.join(str(error).split())}") from error
+
+
+def _compose(name: str) -> Any:
+    try:
+        with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            composed = hydra.compose(f"system/{name}")
+    except MissingConfigException as error:
+        names = ", ".join(sorted(found.stem for found in (CONFIGS / "system").glob("*.yaml")))
+        raise ConfigError(f"--system {name}: unknown; the systems are {names}, or the path of a YAML file") from error
+    return OmegaConf.to_container(composed.system, resolve=True)

@@ -1,0 +1,213 @@
+"""What a check returns: a figure, or why there is none; and the list of all figures with their units."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+Value = float | int | str | bool
+UNLIMITED = "unlimited"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One figure of a GPU or a node.
+
+    Attributes:
+        value: in the unit of its :class:`Measure`; None if there is none.
+        missing: why there is none: what is not here, or not permitted. Such a check counts as not made.
+        failed: why there is none although there should be: what went wrong. Such a check counts as failed.
+    """
+
+    value: Value | None = None
+    missing: str = ""
+    failed: str = ""
+
+    def to_json(self) -> Any:
+        """The value, or an object with the reason; infinity, which JSON lacks, is ``unlimited``."""
+        if self.failed:
+            return {"failed": self.failed}
+        if self.missing:
+            return {"missing": self.missing}
+        return UNLIMITED if self.value == math.inf else self.value
+
+    @classmethod
+    def from_json(cls, entry: Any) -> Reading:
+        """The reading that :meth:`to_json` gave."""
+        if isinstance(entry, dict):
+            return cls(**entry)
+        return cls(math.inf if entry == UNLIMITED else entry)
+
+
+Readings = dict[str, Reading]
+Scope = Literal["gpu", "node", "job"]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What a figure is.
+
+    Attributes:
+        title: in messages.
+        unit: of numbers; empty for counts and texts.
+        heading: in the table; empty for figures that are in the JSON only.
+        better: which way is good, for comparison with the others'; None: not compared by size.
+        spread: percent by which a figure may be worse than the median of the others'.
+        equal: whether it must be the same everywhere.
+        magnitude: whether limits are on its size, whatever the sign.
+        digits: after the decimal point.
+    """
+
+    title: str
+    unit: str = ""
+    heading: str = ""
+    better: Literal["higher", "lower"] | None = None
+    spread: float = 10.0
+    equal: bool = False
+    magnitude: bool = False
+    digits: int = 0
+
+    def show(self, value: Value) -> str:
+        """The value with its unit, as messages have it."""
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        if isinstance(value, str):
+            return value
+        # A slow rate of something usually fast keeps a digit that tells it from none.
+        digits = max(self.digits, 1) if abs(value) < 10 and value != round(value) else self.digits
+        text = UNLIMITED if math.isinf(value) else f"{value:,.{digits}f}"
+        return f"{text} {self.unit}".strip()
+
+
+MEASURES: dict[Scope, dict[str, Measure]] = {
+    "gpu": {
+        "driver_version": Measure("driver", equal=True),
+        "vbios_version": Measure("VBIOS"),
+        "matrix_bf16_tflops": Measure("matrix product in bf16", "TFLOP/s", "bf16", "higher", 5.0),
+        "matrix_fp16_tflops": Measure("matrix product in fp16", "TFLOP/s", "fp16", "higher", 5.0),
+        "matrix_fp8_tflops": Measure("matrix product in fp8", "TFLOP/s", "fp8", "higher", 5.0),
+        "matrix_repeats": Measure("matrix products repeat bit for bit"),
+        "memory_copy_gbs": Measure("memory bandwidth of a copy", "GB/s", "memory", "higher", 5.0),
+        "host_to_device_gbs": Measure("bandwidth from host to GPU", "GB/s", "to GPU", "higher", 15.0, digits=1),
+        "device_to_host_gbs": Measure("bandwidth from GPU to host", "GB/s", "from GPU", "higher", 15.0, digits=1),
+        "load_power_w": Measure("power under load", "W", "power"),
+        "load_sm_clock_mhz": Measure("SM clock under load", "MHz", "SM clock", "higher", 8.0),
+        "load_memory_clock_mhz": Measure("memory clock under load", "MHz", better="higher", spread=1.0),
+        "load_temperature_c": Measure("temperature under load", "°C", "temp."),
+        "hw_slowdown_percent": Measure("time under load slowed down by hardware (heat or power brake)", "%", digits=1),
+        "thermal_slowdown_percent": Measure("time under load slowed down by the driver for heat", "%", digits=1),
+        "power_cap_percent": Measure("time under load at the power limit", "%", "at limit"),
+        "idle_temperature_c": Measure("temperature before the load", "°C"),
+        "power_limit_w": Measure("power limit", "W", equal=True),
+        "power_limit_default_w": Measure("power limit of the board", "W"),
+        "max_sm_clock_mhz": Measure("highest SM clock", "MHz", equal=True),
+        "clocks_limited": Measure("clock limits in force before the load"),
+        "pcie_generation": Measure("PCIe generation"),
+        "pcie_generation_max": Measure("highest PCIe generation"),
+        "pcie_width": Measure("PCIe lanes", heading="PCIe x"),
+        "pcie_width_max": Measure("highest number of PCIe lanes"),
+        "nvlinks_active": Measure("active NVLinks", heading="NVLinks", better="higher", spread=0.0),
+        "nvlink_gbs": Measure("NVLink bandwidth each way", "GB/s", better="higher", spread=1.0),
+        "ecc_enabled": Measure("ECC", equal=True),
+        "ecc_uncorrected_volatile": Measure("uncorrected ECC errors since the driver was loaded", heading="ECC"),
+        "ecc_uncorrected_aggregate": Measure("uncorrected ECC errors in the GPU's life"),
+        "ecc_corrected_volatile": Measure("corrected ECC errors since the driver was loaded"),
+        "remapped_rows": Measure("memory rows remapped after uncorrected errors"),
+        "remapping_pending": Measure("row remapping or page retirement waits for a reset"),
+        "remapping_failed": Measure("row remapping failed"),
+        "xid_hardware": Measure("XID errors of the hardware since boot", heading="XIDs"),
+        "xid_application": Measure("XID errors of applications since boot"),
+        "persistence_mode": Measure("persistence mode", equal=True),
+        "mig_enabled": Measure("MIG", equal=True),
+        "memory_used_gb": Measure("GPU memory in use before the load", "GB", digits=1),
+        "memory_gb": Measure("GPU memory", "GB", digits=1, better="higher", spread=1.0),
+    },
+    "node": {
+        "cpu_model": Measure("CPU", equal=True),
+        "cores_present": Measure("CPUs present", equal=True),
+        "cores_allowed": Measure("CPUs that this job may use", heading="CPUs", better="higher", spread=0.0),
+        "numa_nodes": Measure("NUMA nodes", heading="NUMA", equal=True),
+        "cpu_governor": Measure("CPU governor", equal=True),
+        "memory_gb": Measure("memory", "GB", "memory", "higher", 2.0),
+        "memory_free_gb": Measure("free memory", "GB"),
+        "memory_bandwidth_gbs": Measure("host memory bandwidth of a copy", "GB/s", "copy", "higher", 25.0, digits=1),
+        "memlock_gb": Measure("memory that may be locked (ulimit -l)", "GB", "memlock", digits=2),
+        "open_files": Measure("files that may be open (ulimit -n)", heading="files"),
+        "shared_memory_gb": Measure("shared memory (/dev/shm)", "GB", "shm", digits=1),
+        "shared_memory_free_gb": Measure("free shared memory (/dev/shm)", "GB", digits=1),
+        "temporary_free_gb": Measure("free space for temporary files", "GB", digits=1),
+        "hugepages": Measure("huge pages reserved"),
+        "transparent_hugepages": Measure("transparent huge pages", equal=True),
+        "kernel_version": Measure("kernel", heading="kernel", equal=True),
+        "operating_system": Measure("operating system", equal=True),
+        "python_version": Measure("Python", equal=True),
+        "torch_version": Measure("PyTorch", equal=True),
+        "cuda_version": Measure("CUDA of PyTorch", equal=True),
+        "nccl_version": Measure("NCCL", equal=True),
+        "cudnn_version": Measure("cuDNN", equal=True),
+        "suite_version": Measure("mlperf-suite", equal=True),
+        "gpus": Measure("GPUs in use", heading="GPUs", equal=True),
+        "infiniband_ports": Measure("InfiniBand ports", equal=True),
+        "infiniband_active": Measure("active InfiniBand ports", heading="IB", better="higher", spread=0.0),
+        "infiniband_gbits": Measure("rate of the slowest active InfiniBand port", "Gbit/s", "IB rate", "higher", 0.0),
+        "clock_offset_ms": Measure("clock ahead of rank 0", "ms", "clock", magnitude=True, digits=2),
+        "storage_read_gbs": Measure("storage read past the page cache", "GB/s", "storage", "higher", 50.0, digits=2),
+        "node_all_reduce_64mb_gbs": Measure("all-reduce of 64 MB in the node", "GB/s", "AR 64M", "higher"),
+        "node_all_reduce_1gb_gbs": Measure("all-reduce of 1 GB in the node", "GB/s", "AR 1G", "higher"),
+        "node_all_gather_1gb_gbs": Measure("all-gather of 1 GB in the node", "GB/s", "AG 1G", "higher"),
+        "node_reduce_scatter_1gb_gbs": Measure(
+            "reduce-scatter of 1 GB in the node", "GB/s", "RS 1G", "higher", digits=1
+        ),
+        "node_all_reduce_32kb_us": Measure("all-reduce of 32 KB in the node", "µs", "AR 32K", "lower", 50.0, digits=1),
+        "pair_all_reduce_gbs": Measure("all-reduce with a neighbouring node", "GB/s", "pair", "higher", 10.0, digits=1),
+    },
+    "job": {
+        "all_reduce_64mb_gbs": Measure("all-reduce of 64 MB over all ranks", "GB/s", digits=1),
+        "all_reduce_1gb_gbs": Measure("all-reduce of 1 GB over all ranks", "GB/s", digits=1),
+        "all_gather_1gb_gbs": Measure("all-gather of 1 GB over all ranks", "GB/s", digits=1),
+        "reduce_scatter_1gb_gbs": Measure("reduce-scatter of 1 GB over all ranks", "GB/s", digits=1),
+        "all_reduce_32kb_us": Measure("all-reduce of 32 KB over all ranks", "µs", digits=1),
+    },
+}
+"""Every figure, by what it is a figure of. Bandwidths of collectives are bus bandwidths (:mod:`.collectives`)."""
+
+
+def measure_of(scope: Scope, name: str) -> Measure:
+    """The measure of a figure; ``name`` may end in ``@`` and the path that it is of."""
+    figure, _, path = name.partition("@")
+    measure = MEASURES[scope][figure]
+    return replace(measure, title=f"{measure.title} ({path})", heading=path[-16:]) if path else measure
+
+
+def read(reading: Callable[[], Value], absent: Mapping[type[Exception], str] | None = None) -> Reading:
+    """What ``reading`` returns; an error of a type in ``absent`` means that there is nothing to read, and why.
+
+    An OSError or RuntimeError besides is a failed check.
+    """
+    absent = absent or {}
+    try:
+        return Reading(reading())
+    except tuple(absent) as error:
+        why = next(text for kind, text in absent.items() if isinstance(error, kind))
+        return Reading(missing=why or first_line(error))
+    except (OSError, RuntimeError, ValueError) as error:
+        return Reading(failed=first_line(error))
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, short enough for a line."""
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__)[:200]
+
+
+@contextlib.contextmanager
+def failures(readings: Readings, *names: str) -> Iterator[None]:
+    """Within the block, an error of the system or of a device is the failure of those of ``names`` not yet read."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        for name in names:
+            readings.setdefault(name, Reading(failed=first_line(error)))

@@ -1,0 +1,213 @@
+"""Evaluation on ranks of its own, as the training ranks see it: weights go out, scores come in, training goes on."""
+
+from __future__ import annotations
+
+import json
+import queue
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from common.distributed import job_store
+from common.distributed.host_group import HostGroup
+from common.distributed.weights import Template, Transfer, WeightSender
+from common.evaluation.base import Score, Weights
+
+TRAINING_SIDE, EVALUATION_SIDE = 0, 1
+"""Ranks of the group over which scores travel: the training ranks' rank 0 and the evaluation ranks' rank 0."""
+
+
+class RankedEvaluation:
+    """Has the weights of the training ranks evaluated by the job's evaluation ranks.
+
+    The scores come to training rank 0 alone, in the order of submission. The time of a score, which counts for
+    ``run_stop``, is when it arrives there. An evaluation rank knows it a message earlier, and the rules would let that
+    moment count, but it is on another machine's clock.
+
+    Args:
+        rank: this rank among the training ranks.
+        device: of its weights.
+        senders: see :func:`common.distributed.weights.senders_for`.
+        evaluation_ranks: ranks that evaluate.
+    """
+
+    ranked = True
+
+    def __init__(self, rank: int, device: torch.device, senders: int, evaluation_ranks: int) -> None:
+        self._rank, self._device = rank, device
+        token = job_store.from_rank_0("transfer", secrets.token_hex(8))
+        self._transfer = Transfer(token, senders, evaluation_ranks)
+        self._sender: WeightSender | None = None
+        self._mailbox: ScoreMailbox | None = None
+        self._waited: deque[tuple[int, float]] = deque()
+        self._index = 0
+        self.interrupted = False
+
+    def prepare(self, weights: Callable[[], Weights]) -> None:
+        """Tell the evaluation ranks what the weights look like, and connect to them."""
+        tensors = weights().tensors
+        template = Template.of(tensors, self._transfer.senders)
+        job_store.from_rank_0("weights", template.encode())
+        if self._rank < self._transfer.senders:
+            self._sender = WeightSender(self._transfer, self._rank, template, self._device)
+        if self._rank == 0:
+            self._mailbox = ScoreMailbox(self._transfer.token)
+
+    def open_data(self, root: Path) -> None:
+        """The evaluation ranks open the evaluation data."""
+
+    def submit(self, weights: Weights, samples: int) -> None:
+        """Publish the weights; waits for nothing but the end of the transfer before. Collective.
+
+        Raises:
+            RuntimeError: an evaluation rank is gone.
+        """
+        began = time.perf_counter()
+        if self._sender is not None:
+            self._sender.publish(self._index, samples, weights.tensors)
+        self._index += 1
+        self._waited.append((samples, time.perf_counter() - began))
+
+    def poll(self) -> list[Score]:
+        """The scores that have come since the last poll; on ranks other than 0 none ever.
+
+        Raises:
+            RuntimeError: an evaluation rank is gone.
+        """
+        if self._sender is not None:
+            self._sender.check()
+        letters = [] if self._mailbox is None else self._mailbox.collect()
+        return [score for letter in letters if (score := self._score(letter)) is not None]
+
+    def finish(self) -> Iterator[Score]:
+        """Yield the scores as they come until none is outstanding; on ranks other than 0 nothing.
+
+        Raises:
+            RuntimeError: an evaluation rank is gone.
+        """
+        while self._mailbox is not None and self._waited and not self.interrupted:
+            began = time.perf_counter()
+            letter = self._mailbox.next()
+            samples, waited = self._waited[0]
+            self._waited[0] = (samples, waited + time.perf_counter() - began)
+            score = self._score(letter)
+            if score is not None:
+                yield score
+
+    def dismiss(self, stopped_at: int) -> None:
+        """Tell the evaluation ranks that nothing more comes, and wait until they have left."""
+        if self._sender is not None:
+            self._sender.end(stopped_at)
+        if self._mailbox is not None:
+            self._mailbox.wait_for_end()
+
+    def close(self) -> None:
+        """Nothing to release: the threads end when they have no more to do, or with the process."""
+
+    def _score(self, letter: Letter) -> Score | None:
+        """What a letter tells; None of an evaluation that was left out because of a signal."""
+        samples, waited = self._waited.popleft()
+        if letter.samples != samples:
+            raise RuntimeError(f"a score for {letter.samples} samples came, the next one is of {samples}")
+        if letter.values is None:
+            self.interrupted = True
+            return None
+        return Score(samples, letter.values, letter.time_ms, letter.seconds, waited)
+
+
+@dataclass(frozen=True)
+class Letter:
+    """What evaluation rank 0 tells of one evaluation.
+
+    Attributes:
+        samples: training samples that the weights had seen.
+        values: of the metrics; None of an evaluation that was left out because of a signal.
+        seconds: that it took, the transfer of the weights included.
+        time_ms: of its arrival, milliseconds since the epoch.
+    """
+
+    samples: int
+    values: dict[str, float] | None
+    seconds: float
+    time_ms: int
+
+
+class ScoreMailbox:
+    """What the evaluation ranks report, received in a thread on training rank 0."""
+
+    def __init__(self, token: str) -> None:
+        self._letters: queue.SimpleQueue[Letter | RuntimeError] = queue.SimpleQueue()
+        self._group = _score_group(token, TRAINING_SIDE)
+        self._thread = threading.Thread(target=self._receive, name="scores from evaluation ranks", daemon=True)
+        self._thread.start()
+
+    def collect(self) -> list[Letter]:
+        """What has come; waits for nothing."""
+        found = []
+        while not self._letters.empty():
+            found.append(self.next())
+        return found
+
+    def next(self) -> Letter:
+        """Wait for the next one.
+
+        Raises:
+            RuntimeError: the evaluation rank is gone.
+        """
+        letter = self._letters.get()
+        if isinstance(letter, RuntimeError):
+            raise letter
+        return letter
+
+    def wait_for_end(self) -> None:
+        """Wait until the evaluation ranks have said that they report nothing more, or are gone."""
+        self._thread.join()
+
+    def _receive(self) -> None:
+        length = torch.zeros(1, dtype=torch.int64)
+        try:
+            while True:
+                self._group.receive(length, EVALUATION_SIDE)
+                if not length.item():
+                    return
+                content = torch.zeros(int(length.item()), dtype=torch.uint8)
+                self._group.receive(content, EVALUATION_SIDE)
+                now = time.time_ns() // 1_000_000
+                self._letters.put(Letter(**json.loads(content.numpy().tobytes()), time_ms=now))
+        except RuntimeError as error:
+            self._letters.put(error)
+
+
+class ScoreReporter:
+    """Reports scores from evaluation rank 0 to training rank 0."""
+
+    def __init__(self, token: str) -> None:
+        self._group = _score_group(token, EVALUATION_SIDE)
+
+    def report(self, samples: int, values: dict[str, float] | None, seconds: float) -> None:
+        """Send what a :class:`Letter` holds.
+
+        Raises:
+            RuntimeError: training rank 0 is gone.
+        """
+        content = json.dumps({"samples": samples, "values": values, "seconds": seconds}).encode()
+        self._send(torch.tensor([len(content)]))
+        self._send(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+
+    def end(self) -> None:
+        """Say that nothing more comes."""
+        self._send(torch.zeros(1, dtype=torch.int64))
+
+    def _send(self, tensor: Tensor) -> None:
+        self._group.send(tensor, TRAINING_SIDE)
+
+
+def _score_group(token: str, side: int) -> HostGroup:
+    return HostGroup(f"scores/{token}", side, 2)

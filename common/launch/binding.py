@@ -1,0 +1,198 @@
+"""Bind a rank to the cores and the memory next to its GPU.
+
+Which cores those are comes from the kernel: the GPU's PCI device tells its NUMA node and the CPUs local to it
+(``/sys/bus/pci/devices/<id>/{numa_node,local_cpulist}``). Only what the process may use anyway counts: a cpuset of the
+scheduler or of a container stays respected. No machine is known by name.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from common.errors import DeviceError
+from common.observe.nvml import pci_bus_ids
+
+if TYPE_CHECKING:
+    from common.config import BindingConfig
+    from common.distributed.startup import Place
+
+CpuBinding = Literal["node", "exclusive", "none"]
+MemoryBinding = Literal["node", "none"]
+
+SYSFS = Path("/sys")
+MPOL_BIND = 2
+SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
+"""Number of the system call set_mempolicy (Linux, arch/*/include/asm/unistd)."""
+
+
+@dataclass(frozen=True)
+class Binding:
+    """Where a rank may run.
+
+    Attributes:
+        cpus: numbers of its CPUs.
+        memory_nodes: NUMA nodes of its memory; empty for all.
+        sharers: ranks of this machine that have the same CPUs, itself included.
+    """
+
+    cpus: frozenset[int]
+    memory_nodes: frozenset[int]
+    sharers: int
+
+
+@dataclass(frozen=True)
+class Topology:
+    """What the kernel says of this machine, as far as a rank needs it.
+
+    Attributes:
+        allowed_cpus: CPUs that this process may use.
+        allowed_nodes: NUMA nodes whose memory it may use.
+        gpu_cpus: of each GPU, the CPUs local to it.
+        gpu_nodes: of each GPU, its NUMA node; None where the firmware does not tell.
+        siblings: CPU -> the lowest CPU of its physical core.
+    """
+
+    allowed_cpus: frozenset[int]
+    allowed_nodes: frozenset[int]
+    gpu_cpus: tuple[frozenset[int], ...]
+    gpu_nodes: tuple[int | None, ...]
+    siblings: dict[int, int]
+
+
+def parse_list(text: str) -> frozenset[int]:
+    """The numbers of a kernel list such as ``0-3,8,10-11``; empty text is the empty set."""
+    numbers: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        numbers.update(range(int(first), int(last or first) + 1))
+    return frozenset(numbers)
+
+
+def read_topology(pci_ids: Sequence[str], sysfs: Path = SYSFS, status: Path = Path("/proc/self/status")) -> Topology:
+    """What the kernel says of this machine and the GPUs at ``pci_ids`` (such as ``0000:ab:00.0``)."""
+    allowed = frozenset(os.sched_getaffinity(0))
+    match = re.search(r"^Mems_allowed_list:\s*(\S+)", status.read_text(), re.MULTILINE)
+    gpu_cpus, gpu_nodes = [], []
+    for pci_id in pci_ids:
+        folder = sysfs / "bus" / "pci" / "devices" / pci_id
+        gpu_cpus.append(parse_list(_read(folder / "local_cpulist")))
+        node = int(_read(folder / "numa_node") or -1)
+        gpu_nodes.append(node if node >= 0 else None)
+    siblings = {}
+    for cpu in allowed:
+        together = parse_list(_read(sysfs / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"))
+        siblings[cpu] = min(together, default=cpu)
+    nodes = parse_list(match[1]) if match else frozenset()
+    return Topology(allowed, nodes, tuple(gpu_cpus), tuple(gpu_nodes), siblings)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def locate(topology: Topology, gpu: int, cpu: CpuBinding, memory: MemoryBinding, bound: Sequence[int]) -> Binding:
+    """Where the rank with GPU number ``gpu`` belongs.
+
+    Args:
+        topology: of the machine.
+        gpu: index into the topology's GPUs.
+        cpu: ``node``: all allowed CPUs local to the GPU; ``exclusive``: a share of them of its own, whole physical
+            cores with their hyperthreads; ``none``: all allowed CPUs.
+        memory: ``node``: the GPU's NUMA node; ``none``: all.
+        bound: the GPUs of all ranks of this machine, in the order of the ranks.
+    """
+    near = [topology.gpu_cpus[index] & topology.allowed_cpus or topology.allowed_cpus for index in bound]
+    position = list(bound).index(gpu)
+    own = near[position]
+    together = [index for index, cpus in enumerate(near) if cpus == own]
+    node = topology.gpu_nodes[gpu]
+    nodes = frozenset({node}) & topology.allowed_nodes if memory == "node" and node is not None else frozenset()
+    if cpu == "none":
+        return Binding(topology.allowed_cpus, nodes, len(bound))
+    if cpu == "node":
+        return Binding(own, nodes, len(together))
+    return _share(topology, own, together.index(position), len(together), nodes)
+
+
+def _share(topology: Topology, cpus: frozenset[int], index: int, count: int, nodes: frozenset[int]) -> Binding:
+    """The ``index``-th of ``count`` shares of ``cpus``; all of them where there are too few cores to share."""
+    cores = sorted({topology.siblings[cpu] for cpu in cpus})
+    if len(cores) < count:
+        return Binding(cpus, nodes, count)
+    first, last = index * len(cores) // count, (index + 1) * len(cores) // count
+    mine = set(cores[first:last])
+    return Binding(frozenset(cpu for cpu in cpus if topology.siblings[cpu] in mine), nodes, 1)
+
+
+def bind_rank(place: Place, config: BindingConfig) -> int | None:
+    """Bind this rank next to its GPU, before anything touches CUDA.
+
+    Says on standard error what could not be done, once a machine.
+
+    Returns:
+        how many ranks share its cores; None where it was not bound: without a GPU, or because the order of the GPUs
+        cannot be known.
+    """
+    if config.cpu == "none" and config.memory == "none":
+        return None
+    try:
+        pci_ids = pci_bus_ids()
+    except DeviceError as error:
+        _say_once(place, str(error))
+        return None
+    if not pci_ids:
+        return None
+    topology = read_topology(pci_ids)
+    if len(pci_ids) < place.local_world_size:  # The scheduler shows each rank its own GPU only.
+        binding = locate(topology, 0, "node" if config.cpu == "exclusive" else config.cpu, config.memory, [0])
+        halves = len(topology.allowed_cpus) // max(1, len(binding.cpus))
+        binding = replace(binding, sharers=-(-place.local_world_size // max(1, halves)))
+    else:
+        binding = locate(topology, place.local_rank, config.cpu, config.memory, range(place.local_world_size))
+    if problems := apply(binding):
+        _say_once(place, "; ".join(problems))
+    return binding.sharers
+
+
+def _say_once(place: Place, problem: str) -> None:
+    if place.local_rank == 0:
+        print(f"mlperf-suite: ranks are not bound to their GPU's cores and memory: {problem}", file=sys.stderr)
+
+
+def apply(binding: Binding) -> list[str]:
+    """Bind this process, and whatever it starts from here on; returns what could not be done, in words."""
+    problems = []
+    try:
+        os.sched_setaffinity(0, binding.cpus)
+    except OSError as error:
+        problems.append(f"CPUs could not be bound ({error.strerror})")
+    if binding.memory_nodes and (reason := _set_memory_policy(binding.memory_nodes)):
+        problems.append(f"memory could not be bound ({reason})")
+    return problems
+
+
+def _set_memory_policy(nodes: frozenset[int]) -> str:
+    """Let this thread, and those it starts, take memory from ``nodes`` only; returns the reason if that fails."""
+    number = SET_MEMPOLICY.get(platform.machine())
+    if number is None:
+        return f"not supported on {platform.machine()}"
+    width = max(nodes) + 1
+    words = (ctypes.c_ulong * (width // 64 + 1))()
+    for node in nodes:
+        words[node // 64] |= 1 << (node % 64)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(number, MPOL_BIND, words, len(words) * 64 + 1) == 0:
+        return ""
+    error = os.strerror(ctypes.get_errno())
+    return f"{error}; a container needs the capability SYS_NICE"

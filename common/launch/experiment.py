@@ -1,0 +1,315 @@
+"""What the driver ``scripts/run.sub`` asks Python: ``python -m common.launch.experiment COMMAND``.
+
+The driver is a shell script that may run where neither PyTorch nor Hydra is installed; what it needs to know of the
+configuration comes from here, inside of the container where there is one, as assignments for its shell. ``open`` tells
+what is to be mounted, ``name`` what the folder of results, mounted, says of the series; they write nothing. ``begin``
+and ``end`` write the folder's ``runs.jsonl``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import hashlib
+import json
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from common import cli, config
+from common.distributed.startup import expand_nodelist
+from common.errors import ConfigError, DataError, SuiteError
+from common.launch.closing import close_if_open
+from common.launch.series import Begin, End, Experiment, Series, Status, append, read_runs
+from common.launch.settings import LaunchConfig
+from common.launch.source import find_source
+from common.launch.step_errors import complaint, explain
+from common.mlperf.admission import admit
+from common.mlperf.parsed_log import read_log
+from common.mlperf.seeds import draw_seed, experiment_seed
+from common.mlperf.verdict import judge
+from common.ranks import report
+
+LIVE_JOBS = "MLPERF_LIVE_JOBS"
+"""Variable with the scheduler's jobs that are not over, separated by commas: the driver asks for them."""
+
+NOT_TRAINING = frozenset(
+    {
+        "assets_dir",
+        "bench",
+        "cache_cleared",
+        "checkpoint_every",
+        "data_dir",
+        "keep_checkpoints",
+        "launch",
+        "output_dir",
+        "profile",
+        "resume",
+        "seed",
+        "stand_in",
+        "tensorboard",
+        "timeout_seconds",
+    }
+)
+"""Sections of the configuration that do not influence training, or differ between the runs of a series."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one of the four commands; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m common.launch.experiment", description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("open", "name", "begin", "end"):
+        command = commands.add_parser(name)
+        command.add_argument("overrides", nargs="*", help="arguments of `mlperf-suite train`")
+        if name in ("begin", "end"):
+            command.add_argument("--series", required=True)
+        if name == "end":
+            command.add_argument("--experiment", type=int, required=True)
+            command.add_argument("--exit-code", type=int, required=True)
+            command.add_argument("--step-errors", type=Path, help="what srun printed about its tasks")
+            command.add_argument("--reason", default="", help="why it ended early, where the driver knows")
+    arguments = parser.parse_args(argv)
+    try:
+        tree = cli.compose(arguments.overrides)
+        settings = LaunchConfig.load(tree)
+        if arguments.command == "open":
+            print(assignments(open_series(tree, settings, os.environ)))
+        elif arguments.command == "name":
+            print(assignments({"series": series_name(settings, os.environ)}))
+        elif arguments.command == "begin":
+            print(assignments(begin(tree, settings, arguments.series, arguments.overrides, os.environ)))
+        else:
+            known = (arguments.step_errors, arguments.reason)
+            end(settings, arguments.series, arguments.experiment, arguments.exit_code, *known)
+    except (SuiteError, OSError) as error:
+        report(error if isinstance(error, SuiteError) else SuiteError(f"{error.strerror}: {error.filename}"))
+        return error.exit_code if isinstance(error, SuiteError) else SuiteError.exit_code
+    return 0
+
+
+def assignments(values: Mapping[str, str | int | Sequence[str]]) -> str:
+    """``values`` as assignments that a shell may evaluate: sequences become arrays."""
+    lines = []
+    for name, value in values.items():
+        if isinstance(value, str | int):
+            lines.append(f"{name}={shlex.quote(str(value))}")
+        else:
+            lines.append(f"{name}=({' '.join(shlex.quote(entry) for entry in value)})")
+    return "\n".join(lines)
+
+
+def open_series(
+    tree: Mapping[str, Any], settings: LaunchConfig, environment: Mapping[str, str]
+) -> dict[str, str | int | Sequence[str]]:
+    """Check the configuration before anything is started; returns what the driver needs to know of it.
+
+    Raises:
+        ConfigError: the configuration is wrong, breaks a rule, or does not fit the job's nodes.
+    """
+    run, session = config.load(tree)
+    admit(run, session)
+    _check_nodes(run, environment)
+    for obstacle in _obstacles(run, session, environment):
+        print(f"mlperf-suite: these runs cannot be submitted: {obstacle}", file=sys.stderr, flush=True)
+    return {
+        "declared": settings.experiments,
+        "nodes": run.scale.nodes,
+        "tasks_per_node": run.scale.gpus_per_node,
+        "results": str(settings.results.absolute()),
+        "read_only": [str(path.absolute()) for path in (session.data_dir, run.assets_dir) if path is not None],
+        "mounts": settings.mounts,
+        "passed_on": settings.environment,
+        "clear_caches": int(settings.clear_caches),
+        "drop_caches": settings.drop_caches,
+        "doctor": int(settings.doctor),
+        "system": json.dumps(tree["system"]),
+        "run_minutes": settings.run_minutes or "",
+        "requeue": int(settings.requeue),
+        "pre_job": settings.hooks.pre_job,
+        "pre_run": settings.hooks.pre_run,
+        "post_run": settings.hooks.post_run,
+        "post_job": settings.hooks.post_job,
+    }
+
+
+def _obstacles(run: config.RunConfig, session: config.SessionConfig, environment: Mapping[str, str]) -> Sequence[str]:
+    """What would keep the runs of real data out of a submission, to be said before they run."""
+    if run.benchmark.stand_in:
+        return ()
+    found = [
+        f"submission.{name} is not set"
+        for name in ("org", "platform")
+        if getattr(session.submission, name) in ("", "unset")
+    ]
+    source = find_source(environment=environment)
+    if source.commit is None:
+        found.append("the source is in no git checkout, so that no commit can be logged")
+    elif source.dirty:
+        found.append("the source differs from its commit; commit it")
+    return found
+
+
+def _check_nodes(run: config.RunConfig, environment: Mapping[str, str]) -> None:
+    nodes = expand_nodelist(environment.get("SLURM_JOB_NODELIST", ""))
+    if nodes and len(nodes) != run.scale.nodes:
+        raise ConfigError(f"scale: {run.scale.nodes} nodes, but the job has {len(nodes)}: sbatch -N{run.scale.nodes} …")
+
+
+def series_name(settings: LaunchConfig, environment: Mapping[str, str]) -> str:
+    """The named series, that of the job which was queued again, or a new one called by date and time.
+
+    Raises:
+        ConfigError: there is no series of the name that was given.
+    """
+    known = read_runs(settings.results)
+    if settings.series is not None:
+        if settings.series not in [series.name for series in known]:
+            raise ConfigError(f"launch.series={settings.series}: {settings.results} has no such series")
+        return settings.series
+    job = environment.get("SLURM_JOB_ID")
+    if job and environment.get("SLURM_RESTART_COUNT", "0") != "0":
+        mine = [series.name for series in known if series.experiments[0].begin.job == job]
+        if mine:
+            return mine[-1]
+    return datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S-%f")
+
+
+def begin(
+    tree: Mapping[str, Any],
+    settings: LaunchConfig,
+    name: str,
+    overrides: Sequence[str],
+    environment: Mapping[str, str],
+) -> dict[str, str | int | Sequence[str]]:
+    """Note the next experiment of a series before it runs; experiment 0 says that the series is complete.
+
+    Experiments that an earlier job left without an end are closed first.
+    """
+    run, session = config.load(tree)
+    settings.results.mkdir(parents=True, exist_ok=True)
+    for left in _experiments(settings.results, name):
+        if left.end is None:
+            _require_over(left, environment)
+            append(settings.results, _ending(left, None, "the job ended before the launcher could say how"))
+    series = _find(settings.results, name)
+    configuration = configuration_hash(tree)
+    if series is not None:
+        first = series.experiments[0].begin
+        if first.configuration != configuration:
+            raise ConfigError(
+                f"launch: the configuration differs from that of series {name}, which began at {first.time}; a series "
+                "has one configuration: start another"
+            )
+        if series.started >= series.declared:
+            return {"experiment": 0}
+    number = len(series.experiments) + 1 if series else 1
+    base = series.experiments[0].begin.seed if series else session.seed or draw_seed()
+    source = find_source(environment=environment)
+    entry = Begin(
+        series=name,
+        experiment=number,
+        declared=series.declared if series else settings.experiments,
+        time=_now(),
+        seed=experiment_seed(base, number),
+        commit=source.commit,
+        dirty=source.dirty,
+        configuration=configuration,
+        benchmark=run.benchmark.name,
+        scale=f"{run.scale.nodes}x{run.scale.gpus_per_node}",
+        ruleset=admit(run, session).ruleset,
+        log=f"{name}_{number}.log",
+        output_dir=f"{name}_{number}",
+        job=environment.get("SLURM_JOB_ID"),
+        overrides=tuple(overrides),
+    )
+    log = settings.results / entry.log
+    try:
+        log.touch(exist_ok=False)
+    except FileExistsError as error:
+        raise ConfigError(f"{log} exists; a run never overwrites a log") from error
+    append(settings.results, entry)
+    return {
+        "experiment": number,
+        "of": entry.declared,
+        "seed": entry.seed,
+        "log": str(log.absolute()),
+        "output_dir": str((settings.results / entry.output_dir).absolute()),
+    }
+
+
+def _require_over(left: Experiment, environment: Mapping[str, str]) -> None:
+    """Refuse to close the experiment of another job that is still there."""
+    job = left.begin.job
+    if job and job != environment.get("SLURM_JOB_ID") and job in environment.get(LIVE_JOBS, "").split(","):
+        raise ConfigError(
+            f"launch.series={left.begin.series}: job {job} is still there, with experiment {left.begin.experiment}; "
+            "go on with the series when it is over"
+        )
+
+
+def configuration_hash(tree: Mapping[str, Any]) -> str:
+    """SHA-256 over everything in the configuration that influences training, but the seed."""
+    kept = {key: value for key, value in tree.items() if key not in NOT_TRAINING}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def end(
+    settings: LaunchConfig, name: str, number: int, exit_code: int, step_errors: Path | None, reason: str = ""
+) -> None:
+    """Note what came of an experiment, close its log if nobody has, and say on standard error what ended it early.
+
+    That is ``reason``, or else the rank that failed, or what srun itself complains of.
+
+    Raises:
+        DataError: the series has no such experiment.
+    """
+    left = [run for run in _experiments(settings.results, name) if run.begin.experiment == number]
+    if not left:
+        raise DataError(f"{settings.results}: series {name} has no experiment {number}")
+    if not reason and step_errors is not None and step_errors.exists():
+        lines = step_errors.read_text(errors="replace").splitlines()
+        if failed := explain(lines):
+            reason = f"{failed}; the other ranks were stopped"
+        elif exit_code:
+            reason = complaint(lines) or ""
+    if reason:
+        print(f"error: {reason}", file=sys.stderr, flush=True)
+    append(settings.results, _ending(left[0], exit_code, reason))
+
+
+def _ending(run: Experiment, exit_code: int | None, reason: str) -> End:
+    with contextlib.redirect_stdout(sys.stderr):
+        close_if_open(run.log)
+    status: Status = "not started"
+    minutes = None
+    try:
+        log = read_log(run.log)
+    except DataError as error:
+        verdict = f"refused: {error}"
+    else:
+        minutes = log.run_minutes
+        if log.all("run_start"):
+            status = "success" if log.status == "success" else "aborted"
+        verdict = judge(run.log, run.begin.ruleset).kind
+    return End(run.begin.series, run.begin.experiment, _now(), exit_code, status, minutes, verdict, reason)
+
+
+def _find(results: Path, name: str) -> Series | None:
+    return next((series for series in read_runs(results) if series.name == name), None)
+
+
+def _experiments(results: Path, name: str) -> Sequence[Experiment]:
+    series = _find(results, name)
+    return series.experiments if series else ()
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

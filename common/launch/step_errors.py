@@ -1,0 +1,43 @@
+"""Why a Slurm step failed: one message from what ``srun`` printed about its tasks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from common.distributed.launcher import LOST_PEER_EXIT_CODE, OWN_EXIT_CODES
+
+TASK_LINE = re.compile(r"srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,\-]+): (?P<what>.+)")
+EXITED = re.compile(r"Exited with exit code (\d+)")
+
+
+def complaint(lines: Iterable[str]) -> str | None:
+    """What srun says before it comes to any task, such as that the job is too small for the step; None if nothing."""
+    prefix = "srun: error: "
+    words = (line.partition(prefix)[2].strip() for line in lines if prefix in line and not TASK_LINE.search(line))
+    return next((f"srun: {text}" for text in words if text), None)
+
+
+def explain(lines: Iterable[str]) -> str | None:
+    """The rank that failed first and how; None where a rank has said why itself, or none failed.
+
+    Ranks that ended because they lost another are passed over: theirs is not the cause.
+    """
+    lost = False
+    for line in lines:
+        found = TASK_LINE.search(line)
+        if found is None:
+            continue
+        code = EXITED.search(found["what"])
+        if code is not None and int(code[1]) == LOST_PEER_EXIT_CODE:
+            lost = True
+            continue
+        if code is not None and int(code[1]) in OWN_EXIT_CODES:
+            return None
+        several = "," in found["tasks"] or "-" in found["tasks"]
+        who = f"{'ranks' if several else 'rank'} {found['tasks']} on {found['node']}"
+        if code is not None:
+            return f"{who} ended with exit code {code[1]}"
+        hint = "; the kernel may have run out of memory (see dmesg)" if found["what"].startswith("Killed") else ""
+        return f"{who} {'were' if several else 'was'} ended by a signal ({found['what'].strip()}){hint}"
+    return "ranks lost the connection to another one, which no message names" if lost else None

@@ -1,0 +1,79 @@
+"""Whether a configuration may run as what it claims to be: the same checks in the launcher and on every rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_type_hints
+
+from common.config import RunConfig, SessionConfig, convert, workload_class
+from common.errors import ConfigError
+from common.mlperf.constraints import check_hyperparameters, missing_hyperparameters
+from common.mlperf.events import hyperparameters
+from common.mlperf.fixed import check_fixed
+from common.mlperf.rules import Rules, newest_ruleset, rules_for
+from common.mlperf.schedules import SCHEDULES, Schedule
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What an admitted configuration runs under.
+
+    Attributes:
+        ruleset: version of the rules.
+        rules: those of the benchmark in it.
+        hyperparameters: key in the log -> value.
+        schedule: the evaluation points.
+    """
+
+    ruleset: str
+    rules: Rules
+    hyperparameters: dict[str, object]
+    schedule: Schedule
+
+
+def admit(run: RunConfig, session: SessionConfig) -> Admission:
+    """Check a configuration against the rules of its division.
+
+    Raises:
+        ConfigError: naming key, value and rule.
+    """
+    name = run.benchmark.name
+    ruleset = session.ruleset or newest_ruleset(name)
+    rules = rules_for(name, ruleset)
+    workload = workload_class(name)
+    logged = hyperparameters(run, workload.derived_values(run))
+    if session.submission.division == "closed":
+        check_hyperparameters(name, ruleset, logged)
+        check_fixed(run.benchmark, workload.closed_division(run))
+        if missing := missing_hyperparameters(name, ruleset, logged):
+            raise ConfigError(
+                f"{name}: the log would lack {', '.join(missing)}, which the closed division of ruleset {ruleset} "
+                "requires: add them to benchmark.log_keys"
+            )
+    return Admission(ruleset, rules, logged, evaluation_schedule(run))
+
+
+def evaluation_schedule(run: RunConfig) -> Schedule:
+    """The evaluation points of a run.
+
+    Raises:
+        ConfigError: the schedule has no such option, an option has another type, or the points are impossible.
+    """
+    name = run.benchmark.name
+    kinds = get_type_hints(SCHEDULES[name])
+    given = workload_class(name).schedule_options(run)
+    free = [option for option in kinds if option not in ("global_batch", "return")]
+    for option in given:
+        if option not in free:
+            raise ConfigError(f"benchmark.schedule has no option {option!r}; that of {name} has {', '.join(free)}")
+    options = {option: convert(kinds[option], value, f"benchmark.schedule.{option}") for option, value in given.items()}
+    try:
+        schedule = SCHEDULES[name](run.global_batch, **options)
+    except ValueError as error:
+        raise ConfigError(f"benchmark.schedule={options}: {error}") from error
+    if schedule.unit == "samples" and schedule.interval < run.global_batch:
+        raise ConfigError(
+            f"hparams.global_batch_size={run.global_batch}: evaluations are {schedule.interval} samples apart "
+            "(benchmark.schedule), and at most one can follow a step: use a smaller batch"
+        )
+    return schedule

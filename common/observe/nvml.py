@@ -1,0 +1,261 @@
+"""NVIDIA's management library: which GPUs a process sees, their power and clocks, and the option that moves power.
+
+Nothing here initialises CUDA, and nothing changes a GPU but :func:`set_power_mode`, which a run calls only when asked.
+Functions take ``nvml``, the module ``pynvml`` or an object with its functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pynvml
+import torch
+
+from common.errors import ConfigError, DeviceError
+
+SAMPLE_SECONDS = 1.0
+NVIDIA_SMI_SECONDS = 30.0
+
+
+def open_nvml() -> Any:
+    """The module ``pynvml``, initialised.
+
+    Raises:
+        DeviceError: there is no driver, or its library cannot be used.
+    """
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise DeviceError(f"NVML cannot be used: {error}") from error
+    return pynvml
+
+
+def pci_bus_ids(environment: Mapping[str, str] | None = None, nvml: Any = None) -> list[str]:
+    """PCI bus ids of the CUDA devices that this process sees, in CUDA's order, in sysfs' form ``0000:ab:00.0``.
+
+    Follows ``CUDA_VISIBLE_DEVICES`` (numbers, UUIDs or their beginnings, MIG instances) and ``CUDA_DEVICE_ORDER``, as
+    the CUDA C++ Programming Guide, "CUDA Environment Variables", says: what follows an entry that is no device is not
+    visible. CUDA's own order puts the fastest GPU first; among GPUs of one model it is the order of the bus ids.
+
+    Args:
+        environment: default: this process's.
+        nvml: default: the driver's; without a driver the list is empty.
+
+    Raises:
+        DeviceError: the GPUs are of several models and ``CUDA_DEVICE_ORDER`` is not ``PCI_BUS_ID``, so that only CUDA
+            knows which of them a number means; or a GPU does not answer.
+    """
+    environment = os.environ if environment is None else environment
+    if nvml is None:
+        try:
+            nvml = open_nvml()
+        except DeviceError:
+            return []
+    try:
+        return _visible_bus_ids(environment, nvml)
+    except pynvml.NVMLError as error:
+        raise DeviceError(f"a GPU of this machine does not answer NVML: {error}. nvidia-smi says which") from error
+
+
+def _visible_bus_ids(environment: Mapping[str, str], nvml: Any) -> list[str]:
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    entries = None if visible is None else [entry.strip() for entry in visible.split(",")]
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    ordered = sorted(handles, key=lambda handle: bus_id(nvml, handle))
+    if entries is None or any(entry.isdecimal() for entry in entries):
+        _require_known_order(ordered, environment, nvml)
+    if entries is None:
+        return [bus_id(nvml, handle) for handle in ordered]
+    chosen: list[str] = []
+    uuids = [str(nvml.nvmlDeviceGetUUID(handle)) for handle in ordered]
+    for entry in entries:
+        handle = _visible_device(entry, ordered, uuids, nvml)
+        if handle is None:
+            break
+        chosen.append(bus_id(nvml, handle))
+    # CUDA shows no device at all when one is named twice; instances of one GPU share its bus id.
+    twice = len(set(chosen)) < len(chosen) and not any(entry.startswith("MIG-") for entry in entries)
+    return [] if twice else chosen
+
+
+def bus_id(nvml: Any, handle: Any) -> str:
+    """A GPU's PCI bus id as sysfs writes it; NVML's own form has a domain of eight digits and capitals."""
+    text = nvml.nvmlDeviceGetPciInfo(handle).busId
+    domain, _, rest = (text.decode() if isinstance(text, bytes) else str(text)).lower().partition(":")
+    return f"{int(domain, 16):04x}:{rest}"
+
+
+def _require_known_order(handles: Sequence[Any], environment: Mapping[str, str], nvml: Any) -> None:
+    models = {str(nvml.nvmlDeviceGetName(handle)) for handle in handles}
+    if len(models) > 1 and environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        raise DeviceError(
+            f"this machine has GPUs of {len(models)} models ({', '.join(sorted(models))}), which CUDA orders by speed: "
+            "set CUDA_DEVICE_ORDER=PCI_BUS_ID, so that their numbers are known"
+        )
+
+
+def _visible_device(entry: str, handles: Sequence[Any], uuids: Sequence[str], nvml: Any) -> Any:
+    """The GPU that an entry of ``CUDA_VISIBLE_DEVICES`` means; None if it is none."""
+    if entry.isdecimal():
+        return handles[int(entry)] if int(entry) < len(handles) else None
+    if entry.startswith("MIG-"):
+        try:
+            return nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvml.nvmlDeviceGetHandleByUUID(entry))
+        except pynvml.NVMLError:
+            return None
+    matches = [handle for handle, uuid in zip(handles, uuids, strict=True) if entry and uuid.startswith(entry)]
+    return matches[0] if len(matches) == 1 else None
+
+
+def device_uuid(device: torch.device) -> str | None:
+    """UUID of a CUDA device in NVML's form, from CUDA itself; None for another device."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else None
+
+
+class GpuMeter:
+    """Reads one GPU's power, clocks, temperature and load about once a second, in a thread of its own.
+
+    Where there is no NVML or no such GPU it never has a figure; a figure that the GPU does not tell is left out.
+
+    Args:
+        uuid: of the GPU, as :func:`device_uuid` gives it; None for none.
+        nvml: default: the driver's.
+        interval_seconds: between two readings.
+    """
+
+    def __init__(self, uuid: str | None, nvml: Any = None, interval_seconds: float = SAMPLE_SECONDS) -> None:
+        self._nvml: Any = nvml
+        self._handle: Any = None
+        self._interval = interval_seconds
+        self._closing = threading.Event()
+        self._fresh: dict[str, float] = {}
+        self._thread: threading.Thread | None = None
+        self._energy_at_start: float | None = None
+        if uuid is None:
+            return
+        try:
+            self._nvml = nvml if nvml is not None else open_nvml()
+            self._handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+        except (DeviceError, pynvml.NVMLError):
+            return
+        self._energy_at_start = self._energy()
+        self._fresh = self.read()
+        self._thread = threading.Thread(target=self._run, name="gpu meter", daemon=True)
+        self._thread.start()
+
+    def read(self) -> dict[str, float]:
+        """The figures of this moment: ``power_w``, ``sm_clock_mhz``, ``memory_clock_mhz``, ``temperature_c``,
+        ``utilization_percent``; those that the GPU tells.
+        """
+        nvml, handle = self._nvml, self._handle
+        if handle is None:
+            return {}
+        readings: dict[str, Callable[[], float]] = {
+            "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+            "sm_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+            "memory_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
+            "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
+            "utilization_percent": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+        }
+        figures = {}
+        for name, reading in readings.items():
+            with contextlib.suppress(pynvml.NVMLError):
+                figures[name] = float(reading())
+        return figures
+
+    def sample(self) -> dict[str, float]:
+        """The newest figures, once: empty until there are newer ones. Never waits for the GPU."""
+        fresh, self._fresh = self._fresh, {}
+        return fresh
+
+    def energy_joules(self) -> float | None:
+        """Energy that the GPU took since this meter began; None where it does not count it."""
+        now = self._energy()
+        return None if now is None or self._energy_at_start is None else now - self._energy_at_start
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join(timeout=5.0)
+
+    def _energy(self) -> float | None:
+        if self._handle is None:
+            return None
+        try:
+            return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1000
+        except pynvml.NVMLError:
+            return None
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._interval):
+            self._fresh = self.read()
+
+
+def set_power_mode(level: int, gpu: str, command: str = "nvidia-smi") -> Callable[[], None]:
+    """Move power from a GPU's memory system to its tensor cores: ``nvidia-smi boost-slider --vboost``.
+
+    Public NVML has no call for it. It changes the GPU for every process until it is changed back, so call what this
+    returns at the end of the run; a killed process leaves the GPU as it was set.
+
+    Args:
+        level: 0 is the driver's default; NVIDIA's submissions of large language models use 1.
+        gpu: UUID or PCI bus id.
+        command: the program.
+
+    Returns:
+        A function that sets the level that was found; it raises DeviceError as this one does.
+
+    Raises:
+        ConfigError: the level is negative, or above the GPU's highest.
+        DeviceError: the option is not permitted, or this GPU or driver does not have it; in nvidia-smi's words.
+    """
+    if level < 0:
+        raise ConfigError(f"vboost={level}: the levels start at 0")
+    found, highest = _power_mode(gpu, command)
+    if level > highest:
+        raise ConfigError(f"vboost={level}: the highest level of GPU {gpu} is {highest}")
+    _apply_power_mode(level, gpu, command)
+    return lambda: _apply_power_mode(found, gpu, command)
+
+
+def _apply_power_mode(level: int, gpu: str, command: str) -> None:
+    said = _nvidia_smi(command, gpu, "--vboost", str(level))
+    if _power_mode(gpu, command)[0] != level:
+        raise DeviceError(f"vboost={level} was not taken by GPU {gpu}; nvidia-smi: {said or 'says nothing'}")
+
+
+def _power_mode(gpu: str, command: str) -> tuple[int, int]:
+    """The level of the slider and its highest, from the row ``| 0  vboost  4  0 |`` of the list."""
+    said = _nvidia_smi(command, gpu, "--list")
+    for line in said.splitlines():
+        numbers = re.findall(r"\d+", line.partition("vboost")[2])
+        if len(numbers) >= 2:
+            return int(numbers[-1]), int(numbers[-2])
+    raise DeviceError(f"GPU {gpu} has no vboost: nvidia-smi: {' '.join(said.split()) or 'says nothing'}")
+
+
+def _nvidia_smi(command: str, gpu: str, *arguments: str) -> str:
+    program = shutil.which(command)
+    if program is None:
+        raise DeviceError(f"vboost needs {command}, which is not on the PATH")
+    line = [program, "boost-slider", "-i", gpu, *arguments]
+    try:
+        answer = subprocess.run(line, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise DeviceError(f"{' '.join(line)}: {error}") from error
+    said = answer.stdout.strip() or answer.stderr.strip()
+    if answer.returncode != 0:
+        words = " ".join(said.split()) or f"exit code {answer.returncode}"
+        raise DeviceError(
+            f"vboost of GPU {gpu} cannot be {'read' if '--list' in arguments else 'set'}: nvidia-smi: {words}. "
+            "Root may set it before the run (nvidia-smi boost-slider --vboost LEVEL); leave system.vboost unset then"
+        )
+    return said

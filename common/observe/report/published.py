@@ -1,0 +1,98 @@
+"""Published results of MLPerf Training, and which of them a run may stand beside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+from common.errors import ConfigError
+from common.mlperf.rules import RULESETS, Rules, round_name, rules_for
+
+TABLE = Path(__file__).with_name("published.yaml")
+
+
+@dataclass(frozen=True)
+class Published:
+    """One result that MLCommons published, closed division.
+
+    Attributes:
+        benchmark: our name.
+        ruleset: version of its round.
+        submitter: organisation.
+        accelerator: model of the chips.
+        chips: accelerators of the system.
+        minutes: the score.
+        model: of the server; empty where it is not known.
+        id: MLCommons' number of the entry; empty where it is not known.
+        logs: folder of its logs in the round's public repository; empty where it is not known.
+    """
+
+    benchmark: str
+    ruleset: str
+    submitter: str
+    accelerator: str
+    chips: int
+    minutes: float
+    model: str = ""
+    id: str = ""
+    logs: str = ""
+
+    @property
+    def name(self) -> str:
+        """The result in words: round, submitter, chips."""
+        return f"{round_name(self.ruleset)} {self.submitter}, {self.chips:,} x {self.accelerator}"
+
+    @property
+    def source(self) -> str:
+        """Where it was published."""
+        parts = [f"MLPerf Training {round_name(self.ruleset)}, closed division"]
+        parts += [f"entry {self.id}"] if self.id else []
+        parts += [self.logs or self.model] if self.logs or self.model else []
+        return "; ".join(parts)
+
+
+def same_task(one: Rules, other: Rules) -> bool:
+    """Whether times under two rulesets mean the same: one benchmark, one ruleset or equal targets and unit."""
+    if one.benchmark != other.benchmark:
+        return False
+    return one.ruleset == other.ruleset or (
+        (one.targets, one.large_batch_targets, one.unit) == (other.targets, other.large_batch_targets, other.unit)
+    )
+
+
+def published_for(rules: Rules) -> list[Published]:
+    """The published results of a benchmark whose rounds had the same task, fastest first."""
+    fitting = [
+        result
+        for result in _table()
+        if result.benchmark == rules.benchmark and same_task(rules, rules_for(result.benchmark, result.ruleset))
+    ]
+    return sorted(fitting, key=lambda result: result.minutes)
+
+
+def nearest(results: Sequence[Published], chips: int | None, count: int) -> list[Published]:
+    """The ``count`` results with the most similar number of chips, fastest first; newer rounds before older ones."""
+
+    def distance(result: Published) -> tuple[float, float]:
+        ratio = 1.0 if chips is None else max(result.chips / chips, chips / result.chips)
+        return ratio, -float(round_name(result.ruleset)[1:])
+
+    return sorted(sorted(results, key=distance)[:count], key=lambda result: result.minutes)
+
+
+@cache
+def _table() -> tuple[Published, ...]:
+    versions = {round_name(version): version for version in RULESETS["training"]}
+    entries = []
+    for row in yaml.safe_load(TABLE.read_text())["results"]:
+        name = row.pop("benchmark")
+        try:
+            version = versions[row.pop("round")]
+            entries.append(Published(rules_for(name, version).benchmark, version, **row))
+        except (KeyError, TypeError, ConfigError) as error:
+            raise ConfigError(f"{TABLE}: the entry {name} {row} is wrong: {error}") from error
+    return tuple(entries)

@@ -1,0 +1,243 @@
+"""LAMB, AdamW and Adam in Triton: tables, launches, and which of the possible passes they make.
+
+The ratio of a tensor depends on all of its directions u, hence LAMB passes twice over the weights. What moves least,
+in bytes per parameter with gradients and weights of 2 bytes, and 4 each for master, m and v:
+
+    scheme                                first pass                    second pass                        sum
+    keep u (4 more bytes of memory)       g m v w in, m v u out = 26    u w in, w p out             = 14   40
+    compute u again from the new m and v  g m v w in, m v out   = 22    m v w in, w p out           = 18   40
+    norms first, write all at the end     g m v w in            = 14    g m v w in, m v w p out     = 28   42
+
+The second is used: as few bytes as the first without its memory. With ``measure``, which reads g alone (2), an update
+moves 42 bytes per parameter, and 44 with float32 weights. Without trust ratio everything is done in the first pass: 30
+bytes, or 32. Merging ``measure`` into the first pass is impossible: m and v must not be written before it is known
+that all gradients are finite, and v is not linear in the clipping factor.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from common.optim import adaptive_kernels as kernels
+from common.optim.rules import GroupSettings, SumOverShards
+from common.optim.shard import FRAGMENT_ALIGNMENT, Shard
+
+if TYPE_CHECKING:
+    from common.optim.adaptive import Moments
+
+BLOCK = 4096  # elements for one program
+MEASURED_BLOCKS = 16  # blocks for one program of the measuring pass: few enough partial sums for one program to add
+CHUNK = 1024  # partial sums that are added at once
+WARPS = 8
+
+
+@dataclass(frozen=True)
+class _GroupTables:
+    """Settings by group, on the device."""
+
+    multiplier: Tensor
+    square_weight: Tensor
+    decay: Tensor
+    rate_scale: Tensor
+    trust: Tensor
+
+
+class _Work:
+    """One shard with its state, its tables by block and by fragment, and its partial sums."""
+
+    def __init__(self, shard: Shard) -> None:
+        for fragment in shard.fragments:
+            if fragment.start % FRAGMENT_ALIGNMENT or fragment.stop % FRAGMENT_ALIGNMENT:
+                raise ValueError(
+                    f"the fragment of tensor {fragment.tensor} spans {fragment.start} to {fragment.stop}: "
+                    f"both must be multiples of {FRAGMENT_ALIGNMENT}"
+                )
+        self.shard = shard
+        self.averages = shard.new_state()
+        self.square_averages = shard.new_state()
+        starts = [range(f.start, f.stop, BLOCK) for f in shard.fragments]
+        owners = [fragment for fragment, s in zip(shard.fragments, starts, strict=True) for _ in s]
+        self.blocks = len(owners)
+        self.measuring_programs = -(-self.blocks // MEASURED_BLOCKS)
+
+        device = shard.masters.device
+        self.block_start = torch.tensor([b for s in starts for b in s], dtype=torch.int64, device=device)
+        self.block_stop = torch.tensor([f.stop for f in owners], dtype=torch.int64, device=device)
+        self.block_group = torch.tensor([f.group for f in owners], dtype=torch.int32, device=device)
+        self.block_tensor = torch.tensor([f.tensor for f in owners], dtype=torch.int32, device=device)
+        first_blocks = [0, *itertools.accumulate(len(s) for s in starts)]
+        self.fragment_block = torch.tensor(first_blocks, dtype=torch.int32, device=device)
+        self.fragment_tensor = torch.tensor([f.tensor for f in shard.fragments], dtype=torch.int32, device=device)
+
+        self.measured = torch.zeros((2, self.measuring_programs), dtype=torch.float32, device=device)
+        self.weight_squares = torch.zeros(self.blocks, dtype=torch.float32, device=device)
+        self.direction_squares = torch.zeros_like(self.weight_squares)
+
+
+class TritonAdaptive:
+    """LAMB, AdamW and Adam in Triton: the same results as ``TorchAdaptive`` up to rounding.
+
+    Raises:
+        ValueError: a fragment does not start or stop on the alignment.
+    """
+
+    implementation = "triton"
+
+    def __init__(
+        self,
+        rule: Moments,
+        shards: Sequence[Shard],
+        settings: Sequence[GroupSettings],
+        tensors: int,
+        sum_over_shards: SumOverShards,
+    ) -> None:
+        self._rule = rule
+        self._work = [_Work(shard) for shard in shards]
+        self._sum_over_shards = sum_over_shards
+        self._tensors = tensors
+        self._any_trust = any(group.trust_ratio for group in settings)
+        device = shards[0].masters.device
+        self._groups = _group_tables(settings, device)
+        self._squares = torch.zeros(2 * tensors, dtype=torch.float32, device=device)
+        self._corrections = torch.ones(2, dtype=torch.float32, device=device)
+        logs = [math.log(beta) if beta > 0 else -math.inf for beta in (rule.beta1, rule.beta2)]
+        self._log_betas = torch.tensor(logs, dtype=torch.float64, device=device)
+
+    @property
+    def states(self) -> dict[str, list[Tensor]]:
+        """See :class:`common.optim.rules.Update`."""
+        return {
+            "exp_avg": [work.averages for work in self._work],
+            "exp_avg_sq": [work.square_averages for work in self._work],
+        }
+
+    def measure(self, report: Tensor) -> None:
+        """See :class:`common.optim.rules.Update`."""
+        for work in self._work:
+            if not work.blocks:
+                continue
+            squares, infinite = work.measured
+            kernels.adaptive_measure_kernel[(work.measuring_programs,)](
+                work.shard.gradients,
+                work.block_start,
+                work.block_stop,
+                work.block_group,
+                self._groups.square_weight,
+                squares,
+                infinite,
+                work.blocks,
+                MEASURED_BLOCKS=MEASURED_BLOCKS,
+                BLOCK=BLOCK,
+                ALIGNMENT=FRAGMENT_ALIGNMENT,
+                num_warps=WARPS,
+            )
+            kernels.adaptive_report_kernel[(1,)](squares, infinite, report, work.measuring_programs, CHUNK=CHUNK)
+
+    def apply(self, learning_rate: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
+        """See :class:`common.optim.rules.Update`."""
+        if self._rule.bias_correction:
+            kernels.adaptive_corrections_kernel[(1,)](step, self._log_betas, self._corrections)
+        for work in self._work:
+            if work.blocks:
+                self._update_moments(work, learning_rate, grad_factor, write)
+        if not self._any_trust:
+            return
+        self._squares.zero_()
+        for work in self._work:
+            if work.blocks:
+                self._add_norms(work)
+        self._sum_over_shards(self._squares)
+        for work in self._work:
+            if work.blocks:
+                self._update_weights(work, learning_rate, write)
+
+    def _update_moments(self, work: _Work, learning_rate: Tensor, grad_factor: Tensor, write: Tensor) -> None:
+        rule, shard, groups = self._rule, work.shard, self._groups
+        kernels.adaptive_first_pass_kernel[(work.blocks,)](
+            shard.parameters,
+            shard.masters,
+            shard.gradients,
+            work.averages,
+            work.square_averages,
+            work.block_start,
+            work.block_stop,
+            work.block_group,
+            groups.multiplier,
+            groups.decay,
+            groups.rate_scale,
+            groups.trust,
+            self._corrections,
+            learning_rate,
+            grad_factor,
+            write,
+            work.weight_squares,
+            work.direction_squares,
+            rule.beta1,
+            1.0 - rule.beta1,
+            rule.beta2,
+            1.0 - rule.beta2,
+            rule.epsilon,
+            DECAY_IN_GRADIENT=rule.decay_in_gradient,
+            NORM_OF_MODEL=rule.norm_of_model,
+            HAS_MASTERS=shard.has_masters,
+            BLOCK=BLOCK,
+            ALIGNMENT=FRAGMENT_ALIGNMENT,
+            num_warps=WARPS,
+        )
+
+    def _add_norms(self, work: _Work) -> None:
+        kernels.adaptive_norms_kernel[(work.fragment_tensor.numel(),)](
+            work.weight_squares,
+            work.direction_squares,
+            work.fragment_tensor,
+            work.fragment_block,
+            self._squares,
+            self._tensors,
+            CHUNK=CHUNK,
+        )
+
+    def _update_weights(self, work: _Work, learning_rate: Tensor, write: Tensor) -> None:
+        shard, groups = work.shard, self._groups
+        kernels.adaptive_second_pass_kernel[(work.blocks,)](
+            shard.parameters,
+            shard.masters,
+            work.averages,
+            work.square_averages,
+            work.block_start,
+            work.block_stop,
+            work.block_group,
+            work.block_tensor,
+            groups.decay,
+            groups.rate_scale,
+            groups.trust,
+            self._squares,
+            self._corrections,
+            learning_rate,
+            write,
+            self._tensors,
+            self._rule.epsilon,
+            HAS_MASTERS=shard.has_masters,
+            BLOCK=BLOCK,
+            ALIGNMENT=FRAGMENT_ALIGNMENT,
+            num_warps=WARPS,
+        )
+
+
+def _group_tables(settings: Sequence[GroupSettings], device: torch.device) -> _GroupTables:
+    def table(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=device)
+
+    return _GroupTables(
+        multiplier=table([s.grad_multiplier for s in settings]),
+        square_weight=table([s.grad_multiplier**2 * s.norm_share for s in settings]),
+        decay=table([s.weight_decay for s in settings]),
+        rate_scale=table([s.lr_scale for s in settings]),
+        trust=torch.tensor([s.trust_ratio for s in settings], dtype=torch.int32, device=device),
+    )

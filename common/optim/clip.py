@@ -1,0 +1,144 @@
+"""Clip gradients by their global norm: after the reduction, or each micro-batch's own before it.
+
+After it, there is one norm, that of the averaged gradient; its factor is applied inside the update. Before it, every
+micro-batch of every replica is clipped by its own norm, and the clipped gradients are summed: the MLPerf BERT
+reference's order, which the rules allow beside the other (training rules, section on benchmark-specific rules). The
+factor is min(1, max_norm / (norm + 1e-6)) in both. Ranks that split samples have parts of the gradient of a micro-batch
+each: where clipping comes first, it is summed over them before its norm is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from common.optim.flat import FlatBuffer
+
+NORM_EPSILON = 1e-6  # of apex's distributed optimizer
+
+
+@dataclass(frozen=True)
+class ClipNorm:
+    """Clipping by the global norm over all parameters.
+
+    Args:
+        max_norm: of the gradient as a mean, without loss scale.
+        when: ``after_reduction``: the mean over the global batch. ``before_reduction``: the mean over each micro-batch
+            of each replica; nothing can then be reduced before the last backward pass has ended.
+
+    Raises:
+        ValueError: ``max_norm`` is not positive, or ``when`` is neither of the two.
+    """
+
+    max_norm: float
+    when: Literal["before_reduction", "after_reduction"]
+
+    def __post_init__(self) -> None:
+        if not (self.max_norm > 0 and math.isfinite(self.max_norm)):
+            raise ValueError(f"max_norm={self.max_norm}: the norm to clip to is positive")
+        if self.when not in ("before_reduction", "after_reduction"):
+            raise ValueError(f"when={self.when!r}: clip before_reduction or after_reduction")
+
+    def factor(self, norm: Tensor) -> Tensor:
+        """What gradients of ``norm`` are multiplied with; not finite where the norm is not, so that nobody updates."""
+        factor = (self.max_norm / (norm + NORM_EPSILON)).clamp(max=1.0)
+        return torch.where(torch.isfinite(norm), factor, torch.full_like(norm, float("nan")))
+
+
+class MicroBatchClipper:
+    """Clips each micro-batch's gradient in the flat buffers and, with several of them, adds them up in float32.
+
+    A norm that is not finite turns the gradients into NaN, which the reduction carries to all ranks.
+
+    Args:
+        clip: with ``when="before_reduction"``.
+        buffers: the flat buffers.
+        mean_factors: per parameter group what turns a micro-batch's gradient, summed over ``sample_ranks``, into its
+            mean.
+        norm_shares: per parameter group 1 over the other ranks that hold it redundantly.
+        micro_batches: of one iteration; the float32 sums exist only where there are several.
+        sum_over_other_ranks: sums over the ranks that hold the rest of this replica's parameters, in a fixed order.
+        sample_ranks: ranks that each have a part of every sample; gradients leave the clipper summed over them.
+    """
+
+    def __init__(
+        self,
+        clip: ClipNorm,
+        buffers: Sequence[FlatBuffer],
+        mean_factors: Sequence[float],
+        norm_shares: Sequence[float],
+        micro_batches: int,
+        sum_over_other_ranks: Callable[[Tensor], None],
+        sample_ranks: dist.ProcessGroup | None,
+    ) -> None:
+        self._clip = clip
+        self._buffers = buffers
+        self._weights = [factor**2 * share for factor, share in zip(mean_factors, norm_shares, strict=True)]
+        self._sum_over_other_ranks = sum_over_other_ranks
+        self._sample_ranks = sample_ranks
+        self._sums: list[Tensor] = []
+        if micro_batches > 1:
+            dtypes = [torch.promote_types(buffer.dtype, torch.float32) for buffer in buffers]
+            self._sums = [torch.zeros_like(b.gradients, dtype=t) for b, t in zip(buffers, dtypes, strict=True)]
+        self._collected = 0
+
+    def begin(self) -> None:
+        """Start an iteration."""
+        self._collected = 0
+
+    def collect(self, last: bool, loss_scale: Tensor | None) -> None:
+        """Clip what the backward pass of one micro-batch has left in the gradients.
+
+        After the last one the gradients hold the sum of all clipped ones, before it they are zeroed.
+
+        Raises:
+            RuntimeError: there are several micro-batches, but the optimizer was built for one.
+        """
+        if not self._sums and not (last and self._collected == 0):
+            raise RuntimeError("clipping before the reduction: build the optimizer with micro_batches of an iteration")
+        if self._sample_ranks is not None:
+            for buffer in self._buffers:
+                dist.all_reduce(buffer.gradients, group=self._sample_ranks)
+        factor = self._clip.factor(self.norm(loss_scale))
+        for index, buffer in enumerate(self._buffers):
+            self._add(buffer, factor, index, last)
+        self._collected += 1
+
+    def _add(self, buffer: FlatBuffer, factor: Tensor, index: int, last: bool) -> None:
+        if last and self._collected == 0:
+            buffer.gradients.mul_(factor)
+            return
+        sums = self._sums[index]
+        if self._collected == 0:
+            sums.copy_(buffer.gradients).mul_(factor)
+        else:
+            sums.addcmul_(buffer.gradients, factor.to(sums.dtype))
+        if last:
+            buffer.gradients.copy_(sums)
+        else:
+            buffer.zero_gradients()
+
+    def norm(self, loss_scale: Tensor | None) -> Tensor:
+        """Norm of the mean gradient of this micro-batch, 0-d float32, or float64 with parameters of that dtype."""
+        squares: list[Tensor] = []
+        for buffer in self._buffers:
+            dtype = torch.promote_types(buffer.dtype, torch.float32)
+            for group, weight in enumerate(self._weights):
+                inside = [bucket for bucket in buffer.buckets if bucket.group == group]
+                if inside:
+                    part = buffer.gradients[inside[0].start : inside[-1].stop]
+                    squares.append(torch.linalg.vector_norm(part, dtype=dtype).square() * weight)
+        total = torch.stack([square.to(_widest(squares)) for square in squares]).sum()
+        self._sum_over_other_ranks(total)
+        norm = total.sqrt()
+        return norm if loss_scale is None else norm / loss_scale
+
+
+def _widest(tensors: Sequence[Tensor]) -> torch.dtype:
+    return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32

@@ -1,0 +1,124 @@
+"""Gather the weights that the ranks of a shard have updated, bucket by bucket, while the forward pass already runs.
+
+An update leaves each rank with the new weights of its own shard. The gathers open the *next* iteration rather than
+close this one: they start in the order in which the forward pass reads the weights, and each block of the model waits
+for its own just before it runs. A captured iteration is complete in itself that way: every gather that it starts it
+also waits for. Between iterations the model holds the weights of one update before; :meth:`WeightGatherer.gather`
+brings it up to date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from common.optim.partition import Partition, Piece
+
+
+@dataclass(frozen=True)
+class _Gather:
+    """One bucket: this rank's piece, where the whole goes, and the blocks that read it (-1: it is read anywhere)."""
+
+    piece: Tensor
+    weights: Tensor
+    readers: frozenset[int]
+
+
+class WeightGatherer:
+    """Gathers shards into the flat parameter buffers.
+
+    Args:
+        partitions: the flat buffers and this rank's shards of them.
+        group: ranks that share the shards; None where there is nothing to gather.
+        blocks: parts of the model by name, in the order of the forward pass; a block's parameters are read only while
+            it runs, or after it. Those of no block are waited for at once. Without blocks nothing is overlapped. Of a
+            block that is compiled alone, give what ``torch.compile(block)`` returned.
+
+    Attributes:
+        overlapped: whether gathers open the next iteration; else they close the update.
+
+    Raises:
+        ValueError: a block is a container that never runs itself.
+    """
+
+    def __init__(
+        self,
+        partitions: Sequence[Partition],
+        group: dist.ProcessGroup | None,
+        blocks: Sequence[tuple[str, nn.Module]],
+    ) -> None:
+        self._group = group
+        self.overlapped = group is not None and bool(blocks)
+        self._works: dict[int, dist.Work] = {}
+        self._hooks: list[RemovableHandle] = []
+        self._gathers: list[_Gather] = []
+        self._blocks = tuple(blocks) if group is not None else ()
+        if group is None:
+            return
+        blocks_of: dict[int, set[int]] = {}
+        for block, (name, module) in enumerate(blocks):
+            if isinstance(module, nn.ModuleList | nn.ModuleDict):
+                raise ValueError(f"block {name!r} is a {type(module).__name__}, which never runs: name its members")
+            for parameter in module.parameters():
+                blocks_of.setdefault(id(parameter), set()).add(block)
+        found = [_gather_of(partition, piece, blocks_of) for partition in partitions for piece in partition.pieces]
+        self._gathers = sorted(found, key=lambda gather: min(gather.readers))
+        for block, (_, module) in enumerate(blocks):
+            self._hooks.append(self._register(module, [a for a, g in enumerate(self._gathers) if block in g.readers]))
+
+    def begin(self) -> None:
+        """Start the gathers that open an iteration.
+
+        Raises:
+            RuntimeError: a block was compiled in place, so that the hook that waits would be compiled along.
+        """
+        for name, module in self._blocks:
+            if module._compiled_call_impl is not None:
+                raise RuntimeError(
+                    f"block {name!r} was compiled in place: its weights cannot be waited for; use what "
+                    "torch.compile(block) returns, in the model and in blocks"
+                )
+        if self.overlapped:
+            self._launch()
+            self._wait(at for at, gather in enumerate(self._gathers) if -1 in gather.readers)
+
+    def join(self) -> None:
+        """Wait for what no block has waited for."""
+        self._wait(range(len(self._gathers)))
+
+    def gather(self) -> None:
+        """Gather everything and wait for it; on a GPU it is the current stream that waits."""
+        self._launch()
+        self.join()
+
+    def close(self) -> None:
+        """Remove the hooks from the blocks."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _register(self, module: nn.Module, gathers: list[int]) -> RemovableHandle:
+        return module.register_forward_pre_hook(lambda *_: self._wait(gathers))
+
+    def _launch(self) -> None:
+        self.join()  # an iteration that was given up may have left some
+        for at, gather in enumerate(self._gathers):
+            work = dist.all_gather_into_tensor(gather.weights, gather.piece, group=self._group, async_op=True)
+            assert work is not None  # this rank is a member of the group
+            self._works[at] = work
+
+    def _wait(self, gathers: Iterable[int]) -> None:
+        for at in gathers:
+            work = self._works.pop(at, None)
+            if work is not None:
+                work.wait()
+
+
+def _gather_of(partition: Partition, piece: Piece, blocks_of: Mapping[int, set[int]]) -> _Gather:
+    readers = [blocks_of.get(id(segment.parameter), {-1}) for segment in piece.bucket.segments]
+    weights = partition.buffer.parameters[piece.bucket.start : piece.bucket.stop]
+    return _Gather(partition.shard.parameters[piece.place], weights, frozenset().union(*readers))

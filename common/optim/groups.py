@@ -1,0 +1,90 @@
+"""Parameter groups: parameters that are updated alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from common.distributed.layout import AXES, Layout
+from common.optim.rules import GroupSettings
+
+SUMMED_AXES = ("dp", "cp")
+"""Axes over which gradients are summed: their ranks hold the same weights and have other samples, or other parts of
+the same samples. The ranks of the other axes hold other weights, but for layers that are ``replicated_over`` them.
+"""
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters that are updated alike.
+
+    Attributes:
+        parameters: name to parameter, in the order of the model.
+        weight_decay: lambda; part of the gradient (LARS, SGD, Adam) or of the step (LAMB, AdamW).
+        lr_scale: factor on the schedule's learning rate.
+        trust_ratio: scale the learning rate by tensor (LARS, LAMB).
+        grad_scale: what the gradient, summed over ranks and micro-batches, is multiplied with before anything else,
+            beside the optimizer's own ``grad_divisor``.
+        learning_rate_in_momentum: whether the momentum buffer holds steps (m <- mu m - lr d; w <- w + m) or directions
+            (m <- mu m + d; w <- w - lr m); see :mod:`common.optim.rules`.
+        replicated_over: axes of the layout whose ranks compute these layers redundantly, on the same input; over them
+            the gradients are averaged, not summed, and a norm over all parameters counts them once. Layers that see
+            only this rank's part of a sample (``cp``) are not redundant: their gradients are parts of a sum.
+        parts: name of a parameter to the number of tensors that it counts as for norms by tensor, equal pieces along
+            its first dimension (query, key and value in one weight: 3). Others count as one.
+    """
+
+    parameters: Mapping[str, nn.Parameter]
+    weight_decay: float = 0.0
+    lr_scale: float = 1.0
+    trust_ratio: bool = False
+    grad_scale: float = 1.0
+    learning_rate_in_momentum: bool = True
+    replicated_over: tuple[str, ...] = ()
+    parts: Mapping[str, int] = field(default_factory=dict)
+
+
+def check_groups(groups: Sequence[ParameterGroup]) -> None:
+    """Make sure that every parameter is listed once, and every axis and name is known.
+
+    Raises:
+        ValueError: naming what is wrong.
+    """
+    names: dict[str, int] = {}
+    owners: dict[int, str] = {}
+    for index, group in enumerate(groups):
+        for axis in group.replicated_over:
+            if axis not in AXES:
+                raise ValueError(f"replicated_over names an unknown axis {axis!r}; the axes are {', '.join(AXES)}")
+        for name, parameter in group.parameters.items():
+            if name in names:
+                raise ValueError(f"parameter {name!r} is in groups {names[name]} and {index}")
+            if id(parameter) in owners:
+                raise ValueError(f"{name!r} and {owners[id(parameter)]!r} are the same parameter: list it once")
+            names[name] = index
+            owners[id(parameter)] = name
+
+
+def settings_of(group: ParameterGroup, layout: Layout, grad_divisor: float) -> GroupSettings:
+    """What the update rule needs of ``group``.
+
+    Args:
+        group: the parameters.
+        layout: of all ranks.
+        grad_divisor: what the gradient in the shard divided by is the mean, redundant ranks aside.
+    """
+    return GroupSettings(
+        grad_multiplier=group.grad_scale / (grad_divisor * redundant_ranks(group, layout, AXES)),
+        weight_decay=group.weight_decay,
+        lr_scale=group.lr_scale,
+        trust_ratio=group.trust_ratio,
+        learning_rate_in_momentum=group.learning_rate_in_momentum,
+        norm_share=1.0 / redundant_ranks(group, layout, [axis for axis in AXES if axis not in SUMMED_AXES]),
+    )
+
+
+def redundant_ranks(group: ParameterGroup, layout: Layout, axes: Sequence[str]) -> int:
+    """How many ranks along ``axes`` compute ``group`` redundantly: 1 where it is not replicated over any of them."""
+    return layout.size(*(axis for axis in axes if axis in group.replicated_over))

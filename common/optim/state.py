@@ -1,0 +1,127 @@
+"""The optimizer's state by parameter name, in full tensors: independent of ranks, shards and offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from common.errors import CheckpointError
+from common.optim.flat import Bucket
+from common.optim.partition import Partition, Piece
+
+Kinds = Mapping[str, Sequence[Tensor]]
+"""Kind of state to one flat tensor per partition, in the layout of its shard."""
+
+Named = dict[str, dict[str, Tensor]]
+"""Kind of state to parameter name to full tensor."""
+
+
+def collect(
+    partitions: Sequence[Partition], kinds: Kinds, group: dist.ProcessGroup | None, ranks: int, keep: bool
+) -> Named:
+    """Full tensors on the CPU, bucket by bucket; collective over ``group``.
+
+    Args:
+        partitions: the flat buffers and this rank's shards of them.
+        kinds: the state; masters of half parameters alone.
+        group: ranks that share the shards, ``ranks`` of them.
+        keep: whether this rank wants the tensors; else it only gives its pieces.
+    """
+    found: Named = {}
+    for kind, flats in kinds.items():
+        for partition, flat in zip(partitions, flats, strict=True):
+            if kind == "masters" and not partition.shard.has_masters:
+                continue
+            for piece in partition.pieces:
+                whole = flat[piece.place]
+                if group is not None:
+                    whole = torch.empty(ranks * whole.numel(), dtype=flat.dtype, device=flat.device)
+                    dist.all_gather_into_tensor(whole, flat[piece.place], group=group)
+                if keep:
+                    for name, view in _views(partition, piece.bucket, whole):
+                        copy = torch.empty_like(view, device="cpu").copy_(view)
+                        found.setdefault(kind, {})[name] = copy
+    return found
+
+
+def distribute(partitions: Sequence[Partition], kinds: Kinds, named: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Put this rank's pieces of full tensors into its flat tensors; the inverse of :func:`collect`.
+
+    Half parameters are set to their rounded masters, those of the model and those of the shard. Parameters that are
+    their own masters are taken from the model.
+    """
+    for kind, flats in kinds.items():
+        for partition, flat in zip(partitions, flats, strict=True):
+            if kind == "masters" and not partition.shard.has_masters:
+                continue
+            for piece in partition.pieces:
+                whole = _assemble(partition, piece.bucket, named[kind], flat)
+                flat[piece.place].copy_(_own(whole, piece))
+                if kind == "masters":
+                    partition.buffer.parameters[piece.bucket.start : piece.bucket.stop].copy_(whole)
+    for partition in partitions:
+        if not partition.is_whole:
+            partition.take(partition.buffer.parameters, partition.shard.parameters)
+
+
+def check(partitions: Sequence[Partition], kinds: Kinds, named: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Make sure that ``named`` is what :func:`collect` gives for these parameters.
+
+    Raises:
+        CheckpointError: an entry is missing, unexpected, or has another shape.
+    """
+    expected: dict[str, torch.Size] = {}
+    for kind in kinds:
+        for partition in partitions:
+            if kind == "masters" and not partition.shard.has_masters:
+                continue
+            expected.update({f"{kind}.{s.name}": s.parameter.shape for s in partition.buffer.segments})
+    loaded = {f"{kind}.{name}": tensor.shape for kind, entries in named.items() for name, tensor in entries.items()}
+    complain(
+        {
+            "missing": [name for name in expected if name not in loaded],
+            "unexpected": [name for name in loaded if name not in expected],
+            "of another shape": [
+                f"{name} {tuple(loaded[name])} instead of {tuple(shape)}"
+                for name, shape in expected.items()
+                if name in loaded and loaded[name] != shape
+            ],
+        }
+    )
+
+
+def complain(problems: Mapping[str, Sequence[str]]) -> None:
+    """Raise one error for all entries that do not fit, by what is wrong with them; nothing where there are none.
+
+    Raises:
+        CheckpointError: there are some.
+    """
+    told = [
+        f"{what}: {', '.join(entries[:5])}{f' and {len(entries) - 5} more' if len(entries) > 5 else ''}"
+        for what, entries in problems.items()
+        if entries
+    ]
+    if told:
+        raise CheckpointError(f"the optimizer's state does not fit the model: {'; '.join(told)}")
+
+
+def _views(partition: Partition, bucket: Bucket, whole: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Name and view with the parameter's shape of each parameter in ``whole``, the content of a bucket."""
+    # A view's offset counts from the start of the storage, which is not that of a slice.
+    first = bucket.start - int(whole.storage_offset())
+    for segment in bucket.segments:
+        yield segment.name, partition.buffer.view(whole, segment, first)
+
+
+def _assemble(partition: Partition, bucket: Bucket, entries: Mapping[str, Tensor], like: Tensor) -> Tensor:
+    whole = torch.zeros(bucket.stop - bucket.start, dtype=like.dtype, device=like.device)
+    for name, view in _views(partition, bucket, whole):
+        view.copy_(entries[name])
+    return whole
+
+
+def _own(whole: Tensor, piece: Piece) -> Tensor:
+    return whole[piece.inside.start - piece.bucket.start : piece.inside.stop - piece.bucket.start]

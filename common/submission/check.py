@@ -1,0 +1,109 @@
+"""``mlperf-suite check``: what logs, folders of results and whole submissions may claim."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from common.errors import ConfigError
+from common.mlperf.rules import RULESETS, Usage, rules_for
+from common.mlperf.verdict import Verdict, format_verdict
+from common.submission.checkers import check_tree, format_report, result_folders
+from common.submission.score import Score, score
+from common.submission.sources import find_run_sets
+
+
+def verdict_of_set(scored: Score) -> Verdict:
+    """What a set of runs may claim together: submittable, or refused with everything that prevents it."""
+    rules = scored.rules
+    return Verdict(
+        "submittable" if scored.minutes is not None else "refused",
+        scored.obstacles,
+        scored.notes,
+        None if rules is None else rules.log_name,
+        None if rules is None else rules.ruleset,
+        scored.run_set.logs,
+        converged=scored.olympic_minutes is not None,
+        score=scored.minutes,
+    )
+
+
+def check_paths(paths: Sequence[Path], ruleset: str | None) -> bool:
+    """Print the verdict of each run, and of each set of several runs; returns whether nothing is refused.
+
+    Raises:
+        ConfigError: the ruleset is not known.
+        DataError: a path does not exist, or a folder has no results.
+    """
+    ok = True
+    for run_set in find_run_sets(paths):
+        scored = score(run_set, ruleset)
+        verdicts = [run.verdict for run in scored.runs]
+        for verdict in verdicts:
+            print(format_verdict(verdict))
+        if len(verdicts) != 1 or run_set.series is not None:
+            verdicts.append(verdict_of_set(scored))
+            print(format_verdict(verdicts[-1], f"{run_set.name} ({len(run_set.logs)} runs)"))
+        ok = ok and all(verdict.kind != "refused" for verdict in verdicts)
+    return ok
+
+
+def check_submission(tree: Path, ruleset: str | None) -> bool:
+    """Judge a submitter's folder: every log and set of runs, then MLCommons' checkers; returns whether all accept.
+
+    Raises:
+        ConfigError: no ruleset was named.
+        DataError: the folder cannot be read.
+    """
+    if ruleset is None:
+        raise ConfigError(f"{tree} is a submission: name the one version that it is for with --ruleset")
+    ok = check_paths([tree / "results"], ruleset)
+    reports = check_tree(tree, _usage(tree, ruleset), ruleset)
+    for report in reports:
+        print(format_report(report))
+    return ok and all(report.accepted for report in reports)
+
+
+def _usage(tree: Path, ruleset: str) -> Usage:
+    """Training or HPC, whose rulesets have the same numbers: from the first benchmark that the ruleset accepts."""
+    for folder in result_folders(tree):
+        try:
+            return rules_for(folder.name, ruleset).usage
+        except ConfigError:
+            continue
+    return "training"
+
+
+def _is_submission(path: Path) -> bool:
+    return os.path.isdir(path / "systems") and os.path.isdir(path / "results")  # False where permission is missing
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``mlperf-suite check PATH… [--ruleset X.Y.Z]``.
+
+    Returns:
+        0; 1 if a log, a set of runs or a submission is refused.
+
+    Raises:
+        ConfigError: the ruleset is not known, or missing for a submission.
+        DataError: a path does not exist or has nothing to judge.
+    """
+    parser = argparse.ArgumentParser(
+        prog="mlperf-suite check",
+        description="Say what runs may claim: refused, format, valid run, or submittable as a set.",
+    )
+    parser.add_argument(
+        "paths", nargs="+", type=Path, metavar="PATH",
+        help="logs (several are one set, in launch order), folders of results, or a submitter's folder",
+    )  # fmt: skip
+    parser.add_argument("--ruleset", help="version to judge by (default: the newest that accepts the benchmark)")
+    args = parser.parse_args(argv)
+    if args.ruleset is not None and not any(args.ruleset in versions for versions in RULESETS.values()):
+        raise ConfigError(f"--ruleset {args.ruleset} is not known; known are {', '.join(RULESETS['training'])}")
+    submissions = [path for path in args.paths if _is_submission(path)]
+    others = [path for path in args.paths if path not in submissions]
+    ok = [check_submission(path, args.ruleset) for path in submissions]
+    ok += [check_paths(others, args.ruleset)] if others else []
+    return 0 if all(ok) else 1

@@ -1,0 +1,158 @@
+"""The benchmark results of a submission, each with its runs, system and code; and what forbids packaging them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import ConfigError
+from common.launch.series import Begin
+from common.mlperf.rules import Rules
+from common.submission.score import Score, score
+from common.submission.settings import ResultSettings, SubmissionSettings
+from common.submission.source_code import LARGEST_FILE
+from common.submission.sources import RunSet, find_run_sets, of_logs
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The runs of one benchmark on one system."""
+
+    settings: ResultSettings
+    score: Score
+
+    @property
+    def system(self) -> str:
+        """Name of the system."""
+        return self.settings.system
+
+    @property
+    def implementation(self) -> str:
+        """Name of the code's folder."""
+        return self.settings.implementation
+
+    @property
+    def rules(self) -> Rules:
+        """The rules that its score was made by; only of an entry without refusals."""
+        assert self.score.rules is not None
+        return self.score.rules
+
+    @property
+    def benchmark(self) -> str:
+        """Name in the logs, which is the folder's."""
+        return self.rules.log_name
+
+    @property
+    def begin(self) -> Begin | None:
+        """How its first experiment was launched; None without a series."""
+        series = self.score.run_set.series
+        return None if series is None else series.experiments[0].begin
+
+    @property
+    def logs(self) -> tuple[Path, ...]:
+        """The logs of the result, in launch order."""
+        return tuple(run.verdict.paths[0] for run in self.score.chosen)
+
+    @property
+    def doctors(self) -> tuple[Path, ...]:
+        """What `doctor` found on its nodes; empty if there is no such file."""
+        series = self.score.run_set.series
+        if self.settings.doctor is not None:
+            return (self.settings.doctor,)
+        return series.doctors if series is not None else ()
+
+
+def gather(settings: SubmissionSettings, ruleset: str) -> list[Entry]:
+    """The results of a submission under one ruleset.
+
+    Raises:
+        ConfigError: a series that is named does not exist, or the ruleset is not known.
+        DataError: a folder has no results, or a ``runs.jsonl`` is damaged.
+    """
+    return [Entry(each, score(run_set, ruleset)) for each in settings.results for run_set in _run_sets(each)]
+
+
+def _run_sets(settings: ResultSettings) -> list[RunSet]:
+    if settings.results is None:
+        return [of_logs(settings.logs)]
+    found = find_run_sets([settings.results])
+    if settings.series is None:
+        return found
+    named = [each for each in found if each.series is not None and each.series.name == settings.series]
+    if not named:
+        known = ", ".join(each.series.name for each in found if each.series is not None) or "none"
+        raise ConfigError(f"{settings.results} has no series {settings.series}; it has {known}")
+    return named
+
+
+def refusals(entries: Sequence[Entry], settings: SubmissionSettings) -> list[str]:
+    """Everything that forbids packaging the entries, each naming file and reason; empty if nothing does."""
+    found = [text for entry in entries for text in _of_entry(entry, settings)]
+    scored = [entry for entry in entries if entry.score.rules is not None]
+    return list(dict.fromkeys([*found, *_conflicts(scored)]))
+
+
+def _of_entry(entry: Entry, settings: SubmissionSettings) -> list[str]:
+    found = [*entry.score.obstacles, *_code_refusals(entry)]
+    division = settings.systems[entry.system].division
+    for run in entry.score.runs:
+        path = run.verdict.paths[0]
+        if run.log is None:
+            continue
+        if run.log.division != division:
+            found.append(
+                f"{path}: is of the {run.log.division} division, systems.{entry.system}.division is {division}"
+            )
+        org = run.log.value("submission_org")
+        if org is not None and not settings.is_org(str(org)):
+            expected = settings.submission_org or settings.submitter
+            found.append(
+                f"{path}: was submitted by {org!r} (submission_org), the submission is {expected!r}'s; if they are the "
+                "same, give submission_org in the submission's file"
+            )
+        if (size := path.stat().st_size) > LARGEST_FILE:
+            found.append(f"{path}: has {size / 2**20:.1f} MiB; the repository checker rejects files above 50")
+    return found
+
+
+def _code_refusals(entry: Entry) -> list[str]:
+    if entry.settings.code is not None:
+        return []
+    name = entry.score.run_set.name
+    if entry.begin is None:
+        return [f"{name}: has no runs.jsonl that tells the commit: name the folder of its code (results.code)"]
+    if entry.begin.commit is None or entry.begin.dirty is None:
+        return [f"{name}: runs.jsonl does not know the commit, or whether the source differed from it: launch from a "
+                "clone"]  # fmt: skip
+    return []
+
+
+def _conflicts(entries: Sequence[Entry]) -> list[str]:
+    """Two results for one folder, two codes for one implementation, training and HPC together."""
+    places: dict[tuple[str, str], Entry] = {}
+    codes: dict[tuple[str, str], Entry] = {}
+    found = []
+    for entry in entries:
+        name, benchmark = entry.score.run_set.name, entry.benchmark
+        other = places.setdefault((entry.system, benchmark), entry)
+        if other is not entry:
+            found.append(
+                f"{other.score.run_set.name} and {name} are both {benchmark} on {entry.system}: a submission has one "
+                "result of each; name the series, or another system"
+            )
+        other = codes.setdefault((entry.implementation, benchmark), entry)
+        if _code(other) != _code(entry):
+            found.append(
+                f"{other.score.run_set.name} ran {_code(other)}, {name} ran {_code(entry)}: one implementation of "
+                f"{benchmark} has one code; give one of them another implementation name"
+            )
+        if entry.rules.usage != entries[0].rules.usage:
+            found.append(f"{name}: {benchmark} is of the {entry.rules.usage} rounds; submit it by itself")
+    return found
+
+
+def _code(entry: Entry) -> str:
+    if entry.settings.code is not None:
+        return str(entry.settings.code)
+    return f"commit {entry.begin.commit}" if entry.begin is not None else "unknown code"

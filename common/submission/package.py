@@ -1,0 +1,138 @@
+"""``mlperf-suite package``: results into the submission tree of one ruleset, which MLCommons' checkers accept.
+
+The tree is built beside its place and renamed into it when every checker accepts it; nothing is left otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from common.errors import ConfigError, DataError, SuiteError
+from common.mlperf.rules import RULESETS, round_name
+from common.mlperf.verdict import UNVERIFIED
+from common.submission.checkers import check_tree, format_report
+from common.submission.entries import Entry, gather, refusals
+from common.submission.settings import SubmissionSettings, read_settings
+from common.submission.system_description import Description, describe
+from common.submission.tree import write_tree
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_DESCRIPTION = """Builds DIR/<submitter> from results: systems/*.json from the facts of the compute nodes, the code
+of the commit that the runs used, the logs in launch order, and README files. Then MLCommons' package checker, system
+description checker, repository checker and RCP checker judge it; DIR/<submitter> appears only if all accept."""
+
+
+def package(
+    settings: SubmissionSettings, ruleset: str, output: Path, repository: Path = ROOT, keep_rejected: bool = False
+) -> bool:
+    """Build and check a submission; print what the checkers say.
+
+    Args:
+        settings: the submission.
+        ruleset: of all its results.
+        output: folder that the submitter's folder is made in; made if missing.
+        repository: clone that has the commits of the runs.
+        keep_rejected: keep a tree that is not accepted, as ``<submitter>.rejected``.
+
+    Returns:
+        whether every checker accepts the tree, which is then at ``output/<submitter>``.
+
+    Raises:
+        ConfigError: the submission contradicts itself, its results or the disk.
+        DataError: the results cannot be submitted; every file and reason is named.
+        SuiteError: the tree cannot be written.
+    """
+    target, rejected = output / settings.submitter, output / f"{settings.submitter}.rejected"
+    for path in (target, *([rejected] if keep_rejected else [])):
+        if path.exists():
+            raise ConfigError(f"{path} exists; remove it, or name another folder with --output")
+    entries = gather(settings, ruleset)
+    if found := refusals(entries, settings):
+        raise DataError("these results cannot be packaged:\n  " + "\n  ".join(found))
+    descriptions = _descriptions(settings, entries)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=".building-", dir=output))
+        try:
+            tree = staging / settings.submitter
+            write_tree(tree, settings, ruleset, entries, descriptions, repository)
+            ok = _check(tree, ruleset, entries)
+            if ok or keep_rejected:
+                tree.rename(target if ok else rejected)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    except OSError as error:
+        raise SuiteError(f"{output}: the submission cannot be written: {error.strerror or error}") from error
+    _conclude(ok, target, rejected if keep_rejected else None, entries, descriptions)
+    return ok
+
+
+def _descriptions(settings: SubmissionSettings, entries: Sequence[Entry]) -> dict[str, Description]:
+    found = {}
+    for name in dict.fromkeys(entry.system for entry in entries):
+        doctors = dict.fromkeys(path for entry in entries if entry.system == name for path in entry.doctors)
+        found[name] = describe(name, settings.systems[name], settings.submitter, list(doctors))
+    return found
+
+
+def _check(tree: Path, ruleset: str, entries: Sequence[Entry]) -> bool:
+    reports = check_tree(tree, entries[0].rules.usage, ruleset)
+    for report in reports:
+        print(format_report(report))
+    return all(report.accepted for report in reports)
+
+
+def _conclude(
+    ok: bool, target: Path, rejected: Path | None, entries: Sequence[Entry], descriptions: dict[str, Description]
+) -> None:
+    for note in [note for each in descriptions.values() for note in each.notes]:
+        print(f"note: {note}")
+    for entry in entries:
+        print(
+            f"{entry.system}, {entry.benchmark}: {entry.score.minutes:.3f} minutes ({entry.score.choice}); {UNVERIFIED}"
+        )
+        if entry.rules.retired:
+            print(f"note: {entry.benchmark} can no longer be submitted: its last round was {entry.rules.last_round}")
+    if ok:
+        print(f"{target}: accepted by every checker under {round_name(entries[0].rules.ruleset)}")
+    else:
+        kept = f"; the tree is {rejected}" if rejected is not None else "; --keep-rejected keeps the tree to look at"
+        print(f"{target}: NOT made, a checker does not accept it{kept}")
+
+
+def main(argv: Sequence[str]) -> int:
+    """``mlperf-suite package [RESULTS…] --ruleset X.Y.Z --submission FILE.yaml --output DIR``.
+
+    Returns:
+        0 if every checker accepts the submission, 1 if one does not.
+
+    Raises:
+        ConfigError, DataError, SuiteError: see :func:`package`.
+    """
+    parser = argparse.ArgumentParser(prog="mlperf-suite package", description=_DESCRIPTION)
+    parser.add_argument(
+        "results", nargs="*", type=Path, metavar="RESULTS",
+        help="folders of results of the submission's only system; with several systems the file names them",
+    )  # fmt: skip
+    parser.add_argument("--ruleset", required=True, help="the one version that everything is submitted under")
+    parser.add_argument(
+        "--submission", required=True, type=Path, metavar="FILE.yaml",
+        help="submitter, systems and results; see configs/submission/example.yaml",
+    )  # fmt: skip
+    parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="where <submitter>/ is made")
+    parser.add_argument(
+        "--repository", type=Path, default=ROOT, help="clone with the runs' commits (default: this one)"
+    )
+    parser.add_argument(
+        "--keep-rejected", action="store_true", help="keep a tree that is not accepted, beside its place"
+    )
+    args = parser.parse_args(argv)
+    if not any(args.ruleset in versions for versions in RULESETS.values()):
+        raise ConfigError(f"--ruleset {args.ruleset} is not known; known are {', '.join(RULESETS['training'])}")
+    settings = read_settings(args.submission, tuple(args.results))
+    return 0 if package(settings, args.ruleset, args.output, args.repository, args.keep_rejected) else 1

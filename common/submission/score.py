@@ -1,0 +1,210 @@
+"""From the runs of a benchmark to its score, or to what prevents one.
+
+Of a series of M runs the rules allow to choose N consecutive ones: the window whose olympic mean is the median of all
+windows (:func:`common.mlperf.rcp.pick_window`). Its mean time, multiplied by the RCP's normalisation factor, is the
+score (training rules, sections on results and on reference convergence points).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+from common.errors import ConfigError, DataError
+from common.mlperf.parsed_log import ParsedLog, read_log
+from common.mlperf.rcp import Reference, Window, convergence_of, olympic_mean, pick_window, reference_at
+from common.mlperf.rules import Rules, rules_for
+from common.mlperf.verdict import NOT_A_RESULT, Verdict, contradictions, judge, judge_together
+from common.submission.sources import RunSet
+
+
+@dataclass(frozen=True)
+class ScoredRun:
+    """One run of a set.
+
+    Attributes:
+        number: of the experiment or file.
+        verdict: the log's.
+        log: its events; None if it cannot be read.
+        convergence: how far it had trained when it converged, in the unit of the rules; None if it did not.
+    """
+
+    number: int
+    verdict: Verdict
+    log: ParsedLog | None
+    convergence: float | None
+
+    @property
+    def seed(self) -> object:
+        """The first seed of the log; None without one."""
+        return self.log.seeds[0][2] if self.log is not None and self.log.seeds else None
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a set of runs earns.
+
+    Attributes:
+        runs: all of them, in launch order.
+        rules: None if no ruleset accepts the benchmark of the logs.
+        window: the runs that the rules let one choose; None if there are too few.
+        reference: convergence that the RCPs allow at the runs' batch; None without RCPs for it.
+        convergence: olympic mean of the window's; None if there is none, or too many runs failed.
+        factor: of the RCP normalisation; None if the test was not passed, or not made.
+        obstacles: why there is no score, each naming the file or files; empty if there is one.
+        notes: what one should know, and which changes nothing.
+    """
+
+    run_set: RunSet
+    runs: tuple[ScoredRun, ...]
+    rules: Rules | None
+    window: Window | None
+    reference: Reference | None
+    convergence: float | None
+    factor: float | None
+    obstacles: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def chosen(self) -> tuple[ScoredRun, ...]:
+        """The runs of the window; empty without one."""
+        return () if self.window is None else self.runs[self.window.start : self.window.start + self.window.runs]
+
+    @property
+    def olympic_minutes(self) -> float | None:
+        """Olympic mean of the window's times, in minutes; None without a window or with too many failed runs."""
+        return self.window.score if self.window is not None and self.window.valid else None
+
+    @property
+    def minutes(self) -> float | None:
+        """The normalised score in minutes; None if anything prevents one."""
+        if self.obstacles or self.olympic_minutes is None or self.factor is None:
+            return None
+        return self.factor * self.olympic_minutes
+
+    @property
+    def stand_in(self) -> bool:
+        """Whether a run says that its data are a stand-in."""
+        return any(run.log is not None and run.log.stand_in for run in self.runs)
+
+    @property
+    def choice(self) -> str:
+        """Which runs are the result, and why, in a sentence."""
+        if self.window is None or self.rules is None:
+            return "no runs are chosen"
+        first, last = self.chosen[0].number, self.chosen[-1].number
+        if len(self.runs) == self.window.runs:
+            return f"all {len(self.runs)} runs, {first} to {last}"
+        windows = len(self.runs) - self.window.runs + 1
+        return (
+            f"runs {first} to {last} of {len(self.runs)}: of the {windows} windows of {self.window.runs} consecutive "
+            "runs it has the median olympic mean, failed runs counted as infinitely slow"
+        )
+
+
+def score(run_set: RunSet, ruleset: str | None = None) -> Score:
+    """The score of a set under one ruleset.
+
+    Args:
+        run_set: its runs.
+        ruleset: version; None for the one that the runs were logged under, or the newest that accepts them.
+
+    Raises:
+        ConfigError: if the ruleset is not a version that the suite knows.
+    """
+    version = ruleset or run_set.ruleset
+    verdicts = [judge(path, version) for path in run_set.logs]
+    rules = _rules(verdicts, version)
+    runs = tuple(_scored(number, verdict, rules) for number, verdict in zip(run_set.numbers, verdicts, strict=True))
+    obstacles = [*run_set.complaints, *_obstacles(run_set.name, runs, rules)]
+    notes = [*run_set.notes]
+    if version is not None and run_set.ruleset not in (None, version):
+        notes.append(f"the runs were logged under ruleset {run_set.ruleset} and are judged by {version}")
+    misordered = _misordered(run_set.name, runs)
+    if rules is not None and len(runs) > rules.runs:  # the choice of runs depends on the order
+        obstacles += misordered
+    else:
+        notes += misordered
+    if rules is None or len(runs) < rules.runs:
+        return Score(run_set, runs, rules, None, None, None, None, tuple(obstacles), tuple(notes))
+    window = pick_window([run.verdict.minutes for run in runs], rules.runs, rules.dropped)
+    chosen = runs[window.start : window.start + window.runs]
+    factor = None
+    if not obstacles:
+        verdict = judge_together([run.verdict for run in chosen], rules.ruleset)
+        obstacles += [f"{run_set.name}: {reason}" for reason in verdict.reasons]
+        notes += verdict.notes
+        factor = None if verdict.score is None else verdict.score / window.score
+    return Score(
+        run_set,
+        runs,
+        rules,
+        window,
+        _reference(chosen, rules),
+        _mean_convergence(chosen, rules),
+        factor,
+        tuple(obstacles),
+        tuple(dict.fromkeys(notes)),
+    )
+
+
+def _rules(verdicts: list[Verdict], version: str | None) -> Rules | None:
+    """The rules of the first log that names a benchmark which the ruleset accepts."""
+    for verdict in verdicts:
+        if verdict.benchmark is not None:
+            try:
+                return rules_for(str(verdict.benchmark), version)
+            except ConfigError:
+                continue
+    return None
+
+
+def _scored(number: int, verdict: Verdict, rules: Rules | None) -> ScoredRun:
+    try:
+        log = read_log(verdict.paths[0])
+    except DataError:
+        return ScoredRun(number, verdict, None, None)
+    convergence = convergence_of(log, rules) if rules is not None and verdict.converged else None
+    return ScoredRun(number, verdict, log, convergence)
+
+
+def _obstacles(name: str, runs: tuple[ScoredRun, ...], rules: Rules | None) -> list[str]:
+    """What is wrong with the runs before any are chosen."""
+    if not runs:
+        return [f"{name}: has no runs"]
+    found = []
+    for run in runs:
+        path = run.verdict.paths[0]
+        if run.verdict.kind == "refused":
+            own = (reason.removeprefix(str(path)).lstrip(":, ") for reason in run.verdict.reasons)
+            found += [f"{path} is refused: {reason}" for reason in own]
+        if run.log is not None and run.log.stand_in:
+            found.append(f"{path}: the data are a stand-in: {NOT_A_RESULT}")
+    if rules is not None:
+        logs = [run.log for run in runs if run.log is not None]
+        found += [f"{name}: {reason}" for reason in contradictions(logs, rules)]
+        if len(runs) < rules.runs:
+            found.append(f"{name}: a result of {rules.log_name} needs {rules.runs} runs, these are {len(runs)}")
+    return found
+
+
+def _misordered(name: str, runs: tuple[ScoredRun, ...]) -> list[str]:
+    """Whether a log begins before the one that is said to have been launched before it; the first such pair."""
+    begun = [(run.verdict.paths[0], run.log.events[0].time_ms) for run in runs if run.log is not None]
+    for (before, earlier), (path, time_ms) in pairwise(begun):
+        if time_ms < earlier:
+            return [f"{name}: {path.name} began before {before.name}: the logs are not in launch order"]
+    return []
+
+
+def _reference(chosen: tuple[ScoredRun, ...], rules: Rules) -> Reference | None:
+    batch = chosen[0].log.global_batch if chosen[0].log is not None else None
+    whole = isinstance(batch, int | float) and not isinstance(batch, bool) and batch == batch // 1
+    return reference_at(rules, int(batch)) if batch is not None and whole else None
+
+
+def _mean_convergence(chosen: tuple[ScoredRun, ...], rules: Rules) -> float | None:
+    counts = [math.inf if run.convergence is None else run.convergence for run in chosen]
+    mean = olympic_mean(counts, rules.dropped)
+    return mean if math.isfinite(mean) else None

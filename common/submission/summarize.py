@@ -1,0 +1,163 @@
+"""``mlperf-suite summarize``: a table of runs and the score that they earn, or what prevents one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from common.errors import DataError
+from common.mlperf.rules import Rules
+from common.mlperf.verdict import NOT_A_RESULT, UNVERIFIED
+from common.submission.score import Score, ScoredRun, score
+from common.submission.sources import find_run_sets
+
+HOW_COUNTED = (
+    "runs counted: experiments that started the clock; one that ended before run_start is left out and must be made up "
+    "for, so that a series declared with M experiments is complete with M runs"
+)
+
+
+def format_score(scored: Score) -> str:
+    """A set of runs for a human: a table, the choice of runs, the RCP comparison, and the score or its obstacles."""
+    rules = scored.rules
+    about = f"{rules.log_name}, ruleset {rules.ruleset}" if rules is not None else "no ruleset accepts these logs"
+    lines = [f"{scored.run_set.name}: {about}", "", *_table(scored), ""]
+    if scored.run_set.series is not None:
+        lines.append(f"  {HOW_COUNTED}; declared {scored.run_set.series.declared}, ran {len(scored.runs)}")
+    if scored.window is not None:
+        lines.append(f"  result: {scored.choice}")
+        lines.append(f"  olympic mean: {_minutes(scored.olympic_minutes)}")
+    if rules is not None:
+        lines += _convergence(scored, rules)
+    lines += [f"  note: {note}" for note in scored.notes]
+    if scored.minutes is not None:
+        lines.append(f"  score: {_minutes(scored.minutes)}, {UNVERIFIED}")
+    else:
+        lines.append("  no score:")
+        lines += [f"    - {obstacle}" for obstacle in scored.obstacles]
+    if scored.stand_in:
+        lines.append(f"  {NOT_A_RESULT}")
+    return "\n".join(lines)
+
+
+def _table(scored: Score) -> list[str]:
+    unit = scored.rules.unit if scored.rules is not None else "progress"
+    rows = [("run", "minutes", f"{unit} to converge", "seed", "verdict", "log")]
+    for run in scored.runs:
+        rows.append(
+            (
+                f"{run.number}{'*' if run in scored.chosen else ''}",
+                "-" if run.verdict.score is None else f"{run.verdict.score:.3f}",
+                "-" if run.convergence is None else f"{run.convergence:.10g}",
+                "-" if run.seed is None else str(run.seed),
+                _verdict(run),
+                run.verdict.paths[0].name,
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return [*(line.rstrip() for line in lines), *(["  * part of the result"] if scored.chosen else [])]
+
+
+def _verdict(run: ScoredRun) -> str:
+    if run.verdict.kind == "valid run" or run.verdict.kind == "refused":
+        return run.verdict.kind
+    return run.verdict.kind if run.verdict.converged else f"{run.verdict.kind}, not converged"
+
+
+def _convergence(scored: Score, rules: Rules) -> list[str]:
+    reference = scored.reference
+    lines = []
+    if scored.convergence is not None:
+        lines.append(f"  convergence: {scored.convergence:.8g} {rules.unit} (olympic mean)")
+    if reference is not None:
+        found = {"exact": "", "interpolated": ", interpolated", "smallest": ", of the smallest RCP batch"}
+        lines.append(
+            f"  RCP at this batch{found[reference.found]}: mean {reference.mean:.8g}, smallest acceptable mean "
+            f"{reference.limit:.8g} {rules.unit}"
+        )
+    elif scored.window is not None:
+        lines.append("  RCP: mlperf-logging has none for this batch")
+    if scored.factor is not None:
+        lines.append(f"  RCP normalisation factor: {scored.factor:.4f}")
+    return lines
+
+
+def _minutes(value: float | None) -> str:
+    return "infinite: too many runs failed" if value is None else f"{value:.3f} minutes"
+
+
+def as_json(scored: Score) -> dict[str, Any]:
+    """What :func:`format_score` says, as JSON; times in minutes, convergence in ``unit``."""
+    rules, series = scored.rules, scored.run_set.series
+    return {
+        "name": scored.run_set.name,
+        "benchmark": None if rules is None else rules.log_name,
+        "ruleset": None if rules is None else rules.ruleset,
+        "unit": None if rules is None else rules.unit,
+        "declared": None if series is None else series.declared,
+        "runs": [_run_json(run, run in scored.chosen) for run in scored.runs],
+        "choice": scored.choice,
+        "olympic_minutes": scored.olympic_minutes,
+        "convergence": scored.convergence,
+        "reference": None if scored.reference is None else asdict(scored.reference),
+        "factor": scored.factor,
+        "score_minutes": scored.minutes,
+        "status": NOT_A_RESULT if scored.stand_in else UNVERIFIED,
+        "obstacles": list(scored.obstacles),
+        "notes": list(scored.notes),
+    }
+
+
+def _run_json(run: ScoredRun, chosen: bool) -> dict[str, Any]:
+    return {
+        "number": run.number,
+        "log": str(run.verdict.paths[0]),
+        "chosen": chosen,
+        "minutes": run.verdict.score,
+        "convergence": run.convergence,
+        "converged": run.verdict.converged,
+        "seed": run.seed,
+        "verdict": run.verdict.kind,
+        "reasons": list(run.verdict.reasons),
+    }
+
+
+def main(argv: Sequence[str]) -> int:
+    """``mlperf-suite summarize PATH… [--ruleset X.Y.Z] [--json FILE]``.
+
+    Returns:
+        0 if every set of runs has a score, 1 if something prevents one.
+
+    Raises:
+        ConfigError: the ruleset is not known.
+        DataError: a path has no results, or the JSON cannot be written.
+    """
+    parser = argparse.ArgumentParser(
+        prog="mlperf-suite summarize",
+        description="Runs into a score: olympic mean, choice of runs, RCP normalisation. Scores are unverified.",
+    )
+    parser.add_argument(
+        "paths",
+        nargs="+",
+        type=Path,
+        metavar="PATH",
+        help="folder of results (runs.jsonl or result_*.txt, also in folders below), or logs in launch order",
+    )
+    parser.add_argument(
+        "--ruleset", help="version to score by (default: the runs' own, or the newest that accepts them)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything as JSON")
+    args = parser.parse_args(argv)
+    scores = [score(run_set, args.ruleset) for run_set in find_run_sets(args.paths)]
+    print("\n\n".join(format_score(each) for each in scores))
+    if args.json is not None:
+        try:
+            args.json.write_text(json.dumps([as_json(each) for each in scores], indent=2) + "\n")
+        except OSError as error:
+            raise DataError(f"{args.json}: cannot be written: {error.strerror}") from error
+    return 0 if all(each.minutes is not None for each in scores) else 1

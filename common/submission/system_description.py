@@ -1,0 +1,195 @@
+"""``systems/<system>.json``: what the nodes told `doctor`, completed by the submission's YAML.
+
+Every value is text: the checkers join fields as text and die of a number. Nodes that differ are an error that names
+them, unless the submitter says what to write for the field.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConfigError, DataError
+from common.submission.settings import SystemSettings
+
+FIELDS = (
+    "submitter",
+    "division",
+    "status",
+    "system_name",
+    "number_of_nodes",
+    "host_processors_per_node",
+    "host_processor_model_name",
+    "host_processor_core_count",
+    "host_processor_vcpu_count",
+    "host_processor_frequency",
+    "host_processor_caches",
+    "host_processor_interconnect",
+    "host_memory_capacity",
+    "host_memory_configuration",
+    "host_storage_type",
+    "host_storage_capacity",
+    "host_networking",
+    "host_networking_topology",
+    "accelerators_per_node",
+    "accelerator_model_name",
+    "accelerator_host_interconnect",
+    "accelerator_frequency",
+    "accelerator_on-chip_memories",
+    "accelerator_memory_configuration",
+    "accelerator_memory_capacity",
+    "accelerator_interconnect",
+    "accelerator_interconnect_topology",
+    "cooling",
+    "hw_notes",
+    "framework",
+    "other_software_stack",
+    "operating_system",
+    "sw_notes",
+)
+"""Fields that the system description checker requires; empty text passes."""
+
+_OWN = ("submitter", "division", "status", "system_name")
+_SOFTWARE = "other_software_stack"
+_NOTES = ("hw_notes", "sw_notes")
+Facts = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Description:
+    """A system description, and what one should know of it: fields that are empty."""
+
+    fields: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+def describe(name: str, system: SystemSettings, submitter: str, doctors: Sequence[Path]) -> Description:
+    """The description of one system.
+
+    Args:
+        name: of the system, for messages.
+        system: what the submission says of it.
+        submitter: who submits.
+        doctors: what `doctor` found on its nodes before each series; may be empty.
+
+    Raises:
+        ConfigError: a field of the submission is unknown or not text, or there is nothing to take the number of nodes
+            or a fact from.
+        DataError: a file of `doctor` is damaged, or nodes or series differ.
+    """
+    where = f"systems.{name}.fields"
+    _check_fields(where, system.fields)
+    nodes = {f"{path.name}: {host}": facts for path in doctors for host, facts in _nodes(path).items()}
+    counts = {path: str(len(_nodes(path))) for path in doctors}
+    found = _common_facts(nodes, system.fields)
+    number = system.fields.get("number_of_nodes") or _same_count(name, counts)
+    fields: dict[str, Any] = {
+        **dict.fromkeys(FIELDS, ""),
+        **found,
+        **system.fields,
+        _SOFTWARE: {**found.get(_SOFTWARE, {}), **system.fields.get(_SOFTWARE, {})},
+        "submitter": submitter,
+        "division": system.division,
+        "status": system.status,
+        "system_name": system.system_name,
+        "number_of_nodes": number,
+    }
+    empty = [field for field in FIELDS if not fields[field] and field not in _NOTES]
+    notes = [f"systems/{name}.json: {', '.join(empty)} left empty; fill in under {where}"] if empty else []
+    if not doctors:
+        notes.append(f"systems/{name}.json: no file of `doctor` was found; all of it is the submitter's own word")
+    return Description(fields, tuple(notes))
+
+
+def _check_fields(where: str, fields: Mapping[str, Any]) -> None:
+    for field, value in fields.items():
+        if field in _OWN:
+            raise ConfigError(f"{where}.{field}: is not set here, but beside fields")
+        if field == _SOFTWARE:
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"{where}.{field}: expected a section of names and versions, got {value!r}")
+            _check_text(f"{where}.{field}", value)
+        elif field in FIELDS or field == "framework_name":
+            _check_text(where, {field: value})
+        else:
+            raise ConfigError(f"{where}.{field}: no field of a system description; they are {', '.join(FIELDS)}")
+
+
+def _check_text(where: str, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        if not isinstance(value, str):
+            raise ConfigError(f"{where}.{name}={value}: fields are text: write {json.dumps(str(value))} in quotes")
+
+
+def _nodes(path: Path) -> dict[str, Facts]:
+    """Host to facts, from one file of `doctor`."""
+    try:
+        content = json.loads(path.read_text())
+        nodes = {str(host): dict(node["facts"]) for host, node in content["nodes"].items()}
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}: is no file of `doctor` ({type(error).__name__}: {error})") from error
+    if not nodes:
+        raise DataError(f"{path}: has no nodes")
+    for host, facts in nodes.items():
+        software = facts.get(_SOFTWARE, {})
+        plain = {name: value for name, value in facts.items() if name != _SOFTWARE}
+        wrong = [n for n, v in {**plain, **(software if isinstance(software, dict) else {_SOFTWARE: software})}.items()
+                 if not isinstance(v, str)]  # fmt: skip
+        if wrong:
+            raise DataError(f"{path}: {wrong[0]} of {host} is not text")
+    return nodes
+
+
+def _common_facts(nodes: Mapping[str, Facts], said: Mapping[str, Any]) -> Facts:
+    """The facts that all nodes share; those that the submission states itself are not compared."""
+    if not nodes:
+        return {}
+    flat = {node: _flat(facts) for node, facts in nodes.items()}
+    stated = {(field,) for field in said if field != _SOFTWARE} | {
+        (_SOFTWARE, name) for name in said.get(_SOFTWARE, {})
+    }
+    common: Facts = {_SOFTWARE: {}}
+    differences = []
+    for key in dict.fromkeys(key for facts in flat.values() for key in facts):
+        values: dict[str, str] = {}
+        for node, facts in flat.items():
+            values.setdefault(facts.get(key, ""), node)
+        if key not in stated and len(values) > 1:
+            listed = ", ".join(f"{value!r} on {node}" for value, node in values.items())
+            differences.append(f"{'.'.join(key)} is {listed}")
+        target = common[_SOFTWARE] if len(key) == 2 else common
+        target[key[-1]] = next(iter(values))
+    if differences:
+        raise DataError(
+            "the nodes of a system must be alike, these are not:\n  " + "\n  ".join(differences)
+            + "\nLaunch on like nodes, or say in the submission's fields what is right"
+        )  # fmt: skip
+    return common
+
+
+def _flat(facts: Facts) -> dict[tuple[str, ...], str]:
+    """Facts under (field,), entries of the software stack under (field, name)."""
+    flat: dict[tuple[str, ...], str] = {}
+    for name, value in facts.items():
+        if name == _SOFTWARE:
+            flat |= {(name, entry): version for entry, version in value.items()}
+        elif name in FIELDS:
+            flat[(name,)] = value
+    return flat
+
+
+def _same_count(name: str, counts: Mapping[Path, str]) -> str:
+    if not counts:
+        raise ConfigError(
+            f"systems.{name}: there is no file of `doctor` to take the nodes from; give number_of_nodes and the other "
+            f"facts under fields, or name the file under results (doctor)"
+        )
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"{count} in {path}" for path, count in counts.items())
+        raise DataError(f"systems.{name}: the results are of different numbers of nodes: {listed}")
+    return next(iter(counts.values()))

@@ -1,0 +1,113 @@
+"""The texts of a submission: its README, how to launch on a system, and the scripts that prepare it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from common.launch.series import Begin
+from common.mlperf.rules import round_name
+from common.mlperf.verdict import UNVERIFIED
+from common.submission.entries import Entry
+
+
+def submission_readme(submitter: str, ruleset: str, entries: Sequence[Entry]) -> str:
+    """README.md of the submitter's folder: a table of what is in it."""
+    lines = [
+        f"# {submitter}: MLPerf {round_name(ruleset)} submission",
+        "",
+        f"Ruleset {ruleset}. Scores are {UNVERIFIED}.",
+        "",
+        "| system | benchmark | implementation | runs | olympic mean, minutes | RCP factor | score, minutes |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for entry in entries:
+        score = entry.score
+        lines.append(
+            f"| {entry.system} | {entry.benchmark} | {entry.implementation} | {len(score.chosen)} of {len(score.runs)} "
+            f"| {score.olympic_minutes:.3f} | {score.factor:.4f} | {score.minutes:.3f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def system_readme(entry: Entry, own: str = "") -> str:
+    """README-<system>.md: how to launch, and which runs are the result, and why.
+
+    Args:
+        entry: the runs.
+        own: the submitter's text on launching; empty for this suite's implementation.
+    """
+    title = f"# {entry.benchmark} on {entry.system}"
+    return "\n".join([own.rstrip() or _how_to_launch(title, entry), "", *_runs(entry)]) + "\n"
+
+
+def _how_to_launch(title: str, entry: Entry) -> str:
+    begin = entry.begin
+    assert begin is not None
+    code, arguments = f"../{entry.implementation}", _arguments(begin)
+    nodes, _, ranks = begin.scale.partition("x")
+    return f"""{title}
+
+The code is `{code}`, commit {begin.commit}.
+
+1. `./setup.sh` installs it into `{code}/.venv`.
+2. `./init_datasets.sh` downloads, prepares and verifies the data.
+3. From `{code}`, in a Slurm cluster or alone on one machine; paths are those of the machines that ran it:
+
+```
+sbatch -N{nodes} --ntasks-per-node={ranks} scripts/run_and_time.sh {arguments}
+scripts/run.sub {arguments}
+```
+
+With `seed=SEED` the first run repeats the one of that seed below.
+`{entry.system}_{entry.implementation}.json` has the configuration and the logged hyperparameters."""
+
+
+def _arguments(begin: Begin) -> str:
+    of_one_launch = ("seed=", "output_dir=", "launch.series=")
+    return shlex.join(argument for argument in begin.overrides if not argument.startswith(of_one_launch))
+
+
+def _runs(entry: Entry) -> list[str]:
+    score, rules = entry.score, entry.rules
+    series = score.run_set.series
+    lines = ["## Runs", "", f"The result is {score.choice}."]
+    if series is not None:
+        lines.append(
+            f"The series {series.name} was declared with {series.declared} experiments before the first was launched; "
+            "an experiment that ended before run_start is no run and does not count."
+        )
+    lines += [f"Note: {note}." for note in score.run_set.notes]
+    lines += ["", f"| file | run | seed | minutes | {rules.unit} to converge |", "|---|---|---|---|---|"]
+    chosen = score.chosen
+    for run in score.runs:
+        file = f"result_{chosen.index(run)}.txt" if run in chosen else "not part of the result"
+        minutes = "-" if run.verdict.score is None else f"{run.verdict.score:.3f}"
+        converged = "did not converge" if run.convergence is None else f"{run.convergence:.10g}"
+        lines.append(f"| {file} | {run.number} | {run.seed} | {minutes} | {converged} |")
+    return lines
+
+
+def setup_script(entry: Entry) -> str:
+    """setup.sh of this suite: the package in a virtual environment of its own."""
+    return f"""#!/usr/bin/env bash
+# Installs the code into ../{entry.implementation}/.venv.
+set -euo pipefail
+cd "$(dirname "${{BASH_SOURCE[0]}}")/../{entry.implementation}"
+python3 -m venv .venv
+.venv/bin/python -m pip install --constraint constraints.txt .
+"""
+
+
+def init_datasets_script(entry: Entry) -> str:
+    """init_datasets.sh of this suite: download, prepare, verify."""
+    assert entry.begin is not None
+    name = shlex.quote(f"benchmark={entry.begin.benchmark}")
+    return f"""#!/usr/bin/env bash
+# Downloads, prepares and verifies the data under $MLPERF_DATA_DIR (./data without it).
+set -euo pipefail
+cd "$(dirname "${{BASH_SOURCE[0]}}")/../{entry.implementation}"
+.venv/bin/mlperf-suite download {name}
+.venv/bin/mlperf-suite prepare {name}
+.venv/bin/mlperf-suite verify {name}
+"""

@@ -1,0 +1,70 @@
+#!/usr/bin/env python3
+"""Ends an image's build when a pinned package is missing, or the base image's PyTorch has been replaced.
+
+Run as ``check_versions.py REQUIREMENTS…``. The base image's versions are those in ``constraints.txt`` beside this file.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+CONSTRAINTS = Path(__file__).resolve().parent / "constraints.txt"
+BASE_IMAGE = ("torch", "torchvision", "triton")
+CUDA = "cu130"
+"""The local version of the base image's PyTorch; the registry's packages have none."""
+
+
+def read_pins(path: Path) -> dict[str, str]:
+    """The ``name==version`` lines of a requirements file.
+
+    Raises:
+        ValueError: a line is no pin.
+    """
+    pins = {}
+    for line in path.read_text().splitlines():
+        requirement = line.partition("#")[0].strip()
+        if not requirement:
+            continue
+        match = re.fullmatch(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.+!]+)", requirement)
+        if match is None:
+            raise ValueError(f"{path}: {requirement!r} is not of the form name==version")
+        pins[match[1]] = match[2]
+    return pins
+
+
+def installed(name: str) -> str | None:
+    """The installed version; None if the package is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def problems(required: dict[str, str], constraints: dict[str, str], cuda: str = CUDA) -> list[str]:
+    """What is wrong with the installed packages, one sentence each."""
+    found = []
+    for name, wanted in {**{name: constraints[name] for name in BASE_IMAGE}, **required}.items():
+        have = installed(name)
+        if have is None:
+            found.append(f"{name} {wanted} is not installed")
+        elif have.partition("+")[0] != wanted:
+            found.append(f"{name} is {have}, not {wanted}")
+        elif name == "torch" and have.partition("+")[2] != cuda:
+            found.append(f"torch {have} is not the base image's, which ends in +{cuda}")
+    return found
+
+
+def main(argv: Sequence[str]) -> int:
+    """Check the pins of the named files; returns 1 if something is wrong."""
+    required = {name: wanted for path in argv for name, wanted in read_pins(Path(path)).items()}
+    found = problems(required, read_pins(CONSTRAINTS))
+    print("\n".join(found) or f"{len(required)} pinned packages and the base image's PyTorch are in place")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

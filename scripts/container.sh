@@ -1,0 +1,93 @@
+# shellcheck shell=bash disable=SC2034,SC2154 # the variables that run.sub sets and uses
+#
+# Sourced: how a program runs in the chosen container. Source, data and results keep their paths inside; of the host
+# only the folder of results is writable.
+#
+# Reads: container, image, job, results, read_only, mounts, passed_on, MLPERF_SUITE_ROOT.
+
+# Variables that enter a docker container, by prefix and by name; pyxis and apptainer pass on all. The named ones are
+# those of a Slurm task, which the shell that composes the command does not have yet.
+PASSED_PREFIXES='SLURM_ MLPERF_ NCCL_ UCX_ CUDA_ TORCH_ PYTORCH_ NVTE_ OMP_ SHARP_ MASTER_ GLOO_'
+TASK_VARIABLES='SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_STEP_ID SLURM_STEP_NUM_TASKS SLURM_STEP_NODELIST
+  SLURM_STEP_TASKS_PER_NODE SLURM_GPUS_ON_NODE SLURMD_NODENAME'
+# Those that the configuration reads: configs/train.yaml.
+SETTING_VARIABLES='NEXP LOGDIR CONTAINER CONT CLEAR_CACHES DROPCACHE_CMD'
+
+# Prints HOST:CONTAINER[:ro], one a line.
+all_mounts() {
+  local path
+  printf '%s:%s:ro\n' "$MLPERF_SUITE_ROOT" "$MLPERF_SUITE_ROOT"
+  [[ $PWD/ == "$MLPERF_SUITE_ROOT"/* ]] || printf '%s:%s:ro\n' "$PWD" "$PWD"
+  for path in "${read_only[@]}"; do
+    printf '%s:%s:ro\n' "$path" "$path"
+  done
+  [[ -z $results ]] || printf '%s:%s\n' "$results" "$results"
+  ((${#mounts[@]} == 0)) || printf '%s\n' "${mounts[@]}"
+}
+
+# Sets step_flags, which srun needs, and wrapper, which precedes the program.
+choose_container() {
+  local mount name inside
+  step_flags=() wrapper=()
+  # Compiled kernels go below HOME. The image has a commit of its own, and what the host has in PYTHONPATH is not in it.
+  inside=(env MLPERF_SUITE_IN_CONTAINER=1 PYTHONDONTWRITEBYTECODE=1 "HOME=/tmp/mlperf-suite-$job"
+    "USER=$(id -un 2>/dev/null || id -u)" "PYTHONPATH=$MLPERF_SUITE_ROOT"
+    "MLPERF_SUITE_COMMIT=$MLPERF_SUITE_COMMIT" "MLPERF_SUITE_DIRTY=$MLPERF_SUITE_DIRTY")
+  case $container in
+    none) return ;;
+    pyxis)
+      step_flags=(--container-image="$image" --container-workdir="$PWD" --no-container-mount-home
+        --container-mounts="$(all_mounts | paste -sd, -)")
+      wrapper=("${inside[@]}")
+      ;;
+    apptainer)
+      wrapper=(apptainer exec --nv --pwd "$PWD" --no-home)
+      while read -r mount; do wrapper+=(--bind "$mount"); done < <(all_mounts)
+      wrapper+=("$image" "${inside[@]}")
+      ;;
+    docker)
+      # ipc: shared memory of readers and NCCL. memlock: pinned memory and RDMA. SYS_NICE: binding memory to a node.
+      # Entrypoint: those of some images print a banner, which would end up among what Python answers.
+      # shellcheck disable=SC2054 # the commas are docker's
+      wrapper=(docker run --rm --init --no-healthcheck --entrypoint '' --network host --ipc host
+        --ulimit memlock=-1 --ulimit stack=67108864 --ulimit nofile=1048576:1048576 --cap-add SYS_NICE
+        --read-only --tmpfs /tmp:rw,exec,mode=1777 --user "$(container_user)" --workdir "$PWD")
+      [[ ${MLPERF_GPUS:-all} == none ]] || wrapper+=(--gpus "${MLPERF_GPUS:-all}")
+      # Ranks in containers of their own reach each other's memory through the host's processes.
+      [[ -z ${SLURM_JOB_ID:-} ]] || wrapper+=(--pid host)
+      wrapper+=(--label "mlperf.job=$job")
+      [[ ! -d /dev/infiniband ]] || wrapper+=(--device /dev/infiniband)
+      while read -r mount; do wrapper+=(--volume "$mount"); done < <(all_mounts)
+      while read -r name; do wrapper+=(--env "$name"); done < <(passed_variables)
+      wrapper+=("$image" "${inside[@]}")
+      ;;
+    *) die "container=$container: choose none, pyxis, apptainer or docker" ;;
+  esac
+}
+
+# Nobody is root inside of docker: root's runs are those of the image's user, who is given the folder of results.
+container_user() {
+  if (($(id -u))); then
+    echo "$(id -u):$(id -g)"
+  else
+    echo 10000:10000
+  fi
+}
+
+passed_variables() {
+  local name prefix
+  # shellcheck disable=SC2086 # a list of names
+  printf '%s\n' $TASK_VARIABLES $SETTING_VARIABLES
+  while read -r name; do
+    for prefix in $PASSED_PREFIXES; do
+      [[ $name != "$prefix"* ]] || { echo "$name"; break; }
+    done
+  done < <(compgen -e)
+  ((${#passed_on[@]} == 0)) || printf '%s\n' "${passed_on[@]}"
+}
+
+# What is left on a machine: docker's containers outlive a killed `docker run`, and apptainer's /tmp is the machine's.
+# shellcheck disable=SC2016 # expanded on that machine
+REMOVE_CACHES='rm -rf "/tmp/mlperf-suite-$MLPERF_JOB"'
+# shellcheck disable=SC2016 # expanded on that machine
+REMOVE_CONTAINERS='docker ps --quiet --filter "label=mlperf.job=$MLPERF_JOB" | xargs -r docker rm --force >/dev/null'

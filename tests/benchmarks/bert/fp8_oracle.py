@@ -1,0 +1,61 @@
+"""FP8 from its definition, in NumPy: all codes decoded from their bits, rounding by search among them.
+
+Micikevicius et al., arXiv:2209.05433, table 1.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+LARGEST = {E4M3: 448.0, E5M2: 57344.0}
+NAN_CODE = 0x7F
+
+
+def _decoded(exponent_bits: int, mantissa_bits: int, last: int) -> np.ndarray:
+    """Values of the codes 0 to ``last``: all finite non-negative ones."""
+    codes = np.arange(last + 1)
+    exponent, mantissa = codes >> mantissa_bits, codes & ((1 << mantissa_bits) - 1)
+    bias = (1 << (exponent_bits - 1)) - 1
+    fraction = mantissa / (1 << mantissa_bits)
+    return np.where(exponent > 0, (1 + fraction) * 2.0 ** (exponent - bias), fraction * 2.0 ** (1 - bias))
+
+
+CODES = {E4M3: _decoded(4, 3, 0x7E), E5M2: _decoded(5, 2, 0x7B)}
+
+
+def encode(values: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """Bytes of ``values``: rounded to the nearest code, the even one of two; saturated; NaN where not finite."""
+    table = CODES[dtype]
+    finite = np.isfinite(values)
+    magnitude = np.minimum(np.abs(np.where(finite, values, 0.0)).astype(np.float64), table[-1])
+    above = np.searchsorted(table, magnitude)
+    below = np.maximum(above - 1, 0)
+    up, down = table[above] - magnitude, magnitude - table[below]
+    code = np.where((up < down) | ((up == down) & (above % 2 == 0)), above, below)
+    code = np.where(table[above] == magnitude, above, code)
+    signed = code + np.where(np.signbit(values), 0x80, 0)
+    return np.where(finite, signed, NAN_CODE).astype(np.uint8)
+
+
+def decode(bytes_: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """Float64 values of finite codes."""
+    return CODES[dtype][bytes_ & 0x7F] * np.where(bytes_ & 0x80, -1.0, 1.0)
+
+
+def scale_of(amax: float, dtype: torch.dtype) -> np.float32:
+    """The scale that maps ``amax`` to the largest value."""
+    return np.float32(LARGEST[dtype]) / np.float32(amax)
+
+
+def first_scale(x: torch.Tensor, dtype: torch.dtype) -> np.float32:
+    """At the first use: four times the amax of every ceil(rows / 256)-th row."""
+    values = x.detach().float().numpy()
+    return scale_of(4 * np.abs(values[:: -(-len(values) // 256)]).max(), dtype)
+
+
+def quantised(x: torch.Tensor, scale: np.float32, dtype: torch.dtype) -> np.ndarray:
+    """What FP8 leaves of ``x`` at a scale, in float64."""
+    scaled = x.detach().float().numpy() * np.float32(scale)
+    return decode(encode(scaled, dtype), dtype) * np.float64(np.float32(1) / np.float32(scale))

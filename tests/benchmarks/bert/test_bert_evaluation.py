@@ -1,0 +1,191 @@
+"""Masked-language-model accuracy over the whole evaluation set, against a plain loop over its sequences."""
+
+import math
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+from benchmarks.bert.evaluate import MaskedLmAccuracy
+from common.distributed.layout import Layout
+from common.evaluation.base import Predictions, Weights
+from tests.benchmarks.bert.small_shards import make_packs, make_samples, settings, write_data
+
+LENGTHS = [(7 * number) % 29 + 4 for number in range(37)]  # one to four masked tokens each
+
+
+class Guess(nn.Module):
+    """Guesses a word from its neighbour on the left and its place; in training mode it is always wrong."""
+
+    def __init__(self, factor=3.0):
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(factor))
+        self.batches = 0
+        self.with_gradients = False
+
+    def forward(self, tensors):
+        self.batches += 1
+        place = tensors["masked_positions"].long()
+        left = tensors["input_ids"][place - 1] + 10 * tensors["position_ids"][place]
+        labels = tensors["masked_labels"]
+        correct = (left * self.factor.long() + labels) % 5 < 2
+        self.with_gradients |= torch.is_grad_enabled()
+        losses = self.factor * (left % 7 + labels % 3).float()  # padding has a loss too, which must not count
+        return SimpleNamespace(correct=correct & (not self.training), masked_lm_losses=losses)
+
+
+def by_hand(samples, factor=3):
+    """Right answers, masked tokens and loss, one masked token after another."""
+    correct = masked = loss = 0
+    for sample in samples:
+        for position, word in zip(sample.positions, sample.words, strict=True):
+            left = sample.tokens[position - 1] + 10 * position
+            correct += (left * factor + word) % 5 < 2
+            masked += 1
+            loss += factor * (left % 7 + word % 3)
+    return correct, masked, loss
+
+
+@pytest.fixture(scope="module")
+def samples():
+    return make_samples(LENGTHS, seed=2)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory, samples) -> Path:
+    return write_data(tmp_path_factory.mktemp("bert") / "data", make_packs([1, 2]), 1, samples)
+
+
+def evaluation_of(root, model, layout=None, **changes):
+    evaluation = MaskedLmAccuracy(model, settings(**changes), layout or Layout(), capture=True)
+    evaluation.warm_up()
+    evaluation.open_data(root)
+    return evaluation
+
+
+def weights_of(model):
+    return Weights(dict(model.named_parameters()))
+
+
+@pytest.mark.parametrize("eval_rows", [1, 2, 7, 100])
+def test_accuracy_and_loss_are_those_of_a_plain_loop(root, samples, eval_rows):
+    model = Guess()
+    evaluation = evaluation_of(root, model, eval_rows=eval_rows)
+    correct, masked, loss = by_hand(samples)
+    values = evaluation.predict(weights_of(model)).values
+    assert values == {"correct": correct, "masked": masked, "loss": loss, "sequences": 37, "expected": 37}
+    assert evaluation.score(Predictions(values)) == {
+        "masked_lm_accuracy": correct / masked, "masked_lm_loss": loss / masked, "eval_samples": 37
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 4, 40])
+def test_parts_of_all_ranks_add_up_to_the_whole_set(root, samples, replicas, monkeypatch):
+    monkeypatch.setattr(Layout, "group", lambda self, *axes: None)  # no sum: each rank's own counts
+    totals = {"correct": 0, "masked": 0, "loss": 0.0, "sequences": 0}
+    for rank in range(replicas):
+        model = Guess()
+        evaluation = evaluation_of(root, model, Layout({"dp": replicas}, rank))
+        values = evaluation.predict(weights_of(model)).values
+        totals = {name: total + values[name] for name, total in totals.items()}
+    correct, masked, loss = by_hand(samples)
+    assert totals == {"correct": correct, "masked": masked, "loss": loss, "sequences": 37}
+
+
+def run_rank(rank, folder, root):
+    """One of three ranks, whose parts have 12, 12 and 13 sequences."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=3)
+    model = Guess()
+    evaluation = evaluation_of(Path(root), model, Layout({"dp": 3}, rank))
+    found = [evaluation.predict(weights_of(model)).values for _ in range(2)]
+    torch.save(found, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_all_ranks_get_the_sums_over_all_ranks(root, samples, tmp_path):
+    mp.spawn(run_rank, args=(str(tmp_path), str(root)), nprocs=3)
+    correct, masked, loss = by_hand(samples)
+    expected = {"correct": correct, "masked": masked, "loss": loss, "sequences": 37, "expected": 37}
+    for rank in range(3):
+        assert torch.load(tmp_path / f"{rank}.pt") == [expected, expected]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_network_is_left_in_the_mode_that_it_had(root, training):
+    model = Guess().train(training)
+    evaluation = evaluation_of(root, model)
+    assert model.training == training
+    evaluation.predict(weights_of(model))
+    assert model.training == training
+
+
+def test_the_network_is_left_in_its_mode_when_it_fails(root, monkeypatch):
+    model = Guess()
+    evaluation = evaluation_of(root, model)
+
+    def fail(tensors):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(model, "forward", fail)
+    with pytest.raises(ZeroDivisionError):
+        evaluation.predict(weights_of(model))
+    assert model.training
+
+
+def test_evaluation_needs_no_gradients(root):
+    model = Guess()
+    evaluation_of(root, model).predict(weights_of(model))
+    assert not model.with_gradients
+
+
+def test_the_training_networks_weights_are_used_where_they_lie(root, samples):
+    model = Guess(factor=3.0)
+    evaluation = evaluation_of(root, model)
+    weights = weights_of(model)
+    evaluation.predict(weights)
+    with torch.no_grad():
+        model.factor.fill_(2.0)  # an update in place, between two evaluations
+    assert evaluation.predict(weights).values["loss"] == by_hand(samples, factor=2)[2]
+    assert model.factor.item() == 2.0
+
+
+def test_a_network_of_its_own_takes_over_the_weights(root, samples):
+    trained, own = Guess(factor=2.0), Guess(factor=3.0)
+    values = evaluation_of(root, own).predict(weights_of(trained)).values
+    assert (values["correct"], values["masked"], values["loss"]) == by_hand(samples, factor=2)
+
+
+def test_evaluations_read_nothing_once_the_data_are_open(root, tmp_path):
+    copy = Path(shutil.copytree(root, tmp_path / "copy"))
+    model = Guess()
+    evaluation = evaluation_of(copy, model)
+    shutil.rmtree(copy)
+    first = evaluation.predict(weights_of(model))
+    assert evaluation.predict(weights_of(model)) == first
+
+
+def test_warm_up_counts_nothing_and_needs_no_data(root, samples):
+    model = Guess()
+    evaluation = MaskedLmAccuracy(model, settings(), Layout(), capture=True)
+    evaluation.warm_up()
+    assert model.batches == 2
+    evaluation.open_data(root)
+    assert evaluation.predict(weights_of(model)).values["correct"] == by_hand(samples)[0]
+
+
+def test_a_set_that_was_not_evaluated_wholly_gets_no_score():
+    values = {"correct": 1, "masked": 2, "loss": 3.0, "sequences": 9_999, "expected": 10_000}
+    with pytest.raises(RuntimeError, match="9999 sequences were evaluated, the set has 10000"):
+        MaskedLmAccuracy.score(Predictions(values))
+
+
+def test_scores_are_weighted_by_tokens_not_by_batches():
+    values = {"correct": 30, "masked": 40, "loss": 10.0, "sequences": 3, "expected": 3}
+    score = MaskedLmAccuracy.score(Predictions(values))
+    assert math.isclose(score["masked_lm_accuracy"], 0.75)
+    assert math.isclose(score["masked_lm_loss"], 0.25)

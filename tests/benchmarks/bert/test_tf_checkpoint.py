@@ -1,0 +1,432 @@
+"""The starting checkpoint: TensorFlow's format, the original's names, and what is wrong with broken ones."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from bundle_writer import number, write_bundle
+
+from benchmarks.bert.crc32c import crc32c, masked_crc32c
+from benchmarks.bert.model import Architecture, Bert
+from benchmarks.bert.tensor_bundle import TensorBundle
+from benchmarks.bert.tf_checkpoint import initial_weight_names, load_weights
+from common.errors import CheckpointError
+
+V, E, F, P, L = 70, 8, 12, 16, 2
+ARCHITECTURE = Architecture(vocabulary=V, hidden=E, layers=L, heads=2, feed_forward=F, max_positions=P)
+
+# Checksums.
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"", 0),
+        (b"123456789", 0xE3069283),  # the check value of CRC-32C
+        (bytes(32), 0x8A9136AA),  # this and the next three: RFC 3720, appendix B.4
+        (b"\xff" * 32, 0x62A8AB43),
+        (bytes(range(32)), 0x46DD794E),
+        (bytes(range(31, -1, -1)), 0x113FDB5C),
+    ],
+)
+def test_crc32c_has_its_published_values(data: bytes, expected: int) -> None:
+    assert crc32c(data) == expected
+
+
+def crc_byte_by_byte(data: bytes) -> int:
+    register = 0xFFFFFFFF
+    for byte in data:
+        register ^= byte
+        for _ in range(8):
+            register = register >> 1 ^ (0x82F63B78 if register & 1 else 0)
+    return register ^ 0xFFFFFFFF
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 63, 1000, 65535, 65536, 65537, 150001])
+def test_crc32c_of_any_length_is_that_of_its_bytes(size: int) -> None:
+    data = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
+    assert crc32c(data) == crc_byte_by_byte(data.tobytes())
+
+
+# The format.
+
+WRITTEN_BY_TENSORFLOW = {
+    # TensorFlow 2.21, tf.compat.v1.train.Saver: kernel float32 [2, 3], bias float16 [3], global_step, two strings
+    "tiny.index": "AAAGCAEaAggBABYPYmVydC9wb29sZXIvZGVuc2UvYmlhcwgTEgQSAggDKAY1D0YJeRIGFWtlcm5lbAgBEggSAggCEgIIAyAG"
+    "KBg1wNs9FwALDWdsb2JhbF9zdGVwCAkSACAeKAg1lgVfyQAFEXdvcmRzCAcSBBICCAIgJigJNZnHWu8AAAAAAQAAAAB8kCGUAAAAAAEAAAAA"
+    "wPKhsAABA3gAiwEAAAAAAQAAAABCmltwkAEInQEPAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAFf7gIskdUfb",
+    "tiny.data-00000-of-00001": "AD4AwAA0AAAAAAAAgD8AAABAAABAQAAAgEAAAKBAXG4AAAAAAAABAr/f23p4eXo=",
+}
+
+
+def test_reads_what_tensorflow_wrote(tmp_path: Path) -> None:
+    for name, content in WRITTEN_BY_TENSORFLOW.items():
+        (tmp_path / name).write_bytes(base64.b64decode(content))
+    bundle = TensorBundle(tmp_path / "tiny")
+    kernel, bias = bundle.read("bert/pooler/dense/kernel"), bundle.read("bert/pooler/dense/bias")
+    assert torch.equal(kernel, torch.arange(6.0).view(2, 3))
+    assert torch.equal(bias, torch.tensor([1.5, -2.0, 0.25], dtype=torch.float16))
+    assert torch.equal(bundle.read("global_step"), torch.tensor(28252))
+    with pytest.raises(CheckpointError, match="tensor words has dtype number 7"):
+        bundle.read("words")
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("block_entries", [1, 5, 1000])
+def test_reads_any_number_of_files_and_blocks(shards: int, block_entries: int, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    tensors = {f"layer_{i}/kernel/{'m' * (i % 4)}": random.standard_normal((i % 5, 3)) for i in range(40)}
+    write_bundle(tmp_path / "ckpt", tensors, shards=shards, block_entries=block_entries)
+    bundle = TensorBundle(tmp_path / "ckpt")
+    assert sorted(bundle.entries) == sorted(tensors)
+    for name, expected in tensors.items():
+        np.testing.assert_array_equal(bundle.read(name).numpy(), expected)
+
+
+def test_reads_entries_without_a_checksum(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "ckpt", {"a": np.arange(3.0)}, checksums=False)
+    assert TensorBundle(tmp_path / "ckpt").read("a").tolist() == [0.0, 1.0, 2.0]
+
+
+# The original's variables.
+
+
+def original() -> dict[str, np.ndarray]:
+    """Variables of a small model in the original's order: every name and shape is spelt out here."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "bert/embeddings/word_embeddings": (V, E),
+        "bert/embeddings/token_type_embeddings": (2, E),
+        "bert/embeddings/position_embeddings": (P, E),
+        "bert/embeddings/LayerNorm/beta": (E,),
+        "bert/embeddings/LayerNorm/gamma": (E,),
+    }
+    for i in range(L):
+        layer = f"bert/encoder/layer_{i}"
+        for name in ("query", "key", "value"):
+            shapes |= {
+                f"{layer}/attention/self/{name}/kernel": (E, E),
+                f"{layer}/attention/self/{name}/bias": (E,),
+            }
+        shapes |= {
+            f"{layer}/attention/output/dense/kernel": (E, E),
+            f"{layer}/attention/output/dense/bias": (E,),
+            f"{layer}/attention/output/LayerNorm/beta": (E,),
+            f"{layer}/attention/output/LayerNorm/gamma": (E,),
+            f"{layer}/intermediate/dense/kernel": (E, F),
+            f"{layer}/intermediate/dense/bias": (F,),
+            f"{layer}/output/dense/kernel": (F, E),
+            f"{layer}/output/dense/bias": (E,),
+            f"{layer}/output/LayerNorm/beta": (E,),
+            f"{layer}/output/LayerNorm/gamma": (E,),
+        }
+    shapes |= {
+        "bert/pooler/dense/kernel": (E, E),
+        "bert/pooler/dense/bias": (E,),
+        "cls/predictions/transform/dense/kernel": (E, E),
+        "cls/predictions/transform/dense/bias": (E,),
+        "cls/predictions/transform/LayerNorm/beta": (E,),
+        "cls/predictions/transform/LayerNorm/gamma": (E,),
+        "cls/predictions/output_bias": (V,),
+        "cls/seq_relationship/output_weights": (2, E),
+        "cls/seq_relationship/output_bias": (2,),
+    }
+    random = np.random.default_rng(1)
+    return {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def with_slots(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The variables with what their optimizer kept beside them."""
+    slots = {
+        f"{name}/{slot}": np.full_like(value, 9) for name, value in tensors.items() for slot in ("adam_m", "adam_v")
+    }
+    return {**tensors, **slots, "global_step": np.array(28252, np.int64), "beta1_power": np.array(0.9, np.float32)}
+
+
+def padded(rows: np.ndarray, count: int) -> np.ndarray:
+    return np.concatenate([rows, np.zeros((count - len(rows), *rows.shape[1:]), rows.dtype)])
+
+
+def expected_parameters(tf: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Our parameters, written out from the variables of :func:`original`."""
+    own = {
+        "embeddings.word.weight": padded(tf["bert/embeddings/word_embeddings"], 128),
+        "embeddings.position.weight": tf["bert/embeddings/position_embeddings"],
+        "embeddings.segment.weight": tf["bert/embeddings/token_type_embeddings"],
+        "embeddings.norm.weight": tf["bert/embeddings/LayerNorm/gamma"],
+        "embeddings.norm.bias": tf["bert/embeddings/LayerNorm/beta"],
+        "pooler.weight": tf["bert/pooler/dense/kernel"].T,
+        "pooler.bias": tf["bert/pooler/dense/bias"],
+        "masked_lm.transform.weight": tf["cls/predictions/transform/dense/kernel"].T,
+        "masked_lm.transform.bias": tf["cls/predictions/transform/dense/bias"],
+        "masked_lm.norm.weight": tf["cls/predictions/transform/LayerNorm/gamma"],
+        "masked_lm.norm.bias": tf["cls/predictions/transform/LayerNorm/beta"],
+        "masked_lm.bias": padded(tf["cls/predictions/output_bias"], 128),
+        "next_sentence.weight": tf["cls/seq_relationship/output_weights"],
+        "next_sentence.bias": tf["cls/seq_relationship/output_bias"],
+    }
+    for i in range(L):
+        layer, ours = f"bert/encoder/layer_{i}", f"layers.{i}"
+        qkv = [f"{layer}/attention/self/{name}" for name in ("query", "key", "value")]
+        own |= {
+            f"{ours}.attention.qkv.weight": np.concatenate([tf[f"{name}/kernel"].T for name in qkv]),
+            f"{ours}.attention.qkv.bias": np.concatenate([tf[f"{name}/bias"] for name in qkv]),
+            f"{ours}.attention.output.weight": tf[f"{layer}/attention/output/dense/kernel"].T,
+            f"{ours}.attention.output.bias": tf[f"{layer}/attention/output/dense/bias"],
+            f"{ours}.attention.norm.weight": tf[f"{layer}/attention/output/LayerNorm/gamma"],
+            f"{ours}.attention.norm.bias": tf[f"{layer}/attention/output/LayerNorm/beta"],
+            f"{ours}.mlp.up.weight": tf[f"{layer}/intermediate/dense/kernel"].T,
+            f"{ours}.mlp.up.bias": tf[f"{layer}/intermediate/dense/bias"],
+            f"{ours}.mlp.down.weight": tf[f"{layer}/output/dense/kernel"].T,
+            f"{ours}.mlp.down.bias": tf[f"{layer}/output/dense/bias"],
+            f"{ours}.mlp.norm.weight": tf[f"{layer}/output/LayerNorm/gamma"],
+            f"{ours}.mlp.norm.bias": tf[f"{layer}/output/LayerNorm/beta"],
+        }
+    return own
+
+
+def blank(dtype: torch.dtype = torch.float32) -> Bert:
+    """A model to load into, whose every number is wrong."""
+    model = Bert(ARCHITECTURE, None, dtype=dtype)
+    for parameter in model.parameters():
+        parameter.data.fill_(-77.0)
+    return model
+
+
+def wrong(model: Bert, expected: dict[str, np.ndarray]) -> list[str]:
+    """Parameters that are not ``expected``."""
+    found = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    assert set(found) == set(expected)
+    return [
+        n for n, value in expected.items() if not torch.equal(found[n], torch.from_numpy(value.copy()).to(found[n]))
+    ]
+
+
+def test_the_original_has_398_weights_in_the_order_of_their_creation() -> None:
+    names, small = initial_weight_names(), list(original())
+    assert len(names) == len(set(names)) == 398
+    assert names[: 5 + 16 * L] == small[: 5 + 16 * L]
+    assert names[5 + 16 * 24 :] == small[5 + 16 * L :]
+    assert names[5 + 16 * 23] == "bert/encoder/layer_23/attention/self/query/kernel"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_parameter_comes_from_its_variable(dtype: torch.dtype, tmp_path: Path) -> None:
+    tensors = original()
+    write_bundle(tmp_path / "model.ckpt-28252", with_slots(tensors), shards=2)
+    model = blank(dtype)
+    load_weights(model, tmp_path / "model.ckpt-28252")
+    assert not wrong(model, expected_parameters(tensors))
+
+
+def in_torch(tensors: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    """The variables under the names, and in the orientation, of the PyTorch port."""
+    port = {}
+    for name, value in tensors.items():
+        new = re.sub(r"layer_(\d+)", r"layer/\1", name).replace("/", ".")
+        for old, renamed in (
+            ("_embeddings", "_embeddings.weight"),
+            (".kernel", ".weight"),
+            (".gamma", ".weight"),
+            (".beta", ".bias"),
+            ("output_bias", "bias"),
+            ("output_weights", "weight"),
+        ):
+            new = new.removesuffix(old) + renamed if new.endswith(old) else new
+        port[new] = torch.from_numpy(value.T.copy() if name.endswith("kernel") else value)
+    return port
+
+
+@pytest.mark.parametrize("rows", [V, 72, 128])
+@pytest.mark.parametrize("under_model", [True, False])
+def test_pytorch_file_has_the_same_weights(rows: int, under_model: bool, tmp_path: Path) -> None:
+    tensors = original()
+    state = in_torch(tensors)
+    for name in ("bert.embeddings.word_embeddings.weight", "cls.predictions.bias"):
+        state[name] = torch.cat([state[name], torch.full((rows - V, *state[name].shape[1:]), 5.0)])
+    state["cls.predictions.decoder.weight"] = state["bert.embeddings.word_embeddings.weight"]
+    torch.save({"model": state} if under_model else state, tmp_path / "weights.pt")
+    model = blank()
+    load_weights(model, tmp_path / "weights.pt")
+    assert not wrong(model, expected_parameters(tensors))
+
+
+def test_pytorch_file_may_name_its_activations(tmp_path: Path) -> None:
+    tensors = original()
+    pattern = re.compile(r"(intermediate|pooler|transform)\.dense\.")
+    state = {pattern.sub(r"\1.dense_act.", name): value for name, value in in_torch(tensors).items()}
+    torch.save({"model": state}, tmp_path / "weights.pt")
+    model = blank()
+    load_weights(model, tmp_path / "weights.pt")
+    assert not wrong(model, expected_parameters(tensors))
+
+
+# What can be wrong.
+
+KERNEL = "bert/encoder/layer_1/output/dense/kernel"
+
+
+def load(prefix: Path) -> str:
+    """The message of loading ``prefix``."""
+    with pytest.raises(CheckpointError) as raised:
+        load_weights(blank(), prefix)
+    return str(raised.value)
+
+
+def test_missing_index_says_how_checkpoints_are_named(tmp_path: Path) -> None:
+    message = load(tmp_path / "none")
+    assert message.startswith(f"{tmp_path}/none.index: No such file")
+    assert "without .index" in message
+
+
+def test_missing_data_file_is_named_with_a_tensor(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "ckpt", original(), shards=2)
+    (tmp_path / "ckpt.data-00001-of-00002").unlink()
+    message = load(tmp_path / "ckpt")
+    assert message.startswith(f"{tmp_path}/ckpt.data-00001-of-00002: No such file")
+    assert "tensor bert/" in message
+
+
+def test_truncated_data_name_the_tensor_that_ends_early(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "ckpt", {**original(), "z": np.zeros(1, np.float32)})
+    data = tmp_path / "ckpt.data-00000-of-00001"
+    data.write_bytes(data.read_bytes()[:-5])
+    assert "truncated: tensor cls/seq_relationship/output_weights is bytes" in load(tmp_path / "ckpt")
+
+
+def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "ckpt", original())
+    data = tmp_path / "ckpt.data-00000-of-00001"
+    content = bytearray(data.read_bytes())
+    content[-3] ^= 16
+    data.write_bytes(content)
+    assert "the checksum of tensor cls/seq_relationship/output_weights is wrong" in load(tmp_path / "ckpt")
+
+
+def test_missing_tensor_is_named(tmp_path: Path) -> None:
+    tensors = original()
+    del tensors[KERNEL]
+    write_bundle(tmp_path / "ckpt", tensors)
+    assert load(tmp_path / "ckpt") == f"{tmp_path}/ckpt.index: tensor {KERNEL} is missing"
+
+
+def test_tensor_of_another_shape_is_named_with_both(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "ckpt", {**original(), KERNEL: np.zeros((E, F), np.float32)})
+    assert f"tensor {KERNEL} has shape [8, 12], and the model needs [12, 8]" in load(tmp_path / "ckpt")
+
+
+def test_padded_vocabulary_is_not_the_originals(tmp_path: Path) -> None:
+    name = "bert/embeddings/word_embeddings"
+    write_bundle(tmp_path / "ckpt", {**original(), name: np.zeros((72, E), np.float32)})
+    assert f"tensor {name} has shape [72, 8], and the model needs [70, 8]" in load(tmp_path / "ckpt")
+
+
+def test_unknown_dtype_is_named(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "ckpt", original(), dtypes={KERNEL: 12})
+    assert f"tensor {KERNEL} has dtype number 12, which is not supported" in load(tmp_path / "ckpt")
+
+
+def test_dtype_that_does_not_fit_the_bytes_is_an_error(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "ckpt", original(), dtypes={KERNEL: 2})
+    assert f"tensor {KERNEL} of shape [12, 8] has 384 bytes" in load(tmp_path / "ckpt")
+
+
+def test_integers_are_no_weights(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "ckpt", {**original(), KERNEL: np.zeros((F, E), np.int32)})
+    assert f"tensor {KERNEL} has dtype torch.int32" in load(tmp_path / "ckpt")
+
+
+def test_partitioned_tensor_is_an_error(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "ckpt", original(), extra=b"\x3a\x00")  # field 7, an empty TensorSliceProto
+    assert "is partitioned, which is not supported" in load(tmp_path / "ckpt")
+
+
+def test_compressed_index_is_an_error(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "ckpt", original(), compression=1)
+    assert "is compressed" in load(tmp_path / "ckpt")
+
+
+def test_big_endian_checkpoint_is_an_error(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "ckpt", original(), header=number(1, 1) + number(2, 1))
+    assert "it is big-endian" in load(tmp_path / "ckpt")
+
+
+def test_every_truncated_index_is_one_clear_error(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "ckpt", {"a": np.zeros(3), "b": np.ones(2)})
+    index = tmp_path / "ckpt.index"
+    content = index.read_bytes()
+    for size in range(len(content)):
+        index.write_bytes(content[:size])
+        with pytest.raises(CheckpointError, match=r"ckpt\.index: not a TensorFlow checkpoint index"):
+            TensorBundle(tmp_path / "ckpt")
+
+
+def test_no_flipped_byte_of_the_index_passes_or_crashes(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "ckpt", {"a": np.zeros(3), "b": np.ones(2)})
+    index = tmp_path / "ckpt.index"
+    content, footer = index.read_bytes(), 48
+    for place in range(len(content) - footer):
+        index.write_bytes(content[:place] + bytes([content[place] ^ 0x55]) + content[place + 1 :])
+        try:
+            found = TensorBundle(tmp_path / "ckpt").entries
+        except CheckpointError:
+            continue
+        assert sorted(found) == ["a", "b"], place  # the directory of metadata is not read
+
+
+def pytorch_message(path: Path) -> str:
+    message = load(path)
+    assert message.startswith(f"{path}: ")
+    return message
+
+
+def test_missing_pytorch_file_is_an_error(tmp_path: Path) -> None:
+    assert "there is no such file" in pytorch_message(tmp_path / "none.pt")
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", pickle.dumps(print, protocol=2)])
+def test_file_that_is_none_of_pytorchs_is_an_error(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "bad.pt").write_bytes(content)
+    assert "not a file of tensors that PyTorch can read" in pytorch_message(tmp_path / "bad.pt")
+
+
+def test_truncated_pytorch_file_is_an_error(tmp_path: Path) -> None:
+    torch.save({"model": in_torch(original())}, tmp_path / "cut.pt")
+    content = (tmp_path / "cut.pt").read_bytes()
+    (tmp_path / "cut.pt").write_bytes(content[: len(content) // 2])
+    assert "not a file of tensors that PyTorch can read" in pytorch_message(tmp_path / "cut.pt")
+
+
+def test_pytorch_file_without_a_state_is_an_error(tmp_path: Path) -> None:
+    torch.save([1, 2], tmp_path / "list.pt")
+    assert "holds no state of a model, but a list" in pytorch_message(tmp_path / "list.pt")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("bert.pooler.dense.weight", None, "tensor bert.pooler.dense.weight is missing"),
+        ("bert.pooler.dense.weight", torch.zeros(E, F), "has shape [8, 12], and the model needs [8, 8]"),
+        ("bert.pooler.dense.weight", torch.zeros(E, E, dtype=torch.int8), "has dtype torch.int8"),
+        ("cls.predictions.bias", torch.zeros(V - 1), "has shape [69], and the model needs [70]"),
+        ("cls.predictions.bias", torch.zeros(V + 64), "has shape [134], and the model needs [70]"),
+    ],
+)
+def test_wrong_tensor_of_a_pytorch_file_is_named(
+    name: str, value: torch.Tensor | None, expected: str, tmp_path: Path
+) -> None:
+    state = {**in_torch(original()), name: value}
+    torch.save({"model": state}, tmp_path / "wrong.pt")
+    message = pytorch_message(tmp_path / "wrong.pt")
+    assert name in message
+    assert expected in message
+
+
+def test_masked_checksum_of_tensorflow() -> None:
+    # of the eight bytes of global_step in WRITTEN_BY_TENSORFLOW, whose entry ends with it
+    assert masked_crc32c((28252).to_bytes(8, "little")) == int.from_bytes(bytes.fromhex("96055fc9"), "little")

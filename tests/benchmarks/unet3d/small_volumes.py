@@ -1,0 +1,79 @@
+"""Prepared folders of small made-up volumes for tests of the reader."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.unet3d.config import Facts
+from benchmarks.unet3d.data import DataSettings
+from benchmarks.unet3d.reader_settings import ReaderSettings
+from benchmarks.unet3d.volumes import CASES, FORMAT
+from common import config
+from common.data import manifest
+from common.data.manifest import FileEntry, Manifest
+from common.mlperf.fixed import benchmark_settings
+
+SIZE = (8, 12, 10)
+SHAPES = [(8, 12, 10), (13, 12, 17), (9, 20, 10), (16, 24, 20), (11, 13, 23), (8, 15, 11)]
+EVALUATION = (24, 24, 24)
+PERIOD = 251
+"""The label of voxel i is i % PERIOD: a prime, so that label and image can be told to belong together."""
+
+
+class CropFacts(Facts):
+    """Facts of any crop size: the reader does not share the network's demands."""
+
+    def __post_init__(self) -> None:
+        pass
+
+
+def facts(size: tuple[int, int, int] = SIZE, **changes: object) -> Facts:
+    """The rules' facts, with crops of ``size``."""
+    rules = {**benchmark_settings("unet3d")["facts"], "input_shape": [64, 64, 64]}
+    known = config.build(Facts, rules, "benchmark.facts")
+    return CropFacts(**{**vars(known), "input_shape": size, **changes})
+
+
+def settings(dtype: torch.dtype = torch.float32, size: tuple[int, int, int] = SIZE, **changes: object) -> DataSettings:
+    """Settings of the reader; ``changes`` are of facts or of the section ``reader``."""
+    reader = ReaderSettings(0, "auto", 0.0, "fp32", 2, "reference", "reference", "torch")
+    of_reader = {name: value for name, value in changes.items() if name in vars(reader)}
+    others = {name: value for name, value in changes.items() if name not in of_reader}
+    return DataSettings(facts(size, **others), replace(reader, **of_reader), dtype)
+
+
+def numbered(shape: tuple[int, int, int], number: int) -> tuple[np.ndarray, np.ndarray]:
+    """An image whose voxel i has the value 10000 * number + i, and labels i % PERIOD."""
+    index = np.arange(np.prod(shape)).reshape(shape)
+    return (10_000 * number + index).astype(np.float32), (index % PERIOD).astype(np.uint8)
+
+
+def with_objects(shape: tuple[int, int, int], number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Intensities at random, a box of class 1 and in it one of class 2."""
+    label = np.zeros(shape, np.uint8)
+    label[2:6, 3:9, 1:7] = 1
+    label[3:5, 4:6, 2:5] = 2
+    return np.random.default_rng(number).normal(size=shape).astype(np.float32), label
+
+
+def write_volumes(root: Path, train: Sequence[tuple[np.ndarray, np.ndarray]]) -> Path:
+    """A prepared folder of these training volumes, and one more for evaluation."""
+    root.mkdir()
+    cases, files = {}, {}
+    for number, (image, label) in enumerate([*train, numbered(EVALUATION, 0)]):
+        name = f"case_{number:05d}"
+        cases[name] = {"shape": list(image.shape), "split": "train" if number < len(train) else "eval"}
+        for kind, array in (("x", image), ("y", label)):
+            np.save(root / f"{name}_{kind}.npy", array[None])
+            files[f"{name}_{kind}.npy"] = FileEntry((root / f"{name}_{kind}.npy").stat().st_size, "")
+    (root / CASES).write_text(json.dumps(cases))
+    files[CASES] = FileEntry((root / CASES).stat().st_size, "")
+    counts = {"train_samples": len(train), "eval_samples": 1}
+    manifest.write(root, Manifest(FORMAT, files, counts, True, {}))
+    return root

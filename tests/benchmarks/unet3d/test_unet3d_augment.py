@@ -1,0 +1,189 @@
+"""Crops by the plain version: against numpy's slices, and what is drawn against its distribution."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.unet3d.augment import Crop, Draws, Slab, augment_torch, draw, noise_of, parameters
+from tests.benchmarks.unet3d.small_volumes import PERIOD, facts, numbered
+
+SHAPES = [(9, 14, 13), (8, 12, 10), (20, 15, 11)]
+SIZE = (8, 12, 10)
+WHOLE = Slab(SIZE, 0, 8)
+ALL_FLIPS = list(product((False, True), repeat=3))
+
+
+def flat_volumes() -> tuple[list[np.ndarray], list[int], torch.Tensor, torch.Tensor]:
+    """Volumes of SHAPES, where each begins, and the flat buffers of all."""
+    pairs = [numbered(shape, number) for number, shape in enumerate(SHAPES)]
+    offsets = [0, *np.cumsum([image.size for image, _ in pairs])[:-1].tolist()]
+    images, labels = (np.concatenate([pair[part].ravel() for pair in pairs]) for part in (0, 1))
+    return [image for image, _ in pairs], offsets, torch.from_numpy(images), torch.from_numpy(labels)
+
+
+def calm(flips: tuple[bool, ...] = (False, False, False), scale: float = 1.0, deviation: float = 0.0) -> Draws:
+    return Draws(flips, scale, deviation, 7)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_a_mirrored_crop_of_two_voxels_a_side(axis):
+    image = torch.tensor([[[1.0, 2], [3, 4]], [[5, 6], [7, 8]]])
+    mirrored = {
+        0: [[[5, 6], [7, 8]], [[1, 2], [3, 4]]],
+        1: [[[3, 4], [1, 2]], [[7, 8], [5, 6]]],
+        2: [[[2, 1], [4, 3]], [[6, 5], [8, 7]]],
+    }[axis]
+    slab = Slab((2, 2, 2), 0, 2)
+    given = parameters([Crop(0, (2, 2, 2), (0, 0, 0), calm(tuple(i == axis for i in range(3))))], slab)
+    crop, label = augment_torch(image.ravel(), image.ravel().byte(), **given, slab=slab, dtype=torch.float32)
+    assert crop[0, 0].tolist() == mirrored
+    assert label[0].tolist() == mirrored
+
+
+@pytest.mark.parametrize("flips", ALL_FLIPS)
+def test_crops_and_labels_are_numpys_slices(flips):
+    volumes, offsets, images, labels = flat_volumes()
+    origins = [(1, 2, 3), (0, 0, 0), (12, 3, 1)]
+    crops = [Crop(*place, calm(flips)) for place in zip(offsets, SHAPES, origins, strict=True)]
+    image, label = augment_torch(images, labels, **parameters(crops, WHOLE), slab=WHOLE, dtype=torch.float32)
+    assert image.shape == (3, 1, *SIZE)
+    assert label.dtype == torch.uint8
+    for number, (volume, origin) in enumerate(zip(volumes, origins, strict=True)):
+        cut = volume[tuple(slice(start, start + size) for start, size in zip(origin, SIZE, strict=True))]
+        expected = np.flip(cut, [axis for axis in range(3) if flips[axis]])
+        assert np.array_equal(image[number, 0].numpy(), expected)
+        assert np.array_equal(label[number].numpy(), (expected - 10_000 * number) % PERIOD)
+
+
+def test_images_are_channels_last():
+    _, _, images, labels = flat_volumes()
+    given = parameters([Crop(0, SHAPES[0], (0, 0, 0), calm())], WHOLE)
+    image, _ = augment_torch(images, labels, **given, slab=WHOLE, dtype=torch.bfloat16)
+    empty = torch.empty(1, 1, *SIZE, memory_format=torch.channels_last_3d)
+    assert image.stride() == empty.stride()
+    assert image.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("flips", ALL_FLIPS)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_slabs_are_slices_of_the_whole_noise_included(flips, ranks):
+    _, offsets, images, labels = flat_volumes()
+    crops = [Crop(offsets[2], SHAPES[2], (5, 1, 0), calm(flips, 0.8, 0.1))]
+    image, label = augment_torch(images, labels, **parameters(crops, WHOLE), slab=WHOLE, dtype=torch.float32)
+    slabs = [Slab(SIZE, rank * 8 // ranks, 8 // ranks) for rank in range(ranks)]
+    parts = [augment_torch(images, labels, **parameters(crops, s), slab=s, dtype=torch.float32) for s in slabs]
+    assert torch.equal(torch.cat([part for part, _ in parts], 2), image)
+    assert torch.equal(torch.cat([part for _, part in parts], 1), label)
+
+
+def test_brightness_multiplies_each_sample_by_its_own_factor():
+    _, _, images, labels = flat_volumes()
+    crops = [Crop(0, SHAPES[0], (0, 0, 0), calm(scale=scale)) for scale in (1.0, 0.5, 2.0)]
+    image, _ = augment_torch(images, labels, **parameters(crops, WHOLE), slab=WHOLE, dtype=torch.float32)
+    assert torch.equal(image[1], image[0] * 0.5)
+    assert torch.equal(image[2], image[0] * 2)
+
+
+def test_noise_is_added_with_its_deviation_to_the_samples_that_have_some():
+    flat, labels = torch.full((8 * 12 * 10,), 3.0), torch.zeros(8 * 12 * 10, dtype=torch.uint8)
+    crops = [Crop(0, SIZE, (0, 0, 0), Draws((False,) * 3, 1.0, deviation, 5)) for deviation in (0.0, 0.05, 0.1)]
+    image, _ = augment_torch(flat, labels, **parameters(crops, WHOLE), slab=WHOLE, dtype=torch.float32)
+    assert torch.equal(image[0], torch.full_like(image[0], 3.0))
+    assert abs(image[1].std().item() / 0.05 - 1) < 5 / math.sqrt(2 * 960)
+    assert torch.allclose((image[2] - 3) / 2, image[1] - 3, atol=1e-6)  # one seed, one noise
+
+
+def test_a_volume_beyond_two_billion_voxels_has_its_address():
+    offset, shape = 5_000_000_000, (400, 500, 600)
+    crop = Crop(offset, shape, (10, 20, 30), calm((True, False, True)))
+    start, *steps = parameters([crop], WHOLE)["addresses"][0].tolist()[:4]
+    assert start == offset + (10 + 7) * 500 * 600 + 20 * 600 + 30 + 9
+    assert steps == [-500 * 600, 600, -1]
+
+
+def normal_quantiles(values: torch.Tensor) -> torch.Tensor:
+    """The standard normal distribution function at sorted ``values``."""
+    return 0.5 * (1 + torch.erf(values.double().sort().values / math.sqrt(2)))
+
+
+def test_noise_is_standard_normal():
+    count = 200_000
+    noise = noise_of(torch.arange(count), torch.tensor(12345))
+    distance = (normal_quantiles(noise) - (torch.arange(count) + 0.5) / count).abs().max().item()
+    assert distance < 1.95 / math.sqrt(count)  # Kolmogorov and Smirnov, one in a thousand
+    assert torch.isfinite(noise).all()
+
+
+@pytest.mark.parametrize("distance", [1, 2, 10, 120])
+def test_noise_of_neighbours_is_independent(distance):
+    count = 200_000
+    noise = noise_of(torch.arange(count), torch.tensor(-7)).double()
+    assert abs((noise[distance:] * noise[:-distance]).mean().item()) < 4 / math.sqrt(count)
+    assert abs((noise[distance:].square() * noise[:-distance].square()).mean().item() - 1) < 4 * 3 / math.sqrt(count)
+
+
+def test_noise_of_another_seed_is_other_noise():
+    index = torch.arange(100_000)
+    one, other = noise_of(index, torch.tensor([[3], [4]]))
+    assert abs((one.double() * other.double()).mean().item()) < 4 / math.sqrt(100_000)
+
+
+def drawn(brightness: str, noise: str, count: int = 20_000) -> list[Draws]:
+    generator, rules = np.random.default_rng(11), facts()
+    return [draw(generator, rules, brightness, noise) for _ in range(count)]
+
+
+def share(values: list[bool]) -> float:
+    return sum(values) / len(values)
+
+
+def test_probabilities_are_the_rules():
+    draws = drawn("reference", "reference")
+    bound = 5 / (2 * math.sqrt(len(draws)))
+    for axis in range(3):
+        assert abs(share([each.flips[axis] for each in draws]) - 1 / 3) < bound
+    assert abs(share([all(each.flips) for each in draws]) - 1 / 27) < bound
+    assert abs(share([each.scale != 1 for each in draws]) - 0.1) < bound
+    assert abs(share([each.deviation != 0 for each in draws]) - 0.1) < bound
+    assert abs(share([each.deviation != 0 and each.scale != 1 for each in draws]) - 0.01) < bound
+    assert len({each.noise_seed for each in draws}) == len(draws)
+
+
+@pytest.mark.parametrize(("variant", "low", "high"), [("nvidia", 0.7, 1.3), ("reference", 1.7, 2.3)])
+def test_range_of_the_brightness(variant, low, high):
+    scales = [each.scale for each in drawn(variant, "nvidia") if each.scale != 1]
+    assert low <= min(scales) < low + 0.01
+    assert high - 0.01 < max(scales) <= high
+    assert abs(np.mean(scales) - (low + high) / 2) < 5 * 0.6 / math.sqrt(12 * len(scales))
+
+
+def test_range_of_the_references_noise():
+    deviations = [each.deviation for each in drawn("nvidia", "reference") if each.deviation]
+    assert min(deviations) < 0.001
+    assert 0.099 < max(deviations) < 0.1
+    assert abs(np.mean(deviations) - 0.05) < 5 * 0.1 / math.sqrt(12 * len(deviations))
+
+
+def test_nvidias_noise_has_one_deviation():
+    assert {each.deviation for each in drawn("nvidia", "nvidia")} == {0.0, 0.1}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_the_interpreted_kernel_equals_the_plain_version():
+    cases = Path(__file__).with_name("triton_augment_cases.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)]
+    done = subprocess.run(
+        command, env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,291 @@
+"""Mean Dice over evaluation volumes: counts against a slow computation in float64, scores, and bad input."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.unet3d.evaluate import EvaluationSettings, MeanDice
+from benchmarks.unet3d.volumes import CASES, FORMAT, Case
+from benchmarks.unet3d.window_sums import count_classes_torch
+from common.data import manifest
+from common.distributed.layout import Layout
+from common.errors import ConfigError, DataError, UnsupportedImplementation
+from common.evaluation.base import Predictions
+from tests.benchmarks.unet3d import evaluation_oracle as oracle
+from tests.benchmarks.unet3d.evaluation_oracle import Pattern
+from tests.benchmarks.unet3d.small_evaluation import (
+    EVAL_CASES,
+    SMALL,
+    by_hand,
+    counts_of,
+    evaluation_of,
+    read,
+    weights_of,
+)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return by_hand()
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 7, 64])
+def test_counts_are_those_of_a_slow_computation(expected, batch):
+    """Batches of 2, 3 and 7 mix windows of several volumes; the last of 64 is mostly empty."""
+    model = Pattern()
+    evaluation = evaluation_of(model, batch=batch)
+    assert counts_of(evaluation, model) == expected
+    assert counts_of(evaluation, model) == expected  # nothing is left over from the evaluation before
+
+
+def test_windows_fill_batches_across_volumes():
+    model = Pattern()
+    evaluation = evaluation_of(model, batch=5)
+    warm_up = model.batches
+    evaluation.predict(weights_of(model))
+    windows = [1, 2 * 2 * 2, 2 * 1 * 2, 3 * 1 * 2, 3 * 3 * 1]
+    assert evaluation.windows == sum(windows) == 28
+    assert model.batches - warm_up == 6
+
+
+def test_each_case_is_scored_on_exactly_its_cropped_voxels():
+    model = Pattern()
+    evaluation = evaluation_of(model)
+    cases = evaluation.predict(weights_of(model)).values["cases"]
+    for case in EVAL_CASES:
+        kept = [size - size % 8 if size % 8 < 4 else size for size in case.shape]
+        assert cases[case.name]["voxels"] == np.prod(kept)
+        assert sum(row[2] for row in cases[case.name]["counts"]) == np.prod(kept)
+
+
+class SeesItsCorner(torch.nn.Module):
+    """Logits of a window from one voxel of it, whose value is its place in the volume: a window put elsewhere shows."""
+
+    def forward(self, image_NCDHW):
+        corner = image_NCDHW[:, :, 8:9, 8:9, 8:9].expand(-1, 3, *image_NCDHW.shape[2:])
+        return torch.cat([torch.sin(corner[:, k : k + 1] * (k + 1)) for k in range(3)], 1)
+
+
+def numbered(case):
+    """Every voxel's intensity is its number."""
+    return np.arange(np.prod(case.shape), dtype=np.float32).reshape(case.shape), read(case)[1]
+
+
+@pytest.mark.parametrize("shape", oracle.SHAPES)
+def test_logits_are_added_where_their_window_was_cut(shape):
+    model = SeesItsCorner().eval()
+    case = Case("case_00000", shape, "eval")
+    evaluation = MeanDice(model, EvaluationSettings(SMALL, 3, None, 1e-6), Layout(), torch.float64, capture=False)
+    evaluation.cache([case], numbered)
+    assert counts_of(evaluation, model)["case_00000"] == oracle.counts(*numbered(case), model)
+
+
+def test_the_largest_sum_is_the_largest_average():
+    """Dividing by the sum of weights never changes a class, other than by rounding two of them to the same number."""
+    generator = torch.Generator().manual_seed(0)
+    sums = torch.randn(64, 64, 64, 3, generator=generator)
+    weights = torch.rand(64, 64, 64, 1, generator=generator) * 8 + 4e-4
+    averages = (sums.double() / weights.double()).argmax(-1)
+    assert torch.equal(sums.argmax(-1), averages)
+
+
+def test_counts_of_one_voxel_after_another():
+    sums = torch.tensor([[1.0, 2, 0], [3, 2, 1], [0, 5, 5], [-3, -2, -1], [0, 0, 0]]).view(1, 1, 5, 3)
+    label = torch.tensor([1, 1, 2, 2, 0], dtype=torch.uint8).view(1, 1, 5)
+    counts = torch.tensor([[0, 0, 0], [0, 0, 0], [10, 10, 10]])
+    count_classes_torch(sums, label, counts)
+    assert counts.tolist() == [[1, 2, 1], [1, 2, 2], [11, 11, 12]]  # predicted 1 0 1 2 0; of equals the first
+
+
+def score_of(*cases):
+    named = {f"case_{number}": {"counts": c, "voxels": sum(row[2] for row in c)} for number, c in enumerate(cases)}
+    return MeanDice.score(Predictions({"cases": named, "dice_smooth": 1e-6}))
+
+
+def test_dice_is_averaged_over_cases_and_classes():
+    small = [[5, 6, 7], [2, 3, 3], [1, 2, 1]]  # Dice 2/3 and 2/3
+    large = [[700, 800, 900], [0, 100, 50], [90, 150, 100]]  # 0 and 0.72
+    score = score_of(small, large)
+    assert score["kidney_dice"] == pytest.approx((2 / 3 + 0) / 2, abs=1e-6)
+    assert score["tumour_dice"] == pytest.approx((2 / 3 + 0.72) / 2, abs=1e-6)
+    assert score["mean_dice"] == pytest.approx((1 / 3 + (2 / 3 + 0.72) / 2) / 2, abs=1e-6)
+    assert score["eval_samples"] == 2
+
+
+def test_a_class_that_is_absent_and_not_predicted_has_a_dice_of_1():
+    score = score_of([[90, 90, 90], [10, 10, 10], [0, 0, 0]])
+    assert score["kidney_dice"] == score["tumour_dice"] == score["mean_dice"] == 1.0
+
+
+def test_a_class_that_is_absent_and_predicted_has_no_dice():
+    assert score_of([[80, 80, 90], [10, 10, 10], [0, 10, 0]])["tumour_dice"] < 1e-6
+
+
+def test_dice_is_monais():
+    metrics = pytest.importorskip("monai.metrics")
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(9, 10, 11, 3, generator=generator)
+    label = torch.randint(3, (9, 10, 11), generator=generator)
+    counts = torch.zeros(3, 3, dtype=torch.int64)
+    count_classes_torch(logits, label.to(torch.uint8), counts)
+
+    def one_hot(classes_DHW):
+        return torch.nn.functional.one_hot(classes_DHW, 3).permute(3, 0, 1, 2)[None]
+
+    expected = metrics.compute_dice(one_hot(logits.argmax(-1)), one_hot(label), include_background=False)[0]
+    score = score_of(counts.tolist())
+    assert [score["kidney_dice"], score["tumour_dice"]] == pytest.approx(expected.tolist(), abs=1e-6)
+
+
+def test_a_case_that_was_not_evaluated_wholly_gets_no_score():
+    values = {"cases": {"case_00003": {"counts": [[1, 1, 2], [0, 0, 0], [0, 0, 0]], "voxels": 2}}, "dice_smooth": 1e-6}
+    with pytest.raises(RuntimeError, match="1 voxels of case_00003 were evaluated, it has 2"):
+        MeanDice.score(Predictions(values))
+
+
+def test_a_label_of_no_class_is_an_error():
+    values = {"cases": {"case_00003": {"counts": [[1, 2, 1], [0, 0, 0], [0, 0, 0]], "voxels": 2}}, "dice_smooth": 1e-6}
+    with pytest.raises(DataError, match="case_00003: 1 of 2 voxels have a label above 2"):
+        MeanDice.score(Predictions(values))
+
+
+def write_data(root, cases):
+    """A prepared folder, file by file."""
+    root.mkdir()
+    names = []
+    for case in cases:
+        for array, end in zip(read(case), "xy", strict=True):
+            names.append(f"{case.name}_{end}.npy")
+            np.save(root / names[-1], array[None])
+    (root / CASES).write_text(json.dumps({c.name: {"shape": list(c.shape), "split": c.split} for c in cases}))
+    names.append(CASES)
+    counts = {"train_samples": 1, "eval_samples": len(cases) - 1}
+    manifest.write(root, manifest.Manifest(FORMAT, manifest.describe_files(root, names), counts, True, {}))
+    return root
+
+
+TRAINING_CASE = Case("case_00099", (16, 16, 16), "train")
+
+
+def unopened(model):
+    return MeanDice(model, EvaluationSettings(SMALL, 3, None, 1e-6), Layout(), torch.float32, capture=True)
+
+
+def test_prepared_evaluation_cases_are_evaluated_and_nothing_is_read_again(tmp_path, expected):
+    root = write_data(tmp_path / "data", [*EVAL_CASES, TRAINING_CASE])
+    model = Pattern()
+    evaluation = unopened(model)
+    evaluation.open_data(root)
+    for file in root.iterdir():
+        file.unlink()
+    assert counts_of(evaluation, model) == expected
+    score = evaluation.score(evaluation.predict(weights_of(model)))
+    assert score["eval_samples"] == len(EVAL_CASES)
+
+
+def test_a_folder_without_evaluation_cases_is_an_error(tmp_path):
+    root = write_data(tmp_path / "data", [TRAINING_CASE])
+    with pytest.raises(DataError, match="holds no case for eval"):
+        unopened(Pattern()).open_data(root)
+
+
+def test_a_damaged_volume_is_an_error(tmp_path):
+    root = write_data(tmp_path / "data", [*EVAL_CASES, TRAINING_CASE])
+    file = root / "case_00002_x.npy"
+    file.write_bytes(b"no array" + file.read_bytes()[8:])
+    with pytest.raises(DataError, match=r"case_00002_x\.npy"):
+        unopened(Pattern()).open_data(root)
+
+
+def test_a_share_that_does_not_divide_the_ranks_is_an_error():
+    with pytest.raises(ConfigError, match=r"sliding_window.share=3: does not divide the 4"):
+        MeanDice(Pattern(), EvaluationSettings(SMALL, 1, 3, 1e-6), Layout({"dp": 4}), torch.float32, capture=False)
+
+
+@pytest.mark.parametrize("name", ["triton", "magic"])
+def test_an_implementation_that_cannot_run_is_an_error(name):
+    settings = EvaluationSettings(SMALL, 1, None, 1e-6, implementation=name)
+    with pytest.raises(UnsupportedImplementation, match=f"sliding_window.implementation={name}: "):
+        MeanDice(Pattern(), settings, Layout(), torch.float32, capture=False)
+
+
+def test_windows_that_cannot_be_cut_into_equal_slabs_are_an_error():
+    with pytest.raises(ConfigError, match="cp=3: windows of 16 planes"):
+        MeanDice(Pattern(), EvaluationSettings(SMALL, 1, 1, 1e-6), Layout({"cp": 3}), torch.float32, capture=False)
+
+
+def test_a_network_of_other_classes_is_an_error():
+    evaluation = unopened(torch.nn.Conv3d(1, 2, 1))
+    with pytest.raises(ConfigError, match=r"logits have shape \(3, 2, 16, 16, 16\)"):
+        evaluation.warm_up()
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_network_is_left_in_the_mode_that_it_had(training):
+    model = Pattern().train(training)
+    evaluation = evaluation_of(model)
+    assert model.training == training
+    evaluation.predict(weights_of(model))
+    assert model.training == training
+
+
+def test_the_network_is_left_in_its_mode_when_it_fails(monkeypatch):
+    model = Pattern()
+    evaluation = evaluation_of(model)
+
+    def fail(image_NCDHW):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(model, "forward", fail)
+    with pytest.raises(ZeroDivisionError):
+        evaluation.predict(weights_of(model))
+    assert model.training
+
+
+def test_evaluation_needs_no_gradients():
+    model = Pattern()
+    evaluation_of(model).predict(weights_of(model))
+    assert not model.with_gradients
+
+
+def test_the_training_networks_weights_are_used_where_they_lie():
+    model = Pattern()
+    evaluation = evaluation_of(model)
+    weights = weights_of(model)
+    evaluation.predict(weights)
+    with torch.no_grad():
+        model.factor.fill_(2.0)  # an update in place, between two evaluations
+    assert counts_of(evaluation, model) == by_hand(factor=2.0)
+    assert model.factor.item() == 2.0
+
+
+def test_a_network_of_its_own_takes_over_the_weights():
+    trained, own = Pattern(factor=2.0), Pattern(factor=1.0)
+    assert counts_of(evaluation_of(own), trained) == by_hand(factor=2.0)
+
+
+def test_a_network_that_has_diverged_gets_a_score():
+    model = Pattern(factor=float("nan"))
+    evaluation = evaluation_of(model)
+    score = evaluation.score(evaluation.predict(weights_of(model)))
+    assert score["eval_samples"] == len(EVAL_CASES)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_interpreted_kernels_equal_the_plain_versions():
+    cases = Path(__file__).with_name("evaluation_triton_cases.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)]
+    done = subprocess.run(
+        command, env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

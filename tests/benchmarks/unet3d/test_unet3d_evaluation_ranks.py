@@ -1,0 +1,113 @@
+"""An evaluation on several ranks: how volumes and windows are dealt, and that all layouts count what one rank does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from benchmarks.unet3d.evaluation_shares import choose_share, deal_volumes, deal_windows, shares_to_try
+from benchmarks.unet3d.model import Architecture, UNet3D
+from benchmarks.unet3d.sliding_window import SlidingWindow
+from benchmarks.unet3d.volumes import Case
+from common.distributed.layout import Layout
+from common.distributed.spatial.split import VolumeSplit
+from tests.benchmarks.unet3d import evaluation_oracle as oracle
+from tests.benchmarks.unet3d.evaluation_oracle import Pattern
+from tests.benchmarks.unet3d.small_evaluation import by_hand, counts_of, evaluation_of
+
+LAYOUTS = {
+    2: [({"dp": 2}, None), ({"dp": 2}, 1), ({"dp": 2}, 2), ({"cp": 2}, None)],
+    4: [({"dp": 4}, 1), ({"dp": 4}, 2), ({"dp": 4}, 4), ({"cp": 4}, None), ({"dp": 2, "cp": 2}, 2)],
+}
+
+
+def run_rank(rank, ranks, folder):
+    """Evaluate on every layout of so many ranks; the volumes are fewer than four ranks' windows in some."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
+    torch.set_num_threads(1)
+    found = []
+    for sizes, share in LAYOUTS[ranks]:
+        layout = Layout(sizes, rank)
+        model = Pattern(first=layout.index("cp") * 16 // layout.size("cp"), mean=False)
+        evaluation = evaluation_of(model, layout, share=share)
+        found.append([counts_of(evaluation, model) for _ in range(2)])
+    torch.save(found, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", LAYOUTS)
+def test_every_layout_counts_what_one_rank_counts(ranks, tmp_path):
+    expected = by_hand(mean=False)
+    mp.spawn(run_rank, args=(ranks, str(tmp_path)), nprocs=ranks)
+    for rank in range(ranks):
+        for layout, found in zip(LAYOUTS[ranks], torch.load(tmp_path / f"{rank}.pt"), strict=True):
+            assert found == [expected, expected], f"rank {rank} of {layout}"
+
+
+FLAT = SlidingWindow((64, 32, 32), 0.5, oracle.PADDING_VALUE)  # windows as small as the network takes
+FLAT_CASES = [Case(f"case_{number:05d}", shape, "eval") for number, shape in enumerate([(64, 32, 50), (97, 35, 32)])]
+
+
+def counts_of_the_network(layout):
+    """What 3D U-Net itself counts, with few channels, in float64."""
+    architecture = Architecture(filters=(2, 2, 2, 2, 2))
+    drawn = torch.Generator().manual_seed(0)
+    split = VolumeSplit.from_layout(layout)
+    model = UNet3D(architecture, generator=drawn, dtype=torch.float64, split=split)
+    evaluation = evaluation_of(model, layout, batch=2, window=FLAT, cases=FLAT_CASES, dtype=torch.float64)
+    return counts_of(evaluation, model)
+
+
+def run_network(rank, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    torch.save(counts_of_the_network(Layout({"cp": 2}, rank)), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_the_network_over_slabs_counts_what_it_counts_whole(tmp_path):
+    mp.spawn(run_network, args=(str(tmp_path),), nprocs=2)
+    expected = counts_of_the_network(Layout())
+    assert sum(row[1] > 0 for counts in expected.values() for row in counts) > len(expected)  # several classes
+    assert [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)] == [expected, expected]
+
+
+@pytest.mark.parametrize(
+    ("neighbourhoods", "dealt"), [(1, [[1, 3, 0, 2]]), (2, [[1, 2], [3, 0]]), (3, [[1], [3], [0, 2]])]
+)
+def test_the_longest_volumes_are_dealt_first(neighbourhoods, dealt):
+    assert deal_volumes([4, 9, 2, 8], neighbourhoods) == dealt
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_windows_of_a_neighbourhood_are_dealt_once_each_and_evenly(ranks):
+    windows = [1, 12, 5, 2]
+    parts = [deal_windows(windows, ranks, rank) for rank in range(ranks)]
+    for volume, count in enumerate(windows):
+        assert sorted(window for part in parts for window in part[volume]) == list(range(count))
+    loads = [sum(len(windows) for windows in part) for part in parts]
+    assert max(loads) - min(loads) <= 1
+
+
+@pytest.mark.parametrize(
+    ("windows", "ranks", "batch", "share"),
+    [
+        ([4] * 42, 1, 4, 1),
+        ([4] * 16, 8, 4, 1),  # two volumes a rank: nothing to gain
+        ([64, 4, 4, 4], 2, 4, 2),  # 64 + 12 windows: 38 each, in ten batches, beats 64
+        ([12, 12], 8, 1, 4),  # 3 windows each; over all 8 ranks it would take 3 as well, and sum twice
+        ([144], 8, 4, 8),
+    ],
+)
+def test_the_share_that_ends_first_is_chosen(windows, ranks, batch, share):
+    assert choose_share(windows, ranks, batch, shares_to_try(ranks, None)) == share
+
+
+def test_shares_divide_the_ranks():
+    assert shares_to_try(12, None) == (1, 2, 4)
+    assert shares_to_try(96, None) == (1, 2, 4, 8)
+    assert shares_to_try(12, 3) == (3,)

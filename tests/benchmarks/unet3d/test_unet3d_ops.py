@@ -1,0 +1,211 @@
+"""The plain operations of 3D U-Net against float64 formulas, PyTorch's and MONAI's, cases worked by hand, and split
+volumes against whole ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import unet3d_ops_oracle as oracle
+from monai.losses import DiceCELoss
+from torch import Tensor
+
+from benchmarks.unet3d.ops import dice_cross_entropy, instance_norm
+from common.errors import UnsupportedImplementation
+from common.ops.implementation import AUTO, OperationRequest, select
+
+EPSILON = 1e-5
+SMOOTH = 1e-6
+CPU = torch.device("cpu")
+NORMS = [instance_norm.instance_norm_relu_plain, instance_norm.instance_norm_relu_torch]
+Norm = Callable[..., Tensor]
+loss_of = dice_cross_entropy.dice_cross_entropy_plain
+
+
+def norm_and_gradients(norm: Norm, case: dict[str, Tensor]) -> dict[str, Tensor]:
+    leaves = {name: case[name].clone().requires_grad_() for name in ("x", "weight", "bias")}
+    y = norm(*leaves.values(), EPSILON)
+    gradients = torch.autograd.grad(y, list(leaves.values()), case["dy"])
+    return {"y": y.detach(), **dict(zip(leaves, gradients, strict=True))}
+
+
+# Instance norm
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1, 2), (3, 8, 5, 4, 3), (2, 5, 2, 9, 1)])
+def test_norm_and_its_gradients_equal_the_formula(norm: Norm, shape: tuple[int, ...]) -> None:
+    case = oracle.norm_case(shape, torch.float64)
+    found = norm_and_gradients(norm, case)
+    for name, expected in oracle.instance_norm_relu(**case).items():
+        assert oracle.relative_error(found[name], expected) < 1e-10, name
+
+
+def test_norm_equals_pytorchs_module() -> None:
+    case = oracle.norm_case((2, 6, 5, 4, 3), torch.float64)
+    module = torch.nn.InstanceNorm3d(6, affine=True, dtype=torch.float64)
+    module.load_state_dict({"weight": case["weight"], "bias": case["bias"]})
+    found = instance_norm.instance_norm_relu_plain(case["x"], case["weight"], case["bias"], EPSILON)
+    torch.testing.assert_close(found, module(case["x"]).relu(), rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_of_the_norm_are_those_of_finite_differences() -> None:
+    case = oracle.norm_case((2, 3, 2, 3, 2), torch.float64)
+    leaves = [case[name].requires_grad_() for name in ("x", "weight", "bias")]
+    assert torch.autograd.gradcheck(lambda *leaves: instance_norm.instance_norm_relu_plain(*leaves, EPSILON), leaves)
+
+
+def test_norm_of_large_means_keeps_the_variance() -> None:
+    """In fp32 the mean of squares of such values is known to 0.06 only, and their variance is 1."""
+    case = oracle.norm_case((1, 4, 16, 16, 16), torch.float32, mean=1000.0)
+    expected = oracle.instance_norm_relu(**case)["y"]
+    found = instance_norm.instance_norm_relu_plain(case["x"], case["weight"], case["bias"], EPSILON)
+    assert oracle.relative_error(found, expected) < 1e-3
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_norm_takes_wide_parameters(norm: Norm, dtype: torch.dtype) -> None:
+    case = {name: value.to(dtype) for name, value in oracle.norm_case((2, 8, 6, 5, 4), dtype).items()}
+    case |= {name: case[name].float() for name in ("weight", "bias")}
+    found = norm_and_gradients(norm, case)
+    assert found["y"].dtype == found["x"].dtype == dtype
+    assert found["weight"].dtype == found["bias"].dtype == torch.float32
+    for name, expected in oracle.instance_norm_relu(**case).items():
+        assert oracle.relative_error(found[name], expected) < 1e-2, name
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last_3d])
+def test_norm_keeps_the_memory_format(norm: Norm, memory_format: torch.memory_format) -> None:
+    case = oracle.norm_case((2, 8, 6, 5, 4), torch.float32)
+    y = norm(case["x"].contiguous(memory_format=memory_format), case["weight"], case["bias"], EPSILON)
+    assert y.is_contiguous(memory_format=memory_format)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_norm_of_a_single_voxel_is_refused(norm: Norm) -> None:
+    case = oracle.norm_case((2, 8, 1, 1, 1), torch.float32)
+    with pytest.raises(ValueError, match="single voxel"):
+        norm(case["x"], case["weight"], case["bias"], EPSILON)
+
+
+# Loss
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 1, 1, 1), (3, 3, 5, 4, 3), (2, 5, 4, 3, 2)])
+def test_loss_and_its_gradient_equal_the_formula(shape: tuple[int, ...]) -> None:
+    case = oracle.loss_case(shape, torch.float64)
+    logits = case["logits"].requires_grad_()
+    loss = loss_of(logits, case["label"], SMOOTH)
+    (gradient,) = torch.autograd.grad(loss, logits)
+    expected = oracle.dice_cross_entropy(logits.detach(), case["label"])
+    torch.testing.assert_close(loss.detach(), expected["loss"], rtol=1e-12, atol=0)
+    torch.testing.assert_close(gradient, expected["logits"], rtol=1e-9, atol=1e-14)
+
+
+def test_loss_equals_monais() -> None:
+    case = oracle.loss_case((3, 3, 6, 5, 4), torch.float64)
+    monais = DiceCELoss(
+        include_background=False, softmax=True, to_onehot_y=True, smooth_nr=SMOOTH, smooth_dr=SMOOTH,
+        lambda_dice=0.5, lambda_ce=0.5,
+    )  # fmt: skip
+    expected = monais(case["logits"], case["label"].unsqueeze(1).long())
+    torch.testing.assert_close(loss_of(case["logits"], case["label"], SMOOTH), expected, rtol=1e-12, atol=0)
+
+
+def test_gradient_of_the_loss_is_that_of_finite_differences() -> None:
+    case = oracle.loss_case((3, 3, 2, 3, 2), torch.float64)
+    logits = case["logits"].requires_grad_()
+    assert torch.autograd.gradcheck(lambda logits: loss_of(logits, case["label"], 0.1), [logits])
+
+
+def label_with_fractions(voxels: int, *counts: int) -> Tensor:
+    """(1, 1, 1, voxels): so many of class 1, so many of class 2, the rest background."""
+    label = torch.zeros(1, 1, 1, voxels, dtype=torch.uint8)
+    label[..., : counts[0]] = 1
+    label[..., counts[0] : sum(counts)] = 2
+    return label
+
+
+def test_loss_of_equal_logits_depends_on_class_fractions_only() -> None:
+    """Every p is 1 / 3: dice of a class with fraction f is (2 f / 3) / (f + 1 / 3), cross-entropy ln 3."""
+    label = label_with_fractions(1000, 250, 100)
+    loss = loss_of(torch.zeros(1, 3, 1, 1, 1000, dtype=torch.float64), label, SMOOTH)
+    dice = [(2 * f / 3) / (f + 1 / 3) for f in (0.25, 0.1)]
+    assert float(loss) == pytest.approx(((1 - sum(dice) / 2) + math.log(3)) / 2, abs=1e-8)
+
+
+def test_loss_of_certain_and_right_logits_is_zero() -> None:
+    label = label_with_fractions(1000, 250, 100)
+    logits = 50 * torch.nn.functional.one_hot(label.long(), 3).movedim(-1, 1).double()
+    assert float(loss_of(logits, label, SMOOTH)) == pytest.approx(0, abs=1e-9)
+
+
+def test_absent_classes_that_are_not_predicted_have_dice_one() -> None:
+    """Both sums are 0, so that smooth / smooth is left: the smoothing is in the numerator too."""
+    label = label_with_fractions(100, 0, 0)
+    logits = torch.zeros(1, 3, 1, 1, 100, dtype=torch.float64)
+    logits[:, 0] = 200
+    assert float(loss_of(logits, label, SMOOTH)) == pytest.approx(0, abs=1e-9)
+
+
+def test_predictions_of_absent_classes_have_dice_zero() -> None:
+    loss = loss_of(torch.zeros(1, 3, 1, 1, 1000, dtype=torch.float64), label_with_fractions(1000, 0, 0), SMOOTH)
+    assert float(loss) == pytest.approx((1 + math.log(3)) / 2, abs=1e-8)
+
+
+def test_dice_is_averaged_over_samples_not_pooled() -> None:
+    case = oracle.loss_case((2, 3, 4, 3, 2), torch.float64)
+    each = [loss_of(case["logits"][n : n + 1], case["label"][n : n + 1], SMOOTH) for n in range(2)]
+    torch.testing.assert_close(loss_of(case["logits"], case["label"], SMOOTH), sum(each) / 2)
+
+
+def test_loss_of_half_precision_logits_is_that_of_their_values_in_fp32() -> None:
+    case = oracle.loss_case((2, 3, 8, 8, 8), torch.bfloat16)
+    loss = loss_of(case["logits"], case["label"], SMOOTH)
+    assert loss.dtype == torch.float32
+    assert float(loss) == pytest.approx(float(oracle.dice_cross_entropy(**case)["loss"]), rel=1e-6)
+
+
+def test_labels_of_another_shape_are_refused() -> None:
+    case = oracle.loss_case((2, 3, 4, 4, 4), torch.float32)
+    with pytest.raises(ValueError, match=r"\(2, 1, 4, 4, 4\)"):
+        loss_of(case["logits"], case["label"].unsqueeze(1), SMOOTH)
+
+
+# Choices
+
+
+def test_auto_serves_a_cpu_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    norm = select(instance_norm.IMPLEMENTATIONS, AUTO, OperationRequest(CPU, torch.float32, 32))
+    loss = select(dice_cross_entropy.IMPLEMENTATIONS, AUTO, OperationRequest(CPU, torch.float32, 3))
+    assert (norm.name, loss.name) == ("torch", "plain")
+
+
+def test_the_loss_kernels_are_for_three_classes() -> None:
+    pytest.importorskip("triton")
+    with pytest.raises(UnsupportedImplementation, match="3 classes, not 4"):
+        select(dice_cross_entropy.IMPLEMENTATIONS, "triton", OperationRequest(CPU, torch.float32, 4))
+
+
+# Split volumes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_split_volumes_equal_whole_ones(ranks: int, tmp_path: Path) -> None:
+    norm, loss = oracle.norm_case((2, 5, 8, 3, 4), torch.float64), oracle.loss_case((3, 3, 8, 3, 4), torch.float64)
+    cases = {"norm": norm, "loss": loss, "implementations": {"norm": ["plain", "torch"], "loss": ["plain"]}}
+    found = oracle.run_ranks(tmp_path, ranks, cases)
+    for name in cases["implementations"]["norm"]:
+        whole = oracle.joined([part["norm"][name] for part in found])
+        for value, expected in oracle.instance_norm_relu(**norm).items():
+            assert oracle.relative_error(whole[value], expected) < 1e-12, (name, value)
+    whole = oracle.joined([part["loss"]["plain"] for part in found])
+    for value, expected in oracle.dice_cross_entropy(**loss).items():
+        assert oracle.relative_error(whole[value], expected) < 1e-12, value

@@ -1,0 +1,505 @@
+"""The whole preparation: files and checksums, interruptions, damage, sources, the command line."""
+
+import fcntl
+import gzip
+import hashlib
+import json
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections import namedtuple
+
+import numpy as np
+import pytest
+import small_scans
+
+from benchmarks.unet3d import prepare as prepare_module
+from benchmarks.unet3d import raw, sources
+from benchmarks.unet3d.prepare import adopt, download, main, prepare, verify
+from benchmarks.unet3d.preprocess import load_scan, preprocess
+from benchmarks.unet3d.volumes import open_volumes
+from common.errors import ConfigError, DataError
+
+NAMES = {f"{case}_{kind}.npy" for case in small_scans.CASES for kind in "xy"}
+DEADLINE = 60
+
+
+@pytest.fixture
+def raw_dir(tmp_path):
+    return small_scans.write_raw(tmp_path / "raw")
+
+
+@pytest.fixture
+def data(raw_dir, tmp_path):
+    prepare(raw_dir, tmp_path / "data")
+    return tmp_path / "data"
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.npy"))}
+
+
+def flip(path, place):
+    changed = bytearray(path.read_bytes())
+    changed[place] ^= 1
+    path.write_bytes(changed)
+
+
+def test_a_stand_in_goes_from_nothing_to_verified(tmp_path, capsys):
+    folders = ["--raw-dir", str(tmp_path / "raw")]
+    prepared = ["--data-dir", str(tmp_path / "data")]
+    sizes = ["--train", "2", "--eval", "1", "--patch", "32", "--smallest", "32", "--largest", "40"]
+    assert main("generate", ["benchmark=unet3d", *folders, *sizes]) == 0
+    assert main("prepare", ["benchmark=unet3d", *folders, *prepared]) == 0
+    assert main("verify", ["benchmark=unet3d", *prepared]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith(f"{tmp_path / 'raw'}: 2 cases to train and 1 to evaluate")
+    assert out[1] == f"{tmp_path / 'data'}: stand-in, train_samples 2, eval_samples 1"
+    written = {path.name for path in (tmp_path / "data").iterdir()}
+    assert written == {f"case_{case:05d}_{kind}.npy" for case in (0, 1, 2) for kind in "xy"} | {
+        "cases.json", "checksum.json", "manifest.json", "prepare.lock"
+    }  # fmt: skip
+
+
+def test_files_are_numpys_format_to_the_byte(data):
+    for kind, code, size in (("x", "<f4", 4), ("y", "|u1", 1)):
+        content = (data / f"case_00001_{kind}.npy").read_bytes()
+        # Version 1.0 of the format: magic, version, length of the header, header, voxels.
+        magic, version, length = struct.unpack_from("<6s2sH", content)
+        assert (magic, version, 10 + length) == (b"\x93NUMPY", b"\1\0", 128)
+        header = eval(content[10:128])
+        # 40 x 24 x 26 voxels, 1 x 1.5 x 1.5 mm apart: 25 x 30 x 32.5
+        assert header == {"descr": code, "fortran_order": False, "shape": (1, 25, 30, 32)}
+        assert len(content) == 128 + size * 25 * 30 * 32
+
+
+def test_files_hold_what_preprocessing_makes(raw_dir, data):
+    for name in small_scans.CASES:
+        made = preprocess(load_scan(raw_dir / name / raw.IMAGE, raw_dir / name / raw.LABEL), small_scans.PATCH)
+        for kind, array in zip("xy", made, strict=True):
+            np.testing.assert_array_equal(np.load(data / f"{name}_{kind}.npy"), array)
+
+
+def test_checksums_are_those_of_md5sum(data):
+    told = subprocess.run(["md5sum", *sorted(NAMES)], cwd=data, capture_output=True, text=True, check=True).stdout
+    expected = {name: md5 for md5, name in (line.split() for line in told.splitlines())}
+    assert json.loads((data / "checksum.json").read_text()) == expected
+
+
+def test_manifest_and_cases_say_what_was_prepared(data):
+    found = json.loads((data / "manifest.json").read_text())
+    assert found["counts"] == {"train_samples": 2, "eval_samples": 2}
+    assert found["stand_in"] is True
+    assert set(found["files"]) == NAMES | {"cases.json", "checksum.json"}
+    for name, entry in found["files"].items():
+        content = (data / name).read_bytes()
+        assert entry == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    cases = json.loads((data / "cases.json").read_text())
+    assert cases["case_00003"]["split"] == "eval"
+    assert cases["case_00003"]["shape"] == [30, 20, 23]  # 16 * 3 / 1.6, 25 * 0.9 / 1.2 padded to 20, 31 * 0.9 / 1.2
+    np.testing.assert_allclose(cases["case_00003"]["spacing_of_scan_mm"], [3.0, 0.9, 0.9], rtol=1e-6)
+
+
+def test_the_benchmark_evaluates_42_of_210_cases():
+    splits = [raw.split_of(number) for number in range(raw.LABELLED_CASES)]
+    assert (splits.count("train"), splits.count("eval")) == (168, 42)
+    # The first and last of the reference's evaluation_cases.txt, and neighbours that it does not have.
+    assert [raw.split_of(number) for number in (0, 1, 3, 206, 207, 208)] == [
+        "eval", "train", "eval", "eval", "eval", "train"
+    ]  # fmt: skip
+
+
+def test_cases_without_public_labels_are_left_out(raw_dir, tmp_path):
+    small_scans.write_case(raw_dir / "case_00210", (4, 4, 4), (1.0, 1.0, 1.0))
+    (raw_dir / "case_00211").mkdir()
+    prepare(raw_dir, tmp_path / "data")
+    assert set(contents(tmp_path / "data")) == NAMES
+
+
+@pytest.mark.parametrize("place", ["data", "kits19/data"])
+def test_cases_are_found_in_a_clone_of_the_repository(raw_dir, tmp_path, place):
+    target = tmp_path / "clone" / place
+    target.parent.mkdir(parents=True)
+    raw_dir.rename(target)
+    prepare(tmp_path / "clone", tmp_path / "data")
+    assert set(contents(tmp_path / "data")) == NAMES
+
+
+@pytest.mark.parametrize("name", [raw.IMAGE, raw.LABEL])
+def test_a_missing_file_of_a_case_is_named(raw_dir, tmp_path, name):
+    (raw_dir / "case_00002" / name).unlink()
+    with pytest.raises(DataError, match=rf"case_00002/{name} is missing; generate"):
+        prepare(raw_dir, tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
+def test_incomplete_scans_cannot_pass_as_kits19(raw_dir, tmp_path):
+    (raw_dir / "STAND_IN").unlink()
+    # Four cases of 210 are there.
+    with pytest.raises(DataError, match=r"case_00004/imaging.nii.gz is missing and 411 more; .* download"):
+        prepare(raw_dir, tmp_path / "data")
+
+
+@pytest.mark.parametrize("left", [{"case_00000", "case_00003"}, {"case_00001", "case_00002"}])
+def test_a_split_without_cases_is_refused(raw_dir, tmp_path, left):
+    for name in set(small_scans.CASES) - left:
+        (raw_dir / name).rename(tmp_path / name)
+    with pytest.raises(DataError, match=r"holds no case for (train|eval)"):
+        prepare(raw_dir, tmp_path / "data")
+
+
+def test_a_folder_without_cases_says_where_they_are(tmp_path):
+    with pytest.raises(DataError, match="nowhere does not exist"):
+        prepare(tmp_path / "nowhere", tmp_path / "data")
+    with pytest.raises(DataError, match=r"holds no case_00000 …; 'mlperf-suite download"):
+        prepare(tmp_path, tmp_path / "data")
+
+
+@pytest.mark.parametrize("content", ["nothing", "[]", "{}", '{"settings": {"patch": [1, 2]}}', '{"settings": 1}'])
+def test_a_damaged_marker_is_named(raw_dir, tmp_path, content):
+    (raw_dir / "STAND_IN").write_text(content)
+    with pytest.raises(DataError, match=r"raw/STAND_IN (is damaged|lacks or garbles its settings)"):
+        prepare(raw_dir, tmp_path / "data")
+
+
+def test_a_second_preparation_changes_nothing(raw_dir, data):
+    stamps = {path.name: path.stat().st_mtime_ns for path in data.iterdir() if path.suffix != ".lock"}
+    first = json.loads((data / "manifest.json").read_text())["counts"]
+    assert prepare(raw_dir, data).counts == first
+    assert stamps == {name: (data / name).stat().st_mtime_ns for name in stamps}
+
+
+def test_other_scans_are_refused(raw_dir, data):
+    small_scans.write_case(raw_dir / "case_00004", (20, 20, 20), (2.0, 1.0, 1.0))
+    with pytest.raises(DataError, match="was prepared from other raw data"):
+        prepare(raw_dir, data)
+
+
+def test_other_crops_are_refused(raw_dir, data):
+    small_scans.mark(raw_dir, (32, 32, 32))
+    with pytest.raises(DataError, match=r"was prepared with .*24.*, not with .*32.*; delete it"):
+        prepare(raw_dir, data)
+
+
+def test_workers_change_nothing(raw_dir, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare_module, "VOXELS_PER_WORKER", 1)
+    prepare(raw_dir, tmp_path / "parallel", workers=2)
+    assert contents(tmp_path / "parallel") == contents(data)
+
+
+def test_a_damaged_scan_ends_all_workers_with_its_name(raw_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare_module, "VOXELS_PER_WORKER", 1)
+    path = raw_dir / "case_00001" / raw.LABEL
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DataError, match=r"case_00001/segmentation.nii.gz cannot be read"):
+        prepare(raw_dir, tmp_path / "data", workers=2)
+    assert not (tmp_path / "data" / "manifest.json").exists()
+
+
+def test_a_killed_preparation_continues_to_the_same_bytes(raw_dir, data, tmp_path):
+    killed = tmp_path / "killed"
+    script = (
+        "import sys, signal, pathlib; from benchmarks.unet3d import prepare as p; load = p.load_scan; seen = []\n"
+        "def third_waits(*paths):\n"
+        "    seen.append(paths); len(seen) > 2 and signal.pause(); return load(*paths)\n"
+        "p.load_scan = third_waits; p.prepare(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script, str(raw_dir), str(killed)])
+    deadline = time.monotonic() + DEADLINE
+    while len(list((killed / "records" / "cases").glob("case_*.json"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = {path.name: path.stat().st_mtime_ns for path in killed.glob("*.npy")}
+    assert len(before) == 4
+    assert not (killed / "manifest.json").exists()
+    prepare(raw_dir, killed)
+    assert contents(killed) == contents(data)
+    assert before.items() <= {path.name: path.stat().st_mtime_ns for path in killed.glob("*.npy")}.items()
+    assert not list(killed.glob("*.partial"))
+    assert not (killed / "records").exists()
+
+
+def interrupted(raw_dir, folder, monkeypatch):
+    """A preparation that ends before its last case."""
+    with monkeypatch.context() as patch:
+        left = [3]
+
+        def fails(case, *rest):
+            left[0] -= 1
+            if left[0] < 0:
+                raise DataError("the cable fell out")
+            return original(case, *rest)
+
+        original = prepare_module.prepare_case
+        patch.setattr(prepare_module, "prepare_case", fails)
+        with pytest.raises(DataError, match="the cable fell out"):
+            prepare(raw_dir, folder)
+
+
+def counting(monkeypatch):
+    """The names of the cases that are prepared from now on."""
+    asked = []
+    original = prepare_module.prepare_case
+    monkeypatch.setattr(
+        prepare_module, "prepare_case", lambda case, *rest: asked.append(case.name) or original(case, *rest)
+    )
+    return asked
+
+
+def test_recorded_cases_are_not_prepared_again(raw_dir, tmp_path, monkeypatch):
+    interrupted(raw_dir, tmp_path / "data", monkeypatch)
+    done = {path.stem for path in (tmp_path / "data" / "records" / "cases").glob("case_*.json")}
+    asked = counting(monkeypatch)
+    prepare(raw_dir, tmp_path / "data")
+    assert len(done) == 3
+    assert set(asked) == set(small_scans.CASES) - done
+
+
+@pytest.mark.parametrize("loss", [lambda path: path.unlink(), lambda path: path.write_bytes(path.read_bytes()[:-1])])
+def test_a_recorded_case_whose_file_was_lost_is_prepared_again(raw_dir, data, tmp_path, monkeypatch, loss):
+    again = tmp_path / "again"
+    interrupted(raw_dir, again, monkeypatch)
+    lost = sorted((again / "records" / "cases").glob("case_*.json"))[0].stem
+    loss(again / f"{lost}_y.npy")
+    asked = counting(monkeypatch)
+    prepare(raw_dir, again)
+    assert lost in asked
+    assert contents(again) == contents(data)
+
+
+def test_a_preparation_from_other_scans_is_not_continued(raw_dir, tmp_path, monkeypatch):
+    interrupted(raw_dir, tmp_path / "data", monkeypatch)
+    small_scans.write_case(raw_dir / "case_00004", (20, 20, 20), (2.0, 1.0, 1.0))
+    with pytest.raises(DataError, match="was prepared from other raw data"):
+        prepare(raw_dir, tmp_path / "data")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("source.json", '{"files": 1'),
+        ("cases/case_*.json", '{"files": 1'),
+        ("cases/case_*.json", '{"files": 1}'),
+        ("cases/case_*.json", '{"files": {"a": {"bytes": 1}}}'),
+    ],
+)
+def test_a_damaged_record_is_named(raw_dir, tmp_path, monkeypatch, name, content):
+    interrupted(raw_dir, tmp_path / "data", monkeypatch)
+    path = sorted((tmp_path / "data" / "records").glob(name))[0]
+    path.write_text(content)
+    with pytest.raises(DataError, match=rf"{path.name} is damaged"):
+        prepare(raw_dir, tmp_path / "data")
+
+
+def test_a_full_disk_is_noticed_before_the_work(raw_dir, tmp_path, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(prepare_module.shutil, "disk_usage", lambda path: usage(1, 0, 10_000))
+    # 31 x 20 x 20, 25 x 30 x 32, 24 x 22 x 22 and 30 x 20 x 23 voxels of five bytes
+    with pytest.raises(DataError, match=r"data needs 0\.0 GB more; its disk has 0\.0 GB left"):
+        prepare(raw_dir, tmp_path / "data")
+    assert not contents(tmp_path / "data")
+
+
+def test_two_preparations_of_one_folder_do_not_meet(raw_dir, tmp_path):
+    (tmp_path / "data").mkdir()
+    with open(tmp_path / "data" / "prepare.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(DataError, match="another process is preparing"):
+            prepare(raw_dir, tmp_path / "data")
+
+
+def test_a_folder_that_cannot_be_written_is_named(raw_dir):
+    with pytest.raises(DataError, match="cannot write to /proc/data"):
+        prepare(raw_dir, prepare_module.Path("/proc/data"))
+
+
+def test_verify_finds_a_flipped_bit_and_names_the_file(data):
+    flip(data / "case_00001_y.npy", -5)
+    with pytest.raises(DataError, match=r"changed or damaged, by SHA-256 of manifest.json: case_00001_y.npy; delete"):
+        verify(data)
+
+
+def test_verify_holds_volumes_against_the_md5s_too(data):
+    md5s = json.loads((data / "checksum.json").read_text())
+    changed = {**md5s, "case_00002_x.npy": "0" * 32}
+    (data / "checksum.json").write_text(json.dumps(changed, indent=1) + "\n")
+    manifest = json.loads((data / "manifest.json").read_text())
+    content = (data / "checksum.json").read_bytes()
+    manifest["files"]["checksum.json"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (data / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(DataError, match=r"changed or damaged, by MD5 of checksum.json: case_00002_x.npy; delete"):
+        verify(data)
+
+
+def test_verify_counts_the_volumes(data):
+    (data / "case_00009_x.npy").write_bytes((data / "case_00001_x.npy").read_bytes())
+    with pytest.raises(DataError, match=r"holds case_00009_x.npy, which .*checksum.json does not name"):
+        verify(data)
+
+
+def test_verify_misses_a_file(data):
+    (data / "case_00001_x.npy").unlink()
+    with pytest.raises(DataError, match=r"case_00001_x.npy is missing"):
+        verify(data)
+
+
+def test_verify_compares_with_the_checksums_of_others(data, tmp_path, capsys):
+    md5s = json.loads((data / "checksum.json").read_text())
+    others = tmp_path / "published.json"
+    others.write_text(json.dumps(dict(reversed(md5s.items()))))
+    assert main("verify", ["--data-dir", str(data), "--checksums", str(others)]) == 0
+    assert f"All volumes are those of {others}" in capsys.readouterr().out
+    others.write_text(json.dumps({**md5s, "case_00001_x.npy": "0" * 32, "case_00002_x.npy": "1" * 32}))
+    with pytest.raises(DataError, match=r"2 images and 0 labels have other MD5s than .*: case_00001_x.npy, case_00002"):
+        verify(data, others)
+    others.write_text(json.dumps({**md5s, "case_00005_y.npy": "0" * 32}))
+    with pytest.raises(DataError, match=r"lacks case_00005_y.npy: 8 volumes where .*published.json has 9"):
+        verify(data, others)
+    others.write_text("[]")
+    with pytest.raises(DataError, match=r"published.json cannot be read as names and MD5s"):
+        verify(data, others)
+
+
+@pytest.mark.parametrize("command", ["download", "generate", "prepare", "verify"])
+def test_no_workers_are_refused(command, tmp_path):
+    with pytest.raises(ConfigError, match="--workers=0: at least 1"):
+        main(command, ["--workers", "0"])
+
+
+@pytest.mark.parametrize("patch", [["32", "32"], ["0"], ["32", "-1", "32"], ["2000"]])
+def test_a_patch_that_is_none_is_refused(patch, tmp_path):
+    with pytest.raises(ConfigError, match="patch"):
+        main("generate", ["--raw-dir", str(tmp_path / "raw"), "--patch", *patch])
+
+
+@pytest.fixture
+def store(raw_dir, tmp_path, monkeypatch):
+    """A clone with the labels of two cases, and a store that has the images."""
+    names = ["case_00000", "case_00001"]
+    (tmp_path / "store").mkdir()
+    for name in names:
+        label = tmp_path / "clone" / "data" / name / raw.LABEL
+        label.parent.mkdir(parents=True)
+        (raw_dir / name / raw.LABEL).rename(label)
+        (raw_dir / name / raw.IMAGE).rename(tmp_path / "store" / f"master_{name[-5:]}.nii.gz")
+    monkeypatch.setattr(raw, "LABELLED_CASES", 2)
+    monkeypatch.setattr(sources, "IMAGES", (tmp_path / "store").as_uri())
+    return tmp_path / "clone", tmp_path / "store"
+
+
+def test_missing_labels_are_a_matter_of_one_command(tmp_path):
+    with pytest.raises(DataError, match=r"lacks 210 of 210 files of labels") as told:
+        list(download(tmp_path))
+    assert f"git clone https://github.com/neheller/kits19 {tmp_path / 'kits19'}" in str(told.value)
+    assert "CC BY-NC-SA 4.0" in str(told.value)
+    assert "https://kits19.sfo2.digitaloceanspaces.com/master_00000.nii.gz" in str(told.value)
+
+
+def test_images_are_fetched_beside_the_labels(store):
+    clone, images = store
+    lines = list(download(clone))
+    assert [line.partition(": ")[2] for line in lines] == ["fetched, both files complete"] * 2
+    for number in (0, 1):
+        fetched = clone / "data" / f"case_{number:05d}" / raw.IMAGE
+        assert fetched.read_bytes() == (images / f"master_{number:05d}.nii.gz").read_bytes()
+    assert "already there" in next(iter(download(clone)))
+
+
+def test_an_image_that_was_cut_off_is_kept_to_be_continued(store):
+    clone, images = store
+    path = images / "master_00001.nii.gz"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(DataError, match=r"case_00001/imaging.nii.gz was cut off; run the command again"):
+        list(download(clone))
+    folder = clone / "data" / "case_00001"
+    assert not (folder / raw.IMAGE).exists()
+    assert (folder / f"{raw.IMAGE}.partial").read_bytes() == path.read_bytes()
+
+
+def test_a_damaged_image_is_not_kept(store):
+    clone, images = store
+    path = images / "master_00001.nii.gz"
+    stored = bytearray(gzip.compress(gzip.decompress(path.read_bytes()), compresslevel=0))
+    stored[400] ^= 1
+    path.write_bytes(stored)
+    with pytest.raises(DataError, match=r"case_00001/imaging.nii.gz was damaged \(CRC"):
+        list(download(clone))
+    assert [file.name for file in (clone / "data" / "case_00001").iterdir()] == [raw.LABEL]
+
+
+def test_a_damaged_label_is_left_to_the_clone(store):
+    clone, _ = store
+    path = clone / "data" / "case_00000" / raw.LABEL
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DataError, match=r"case_00000/segmentation.nii.gz is cut off; take it from a fresh clone"):
+        list(download(clone))
+    assert path.exists()
+
+
+@pytest.fixture
+def foreign(data, tmp_path, monkeypatch):
+    """Volumes as the reference's script leaves them: nothing but arrays."""
+    folder = tmp_path / "foreign"
+    folder.mkdir()
+    for name, content in contents(data).items():
+        (folder / name).write_bytes(content)
+    monkeypatch.setattr(raw, "LABELLED_CASES", len(small_scans.CASES))
+    return folder
+
+
+def test_volumes_of_the_reference_are_described_where_they_are(foreign, data, capsys):
+    before = {path: path.stat().st_mtime_ns for path in foreign.iterdir()}
+    assert main("prepare", ["--adopt", "--data-dir", str(foreign), "--workers", "2"]) == 0
+    assert capsys.readouterr().out == f"{foreign}: KiTS19, train_samples 2, eval_samples 2\n"
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert (foreign / "checksum.json").read_text() == (data / "checksum.json").read_text()
+    own, others = (json.loads((folder / "manifest.json").read_text()) for folder in (data, foreign))
+    assert {name: own["files"][name] for name in NAMES} == {name: others["files"][name] for name in NAMES}
+    opened = open_volumes(foreign, small_scans.PATCH)
+    assert (opened.train, opened.eval) == (open_volumes(data, small_scans.PATCH).train, opened.eval)
+    assert not opened.stand_in
+    verify(foreign)
+
+
+def test_adoption_misses_a_volume(foreign):
+    (foreign / "case_00002_y.npy").unlink()
+    with pytest.raises(DataError, match=r"lacks case_00002_y.npy: 7 volumes where KiTS19 has 8"):
+        adopt(foreign)
+
+
+def test_adoption_of_no_folder_creates_none(tmp_path):
+    with pytest.raises(DataError, match=r"none does not exist"):
+        adopt(tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_adoption_agrees_with_the_checksums_that_are_there(foreign, data):
+    md5s = json.loads((data / "checksum.json").read_text())
+    (foreign / "checksum.json").write_text(json.dumps({**md5s, "case_00003_y.npy": "0" * 32}))
+    with pytest.raises(DataError, match=r"0 images and 1 labels have other MD5s than .*: case_00003_y.npy"):
+        adopt(foreign)
+    assert not (foreign / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "says"),
+    [
+        ("case_00002_x.npy", np.zeros((1, 24, 22, 22)), r"case_00002_x.npy holds float64 of shape \(1, 24, 22, 22\)"),
+        ("case_00002_x.npy", np.zeros((24, 22, 22), np.float32), r"case_00002_x.npy holds float32 of shape \(24, 22"),
+        ("case_00002_y.npy", np.zeros((1, 9, 9, 9), np.uint8), r"labels of case_00002: \(1, 9, 9, 9\) up to 0"),
+        ("case_00002_y.npy", np.full((1, 24, 22, 22), 3, np.uint8), r"labels of case_00002: .* up to 3"),
+    ],
+)
+def test_adoption_refuses_what_the_script_never_writes(foreign, name, array, says):
+    np.save(foreign / name, array)
+    with pytest.raises(DataError, match=says):
+        adopt(foreign)
+
+
+def test_adoption_names_a_volume_that_was_cut_off(foreign):
+    (foreign / "case_00002_x.npy").write_bytes((foreign / "case_00002_x.npy").read_bytes()[:-9])
+    with pytest.raises(DataError, match=r"case_00002_x.npy cannot be read"):
+        adopt(foreign)

@@ -1,0 +1,89 @@
+"""3D U-Net with its volumes split over two, four and eight gloo ranks equals the whole on one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from torch import Tensor
+from unet3d_split_ranks import Trainee, run_rank
+
+from common.distributed.layout import Layout
+
+WORLDS = [2, pytest.param(4, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)]
+TOLERANCE = 1e-10
+Ranks = list[dict[str, Any]]
+
+
+@pytest.fixture(
+    scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)]
+)
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    """What every rank has found, in the order of the slabs."""
+    folder: Path = tmp_path_factory.mktemp("volumes")
+    mp.spawn(run_rank, args=(request.param, str(folder)), nprocs=request.param)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(request.param)]
+
+
+@pytest.fixture(scope="module")
+def whole() -> dict[str, Tensor]:
+    """Logits and gradients of one rank."""
+    return Trainee(Layout()).gradients(of_image=True)
+
+
+@pytest.fixture(scope="module")
+def trained() -> dict[str, Tensor]:
+    """The weights that one rank ends with."""
+    return Trainee(Layout()).train()
+
+
+def assert_equal(found: Tensor, expected: Tensor, what: str) -> None:
+    off = float((found - expected).norm() / expected.norm())
+    assert off < TOLERANCE, f"{what} differs by {off}"
+
+
+def reduced(ranks: Ranks, run: str, name: str) -> Tensor:
+    """The gradient of a parameter as the optimizer makes it: averaged where it is redundant, else summed."""
+    total = sum(rank[run][name] for rank in ranks)
+    return total / len(ranks) if name in ranks[0]["redundant"] else total
+
+
+@pytest.mark.parametrize("run", ["gradients", "with image", "waiting"])
+def test_logits_and_loss_equal_the_whole(ranks, whole, run):
+    assert_equal(torch.cat([rank[run]["logits"] for rank in ranks], dim=2), whole["logits"], "logits")
+    for rank in ranks:
+        assert_equal(rank[run]["loss"], whole["loss"], "loss")
+
+
+@pytest.mark.parametrize("run", ["gradients", "with image", "waiting"])
+def test_reduced_gradients_equal_the_whole(ranks, whole, run):
+    for name in whole.keys() - {"loss", "logits", "image"}:
+        assert_equal(reduced(ranks, run, name), whole[name], name)
+
+
+def test_slabs_of_the_gradient_of_the_image_equal_the_whole(ranks, whole):
+    assert_equal(torch.cat([rank["with image"]["image"] for rank in ranks], dim=2), whole["image"], "image")
+
+
+def test_every_rank_has_the_whole_gradient_of_redundant_layers(ranks, whole):
+    for rank in ranks:
+        for name in rank["redundant"]:
+            assert_equal(rank["gradients"][name], whole[name], name)
+
+
+def test_trained_weights_equal_the_whole(ranks, trained):
+    for name, expected in trained.items():
+        for rank in ranks:
+            assert_equal(rank["weights"][name], expected, name)
+
+
+def test_small_levels_are_redundant_and_large_ones_split(ranks):
+    blocks = {name.split(".")[0] for name in ranks[0]["redundant"]}
+    assert blocks == {"down2", "down3", "bottleneck", "up0", "up1"}
+
+
+def test_the_chosen_exchange_is_named(ranks):
+    assert ranks[0]["chosen"]["halo"] == "p2p"

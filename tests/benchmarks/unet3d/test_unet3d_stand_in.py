@@ -1,0 +1,213 @@
+"""The generated scans have what they promise: anatomy, intensities, sizes, determinism."""
+
+import gzip
+import json
+
+import nibabel
+import numpy as np
+import pytest
+from scipy import ndimage
+
+from benchmarks.unet3d import raw, stand_in
+from benchmarks.unet3d.prepare import prepare
+from benchmarks.unet3d.raw import Settings
+from benchmarks.unet3d.stand_in import Request, branch, generate, plan
+from benchmarks.unet3d.volumes import open_volumes
+from common.errors import ConfigError, DataError
+
+PATCH = (64, 64, 64)
+REQUEST = Request(8, 4, 56, 96, Settings(PATCH))
+TOUCHING = np.ones((3, 3, 3))
+
+
+@pytest.fixture(scope="module")
+def raw_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stand_in") / "raw"
+    generate(folder, REQUEST)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def volumes(raw_dir, tmp_path_factory):
+    data = tmp_path_factory.mktemp("stand_in_data") / "data"
+    prepare(raw_dir, data)
+    return open_volumes(data, PATCH)
+
+
+def files(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def components(mask):
+    return ndimage.label(mask, TOUCHING)[1]
+
+
+def test_cases_have_the_benchmarks_names_and_splits(volumes):
+    # The reference's evaluation_cases.txt begins 00000 00003 00005 00006.
+    assert [case.name for case in volumes.eval] == ["case_00000", "case_00003", "case_00005", "case_00006"]
+    assert [int(case.name[-5:]) for case in volumes.train] == [1, 2, 4, 7, 8, 9, 10, 11]
+
+
+def test_prepared_volumes_have_the_anatomy_that_was_planned(volumes):
+    planned = {entry.name: entry.anatomy for entry in plan(REQUEST)}
+    for case in (*volumes.train, *volumes.eval):
+        _, label = volumes.read(case)
+        anatomy = planned[case.name]
+        assert components(label > 0) == components(label == 1) == len(anatomy)
+        assert components(label == 2) == sum(anatomy)
+
+
+def test_one_case_lacks_a_tumour_and_others_have_two_components_of_each_class(volumes):
+    found = {}
+    for case in volumes.train:
+        _, label = volumes.read(case)
+        found[case.name] = (components(label == 1), components(label == 2))
+    assert (2, 0) in found.values()
+    assert (2, 2) in found.values()
+    assert (1, 1) in found.values()
+
+
+def test_every_volume_that_is_evaluated_has_kidney_and_tumour(volumes):
+    for case in volumes.eval:
+        _, label = volumes.read(case)
+        assert set(np.unique(label)) == {0, 1, 2}
+
+
+def test_tumours_lie_in_kidneys(volumes):
+    for case in volumes.train:
+        _, label = volumes.read(case)
+        around = ndimage.binary_dilation(label == 2, TOUCHING) & (label != 2)
+        if around.any():
+            assert (label[around] == 1).mean() > 0.9
+
+
+def test_intensities_lie_where_the_benchmarks_do(volumes):
+    for case in (*volumes.train, *volumes.eval):
+        image, label = volumes.read(case)
+        assert image.min() == pytest.approx((-79 - 101) / 76.9, abs=1e-5)
+        assert image.max() == pytest.approx((304 - 101) / 76.9, abs=1e-5)
+        inside = {value: ndimage.binary_erosion(label == value) for value in (1, 2)}
+        assert np.median(image[inside[1]]) == pytest.approx(0.5, abs=0.1)
+        if inside[2].any():
+            assert np.median(image[inside[2]]) == pytest.approx(1.1, abs=0.15)
+        tissue = (label == 0) & (image > -2) & (image < 0.3)
+        assert np.median(image[tissue]) == pytest.approx(-1, abs=0.05)
+
+
+def test_scans_differ_in_spacing_and_shape_and_are_resampled(raw_dir, volumes):
+    spacings, shapes = set(), set()
+    for case in (*volumes.train, *volumes.eval):
+        header = nibabel.load(raw_dir / case.name / raw.IMAGE).header
+        spacings.add(tuple(header["pixdim"][1:4].tolist()))
+        shapes.add(header.get_data_shape())
+        assert header.get_data_dtype() == np.int16
+        assert header.get_data_shape() != case.shape
+    assert len(spacings) == len(shapes) == 12
+
+
+def test_prepared_shapes_are_the_planned_ones_padded_to_the_patch(volumes):
+    made = {case.name: case.shape for case in (*volumes.train, *volumes.eval)}
+    assert made == {entry.name: tuple(max(size, 64) for size in entry.shape) for entry in plan(REQUEST)}
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_sizes_reach_both_branches_of_the_sliding_window(volumes, split):
+    # With a patch of 64 windows are 32 apart: a rest of less than 16 is cropped, a larger one padded.
+    rests = [size % 32 for case in getattr(volumes, split) for size in case.shape]
+    assert any(0 < rest < 16 for rest in rests)
+    assert any(rest >= 16 for rest in rests)
+
+
+def test_some_scans_are_smaller_than_the_patch():
+    assert any(entry.shape[0] < 64 for entry in plan(REQUEST))
+
+
+@pytest.mark.parametrize(
+    ("size", "what"),
+    # Stride 64: by the reference's rule a rest of less than 32 is cropped, of 32 and more padded.
+    [(128, None), (130, "crop"), (159, "crop"), (160, "pad"), (191, "pad"), (192, None), (200, "crop")],
+)
+def test_branches_are_those_of_the_reference(size, what):
+    assert branch(size, 128) == what
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_others(raw_dir, tmp_path):
+    generate(tmp_path / "same", REQUEST)
+    assert files(tmp_path / "same") == files(raw_dir)
+    generate(tmp_path / "other", Request(2, 1, 56, 96, Settings(PATCH), seed=1))
+    other = files(tmp_path / "other")
+    assert all(other[name] != content for name, content in files(raw_dir).items() if name in other)
+
+
+def test_fewer_cases_are_the_first_of_more(raw_dir, tmp_path):
+    generate(tmp_path / "few", Request(2, 1, 56, 96, Settings(PATCH)))
+    few, many = files(tmp_path / "few"), files(raw_dir)
+    assert set(few) - {"STAND_IN"} < set(many)
+    assert all(many[name] == content for name, content in few.items() if name != "STAND_IN")
+
+
+def test_workers_change_nothing(raw_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(stand_in, "VOXELS_PER_WORKER", 1 << 20)
+    generate(tmp_path / "parallel", REQUEST, workers=2)
+    assert files(tmp_path / "parallel") == files(raw_dir)
+
+
+def test_all_210_cases_can_be_had(tmp_path):
+    plans = plan(Request(168, 42, 32, 32, Settings((32, 32, 32))))
+    assert [entry.name for entry in plans] == [f"case_{number:05d}" for number in range(210)]
+
+
+def test_the_smallest_volumes_still_have_their_anatomy(tmp_path):
+    request = Request(8, 4, 32, 32, Settings((32, 32, 32)))
+    generate(tmp_path / "raw", request)
+    prepare(tmp_path / "raw", tmp_path / "data")
+    volumes = open_volumes(tmp_path / "data", (32, 32, 32))
+    planned = {entry.name: entry.anatomy for entry in plan(request)}
+    for case in (*volumes.train, *volumes.eval):
+        _, label = volumes.read(case)
+        assert (label == 1).any()
+        assert components(label == 2) == sum(planned[case.name])
+
+
+def test_the_marker_says_what_and_for_which_crops(raw_dir):
+    assert json.loads((raw_dir / "STAND_IN").read_text()) == {
+        "kind": "ellipsoids in noise", "train": 8, "eval": 4, "smallest": 56, "largest": 96, "seed": 0,
+        "settings": {"patch": [64, 64, 64]},
+    }  # fmt: skip
+
+
+def test_files_are_whole_gzip(raw_dir):
+    for path in raw_dir.rglob("*.nii.gz"):
+        assert gzip.decompress(path.read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"train": 0}, "--train=0: 1 to 168"),
+        ({"train": 169}, "--train=169: 1 to 168"),
+        ({"eval": 43}, "--eval=43: 1 to 42"),
+        ({"smallest": 31}, "--smallest=31"),
+        ({"smallest": 97}, "--smallest=97 --largest=96"),
+        ({"largest": 513}, "--largest=513"),
+        ({"seed": -1}, "--seed=-1"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(wrong, says):
+    right = {"train": 2, "eval": 1, "smallest": 56, "largest": 96, "settings": Settings(PATCH), "seed": 0}
+    with pytest.raises(ConfigError, match=says):
+        Request(**{**right, **wrong})
+
+
+def test_a_folder_that_holds_something_is_left_alone(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    with pytest.raises(DataError, match="is not empty"):
+        generate(tmp_path, REQUEST)
+    assert files(tmp_path) == {"mine": b"mine"}
+
+
+def test_leftovers_of_a_command_that_was_cut_off_are_replaced(tmp_path):
+    (tmp_path / "raw.partial" / "case_00001").mkdir(parents=True)
+    generate(tmp_path / "raw", Request(1, 1, 32, 32, Settings((32, 32, 32))))
+    assert sorted(path.name for path in (tmp_path / "raw").iterdir()) == ["STAND_IN", "case_00000", "case_00001"]
+    assert not (tmp_path / "raw.partial").exists()

@@ -1,0 +1,168 @@
+"""3D U-Net as a workload: published recipes, learning rate, groups of parameters, and what its log counts."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+import torch
+
+from benchmarks.unet3d.workload import UNet3DSegmentation
+from common import cli, config
+from common.distributed.layout import Layout
+from common.errors import ConfigError, UnsupportedImplementation
+from common.mlperf.admission import admit, evaluation_schedule
+from common.mlperf.constraints import missing_hyperparameters
+from common.mlperf.events import hyperparameters
+from common.mlperf.parsed_log import read_log
+from tests.conftest import suite
+
+
+def loaded(*overrides: str) -> tuple[config.RunConfig, config.SessionConfig]:
+    return config.load(cli.compose(["benchmark=unet3d", "device=cpu", *overrides]))
+
+
+def built(*overrides: str) -> UNet3DSegmentation:
+    """The workload of the ``test`` recipe, on one rank."""
+    run, _ = loaded("scale=test", *overrides)
+    return UNet3DSegmentation(run, Layout(run.layout, seed=3))
+
+
+# NVIDIA's configurations in the results of MLPerf Training v3.1 and v4.0: training GPUs, GPUs of a crop, crops of a
+# step on them, GPUs that evaluate, global batch, learning rate, epochs of warm-up.
+PUBLISHED = {
+    "8xH200": (8, 1, 7, 0, 56, 2.0, 1000),
+    "8xH100": (8, 1, 7, 0, 56, 2.0, 1000),
+    "72xH100": (56, 1, 1, 16, 56, 2.0, 1000),
+    "768xH100": (672, 8, 1, 96, 84, 1.5, 1500),
+}
+
+
+@pytest.mark.parametrize("scale", list(PUBLISHED))
+def test_a_recipe_has_the_published_hyperparameters(scale):
+    training, of_a_crop, crops, evaluating, batch, rate, warmup = PUBLISHED[scale]
+    run, session = loaded(f"scale={scale}")
+    logged = admit(run, session).hyperparameters
+    assert (run.training_ranks, run.layout["cp"], run.evaluation.ranks) == (training, of_a_crop, evaluating)
+    assert (run.micro_batch, logged["gradient_accumulation_steps"]) == (crops, 1)
+    assert logged["global_batch_size"] == batch
+    assert logged["opt_base_learning_rate"] == rate
+    assert logged["opt_initial_learning_rate"] == 1e-4
+    assert logged["opt_learning_rate_warmup_epochs"] == warmup
+    assert (logged["opt_momentum"], logged["opt_weight_decay"]) == (0.9, 0.0)
+    assert logged["opt_learning_rate_decay_boundary_epochs"] == []
+    assert (logged["oversampling"], logged["validation_overlap"]) == (0.4, 0.5)
+    assert list(logged["training_input_shape"]) == list(logged["validation_input_shape"]) == [128, 128, 128]
+    assert logged["samples_per_epoch"] == 168
+
+
+@pytest.mark.parametrize("ruleset", ["1.0.0", "3.1.0", "4.0.0"])
+def test_the_log_has_every_hyperparameter_of_the_rule_files(ruleset):
+    run, _ = loaded("scale=8xH200")
+    logged = hyperparameters(run, UNet3DSegmentation.derived_values(run))
+    assert missing_hyperparameters("unet3d", ruleset, logged) == []
+
+
+@pytest.mark.parametrize(
+    ("batch", "first", "second"),
+    [(56, 1000, 1020), (84, 1000, 1020), (32, 875, 893), (80, 700, 714)],  # rules: of epochs of whole batches
+)
+def test_evaluations_follow_the_rules_epochs(batch, first, second):
+    run, _ = loaded("scale=1xH200", f"hparams.global_batch_size={batch}", "micro_batch=1")
+    assert list(itertools.islice(evaluation_schedule(run).points(), 2)) == [first, second]
+
+
+def test_the_learning_rate_after_60_steps_is_that_of_nvidias_log():
+    run, _ = loaded("scale=8xH200", "scale.gpus_per_node=1", "hparams.global_batch_size=56", "scale.gpu=false",
+                    "benchmark.facts.filters=[2,2,2,2,2]")  # fmt: skip
+    workload = UNet3DSegmentation(run, Layout(run.layout))
+    (optimizer,) = workload.build_step().updaters
+    # The v4.0 log of 8 x H200 reports 0.0530775 after 60 steps; the next step is the first that is done with it.
+    assert float(optimizer._schedule(torch.tensor(59))) == pytest.approx(0.0530775, abs=5e-8)
+
+
+@pytest.mark.parametrize("override", ["benchmark.facts.oversampling=0.3", "benchmark.facts.input_shape=[64,64,64]"])
+def test_the_closed_division_fixes_crops_and_network(override):
+    with pytest.raises(ConfigError, match=r"the rules fix"):
+        admit(*loaded("scale=8xH200", override))
+
+
+def test_the_closed_division_trains_with_momentum():
+    with pytest.raises(ConfigError, match=r"hparams\.momentum=0: the reference's SGD"):
+        admit(*loaded("scale=8xH200", "hparams.momentum=0"))
+    admit(*loaded("scale=8xH200", "hparams.momentum=0", "submission.division=open"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kind", "message"),
+    [
+        (["layout.tp=2", "scale.gpus_per_node=2"], ConfigError, "layout.tp=2: 3D U-Net's ranks"),
+        (["model.instance_norm=foo"], UnsupportedImplementation, "model.instance_norm=foo"),
+        (["model.dice_cross_entropy=triton"], UnsupportedImplementation, "model.dice_cross_entropy=triton: .*a GPU"),
+    ],
+)
+def test_what_the_workload_cannot_be_built_with_is_named(overrides, kind, message):
+    run, _ = loaded("scale=test", *overrides)
+    with pytest.raises(kind, match=f"^{message}"):
+        UNet3DSegmentation(run, Layout(run.layout))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("benchmark.facts.input_shape=[32,32,32]", "a single voxel"),
+        ("benchmark.facts.input_shape=[64,48,64]", "multiples of 32"),
+        ("benchmark.facts.classes=4", "3: background, kidney and tumour"),
+        ("hparams.momentum=1", "below 1"),
+        ("sliding_window.batch=0", "at least 1"),
+    ],
+)
+def test_a_value_out_of_range_is_named(override, message):
+    key = override.partition("=")[0]
+    with pytest.raises(ConfigError, match=rf"^{key}=.*{message}"):
+        loaded("scale=test", override)
+
+
+def test_without_a_split_no_parameter_is_redundant():
+    (group,) = built().parameter_groups()
+    assert len(group.parameters) == 78
+    assert group.replicated_over == ()
+
+
+def test_the_log_names_each_layer_that_is_initialised():
+    run, _ = loaded("scale=test")
+    names = UNet3DSegmentation.initialised_tensors(run)
+    assert len(set(names)) == len(names) == 50  # 22 convolutions, 22 norms, 5 transposed convolutions, the output
+
+
+@pytest.mark.parametrize(("ruleset", "unit"), [("3.0.0", 1), ("4.0.0", 8)])
+def test_the_log_counts_as_the_ruleset_does(ruleset, unit, data_of, tmp_path):
+    # Reference points of v3.1 and v4.0 are in samples, of 8 volumes an epoch here; those before in epochs.
+    done = suite("train", "benchmark=unet3d", "scale=test", "device=cpu", f"ruleset={ruleset}",
+                 f"data_dir={data_of('unet3d')}", f"output_dir={tmp_path}")  # fmt: skip
+    assert done.code == 10, done.errors
+    log = read_log(tmp_path / "mlperf.log")
+    assert [point.progress for point in log.evaluations] == [2 * unit, 3 * unit, 4 * unit]
+    assert log.all("run_stop")[0].metadata["epoch_num"] == 4 * unit
+    blocks = [event.metadata for event in log.all("block_start")]
+    assert [(block["first_epoch_num"], block["epoch_count"]) for block in blocks] == [
+        (unit, 2 * unit), (3 * unit, unit), (4 * unit, unit),
+    ]  # fmt: skip
+    assert len(log.all("tracked_stats")) == (4 if unit == 1 else 3)  # of epochs, or of blocks
+
+
+def test_a_rank_of_its_own_scores_as_evaluation_in_line_does(data_of, tmp_path):
+    common = ["train", "benchmark=unet3d", "scale=test", "device=cpu", "seed=7", "precision=fp64",
+              f"data_dir={data_of('unet3d')}"]  # fmt: skip
+    ways = {"inline": ["scale.gpus_per_node=2"], "beside": ["scale.gpus_per_node=3", "evaluation.ranks=1"]}
+    for name, overrides in ways.items():
+        done = suite(*common, *overrides, f"output_dir={tmp_path / name}")
+        assert done.code == 10, done.errors
+    inline, beside = (read_log(tmp_path / name / "mlperf.log").evaluations for name in ways)
+    assert [point.progress for point in inline] == [point.progress for point in beside] == [16, 24, 32]
+    for first, second in zip(inline, beside, strict=True):
+        assert first.values == pytest.approx(second.values, rel=1e-9)
+    told = [json.loads(line) for line in (tmp_path / "beside" / "evaluations.jsonl").read_text().splitlines()]
+    assert len(told) == 3
+    assert all(entry["seconds"] > 0 for entry in told)

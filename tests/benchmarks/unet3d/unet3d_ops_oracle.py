@@ -1,0 +1,112 @@
+"""Norm and loss of 3D U-Net and their gradients in float64, each written out as a formula; nothing is shared with the
+code under test, and no gradient comes from autograd."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+VOLUME = (2, 3, 4)
+
+
+def instance_norm_relu(x: Tensor, weight: Tensor, bias: Tensor, dy: Tensor, epsilon: float = 1e-5) -> dict[str, Tensor]:
+    """Result and gradients: dx = w / s * (dz - mean(dz) - xhat * mean(dz * xhat)), dz = dy where the result is > 0."""
+    x, weight, bias, dy = (value.double() for value in (x, weight, bias, dy))
+    w, b = weight.view(1, -1, 1, 1, 1), bias.view(1, -1, 1, 1, 1)
+    mean = x.mean(VOLUME, keepdim=True)
+    deviation = ((x - mean).square().mean(VOLUME, keepdim=True) + epsilon).sqrt()
+    normal = (x - mean) / deviation
+    z = normal * w + b
+    dz = dy * (z > 0)
+    means = dz.mean(VOLUME, keepdim=True), (dz * normal).mean(VOLUME, keepdim=True)
+    return {
+        "y": z.clamp(min=0),
+        "x": w / deviation * (dz - means[0] - normal * means[1]),
+        "weight": (dz * normal).sum((0, *VOLUME)),
+        "bias": dz.sum((0, *VOLUME)),
+    }
+
+
+def dice_cross_entropy(logits: Tensor, label: Tensor, smooth: float = 1e-6) -> dict[str, Tensor]:
+    """The loss, and its gradient by the chain rule through the softmax."""
+    logits = logits.double()
+    samples, classes = logits.shape[:2]
+    e = (logits - logits.amax(1, keepdim=True)).exp()
+    p = e / e.sum(1, keepdim=True)
+    t = torch.stack([(label == k).double() for k in range(classes)], 1)
+    both, total = (p * t).sum(VOLUME), p.sum(VOLUME) + t.sum(VOLUME)
+    dice = (2 * both + smooth) / (total + smooth)
+    entropy = -(t * p.log()).sum() / label.numel()
+    loss = ((1 - dice[:, 1:]).mean() + entropy) / 2
+    shape = (samples, classes, 1, 1, 1)
+    d_p = -(2 * t - dice.view(shape)) / (total + smooth).view(shape) / (2 * samples * (classes - 1))
+    d_p[:, 0] = 0
+    gradient = p * (d_p - (p * d_p).sum(1, keepdim=True)) + (p - t) / (2 * label.numel())
+    return {"loss": loss, "logits": gradient}
+
+
+def norm_case(shape: tuple[int, ...], dtype: torch.dtype, mean: float = 0.0, seed: int = 0) -> dict[str, Tensor]:
+    """Input, parameters and gradient of instance norm: channels with means and deviations of their own."""
+    generator = torch.Generator().manual_seed(seed)
+    channels = (1, shape[1], 1, 1, 1)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator, dtype=torch.float64)
+
+    x = normal(*shape) * (1 + normal(*channels).abs()) + normal(*channels) + mean
+    values = {"x": x, "weight": 1 + normal(shape[1]) / 2, "bias": normal(shape[1]) / 2, "dy": normal(*shape)}
+    return {name: value.to(dtype) for name, value in values.items()}
+
+
+def loss_case(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:
+    """Logits (N, 3, D, H, W) and labels; the second sample lacks class 1, and the third is all background."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(shape, generator=generator, dtype=torch.float64)
+    label = torch.randint(3, (shape[0], *shape[2:]), generator=generator, dtype=torch.uint8)
+    label[1:2] *= label[1:2] == 2
+    label[2:3] = 0
+    return {"logits": logits.to(dtype), "label": label}
+
+
+def run_ranks(folder: Path, ranks: int, cases: dict, **environment: str) -> list[dict]:
+    """Run ``volume_split_ranks.py`` over slabs of the cases; what every rank saved."""
+    torch.save(cases, folder / "cases.pt")
+    script = Path(__file__).with_name("volume_split_ranks.py")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(rank), str(ranks), str(folder)],
+            cwd=Path(__file__).parents[3],
+            env={**os.environ, "PYTHONPATH": ".", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **environment},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    errors = [process.communicate(timeout=200)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * ranks, "\n".join(errors)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(ranks)]
+
+
+def joined(found: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Slabs put together along D, partial gradients of parameters summed; what all ranks share must be equal."""
+    whole = {}
+    for name, first in found[0].items():
+        parts = [part[name] for part in found]
+        if first.dim() == 5:
+            whole[name] = torch.cat(parts, 2)
+        elif name == "loss":
+            assert all(torch.equal(part, first) for part in parts)
+            whole[name] = first
+        else:
+            whole[name] = torch.stack(parts).sum(0)
+    return whole
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """Norm of the difference over norm of the expected."""
+    return float((found.double() - expected).norm() / expected.norm().clamp(min=1e-30))

@@ -1,0 +1,64 @@
+"""One rank of the tests of operations on split volumes: ``python volume_split_ranks.py RANK RANKS FOLDER``.
+
+Reads the whole tensors that the test left in FOLDER, runs every implementation named there on this rank's slab, and
+saves results and gradients.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.unet3d.ops import dice_cross_entropy, instance_norm
+from common.distributed.spatial.split import VolumeSplit
+
+EPSILON = 1e-5
+SMOOTH = 1e-6
+
+
+def slab(whole: Tensor, rank: int, ranks: int, dim: int) -> Tensor:
+    """This rank's part of the planes."""
+    return whole.chunk(ranks, dim)[rank].contiguous()
+
+
+def normalised(case: dict[str, Tensor], implementation: str, split: VolumeSplit) -> dict[str, Tensor]:
+    """Instance norm of the slab and its gradients."""
+    x, dy = (slab(case[name], split.index, split.ranks, 2) for name in ("x", "dy"))
+    leaves = [value.clone().requires_grad_() for value in (x, case["weight"], case["bias"])]
+    y = instance_norm.IMPLEMENTATIONS[implementation].function(*leaves, EPSILON, split)
+    gradients = torch.autograd.grad(y, leaves, dy)
+    return {"y": y.detach(), **dict(zip(("x", "weight", "bias"), gradients, strict=True))}
+
+
+def lost(case: dict[str, Tensor], implementation: str, split: VolumeSplit) -> dict[str, Tensor]:
+    """The loss of whole volumes and its gradient for the slab."""
+    logits = slab(case["logits"], split.index, split.ranks, 2).requires_grad_()
+    label = slab(case["label"], split.index, split.ranks, 1)
+    loss = dice_cross_entropy.IMPLEMENTATIONS[implementation].function(logits, label, SMOOTH, split)
+    (gradient,) = torch.autograd.grad(loss, logits)
+    return {"loss": loss.detach(), "logits": gradient}
+
+
+def main(rank: int, ranks: int, folder: str) -> None:
+    """Run the cases of ``folder/cases.pt``."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks, timeout=timedelta(seconds=120)
+    )
+    assert dist.group.WORLD is not None
+    split = VolumeSplit(ranks, rank, group=dist.group.WORLD)
+    given = torch.load(f"{folder}/cases.pt")
+    found = {
+        operation: {name: run(case, name, split) for name in given["implementations"][operation]}
+        for operation, run, case in (("norm", normalised, given["norm"]), ("loss", lost, given["loss"]))
+    }
+    torch.save(found, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

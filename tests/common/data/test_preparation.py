@@ -1,0 +1,122 @@
+"""What all preparations share: one at a time in a folder, of one source, on a disk that is large enough."""
+
+import fcntl
+import json
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from common.data import manifest, preparation
+from common.data.manifest import Manifest
+from common.errors import DataError
+
+WANTED = {"fingerprint": "f", "settings": "s"}
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    manifest.write(tmp_path, Manifest("x/1", {}, {"train_samples": 3, "classes": 2}, False, {**WANTED, "more": "m"}))
+    return tmp_path
+
+
+def test_a_folder_that_another_process_prepares_is_refused(tmp_path):
+    with open(tmp_path / "prepare.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(DataError, match=f"^another process is preparing {tmp_path}$"), preparation.locked(tmp_path):
+            pytest.fail("two at once")
+
+
+def test_the_lock_ends_with_the_block(tmp_path):
+    with pytest.raises(KeyError), preparation.locked(tmp_path / "new" / "folder"):
+        raise KeyError
+    with preparation.locked(tmp_path / "new" / "folder"):
+        pass
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(DataError, match=f"^cannot write to {tmp_path}/file/data: "),
+        preparation.locked(tmp_path / "file" / "data"),
+    ):
+        pytest.fail("no folder to prepare in")
+
+
+def test_nothing_prepared_is_none(tmp_path):
+    assert preparation.already_prepared(tmp_path, "x/1", "prepare it", WANTED) is None
+
+
+@pytest.mark.parametrize("wanted", [WANTED, None])
+def test_the_same_data_are_found(prepared, wanted):
+    found = preparation.already_prepared(prepared, "x/1", "prepare it", wanted)
+    assert found is not None
+    assert found.counts == {"train_samples": 3, "classes": 2}
+
+
+OTHERS = [
+    ({"fingerprint": "g", "settings": "s"}, "was prepared from other raw data; delete it or name another --data-dir"),
+    ({"fingerprint": "f", "settings": "t"}, "was prepared with s, not with t; delete it, name another --data-dir"),
+    ({"fingerprint": "f"}, "was prepared with s, not with None; delete it"),
+]
+
+
+@pytest.mark.parametrize(("wanted", "message"), OTHERS)
+def test_other_data_are_refused(prepared, wanted, message):
+    with pytest.raises(DataError, match=f"^{prepared} {message}"):
+        preparation.already_prepared(prepared, "x/1", "prepare it", wanted)
+
+
+@pytest.mark.parametrize(("wanted", "message"), OTHERS)
+def test_an_interrupted_preparation_of_other_data_is_not_continued(tmp_path, wanted, message):
+    state = tmp_path / "work" / "state.json"
+    preparation.begin_or_continue(tmp_path, state, WANTED)
+    with pytest.raises(DataError, match=f"^{tmp_path} {message}"):
+        preparation.begin_or_continue(tmp_path, state, wanted)
+    assert json.loads(state.read_text()) == WANTED
+
+
+def test_an_interrupted_preparation_of_the_same_data_is_continued(tmp_path):
+    state = tmp_path / "state.json"
+    for _ in range(2):
+        preparation.begin_or_continue(tmp_path, state, {"fingerprint": "f"})
+    assert json.loads(state.read_text()) == {"fingerprint": "f"}
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe"])
+def test_a_damaged_state_is_named(tmp_path, content):
+    state = tmp_path / "state.json"
+    state.write_bytes(content)
+    with pytest.raises(DataError, match=rf"^{state} is damaged \(.*\); delete {tmp_path} and prepare again$"):
+        preparation.begin_or_continue(tmp_path, state, WANTED)
+
+
+@pytest.mark.parametrize(("more", "amount"), [(True, "2.5 GB more"), (False, "2.5 GB")])
+def test_a_disk_that_is_too_small_is_named_with_both_sizes(tmp_path, monkeypatch, more, amount):
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: usage(2_400_000_000))
+    preparation.require_space(tmp_path, 2_400_000_000)
+    with pytest.raises(DataError, match=f"^{tmp_path} needs {amount}; its disk has 2.4 GB left$"):
+        preparation.require_space(tmp_path, 2_500_000_000, more=more)
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("download", {"raw_dir"}),
+        ("prepare", {"raw_dir", "data_dir"}),
+        ("verify", {"data_dir"}),
+        ("generate", {"raw_dir"}),
+    ],
+)
+def test_commands_have_the_folders_that_they_need(command, options, monkeypatch):
+    monkeypatch.setenv("MLPERF_DATA_DIR", "/elsewhere")
+    folders = vars(preparation.parser(command, "name", "raw", "prepared").parse_args(["benchmark=name"]))
+    assert folders.pop("benchmark") == "benchmark=name"
+    where = {"raw_dir": Path("/elsewhere/name-raw"), "data_dir": Path("/elsewhere/name")}
+    assert folders == {option: where[option] for option in options}
+
+
+def test_real_data_are_summed_up_by_name(prepared):
+    found = preparation.already_prepared(prepared, "x/1", "prepare it", None)
+    assert preparation.summary(Path("data"), found, "Real") == "data: Real, classes 2, train_samples 3"

@@ -1,0 +1,55 @@
+"""Generated folders are there when they are complete, and say what they are."""
+
+import json
+from contextlib import suppress
+
+import pytest
+
+from common.data import stand_in
+from common.errors import DataError
+
+
+def test_real_data_have_no_description(tmp_path):
+    assert stand_in.description_of(tmp_path) is None
+
+
+def test_a_description_is_read_as_it_was_written(tmp_path):
+    stand_in.mark(tmp_path, {"kind": "test", "settings": {"patch": (1, 2)}})
+    assert json.loads((tmp_path / "STAND_IN").read_text()) == {"kind": "test", "settings": {"patch": [1, 2]}}
+    assert stand_in.description_of(tmp_path) == {"kind": "test", "settings": {"patch": [1, 2]}}
+
+
+@pytest.mark.parametrize("content", [b"", b"a test", b"[]", b"\xff\xfe"])
+def test_a_damaged_description_is_named(tmp_path, content):
+    (tmp_path / "STAND_IN").write_bytes(content)
+    with pytest.raises(DataError, match=rf"^{tmp_path}/STAND_IN is damaged \(.*\); generate the stand-in again$"):
+        stand_in.description_of(tmp_path)
+
+
+def test_a_used_folder_is_refused(tmp_path):
+    stand_in.require_unused(tmp_path / "new")
+    stand_in.require_unused(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=f"^{tmp_path} is not empty"):
+        stand_in.require_unused(tmp_path)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_folder_appears_when_it_is_complete(tmp_path, there):
+    raw_dir = tmp_path / "a" / "raw"
+    if there:
+        raw_dir.mkdir(parents=True)
+    with stand_in.generated(raw_dir) as folder:
+        (folder / "file").write_text("x")
+        assert not (raw_dir / "file").exists()
+    assert [path.name for path in raw_dir.parent.iterdir()] == ["raw"]
+    assert (raw_dir / "file").read_text() == "x"
+
+
+def test_what_a_killed_command_left_is_replaced(tmp_path):
+    with suppress(KeyError), stand_in.generated(tmp_path / "raw") as folder:
+        (folder / "old").touch()
+        raise KeyError
+    with stand_in.generated(tmp_path / "raw") as folder:
+        (folder / "new").touch()
+    assert [path.name for path in tmp_path.rglob("*")] == ["raw", "new"]

@@ -1,0 +1,45 @@
+"""Process groups of a Layout: neighbourhoods along an axis, and the ranks with the same place in each."""
+
+from __future__ import annotations
+
+import pytest
+import torch.distributed as dist
+
+from common.distributed.layout import Layout
+from common.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def groups_are_their_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "new_group", tuple)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 10**6)  # no group is the whole world
+
+
+@pytest.mark.parametrize(("rank", "near", "far"), [(0, (0, 1), (0, 2, 4)), (3, (2, 3), (1, 3, 5))])
+def test_groups_of_two_nodes_of_a_single_axis(rank, near, far):
+    layout = Layout({"dp": 6}, rank)
+    assert layout.subgroup("dp", 2) == near
+    assert layout.across("dp", 2) == far
+
+
+def test_other_axes_keep_their_place_unless_they_are_named():
+    # rank = (dp, tp): dp 0..3 times tp 0..1
+    layout = Layout({"dp": 4, "tp": 2}, 5)  # dp 2, tp 1
+    assert layout.subgroup("dp", 2) == (5, 7)
+    assert layout.across("dp", 2) == (1, 5)
+    assert layout.across("dp", 2, "tp") == (0, 1, 4, 5)
+
+
+def test_across_neighbourhoods_of_one_rank_is_the_group_of_the_axis():
+    layout = Layout({"dp": 4, "tp": 2}, 5)
+    assert layout.across("dp", 1) == layout.group("dp") == (1, 3, 5, 7)
+
+
+def test_across_a_neighbourhood_that_is_the_whole_axis_is_this_rank_alone():
+    assert Layout({"dp": 4, "tp": 2}, 5).across("dp", 4) is None
+
+
+@pytest.mark.parametrize("make", [Layout.subgroup, Layout.across])
+def test_neighbourhoods_divide_the_axis(make):
+    with pytest.raises(ConfigError, match="3 ranks does not divide the 4 ranks of axis 'dp'"):
+        make(Layout({"dp": 4}), "dp", 3)

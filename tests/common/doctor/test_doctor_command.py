@@ -1,0 +1,203 @@
+"""The command as it is run: alone, as two nodes over Gloo, with limits that fail, and with a rank that is silent."""
+
+import json
+import os
+import subprocess
+import sys
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from common.doctor import command
+from common.doctor.examine import Report
+from common.doctor.judge import Rank, Results, Together, findings_of, units_of, why_alone, with_own_names
+from common.errors import UNFIT, ConfigError
+from tests.conftest import ROOT, suite
+
+DOCTOR = ["-m", "common.cli", "doctor"]
+IMPOSSIBLE = "limits: {node: {memory_bandwidth_gbs: {min: 1.0e+9}}}"
+LOOSE = "limits: {node: {memory_bandwidth_gbs: {min: 0.001}}}"
+
+# Says who it is, and then nothing more.
+SILENT = ["-c", """
+import os, sys, time, torch
+from common.distributed.startup import find_place, initialise
+from common.doctor.meeting import Meeting
+place = find_place(os.environ)
+initialise(place, torch.device("cpu"), 60)
+Meeting(place).post("rank", dict(rank=place.rank, local_rank=0, node=place.node, name="n2", device="cpu"))
+sys.stdin.read()
+"""]  # fmt: skip
+
+
+def nodes(*commands):
+    """One process for each of ``commands``, as a node of its own, named n1, n2, …; their codes and outputs."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    count = len(commands)
+    processes = []
+    for rank, arguments in enumerate(commands):
+        places = {"RANK": rank, "WORLD_SIZE": count, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": rank}
+        environment = {
+            **os.environ,
+            **{name: str(value) for name, value in places.items()},
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "SLURMD_NODENAME": f"n{rank + 1}",
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+        }
+        process = subprocess.Popen(
+            [sys.executable, *arguments], cwd=ROOT, env=environment, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        processes.append(process)
+    try:
+        ended = [process.communicate(timeout=120) for process in processes]
+        return [process.returncode for process in processes], ended
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def limits(folder, text):
+    path = folder / "limits.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    found = folder / "doctor.json"
+    done = suite("doctor", "--quick", "--system", limits(folder, LOOSE), "--storage", str(folder), "--json", str(found))
+    return done, json.loads(found.read_text())
+
+
+def test_a_machine_without_a_gpu_is_checked_for_what_is_there(alone):
+    done, told = alone
+    assert done.code == 0, done.errors
+    assert told["ok"] is True
+    assert "no GPU here" in done.output
+    assert done.output.splitlines()[-1].startswith("FIT: ")
+
+
+def test_the_file_has_the_facts_and_figures_of_each_node(alone):
+    _, told = alone
+    assert set(told) == {"time", "suite", "system", "nodes", "ranks", "job", "checks", "findings", "ok"}
+    ((_, node),) = told["nodes"].items()
+    assert node["facts"]["accelerators_per_node"] == "0"
+    assert node["measurements"]["cores_allowed"] == len(os.sched_getaffinity(0))
+    assert node["measurements"]["memory_bandwidth_gbs"] > 0
+    assert [rank["rank"] for rank in told["ranks"]] == [0]
+
+
+def test_what_could_not_run_is_counted_and_not_passed(alone):
+    _, told = alone
+    readings = [value for node in told["nodes"].values() for value in node["measurements"].values()]
+    missing = sum(isinstance(value, dict) and "missing" in value for value in readings)
+    assert told["checks"] == {"made": len(readings) - missing, "not_made": missing, "failed": 0}
+    assert missing > 0
+
+
+def test_nothing_is_left_in_the_folder_of_the_storage_check(alone, tmp_path):
+    done = suite("doctor", "--quick", "--only", "storage", "--storage", str(tmp_path))
+    assert list(tmp_path.iterdir()) == [], done.output
+
+
+def test_two_nodes_are_told_apart_and_measured_together(tmp_path):
+    found = tmp_path / "doctor.json"
+    arguments = [
+        *DOCTOR, "--quick", "--only", "host", "clock", "collectives",
+        "--system", limits(tmp_path, LOOSE), "--json", str(found),
+    ]  # fmt: skip
+    codes, outputs = nodes(arguments, arguments)
+    assert codes == [0, 0], outputs
+    told = json.loads(found.read_text())
+    assert list(told["nodes"]) == ["n1", "n2"]
+    assert abs(told["nodes"]["n2"]["measurements"]["clock_offset_ms"]) < 1000  # one machine, one clock
+    assert told["job"]["all_reduce_64mb_gbs"] > 0
+    assert outputs[1][0] == ""  # rank 0 alone prints
+
+
+def test_neighbouring_nodes_are_measured_in_pairs(tmp_path):
+    found = tmp_path / "doctor.json"
+    arguments = [*DOCTOR, "--quick", "--only", "collectives", "--timeout", "60", "--json", str(found)]
+    codes, outputs = nodes(arguments, arguments, arguments)
+    assert codes == [0, 0, 0], outputs
+    told = json.loads(found.read_text())
+    assert min(node["measurements"]["pair_all_reduce_gbs"] for node in told["nodes"].values()) > 0
+
+
+def test_a_node_that_breaks_a_limit_is_named_and_every_rank_says_so_to_its_launcher(tmp_path):
+    arguments = [*DOCTOR, "--quick", "--only", "host", "--system", limits(tmp_path, IMPOSSIBLE)]
+    codes, outputs = nodes(arguments, arguments)
+    assert codes == [UNFIT, UNFIT], outputs
+    for name in ("n1", "n2"):
+        assert f"{name}: host memory bandwidth of a copy" in outputs[0][0]
+    assert outputs[0][0].splitlines()[-1].startswith("UNFIT: 2 findings")
+
+
+def test_a_rank_that_does_not_answer_is_named_with_its_node(tmp_path):
+    arguments = [*DOCTOR, "--quick", "--only", "host", "collectives", "--timeout", "6"]
+    codes, outputs = nodes([*arguments, "--system", limits(tmp_path, LOOSE)], SILENT)
+    assert codes[0] == UNFIT, outputs
+    assert "n2 (rank 1) did not answer with its own checks, within 6 s of the others" in outputs[0][0]
+    assert "collectives and clock offsets: a rank does not answer" in outputs[0][0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--timeout", "0"], "--timeout 0: expected seconds"),
+        (["--system", "b200"], "--system b200: unknown"),
+        (["--json", "no/such/folder/doctor.json"], "the folder no/such/folder is not there"),
+        (["--json", "."], "is a folder"),
+    ],
+)
+def test_a_wrong_argument_is_an_error_before_anything_is_measured(arguments, named):
+    with pytest.raises(ConfigError, match=named):
+        command.main(arguments)
+
+
+def test_an_unknown_check_is_refused(capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.main(["--only", "disk"])
+    assert ended.value.code == 2
+    assert "invalid choice: 'disk'" in capsys.readouterr().err
+
+
+def test_machines_that_call_themselves_alike_get_names_of_their_own():
+    ranks = [Rank(0, 0, 0, "node", "cpu"), Rank(1, 1, 0, "node", "cpu"), Rank(2, 0, 1, "node", "cpu"), None]
+    assert [rank and rank.name for rank in with_own_names(ranks)] == ["node/0", "node/0", "node/1", None]
+    assert [rank and rank.name for rank in with_own_names(ranks[:2])] == ["node", "node"]
+
+
+def results(*ranks, failed=("", "")):
+    """What two ranks of one node handed in: their reports, and what failed between them."""
+    who = [Rank(number, number, 0, "n1", rank.pop("device", "cuda")) for number, rank in enumerate(ranks)]
+    together = [Together(failed=text) for text in failed]
+    return Results(who, [Report(**rank) for rank in ranks], together, [], "", 5.0)
+
+
+def test_a_gpu_that_cannot_be_used_makes_its_node_unfit():
+    found = results({}, {"device": "cpu", "unusable": "driver 470 is too old"})
+    assert why_alone(found.ranks, found.reports) == "some ranks have no GPU that can be used"
+    findings = findings_of(found, units_of(found), {}, frozenset())
+    assert [(finding.text, finding.unfit) for finding in findings] == [("n1: GPUs in use: driver 470 is too old", True)]
+
+
+def test_a_collective_that_all_ranks_hang_in_is_told_once():
+    hang = "no answer for 5 s in: collectives over all ranks"
+    found = results({}, {}, failed=(hang, hang))
+    findings = findings_of(found, units_of(found), {}, frozenset())
+    assert [finding.text for finding in findings] == [f"all ranks: {hang}"]
+
+
+def test_the_rank_that_stands_elsewhere_is_named():
+    found = results({}, {}, failed=("no answer in: all ranks", "no answer in: inside the node"))
+    told = [finding.text for finding in findings_of(found, units_of(found), {}, frozenset())]
+    assert "n1 GPU 1 (rank 1): no answer in: inside the node" in told

@@ -1,0 +1,101 @@
+"""Where a rank belongs, on machines described by the kernel's own files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from common.launch import binding
+from common.launch.binding import Binding, Topology, locate, parse_list, read_topology
+
+PAIRS = {cpu: cpu % 8 for cpu in range(16)}
+"""8 physical cores; CPU c + 8 is the hyperthread of CPU c."""
+
+TWO_NODES = Topology(
+    allowed_cpus=frozenset(range(16)),
+    allowed_nodes=frozenset({0, 1}),
+    gpu_cpus=(parse_list("0-3,8-11"), parse_list("0-3,8-11"), parse_list("4-7,12-15"), parse_list("4-7,12-15")),
+    gpu_nodes=(0, 0, 1, 1),
+    siblings=PAIRS,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [("", set()), ("5", {5}), ("0-3,8,10-11", {0, 1, 2, 3, 8, 10, 11}), ("0-1\n", {0, 1})],
+)
+def test_a_kernel_list_is_read(text: str, numbers: set[int]) -> None:
+    assert parse_list(text) == numbers
+
+
+def test_a_rank_gets_the_node_of_its_gpu_and_shares_it_with_its_neighbour() -> None:
+    assert locate(TWO_NODES, 2, "node", "node", range(4)) == Binding(parse_list("4-7,12-15"), frozenset({1}), 2)
+
+
+def test_an_exclusive_share_is_whole_cores_with_their_hyperthreads() -> None:
+    shares = [locate(TWO_NODES, gpu, "exclusive", "node", range(4)) for gpu in range(4)]
+    assert [share.cpus for share in shares] == [
+        parse_list("0-1,8-9"), parse_list("2-3,10-11"), parse_list("4-5,12-13"), parse_list("6-7,14-15"),
+    ]  # fmt: skip
+    assert {share.sharers for share in shares} == {1}
+
+
+def test_a_cpuset_is_respected() -> None:
+    halved = Topology(parse_list("0-1,4-5"), frozenset({0}), TWO_NODES.gpu_cpus, TWO_NODES.gpu_nodes, PAIRS)
+    assert locate(halved, 3, "node", "node", range(4)) == Binding(frozenset({4, 5}), frozenset(), 2)
+
+
+def test_a_gpu_whose_cores_are_not_allowed_leaves_all_allowed_ones() -> None:
+    elsewhere = Topology(parse_list("0-3"), frozenset({0}), TWO_NODES.gpu_cpus, TWO_NODES.gpu_nodes, PAIRS)
+    assert locate(elsewhere, 2, "node", "none", range(4)).cpus == parse_list("0-3")
+
+
+def test_gpus_in_another_order_than_their_nodes_are_bound_by_their_own_node() -> None:
+    crossed = Topology(
+        TWO_NODES.allowed_cpus, TWO_NODES.allowed_nodes, TWO_NODES.gpu_cpus[::-1], TWO_NODES.gpu_nodes[::-1], PAIRS
+    )
+    assert locate(crossed, 0, "node", "node", range(4)).memory_nodes == {1}
+
+
+def test_more_ranks_than_cores_share_them() -> None:
+    small = Topology(parse_list("0,8"), frozenset({0}), (parse_list("0,8"),) * 4, (0,) * 4, PAIRS)
+    assert locate(small, 3, "exclusive", "none", range(4)) == Binding(frozenset({0, 8}), frozenset(), 4)
+
+
+def test_more_numa_nodes_than_gpus_is_no_problem() -> None:
+    one = Topology(frozenset(range(16)), frozenset(range(4)), (parse_list("8-11"),), (2,), PAIRS)
+    assert locate(one, 0, "node", "node", [0]) == Binding(parse_list("8-11"), frozenset({2}), 1)
+
+
+def test_none_leaves_everything() -> None:
+    assert locate(TWO_NODES, 1, "none", "none", range(4)) == Binding(frozenset(range(16)), frozenset(), 4)
+
+
+def test_the_kernel_files_of_a_machine_are_read(tmp_path: Path) -> None:
+    device = tmp_path / "bus/pci/devices/0000:ab:00.0"
+    device.mkdir(parents=True)
+    (device / "numa_node").write_text("1\n")
+    (device / "local_cpulist").write_text("4-7\n")
+    status = tmp_path / "status"
+    status.write_text("Name:\tpython\nMems_allowed_list:\t0-1\n")
+    unknown = "0000:ff:00.0"
+    topology = read_topology(["0000:ab:00.0", unknown], tmp_path, status)
+    assert topology.gpu_nodes == (1, None)
+    assert topology.gpu_cpus == (frozenset({4, 5, 6, 7}), frozenset())
+    assert topology.allowed_nodes == {0, 1}
+    assert topology.allowed_cpus == os.sched_getaffinity(0)
+
+
+def test_applying_binds_this_process_and_its_memory() -> None:
+    before = os.sched_getaffinity(0)
+    one = frozenset({min(before)})
+    pid = os.fork()
+    if pid == 0:  # the policy cannot be taken back: a process of its own
+        problems = binding.apply(Binding(one, frozenset({0}), 1))
+        policies = {line.split()[1] for line in Path("/proc/self/numa_maps").read_text().splitlines()}
+        bound = os.sched_getaffinity(0) == one and (bool(problems) or "bind:0" in policies)
+        os._exit(0 if bound else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert os.sched_getaffinity(0) == before

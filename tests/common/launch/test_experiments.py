@@ -1,0 +1,251 @@
+"""The life of a series as the driver asks for it: open, begin, end."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from common import cli
+from common.errors import ConfigError
+from common.launch.experiment import assignments, begin, configuration_hash, end, main, open_series, series_name
+from common.launch.series import append, read_runs
+from common.launch.settings import LaunchConfig
+
+RUN_START = {"event_type": "INTERVAL_START", "key": "run_start", "value": None, "metadata": {"file": "a", "lineno": 1}}
+
+
+def arguments(results: Path, *more: str) -> list[str]:
+    return ["benchmark=resnet", "scale=test", f"launch.results={results}", "launch.experiments=2", *more]
+
+
+def next_one(
+    results: Path, name: str = "s", *more: str, job: str | None = None
+) -> dict[str, str | int | Sequence[str]]:
+    overrides = arguments(results, *more)
+    tree = cli.compose(overrides)
+    environment = {"SLURM_JOB_ID": job} if job else {}
+    return begin(tree, LaunchConfig.load(tree), name, overrides, environment)
+
+
+def finish(results: Path, number: int, code: int = 0, name: str = "s", errors: Path | None = None) -> None:
+    end(LaunchConfig.load(cli.compose(arguments(results))), name, number, code, errors)
+
+
+def start_the_clock(results: Path, number: int) -> Path:
+    log = results / f"s_{number}.log"
+    log.write_text(":::MLLOG " + json.dumps({"namespace": "", "time_ms": 1_700_000_000_000, **RUN_START}) + "\n")
+    return log
+
+
+def test_seeds_follow_the_first_which_is_drawn(tmp_path: Path) -> None:
+    first = next_one(tmp_path)
+    start_the_clock(tmp_path, 1)
+    finish(tmp_path, 1)
+    second = next_one(tmp_path)
+    assert isinstance(first["seed"], int)
+    assert second["seed"] == first["seed"] + 1
+    assert next_one(tmp_path / "other")["seed"] not in (first["seed"], second["seed"])
+
+
+def test_a_complete_series_has_no_next_experiment(tmp_path: Path) -> None:
+    for number in (1, 2):
+        next_one(tmp_path)
+        start_the_clock(tmp_path, number)
+        finish(tmp_path, number)
+    assert next_one(tmp_path) == {"experiment": 0}
+
+
+def test_an_experiment_that_never_started_the_clock_is_made_up_for(tmp_path: Path) -> None:
+    next_one(tmp_path)
+    finish(tmp_path, 1, code=2)
+    for number in (2, 3):
+        assert next_one(tmp_path)["experiment"] == number
+        start_the_clock(tmp_path, number)
+        finish(tmp_path, number)
+    assert next_one(tmp_path) == {"experiment": 0}
+
+
+def test_a_run_that_was_cut_off_is_closed_as_aborted(tmp_path: Path) -> None:
+    next_one(tmp_path)
+    log = start_the_clock(tmp_path, 1)
+    finish(tmp_path, 1, code=137)
+    last = json.loads(log.read_text().splitlines()[-1].removeprefix(":::MLLOG "))
+    assert (last["key"], last["metadata"]["status"]) == ("run_stop", "aborted")
+    ended = read_runs(tmp_path)[0].experiments[0].end
+    assert ended is not None
+    assert (ended.status, ended.exit_code) == ("aborted", 137)
+    assert ended.minutes is not None
+
+
+def test_an_experiment_that_the_launcher_left_without_an_end_is_closed_by_the_next(tmp_path: Path) -> None:
+    next_one(tmp_path)
+    log = start_the_clock(tmp_path, 1)
+    assert next_one(tmp_path)["experiment"] == 2
+    assert '"status": "aborted"' in log.read_text()
+    ended = read_runs(tmp_path)[0].experiments[0].end
+    assert ended is not None
+    assert (ended.status, ended.exit_code) == ("aborted", None)
+
+
+def test_a_log_is_never_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "s_1.log").write_text("precious")
+    with pytest.raises(ConfigError, match="never overwrites"):
+        next_one(tmp_path)
+    assert (tmp_path / "s_1.log").read_text() == "precious"
+    assert read_runs(tmp_path) == []
+
+
+def test_a_series_has_one_configuration(tmp_path: Path) -> None:
+    next_one(tmp_path)
+    with pytest.raises(ConfigError, match="a series has one configuration"):
+        next_one(tmp_path, "s", "hparams.base_learning_rate=0.5")
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ("seed=5", True), ("data_dir=/elsewhere", True), ("launch.experiments=9", True), ("tensorboard=true", True),
+        ("hparams.momentum=0.8", False), ("precision=bf16", False), ("micro_batch=16", False), ("ruleset=3.1.0", False),
+        ("submission.org=acme", False), ("system.network.sharp=true", False),
+    ],
+)  # fmt: skip
+def test_the_hash_covers_what_influences_training(tmp_path: Path, change: str, same: bool) -> None:
+    before = configuration_hash(cli.compose(arguments(tmp_path)))
+    assert (configuration_hash(cli.compose(arguments(tmp_path, change))) == before) is same
+
+
+def test_a_job_that_was_queued_again_goes_on_with_its_series(tmp_path: Path) -> None:
+    next_one(tmp_path, "mine", job="12")
+    next_one(tmp_path, "another", job="13")
+    settings = LaunchConfig.load(cli.compose(arguments(tmp_path)))
+    assert series_name(settings, {"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "1"}) == "mine"
+    assert series_name(settings, {"SLURM_JOB_ID": "12"}) not in ("mine", "another")
+
+
+def test_a_series_is_gone_on_with_by_name(tmp_path: Path) -> None:
+    next_one(tmp_path, "mine")
+    settings = LaunchConfig.load(cli.compose(arguments(tmp_path, "launch.series=mine")))
+    assert series_name(settings, {}) == "mine"
+    with pytest.raises(ConfigError, match="no such series"):
+        series_name(replace(settings, series="other"), {})
+
+
+def test_a_job_of_another_size_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    tree = cli.compose(arguments(tmp_path))
+    with pytest.raises(ConfigError, match="the job has 2: sbatch -N1"):
+        open_series(tree, LaunchConfig.load(tree), {"SLURM_JOB_NODELIST": "n[1-2]"})
+
+
+def test_a_configuration_that_the_closed_division_forbids_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    tree = cli.compose(["benchmark=resnet", "scale=8xH200", "benchmark.target=0.7", f"launch.results={tmp_path}"])
+    with pytest.raises(ConfigError, match=r"the rules fix 0\.759"):
+        open_series(tree, LaunchConfig.load(tree), {})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("launch.experiments=0", "at least one"),
+        ("launch.container=pyxis", "needs launch.image"),
+        ("launch.container=podman", "expected one of none, pyxis, apptainer, docker"),
+        ("launch.mounts=[/data]", "HOST:CONTAINER"),
+        ("launch.run_minutes=0", "at least 1"),
+    ],
+)
+def test_a_wrong_launch_setting_is_named(tmp_path: Path, override: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        LaunchConfig.load(cli.compose(arguments(tmp_path, override)))
+
+
+def test_a_rank_that_srun_names_is_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    next_one(tmp_path)
+    start_the_clock(tmp_path, 1)
+    errors = tmp_path / "errors"
+    errors.write_text("srun: error: n2: task 3: Killed\n")
+    finish(tmp_path, 1, 137, errors=errors)
+    assert "error: rank 3 on n2 was ended by a signal" in capsys.readouterr().err
+    ended = read_runs(tmp_path)[0].experiments[0].end
+    assert ended is not None
+    assert ended.reason.startswith("rank 3 on n2")
+
+
+def test_a_reason_that_the_driver_knows_comes_before_what_srun_says(tmp_path: Path) -> None:
+    next_one(tmp_path)
+    start_the_clock(tmp_path, 1)
+    errors = tmp_path / "errors"
+    errors.write_text("srun: error: n2: task 3: Killed\n")
+    end(LaunchConfig.load(cli.compose(arguments(tmp_path))), "s", 1, 137, errors, "it took too long")
+    ended = read_runs(tmp_path)[0].experiments[0].end
+    assert ended is not None
+    assert ended.reason == "it took too long"
+
+
+def test_a_step_that_srun_cannot_start_is_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    next_one(tmp_path)
+    errors = tmp_path / "errors"
+    errors.write_text("srun: error: Unable to create step for job 7: More processors requested than permitted\n")
+    finish(tmp_path, 1, 1, errors=errors)
+    assert "error: srun: Unable to create step for job 7" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("text", "dropped"), [("0", False), ("1", True), ("false", False)])
+def test_dropping_caches_is_switched_as_dgx_users_write_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, dropped: bool
+) -> None:
+    monkeypatch.setenv("CLEAR_CACHES", text)
+    assert LaunchConfig.load(cli.compose(arguments(tmp_path))).clear_caches is dropped
+
+
+def test_assignments_survive_a_shell() -> None:
+    text = assignments({"a": "x y", "b": 3, "c": ("one $HOME", "it's")})
+    assert [shlex.split(line) for line in text.splitlines()] == [["a=x y"], ["b=3"], ["c=(one $HOME", "it's)"]]
+
+
+def test_a_mistake_is_one_message_and_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["open", "--", "benchmark=resnet", "launch.experimens=2"]) == ConfigError.exit_code
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert len(told.err.splitlines()) == 1
+    assert "launch.experimens" in told.err
+
+
+def test_the_end_of_an_unknown_experiment_is_refused(tmp_path: Path) -> None:
+    next_one(tmp_path)
+    append(tmp_path, replace(read_runs(tmp_path)[0].experiments[0].begin, series="t"))
+    with pytest.raises(Exception, match="has no experiment 4"):
+        finish(tmp_path, 4)
+
+
+def test_what_would_keep_runs_out_of_a_submission_is_said_before_they_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment = {"MLPERF_SUITE_COMMIT": "abc", "MLPERF_SUITE_DIRTY": "true"}
+    real = ["benchmark=resnet", "scale=1xH200", f"launch.results={tmp_path}"]
+    tree = cli.compose([*real, "submission.org=acme"])
+    open_series(tree, LaunchConfig.load(tree), environment)
+    told = capsys.readouterr().err.splitlines()
+    assert [line.partition("submitted: ")[2] for line in told] == [
+        "submission.platform is not set",
+        "the source differs from its commit; commit it",
+    ]
+    stand_in = cli.compose(arguments(tmp_path))
+    open_series(stand_in, LaunchConfig.load(stand_in), environment)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_open_experiment_of_a_job_that_is_still_there_is_left_alone(tmp_path: Path) -> None:
+    next_one(tmp_path, "s", job="12")
+    log = start_the_clock(tmp_path, 1)
+    tree = cli.compose(arguments(tmp_path))
+    with pytest.raises(ConfigError, match="job 12 is still there, with experiment 1"):
+        begin(tree, LaunchConfig.load(tree), "s", [], {"SLURM_JOB_ID": "13", "MLPERF_LIVE_JOBS": "12,13"})
+    assert "aborted" not in log.read_text()
+    assert read_runs(tmp_path)[0].experiments[0].end is None
+    begun = begin(tree, LaunchConfig.load(tree), "s", [], {"SLURM_JOB_ID": "13", "MLPERF_LIVE_JOBS": "13"})
+    assert begun["experiment"] == 2

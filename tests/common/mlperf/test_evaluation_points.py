@@ -1,0 +1,54 @@
+"""Evaluation points of logs against the rules' table of evaluation frequency."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from common.mlperf.evaluation_points import misplaced_evaluations
+from common.mlperf.parsed_log import Event, ParsedLog
+from common.mlperf.rules import rules_for
+
+
+def log_of(global_batch: int, points: list[float], key: str = "eval_accuracy") -> ParsedLog:
+    events = [Event(1, 0.0, "POINT_IN_TIME", "global_batch_size", global_batch, {})]
+    events += [Event(2, 0.0, "POINT_IN_TIME", key, 0.1, {"epoch_num": point}) for point in points]
+    return ParsedLog(Path("log"), tuple(events))
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "ruleset", "global_batch", "points"),
+    [
+        ("resnet", "4.0.0", 3264, [3, 7, 11]),
+        ("retinanet", "5.1.0", 256, [1, 2, 3]),
+        ("maskrcnn", "3.1.0", 64, [2, 3]),
+        ("rnnt", "3.1.0", 2048, [1, 2]),
+        # batch 56: 168 = 3 batches, S = 168: first after 1,000 epochs, then every 20.
+        ("unet3d", "3.0.0", 56, [1000, 1020, 1040]),
+        ("unet3d", "4.0.0", 56, [168000, 171360, 174720]),
+        # batch 80: S = 240, first after ceil(1000 * 168 / 240) = 700 epochs, then every 14.
+        ("unet3d", "4.0.0", 80, [168000, 171360]),
+        # sample-counting logs round to batches in several ways: nothing is said of them
+        ("bert", "5.0.0", 256, [1, 2]),
+    ],
+)
+def test_points_of_the_rules_are_accepted(benchmark: str, ruleset: str, global_batch: int, points: list[float]) -> None:
+    assert misplaced_evaluations(log_of(global_batch, points), rules_for(benchmark, ruleset)) == []
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "ruleset", "global_batch", "points"),
+    [
+        ("resnet", "4.0.0", 3264, [3, 8]),
+        ("resnet", "4.0.0", 3264, [5, 9]),
+        ("retinanet", "5.1.0", 256, [1, 3]),
+        ("rnnt", "3.1.0", 2048, [1, 2, 2]),
+        ("unet3d", "3.0.0", 56, [980, 1000]),
+        ("unet3d", "4.0.0", 56, [1000, 1020]),
+        ("unet3d", "4.0.0", 56, [168000, 174720]),
+    ],
+)
+def test_other_points_are_named(benchmark: str, ruleset: str, global_batch: int, points: list[float]) -> None:
+    (complaint,) = misplaced_evaluations(log_of(global_batch, points), rules_for(benchmark, ruleset))
+    assert "schedule" in complaint

@@ -1,0 +1,51 @@
+"""The hash against its formula in unsigned arithmetic, and its bits against chance."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from common.ops.random_bits import words
+
+SEEDS = [0, 1, -1, 1 << 40, -0x0123456789ABCDEF]
+
+
+def mix(x: np.ndarray) -> np.ndarray:
+    x = x ^ (x >> np.uint32(16))
+    x = x * np.uint32(0x7FEB352D)
+    x = x ^ (x >> np.uint32(15))
+    x = x * np.uint32(0x846CA68B)
+    return x ^ (x >> np.uint32(16))
+
+
+def formula(index: np.ndarray, seed: int, site: int) -> np.ndarray:
+    low, high = (np.array([part], np.uint32) for part in (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF))
+    number = np.array([(site * 0x9E3779B9 + 1) & 0xFFFFFFFF], np.uint32)
+    first = mix(low ^ mix(number))
+    second = mix(high + mix(first ^ np.uint32(site)))
+    return mix(mix(index ^ first) ^ second)
+
+
+@pytest.mark.parametrize("site", [0, 1, 77])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_words_are_the_formula(seed, site):
+    index = np.array([0, 1, 2, 12345, 2**31 - 1, 2**31, 2**32 - 1], np.uint32)
+    found = words(torch.from_numpy(index.astype(np.int64)), torch.tensor(seed), site)
+    assert found.dtype == torch.int32
+    assert np.array_equal(found.numpy().view(np.uint32), formula(index, seed, site))
+
+
+def test_seeds_and_indices_broadcast():
+    seeds, index = torch.tensor(SEEDS), torch.arange(100)
+    together = words(index, seeds[:, None])
+    assert torch.equal(together, torch.stack([words(index, seed) for seed in seeds]))
+
+
+def test_every_bit_is_set_half_of_the_time_and_in_another_half_for_another_seed():
+    index, bits = torch.arange(1 << 16), torch.arange(32)
+    some, others = ((words(index, torch.tensor(seed))[:, None] >> bits) & 1 for seed in (3, 4))
+    for ones in (some, some ^ others, some[1:] ^ some[:-1]):
+        assert (ones.double().mean(0) - 0.5).abs().max() < 5 * 0.5 / math.sqrt(1 << 16)

@@ -1,0 +1,278 @@
+"""A small network in float64 and the ways to train it on several gloo ranks; test_sharded_optimizer.py compares."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from common import checkpoint
+from common.checkpoint import Progress
+from common.data.source import Batch
+from common.distributed.layout import Layout
+from common.optim.adaptive import LAMB
+from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
+from common.optim.rules import LARS, SGD, Rule
+from common.optim.schedules import constant
+from common.step import TrainStep, accumulate
+from common.workload import Losses
+
+TRITON_DTYPES = (torch.float32, torch.float16)
+LANES = 4  # micro-batches of one iteration, over all ranks
+ITERATIONS = 3
+WIDTH = 24
+RULES: dict[str, Rule] = {
+    "lars": LARS(0.9, eta=0.1),
+    "lamb": LAMB(0.9, 0.99, 1e-6),
+    "nesterov": SGD(0.9, nesterov=True),
+}
+CLIPS = {
+    "before": ClipNorm(0.5, "before_reduction"),
+    "after": ClipNorm(0.5, "after_reduction"),
+}
+SHARDED: dict[str, dict[str, Any]] = {
+    "none": {},
+    "all": {"shard": "all"},
+    "all_late": {"shard": "all", "overlap": False},
+    "all_reduce": {"shard": "all", "reduction": "all_reduce"},
+    "node": {"shard": "node", "ranks_per_node": 2},
+    "node_all_reduce": {"shard": "node", "ranks_per_node": 2, "reduction": "all_reduce"},
+}
+
+
+class Layer(nn.Module):
+    """Three projections in one weight, as in attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x_BC: Tensor) -> Tensor:
+        q_BC, k_BC, v_BC = self.qkv(x_BC).chunk(3, dim=-1)
+        return self.norm(x_BC + torch.sigmoid(q_BC * k_BC) * v_BC)
+
+
+class Network(nn.Module):
+    """Blocks, a parameter that lies in none of them, and a weight that the last block shares with the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(WIDTH))
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.layers = nn.ModuleList(Layer() for _ in range(3))
+        self.register_buffer("seen", torch.zeros(()))
+
+    @property
+    def blocks(self) -> list[tuple[str, nn.Module]]:
+        return [("first", self.first), *((f"layers.{i}", layer) for i, layer in enumerate(self.layers))]
+
+    def forward(self, x_BC: Tensor) -> Tensor:
+        x_BC = torch.tanh(self.first(x_BC))
+        for layer in self.layers:
+            x_BC = layer(x_BC)
+        return (x_BC * self.gain) @ self.first.weight
+
+
+class Trainee:
+    """The network with its optimizer and iteration on one rank, which takes its share of the lanes."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        rule: str = "lars",
+        dtype: torch.dtype = torch.float64,
+        blocks: bool = True,
+        **options: Any,
+    ) -> None:
+        torch.manual_seed(0)
+        self.layout = layout
+        self.model = Network().to(dtype)
+        self.micro_batches = LANES // layout.size("dp")
+        named = dict(self.model.named_parameters())
+        weights = {n: p for n, p in named.items() if p.ndim > 1}
+        groups = [
+            ParameterGroup(weights, 0.01, trust_ratio=rule != "nesterov", parts={n: 3 for n in weights if "qkv" in n}),
+            ParameterGroup({n: p for n, p in named.items() if p.ndim == 1}, grad_scale=0.5),
+        ]
+        self.optimizer = Optimizer(
+            groups, RULES[rule], schedule, layout, grad_divisor=LANES, bucket_bytes=6000,
+            blocks=self.model.blocks if blocks else (), micro_batches=self.micro_batches, **options,
+        )  # fmt: skip
+        self.step = TrainStep(accumulate(self.loss), [self.optimizer], layout)
+
+    def loss(self, batch: Batch) -> Losses:
+        value = self.model(batch.tensors["x"]).square().mean()
+        return Losses(value, {"loss": value})
+
+    def iterate(self, iteration: int, change: Callable[[int, Tensor], Tensor] = lambda lane, x_BC: x_BC) -> None:
+        """One iteration; lane a * R + r is accumulation step a of replica r of R."""
+        lanes = torch.randn(LANES, 4, WIDTH, generator=torch.Generator().manual_seed(iteration), dtype=torch.float64)
+        replicas, replica = self.layout.size("dp"), self.layout.index("dp")
+        mine = [a * replicas + replica for a in range(self.micro_batches)]
+        dtype = self.model.gain.dtype
+        self.step([Batch({"x": change(lane, lanes[lane]).to(dtype)}, LANES) for lane in mine])
+
+    def weights(self) -> dict[str, Tensor]:
+        """Copies of the weights as of the last update."""
+        self.step.materialize()
+        return {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
+
+    def everything(self) -> dict[str, Tensor]:
+        """Copies of all that an iteration may write on this rank."""
+        return self.weights() | {name: tensor.clone() for name, tensor in self.optimizer.named_state()}
+
+
+def schedule(step: Tensor) -> Tensor:
+    """A rate that differs from step to step."""
+    return 0.125 / (1 + step.to(torch.float32))
+
+
+def train(layout: Layout, iterations: int = ITERATIONS, **options: Any) -> dict[str, Tensor]:
+    """The weights after some iterations."""
+    trainee = Trainee(layout, **options)
+    for iteration in range(iterations):
+        trainee.iterate(iteration)
+    return trainee.weights()
+
+
+def in_half(layout: Layout, **options: Any) -> dict[str, Tensor]:
+    """The same in bfloat16, one number for each weight."""
+    return {n: w.float() for n, w in train(layout, dtype=torch.bfloat16, **options).items()}
+
+
+def stale_without_materialize(layout: Layout) -> dict[str, bool]:
+    """Whether the model's own weights are those of the last update, before and after ``materialize``."""
+    trainee = Trainee(layout, shard="all")
+    start = trainee.weights()
+    trainee.iterate(0)
+    before = trainee.model.gain.detach().clone()
+    first, second = trainee.weights(), trainee.weights()
+    return {
+        "before": not torch.equal(before, start["gain"]),
+        "after": not torch.equal(first["gain"], start["gain"]),
+        "idempotent": all(torch.equal(first[name], second[name]) for name in first),
+    }
+
+
+def skipped(layout: Layout, **options: Any) -> list[str]:
+    """What a skipped iteration changed."""
+    trainee = Trainee(layout, **options)
+    trainee.iterate(0)
+    before = trainee.everything()
+    trainee.step.skip.fill_(1)
+    trainee.iterate(1)
+    trainee.step.skip.fill_(0)
+    return [name for name, tensor in trainee.everything().items() if not torch.equal(tensor, before[name])]
+
+
+def overflow_on_one(layout: Layout, **options: Any) -> dict[str, Any]:
+    """What an iteration changed in which only the last lane is not finite, and whether the next one trains again."""
+    trainee = Trainee(layout, **options)
+    trainee.iterate(0)
+    before = trainee.everything()
+    trainee.iterate(1, lambda lane, x_BC: x_BC * float("inf") if lane == LANES - 1 else x_BC)
+    changed = [name for name, tensor in trainee.everything().items() if not torch.equal(tensor, before[name])]
+    told = trainee.optimizer.metrics["overflow"].item()
+    trainee.iterate(2)
+    finite = all(bool(tensor.isfinite().all()) for tensor in trainee.everything().values())
+    moved = not torch.equal(trainee.weights()["gain"], before["gain"])
+    return {"changed": changed, "overflow": told, "trains again": finite and moved}
+
+
+def clipped_norm(layout: Layout, **options: Any) -> float:
+    """The norm of the averaged gradient that clipping after the reduction measured in the first iteration."""
+    trainee = Trainee(layout, clip=CLIPS["after"], **options)
+    trainee.iterate(0)
+    return trainee.optimizer.metrics["gradient_norm"].item()
+
+
+def save(layout: Layout, folder: Path) -> None:
+    """A checkpoint after two iterations."""
+    trainee = Trainee(layout, "lamb", shard="all")
+    for iteration in range(2):
+        trainee.iterate(iteration)
+    trainee.model.seen.fill_(layout.index("dp") + 1.0)
+    checkpoint.save(folder, Progress(step=2, position=2), 7, {}, trainee.model, trainee.step.updaters, layout)
+
+
+def resume(layout: Layout, place: Path, **options: Any) -> dict[str, Tensor]:
+    """The weights after one more iteration; ``seen`` is the buffer as restored."""
+    trainee = Trainee(layout, "lamb", **options)
+    trainee.iterate(9)  # what was there before must not matter
+    content = checkpoint.read(place, {}, layout)
+    progress = checkpoint.restore(content, trainee.model, trainee.step.updaters, layout)
+    trainee.iterate(progress.step)
+    noise = torch.rand(())
+    return trainee.weights() | {"seen": trainee.model.seen.clone(), "noise": noise}
+
+
+def model_parallel(layout: Layout, when: str, **options: Any) -> dict[str, Any]:
+    """One step of SGD on a weight of which each tp rank has its own part, and one that all of them have.
+
+    The gradients are 1 and 2 on the parts, and 3 and 4 on the two replicas of what all have.
+    """
+    own, common = nn.Parameter(torch.zeros(100)), nn.Parameter(torch.zeros(10))
+    groups = [ParameterGroup({"own": own}), ParameterGroup({"common": common}, replicated_over=("tp",))]
+    clip = ClipNorm(1.0, when)
+    optimizer = Optimizer(groups, SGD(0.0), constant(1.0), layout, grad_divisor=2.0, clip=clip, **options)
+    optimizer.begin()
+    own.grad.fill_(1.0 + layout.index("tp"))
+    common.grad.fill_(3.0 + layout.index("dp"))
+    optimizer.arm()
+    optimizer.collect()
+    optimizer.update(torch.tensor(0.0))
+    return {"own": own.tolist(), "common": common.tolist()}
+
+
+def run_rank(rank: int, world: int, folder: str) -> None:
+    """Everything that is to be compared, on one of ``world`` ranks."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    layout = Layout({"dp": world}, rank, seed=7)
+    named = {name: options for name, options in SHARDED.items() if world == 4 or not name.startswith("node")}
+    cases: dict[str, Callable[[], Any]] = {}
+    for name, options in named.items():
+        for rule in RULES:
+            cases[f"train/{rule}/{name}"] = functools.partial(train, layout, rule=rule, **options)
+        for when, clip in CLIPS.items():
+            cases[f"clip/{when}/{name}"] = functools.partial(train, layout, clip=clip, **options)
+        cases[f"norm/{name}"] = functools.partial(clipped_norm, layout, **options)
+        cases[f"skip/{name}"] = functools.partial(skipped, layout, **options)
+        cases[f"overflow/{name}"] = functools.partial(overflow_on_one, layout, **options)
+        cases[f"half/{name}"] = functools.partial(in_half, layout, **options)
+    cases["overflow/before"] = functools.partial(overflow_on_one, layout, shard="all", clip=CLIPS["before"])
+    cases["no_blocks"] = functools.partial(train, layout, blocks=False, shard="all")
+    cases["stale"] = functools.partial(stale_without_materialize, layout)
+    if world == 4:
+        split = Layout({"dp": 2, "tp": 2}, rank, seed=7)
+        for name in ("none", "all", "all_reduce"):
+            for when in ("before_reduction", "after_reduction"):
+                cases[f"{when}/{name}"] = functools.partial(model_parallel, split, when, **SHARDED[name])
+        cases["save"] = functools.partial(save, layout, Path(folder, "checkpoints"))
+    saved = Path(folder).parent / "4" / "checkpoints" / "step_00000002"
+    cases["resume"] = functools.partial(resume, layout, saved, shard="all")
+    torch.save({name: case() for name, case in cases.items()}, f"{folder}/{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def run_triton_rank(rank: int, world: int, folder: str) -> None:
+    """Training by Triton kernels, which the interpreter runs: TRITON_INTERPRET is set before Triton is imported."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    layout = Layout({"dp": world}, rank, seed=7)
+    options: dict[str, Any] = {"shard": "all", "implementation": "triton", "clip": CLIPS["after"]}
+    results = {
+        f"{rule}/{dtype}": train(layout, 2, rule=rule, dtype=dtype, **options)
+        for rule in RULES
+        for dtype in TRITON_DTYPES
+    }
+    torch.save(results, f"{folder}/{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()

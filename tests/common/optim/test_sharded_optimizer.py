@@ -1,0 +1,197 @@
+"""Sharded over two and four gloo ranks, the optimizer does what one rank does that accumulates the same lanes."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from sharded_ranks import CLIPS, RULES, SHARDED, TRITON_DTYPES, Trainee, resume, run_rank, run_triton_rank, train
+from torch import Tensor
+
+from common.distributed.layout import Layout
+
+TOLERANCE = 1e-12  # of float64 sums in another order, relative to the norm
+WORLDS = (2, 4)
+CASES = [(world, name) for world in WORLDS for name in SHARDED if world == 4 or not name.startswith("node")]
+SEVERAL = [(world, name) for world, name in CASES if name != "none"]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder to which four ranks, then two, have written what they found."""
+    folder: Path = tmp_path_factory.mktemp("worlds")
+    for world in reversed(WORLDS):  # two resume what four have saved
+        (folder / str(world)).mkdir()
+        mp.spawn(run_rank, args=(world, str(folder / str(world))), nprocs=world)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(root: Path) -> dict[int, list[dict[str, Any]]]:
+    """Number of ranks to what each of them found, by case."""
+    return {world: [torch.load(root / str(world) / f"{rank}.pt") for rank in range(world)] for world in WORLDS}
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, dict[str, Tensor]]:
+    """The weights that one rank ends with, by case."""
+    layout = Layout(seed=7)
+    results = {f"train/{rule}": train(layout, rule=rule) for rule in RULES}
+    return results | {f"clip/{when}": train(layout, clip=clip) for when, clip in CLIPS.items()}
+
+
+def difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """The largest difference of a tensor, relative to its norm."""
+    assert found.keys() == expected.keys()
+    return max(float((found[name] - tensor).norm() / tensor.norm()) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize("rule", list(RULES))
+@pytest.mark.parametrize(("world", "name"), CASES)
+def test_shards_train_as_one_rank_that_accumulates(found, alone, world, name, rule):
+    for rank in found[world]:
+        assert difference(rank[f"train/{rule}/{name}"], alone[f"train/{rule}"]) < TOLERANCE
+
+
+@pytest.mark.parametrize("when", list(CLIPS))
+@pytest.mark.parametrize(("world", "name"), CASES)
+def test_shards_clip_as_one_rank_that_accumulates(found, alone, world, name, when):
+    assert difference(alone[f"clip/{when}"], alone["train/lars"]) > 1e-3, "clipping must do something"
+    for rank in found[world]:
+        assert difference(rank[f"clip/{when}/{name}"], alone[f"clip/{when}"]) < TOLERANCE
+
+
+@pytest.mark.parametrize(("world", "name"), CASES)
+def test_ranks_end_with_the_same_bits(found, world, name):
+    first, *others = (rank[f"half/{name}"] for rank in found[world])
+    for other in others:
+        assert all(torch.equal(other[weight], first[weight]) for weight in first)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_overlap_changes_no_bit(found, world):
+    for rank in found[world]:
+        late = rank["half/all_late"]
+        assert all(torch.equal(weight, late[name]) for name, weight in rank["half/all"].items())
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_without_blocks_the_weights_are_gathered_after_the_update(found, world):
+    for rank in found[world]:
+        assert all(torch.equal(w, rank["train/lars/all"][name]) for name, w in rank["no_blocks"].items())
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_weights_lag_one_update_until_materialized(found, world):
+    assert found[world][0]["stale"] == {"before": False, "after": True, "idempotent": True}
+
+
+@pytest.mark.parametrize(("world", "name"), CASES)
+def test_a_skipped_iteration_leaves_every_bit_on_every_rank(found, world, name):
+    assert [rank[f"skip/{name}"] for rank in found[world]] == [[]] * world
+
+
+@pytest.mark.parametrize(("world", "name"), [*CASES, (2, "before"), (4, "before")])
+def test_overflow_on_one_rank_leaves_every_bit_on_all(found, world, name):
+    expected = {"changed": [], "overflow": 1.0, "trains again": True}
+    assert [rank[f"overflow/{name}"] for rank in found[world]] == [expected] * world
+
+
+@pytest.mark.parametrize(("world", "name"), CASES)
+def test_the_norm_is_that_of_the_averaged_gradient_over_all_parameters(found, world, name):
+    trainee = Trainee(Layout(seed=7))
+    trainee.iterate(0)  # leaves the sum over four lanes in .grad
+    groups = {"matrices": 1.0, "vectors": 0.5}  # grad_scale
+    squares = [
+        (p.grad / 4 * groups["matrices" if p.ndim > 1 else "vectors"]).square().sum()
+        for p in trainee.model.parameters()
+    ]
+    expected = float(torch.stack(squares).sum().sqrt())
+    assert [rank[f"norm/{name}"] for rank in found[world]] == [pytest.approx(expected, rel=1e-6)] * world
+
+
+@pytest.mark.parametrize("name", ["none", "all", "all_reduce"])
+def test_clipping_after_the_reduction_counts_a_replicated_weight_once(found, name):
+    norm = math.sqrt(100 * 1.0**2 + 100 * 2.0**2 + 10 * 3.5**2)
+    for rank, results in enumerate(found[4]):
+        moved = results[f"after_reduction/{name}"]
+        assert moved["own"] == pytest.approx([-(1.0 + rank % 2) / norm] * 100)
+        assert moved["common"] == pytest.approx([-3.5 / norm] * 10)
+
+
+@pytest.mark.parametrize("name", ["none", "all", "all_reduce"])
+def test_clipping_before_the_reduction_counts_a_replicated_weight_once(found, name):
+    first, second = (math.sqrt(100 * 1.0**2 + 100 * 2.0**2 + 10 * common**2) for common in (3.0, 4.0))
+    for rank, results in enumerate(found[4]):
+        moved = results[f"before_reduction/{name}"]
+        assert moved["own"] == pytest.approx([-(1.0 + rank % 2) * (1 / first + 1 / second) / 2] * 100)
+        assert moved["common"] == pytest.approx([-(3.0 / first + 4.0 / second) / 2] * 10)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted() -> dict[str, Tensor]:
+    """Three iterations of LAMB on one rank."""
+    return train(Layout(seed=7), rule="lamb")
+
+
+def weights_of(resumed: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in resumed.items() if name not in ("seen", "noise")}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_checkpoint_of_four_ranks_goes_on_with_as_many_and_with_two(found, uninterrupted, world):
+    for rank in found[world]:
+        assert difference(weights_of(rank["resume"]), uninterrupted) < TOLERANCE
+
+
+def test_a_checkpoint_of_four_ranks_goes_on_with_one(root, uninterrupted):
+    place = root / "4" / "checkpoints" / "step_00000002"
+    resumed = resume(Layout(seed=7), place)
+    assert difference(weights_of(resumed), uninterrupted) < TOLERANCE
+
+
+def test_as_many_ranks_get_their_own_buffers_back(found):
+    assert [rank["resume"]["seen"].item() for rank in found[4]] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_other_ranks_get_the_first_ones_buffers_and_random_states_of_their_own(found):
+    resumed = [rank["resume"] for rank in found[2]]
+    assert [rank["seen"].item() for rank in resumed] == [1.0, 1.0]
+    assert resumed[0]["noise"] != resumed[1]["noise"]
+
+
+def test_only_the_first_rank_writes_model_and_optimizer(root):
+    place = root / "4" / "checkpoints" / "step_00000002"
+    contents = [torch.load(place / f"rank_{rank}.pt", weights_only=True) for rank in range(4)]
+    assert ["model" in content for content in contents] == [True, False, False, False]
+    assert ["updaters" in content for content in contents] == [True, False, False, False]
+    shapes = {name: weight.shape for name, weight in contents[0]["model"].items() if name != "seen"}
+    assert {name: t.shape for name, t in contents[0]["updaters"][0]["exp_avg"].items()} == shapes
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Tensor]]]:
+    """What two ranks have trained with interpreted Triton kernels."""
+    folder: Path = tmp_path_factory.mktemp("triton")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        mp.spawn(run_triton_rank, args=(2, str(folder)), nprocs=2)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.parametrize("dtype", TRITON_DTYPES, ids=str)
+@pytest.mark.parametrize("rule", list(RULES))
+def test_triton_on_shards_equals_plain_pytorch_on_one_rank(interpreted, rule, dtype):
+    expected = train(Layout(seed=7), 2, rule=rule, dtype=dtype, clip=CLIPS["after"], implementation="torch")
+    for rank in interpreted:
+        found = {name: weight.double() for name, weight in rank[f"{rule}/{dtype}"].items()}
+        assert difference(found, {n: w.double() for n, w in expected.items()}) < (
+            1e-5 if dtype == torch.float32 else 5e-3
+        )

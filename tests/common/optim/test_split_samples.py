@@ -1,0 +1,147 @@
+"""Four gloo ranks that split two replicas' samples (dp 2 x cp 2) do what one does with whole samples."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from split_sample_ranks import ITERATIONS, LANES, MAX_NORM, RATES, RULES, SHARDED, WORLD, Network, lanes, resume, train
+from split_sample_ranks import run_rank as run
+from torch import Tensor
+
+from common.distributed.layout import Layout
+
+TOLERANCE = 1e-12  # of float64 sums in another order, relative to the norm
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder to which four ranks have written what they found."""
+    folder: Path = tmp_path_factory.mktemp("ranks")
+    mp.spawn(run, args=(str(folder),), nprocs=WORLD)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ranks(root: Path) -> list[dict[str, Any]]:
+    """What each rank found, by case."""
+    return [torch.load(root / f"{rank}.pt") for rank in range(WORLD)]
+
+
+def with_pytorch(clip: str | None = None) -> dict[str, Tensor]:
+    """The weights that torch.optim's Nesterov SGD ends with on whole samples, clipped by torch.nn.utils."""
+    model = Network().double()
+    parameters = list(model.parameters())
+    optimizer = torch.optim.SGD(parameters, lr=1.0, momentum=0.9, weight_decay=0.01, nesterov=True)
+    for iteration in range(ITERATIONS):
+        sums = [torch.zeros_like(parameter) for parameter in parameters]
+        for lane in lanes(iteration):
+            optimizer.zero_grad()
+            model(lane).backward()
+            if clip == "before":
+                torch.nn.utils.clip_grad_norm_(parameters, MAX_NORM)
+            for total, parameter in zip(sums, parameters, strict=True):
+                total += parameter.grad
+        for total, parameter in zip(sums, parameters, strict=True):
+            parameter.grad = total / LANES
+        if clip == "after":
+            torch.nn.utils.clip_grad_norm_(parameters, MAX_NORM)
+        optimizer.param_groups[0]["lr"] = RATES[iteration]
+        optimizer.step()
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, dict[str, Tensor]]:
+    """Weights after training on whole samples: PyTorch's own SGD, and this suite's LAMB on one rank."""
+    return {"nesterov": with_pytorch(), "lamb": train(Layout(seed=7), rule="lamb")}
+
+
+def difference(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
+    """The largest difference of a tensor, relative to its norm."""
+    assert found.keys() == wanted.keys()
+    return max(float((found[name] - tensor).norm() / tensor.norm()) for name, tensor in wanted.items())
+
+
+@pytest.mark.parametrize("rule", list(RULES))
+@pytest.mark.parametrize("name", list(SHARDED))
+def test_split_samples_train_as_whole_ones(ranks, expected, name, rule):
+    for rank in ranks:
+        assert difference(rank[f"train/{rule}/{name}"], expected[rule]) < TOLERANCE
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("name", list(SHARDED))
+def test_split_samples_clip_as_whole_ones(ranks, expected, name, when):
+    clipped = with_pytorch(when)
+    assert difference(clipped, expected["nesterov"]) > 1e-3, "clipping must do something"
+    for rank in ranks:
+        assert difference(rank[f"clip/{when}/{name}"], clipped) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", [*SHARDED, "before"])
+def test_ranks_end_with_the_same_bits(ranks, name):
+    first, *others = (rank[f"half/{name}"] for rank in ranks)
+    for other in others:
+        assert all(torch.equal(other[weight], first[weight]) for weight in first)
+
+
+@pytest.mark.parametrize("name", list(SHARDED))
+def test_the_norm_counts_every_weight_once(ranks, name):
+    model = Network().double()
+    sum(model(lane) for lane in lanes(0)).backward()
+    norm = math.sqrt(sum(float((p.grad / LANES).square().sum()) for p in model.parameters()))
+    assert [rank[f"norm/{name}"] for rank in ranks] == [pytest.approx(norm, rel=1e-6)] * WORLD
+
+
+@pytest.mark.parametrize("name", list(SHARDED))
+def test_a_skipped_iteration_leaves_every_bit_on_every_rank(ranks, name):
+    assert [rank[f"skip/{name}"] for rank in ranks] == [[]] * WORLD
+
+
+@pytest.mark.parametrize("name", list(SHARDED))
+def test_overflow_in_one_part_of_a_sample_leaves_every_bit_on_all_ranks(ranks, name):
+    assert [rank[f"overflow/{name}"] for rank in ranks] == [{"changed": [], "overflow": 1.0}] * WORLD
+
+
+@pytest.mark.parametrize("when", ["before_reduction", "after_reduction"])
+def test_beside_split_layers_too_a_weight_counts_once(ranks, when):
+    # sums over cp: 3 and 6 on the parts of tp 0 and 1, 7 where the tp ranks are redundant, and 7 where all are
+    norm = math.sqrt(100 * 3.0**2 + 100 * 6.0**2 + 10 * 7.0**2 + 5 * 7.0**2)
+    for rank, results in enumerate(ranks):
+        moved = results[f"model_parallel/{when}"]
+        assert moved["own"] == pytest.approx([-3.0 * (1 + rank % 2) / norm] * 100)
+        assert moved["shared"] == pytest.approx([-7.0 / norm] * 10)
+        assert moved["redundant"] == pytest.approx([-7.0 / norm] * 5)
+
+
+def test_only_the_first_rank_writes_model_and_optimizer(root):
+    place = root / "checkpoints" / "step_00000002"
+    contents = [torch.load(place / f"rank_{rank}.pt", weights_only=True) for rank in range(WORLD)]
+    assert ["model" in content for content in contents] == [True, False, False, False]
+    assert ["updaters" in content for content in contents] == [True, False, False, False]
+
+
+def test_the_same_ranks_go_on_with_their_own_buffers(ranks, expected):
+    for rank, results in enumerate(ranks):
+        assert difference(results["resume/same"]["weights"], expected["lamb"]) < TOLERANCE
+        assert results["resume/same"]["seen"] == rank + 1.0
+        assert results["resume/same"]["remarks"] == []
+
+
+def test_ranks_that_do_not_split_samples_may_go_on(ranks, expected):
+    for results in ranks:
+        resumed = results["resume/dp"]
+        assert difference(resumed["weights"], expected["lamb"]) < TOLERANCE
+        assert resumed["seen"] == 1.0
+        (remark,) = resumed["remarks"]
+        assert "of 2 replicas, this run has 4, and layout.cp=1 instead of 2" in remark
+
+
+def test_one_rank_goes_on_with_what_four_have_saved(root, expected):
+    resumed = resume(Layout(seed=7), root / "checkpoints" / "step_00000002")
+    assert difference(resumed["weights"], expected["lamb"]) < TOLERANCE

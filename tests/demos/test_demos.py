@@ -1,0 +1,66 @@
+"""The demos reach their targets on a CPU, and MLCommons' checker accepts their logs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from common import cli
+from common.mlperf.compliance import check_file
+from common.mlperf.parsed_log import read_log
+from tests.conftest import suite
+
+DEMOS = {
+    "resnet": ("4.0.0", "accuracy 0.9"),
+    "bert": ("5.0.0", "masked_lm_accuracy 0."),
+    "unet3d": ("4.0.0", "mean_dice 0."),
+}
+"""Workload: newest ruleset that accepts it, and what a success says."""
+
+OWN: dict[str, set[tuple[str, str]]] = {
+    "resnet": set(),
+    "bert": {("target", "eval_accuracy")},
+    "unet3d": {("target", "eval_accuracy"), ("check", "train_samples"), ("check", "eval_samples")},
+}
+"""What the closed division's rules may have against a demo's log: a target and a data set of its own."""
+
+
+@pytest.mark.demo
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("workload", list(DEMOS))
+def test_the_demo_reaches_its_target_and_its_log_passes_the_compliance_checker(workload, tmp_path):
+    ruleset, success = DEMOS[workload]
+    raw, data, output = tmp_path / "raw", tmp_path / f"{workload}-demo", tmp_path / "run"
+    name = f"benchmark={workload}"
+    assert cli.run(["generate", name, "scale=demo", "--raw-dir", str(raw)]) == 0
+    assert cli.run(["prepare", name, "--raw-dir", str(raw), "--data-dir", str(data)]) == 0
+    done = suite(
+        "train", name, "scale=demo", f"output_dir={output}", MLPERF_DATA_DIR=str(tmp_path), threads=2, timeout=800
+    )
+    assert done.code == 0, done.errors
+    log = read_log(output / "mlperf.log")
+    assert log.status == "success"
+    assert log.run_minutes < 10
+    checker = subprocess.run(
+        [
+            sys.executable, "-m", "mlperf_logging.compliance_checker", "--ruleset", ruleset,
+            "--log_output", str(tmp_path / "checker.log"), str(output / "mlperf.log"),
+        ],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert checker.returncode == 0, checker.stdout + checker.stderr
+    assert set(_closed_division_findings(output / "mlperf.log", ruleset)) <= OWN[workload]
+    for told in ("target >= 0.", success, "seed", "minutes", "not an MLPerf result of any division"):
+        assert told in done.errors
+
+
+def _closed_division_findings(log, ruleset):
+    """Kind and key of what MLCommons' checker has against a log when it is read as one of the closed division."""
+    closed = log.with_name("closed.log")
+    text, replaced = re.subn(r'("submission_division", "value": )"\w+"', r'\1"closed"', log.read_text())
+    assert replaced == 1
+    closed.write_text(text)
+    return [(finding.kind, finding.key) for finding in check_file(closed, "training", ruleset)]

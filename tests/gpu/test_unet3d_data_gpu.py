@@ -1,0 +1,123 @@
+"""3D U-Net's reader on a GPU: the kernel against the plain version, caches, side streams, and graphs."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.unet3d.augment import IMPLEMENTATIONS, Crop, Draws, Slab, parameters
+from benchmarks.unet3d.data import DataSettings, open_train, warm_up
+from common.data.prefetch import Prefetcher, side_stream
+from common.data.source import Batch, Block, HostBatch
+from common.distributed.layout import Layout
+from common.ops import random_bits
+from tests.benchmarks.unet3d.small_volumes import settings, with_objects, write_volumes
+
+pytestmark = pytest.mark.gpu
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+SHAPE, SIZE = (150, 161, 143), (128, 128, 128)
+VOXELS = 150 * 161 * 143
+ROUNDING = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+NOISE = 1e-4
+"""Two approximations of the logarithm apart, times the largest deviation, and more than that."""
+
+
+def crops() -> list[Crop]:
+    drawn = zip(product((False, True), repeat=3), [0.0, 0.1] * 4, [0, 1, 2**63 - 1, 5, 1 << 40, 3, 8, 9], strict=True)
+    return [
+        Crop(VOXELS * (n % 2), SHAPE, (3 * n, 32 - n, 2 * n), Draws(flips, 1 + 0.1 * n, deviation, seed))
+        for n, (flips, deviation, seed) in enumerate(drawn)
+    ]
+
+
+def volumes(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator("cuda").manual_seed(0)
+    images = torch.randn(2 * VOXELS, generator=generator, device="cuda").to(dtype)
+    return images, torch.randint(3, (2 * VOXELS,), generator=generator, device="cuda", dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("slab", [Slab(SIZE, 0, 128), Slab(SIZE, 48, 16)], ids=str)
+@pytest.mark.parametrize("dtype", list(ROUNDING))
+@pytest.mark.parametrize("cached", [torch.float32, torch.bfloat16])
+def test_kernel_is_the_plain_version(slab: Slab, dtype: torch.dtype, cached: torch.dtype) -> None:
+    given = [tensor.cuda() for tensor in parameters(crops(), slab).values()]
+    images, labels = volumes(cached)
+    image, label = IMPLEMENTATIONS["triton"].function(images, labels, *given, slab, dtype)
+    expected, expected_label = IMPLEMENTATIONS["torch"].function(images, labels, *given, slab, dtype)
+    assert image.stride() == expected.stride()
+    assert torch.equal(label, expected_label)
+    torch.testing.assert_close(image.float(), expected.float(), rtol=ROUNDING[dtype], atol=NOISE)
+
+
+def test_bits_are_those_of_a_cpu() -> None:
+    index, seed = torch.arange(1 << 20), torch.tensor([[-5], [1 << 40]])
+    assert torch.equal(random_bits.words(index.cuda(), seed.cuda(), 3).cpu(), random_bits.words(index, seed, 3))
+
+
+def test_a_captured_graph_takes_new_parameters() -> None:
+    slab = Slab(SIZE, 0, 128)
+    images, labels = volumes(torch.float32)
+    given = [tensor.cuda() for tensor in parameters(crops(), slab).values()]
+    augment = IMPLEMENTATIONS["triton"].function
+    augment(images, labels, *given, slab, torch.bfloat16)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        image, label = augment(images, labels, *given, slab, torch.bfloat16)
+    others = [tensor.cuda() for tensor in parameters(crops()[::-1], slab).values()]
+    for static, other in zip(given, others, strict=True):
+        static.copy_(other)
+    graph.replay()
+    expected, expected_label = augment(images, labels, *others, slab, torch.bfloat16)
+    assert torch.equal(image, expected)
+    assert torch.equal(label, expected_label)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pairs = [with_objects((100 + 7 * number, 90, 80 + number), number) for number in range(6)]
+    return write_volumes(tmp_path_factory.mktemp("unet3d") / "data", pairs)
+
+
+def chosen(cache: str, augment: str) -> DataSettings:
+    return settings(
+        torch.bfloat16, (64, 64, 64), cache=cache, augment=augment, noise_probability=0.5, brightness_probability=0.5
+    )
+
+
+def crops_through_the_prefetcher(root: Path, given: DataSettings, device: str) -> list[dict[str, Tensor]]:
+    """Twelve epochs, prepared on a side stream and copied on the current one, as training does."""
+    source = open_train(root, given, Layout(device=device, seed=3), 3)
+    taken: list[dict[str, Tensor]] = []
+
+    def prepare(batch: HostBatch) -> Batch:
+        return Batch(source.prepare(batch), batch.samples)
+
+    prefetcher = Prefetcher(source.batches(Block(0, 1, 12, 0, 72)), prepare, 1, side_stream(torch.device(device)))
+    while (batches := prefetcher.take()) is not None:
+        taken.append({name: tensor.clone() for name, tensor in batches[0].tensors.items()})
+        del batches
+        prefetcher.consumed()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    source.close()
+    return [{name: tensor.cpu() for name, tensor in batch.items()} for batch in taken]
+
+
+@pytest.mark.parametrize("cache", ["device", "host"])
+def test_crops_of_a_gpu_are_those_of_a_cpu(root: Path, cache: str) -> None:
+    warm_up(chosen(cache, "triton"), Layout(device="cuda"), 3)
+    found = crops_through_the_prefetcher(root, chosen(cache, "triton"), "cuda")
+    expected = crops_through_the_prefetcher(root, chosen(cache, "torch"), "cpu")
+    assert len(found) == len(expected) == 24
+    for some, others in zip(found, expected, strict=True):
+        assert torch.equal(some["label"], others["label"])
+        torch.testing.assert_close(
+            some["image"].float(), others["image"].float(), rtol=ROUNDING[torch.bfloat16], atol=NOISE
+        )

@@ -1,0 +1,174 @@
+"""3D U-Net's evaluation on a GPU: its kernels against the plain versions, its graph, and that nothing waits inside."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.unet3d.evaluate import EvaluationSettings, MeanDice
+from benchmarks.unet3d.model import Architecture, UNet3D
+from benchmarks.unet3d.sliding_window import SlidingWindow, average_logits
+from benchmarks.unet3d.volumes import Case
+from benchmarks.unet3d.window_sums import ADD_WINDOW, COUNT_CLASSES, add_window_torch, count_classes_torch
+from common.distributed.layout import Layout
+from common.evaluation.base import Weights
+from tests.benchmarks.unet3d import evaluation_oracle as oracle
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+BENCHMARK = SlidingWindow((128, 128, 128), 0.5, -2.2)
+SMALL = SlidingWindow((64, 64, 64), 0.5, -2.2)
+CASES = [
+    Case(f"case_{number:05d}", shape, "eval")
+    for number, shape in enumerate([(64, 70, 75), (90, 100, 81), (129, 64, 96), (64, 64, 64)])
+]
+FORMATS = {"NCDHW": torch.contiguous_format, "NDHWC": torch.channels_last_3d}
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).cuda()
+
+
+@pytest.mark.parametrize("layout", FORMATS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_windows_of_the_benchmark_are_added(dtype: torch.dtype, layout: str) -> None:
+    sums = random(192, 256, 130, 3)
+    expected = sums.clone()
+    importance = BENCHMARK.importance("cuda")
+    logits = random(2, 3, 128, 128, 128, seed=1).to(dtype).to(memory_format=FORMATS[layout])[1]
+    place = (slice(64, 192), slice(128, 256), slice(2, 130))
+    add_window_torch(expected[place], logits, importance)
+    ADD_WINDOW["triton"].function(sums[place], logits, importance)
+    torch.testing.assert_close(sums, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_volume_of_the_largest_size_is_counted() -> None:
+    """78 million voxels, cropped out of sums with more on every side."""
+    sums = torch.randn(420, 448, 448, 3, device="cuda")
+    sums[200, 100, 100:110] = torch.nan
+    view = sums[3:417, 10:440, 5:445]
+    label = torch.randint(3, view.shape[:3], device="cuda", dtype=torch.uint8)
+    expected = torch.zeros(3, 3, dtype=torch.int64, device="cuda")
+    counts = expected.clone()
+    count_classes_torch(view, label, expected)
+    COUNT_CLASSES["triton"].function(view, label, counts)
+    assert torch.equal(counts, expected)
+    assert counts[:, 1].sum() == label.numel()
+
+
+def test_sums_beyond_the_range_of_32_bits_are_found() -> None:
+    if torch.cuda.mem_get_info()[0] < 24 << 30:
+        pytest.skip("needs 24 GiB of device memory")
+    sums = torch.zeros(900, 900, 900, 3, device="cuda")  # 2.2e9 elements
+    importance = BENCHMARK.importance("cuda")
+    logits = random(3, 128, 128, 128)
+    expected = torch.zeros(128, 128, 128, 3, device="cuda")
+    add_window_torch(expected, logits, importance)
+    ADD_WINDOW["triton"].function(sums[-128:, -128:, -128:], logits, importance)
+    torch.testing.assert_close(sums[-128:, -128:, -128:], expected, rtol=1e-6, atol=1e-6)
+    counts = torch.zeros(3, 3, dtype=torch.int64, device="cuda")
+    label = torch.ones(128, 128, 128, dtype=torch.uint8, device="cuda")
+    COUNT_CLASSES["triton"].function(sums[-128:, -128:, -128:], label, counts)
+    assert counts[:, 1].tolist() == [(expected.argmax(-1) == k).sum().item() for k in range(3)]
+
+
+def network(dtype: torch.dtype, factor: float = 1.0) -> UNet3D:
+    drawn = torch.Generator().manual_seed(0)
+    model = UNet3D(Architecture(filters=(8, 16, 16, 16, 16)), generator=drawn, device="cuda", dtype=dtype)
+    with torch.no_grad():
+        model.output.weight.mul_(factor)
+    return model
+
+
+def evaluation_of(
+    model: UNet3D, dtype: torch.dtype, capture: bool, batch: int = 3, implementation: str = "auto"
+) -> MeanDice:
+    settings = EvaluationSettings(SMALL, batch, None, 1e-6, implementation)
+    evaluation = MeanDice(model, settings, Layout(device="cuda"), dtype, capture)
+    evaluation.warm_up()
+    evaluation.cache(CASES, lambda case: oracle.volume(case.shape, seed=int(case.name[-5:])))
+    return evaluation
+
+
+def counts_of(evaluation: MeanDice, model: UNet3D) -> dict[str, list[list[int]]]:
+    values = evaluation.predict(Weights(dict(model.named_parameters()))).values
+    return {name: case["counts"] for name, case in values["cases"].items()}
+
+
+def on_a_stream() -> torch.cuda.StreamContext:
+    """The trainer's evaluations, their warm-up too, run on another stream than the default one."""
+    return torch.cuda.stream(torch.cuda.Stream())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_captured_windows_count_what_eager_ones_count(dtype: torch.dtype) -> None:
+    model = network(dtype)
+    with on_a_stream():
+        eager, captured = (evaluation_of(model, dtype, capture) for capture in (False, True))
+        expected = counts_of(eager, model)
+        assert counts_of(captured, model) == expected
+        assert counts_of(captured, model) == expected
+
+
+@pytest.mark.parametrize("batch", [1, 2, 7])
+def test_counts_are_those_of_the_plain_average(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another batch may take another algorithm, which rounds otherwise: classes of voxels close to a tie may differ."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    model = network(torch.float32)
+    with on_a_stream():
+        found = counts_of(evaluation_of(model, torch.float32, True, batch), model)
+    for case in CASES:
+        image, label = oracle.volume(case.shape, seed=int(case.name[-5:]))
+        with torch.no_grad():
+            logits = average_logits(torch.from_numpy(image).cuda(), model, SMALL)
+        kept = torch.from_numpy(label)[SMALL.geometry(case.shape).kept].cuda()
+        expected = torch.zeros(3, 3, dtype=torch.int64, device="cuda")
+        count_classes_torch(logits, kept, expected)
+        difference = (torch.tensor(found[case.name]) - expected.cpu()).abs().max().item()
+        assert difference <= 1e-3 * kept.numel(), case.name
+
+
+def test_updates_in_place_reach_the_graph() -> None:
+    model = network(torch.float32)
+    with on_a_stream():
+        evaluation = evaluation_of(model, torch.float32, True)
+        before = counts_of(evaluation, model)
+        with torch.no_grad():
+            model.output.bias.copy_(torch.tensor([0.0, 100.0, 0.0]))
+        after = counts_of(evaluation, model)
+    assert before != after
+    for counts in after.values():
+        assert [row[1] for row in counts] == [0, sum(row[2] for row in counts), 0]
+
+
+def test_only_the_counts_are_waited_for() -> None:
+    model = network(torch.bfloat16)
+    with on_a_stream():
+        evaluation = evaluation_of(model, torch.bfloat16, True)
+        counts_of(evaluation, model)
+        torch.cuda.synchronize()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                counts_of(evaluation, model)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+    waits = [warning for warning in caught if "synchronizing CUDA operation" in str(warning.message)]
+    assert len(waits) == 1
+
+
+def test_the_plain_operations_count_the_same() -> None:
+    model = network(torch.float32)
+    with on_a_stream():
+        plain, fast = (evaluation_of(model, torch.float32, True, implementation=name) for name in ("torch", "triton"))
+        found, expected = counts_of(fast, model), counts_of(plain, model)
+    for name, counts in found.items():
+        difference = (torch.tensor(counts) - torch.tensor(expected[name])).abs().max().item()
+        assert difference <= 10, name  # a fused multiply-add rounds once less

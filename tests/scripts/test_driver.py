@@ -1,0 +1,276 @@
+"""The driver of a series, as it composes commands and as it runs on one machine without Slurm."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.launch.series import read_runs
+from common.mlperf.parsed_log import read_log
+from tests.conftest import ROOT, Finished
+
+SCRIPTS = ROOT / "scripts"
+
+
+def script(name: str, *arguments: str, cwd: Path, timeout: float = 280, **environment: str) -> Finished:
+    """Run a script of ``scripts/`` outside of any Slurm job."""
+    settings = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "MLPERF_"))}
+    settings |= {"MLPERF_SUITE_PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        ["bash", str(SCRIPTS / name), *arguments], cwd=cwd, env={**settings, **environment},
+        capture_output=True, text=True, errors="replace", timeout=timeout, check=False,
+    )  # fmt: skip
+    return Finished(done.returncode, done.stdout, done.stderr)
+
+
+def planned(tmp_path: Path, *arguments: str, script_name: str = "run.sub", **environment: str) -> list[list[str]]:
+    """The commands that a dry run prints, as words."""
+    done = script(script_name, "--dry-run", *arguments, cwd=tmp_path, **environment)
+    assert done.code == 0, done.errors
+    commands = [shlex.split(line) for line in done.output.splitlines() if not line.startswith(("#", "PROLOG_"))]
+    assert list(tmp_path.iterdir()) == [], "a dry run writes nothing"
+    return commands
+
+
+def fake_docker(tmp_path: Path) -> Path:
+    """A program that notes its command in the file DOCKER_CALLS, and runs what follows the image ``the-image``."""
+    fake = tmp_path / "bin" / "docker"
+    fake.parent.mkdir()
+    fake.write_text(
+        '#!/bin/bash\necho "$1" >>"$DOCKER_CALLS"\n[[ $1 == run ]] || exit 0\n'
+        'while [[ $1 != the-image ]]; do shift; done\nshift\nexec "$@"\n'
+    )
+    fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
+    return fake
+
+
+def the_training(commands: list[list[str]]) -> list[str]:
+    (found,) = [words for words in commands if "train" in words]
+    return found
+
+
+TWO_NODES = ("benchmark=resnet", "scale=8xH100", "scale.nodes=2", "micro_batch=200", "data_dir=/data/imagenet")
+ONE_NODE = ("benchmark=resnet", "scale=8xH100", "data_dir=/data/imagenet")
+
+
+def test_pyxis_gets_image_mounts_and_folder_as_flags_of_srun(tmp_path: Path) -> None:
+    words = the_training(
+        planned(
+            tmp_path, *TWO_NODES, "launch.container=pyxis", "launch.image=registry#suite:vision",
+            "launch.mounts=['/lustre:/lustre:ro']", "launch.run_minutes=30",
+        )
+    )  # fmt: skip
+    assert words[0] == "srun"
+    assert {"--ntasks=16", "--ntasks-per-node=8", "--time=30", "--mpi=none"} <= set(words)
+    assert "--container-image=registry#suite:vision" in words
+    assert f"--container-workdir={tmp_path}" in words
+    assert "--no-container-mount-home" in words
+    (mounts,) = [word.partition("=")[2] for word in words if word.startswith("--container-mounts=")]
+    assert mounts.split(",") == [
+        f"{ROOT}:{ROOT}:ro",
+        f"{tmp_path}:{tmp_path}:ro",
+        "/data/imagenet:/data/imagenet:ro",
+        f"{tmp_path}/results/resnet:{tmp_path}/results/resnet",
+        "/lustre:/lustre:ro",
+    ]
+
+
+def test_only_the_results_are_writable_in_docker_and_nobody_is_root(tmp_path: Path) -> None:
+    words = the_training(
+        planned(tmp_path, *ONE_NODE, "launch.image=suite:vision", script_name="run_with_docker.sh", NCCL_DEBUG="WARN")
+    )
+    volumes = [words[i + 1] for i, word in enumerate(words) if word == "--volume"]
+    assert [volume for volume in volumes if not volume.endswith(":ro")] == [
+        f"{tmp_path}/results/resnet:{tmp_path}/results/resnet"
+    ]
+    assert "--read-only" in words
+    user = f"{os.getuid()}:{os.getgid()}" if os.getuid() else "10000:10000"
+    assert words[words.index("--user") + 1] == user
+    assert words[words.index("--cap-add") + 1] == "SYS_NICE"
+    assert words[words.index("--ipc") + 1] == "host"
+    assert words[words.index("--gpus") + 1] == "all"
+    assert words[words.index("--tmpfs") + 1].startswith("/tmp:")
+    assert {"memlock=-1", "stack=67108864"} <= {words[i + 1] for i, word in enumerate(words) if word == "--ulimit"}
+    passed = {words[i + 1] for i, word in enumerate(words) if word == "--env"}
+    assert {"NCCL_DEBUG", "CUDA_VISIBLE_DEVICES", "SLURM_PROCID"} <= passed
+    assert {"NEXP", "LOGDIR", "CLEAR_CACHES", "DROPCACHE_CMD"} <= passed, "what the configuration reads"
+    assert not {"PATH", "HOME", "SSH_AUTH_SOCK"} & passed
+    assert "-t" not in words, "there may be no terminal"
+
+
+def test_apptainer_binds_the_same_folders(tmp_path: Path) -> None:
+    words = the_training(planned(tmp_path, *ONE_NODE, "launch.container=apptainer", "launch.image=suite.sif"))
+    assert words[:3] == ["apptainer", "exec", "--nv"]
+    binds = [words[i + 1] for i, word in enumerate(words) if word == "--bind"]
+    assert f"{ROOT}:{ROOT}:ro" in binds
+    assert words[words.index("suite.sif") + 1] == "env"
+    assert f"PYTHONPATH={ROOT}" in words
+
+
+@pytest.mark.parametrize("container", ["apptainer", "docker"])
+def test_compiled_kernels_and_sources_are_found_where_the_container_has_them(tmp_path: Path, container: str) -> None:
+    words = the_training(
+        planned(
+            tmp_path, *ONE_NODE, f"launch.container={container}", "launch.image=image", PYTHONPATH="/of/the/host"
+        )
+    )  # fmt: skip
+    inside = words[words.index("image") + 1 : words.index("bash")]
+    assert f"PYTHONPATH={ROOT}" in inside
+    assert [word for word in inside if word.startswith("HOME=/tmp/")]
+    assert not [word for word in words if "/of/the/host" in word]
+
+
+def test_caches_are_dropped_on_every_node_before_a_run(tmp_path: Path) -> None:
+    commands = planned(tmp_path, *TWO_NODES, "launch.doctor=false", DROPCACHE_CMD="drop them")
+    assert commands[0][:3] == ["srun", "--ntasks=2", "--ntasks-per-node=1"]
+    assert commands[0][-1] == "sync && { drop them; }"
+    kept = planned(tmp_path, *TWO_NODES, "launch.doctor=false", "launch.clear_caches=false")
+    assert len(kept) == len(commands) - 1
+
+
+def test_the_doctor_and_the_hooks_come_in_their_order(tmp_path: Path) -> None:
+    hooks = [f"launch.hooks.{name}=['echo {name}']" for name in ("pre_job", "pre_run", "post_run", "post_job")]
+    commands = planned(tmp_path, *ONE_NODE, "launch.clear_caches=false", *hooks)
+    kinds = ["doctor" if "doctor" in words else "train" if "train" in words else words[-1] for words in commands]
+    assert kinds == ["echo pre_job", "doctor", "echo pre_run", "train", "echo post_run", "echo post_job"]
+
+
+def test_a_folder_that_is_not_there_is_never_mounted(tmp_path: Path) -> None:
+    """docker would make it, as root's; here docker is a program that runs what follows the image."""
+    done = script(
+        "run_with_docker.sh", *ONE_NODE, "launch.image=the-image", f"data_dir={tmp_path}/nowhere", cwd=tmp_path,
+        DOCKER_CALLS="/dev/null", PATH=f"{fake_docker(tmp_path).parent}:{os.environ['PATH']}",
+    )  # fmt: skip
+    assert done.code == 2
+    assert f"{tmp_path}/nowhere is not on" in done.errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("launch.container=pyxis",), "needs launch.image"),
+        (("launch.container=pyxis", "launch.image=x"), "works in a Slurm job only"),
+        (("launch.container=podman", "launch.image=x"), "choose none, pyxis, apptainer or docker"),
+        (TWO_NODES, "2 nodes need a Slurm job"),
+        (("benchmark=nothing",), "unknown"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_runs(tmp_path: Path, arguments: tuple[str, ...], complaint: str) -> None:
+    done = script("run.sub", *arguments, cwd=tmp_path)
+    assert done.code == 2, done.output
+    assert complaint in done.errors
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_series_runs_on_one_machine_without_slurm(tmp_path: Path, data_of) -> None:
+    done = script(
+        "run.sub", "benchmark=resnet", "scale=test", "device=cpu", f"data_dir={data_of('resnet')}",
+        "launch.experiments=2", "launch.doctor=false", "launch.hooks.pre_run=['echo hook $EXPERIMENT']",
+        cwd=tmp_path, LOGDIR=f"{tmp_path}/logs", DROPCACHE_CMD="false",
+    )  # fmt: skip
+    assert done.code == 0, done.errors
+    (series,) = read_runs(tmp_path / "logs")
+    assert [run.end.exit_code for run in series.experiments if run.end] == [10, 10]
+    assert [line for line in done.output.splitlines() if line.startswith("hook")] == ["hook 1", "hook 2"]
+    first = read_log(series.experiments[0].log)
+    assert first.value("cache_clear") is False
+    assert "the page cache could not be dropped" in done.errors
+    text = series.experiments[0].log.read_text()
+    for word in ("EXPERIMENT_START", "RUNANDTIME_START", "STARTING TIMING RUN AT", "RESULT,RESNET,", ":::GITCOMMITID"):
+        assert text.count(word) == 1, word
+
+
+def test_a_run_that_fails_ends_the_series_with_its_exit_code(tmp_path: Path) -> None:
+    done = script(
+        "run.sub", "benchmark=resnet", "scale=test", "device=cpu", f"data_dir={tmp_path}/nowhere",
+        "launch.experiments=2", "launch.doctor=false", "launch.clear_caches=false", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.code == 3
+    (series,) = read_runs(tmp_path / "results" / "resnet")
+    (only,) = series.experiments
+    assert only.end is not None
+    assert (only.end.exit_code, only.end.status) == (3, "aborted")
+
+
+def test_a_failing_hook_before_a_run_ends_the_series(tmp_path: Path) -> None:
+    done = script(
+        "run.sub", "benchmark=resnet", "scale=test", "device=cpu", "launch.doctor=false",
+        "launch.hooks.pre_job=['exit 4']", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.code == 2
+    assert "a pre_job hook failed" in done.errors
+    assert not (tmp_path / "results" / "resnet" / "runs.jsonl").exists()
+
+
+def test_a_failing_hook_before_a_run_closes_the_books(tmp_path: Path) -> None:
+    done = script(
+        "run.sub", "benchmark=resnet", "scale=test", "device=cpu", "launch.doctor=false",
+        "launch.hooks.pre_run=['exit 4']", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.code == 1
+    ((run,),) = [series.experiments for series in read_runs(tmp_path / "results" / "resnet")]
+    assert run.end is not None
+    assert run.end.status == "not started"
+
+
+def test_after_a_signal_no_other_experiment_begins(tmp_path: Path) -> None:
+    """The hook signals the driver alone, as `kill` does."""
+    done = script(
+        "run.sub", "benchmark=resnet", "scale=test", "device=cpu", "launch.doctor=false", "launch.clear_caches=false",
+        "launch.experiments=2", "launch.hooks.pre_run=['kill -TERM $PPID']", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.code == 143
+    assert "no other begins" in done.errors
+    ((run,),) = [series.experiments for series in read_runs(tmp_path / "results" / "resnet")]
+    assert run.end is not None
+    assert (run.end.status, run.end.exit_code) == ("not started", 143)
+
+
+def test_output_that_is_no_text_cuts_no_log(tmp_path: Path, data_of) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/bash\n[[ $* != *launch.rank* ]] || printf "a\\0b\\xff\\nsrun: a remark\\n"\n'
+        f'exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    done = script(
+        "run.sub", "benchmark=resnet", "scale=test", "device=cpu", f"data_dir={data_of('resnet')}",
+        "launch.doctor=false", "launch.clear_caches=false", cwd=tmp_path, MLPERF_SUITE_PYTHON=str(python),
+    )  # fmt: skip
+    assert done.code == 0, done.errors
+    (series,) = read_runs(tmp_path / "results" / "resnet")
+    (run,) = series.experiments
+    assert len(read_log(run.log).all("run_stop")) == 1
+    assert "srun: a remark" not in run.log.read_text(errors="replace")
+    assert (run.folder / f"{run.begin.output_dir}.srun").read_text() == "srun: a remark\n"
+
+
+def test_without_docker_the_script_says_so(tmp_path: Path) -> None:
+    bare = tmp_path / "bin"
+    bare.mkdir()
+    for tool in ("bash", "dirname"):
+        (bare / tool).symlink_to(subprocess.check_output(["which", tool], text=True).strip())
+    done = script("run_with_docker.sh", "benchmark=resnet", cwd=tmp_path, PATH=str(bare))
+    assert done.code == 2
+    assert "docker is not installed" in done.errors
+
+
+def test_a_docker_series_runs_the_ranks_in_the_container_and_the_books_too(tmp_path: Path, data_of) -> None:
+    """docker is replaced by a program that runs what follows the image: what is composed must work."""
+    fake = fake_docker(tmp_path)
+    calls = tmp_path / "calls"
+    done = script(
+        "run_with_docker.sh", "launch.image=the-image", "benchmark=resnet", "scale=test", "device=cpu",
+        f"data_dir={data_of('resnet')}", "launch.doctor=false", "launch.clear_caches=false",
+        cwd=tmp_path, LOGDIR=f"{tmp_path}/logs", DOCKER_CALLS=str(calls), PATH=f"{fake.parent}:{os.environ['PATH']}",
+    )  # fmt: skip
+    assert done.code == 0, done.errors
+    (series,) = read_runs(tmp_path / "logs")
+    assert [run.end.exit_code for run in series.experiments if run.end] == [10]
+    assert set(calls.read_text().split()) == {"run", "ps"}

@@ -1,0 +1,367 @@
+"""A real Slurm on this machine: one controller and two nodes, all of it below one temporary folder.
+
+The nodes are two slurmd on one host. Each claims more processors than the machine may have, so that a job of two
+nodes with two tasks each fits anywhere. The daemons run as the user who runs the tests, root or not, authenticate by
+a munged of their own, and end with the process that started them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from tests.conftest import ROOT
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "scontrol", "sinfo", "srun", "setpriv")
+"""What a cluster needs. Debian and Ubuntu have them in slurm-wlm, munge and util-linux."""
+
+NODES = ("n1", "n2")
+PROCESSORS = 4  # that each node claims
+ENDED = frozenset(
+    {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"}
+)
+"""States of a job that is over."""
+
+START_SECONDS = 60.0
+COMMAND_SECONDS = 60.0
+STOP_SECONDS = 30.0
+POLL_SECONDS = 0.1
+KILL_WAIT_SECONDS = 20  # from a job's SIGTERM to its SIGKILL
+CREDENTIAL_SECONDS = 10  # for a job to reach its nodes; a requeued job is held back one more
+CHECK_SECONDS = 30  # between two looks of slurmctld at time limits; compiled in
+
+# An ordinary user's PATH leaves out the folders of the daemons.
+PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+
+
+def missing_programs() -> list[str]:
+    """Those of :data:`PROGRAMS` that this machine lacks."""
+    return [program for program in PROGRAMS if shutil.which(program, path=PATH) is None]
+
+
+@dataclass(frozen=True)
+class JobProcess:
+    """A process that belongs to a job.
+
+    Attributes:
+        process: the process itself.
+        step: number of the job step; None for the batch script and what it runs, srun included.
+        rank: SLURM_PROCID; 0 in the batch script.
+        node: SLURMD_NODENAME.
+    """
+
+    process: psutil.Process
+    step: int | None
+    rank: int
+    node: str
+
+
+class Cluster:
+    """A running Slurm: nodes n1 and n2, one partition, no accounting, no GPUs.
+
+    How Slurm keeps time, as seen with 22.05; it makes jobs that end by a limit take minutes:
+
+    - A job starts one or two seconds after ``sbatch``.
+    - Time limits are looked at every 30 seconds, which no setting changes. A look sends the signal of
+      ``--signal=TERM@S`` when the job has at most S + 30 seconds left, and ends a job that is past its limit. A limit
+      that passes between two looks therefore ends the job without a warning ahead.
+    - A limit counts in whole minutes from the start of the job: ``TimeLimit=1`` ends it a minute after its start at
+      the soonest, and a job that has run for a minute gets no warning. :meth:`bring_limit_forward` sets the end
+      itself: the signal comes with the next look, 0 to 30 seconds later, and the end mostly with the look after.
+    - The signal is followed by SIGCONT. It reaches every process of every step, children of tasks in sessions of
+      their own included, but neither the batch script nor srun; with ``--signal=B:`` it reaches the batch script
+      alone. The log says CANCELLED of a step that is signalled; the step and its srun go on.
+    - scancel and a requeue send SIGCONT and SIGTERM to all of the job, batch script included, and 20 seconds later
+      SIGKILL. The end of the limit does the same, tasks getting SIGTERM twice.
+    - A requeued job is held back (PENDING, BeginTime) for 11 seconds after all of it has ended: Slurm waits until the
+      old credentials have expired. Its output file is emptied unless ``--open-mode=append``.
+
+    Attributes:
+        folder: of everything that the daemons write; removed at the end.
+        environment: variables that make Slurm's commands speak to this cluster.
+
+    Raises:
+        AssertionError: if it does not start, with the logs of the daemons.
+    """
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="mlperf-slurm-"))
+        self.environment = {"SLURM_CONF": str(self.folder / "slurm.conf")}
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def sbatch(self, *arguments: str, cwd: Path = ROOT, **environment: str) -> int:
+        """Submit a job.
+
+        Args:
+            arguments: of sbatch. Without ``--output`` the job writes into ``cwd``.
+            cwd: the folder that the job starts in.
+            environment: further variables of the job.
+
+        Returns:
+            The number of the job.
+
+        Raises:
+            AssertionError: if sbatch refuses, with its words.
+        """
+        words = self._command("sbatch", "--parsable", *arguments, cwd=cwd, **environment)
+        return int(words.partition(";")[0])
+
+    def state(self, job: int) -> str:
+        """PENDING, RUNNING, COMPLETING, COMPLETED, FAILED, TIMEOUT, CANCELLED or another of Slurm's states."""
+        return self.field(job, "JobState")
+
+    def field(self, job: int, name: str) -> str:
+        """A field of ``scontrol show job``, such as ``ExitCode``, ``Reason``, ``Restarts`` or ``NodeList``."""
+        shown = self._command("scontrol", "show", "job", str(job))
+        match = re.search(rf"(?:^|\s){re.escape(name)}=(.*?)(?=\s+[\w/:]+=|\n|$)", shown)
+        assert match, f"job {job} has no field {name}:\n{shown}"
+        return match[1]
+
+    def output(self, job: int) -> str:
+        """What the job has written to its output file so far."""
+        path = Path(self.field(job, "StdOut"))
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def wait(self, job: int, states: Collection[str], seconds: float) -> str:
+        """Wait until the job is in one of ``states``, and return that.
+
+        Raises:
+            AssertionError: if the job ends in another state, or is in none of them after ``seconds``.
+        """
+        return self._await(job, lambda state: state in states, f"no state of {sorted(states)}", seconds)
+
+    def wait_for_output(self, job: int, text: str, seconds: float) -> str:
+        """Wait until the job has written ``text``, and return its state then.
+
+        Raises:
+            AssertionError: if the job ends without, or it is not there after ``seconds``.
+        """
+        return self._await(job, lambda _: text in self.output(job), f"no output {text!r}", seconds)
+
+    def requeue(self, job: int) -> None:
+        """End a running job and put it back into the queue, as happens when a node fails."""
+        self._command("scontrol", "requeue", str(job))
+
+    def bring_limit_forward(self, job: int) -> None:
+        """Let the time limit of a running job come soon.
+
+        Its ``--signal`` comes within 30 seconds if it is to come 5 or more seconds before the end, and the end 30
+        seconds later; 60 when the controller looked within the 5 seconds after this call.
+        """
+        self._command("scontrol", "update", f"JobId={job}", f"EndTime=now+{CHECK_SECONDS + 5}")
+
+    def cancel(self, job: int) -> None:
+        """Cancel a job, pending or running; nothing if it is over."""
+        self._command("scancel", str(job))
+
+    def processes(self, job: int) -> list[JobProcess]:
+        """The living processes of a job, on all nodes: batch script, srun, tasks and all that these started."""
+        found = []
+        for process, variables in _environments():
+            if self._is_ours(variables) and variables.get("SLURM_JOB_ID") == str(job):
+                step = variables.get("SLURM_STEP_ID")
+                found.append(
+                    JobProcess(
+                        process,
+                        None if step is None else int(step),
+                        int(variables.get("SLURM_PROCID", "0")),
+                        variables.get("SLURMD_NODENAME", ""),
+                    )
+                )
+        return found
+
+    def stop(self) -> None:
+        """Kill the daemons and all that jobs have left, and remove the folder. A second call does nothing.
+
+        Raises:
+            AssertionError: if a process outlives SIGKILL, as one in an uninterruptible wait does.
+        """
+        for daemon in self._daemons.values():
+            daemon.kill()
+            daemon.wait()
+        self._daemons.clear()
+        deadline = time.monotonic() + STOP_SECONDS
+        while left := self._left():
+            assert time.monotonic() < deadline, f"these processes survived SIGKILL: {left}"
+            for process in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(left, timeout=1)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def logs(self) -> str:
+        """What the daemons have said."""
+        paths = sorted(path for path in self.folder.glob("*.log") if path.stat().st_size)
+        return "\n".join(f"== {path.name}\n{path.read_text(errors='replace')}" for path in paths)
+
+    def _start(self) -> None:
+        key, munge_socket = self.folder / "munge.key", self.folder / "munge.socket"
+        key.write_bytes(secrets.token_bytes(128))
+        key.chmod(0o600)
+        for name in ("state", *NODES):
+            (self.folder / name).mkdir()
+        (self.folder / "slurm.conf").write_text(_configuration(self.folder, munge_socket))
+        (self.folder / "cgroup.conf").write_text(f"CgroupPlugin={self._cgroup_plugin()}\n")
+        # Without --force munged refuses a folder that other users cannot enter: here there are no other users.
+        self._launch(
+            "munged", "munged", "--foreground", "--force", f"--key-file={key}", f"--socket={munge_socket}",
+            f"--pid-file={self.folder}/munged.pid", f"--seed-file={self.folder}/munge.seed",
+        )  # fmt: skip
+        deadline = time.monotonic() + START_SECONDS
+        self._await_start(munge_socket.is_socket, "munged has no socket", deadline)
+        self._launch("slurmctld", "slurmctld", "-D")
+        for node in NODES:
+            self._launch(f"slurmd on {node}", "slurmd", "-D", "-N", node)
+        self._await_start(self._is_idle, "the nodes are not idle", deadline)
+
+    def _cgroup_plugin(self) -> str:
+        """The control groups that slurmd is not to set up: those of version 2 would need systemd.
+
+        Slurm can do without since 23.02. Before, the plugin for version 1 touches none as long as no other plugin asks.
+        """
+        version = self._command("slurmd", "-V", PATH=PATH)
+        match = re.search(r"(\d+)\.(\d+)", version)
+        assert match, f"slurmd -V gives no version: {version}"
+        return "disabled" if (int(match[1]), int(match[2])) >= (23, 2) else "cgroup/v1"
+
+    def _launch(self, name: str, *command: str) -> None:
+        # A session that is killed cannot stop its daemons: the kernel does.
+        with open(self.folder / f"{name}.log", "wb") as output:
+            self._daemons[name] = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", *command], cwd=self.folder, env=self._variables({"PATH": PATH}),
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+
+    def _await_start(self, ready: Callable[[], bool], complaint: str, deadline: float) -> None:
+        while not ready():
+            for name, daemon in self._daemons.items():
+                assert daemon.poll() is None, f"{name} ended with exit code {daemon.returncode}\n{self.logs()}"
+            assert time.monotonic() < deadline, f"{complaint} after {START_SECONDS:g} s\n{self.logs()}"
+            time.sleep(POLL_SECONDS)
+
+    def _is_idle(self) -> bool:
+        done = self._run("sinfo", "--noheader", "--Node", "--format=%N %t")
+        return done.returncode == 0 and sorted(done.stdout.splitlines()) == [f"{node} idle" for node in NODES]
+
+    def _await(self, job: int, reached: Callable[[str], bool], complaint: str, seconds: float) -> str:
+        """Wait for a condition on the job's state, and return the state that met it."""
+        deadline = time.monotonic() + seconds
+        while True:
+            state = self.state(job)
+            if reached(state):
+                return state
+            assert state not in ENDED, f"{complaint}: job {job} is {state}\n{self._account(job)}"
+            assert time.monotonic() < deadline, f"{complaint} after {seconds:g} s\n{self._account(job)}"
+            time.sleep(POLL_SECONDS)
+
+    def _account(self, job: int) -> str:
+        """What is known of a job, for a message."""
+        return f"{self._command('scontrol', 'show', 'job', str(job))}\n== its output\n{self.output(job)}"
+
+    def _command(self, *command: str, cwd: Path = ROOT, **environment: str) -> str:
+        """What a command prints; it must succeed."""
+        done = self._run(*command, cwd=cwd, **environment)
+        assert done.returncode == 0, f"{' '.join(command)}: {done.stderr.strip()}"
+        return done.stdout.strip()
+
+    def _run(self, *command: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, cwd=cwd, env=self._variables(environment),
+            capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False,
+        )  # fmt: skip
+
+    def _variables(self, further: dict[str, str]) -> dict[str, str]:
+        """The environment of a command: nothing of a Slurm that these tests may themselves run under."""
+        own = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH_", "SRUN_"))}
+        return {**own, **further, **self.environment}
+
+    def _left(self) -> list[psutil.Process]:
+        """Living processes that were started with this cluster's configuration, and its slurmstepds.
+
+        The title that a slurmstepd gives itself overwrites its environment; it works in the folder of the cluster.
+        """
+        own = {process for process, variables in _environments() if self._is_ours(variables)}
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                if Path(process.cwd()).is_relative_to(self.folder):
+                    own.add(process)
+        return [process for process in own if process.pid != os.getpid()]
+
+    def _is_ours(self, variables: dict[str, str]) -> bool:
+        return variables.get("SLURM_CONF") == self.environment["SLURM_CONF"]
+
+
+def _environments() -> Iterator[tuple[psutil.Process, dict[str, str]]]:
+    """All processes whose environment can be read, with the environment that they started with."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if variables := process.environ():
+                yield process, variables
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as sockets:
+        bound = [sockets.enter_context(socket.socket()) for _ in range(count)]
+        for one in bound:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in bound]
+
+
+def _configuration(folder: Path, munge_socket: Path) -> str:
+    """slurm.conf. No task plugin and no control groups: the processes of a job are ordinary processes."""
+    host, user = socket.gethostname().partition(".")[0], getpass.getuser()
+    memory = psutil.virtual_memory().total // 2**20
+    controller_port, *node_ports = _free_ports(1 + len(NODES))
+    lines = [
+        "ClusterName=tests",
+        f"SlurmctldHost={host}(127.0.0.1)",
+        f"SlurmctldPort={controller_port}",
+        f"SlurmUser={user}",
+        f"SlurmdUser={user}",
+        "AuthType=auth/munge",
+        f"AuthInfo=socket={munge_socket},cred_expire={CREDENTIAL_SECONDS}",
+        f"StateSaveLocation={folder}/state",
+        f"SlurmdSpoolDir={folder}/%n",
+        f"SlurmctldPidFile={folder}/slurmctld.pid",
+        f"SlurmdPidFile={folder}/slurmd.%n.pid",
+        f"SlurmctldLogFile={folder}/slurmctld.full",
+        f"SlurmdLogFile={folder}/slurmd.%n.full",
+        "ProctrackType=proctrack/linuxproc",
+        "TaskPlugin=task/none",
+        "MpiDefault=none",
+        "SelectType=select/cons_tres",
+        "SelectTypeParameters=CR_CPU",
+        "SlurmdParameters=config_overrides",
+        "SchedulerType=sched/builtin",
+        "SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0",
+        "ReturnToService=2",
+        "JobRequeue=1",
+        f"KillWait={KILL_WAIT_SECONDS}",
+        "InactiveLimit=0",
+        "OverTimeLimit=0",
+        "MinJobAge=86400",  # a job stays visible when it is over
+    ]
+    lines += [
+        f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={PROCESSORS} RealMemory={memory}"
+        for node, port in zip(NODES, node_ports, strict=True)
+    ]
+    lines.append(f"PartitionName=tests Nodes={','.join(NODES)} Default=YES MaxTime=INFINITE State=UP")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,56 @@
+"""Results, repositories and accepted trees that the tests copy and break."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from launched import SYSTEM, Clone, make_repository, submission, write_series, write_submission
+
+from common.submission.package import main
+
+
+@pytest.fixture(scope="session")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Clone:
+    """The repository that the runs were launched from."""
+    path = tmp_path_factory.mktemp("clone")
+    return Clone(path, make_repository(path))
+
+
+@pytest.fixture(scope="session")
+def series_of(tmp_path_factory: pytest.TempPathFactory, clone: Clone) -> Callable[[str], Path]:
+    """A function from a benchmark to an undamaged series of exactly N runs, made once."""
+    made: dict[str, Path] = {}
+
+    def find(benchmark: str) -> Path:
+        if benchmark not in made:
+            made[benchmark] = write_series(tmp_path_factory.mktemp("results") / benchmark, benchmark, clone.commit)
+        return made[benchmark]
+
+    return find
+
+
+@pytest.fixture
+def results(series_of: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A copy of an undamaged series of ResNet runs."""
+    return Path(shutil.copytree(series_of("resnet"), tmp_path / "results"))
+
+
+@pytest.fixture(scope="session")
+def accepted_tree(tmp_path_factory: pytest.TempPathFactory, clone: Clone, series_of: Callable[[str], Path]) -> Path:
+    """A submitter's folder with one ResNet result, as `package` made it."""
+    folder = tmp_path_factory.mktemp("accepted")
+    settings = write_submission(
+        folder / "acme.yaml", submission({"system": SYSTEM, "results": str(series_of("resnet"))})
+    )
+    arguments = ["--ruleset", "4.0.0", "--submission", str(settings), "--output", str(folder)]
+    assert main([*arguments, "--repository", str(clone.path)]) == 0
+    return folder / "acme"
+
+
+@pytest.fixture
+def tree(accepted_tree: Path, tmp_path: Path) -> Path:
+    """A copy of the accepted tree."""
+    return Path(shutil.copytree(accepted_tree, tmp_path / "acme"))

@@ -1,0 +1,159 @@
+"""Results as a launcher leaves them: ``runs.jsonl``, logs, what `doctor` found; and the repository of the code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from closed_logs import RECIPES, closed_log, drawn_convergence
+
+SERIES = "2026-05-01T12-00-00"
+SYSTEM = "2xH200_torch"
+
+FACTS: dict[str, Any] = {
+    "host_processor_model_name": "Intel(R) Xeon(R) Platinum 8480C",
+    "host_processors_per_node": "2",
+    "host_processor_core_count": "56",
+    "host_processor_vcpu_count": "224",
+    "host_processor_frequency": "3800 MHz",
+    "host_processor_caches": "L3 105 MiB",
+    "host_processor_interconnect": "UPI",
+    "host_memory_capacity": "2 TB",
+    "host_memory_configuration": "32x 64 GB",
+    "host_storage_type": "NVMe",
+    "host_storage_capacity": "30 TB",
+    "host_networking": "8x NDR",
+    "accelerators_per_node": "8",
+    "accelerator_model_name": "NVIDIA H200",
+    "accelerator_host_interconnect": "PCIe 5.0 x16",
+    "accelerator_frequency": "1980 MHz",
+    "accelerator_memory_capacity": "141 GB",
+    "accelerator_memory_configuration": "HBM3e",
+    "accelerator_interconnect": "NVLink 4",
+    "operating_system": "Ubuntu 24.04",
+    "framework": "PyTorch 2.11",
+    "other_software_stack": {"cuda_version": "13.0", "nccl_version": "2.28"},
+}
+
+Entry = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Clone:
+    """A repository, and the commit that the runs used."""
+
+    path: Path
+    commit: str
+
+
+def make_repository(folder: Path) -> str:
+    """A small clone with one commit; returns the commit."""
+    files = {
+        "train.py": "seed = None\n",
+        "common/model.py": "# a model\n",
+        "scripts/run_and_time.sh": "#!/bin/bash\n",
+        ".gitignore": "runs/\n",
+        ".ci/run": "true\n",
+        "constraints.txt": "\n",
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return commit_all(folder)
+
+
+def commit_all(folder: Path) -> str:
+    """Commit everything below ``folder``; returns the commit."""
+    who = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-c", "init.defaultBranch=main", "-C", str(folder), *arguments]
+        return subprocess.run(command, env={**os.environ, **who}, check=True, capture_output=True, text=True).stdout
+
+    git("init", "--quiet")
+    git("add", "--all", "--force")
+    git("commit", "--quiet", "--message", "a commit")
+    return git("rev-parse", "HEAD").strip()
+
+
+def write_series(
+    folder: Path,
+    benchmark: str,
+    commit: str,
+    convergence: Sequence[float | None] | None = None,
+    minutes: Callable[[int], float] = lambda index: 10.0 + index / 8,
+) -> Path:
+    """A complete series: a run for each convergence, None for one that was aborted; returns ``folder``."""
+    folder.mkdir(parents=True)
+    recipe = RECIPES[benchmark]
+    wanted = drawn_convergence(benchmark) if convergence is None else convergence
+    entries: list[Entry] = []
+    for index, reached in enumerate(wanted):
+        name, seed = f"{SERIES}_{index + 1}", 4_000_000_000_000 + 17 * index
+        status = "aborted" if reached is None else "success"
+        log = closed_log(benchmark, seed, reached, minutes=minutes(index), status=status)
+        (folder / f"{name}.log").write_text(log)
+        entries += begin_and_end(benchmark, recipe.ruleset, index + 1, len(wanted), seed, commit, status)
+    write_entries(folder, entries)
+    node = {"facts": FACTS, "measurements": {}}
+    doctor = {"time": "2026-05-01T11:59:00+00:00", "nodes": {"node1": node, "node2": node}, "findings": [], "ok": True}
+    (folder / f"{SERIES}_doctor.json").write_text(json.dumps(doctor))
+    return folder
+
+
+def begin_and_end(
+    benchmark: str, ruleset: str, experiment: int, declared: int, seed: int, commit: str, status: str
+) -> list[Entry]:
+    """The two lines of one experiment."""
+    name = f"{SERIES}_{experiment}"
+    return [
+        {
+            "event": "begin", "series": SERIES, "experiment": experiment, "declared": declared,
+            "time": "2026-05-01T12:00:00+00:00", "seed": seed, "commit": commit, "dirty": False,
+            "configuration": "ab" * 32, "benchmark": benchmark, "scale": "2x8", "ruleset": ruleset,
+            "log": f"{name}.log", "output_dir": name, "job": None,
+            "overrides": [f"benchmark={benchmark}", "scale=2x8xH200", "data_dir=/data/my set", "seed=7"],
+        },
+        {
+            "event": "end", "series": SERIES, "experiment": experiment, "time": "2026-05-01T12:20:00+00:00",
+            "exit_code": 0 if status == "success" else 10, "status": status, "minutes": 10.0, "verdict": "valid run",
+        },
+    ]  # fmt: skip
+
+
+def entries_of(folder: Path) -> list[Entry]:
+    """The lines of ``runs.jsonl``."""
+    return [json.loads(line) for line in (folder / "runs.jsonl").read_text().splitlines()]
+
+
+def write_entries(folder: Path, entries: Sequence[Entry]) -> None:
+    """Write ``runs.jsonl``."""
+    (folder / "runs.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+
+
+def log_of(folder: Path, experiment: int) -> Path:
+    """The log of an experiment."""
+    return folder / f"{SERIES}_{experiment}.log"
+
+
+def submission(*results: Entry, **fields: str) -> Entry:
+    """The content of a submission's YAML with one system."""
+    system = {
+        "system_name": "Acme server, 2 nodes of 8x H200",
+        "division": "closed",
+        "status": "Available on-premise",
+        "fields": {"cooling": "air", "host_networking_topology": "rail-optimised", **fields},
+    }
+    return {"submitter": "acme", "systems": {SYSTEM: system}, "results": list(results)}
+
+
+def write_submission(path: Path, content: Entry) -> Path:
+    """Write a submission's YAML."""
+    path.write_text(yaml.safe_dump(content))
+    return path

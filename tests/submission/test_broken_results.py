@@ -1,0 +1,374 @@
+"""Every way of breaking results is found before anything is packaged, and named with its file."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from closed_logs import END, POINT, START, closed_log, event
+from launched import (
+    SERIES,
+    SYSTEM,
+    Clone,
+    begin_and_end,
+    entries_of,
+    log_of,
+    submission,
+    write_entries,
+    write_series,
+    write_submission,
+)
+
+from common.errors import ConfigError, DataError
+from common.submission import check
+from common.submission.entries import gather, refusals
+from common.submission.package import main
+from common.submission.settings import read_settings
+
+Break = Callable[[Path], None]
+
+
+def in_log(change: Callable[[str], str], experiment: int = 2) -> Break:
+    """Change the text of one log."""
+
+    def apply(results: Path) -> None:
+        path = log_of(results, experiment)
+        before = path.read_text()
+        after = change(before)
+        assert after != before
+        path.write_text(after)
+
+    return apply
+
+
+def value(key: str, new: object) -> Callable[[str], str]:
+    """Another value at ``key``."""
+    return lambda text: re.sub(rf'("key": "{key}", "value": )[^,]+(, "metadata")', rf"\g<1>{json.dumps(new)}\2", text)
+
+
+def added(line: str, before: str = "run_stop") -> Callable[[str], str]:
+    """Another line before the one with the key ``before``."""
+
+    def change(text: str) -> str:
+        lines = text.splitlines(keepends=True)
+        at = next(index for index, each in enumerate(lines) if f'"key": "{before}"' in each)
+        return "".join([*lines[:at], line + "\n", *lines[at:]])
+
+    return change
+
+
+def moved_to_front(key: str) -> Callable[[str], str]:
+    def change(text: str) -> str:
+        lines = text.splitlines(keepends=True)
+        return "".join(sorted(lines, key=lambda line: f'"key": "{key}"' not in line))
+
+    return change
+
+
+def cut_before(key: str, characters: int) -> Callable[[str], str]:
+    """Only what precedes the line of ``key``, and some characters of it."""
+
+    def change(text: str) -> str:
+        start = text.rindex("\n", 0, text.index(f'"key": "{key}"')) + 1
+        return text[: start + characters]
+
+    return change
+
+
+def line_by_line(text: str) -> str:
+    other = closed_log("resnet", 555).splitlines(keepends=True)
+    own = text.splitlines(keepends=True)
+    pairs = zip(own, [*other, *[""] * len(own)], strict=False)
+    return "".join(a + b for a, b in pairs)
+
+
+def mid_line(text: str) -> str:
+    """Another writer's event within the line of the seed: the checkers would not see the seed at all."""
+    at = text.index('"key": "seed"') + 3
+    return text[:at] + event(1_700_000_000_500, POINT, "tracked_stats", {"throughput": 1.0}) + "\n" + text[at:]
+
+
+def failed(*experiments: int) -> Break:
+    """Runs that were aborted below the target, in log and runs.jsonl."""
+
+    def apply(results: Path) -> None:
+        for number in experiments:
+            log_of(results, number).write_text(closed_log("resnet", seed_of(results, number), status="aborted"))
+        set_entries(lambda entry: entry | {"status": "aborted"} if is_end(entry, *experiments) else entry)(results)
+
+    return apply
+
+
+def seed_of(results: Path, experiment: int) -> int:
+    return next(e["seed"] for e in entries_of(results) if e["event"] == "begin" and e["experiment"] == experiment)
+
+
+def is_end(entry: dict, *experiments: int) -> bool:
+    return entry["event"] == "end" and entry["experiment"] in experiments
+
+
+def set_entries(change: Callable[[dict], dict | None]) -> Break:
+    """Change, or with None drop, each line of runs.jsonl."""
+
+    def apply(results: Path) -> None:
+        changed = [change(entry) for entry in entries_of(results)]
+        write_entries(results, [entry for entry in changed if entry is not None])
+
+    return apply
+
+
+def begin(experiment: int, **changes: object) -> Break:
+    """Other values in the line that begins an experiment."""
+    return set_entries(lambda e: e | changes if e["event"] == "begin" and e["experiment"] == experiment else e)
+
+
+def same_seed(results: Path) -> None:
+    first = seed_of(results, 1)
+    log_of(results, 2).write_text(closed_log("resnet", first))
+    begin(2, seed=first)(results)
+
+
+def too_fast(results: Path) -> None:
+    for number in range(1, 6):
+        log_of(results, number).write_text(closed_log("resnet", seed_of(results, number), 31.0))
+
+
+def doctor(results: Path) -> None:
+    path = results / f"{SERIES}_doctor.json"
+    content = json.loads(path.read_text())
+    content["nodes"]["node2"]["facts"]["accelerator_model_name"] = "NVIDIA H100"
+    path.write_text(json.dumps(content))
+
+
+LOG = f"{SERIES}_2.log"
+STAND_IN = event(1_700_000_000_000, POINT, "data_set", "stand-in")
+RESUMED = event(1_700_000_000_000, POINT, "resumed_from", "step 100")
+SECOND_START = event(1_700_000_500_000, START, "run_start")
+SECOND_STOP = event(1_700_000_400_000, END, "run_stop", None, status="success")
+ABORTED = event(1_700_000_400_000, END, "run_stop", None, status="aborted")
+
+BREAKS: dict[str, tuple[Break, str, str]] = {
+    "log gone": (lambda results: log_of(results, 2).unlink(), LOG, "is missing"),
+    "quality below the target with status success": (in_log(lambda t: t.replace("0.7592", "0.7589")), LOG,
+                                                     "run_stop claims success, but no eval_accuracy meets the target"),
+    "same seed twice": (same_seed, "runs.jsonl", "experiments 1 and 2 have the same seed 4000000000000"),
+    "convergence faster than chance": (too_fast, "results", "the RCP test fails: the runs converge faster"),
+    "hyperparameter that the checker fixes": (in_log(value("lars_epsilon", 1e-5)), LOG, "lars_epsilon = 1e-05 breaks"),
+    "hyperparameter that the rules' table fixes": (in_log(value("lars_opt_momentum", 0.95)), LOG,
+                                                   "lars_opt_momentum = 0.95 breaks the rules' table: 0.9"),
+    "tail cut within a line": (in_log(cut_before("run_stop", 60)), LOG, "MLLOG line is truncated or corrupt"),
+    "tail cut at the end of a line": (in_log(cut_before("run_stop", 0)), LOG, "no run_stop: the run was cut short"),
+    "two logs mixed line by line": (in_log(line_by_line), LOG, "run_start occurs 2 times"),
+    "two logs mixed within a line": (in_log(mid_line), LOG, "one MLLOG event begins within another"),
+    "aborted run and a second start": (in_log(lambda t: added(SECOND_START)(added(ABORTED)(t))), LOG,
+                                       "run_start occurs 2 times"),
+    "resumed run": (in_log(added(RESUMED)), LOG, "a resumed run is not scored"),
+    "stand-in data": (in_log(added(STAND_IN)), LOG, "stand-in: not an MLPerf result of any division"),
+    "two run_stop": (in_log(added(SECOND_STOP)), LOG, "run_stop occurs 2 times"),
+    "another batch in one log": (in_log(value("global_batch_size", 3200)), LOG,
+                                 f"different configurations: global_batch_size is 3264 in {SERIES}_1.log, 3200 in"),
+    "two batches within a log": (in_log(added(event(1_700_000_000_000, POINT, "global_batch_size", 3200), "seed")), LOG,
+                                 "EXACTLY_ONE occurrence of 'global_batch_size' but found 2"),
+    "evaluation at a wrong epoch": (in_log(lambda t: t.replace('"epoch_num": 31', '"epoch_num": 30')), LOG,
+                                    "are not the rules' schedule"),
+    "initialisation of 31 minutes": (
+        lambda results: log_of(results, 2).write_text(closed_log("resnet", seed_of(results, 2), init_seconds=1860)),
+        LOG, "init_stop = null breaks rule",
+    ),
+    "run_stop before run_start": (in_log(moved_to_front("run_stop")), LOG, "run_stop = null breaks rule"),
+    "log of another submitter": (in_log(value("submission_org", "other")), LOG, "was submitted by 'other'"),
+    "log of the open division": (in_log(value("submission_division", "open")), LOG, "is of the open division"),
+    "log of another run": (
+        lambda results: log_of(results, 2).write_bytes(log_of(results, 3).read_bytes()), LOG, "has the seed"),
+    "too many runs without convergence": (failed(2, 3), "results",
+                                          f"2 runs did not converge ({SERIES}_2.log, {SERIES}_3.log); 1 may"),
+    "configuration changed": (begin(3, configuration="cd" * 32), "runs.jsonl", "the configuration changed within"),
+    "commit changed": (begin(3, commit="0" * 40), "runs.jsonl", "the commit changed within"),
+    "ruleset changed": (begin(3, ruleset="3.1.0"), "runs.jsonl", "the ruleset changed within"),
+    "dirty source": (begin(3, dirty=True), "runs.jsonl", "experiment 3 ran a source that differs from its commit"),
+    "source of nobody knows which commit": (
+        set_entries(lambda e: e | {"commit": None, "dirty": None} if e["event"] == "begin" else e), "runs.jsonl",
+        "does not know the commit",
+    ),
+    "experiment missing in runs.jsonl": (set_entries(lambda e: None if e["experiment"] == 3 else e), "runs.jsonl",
+                                         f"experiment 3 of {SERIES} is missing"),
+    "last experiment missing in runs.jsonl": (set_entries(lambda e: None if e["experiment"] == 5 else e), "runs.jsonl",
+                                              f"experiment 5 of {SERIES} is missing"),
+    "fewer runs than declared": (set_entries(lambda e: e | {"declared": 6} if e["event"] == "begin" else e),
+                                 "runs.jsonl", "was declared with 6 experiments, 5 ran"),
+    "more runs than declared": (set_entries(lambda e: e | {"declared": 4} if e["event"] == "begin" else e),
+                                "runs.jsonl", "was declared with 4 experiments, 5 ran"),
+    "run without an end": (set_entries(lambda e: None if is_end(e, 5) else e), "runs.jsonl", "experiment 5 has no end"),
+    "status that the log contradicts": (set_entries(lambda e: e | {"status": "aborted"} if is_end(e, 2) else e), LOG,
+                                        "run_stop says success"),
+    "run hidden as not started": (set_entries(lambda e: e | {"status": "not started"} if is_end(e, 2) else e), LOG,
+                                  "has a run_start"),
+    "unlike nodes": (doctor, f"{SERIES}_doctor.json: node2",
+                     "accelerator_model_name is 'NVIDIA H200' on .*node1, 'NVIDIA H100' on"),
+}  # fmt: skip
+
+
+def package(results: Path, clone: Clone, ruleset: str = "4.0.0", **fields: str) -> int:
+    settings = write_submission(results.parent / "acme.yaml", submission(**fields))
+    return main([
+        str(results), "--ruleset", ruleset, "--submission", str(settings), "--output", str(results.parent / "out"),
+        "--repository", str(clone.path),
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_broken_results_are_refused_naming_file_and_reason(results: Path, clone: Clone, name: str) -> None:
+    damage, file, words = BREAKS[name]
+    damage(results)
+    with pytest.raises(DataError) as caught:
+        package(results, clone)
+    complaints = [line for line in str(caught.value).splitlines() if file in line]
+    pattern = words if ".*" in words else re.escape(words)
+    assert [line for line in complaints if re.search(pattern, line)], str(caught.value)
+    assert not (results.parent / "out").exists()
+
+
+IN_THE_SUBMISSION = ("unlike nodes", "log of another submitter", "source of nobody knows which commit")
+
+
+@pytest.mark.parametrize("name", [name for name in BREAKS if name not in IN_THE_SUBMISSION])
+def test_check_of_the_folder_finds_them_too(results: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    damage, file, words = BREAKS[name]
+    damage(results)
+    if name == "log of the open division":
+        words = "submission_division is 'closed'"
+    assert check.main([str(results), "--ruleset", "4.0.0"]) == 1
+    out = capsys.readouterr().out
+    assert file in out
+    assert words in out
+
+
+@pytest.mark.parametrize("damage", [failed(2), lambda results: None], ids=["one failed run", "undamaged"])
+def test_good_results_are_not_refused(results: Path, damage: Break, capsys: pytest.CaptureFixture[str]) -> None:
+    damage(results)
+    assert check.main([str(results)]) == 0
+    assert "SUBMITTABLE" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("next_key", ["train_samples", "block_start", "eval_start"])
+def test_run_killed_early_is_one_failed_run(results: Path, next_key: str) -> None:
+    in_log(lambda text: cut_before(next_key, 0)(text) + ABORTED + "\n")(results)
+    set_entries(lambda e: e | {"status": "aborted"} if is_end(e, 2) else e)(results)
+    assert check.main([str(results)]) == 0
+
+
+def test_benchmark_that_the_ruleset_does_not_accept_is_refused(results: Path, clone: Clone) -> None:
+    with pytest.raises(DataError, match=r"_1\.log is refused: ruleset 5\.0\.0 does not accept resnet"):
+        package(results, clone, "5.0.0")
+
+
+def test_series_of_too_few_runs_is_refused(tmp_path: Path, clone: Clone) -> None:
+    results = write_series(tmp_path / "results", "resnet", clone.commit, [35.0] * 4)
+    with pytest.raises(DataError, match=r"a result of resnet needs 5 runs, these are 4"):
+        package(results, clone)
+
+
+def test_wrong_size_of_the_evaluation_set_is_refused(tmp_path: Path, clone: Clone) -> None:
+    results = write_series(tmp_path / "results", "unet3d", clone.commit, [None, 357_000.0])
+    in_log(value("eval_samples", 41))(results)
+    with pytest.raises(DataError, match=r"_2\.log is refused: eval_samples = 41 breaks rule"):
+        package(results, clone)
+
+
+def test_series_whose_median_window_failed_is_refused(tmp_path: Path, clone: Clone) -> None:
+    results = write_series(tmp_path / "results", "resnet", clone.commit, [35.0, 35.0, 35.0, None, None, 35.0, 35.0])
+    with pytest.raises(DataError, match="2 runs did not converge"):
+        package(results, clone)
+
+
+def test_seed_that_two_runs_share_outside_the_window_is_refused(tmp_path: Path, clone: Clone) -> None:
+    logs = [tmp_path / f"{index}.log" for index in range(7)]
+    for index, path in enumerate(logs):
+        path.write_text(closed_log("resnet", max(index, 1), minutes=10.0 + index))
+    assert check.main([*map(str, logs)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("org", "said", "taken"),
+    [
+        ("ACME", None, True),
+        ("Ac-me", None, True),
+        ("Acme, Inc.", None, False),
+        ("Acme, Inc.", "Acme, Inc.", True),
+        ("acme", "Acme, Inc.", False),
+    ],
+)
+def test_logs_of_the_submitter_under_its_full_name_are_taken(
+    results: Path, org: str, said: str | None, taken: bool
+) -> None:
+    for number in range(1, 6):
+        in_log(lambda text: text.replace('"acme"', json.dumps(org)) + " ", number)(results)
+    content = submission({"system": SYSTEM, "results": str(results)})
+    settings = read_settings(write_submission(results.parent / "s.yaml", content | {"submission_org": said}))
+    found = refusals(gather(settings, "4.0.0"), settings)
+    assert ("give submission_org" not in " ".join(found)) is taken
+
+
+def test_nodes_that_the_submission_says_are_alike_are_taken(results: Path, clone: Clone) -> None:
+    doctor(results)
+    assert package(results, clone, accelerator_model_name="NVIDIA H200 and H100") == 0
+    written = json.loads((results.parent / f"out/acme/systems/{SYSTEM}.json").read_text())
+    assert written["accelerator_model_name"] == "NVIDIA H200 and H100"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c: c["systems"][SYSTEM].update(status="onprem"), f"systems.{SYSTEM}.status=onprem: expected one of"),
+        (lambda c: c["systems"][SYSTEM]["fields"].update(number_of_nodes=8), 'number_of_nodes=8: .*write "8"'),
+        (lambda c: c["systems"][SYSTEM]["fields"].update(colour="red"), "fields.colour: no field of a system"),
+        (lambda c: c["systems"][SYSTEM]["fields"].update(division="open"), "fields.division: is not set here"),
+        (lambda c: c["systems"].update(other=c["systems"][SYSTEM]), "systems.other: no results belong to it"),
+        (lambda c: c["systems"].update({"two words": c["systems"][SYSTEM]}), "'two words' names a folder"),
+        (lambda c: c.update(submitter="../acme"), "submitter: '../acme' names a folder"),
+        (lambda c: c.update(results=[{"system": "other", "results": "x"}]), "other: no such system"),
+        (lambda c: c.update(results=[{"system": SYSTEM}]), "needs results, a folder, or logs"),
+        (lambda c: c.update(results=[{"system": SYSTEM, "logs": ["a"], "code": "b"}]), "readme, setup, init_datasets"),
+        (lambda c: c["results"][0].update(series="x"), f"no series x.*{SERIES}"),
+        (lambda c: c.update(results=[]), "results: none"),
+        (lambda c: c.pop("submitter"), "submitter: missing"),
+        (lambda c: c.update(color=1), "color: unknown key"),
+    ],
+)  # fmt: skip
+def test_mistake_in_the_submission_is_named(
+    results: Path, clone: Clone, change: Callable[[dict], object], words: str
+) -> None:
+    content = submission({"system": SYSTEM, "results": "results"})
+    change(content)
+    path = write_submission(results.parent / "acme.yaml", content)
+    with pytest.raises(ConfigError, match=words):
+        main([
+            "--ruleset", "4.0.0", "--submission", str(path), "--output", str(results.parent / "out"),
+            "--repository", str(clone.path),
+        ])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("{", "no valid YAML"), ("", "expected the keys"), ("a: !!python/name:os.system ''", "no valid YAML")],
+)
+def test_file_that_is_no_submission_is_named(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "acme.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        main(["--ruleset", "4.0.0", "--submission", str(tmp_path / "acme.yaml"), "--output", str(tmp_path / "out")])
+
+
+def test_results_without_what_doctor_found_need_the_facts(results: Path, clone: Clone) -> None:
+    (results / f"{SERIES}_doctor.json").unlink()
+    with pytest.raises(ConfigError, match="no file of `doctor` to take the nodes from"):
+        package(results, clone)
+
+
+def test_added_experiment_that_never_started_must_have_its_log(results: Path, clone: Clone) -> None:
+    late = begin_and_end("resnet", "4.0.0", 6, 5, 77, clone.commit, "not started")
+    write_entries(results, [*entries_of(results), *late])
+    with pytest.raises(DataError, match=r"_6\.log is missing: without it nobody can see"):
+        package(results, clone)

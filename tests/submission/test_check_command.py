@@ -1,0 +1,91 @@
+"""The command `check` on logs and folders: what it prints and its exit codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from closed_logs import POINT, closed_log, event
+from launched import log_of
+
+from common import cli
+from common.errors import ConfigError, DataError
+from common.submission.check import main
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> list[Path]:
+    """Five logs of a result, in launch order."""
+    paths = [tmp_path / f"run{index}.log" for index in range(5)]
+    for index, path in enumerate(paths):
+        path.write_text(closed_log("resnet", index))
+    return paths
+
+
+def test_each_log_and_the_set_are_judged(logs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(path) for path in logs]) == 0
+    out = capsys.readouterr().out
+    assert (out.count("VALID RUN"), out.count("SUBMITTABLE")) == (5, 1)
+
+
+def test_one_log_is_no_set(logs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(logs[0])]) == 0
+    out = capsys.readouterr().out
+    assert (out.count("VALID RUN"), out.count("one run is never a score"), out.count("REFUSED")) == (1, 1, 0)
+
+
+def test_output_folder_of_one_run_is_that_run(logs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    (logs[0].parent / "run").mkdir()
+    logs[0].rename(logs[0].parent / "run" / "mlperf.log")
+    assert main([str(logs[0].parent / "run")]) == 0
+    assert "run/mlperf.log: VALID RUN" in capsys.readouterr().out
+
+
+def test_log_with_the_format_alone_exits_with_zero(logs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    with logs[0].open("a") as file:
+        file.write(event(1_700_000_000_000, POINT, "data_set", "stand-in") + "\n")
+    assert main([str(logs[0])]) == 0
+    assert "FORMAT" in capsys.readouterr().out
+
+
+def test_refused_log_exits_with_one(logs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(logs[0]), "--ruleset", "5.0.0"]) == 1
+    assert "REFUSED" in capsys.readouterr().out
+
+
+def test_folder_with_a_single_run_is_no_result(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = (results / "runs.jsonl").read_text().splitlines(keepends=True)
+    (results / "runs.jsonl").write_text("".join(lines[:2]).replace('"declared": 5', '"declared": 1'))
+    for number in range(2, 6):
+        log_of(results, number).unlink()
+    assert main([str(results)]) == 1
+    assert "needs 5 runs, these are 1" in capsys.readouterr().out
+
+
+def test_series_that_never_started_has_no_runs(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = (results / "runs.jsonl").read_text().replace('"status": "success"', '"status": "not started"')
+    (results / "runs.jsonl").write_text(lines)
+    for number in range(1, 6):
+        log_of(results, number).write_text("the node is down\n")
+    assert main([str(results)]) == 1
+    assert "(0 runs): REFUSED" in capsys.readouterr().out
+
+
+def test_damaged_runs_file_is_an_error(results: Path) -> None:
+    with (results / "runs.jsonl").open("a") as file:
+        file.write('{"event": "beg')
+    with pytest.raises(DataError, match=r"runs\.jsonl, line 11"):
+        main([str(results)])
+
+
+@pytest.mark.parametrize("ruleset", ["1.2.3", "4"])
+def test_unknown_ruleset_is_an_error(logs: list[Path], ruleset: str) -> None:
+    with pytest.raises(ConfigError, match=f"--ruleset {ruleset} is not known"):
+        main([str(logs[0]), "--ruleset", ruleset])
+
+
+def test_command_line_prints_one_message_and_the_errors_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["check", str(tmp_path / "absent")]) == DataError.exit_code
+    assert "absent: no such file or folder" in capsys.readouterr().err
