@@ -38,20 +38,24 @@ PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
 CATEGORIES = (
     ("communication", r"nccl|all_reduce|reduce_scatter|all_gather"),
     ("attention", r"attention|flash|fmha"),
+    ("convolution forward", r"fprop|conv2d_forward"),
+    ("convolution backward", r"dgrad|wgrad"),
+    ("convolution, either way", r"convolve"),
     ("dropout and layer norm", r"dropout|layer_?norm"),
     ("GELU", r"gelu"),
     ("cross-entropy", r"cross_entropy|nll_loss|softmax"),
     ("FP8 casts", r"fp8_cast"),
-    ("embedding", r"embedding|index"),
-    ("convolution forward", r"fprop|conv2d_forward"),
-    ("convolution backward", r"dgrad|wgrad|convolve"),
-    ("batch norm", r"moments_|normalise_|gradient_sums|input_gradient|statistics|coefficients|batch_?norm|bn_"),
+    ("embedding", r"embedding|index(?!ed)"),
+    (
+        "batch or instance norm",
+        r"moments_|normalise_|gradient_sums|input_gradient|statistics|coefficients|small_(for|back)ward|batch_?norm|bn_",
+    ),
     ("pooling", r"pool"),
     ("matrix product", r"gemm|nvjet|cutlass|xmma|splitk"),
     ("optimizer", r"measure_kernel|trust_ratio|update_kernel|adaptive_|multi_tensor"),
     ("copy and fill", r"memcpy|memset|copy|fill|convert|nchw|nhwc"),
 )
-"""Kind of work -> pattern of its kernels' names; the first match counts."""
+"""Kind of work -> pattern of its kernels' names; the first match counts. cuDNN's attention is a ``flash_fprop`` too."""
 
 EVALUATION_TIMES = "bench/evaluation times"
 EVALUATION_TIMEOUT = timedelta(hours=2)
@@ -197,7 +201,7 @@ def _breakdown(runner: StepRunner, batches: list[Batch], steps: int) -> str:
         spent = event.self_device_time_total / 1e3 / steps
         if spent <= 0:
             continue
-        kind = next((k for k, pattern in CATEGORIES if re.search(pattern, event.key, re.IGNORECASE)), "other")
+        kind = kind_of(event.key)
         sums[kind] = sums.get(kind, 0.0) + spent
         kernels[event.key] = (spent, event.count // steps)
     total = seconds / steps * 1e3
@@ -208,6 +212,11 @@ def _breakdown(runner: StepRunner, batches: list[Batch], steps: int) -> str:
     for name, (ms, count) in sorted(kernels.items(), key=lambda item: -item[1][0])[:16]:
         lines.append(f"    {ms:8.3f} ms in {count:3d}  {name[:110]}")
     return "\n".join(lines)
+
+
+def kind_of(kernel: str) -> str:
+    """The kind of work, of :data:`CATEGORIES`, that a kernel of this name does."""
+    return next((kind for kind, pattern in CATEGORIES if re.search(pattern, kernel, re.IGNORECASE)), "other")
 
 
 @dataclass(frozen=True)

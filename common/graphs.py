@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from common.capture import capturing
 from common.data.source import Batch
 from common.errors import CaptureError
 from common.step import DeviceReport, TrainStep
@@ -117,8 +118,8 @@ class StepRunner:
         graph = torch.cuda.CUDAGraph()
         last = _LastOperation()
         try:
-            # thread_local: NCCL's watchdog and a data reader's threads call CUDA while this thread captures.
-            with torch.cuda.graph(graph, pool=self._pool, stream=self.stream, capture_error_mode="thread_local"), last:
+            assert self.stream is not None
+            with capturing(graph, self.stream, self._pool), last:
                 report = self.step(batches)
         except RuntimeError as error:
             raise CaptureError(_explain(error, last.name, example.key)) from error

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from benchmarks.bert.collate import evaluation_shape, example, example_lengths
 from benchmarks.bert.data import DataSettings, EvaluationData, open_evaluation
+from common.capture import capturing
 from common.distributed.layout import Layout
 from common.evaluation.base import Evaluation, Predictions, Weights
 from common.evaluation.network import evaluating, take_over
@@ -57,7 +58,7 @@ class MaskedLmAccuracy(Evaluation):
             if self._capture:
                 self._graph = torch.cuda.CUDAGraph()
                 stream = torch.cuda.current_stream()
-                with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
+                with capturing(self._graph, stream):
                     self._add()
         if self._group is not None:
             dist.all_reduce(self._sums, group=self._group)

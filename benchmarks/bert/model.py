@@ -5,6 +5,9 @@ embeddings, the attention probabilities and the output of both sub-layers. Seque
 capacity, described by ``starts`` and ``lengths`` alone; what belongs to no sequence costs time but changes nothing, and
 its gradient is zero. The heads gather the tokens they need first.
 
+Hidden states go from sub-layer to sub-layer as a pair, one for the next matrix product and one for the residual
+connection: the same values in the same memory, but two gradients, which the operation that made the pair adds itself.
+
 Legend: T tokens of the buffer, S sequences, M masked tokens (capacities all), E hidden, H heads, D head dimension,
 F feed-forward, V rows of the word table: the vocabulary, padded to a multiple of ``VOCABULARY_MULTIPLE``.
 """
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -112,7 +116,7 @@ class _Operations:
 
     attention: Callable[..., Tensor]
     dropout: Callable[..., Tensor]
-    dropout_add_norm: Callable[..., Tensor]
+    dropout_add_norm: Callable[..., Any]
     bias_gelu: Callable[..., Tensor]
     cross_entropy: Callable[..., tuple[Tensor, Tensor]]
 
@@ -183,9 +187,11 @@ class Embeddings(nn.Module):
 
     def forward(self, input_ids_T: Tensor, position_ids_T: Tensor, segment_ids_T: Tensor, seed: Tensor) -> Tensor:
         """Map ids to (T, E)."""
-        place_TE = self.position(position_ids_T) + self.segment(segment_ids_T)
-        norm = self.norm
-        x_TE = self._operations.dropout_add_norm(
+        position, segment, norm = self.position.weight, self.segment.weight, self.norm
+        # every sum there can be: few rows, where a sum for every token would go through memory three times
+        place_table = (position.unsqueeze(1) + segment).flatten(0, 1)
+        place_TE = F.embedding(position_ids_T * len(segment) + segment_ids_T, place_table)
+        x_TE: Tensor = self._operations.dropout_add_norm(
             self.word(input_ids_T), None, place_TE, norm.weight, norm.bias, 0.0, norm.eps, seed, EMBEDDING_SITE
         )
         return self._operations.dropout(x_TE, self._p if self.training else 0.0, seed, EMBEDDING_SITE)
@@ -208,19 +214,22 @@ class Attention(nn.Module):
         self._operations = build.operations
         self._site = EMBEDDING_SITE + SITES_PER_LAYER * layer + 1
 
-    def forward(self, x_TE: Tensor, starts_S: Tensor, lengths_S: Tensor, seed: Tensor) -> Tensor:
-        """Map (T, E) to (T, E)."""
+    def forward(
+        self, x_TE: Tensor, residual_TE: Tensor, starts_S: Tensor, lengths_S: Tensor, seed: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Map a pair of (T, E) to a pair of (T, E)."""
         architecture, operations, norm = self._architecture, self._operations, self.norm
         p_attention = architecture.attention_dropout if self.training else 0.0
         p = architecture.dropout if self.training else 0.0
-        qkv_T3HD = self.qkv(x_TE).view(-1, 3, architecture.heads, architecture.head_dim)
+        qkv_T3HD = self.qkv(x_TE, bias_gradient=False).view(-1, 3, architecture.heads, architecture.head_dim)
         context_THD = operations.attention(
-            qkv_T3HD, starts_S, lengths_S, architecture.max_positions, p_attention, seed, self._site
+            qkv_T3HD, starts_S, lengths_S, architecture.max_positions, p_attention, seed, self._site, self.qkv.bias
         )
         y_TE = self.output(context_THD.flatten(1), add_bias=False)
-        return operations.dropout_add_norm(
-            y_TE, self.output.bias, x_TE, norm.weight, norm.bias, p, norm.eps, seed, self._site + 1
+        pair: tuple[Tensor, Tensor] = operations.dropout_add_norm(
+            y_TE, self.output.bias, residual_TE, norm.weight, norm.bias, p, norm.eps, seed, self._site + 1, twice=True
         )
+        return pair
 
 
 class Mlp(nn.Module):
@@ -236,14 +245,15 @@ class Mlp(nn.Module):
         self._operations = build.operations
         self._site = EMBEDDING_SITE + SITES_PER_LAYER * layer + 3
 
-    def forward(self, x_TE: Tensor, seed: Tensor) -> Tensor:
-        """Map (T, E) to (T, E)."""
+    def forward(self, x_TE: Tensor, residual_TE: Tensor, seed: Tensor) -> tuple[Tensor, Tensor]:
+        """Map a pair of (T, E) to a pair of (T, E)."""
         p, norm = self._p if self.training else 0.0, self.norm
         h_TF = self._operations.bias_gelu(self.up(x_TE, add_bias=False), self.up.bias)
         y_TE = self.down(h_TF, add_bias=False)
-        return self._operations.dropout_add_norm(
-            y_TE, self.down.bias, x_TE, norm.weight, norm.bias, p, norm.eps, seed, self._site
+        pair: tuple[Tensor, Tensor] = self._operations.dropout_add_norm(
+            y_TE, self.down.bias, residual_TE, norm.weight, norm.bias, p, norm.eps, seed, self._site, twice=True
         )
+        return pair
 
 
 class Layer(nn.Module):
@@ -254,9 +264,11 @@ class Layer(nn.Module):
         self.attention = Attention(build, layer)
         self.mlp = Mlp(build, layer)
 
-    def forward(self, x_TE: Tensor, starts_S: Tensor, lengths_S: Tensor, seed: Tensor) -> Tensor:
-        """Map (T, E) to (T, E)."""
-        return self.mlp(self.attention(x_TE, starts_S, lengths_S, seed), seed)
+    def forward(
+        self, x_TE: Tensor, residual_TE: Tensor, starts_S: Tensor, lengths_S: Tensor, seed: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Map a pair of (T, E) to a pair of (T, E)."""
+        return self.mlp(*self.attention(x_TE, residual_TE, starts_S, lengths_S, seed), seed)
 
 
 class MaskedLm(nn.Module):
@@ -383,18 +395,21 @@ class Bert(nn.Module):
         """
         seed, starts_S, lengths_S = tensors["dropout_seed"], tensors["starts"], tensors["lengths"]
         x_TE = self.embeddings(tensors["input_ids"], tensors["position_ids"], tensors["segment_ids"], seed)
+        residual_TE = x_TE
         for layer in self.layers:
-            x_TE = layer(x_TE, starts_S, lengths_S, seed)
+            x_TE, residual_TE = layer(x_TE, residual_TE, starts_S, lengths_S, seed)
 
         masked_labels_M = tensors["masked_labels"]
-        hidden_ME = x_TE.index_select(0, tensors["masked_positions"])
+        # gathered together, so that backward makes one gradient of all tokens, not two and their sum
+        wanted = torch.cat([tensors["masked_positions"], starts_S])
+        hidden_ME, first_SE = x_TE.index_select(0, wanted).split([len(masked_labels_M), len(starts_S)])
         logits_MV = self.masked_lm(hidden_ME, self.embeddings.word.weight, seed)
         masked_lm_losses_M, correct_M = self._cross_entropy(
             logits_MV, masked_labels_M, self.architecture.vocabulary, inplace=True
         )
 
         sentence_labels_S = tensors["next_sentence_labels"]
-        pooled_SE = torch.tanh(self.pooler(x_TE.index_select(0, starts_S)))
+        pooled_SE = torch.tanh(self.pooler(first_SE))
         next_sentence_losses_S = F.cross_entropy(
             widen(self.next_sentence(pooled_SE)), sentence_labels_S.long(), ignore_index=-1, reduction="none"
         )

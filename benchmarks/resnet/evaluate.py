@@ -15,6 +15,7 @@ from torch import Tensor
 
 from benchmarks.resnet.data import EvalSource
 from benchmarks.resnet.model import ResNet50
+from common.capture import capturing
 from common.distributed.layout import Layout
 from common.evaluation.base import Evaluation, Predictions, Weights
 
@@ -59,7 +60,7 @@ class TopOne(Evaluation):
             self._count()
         if self._capture:
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
+            with capturing(self._graph, torch.cuda.current_stream()):
                 self._count()
         if self._group is not None:
             dist.all_reduce(self._counts, group=self._group)

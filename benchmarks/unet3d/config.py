@@ -107,7 +107,9 @@ class ModelConfig:
 
     Attributes:
         instance_norm: implementation of instance norm and ReLU.
-        convolution: implementation of the 3x3x3 convolutions.
+        upsample: implementation of the transposed convolutions and of joining their results with skip connections.
+        convolution: implementation of the 3x3x3 convolutions; ``auto`` chooses layer by layer.
+        output_convolution: implementation of the last one.
         dice_cross_entropy: implementation of the loss.
         halo: how ranks that share a volume (layout.cp) exchange planes.
         overlap: exchange them while the convolution runs.
@@ -115,7 +117,9 @@ class ModelConfig:
     """
 
     instance_norm: str
+    upsample: str
     convolution: str
+    output_convolution: str
     dice_cross_entropy: str
     halo: str
     overlap: bool

@@ -21,6 +21,7 @@ from benchmarks.unet3d.evaluation_volumes import CachedVolume, Read, cache_volum
 from benchmarks.unet3d.sliding_window import SlidingWindow
 from benchmarks.unet3d.volumes import Case, open_volumes
 from benchmarks.unet3d.window_sums import INTERSECTION, LABELLED, PREDICTED
+from common.capture import capturing
 from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError
 from common.evaluation.base import Evaluation, Predictions, Weights
@@ -115,7 +116,7 @@ class MeanDice(Evaluation):
             if self._capture:
                 self._graph = torch.cuda.CUDAGraph()
                 stream = torch.cuda.current_stream()
-                with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
+                with capturing(self._graph, stream):
                     self._logits_NKDHW = self._model(self._input_NCDHW)
 
     def open_data(self, root: Path) -> None:

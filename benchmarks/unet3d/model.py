@@ -16,22 +16,23 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from benchmarks.unet3d.config import HALVINGS
-from benchmarks.unet3d.ops import instance_norm
+from benchmarks.unet3d.ops import instance_norm, output_convolution, upsample
 from common.distributed.spatial.choose import build_exchange
 from common.distributed.spatial.convolution import SpatialConv3d
 from common.distributed.spatial.gather import gather_slabs, own_slab
 from common.distributed.spatial.halo import HaloExchange
 from common.distributed.spatial.split import VolumeSplit
 from common.errors import ConfigError, UnsupportedImplementation
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.implementation import AUTO, Implementation, OperationRequest, select
 
 SPLIT_LEVELS = 3
 """Halvings down to the first level that every rank computes whole; its planes are dealt out again on the way up."""
@@ -116,13 +117,17 @@ class Implementations:
 
     Attributes:
         instance_norm: of norm and ReLU; chosen layer by layer, like the convolution.
+        upsample: of the transposed convolution whose result joins a skip connection; chosen layer by layer too.
         convolution: of 3x3x3.
+        output_convolution: of 1x1x1, to the classes.
         halo: how the ranks of a split volume exchange planes.
         overlap: exchange them while the convolution runs.
     """
 
     instance_norm: str = AUTO
+    upsample: str = AUTO
     convolution: str = AUTO
+    output_convolution: str = AUTO
     halo: str = AUTO
     overlap: bool = True
 
@@ -146,7 +151,13 @@ class _Build:
         self.memory_format = torch.channels_last_3d
         self._requested = requested
         self._exchange: HaloExchange | None = None
-        self._names: dict[str, set[str]] = {"instance_norm": set(), "convolution": set(), "halo": {NO_HALO}}
+        self._names: dict[str, set[str]] = {
+            "instance_norm": set(),
+            "upsample": set(),
+            "convolution": set(),
+            "output_convolution": set(),
+            "halo": {NO_HALO},
+        }
         if split is not None:
             with _asked_for("halo", requested.halo):
                 self._exchange = build_exchange(split, device, requested.halo, requested.overlap)
@@ -166,11 +177,22 @@ class _Build:
         self._names["convolution"].add(layer.implementation)
         return layer
 
-    def norm_relu(self, channels: int) -> Callable[..., Tensor]:
-        with _asked_for("instance_norm", self._requested.instance_norm):
-            request = OperationRequest(self.device, self.dtype, channels)
-            chosen = select(instance_norm.IMPLEMENTATIONS, self._requested.instance_norm, request)
-        self._names["instance_norm"].add(chosen.name)
+    def norm_relu(self, channels: int) -> Callable[..., tuple[Tensor, Tensor]]:
+        return self._select("instance_norm", instance_norm.IMPLEMENTATIONS, self._requested.instance_norm, channels)
+
+    def upsample(self, channels: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+        return self._select("upsample", upsample.IMPLEMENTATIONS, self._requested.upsample, channels)
+
+    def output_convolution(self, channels: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        implementations, requested = output_convolution.IMPLEMENTATIONS, self._requested.output_convolution
+        return self._select("output_convolution", implementations, requested, channels)
+
+    def _select(
+        self, operation: str, implementations: Mapping[str, Implementation], requested: str, channels: int
+    ) -> Callable[..., Any]:
+        with _asked_for(operation, requested):
+            chosen = select(implementations, requested, OperationRequest(self.device, self.dtype, channels))
+        self._names[operation].add(chosen.name)
         return chosen.function
 
 
@@ -196,8 +218,8 @@ class ConvBlock(nn.Module):
         self._norm_relu = build.norm_relu(out_channels)
         self._split = build.split if split else None
 
-    def forward(self, x_NCDHW: Tensor) -> Tensor:
-        """Map a slab, or whole volumes."""
+    def forward(self, x_NCDHW: Tensor) -> tuple[Tensor, Tensor]:
+        """Map a slab, or whole volumes; the same result twice, one for each of two readers."""
         norm = self.norm
         return self._norm_relu(self.conv(x_NCDHW), norm.weight, norm.bias, norm.eps, self._split)
 
@@ -210,9 +232,11 @@ class ConvPair(nn.Module):
         self.conv1 = ConvBlock(build, in_channels, out_channels, stride, split)
         self.conv2 = ConvBlock(build, out_channels, out_channels, 1, split)
 
-    def forward(self, x_NCDHW: Tensor) -> Tensor:
-        """Map a slab, or whole volumes."""
-        return self.conv2(self.conv1(x_NCDHW))
+    def forward(self, x_NCDHW: Tensor) -> tuple[Tensor, Tensor]:
+        """Map a slab, or whole volumes; the same result twice, for the next block and for a skip connection."""
+        x_NCDHW, _ = self.conv1(x_NCDHW)
+        result: tuple[Tensor, Tensor] = self.conv2(x_NCDHW)
+        return result
 
 
 class UpBlock(nn.Module):
@@ -220,17 +244,31 @@ class UpBlock(nn.Module):
 
     def __init__(self, build: _Build, in_channels: int, out_channels: int, split: bool) -> None:
         super().__init__()
-        upsample = skip_init(
+        transposed = skip_init(
             nn.ConvTranspose3d, in_channels, out_channels, 2, stride=2, device=build.device, dtype=build.dtype
         )
-        self.upsample = upsample.to(memory_format=build.memory_format)
+        # Holds weight and bias; the fused operation reads them.
+        self.upsample = transposed.to(memory_format=build.memory_format)
+        self._upsample = build.upsample(out_channels)
         self.conv1 = ConvBlock(build, 2 * out_channels, out_channels, 1, split)
         self.conv2 = ConvBlock(build, out_channels, out_channels, 1, split)
 
     def forward(self, x_NCDHW: Tensor, skip_NCDHW: Tensor) -> Tensor:
         """Map volumes of half the size, and the skip connection of the whole size."""
-        joined_NCDHW = torch.cat((self.upsample(x_NCDHW), skip_NCDHW), dim=1)
-        return self.conv2(self.conv1(joined_NCDHW))
+        x_NCDHW, _ = self.conv1(self._upsample(x_NCDHW, self.upsample.weight, self.upsample.bias, skip_NCDHW))
+        x_NCDHW, _ = self.conv2(x_NCDHW)
+        return x_NCDHW
+
+
+class Output(nn.Conv3d):
+    """The last convolution, in the implementation that ``function`` is."""
+
+    function: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+    def forward(self, x_NCDHW: Tensor) -> Tensor:
+        """Logits (N, K, D, H, W)."""
+        assert self.bias is not None
+        return self.function(x_NCDHW, self.weight, self.bias)
 
 
 class UNet3D(nn.Module):
@@ -270,7 +308,8 @@ class UNet3D(nn.Module):
             self.add_module(name, ConvPair(build, narrow, wide, 2, split=level < SPLIT_LEVELS))
         for level, (name, wide, narrow) in zip(range(HALVINGS - 1, -1, -1), architecture.up, strict=True):
             self.add_module(name, UpBlock(build, wide, narrow, split=level < SPLIT_LEVELS))
-        self.output = skip_init(nn.Conv3d, filters[0], architecture.classes, 1, device=device, dtype=dtype)
+        self.output = skip_init(Output, filters[0], architecture.classes, 1, device=device, dtype=dtype)
+        self.output.function = build.output_convolution(filters[0])
         self._chosen = build.chosen
         if generator is not None:
             self._initialise(generator)
@@ -305,14 +344,13 @@ class UNet3D(nn.Module):
         ranks = 1 if self._split is None else self._split.ranks
         D, H, W = image_NCDHW.shape[2:]
         self.architecture.check_size((D * ranks, H, W), ranks)
-        x_NCDHW = self.input_block(image_NCDHW)
-        skips = [x_NCDHW]
+        x_NCDHW, skip_NCDHW = self.input_block(image_NCDHW)
+        skips = []
         for level, (name, _, _) in enumerate(self.architecture.down, 1):
+            skips.append(skip_NCDHW)
             if level == SPLIT_LEVELS and self._split is not None:
                 x_NCDHW = gather_slabs(x_NCDHW, self._split)
-            x_NCDHW = self.get_submodule(name)(x_NCDHW)
-            skips.append(x_NCDHW)
-        x_NCDHW = skips.pop()
+            x_NCDHW, skip_NCDHW = self.get_submodule(name)(x_NCDHW)
         for level, (name, _, _) in zip(range(HALVINGS - 1, -1, -1), self.architecture.up, strict=True):
             if level == SPLIT_LEVELS - 1 and self._split is not None:
                 x_NCDHW = own_slab(x_NCDHW, self._split)

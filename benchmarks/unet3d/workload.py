@@ -60,7 +60,14 @@ class UNet3DSegmentation(Workload):
         model = own.model
         self._network = UNet3D(
             architecture,
-            Implementations(model.instance_norm, model.convolution, model.halo, model.overlap),
+            Implementations(
+                model.instance_norm,
+                model.upsample,
+                model.convolution,
+                model.output_convolution,
+                model.halo,
+                model.overlap,
+            ),
             layout.shared_generator("weights"),
             device=layout.device,
             dtype=self.dtype,

@@ -17,6 +17,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from common.capture import capturing
 from common.distributed.startup import Place
 from common.doctor.reading import Reading, Readings, first_line
 
@@ -206,7 +207,7 @@ def _latency(collective: Callable[[], object], group: dist.ProcessGroup, plan: P
         for _ in range(2):
             collective()
         # NCCL's watchdog thread may query events meanwhile.
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        with capturing(graph, stream):
             for _ in range(CAPTURED):
                 collective()
     return _time(graph.replay, group, plan) / CAPTURED

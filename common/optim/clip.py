@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from common.ops.triton_support import no_triton
 from common.optim.flat import FlatBuffer
 
 NORM_EPSILON = 1e-6  # of apex's distributed optimizer
@@ -112,13 +113,10 @@ class MicroBatchClipper:
 
     def _add(self, buffer: FlatBuffer, factor: Tensor, index: int, last: bool) -> None:
         if last and self._collected == 0:
-            buffer.gradients.mul_(factor)
+            _scale(buffer.gradients, factor, buffer.gradients, add=False)
             return
         sums = self._sums[index]
-        if self._collected == 0:
-            sums.copy_(buffer.gradients).mul_(factor)
-        else:
-            sums.addcmul_(buffer.gradients, factor.to(sums.dtype))
+        _scale(buffer.gradients, factor, sums, add=self._collected > 0)
         if last:
             buffer.gradients.copy_(sums)
         else:
@@ -138,6 +136,20 @@ class MicroBatchClipper:
         self._sum_over_other_ranks(total)
         norm = total.sqrt()
         return norm if loss_scale is None else norm / loss_scale
+
+
+def _scale(x: Tensor, factor: Tensor, result: Tensor, add: bool) -> None:
+    """``result = factor * x``, or with ``add`` ``result += factor * x``; the factor is 0-d."""
+    if x.is_cuda and factor.dtype == torch.float32 and no_triton(x.device) is None:
+        from common.optim import scale_triton  # triton is imported only where it is used
+
+        scale_triton.scale(x, factor, result, add)
+    elif add:
+        result.addcmul_(x, factor.to(result.dtype))
+    elif x is result:
+        result.mul_(factor)
+    else:
+        result.copy_(x).mul_(factor)
 
 
 def _widest(tensors: Sequence[Tensor]) -> torch.dtype:

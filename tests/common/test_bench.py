@@ -7,6 +7,7 @@ import re
 import pytest
 
 from common import cli
+from common.bench import kind_of
 
 
 def bench(capsys: pytest.CaptureFixture[str], *overrides: str) -> str:
@@ -34,3 +35,23 @@ def test_without_data_the_step_alone_is_measured(tmp_path, capsys):
     said = bench(capsys, f"data_dir={tmp_path / 'none'}")
     assert re.search(r"^step +[\d.]+ ms, \d+ samples/s", said, re.MULTILINE)
     assert f"not measured: there are no prepared data in {tmp_path / 'none'}" in said
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize256x64x32", "convolution forward"),
+        ("sm90_xmma_dgrad_implicit_gemm_indexed_bf16bf16_bf16f32_f32_nhwckrsc_nhwc", "convolution backward"),
+        ("sm80_xmma_wgrad_implicit_gemm_indexed_bf16bf16_bf16f32_f32_nhwckrsc_nhwc", "convolution backward"),
+        ("void implicit_convolveNd_sgemm<__nv_bfloat16, 3, 128, 5, 5, 3, 3, 3, 1>", "convolution, either way"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_31", "attention"),
+        ("void at::native::(anonymous namespace)::indexSelectLargeIndex<float, long>", "embedding"),
+        ("void at::native::embedding_backward_feature_kernel<float>", "embedding"),
+        ("nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NNT", "matrix product"),
+        ("normalise_kernel", "batch or instance norm"),
+        ("input_gradient_kernel", "batch or instance norm"),
+        ("augment_kernel", "other"),
+    ],
+)
+def test_a_kernel_counts_as_the_work_that_it_does(kernel, kind):
+    assert kind_of(kernel) == kind

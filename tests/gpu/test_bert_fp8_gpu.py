@@ -129,6 +129,17 @@ def test_products_equal_float64_products_of_quantised_operands(sizes, dtype) -> 
         assert error < 5e-3, f"tensor {index}: relative error {error:.2e}"
 
 
+def test_a_detached_bias_is_added_but_not_differentiated() -> None:
+    problem = Problem(512, 256, 384)
+    problem.step()
+    y, dx, dw, _ = problem.step()
+    detached = problem.product(problem.x, problem.weight, problem.bias.detach())
+    found = torch.autograd.grad(detached, (problem.x, problem.weight, problem.bias), problem.dy, allow_unused=True)
+    assert found[2] is None
+    for value, expected in zip((detached, *found[:2]), (y, dx, dw), strict=True):
+        assert torch.equal(value, expected)
+
+
 def test_a_gradient_that_is_not_finite_arrives() -> None:
     problem = Problem(512, 256, 128)
     problem.dy[100, 7] = math.inf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -84,6 +85,27 @@ def test_attention_equals_float64(dtype: torch.dtype, head_dim: int, p: float) -
     compare(attention.IMPLEMENTATIONS, {"qkv": qkv}, d_context, dtype, *rest)
 
 
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_attention_sums_the_gradient_of_a_bias(dtype: torch.dtype) -> None:
+    d_context = random(TOKENS, HEADS, HEAD_DIM, dtype=dtype, seed=1)
+    qkv, bias = random(TOKENS, 3, HEADS, HEAD_DIM, dtype=dtype), random(3 * HEADS * HEAD_DIM, dtype=dtype, seed=2)
+    gradients = []
+    for implementation, to in zip(attention.IMPLEMENTATIONS.values(), (dtype, torch.float64), strict=True):
+        given: Inputs = {"qkv": qkv.to(to), "bias": bias.to(to)}
+        call = functools.partial(attention_of, implementation)
+        gradients.append(gradients_of(call, given, d_context.to(to))["bias"].double().view(3, -1))
+    found, expected = gradients
+    # a key's bias adds the same to all scores of a row: of its gradient rounding alone is left
+    scale = expected.norm()
+    assert (found - expected).norm() < TOLERANCE[dtype] * scale
+    assert found[1].norm() < TOLERANCE[dtype] * scale
+
+
+def attention_of(implementation: Implementation, qkv: Tensor, bias: Tensor) -> Tensor:
+    context: Tensor = implementation.function(qkv, *sequences(), LENGTH, 0.1, seed_of(3), 1, bias)
+    return context
+
+
 def test_attention_zeroes_the_rows_of_no_sequence() -> None:
     qkv = random(TOKENS, 3, HEADS, HEAD_DIM, dtype=torch.bfloat16)
     d_context = random(TOKENS, HEADS, HEAD_DIM, dtype=torch.bfloat16, seed=1)
@@ -108,8 +130,7 @@ def test_attention_mask_is_the_plain_one(max_length: int) -> None:
 
 
 def test_attention_in_one_graph_serves_every_batch() -> None:
-    from benchmarks.bert.ops import attention_triton  # triton may not be installed where there is no GPU
-
+    function = attention.IMPLEMENTATIONS["triton"].function
     qkv = random(TOKENS, 3, HEADS, HEAD_DIM, dtype=torch.bfloat16).requires_grad_()
     bias = torch.zeros(3 * HEADS * HEAD_DIM, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     d_context = random(TOKENS, HEADS, HEAD_DIM, dtype=torch.bfloat16, seed=1)
@@ -117,7 +138,7 @@ def test_attention_in_one_graph_serves_every_batch() -> None:
     seed = seed_of(1)
 
     def step() -> list[Tensor]:
-        context = attention_triton.attention(qkv, starts, lengths, LENGTH, 0.1, seed, 3, bias)
+        context = function(qkv, starts, lengths, LENGTH, 0.1, seed, 3, bias)
         return [context, *torch.autograd.grad(context, (qkv, bias), d_context)]
 
     with torch.cuda.stream(torch.cuda.Stream()):
@@ -157,6 +178,60 @@ def test_norm_equals_float64(dtype: torch.dtype, features: int, absent: tuple[st
     inputs |= dict.fromkeys(absent)
     dy = random(3001, features, seed=5)
     compare(dropout_add_norm.IMPLEMENTATIONS, inputs, dy, dtype, p, 1e-12, seed_of(8), 2)
+
+
+def norm_inputs(tokens: int, features: int, dtype: torch.dtype) -> list[Tensor]:
+    """x, bias, residual, weight and the norm's bias, which require gradients."""
+    shapes = ((tokens, features), (features,), (tokens, features), (features,), (features,))
+    return [random(*shape, dtype=dtype, seed=seed).requires_grad_() for seed, shape in enumerate(shapes)]
+
+
+@pytest.mark.parametrize("used", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_norm_adds_the_gradients_of_its_readers(dtype: torch.dtype, used: tuple[int, ...]) -> None:
+    inputs = norm_inputs(3001, 1024, dtype)
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    d_outputs = [random(3001, 1024, dtype=dtype, seed=5 + index) for index in used]
+    poison()
+    found, expected = (
+        implementation.function(*tensors, 0.1, 1e-12, seed_of(8), 2, twice=True)
+        for implementation, tensors in zip(dropout_add_norm.IMPLEMENTATIONS.values(), (inputs, wide), strict=True)
+    )
+    torch.autograd.backward([found[index] for index in used], d_outputs)
+    torch.autograd.backward([expected[index] for index in used], [dy.double() for dy in d_outputs])
+    assert found[0].data_ptr() == found[1].data_ptr()
+    for x, reference in zip(inputs, wide, strict=True):
+        assert x.grad is not None
+        assert reference.grad is not None
+        assert (x.grad.double() - reference.grad).norm() < TOLERANCE[dtype] * reference.grad.norm()
+
+
+def test_norm_for_two_readers_in_a_graph_follows_its_inputs() -> None:
+    inputs = norm_inputs(3001, 1024, torch.bfloat16)
+    seed, first, second = seed_of(1), random(3001, 1024).bfloat16(), random(3001, 1024, seed=1).bfloat16()
+    norm = dropout_add_norm.IMPLEMENTATIONS["triton"].function
+
+    def step() -> list[Tensor]:
+        pair = norm(*inputs, 0.1, 1e-12, seed, 2, twice=True)
+        return [*pair, *torch.autograd.grad(pair, inputs, (first, second))]
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            captured = step()
+        for value in range(3):
+            seed.fill_(value)
+            second.mul_(-2)
+            for tensor in captured:
+                tensor.detach().fill_(float("nan"))
+            graph.replay()
+            eager = step()
+            torch.cuda.synchronize()
+            for tensor, reference in zip(captured, eager, strict=True):
+                assert torch.equal(tensor, reference)
 
 
 @pytest.mark.parametrize("shape", [(3001, 4096), (7, 1030)])

@@ -22,7 +22,7 @@ from torch import Tensor
 from benchmarks import WORKLOADS
 from common import cli, config
 from common.data.prefetch import Prefetcher, side_stream
-from common.data.source import Batch, HostBatch
+from common.data.source import Batch, Block
 from common.distributed.layout import Layout
 from common.graphs import StepRunner
 from common.reports import PendingReports
@@ -102,32 +102,20 @@ class Built:
         return int(self.step.updaters[0].state_dict()["step"])
 
     def batches(self, seed: int, key: Hashable | None = None) -> list[Batch]:
-        """The micro-batches of one iteration, drawn from ``seed``; of another key than their own where one is given."""
-        return [
-            Batch(
-                {name: tensor.cuda() for name, tensor in host.tensors.items()},
-                host.samples,
-                host.key if key is None else key,
-            )
-            for host in self.host_batches(seed)
-        ]
+        """The micro-batches of one iteration, drawn from ``seed``; of another key than their own where one is given.
 
-    def host_batches(self, seed: int) -> list[HostBatch]:
-        """The same in pinned host memory: noise of the shape of an example, and its integers in another order."""
+        They are noise of the shape of an example, and its integers in another order.
+        """
         generator = torch.Generator().manual_seed(seed)
         examples = list(self.workload.example_batches())
         example = examples[seed % len(examples)]
         return [
-            HostBatch(
-                {
-                    name: _drawn_like(name, tensor.cpu(), generator).pin_memory()
-                    for name, tensor in example.tensors.items()
-                },
+            Batch(
+                {name: _drawn_like(name, tensor.cpu(), generator).cuda() for name, tensor in example.tensors.items()},
                 example.samples,
-                position,
-                example.key,
+                example.key if key is None else key,
             )
-            for position in range(self.accumulation)
+            for _ in range(self.accumulation)
         ]
 
 
@@ -293,24 +281,29 @@ def waiting_is_an_error() -> Iterator[None]:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(("workload", "overrides"), IMPLEMENTATIONS)
-def test_the_host_waits_for_nothing_from_the_reader_to_the_report(workload, overrides, precision):
+def test_the_host_waits_for_nothing_from_the_reader_to_the_report(workload, overrides, precision, data_of):
     built = build(precision, *overrides, workload=workload)
-    batches = iter([host for seed in range(STEPS) for host in built.host_batches(seed)])
+    built.workload.warm_up_reader()
+    samples = STEPS * built.workload.cfg.global_batch
+    first, second = (Block(index, 1, 0, index * samples, samples) for index in range(2))
     side, pending, finished = side_stream(torch.device("cuda", 0)), PendingReports(built.step), []
-    torch.cuda.synchronize()
-    with built.runner.on_stream(), waiting_is_an_error():
-        prefetcher = Prefetcher(batches, built.workload.prepare, built.accumulation, side)
-        number = 0
-        while (micro_batches := prefetcher.take()) is not None:
-            while len(pending) >= AHEAD:  # through the event of the oldest alone
+    with contextlib.closing(built.workload.open_data(data_of(workload))) as source:
+        for _ in source.batches(first):  # threads that bring 3D U-Net's volumes to the device do wait for it
+            pass
+        torch.cuda.synchronize()
+        with built.runner.on_stream(), waiting_is_an_error():
+            prefetcher = Prefetcher(source.batches(second), built.workload.prepare, built.accumulation, side)
+            number = 0
+            while (micro_batches := prefetcher.take()) is not None:
+                while len(pending) >= AHEAD:  # through the event of the oldest alone
+                    finished.append(pending.pop())
+                number += 1
+                report = built.runner(micro_batches)
+                pending.push(number, sum(batch.samples for batch in micro_batches), report, 0.0)
+                prefetcher.consumed()
+            while len(pending):
                 finished.append(pending.pop())
-            number += 1
-            report = built.runner(micro_batches)
-            pending.push(number, sum(batch.samples for batch in micro_batches), report, 0.0)
-            prefetcher.consumed()
-        while len(pending):
-            finished.append(pending.pop())
-    torch.cuda.synchronize()
+        torch.cuda.synchronize()
     assert [done.step for done in finished] == list(range(1, STEPS + 1))
     assert not any(done.report.overflow for done in finished)
     assert all(math.isfinite(value) for done in finished for value in done.report.metrics.values())

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from benchmarks.unet3d.model import Architecture, Implementations, UNet3D
 from benchmarks.unet3d.ops.dice_cross_entropy import dice_cross_entropy_plain
+from common.capture import capturing
 from common.data.source import Batch
 from common.distributed.layout import Layout
 from common.distributed.spatial.choose import TRANSPORTS, build_exchange
@@ -137,7 +138,7 @@ def wrong_halos(split: VolumeSplit, device: torch.device, transport: str) -> int
     with torch.cuda.stream(stream):
         exchange_all()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        with capturing(graph, stream):
             exchange_all()
         for _ in range(REPLAYS):
             factor.add_(1)

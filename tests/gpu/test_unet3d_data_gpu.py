@@ -24,6 +24,7 @@ if not torch.cuda.is_available():
 
 SHAPE, SIZE = (150, 161, 143), (128, 128, 128)
 VOXELS = 150 * 161 * 143
+CROP = (64, 64, 64)
 ROUNDING = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 NOISE = 1e-4
 """Two approximations of the logarithm apart, times the largest deviation, and more than that."""
@@ -82,12 +83,12 @@ def test_a_captured_graph_takes_new_parameters() -> None:
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pairs = [with_objects((100 + 7 * number, 90, 80 + number), number) for number in range(6)]
-    return write_volumes(tmp_path_factory.mktemp("unet3d") / "data", pairs)
+    return write_volumes(tmp_path_factory.mktemp("unet3d") / "data", pairs, CROP)
 
 
 def chosen(cache: str, augment: str) -> DataSettings:
     return settings(
-        torch.bfloat16, (64, 64, 64), cache=cache, augment=augment, noise_probability=0.5, brightness_probability=0.5
+        torch.bfloat16, CROP, cache=cache, augment=augment, noise_probability=0.5, brightness_probability=0.5
     )
 
 

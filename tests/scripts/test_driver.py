@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -81,13 +83,28 @@ def test_pyxis_gets_image_mounts_and_folder_as_flags_of_srun(tmp_path: Path) -> 
     ]
 
 
-def test_only_the_results_are_writable_in_docker_and_nobody_is_root(tmp_path: Path) -> None:
-    words = the_training(
-        planned(tmp_path, *ONE_NODE, "launch.image=suite:vision", script_name="run_with_docker.sh", NCCL_DEBUG="WARN")
-    )
+@pytest.fixture(scope="module")
+def one_node(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[list[str], Path]]:
+    """A function from docker or apptainer to the training on one node as a dry run plans it, and its folder."""
+    folder = tmp_path_factory.mktemp("one_node")
+
+    @functools.cache
+    def plan(container: str) -> tuple[list[str], Path]:
+        name, *settings = {
+            "docker": ("run_with_docker.sh", "launch.image=suite:vision"),
+            "apptainer": ("run.sub", "launch.container=apptainer", "launch.image=suite.sif"),
+        }[container]
+        environment = {"NCCL_DEBUG": "WARN", "PYTHONPATH": "/of/the/host"}
+        return the_training(planned(folder, *ONE_NODE, *settings, script_name=name, **environment)), folder
+
+    return plan
+
+
+def test_only_the_results_are_writable_in_docker_and_nobody_is_root(one_node) -> None:
+    words, folder = one_node("docker")
     volumes = [words[i + 1] for i, word in enumerate(words) if word == "--volume"]
     assert [volume for volume in volumes if not volume.endswith(":ro")] == [
-        f"{tmp_path}/results/resnet:{tmp_path}/results/resnet"
+        f"{folder}/results/resnet:{folder}/results/resnet"
     ]
     assert "--read-only" in words
     user = f"{os.getuid()}:{os.getgid()}" if os.getuid() else "10000:10000"
@@ -104,8 +121,8 @@ def test_only_the_results_are_writable_in_docker_and_nobody_is_root(tmp_path: Pa
     assert "-t" not in words, "there may be no terminal"
 
 
-def test_apptainer_binds_the_same_folders(tmp_path: Path) -> None:
-    words = the_training(planned(tmp_path, *ONE_NODE, "launch.container=apptainer", "launch.image=suite.sif"))
+def test_apptainer_binds_the_same_folders(one_node) -> None:
+    words, _ = one_node("apptainer")
     assert words[:3] == ["apptainer", "exec", "--nv"]
     binds = [words[i + 1] for i, word in enumerate(words) if word == "--bind"]
     assert f"{ROOT}:{ROOT}:ro" in binds
@@ -113,14 +130,10 @@ def test_apptainer_binds_the_same_folders(tmp_path: Path) -> None:
     assert f"PYTHONPATH={ROOT}" in words
 
 
-@pytest.mark.parametrize("container", ["apptainer", "docker"])
-def test_compiled_kernels_and_sources_are_found_where_the_container_has_them(tmp_path: Path, container: str) -> None:
-    words = the_training(
-        planned(
-            tmp_path, *ONE_NODE, f"launch.container={container}", "launch.image=image", PYTHONPATH="/of/the/host"
-        )
-    )  # fmt: skip
-    inside = words[words.index("image") + 1 : words.index("bash")]
+@pytest.mark.parametrize(("container", "image"), [("apptainer", "suite.sif"), ("docker", "suite:vision")])
+def test_compiled_kernels_and_sources_are_found_where_the_container_has_them(one_node, container, image) -> None:
+    words, _ = one_node(container)
+    inside = words[words.index(image) + 1 : words.index("bash")]
     assert f"PYTHONPATH={ROOT}" in inside
     assert [word for word in inside if word.startswith("HOME=/tmp/")]
     assert not [word for word in words if "/of/the/host" in word]
@@ -130,8 +143,6 @@ def test_caches_are_dropped_on_every_node_before_a_run(tmp_path: Path) -> None:
     commands = planned(tmp_path, *TWO_NODES, "launch.doctor=false", DROPCACHE_CMD="drop them")
     assert commands[0][:3] == ["srun", "--ntasks=2", "--ntasks-per-node=1"]
     assert commands[0][-1] == "sync && { drop them; }"
-    kept = planned(tmp_path, *TWO_NODES, "launch.doctor=false", "launch.clear_caches=false")
-    assert len(kept) == len(commands) - 1
 
 
 def test_the_doctor_and_the_hooks_come_in_their_order(tmp_path: Path) -> None:
@@ -168,22 +179,45 @@ def test_a_mistake_is_named_before_anything_runs(tmp_path: Path, arguments: tupl
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_series_runs_on_one_machine_without_slurm(tmp_path: Path, data_of) -> None:
+@pytest.fixture(scope="module")
+def series(tmp_path_factory: pytest.TempPathFactory, data_of) -> tuple[Finished, Path]:
+    """A series of two runs on one machine, by a Python that writes what is no text, and its folder of results."""
+    folder = tmp_path_factory.mktemp("series")
+    python = folder / "python"
+    python.write_text(
+        '#!/bin/bash\n[[ $* != *launch.rank* ]] || printf "a\\0b\\xff\\nsrun: a remark\\n"\n'
+        f'exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
     done = script(
         "run.sub", "benchmark=resnet", "scale=test", "device=cpu", f"data_dir={data_of('resnet')}",
-        "launch.experiments=2", "launch.doctor=false", "launch.hooks.pre_run=['echo hook $EXPERIMENT']",
-        cwd=tmp_path, LOGDIR=f"{tmp_path}/logs", DROPCACHE_CMD="false",
+        "benchmark.schedule.last_epoch=1", "launch.experiments=2", "launch.doctor=false",
+        "launch.hooks.pre_run=['echo hook $EXPERIMENT']",
+        cwd=folder, LOGDIR=f"{folder}/logs", DROPCACHE_CMD="false", MLPERF_SUITE_PYTHON=str(python),
     )  # fmt: skip
     assert done.code == 0, done.errors
-    (series,) = read_runs(tmp_path / "logs")
-    assert [run.end.exit_code for run in series.experiments if run.end] == [10, 10]
+    return done, folder / "logs"
+
+
+def test_a_series_runs_on_one_machine_without_slurm(series) -> None:
+    done, logs = series
+    (found,) = read_runs(logs)
+    assert [run.end.exit_code for run in found.experiments if run.end] == [10, 10]
     assert [line for line in done.output.splitlines() if line.startswith("hook")] == ["hook 1", "hook 2"]
-    first = read_log(series.experiments[0].log)
+    first = read_log(found.experiments[0].log)
     assert first.value("cache_clear") is False
     assert "the page cache could not be dropped" in done.errors
-    text = series.experiments[0].log.read_text()
+    text = found.experiments[0].log.read_text(errors="replace")
     for word in ("EXPERIMENT_START", "RUNANDTIME_START", "STARTING TIMING RUN AT", "RESULT,RESNET,", ":::GITCOMMITID"):
         assert text.count(word) == 1, word
+
+
+def test_output_that_is_no_text_cuts_no_log(series) -> None:
+    (found,) = read_runs(series[1])
+    for run in found.experiments:
+        assert len(read_log(run.log).all("run_stop")) == 1
+        assert "srun: a remark" not in run.log.read_text(errors="replace")
+        assert (run.folder / f"{run.begin.output_dir}.srun").read_text() == "srun: a remark\n"
 
 
 def test_a_run_that_fails_ends_the_series_with_its_exit_code(tmp_path: Path) -> None:
@@ -232,25 +266,6 @@ def test_after_a_signal_no_other_experiment_begins(tmp_path: Path) -> None:
     assert (run.end.status, run.end.exit_code) == ("not started", 143)
 
 
-def test_output_that_is_no_text_cuts_no_log(tmp_path: Path, data_of) -> None:
-    python = tmp_path / "python"
-    python.write_text(
-        '#!/bin/bash\n[[ $* != *launch.rank* ]] || printf "a\\0b\\xff\\nsrun: a remark\\n"\n'
-        f'exec {sys.executable} "$@"\n'
-    )
-    python.chmod(0o755)
-    done = script(
-        "run.sub", "benchmark=resnet", "scale=test", "device=cpu", f"data_dir={data_of('resnet')}",
-        "launch.doctor=false", "launch.clear_caches=false", cwd=tmp_path, MLPERF_SUITE_PYTHON=str(python),
-    )  # fmt: skip
-    assert done.code == 0, done.errors
-    (series,) = read_runs(tmp_path / "results" / "resnet")
-    (run,) = series.experiments
-    assert len(read_log(run.log).all("run_stop")) == 1
-    assert "srun: a remark" not in run.log.read_text(errors="replace")
-    assert (run.folder / f"{run.begin.output_dir}.srun").read_text() == "srun: a remark\n"
-
-
 def test_without_docker_the_script_says_so(tmp_path: Path) -> None:
     bare = tmp_path / "bin"
     bare.mkdir()
@@ -267,7 +282,8 @@ def test_a_docker_series_runs_the_ranks_in_the_container_and_the_books_too(tmp_p
     calls = tmp_path / "calls"
     done = script(
         "run_with_docker.sh", "launch.image=the-image", "benchmark=resnet", "scale=test", "device=cpu",
-        f"data_dir={data_of('resnet')}", "launch.doctor=false", "launch.clear_caches=false",
+        f"data_dir={data_of('resnet')}", "benchmark.schedule.last_epoch=1", "launch.doctor=false",
+        "launch.clear_caches=false",
         cwd=tmp_path, LOGDIR=f"{tmp_path}/logs", DOCKER_CALLS=str(calls), PATH=f"{fake.parent}:{os.environ['PATH']}",
     )  # fmt: skip
     assert done.code == 0, done.errors

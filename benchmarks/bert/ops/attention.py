@@ -23,7 +23,14 @@ HEAD_DIMS = (32, 64, 128)
 
 
 def attention_torch(
-    qkv_T3HD: Tensor, starts_S: Tensor, lengths_S: Tensor, max_length: int, p: float, seed: Tensor, site: int
+    qkv_T3HD: Tensor,
+    starts_S: Tensor,
+    lengths_S: Tensor,
+    max_length: int,
+    p: float,
+    seed: Tensor,
+    site: int,
+    bias_3HD: Tensor | None = None,
 ) -> Tensor:
     """Attention over a padded copy of the sequences. Plain version: takes S * H * max_length**2 probabilities.
 
@@ -34,11 +41,15 @@ def attention_torch(
         max_length: of a sequence.
         p: probability of dropping a probability; with 0 the seed is not read.
         seed, site: see :func:`benchmarks.bert.ops.dropout.keep_mask`.
+        bias_3HD: a bias that the matrix product before has already added to ``qkv_T3HD``, detached, any shape of
+            3 * H * D elements. It changes nothing here but receives its gradient, the sum of qkv's over all tokens.
 
     Returns:
         context (T, H, D), dtype of ``qkv_T3HD``.
     """
     T, _, H, D = qkv_T3HD.shape
+    if bias_3HD is not None:
+        qkv_T3HD = qkv_T3HD + (bias_3HD - bias_3HD.detach()).view(3, H, D)  # zero, with the gradient of a bias
     column_L = torch.arange(max_length, device=qkv_T3HD.device)
     inside_SL = column_L < lengths_S.unsqueeze(1)
     token_SL = torch.where(inside_SL, starts_S.unsqueeze(1) + column_L, 0)
@@ -78,4 +89,4 @@ IMPLEMENTATIONS = {
     "triton": Implementation("triton", _attention_triton, _unsupported),
     "torch": Implementation("torch", attention_torch, always),
 }
-"""Signature: ``attention(qkv_T3HD, starts_S, lengths_S, max_length, p, seed, site)``; a request's channels are D."""
+"""Signature: ``attention(qkv_T3HD, starts_S, lengths_S, max_length, p, seed, site, bias_3HD=None)``; channels are D."""

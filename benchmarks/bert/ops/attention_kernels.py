@@ -21,13 +21,13 @@ times 360 tokens in the sequence of a token, H times, are 142 million probabilit
 unit                    rate                                                   forward  dq     dk, dv
 ======================  =====================================================  =======  =====  =======
 tensor cores            790 TFLOP/s (a large product as measured); 4, 6, 8 D   0.05     0.07   0.09
-integer and compare     64 a cycle and multiprocessor, 15 Tera/s; 13, 7, 9     0.12     0.07   0.09
-instructions issued     128 a cycle and multiprocessor; 25, 16, 18             0.12     0.08   0.09
+integer and compare     64 a cycle and multiprocessor, 15 Tera/s; 13, 6, 4     0.12     0.06   0.04
+instructions issued     128 a cycle and multiprocessor; 25, 14, 12             0.12     0.07   0.06
 exponentials            16 a cycle and multiprocessor                          0.04     0.04   0.04
 memory                  4.3 TB/s; 0.22, 0.27, 0.32 GB with the mask            0.05     0.06   0.08
 ======================  =====================================================  =======  =====  =======
 
-The largest of each column add up to 0.29 ms a layer, times 1.15 for tiles that short sequences fill in part. The budget
+The largest of each column add up to 0.28 ms a layer, times 1.15 for tiles that short sequences fill in part. The budget
 is 0.58. Operations are those of one probability, counted in the machine code of tiles of 64 x 64. The units overlap as
 far as programs share a multiprocessor, so tiles are small: 4 warps each, three programs of forward or dq or two of dk,
 dv side by side by their registers. Small blocks also waste least: a sequence of 171 tokens fills 3 x 3 tiles to 79
@@ -164,13 +164,13 @@ def attention_query_gradient_kernel(
     lse_ptr,  # (H, T) fp32
     mask_ptr,  # (H, words_of_row, T) int32 if THRESHOLD
     dqkv_ptr,  # (T, 3, H, D)
-    delta_ptr,  # (H, T) fp32: delta / INVERSE_KEEP
+    rows_ptr,  # (2, H, T) fp32: lse, delta / INVERSE_KEEP
     partial_ptr,  # (S * blocks, H * D) fp32 if SUMS
     T, S, words_of_row, scale,
     H: tl.constexpr, D: tl.constexpr, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr, SUMS: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GAP_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """dq, delta and dq's sums over one block of queries. Grid (blocks, H, S + gaps).
+    """dq, dq's sums and what dk and dv need of one block of queries. Grid (blocks, H, S + gaps).
 
     The gradient of a score is p * (keep * INVERSE_KEEP * (d_context . v) - delta); INVERSE_KEEP is taken out of the
     bracket and multiplied in at the end.
@@ -202,18 +202,20 @@ def attention_query_gradient_kernel(
     row = head.to(tl.int64) * T + token
     lse = tl.load(lse_ptr + row, mask=exists, other=float("inf"))
     delta = tl.sum(context.to(tl.float32) * d_context.to(tl.float32), 1) / INVERSE_KEEP
-    tl.store(delta_ptr + row, delta, mask=exists)
+    tl.store(rows_ptr + row, lse, mask=exists)
+    tl.store(rows_ptr + H * T + row, delta, mask=exists)
 
     exponent_scale = scale * _LOG2_E
     dq = tl.zeros((BLOCK_M, D), tl.float32)
     for first in range(0, length, BLOCK_N):
-        valid = first + column < length
+        valid = column < length - first
         tile_ptr = sequence_ptr + first * (3 * H * D)
         k = tl.load(tile_ptr + H * D + place, mask=valid[:, None], other=0.0)
         v = tl.load(tile_ptr + 2 * H * D + place, mask=valid[:, None], other=0.0)
         score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        score = score * exponent_scale - lse[:, None] + tl.where(valid, 0.0, float("-inf"))[None, :]
-        probability = tl.exp2(score)
+        # No probability is above 1 but that of a key behind the end, whose score is zero: it need only be finite, since
+        # it multiplies a key of zeros.
+        probability = tl.exp2(tl.minimum(score * exponent_scale - lse[:, None], 0.0))
         d_probability = tl.dot(d_context, tl.trans(v), input_precision=PRECISION)
         if THRESHOLD:
             places = _mask_places(first, token, head, words_of_row, T, BLOCK_N)
@@ -233,9 +235,8 @@ def attention_key_value_gradient_kernel(
     qkv_ptr,  # (T, 3, H, D)
     starts_ptr, lengths_ptr,  # (S,) int32 or int64
     d_context_ptr,  # (T, H, D)
-    lse_ptr,  # (H, T) fp32
+    rows_ptr,  # (2, H, T) fp32: lse, delta / INVERSE_KEEP
     mask_ptr,  # (H, words_of_row, T) int32 if THRESHOLD
-    delta_ptr,  # (H, T) fp32: delta / INVERSE_KEEP
     dqkv_ptr,  # (T, 3, H, D)
     partial_ptr,  # (S * blocks, 2, H * D) fp32 if SUMS
     T, words_of_row, scale,
@@ -269,16 +270,19 @@ def attention_key_value_gradient_kernel(
     v = tl.load(sequence_ptr + 2 * H * D + place, mask=exists[:, None], other=0.0)
 
     exponent_scale = scale * _LOG2_E
+    row_of_tile = tl.arange(0, BLOCK_M)
     dk = tl.zeros((BLOCK_N, D), tl.float32)
     dv = tl.zeros((BLOCK_N, D), tl.float32)
     for first in range(0, length, BLOCK_M):
-        query = first + tl.arange(0, BLOCK_M)
-        valid = query < length
+        query = first + row_of_tile
+        valid = row_of_tile < length - first
         q = tl.load(sequence_ptr + query[:, None] * (3 * H * D) + feature[None, :], mask=valid[:, None], other=0.0)
         d_place = query[:, None] * (H * D) + feature[None, :]
         d_context = tl.load(d_sequence_ptr + d_place, mask=valid[:, None], other=0.0)
-        lse = tl.load(lse_ptr + row + query, mask=valid, other=float("inf"))
-        delta = tl.load(delta_ptr + row + query, mask=valid, other=0.0)
+        # Together they have an element for every thread of 4 warps; of fewer, the compiler has all threads copy each of
+        # those they will need. Behind the end all factors are zero, so a probability of 1 adds nothing.
+        row_place = query[:, None] + (tl.arange(0, 2) * (H * T))[None, :]
+        lse, delta = tl.split(tl.load(rows_ptr + row + row_place, mask=valid[:, None], other=0.0))
         score = tl.dot(k, tl.trans(q), input_precision=PRECISION)
         probability = tl.exp2(score * exponent_scale - lse[None, :])
         d_probability = tl.dot(v, tl.trans(d_context), input_precision=PRECISION)

@@ -38,9 +38,9 @@ class Tile(NamedTuple):
 
 
 TILES: dict[str, Tile] = {
-    "forward": Tile(64, 64, 4, 2),
-    "query_gradient": Tile(64, 64, 4, 2),
-    "key_value_gradient": Tile(64, 64, 4, 2),
+    "forward": Tile(64, 64, 4, 3),
+    "query_gradient": Tile(64, 64, 4, 3),
+    "key_value_gradient": Tile(64, 64, 4, 3),
 }
 """Kernel to its tile; fixed, so that results are the same in every run. ``bench --sweep`` times the others."""
 FLOAT32_TILES: dict[str, Tile] = dict.fromkeys(TILES, Tile(32, 32, 4, 1))
@@ -124,19 +124,20 @@ def query_gradient(
     """Write the gradient of the queries, and zeros to the rows of no sequence, into ``dqkv_T3HD``.
 
     Returns:
-        delta (H, T), for :func:`key_value_gradient`; with ``sums`` partial sums of dq over tokens, fp32 (., H * D).
+        lse and delta, fp32 (2, H, T), for :func:`key_value_gradient`; with ``sums`` partial sums of dq over tokens,
+        fp32 (., H * D).
     """
     tokens, _, heads, dimension = qkv_T3HD.shape
     tile = _tile("query_gradient", qkv_T3HD)
     blocks = triton.cdiv(call.max_length, tile.queries)
-    delta_HT = torch.empty_like(lse_HT)
+    rows_2HT = lse_HT.new_empty((2, heads, tokens))
     partial = lse_HT.new_empty((len(starts_S) * blocks, heads * dimension)) if sums else None
     kernels.attention_query_gradient_kernel[_grid_with_gaps(blocks, qkv_T3HD, len(starts_S))](
-        qkv_T3HD, starts_S, lengths_S, context_THD, d_context_THD, lse_HT, mask_HWT, dqkv_T3HD, delta_HT, partial,
+        qkv_T3HD, starts_S, lengths_S, context_THD, d_context_THD, lse_HT, mask_HWT, dqkv_T3HD, rows_2HT, partial,
         tokens, len(starts_S), _words(call), dimension**-0.5, SUMS=sums, GAP_ROWS=kernels.GAP_ROWS,
         **_constants(qkv_T3HD, call.rate, tile),
     )  # fmt: skip
-    return delta_HT, partial
+    return rows_2HT, partial
 
 
 def key_value_gradient(
@@ -144,9 +145,8 @@ def key_value_gradient(
     starts_S: Tensor,
     lengths_S: Tensor,
     d_context_THD: Tensor,
-    lse_HT: Tensor,
+    rows_2HT: Tensor,
     mask_HWT: Tensor | None,
-    delta_HT: Tensor,
     dqkv_T3HD: Tensor,
     call: Call,
     sums: bool,
@@ -159,9 +159,9 @@ def key_value_gradient(
     tokens, _, heads, dimension = qkv_T3HD.shape
     tile = _tile("key_value_gradient", qkv_T3HD)
     blocks = triton.cdiv(call.max_length, tile.keys)
-    partial = lse_HT.new_empty((len(starts_S) * blocks, 2 * heads * dimension)) if sums else None
+    partial = rows_2HT.new_empty((len(starts_S) * blocks, 2 * heads * dimension)) if sums else None
     kernels.attention_key_value_gradient_kernel[(blocks, heads, len(starts_S))](
-        qkv_T3HD, starts_S, lengths_S, d_context_THD, lse_HT, mask_HWT, delta_HT, dqkv_T3HD, partial,
+        qkv_T3HD, starts_S, lengths_S, d_context_THD, rows_2HT, mask_HWT, dqkv_T3HD, partial,
         tokens, _words(call), dimension**-0.5, SUMS=sums, **_constants(qkv_T3HD, call.rate, tile),
     )  # fmt: skip
     return partial
@@ -185,11 +185,11 @@ class _Attention(torch.autograd.Function):
         d_context_THD = gradients[0].contiguous()
         dqkv_T3HD = torch.empty_like(qkv_T3HD)
         sums = ctx.needs_input_grad[1]
-        delta_HT, dq_partial = query_gradient(
+        rows_2HT, dq_partial = query_gradient(
             qkv_T3HD, starts_S, lengths_S, context_THD, d_context_THD, lse_HT, mask_HWT, dqkv_T3HD, ctx.call, sums
         )
         dkv_partial = key_value_gradient(
-            qkv_T3HD, starts_S, lengths_S, d_context_THD, lse_HT, mask_HWT, delta_HT, dqkv_T3HD, ctx.call, sums
+            qkv_T3HD, starts_S, lengths_S, d_context_THD, rows_2HT, mask_HWT, dqkv_T3HD, ctx.call, sums
         )
         d_bias = None
         if dq_partial is not None and dkv_partial is not None:
@@ -215,9 +215,8 @@ def attention(
         starts_S, lengths_S: int32 or int64.
         max_length: longest sequence there can be.
         p, seed, site: of the dropout of the probabilities.
-        bias_3HD: a bias that the matrix product before has already added to ``qkv_T3HD``, detached, any shape of
-            3 * H * D elements. It changes nothing here but receives its gradient, the sum of qkv's gradient over all
-            tokens, out of registers: as good as free, where a sum over dqkv would read it from memory once more.
+        bias_3HD: as there. Its gradient comes out of registers: as good as free, where a sum over dqkv would read it
+            from memory once more.
 
     Raises:
         ValueError: a head dimension that the kernels do not serve.

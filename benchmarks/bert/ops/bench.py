@@ -63,8 +63,9 @@ def sweeps() -> dict[str, tuple[dict[str, Any], str, Callable[[torch.dtype], Cas
     from benchmarks.bert.ops import attention_triton, bias_gelu_triton, cross_entropy_triton, dropout_add_norm_triton
 
     everything = cases()
-    blocks = [(64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 1), (128, 64, 8, 2), (64, 128, 4, 2), (128, 128, 8, 2)]
-    key_blocks = [*blocks, (32, 64, 4, 2), (32, 64, 4, 3), (64, 128, 8, 2), (32, 128, 8, 2)]
+    blocks = [(64, 64, 4, stages) for stages in (1, 2, 3, 4)]
+    blocks += [(128, 64, 4, 2), (128, 64, 8, 2), (64, 128, 4, 2), (64, 32, 4, 2), (64, 32, 4, 3), (64, 64, 8, 2)]
+    key_blocks = [*blocks, (32, 64, 4, 2), (32, 64, 4, 3), (32, 64, 8, 2), (128, 64, 4, 3)]
     rows = list(itertools.product((1, 2, 4, 8), (2, 4, 8)))
     gelu = [(4096 * scale // columns, columns) for columns in (256, 512, 1024) for scale in (1, 2)]
     tiles: dict[tuple[str, str], tuple[Any, list[Any]]] = {

@@ -85,9 +85,9 @@ def seed() -> Tensor:
     return torch.tensor(1234567890123, device="cuda")
 
 
-def differentiated(function: Callable[[], Tensor], inputs: list[Tensor], gradient: Tensor) -> dict[str, Any]:
-    """Forward and backward of a function with autograd."""
-    return {"forward": function, "backward": lambda y: torch.autograd.grad(y, inputs, gradient)}
+def differentiated(function: Callable[[], Any], inputs: list[Tensor], *gradients: Tensor) -> dict[str, Any]:
+    """Forward and backward, with autograd, of a function with one result or as many as ``gradients``."""
+    return {"forward": function, "backward": lambda y: torch.autograd.grad(y, inputs, gradients)}
 
 
 def dropout_case(function: Callable[..., Tensor], dtype: torch.dtype) -> Case:
@@ -98,18 +98,19 @@ def dropout_case(function: Callable[..., Tensor], dtype: torch.dtype) -> Case:
     return Case(**run, forward_bytes=2 * size, backward_bytes=2 * size)
 
 
-def norm_case(function: Callable[..., Tensor], dtype: torch.dtype) -> Case:
-    """Twice a layer."""
+def norm_case(function: Callable[..., Any], dtype: torch.dtype) -> Case:
+    """Twice a layer, for two readers."""
     x, residual = random(dtype, TOKENS, HIDDEN), random(dtype, TOKENS, HIDDEN)
     bias, weight, norm_bias = (random(dtype, HIDDEN) for _ in range(3))
     seed_ = seed()
     size = x.numel() * x.element_size()
     run = differentiated(
-        lambda: function(x, bias, residual, weight, norm_bias, PROBABILITY, 1e-12, seed_, SITE),
+        lambda: function(x, bias, residual, weight, norm_bias, PROBABILITY, 1e-12, seed_, SITE, twice=True),
         [x, bias, residual, weight, norm_bias],
         torch.randn_like(x),
+        torch.randn_like(x),
     )
-    return Case(**run, forward_bytes=3 * size, backward_bytes=5 * size)
+    return Case(**run, forward_bytes=3 * size, backward_bytes=6 * size)
 
 
 def gelu_case(function: Callable[..., Tensor], dtype: torch.dtype) -> Case:
@@ -146,26 +147,25 @@ def attention_sizes(dtype: torch.dtype) -> dict[str, Any]:
 
 
 def attention_case(function: Callable[..., Tensor], dtype: torch.dtype, p: float = PROBABILITY) -> Case:
-    """An implementation that a configuration can choose."""
-    qkv, seed_ = random(dtype, TOKENS, 3, HEADS, HEAD_DIM), seed()
+    """An implementation that a configuration can choose, with the gradient of the bias."""
+    qkv, bias, seed_ = random(dtype, TOKENS, 3, HEADS, HEAD_DIM), random(dtype, 3 * HIDDEN), seed()
     starts, lengths = sequences()
     run = differentiated(
-        lambda: function(qkv, starts, lengths, LENGTH, p, seed_, SITE),
-        [qkv],
+        lambda: function(qkv, starts, lengths, LENGTH, p, seed_, SITE, bias),
+        [qkv, bias],
         torch.randn(TOKENS, HEADS, HEAD_DIM, device="cuda").to(dtype),
     )
     return Case(**run, **attention_sizes(dtype))
 
 
-def attention_with_bias_case(dtype: torch.dtype) -> Case:
-    """Ours, which also sums the gradient of the bias."""
-    from benchmarks.bert.ops import attention_triton
-
-    qkv, bias, seed_ = random(dtype, TOKENS, 3, HEADS, HEAD_DIM), random(dtype, 3 * HIDDEN), seed()
+def attention_without_bias_case(dtype: torch.dtype) -> Case:
+    """Ours without the gradient of the bias, as the libraries have it."""
+    function = attention.IMPLEMENTATIONS["triton"].function
+    qkv, seed_ = random(dtype, TOKENS, 3, HEADS, HEAD_DIM), seed()
     starts, lengths = sequences()
     run = differentiated(
-        lambda: attention_triton.attention(qkv, starts, lengths, LENGTH, PROBABILITY, seed_, SITE, bias),
-        [qkv, bias],
+        lambda: function(qkv, starts, lengths, LENGTH, PROBABILITY, seed_, SITE),
+        [qkv],
         torch.randn(TOKENS, HEADS, HEAD_DIM, device="cuda").to(dtype),
     )
     return Case(**run, **attention_sizes(dtype))
@@ -243,7 +243,7 @@ OPERATIONS: dict[str, tuple[dict[str, Implementation], Callable[..., Case], int]
 """Operation to its implementations, its case, and the channels that a request for it names."""
 
 CANDIDATES: dict[str, Callable[[torch.dtype], Case]] = {
-    "attention triton, bias gradient": attention_with_bias_case,
+    "attention triton, no bias gradient": attention_without_bias_case,
     "attention triton, no dropout": lambda dtype: attention_case(
         attention.IMPLEMENTATIONS["triton"].function, dtype, 0.0
     ),

@@ -2,7 +2,8 @@
 """Triton kernels of tanh GELU after a bias, over T rows of F features.
 
 Forward reads x and writes y; backward reads dy and x and writes dx. The bias gradient, the column sums of dx, is
-two-level: a program owns ``BLOCK_F`` columns, adds up the rows it visits and writes one partial sum, which
+two-level: a program owns ``BLOCK_F`` columns, adds up its tiles element by element and their rows once, at its end (a
+sum over rows crosses warps: for every tile it takes four times as long as all else), and writes one partial sum, which
 :mod:`benchmarks.bert.ops.column_sums_triton` adds in a fixed order.
 
 With s = sigmoid(2 u) and u = sqrt(2 / pi) (z + 0.044715 z^3), ``0.5 z (1 + tanh u)`` is ``z s``, and its derivative is
@@ -64,7 +65,7 @@ def bias_gelu_backward_kernel(
     """Grid (F / BLOCK_F, programs); every program visits each programs-th tile of its columns."""
     column = tl.program_id(0) * BLOCK_F + tl.arange(0, BLOCK_F)
     bias = tl.load(bias_ptr + column, mask=column < F, other=0.0).to(tl.float32)
-    total = tl.zeros((BLOCK_F,), tl.float32)
+    total = tl.zeros((BLOCK_T, BLOCK_F), tl.float32)
     for index in range(tl.program_id(1), tl.cdiv(T, BLOCK_T), tl.num_programs(1)):
         place, mask = _tile(index, column, T, F, BLOCK_T)
         dy = tl.load(dy_ptr + place, mask=mask, other=0.0).to(tl.float32)
@@ -73,5 +74,5 @@ def bias_gelu_backward_kernel(
         slope = (1.0 + z * z * (3.0 * _CUBIC)) * _TWICE_SQRT_2_OVER_PI
         dx = dy * gate * (1.0 + z * (1.0 - gate) * slope)
         tl.store(dx_ptr + place, dx.to(dx_ptr.dtype.element_ty), mask=mask)
-        total += tl.sum(dx, 0)
-    tl.store(partial_ptr + tl.program_id(1) * F + column, total, mask=column < F)
+        total += dx
+    tl.store(partial_ptr + tl.program_id(1) * F + column, tl.sum(total, 0), mask=column < F)

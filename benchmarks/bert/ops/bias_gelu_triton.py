@@ -31,7 +31,7 @@ class Tile(NamedTuple):
     programs: int
 
 
-TILES: dict[str, Tile] = {"forward": Tile(4, 1024, 8, 0), "backward": Tile(8, 512, 8, 4)}
+TILES: dict[str, Tile] = {"forward": Tile(4, 1024, 8, 0), "backward": Tile(4, 1024, 4, 4)}
 """Pass to its tile. ``bench --sweep`` times others."""
 
 

@@ -25,7 +25,8 @@ def dropout_add_norm_torch(
     epsilon: float,
     seed: Tensor,
     site: int,
-) -> Tensor:
+    twice: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Plain version.
 
     Args:
@@ -36,9 +37,10 @@ def dropout_add_norm_torch(
         p: dropout probability; with 0 the seed is not read.
         epsilon: added to the variance.
         seed, site: see :func:`benchmarks.bert.ops.dropout.keep_mask`; elements count over (T, E).
+        twice: hand the result out twice, for two readers: a fused version then adds their gradients itself.
 
     Returns:
-        (T, E), dtype of ``x_TE``.
+        (T, E), dtype of ``x_TE``; with ``twice`` a pair of it, which must not be written to.
     """
     y_TE = widen(x_TE)
     if bias_E is not None:
@@ -46,17 +48,19 @@ def dropout_add_norm_torch(
     y_TE = dropout_torch(y_TE, p, seed, site)
     if residual_TE is not None:
         y_TE = y_TE + widen(residual_TE)
-    return F.layer_norm(y_TE, weight_E.shape, weight_E.to(y_TE), norm_bias_E.to(y_TE), epsilon).to(x_TE.dtype)
+    y_TE = F.layer_norm(y_TE, weight_E.shape, weight_E.to(y_TE), norm_bias_E.to(y_TE), epsilon).to(x_TE.dtype)
+    return (y_TE, y_TE) if twice else y_TE
 
 
-def _dropout_add_norm_triton(*args: Any) -> Tensor:
+def _dropout_add_norm_triton(*args: Any, **options: Any) -> Tensor | tuple[Tensor, Tensor]:
     from benchmarks.bert.ops.dropout_add_norm_triton import dropout_add_norm  # triton is imported only where it is used
 
-    return dropout_add_norm(*args)
+    return dropout_add_norm(*args, **options)
 
 
 IMPLEMENTATIONS = {
     "triton": Implementation("triton", _dropout_add_norm_triton, triton_unsupported),
     "torch": Implementation("torch", dropout_add_norm_torch, always),
 }
-"""Signature: ``dropout_add_norm(x, bias, residual, weight, norm_bias, p, epsilon, seed, site)``; channels are E."""
+"""Signature: ``dropout_add_norm(x, bias, residual, weight, norm_bias, p, epsilon, seed, site, twice=False)``; channels
+are E."""

@@ -80,6 +80,7 @@ def forward(
 
 def backward(
     dy_TE: Tensor,
+    other_dy_TE: Tensor | None,
     x_TE: Tensor,
     bias_E: Tensor | None,
     residual_TE: Tensor | None,
@@ -89,6 +90,9 @@ def backward(
     call: Call,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Gradients of x and of the residual, and partial sums for the parameters.
+
+    Args:
+        dy_TE, other_dy_TE: the result's gradient is their sum; None where it has one reader.
 
     Returns:
         dx (T, E); the residual's gradient, or None without one; fp32 (programs, K * E) with K = 2: weight and norm's
@@ -101,8 +105,8 @@ def backward(
     d_residual_TE = None if residual_TE is None else torch.empty_like(residual_TE)
     partial = moments_2T.new_empty((programs, (2 if bias_E is None else 3) * features))
     kernels.dropout_add_norm_backward_kernel[(programs,)](
-        dy_TE, x_TE, bias_E, residual_TE, weight_E, seed, moments_2T, dx_TE, d_residual_TE, partial, tokens, call.site,
-        **_constants(x_TE, bias_E, residual_TE, call, tile),
+        dy_TE, other_dy_TE, x_TE, bias_E, residual_TE, weight_E, seed, moments_2T, dx_TE, d_residual_TE, partial,
+        tokens, call.site, TWO=other_dy_TE is not None, **_constants(x_TE, bias_E, residual_TE, call, tile),
     )  # fmt: skip
     return dx_TE, d_residual_TE, partial
 
@@ -113,19 +117,25 @@ class _DropoutAddNorm(torch.autograd.Function):
         ctx: Any,
         x_TE: Tensor, bias_E: Tensor | None, residual_TE: Tensor | None, weight_E: Tensor, norm_bias_E: Tensor,
         epsilon: float, seed: Tensor, call: Call,
-    ) -> Tensor:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         x_TE = x_TE.contiguous()
         residual_TE = None if residual_TE is None else residual_TE.contiguous()
         y_TE, moments_2T = forward(x_TE, bias_E, residual_TE, weight_E, norm_bias_E, epsilon, seed, call)
         ctx.save_for_backward(x_TE, bias_E, residual_TE, weight_E, moments_2T, seed)
         ctx.call, ctx.norm_bias_dtype = call, norm_bias_E.dtype
-        return y_TE
+        ctx.set_materialize_grads(False)
+        # a view and not the same tensor: autograd would take both for one output and add its gradients itself
+        return y_TE, y_TE.view_as(y_TE)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x_TE, bias_E, residual_TE, weight_E, moments_2T, seed = ctx.saved_tensors
+        given = [gradient.contiguous() for gradient in gradients if gradient is not None]
+        if not given:
+            return (None,) * 8
+        dy_TE, other_dy_TE = given if len(given) == 2 else (given[0], None)
         dx_TE, d_residual_TE, partial = backward(
-            gradients[0].contiguous(), x_TE, bias_E, residual_TE, weight_E, moments_2T, seed, ctx.call
+            dy_TE, other_dy_TE, x_TE, bias_E, residual_TE, weight_E, moments_2T, seed, ctx.call
         )
         dtypes = [weight_E.dtype, ctx.norm_bias_dtype] + ([] if bias_E is None else [bias_E.dtype])
         # one launch for all of them where they share a dtype, as they do in a model
@@ -146,9 +156,15 @@ def dropout_add_norm(
     epsilon: float,
     seed: Tensor,
     site: int,
-) -> Tensor:
-    """See :func:`benchmarks.bert.ops.dropout_add_norm.dropout_add_norm_torch`."""
-    result: Tensor = _DropoutAddNorm.apply(
+    twice: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """See :func:`benchmarks.bert.ops.dropout_add_norm.dropout_add_norm_torch`.
+
+    Two results share one memory. Backward adds their gradients as it reads them.
+    """
+    first: Tensor
+    second: Tensor
+    first, second = _DropoutAddNorm.apply(
         x_TE, bias_E, residual_TE, weight_E, norm_bias_E, epsilon, seed, Call(rate(p), site)
     )
-    return result
+    return (first, second) if twice else first

@@ -88,14 +88,14 @@ def fp8_cast_kernel(
         scale = _scale_of(amax, 1.0, LARGEST, LARGEST_SCALE)
 
     columns = tl.cdiv(K, BLOCK_K)
-    peak = tl.full((), 0, tl.int32)
+    peak = tl.zeros((BLOCK_M, BLOCK_K), tl.int32)
     for tile in tl.range(tl.program_id(0), tl.cdiv(M, BLOCK_M) * columns, tl.num_programs(0), num_stages=STAGES):
         row = tile // columns * BLOCK_M + tl.arange(0, BLOCK_M)
         column = tile % columns * BLOCK_K + tl.arange(0, BLOCK_K)
         mask = (row < M)[:, None] & (column < K)[None, :]
         offset = row.to(tl.int64)[:, None] * K + column[None, :]
         x = tl.load(x_ptr + offset, mask=mask, other=0.0).to(tl.float32)
-        peak = tl.maximum(peak, tl.max(tl.max(_magnitude_bits(x), 1), 0))
+        peak = tl.maximum(peak, _magnitude_bits(x))
         byte = _round(x, scale, LARGEST, E5M2)
         tl.store(data_ptr + offset, byte, mask=mask)
         if TRANSPOSE:
@@ -103,7 +103,7 @@ def fp8_cast_kernel(
             tl.store(transposed_ptr + turned, tl.trans(byte), mask=(column < K)[:, None] & (row < M)[None, :])
 
     tl.debug_barrier()  # every warp of this program has its scale before another program may replace it
-    tl.atomic_max(pending_ptr, peak)
+    tl.atomic_max(pending_ptr, tl.max(tl.max(peak, 1), 0))
     if tl.program_id(0) == 0:
         tl.store(scale_inverse_ptr, tl.div_rn(1.0, scale))
     if tl.atomic_add(pending_ptr + 1, 1) == tl.num_programs(0) - 1:

@@ -46,9 +46,17 @@ class Linear(nn.Module):
         self.product = chosen.function(self)
         return chosen.name
 
-    def forward(self, x: Tensor, add_bias: bool = True) -> Tensor:
-        """Map (..., in_features) to (..., out_features); without ``add_bias`` the caller adds ``self.bias``."""
-        return self.product(x, self.weight, self.bias if add_bias else None)
+    def forward(self, x: Tensor, add_bias: bool = True, bias_gradient: bool = True) -> Tensor:
+        """Map (..., in_features) to (..., out_features).
+
+        Args:
+            x: input.
+            add_bias: without it the caller adds ``self.bias``.
+            bias_gradient: without it the bias is added, but its gradient is left to the caller.
+        """
+        if not add_bias:
+            return self.product(x, self.weight, None)
+        return self.product(x, self.weight, self.bias if bias_gradient else self.bias.detach())
 
 
 def _torch_product(linear: Linear) -> Product:

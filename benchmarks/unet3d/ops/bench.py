@@ -31,20 +31,23 @@ from common.ops.batch_norm_bench import copy_bandwidth, time_graph
 LARGE_BYTES = 50e6
 """Passes that move less are repeated more often, so that a graph lasts long enough to be timed."""
 
+REPLAYS, CANDIDATE_REPLAYS = 9, 3
+"""Of a graph. Candidates add up to nothing, and some take many times as long as what a step runs."""
+
 SILENCE_S = 300
 _BEGIN, _RESULT = "begin ", "result "
 
 
-def milliseconds(pass_: Pass) -> float:
+def milliseconds(pass_: Pass, candidate: bool) -> float:
     """Of one call, that of ``after`` included."""
-    calls = 4 if pass_.bytes >= LARGE_BYTES else 20
+    calls = 20 if pass_.bytes < LARGE_BYTES else 1 if candidate else 4
 
     def repeat() -> int:
         for _ in range(calls):
             pass_.run()
         return calls
 
-    return time_graph(repeat, replays=9)
+    return time_graph(repeat, replays=CANDIDATE_REPLAYS if candidate else REPLAYS)
 
 
 def measure(entry: Entry, batch: int, dtype: torch.dtype, forward_only: bool) -> Iterator[Measured]:
@@ -52,7 +55,7 @@ def measure(entry: Entry, batch: int, dtype: torch.dtype, forward_only: bool) ->
     passes = entry.build(batch, dtype)
     times: dict[str, float] = {}
     for pass_ in passes[:1] if forward_only else passes:
-        elapsed = milliseconds(pass_)
+        elapsed = milliseconds(pass_, candidate=not entry.calls)
         times[pass_.name] = elapsed - (times[pass_.after] if pass_.after else 0.0)
         yield Measured(entry.name, batch, pass_.name, times[pass_.name], entry.calls, pass_.bytes, pass_.flops)
 

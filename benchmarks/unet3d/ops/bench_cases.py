@@ -1,32 +1,33 @@
 """The cases of :mod:`benchmarks.unet3d.ops.bench`: every layer of the network at the sizes of a 128^3 crop.
 
 Every case says how many calls of it a step has, candidates for something better none. Activations are
-channels_last_3d. Bytes are those that a pass must move: each input read once and each output written once, but the
-input of a norm whose instances no multiprocessor can hold twice in each direction, and its gradient too.
+channels_last_3d, logits contiguous. Bytes are those that a pass must move: each input read once and each output written
+once, but the input of a norm whose instances no multiprocessor can hold twice in each direction, and its gradients too.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.unet3d.model import Architecture
-from benchmarks.unet3d.ops import dice_cross_entropy, instance_norm
+from benchmarks.unet3d.ops import dice_cross_entropy, instance_norm, output_convolution, upsample
+from common.distributed.spatial import local
+from common.distributed.spatial.local import LocalConvolution
 from common.errors import SuiteError, UnsupportedImplementation
 from common.ops.implementation import Implementation, OperationRequest
 
+DEVICE = "cuda"
 SIZE = 128
 SMOOTH = 1e-6
 HELD_VOXELS = 16**3
 """Voxels of an instance up to which a norm reads its input once."""
 
 ARCHITECTURE = Architecture()
-aten = torch.ops.aten
 _FAILURES = (RuntimeError, ImportError, AttributeError, TypeError, ValueError, AssertionError, SuiteError)
 
 
@@ -100,157 +101,129 @@ def layers() -> list[Layer]:
     return [*found, Layer("output", first, ARCHITECTURE.classes, SIZE, kernel=1)]
 
 
-def norms() -> dict[tuple[int, int], int]:
-    """Channels and size of every norm, and how many have them."""
-    found: dict[tuple[int, int], int] = {}
+def norms() -> dict[tuple[int, int, int], int]:
+    """Channels, size and readers of every norm, and how many have them."""
+    found: dict[tuple[int, int, int], int] = {}
     for layer in layers():
         if layer.kernel == 3:
-            found[layer.filters, layer.size] = found.get((layer.filters, layer.size), 0) + 1
+            skipped = not layer.name.startswith(("up", "bottleneck")) and layer.name.endswith("conv2")
+            key = layer.filters, layer.size, 2 if skipped else 1
+            found[key] = found.get(key, 0) + 1
     return found
 
 
 def volumes(batch: int, channels: int, size: int, dtype: torch.dtype) -> Tensor:
     """Normal values, channels_last_3d."""
     shape = (batch, channels, size, size, size)
-    return torch.empty(shape, device="cuda", dtype=dtype, memory_format=torch.channels_last_3d).normal_()
+    return torch.empty(shape, device=DEVICE, dtype=dtype, memory_format=torch.channels_last_3d).normal_()
 
 
-def with_gradients(function: Callable[[], Tensor], inputs: list[Tensor], gradient: Tensor) -> Callable[[], Any]:
+def with_gradients(
+    inputs: list[Tensor], gradients: list[Tensor], function: Callable[[], Tensor | tuple[Tensor, ...]]
+) -> Callable[[], Any]:
     """Forward and backward of a function with autograd."""
-    return lambda: torch.autograd.grad(function(), inputs, gradient)
+    return lambda: torch.autograd.grad(function(), inputs, gradients)
 
 
 # Convolutions
 
 
-def convolution_case(layer: Layer, batch: int, dtype: torch.dtype) -> list[Pass]:
-    """Forward, gradient of the input but for the image, gradient of the weight."""
-    transposed = layer.kernel == 2
-    size = layer.size // 2 if transposed else layer.size * layer.stride
-    pair = (layer.channels, layer.filters) if transposed else (layer.filters, layer.channels)
-    x, dy = volumes(batch, layer.channels, size, dtype), volumes(batch, layer.filters, layer.size, dtype)
-    weight = volumes(pair[0], pair[1], layer.kernel, dtype)
-    bias = torch.zeros(layer.filters, device="cuda", dtype=dtype) if layer.kernel < 3 else None
-    settings = (
-        [layer.stride] * 3,
-        [layer.kernel // 2 if layer.kernel == 3 else 0] * 3,
-        [1] * 3,
-        transposed,
-        [0] * 3,
-        1,
-    )
-    bias_sizes = None if bias is None else [layer.filters]
+def convolution_case(
+    function: Callable[[], LocalConvolution], batch: int, dtype: torch.dtype, *, layer: Layer
+) -> list[Pass]:
+    """Forward, gradient of the input but for an image, gradient of the weight."""
+    convolution = function()
+    x = volumes(batch, layer.channels, layer.size * layer.stride, dtype)
+    dy = volumes(batch, layer.filters, layer.size, dtype)
+    weight = volumes(layer.filters, layer.channels, layer.kernel, dtype)
 
-    def backward(*wanted: bool) -> Any:
-        return aten.convolution_backward(dy, x, weight, bias_sizes, *settings, wanted)
+    def backward(needs: tuple[bool, bool]) -> Any:
+        return convolution.backward(dy, x, weight, layer.stride, needs)
 
     flops = batch * layer.flops
     moved = float((x.numel() + dy.numel() + weight.numel()) * dtype.itemsize)
-    passes = [
-        Pass("forward", lambda: aten.convolution(x, weight, bias, *settings), moved, flops),
-        Pass("weight gradient", lambda: backward(False, True, bias is not None), moved, flops),
-    ]
-    if layer.name != "input_block.conv1":
-        passes.insert(1, Pass("input gradient", lambda: backward(True, False, False), moved, flops))
-    return passes
+    forward = Pass("forward", lambda: convolution.forward(x, weight, layer.stride), moved, flops)
+    weight_gradient = Pass("weight gradient", lambda: backward((False, True)), moved, flops)
+    if layer.channels == ARCHITECTURE.input_channels:
+        return [forward, weight_gradient]
+    return [forward, Pass("input gradient", lambda: backward((True, False)), moved, flops), weight_gradient]
 
 
-def padded_first_case(batch: int, dtype: torch.dtype) -> list[Pass]:
-    """The first convolution with its one channel padded to eight, the padding included."""
-    layer = layers()[0]
-    image = volumes(batch, 1, SIZE, dtype)
-    weight = volumes(layer.filters, 8, 3, dtype)
-    dy = volumes(batch, layer.filters, SIZE, dtype)
-    settings = ([1] * 3, [1] * 3, [1] * 3, False, [0] * 3, 1)
-
-    def padded() -> Tensor:
-        x = image.new_zeros((batch, SIZE, SIZE, SIZE, 8)).permute(0, 4, 1, 2, 3)
-        x[:, :1] = image
-        return x
-
-    x = padded()
-    moved = float((image.numel() + dy.numel()) * dtype.itemsize)
-    flops = 2.0 * layer.filters * 27 * image.numel()
-    return [
-        Pass("forward", lambda: aten.convolution(padded(), weight, None, *settings), moved, flops),
-        Pass(
-            "weight gradient",
-            lambda: aten.convolution_backward(dy, x, weight, None, *settings, (False, True, False)),
-            moved,
-            flops,
-        ),
-    ]
-
-
-def product_case(layer: Layer, batch: int, dtype: torch.dtype) -> list[Pass]:
-    """Forward of a transposed or 1x1x1 convolution as a matrix product over voxels, then a copy where voxels move."""
-    transposed = layer.kernel == 2
-    size = layer.size // 2 if transposed else layer.size
-    x = volumes(batch, layer.channels, size, dtype)
-    rows = x.permute(0, 2, 3, 4, 1).reshape(-1, layer.channels)
-    columns = layer.filters * (8 if transposed else 1)
-    weight = torch.randn(columns, layer.channels, device="cuda", dtype=dtype)
-    bias = torch.zeros(columns, device="cuda", dtype=dtype)
+def upsample_case(function: Callable[..., Tensor], batch: int, dtype: torch.dtype, *, layer: Layer) -> list[Pass]:
+    """Transposed convolution and skip connection; backward has all four gradients."""
+    x = volumes(batch, layer.channels, layer.size // 2, dtype).requires_grad_()
+    skip = volumes(batch, layer.filters, layer.size, dtype).requires_grad_()
+    weight = volumes(layer.channels, layer.filters, layer.kernel, dtype).requires_grad_()
+    bias = torch.zeros(layer.filters, device=DEVICE, dtype=dtype, requires_grad=True)
+    d_joined = volumes(batch, 2 * layer.filters, layer.size, dtype)
 
     def forward() -> Tensor:
-        y = F.linear(rows, weight, bias)
-        if not transposed:
-            return y
-        return y.view(batch, size, size, size, 2, 2, 2, layer.filters).permute(0, 1, 4, 2, 5, 3, 6, 7).contiguous()
+        return function(x, weight, bias, skip)
 
-    voxels = batch * layer.size**3
-    moved = float((x.numel() + voxels * layer.filters) * dtype.itemsize)
-    return [Pass("forward", forward, moved, batch * layer.flops)]
-
-
-# Concatenation
-
-
-def concatenation_case(channels: int, size: int, batch: int, dtype: torch.dtype) -> list[Pass]:
-    """Of the transposed convolution's result and the skip; backward with the sum of the skip's two gradients."""
-    up, skip = (volumes(batch, channels, size, dtype) for _ in range(2))
-    d_both, d_skip = volumes(batch, 2 * channels, size, dtype), volumes(batch, channels, size, dtype)
-
-    def backward() -> tuple[Tensor, Tensor]:
-        d_up = d_both[:, :channels].contiguous(memory_format=torch.channels_last_3d)
-        return d_up, d_both[:, channels:] + d_skip
-
-    unit = float(up.numel() * dtype.itemsize)
+    inner, outer = (float(tensor.numel() * dtype.itemsize) for tensor in (x, skip))
+    backward = with_gradients([x, weight, bias, skip], [d_joined], forward)
     return [
-        Pass("forward", lambda: torch.cat((up, skip), 1), 4 * unit),
-        Pass("backward", backward, 5 * unit),
+        Pass("forward", forward, inner + 3 * outer, batch * layer.flops),
+        Pass("backward", backward, 2 * inner + outer, 2 * batch * layer.flops, after="forward"),
+    ]
+
+
+def output_case(function: Callable[..., Tensor], batch: int, dtype: torch.dtype, *, layer: Layer) -> list[Pass]:
+    """The last convolution; its logits' gradient comes in their own format, as the loss leaves it."""
+    x = volumes(batch, layer.channels, layer.size, dtype).requires_grad_()
+    weight = volumes(layer.filters, layer.channels, layer.kernel, dtype).requires_grad_()
+    bias = torch.zeros(layer.filters, device=DEVICE, dtype=dtype, requires_grad=True)
+
+    def forward() -> Tensor:
+        return function(x, weight, bias)
+
+    logits = forward().detach()
+    backward = with_gradients([x, weight, bias], [torch.empty_like(logits).normal_()], forward)
+    read, written = (float(tensor.numel() * dtype.itemsize) for tensor in (x, logits))
+    return [
+        Pass("forward", forward, read + written, batch * layer.flops),
+        Pass("backward", backward, 2 * read + written, 2 * batch * layer.flops, after="forward"),
     ]
 
 
 # Norm and loss
 
 
-def norm_case(function: Callable[..., Tensor], channels: int, size: int, batch: int, dtype: torch.dtype) -> list[Pass]:
-    """With fp32 parameters."""
+def norm_case(
+    function: Callable[..., tuple[Tensor, Tensor]],
+    batch: int,
+    dtype: torch.dtype,
+    *,
+    channels: int,
+    size: int,
+    readers: int,
+) -> list[Pass]:
+    """With fp32 parameters; the second reader's gradient is a part of that of joined channels."""
     x = volumes(batch, channels, size, dtype).requires_grad_()
-    dy = volumes(batch, channels, size, dtype)
-    weight = torch.ones(channels, device="cuda", requires_grad=True)
-    bias = torch.zeros(channels, device="cuda", requires_grad=True)
+    dy = [volumes(batch, channels, size, dtype), volumes(batch, 2 * channels, size, dtype)[:, channels:]][:readers]
+    weight = torch.ones(channels, device=DEVICE, requires_grad=True)
+    bias = torch.zeros(channels, device=DEVICE, requires_grad=True)
 
-    def forward() -> Tensor:
-        return function(x, weight, bias, ARCHITECTURE.norm_epsilon)
+    def forward() -> tuple[Tensor, ...]:
+        return function(x, weight, bias, ARCHITECTURE.norm_epsilon)[:readers]
 
     unit = float(x.numel() * dtype.itemsize)
-    units = (2, 3) if size**3 <= HELD_VOXELS else (3, 5)
+    held = size**3 <= HELD_VOXELS
+    backward = 2 + readers if held else 3 + 2 * readers
     return [
-        Pass("forward", forward, units[0] * unit),
-        Pass("backward", with_gradients(forward, [x, weight, bias], dy), units[1] * unit, after="forward"),
+        Pass("forward", forward, (2 if held else 3) * unit),
+        Pass("backward", with_gradients([x, weight, bias], dy, forward), backward * unit, after="forward"),
     ]
 
 
 def loss_case(
-    function: Callable[..., Tensor], memory_format: torch.memory_format, batch: int, dtype: torch.dtype
+    function: Callable[..., Tensor], batch: int, dtype: torch.dtype, *, memory_format: torch.memory_format
 ) -> list[Pass]:
-    """Of logits in one of the two formats."""
+    """Of logits in one of the two formats; a step has contiguous ones."""
     logits = volumes(batch, ARCHITECTURE.classes, SIZE, dtype).contiguous(memory_format=memory_format)
     logits.requires_grad_()
-    label = torch.randint(ARCHITECTURE.classes, (batch, SIZE, SIZE, SIZE), device="cuda", dtype=torch.uint8)
-    one = torch.ones((), device="cuda")
+    label = torch.randint(ARCHITECTURE.classes, (batch, SIZE, SIZE, SIZE), device=DEVICE, dtype=torch.uint8)
+    one = torch.ones((), device=DEVICE)
 
     def forward() -> Tensor:
         return function(logits, label, SMOOTH)
@@ -258,11 +231,11 @@ def loss_case(
     unit = float(logits.numel() * dtype.itemsize)
     return [
         Pass("forward", forward, unit + label.numel()),
-        Pass("backward", with_gradients(forward, [logits], one), 2 * unit + label.numel(), after="forward"),
+        Pass("backward", with_gradients([logits], [one], forward), 2 * unit + label.numel(), after="forward"),
     ]
 
 
-def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiled by Inductor when it is first called."""
     return torch.compile(function, dynamic=False)
 
@@ -270,41 +243,81 @@ def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def _requested(
     implementation: Implementation, channels: int, build: Callable[..., list[Pass]], batch: int, dtype: torch.dtype
 ) -> list[Pass]:
-    reason = implementation.unsupported(OperationRequest(torch.device("cuda"), dtype, channels))
+    reason = implementation.unsupported(OperationRequest(torch.device(DEVICE), dtype, channels))
     if reason is not None:
         raise UnsupportedImplementation(reason)
-    return build(implementation.function, batch=batch, dtype=dtype)
+    return build(implementation.function, batch, dtype)
+
+
+def _each(
+    name: str,
+    implementations: Mapping[str, Implementation],
+    chosen: str,
+    channels: int,
+    build: Callable[..., list[Pass]],
+    calls: int = 1,
+) -> list[Entry]:
+    """An entry for every implementation; a step calls the chosen one."""
+    return [
+        Entry(
+            f"{name} {implementation.name}",
+            calls if implementation.name == chosen else 0,
+            functools.partial(_requested, implementation, channels, build),
+        )
+        for implementation in implementations.values()
+    ]
+
+
+def _convolution_entries() -> list[Entry]:
+    entries = []
+    for layer in layers():
+        if layer.kernel == 3:
+            names = ["torch"]
+            if layer.channels == ARCHITECTURE.input_channels:
+                names.insert(0, "triton")
+            elif layer.stride == 1 and layer.filters <= local.FOLDED_CHANNELS:
+                names.insert(0, "folded")
+            implementations = {name: local.IMPLEMENTATIONS[name] for name in names}
+            build = functools.partial(convolution_case, layer=layer)
+            entries += _each(f"conv {layer.name}", implementations, names[0], layer.channels, build)
+    return entries
+
+
+def _upsample_entries() -> list[Entry]:
+    entries = []
+    for layer in layers():
+        if layer.kernel == 2:
+            block, build = layer.name.removesuffix(".transposed"), functools.partial(upsample_case, layer=layer)
+            entries += _each(f"upsample {block}", upsample.IMPLEMENTATIONS, "triton", layer.filters, build)
+    return entries
+
+
+def _output_entries() -> list[Entry]:
+    layer = layers()[-1]
+    build = functools.partial(output_case, layer=layer)
+    return _each("output_convolution", output_convolution.IMPLEMENTATIONS, "triton", layer.channels, build)
 
 
 def _norm_entries() -> list[Entry]:
     entries = []
-    for (channels, size), count in norms().items():
-        build = functools.partial(norm_case, channels=channels, size=size)
-        for implementation in instance_norm.IMPLEMENTATIONS.values():
-            name = f"norm {channels}@{size} {implementation.name}"
-            calls = count if implementation.name == "triton" else 0
-            entries.append(Entry(name, calls, functools.partial(_requested, implementation, channels, build)))
-        plain = compiled(instance_norm.instance_norm_relu_plain)
-        entries.append(Entry(f"norm {channels}@{size} compiled", 0, functools.partial(build, plain)))
-    return entries
+    for (channels, size, readers), count in norms().items():
+        build = functools.partial(norm_case, channels=channels, size=size, readers=readers)
+        name = f"norm {channels}@{size}{' read twice' if readers == 2 else ''}"
+        entries += _each(name, instance_norm.IMPLEMENTATIONS, "triton", channels, build, count)
+    channels, size, readers = next(iter(norms()))  # the compiler takes seconds for each
+    build = functools.partial(norm_case, channels=channels, size=size, readers=readers)
+    plain = compiled(instance_norm.instance_norm_relu_plain)
+    return [*entries, Entry(f"norm {channels}@{size} compiled", 0, functools.partial(build, plain))]
 
 
 def _loss_entries() -> list[Entry]:
-    build = functools.partial(loss_case, memory_format=torch.channels_last_3d)
-    entries = [
-        Entry(
-            f"loss {implementation.name}",
-            int(implementation.name == "triton"),
-            functools.partial(_requested, implementation, ARCHITECTURE.classes, build),
-        )
-        for implementation in dice_cross_entropy.IMPLEMENTATIONS.values()
-    ]
-    plain, kernels = dice_cross_entropy.IMPLEMENTATIONS["plain"], dice_cross_entropy.IMPLEMENTATIONS["triton"]
-    contiguous = functools.partial(loss_case, memory_format=torch.contiguous_format)
+    losses = dice_cross_entropy.IMPLEMENTATIONS
+    build = functools.partial(loss_case, memory_format=torch.contiguous_format)
+    last = functools.partial(loss_case, memory_format=torch.channels_last_3d)
     return [
-        *entries,
-        Entry("loss triton, NCDHW", 0, functools.partial(_requested, kernels, ARCHITECTURE.classes, contiguous)),
-        Entry("loss compiled", 0, functools.partial(build, compiled(plain.function))),
+        *_each("loss", losses, "triton", ARCHITECTURE.classes, build),
+        Entry("loss triton, NDHWC", 0, functools.partial(_requested, losses["triton"], ARCHITECTURE.classes, last)),
+        Entry("loss compiled", 0, functools.partial(build, compiled(losses["plain"].function))),
     ]
 
 
@@ -318,16 +331,5 @@ def failures() -> tuple[type[BaseException], ...]:
 
 
 def entries() -> list[Entry]:
-    """Everything that can be measured: the network first to last, then the loss, then candidates."""
-    found = [Entry(f"conv {layer.name}", 1, functools.partial(convolution_case, layer)) for layer in layers()]
-    for layer in layers():
-        if layer.kernel == 2:
-            name, channels, size = layer.name.removesuffix(".transposed"), layer.filters, layer.size
-            found.append(Entry(f"cat {name}", 1, functools.partial(concatenation_case, channels, size)))
-    found += _norm_entries() + _loss_entries()
-    found.append(Entry("conv input_block.conv1, 8 channels", 0, padded_first_case))
-    return found + [
-        Entry(f"product {layer.name}", 0, functools.partial(product_case, layer))
-        for layer in layers()
-        if layer.kernel < 3
-    ]
+    """Everything that can be measured, one kind after the other, the network's layers first to last."""
+    return _convolution_entries() + _upsample_entries() + _output_entries() + _norm_entries() + _loss_entries()

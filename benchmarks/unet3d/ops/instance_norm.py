@@ -3,6 +3,9 @@
 Mean and variance (biased) are those of one channel of one sample over its whole volume, in training and in evaluation
 alike: there are no running statistics (Ulyanov et al., arXiv:1607.08022). Sums over two million voxels are taken about
 the mean, never as E[x^2] - E[x]^2: convolutions without bias leave means that are large next to the deviation.
+
+The result is returned twice, so that the next block and a skip connection have one each: backward then gets their two
+gradients, and adds them where it reads them. Where there is one reader, the other result is left alone.
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ def whole_volume(x_NCDHW: Tensor, split: VolumeSplit | None) -> int:
 
 def instance_norm_relu_plain(
     x_NCDHW: Tensor, weight_C: Tensor, bias_C: Tensor, epsilon: float, split: VolumeSplit | None = None
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """``relu((x - mean) / sqrt(variance + epsilon) * weight + bias)``. Plain version.
 
     Args:
@@ -62,7 +65,8 @@ def instance_norm_relu_plain(
         split: ranks that share each volume.
 
     Returns:
-        Tensor of the shape, dtype and memory format of ``x_NCDHW``.
+        The same values twice, shape, dtype and memory format of ``x_NCDHW``: one for each of two readers. Neither may
+        be changed in place.
 
     Raises:
         ValueError: the whole volume has a single voxel.
@@ -76,12 +80,13 @@ def instance_norm_relu_plain(
     wide = widen(x_NCDHW)
     centred = wide - mean(wide)
     scale = torch.rsqrt(mean(centred.square()) + epsilon) * weight_C.to(wide.dtype).view(1, -1, 1, 1, 1)
-    return F.relu(centred * scale + bias_C.to(wide.dtype).view(1, -1, 1, 1, 1)).to(x_NCDHW.dtype)
+    y_NCDHW = F.relu(centred * scale + bias_C.to(wide.dtype).view(1, -1, 1, 1, 1)).to(x_NCDHW.dtype)
+    return y_NCDHW, y_NCDHW
 
 
 def instance_norm_relu_torch(
     x_NCDHW: Tensor, weight_C: Tensor, bias_C: Tensor, epsilon: float, split: VolumeSplit | None = None
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """PyTorch's instance norm and ReLU, which know no split: split volumes take the plain version, which this equals.
 
     Arguments, result and errors are those of :func:`instance_norm_relu_plain`.
@@ -92,10 +97,12 @@ def instance_norm_relu_torch(
     y_NCDHW = F.relu(F.instance_norm(x_NCDHW, weight=weight_C, bias=bias_C, eps=epsilon))
     # PyTorch's result is NCDHW in memory, whatever the input was
     channels_last = x_NCDHW.is_contiguous(memory_format=torch.channels_last_3d) and not x_NCDHW.is_contiguous()
-    return y_NCDHW.contiguous(memory_format=torch.channels_last_3d) if channels_last else y_NCDHW
+    if channels_last:
+        y_NCDHW = y_NCDHW.contiguous(memory_format=torch.channels_last_3d)
+    return y_NCDHW, y_NCDHW
 
 
-def _instance_norm_relu_triton(*args: Any, **kwargs: Any) -> Tensor:
+def _instance_norm_relu_triton(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     # triton is imported only where it is used
     from benchmarks.unet3d.ops.instance_norm_triton import instance_norm_relu
 
@@ -107,4 +114,5 @@ IMPLEMENTATIONS = {
     "torch": Implementation("torch", instance_norm_relu_torch, always),
     "plain": Implementation("plain", instance_norm_relu_plain, always),
 }
-"""Signature: ``instance_norm_relu(x_NCDHW, weight_C, bias_C, epsilon, split=None)``; a request's channels are C."""
+"""Signature: ``instance_norm_relu(x_NCDHW, weight_C, bias_C, epsilon, split=None)``, which returns the result twice; a
+request's channels are C."""

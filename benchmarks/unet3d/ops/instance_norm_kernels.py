@@ -9,6 +9,9 @@ kernel merges what the programs left. The sign before the ReLU is computed again
 1 / deviation are all that is kept. Small volumes take one launch each way, a whole instance in the registers of a
 program.
 
+The result may have two readers, as in front of a skip connection: backward then adds their gradients in registers
+(``FORK``), wherever it reads them. Rows of the second may lie farther apart than C, as in a part of joined channels.
+
 Moments are merged from (mean, sum of squares about it) of parts, pairwise (Chan, Golub, LeVeque 1979, updating formulae
 for variances). Within a part the sums are taken about the mean of its first voxels: fp32 then holds the variance of
 two million voxels whatever their mean is. All merges have a fixed order, so results are the same in every run.
@@ -22,50 +25,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _columns(axis: tl.constexpr, C, BLOCK_C: tl.constexpr):
-    """This program's columns, and which of them exist."""
-    column = tl.program_id(axis) * BLOCK_C + tl.arange(0, BLOCK_C)
-    return column, column < C
-
-
-@triton.jit
-def _tile(index, tiles, column, inside, V, C, BLOCK_V: tl.constexpr, EVEN: tl.constexpr, REVERSE: tl.constexpr):
-    """First element, offsets within and mask of a tile of this program's sample."""
-    if REVERSE:
-        index = tiles - 1 - index
-    voxel = tl.arange(0, BLOCK_V)
-    base = (tl.program_id(2).to(tl.int64) * V + index * BLOCK_V) * C
-    offset = voxel[:, None] * C + column[None, :]
-    if EVEN:
-        mask = inside
-    else:
-        mask = (index * BLOCK_V + voxel < V)[:, None] & inside[None, :]
-    return base, offset, mask
-
-
-@triton.jit
-def _load(pointer, offset, mask, EVEN: tl.constexpr):
-    if EVEN:
-        value = tl.load(pointer + offset)
-    else:
-        value = tl.load(pointer + offset, mask=mask, other=0.0)
-    return value.to(tl.float32)
-
-
-@triton.jit
-def _store(pointer, offset, value, mask, EVEN: tl.constexpr):
-    if EVEN:
-        tl.store(pointer + offset, value.to(pointer.dtype.element_ty))
-    else:
-        tl.store(pointer + offset, value.to(pointer.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def _row(pointer, column, inside):
-    """A row over this program's columns, fp32 (1, BLOCK_C)."""
-    return tl.load(pointer + column, mask=inside, other=0.0).to(tl.float32)[None, :]
+from benchmarks.unet3d.ops.tile_kernels import load_row, load_tile, own_columns, store_tile, tile_at
 
 
 @triton.jit
@@ -86,7 +46,7 @@ def moments_kernel(
 ):  # fmt: skip
     """First pass of forward. Grid (programs, columns / BLOCK_C, N)."""
     program, programs, sample = tl.program_id(0), tl.num_programs(0), tl.program_id(2)
-    column, inside = _columns(1, C, BLOCK_C)
+    column, inside = own_columns(1, C, BLOCK_C)
     tiles = tl.cdiv(V, BLOCK_V)
     first = (tiles - 1 - program if REVERSE else program) * BLOCK_V
     head = tl.arange(0, HEAD)
@@ -97,8 +57,8 @@ def moments_kernel(
     total = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
     square = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
     for index in tl.range(program, tiles, programs, num_stages=STAGES):
-        base, offset, mask = _tile(index, tiles, column, inside, V, C, BLOCK_V, EVEN, REVERSE)
-        shifted = _load(x_ptr + base, offset, mask, EVEN) - pivot[None, :]
+        base, offset, mask = tile_at(index, tiles, column, inside, V, C, BLOCK_V, EVEN, REVERSE)
+        shifted = load_tile(x_ptr + base, offset, mask, EVEN) - pivot[None, :]
         if not EVEN:
             shifted = tl.where(mask, shifted, 0.0)
         total += shifted
@@ -120,7 +80,7 @@ def statistics_kernel(
 ):  # fmt: skip
     """Merge what the programs of ``moments_kernel`` left. Grid (columns / BLOCK_C, N), BLOCK_P >= programs."""
     sample, samples = tl.program_id(1), tl.num_programs(1)
-    column, inside = _columns(0, C, BLOCK_C)
+    column, inside = own_columns(0, C, BLOCK_C)
     program = tl.arange(0, BLOCK_P)
     valid = program < programs
     voxels = tl.where(valid, _voxels_of(program, programs, tl.cdiv(V, BLOCK_V), V, BLOCK_V, REVERSE), 0)[:, None]
@@ -169,41 +129,60 @@ def normalise_kernel(
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
     """Second pass of forward. Grid (programs, columns / BLOCK_C, N)."""
-    column, inside = _columns(1, C, BLOCK_C)
+    column, inside = own_columns(1, C, BLOCK_C)
     tiles = tl.cdiv(V, BLOCK_V)
     own = statistics_ptr + tl.program_id(2) * C
-    mean = _row(own, column, inside)
-    scale = _row(own + tl.num_programs(2) * C, column, inside) * _row(weight_ptr, column, inside)
-    bias = _row(bias_ptr, column, inside)
+    mean = load_row(own, column, inside)
+    scale = load_row(own + tl.num_programs(2) * C, column, inside) * load_row(weight_ptr, column, inside)
+    bias = load_row(bias_ptr, column, inside)
     for index in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
-        base, offset, mask = _tile(index, tiles, column, inside, V, C, BLOCK_V, EVEN, REVERSE)
-        y = (_load(x_ptr + base, offset, mask, EVEN) - mean) * scale + bias
-        _store(y_ptr + base, offset, tl.maximum(y, 0.0), mask, EVEN)
+        base, offset, mask = tile_at(index, tiles, column, inside, V, C, BLOCK_V, EVEN, REVERSE)
+        y = (load_tile(x_ptr + base, offset, mask, EVEN) - mean) * scale + bias
+        store_tile(y_ptr + base, offset, tl.maximum(y, 0.0), mask, EVEN)
+
+
+@triton.jit
+def _load_gradient(
+    dy_ptr, other_dy_ptr, other_stride, index, tiles, column, inside, V, C,
+    FORK: tl.constexpr, BLOCK_V: tl.constexpr, EVEN: tl.constexpr, REVERSE: tl.constexpr,
+):  # fmt: skip
+    """A tile of the gradient of the result, from both readers if FORK."""
+    base, offset, mask = tile_at(index, tiles, column, inside, V, C, BLOCK_V, EVEN, REVERSE)
+    dy = load_tile(dy_ptr + base, offset, mask, EVEN)
+    if FORK:
+        base, offset, mask = tile_at(index, tiles, column, inside, V, other_stride, BLOCK_V, EVEN, REVERSE)
+        dy += load_tile(other_dy_ptr + base, offset, mask, EVEN)
+    return dy
 
 
 @triton.jit
 def gradient_sums_kernel(
-    dy_ptr, x_ptr,  # (N, V, C)
+    dy_ptr,  # (N, V, C)
+    other_dy_ptr, other_stride,  # (N, V, .) if FORK: gradient of the second reader, and elements from row to row
+    x_ptr,  # (N, V, C)
     weight_ptr, bias_ptr,  # (C,)
     statistics_ptr,  # (2, N, C)
     partial_ptr,  # (2, N, programs, C) fp32: sums of dz and of dz * xhat
     V, C,
+    FORK: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
     """First pass of backward. Grid (programs, columns / BLOCK_C, N)."""
     program, programs, sample = tl.program_id(0), tl.num_programs(0), tl.program_id(2)
-    column, inside = _columns(1, C, BLOCK_C)
+    column, inside = own_columns(1, C, BLOCK_C)
     tiles = tl.cdiv(V, BLOCK_V)
-    mean = _row(statistics_ptr + sample * C, column, inside)
+    mean = load_row(statistics_ptr + sample * C, column, inside)
     rstd = tl.load(statistics_ptr + (tl.num_programs(2) + sample) * C + column, mask=inside, other=0.0)
-    scale = rstd[None, :] * _row(weight_ptr, column, inside)
-    bias = _row(bias_ptr, column, inside)
+    scale = rstd[None, :] * load_row(weight_ptr, column, inside)
+    bias = load_row(bias_ptr, column, inside)
     total = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
     product = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
     for index in tl.range(program, tiles, programs, num_stages=STAGES):
-        base, offset, mask = _tile(index, tiles, column, inside, V, C, BLOCK_V, EVEN, REVERSE)
-        dy = _load(dy_ptr + base, offset, mask, EVEN)
-        centred = _load(x_ptr + base, offset, mask, EVEN) - mean
+        base, offset, mask = tile_at(index, tiles, column, inside, V, C, BLOCK_V, EVEN, REVERSE)
+        dy = _load_gradient(
+            dy_ptr, other_dy_ptr, other_stride, index, tiles, column, inside, V, C, FORK, BLOCK_V, EVEN, REVERSE
+        )
+        centred = load_tile(x_ptr + base, offset, mask, EVEN) - mean
         dz = tl.where(centred * scale + bias > 0.0, dy, 0.0)
         total += dz
         product += dz * centred
@@ -222,7 +201,7 @@ def sums_kernel(
 ):  # fmt: skip
     """Add what the programs of ``gradient_sums_kernel`` left. Grid (columns / BLOCK_C, 2), BLOCK_P >= programs."""
     which = tl.program_id(1)
-    column, inside = _columns(0, C, BLOCK_C)
+    column, inside = own_columns(0, C, BLOCK_C)
     program = tl.arange(0, BLOCK_P)
     whole = tl.zeros((BLOCK_C,), tl.float32)
     for start in range(0, N, BLOCK_N):
@@ -241,30 +220,35 @@ def sums_kernel(
 
 @triton.jit
 def input_gradient_kernel(
-    dy_ptr, x_ptr,  # (N, V, C)
+    dy_ptr,  # (N, V, C)
+    other_dy_ptr, other_stride,  # as in the first pass
+    x_ptr,  # (N, V, C)
     weight_ptr, bias_ptr,  # (C,)
     statistics_ptr,  # (2, N, C)
     sums_ptr,  # (2, N, C)
     dx_ptr,  # (N, V, C)
     V, C, share,
+    FORK: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
     """Second pass of backward; ``share`` is 1 / voxels of the whole volume. Grid (programs, columns / BLOCK_C, N)."""
-    column, inside = _columns(1, C, BLOCK_C)
+    column, inside = own_columns(1, C, BLOCK_C)
     tiles = tl.cdiv(V, BLOCK_V)
     first, second = tl.program_id(2) * C, (tl.num_programs(2) + tl.program_id(2)) * C
-    mean = _row(statistics_ptr + first, column, inside)
-    rstd = _row(statistics_ptr + second, column, inside)
-    scale = rstd * _row(weight_ptr, column, inside)
-    bias = _row(bias_ptr, column, inside)
-    constant = _row(sums_ptr + first, column, inside) * share
-    slope = _row(sums_ptr + second, column, inside) * share * rstd
+    mean = load_row(statistics_ptr + first, column, inside)
+    rstd = load_row(statistics_ptr + second, column, inside)
+    scale = rstd * load_row(weight_ptr, column, inside)
+    bias = load_row(bias_ptr, column, inside)
+    constant = load_row(sums_ptr + first, column, inside) * share
+    slope = load_row(sums_ptr + second, column, inside) * share * rstd
     for index in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
-        base, offset, mask = _tile(index, tiles, column, inside, V, C, BLOCK_V, EVEN, REVERSE)
-        dy = _load(dy_ptr + base, offset, mask, EVEN)
-        centred = _load(x_ptr + base, offset, mask, EVEN) - mean
+        base, offset, mask = tile_at(index, tiles, column, inside, V, C, BLOCK_V, EVEN, REVERSE)
+        dy = _load_gradient(
+            dy_ptr, other_dy_ptr, other_stride, index, tiles, column, inside, V, C, FORK, BLOCK_V, EVEN, REVERSE
+        )
+        centred = load_tile(x_ptr + base, offset, mask, EVEN) - mean
         dz = tl.where(centred * scale + bias > 0.0, dy, 0.0)
-        _store(dx_ptr + base, offset, scale * (dz - constant - centred * slope), mask, EVEN)
+        store_tile(dx_ptr + base, offset, scale * (dz - constant - centred * slope), mask, EVEN)
 
 
 @triton.jit
@@ -277,10 +261,10 @@ def small_forward_kernel(
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """All of forward, a whole instance in registers. Grid (1, columns / BLOCK_C, N), BLOCK_V >= V."""
-    column, inside = _columns(1, C, BLOCK_C)
-    base, offset, mask = _tile(0, 1, column, inside, V, C, BLOCK_V, EVEN, False)
-    pivot = _row(x_ptr + tl.program_id(2).to(tl.int64) * V * C, column, inside)
-    shifted = _load(x_ptr + base, offset, mask, EVEN) - pivot
+    column, inside = own_columns(1, C, BLOCK_C)
+    base, offset, mask = tile_at(0, 1, column, inside, V, C, BLOCK_V, EVEN, False)
+    pivot = load_row(x_ptr + tl.program_id(2).to(tl.int64) * V * C, column, inside)
+    shifted = load_tile(x_ptr + base, offset, mask, EVEN) - pivot
     if not EVEN:
         shifted = tl.where(mask, shifted, 0.0)
     shift = tl.sum(shifted, 0) / V
@@ -289,9 +273,9 @@ def small_forward_kernel(
     if not EVEN:
         counted = tl.where(mask, centred, 0.0)
     rstd = 1.0 / tl.sqrt(tl.sum(counted * counted, 0) / V + epsilon)
-    scale = rstd[None, :] * _row(weight_ptr, column, inside)
-    y = centred * scale + _row(bias_ptr, column, inside)
-    _store(y_ptr + base, offset, tl.maximum(y, 0.0), mask, EVEN)
+    scale = rstd[None, :] * load_row(weight_ptr, column, inside)
+    y = centred * scale + load_row(bias_ptr, column, inside)
+    store_tile(y_ptr + base, offset, tl.maximum(y, 0.0), mask, EVEN)
     place = tl.program_id(2) * C + column
     tl.store(statistics_ptr + place, tl.sum(pivot, 0) + shift, mask=inside)
     tl.store(statistics_ptr + tl.num_programs(2) * C + place, rstd, mask=inside)
@@ -299,25 +283,27 @@ def small_forward_kernel(
 
 @triton.jit
 def small_backward_kernel(
-    dy_ptr, x_ptr,  # (N, V, C)
+    dy_ptr,  # (N, V, C)
+    other_dy_ptr, other_stride,  # as in large volumes
+    x_ptr,  # (N, V, C)
     weight_ptr, bias_ptr,  # (C,)
     statistics_ptr,  # (2, N, C)
     dx_ptr,  # (N, V, C)
     sums_ptr,  # (2, N, C), of any dtype
     V, C,
-    BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr,
+    FORK: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """All of backward but the sum of the parameters' gradients over samples. Grid as of the forward kernel."""
-    column, inside = _columns(1, C, BLOCK_C)
+    column, inside = own_columns(1, C, BLOCK_C)
     first, second = tl.program_id(2) * C, (tl.num_programs(2) + tl.program_id(2)) * C
-    base, offset, mask = _tile(0, 1, column, inside, V, C, BLOCK_V, EVEN, False)
-    rstd = _row(statistics_ptr + second, column, inside)
-    weight = _row(weight_ptr, column, inside)
-    dy = _load(dy_ptr + base, offset, mask, EVEN)
-    normal = (_load(x_ptr + base, offset, mask, EVEN) - _row(statistics_ptr + first, column, inside)) * rstd
-    dz = tl.where(normal * weight + _row(bias_ptr, column, inside) > 0.0, dy, 0.0)
+    base, offset, mask = tile_at(0, 1, column, inside, V, C, BLOCK_V, EVEN, False)
+    rstd = load_row(statistics_ptr + second, column, inside)
+    weight = load_row(weight_ptr, column, inside)
+    dy = _load_gradient(dy_ptr, other_dy_ptr, other_stride, 0, 1, column, inside, V, C, FORK, BLOCK_V, EVEN, False)
+    normal = (load_tile(x_ptr + base, offset, mask, EVEN) - load_row(statistics_ptr + first, column, inside)) * rstd
+    dz = tl.where(normal * weight + load_row(bias_ptr, column, inside) > 0.0, dy, 0.0)
     total, product = tl.sum(dz, 0), tl.sum(dz * normal, 0)
     dx = rstd * weight * (dz - (total / V)[None, :] - normal * (product / V)[None, :])
-    _store(dx_ptr + base, offset, dx, mask, EVEN)
+    store_tile(dx_ptr + base, offset, dx, mask, EVEN)
     tl.store(sums_ptr + first + column, total.to(sums_ptr.dtype.element_ty), mask=inside)
     tl.store(sums_ptr + second + column, product.to(sums_ptr.dtype.element_ty), mask=inside)

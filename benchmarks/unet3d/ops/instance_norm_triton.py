@@ -11,29 +11,12 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from benchmarks.unet3d.ops import instance_norm_kernels as kernels
 from benchmarks.unet3d.ops.instance_norm import whole_volume
+from benchmarks.unet3d.ops.tiles import Cut, Tile, block_of_columns, channels_last_rows, cut
 from common.distributed.spatial.split import VolumeSplit
-from common.ops.triton_support import multiprocessors
-
-
-class Tile(NamedTuple):
-    """How a pass cuts the (V, C) matrix of a sample.
-
-    Attributes:
-        columns: most columns of one program.
-        elements: elements of one tile.
-        warps: warps of one program.
-        programs: programs per multiprocessor, each walking over many tiles; 0 for one program a tile.
-        stages: tiles in flight per program through asynchronous copies; 1 for plain loads.
-    """
-
-    columns: int
-    elements: int
-    warps: int
-    programs: int
-    stages: int
 
 
 class SmallTile(NamedTuple):
@@ -66,53 +49,12 @@ SMALL_TILES: dict[str, SmallTile] = {
 }
 """Direction to its tile: backward holds two tensors, so it takes the three launches at smaller volumes."""
 
-_MOST_PROGRAMS = 512
 _MOST_WARPS = 16
 _FEWEST_COLUMNS = 8
 _HEAD = 16
 _MERGE_COLUMNS = 8
 _MERGE_SAMPLES = 16
 _MERGE_INSTANCES = 128
-
-
-def block_of_columns(channels: int, most: int) -> int:
-    """Columns of a program: the largest power of two up to ``most`` that wastes none, unless that is below 16."""
-    whole = channels & -channels
-    return min(whole if whole >= 16 else triton.next_power_of_2(channels), most)
-
-
-class Cut(NamedTuple):
-    """A launch of one pass: grid, and the arguments that every pass takes after its own."""
-
-    grid: tuple[int, int, int]
-    arguments: dict[str, Any]
-
-
-def cut(tile: Tile, samples: int, voxels: int, channels: int, device: torch.device, reverse: bool) -> Cut:
-    """Cut (samples, voxels, channels) into tiles for one pass.
-
-    Args:
-        tile: from ``TILES``.
-        samples, voxels, channels: the tensor.
-        device: where it runs.
-        reverse: walk from the last tile to the first.
-    """
-    block_c = block_of_columns(channels, tile.columns)
-    block_v = min(max(tile.elements // block_c, 1), triton.next_power_of_2(voxels))
-    column_blocks = triton.cdiv(channels, block_c)
-    tiles = programs = triton.cdiv(voxels, block_v)
-    if tile.programs:
-        room = multiprocessors(device) * tile.programs // (column_blocks * samples)
-        programs = min(tiles, max(1, room), _MOST_PROGRAMS)
-    arguments = {
-        "BLOCK_V": block_v,
-        "BLOCK_C": block_c,
-        "EVEN": voxels % block_v == 0 and channels % block_c == 0,
-        "STAGES": tile.stages,
-        "REVERSE": reverse,
-        "num_warps": tile.warps,
-    }
-    return Cut((programs, column_blocks, samples), arguments)
 
 
 def cut_small(tile: SmallTile, samples: int, voxels: int, channels: int) -> Cut:
@@ -192,6 +134,28 @@ def forward(
     return y_NCDHW, statistics_2NC
 
 
+class Gradient(NamedTuple):
+    """Gradient of the result.
+
+    Attributes:
+        first: from one reader, (N, C, D, H, W) channels_last_3d.
+        second: from another, (M, C) rows that may lie apart; None where there is none.
+    """
+
+    first: Tensor
+    second: Tensor | None
+
+    @property
+    def arguments(self) -> tuple[Tensor, Tensor | None, int]:
+        """The first of every kernel of backward."""
+        return self.first, self.second, 0 if self.second is None else self.second.stride(0)
+
+    @property
+    def fork(self) -> bool:
+        """Whether there are two readers."""
+        return self.second is not None
+
+
 def _merge_sums(partial: Tensor, weight_C: Tensor, sums_2NC: Tensor | None) -> Tensor:
     """Gradients of bias and weight, (2, C) in the dtype of the weight.
 
@@ -213,7 +177,7 @@ def _merge_sums(partial: Tensor, weight_C: Tensor, sums_2NC: Tensor | None) -> T
 
 
 def _large_backward(
-    dy_NCDHW: Tensor,
+    gradient: Gradient,
     x_NCDHW: Tensor,
     weight_C: Tensor,
     bias_C: Tensor,
@@ -223,8 +187,8 @@ def _large_backward(
     samples, voxels, channels = sizes = _sizes(x_NCDHW)
     pass_ = cut(TILES["gradient_sums"], *sizes, x_NCDHW.device, reverse=False)
     partial = statistics_2NC.new_empty((2, samples, pass_.grid[0], channels))
-    inputs = (dy_NCDHW, x_NCDHW, weight_C, bias_C, statistics_2NC)
-    kernels.gradient_sums_kernel[pass_.grid](*inputs, partial, voxels, channels, **pass_.arguments)
+    inputs = (*gradient.arguments, x_NCDHW, weight_C, bias_C, statistics_2NC)
+    kernels.gradient_sums_kernel[pass_.grid](*inputs, partial, voxels, channels, FORK=gradient.fork, **pass_.arguments)
     sums_2NC = partial.new_empty((2, samples, channels))
     gradients_2C = _merge_sums(partial, weight_C, sums_2NC)
     if split is not None:
@@ -232,12 +196,14 @@ def _large_backward(
     dx_NCDHW = torch.empty_like(x_NCDHW)
     pass_ = cut(TILES["input_gradient"], *sizes, x_NCDHW.device, reverse=True)
     share = 1.0 / whole_volume(x_NCDHW, split)
-    kernels.input_gradient_kernel[pass_.grid](*inputs, sums_2NC, dx_NCDHW, voxels, channels, share, **pass_.arguments)
+    kernels.input_gradient_kernel[pass_.grid](
+        *inputs, sums_2NC, dx_NCDHW, voxels, channels, share, FORK=gradient.fork, **pass_.arguments
+    )
     return dx_NCDHW, gradients_2C
 
 
 def _small_backward(
-    dy_NCDHW: Tensor, x_NCDHW: Tensor, weight_C: Tensor, bias_C: Tensor, statistics_2NC: Tensor
+    gradient: Gradient, x_NCDHW: Tensor, weight_C: Tensor, bias_C: Tensor, statistics_2NC: Tensor
 ) -> tuple[Tensor, Tensor]:
     samples, voxels, channels = _sizes(x_NCDHW)
     pass_ = cut_small(SMALL_TILES["backward"], samples, voxels, channels)
@@ -246,15 +212,16 @@ def _small_backward(
     dtype = weight_C.dtype if samples == 1 else torch.float32
     sums_2NC = torch.empty((2, samples, channels), dtype=dtype, device=x_NCDHW.device)
     kernels.small_backward_kernel[pass_.grid](
-        dy_NCDHW, x_NCDHW, weight_C, bias_C, statistics_2NC, dx_NCDHW, sums_2NC, voxels, channels, **pass_.arguments
-    )
+        *gradient.arguments, x_NCDHW, weight_C, bias_C, statistics_2NC, dx_NCDHW, sums_2NC, voxels, channels,
+        FORK=gradient.fork, **pass_.arguments,
+    )  # fmt: skip
     if samples == 1:
         return dx_NCDHW, sums_2NC.squeeze(1)
     return dx_NCDHW, _merge_sums(sums_2NC.unsqueeze(2), weight_C, None)
 
 
 def backward(
-    dy_NCDHW: Tensor,
+    gradient: Gradient,
     x_NCDHW: Tensor,
     weight_C: Tensor,
     bias_C: Tensor,
@@ -263,34 +230,43 @@ def backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradient of the input, and (2, C) of bias and weight in the weight's dtype, from channels_last_3d tensors."""
     if split is not None or x_NCDHW[0, 0].numel() > SMALL_TILES["backward"].voxels:
-        return _large_backward(dy_NCDHW, x_NCDHW, weight_C, bias_C, statistics_2NC, split)
-    return _small_backward(dy_NCDHW, x_NCDHW, weight_C, bias_C, statistics_2NC)
+        return _large_backward(gradient, x_NCDHW, weight_C, bias_C, statistics_2NC, split)
+    return _small_backward(gradient, x_NCDHW, weight_C, bias_C, statistics_2NC)
 
 
 class _InstanceNormReLU(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x_NCDHW: Tensor, weight_C: Tensor, bias_C: Tensor, epsilon: float, split: VolumeSplit | None
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         x_NCDHW = x_NCDHW.contiguous(memory_format=torch.channels_last_3d)
         y_NCDHW, statistics_2NC = forward(x_NCDHW, weight_C, bias_C, epsilon, split)
         ctx.save_for_backward(x_NCDHW, weight_C, bias_C, statistics_2NC)
+        ctx.set_materialize_grads(False)
         ctx.split = split
-        return y_NCDHW
+        # A second tensor on the same storage that autograd does not see as a view, so that it has its own gradient.
+        alias_NCDHW = torch.empty(0, dtype=y_NCDHW.dtype, device=y_NCDHW.device)
+        alias_NCDHW.set_(y_NCDHW)  # type: ignore[call-overload]
+        return y_NCDHW, alias_NCDHW
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        given = [gradient for gradient in gradients if gradient is not None]
+        if not given:
+            return (None,) * 5
+        first = given[0].contiguous(memory_format=torch.channels_last_3d)
+        gradient = Gradient(first, channels_last_rows(given[1]) if len(given) > 1 else None)
         x_NCDHW, weight_C, bias_C, statistics_2NC = ctx.saved_tensors
-        dy_NCDHW = gradients[0].contiguous(memory_format=torch.channels_last_3d)
-        dx_NCDHW, d_parameters = backward(dy_NCDHW, x_NCDHW, weight_C, bias_C, statistics_2NC, ctx.split)
+        dx_NCDHW, d_parameters = backward(gradient, x_NCDHW, weight_C, bias_C, statistics_2NC, ctx.split)
         return dx_NCDHW, d_parameters[1], d_parameters[0].to(bias_C.dtype), None, None
 
 
 def instance_norm_relu(
     x_NCDHW: Tensor, weight_C: Tensor, bias_C: Tensor, epsilon: float, split: VolumeSplit | None = None
-) -> Tensor:
-    """See :func:`benchmarks.unet3d.ops.instance_norm.instance_norm_relu_plain`; the result is channels_last_3d."""
+) -> tuple[Tensor, Tensor]:
+    """See :func:`benchmarks.unet3d.ops.instance_norm.instance_norm_relu_plain`; the results are channels_last_3d."""
     split = None if split is None or split.ranks == 1 else split
     whole_volume(x_NCDHW, split)
-    result: Tensor = _InstanceNormReLU.apply(x_NCDHW, weight_C, bias_C, epsilon, split)
+    result: tuple[Tensor, Tensor] = _InstanceNormReLU.apply(x_NCDHW, weight_C, bias_C, epsilon, split)
     return result

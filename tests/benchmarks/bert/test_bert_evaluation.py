@@ -108,7 +108,7 @@ def run_rank(rank, folder, root):
 
 
 def test_all_ranks_get_the_sums_over_all_ranks(root, samples, tmp_path):
-    mp.spawn(run_rank, args=(str(tmp_path), str(root)), nprocs=3)
+    mp.start_processes(run_rank, args=(str(tmp_path), str(root)), nprocs=3, start_method="forkserver")
     correct, masked, loss = by_hand(samples)
     expected = {"correct": correct, "masked": masked, "loss": loss, "sequences": 37, "expected": 37}
     for rank in range(3):

@@ -198,6 +198,17 @@ def test_a_result_without_bias_and_with_leading_dimensions() -> None:
     assert torch.equal(found.view(32, 16), flat.product(x.view(32, 32), flat.weight, None))
 
 
+def test_a_detached_bias_is_added_but_not_differentiated() -> None:
+    layer, plain = Layer(32, 16), Layer(32, 16)
+    x, dy = normal(16, 32), normal(16, 16, seed=2)
+    found, expected = layer.product(x, layer.weight, layer.bias.detach()), plain(x)
+    found.backward(dy)
+    expected.backward(dy)
+    assert torch.equal(found, expected)
+    assert torch.equal(layer.weight.grad, plain.weight.grad)
+    assert layer.bias.grad is None
+
+
 def test_an_fp8_input_gives_what_its_source_gives_and_passes_the_gradient_on() -> None:
     x, dy = normal(32, 48).requires_grad_(), normal(32, 16, seed=2)
     given, plain = Layer(48, 16), Layer(48, 16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ from common.errors import UnsupportedImplementation
 SMALL = Architecture(vocabulary=150, hidden=32, layers=2, heads=4, feed_forward=56, max_positions=16)
 LENGTHS = [9, 16, 2, 12]
 PLAIN = Implementations(*["torch"] * 6)
+SMALL_FP8 = replace(SMALL, feed_forward=64)
+PLAIN_FP8 = {kind: replace(PLAIN, linear=kind) for kind in ("torch", "fp8")}
 
 
 def build(architecture: Architecture = SMALL, seed: int = 0, dtype: torch.dtype = torch.float64) -> Bert:
@@ -244,9 +247,10 @@ def test_rows_outside_sequences_have_no_gradient() -> None:
     tensors = lay_out(samples, [50, 31, 28, 3], (70, 6, 12))
     states: list[Tensor] = []
 
-    def keep(module: object, inputs: object, output: Tensor) -> None:
-        output.retain_grad()
-        states.append(output)
+    def keep(module: object, inputs: object, output: Tensor | tuple[Tensor, Tensor]) -> None:
+        state = output if isinstance(output, Tensor) else output[0]  # the plain pair is one tensor
+        state.retain_grad()
+        states.append(state)
 
     for _, block in model.blocks[:3]:
         block.register_forward_hook(keep)
@@ -258,6 +262,37 @@ def test_rows_outside_sequences_have_no_gradient() -> None:
     for state in states:
         assert not state.grad[~covered].any()
         assert state.grad.any()
+
+
+def test_every_parameter_receives_its_gradient_once() -> None:
+    model, arrived = build().train(), []
+    for name, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: arrived.append(name))
+    mean_loss(model(packed(draw(LENGTHS, SMALL.vocabulary)))).backward()
+    assert sorted(arrived) == sorted(name for name, _ in model.named_parameters())
+
+
+@pytest.mark.parametrize("kind", ["torch", "fp8"])
+def test_the_bias_of_queries_keys_and_values_is_added_and_differentiated_once(kind: str) -> None:
+    model = Bert(SMALL_FP8, torch.Generator().manual_seed(0), PLAIN_FP8[kind], dtype=torch.bfloat16).train()
+    qkv, kept = model.layers[1].attention.qkv, []
+
+    def keep(module: object, inputs: tuple[Tensor], output: Tensor) -> None:
+        output.retain_grad()
+        kept.extend([inputs[0], output])
+
+    with torch.no_grad():
+        qkv.bias.normal_(std=100.0, generator=torch.Generator().manual_seed(1))  # twice it, or none, would show
+    qkv.register_forward_hook(keep)
+    samples = draw(LENGTHS, SMALL_FP8.vocabulary)
+    mean_loss(model(lay_out(samples, back_to_back(samples), (64, 6, 12)))).backward()
+    x, y = kept
+    product = x.detach().double() @ qkv.weight.detach().double().t()
+    rounding = 0.5 + 0.1 * product.abs().max()  # half a bf16 step of the sum, and FP8's of the product
+    assert (y.detach().double() - product - qkv.bias.detach().double()).abs().max() < rounding
+    expected = y.grad.double().sum(0)
+    assert expected.norm() > 0
+    assert (qkv.bias.grad.double() - expected).norm() < 2**-8 * expected.norm()
 
 
 # Dropout.

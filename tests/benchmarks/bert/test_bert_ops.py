@@ -174,6 +174,26 @@ def test_attention_without_sequences_is_zero() -> None:
     assert not qkv.grad.any()
 
 
+def test_attention_hands_the_gradient_to_a_bias_that_was_added_before() -> None:
+    qkv, bias = wide(T, 3, H, D).requires_grad_(), wide(3 * H * D, seed=1).requires_grad_()
+
+    def biased(qkv: Tensor, bias: Tensor) -> Tensor:
+        return attention_torch(qkv + bias.detach().view(3, H, D), *places(), L, 0.1, SEED, 4, bias)
+
+    assert torch.equal(biased(qkv, bias), attention_torch(qkv + bias.view(3, H, D), *places(), L, 0.1, SEED, 4))
+    # nearly all of a difference quotient along a key's bias is rounding: it adds the same to all scores of a row
+    assert torch.autograd.gradcheck(biased, (qkv, bias), atol=1e-7)
+
+
+def test_a_bias_has_no_gradient_from_rows_outside_sequences() -> None:
+    qkv = wide(T, 3, H, D)
+    qkv[outside()] = math.nan
+    qkv.requires_grad_()
+    bias = wide(3 * H * D, seed=1).requires_grad_()
+    attention_torch(qkv, *places(), L, 0.1, SEED, 4, bias).square().sum().backward()
+    torch.testing.assert_close(bias.grad, qkv.grad.sum(0).flatten(), rtol=1e-12, atol=1e-12)
+
+
 def test_attention_in_half_precision_computes_in_single() -> None:
     qkv = wide(T, 3, H, D).bfloat16()
     found = attention_torch(qkv, *places(), L, 0.0, SEED, 4)
@@ -205,6 +225,17 @@ def test_dropout_add_norm_is_its_formula(p: float, parts: str) -> None:
 def test_dropout_add_norm_differentiates_to_its_difference_quotient() -> None:
     tensors = [t.requires_grad_() for t in (wide(3, 8), wide(8), wide(3, 8, seed=1), wide(8, seed=2), wide(8, seed=3))]
     assert torch.autograd.gradcheck(lambda *t: dropout_add_norm_torch(*t, 0.3, 1e-12, SEED, 1), tensors)
+
+
+@pytest.mark.parametrize("used", [(0,), (1,), (0, 1)])
+def test_dropout_add_norm_for_two_readers_differentiates_to_its_difference_quotient(used: tuple[int, ...]) -> None:
+    tensors = [t.requires_grad_() for t in (wide(3, 8), wide(8), wide(3, 8, seed=1), wide(8, seed=2), wide(8, seed=3))]
+
+    def read(*tensors: Tensor) -> tuple[Tensor, ...]:
+        pair = dropout_add_norm_torch(*tensors, 0.3, 1e-12, SEED, 1, twice=True)
+        return tuple(pair[index] * (index + 2) for index in used)
+
+    assert torch.autograd.gradcheck(read, tensors)
 
 
 def test_dropout_add_norm_in_half_precision_rounds_once() -> None:
@@ -276,6 +307,19 @@ def test_linear_leaves_its_bias_to_the_caller() -> None:
     product = x.numpy() @ layer.weight.detach().numpy().T
     np.testing.assert_allclose(layer(x, add_bias=False).detach().numpy(), product, rtol=1e-12)
     np.testing.assert_allclose(layer(x).detach().numpy(), product + layer.bias.detach().numpy(), rtol=1e-12)
+
+
+def test_linear_leaves_the_gradient_of_its_bias_to_the_caller() -> None:
+    layer = Linear(3, 4, dtype=torch.float64)
+    with torch.no_grad():
+        layer.weight.copy_(wide(4, 3))
+        layer.bias.copy_(wide(4, seed=1))
+    x = wide(2, 3, seed=2)
+    y = layer(x, bias_gradient=False)
+    y.sum().backward()
+    assert torch.equal(y, layer(x))
+    assert layer.bias.grad is None
+    torch.testing.assert_close(layer.weight.grad, x.sum(0).expand(4, 3), rtol=1e-12, atol=0)
 
 
 def test_an_unknown_product_is_named_with_those_there_are() -> None:

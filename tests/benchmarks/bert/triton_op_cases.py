@@ -324,6 +324,76 @@ def test_norm_with_many_groups_a_program(monkeypatch: pytest.MonkeyPatch) -> Non
     check_norm(norm_inputs(31, 32), 0.1)
 
 
+@pytest.mark.parametrize("used", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norm_adds_the_gradients_of_its_readers(dtype: torch.dtype, used: tuple[int, ...]) -> None:
+    inputs = norm_inputs(13, 96, dtype)
+    d_outputs = [random(13, 96, seed=9 + index, dtype=dtype) for index in used]
+    found = norm_of_readers(dropout_add_norm_triton.dropout_add_norm, inputs, used, d_outputs)
+    expected = norm_of_readers(
+        dropout_add_norm.dropout_add_norm_torch, wide(inputs), used, [dy.double() for dy in d_outputs]
+    )
+    assert_close(found, expected, TOLERANCE[dtype])
+
+
+def norm_of_readers(
+    function: Callable[..., tuple[Tensor, Tensor]],
+    inputs: dict[str, Tensor | None],
+    used: tuple[int, ...],
+    d_outputs: list[Tensor],
+) -> dict[str, Tensor]:
+    """Both results of the norm, and the gradients of its inputs where only the results ``used`` are read."""
+    leaves = {name: x.clone().requires_grad_() for name, x in inputs.items() if x is not None}
+    pair = function(*leaves.values(), 0.1, 1e-12, SEED, 6, twice=True)
+    torch.autograd.backward([pair[index] for index in used], d_outputs)
+    results = {"first": pair[0].detach(), "second": pair[1].detach()}
+    return results | {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+
+
+def test_norm_launches_one_backward_for_two_readers_and_no_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[Tensor, Tensor | None]] = []
+    original = dropout_add_norm_triton.backward
+
+    def record(dy: Tensor, other: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor | None, Tensor]:
+        given.append((dy, other))
+        return original(dy, other, *rest)
+
+    monkeypatch.setattr(dropout_add_norm_triton, "backward", record)
+    inputs = [x.requires_grad_() for x in norm_inputs(4, 32).values() if x is not None]
+    first, second = dropout_add_norm_triton.dropout_add_norm(*inputs, 0.1, 1e-12, SEED, 6, twice=True)
+    d_first, d_second = random(4, 32, seed=9), random(4, 32, seed=10)
+    torch.autograd.backward([first, second], [d_first, d_second])
+    assert [(torch.equal(dy, d_first), torch.equal(other, d_second)) for dy, other in given] == [(True, True)]
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_norm_for_two_readers_takes_the_memory_of_one(gradients: bool) -> None:
+    inputs = [x.requires_grad_() for x in norm_inputs(4, 32).values() if x is not None]
+    with torch.set_grad_enabled(gradients):
+        first, second = dropout_add_norm_triton.dropout_add_norm(*inputs, 0.1, 1e-12, SEED, 6, twice=True)
+        alone = dropout_add_norm_triton.dropout_add_norm(*inputs, 0.1, 1e-12, SEED, 6)
+    assert first.data_ptr() == second.data_ptr()
+    assert torch.equal(first, alone)
+    assert first.requires_grad == second.requires_grad == alone.requires_grad == gradients
+
+
+def test_norm_whose_readers_have_no_gradient_has_none() -> None:
+    inputs = [x.requires_grad_() for x in norm_inputs(4, 32).values() if x is not None]
+    pair = dropout_add_norm_triton.dropout_add_norm(*inputs, 0.1, 1e-12, SEED, 6, twice=True)
+    sum(_Ignored.apply(y) for y in pair).sum().backward()
+    assert all(x.grad is None for x in inputs)
+
+
+class _Ignored(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> None:
+        return None
+
+
 def test_norm_far_from_zero_keeps_its_variance() -> None:
     inputs = norm_inputs(4, 256)
     inputs["residual"] = inputs["residual"] + 1e3

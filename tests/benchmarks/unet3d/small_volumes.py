@@ -62,11 +62,13 @@ def with_objects(shape: tuple[int, int, int], number: int) -> tuple[np.ndarray, 
     return np.random.default_rng(number).normal(size=shape).astype(np.float32), label
 
 
-def write_volumes(root: Path, train: Sequence[tuple[np.ndarray, np.ndarray]]) -> Path:
-    """A prepared folder of these training volumes, and one more for evaluation."""
+def write_volumes(
+    root: Path, train: Sequence[tuple[np.ndarray, np.ndarray]], evaluation: tuple[int, int, int] = EVALUATION
+) -> Path:
+    """A prepared folder of these training volumes, and one more of the shape ``evaluation`` to evaluate on."""
     root.mkdir()
     cases, files = {}, {}
-    for number, (image, label) in enumerate([*train, numbered(EVALUATION, 0)]):
+    for number, (image, label) in enumerate([*train, numbered(evaluation, 0)]):
         name = f"case_{number:05d}"
         cases[name] = {"shape": list(image.shape), "split": "train" if number < len(train) else "eval"}
         for kind, array in (("x", image), ("y", label)):

@@ -41,7 +41,7 @@ def run_rank(rank, ranks, folder):
 @pytest.mark.parametrize("ranks", LAYOUTS)
 def test_every_layout_counts_what_one_rank_counts(ranks, tmp_path):
     expected = by_hand(mean=False)
-    mp.spawn(run_rank, args=(ranks, str(tmp_path)), nprocs=ranks)
+    mp.start_processes(run_rank, args=(ranks, str(tmp_path)), nprocs=ranks, start_method="forkserver")
     for rank in range(ranks):
         for layout, found in zip(LAYOUTS[ranks], torch.load(tmp_path / f"{rank}.pt"), strict=True):
             assert found == [expected, expected], f"rank {rank} of {layout}"
@@ -70,7 +70,7 @@ def run_network(rank, folder):
 
 @pytest.mark.slow
 def test_the_network_over_slabs_counts_what_it_counts_whole(tmp_path):
-    mp.spawn(run_network, args=(str(tmp_path),), nprocs=2)
+    mp.start_processes(run_network, args=(str(tmp_path),), nprocs=2, start_method="forkserver")
     expected = counts_of_the_network(Layout())
     assert sum(row[1] > 0 for counts in expected.values() for row in counts) > len(expected)  # several classes
     assert [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)] == [expected, expected]

@@ -4,6 +4,7 @@ volumes against whole ones."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import unet3d_ops_oracle as oracle
 from monai.losses import DiceCELoss
 from torch import Tensor
 
-from benchmarks.unet3d.ops import dice_cross_entropy, instance_norm
+from benchmarks.unet3d.ops import dice_cross_entropy, instance_norm, output_convolution, upsample
 from common.errors import UnsupportedImplementation
 from common.ops.implementation import AUTO, OperationRequest, select
 
@@ -21,13 +22,13 @@ EPSILON = 1e-5
 SMOOTH = 1e-6
 CPU = torch.device("cpu")
 NORMS = [instance_norm.instance_norm_relu_plain, instance_norm.instance_norm_relu_torch]
-Norm = Callable[..., Tensor]
+Norm = Callable[..., tuple[Tensor, Tensor]]
 loss_of = dice_cross_entropy.dice_cross_entropy_plain
 
 
 def norm_and_gradients(norm: Norm, case: dict[str, Tensor]) -> dict[str, Tensor]:
     leaves = {name: case[name].clone().requires_grad_() for name in ("x", "weight", "bias")}
-    y = norm(*leaves.values(), EPSILON)
+    y, _ = norm(*leaves.values(), EPSILON)
     gradients = torch.autograd.grad(y, list(leaves.values()), case["dy"])
     return {"y": y.detach(), **dict(zip(leaves, gradients, strict=True))}
 
@@ -48,7 +49,7 @@ def test_norm_equals_pytorchs_module() -> None:
     case = oracle.norm_case((2, 6, 5, 4, 3), torch.float64)
     module = torch.nn.InstanceNorm3d(6, affine=True, dtype=torch.float64)
     module.load_state_dict({"weight": case["weight"], "bias": case["bias"]})
-    found = instance_norm.instance_norm_relu_plain(case["x"], case["weight"], case["bias"], EPSILON)
+    found, _ = instance_norm.instance_norm_relu_plain(case["x"], case["weight"], case["bias"], EPSILON)
     torch.testing.assert_close(found, module(case["x"]).relu(), rtol=1e-12, atol=1e-12)
 
 
@@ -58,11 +59,24 @@ def test_gradients_of_the_norm_are_those_of_finite_differences() -> None:
     assert torch.autograd.gradcheck(lambda *leaves: instance_norm.instance_norm_relu_plain(*leaves, EPSILON), leaves)
 
 
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("shares", [(1.0, None), (None, 1.0), (0.25, 0.75)], ids=["first", "second", "both"])
+def test_readers_of_the_norm_add_their_gradients(norm: Norm, shares: tuple[float | None, ...]) -> None:
+    case = oracle.norm_case((2, 4, 3, 5, 2), torch.float64)
+    leaves = {name: case[name].clone().requires_grad_() for name in ("x", "weight", "bias")}
+    read = [(y, case["dy"] * share) for y, share in zip(norm(*leaves.values(), EPSILON), shares, strict=True) if share]
+    gradients = torch.autograd.grad([y for y, _ in read], list(leaves.values()), [dy for _, dy in read])
+    expected = oracle.instance_norm_relu(**case)
+    assert all(torch.equal(y, read[0][0]) for y, _ in read)
+    for name, found in zip(leaves, gradients, strict=True):
+        assert oracle.relative_error(found, expected[name]) < 1e-10, name
+
+
 def test_norm_of_large_means_keeps_the_variance() -> None:
     """In fp32 the mean of squares of such values is known to 0.06 only, and their variance is 1."""
     case = oracle.norm_case((1, 4, 16, 16, 16), torch.float32, mean=1000.0)
     expected = oracle.instance_norm_relu(**case)["y"]
-    found = instance_norm.instance_norm_relu_plain(case["x"], case["weight"], case["bias"], EPSILON)
+    found, _ = instance_norm.instance_norm_relu_plain(case["x"], case["weight"], case["bias"], EPSILON)
     assert oracle.relative_error(found, expected) < 1e-3
 
 
@@ -82,7 +96,7 @@ def test_half_precision_norm_takes_wide_parameters(norm: Norm, dtype: torch.dtyp
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last_3d])
 def test_norm_keeps_the_memory_format(norm: Norm, memory_format: torch.memory_format) -> None:
     case = oracle.norm_case((2, 8, 6, 5, 4), torch.float32)
-    y = norm(case["x"].contiguous(memory_format=memory_format), case["weight"], case["bias"], EPSILON)
+    y, _ = norm(case["x"].contiguous(memory_format=memory_format), case["weight"], case["bias"], EPSILON)
     assert y.is_contiguous(memory_format=memory_format)
 
 
@@ -91,6 +105,46 @@ def test_norm_of_a_single_voxel_is_refused(norm: Norm) -> None:
     case = oracle.norm_case((2, 8, 1, 1, 1), torch.float32)
     with pytest.raises(ValueError, match="single voxel"):
         norm(case["x"], case["weight"], case["bias"], EPSILON)
+
+
+# The way up and the last convolution
+
+
+@pytest.mark.parametrize(("shape", "channels"), [((1, 1, 1, 1, 1), 1), ((3, 5, 4, 3, 2), 2), ((2, 2, 1, 3, 2), 7)])
+def test_the_way_up_and_its_gradients_equal_the_formula(shape: tuple[int, ...], channels: int) -> None:
+    case = oracle.upsample_case(shape, channels, torch.float64)
+    found = oracle.values_and_gradients(upsample.upsample_plain, case)
+    for name, expected in oracle.upsample(**case).items():
+        torch.testing.assert_close(found[name], expected, rtol=1e-12, atol=1e-12, msg=name)
+
+
+def test_gradients_of_the_way_up_are_those_of_finite_differences() -> None:
+    case = oracle.upsample_case((2, 3, 1, 2, 1), 2, torch.float64)
+    leaves = [case[name].requires_grad_() for name in ("x", "weight", "bias", "skip")]
+    assert torch.autograd.gradcheck(upsample.upsample_plain, leaves)
+
+
+@pytest.mark.parametrize(
+    ("cut", "shape"),
+    [
+        ((slice(None), slice(None), slice(1)), (1, 3, 1, 4, 4)),
+        ((slice(None), slice(2)), (1, 2, 4, 4, 4)),
+    ],
+    ids=["size", "channels"],
+)
+def test_a_skip_that_does_not_fit_is_refused(cut: tuple[slice, ...], shape: tuple[int, ...]) -> None:
+    case = oracle.upsample_case((1, 2, 2, 2, 2), 3, torch.float32)
+    message = f"a skip of {shape} where the upsampled volume is (1, 3, 4, 4, 4)"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        upsample.upsample_plain(case["x"], case["weight"], case["bias"], case["skip"][cut])
+
+
+@pytest.mark.parametrize(("shape", "classes"), [((1, 1, 1, 1, 1), 1), ((3, 5, 4, 3, 2), 3), ((2, 2, 1, 3, 2), 17)])
+def test_the_last_convolution_and_its_gradients_equal_the_formula(shape: tuple[int, ...], classes: int) -> None:
+    case = oracle.output_case(shape, classes, torch.float64)
+    found = oracle.values_and_gradients(output_convolution.output_convolution_torch, case)
+    for name, expected in oracle.output_convolution(**case).items():
+        torch.testing.assert_close(found[name], expected, rtol=1e-12, atol=1e-12, msg=name)
 
 
 # Loss
@@ -184,13 +238,21 @@ def test_auto_serves_a_cpu_without_kernels(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     norm = select(instance_norm.IMPLEMENTATIONS, AUTO, OperationRequest(CPU, torch.float32, 32))
     loss = select(dice_cross_entropy.IMPLEMENTATIONS, AUTO, OperationRequest(CPU, torch.float32, 3))
-    assert (norm.name, loss.name) == ("torch", "plain")
+    up = select(upsample.IMPLEMENTATIONS, AUTO, OperationRequest(CPU, torch.float32, 32))
+    output = select(output_convolution.IMPLEMENTATIONS, AUTO, OperationRequest(CPU, torch.float32, 32))
+    assert (norm.name, up.name, output.name, loss.name) == ("torch", "plain", "torch", "plain")
 
 
 def test_the_loss_kernels_are_for_three_classes() -> None:
     pytest.importorskip("triton")
     with pytest.raises(UnsupportedImplementation, match="3 classes, not 4"):
         select(dice_cross_entropy.IMPLEMENTATIONS, "triton", OperationRequest(CPU, torch.float32, 4))
+
+
+def test_the_kernels_of_the_last_convolution_hold_64_channels() -> None:
+    pytest.importorskip("triton")
+    with pytest.raises(UnsupportedImplementation, match="up to 64 channels, not 65"):
+        select(output_convolution.IMPLEMENTATIONS, "triton", OperationRequest(CPU, torch.float32, 65))
 
 
 # Split volumes

@@ -1,4 +1,4 @@
-"""The Triton operations of 3D U-Net against formulas in float64; run under TRITON_INTERPRET=1 by
+"""The Triton norm and loss of 3D U-Net against formulas in float64; run under TRITON_INTERPRET=1 by
 test_unet3d_triton.py. Tensors that a kernel must fill are poisoned first: fresh memory holds NaN here."""
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from benchmarks.unet3d.ops import (
     dice_cross_entropy_triton,
     instance_norm,
     instance_norm_triton,
+    tiles,
 )
 from common.ops.implementation import AUTO, OperationRequest, select
 
@@ -50,13 +51,13 @@ def poisoned_memory() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def several_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tiles on a device of several multiprocessors, so that samples are dealt to programs of many tiles."""
-    for module in (instance_norm_triton, dice_cross_entropy_triton):
+    for module in (tiles, dice_cross_entropy_triton):
         monkeypatch.setattr(module, "multiprocessors", lambda device: 5)
     for name, tile in instance_norm_triton.TILES.items():
         monkeypatch.setitem(instance_norm_triton.TILES, name, tile._replace(elements=1024))
-    tiles = dice_cross_entropy_triton.TILES
-    monkeypatch.setitem(tiles, "forward", tiles["forward"]._replace(voxels=128, programs=1))
-    monkeypatch.setitem(tiles, "backward", tiles["backward"]._replace(voxels=128))
+    blocks = dice_cross_entropy_triton.TILES
+    monkeypatch.setitem(blocks, "forward", blocks["forward"]._replace(voxels=128, programs=1))
+    monkeypatch.setitem(blocks, "backward", blocks["backward"]._replace(voxels=128))
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def check_norm(
     case |= {name: case[name].to(parameters) for name in ("weight", "bias")}
     case |= {name: case[name].contiguous(memory_format=memory_format) for name in ("x", "dy")}
     leaves = {name: case[name].clone().requires_grad_() for name in ("x", "weight", "bias")}
-    y = instance_norm_triton.instance_norm_relu(*leaves.values(), EPSILON)
+    y, _ = instance_norm_triton.instance_norm_relu(*leaves.values(), EPSILON)
     gradients = torch.autograd.grad(y, list(leaves.values()), case["dy"])
     found = {"y": y.detach(), **dict(zip(leaves, gradients, strict=True))}
     assert y.is_contiguous(memory_format=torch.channels_last_3d)
@@ -136,7 +137,7 @@ def test_norm_of_large_means_keeps_the_variance(small: bool, monkeypatch: pytest
     case = {"x": x, "weight": torch.ones(8), "bias": torch.full((8,), 8.0)}
     dy = torch.randn(x.shape, generator=generator)
     leaves = [value.clone().requires_grad_() for value in case.values()]
-    y = instance_norm_triton.instance_norm_relu(*leaves, EPSILON)
+    y, _ = instance_norm_triton.instance_norm_relu(*leaves, EPSILON)
     found = dict(zip(("y", *case), (y.detach(), *torch.autograd.grad(y, leaves, dy)), strict=True))
     for name, expected in oracle.instance_norm_relu(**case, dy=dy).items():
         assert oracle.relative_error(found[name], expected) < 1e-4, name
@@ -145,7 +146,7 @@ def test_norm_of_large_means_keeps_the_variance(small: bool, monkeypatch: pytest
 @pytest.mark.usefixtures("in_three_launches")
 def test_norm_of_a_constant_volume_is_the_bias() -> None:
     x, weight, bias = torch.full((2, 8, 5, 6, 7), 1000.0), torch.full((8,), 3.0), torch.linspace(-1, 1, 8)
-    y = instance_norm_triton.instance_norm_relu(x, weight, bias, EPSILON)
+    y, _ = instance_norm_triton.instance_norm_relu(x, weight, bias, EPSILON)
     assert torch.equal(y, bias.clamp(min=0).view(1, 8, 1, 1, 1).expand_as(y))
 
 
@@ -155,9 +156,66 @@ def test_norm_of_a_single_voxel_is_refused() -> None:
         instance_norm_triton.instance_norm_relu(case["x"], case["weight"], case["bias"], EPSILON)
 
 
+def check_readers(shape: tuple[int, ...], dtype: torch.dtype, first: bool, second: bool) -> None:
+    """Gradients of two readers, the second's a part of joined channels."""
+    case = oracle.norm_case(shape, dtype)
+    leaves = {name: case[name].clone().requires_grad_() for name in ("x", "weight", "bias")}
+    y, again = instance_norm_triton.instance_norm_relu(*leaves.values(), EPSILON)
+    assert y.data_ptr() == again.data_ptr()
+    joined = oracle.normal({"dy": (shape[0], 2 * shape[1], *shape[2:])}, dtype, seed=1)["dy"]
+    joined = joined.contiguous(memory_format=torch.channels_last_3d)
+    read = [(y, case["dy"])] * first + [(again, joined[:, shape[1] :])] * second
+    gradients = torch.autograd.grad([y for y, _ in read], list(leaves.values()), [dy for _, dy in read])
+    case["dy"] = torch.stack([dy.double() for _, dy in read]).sum(0)
+    expected = oracle.instance_norm_relu(**case)
+    for name, found in zip(leaves, gradients, strict=True):
+        error = oracle.relative_error(found, expected[name])
+        assert error < TOLERANCE[dtype], f"{name}: relative error {error:.2e}"
+
+
+READERS = pytest.mark.parametrize(
+    ("first", "second"), [(True, True), (True, False), (False, True)], ids=["both", "first", "second"]
+)
+
+
+@READERS
+@pytest.mark.parametrize("shape", [(2, 8, 5, 6, 7), (3, 48, 3, 5, 4), (2, 3, 4, 5, 3), (1, 1, 2, 3, 4)])
+def test_readers_add_their_gradients_in_one_launch(shape: tuple[int, ...], first: bool, second: bool) -> None:
+    check_readers(shape, torch.float32, first, second)
+
+
+@READERS
+@pytest.mark.parametrize("shape", [(1, 32, 16, 16, 16), (3, 48, 3, 5, 4), (2, 3, 4, 5, 3)])
+@pytest.mark.usefixtures("in_three_launches")
+def test_readers_add_their_gradients_in_three_launches(shape: tuple[int, ...], first: bool, second: bool) -> None:
+    check_readers(shape, torch.float32, first, second)
+
+
+@pytest.mark.parametrize("small", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_readers_add_in_fp32(dtype: torch.dtype, small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not small:
+        monkeypatch.setitem(SMALL, "backward", SMALL["backward"]._replace(voxels=0))
+    check_readers((2, 16, 5, 6, 7), dtype, True, True)
+
+
+def test_readers_of_the_same_memory_have_graphs_of_their_own() -> None:
+    """The derivative of y^2 + y^3, each term from one of the two results, goes through the norm once."""
+    case = oracle.norm_case((1, 8, 2, 3, 4), torch.float32)
+    y, again = instance_norm_triton.instance_norm_relu(
+        case["x"].requires_grad_(), case["weight"], case["bias"], EPSILON
+    )
+    twice = (y * y).sum() + (again * again * again).sum()
+    (found,) = torch.autograd.grad(twice, case["x"])
+    values = y.detach().double()
+    case["dy"] = 2 * values + 3 * values.square()
+    expected = oracle.instance_norm_relu(**{name: value.detach() for name, value in case.items()})
+    assert oracle.relative_error(found, expected["x"]) < 1e-5
+
+
 @pytest.mark.parametrize("channels", [1, 3, 8, 32, 48, 64, 256, 320, 1000])
 def test_columns_of_programs_cover_all_channels_without_waste_where_they_can(channels: int) -> None:
-    block = instance_norm_triton.block_of_columns(channels, 64)
+    block = tiles.block_of_columns(channels, 64)
     assert block <= 64
     assert block & (block - 1) == 0
     if channels % 16 == 0:
@@ -218,7 +276,7 @@ def test_loss_of_other_class_counts_is_refused() -> None:
         loss_and_gradient(case)
 
 
-# Both
+# All
 
 
 def test_auto_takes_the_kernels() -> None:

@@ -1,11 +1,13 @@
-"""Norm and loss of 3D U-Net and their gradients in float64, each written out as a formula; nothing is shared with the
-code under test, and no gradient comes from autograd."""
+"""Norm, way up, last convolution and loss of 3D U-Net and their gradients in float64, each written out as a formula;
+nothing is shared with the code under test, and no gradient comes from autograd."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -29,6 +31,39 @@ def instance_norm_relu(x: Tensor, weight: Tensor, bias: Tensor, dy: Tensor, epsi
         "x": w / deviation * (dz - means[0] - normal * means[1]),
         "weight": (dz * normal).sum((0, *VOLUME)),
         "bias": dz.sum((0, *VOLUME)),
+    }
+
+
+def upsample(x: Tensor, weight: Tensor, bias: Tensor, skip: Tensor, dy: Tensor) -> dict[str, Tensor]:
+    """Each of the eight corners of a voxel is a product of its channels with the weights of that corner alone."""
+    x, weight, bias, skip, dy = (value.double() for value in (x, weight, bias, skip, dy))
+    channels = weight.shape[1]
+    up, d_up = torch.zeros_like(skip), dy[:, :channels]
+    dx, dweight = torch.zeros_like(x), torch.zeros_like(weight)
+    for corner in itertools.product(range(2), repeat=3):
+        there = (slice(None), slice(None), *(slice(first, None, 2) for first in corner))
+        filters = weight[:, :, *corner]
+        up[there] = torch.einsum("nidhw,io->nodhw", x, filters) + bias.view(1, -1, 1, 1, 1)
+        dx += torch.einsum("nodhw,io->nidhw", d_up[there], filters)
+        dweight[:, :, *corner] = torch.einsum("nidhw,nodhw->io", x, d_up[there])
+    return {
+        "y": torch.stack((up, skip), 1).flatten(1, 2),
+        "x": dx,
+        "weight": dweight,
+        "bias": d_up.sum((0, *VOLUME)),
+        "skip": dy[:, channels:],
+    }
+
+
+def output_convolution(x: Tensor, weight: Tensor, bias: Tensor, dy: Tensor) -> dict[str, Tensor]:
+    """A product of every voxel's channels with the weights of the classes."""
+    x, weight, bias, dy = (value.double() for value in (x, weight, bias, dy))
+    classes = weight.flatten(1)
+    return {
+        "y": torch.einsum("ncdhw,kc->nkdhw", x, classes) + bias.view(1, -1, 1, 1, 1),
+        "x": torch.einsum("nkdhw,kc->ncdhw", dy, classes),
+        "weight": torch.einsum("nkdhw,ncdhw->kc", dy, x).view_as(weight),
+        "bias": dy.sum((0, *VOLUME)),
     }
 
 
@@ -61,6 +96,49 @@ def norm_case(shape: tuple[int, ...], dtype: torch.dtype, mean: float = 0.0, see
     x = normal(*shape) * (1 + normal(*channels).abs()) + normal(*channels) + mean
     values = {"x": x, "weight": 1 + normal(shape[1]) / 2, "bias": normal(shape[1]) / 2, "dy": normal(*shape)}
     return {name: value.to(dtype) for name, value in values.items()}
+
+
+def upsample_case(shape: tuple[int, ...], channels: int, dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:
+    """Inputs and gradient of the way up from ``shape``, to twice as many voxels an axis of so many channels."""
+    samples, channels_in, *volume = shape
+    fine = [2 * size for size in volume]
+    shapes = {
+        "x": shape,
+        "weight": (channels_in, channels, 2, 2, 2),
+        "bias": (channels,),
+        "skip": (samples, channels, *fine),
+        "dy": (samples, 2 * channels, *fine),
+    }
+    return normal(shapes, dtype, seed)
+
+
+def output_case(shape: tuple[int, ...], classes: int, dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:
+    """Inputs and gradient of the last convolution of ``shape`` to so many classes."""
+    samples, channels, *volume = shape
+    shapes = {
+        "x": shape,
+        "weight": (classes, channels, 1, 1, 1),
+        "bias": (classes,),
+        "dy": (samples, classes, *volume),
+    }
+    return normal(shapes, dtype, seed)
+
+
+def normal(shapes: Mapping[str, Sequence[int]], dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:
+    """Normal values of all shapes."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(tuple(size), generator=generator, dtype=torch.float64).to(dtype)
+        for name, size in shapes.items()
+    }
+
+
+def values_and_gradients(function: Callable[..., Tensor], case: dict[str, Tensor]) -> dict[str, Tensor]:
+    """``y`` and the gradients of all inputs of ``function``, which takes them in the order of ``case``, ``dy`` last."""
+    leaves = {name: value.detach().requires_grad_() for name, value in case.items() if name != "dy"}
+    y = function(*leaves.values())
+    gradients = torch.autograd.grad(y, list(leaves.values()), case["dy"])
+    return {"y": y.detach(), **dict(zip(leaves, gradients, strict=True))}
 
 
 def loss_case(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:

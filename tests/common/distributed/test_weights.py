@@ -48,7 +48,7 @@ def test_every_evaluation_rank_receives_what_was_published(training_ranks, evalu
         port = free.getsockname()[1]
     world_size = training_ranks + evaluation_ranks
     arguments = (world_size, port, evaluation_ranks, senders, str(tmp_path))
-    mp.spawn(weight_ranks.run, arguments, nprocs=world_size)
+    mp.start_processes(weight_ranks.run, arguments, nprocs=world_size, start_method="forkserver")
     for rank in range(evaluation_ranks):
         seen, stopped_at = torch.load(tmp_path / f"rank{rank}.pt")
         assert stopped_at == weight_ranks.STOPPED_AT

@@ -170,7 +170,7 @@ def run_rank(rank: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory) -> list[dict]:
     folder: Path = tmp_path_factory.mktemp("ranks")
-    mp.spawn(run_rank, args=(str(folder),), nprocs=2)
+    mp.start_processes(run_rank, args=(str(folder),), nprocs=2, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 

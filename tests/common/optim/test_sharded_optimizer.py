@@ -27,7 +27,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("worlds")
     for world in reversed(WORLDS):  # two resume what four have saved
         (folder / str(world)).mkdir()
-        mp.spawn(run_rank, args=(world, str(folder / str(world))), nprocs=world)
+        mp.start_processes(run_rank, args=(world, str(folder / str(world))), nprocs=world, start_method="forkserver")
     return folder
 
 

@@ -22,7 +22,7 @@ TOLERANCE = 1e-12  # of float64 sums in another order, relative to the norm
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder to which four ranks have written what they found."""
     folder: Path = tmp_path_factory.mktemp("ranks")
-    mp.spawn(run, args=(str(folder),), nprocs=WORLD)
+    mp.start_processes(run, args=(str(folder),), nprocs=WORLD, start_method="forkserver")
     return folder
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.distributed.layout import Layout
+from common.distributed.spatial import local
 from common.distributed.spatial.choose import build_exchange
 from common.distributed.spatial.convolution import SpatialConv3d
 from common.distributed.spatial.gather import gather_slabs, own_slab
@@ -19,12 +21,17 @@ from common.distributed.spatial.halo import HaloExchange, Message
 from common.distributed.spatial.point_to_point import PointToPoint
 from common.distributed.spatial.split import VolumeSplit
 from common.errors import UnsupportedImplementation
+from common.ops.implementation import always
 
 CHANNELS = (3, 4)
 CASES = {
-    f"stride{stride}-{'overlapped' if overlap else 'waiting'}-{'first' if first else 'inner'}": (stride, overlap, first)
-    for stride, overlap, first in itertools.product((1, 2), (True, False), (True, False))
-}
+    f"stride{stride}-{'overlapped' if overlap else 'waiting'}-{'first' if first else 'inner'}-{implementation}": (
+        stride, overlap, first, implementation
+    )
+    for stride, overlap, first, implementation in itertools.product(
+        (1, 2), (True, False), (True, False), ("torch", "folded")
+    )
+}  # fmt: skip
 """Convolutions; the input of a first layer needs no gradient."""
 
 HALO_DTYPES = (torch.float64, torch.bfloat16)
@@ -61,12 +68,12 @@ class Counting:
         return self._transport.start(sends, receives)
 
 
-def convolve(split: VolumeSplit, stride: int, overlap: bool, first: bool) -> dict[str, Any]:
+def convolve(split: VolumeSplit, stride: int, overlap: bool, first: bool, implementation: str) -> dict[str, Any]:
     """Result, gradients and planes sent of one convolution."""
     assert split.group is not None
     transport = Counting(PointToPoint(split.group))
     exchange = HaloExchange(split, transport, overlap, torch.device("cpu"))
-    layer = SpatialConv3d(*CHANNELS, stride, exchange=exchange, dtype=torch.float64)
+    layer = SpatialConv3d(*CHANNELS, stride, exchange=exchange, implementation=implementation, dtype=torch.float64)
     x_NCDHW, weight = volumes(split.ranks)
     with torch.no_grad():
         layer.weight.copy_(weight)
@@ -128,6 +135,7 @@ def run_rank(rank: int, world: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
     split = VolumeSplit.from_layout(Layout({"cp": world}, rank))
     assert split is not None
+    local.IMPLEMENTATIONS["folded"] = replace(local.IMPLEMENTATIONS["folded"], unsupported=always)  # not fast here
     uneven = torch.full((3,), 0.1 * 3.0**rank, dtype=torch.float32)
     split.sum_(uneven)
     results: dict[str, Any] = {

@@ -1,0 +1,88 @@
+"""The convolution of one input channel through the Triton kernels of :mod:`common.distributed.spatial.local_kernels`.
+
+Everything is enqueued on the current stream and nothing waits for the device, so that all of it can be captured. The
+result is channels_last_3d. Shapes: N samples, C channels, D H W slab.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from common.distributed.spatial import local_kernels as kernels
+from common.ops.triton_support import multiprocessors
+
+
+class Tile(NamedTuple):
+    """How a pass cuts the output voxels of a sample.
+
+    Attributes:
+        voxels: of a tile; 32 or more a warp.
+        warps: warps of one program.
+        programs: programs per multiprocessor, each walking over many tiles; 0 for one program a tile.
+        stages: tiles in flight per program through asynchronous copies; 1 for plain loads.
+    """
+
+    voxels: int
+    warps: int
+    programs: int
+    stages: int
+
+
+TILES: dict[str, Tile] = {"forward": Tile(128, 4, 8, 1), "weight": Tile(64, 2, 12, 2)}
+"""Pass to its tile. ``benchmarks.unet3d.ops.bench --sweep`` times others."""
+
+_MOST_COLUMNS = 64
+_FEWEST_COLUMNS = 16
+"""That the matrix units take."""
+
+
+class _Launch(NamedTuple):
+    """Grid (programs, columns, samples), the sizes that every kernel takes, and its constants."""
+
+    grid: tuple[int, int, int]
+    sizes: tuple[int, ...]
+    constants: dict[str, Any]
+
+
+def _launch(tile: Tile, x_NCDHW: Tensor, y_shape: torch.Size, stride: int) -> _Launch:
+    samples, channels, *volume = y_shape
+    voxels = volume[0] * volume[1] * volume[2]
+    block_c = min(max(triton.next_power_of_2(channels), _FEWEST_COLUMNS), _MOST_COLUMNS)
+    columns, tiles = triton.cdiv(channels, block_c), triton.cdiv(voxels, tile.voxels)
+    programs = tiles
+    if tile.programs:
+        programs = min(tiles, max(1, multiprocessors(x_NCDHW.device) * tile.programs // (columns * samples)))
+    constants = {
+        "STRIDE": stride,
+        "BLOCK_U": tile.voxels,
+        "BLOCK_C": block_c,
+        "EVEN": voxels % tile.voxels == 0 and channels % block_c == 0,
+        "num_warps": tile.warps,
+    }
+    return _Launch((programs, columns, samples), (*x_NCDHW.shape[2:], *volume[1:], voxels, channels), constants)
+
+
+def forward(x_NCDHW: Tensor, weight: Tensor, stride: int) -> Tensor:
+    """The convolution, padded with zeros, of (N, 1, D, H, W) with (C out, 1, 3, 3, 3)."""
+    volume = [(size - 1) // stride + 1 for size in x_NCDHW.shape[2:]]
+    shape = torch.Size((len(x_NCDHW), len(weight), *volume))
+    y_NCDHW = torch.empty(shape, dtype=x_NCDHW.dtype, device=x_NCDHW.device, memory_format=torch.channels_last_3d)
+    grid, sizes, constants = _launch(TILES["forward"], x_NCDHW, shape, stride)
+    kernels.single_channel_forward_kernel[grid](x_NCDHW.contiguous(), weight.contiguous(), y_NCDHW, *sizes, **constants)
+    return y_NCDHW
+
+
+def weight_gradient(dy_NCDHW: Tensor, x_NCDHW: Tensor, weight: Tensor, stride: int) -> Tensor:
+    """Gradient of the weight: partial sums per program in fp32, then these in a fixed order."""
+    tile = TILES["weight"]
+    (programs, columns, samples), sizes, constants = _launch(tile, x_NCDHW, dy_NCDHW.shape, stride)
+    partial = x_NCDHW.new_empty((samples, programs, *weight.shape), dtype=torch.float32)
+    kernels.single_channel_weight_kernel[programs, columns, samples](
+        dy_NCDHW.contiguous(memory_format=torch.channels_last_3d), x_NCDHW.contiguous(), partial, *sizes,
+        STAGES=tile.stages, **constants,
+    )  # fmt: skip
+    return partial.sum((0, 1)).to(weight.dtype)

@@ -1,0 +1,57 @@
+"""The network out of our kernels against the plain one in float64; run under TRITON_INTERPRET=1 by
+test_unet3d_triton.py. Tiles are large here: the interpreter's time goes by their number."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.unet3d.model import Architecture, Implementations, UNet3D
+from benchmarks.unet3d.ops import instance_norm_triton, output_convolution_triton, upsample_triton
+from common.distributed.spatial import local_triton
+
+PLAIN = Implementations(instance_norm="plain", upsample="plain", convolution="torch", output_convolution="torch")
+SHAPE = (1, 1, 64, 32, 32)
+
+
+@pytest.fixture(autouse=True)
+def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    for table in (instance_norm_triton.TILES, upsample_triton.BACKWARD_TILES):
+        for name, tile in table.items():
+            monkeypatch.setitem(table, name, tile._replace(elements=1 << 18))
+    for table in (local_triton.TILES, output_convolution_triton.TILES):
+        for name, tile in table.items():
+            monkeypatch.setitem(table, name, tile._replace(voxels=8192))
+    products = upsample_triton.FORWARD_TILES
+    monkeypatch.setitem(products, "forward", products["forward"]._replace(rows=1024))
+
+
+def logits_and_gradients(
+    implementations: Implementations, dtype: torch.dtype
+) -> tuple[dict[str, str], dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    model = UNet3D(Architecture(filters=(3, 4, 5, 6, 7)), implementations, generator, dtype=dtype)
+    image, gradient = (torch.randn(1, size, *SHAPE[2:], generator=generator).to(dtype) for size in (1, 3))
+    logits = model(image)
+    logits.backward(gradient)
+    found = {"logits": logits.detach()}
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        found[name] = parameter.grad
+    return model.chosen(), found
+
+
+def test_logits_and_gradients_follow_the_plain_network() -> None:
+    chosen, found = logits_and_gradients(Implementations(), torch.float32)
+    assert chosen == {
+        "instance_norm": "triton",
+        "upsample": "triton",
+        "convolution": "torch+triton",
+        "output_convolution": "triton",
+        "halo": "none",
+    }
+    _, expected = logits_and_gradients(PLAIN, torch.float64)
+    for name, reference in expected.items():
+        error = float((found[name].double() - reference).norm() / reference.norm())
+        assert error < 1e-3, f"{name}: relative error {error:.2e}"
