@@ -40,7 +40,7 @@ CATEGORIES = (
     ("attention", r"attention|flash|fmha"),
     ("convolution forward", r"fprop|conv2d_forward"),
     ("convolution backward", r"dgrad|wgrad"),
-    ("convolution, either way", r"convolve"),
+    ("convolution, either way", r"convolve|single_channel|output_convolution|upsample_"),
     ("dropout and layer norm", r"dropout|layer_?norm"),
     ("GELU", r"gelu"),
     ("cross-entropy", r"cross_entropy|nll_loss|softmax"),
@@ -52,7 +52,7 @@ CATEGORIES = (
     ),
     ("pooling", r"pool"),
     ("matrix product", r"gemm|nvjet|cutlass|xmma|splitk"),
-    ("optimizer", r"measure_kernel|trust_ratio|update_kernel|adaptive_|multi_tensor"),
+    ("optimizer", r"measure_kernel|trust_ratio|update_kernel|adaptive_|multi_tensor|scale_kernel"),
     ("copy and fill", r"memcpy|memset|copy|fill|convert|nchw|nhwc"),
 )
 """Kind of work -> pattern of its kernels' names; the first match counts. cuDNN's attention is a ``flash_fprop`` too."""

@@ -276,3 +276,15 @@ def test_print_time_and_bandwidth_of_a_captured_update(implementation, dtype, ca
             f"\nLARS update, 161 tensors, {dtype}, {implementation}, {torch.cuda.get_device_name()}: "
             f"{microseconds:.1f} us for {moved / 1e6:.0f} MB = {moved / microseconds / 1e6:.2f} TB/s"
         )
+
+
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("wide", [torch.bfloat16, torch.float32])
+def test_a_buffer_is_scaled_like_a_product_in_float32(wide: torch.dtype, add: bool) -> None:
+    from common.optim.scale_triton import scale
+
+    x, factor = torch.randn(10_000_019, device="cuda").bfloat16(), torch.tensor(0.37, device="cuda")
+    result = torch.randn(x.shape, device="cuda").to(wide)
+    expected = (x.float() * factor + (result.float() if add else 0.0)).to(wide)
+    scale(x, factor, result, add)
+    torch.testing.assert_close(result, expected)

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from update_oracle import build, noise, parameter, snapshot, step
 
+from common.optim import scale_triton
 from common.optim.optimizer import ParameterGroup
 from common.optim.rules import LARS, SGD
 
@@ -83,3 +84,30 @@ def test_triton_leaves_padding_zero():
     flat = dict(optimizer.named_state())["momentum.float32"]
     assert flat.numel() == 128
     assert flat[65:].tolist() == [0.0] * 63
+
+
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "wide"), [(torch.float32, torch.float32), (torch.float16, torch.float16), (torch.float16, torch.float32)]
+)
+@pytest.mark.parametrize("count", [1, 4096, 9801])
+def test_a_buffer_is_scaled_like_a_product_in_float32(count, dtype, wide, add):
+    x, result, factor = torch.randn(count).to(dtype), torch.randn(count + 8).to(wide), torch.tensor(0.37)
+    behind = result[count:].clone()
+    expected = (x.float() * factor + (result[:count].float() if add else 0.0)).to(wide)
+    scale_triton.scale(x, factor, result[:count], add)
+    torch.testing.assert_close(result[:count], expected)
+    assert torch.equal(result[count:], behind)
+
+
+def test_a_buffer_is_scaled_in_place():
+    x = torch.randn(5000).half()
+    expected = (x.float() * 0.37).half()
+    scale_triton.scale(x, torch.tensor(0.37), x, add=False)
+    torch.testing.assert_close(x, expected)
+
+
+def test_a_factor_that_is_no_number_spoils_everything():
+    x = torch.randn(5000)
+    scale_triton.scale(x, torch.tensor(float("nan")), x, add=False)
+    assert x.isnan().all()
