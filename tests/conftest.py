@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -116,3 +117,23 @@ def flatten(state: dict, prefix: str = "") -> dict[str, torch.Tensor]:
         elif isinstance(value, dict | list | tuple):
             found |= flatten(value, f"{prefix}{key}.")
     return found
+
+
+@pytest.fixture
+def bfloat16_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter holds bf16 as its bits and multiplies matrices of those as integers: widen them before."""
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    product = InterpreterBuilder.create_dot
+
+    def widened(factor: Any) -> Any:
+        if factor.dtype.scalar != tl.bfloat16:
+            return factor
+        return TensorHandle((factor.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def create_dot(builder: Any, left: Any, right: Any, *rest: Any) -> Any:
+        return product(builder, widened(left), widened(right), *rest)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)

@@ -6,12 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import triton.language as tl
 from torch import Tensor
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from benchmarks.bert.ops import (
     attention,
@@ -48,22 +45,6 @@ def poisoned_memory() -> Iterator[None]:
 def tiles_of_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles are a matter of registers: cut fp32 as 16-bit types are, so that it is their path that is compared."""
     monkeypatch.setattr(attention_triton, "FLOAT32_TILES", attention_triton.TILES)
-
-
-@pytest.fixture
-def bfloat16_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter holds bf16 as its bits and multiplies matrices of those as integers: widen them before."""
-    product = InterpreterBuilder.create_dot
-
-    def widened(factor: TensorHandle) -> TensorHandle:
-        if factor.dtype.scalar != tl.bfloat16:
-            return factor
-        return TensorHandle((factor.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
-
-    def create_dot(builder: InterpreterBuilder, left: TensorHandle, right: TensorHandle, *rest: Any) -> TensorHandle:
-        return product(builder, widened(left), widened(right), *rest)
-
-    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:

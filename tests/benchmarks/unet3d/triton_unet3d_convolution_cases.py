@@ -4,18 +4,16 @@ test_unet3d_triton.py. Tensors that a kernel must fill are poisoned first: fresh
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import triton.language as tl
 import unet3d_ops_oracle as oracle
 from torch import Tensor
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from benchmarks.unet3d.ops import output_convolution, output_convolution_triton, tiles, upsample, upsample_triton
 from common.ops.implementation import AUTO, OperationRequest, select
+
+pytestmark = pytest.mark.usefixtures("bfloat16_products")
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
 FORMATS = [torch.contiguous_format, torch.channels_last_3d]
@@ -44,22 +42,6 @@ def several_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = output_convolution_triton.TILES
     for name, tile in blocks.items():
         monkeypatch.setitem(blocks, name, tile._replace(voxels=32, programs=1))
-
-
-@pytest.fixture(autouse=True)
-def bfloat16_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter holds bf16 as its bits and multiplies matrices of those as integers: widen them before."""
-    product = InterpreterBuilder.create_dot
-
-    def widened(factor: TensorHandle) -> TensorHandle:
-        if factor.dtype.scalar != tl.bfloat16:
-            return factor
-        return TensorHandle((factor.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
-
-    def create_dot(builder: InterpreterBuilder, left: TensorHandle, right: TensorHandle, *rest: Any) -> TensorHandle:
-        return product(builder, widened(left), widened(right), *rest)
-
-    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
 
 
 def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], dtype: torch.dtype) -> None:

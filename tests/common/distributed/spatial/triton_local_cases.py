@@ -8,13 +8,10 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-import triton.language as tl
 from torch import Tensor
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from common.distributed.spatial import local_triton
 from common.distributed.spatial.convolution import SpatialConv3d
@@ -22,6 +19,8 @@ from common.distributed.spatial.halo import Halos
 from common.distributed.spatial.local import IMPLEMENTATIONS
 from common.errors import UnsupportedImplementation
 from common.ops.implementation import AUTO, OperationRequest, select
+
+pytestmark = pytest.mark.usefixtures("bfloat16_products")
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
 CPU = torch.device("cpu")
@@ -51,22 +50,6 @@ def several_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_triton, "multiprocessors", lambda device: 3)
     for name, tile in local_triton.TILES.items():
         monkeypatch.setitem(local_triton.TILES, name, tile._replace(voxels=32, programs=1))
-
-
-@pytest.fixture(autouse=True)
-def bfloat16_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter holds bf16 as its bits and multiplies matrices of those as integers: widen them before."""
-    product = InterpreterBuilder.create_dot
-
-    def widened(factor: TensorHandle) -> TensorHandle:
-        if factor.dtype.scalar != tl.bfloat16:
-            return factor
-        return TensorHandle((factor.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
-
-    def create_dot(builder: InterpreterBuilder, left: TensorHandle, right: TensorHandle, *rest: Any) -> TensorHandle:
-        return product(builder, widened(left), widened(right), *rest)
-
-    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
 
 
 def case(shape: tuple[int, ...], stride: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
