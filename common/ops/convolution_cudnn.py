@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.capture import capturing
 from common.ops import batch_norm_triton
 
 LAUNCHES = 20
@@ -140,7 +139,7 @@ def _graph_ms(launch: Callable[[], object]) -> float:
     """Milliseconds of a launch without the host's overhead: median of three replays of a CUDA graph."""
     launch()
     graph = torch.cuda.CUDAGraph()
-    with capturing(graph, torch.cuda.Stream()):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         for _ in range(LAUNCHES):
             launch()
     graph.replay()

@@ -9,10 +9,10 @@ taken by one program in a fixed order: results are the same in every run.
 ``attention_forward_kernel`` (a block of queries) is the online softmax of Milakov and Gimelshein 2018 in base 2, tiled
 as in FlashAttention (Dao et al. 2022). It leaves the logarithm of the softmax's sum (base 2) and the dropout mask as
 bits, in words of 32 keys: the hash is half of the work on a tile, and a bit costs the two backward kernels one
-operation. ``attention_query_gradient_kernel`` (a block of queries) leaves dq and delta = sum(context * d_context), the
-sum that the softmax gradient subtracts; ``attention_key_value_gradient_kernel`` (a block of keys, transposed tiles)
-leaves dk and dv. Two of the seven matrix products of backward are done twice, so that no two programs add to the same
-gradient.
+operation. ``attention_query_gradient_kernel`` (a block of queries) leaves dq, and beside a copy of that logarithm delta
+= sum(context * d_context), the sum that the softmax gradient subtracts; ``attention_key_value_gradient_kernel`` (a
+block of keys, transposed tiles) leaves dk and dv. Two of the seven matrix products of backward are done twice, so that
+no two programs add to the same gradient.
 
 Roofline on an H200 (bf16, D = 64; 23 packs of one 512-token sequence, 2 of two, 23 of three; H = 16): 24,576 tokens
 times 360 tokens in the sequence of a token, H times, are 142 million probabilities. Milliseconds for all of them:
@@ -213,9 +213,9 @@ def attention_query_gradient_kernel(
         k = tl.load(tile_ptr + H * D + place, mask=valid[:, None], other=0.0)
         v = tl.load(tile_ptr + 2 * H * D + place, mask=valid[:, None], other=0.0)
         score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        # No probability is above 1 but that of a key behind the end, whose score is zero: it need only be finite, since
-        # it multiplies a key of zeros.
-        probability = tl.exp2(tl.minimum(score * exponent_scale - lse[:, None], 0.0))
+        # No probability is above 1, and that of a key behind the end is 0: its score, which is zero, says nothing.
+        bound = tl.where(valid, 0.0, float("-inf"))
+        probability = tl.exp2(tl.minimum(score * exponent_scale - lse[:, None], bound[None, :]))
         d_probability = tl.dot(d_context, tl.trans(v), input_precision=PRECISION)
         if THRESHOLD:
             places = _mask_places(first, token, head, words_of_row, T, BLOCK_N)

@@ -76,7 +76,7 @@ def output_convolution_backward_kernel(
         voxel = index * BLOCK_V + tl.arange(0, BLOCK_V)
         place, inside = _input_tile(V, C, voxel, BLOCK_C)
         x = tl.load(x_ptr + place, mask=inside, other=0.0)
-        source = class_[:, None] * class_stride + voxel[None, :] * voxel_stride
+        source = class_.to(tl.int64)[:, None] * class_stride + voxel.to(tl.int64)[None, :] * voxel_stride
         mask = (class_ < K)[:, None] & (voxel < V)[None, :]
         dlogits = tl.load(dlogits_ptr + source, mask=mask, other=0.0)
         dx = tl.dot(tl.trans(dlogits), weight, input_precision=PRECISION)

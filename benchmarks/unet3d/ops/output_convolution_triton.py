@@ -38,14 +38,16 @@ TILES: dict[str, Tile] = {"forward": Tile(512, 8, 0, 1), "backward": Tile(64, 4,
 """Direction to its tile. ``bench --sweep`` times others."""
 
 _SMALLEST_TILE = 16  # of a product's dimensions
+_MOST_TILE_BYTES = 1 << 15  # of input that one tile holds: a GPU may have 100 KB of shared memory for two copies
 
 
 def _arguments(x_NCDHW: Tensor, tile: Tile) -> dict[str, Any]:
     """What both kernels take at the end."""
     channels, voxels = x_NCDHW.shape[1], x_NCDHW[0, 0].numel()
+    most = _MOST_TILE_BYTES // (max(triton.next_power_of_2(channels), _SMALLEST_TILE) * x_NCDHW.element_size())
     return {
         "PRECISION": "ieee" if x_NCDHW.dtype == torch.float32 else "tf32",  # means nothing to 16-bit factors
-        "BLOCK_V": max(min(tile.voxels, triton.next_power_of_2(voxels)), _SMALLEST_TILE),
+        "BLOCK_V": max(min(tile.voxels, most, triton.next_power_of_2(voxels)), _SMALLEST_TILE),
         "BLOCK_C": max(triton.next_power_of_2(channels), _SMALLEST_TILE),
         "num_warps": tile.warps,
     }

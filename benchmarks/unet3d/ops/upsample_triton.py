@@ -1,6 +1,7 @@
 """The way up through the Triton kernels of :mod:`benchmarks.unet3d.ops.upsample_kernels`.
 
-The gradients of input and weight are cuDNN's. Everything is enqueued on the current stream and nothing waits for the
+The gradients of input and weight are cuDNN's; that of the skip connection is a part of the joined gradient, which lives
+as long. Everything is enqueued on the current stream and nothing waits for the
 device. Activations and weights are channels_last_3d; others are copied into that format first.
 """
 

@@ -220,6 +220,24 @@ def test_attention_with_all_scores_far_below_those_of_absent_keys_is_finite() ->
     assert found["qkv"].isfinite().all()
 
 
+@pytest.mark.parametrize(("length", "scale"), [(1, 3000.0), (2, 8000.0), (3, 8000.0)])
+def test_large_gradients_of_short_sequences_stay_finite_in_fp16(length: int, scale: float) -> None:
+    """A key behind the end has no d_probability to balance delta, 32 * ``scale`` here: it must take no part in dq."""
+    starts, lengths = back_to_back((length,))
+    qkv = random(length, 3, 1, 32) * 0.3
+    qkv[:, 2] = 1 + 0.03 * qkv[:, 2]
+    qkv, d_context = qkv.half(), (random(length, 1, 32, seed=1) + scale).half()
+    found, expected = (
+        values_and_gradients(
+            lambda qkv, f=f: f(qkv, starts, lengths, 64, 0.0, SEED, 2), {"qkv": qkv.to(d)}, d_context.to(d)
+        )["qkv"][:, 0]
+        for f, d in ((attention_triton.attention, torch.float16), (attention.attention_torch, torch.float64))
+    )
+    assert found.isfinite().all()
+    # dq is the small difference of large terms that fp16 has rounded: the error goes by their size
+    assert float((found.double() - expected).abs().max()) < 1e-3 * scale
+
+
 def test_attention_sums_the_gradient_of_a_bias() -> None:
     starts, lengths = back_to_back((65, 130, 1, 0))
     qkv, bias = random(210, 3, 2, 32).requires_grad_(), random(3 * 2 * 32, seed=2).requires_grad_()
