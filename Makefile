@@ -7,6 +7,10 @@ DATA ?= data
 BENCHMARK ?= resnet
 SCALE ?= demo
 EXTRAS ?= dev,tensorboard
+# Processes that share the tests; one torch thread each.
+PROCESSES ?= 2
+PARALLEL := -n $(PROCESSES) --dist worksteal
+ON_CPU := not demo and not gpu and not multigpu and not slurm
 # An unpacked bundle of `make wheelhouse` brings its packages along; a checkout takes them from the package registry.
 WHEELHOUSE ?= $(if $(wildcard .git),,$(wildcard wheelhouse))
 ifneq ($(strip $(WHEELHOUSE)),)
@@ -14,11 +18,12 @@ ifneq ($(strip $(WHEELHOUSE)),)
 export TORCH_CPP_LOG_LEVEL ?= ERROR
 endif
 
-.PHONY: help train test slurm-test demo lint format wheelhouse clean
+.PHONY: help train test test-all slurm-test demo lint format wheelhouse clean
 
 help:
 	@echo "make train       train a demo to its target on this machine and check the log: BENCHMARK=resnet (default), bert, unet3d"
-	@echo "make test        the test suite"
+	@echo "make test        the test suite, in minutes: one case of each kind; PROCESSES=2 (default) share it"
+	@echo "make test-all    all of it, in hours: every size and type of the kernels, every mutation of logs and registries"
 	@echo "make demo        the tests that train each demo to its target"
 	@echo "make slurm-test  the tests that need a Slurm controller"
 	@echo "make lint        ruff, mypy, shellcheck and hadolint"
@@ -48,13 +53,17 @@ train: $(VENV)/.installed $(PREPARED)/manifest.json
 	$(BIN)/mlperf-suite train benchmark=$(BENCHMARK) scale=$(SCALE) data_dir=$(PREPARED)
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -m "not demo and not gpu and not multigpu and not slurm"
+	$(BIN)/python -m pytest $(PARALLEL) -m "$(ON_CPU) and not slow"
+
+# Twice: with slow tests asked for, those that draw their cases draw thousands instead of a sample.
+test-all: test
+	$(BIN)/python -m pytest $(PARALLEL) -m "$(ON_CPU) and slow" --timeout=3600
 
 demo: $(VENV)/.installed
-	$(BIN)/python -m pytest -m demo
+	$(BIN)/python -m pytest tests/demos -m demo
 
 slurm-test: $(VENV)/.installed
-	$(BIN)/python -m pytest -m slurm
+	$(BIN)/python -m pytest tests/slurm -m slurm
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

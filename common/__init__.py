@@ -1,1 +1,25 @@
-"""What two or more workloads share. Never imports from ``benchmarks``."""
+"""What two or more workloads share. Never imports from ``benchmarks``, but for the command line's table.
+
+The rooms stand on floors: a room uses those of lower floors, and none beside it. ``tests/test_imports.py`` holds the
+house to that.
+"""
+
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("cli",),
+    ("run", "report"),
+    ("doctor", "submission"),
+    ("launch",),
+    ("evaluation",),
+    ("contract",),
+    ("step",),
+    ("optim", "nn"),
+    ("distributed",),
+    ("observe",),
+    ("mlperf",),
+    ("config",),
+    ("ops",),
+    ("data",),
+    ("untrusted",),
+    ("errors",),
+)
+"""Rooms of ``common/``, and the two files that stand alone; the highest floor first."""

@@ -1,4 +1,7 @@
-"""The command line: ``mlperf-suite COMMAND …``."""
+"""The command line, ``mlperf-suite COMMAND …``: knows the workloads and hands their classes down.
+
+Hydra and PyTorch are imported by the commands that need them: those that only read text start at once.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,21 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
-
-import hydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from collections.abc import Callable, Mapping, Sequence
+from io import TextIOWrapper
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import WORKLOADS
-from common.distributed.host_group import leave
-from common.errors import ConfigError, DataError, SuiteError
-from common.ranks import FULL_DISK, Start, on_ranks, report
+from common.config.composition import CONFIGS, scales_of, with_hydra
+from common.errors import FULL_DISK, ConfigError, SuiteError, print_error
+from common.untrusted.confined import import_path
 
-FULL_ERROR = "HYDRA_FULL_ERROR"
-CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+if TYPE_CHECKING:
+    from common.config.schema import RunConfig, SessionConfig
+    from common.contract.workload import Workload
+    from common.data.commands import DataCommands
+    from common.mlperf.admission import Admission
+    from common.run.start import Start
 
 USAGE = """usage: mlperf-suite COMMAND …
 
@@ -48,7 +48,17 @@ train and bench take Hydra's overrides and flags (--help, --cfg job, --multirun,
 
 def main() -> None:
     """Entry point of the console command; exits with the error's code, or 0."""
-    leave(lambda: run(sys.argv[1:]))
+    arguments = sys.argv[1:]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    if arguments and arguments[0] in READING_COMMANDS:
+        sys.path[:] = import_path()
+    if arguments and arguments[0] in (*TRAINING_COMMANDS, "task"):
+        from common.distributed.host_group import leave
+
+        leave(lambda: run(arguments))
+    sys.exit(run(arguments))
 
 
 def run(argv: Sequence[str]) -> int:
@@ -60,50 +70,95 @@ def run(argv: Sequence[str]) -> int:
     try:
         if command in ("-sc", "--shell-completion"):
             return _complete(argv)
-        if command not in COMMANDS:
+        known = {**COMMANDS, **DRIVER_COMMANDS}
+        if command not in known:
             raise ConfigError(f"no command {command!r}; the commands are {', '.join(COMMANDS)}")
-        return COMMANDS[command](rest)
+        return known[command](rest)
     except SuiteError as error:
-        report(error)
+        print_error(error)
         return error.exit_code
     except BrokenPipeError:  # whoever read our output, such as `head`, has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
+        print_error(SuiteError(f"{error.strerror}: {error.filename or 'what was to be printed'}"))
+        return SuiteError.exit_code
+
+
+def workload_class(name: str) -> type[Workload]:
+    """The class of workload ``name``.
+
+    Raises:
+        ConfigError: there is no such workload.
+    """
+    if name not in WORKLOADS:
+        raise ConfigError(f"benchmark={name}: unknown; the workloads are {', '.join(sorted(WORKLOADS))}")
+    module, _, attribute = WORKLOADS[name].partition(":")
+    loaded: type[Workload] = getattr(importlib.import_module(module), attribute)
+    return loaded
+
+
+def load(tree: Mapping[str, Any], micro_batch: int | None = None) -> tuple[RunConfig, SessionConfig]:
+    """The validated configuration that ``tree`` is (:func:`common.config.loading.load`), of any workload.
+
+    Raises:
+        ConfigError: naming key, value and what was expected.
+    """
+    from common.config import loading
+
+    return loading.load(tree, workload_class, micro_batch)
+
+
+def admitted(tree: Mapping[str, Any]) -> tuple[RunConfig, SessionConfig, Admission]:
+    """The validated configuration that ``tree`` is, and what it runs under.
+
+    Raises:
+        ConfigError: it is wrong, or the rules of its division forbid it.
+    """
+    from common.mlperf.admission import admit
+
+    run, session = load(tree)
+    return run, session, admit(run, session)
 
 
 def train(argv: list[str]) -> int:
     """``train``: compose, validate, start the ranks of this node if nobody has, and train."""
+    from common.run.start import on_ranks
 
     def work(start: Start) -> int:
-        from common.conclusion import await_conclusion, conclude
         from common.distributed.roles import Role
-        from common.evaluator import Evaluator
-        from common.trainer import Trainer
+        from common.run.conclusion import await_conclusion, conclude
+        from common.run.evaluation_rank import EvaluationRank
+        from common.run.trainer import Trainer
 
-        if Role.of(start.place, start.run.evaluation.ranks).name == "evaluate":
-            Evaluator(start.run, start.session, start.place, start.device).evaluate()
+        if Role.of(start.rank_info, start.run.evaluation.ranks).name == "evaluate":
+            EvaluationRank(start.workload_type, start.run, start.session, start.rank_info, start.device).evaluate()
             await_conclusion()
             return 0
-        trainer = Trainer(start.run, start.session, start.place, start.device, start.began_ms)
-        trainer.train()
-        return conclude(trainer)
+        trainer = Trainer(start.workload_type, start.run, start.session, start.rank_info, start.device, start.began_ms)
+        return conclude(trainer.train(), start)
 
-    return _with_hydra(argv, lambda tree, arguments: on_ranks("train", arguments, tree, work))
+    return with_hydra(argv, lambda tree, arguments: on_ranks("train", arguments, tree, workload_class, work))
 
 
 def bench(argv: list[str]) -> int:
     """``bench``: the step alone on a synthetic batch, and the run through the data path."""
+    from common.run.start import on_ranks
 
     def work(start: Start) -> int:
-        from common.bench import bench as measure
+        from common.run.bench import bench as measure
 
-        return measure(start.run, start.session, start.place, start.device)
+        return measure(start.workload_type, start.run, start.session, start.rank_info, start.device)
 
-    return _with_hydra(argv, lambda tree, arguments: on_ranks("bench", arguments, tree, work))
+    return with_hydra(argv, lambda tree, arguments: on_ranks("bench", arguments, tree, workload_class, work))
 
 
 def list_workloads(argv: list[str]) -> int:
     """``list``: a table of the workloads."""
+    from omegaconf import OmegaConf
+
     from common.mlperf.rules import newest_ruleset, rules_for
 
     if argv:
@@ -112,17 +167,11 @@ def list_workloads(argv: list[str]) -> int:
     for name in sorted(WORKLOADS):
         settings = OmegaConf.load(CONFIGS / "benchmark" / f"{name}.yaml")
         rules = rules_for(name, newest_ruleset(name))
-        scales = _scales(name)
+        scales = scales_of(name)
         sign = ">=" if settings.direction == "higher" else "<="
         target = f"{settings.metric} {sign} {settings.target:g}"
         print(f"{name:<12}{target:<30}{rules.runs:<6}{rules.last_round:<12}{', '.join(scales)}")
     return 0
-
-
-def _scales(benchmark: str) -> list[str]:
-    """The scales that ``benchmark`` has a recipe for."""
-    recipes = (CONFIGS / "recipe" / benchmark).glob("*.yaml")
-    return sorted(path.stem for path in recipes if (CONFIGS / "scale" / path.name).exists())
 
 
 def _module_command(path: str) -> Callable[[list[str]], int]:
@@ -147,27 +196,35 @@ def _data_command(command: str) -> Callable[[list[str]], int]:
         if scales and command == "generate":
             rest = [*_stand_in_arguments(names[0], scales[-1]), *rest]
         package = WORKLOADS[names[0]].partition(":")[0].rpartition(".")[0]
-        prepare = importlib.import_module(f"{package}.prepare")
-        try:
-            code: int = prepare.main(command, rest)
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            remedy = "make room and run it again" if error.errno in FULL_DISK else "see to it and run it again"
-            raise DataError(f"{command}: {error}; {remedy}") from error
-        return code
+        commands: DataCommands = importlib.import_module(f"{package}.prepare").COMMANDS
+        return commands.run(command, rest)
 
     return run_command
 
 
 def _stand_in_arguments(benchmark: str, scale: str) -> list[str]:
-    if scale not in _scales(benchmark):
-        raise ConfigError(f"scale={scale}: {benchmark} has recipes for {', '.join(_scales(benchmark))}")
+    from omegaconf import OmegaConf
+
+    if scale not in scales_of(benchmark):
+        raise ConfigError(f"scale={scale}: {benchmark} has recipes for {', '.join(scales_of(benchmark))}")
     recipe = OmegaConf.load(CONFIGS / "recipe" / benchmark / f"{scale}.yaml")
     arguments = OmegaConf.select(recipe, "stand_in")
     if not arguments:
         raise ConfigError(f"generate: the recipe scale={scale} of {benchmark} is not for stand-in data")
     return [str(argument) for argument in arguments]
+
+
+def _series(argv: list[str]) -> int:
+    from common.config.composition import compose
+    from common.launch import experiment
+
+    return experiment.main(argv, compose, admitted)
+
+
+def _task(argv: list[str]) -> int:
+    from common.launch import task
+
+    return task.main(argv, run)
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
@@ -182,100 +239,14 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "check": _module_command("common.submission.check"),
     "summarize": _module_command("common.submission.summarize"),
     "package": _module_command("common.submission.package"),
-    "report": _module_command("common.observe.report.command"),
+    "report": _module_command("common.report.command"),
 }
-
-
-def compose(overrides: Sequence[str]) -> dict[str, Any]:
-    """The composed configuration for ``overrides`` as plain containers, without Hydra's command line.
-
-    Raises:
-        ConfigError: an override is wrong.
-    """
-    try:
-        with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            composed = hydra.compose("train", list(overrides))
-        tree = OmegaConf.to_container(composed, resolve=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_explain_composition(error)) from error
-    assert isinstance(tree, dict)
-    return {str(key): value for key, value in tree.items()}
-
-
-def _with_hydra(argv: list[str], task: Callable[[dict[str, Any], list[str]], int]) -> int:
-    """Compose the configuration that ``argv`` says and run ``task`` with it and the arguments that compose it again.
-
-    In a sweep these are the ones of the single job.
-    """
-    codes: list[int] = []
-    full_error = os.environ.get(FULL_ERROR)
-
-    def job(composed: DictConfig) -> None:
-        _set_variable(FULL_ERROR, full_error)
-        codes.append(0)
-        try:
-            tree = OmegaConf.to_container(composed, resolve=True)
-            assert isinstance(tree, dict)
-            chosen = HydraConfig.get()
-            arguments = list(chosen.overrides.task) if chosen.mode == RunMode.MULTIRUN else argv
-            if chosen.mode == RunMode.MULTIRUN and not any(text.startswith("output_dir=") for text in arguments):
-                # Hydra gives all jobs of a sweep the same ${now}.
-                tree["output_dir"] = f"{tree['output_dir']}-{chosen.job.num}"
-            codes.append(task({str(key): value for key, value in tree.items()}, arguments))
-        except OmegaConfBaseException as error:
-            problem = ConfigError(str(error).splitlines()[0])
-            report(problem)
-            codes.append(problem.exit_code)
-        except SuiteError as error:
-            report(error)
-            codes.append(error.exit_code)
-
-    before = sys.argv
-    sys.argv = [before[0], *argv]
-    os.environ[FULL_ERROR] = "1"  # Hydra raises its errors instead of printing them over many lines
-    try:
-        hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")(job)()
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
-        if codes or full_error == "1":
-            raise
-        raise ConfigError(_explain_composition(error)) from error
-    finally:
-        sys.argv = before
-        _set_variable(FULL_ERROR, full_error)
-    return max(codes, default=0)
-
-
-def _set_variable(name: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value
-
-
-def _explain_composition(error: Exception) -> str:
-    """What was wrong with the overrides, in one line that names the key."""
-    if isinstance(error, OverrideParseException):
-        return f"{error.override!r} is no override of the form key=value; in Hydra's words: {_second_line(error)}"
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file is not None:
-        group, _, name = error.missing_cfg_file.rpartition("/")
-        choices = ", ".join(error.options or ()) or "none"
-        if error.missing_cfg_file.startswith("hparams/"):
-            folder = CONFIGS / "hparams"
-            every = sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.glob("*/*.yaml"))
-            asked = error.missing_cfg_file.removeprefix("hparams/")
-            return f"hparams={asked}: unknown; the choices are {', '.join(every)}"
-        if group.startswith("recipe/"):
-            benchmark = group.removeprefix("recipe/")
-            return f"scale={name}: {benchmark} has no recipe for it; it has recipes for {', '.join(_scales(benchmark))}"
-        return f"{group}={name}: unknown; the choices are {choices}"
-    if isinstance(error.__cause__, ConfigAttributeError | ConfigKeyError):
-        return f"{error.__cause__.full_key}: unknown configuration key; see `mlperf-suite train --cfg job`"
-    return " ".join(str(error).splitlines()[:2])
-
-
-def _second_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if not line.startswith(("Error parsing", "See "))]
-    return lines[0] if lines else "no reason given"
+DRIVER_COMMANDS: dict[str, Callable[[list[str]], int]] = {"series": _series, "task": _task}
+"""What the scripts of ``scripts/`` call; nobody types them."""
+READING_COMMANDS = ("check", "summarize", "package", "report")
+"""Commands that read what strangers wrote."""
+TRAINING_COMMANDS = ("train", "bench")
+"""Commands whose ranks may still be connected when one of them ends."""
 
 
 def _complete(argv: Sequence[str]) -> int:
@@ -288,7 +259,7 @@ def _complete(argv: Sequence[str]) -> int:
         return 0
     os.environ["COMP_LINE"] = match[1] + match[3]
     os.environ["COMP_POINT"] = str(max(0, int(os.environ.get("COMP_POINT", "0")) - len(match[2])))
-    return _with_hydra(list(argv), lambda tree, arguments: 0)
+    return with_hydra(list(argv), lambda tree, arguments: 0)
 
 
 if __name__ == "__main__":

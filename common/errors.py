@@ -1,8 +1,40 @@
-"""The errors that the suite raises on purpose.
+"""The errors that the suite raises on purpose, and how they are printed.
 
 Each carries one message for the user: what was wrong, where, and what to do. The command line prints
 that message without a traceback and exits with the class's ``exit_code``.
 """
+
+from __future__ import annotations
+
+import errno
+import sys
+
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What the system says when a disk, or what a user may have of it, is full."""
+
+
+LONGEST = 2000
+"""Characters of a printed line; a log's value may have a million."""
+
+
+def printable(text: str) -> str:
+    """``text`` as one line that any terminal takes: what cannot be seen is written as an escape, and much is cut."""
+    shown = "".join(_shown(character) for character in text[:LONGEST])
+    return shown if len(text) <= LONGEST else f"{shown} ... ({len(text):,} characters)"
+
+
+def _shown(character: str) -> str:
+    if character.isprintable():
+        return character
+    return " " if character in "\n\t" else character.encode("unicode_escape").decode("ascii")
+
+
+def print_error(error: BaseException) -> None:
+    """Print an error's one message, in as many lines as it has."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    lines = f"mlperf-suite: {type(error).__name__}: {error}".split("\n")
+    print("\n".join(printable(line) for line in lines), file=sys.stderr, flush=True)
 
 
 class SuiteError(Exception):

@@ -50,4 +50,4 @@ fi
 # shellcheck source=scripts/python.sh
 source "$MLPERF_SUITE_ROOT/scripts/python.sh"
 ulimit -Sn "$(ulimit -Hn)" 2>/dev/null || true   # many readers and many peers need many files
-exec "$PYTHON" -m common.launch.rank "$@"
+exec "$PYTHON" -m common.cli task "$@"

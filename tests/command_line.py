@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -15,7 +14,10 @@ from pathlib import Path
 
 import psutil
 
-from tests.conftest import ROOT, Finished
+from tests.conftest import ROOT, SECONDS, Finished
+from tests.forked import Forked
+
+Process = subprocess.Popen[str] | Forked
 
 PROGRESS = re.compile(r"|block \d+, .*|evaluation at .*|checkpoint .*|resume=.*")
 """Lines of a healthy run on standard error."""
@@ -37,8 +39,11 @@ def endless(data: Path, output: Path, *overrides: str) -> list[str]:
 @contextlib.contextmanager
 def started(
     arguments: Sequence[str], command: Sequence[str] = tuple(LAUNCHER), file_size: int | None = None, **environment: str
-) -> Iterator[subprocess.Popen[str]]:
+) -> Iterator[Process]:
     """A process that is killed with all its descendants at the end, if it has not ended.
+
+    One of ``python -m`` is forked, as :mod:`tests.forked` says, unless it may see a GPU: what is imported there holds
+    Triton's interpreter.
 
     Args:
         arguments: of the command.
@@ -46,17 +51,17 @@ def started(
         file_size: bytes that a file may have before writing fails, as on a full disk.
         environment: further variables.
     """
-
-    def limit() -> None:
-        if file_size is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
-
     settings = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **environment}
     settings["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    process = subprocess.Popen(
-        [*command, *arguments], cwd=ROOT, env={**os.environ, **settings}, text=True, preexec_fn=limit,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    settings = {**os.environ, **settings}
+    process: Process
+    if list(command[:2]) == LAUNCHER[:2] and settings["CUDA_VISIBLE_DEVICES"] == "":
+        process = Forked([*command, *arguments], ROOT, settings, file_size)
+    else:
+        assert file_size is None
+        process = subprocess.Popen(
+            [*command, *arguments], cwd=ROOT, env=settings, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
     try:
         yield process
     finally:
@@ -67,10 +72,12 @@ def started(
         process.communicate()
 
 
-def finish(process: subprocess.Popen[str], timeout: float) -> Finished:
+def finish(process: Process, timeout: float) -> Finished:
     """Wait for a process; ``subprocess.TimeoutExpired`` after ``timeout`` seconds."""
     output, errors = process.communicate(timeout=timeout)
-    return Finished(process.returncode, output, errors)
+    code = process.returncode
+    assert code is not None
+    return Finished(code, output, errors)
 
 
 def descendants(pid: int) -> list[psutil.Process]:
@@ -81,11 +88,17 @@ def descendants(pid: int) -> list[psutil.Process]:
         return []
 
 
-def await_that(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 90) -> None:
+def rank_process(launcher: int, rank: int) -> psutil.Process:
+    """The process of a rank: launchers start them in order, each in a process group of its own."""
+    ranks = [child for child in psutil.Process(launcher).children() if os.getpgid(child.pid) == child.pid]
+    return sorted(ranks, key=lambda child: (child.create_time(), child.pid))[rank]
+
+
+def await_that(condition: Callable[[], bool], process: Process, seconds: float = SECONDS) -> None:
     """Poll until ``condition`` holds while ``process`` runs."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert process.poll() is None, process.communicate()
+        assert process.poll() is None or condition(), process.communicate()
         assert time.monotonic() < deadline, "the condition never held"
         time.sleep(0.02)
 

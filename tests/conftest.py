@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import subprocess
 import sys
-import tempfile
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks import WORKLOADS
 from common import cli
+from tests.forked import Forked
 
 ROOT = Path(__file__).resolve().parent.parent
 
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(
-    [
-        *(path.partition(":")[0] for path in WORKLOADS.values()),
-        "common.cli", "common.conclusion", "common.evaluator", "common.trainer", "matplotlib.pyplot", "torch._dynamo",
-    ]
-)  # fmt: skip
-"""Starts processes in which everything slow to import is imported already."""
-
-FORKING = threading.Lock()
-"""A process that starts looks after all others; two threads must not both take the exit code of one."""
+SECONDS = 1000
+"""After which a process of a test hangs. Most take seconds; on a machine with other work, many times as long."""
 
 
 @dataclass(frozen=True)
@@ -43,39 +31,36 @@ class Finished:
     errors: str
 
 
-def suite(*arguments: str, timeout: float = 200, threads: int = 1, cwd: Path = ROOT, **environment: str) -> Finished:
+def suite(
+    *arguments: str, timeout: float = SECONDS, threads: int = 1, cwd: Path = ROOT, **environment: str
+) -> Finished:
     """Run ``mlperf-suite`` as a process of its own, in the folder ``cwd``.
 
     It is forked off a process that has imported the suite, which takes longer than most commands.
     """
+    return _finished([sys.executable, "-m", "common.cli", *arguments], timeout, threads, cwd, environment)
+
+
+def interpreted(*arguments: str, timeout: float = SECONDS) -> Finished:
+    """Run pytest with ``arguments`` in a process of its own, in which Triton's kernels are interpreted."""
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments]
+    return _finished([sys.executable, "-m", "pytest", *options], timeout, 1, ROOT, {"TRITON_INTERPRET": "1"})
+
+
+def _finished(
+    command: Sequence[str], timeout: float, threads: int, cwd: Path, environment: Mapping[str, str]
+) -> Finished:
+    """The end of a forked process, which is killed if it does not come within ``timeout`` seconds."""
     settings = {**os.environ, "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": "", **environment}
-    with tempfile.TemporaryDirectory() as folder:
-        streams = [Path(folder) / name for name in ("output", "errors")]
-        process = FORKS.Process(target=_command, args=(arguments, cwd, settings, threads, streams))
-        with FORKING:
-            process.start()
-        ended = connection.wait([process.sentinel], timeout)
-        with FORKING:
-            if not ended:
-                process.kill()
-            process.join()
-        assert ended, f"mlperf-suite {' '.join(arguments)} ran for more than {timeout} seconds"
-        assert process.exitcode is not None
-        return Finished(process.exitcode, *(stream.read_text() for stream in streams))
-
-
-def _command(
-    arguments: Sequence[str], cwd: Path, environment: Mapping[str, str], threads: int, streams: Sequence[Path]
-) -> None:
-    """In the forked process: what the console command does."""
-    for number, stream in enumerate(streams, start=1):
-        os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-    os.environ.clear()
-    os.environ.update(environment)
-    os.chdir(cwd)
-    torch.set_num_threads(threads)  # OMP_NUM_THREADS has been read
-    sys.argv = ["mlperf-suite", *arguments]
-    cli.main()
+    process = Forked(command, cwd, settings)
+    try:
+        output, errors = process.communicate(timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    code = process.returncode
+    assert code is not None
+    return Finished(code, output, errors)
 
 
 def prepared(workload: str, root: Path, extra: Sequence[str] = ()) -> Path:

@@ -9,14 +9,15 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from common import cli, step
-from common.graphs import WARM_UP_ITERATIONS
+from common import cli
+from common.step import train_step
+from common.step.graphs import WARM_UP_ITERATIONS
 
-_real = step.dist
+_real = train_step.dist
 
 
 class _Skipping:
-    """``torch.distributed`` for :mod:`common.step`, whose only collective is the report's."""
+    """``torch.distributed`` for :mod:`common.step.train_step`, whose only collective is the report's."""
 
     def __init__(self, left_out: int) -> None:
         self.left_out = left_out
@@ -35,5 +36,5 @@ def _leave_out(tensor: Tensor, group: dist.ProcessGroup) -> None:
 
 
 if __name__ == "__main__":
-    step.dist = _Skipping(int(sys.argv.pop(1)))
+    train_step.dist = _Skipping(int(sys.argv.pop(1)))
     cli.main()

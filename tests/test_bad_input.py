@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import assert_closed_as_aborted, the_message, training
-from tests.conftest import Finished, prepared, suite
+from tests.conftest import SECONDS, Finished, prepared, suite
 
-SECONDS = 60  # a message comes within; most come within three on an idle machine
 CONFIGURATION, DATA = 2, 3  # exit codes
 
 
@@ -159,7 +158,6 @@ def test_a_value_that_the_closed_division_forbids_names_key_value_and_rule(tmp_p
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
 def test_the_open_division_accepts_what_the_closed_one_forbids(data_of, tmp_path):
     overrides = ["hparams.end_learning_rate=0.001", "submission.division=open"]
     done = suite(*training(data_of("resnet"), tmp_path / "out", *overrides))
@@ -194,7 +192,6 @@ def test_a_record_that_is_no_picture_is_named(split, data_of, tmp_path):
     assert "cannot be decoded" in message
 
 
-@pytest.mark.slow
 def test_of_two_ranks_the_one_that_meets_bad_data_says_so(data_of, tmp_path):
     data = shutil.copytree(data_of("resnet"), tmp_path / "data")
     record, _ = spoil_a_picture(data, "train")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import yaml
 
 from benchmarks import WORKLOADS
@@ -43,7 +42,6 @@ def test_help_of_training():
     assert f"benchmark: {', '.join(sorted(WORKLOADS))}" in done.output
 
 
-@pytest.mark.slow
 def test_a_sweep_over_two_ranks_trains_once_for_each_value(data_of, tmp_path):
     _, *overrides = training(data_of("resnet"), tmp_path / "${micro_batch}", "micro_batch=4,8", "scale.gpus_per_node=2")
     done = suite("train", "--multirun", *overrides, f"hydra.sweep.dir={tmp_path / 'sweep'}")
@@ -54,7 +52,6 @@ def test_a_sweep_over_two_ranks_trains_once_for_each_value(data_of, tmp_path):
         assert log.count('"run_stop"') == 1
 
 
-@pytest.mark.slow
 def test_jobs_of_a_sweep_write_into_folders_of_their_own(data_of, tmp_path):
     done = suite(
         "train", "--multirun", "benchmark=resnet", "scale=test", "device=cpu", "seed=1,2",

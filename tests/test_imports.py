@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+import runpy
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from common import FLOORS
 from tests.conftest import ROOT
 
-WORKLOAD_TABLE = ("common/cli.py", "common/config.py")
-"""The files of the shared layer that may read the table of workloads."""
+WORKLOAD_TABLE = ("common/cli.py",)
+"""The file of the shared layer that reads the table of workloads."""
 
 OTHER_FOLDERS = {".git", ".venv", "build", "data", "runs", "node_modules"}
 TEXT = {".cfg", ".ini", ".json", ".md", ".py", ".sh", ".sub", ".toml", ".txt", ".yaml", ".yml"}
@@ -70,6 +72,34 @@ def test_the_shared_layer_imports_nothing_of_the_workloads_but_their_table():
         assert names <= allowed, f"{path} imports {sorted(names - allowed)}"
 
 
+def rooms_used() -> Iterator[tuple[str, str, str]]:
+    """Path of a module of the shared layer, its room, and another room that it imports; ``cli`` and ``errors`` too."""
+    for path, names in modules("common"):
+        room = path.split("/")[1].removesuffix(".py")
+        for name in names:
+            if within(name, "common") and name.count("."):
+                other = name.split(".")[1]
+                if other != room:
+                    yield path, room, other
+
+
+def test_every_room_has_a_floor():
+    found = {path.name.removesuffix(".py") for path in (ROOT / "common").iterdir() if not path.name.startswith("__")}
+    assert found == {room for floor in FLOORS for room in floor}
+
+
+def test_imports_go_down():
+    floor = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+    used = sorted(set(rooms_used()))
+    assert used
+    assert [(path, other) for path, room, other in used if floor[other] <= floor[room]] == []
+
+
+def test_the_picture_of_the_house_is_drawn_from_the_code():
+    drawn = runpy.run_path(str(ROOT / "scripts" / "draw_house.py"))["draw"]()
+    assert (ROOT / "docs" / "house.svg").read_text() == drawn, "run: python scripts/draw_house.py"
+
+
 def test_no_workload_imports_another():
     checked = 0
     for path, names in modules("benchmarks"):
@@ -86,6 +116,61 @@ def test_only_tests_import_tests():
     for top in ("common", "benchmarks"):
         for path, names in modules(top):
             assert not [name for name in names if within(name, "tests")], path
+
+
+def module_graph() -> dict[str, set[str]]:
+    """Every module of ``common`` and ``benchmarks``, and those that it imports, wherever the import stands.
+
+    A package counts only where one of its own names is imported, not where one of its modules is.
+    """
+    found = {}
+    for top in ("common", "benchmarks"):
+        for path, names in modules(top):
+            found[path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")] = names
+    return {
+        module: {name for name in names if _counts(name, names, found)} - {module} for module, names in found.items()
+    }
+
+
+def _counts(name: str, names: set[str], existing: Collection[str]) -> bool:
+    below = [other for other in names if other.rpartition(".")[0] == name]
+    return name in existing and not (below and all(other in existing for other in below))
+
+
+def circles(graph: Mapping[str, set[str]]) -> set[tuple[str, ...]]:
+    """The sets of modules that reach one another, each sorted."""
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        waiting = [start]
+        while waiting:
+            for other in graph[waiting.pop()] - seen:
+                seen.add(other)
+                waiting.append(other)
+        return seen
+
+    reach = {module: reached(module) for module in graph}
+    return {
+        tuple(sorted(other for other in reach[module] if module in reach[other]))
+        for module in graph
+        if module in reach[module]
+    }
+
+
+def test_no_modules_import_each_other():
+    assert circles(module_graph()) == set()
+
+
+def test_circles_are_found_through_any_number_of_modules():
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": set(), "f": {"g"}, "g": {"f"}}
+    assert circles(graph) == {("a", "b", "c"), ("f", "g")}
+
+
+def test_a_package_counts_where_a_name_of_its_own_is_imported():
+    existing = ("p", "p.q")
+    assert not _counts("p", imported("from p import q"), existing)
+    assert _counts("p", imported("from p import q, NAME"), existing)
+    assert _counts("p", imported("import p"), existing)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parent.parent
 LEAF = "leaf-1.0-py2.py3-none-any.manylinux1_x86_64.manylinux2014_x86_64.manylinux_2_17_x86_64.manylinux_2_5_x86_64.whl"
 """Longer than the 100 characters that the oldest format of tar has for a name."""
@@ -103,7 +101,7 @@ def make_site(folder: Path) -> Site:
     (source / "constraints.txt").write_text("leaf==1.0\n")
     identity = ["-c", "user.name=test", "-c", "user.email=test@example.com"]
     for command in (["init", "--quiet"], ["add", "."], [*identity, "commit", "--quiet", "--message", "one"]):
-        subprocess.run(["git", "-C", source, *command], check=True, capture_output=True, timeout=60)
+        subprocess.run(["git", "-C", source, *command], check=True, capture_output=True, timeout=200)
     return Site(source, registry)
 
 
@@ -151,13 +149,13 @@ def test_a_bundle_installs_from_itself(site: Site, unpacked: Path):
     done = site.run("install", cwd=unpacked, PIP_INDEX_URL="http://127.0.0.1:9/nothing-here")
 
     assert done.returncode == 0, done.stderr
-    subprocess.run([unpacked / ".venv" / "bin" / "python", "-c", "import suite_stub"], check=True, timeout=60)
+    subprocess.run([unpacked / ".venv" / "bin" / "python", "-c", "import suite_stub"], check=True, timeout=200)
 
 
 def plan(folder: Path) -> str:
     """What make would do for ``make lint`` in a folder without .venv."""
     return subprocess.run(
-        ["make", "-n", "lint"], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=True
+        ["make", "-n", "lint"], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=200, check=True
     ).stdout
 
 

@@ -68,7 +68,7 @@ def adopt(packed_dir: Path, eval_file: Path, data_dir: Path, work_dir: Path, wor
     with Stages(work_dir / "records", workers) as stages:
         records = stages.run("count", {path.name: (path,) for path in shards}, count_shard)
     rows = [sum(record["packs"]) for record in records.values()]
-    expected = exchange.shard_sizes(sum(rows), len(rows)).tolist()
+    expected = exchange.shard_sizes(sum(rows), len(rows), larger_first=True).tolist()
     for path, found, wanted in zip(shards, rows, expected, strict=True):
         if found != wanted:
             raise DataError(f"{path} has {found} rows where {wanted} of {sum(rows)} are expected: a shard is not whole")

@@ -1,18 +1,12 @@
-"""BERT's data: prepared shards (see :mod:`benchmarks.bert.prepare`) to the tensors of :mod:`benchmarks.bert.collate`.
-
-``python -m benchmarks.bert.data --measure`` times the reader.
-"""
+"""BERT's data: prepared shards (:mod:`benchmarks.bert.prepare`) to the tensors of :mod:`benchmarks.bert.collate`."""
 
 from __future__ import annotations
 
-import argparse
-import time
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -22,16 +16,14 @@ from benchmarks.bert.order import balanced, cycle_of, shuffled
 from benchmarks.bert.preparation.pipeline import EVALUATION_FILE, PACKED, UNPACKED
 from benchmarks.bert.prepare import FORMAT, PREPARE_COMMAND
 from benchmarks.bert.shards import Limits, Shard, ShardFile, files_of, read_rows
-from common import config
 from common.data import manifest
+from common.data.batches import Block, HostBatch
 from common.data.manifest import Manifest
 from common.data.order import EvalShard, MicroBatches
 from common.data.shard_lanes import ShardLanes
 from common.data.shard_order import ShardStream, Turn
-from common.data.source import Block, HostBatch
 from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError
-from common.mlperf.fixed import benchmark_settings
 
 FOLDERS = {"packed": PACKED, "unpacked": UNPACKED}
 """Where the training shards of each format lie."""
@@ -65,7 +57,7 @@ class DataSettings:
 
 
 class BertSource:
-    """Training micro-batches of one replica; a :class:`common.data.source.DataSource`.
+    """Training micro-batches of one replica; a :class:`common.data.batches.DataSource`.
 
     In host memory are at most two shards (38 MB each in the real set) for each accumulation step.
 
@@ -104,7 +96,7 @@ class BertSource:
         self._cycle: tuple[int, ...] = ()
         if packed:
             self._cycle = cycle_of([found.counts.get(f"packs_of_{kind}", 0) for kind in kinds])
-        self._stream = ShardStream(rows, len(files), micro_batches.lanes, seed)
+        self._stream = ShardStream(rows, len(files), micro_batches.lanes, seed, larger_first=packed)
         lanes = [micro_batches.lane(step) for step in range(micro_batches.accumulation)]
         self._lanes: ShardLanes[Shard] = ShardLanes(self._stream, lanes, self._open_shard)
 
@@ -266,81 +258,3 @@ def read_manifest(root: Path, settings: DataSettings) -> Manifest:
             remedy = " --unpacked" if name == FOLDERS["unpacked"] else ""
             raise DataError(f"{where} names no {name}; run '{PREPARE_COMMAND}{remedy}'")
     return found
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """What :func:`measure` saw.
-
-    Attributes:
-        first_seconds: from opening to the first step's micro-batches.
-        rows_per_second: while the reader was asked for rows; the pauses do not count.
-        longest_wait: seconds that the slowest step but the first waited for its micro-batches.
-        steps: that were measured.
-    """
-
-    first_seconds: float
-    rows_per_second: float
-    longest_wait: float
-    steps: int
-
-
-def measure(
-    root: Path, settings: DataSettings, layout: Layout, micro_batch: int, accumulation: int, steps: int, pause: float
-) -> Measurement:
-    """Read ``steps`` global batches of one replica, ``pause`` seconds apart as training would be."""
-    began = time.perf_counter()
-    source = open_train(root, settings, layout, micro_batch, accumulation)
-    samples = micro_batch * layout.size("dp") * accumulation
-    batches = source.batches(Block(0, 1, 0, 0, (steps + 1) * samples))
-    waits = []
-    try:
-        for _ in range(steps + 1):
-            for _ in range(accumulation):
-                next(batches)
-            waits.append(time.perf_counter() - began)
-            time.sleep(pause)
-            began = time.perf_counter()
-    finally:
-        source.close()
-    rows = steps * accumulation * micro_batch // settings.samples_per_row
-    return Measurement(waits[0], rows / sum(waits[1:]), max(waits[1:]), steps)
-
-
-def main() -> None:
-    """Time the reader: ``python -m benchmarks.bert.data --measure --data-dir DATA``."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.bert.data", description=measure.__doc__)
-    parser.add_argument("--measure", action="store_true", required=True)
-    parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--format", choices=("packed", "unpacked"), default="packed")
-    parser.add_argument("--order", choices=("shuffled", "balanced"), default="balanced")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--micro-batch", type=int, default=96)
-    parser.add_argument("--accumulation", type=int, default=1)
-    parser.add_argument("--replicas", type=int, default=1, help="of which the first one is measured")
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--pause-ms", type=float, default=0.0, help="between steps; a training step is 80 to 110 ms")
-    args = parser.parse_args()
-    facts = config.build(Facts, benchmark_settings("bert")["facts"], "benchmark.facts")
-    counts = manifest.read(args.data_dir, FORMAT, PREPARE_COMMAND).counts
-    facts = replace(facts, **{name: counts[name] for name in ("vocabulary", "max_sequence_length")})
-    order = args.order if args.format == "packed" else "shuffled"
-    reader = config.build(
-        ReaderConfig,
-        {"format": args.format, "compact": True, "order": order, "graph_per_count": False, "eval_rows": 1},
-        "reader",
-    )
-    layout = Layout({"dp": args.replicas}, device=args.device)
-    seen = measure(
-        args.data_dir, DataSettings(facts, reader), layout, args.micro_batch, args.accumulation, args.steps,
-        args.pause_ms / 1e3,
-    )  # fmt: skip
-    print(
-        f"{args.format}, {order}, {args.accumulation} x {args.micro_batch} samples a step on {args.device}: "
-        f"{seen.rows_per_second:.0f} rows/s; first step after {seen.first_seconds * 1e3:.0f} ms; of {seen.steps} more "
-        f"the slowest waited {seen.longest_wait * 1e3:.1f} ms"
-    )
-
-
-if __name__ == "__main__":
-    main()

@@ -16,18 +16,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.bert.ops import attention, bias_gelu, cross_entropy, dropout, dropout_add_norm, linear
-from benchmarks.bert.ops.linear import Linear
-from common.errors import UnsupportedImplementation
+from common.config.ranges import AtLeast, Positive, ProbabilityBelowOne
+from common.errors import ConfigError, UnsupportedImplementation
+from common.ops import attention, bias_gelu, cross_entropy, dropout, dropout_add_norm, linear
+from common.ops.dropout.plain import DropoutMask
 from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.linear import Linear
 from common.ops.triton_support import widen
-from common.workload import Losses
+from common.step.train_step import Losses
 
 VOCABULARY_MULTIPLE = 64
 """The word table has zero rows up to a multiple of it, so that the decoder's matrix product is aligned."""
@@ -47,29 +49,32 @@ class Architecture:
         layers: of the encoder.
         heads: H, a divisor of E.
         feed_forward: F.
-        max_positions: positions that are learned, and the longest sequence.
-        segment_types: kinds of segments.
+        max_sequence_length: positions that are learned.
+        segment_types: kinds of segments (sentence A, sentence B).
+        norm_epsilon: inside the square root of every LayerNorm.
         dropout: probability at every place but the attention probabilities.
         attention_dropout: probability there.
-        norm_epsilon: inside the square root of every LayerNorm.
         initializer_range: standard deviation of the initial weights before they are cut at two of it.
+
+    Raises:
+        ConfigError: the heads do not divide E.
     """
 
-    vocabulary: int = 30522
-    hidden: int = 1024
-    layers: int = 24
-    heads: int = 16
-    feed_forward: int = 4096
-    max_positions: int = 512
-    segment_types: int = 2
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
-    norm_epsilon: float = 1e-12
-    initializer_range: float = 0.02
+    vocabulary: Annotated[int, AtLeast(1)]
+    hidden: int
+    layers: Annotated[int, AtLeast(1)]
+    heads: Annotated[int, AtLeast(1)]
+    feed_forward: Annotated[int, AtLeast(1)]
+    max_sequence_length: Annotated[int, AtLeast(1)]
+    segment_types: Annotated[int, AtLeast(1)]
+    norm_epsilon: Annotated[float, Positive]
+    dropout: Annotated[float, ProbabilityBelowOne]
+    attention_dropout: Annotated[float, ProbabilityBelowOne]
+    initializer_range: Annotated[float, Positive]
 
     def __post_init__(self) -> None:
-        if self.hidden % self.heads:
-            raise ValueError(f"{self.heads} heads do not divide hidden={self.hidden}")
+        if self.hidden < 1 or self.hidden % self.heads:
+            raise ConfigError(f"hidden={self.hidden}: a positive multiple of heads={self.heads}")
 
     @property
     def head_dim(self) -> int:
@@ -112,7 +117,7 @@ class Implementations:
 
 @dataclass(frozen=True)
 class _Operations:
-    """The chosen functions; signatures in :mod:`benchmarks.bert.ops`."""
+    """The chosen functions; signatures in :mod:`common.ops`."""
 
     attention: Callable[..., Tensor]
     dropout: Callable[..., Tensor]
@@ -125,19 +130,19 @@ def _choose(
     requested: Implementations, architecture: Architecture, device: torch.device, dtype: torch.dtype
 ) -> tuple[_Operations, dict[str, str]]:
     """The functions for ``requested``, and the names chosen."""
-    hidden = architecture.hidden
+    request = OperationRequest(device, dtype, {"head_dim": architecture.head_dim, "columns": architecture.hidden})
     chosen = {}
-    for name, module, channels in (
-        ("attention", attention, architecture.head_dim),
-        ("dropout", dropout, hidden),
-        ("dropout_add_norm", dropout_add_norm, hidden),
-        ("bias_gelu", bias_gelu, architecture.feed_forward),
-        ("cross_entropy", cross_entropy, architecture.padded_vocabulary),
-        ("linear", linear, hidden),
+    for name, module in (
+        ("attention", attention),
+        ("dropout", dropout),
+        ("dropout_add_norm", dropout_add_norm),
+        ("bias_gelu", bias_gelu),
+        ("cross_entropy", cross_entropy),
+        ("linear", linear),
     ):
         wanted = getattr(requested, name)
         try:
-            chosen[name] = select(module.IMPLEMENTATIONS, wanted, OperationRequest(device, dtype, channels))
+            chosen[name] = select(module.IMPLEMENTATIONS, wanted, request)
         except UnsupportedImplementation as error:
             raise UnsupportedImplementation(f"model.{name}={wanted}: {error}") from error
     functions = {name: implementation.function for name, implementation in chosen.items() if name != "linear"}
@@ -179,7 +184,7 @@ class Embeddings(nn.Module):
         super().__init__()
         architecture = build.architecture
         self.word = build.table(architecture.padded_vocabulary)
-        self.position = build.table(architecture.max_positions)
+        self.position = build.table(architecture.max_sequence_length)
         self.segment = build.table(architecture.segment_types)
         self.norm = build.norm()
         self._p = architecture.dropout
@@ -192,7 +197,13 @@ class Embeddings(nn.Module):
         place_table = (position.unsqueeze(1) + segment).flatten(0, 1)
         place_TE = F.embedding(position_ids_T * len(segment) + segment_ids_T, place_table)
         x_TE: Tensor = self._operations.dropout_add_norm(
-            self.word(input_ids_T), None, place_TE, norm.weight, norm.bias, 0.0, norm.eps, seed, EMBEDDING_SITE
+            self.word(input_ids_T),
+            None,
+            place_TE,
+            norm.weight,
+            norm.bias,
+            norm.eps,
+            DropoutMask(0.0, seed, EMBEDDING_SITE),
         )
         return self._operations.dropout(x_TE, self._p if self.training else 0.0, seed, EMBEDDING_SITE)
 
@@ -223,11 +234,23 @@ class Attention(nn.Module):
         p = architecture.dropout if self.training else 0.0
         qkv_T3HD = self.qkv(x_TE, bias_gradient=False).view(-1, 3, architecture.heads, architecture.head_dim)
         context_THD = operations.attention(
-            qkv_T3HD, starts_S, lengths_S, architecture.max_positions, p_attention, seed, self._site, self.qkv.bias
+            qkv_T3HD,
+            starts_S,
+            lengths_S,
+            architecture.max_sequence_length,
+            DropoutMask(p_attention, seed, self._site),
+            self.qkv.bias,
         )
         y_TE = self.output(context_THD.flatten(1), add_bias=False)
         pair: tuple[Tensor, Tensor] = operations.dropout_add_norm(
-            y_TE, self.output.bias, residual_TE, norm.weight, norm.bias, p, norm.eps, seed, self._site + 1, twice=True
+            y_TE,
+            self.output.bias,
+            residual_TE,
+            norm.weight,
+            norm.bias,
+            norm.eps,
+            DropoutMask(p, seed, self._site + 1),
+            twice=True,
         )
         return pair
 
@@ -251,7 +274,14 @@ class Mlp(nn.Module):
         h_TF = self._operations.bias_gelu(self.up(x_TE, add_bias=False), self.up.bias)
         y_TE = self.down(h_TF, add_bias=False)
         pair: tuple[Tensor, Tensor] = self._operations.dropout_add_norm(
-            y_TE, self.down.bias, residual_TE, norm.weight, norm.bias, p, norm.eps, seed, self._site, twice=True
+            y_TE,
+            self.down.bias,
+            residual_TE,
+            norm.weight,
+            norm.bias,
+            norm.eps,
+            DropoutMask(p, seed, self._site),
+            twice=True,
         )
         return pair
 
@@ -287,7 +317,7 @@ class MaskedLm(nn.Module):
         norm = self.norm
         h_ME = self._operations.bias_gelu(self.transform(hidden_ME, add_bias=False), self.transform.bias)
         h_ME = self._operations.dropout_add_norm(
-            h_ME, None, None, norm.weight, norm.bias, 0.0, norm.eps, seed, EMBEDDING_SITE
+            h_ME, None, None, norm.weight, norm.bias, norm.eps, DropoutMask(0.0, seed, EMBEDDING_SITE)
         )
         if torch.is_grad_enabled():
             return F.linear(h_ME, word_table_VE, self.bias)

@@ -6,13 +6,13 @@ Prepared are ``packed/part_00000`` …, rows of one to three sequences, ``eval_v
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
-import os
 import shutil
 import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from benchmarks.bert import adopt, raw
 from benchmarks.bert.preparation import sentences
@@ -20,8 +20,9 @@ from benchmarks.bert.preparation.pipeline import Made, Pipeline
 from benchmarks.bert.preparation.tokenizer import read_vocabulary
 from benchmarks.bert.raw import RawText, Settings
 from benchmarks.bert.sources import download
-from benchmarks.bert.stand_in import generate as generate
+from benchmarks.bert.stand_in import Generated, generate
 from common.data import manifest, preparation
+from common.data.commands import DataCommands, cores, option
 from common.data.manifest import Manifest, digest
 from common.data.stand_in import MARKER
 from common.errors import ConfigError, DataError
@@ -108,50 +109,6 @@ def verify(data_dir: Path) -> Manifest:
     return manifest.verify(data_dir, FORMAT, PREPARE_COMMAND)
 
 
-def main(command: str, argv: list[str]) -> int:
-    """``mlperf-suite download | prepare | verify | generate benchmark=bert [options]``."""
-    args = _parser(command).parse_args(argv)
-    if command == "prepare" and args.workers < 1:
-        raise ConfigError(f"--workers={args.workers}: at least 1")
-    if command == "download":
-        for line in download(args.raw_dir):
-            print(line)
-    elif command == "generate":
-        settings = Settings(
-            max_sequence_length=args.max_sequence_length,
-            shards=args.shards,
-            parts=args.parts,
-            eval_articles=args.eval_articles,
-            eval_samples=args.eval,
-            train_samples=args.train,
-        )
-        made = generate(args.raw_dir, args.articles, args.vocabulary, settings)
-        print(
-            f"{args.raw_dir}: {made.articles} articles, {made.characters / 1e6:.2f} MB of text, "
-            f"a vocabulary of {made.vocabulary}"
-        )
-    elif command == "prepare" and (args.packed_dir or args.eval_file):
-        if not (args.packed_dir and args.eval_file):
-            raise ConfigError("--packed-dir and --eval-file go together")
-        for name in ("shards", "unpacked", "keep_intermediate", "punkt", "max_sequence_length"):
-            if getattr(args, name):
-                raise ConfigError(f"--{name.replace('_', '-')}: shards that are packed already stay as they are")
-        _report(args.data_dir, adopted(args.packed_dir, args.eval_file, args.data_dir, args.workers))
-    elif command == "prepare":
-        sizes = {name: getattr(args, name) for name in ("shards", "max_sequence_length")}
-        options = Options(
-            args.workers,
-            args.punkt,
-            args.unpacked,
-            args.keep_intermediate,
-            tuple((name, value) for name, value in sizes.items() if value is not None),
-        )
-        _report(args.data_dir, prepare(args.raw_dir, args.data_dir, options))
-    else:
-        _report(args.data_dir, verify(args.data_dir))
-    return 0
-
-
 def adopted(packed_dir: Path, eval_file: Path, data_dir: Path, workers: int) -> Manifest:
     """Count and check shards that other tools packed, and write their manifest; the files stay where they are.
 
@@ -171,40 +128,6 @@ def adopted(packed_dir: Path, eval_file: Path, data_dir: Path, workers: int) -> 
         manifest.write(data_dir, written)
         shutil.rmtree(work_dir)
         return written
-
-
-def _parser(command: str) -> argparse.ArgumentParser:
-    parser = preparation.parser(command, "bert", raw="text and vocabulary", prepared="prepared sequences")
-    if command == "prepare":
-        parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
-        parser.add_argument("--shards", type=int, help="files of training data (default 4320)")
-        parser.add_argument("--unpacked", action="store_true", help="also write shards of single sequences")
-        parser.add_argument("--keep-intermediate", action="store_true", help="keep what lies between text and shards")
-        parser.add_argument("--punkt", type=Path, help="NLTK's folder punkt_tab/english, to split extracted articles")
-        parser.add_argument("--max-sequence-length", type=int, help="stand-in data only")
-        parser.add_argument("--packed-dir", type=Path, help="shards that other tools packed: only count and describe")
-        parser.add_argument("--eval-file", type=Path, help="the evaluation set that belongs to them")
-    if command == "generate":
-        parser.add_argument("--articles", type=int, help="articles (default: all that Python's library holds)")
-        parser.add_argument("--vocabulary", type=int, default=2048, help="pieces of the vocabulary")
-        parser.add_argument("--max-sequence-length", type=int, default=128, help="tokens of the longest sequence")
-        parser.add_argument("--train", type=int, help="sequences to train on (default: all)")
-        parser.add_argument("--eval", type=int, default=512, help="sequences to evaluate")
-        parser.add_argument("--eval-articles", type=int, default=100, help="articles to evaluate")
-        parser.add_argument("--parts", type=int, default=4, help="text parts")
-        parser.add_argument("--shards", type=int, default=8, help="files of training data")
-    return parser
-
-
-def _report(data_dir: Path, result: Manifest) -> None:
-    print(preparation.summary(data_dir, result, "Wikipedia"))
-    if result.source.get("description") == REBUILT and result.stand_in:
-        print(
-            "A stand-in, because the held-out text is not the benchmark's to the letter: WikiExtractor's output varies."
-        )
-    found = (result.counts["train_samples"], result.counts["eval_samples"])
-    if not result.stand_in and found != adopt.BENCHMARK:
-        print(f"The benchmark has {adopt.BENCHMARK} sequences to train and to evaluate; training will ask for these.")
 
 
 def _settings(source: RawText, options: Options) -> Settings:
@@ -255,3 +178,66 @@ def _manifest(
 
 def _text_bytes(source: RawText) -> int:
     return sum(path.stat().st_size for path in (*source.parts, *source.articles))
+
+
+def _generate(raw_dir: Path, articles: int | None, vocabulary: int, **sizes: Any) -> Generated:
+    return generate(raw_dir, articles, vocabulary, Settings(**sizes))
+
+
+def _prepare(
+    raw_dir: Path, data_dir: Path, workers: int, packed_dir: Path | None, eval_file: Path | None, **chosen: Any
+) -> Manifest:
+    if packed_dir is None and eval_file is None:
+        sizes = {name: chosen.pop(name) for name in ("shards", "max_sequence_length")}
+        given = tuple((name, size) for name, size in sizes.items() if size is not None)
+        return prepare(raw_dir, data_dir, Options(workers, sizes=given, **chosen))
+    if packed_dir is None or eval_file is None:
+        raise ConfigError("--packed-dir and --eval-file go together")
+    for name, value in chosen.items():
+        if value:
+            raise ConfigError(f"--{name.replace('_', '-')}: shards that are packed already stay as they are")
+    return adopted(packed_dir, eval_file, data_dir, workers)
+
+
+def _remarks(made: Manifest, **options: Any) -> Iterator[str]:
+    if made.source.get("description") == REBUILT and made.stand_in:
+        yield (
+            "A stand-in, because the held-out text is not the benchmark's to the letter: WikiExtractor's output varies."
+        )
+    if not made.stand_in and (made.counts["train_samples"], made.counts["eval_samples"]) != adopt.BENCHMARK:
+        yield f"The benchmark has {adopt.BENCHMARK} sequences to train and to evaluate; training will ask for these."
+
+
+COMMANDS = DataCommands(
+    "bert",
+    raw="text and vocabulary",
+    prepared="prepared sequences",
+    real="Wikipedia",
+    download=download,
+    generate=_generate,
+    prepare=_prepare,
+    verify=verify,
+    remarks=_remarks,
+    workers={"prepare": cores},
+    options={
+        "prepare": (
+            option("--shards", type=int, help="files of training data (default 4320)"),
+            option("--unpacked", action="store_true", help="also write shards of single sequences"),
+            option("--keep-intermediate", action="store_true", help="keep what lies between text and shards"),
+            option("--punkt", type=Path, help="NLTK's folder punkt_tab/english, to split extracted articles"),
+            option("--max-sequence-length", type=int, help="stand-in data only"),
+            option("--packed-dir", type=Path, help="shards that other tools packed: only count and describe"),
+            option("--eval-file", type=Path, help="the evaluation set that belongs to them"),
+        ),
+        "generate": (
+            option("--articles", type=int, help="articles (default: all that Python's library holds)"),
+            option("--vocabulary", type=int, default=2048, help="pieces of the vocabulary"),
+            option("--max-sequence-length", type=int, default=128, help="tokens of the longest sequence"),
+            option("--train", dest="train_samples", type=int, help="sequences to train on (default: all)"),
+            option("--eval", dest="eval_samples", type=int, default=512, help="sequences to evaluate"),
+            option("--eval-articles", type=int, default=100, help="articles to evaluate"),
+            option("--parts", type=int, default=4, help="text parts"),
+            option("--shards", type=int, default=8, help="files of training data"),
+        ),
+    },
+)

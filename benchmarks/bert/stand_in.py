@@ -44,6 +44,9 @@ class Generated:
     characters: int
     vocabulary: int
 
+    def __str__(self) -> str:
+        return f"{self.articles} articles, {self.characters / 1e6:.2f} MB of text, a vocabulary of {self.vocabulary}"
+
 
 def generate(raw_dir: Path, articles: int | None, vocabulary: int, settings: Settings) -> Generated:
     """Write a stand-in for the extracted articles of Wikipedia to ``raw_dir`` and mark it as one.

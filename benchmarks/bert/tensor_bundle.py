@@ -52,7 +52,7 @@ class Entry:
         shape: of the tensor.
         shard: number of the data file.
         offset, size: bytes in it.
-        checksum: masked CRC-32C of the bytes; None if there is none.
+        checksum: masked CRC-32C of the bytes; 0 where the entry has none, as the format writes no zeros.
         sliced: whether the tensor was partitioned, and its pieces have keys of their own.
     """
 
@@ -61,7 +61,7 @@ class Entry:
     shard: int
     offset: int
     size: int
-    checksum: int | None
+    checksum: int
     sliced: bool
 
 
@@ -177,7 +177,7 @@ def _entry(message: bytes) -> Entry:
         shard=_number(fields, 3),
         offset=_number(fields, 4),
         size=_number(fields, 5),
-        checksum=_number(fields, 6) if 6 in fields else None,
+        checksum=_number(fields, 6),
         sliced=7 in fields,
     )
 
@@ -216,11 +216,11 @@ class TensorBundle:
             raise CheckpointError(f"{self.index}: not a TensorFlow checkpoint index: it is {reason}")
 
     def read(self, name: str) -> Tensor:
-        """Read one tensor, checking its bytes against their checksum where there is one.
+        """Read one tensor, checking its bytes against their checksum.
 
         Raises:
-            CheckpointError: there is none of that name, its dtype is none of numbers, or its bytes are missing,
-                truncated or wrong.
+            CheckpointError: there is none of that name, its dtype is none of numbers, its bytes are missing,
+                truncated or wrong, or they have no checksum.
         """
         entry = self.entries.get(name)
         if entry is None:
@@ -249,6 +249,11 @@ class TensorBundle:
                 f"{data}: truncated: tensor {name} is bytes {entry.offset} to {entry.offset + entry.size}, "
                 f"the file has {data.stat().st_size}"
             )
-        if entry.checksum is not None and masked_crc32c(content) != entry.checksum:
+        if masked_crc32c(content) != entry.checksum:
+            if not entry.checksum:
+                raise CheckpointError(
+                    f"{self.index}: tensor {name} has no checksum, which TensorFlow always writes: whatever wrote this "
+                    "file, nothing tells whether it is whole"
+                )
             raise CheckpointError(f"{data}: the checksum of tensor {name} is wrong: the file is damaged")
         return content

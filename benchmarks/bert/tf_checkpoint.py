@@ -112,8 +112,8 @@ def load_weights(model: Bert, path: Path) -> None:
             ``model``. It is unpickled as tensors only, never as code.
 
     Raises:
-        CheckpointError: a file is missing, truncated or damaged; a tensor is missing, of another dtype or shape. The
-            model may then have some of the weights.
+        CheckpointError: a file is missing, truncated or damaged; a tensor is missing, of another dtype or shape, or
+            has a value that is not finite. The model may then have some of the weights.
     """
     if path.suffix == ".pt":
         _copy(model, _port_reader(path))
@@ -148,7 +148,7 @@ def _tensorflow_reader(prefix: Path) -> Reader:
         if entry is not None and entry.shape != expected:
             raise _another_shape(bundle.index, weight.tf, entry.shape, expected)
         tensor = bundle.read(weight.tf)
-        _check_dtype(bundle.index, weight.tf, tensor)
+        _check_values(bundle.index, weight.tf, tensor)
         return tensor.t() if weight.transposed else tensor
 
     return read
@@ -162,7 +162,7 @@ def _port_reader(path: Path) -> Reader:
         tensor = state.get(name)
         if not isinstance(tensor, Tensor):
             raise CheckpointError(f"{path}: tensor {weight.torch} is missing")
-        _check_dtype(path, name, tensor)
+        _check_values(path, name, tensor)
         found = tuple(tensor.shape)
         # conversions pad the vocabulary to multiples of 8 or 64
         if weight.parameter in _BY_WORD and found[1:] == shape[1:] and 0 <= found[0] - shape[0] < VOCABULARY_MULTIPLE:
@@ -188,9 +188,14 @@ def _load_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def _check_dtype(file: Path, name: str, tensor: Tensor) -> None:
+def _check_values(file: Path, name: str, tensor: Tensor) -> None:
     if not tensor.is_floating_point():
         raise CheckpointError(f"{file}: tensor {name} has dtype {tensor.dtype}, and weights are floating point")
+    if not tensor.isfinite().all():
+        count = int((~tensor.isfinite()).sum())
+        raise CheckpointError(
+            f"{file}: tensor {name} has {count} of {tensor.numel()} values that are not finite: no run starts from it"
+        )
 
 
 def _another_shape(file: Path, name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> CheckpointError:

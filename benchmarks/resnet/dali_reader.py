@@ -21,9 +21,9 @@ from nvidia import dali
 from PIL import Image
 
 from benchmarks.resnet.data_settings import DataSettings
+from common.data.batches import Block, HostBatch
 from common.data.dali import PipelineRunner, SlicedBatches, derived_seed
 from common.data.order import EpochStream, EvalShard
-from common.data.source import Block, HostBatch
 
 fn: Any = dali.fn  # DALI's type stubs lack part of what it has
 types: Any = dali.types
@@ -46,7 +46,7 @@ PADDING_BYTES = 256 << 20  # of nvJPEG's device and pinned buffers
 
 
 class DaliTrainSource:
-    """Training batches of one replica; a :class:`common.data.source.DataSource` that only runs forward."""
+    """Training batches of one replica; a :class:`common.data.batches.DataSource` that only runs forward."""
 
     def __init__(
         self,

@@ -1,32 +1,24 @@
 """ResNet-50's data: prepared RecordIO (see :mod:`benchmarks.resnet.prepare`) to batches of pictures.
 
 A batch has ``image`` (N, C, H, W) in channels_last memory, normalised, its channels beyond the third exactly zero, and
-``label`` (N,) int64; -1 marks padding in evaluation. ``python -m benchmarks.resnet.data --measure`` times a reader.
+``label`` (N,) int64; -1 marks padding in evaluation.
 """
 
 from __future__ import annotations
 
-import argparse
-import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-import torch
-
-from benchmarks.resnet.config import Facts, ReaderConfig
 from benchmarks.resnet.data_settings import DataSettings
 from benchmarks.resnet.prepare import FORMAT, PREPARE_COMMAND
 from benchmarks.resnet.recordio import RecordReader
-from common import config
 from common.data import dali, manifest
+from common.data.batches import DataSource, HostBatch
 from common.data.manifest import Manifest
 from common.data.order import EpochStream, EvalShard
-from common.data.source import Block, DataSource, HostBatch
 from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError
-from common.mlperf.fixed import benchmark_settings
 
 
 class EvalSource(Protocol):
@@ -144,78 +136,3 @@ def _open_records(rec: Path, expected: int) -> RecordReader:
             f"{rec} has {len(reader)} records where {manifest.NAME} says {expected}; run '{PREPARE_COMMAND}'"
         )
     return reader
-
-
-def measure(root: Path, settings: DataSettings, device: torch.device, batch: int, seconds: float) -> float:
-    """Training pictures per second of the reader alone, over whole batches for ``seconds`` after a warm-up.
-
-    With a cache the warm-up is one epoch, so that what counts is the filled cache.
-    """
-    source = open_train(root, settings, Layout(device=device), batch)
-    warm_up = -(-source.train_samples // batch) if settings.reader.cache_mb else 3 * settings.reader.prefetch
-    block = Block(0, 1, 10_000, 0, 10_000 * source.train_samples)
-    pictures, started = 0, 0.0
-    try:
-        for host_batch in source.batches(block):
-            if host_batch.position < warm_up:
-                continue
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            now = time.perf_counter()
-            if not started:
-                started = now
-                continue
-            pictures += batch
-            if now - started >= seconds:
-                return pictures / (now - started)
-    finally:
-        source.close()
-    raise AssertionError("the block ended")
-
-
-def main() -> None:
-    """Time the readers: ``python -m benchmarks.resnet.data --measure --data-dir DATA``."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.resnet.data", description=measure.__doc__)
-    parser.add_argument("--measure", action="store_true", required=True)
-    parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--reader", choices=("auto", "dali", "torchvision"), default="auto")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--batch", type=int, default=400)
-    parser.add_argument("--multiplier", type=int, default=1, help="input batch multiplier (DALI)")
-    parser.add_argument("--threads", type=int, default=8)
-    parser.add_argument("--prefetch", type=int, default=3)
-    parser.add_argument("--cache-mb", type=int, default=12_288, help="of the second measurement (DALI on a GPU)")
-    parser.add_argument("--image-size", type=int, default=224)
-    parser.add_argument("--hw-decoder-load", type=float, default=0.99)
-    parser.add_argument("--pinned-pool-mb", type=int, default=0, help="pinned memory taken at once (DALI on a GPU)")
-    parser.add_argument("--seconds", type=float, default=15)
-    args = parser.parse_args()
-    facts = config.build(Facts, benchmark_settings("resnet")["facts"], "benchmark.facts")
-    facts = replace(facts, image_size=args.image_size, eval_resize=args.image_size * 8 // 7)
-    uncached = ReaderConfig(
-        reader=args.reader,
-        threads=args.threads,
-        prefetch=args.prefetch,
-        hw_decoder_load=args.hw_decoder_load,
-        cache_mb=0,
-        eval_cache_mb=0,
-        input_batch_multiplier=args.multiplier,
-        dont_use_mmap=False,
-        pinned_pool_mb=args.pinned_pool_mb,
-        eval_batch=args.batch,
-    )
-    settings = DataSettings(facts, uncached, channels=4, dtype=torch.float16)
-    device = torch.device(args.device)
-    reader = choose_reader(settings.reader.reader)
-    caches = (0, args.cache_mb) if reader == "dali" and device.type == "cuda" else (0,)
-    for cache_mb in caches:
-        cached = replace(settings, reader=replace(uncached, cache_mb=cache_mb))
-        rate = measure(args.data_dir, cached, device, args.batch, args.seconds)
-        print(
-            f"{reader} on {device}, batch {args.batch} x {args.multiplier}, {args.threads} threads, "
-            f"cache {cache_mb} MB: {rate:.0f} images/s"
-        )
-
-
-if __name__ == "__main__":
-    main()

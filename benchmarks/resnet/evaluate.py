@@ -10,21 +10,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.resnet.data import EvalSource
-from benchmarks.resnet.model import ResNet50
-from common.capture import capturing
+from common.contract.evaluation import Evaluation, Predictions, Weights
 from common.distributed.layout import Layout
-from common.evaluation.base import Evaluation, Predictions, Weights
+from common.evaluation.counts import Counts, check_whole_set
+from common.evaluation.forward import ForwardPass
 
 
 class TopOne(Evaluation):
     """Counts right answers as integers, summed over the ranks.
 
     Args:
-        model: a network of its own, which takes over the weights that are evaluated.
+        model: pictures (N, C, H, W) to logits (N, K).
         open_source: opens this rank's share of the evaluation data under a folder.
         example: pictures (N, C, H, W) of an evaluation batch's shape, for warm-up.
         layout: the ranks that share the evaluation set.
@@ -34,37 +33,28 @@ class TopOne(Evaluation):
 
     def __init__(
         self,
-        model: ResNet50,
+        model: nn.Module,
         open_source: Callable[[Path], EvalSource],
         example: Tensor,
         layout: Layout,
         capture: bool,
         cache_bytes: int = 0,
     ) -> None:
-        self._model = model.eval()
+        self._model = model
         self._open_source = open_source
         self._source: EvalSource | None = None
-        self._layout = layout
-        self._group = layout.group("dp")
-        self._image_NCHW = example.clone()
-        self._label_N = torch.full((len(example),), -1, dtype=torch.int64, device=layout.device)
-        self._counts = torch.zeros(2, dtype=torch.int64, device=layout.device)
-        self._capture = capture and layout.device.type == "cuda"
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._device = layout.device
+        label_N = torch.full((len(example),), -1, dtype=torch.int64, device=layout.device)
+        self._counts = Counts(layout, ("right", "pictures"))
+        self._forward = ForwardPass(model, self._count, {"image": example.clone(), "label": label_N}, capture)
+        self._bytes = example.numel() * example.element_size()
         self._cache_bytes = cache_bytes
-        self._kept: list[tuple[Tensor, Tensor]] = []
+        self._kept: list[dict[str, Tensor]] = []
 
     def warm_up(self) -> None:
-        """Forward passes on zeros, the last of them recorded on a GPU."""
-        for _ in range(2):
-            self._count()
-        if self._capture:
-            self._graph = torch.cuda.CUDAGraph()
-            with capturing(self._graph, torch.cuda.current_stream()):
-                self._count()
-        if self._group is not None:
-            dist.all_reduce(self._counts, group=self._group)
-        self._counts.zero_()
+        """Forward passes on made-up pictures."""
+        self._forward.warm_up()
+        self._counts.warm_up()
 
     def open_data(self, root: Path) -> None:
         """Open this rank's share of the validation set."""
@@ -73,51 +63,39 @@ class TopOne(Evaluation):
     def predict(self, weights: Weights) -> Predictions:
         """Count right answers and pictures over all ranks."""
         assert self._source is not None, "open_data comes first"
-        with torch.no_grad():
-            for name, tensor in self._model.state_dict(keep_vars=True).items():
-                tensor.copy_(weights.tensors[name])
-            self._counts.zero_()
-            for image_NCHW, label_N in self._batches(self._source):
-                self._image_NCHW.copy_(image_NCHW, non_blocking=True)
-                self._label_N.copy_(label_N, non_blocking=True)
-                if self._graph is not None:
-                    self._graph.replay()
-                else:
-                    self._count()
-        if self._group is not None:
-            dist.all_reduce(self._counts, group=self._group)
-        right, pictures = self._counts.tolist()
-        return Predictions({"right": right, "pictures": pictures, "expected": self._source.eval_samples})
+        with self._forward.evaluating(weights):
+            self._counts.clear()
+            for batch in self._batches(self._source):
+                self._forward(batch)
+        return Predictions({**self._counts.totals(), "expected": self._source.eval_samples})
 
-    def _batches(self, source: EvalSource) -> Iterator[tuple[Tensor, Tensor]]:
+    def _batches(self, source: EvalSource) -> Iterator[dict[str, Tensor]]:
         if self._kept:
             yield from self._kept
             return
-        bytes_of_all = len(source) * self._image_NCHW.numel() * self._image_NCHW.element_size()
-        kept = []
-        for batch in source:
-            pair = tuple(batch.tensors[name].to(self._layout.device, non_blocking=True) for name in ("image", "label"))
-            if bytes_of_all <= self._cache_bytes:
-                kept.append(pair)
-            yield pair[0], pair[1]
-        self._kept = [(image_NCHW, label_N) for image_NCHW, label_N in kept]
+        fits, kept = len(source) * self._bytes <= self._cache_bytes, []
+        for host in source:
+            batch = {name: host.tensors[name].to(self._device, non_blocking=True) for name in ("image", "label")}
+            if fits:
+                kept.append(batch)
+            yield batch
+        self._kept = kept
 
     @staticmethod
     def score(predictions: Predictions) -> dict[str, float]:
         """Accuracy: right answers over pictures."""
         values = predictions.values
-        if values["pictures"] != values["expected"]:
-            raise RuntimeError(f"{values['pictures']} pictures were evaluated, the set has {values['expected']}")
+        check_whole_set(values["pictures"], values["expected"], "pictures")
         return {"accuracy": values["right"] / values["pictures"]}
 
     def close(self) -> None:
-        """Close the reader and forget the pictures."""
+        """Free the graph, close the reader and forget the pictures."""
+        self._forward.close()
         self._kept.clear()
         if self._source is not None:
             self._source.close()
 
-    @torch.no_grad()
-    def _count(self) -> None:
-        answer_N = self._model(self._image_NCHW).argmax(dim=1)
-        real_N = self._label_N >= 0
-        self._counts += torch.stack([((answer_N == self._label_N) & real_N).sum(), real_N.sum()])
+    def _count(self, batch: dict[str, Tensor]) -> None:
+        answer_N = self._model(batch["image"]).argmax(dim=1)
+        real_N = batch["label"] >= 0
+        self._counts.add(((answer_N == batch["label"]) & real_N).sum(), real_N.sum())

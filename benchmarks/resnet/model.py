@@ -36,15 +36,19 @@ class Architecture:
 
     Attributes:
         width: channels of conv1 and of the first stage's 3x3 convolutions.
-        layers: blocks in each stage.
-        num_classes: K.
         input_channels: 3, or 4 with a fourth channel that is always zero (faster loads in half precision).
+        classes: K.
+        norm_epsilon: added to the variance of every batch norm.
+        norm_momentum: weight of a batch's statistics in the running ones.
+        layers: blocks in each stage; 50 layers with weights are 16 blocks of three, conv1 and the classifier.
     """
 
-    width: int = 64
+    width: int
+    input_channels: int
+    classes: int
+    norm_epsilon: float
+    norm_momentum: float
     layers: tuple[int, ...] = (3, 4, 6, 3)
-    num_classes: int = 1000
-    input_channels: int = 4
 
 
 class Bottleneck(nn.Module):
@@ -107,7 +111,10 @@ class ResNet50(nn.Module):
                 built.append(Bottleneck(channels, width, 2 if stage and not block else 1, project=not block))
                 channels = width * EXPANSION
             self.add_module(f"layer{stage + 1}", nn.Sequential(*built))
-        self.fc = nn.Linear(channels, architecture.num_classes)
+        self.fc = nn.Linear(channels, architecture.classes)
+        for module in self.modules():
+            if isinstance(module, BatchNorm2d):
+                module.eps, module.momentum = architecture.norm_epsilon, architecture.norm_momentum
         self.register_load_state_dict_pre_hook(_pad_first_convolution)
         self._initialise(generator, truncated_normal)
         self.to(memory_format=torch.channels_last)
@@ -182,7 +189,7 @@ class ResNet50(nn.Module):
         logits_NK = self.fc(pair[0].mean((2, 3)))
         return logits_NK if logits_NK.dtype == torch.float64 else logits_NK.float()
 
-    def sample_flops(self, image_size: int = 224) -> float:
+    def sample_flops(self, image_size: int) -> float:
         """Model FLOPs (2 per multiply-add) to train on one image: forward, gradients of inputs and of weights.
 
         The first convolution needs no gradient of its input, and its fourth channel does not count.

@@ -13,7 +13,9 @@ from collections import defaultdict
 
 import torch
 
-from benchmarks.resnet.model import Architecture, ResNet50, smoothed_cross_entropy
+from benchmarks.resnet.config import Facts
+from benchmarks.resnet.model import ResNet50, smoothed_cross_entropy
+from common.mlperf.fixed import fixed_facts
 
 CATEGORIES = (
     ("BN moments", r"^moments_kernel"),
@@ -39,7 +41,8 @@ def build(batch: int, dtype: torch.dtype, implementation: str) -> tuple[torch.cu
         The graph, its loss (0-d fp32) and the name of the batch norm implementation.
     """
     torch.backends.cudnn.benchmark = True
-    model = ResNet50(Architecture(), torch.Generator().manual_seed(0)).cuda().cast(dtype)
+    architecture = fixed_facts(Facts, "resnet").architecture(width=64, input_channels=4)
+    model = ResNet50(architecture, torch.Generator().manual_seed(0)).cuda().cast(dtype)
     chosen = model.choose_implementation(implementation)
     image = torch.randn(batch, 4, 224, 224, device="cuda")
     image[:, 3] = 0

@@ -8,7 +8,6 @@ benchmark's reference does. The order of the training records is shuffled once, 
 from __future__ import annotations
 
 import io
-import os
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,9 +19,10 @@ from PIL import Image
 from benchmarks.resnet import raw
 from benchmarks.resnet.raw import RawData, RawPicture
 from benchmarks.resnet.recordio import ImageRecord, RecordWriter, pack_image
-from benchmarks.resnet.stand_in import KINDS, Generated
+from benchmarks.resnet.stand_in import KINDS
 from benchmarks.resnet.stand_in import generate as generate
 from common.data import manifest, preparation
+from common.data.commands import DataCommands, cores, option
 from common.data.download import RemoteFile, check_or_download
 from common.data.manifest import Manifest
 from common.data.stand_in import MARKER
@@ -43,13 +43,16 @@ TARS = [
 _WINDOW = 64  # pictures that are read ahead of the writer, per worker thread
 
 
-def download(raw_dir: Path) -> list[Path]:
+def download(raw_dir: Path) -> list[str]:
     """Check the tars that the user placed in ``raw_dir``: ImageNet cannot be fetched without an account.
+
+    Returns:
+        A line for each.
 
     Raises:
         DataError: a tar is missing, or its size or MD5 differs.
     """
-    return check_or_download(TARS, raw_dir)
+    return [f"{path}: as expected" for path in check_or_download(TARS, raw_dir)]
 
 
 def prepare(raw_dir: Path, data_dir: Path, workers: int = 4) -> Manifest:
@@ -144,45 +147,6 @@ def jpeg_components(data: bytes) -> int:
     raise ValueError("JPEG without a frame header")
 
 
-def main(command: str, argv: list[str]) -> int:
-    """``mlperf-suite download | prepare | verify | generate benchmark=resnet [options]``."""
-    parser = preparation.parser(command, "resnet", raw="tars or folders of pictures", prepared="prepared records")
-    if command in ("prepare", "generate"):
-        parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="threads or processes")
-    if command == "generate":
-        parser.add_argument("--kind", choices=KINDS, default="digits")
-        parser.add_argument("--train", type=int, help="training pictures (default: all digits, or 10000)")
-        parser.add_argument("--val", type=int, help="validation pictures (default: all digits, or 500)")
-        parser.add_argument("--classes", type=int, help="classes of imagenet-sized (default 1000)")
-        parser.add_argument("--seed", type=int, default=0)
-        parser.add_argument("--tars", action="store_true", help="write ImageNet's tars instead of folders")
-    args = parser.parse_args(argv)
-    if command == "download":
-        for path in download(args.raw_dir):
-            print(f"{path}: as expected")
-    elif command == "generate":
-        made: Generated = generate(
-            args.raw_dir,
-            args.kind,
-            train=args.train,
-            val=args.val,
-            classes=args.classes,
-            seed=args.seed,
-            workers=args.workers,
-            tars=args.tars,
-        )
-        print(
-            f"{args.raw_dir}: {made.train} training and {made.val} validation pictures of {made.classes} classes, "
-            f"{made.mean_bytes / 1000:.1f} KB on average"
-        )
-    elif command in ("prepare", "verify"):
-        result = prepare(args.raw_dir, args.data_dir, args.workers) if command == "prepare" else verify(args.data_dir)
-        print(preparation.summary(args.data_dir, result, "ImageNet"))
-    else:
-        parser.error(f"unknown command {command}")
-    return 0
-
-
 def _write_splits(source: RawData, data_dir: Path, wanted: dict[str, str], workers: int) -> None:
     state = data_dir / STATE
     if not state.exists():
@@ -230,3 +194,26 @@ def _payload(record_id: int, picture: RawPicture) -> bytes:
         place = f"{picture.path}: {picture.synset}/{picture.name} at byte {picture.offset}"
         raise DataError(f"{place}: {error}; fetch the file again") from error
     return pack_image(ImageRecord(record_id, (float(picture.label),), data))
+
+
+COMMANDS = DataCommands(
+    "resnet",
+    raw="tars or folders of pictures",
+    prepared="prepared records",
+    real="ImageNet",
+    download=download,
+    generate=generate,
+    prepare=prepare,
+    verify=verify,
+    workers={"prepare": cores, "generate": cores},
+    options={
+        "generate": (
+            option("--kind", choices=KINDS, default="digits"),
+            option("--train", type=int, help="training pictures (default: all digits, or 10000)"),
+            option("--val", type=int, help="validation pictures (default: all digits, or 500)"),
+            option("--classes", type=int, help="classes of imagenet-sized (default 1000)"),
+            option("--seed", type=int, default=0),
+            option("--tars", action="store_true", help="write ImageNet's tars instead of folders"),
+        )
+    },
+)

@@ -53,6 +53,12 @@ class Generated:
     classes: int
     mean_bytes: float
 
+    def __str__(self) -> str:
+        return (
+            f"{self.train} training and {self.val} validation pictures of {self.classes} classes, "
+            f"{self.mean_bytes / 1000:.1f} KB on average"
+        )
+
 
 def generate(
     raw_dir: Path,

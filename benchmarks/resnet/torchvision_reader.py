@@ -27,8 +27,8 @@ from torch import Tensor
 
 from benchmarks.resnet.data_settings import DataSettings
 from benchmarks.resnet.recordio import RecordReader
+from common.data.batches import Block, HostBatch
 from common.data.order import EpochStream, EvalShard, sample_generator
-from common.data.source import Block, HostBatch
 from common.errors import DataError
 
 Box = tuple[int, int, int, int]
@@ -82,10 +82,13 @@ def train_pixels(data: bytes, settings: DataSettings, random: np.random.Generato
 
 
 def eval_pixels(data: bytes, settings: DataSettings) -> NDArray[np.uint8]:
-    """Decode, shorter side to ``eval_resize`` (the longer one truncated), centre crop: (image_size, image_size, 3)."""
+    """Decode, shorter side to ``eval_resize``, centre crop: (image_size, image_size, 3).
+
+    The longer side is rounded to the nearest whole number, as DALI does it, with which NVIDIA's submissions read.
+    """
     picture = decode(data)
     shorter = min(picture.size)
-    width, height = (side * settings.facts.eval_resize // shorter for side in picture.size)
+    width, height = ((2 * side * settings.facts.eval_resize + shorter) // (2 * shorter) for side in picture.size)
     side = settings.facts.image_size
     left, top = (width - side) // 2, (height - side) // 2
     resized = picture.resize((width, height), Image.Resampling.BILINEAR)
@@ -194,7 +197,7 @@ def _ahead(starts: Iterator[_Pending], prefetch: int) -> Iterator[dict[str, Tens
 
 
 class TorchvisionTrainSource:
-    """Training batches of one replica; a :class:`common.data.source.DataSource`."""
+    """Training batches of one replica; a :class:`common.data.batches.DataSource`."""
 
     def __init__(
         self,

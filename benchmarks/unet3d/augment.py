@@ -1,8 +1,8 @@
 """From cached volumes to training crops: cut, mirror, brightness, noise, cast and layout in one pass.
 
-The host draws a handful of numbers for every sample (:class:`Draws`); the device reads each voxel of the crop once,
-from where the numbers say, and writes it once. A mirrored crop is the same crop read backwards, so that cutting and
-mirroring are one address::
+The host draws a handful of numbers for every sample (:class:`benchmarks.unet3d.crop.Draws`); the device reads each
+voxel of the crop once, from where the numbers say, and writes it once. A mirrored crop is the same crop read backwards,
+so that cutting and mirroring are one address::
 
     address(d, h, w) = start + d * step_d + h * step_h + w * step_w
 
@@ -16,22 +16,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.unet3d.config import Facts
-from benchmarks.unet3d.crop import Place
-from benchmarks.unet3d.reader_settings import Variant
+from benchmarks.unet3d.config import Facts, Variant
+from benchmarks.unet3d.crop import Crop, Draws, Slab
 from common.ops.implementation import Implementation, always
-from common.ops.random_bits import words
+from common.ops.random_bits.plain import words
 from common.ops.triton_support import triton_unsupported
 
 BRIGHTNESS_RANGE = (0.7, 1.3)
-"""The reference's factor; NVIDIA's too."""
+"""NVIDIA's factor of the intensities; the reference adds 1 to it."""
 
 NOISE_DEVIATION = 0.1
 """Standard deviation of NVIDIA's noise, and the largest of the reference's."""
@@ -40,98 +38,23 @@ UNIFORM_BITS = 23
 """Random bits of the uniform numbers that noise is made of: half-integers below 2**23 are exact in fp32."""
 
 
-@dataclass(frozen=True)
-class Draws:
-    """What is drawn for a crop beside its place.
-
-    Attributes:
-        flips: whether D, H and W are mirrored.
-        scale: factor of the intensities.
-        deviation: standard deviation of the noise, 0 for none.
-        noise_seed: of the noise, 0 ... 2**63 - 1.
-    """
-
-    flips: tuple[bool, bool, bool]
-    scale: float
-    deviation: float
-    noise_seed: int
-
-
-def draw(generator: np.random.Generator, facts: Facts, brightness: Variant, noise: Variant) -> Draws:
+def draw(generator: np.random.Generator, facts: Facts, variant: Variant) -> Draws:
     """Draw what happens to a crop.
 
     Args:
         generator: of all draws.
         facts: the probabilities.
-        brightness: ``nvidia`` multiplies by f from :data:`BRIGHTNESS_RANGE`, ``reference`` by 1 + f.
-        noise: the deviation is :data:`NOISE_DEVIATION` with ``nvidia``, and uniform below it with ``reference``.
+        variant: ``nvidia`` multiplies by f from :data:`BRIGHTNESS_RANGE`, ``reference`` by 1 + f; the deviation of the
+            noise is :data:`NOISE_DEVIATION` with ``nvidia``, and uniform below it with ``reference``.
     """
     d, h, w = (bool(generator.random() < facts.flip_probability) for _ in range(3))
     scale = 1.0
     if generator.random() < facts.brightness_probability:
-        scale = generator.uniform(*BRIGHTNESS_RANGE) + (brightness == "reference")
+        scale = generator.uniform(*BRIGHTNESS_RANGE) + (variant == "reference")
     deviation = 0.0
     if generator.random() < facts.noise_probability:
-        deviation = NOISE_DEVIATION if noise == "nvidia" else generator.uniform(0.0, NOISE_DEVIATION)
+        deviation = NOISE_DEVIATION if variant == "nvidia" else generator.uniform(0.0, NOISE_DEVIATION)
     return Draws((d, h, w), scale, deviation, int(generator.integers(2**63)))
-
-
-@dataclass(frozen=True)
-class Crop:
-    """A crop in the memory of the volumes.
-
-    Attributes:
-        offset: of the volume's first voxel, in voxels.
-        shape: (D, H, W) of the volume.
-        origin: of the crop in the volume.
-        draws: what happens to it.
-    """
-
-    offset: int
-    shape: Place
-    origin: Place
-    draws: Draws
-
-
-@dataclass(frozen=True)
-class Slab:
-    """The part of every crop that this rank makes.
-
-    Attributes:
-        size: (D, H, W) of the whole crop.
-        first_plane, planes: which of its D planes.
-    """
-
-    size: Place
-    first_plane: int
-    planes: int
-
-    @property
-    def shape(self) -> Place:
-        """(D, H, W) of the slab."""
-        return self.planes, *self.size[1:]
-
-    @property
-    def voxels(self) -> int:
-        """Voxels of the slab."""
-        return math.prod(self.shape)
-
-    @property
-    def first_voxel(self) -> int:
-        """Index of the slab's first voxel in the whole crop."""
-        return self.first_plane * self.size[1] * self.size[2]
-
-    def source_plane(self, mirrored: bool) -> int:
-        """The crop's lowest plane, before it is mirrored, that the slab is made of."""
-        return self.size[0] - self.first_plane - self.planes if mirrored else self.first_plane
-
-    def cut(self, volumes: Tensor, crop: Crop) -> Tensor:
-        """The slab's voxels before they are mirrored, (D, H, W): a view of ``volumes``, (voxels,)."""
-        place = volumes[crop.offset : crop.offset + math.prod(crop.shape)].view(crop.shape)
-        depth = crop.origin[0] + self.source_plane(crop.draws.flips[0])
-        for axis, (start, size) in enumerate(zip((depth, *crop.origin[1:]), self.shape, strict=True)):
-            place = place.narrow(axis, start, size)
-        return place
 
 
 COLUMNS = 5

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from common.ops.random_bits_kernels import site_keys, word
+from common.ops.random_bits.kernels import site_keys, word
 
 
 @triton.jit

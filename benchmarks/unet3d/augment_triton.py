@@ -6,8 +6,8 @@ import torch
 import triton
 from torch import Tensor
 
-from benchmarks.unet3d.augment import Slab
 from benchmarks.unet3d.augment_kernels import augment_kernel
+from benchmarks.unet3d.crop import Slab
 
 BLOCK = 1024
 WARPS = 4

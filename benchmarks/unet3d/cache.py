@@ -8,7 +8,6 @@ needs them.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -44,8 +43,6 @@ class VolumeCache:
     Attributes:
         images: (voxels,) of ``dtype``.
         labels: (voxels,) uint8.
-        read_bytes: of all volumes in their files.
-        read_seconds: from the first :meth:`start` to the last volume that came.
     """
 
     def __init__(
@@ -61,8 +58,6 @@ class VolumeCache:
         self.labels = torch.empty(end, dtype=torch.uint8, device=device)
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # the memory may have been used before, on another stream than the threads'
-        self.read_bytes = sum(volumes.train[case].voxels for case in cases) * (4 + 1)
-        self.read_seconds = self._began = 0.0
         self._own = threading.local()
         self._read: dict[int, Future[None]] = {}
         self._boxes: dict[int, Future[Boxes]] = {}
@@ -72,7 +67,6 @@ class VolumeCache:
 
     def start(self, order: Sequence[int]) -> None:
         """Begin to read the volumes that are not here yet, in this order, each once. Returns at once."""
-        self._began = self._began or time.perf_counter()
         for case in order:
             if case not in self._read:
                 self._read[case] = self._readers.submit(self._bring, case)
@@ -90,11 +84,6 @@ class VolumeCache:
     def boxes(self, case: int) -> Boxes:
         """Wait for the objects of a volume. Raises as :meth:`wait`."""
         return self._boxes[case].result()
-
-    @property
-    def complete(self) -> bool:
-        """Whether all volumes are in memory, or one of them could not be read."""
-        return len(self._read) == len(self._offsets) and all(volume.done() for volume in self._read.values())
 
     def close(self) -> None:
         """End the threads after the volumes that they are reading, and free the memory."""
@@ -114,7 +103,6 @@ class VolumeCache:
         self._put(image, self.images, self._offsets[case])
         self._put(label, self.labels, self._offsets[case])
         self._unboxed[case] = label
-        self.read_seconds = time.perf_counter() - self._began
 
     def _put(self, volume: NDArray[Any], buffer: Tensor, offset: int) -> None:
         """Copy a volume into a buffer; when this returns, every stream may read it."""

@@ -1,4 +1,4 @@
-"""Where a training crop is cut: anywhere in the volume, or around an object of it.
+"""A training crop, and where it is cut: anywhere in the volume, or around an object of it.
 
 This is the rule of MLCommons' reference implementation, with its peculiarities: its integers are drawn from 0 ... n - 1
 where n is also a possible place. A random crop never ends at a volume's last voxel (unless it has to), and of the room
@@ -9,18 +9,96 @@ Axes: D H W, in voxels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
 from benchmarks.unet3d.components import Box, Boxes
 
-Place = tuple[int, int, int]
+Size3 = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What is drawn for a crop beside its place.
+
+    Attributes:
+        flips: whether D, H and W are mirrored.
+        scale: factor of the intensities.
+        deviation: standard deviation of the noise, 0 for none.
+        noise_seed: of the noise, 0 ... 2**63 - 1.
+    """
+
+    flips: tuple[bool, bool, bool]
+    scale: float
+    deviation: float
+    noise_seed: int
+
+
+@dataclass(frozen=True)
+class Crop:
+    """A crop in the memory of the volumes.
+
+    Attributes:
+        offset: of the volume's first voxel, in voxels.
+        shape: (D, H, W) of the volume.
+        origin: of the crop in the volume.
+        draws: what happens to it.
+    """
+
+    offset: int
+    shape: Size3
+    origin: Size3
+    draws: Draws
+
+
+@dataclass(frozen=True)
+class Slab:
+    """The part of every crop that this rank makes.
+
+    Attributes:
+        size: (D, H, W) of the whole crop.
+        first_plane, planes: which of its D planes.
+    """
+
+    size: Size3
+    first_plane: int
+    planes: int
+
+    @property
+    def shape(self) -> Size3:
+        """(D, H, W) of the slab."""
+        return self.planes, *self.size[1:]
+
+    @property
+    def voxels(self) -> int:
+        """Voxels of the slab."""
+        return math.prod(self.shape)
+
+    @property
+    def first_voxel(self) -> int:
+        """Index of the slab's first voxel in the whole crop."""
+        return self.first_plane * self.size[1] * self.size[2]
+
+    def source_plane(self, mirrored: bool) -> int:
+        """The crop's lowest plane, before it is mirrored, that the slab is made of."""
+        return self.size[0] - self.first_plane - self.planes if mirrored else self.first_plane
+
+    def cut(self, volumes: Tensor, crop: Crop) -> Tensor:
+        """The slab's voxels before they are mirrored, (D, H, W): a view of ``volumes``, (voxels,)."""
+        place = volumes[crop.offset : crop.offset + math.prod(crop.shape)].view(crop.shape)
+        depth = crop.origin[0] + self.source_plane(crop.draws.flips[0])
+        for axis, (start, size) in enumerate(zip((depth, *crop.origin[1:]), self.shape, strict=True)):
+            place = place.narrow(axis, start, size)
+        return place
 
 
 def crop_origin(
-    generator: np.random.Generator, shape: Place, size: Place, oversampling: float, boxes: Callable[[], Boxes]
-) -> Place:
+    generator: np.random.Generator, shape: Size3, size: Size3, oversampling: float, boxes: Callable[[], Boxes]
+) -> Size3:
     """Draw the first voxel of a crop.
 
     Args:
@@ -43,7 +121,7 @@ def crop_origin(
     return d, h, w
 
 
-def on_object(generator: np.random.Generator, box: Box, shape: Place, size: Place) -> Place:
+def on_object(generator: np.random.Generator, box: Box, shape: Size3, size: Size3) -> Size3:
     """Draw the origin of a crop on the object in ``box``.
 
     On an axis where the object is smaller than the crop, the crop holds all of it; where it is larger, the crop lies

@@ -1,48 +1,42 @@
 """3D U-Net's training data: prepared volumes (see :mod:`benchmarks.unet3d.prepare`) to augmented crops on the device.
 
 The reader's part of a micro-batch is a handful of numbers for each crop; the crops are made of the cached volumes on
-the device (:mod:`benchmarks.unet3d.augment`). ``python -m benchmarks.unet3d.data --measure`` times both.
+the device (:mod:`benchmarks.unet3d.augment`).
 """
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from benchmarks.unet3d.augment import IMPLEMENTATIONS, NOISE_DEVIATION, Crop, Draws, Slab, draw, parameters
+from benchmarks.unet3d.augment import IMPLEMENTATIONS, NOISE_DEVIATION, draw, parameters
 from benchmarks.unet3d.cache import VolumeCache, bytes_needed, choose_place
-from benchmarks.unet3d.config import Facts
-from benchmarks.unet3d.crop import crop_origin
+from benchmarks.unet3d.config import Facts, Variant
+from benchmarks.unet3d.crop import Crop, Draws, Slab, crop_origin
 from benchmarks.unet3d.order import ReplicaOrder, VolumeOrder, shares_for
 from benchmarks.unet3d.reader_settings import CachePlace, ReaderSettings
 from benchmarks.unet3d.volumes import Volumes, open_volumes
-from common import config
+from common.data.batches import Block, HostBatch
 from common.data.order import MicroBatches
-from common.data.source import Block, HostBatch
 from common.distributed.layout import Layout
 from common.distributed.spatial.split import VolumeSplit
-from common.errors import ConfigError, SuiteError
-from common.mlperf.fixed import benchmark_settings
+from common.errors import ConfigError
 from common.ops.implementation import Implementation, OperationRequest, select
-from common.precision import DTYPES
-from common.ranks import report
 
 
 @dataclass(frozen=True)
 class DataSettings:
-    """What the rules fix of the crops, how they are made, and the dtype of the images."""
+    """What the rules fix of the crops, how they are made, whose augmentation they get, and the dtype of the images."""
 
     facts: Facts
     reader: ReaderSettings
+    variant: Variant
     dtype: torch.dtype
 
     @property
@@ -70,11 +64,11 @@ class DataSettings:
         Raises:
             UnsupportedImplementation: ``reader.augment`` is unknown or cannot run here.
         """
-        return select(IMPLEMENTATIONS, self.reader.augment, OperationRequest(device, self.dtype, channels=1))
+        return select(IMPLEMENTATIONS, self.reader.augment, OperationRequest(device, self.dtype))
 
 
 class VolumeSource:
-    """Training micro-batches of one replica; a :class:`common.data.source.DataSource`.
+    """Training micro-batches of one replica; a :class:`common.data.batches.DataSource`.
 
     Args:
         volumes: the prepared folder.
@@ -148,10 +142,10 @@ class VolumeSource:
         """Draw a sample. Nothing but its own number decides, whatever has been read already."""
         volume = self._order.order.volume(step, slot)
         generator = self._order.order.generator(step, slot)
-        facts, reader = self._settings.facts, self._settings.reader
+        facts = self._settings.facts
         shape = self._volumes.train[volume].shape
         origin = crop_origin(generator, shape, facts.input_shape, facts.oversampling, lambda: self.cache.boxes(volume))
-        draws = draw(generator, facts, reader.brightness, reader.noise)
+        draws = draw(generator, facts, self._settings.variant)
         return Crop(self.cache.wait(volume), shape, origin, draws)
 
     def _tensors(self, crops: list[Crop]) -> dict[str, Tensor]:
@@ -203,10 +197,10 @@ def open_train(
     return VolumeSource(volumes, settings, order, layout.device, place, settings.slab(split))
 
 
-def order_of_data(reader: ReaderSettings, train_samples: int, replicas: int) -> str:
+def order_of_data(reader: ReaderSettings, variant: Variant, train_samples: int, replicas: int) -> str:
     """What decides the order and the look of samples beside seed and batch, for checkpoints."""
     shares = shares_for(reader.shares, train_samples, replicas)
-    return f"{shares} shares, brightness {reader.brightness}, noise {reader.noise}, images {reader.cache_dtype}"
+    return f"{shares} shares, augmentation {variant}, images {reader.cache_dtype}"
 
 
 def warm_up(settings: DataSettings, layout: Layout, micro_batch: int, split: VolumeSplit | None = None) -> None:
@@ -219,109 +213,3 @@ def warm_up(settings: DataSettings, layout: Layout, micro_batch: int, split: Vol
     settings.augmentation(device).function(*given, slab, settings.dtype)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """What :func:`measure` saw.
-
-    Attributes:
-        first_seconds: from opening to the first step's crops.
-        read_seconds: from opening until all volumes of this rank were in memory.
-        read_bytes: of their files.
-        reading_wait: seconds that the slowest step but the first waited until then.
-        samples_per_second: afterwards, while the reader was asked for crops; the pauses do not count.
-        longest_wait: seconds that the slowest of these steps waited.
-    """
-
-    first_seconds: float
-    read_seconds: float
-    read_bytes: int
-    reading_wait: float
-    samples_per_second: float
-    longest_wait: float
-
-
-def measure(
-    root: Path, settings: DataSettings, layout: Layout, micro_batch: int, accumulation: int, steps: int, pause: float
-) -> Measurement:
-    """Make global batches of one replica, ``pause`` seconds apart as training would: while volumes are read, and
-    ``steps`` more."""
-    warm_up(settings, layout, micro_batch)
-    began = time.perf_counter()
-    source = open_train(root, settings, layout, micro_batch, accumulation)
-    samples = micro_batch * layout.size("dp") * accumulation
-    batches = source.batches(Block(0, 1, 0, 0, 1_000_000 * samples))
-
-    def step() -> float:
-        asked = time.perf_counter()
-        for _ in range(accumulation):
-            source.prepare(next(batches))
-        if layout.device.type == "cuda":
-            torch.cuda.synchronize(layout.device)
-        waited = time.perf_counter() - asked
-        time.sleep(pause)
-        return waited
-
-    try:
-        first = time.perf_counter() - began + step()
-        reading = [0.0]
-        while not source.cache.complete:
-            reading.append(step())
-        read_seconds = source.cache.read_seconds
-        waits = [step() for _ in range(steps)]
-    finally:
-        source.close()
-    rate = steps * accumulation * micro_batch / sum(waits)
-    return Measurement(first, read_seconds, source.cache.read_bytes, max(reading), rate, max(waits))
-
-
-def main() -> None:
-    """Time the reader: ``python -m benchmarks.unet3d.data --measure --data-dir DATA``."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.unet3d.data", description=measure.__doc__)
-    parser.add_argument("--measure", action="store_true", required=True)
-    parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--precision", choices=tuple(DTYPES), default="bf16")
-    parser.add_argument("--crop", type=int, nargs=3, help="voxels; default: the rules'")
-    parser.add_argument("--cache", choices=("auto", "device", "host"), default="auto")
-    parser.add_argument("--cache-dtype", choices=("fp32", "training"), default="fp32")
-    parser.add_argument("--threads", type=int, default=8)
-    parser.add_argument("--augment", choices=("auto", *IMPLEMENTATIONS), default="auto")
-    parser.add_argument("--micro-batch", type=int, default=7)
-    parser.add_argument("--accumulation", type=int, default=1)
-    parser.add_argument("--replicas", type=int, default=1, help="of which the first one is measured")
-    parser.add_argument("--shares", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--pause-ms", type=float, default=0.0, help="between steps; a training step is 92 ms")
-    args = parser.parse_args()
-    try:
-        print(_measured(args))
-    except SuiteError as error:
-        report(error)
-        sys.exit(error.exit_code)
-
-
-def _measured(args: argparse.Namespace) -> str:
-    facts = config.build(Facts, benchmark_settings("unet3d")["facts"], "benchmark.facts")
-    if args.crop:
-        facts = replace(facts, input_shape=tuple(args.crop))
-    reader = ReaderSettings(
-        args.shares, args.cache, 0.0, args.cache_dtype, args.threads, "nvidia", "nvidia", args.augment
-    )
-    settings = DataSettings(facts, reader, DTYPES[args.precision])
-    layout = Layout({"dp": args.replicas}, device=args.device)
-    seen = measure(
-        args.data_dir, settings, layout, args.micro_batch, args.accumulation, args.steps, args.pause_ms / 1e3
-    )
-    return (
-        f"{settings.augmentation(layout.device).name}, {args.accumulation} x {args.micro_batch} crops a step on "
-        f"{args.device}: {seen.samples_per_second:.0f} samples/s, the slowest of {args.steps} steps waited "
-        f"{seen.longest_wait * 1e3:.1f} ms; first step after {seen.first_seconds * 1e3:.0f} ms; "
-        f"{seen.read_bytes / 1e9:.2f} GB read in {seen.read_seconds:.2f} s, in which the slowest step waited "
-        f"{seen.reading_wait * 1e3:.1f} ms"
-    )
-
-
-if __name__ == "__main__":
-    main()

@@ -21,11 +21,10 @@ from benchmarks.unet3d.evaluation_volumes import CachedVolume, Read, cache_volum
 from benchmarks.unet3d.sliding_window import SlidingWindow
 from benchmarks.unet3d.volumes import Case, open_volumes
 from benchmarks.unet3d.window_sums import INTERSECTION, LABELLED, PREDICTED
-from common.capture import capturing
+from common.contract.evaluation import Evaluation, Predictions, Weights
 from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError
-from common.evaluation.base import Evaluation, Predictions, Weights
-from common.evaluation.network import evaluating, take_over
+from common.evaluation.forward import ForwardPass
 from common.ops.implementation import AUTO
 
 CLASSES = ("background", "kidney", "tumour")
@@ -59,8 +58,8 @@ class MeanDice(Evaluation):
     along D, and a rank passes its slab through the network. Nothing waits for the device before the counts of all
     volumes are there.
 
-    The network that trains can be the one that is evaluated: there is no second copy of its weights, and it is in
-    training mode again afterwards. A network of its own takes over the weights that are evaluated.
+    The network that trains can be the one that is evaluated: there is no second copy of its weights, and afterwards it
+    is as it was.
 
     Args:
         model: image (N, 1, D, H, W) to logits (N, K, D, H, W); of slabs where ``layout`` has several cp ranks.
@@ -76,20 +75,17 @@ class MeanDice(Evaluation):
     def __init__(
         self, model: nn.Module, settings: EvaluationSettings, layout: Layout, dtype: torch.dtype, capture: bool
     ) -> None:
-        self._model = model
         self._settings = settings
         self._layout = layout
         self._dtype = dtype
-        self._capture = capture and layout.device.type == "cuda"
         self._shares = shares_to_try(layout.size("dp"), settings.share)
         self._sums = VolumeSums(settings.window, len(CLASSES), self._shares, layout, dtype, settings.implementation)
         shape = (settings.batch, 1, *self._sums.slab_shape)
         # With one channel only the strides tell the convolutions which of the two formats it is.
         memory_format = torch.channels_last_3d if layout.device.type == "cuda" else torch.contiguous_format
         empty_NCDHW = torch.empty(shape, dtype=dtype, device=layout.device, memory_format=memory_format)
-        self._input_NCDHW = empty_NCDHW.zero_()
-        self._logits_NKDHW: Tensor | None = None
-        self._graph: torch.cuda.CUDAGraph | None = None
+        inputs = {"image": empty_NCDHW.zero_()}
+        self._forward: ForwardPass[Tensor] = ForwardPass(model, lambda batch: model(batch["image"]), inputs, capture)
         self._cases: Sequence[Case] = ()
         self._volumes: list[CachedVolume] = []
 
@@ -104,20 +100,13 @@ class MeanDice(Evaluation):
         return {"evaluation": self._sums.choice}
 
     def warm_up(self) -> None:
-        """Forward passes on zeros, the last of them recorded on a GPU, and what comes after them."""
-        with evaluating(self._model):
-            for _ in range(2):
-                logits_NKDHW = self._model(self._input_NCDHW)
-            expected = (self._settings.batch, len(CLASSES), *self._sums.slab_shape)
-            if logits_NKDHW.shape != expected:
-                found = tuple(logits_NKDHW.shape)
-                raise ConfigError(f"the network's logits have shape {found}, an evaluation needs {expected}")
-            self._sums.warm_up(logits_NKDHW[0])
-            if self._capture:
-                self._graph = torch.cuda.CUDAGraph()
-                stream = torch.cuda.current_stream()
-                with capturing(self._graph, stream):
-                    self._logits_NKDHW = self._model(self._input_NCDHW)
+        """Forward passes on zeros, and what comes after them."""
+        logits_NKDHW = self._forward.warm_up()
+        expected = (self._settings.batch, len(CLASSES), *self._sums.slab_shape)
+        if logits_NKDHW.shape != expected:
+            found = tuple(logits_NKDHW.shape)
+            raise ConfigError(f"the network's logits have shape {found}, an evaluation needs {expected}")
+        self._sums.warm_up(logits_NKDHW[0])
 
     def open_data(self, root: Path) -> None:
         """Read this rank's volumes of the evaluation set.
@@ -146,8 +135,7 @@ class MeanDice(Evaluation):
     def predict(self, weights: Weights) -> Predictions:
         """Count, for each case and class, the voxels that are predicted, labelled, and both."""
         assert self._cases, "open_data comes first"
-        with evaluating(self._model):
-            take_over(self._model, weights)
+        with self._forward.evaluating(weights):
             self._sums.clear_counts()
             logits = self._logits()
             for volume in self._volumes:
@@ -187,29 +175,19 @@ class MeanDice(Evaluation):
 
     def close(self) -> None:
         """Free the graph and forget the volumes."""
-        if self._graph is not None:
-            self._graph.reset()
-            self._graph = None
+        self._forward.close()
         self._cases, self._volumes = (), []
         self._sums.close()
 
     def _logits(self) -> Iterator[Tensor]:
         """Logits (K, D, H, W) of every window of this rank, in order; each is valid until the next is asked for."""
         windows = [(volume.image, origin) for volume in self._volumes for origin in volume.origins]
-        batch = self._settings.batch
+        batch, image_NCDHW = self._settings.batch, self._forward.inputs["image"]
         for first in range(0, len(windows), batch):
             filled = windows[first : first + batch]
             for slot, (image_DHW, origin) in enumerate(filled):
-                self._input_NCDHW[slot, 0].copy_(image_DHW[self._sums.place(origin)])
+                image_NCDHW[slot, 0].copy_(image_DHW[self._sums.place(origin)])
             yield from self._forward()[: len(filled)]
-
-    def _forward(self) -> Tensor:
-        if self._graph is None:
-            logits_NKDHW: Tensor = self._model(self._input_NCDHW)
-            return logits_NKDHW
-        assert self._logits_NKDHW is not None  # recorded with the graph
-        self._graph.replay()
-        return self._logits_NKDHW
 
     def _windows_of(self, case: Case) -> int:
         return len(self._settings.window.geometry(case.shape).origins)

@@ -20,14 +20,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.unet3d.config import Facts
 from benchmarks.unet3d.evaluate import EvaluationSettings, MeanDice
-from benchmarks.unet3d.model import Architecture, UNet3D
+from benchmarks.unet3d.model import UNet3D
 from benchmarks.unet3d.sliding_window import SlidingWindow
 from benchmarks.unet3d.volumes import Case, open_volumes
-from common import config
+from common.contract.evaluation import Weights
 from common.distributed.layout import Layout
-from common.evaluation.base import Weights
-from common.mlperf.fixed import benchmark_settings
-from common.precision import DTYPES
+from common.mlperf.fixed import fixed_facts
+from common.optim.precision import DTYPES
 
 SHAPES = ((1.5, 1.8, 1.8), (1.2, 2.0, 2.0), (2.3, 2.2, 2.2), (1.0, 1.7, 1.7), (3.1, 1.9, 1.9), (1.6, 2.6, 2.6))
 """Of the made-up volumes, one after another, in windows."""
@@ -67,10 +66,9 @@ def breakdown(evaluation: MeanDice, weights: Weights) -> str:
 
 def measure(arguments: argparse.Namespace, batch: int) -> str:
     """One line on an evaluation with ``batch`` windows a forward pass, and on a GPU one on where its time goes."""
-    facts = config.build(Facts, benchmark_settings("unet3d")["facts"], "benchmark.facts")
+    facts = fixed_facts(Facts, "unet3d", **({"filters": arguments.filters} if arguments.filters else {}))
     device, dtype = torch.device(arguments.device), DTYPES[arguments.precision]
-    architecture = Architecture(1, facts.classes, tuple(arguments.filters or facts.filters), facts.norm_epsilon)
-    model = UNet3D(architecture, generator=torch.Generator().manual_seed(0), device=device, dtype=dtype)
+    model = UNet3D(facts, generator=torch.Generator().manual_seed(0), device=device, dtype=dtype)
     window = SlidingWindow(tuple(arguments.window or facts.input_shape), facts.overlap, facts.padding_value)
     settings = EvaluationSettings(window, batch, None, facts.dice_smooth, arguments.implementation)
     evaluation = MeanDice(model, settings, Layout(device=device), dtype, capture=True)

@@ -72,7 +72,7 @@ class VolumeSums:
     ) -> None:
         self._device, self._classes = layout.device, classes
         self._dtype = torch.float64 if dtype == torch.float64 else torch.float32
-        request = OperationRequest(layout.device, dtype, classes)
+        request = OperationRequest(layout.device, dtype)
         try:
             self.choice = select(ADD_WINDOW, implementation, request).name
         except UnsupportedImplementation as error:

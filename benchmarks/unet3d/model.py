@@ -18,14 +18,14 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from benchmarks.unet3d.config import HALVINGS
 from benchmarks.unet3d.ops import instance_norm, output_convolution, upsample
+from common.config.ranges import Positive, Range
 from common.distributed.spatial.choose import build_exchange
 from common.distributed.spatial.convolution import SpatialConv3d
 from common.distributed.spatial.gather import gather_slabs, own_slab
@@ -34,10 +34,20 @@ from common.distributed.spatial.split import VolumeSplit
 from common.errors import ConfigError, UnsupportedImplementation
 from common.ops.implementation import AUTO, Implementation, OperationRequest, select
 
+HALVINGS = 5
+"""Strided convolutions of the network: sizes are multiples of 2**HALVINGS."""
+
+INPUT_CHANNELS = 1
+"""Of a scan: its intensity."""
+
 SPLIT_LEVELS = 3
 """Halvings down to the first level that every rank computes whole; its planes are dealt out again on the way up."""
 
 NO_HALO = "none"
+
+
+Classes = Range("3: background, kidney and tumour", lambda value: value == 3)
+Filters = Range(f"{HALVINGS} positive numbers", lambda value: len(value) == HALVINGS and min(value) >= 1)
 
 
 @dataclass(frozen=True)
@@ -45,23 +55,14 @@ class Architecture:
     """The shape of the network.
 
     Attributes:
-        input_channels: of the image.
-        classes: K.
+        classes: K, with the background, which is class 0.
         filters: channels of the input block and of the four levels below it; the bottleneck has those of the last.
         norm_epsilon: added to the variance of every instance norm.
-
-    Raises:
-        ValueError: there are not ``HALVINGS`` numbers of filters.
     """
 
-    input_channels: int = 1
-    classes: int = 3
-    filters: tuple[int, ...] = (32, 64, 128, 256, 320)
-    norm_epsilon: float = 1e-5
-
-    def __post_init__(self) -> None:
-        if len(self.filters) != HALVINGS:
-            raise ValueError(f"filters={self.filters}: {HALVINGS} numbers are needed")
+    classes: Annotated[int, Classes]
+    filters: Annotated[tuple[int, ...], Filters]
+    norm_epsilon: Annotated[float, Positive]
 
     @property
     def down(self) -> list[tuple[str, int, int]]:
@@ -98,7 +99,7 @@ class Architecture:
     def forward_flops(self, size: tuple[int, int, int]) -> dict[str, float]:
         """FLOPs (2 per multiply-add) of the convolutions of each block, for one sample of ``size`` = (D, H, W)."""
         voxels, first = float(math.prod(size)), self.filters[0]
-        found = {"input_block": 54 * (self.input_channels + first) * first * voxels}
+        found = {"input_block": 54 * (INPUT_CHANNELS + first) * first * voxels}
         for level, (name, narrow, wide) in enumerate(self.down, 1):
             found[name] = 54 * (narrow + wide) * wide * voxels / 8**level
         for level, (name, wide, narrow) in zip(range(HALVINGS - 1, -1, -1), self.up, strict=True):
@@ -107,7 +108,7 @@ class Architecture:
 
     def training_flops(self, size: tuple[int, int, int]) -> float:
         """FLOPs to train on one sample: forward, and twice as many backward but for the gradient of the image."""
-        image = 54 * self.input_channels * self.filters[0] * math.prod(size)
+        image = 54 * INPUT_CHANNELS * self.filters[0] * math.prod(size)
         return 3 * sum(self.forward_flops(size).values()) - image
 
 
@@ -191,7 +192,9 @@ class _Build:
         self, operation: str, implementations: Mapping[str, Implementation], requested: str, channels: int
     ) -> Callable[..., Any]:
         with _asked_for(operation, requested):
-            chosen = select(implementations, requested, OperationRequest(self.device, self.dtype, channels))
+            chosen = select(
+                implementations, requested, OperationRequest(self.device, self.dtype, {"channels": channels})
+            )
         self._names[operation].add(chosen.name)
         return chosen.function
 
@@ -303,7 +306,7 @@ class UNet3D(nn.Module):
         self._split = split
         build = _Build(architecture, requested, device, dtype, split)
         filters = architecture.filters
-        self.input_block = ConvPair(build, architecture.input_channels, filters[0], 1, split=True)
+        self.input_block = ConvPair(build, INPUT_CHANNELS, filters[0], 1, split=True)
         for level, (name, narrow, wide) in enumerate(architecture.down, 1):
             self.add_module(name, ConvPair(build, narrow, wide, 2, split=level < SPLIT_LEVELS))
         for level, (name, wide, narrow) in zip(range(HALVINGS - 1, -1, -1), architecture.up, strict=True):

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from common.data.batches import Block
 from common.data.order import MicroBatches, sample_generator
-from common.data.source import Block
 from common.errors import ConfigError
 
 _DEAL, _PERMUTATION, _SAMPLE = 11, 12, 13

@@ -6,12 +6,11 @@ volume, as the reference writes it, and ``manifest.json``. See :mod:`benchmarks.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import hashlib
 import json
-import os
 import shutil
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -23,13 +22,14 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from benchmarks.unet3d import raw, stand_in
+from benchmarks.unet3d import raw
 from benchmarks.unet3d.preprocess import CLASSES, load_scan, preprocess, voxels_of
 from benchmarks.unet3d.raw import RawCase, RawScans, Settings
-from benchmarks.unet3d.sources import download as download
-from benchmarks.unet3d.stand_in import generate as generate
+from benchmarks.unet3d.sources import download
+from benchmarks.unet3d.stand_in import Generated, Request, generate
 from benchmarks.unet3d.volumes import CASES, FORMAT, PREPARE_COMMAND, Case
 from common.data import atomic, manifest, preparation
+from common.data.commands import DataCommands, cores, option
 from common.data.manifest import FileEntry, Manifest
 from common.data.stages import Stages
 from common.errors import ConfigError, DataError
@@ -115,12 +115,12 @@ def adopt(data_dir: Path, workers: int = 1) -> Manifest:
         return _describe(data_dir, records, {"description": "KiTS19, prepared by the reference's script"}, False)
 
 
-def verify(data_dir: Path, published: Path | None = None, workers: int = 1) -> Manifest:
+def verify(data_dir: Path, checksums: Path | None = None, workers: int = 1) -> Manifest:
     """Compare the number of volumes and every checksum of ``data_dir``; reads all of it once.
 
     Args:
         data_dir: prepared data.
-        published: a ``checksum.json`` of others, such as the reference's, that the volumes have to agree with as well.
+        checksums: a ``checksum.json`` of others, such as the reference's, that the volumes have to agree with as well.
         workers: files at a time.
 
     Raises:
@@ -138,70 +138,9 @@ def verify(data_dir: Path, published: Path | None = None, workers: int = 1) -> M
     changed = [name for name, md5 in expected.items() if digests[name].md5 != md5]
     if changed:
         raise DataError(f"{data_dir}: changed or damaged, by MD5 of {CHECKSUMS}: {_some(changed)}; {remedy}")
-    if published is not None:
-        _compare_published(data_dir, {name: digests[name].md5 for name in expected}, published)
+    if checksums is not None:
+        _compare_published(data_dir, {name: digests[name].md5 for name in expected}, checksums)
     return found
-
-
-def main(command: str, argv: list[str]) -> int:
-    """``mlperf-suite download | prepare | verify | generate benchmark=unet3d [options]``."""
-    args = _parser(command).parse_args(argv)
-    if args.workers < 1:
-        raise ConfigError(f"--workers={args.workers}: at least 1")
-    if command == "download":
-        for line in download(args.raw_dir, args.workers):
-            print(line)
-    elif command == "generate":
-        request = stand_in.Request(
-            args.train, args.eval, args.smallest, args.largest, Settings(_axes(args.patch)), args.seed
-        )
-        made = generate(args.raw_dir, request, args.workers)
-        print(
-            f"{args.raw_dir}: {args.train} cases to train and {args.eval} to evaluate, {made.voxels / 1e6:.1f} million "
-            f"voxels; of the axes of their volumes windows crop {made.cropped} and pad {made.padded}"
-        )
-    else:
-        if command == "verify":
-            found = verify(args.data_dir, args.checksums, args.workers)
-        elif args.adopt:
-            found = adopt(args.data_dir, args.workers)
-        else:
-            found = prepare(args.raw_dir, args.data_dir, args.workers)
-        print(preparation.summary(args.data_dir, found, "KiTS19"))
-        if command == "verify" and args.checksums is not None:
-            print(f"All volumes are those of {args.checksums}")
-    return 0
-
-
-def _parser(command: str) -> argparse.ArgumentParser:
-    parser = preparation.parser(command, "unet3d", raw="scans and their labels", prepared="prepared volumes")
-    cpus = os.cpu_count() or 1
-    workers = min(cpus, max(1, psutil.virtual_memory().total // MEMORY_PER_WORKER)) if command == "prepare" else cpus
-    workers = min(workers, 4) if command == "download" else workers
-    parser.add_argument("--workers", type=int, default=workers, help=f"processes or threads (default {workers})")
-    if command == "prepare":
-        parser.add_argument(
-            "--adopt", action="store_true", help="only describe --data-dir: the reference's script prepared it"
-        )
-    if command == "verify":
-        parser.add_argument("--checksums", type=Path, help="also compare with this checksum.json, e.g. the reference's")
-    if command == "generate":
-        parser.add_argument("--train", type=int, default=24, help="cases to train on")
-        parser.add_argument("--eval", type=int, default=6, help="cases to evaluate")
-        parser.add_argument(
-            "--patch", type=int, nargs="+", default=[128], help="voxels of a crop: one number, or D H W"
-        )
-        parser.add_argument("--smallest", type=int, default=128, help="least voxels of an axis, once prepared")
-        parser.add_argument("--largest", type=int, default=200, help="most voxels of an axis, once prepared")
-        parser.add_argument("--seed", type=int, default=0)
-    return parser
-
-
-def _axes(patch: list[int]) -> tuple[int, int, int]:
-    if len(patch) not in (1, 3):
-        raise ConfigError(f"--patch {' '.join(map(str, patch))}: one number, or three")
-    depth, height, width = patch if len(patch) == 3 else patch * 3
-    return depth, height, width
 
 
 def _prepare_cases(source: RawScans, data_dir: Path, workers: int) -> dict[str, Record]:
@@ -336,3 +275,59 @@ def _compare_published(data_dir: Path, md5s: dict[str, str], published: Path) ->
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more
+
+
+def _generate(raw_dir: Path, workers: int, patch: list[int], **sizes: Any) -> Generated:
+    if len(patch) not in (1, 3):
+        raise ConfigError(f"--patch {' '.join(map(str, patch))}: one number, or three")
+    depth, height, width = patch if len(patch) == 3 else patch * 3
+    return generate(raw_dir, Request(settings=Settings((depth, height, width)), **sizes), workers)
+
+
+def _prepare(raw_dir: Path, data_dir: Path, workers: int, adopt_volumes: bool) -> Manifest:
+    return adopt(data_dir, workers) if adopt_volumes else prepare(raw_dir, data_dir, workers)
+
+
+def _remarks(made: Manifest, checksums: Path | None = None, **options: Any) -> Iterator[str]:
+    if checksums is not None:
+        yield f"All volumes are those of {checksums}"
+
+
+COMMANDS = DataCommands(
+    "unet3d",
+    raw="scans and their labels",
+    prepared="prepared volumes",
+    real="KiTS19",
+    download=download,
+    generate=_generate,
+    prepare=_prepare,
+    verify=verify,
+    remarks=_remarks,
+    workers={
+        "download": lambda: min(cores(), 4),
+        "prepare": lambda: min(cores(), max(1, psutil.virtual_memory().total // MEMORY_PER_WORKER)),
+        "verify": cores,
+        "generate": cores,
+    },
+    options={
+        "prepare": (
+            option(
+                "--adopt",
+                dest="adopt_volumes",
+                action="store_true",
+                help="only describe --data-dir: the reference's script prepared it",
+            ),
+        ),
+        "verify": (
+            option("--checksums", type=Path, help="also compare with this checksum.json, e.g. the reference's"),
+        ),
+        "generate": (
+            option("--train", type=int, default=24, help="cases to train on"),
+            option("--eval", type=int, default=6, help="cases to evaluate"),
+            option("--patch", type=int, nargs="+", default=[128], help="voxels of a crop: one number, or D H W"),
+            option("--smallest", type=int, default=128, help="least voxels of an axis, once prepared"),
+            option("--largest", type=int, default=200, help="most voxels of an axis, once prepared"),
+            option("--seed", type=int, default=0),
+        ),
+    },
+)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from common.ranges import require
+from common.config.ranges import AtLeast, FiniteNotNegative
+from common.ops.implementation import AUTO
 
 CachePlace = Literal["auto", "device", "host"]
-Variant = Literal["reference", "nvidia"]
 
 
 @dataclass(frozen=True)
@@ -25,25 +24,12 @@ class ReaderSettings:
         cache_gb: how much of a GPU's memory ``auto`` may take, in 10^9 bytes; 0 for half of what is free.
         cache_dtype: of the images there: ``fp32``, or that of the ``training``, which halves them.
         threads: that read volumes, and that cut crops in host memory.
-        brightness: ``reference`` multiplies intensities by 1 + f, ``nvidia`` by f; f is uniform in [0.7, 1.3].
-        noise: ``reference`` draws the standard deviation from [0, 0.1], with ``nvidia`` it is 0.1.
         augment: implementation of the augmentation.
     """
 
-    shares: int
+    shares: Annotated[int, AtLeast(0, "a number of shares, or 0 to have it chosen")]
     cache: CachePlace
-    cache_gb: float
+    cache_gb: Annotated[float, FiniteNotNegative]
     cache_dtype: Literal["fp32", "training"]
-    threads: int
-    brightness: Variant
-    noise: Variant
-    augment: str
-
-    def __post_init__(self) -> None:
-        require(
-            "reader",
-            self,
-            shares=(self.shares >= 0, "a number of shares, or 0 to have it chosen"),
-            cache_gb=(0 <= self.cache_gb < math.inf, "finite and not negative"),
-            threads=(self.threads >= 1, "at least 1"),
-        )
+    threads: Annotated[int, AtLeast(1)]
+    augment: str = AUTO

@@ -17,35 +17,35 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from benchmarks.unet3d.model import Architecture, Implementations, UNet3D
+from benchmarks.unet3d.config import Facts
+from benchmarks.unet3d.model import Implementations, UNet3D
 from benchmarks.unet3d.ops import dice_cross_entropy
-from common.data.source import Batch
+from common.data.batches import Batch
 from common.distributed.layout import Layout
 from common.distributed.spatial.choose import TRANSPORTS
 from common.distributed.spatial.split import VolumeSplit
 from common.errors import ConfigError, UnsupportedImplementation
-from common.graphs import StepRunner
+from common.mlperf.fixed import fixed_facts
 from common.ops.implementation import AUTO, OperationRequest, select
+from common.optim.learning_rate import constant
+from common.optim.momentum import SGD
 from common.optim.optimizer import Optimizer, ParameterGroup
-from common.optim.rules import SGD
-from common.optim.schedules import constant
-from common.step import TrainStep, accumulate
-from common.workload import Losses
+from common.step.graphs import StepRunner
+from common.step.train_step import Losses, TrainStep, accumulate
 
 WARM_UP, TIMED = 20, 100
-SMOOTH = 1e-6
 
 
 def build(layout: Layout, implementations: Implementations, samples: int, edge: int) -> tuple[StepRunner, Batch]:
     """A captured step in bf16, and this rank's slab of a random micro-batch."""
-    split, device, architecture = VolumeSplit.from_layout(layout), layout.device, Architecture()
+    split, device, facts = VolumeSplit.from_layout(layout), layout.device, fixed_facts(Facts, "unet3d")
     generator = torch.Generator().manual_seed(1)
-    model = UNet3D(architecture, implementations, generator, device=device, dtype=torch.bfloat16, split=split)
-    request = OperationRequest(device, torch.bfloat16, architecture.classes)
+    model = UNet3D(facts, implementations, generator, device=device, dtype=torch.bfloat16, split=split)
+    request = OperationRequest(device, torch.bfloat16, {"classes": facts.classes})
     loss_of = select(dice_cross_entropy.IMPLEMENTATIONS, AUTO, request).function
 
     def loss(micro_batch: Batch) -> Losses:
-        value = loss_of(model(micro_batch.tensors["image"]), micro_batch.tensors["label"], SMOOTH, split)
+        value = loss_of(model(micro_batch.tensors["image"]), micro_batch.tensors["label"], facts.dice_smooth, split)
         return Losses(value, {"loss": value})
 
     named, redundant = dict(model.named_parameters()), model.redundant_parameters()
@@ -59,7 +59,7 @@ def build(layout: Layout, implementations: Implementations, samples: int, edge: 
     )  # fmt: skip
     planes = edge // layout.size("cp")
     image = torch.randn(samples, 1, planes, edge, edge, device=device, dtype=torch.bfloat16)
-    label = torch.randint(0, architecture.classes, (samples, planes, edge, edge), device=device, dtype=torch.uint8)
+    label = torch.randint(0, facts.classes, (samples, planes, edge, edge), device=device, dtype=torch.uint8)
     runner = StepRunner(TrainStep(accumulate(loss), [optimizer], layout), model, 1)
     return runner, Batch({"image": image, "label": label}, samples)
 
@@ -134,7 +134,7 @@ def main() -> None:
             print(f"{ranks} GPUs: there are {torch.cuda.device_count()}")
             continue
         try:
-            Architecture().check_size((arguments.edge,) * 3, ranks)
+            fixed_facts(Facts, "unet3d").check_size((arguments.edge,) * 3, ranks)
         except ConfigError as error:
             print(error)
             continue

@@ -86,11 +86,19 @@ class Plan:
 
 @dataclass(frozen=True)
 class Generated:
-    """Voxels of all scans, and how many axes of the prepared volumes sliding windows crop and pad."""
+    """Cases of each split, voxels of all scans, and how many axes of the prepared volumes windows crop and pad."""
 
+    train: int
+    eval: int
     voxels: int
     cropped: int
     padded: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.train} cases to train and {self.eval} to evaluate, {self.voxels / 1e6:.1f} million voxels; "
+            f"of the axes of their volumes windows crop {self.cropped} and pad {self.padded}"
+        )
 
 
 def generate(raw_dir: Path, request: Request, workers: int = 1) -> Generated:
@@ -127,7 +135,7 @@ def generate(raw_dir: Path, request: Request, workers: int = 1) -> Generated:
         for entry in plans
         for size, least in zip(entry.shape, request.settings.patch, strict=True)
     ]
-    return Generated(voxels, branches.count("crop"), branches.count("pad"))
+    return Generated(request.train, request.eval, voxels, branches.count("crop"), branches.count("pad"))
 
 
 def branch(size: int, patch: int) -> str | None:

@@ -1,0 +1,1 @@
+"""Order, shards, prefetch, readers, manifests, preparation."""

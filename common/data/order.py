@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.source import Block
+from common.data.batches import Block
 from common.errors import ConfigError
 
 _MICRO_BATCH = 3

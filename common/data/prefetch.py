@@ -7,17 +7,16 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from common.data.source import Batch, HostBatch
+from common.data.batches import Batch, HostBatch
 
 
 class Prefetcher:
     """Groups a reader's micro-batches into steps and prepares them one step ahead on a side stream.
 
     Two steps' batches exist at a time: the one that the compute stream uses and the one that the side stream fills. A
-    slot is refilled only after the step that used it has finished.
+    slot is refilled only after the step that used it has finished, which may be one of the block before.
 
     Args:
-        batches: the reader's micro-batches of one block.
         prepare: finishes a micro-batch on the device; runs on the side stream.
         micro_batches: micro-batches of one step.
         stream: the side stream of the run; None without a GPU.
@@ -28,12 +27,11 @@ class Prefetcher:
 
     def __init__(
         self,
-        batches: Iterator[HostBatch],
         prepare: Callable[[HostBatch], Batch],
         micro_batches: int,
         stream: torch.cuda.Stream | None,
     ) -> None:
-        self._batches = batches
+        self._batches: Iterator[HostBatch] = iter(())
         self._prepare = prepare
         self._count = micro_batches
         self._stream = stream
@@ -42,6 +40,11 @@ class Prefetcher:
         self._slots: list[list[Batch]] = [[], []]
         self._turn = 0
         self.wait_seconds = 0.0
+        self._next: list[Batch] | None = None
+
+    def begin(self, batches: Iterator[HostBatch]) -> None:
+        """Go on with ``batches``, the reader's micro-batches of a block, and fetch those of its first step."""
+        self._batches = batches
         self._next = self._fetch()
 
     def take(self) -> list[Batch] | None:

@@ -1,11 +1,9 @@
-"""What the preparations of all data sets share: one at a time in a folder, of one source, and their command line."""
+"""What the preparations of all data sets share: one at a time in a folder, and of one source."""
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import json
-import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -103,31 +101,6 @@ def require_space(data_dir: Path, needed: int, *, more: bool = True) -> None:
 def now() -> str:
     """The time in UTC, for ``prepared`` in a manifest."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-
-
-def parser(command: str, benchmark: str, raw: str, prepared: str) -> argparse.ArgumentParser:
-    """The options that every workload's ``download``, ``prepare``, ``verify`` and ``generate`` have.
-
-    Args:
-        command: one of them.
-        benchmark: name of the workload.
-        raw: what ``--raw-dir`` holds.
-        prepared: what ``--data-dir`` holds.
-    """
-    data = Path(os.environ.get("MLPERF_DATA_DIR", "data"))  # as configs/train.yaml has it
-    options = argparse.ArgumentParser(prog=f"mlperf-suite {command} benchmark={benchmark}")
-    options.add_argument("benchmark", nargs="?", help=argparse.SUPPRESS)
-    if command != "verify":
-        options.add_argument("--raw-dir", type=Path, default=data / f"{benchmark}-raw", help=raw)
-    if command in ("prepare", "verify"):
-        options.add_argument("--data-dir", type=Path, default=data / benchmark, help=prepared)
-    return options
-
-
-def summary(data_dir: Path, prepared: Manifest, real: str) -> str:
-    """One line of what ``data_dir`` holds; ``real`` is what data are that do not stand in for any."""
-    kind = "stand-in" if prepared.stand_in else real
-    return f"{data_dir}: {kind}, " + ", ".join(f"{name} {count}" for name, count in prepared.counts.items())
 
 
 def _compare(data_dir: Path, found: Mapping[str, str], wanted: Mapping[str, str]) -> None:

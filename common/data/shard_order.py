@@ -43,16 +43,18 @@ class ShardStream:
     """The stream of shards and how lanes share it.
 
     Attributes:
-        rows: rows of all shards together. They differ by at most one row; the first ``rows % shards`` have one more.
+        rows: rows of all shards together. They differ by at most one row; ``rows % shards`` have one more.
         shards: number of shards.
         lanes: micro-batches of one global batch over all ranks.
         seed: of the permutations.
+        larger_first: whether the shards with one row more are the first, or else the last.
     """
 
     rows: int
     shards: int
     lanes: int = 1
     seed: int = 0
+    larger_first: bool = True
 
     def __post_init__(self) -> None:
         for name in ("shards", "lanes"):
@@ -63,7 +65,8 @@ class ShardStream:
 
     def rows_of(self, shard: int) -> int:
         """Rows of ``shard``."""
-        return self.rows // self.shards + (shard < self.rows % self.shards)
+        place = shard if self.larger_first else self.shards - 1 - shard
+        return self.rows // self.shards + (place < self.rows % self.shards)
 
     def permutation(self, epoch: int) -> NDArray[np.int64]:
         """The order of all shards in ``epoch`` (from 0)."""

@@ -1,0 +1,1 @@
+"""Start-up, layout, process groups, faults, weights between roles, split volumes."""

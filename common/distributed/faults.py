@@ -33,8 +33,8 @@ import torch.distributed as dist
 from common.distributed import job_store
 from common.distributed.board import Board, FileBoard, StoreBoard
 from common.distributed.diagnosis import Diagnosis, View, diagnose
+from common.distributed.rank_info import RankInfo
 from common.distributed.roles import RoleName
-from common.distributed.startup import Place
 from common.errors import RankFailure
 
 T = TypeVar("T")
@@ -83,7 +83,7 @@ class Heartbeat:
     ``output_dir/stacks_rank<r>.txt`` and exits with ``RankFailure.exit_code``.
 
     Args:
-        place: this rank's place.
+        rank_info: this rank's place.
         output_dir: folder of the run; also the meeting point of ranks that lose the store.
         timeout_seconds: longest time without a beat outside :meth:`extended`; 0 or less turns all of this off.
         store: where ranks exchange heartbeats. Default: the store of the job, else files in ``output_dir/heartbeat``.
@@ -92,13 +92,13 @@ class Heartbeat:
 
     def __init__(
         self,
-        place: Place,
+        rank_info: RankInfo,
         output_dir: Path,
         timeout_seconds: float,
         store: dist.Store | None = None,
         role: RoleName = "train",
     ) -> None:
-        self.place = place
+        self.rank_info = rank_info
         self.output_dir = Path(output_dir)
         self.timeout_seconds = timeout_seconds
         self.interval_seconds = min(max(timeout_seconds / 10, 0.2), 5.0)
@@ -126,7 +126,7 @@ class Heartbeat:
         if self.timeout_seconds <= 0 or self._threads:
             return
         self.output_dir.mkdir(parents=True, exist_ok=True)
-        if self.place.world_size > 1:
+        if self.rank_info.world_size > 1:
             self._board = self._find_board()
             _outlast_the_watch()
         self._started = self._exchanged = time.monotonic()
@@ -211,13 +211,13 @@ class Heartbeat:
             while not self._stopping.is_set():
                 self._exchange_once(self._board)
                 self._stopping.wait(self.interval_seconds)
-            self._board.post(f"rank{self.place.rank}", self._payload(time.monotonic()))
+            self._board.post(f"rank{self.rank_info.rank}", self._payload(time.monotonic()))
         except BOARD_ERRORS:
             return  # A lost store does not come back; the watch sees that nothing arrives any more.
 
     def _exchange_once(self, board: Board) -> None:
-        board.post(f"rank{self.place.rank}", self._payload(time.monotonic()))
-        ranks = range(self.place.world_size)
+        board.post(f"rank{self.rank_info.rank}", self._payload(time.monotonic()))
+        ranks = range(self.rank_info.world_size)
         payloads = board.read([f"rank{rank}" for rank in ranks])
         now = time.monotonic()
         for rank, payload in zip(ranks, payloads, strict=True):
@@ -227,7 +227,7 @@ class Heartbeat:
             fields = json.loads(payload)
             if rank == 0:
                 self._leader_token = fields["token"]
-            if rank != self.place.rank:
+            if rank != self.rank_info.rank:
                 self._peers[rank] = (View(rank=rank, silence=0.0, **fields["view"]), now)
         self._exchanged = now
         verdict = board.read([self._verdict_name()])[0]
@@ -240,7 +240,7 @@ class Heartbeat:
         return json.dumps({"token": self._token, "time": now, "view": fields}).encode()
 
     def _verdict_name(self) -> str:
-        token = self._token if self.place.rank == 0 else self._leader_token
+        token = self._token if self.rank_info.rank == 0 else self._leader_token
         return f"verdict-{token}"
 
     # The watching thread.
@@ -278,14 +278,14 @@ class Heartbeat:
         allowance, left = self._allowance, self._left.is_set()
         extended = allowance > self.timeout_seconds
         return View(
-            self.place.rank, step, self._device_step, phase, age, 0.0, allowance, extended, waiting, where, left,
+            self.rank_info.rank, step, self._device_step, phase, age, 0.0, allowance, extended, waiting, where, left,
             self.role, self._idle,
         )  # fmt: skip
 
     def _views(self, now: float) -> list[View]:
         views = []
-        for rank in range(self.place.world_size):
-            if rank == self.place.rank:
+        for rank in range(self.rank_info.world_size):
+            if rank == self.rank_info.rank:
                 views.append(self._own_view(now))
             elif rank in self._peers:
                 view, heard = self._peers[rank]
@@ -302,14 +302,14 @@ class Heartbeat:
             return diagnose(views, self.timeout_seconds)
         if isinstance(self._board, FileBoard):
             return Diagnosis((), f"{self._board.folder} has been unreachable for {unreachable:.1f} s")
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or self.place.rank == 0:
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or self.rank_info.rank == 0:
             return Diagnosis((), f"the launcher's store has been unreachable for {unreachable:.1f} s")
         text = f"rank 0, which hosts the store, gives no sign of life for {unreachable:.1f} s (stopped, killed, or its "
         return Diagnosis((0,), f"{text}machine is unreachable): {views[0].describe()}")
 
     def _agree(self, diagnosis: Diagnosis) -> _Verdict:
         """One verdict for all ranks: the first that is posted."""
-        rank = self.place.rank
+        rank = self.rank_info.rank
         alive = [v.rank for v in self._views(time.monotonic()) if v.silence <= self.timeout_seconds and not v.left]
         mine = _Verdict(diagnosis.ranks, diagnosis.text, rank, min(alive, default=rank), tuple(alive))
         name, value = self._verdict_name(), mine.encode()
@@ -332,7 +332,7 @@ class Heartbeat:
         """Write the stacks, let one rank print the message, and exit. Does not return."""
         self._verdict = verdict
         self._write_stacks(verdict)
-        rank, boards = self.place.rank, self._boards()
+        rank, boards = self.rank_info.rank, self._boards()
         name = self._verdict_name()
         _post(boards, f"{name}-stacks{rank}")
         acknowledged = [f"{name}-stacks{witness}" for witness in verdict.witnesses]
@@ -355,10 +355,10 @@ class Heartbeat:
         sys.stderr.flush()
 
     def _write_stacks(self, verdict: _Verdict) -> None:
-        path = self.output_dir / f"stacks_rank{self.place.rank}.txt"
+        path = self.output_dir / f"stacks_rank{self.rank_info.rank}.txt"
         views = "\n".join(f"rank {view.rank}: {view.describe()}" for view in self._views(time.monotonic()))
         with contextlib.suppress(OSError), path.open("w") as file:
-            file.write(f"{verdict.text}\n\nas seen by rank {self.place.rank} (process {os.getpid()}):\n{views}\n\n")
+            file.write(f"{verdict.text}\n\nas seen by rank {self.rank_info.rank} (process {os.getpid()}):\n{views}\n\n")
             file.flush()
             faulthandler.dump_traceback(file, all_threads=True)
 

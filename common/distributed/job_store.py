@@ -7,20 +7,18 @@ a run, never anything within the iteration.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-if TYPE_CHECKING:
-    from common.distributed.startup import Place
+from common.distributed.rank_info import RankInfo
 
 _joined: list[tuple[dist.Store, int, int]] = []
 """The store, this process's rank in the job and the job's ranks; empty while the process is in no job."""
 
 
-def join(store: dist.Store, place: Place) -> None:
+def join(store: dist.Store, rank_info: RankInfo) -> None:
     """Make ``store`` that of this process's job."""
-    _joined[:] = [(store, place.rank, place.world_size)]
+    _joined[:] = [(store, rank_info.rank, rank_info.world_size)]
 
 
 def leave() -> None:

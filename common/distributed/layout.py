@@ -8,7 +8,6 @@ Workloads never do arithmetic with the world size; they ask the Layout. The axes
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -155,22 +154,3 @@ class Layout:
                 made: list[Any] = [dist.new_group(list(members)) for members in families]
                 self._groups[key] = made[families.index(mine)]
         return self._groups[key]
-
-
-def factor(world_size: int, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Complete ``sizes`` of pp, cp and tp with the dp that uses all of ``world_size`` ranks.
-
-    Raises:
-        ConfigError: the ranks do not divide.
-    """
-    fixed = {axis: int(sizes.get(axis, 1)) for axis in ("pp", "cp", "tp")}
-    for axis, size in sizes.items():
-        if axis not in fixed:
-            raise ConfigError(f"layout.{axis}={size}: the axes to choose are pp, cp and tp; dp takes the other ranks")
-        if size < 1:
-            raise ConfigError(f"layout.{axis}={size}: an axis has a positive size")
-    used = math.prod(itertools.chain(fixed.values(), [1]))
-    if world_size % used:
-        named = " x ".join(f"{axis}={size}" for axis, size in fixed.items())
-        raise ConfigError(f"layout: {named} = {used} does not divide {world_size} ranks")
-    return {**fixed, "dp": world_size // used}

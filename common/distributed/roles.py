@@ -7,10 +7,9 @@ collective of one role can ever wait for the other.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from common.distributed.startup import Place
+from common.distributed.rank_info import RankInfo
 
 RoleName = Literal["train", "evaluate"]
 
@@ -32,9 +31,9 @@ class Role:
     first_rank: int
 
     @classmethod
-    def of(cls, place: Place, evaluation_ranks: int) -> Role:
+    def of(cls, rank_info: RankInfo, evaluation_ranks: int) -> Role:
         """The role of a place in a job whose last ``evaluation_ranks`` ranks only evaluate."""
-        training = place.world_size - evaluation_ranks
-        if place.rank < training:
-            return cls("train", place.rank, training, 0)
-        return cls("evaluate", place.rank - training, evaluation_ranks, training)
+        training = rank_info.world_size - evaluation_ranks
+        if rank_info.rank < training:
+            return cls("train", rank_info.rank, training, 0)
+        return cls("evaluate", rank_info.rank - training, evaluation_ranks, training)

@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from common.distributed import job_store
 from common.distributed.launcher import follow_parent
+from common.distributed.rank_info import RankInfo
 from common.distributed.roles import Role
 from common.errors import ConfigError, DeviceError, RankFailure
 
@@ -29,28 +29,7 @@ FIRST_RESERVED_STEP = 0xFFFFFFF0
 SLURM_PORTS = range(20000, 40000)
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where this process stands in the job.
-
-    Attributes:
-        rank: global rank, from 0.
-        world_size: number of ranks of the job.
-        local_rank: rank among those of this machine; picks the GPU.
-        local_world_size: number of ranks on this machine.
-        node: index of this machine in the job.
-        launcher: ``"torchrun"`` (also the suite's own launcher), ``"slurm"`` or ``"single"``.
-    """
-
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    node: int
-    launcher: str
-
-
-def find_place(environment: Mapping[str, str]) -> Place:
+def find_rank_info(environment: Mapping[str, str]) -> RankInfo:
     """This process's place from the variables that torchrun or a Slurm job step set.
 
     Raises:
@@ -67,7 +46,7 @@ def find_place(environment: Mapping[str, str]) -> Place:
         return _torchrun_place(environment)
     if "SLURM_STEP_ID" in environment and _integer(environment, "SLURM_STEP_ID") < FIRST_RESERVED_STEP:
         return _slurm_place(environment)
-    return Place(rank=0, world_size=1, local_rank=0, local_world_size=1, node=0, launcher="single")
+    return RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, node=0, launcher="single")
 
 
 def pick_device(requested: str, local_rank: int) -> torch.device:
@@ -87,7 +66,7 @@ def pick_device(requested: str, local_rank: int) -> torch.device:
     if requested == "cpu":
         return torch.device("cpu")
     if torch.cuda.is_available():
-        return _cuda_device(0 if _has_gpu_of_its_own(find_place(os.environ)) else local_rank)
+        return _cuda_device(0 if _has_gpu_of_its_own(find_rank_info(os.environ)) else local_rank)
     if requested == "auto" and not gpu_visible():
         return torch.device("cpu")
     raise DeviceError(_unusable_message(os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")))
@@ -99,7 +78,7 @@ def gpu_visible() -> bool:
 
 
 def initialise(
-    place: Place,
+    rank_info: RankInfo,
     device: torch.device,
     timeout_seconds: float,
     sharers: int | None = None,
@@ -111,7 +90,7 @@ def initialise(
     groups have no rank in common. A role of one rank gets no process group. A second call changes nothing.
 
     Args:
-        place, device: of this rank.
+        rank_info, device: of this rank.
         timeout_seconds: longest wait for the other ranks.
         sharers: ranks that share this process's cores; None for all of this machine.
         evaluation_ranks: ranks that only evaluate (:mod:`common.distributed.roles`).
@@ -121,35 +100,35 @@ def initialise(
         RankFailure: the ranks did not meet within ``timeout_seconds``.
     """
     follow_parent()
-    torch.set_num_threads(_threads(place, sharers or place.local_world_size))
+    torch.set_num_threads(_threads(rank_info, sharers or rank_info.local_world_size))
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if place.world_size == 1 or job_store.joined() or dist.is_initialized():
+    if rank_info.world_size == 1 or job_store.joined() or dist.is_initialized():
         return
-    if place.launcher == "slurm":
+    if rank_info.launcher == "slurm":
         os.environ.update(_slurm_rendezvous(os.environ))
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if name not in os.environ:
             raise ConfigError(
-                f"{name} is not set, so rank {place.rank} cannot find rank 0: start with torchrun or srun"
+                f"{name} is not set, so rank {rank_info.rank} cannot find rank 0: start with torchrun or srun"
             )
     try:
-        _join(place, device, timedelta(seconds=timeout_seconds), evaluation_ranks)
+        _join(rank_info, device, timedelta(seconds=timeout_seconds), evaluation_ranks)
     except dist.DistError as error:
         meeting_point = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise RankFailure(
-            f"rank {place.rank} of {place.world_size} could not join the others at {meeting_point} within "
+            f"rank {rank_info.rank} of {rank_info.world_size} could not join the others at {meeting_point} within "
             f"{timeout_seconds:.0f} s: {reason}. Check that every rank started and that this port is open between "
             "the machines"
         ) from error
 
 
-def _join(place: Place, device: torch.device, timeout: timedelta, evaluation_ranks: int) -> None:
-    store, _, _ = next(rendezvous("env://", place.rank, place.world_size, timeout=timeout))
+def _join(rank_info: RankInfo, device: torch.device, timeout: timedelta, evaluation_ranks: int) -> None:
+    store, _, _ = next(rendezvous("env://", rank_info.rank, rank_info.world_size, timeout=timeout))
     store.set_timeout(timeout)
-    job_store.join(store, place)
-    role = Role.of(place, evaluation_ranks)
+    job_store.join(store, rank_info)
+    role = Role.of(rank_info, evaluation_ranks)
     if role.world_size == 1:
         return
     dist.init_process_group(
@@ -181,14 +160,14 @@ def expand_nodelist(nodelist: str) -> list[str]:
     return hosts
 
 
-def _torchrun_place(environment: Mapping[str, str]) -> Place:
+def _torchrun_place(environment: Mapping[str, str]) -> RankInfo:
     rank, world_size, local_rank = (_integer(environment, name) for name in TORCHRUN_VARIABLES)
     local_world_size = _integer(environment, "LOCAL_WORLD_SIZE", world_size)
     node = _integer(environment, "GROUP_RANK", rank // max(local_world_size, 1))
-    return _checked(Place(rank, world_size, local_rank, local_world_size, node, "torchrun"), "RANK")
+    return _checked(RankInfo(rank, world_size, local_rank, local_world_size, node, "torchrun"), "RANK")
 
 
-def _slurm_place(environment: Mapping[str, str]) -> Place:
+def _slurm_place(environment: Mapping[str, str]) -> RankInfo:
     rank = _integer(environment, "SLURM_PROCID")
     tasks_name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
     world_size = _integer(environment, tasks_name)
@@ -206,23 +185,25 @@ def _slurm_place(environment: Mapping[str, str]) -> Place:
             )
     if not 0 <= node < len(tasks_per_node):
         raise ConfigError(f"SLURM_NODEID={node} lies outside the step's {len(tasks_per_node)} nodes")
-    place = Place(rank, world_size, local_rank, tasks_per_node[node], node, "slurm")
-    return _checked(place, "SLURM_PROCID")
+    rank_info = RankInfo(rank, world_size, local_rank, tasks_per_node[node], node, "slurm")
+    return _checked(rank_info, "SLURM_PROCID")
 
 
-def _checked(place: Place, rank_name: str) -> Place:
-    if not 0 <= place.rank < place.world_size:
-        raise ConfigError(f"{rank_name}={place.rank} lies outside a job of {place.world_size} ranks")
-    if not 0 <= place.local_rank < place.local_world_size:
+def _checked(rank_info: RankInfo, rank_name: str) -> RankInfo:
+    if not 0 <= rank_info.rank < rank_info.world_size:
+        raise ConfigError(f"{rank_name}={rank_info.rank} lies outside a job of {rank_info.world_size} ranks")
+    if not 0 <= rank_info.local_rank < rank_info.local_world_size:
         raise ConfigError(
-            f"local rank {place.local_rank} of rank {place.rank} lies outside its machine's "
-            f"{place.local_world_size} ranks"
+            f"local rank {rank_info.local_rank} of rank {rank_info.rank} lies outside its machine's "
+            f"{rank_info.local_world_size} ranks"
         )
-    if place.local_world_size > place.world_size:
-        raise ConfigError(f"{place.local_world_size} ranks on one machine are more than the job's {place.world_size}")
-    if place.node < 0:
-        raise ConfigError(f"machine index {place.node} of rank {place.rank} is negative")
-    return place
+    if rank_info.local_world_size > rank_info.world_size:
+        raise ConfigError(
+            f"{rank_info.local_world_size} ranks on one machine are more than the job's {rank_info.world_size}"
+        )
+    if rank_info.node < 0:
+        raise ConfigError(f"machine index {rank_info.node} of rank {rank_info.rank} is negative")
+    return rank_info
 
 
 def _integer(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
@@ -292,10 +273,10 @@ def _slurm_rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _threads(place: Place, sharers: int) -> int:
+def _threads(rank_info: RankInfo, sharers: int) -> int:
     """CPU threads for this rank: its share of the cores that this process may run on."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if place.launcher == "slurm":
+    if rank_info.launcher == "slurm":
         per_task = os.environ.get("SLURM_CPUS_PER_TASK", "")
         # The affinity of a bound task is already its share; SLURM_CPUS_PER_TASK is what it asked for.
         if per_task.isdigit() and int(per_task) > 0:
@@ -303,16 +284,16 @@ def _threads(place: Place, sharers: int) -> int:
     return max(1, allowed // sharers)
 
 
-def _has_gpu_of_its_own(place: Place) -> bool:
+def _has_gpu_of_its_own(rank_info: RankInfo) -> bool:
     """Whether this process is one of a machine's Slurm tasks that each see one GPU, another one each.
 
     Slurm's binding numbers the GPU of every task 0, so that only the step's number of GPUs tells it from one GPU that
     all tasks would have to share. Where Slurm does not say that number, NCCL refuses the shared GPU.
     """
-    if place.launcher != "slurm" or place.local_world_size == 1 or torch.cuda.device_count() != 1:
+    if rank_info.launcher != "slurm" or rank_info.local_world_size == 1 or torch.cuda.device_count() != 1:
         return False
-    gpus = _integer(os.environ, "SLURM_GPUS_ON_NODE", place.local_world_size)
-    return gpus >= place.local_world_size
+    gpus = _integer(os.environ, "SLURM_GPUS_ON_NODE", rank_info.local_world_size)
+    return gpus >= rank_info.local_world_size
 
 
 def _cuda_device(index: int) -> torch.device:

@@ -17,9 +17,9 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from common.capture import capturing
-from common.distributed.startup import Place
+from common.distributed.rank_info import RankInfo
 from common.doctor.reading import Reading, Readings, first_line
+from common.step.capture import capturing
 
 SMALL, MEDIUM, LARGE = 32 << 10, 64 << 20, 1 << 30
 PAIR_BYTES = 256 << 20
@@ -55,7 +55,7 @@ class Plan:
     """What to measure.
 
     Attributes:
-        place: of this rank.
+        rank_info: of this rank.
         nodes: the ranks of each node, in the order of the nodes.
         device: where the buffers are.
         seconds: of one measurement, at most about.
@@ -63,7 +63,7 @@ class Plan:
         timeout_seconds: longest time that one stage may take.
     """
 
-    place: Place
+    rank_info: RankInfo
     nodes: Sequence[Sequence[int]]
     device: torch.device
     seconds: float
@@ -102,7 +102,7 @@ def measure(plan: Plan, progress: Progress) -> None:
     """Each node alone first, then pairs of nodes, then all ranks: this tells a bad node from a bad network."""
     if plan.device.type == "cuda":
         torch.cuda.set_device(plan.device)
-    own = next(ranks for ranks in plan.nodes if plan.place.rank in ranks)
+    own = next(ranks for ranks in plan.nodes if plan.rank_info.rank in ranks)
     progress.enter("collectives inside the node")
     group = _group(own, plan)
     if len(own) > 1:
@@ -112,7 +112,7 @@ def measure(plan: Plan, progress: Progress) -> None:
     if len(plan.nodes) > 1:
         progress.enter("collectives over all ranks")
         everyone = _group([rank for ranks in plan.nodes for rank in ranks], plan)
-        progress.job |= _figures(everyone, plan.place.world_size, plan, "")
+        progress.job |= _figures(everyone, plan.rank_info.world_size, plan, "")
 
 
 def ring_rounds(count: int) -> list[list[tuple[int, int]]]:
@@ -127,10 +127,10 @@ def _measure_pairs(plan: Plan, progress: Progress) -> None:
     """The better of a node's two links: a bad node is slow with both neighbours, its neighbours with one."""
     best = 0.0
     for pairs in ring_rounds(len(plan.nodes)):
-        mine = next((pair for pair in pairs if any(plan.place.rank in plan.nodes[node] for node in pair)), None)
+        mine = next((pair for pair in pairs if any(plan.rank_info.rank in plan.nodes[node] for node in pair)), None)
         if mine is None:
             # Gloo numbers the groups of a process, and ranks find each other only under the same number.
-            _group([plan.place.rank], plan)
+            _group([plan.rank_info.rank], plan)
             continue
         progress.enter(f"collectives of the nodes {mine[0]} and {mine[1]} alone")
         ranks = sorted([*plan.nodes[mine[0]], *plan.nodes[mine[1]]])

@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 
-from common.config import SystemConfig
+from common.config.schema import SystemConfig
 from common.distributed.launcher import relaunch
-from common.distributed.startup import Place, find_place, initialise, pick_device, shutdown
+from common.distributed.rank_info import RankInfo
+from common.distributed.startup import find_rank_info, initialise, pick_device, shutdown
 from common.doctor import collectives
-from common.doctor.clock import measure_offsets
+from common.doctor.clock_skew import measure_offsets
 from common.doctor.examine import CHECKS, FULL, QUICK, Report, Request, examine
 from common.doctor.host import node_name
 from common.doctor.judge import (
@@ -39,7 +40,7 @@ from common.doctor.reading import first_line
 from common.doctor.table import format_report
 from common.errors import UNFIT, ConfigError, DeviceError, Interrupted, SuiteError
 from common.launch.binding import bind_rank
-from common.launch.network import variables
+from common.launch.nccl_settings import variables
 
 LEAVE_SECONDS = 10.0
 
@@ -62,7 +63,7 @@ class Session:
         unusable: why the GPU that is here cannot be used; empty if it can, or there is none.
     """
 
-    place: Place
+    rank_info: RankInfo
     node: str
     device: torch.device
     unusable: str
@@ -88,8 +89,8 @@ def main(argv: Sequence[str]) -> int:
     arguments = _parse(argv)
     system, limits = load_system(arguments.system)
     _check_json_folder(arguments.json)
-    place = find_place(os.environ)
-    if place.launcher == "single" and (gpus := torch.cuda.device_count()) > 1:
+    rank_info = find_rank_info(os.environ)
+    if rank_info.launcher == "single" and (gpus := torch.cuda.device_count()) > 1:
         return relaunch(gpus, ["doctor", *argv])
     request = Request(
         frozenset(arguments.only),
@@ -97,23 +98,23 @@ def main(argv: Sequence[str]) -> int:
         tuple(arguments.storage),
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
     )
-    device, unusable = _prepare_rank(place, system, arguments.timeout)
+    device, unusable = _prepare_rank(rank_info, system, arguments.timeout)
     session = Session(
-        place=place,
+        rank_info=rank_info,
         node=node_name(os.environ),
         device=device,
         unusable=unusable,
         request=request,
         limits=limits,
         system=arguments.system,
-        meeting=Meeting(place),
+        meeting=Meeting(rank_info),
         timeout_seconds=arguments.timeout,
         json_path=arguments.json,
     )
     try:
         code, hangs = _run(session)
     except KeyboardInterrupt:
-        if place.rank:
+        if rank_info.rank:
             sys.exit(Interrupted.exit_code)  # rank 0 has the message
         raise Interrupted("doctor was stopped before its end") from None
     sys.stdout.flush()
@@ -151,7 +152,7 @@ def _check_json_folder(path: Path | None) -> None:
         raise ConfigError(f"--json {path}: {why}")
 
 
-def _prepare_rank(place: Place, system: SystemConfig, timeout_seconds: float) -> tuple[torch.device, str]:
+def _prepare_rank(rank_info: RankInfo, system: SystemConfig, timeout_seconds: float) -> tuple[torch.device, str]:
     """Set this rank up as training does, but over Gloo alone: NCCL is to be examined, not relied on.
 
     Returns:
@@ -163,11 +164,11 @@ def _prepare_rank(place: Place, system: SystemConfig, timeout_seconds: float) ->
     sharers = None
     try:
         if torch.cuda.is_available():
-            sharers = bind_rank(place, system.binding)
-        device = pick_device("auto", place.local_rank)
+            sharers = bind_rank(rank_info, system.binding)
+        device = pick_device("auto", rank_info.local_rank)
     except DeviceError as error:
         device, unusable = torch.device("cpu"), str(error)
-    initialise(place, torch.device("cpu"), timeout_seconds, sharers)
+    initialise(rank_info, torch.device("cpu"), timeout_seconds, sharers)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device, unusable
@@ -175,15 +176,17 @@ def _prepare_rank(place: Place, system: SystemConfig, timeout_seconds: float) ->
 
 def _run(session: Session) -> tuple[int, bool]:
     """Exit code, and whether a thread of this rank hangs."""
-    place, meeting, timeout = session.place, session.meeting, session.timeout_seconds
-    meeting.post("rank", vars(Rank(place.rank, place.local_rank, place.node, session.node, session.device.type)))
+    rank_info, meeting, timeout = session.rank_info, session.meeting, session.timeout_seconds
+    meeting.post(
+        "rank", vars(Rank(rank_info.rank, rank_info.local_rank, rank_info.node, session.node, session.device.type))
+    )
     report = examine(
-        place, session.device, session.unusable, session.request,
+        rank_info, session.device, session.unusable, session.request,
         lambda what: _arrive(session, what),
     )  # fmt: skip
     meeting.post("report", report.to_json())
     results = Results([], [], [], [], "", timeout)
-    if place.rank == 0:
+    if rank_info.rank == 0:
         ranks = with_own_names([Rank(**entry) if entry else None for entry in meeting.collect("rank", timeout)])
         reports = [Report.from_json(entry) if entry else None for entry in meeting.collect("report", timeout)]
         results = replace(results, ranks=ranks, reports=reports, why_alone=why_alone(ranks, reports))
@@ -193,7 +196,7 @@ def _run(session: Session) -> tuple[int, bool]:
     if not plan["alone"]:
         together, offsets, hangs = _measure_together(session, plan["nodes"])
     meeting.post("together", together.to_json())
-    if place.rank == 0:
+    if rank_info.rank == 0:
         answers = [Together.from_json(entry) if entry else None for entry in meeting.collect("together", 2 * timeout)]
         _conclude(session, replace(results, together=answers, offsets=offsets))
     code = int(meeting.hear("code", 20 * timeout))
@@ -203,7 +206,7 @@ def _run(session: Session) -> tuple[int, bool]:
 
 def _arrive(session: Session, what: str) -> None:
     session.meeting.everyone_arrives(what, session.timeout_seconds)
-    if session.place.rank == 0 and sys.stderr.isatty():
+    if session.rank_info.rank == 0 and sys.stderr.isatty():
         print(f"doctor: {what} …", file=sys.stderr, flush=True)
 
 
@@ -212,14 +215,14 @@ def _measure_together(session: Session, nodes: Sequence[Sequence[int]]) -> tuple
     offsets: list[float] = []
     if "clock" in session.request.checks:
         try:
-            offsets = measure_offsets(session.place.rank, [ranks[0] for ranks in nodes[1:]])
+            offsets = measure_offsets(session.rank_info.rank, [ranks[0] for ranks in nodes[1:]])
         except RuntimeError as error:
             return Together(failed=f"clock offsets: {first_line(error)}"), [], False
     if "collectives" not in session.request.checks:
         return Together(), offsets, False
     effort = session.request.effort
     plan = collectives.Plan(
-        session.place, nodes, session.device, effort.collective_seconds, effort is FULL, session.timeout_seconds
+        session.rank_info, nodes, session.device, effort.collective_seconds, effort is FULL, session.timeout_seconds
     )
     progress = collectives.run(plan)
     return Together(progress.node, progress.job, progress.failed), offsets, bool(progress.stage)

@@ -11,7 +11,7 @@ from typing import Any
 import pynvml
 import torch
 
-from common.distributed.startup import Place
+from common.distributed.rank_info import RankInfo
 from common.doctor import health, host
 from common.doctor.compute import Durations, measure_gpu
 from common.doctor.facts import collect_facts
@@ -102,18 +102,18 @@ class Report:
 
 
 def examine(
-    place: Place, device: torch.device, unusable: str, request: Request, together: Callable[[str], None]
+    rank_info: RankInfo, device: torch.device, unusable: str, request: Request, together: Callable[[str], None]
 ) -> Report:
     """Read and measure everything that needs no other rank.
 
     Args:
-        place, device: of this rank.
+        rank_info, device: of this rank.
         unusable: why the GPU that is here cannot be used.
         request: what to check.
         together: waits until all ranks have come to a measurement, whose name it gets.
     """
     report = Report(unusable=unusable)
-    leads = place.local_rank == 0
+    leads = rank_info.local_rank == 0
     if leads:
         report.facts = collect_facts()
         if "host" in request.checks:

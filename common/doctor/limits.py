@@ -13,7 +13,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from common.config import SystemConfig, build, convert
+from common.config.loading import build, convert
+from common.config.schema import SystemConfig
 from common.doctor.reading import MEASURES
 from common.errors import ConfigError
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from common.distributed.startup import Place
+from common.distributed.rank_info import RankInfo
 from common.doctor.reading import first_line
 from common.errors import RankFailure
 
@@ -21,15 +21,15 @@ class Meeting:
     """Results of all ranks at rank 0, and its verdict at all ranks; a rank that does not answer holds nobody up.
 
     Args:
-        place: this rank's place; the process group is set up if it has other ranks.
+        rank_info: this rank's place; the process group is set up if it has other ranks.
     """
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, rank_info: RankInfo) -> None:
+        self._place = rank_info
         self._alone: dict[str, str] = {}
         self._store: dist.Store | None = None
         self._late: set[int] = set()
-        if place.world_size > 1:
+        if rank_info.world_size > 1:
             self._store = dist.PrefixStore("doctor", dist.distributed_c10d._get_default_store())
 
     def post(self, topic: str, result: Any) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from common.evaluation.base import Evaluation, Score, Weights
+from common.contract.evaluation import Evaluation, Score, Weights
 
 
 class InlineEvaluation:

@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from common.contract.evaluation import Score, Weights
 from common.distributed import job_store
 from common.distributed.host_group import HostGroup
 from common.distributed.weights import Template, Transfer, WeightSender
-from common.evaluation.base import Score, Weights
 
 TRAINING_SIDE, EVALUATION_SIDE = 0, 1
 """Ranks of the group over which scores travel: the training ranks' rank 0 and the evaluation ranks' rank 0."""
@@ -45,7 +45,7 @@ class RankedEvaluation:
         token = job_store.from_rank_0("transfer", secrets.token_hex(8))
         self._transfer = Transfer(token, senders, evaluation_ranks)
         self._sender: WeightSender | None = None
-        self._mailbox: ScoreMailbox | None = None
+        self._score_receiver: ScoreReceiver | None = None
         self._waited: deque[tuple[int, float]] = deque()
         self._index = 0
         self.interrupted = False
@@ -58,7 +58,7 @@ class RankedEvaluation:
         if self._rank < self._transfer.senders:
             self._sender = WeightSender(self._transfer, self._rank, template, self._device)
         if self._rank == 0:
-            self._mailbox = ScoreMailbox(self._transfer.token)
+            self._score_receiver = ScoreReceiver(self._transfer.token)
 
     def open_data(self, root: Path) -> None:
         """The evaluation ranks open the evaluation data."""
@@ -83,8 +83,8 @@ class RankedEvaluation:
         """
         if self._sender is not None:
             self._sender.check()
-        letters = [] if self._mailbox is None else self._mailbox.collect()
-        return [score for letter in letters if (score := self._score(letter)) is not None]
+        messages = [] if self._score_receiver is None else self._score_receiver.collect()
+        return [score for message in messages if (score := self._score(message)) is not None]
 
     def finish(self) -> Iterator[Score]:
         """Yield the scores as they come until none is outstanding; on ranks other than 0 nothing.
@@ -92,12 +92,12 @@ class RankedEvaluation:
         Raises:
             RuntimeError: an evaluation rank is gone.
         """
-        while self._mailbox is not None and self._waited and not self.interrupted:
+        while self._score_receiver is not None and self._waited and not self.interrupted:
             began = time.perf_counter()
-            letter = self._mailbox.next()
+            message = self._score_receiver.next()
             samples, waited = self._waited[0]
             self._waited[0] = (samples, waited + time.perf_counter() - began)
-            score = self._score(letter)
+            score = self._score(message)
             if score is not None:
                 yield score
 
@@ -105,25 +105,25 @@ class RankedEvaluation:
         """Tell the evaluation ranks that nothing more comes, and wait until they have left."""
         if self._sender is not None:
             self._sender.end(stopped_at)
-        if self._mailbox is not None:
-            self._mailbox.wait_for_end()
+        if self._score_receiver is not None:
+            self._score_receiver.wait_for_end()
 
     def close(self) -> None:
         """Nothing to release: the threads end when they have no more to do, or with the process."""
 
-    def _score(self, letter: Letter) -> Score | None:
+    def _score(self, message: ScoreMessage) -> Score | None:
         """What a letter tells; None of an evaluation that was left out because of a signal."""
         samples, waited = self._waited.popleft()
-        if letter.samples != samples:
-            raise RuntimeError(f"a score for {letter.samples} samples came, the next one is of {samples}")
-        if letter.values is None:
+        if message.samples != samples:
+            raise RuntimeError(f"a score for {message.samples} samples came, the next one is of {samples}")
+        if message.values is None:
             self.interrupted = True
             return None
-        return Score(samples, letter.values, letter.time_ms, letter.seconds, waited)
+        return Score(samples, message.values, message.time_ms, message.seconds, waited)
 
 
 @dataclass(frozen=True)
-class Letter:
+class ScoreMessage:
     """What evaluation rank 0 tells of one evaluation.
 
     Attributes:
@@ -139,32 +139,32 @@ class Letter:
     time_ms: int
 
 
-class ScoreMailbox:
+class ScoreReceiver:
     """What the evaluation ranks report, received in a thread on training rank 0."""
 
     def __init__(self, token: str) -> None:
-        self._letters: queue.SimpleQueue[Letter | RuntimeError] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[ScoreMessage | RuntimeError] = queue.SimpleQueue()
         self._group = _score_group(token, TRAINING_SIDE)
         self._thread = threading.Thread(target=self._receive, name="scores from evaluation ranks", daemon=True)
         self._thread.start()
 
-    def collect(self) -> list[Letter]:
+    def collect(self) -> list[ScoreMessage]:
         """What has come; waits for nothing."""
         found = []
-        while not self._letters.empty():
+        while not self._messages.empty():
             found.append(self.next())
         return found
 
-    def next(self) -> Letter:
+    def next(self) -> ScoreMessage:
         """Wait for the next one.
 
         Raises:
             RuntimeError: the evaluation rank is gone.
         """
-        letter = self._letters.get()
-        if isinstance(letter, RuntimeError):
-            raise letter
-        return letter
+        message = self._messages.get()
+        if isinstance(message, RuntimeError):
+            raise message
+        return message
 
     def wait_for_end(self) -> None:
         """Wait until the evaluation ranks have said that they report nothing more, or are gone."""
@@ -180,19 +180,19 @@ class ScoreMailbox:
                 content = torch.zeros(int(length.item()), dtype=torch.uint8)
                 self._group.receive(content, EVALUATION_SIDE)
                 now = time.time_ns() // 1_000_000
-                self._letters.put(Letter(**json.loads(content.numpy().tobytes()), time_ms=now))
+                self._messages.put(ScoreMessage(**json.loads(content.numpy().tobytes()), time_ms=now))
         except RuntimeError as error:
-            self._letters.put(error)
+            self._messages.put(error)
 
 
-class ScoreReporter:
+class ScoreSender:
     """Reports scores from evaluation rank 0 to training rank 0."""
 
     def __init__(self, token: str) -> None:
         self._group = _score_group(token, EVALUATION_SIDE)
 
     def report(self, samples: int, values: dict[str, float] | None, seconds: float) -> None:
-        """Send what a :class:`Letter` holds.
+        """Send what a :class:`ScoreMessage` holds.
 
         Raises:
             RuntimeError: training rank 0 is gone.

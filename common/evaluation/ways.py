@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from common.config import RunConfig
+from common.config.schema import RunConfig
+from common.contract.evaluation import Evaluations
+from common.contract.workload import Workload
 from common.distributed.layout import Layout
 from common.distributed.weights import senders_for
-from common.evaluation.base import Evaluations
 from common.evaluation.inline import InlineEvaluation
 from common.evaluation.ranks import RankedEvaluation
-from common.workload import Workload
 
 
 def way_to_evaluate(run: RunConfig, workload: Workload, layout: Layout) -> Evaluations:

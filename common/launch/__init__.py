@@ -1,0 +1,1 @@
+"""Series of runs: the registry, binding, sources, Slurm tasks."""

@@ -21,8 +21,8 @@ from common.errors import DeviceError
 from common.observe.nvml import pci_bus_ids
 
 if TYPE_CHECKING:
-    from common.config import BindingConfig
-    from common.distributed.startup import Place
+    from common.config.schema import BindingConfig
+    from common.distributed.rank_info import RankInfo
 
 CpuBinding = Literal["node", "exclusive", "none"]
 MemoryBinding = Literal["node", "none"]
@@ -135,7 +135,7 @@ def _share(topology: Topology, cpus: frozenset[int], index: int, count: int, nod
     return Binding(frozenset(cpu for cpu in cpus if topology.siblings[cpu] in mine), nodes, 1)
 
 
-def bind_rank(place: Place, config: BindingConfig) -> int | None:
+def bind_rank(rank_info: RankInfo, config: BindingConfig) -> int | None:
     """Bind this rank next to its GPU, before anything touches CUDA.
 
     Says on standard error what could not be done, once a machine.
@@ -149,24 +149,24 @@ def bind_rank(place: Place, config: BindingConfig) -> int | None:
     try:
         pci_ids = pci_bus_ids()
     except DeviceError as error:
-        _say_once(place, str(error))
+        _say_once(rank_info, str(error))
         return None
     if not pci_ids:
         return None
     topology = read_topology(pci_ids)
-    if len(pci_ids) < place.local_world_size:  # The scheduler shows each rank its own GPU only.
+    if len(pci_ids) < rank_info.local_world_size:  # The scheduler shows each rank its own GPU only.
         binding = locate(topology, 0, "node" if config.cpu == "exclusive" else config.cpu, config.memory, [0])
         halves = len(topology.allowed_cpus) // max(1, len(binding.cpus))
-        binding = replace(binding, sharers=-(-place.local_world_size // max(1, halves)))
+        binding = replace(binding, sharers=-(-rank_info.local_world_size // max(1, halves)))
     else:
-        binding = locate(topology, place.local_rank, config.cpu, config.memory, range(place.local_world_size))
+        binding = locate(topology, rank_info.local_rank, config.cpu, config.memory, range(rank_info.local_world_size))
     if problems := apply(binding):
-        _say_once(place, "; ".join(problems))
+        _say_once(rank_info, "; ".join(problems))
     return binding.sharers
 
 
-def _say_once(place: Place, problem: str) -> None:
-    if place.local_rank == 0:
+def _say_once(rank_info: RankInfo, problem: str) -> None:
+    if rank_info.local_rank == 0:
         print(f"mlperf-suite: ranks are not bound to their GPU's cores and memory: {problem}", file=sys.stderr)
 
 

@@ -1,4 +1,4 @@
-"""What the driver ``scripts/run.sub`` asks Python: ``python -m common.launch.experiment COMMAND``.
+"""What the driver ``scripts/run.sub`` asks Python: ``python -m common.cli series COMMAND``.
 
 The driver is a shell script that may run where neither PyTorch nor Hydra is installed; what it needs to know of the
 configuration comes from here, inside of the container where there is one, as assignments for its shell. ``open`` tells
@@ -16,26 +16,29 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import cli, config
+from common.config.schema import RunConfig, SessionConfig
 from common.distributed.startup import expand_nodelist
-from common.errors import ConfigError, DataError, SuiteError
+from common.errors import ConfigError, DataError, SuiteError, print_error
 from common.launch.closing import close_if_open
-from common.launch.series import Begin, End, Experiment, Series, Status, append, read_runs
-from common.launch.settings import LaunchConfig
-from common.launch.source import find_source
+from common.launch.launch_config import LaunchConfig
+from common.launch.series import Begin, End, Experiment, Series, append, read_runs
+from common.launch.series_entry import Status
+from common.launch.source_revision import find_source
 from common.launch.step_errors import complaint, explain
-from common.mlperf.admission import admit
+from common.mlperf.admission import Admission
 from common.mlperf.parsed_log import read_log
 from common.mlperf.seeds import draw_seed, experiment_seed
 from common.mlperf.verdict import judge
-from common.ranks import report
 
 LIVE_JOBS = "MLPERF_LIVE_JOBS"
 """Variable with the scheduler's jobs that are not over, separated by commas: the driver asks for them."""
+
+Admit = Callable[[Mapping[str, Any]], tuple[RunConfig, SessionConfig, Admission]]
+"""Validates a composed configuration and says what it runs under."""
 
 NOT_TRAINING = frozenset(
     {
@@ -58,9 +61,15 @@ NOT_TRAINING = frozenset(
 """Sections of the configuration that do not influence training, or differ between the runs of a series."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one of the four commands; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m common.launch.experiment", description=__doc__.splitlines()[0])
+def main(argv: Sequence[str], compose: Callable[[Sequence[str]], dict[str, Any]], admit: Admit) -> int:
+    """Run one of the four commands; returns the exit code.
+
+    Args:
+        argv: its arguments.
+        compose: from overrides to the composed configuration.
+        admit: from the composed configuration to the validated one, and what it runs under.
+    """
+    parser = argparse.ArgumentParser(prog="python -m common.cli series", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("open", "name", "begin", "end"):
         command = commands.add_parser(name)
@@ -74,19 +83,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             command.add_argument("--reason", default="", help="why it ended early, where the driver knows")
     arguments = parser.parse_args(argv)
     try:
-        tree = cli.compose(arguments.overrides)
+        tree = compose(arguments.overrides)
         settings = LaunchConfig.load(tree)
         if arguments.command == "open":
-            print(assignments(open_series(tree, settings, os.environ)))
+            print(assignments(open_series(tree, settings, os.environ, admit)))
         elif arguments.command == "name":
             print(assignments({"series": series_name(settings, os.environ)}))
         elif arguments.command == "begin":
-            print(assignments(begin(tree, settings, arguments.series, arguments.overrides, os.environ)))
+            print(assignments(begin(tree, settings, arguments.series, arguments.overrides, os.environ, admit)))
         else:
             known = (arguments.step_errors, arguments.reason)
             end(settings, arguments.series, arguments.experiment, arguments.exit_code, *known)
     except (SuiteError, OSError) as error:
-        report(error if isinstance(error, SuiteError) else SuiteError(f"{error.strerror}: {error.filename}"))
+        print_error(error if isinstance(error, SuiteError) else SuiteError(f"{error.strerror}: {error.filename}"))
         return error.exit_code if isinstance(error, SuiteError) else SuiteError.exit_code
     return 0
 
@@ -103,15 +112,14 @@ def assignments(values: Mapping[str, str | int | Sequence[str]]) -> str:
 
 
 def open_series(
-    tree: Mapping[str, Any], settings: LaunchConfig, environment: Mapping[str, str]
+    tree: Mapping[str, Any], settings: LaunchConfig, environment: Mapping[str, str], admit: Admit
 ) -> dict[str, str | int | Sequence[str]]:
     """Check the configuration before anything is started; returns what the driver needs to know of it.
 
     Raises:
         ConfigError: the configuration is wrong, breaks a rule, or does not fit the job's nodes.
     """
-    run, session = config.load(tree)
-    admit(run, session)
+    run, session, _ = admit(tree)
     _check_nodes(run, environment)
     for obstacle in _obstacles(run, session, environment):
         print(f"mlperf-suite: these runs cannot be submitted: {obstacle}", file=sys.stderr, flush=True)
@@ -136,7 +144,7 @@ def open_series(
     }
 
 
-def _obstacles(run: config.RunConfig, session: config.SessionConfig, environment: Mapping[str, str]) -> Sequence[str]:
+def _obstacles(run: RunConfig, session: SessionConfig, environment: Mapping[str, str]) -> Sequence[str]:
     """What would keep the runs of real data out of a submission, to be said before they run."""
     if run.benchmark.stand_in:
         return ()
@@ -153,7 +161,7 @@ def _obstacles(run: config.RunConfig, session: config.SessionConfig, environment
     return found
 
 
-def _check_nodes(run: config.RunConfig, environment: Mapping[str, str]) -> None:
+def _check_nodes(run: RunConfig, environment: Mapping[str, str]) -> None:
     nodes = expand_nodelist(environment.get("SLURM_JOB_NODELIST", ""))
     if nodes and len(nodes) != run.scale.nodes:
         raise ConfigError(f"scale: {run.scale.nodes} nodes, but the job has {len(nodes)}: sbatch -N{run.scale.nodes} …")
@@ -184,12 +192,13 @@ def begin(
     name: str,
     overrides: Sequence[str],
     environment: Mapping[str, str],
+    admit: Admit,
 ) -> dict[str, str | int | Sequence[str]]:
     """Note the next experiment of a series before it runs; experiment 0 says that the series is complete.
 
     Experiments that an earlier job left without an end are closed first.
     """
-    run, session = config.load(tree)
+    run, session, admission = admit(tree)
     settings.results.mkdir(parents=True, exist_ok=True)
     for left in _experiments(settings.results, name):
         if left.end is None:
@@ -220,7 +229,7 @@ def begin(
         configuration=configuration,
         benchmark=run.benchmark.name,
         scale=f"{run.scale.nodes}x{run.scale.gpus_per_node}",
-        ruleset=admit(run, session).ruleset,
+        ruleset=admission.ruleset,
         log=f"{name}_{number}.log",
         output_dir=f"{name}_{number}",
         job=environment.get("SLURM_JOB_ID"),
@@ -309,7 +318,3 @@ def _experiments(results: Path, name: str) -> Sequence[Experiment]:
 
 def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

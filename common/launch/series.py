@@ -15,18 +15,21 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import glob
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
 
 from common.errors import DataError
+from common.launch.series_entry import Status, parse_entry
+from common.untrusted.regular_file import open_regular
 
 RUNS_FILE = "runs.jsonl"
 
-Status = Literal["success", "aborted", "not started"]
+FILE_BYTES = 16 * 2**20
+"""The largest ``runs.jsonl`` that is read: tens of thousands of experiments."""
+LINE_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,7 @@ class Series:
     def doctors(self) -> tuple[Path, ...]:
         """What `doctor` found on the nodes, in one file for each job that the series ran in; empty without any."""
         first = self.folder / f"{self.name}_doctor.json"
-        later = sorted(self.folder.glob(f"{self.name}_doctor_*.json"))
+        later = sorted(self.folder.glob(f"{glob.escape(self.name)}_doctor_*.json"))
         return tuple(path for path in (first, *later) if path.is_file())
 
 
@@ -150,52 +153,54 @@ def read_runs(folder: Path) -> list[Series]:
     """The series of a folder of results, in the order of their first experiment; empty without ``runs.jsonl``.
 
     Raises:
-        DataError: the file is damaged, or contradicts itself.
+        DataError: the file is damaged, larger than any launcher's, or contradicts itself.
     """
     path = folder / RUNS_FILE
-    try:
-        lines = path.read_text().splitlines() if path.exists() else []
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-    found: dict[str, list[Experiment]] = {}
-    for number, line in enumerate(lines, start=1):
+    if not os.path.lexists(path):
+        return []
+    found: dict[str, dict[int, Experiment]] = {}
+    for number, line in enumerate(_lines(path), start=1):
         where = f"{path}, line {number}"
-        entry = _entry(where, line)
-        if isinstance(entry, Begin):
-            _begin(where, found.setdefault(entry.series, []), Experiment(folder, entry, None))
+        kind, values = parse_entry(where, line)
+        if kind == "begin":
+            entry = Begin(**values)
+            _begin(where, found.setdefault(entry.series, {}), Experiment(folder, entry, None))
         else:
-            _end(where, found.get(entry.series, []), entry)
-    return [Series(name, folder, runs[0].begin.declared, tuple(runs)) for name, runs in found.items()]
+            _end(where, found.get(values["series"], {}), End(**values))
+    series = [tuple(runs.values()) for runs in found.values()]
+    return [Series(runs[0].begin.series, folder, runs[0].begin.declared, runs) for runs in series]
 
 
-def _entry(where: str, line: str) -> Begin | End:
-    try:
-        fields: Mapping[str, Any] = json.loads(line)
-        values = {name: value for name, value in fields.items() if name != "event"}
-        if fields["event"] == "begin":
-            return Begin(**{**values, "overrides": tuple(values["overrides"])})
-        if fields["event"] == "end":
-            return End(**values)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DataError(f"{where}: is no entry of a run ({error}): {line[:80]!r}") from error
-    raise DataError(f"{where}: unknown event {fields['event']!r}")
+def _lines(path: Path) -> list[bytes]:
+    with open_regular(path, follow=False) as file:
+        try:
+            content = file.read(FILE_BYTES + 1)
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    if len(content) > FILE_BYTES:
+        raise DataError(f"{path}: is larger than {FILE_BYTES >> 20} MiB: no launcher wrote it")
+    lines = content.removesuffix(b"\n").split(b"\n") if content else []
+    for number, line in enumerate(lines, start=1):
+        if len(line) > LINE_BYTES:
+            raise DataError(f"{path}, line {number}: is longer than {LINE_BYTES >> 20} MiB: no launcher wrote it")
+    return lines
 
 
-def _begin(where: str, runs: list[Experiment], new: Experiment) -> None:
-    if any(run.begin.experiment >= new.begin.experiment for run in runs):
+def _begin(where: str, runs: dict[int, Experiment], new: Experiment) -> None:
+    begin = new.begin
+    if runs and next(reversed(runs)) >= begin.experiment:  # they ascend
+        raise DataError(f"{where}: experiment {begin.experiment} of {begin.series} begins twice or out of order")
+    if runs and (declared := next(iter(runs.values())).begin.declared) != begin.declared:
         raise DataError(
-            f"{where}: experiment {new.begin.experiment} of {new.begin.series} begins twice or out of order"
+            f"{where}: declared is {begin.declared}, but {begin.series} was declared with {declared} experiments"
         )
-    if runs and runs[0].begin.declared != new.begin.declared:
-        raise DataError(f"{where}: {new.begin.series} was declared with {runs[0].begin.declared} experiments")
-    runs.append(new)
+    runs[begin.experiment] = new
 
 
-def _end(where: str, runs: list[Experiment], end: End) -> None:
-    for index, run in enumerate(runs):
-        if run.begin.experiment == end.experiment:
-            if run.end is not None:
-                raise DataError(f"{where}: experiment {end.experiment} of {end.series} ends twice")
-            runs[index] = replace(run, end=end)
-            return
-    raise DataError(f"{where}: experiment {end.experiment} of {end.series} ends without a begin")
+def _end(where: str, runs: dict[int, Experiment], end: End) -> None:
+    run = runs.get(end.experiment)
+    if run is None:
+        raise DataError(f"{where}: experiment {end.experiment} of {end.series} ends without a begin")
+    if run.end is not None:
+        raise DataError(f"{where}: experiment {end.experiment} of {end.series} ends twice")
+    runs[end.experiment] = replace(run, end=end)

@@ -1,0 +1,1 @@
+"""Rules, schedules, logs, verdicts, reference convergence points."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_type_hints
 
-from common.config import RunConfig, SessionConfig, convert, workload_class
+from common.config.loading import convert
+from common.config.schema import RunConfig, SessionConfig
 from common.errors import ConfigError
 from common.mlperf.constraints import check_hyperparameters, missing_hyperparameters
 from common.mlperf.events import hyperparameters
@@ -40,11 +41,10 @@ def admit(run: RunConfig, session: SessionConfig) -> Admission:
     name = run.benchmark.name
     ruleset = session.ruleset or newest_ruleset(name)
     rules = rules_for(name, ruleset)
-    workload = workload_class(name)
-    logged = hyperparameters(run, workload.derived_values(run))
+    logged = hyperparameters(run)
     if session.submission.division == "closed":
         check_hyperparameters(name, ruleset, logged)
-        check_fixed(run.benchmark, workload.closed_division(run))
+        check_fixed(run.benchmark, run.declaration.forbidden)
         if missing := missing_hyperparameters(name, ruleset, logged):
             raise ConfigError(
                 f"{name}: the log would lack {', '.join(missing)}, which the closed division of ruleset {ruleset} "
@@ -54,14 +54,14 @@ def admit(run: RunConfig, session: SessionConfig) -> Admission:
 
 
 def evaluation_schedule(run: RunConfig) -> Schedule:
-    """The evaluation points of a run.
+    """The evaluation points of a run, by its batch and the options of the benchmark's schedule.
 
     Raises:
         ConfigError: the schedule has no such option, an option has another type, or the points are impossible.
     """
     name = run.benchmark.name
+    given = {**run.declaration.schedule_options, **run.benchmark.schedule}
     kinds = get_type_hints(SCHEDULES[name])
-    given = workload_class(name).schedule_options(run)
     free = [option for option in kinds if option not in ("global_batch", "return")]
     for option in given:
         if option not in free:

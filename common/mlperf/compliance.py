@@ -2,34 +2,44 @@
 
 The checker evaluates the expressions of YAML rule files (``training_4.0.0/closed_resnet.yaml`` and so on) on the lines
 of a log. It prints its findings and dies with a traceback on some input; here each finding is an object, and a crash
-is one more finding.
+is one more finding. Some rules build the name of a further rule file, whose code is executed, from a value of the log:
+only rule files that the package brings are ever read, and :func:`inadmissible` says beforehand which values name none.
+
+A stranger's log comes here in a process of its own only (:mod:`common.mlperf.checker_process`).
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import yaml
-from mlperf_logging.compliance_checker import mlp_compliance, mlp_parser
+from mlperf_logging.compliance_checker import mlp_compliance
 from mlperf_logging.compliance_checker.mlp_parser.ruleset_400 import LogLine
+
+from common.mlperf.parsed_log import Event
 
 FindingKind = Literal["check", "evaluation", "target", "occurrence", "end", "parsing", "crash"]
 
 CHECKER_FOLDER = Path(mlp_compliance.__file__).parent
+_PARSERS = "mlperf_logging.compliance_checker.mlp_parser"
+MESSAGE = 300
+"""Characters of a value or a message that are kept: a log's value may have a million."""
 CRASHES = (
     ArithmeticError,
     AssertionError,
     AttributeError,
     LookupError,
+    MemoryError,
     NameError,
     OSError,
     RuntimeError,
@@ -38,6 +48,15 @@ CRASHES = (
     ValueError,
 )
 """What the checker is known to die with on input that it does not expect."""
+
+
+RULE_FILES = frozenset(
+    str(path.relative_to(CHECKER_FOLDER)) for path in CHECKER_FOLDER.glob("*_*/*.yaml") if path.is_file()
+)
+"""The rule files of the package, relative to the checker's folder: no other is ever read."""
+
+_FILE_NAME = re.compile(r"enqueue_config\('([^']*)'\.format\(v\['value'\](\.lower\(\))?\)\)")
+"""In a rule's code: how it builds the name of a further rule file from the value of a log."""
 
 
 def checker_version() -> str:
@@ -56,6 +75,7 @@ class Finding:
         key: key that it is about; empty if none.
         test: the rule's expression or requirement.
         value: JSON text of the value that failed; empty if none.
+        position: which of the events it is about, from 0; None if it is about no single one.
     """
 
     rule_file: str
@@ -63,6 +83,7 @@ class Finding:
     key: str
     test: str
     value: str = ""
+    position: int | None = None
 
     def sentence(self) -> str:
         """The complaint in words, with the rule and its file."""
@@ -89,22 +110,39 @@ class _RecordingChecker(mlp_compliance.ComplianceChecker):
         super().__init__(usage, ruleset, quiet=False, werror=False)
         self.findings: list[tuple[bool, Finding]] = []  # (can be taken back, finding)
         self.rule_file = ""
+        self._position: int | None = None
+        self._said: set[tuple[bool, Finding]] = set()
 
     def configured_checks(self, loglines: list[LogLine], config_file: str) -> None:
-        self.rule_file = str(Path(config_file).relative_to(CHECKER_FOLDER))
+        name = config_file.removeprefix(f"{CHECKER_FOLDER}/")
+        if name not in RULE_FILES:
+            raise FileNotFoundError(2, "no rule file of mlperf-logging", name[:200])
+        self.rule_file = name
         super().configured_checks(loglines, config_file)
 
     def put_message(self, msg: str, key: str | None = None) -> None:
         if msg.startswith("Could not find config file"):
             return  # the checker goes on and dies of it
         finding = _finding(self.rule_file, msg, key)
-        if (bool(key), finding) not in self.findings:
-            self.findings.append((bool(key), finding))
-        super().put_message(msg, key)
+        if (bool(key), finding) not in self._said:  # of equal ones the first
+            self._said.add((bool(key), finding))
+            self.findings.append((bool(key), replace(finding, position=self._position)))
+        super().put_message(msg[:MESSAGE], key)
+
+    def run_check_eval(self, ll: LogLine, tests: object, state: object) -> None:
+        self._position = ll.lineno
+        super().run_check_eval(ll, tests, state)
+        self._position = None
+
+    def run_check_exec(self, ll: LogLine, code: object, state: object, action: str) -> None:
+        self._position = ll.lineno
+        super().run_check_exec(ll, code, state, action)
+        self._position = None
 
     def overwrite_messages(self, keys: Iterable[str]) -> None:
-        replaced = set(keys)
-        self.findings = [(soft, f) for soft, f in self.findings if not (soft and f.key in replaced)]
+        taken_back = set(keys)
+        self.findings = [(soft, f) for soft, f in self.findings if not (soft and f.key in taken_back)]
+        self._said = {(soft, f) for soft, f in self._said if not (soft and f.key in taken_back)}
         super().overwrite_messages(keys)
 
 
@@ -123,10 +161,10 @@ def _finding(rule_file: str, message: str, key: str | None) -> Finding:
     if failed:
         return Finding(rule_file, "target", failed[1], failed[2].strip())
     if message.startswith("Required"):
-        return Finding(rule_file, "occurrence", key or "", message)
+        return Finding(rule_file, "occurrence", key or "", message[:MESSAGE])
     if message.startswith("failed test: "):
         return Finding(rule_file, "end", key or "", "END rule failed: " + " ".join(message.split())[:200])
-    return Finding(rule_file, "parsing", key or "", message)
+    return Finding(rule_file, "parsing", key or "", message[:MESSAGE])
 
 
 def _after(message: str, label: str, to_end: bool = False) -> str:
@@ -139,7 +177,7 @@ def _json_value(text: str) -> str:
         record = json.loads(text)
     except ValueError:
         return ""
-    return json.dumps(record.get("value")) if isinstance(record, dict) else ""
+    return json.dumps(record.get("value"))[:MESSAGE] if isinstance(record, dict) else ""
 
 
 @contextmanager
@@ -172,19 +210,22 @@ def _run(checker: _RecordingChecker, lines: list[LogLine], rule_file: str) -> li
     return [finding for _, finding in checker.findings] + crash
 
 
-def check_file(path: Path, usage: str, ruleset: str) -> list[Finding]:
-    """What the compliance checker has against the log at ``path`` under a ruleset; empty if it passes.
+def check_lines(texts: Sequence[str], usage: str, ruleset: str) -> list[Finding]:
+    """What the compliance checker has against the events of a log under a ruleset; empty if it passes.
 
     Args:
-        path: a log that :func:`common.mlperf.parsed_log.read_log` can read.
+        texts: the JSON object of each event.
         usage: ``training`` or ``hpc``.
         ruleset: version that the checker knows for this usage.
     """
-    with quiet_logging():
-        lines, errors = mlp_parser.parse_file(str(path), ruleset=ruleset)
-    checker = _RecordingChecker(usage, ruleset)
-    unread = [Finding("", "parsing", "", f"{error}: {text[:80]}") for text, error in errors]
-    return unread + _run(checker, lines, f"{usage}_{ruleset}/common.yaml")
+    parser = importlib.import_module(f"{_PARSERS}.ruleset_{ruleset.replace('.', '')}")
+    lines, unread = [], []
+    for number, text in enumerate(texts):
+        try:
+            lines.append(parser.string_to_logline(number, f":::MLLOG {text.strip()}"))
+        except ValueError as error:
+            unread.append(Finding("", "parsing", "", f"{error}: {text[:80]}"))
+    return unread + _run(_RecordingChecker(usage, ruleset), lines, f"{usage}_{ruleset}/common.yaml")
 
 
 def check_values(values: Mapping[str, object], usage: str, ruleset: str, log_name: str) -> list[Finding]:
@@ -205,11 +246,72 @@ def check_values(values: Mapping[str, object], usage: str, ruleset: str, log_nam
     return _run(_RecordingChecker(usage, ruleset), lines, f"{usage}_{ruleset}/closed_common.yaml")
 
 
+def inadmissible(events: Iterable[Event], usage: str, ruleset: str) -> list[str]:
+    """Why a log must not be shown to the checker: values that would name a rule file which is none of its own.
+
+    Args:
+        events: of the whole file, what comes after the run included.
+        usage: ``training`` or ``hpc``.
+        ruleset: that the log is to be checked under.
+    """
+    by_key: dict[str, list[Event]] = {}
+    for event in events:
+        by_key.setdefault(event.key, []).append(event)
+    complaints: list[str] = []
+    waiting, read = [f"{usage}_{ruleset}/common.yaml"], set()
+    while waiting:
+        read.add(file := waiting.pop())
+        for key, patterns in _file_names(file).items():
+            for event in by_key.get(key, ()):
+                for pattern, lower in patterns:
+                    further = _named(pattern, event.value, lower)
+                    if further is None:
+                        shown = json.dumps(event.value)[:80]
+                        complaints.append(f"line {event.line}: {key} = {shown} is nothing that ruleset {ruleset} knows")
+                    elif further not in read:
+                        waiting.append(further)
+    return list(dict.fromkeys(complaints))
+
+
+def _named(pattern: str, value: object, lower: bool) -> str | None:
+    """The rule file that a value of a log names; None if there is none of that name."""
+    if not isinstance(value, str):
+        return None
+    name = pattern.format(value.lower() if lower else value)
+    return name if name in RULE_FILES else None
+
+
+@cache
+def _file_names(rule_file: str) -> dict[str, list[tuple[str, bool]]]:
+    """Key to the patterns that a rule file makes names of further ones with, and whether in lower case."""
+    found: dict[str, list[tuple[str, bool]]] = {}
+    for key, record in rule_records(rule_file).items():
+        for match in _FILE_NAME.finditer(str(record.get("POST", "")) + str(record.get("PRE", ""))):
+            found.setdefault(key, []).append((match[1], bool(match[2])))
+    return found
+
+
 @cache
 def rule_records(rule_file: str) -> dict[str, dict[str, Any]]:
     """Key to rule of one rule file, in the file's order; empty if there is no such file."""
-    path = CHECKER_FOLDER / rule_file
-    if not path.is_file():
-        return {}
-    blocks = yaml.load(path.read_text(), Loader=yaml.BaseLoader) or []
+    blocks = _rules(rule_file) if rule_file in RULE_FILES else []
     return {block["KEY"]["NAME"]: block["KEY"] for block in blocks if "KEY" in block}
+
+
+@cache
+def _rules(rule_file: str) -> list[dict[str, Any]]:
+    with (CHECKER_FOLDER / rule_file).open() as file:
+        return yaml.load(file, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader)) or []
+
+
+class _CachedYaml:
+    """What the checker uses of PyYAML: a rule file is parsed once, by the C parser where there is one."""
+
+    BaseLoader = yaml.BaseLoader
+
+    @staticmethod
+    def load(file: TextIO, Loader: type) -> list[dict[str, Any]] | None:
+        return _rules(str(Path(file.name).relative_to(CHECKER_FOLDER))) or None
+
+
+mlp_compliance.yaml = _CachedYaml

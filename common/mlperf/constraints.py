@@ -49,8 +49,8 @@ TEXT_RULES: dict[str, tuple[TextRule, ...]] = {
     "resnet": (
         TextRule(
             "lars_opt_momentum",
-            "0.9 if the global batch is below 32,768",
-            lambda v: _number(v, "global_batch_size") >= 32768 or v["lars_opt_momentum"] == 0.9,
+            "0.9 if the global batch is below 32k, which published results read as 32,000",
+            lambda v: _number(v, "global_batch_size") >= 32_000 or v["lars_opt_momentum"] == 0.9,
         ),
         TextRule("sgd_opt_momentum", "0.9", lambda v: v["sgd_opt_momentum"] == 0.9),
         TextRule(

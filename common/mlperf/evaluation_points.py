@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice
+from itertools import islice, pairwise
 
 from common.mlperf.parsed_log import ParsedLog
+from common.mlperf.progress import GPT3_SEQUENCE, evaluations_of
 from common.mlperf.rules import Rules
-from common.mlperf.schedules import SCHEDULES, Schedule
+from common.mlperf.schedules import CRITEO_SAMPLES, SCHEDULES, Schedule
 
 
 def _resnet(global_batch: int, first: int, unit: str) -> Schedule:
@@ -41,25 +42,103 @@ Only benchmarks whose logs say exactly when they evaluated; those that count sam
 """
 
 
+def _sequences(global_batch: int, ruleset: str, benchmark: str) -> float:
+    return SCHEDULES[benchmark](global_batch).interval
+
+
+def _of_round(global_batch: int, ruleset: str, benchmark: str) -> float:
+    return SCHEDULES[benchmark](global_batch, ruleset=ruleset).interval
+
+
+def _tokens(global_batch: int, ruleset: str, benchmark: str) -> float:
+    return GPT3_SEQUENCE * SCHEDULES[benchmark](global_batch).interval
+
+
+def _part_of_criteo(global_batch: int, ruleset: str, benchmark: str) -> float:
+    return SCHEDULES[benchmark](global_batch).interval / CRITEO_SAMPLES
+
+
+def _twentieth(global_batch: int, ruleset: str, benchmark: str) -> float:
+    return 0.05
+
+
+FURTHEST = 1e18
+"""Progress beyond is none: 2**60 samples or tokens."""
+
+GRIDS: dict[str, Callable[[int, str, str], float]] = {
+    "bert": _of_round,
+    "gpt3": _tokens,
+    "llama2_70b_lora": _sequences,
+    "llama31_405b": _of_round,
+    "llama31_8b": _sequences,
+    "gpt_oss_20b": _sequences,
+    "flux1": _sequences,
+    "openfold": _sequences,
+    "dlrm_dcnv2": _part_of_criteo,
+    "rgat": _twentieth,
+}
+"""Benchmark to what lies between two evaluations in a log, from the global batch and the ruleset.
+
+Their logs round each evaluation, or the interval, to whole batches, and leave out early ones."""
+
+
+def _off_grid(log: ParsedLog, rules: Rules) -> list[str]:
+    """Whether each evaluation lies an interval after the one before, within a batch for each interval so far."""
+    batch = log.global_batch
+    if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1 or rules.ruleset == "0.7.0":
+        return []
+    try:
+        interval = GRIDS[rules.benchmark](batch, rules.ruleset, rules.benchmark)
+    except ValueError:
+        return []
+    if interval <= 0:
+        return [f"global_batch_size {batch} is more than an epoch: the rules' evaluations have no place"]
+    unit = {"dlrm_dcnv2": 1 / CRITEO_SAMPLES, "gpt3": GPT3_SEQUENCE, "rgat": 1e-7}.get(rules.benchmark, 1)
+    found = [e for e in evaluations_of(log, rules) if abs(e.progress) < FURTHEST]
+    numbered = [(round(each.progress / interval), each) for each in found]
+    numbered = [(number, each) for number, each in numbered if number > 0]  # earlier ones are more than the rules ask
+    for number, each in numbered:
+        point = each.progress
+        if abs(point - number * interval) > (number + 1) * batch * unit:
+            return [
+                f"line {each.line}: an evaluation after {rules.progress_key} {point:.10g} is not the rules' "
+                f"schedule at a batch of {batch}: every {interval:.10g}, so after {number * interval:.10g}"
+            ]
+    for (before, _), (after, each) in pairwise(numbered):
+        if after != before + 1:
+            return [
+                f"line {each.line}: the evaluation after {rules.progress_key} {each.progress:.10g} does not follow "
+                f"the one before by the rules' interval, {interval:.10g}"
+            ]
+    return []
+
+
 def misplaced_evaluations(log: ParsedLog, rules: Rules) -> list[str]:
     """What is wrong with the evaluation points of a log, in plain sentences; empty where nothing can be said."""
+    if rules.benchmark in GRIDS:
+        return _off_grid(log, rules)
     if rules.benchmark not in OF_A_LOG or not isinstance(log.global_batch, int):
         return []
-    points = [point.progress for point in log.evaluations if point.progress_key == rules.progress_key]
-    if not points:
+    evaluations = [each for each in evaluations_of(log, rules) if abs(each.progress) < FURTHEST]
+    if not evaluations:
         return []
-    if any(not point.is_integer() for point in points):
-        return [f"evaluations after {_listed(points)}: {rules.progress_key} is a whole number"]
+    points = [evaluation.progress for evaluation in evaluations]
+    for evaluation in evaluations:
+        if not evaluation.progress.is_integer():
+            return [
+                f"line {evaluation.line}: evaluations after {_listed(points)}: {rules.progress_key} is a whole number"
+            ]
     try:
         schedule = OF_A_LOG[rules.benchmark](log.global_batch, int(points[0]), rules.unit)
     except ValueError as error:
-        return [f"the first evaluation breaks the rules' schedule: {error}"]
+        return [f"line {evaluations[0].line}: the first evaluation breaks the rules' schedule: {error}"]
     wanted = [float(point) for point in islice(schedule.points(), len(points))]
     if points == wanted:
         return []
+    first = next(each for each, point in zip(evaluations, wanted, strict=True) if each.progress != point)
     return [
-        f"evaluations after {rules.progress_key} {_listed(points)} are not the rules' schedule: from the first on "
-        f"every {schedule.interval}, {_listed(wanted)}"
+        f"line {first.line}: evaluations after {rules.progress_key} {_listed(points)} are not the rules' schedule: "
+        f"from the first on every {schedule.interval}, {_listed(wanted)}"
     ]
 
 

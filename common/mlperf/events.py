@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from common.config import RunConfig, SessionConfig
-from common.data.source import Block
+from common.config.schema import RunConfig, SessionConfig
+from common.data.batches import Block
 from common.errors import ConfigError
 from common.mlperf.mllog import RunLog
 
@@ -17,7 +17,7 @@ SILENT = -1
 """No rank's number: a log of it writes nothing."""
 
 
-def hyperparameters(run: RunConfig, derived: Mapping[str, object]) -> dict[str, object]:
+def hyperparameters(run: RunConfig) -> dict[str, object]:
     """Key in the log -> value, from the benchmark's table, the configuration and the workload's derived values.
 
     Raises:
@@ -26,12 +26,12 @@ def hyperparameters(run: RunConfig, derived: Mapping[str, object]) -> dict[str, 
     tables = run.benchmark.log_keys
     optimizer = getattr(getattr(run.workload, "hparams", None), "optimizer", None)
     chosen = {**tables.get("always", {}), **tables.get(str(optimizer), {})}
-    return {key: _look_up(path, run, derived) for key, path in chosen.items()}
+    return {key: _look_up(path, run) for key, path in chosen.items()}
 
 
-def _look_up(path: str, run: RunConfig, derived: Mapping[str, object]) -> object:
-    if path in derived:
-        return derived[path]
+def _look_up(path: str, run: RunConfig) -> object:
+    if path in run.declaration.derived_values:
+        return run.declaration.derived_values[path]
     first, _, rest = path.partition(".")
     value: Any = getattr(run.workload, first) if hasattr(run.workload, first) else run
     for name in rest.split(".") if hasattr(run.workload, first) else path.split("."):
@@ -105,45 +105,45 @@ class RunEvents:
         self._log.event("train_samples", train_samples)
         self._log.event("eval_samples", eval_samples)
 
-    def block_start(self, block: Block) -> None:
-        """Training of a block begins."""
+    def block_start(self, block: Block, samples: int, time_ms: int | None = None) -> None:
+        """Training of a block begins, or began at ``time_ms``, after ``samples`` over all ranks."""
         if block.epochs:
             first, count = self._in_unit(block.first_epoch), self._in_unit(block.epochs)
-            self._log.start("block_start", None, {"first_epoch_num": first, "epoch_count": count})
+            metadata = {"first_epoch_num": first, "epoch_count": count}
         else:
-            self._log.start("block_start", None, {"samples_count": block.start_sample})
+            metadata = {"samples_count": samples}
+        self._log.start("block_start", None, metadata, time_ms)
 
-    def block_stop(self, block: Block, throughput: float) -> None:
-        """The last step of a block is done; ``throughput`` in samples a second over all ranks.
+    def block_stop(self, block: Block, samples: int, throughput: float, time_ms: int | None = None) -> None:
+        """The last step of a block is done, and ``samples`` with it; ``throughput`` a second, both over all ranks.
 
         Where epochs are not logged, the throughput is logged here.
         """
-        at = block.start_sample + block.samples
         if block.epochs:
-            self._log.end("block_stop", None, {"first_epoch_num": self._in_unit(block.first_epoch)})
+            self._log.end("block_stop", None, {"first_epoch_num": self._in_unit(block.first_epoch)}, time_ms)
         else:
-            self._log.end("block_stop", None, {"samples_count": at})
+            self._log.end("block_stop", None, {"samples_count": samples}, time_ms)
         if not block.epochs or self._epoch_samples is not None:
-            self._log.event("tracked_stats", {"throughput": throughput}, {self._unit: at})
+            self._log.event("tracked_stats", {"throughput": throughput}, {self._unit: samples}, time_ms)
 
-    def epoch_start(self, epoch: int) -> None:
-        """An epoch begins; epochs count from 1."""
+    def epoch_start(self, epoch: int, time_ms: int | None = None) -> None:
+        """An epoch begins, or began at ``time_ms``; epochs count from 1."""
         if self._epoch_samples is None:
-            self._log.start("epoch_start", None, {"epoch_num": epoch})
+            self._log.start("epoch_start", None, {"epoch_num": epoch}, time_ms)
 
-    def epoch_stop(self, epoch: int, throughput: float) -> None:
+    def epoch_stop(self, epoch: int, throughput: float, time_ms: int | None = None) -> None:
         """The last sample of an epoch is done; ``throughput`` in samples a second over all ranks."""
         if self._epoch_samples is None:
-            self._log.end("epoch_stop", None, {"epoch_num": epoch})
-            self._log.event("tracked_stats", {"throughput": throughput}, {"step": epoch})
+            self._log.end("epoch_stop", None, {"epoch_num": epoch}, time_ms)
+            self._log.event("tracked_stats", {"throughput": throughput}, {"step": epoch}, time_ms)
 
-    def eval_start(self, progress: int) -> None:
-        """An evaluation of the weights after ``progress`` epochs or samples is submitted: they are fixed from here on.
+    def eval_start(self, progress: int, time_ms: int | None = None) -> None:
+        """An evaluation of the weights after ``progress`` epochs or samples begins: they are fixed from here on.
 
-        The rules say nothing of evaluations beside the training. Submission is the one moment of both kinds that rank
-        0 sees, so that all times are of one clock and in the order of the lines.
+        The rules say nothing of evaluations beside the training. That the training before is done is the one moment of
+        both kinds that rank 0 sees, so that all times are of one clock and in the order of the lines.
         """
-        self._log.start("eval_start", None, {self._unit: self._in_unit(progress)})
+        self._log.start("eval_start", None, {self._unit: self._in_unit(progress)}, time_ms)
 
     def accuracy(self, value: float, progress: int, time_ms: int) -> None:
         """The value of the metric after ``progress`` epochs or samples."""

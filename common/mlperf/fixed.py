@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
 
+from common.config.loading import build
+from common.config.schema import BenchmarkConfig
 from common.errors import ConfigError
 
-if TYPE_CHECKING:
-    from common.config import BenchmarkConfig
+Facts = TypeVar("Facts")
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "configs" / "benchmark"
 FIXED = ("metric", "direction", "target", "train_samples", "eval_samples")
@@ -26,12 +27,27 @@ def benchmark_settings(name: str) -> dict[str, Any]:
     return {str(key): value for key, value in settings.items()}
 
 
+def fixed_facts(kind: type[Facts], name: str, **changes: object) -> Facts:
+    """The facts of ``configs/benchmark/<name>.yaml`` as a workload's dataclass, for what runs without a recipe.
+
+    Args:
+        kind: the dataclass.
+        name: of the benchmark.
+        changes: facts that are to be others.
+
+    Raises:
+        ConfigError: a change is out of its range.
+    """
+    facts: Facts = build(kind, {**benchmark_settings(name)["facts"], **changes}, "benchmark.facts")
+    return facts
+
+
 def check_fixed(benchmark: BenchmarkConfig, forbidden: Sequence[str]) -> None:
     """Refuse a configuration on real data that differs from what the rules fix; stand-in data may have their own.
 
     Args:
         benchmark: as composed, after recipe and command line.
-        forbidden: what the workload says of its own values (:meth:`common.workload.Workload.closed_division`).
+        forbidden: what the workload says of its own values (:class:`common.config.schema.Declaration`).
 
     Raises:
         ConfigError: naming every key, value and rule that is broken.

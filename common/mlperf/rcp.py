@@ -3,34 +3,27 @@
 The rules score N runs by the olympic mean of their times and compare their convergence with the reference's at the
 same batch size: a set that converges faster than the reference by more than chance allows is refused, one that is
 faster within chance has its time scaled up (training rules, RCPs and normalisation). The test itself is that of the
-installed mlperf-logging; :func:`reference_at` says what it compares with, its limit in closed form.
+installed mlperf-logging, asked in a process of its own; :func:`reference_at` says what it compares with.
 """
 
 from __future__ import annotations
 
 import math
-import shutil
-import statistics
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Literal
 
-from mlperf_logging.rcp_checker import rcp_checker
-from scipy import stats
+import mlperf_logging
 
-from common.mlperf.compliance import CRASHES, quiet_logging
+from common.mlperf.checker_process import CheckerStopped, one_checker_process
 from common.mlperf.parsed_log import ParsedLog, evaluation_of
 from common.mlperf.rules import Rules, rules_for
 
-RCP_FOLDER = Path(rcp_checker.__file__).parent
+RCP_FOLDER = Path(mlperf_logging.__file__).parent / "rcp_checker"
 
-SIGNIFICANCE = 0.05
-"""p-value of the one-sided t-test at which a faster mean is no longer acceptable."""
-
-LLAMA31_405B_TOLERANCE = 46_080
-"""Samples by which Llama 3.1 405B may converge below the limit: one evaluation interval of v5.0 (the checker's own)."""
+WITHOUT_RUNS = frozenset({"dlrm", "minigo"})
+"""Benchmarks of which the checker has no number of runs: it dies of them."""
 
 
 def olympic_mean(values: Sequence[float], dropped: int = 1) -> float:
@@ -45,31 +38,6 @@ def olympic_mean(values: Sequence[float], dropped: int = 1) -> float:
         raise ValueError(f"values contain NaN: {list(values)}")
     kept = sorted(values)[dropped : len(values) - dropped]
     return math.fsum(kept) / len(kept) if all(math.isfinite(value) for value in kept) else math.inf
-
-
-def reference_statistics(counts: Sequence[float], dropped: int = 1) -> tuple[float, float]:
-    """Mean and standard deviation of a reference's convergence counts, as the checker computes them.
-
-    The mean is olympic; the deviation is the population's over all counts, the dropped ones included (the rules'
-    own example leaves them out; the checker decides).
-    """
-    return olympic_mean(counts, dropped), statistics.pstdev(counts)
-
-
-def smallest_acceptable_mean(mean: float, stdev: float, reference_runs: int, submission_runs: int) -> float:
-    """The smallest mean of a submission's convergence that the RCP test passes, in the unit of ``mean``.
-
-    One-sided two-sample t-test with pooled variance, ``stdev`` for both samples, p = 0.05: the limit is
-    ``mean - t(0.95, n_ref + n_sub - 2) * stdev * sqrt(1 / n_ref + 1 / n_sub)`` and never below 0.
-
-    Args:
-        mean: the reference's olympic mean.
-        stdev: the reference's standard deviation.
-        reference_runs: runs of the reference that its mean keeps.
-        submission_runs: runs of the submission that its mean keeps; the checker takes N - 2 for every benchmark.
-    """
-    quantile = float(stats.t.ppf(1 - SIGNIFICANCE, reference_runs + submission_runs - 2))
-    return max(0.0, mean - quantile * stdev * math.sqrt(1 / reference_runs + 1 / submission_runs))
 
 
 @dataclass(frozen=True)
@@ -94,36 +62,15 @@ def reference_at(rules: Rules, global_batch: int) -> Reference | None:
 
     Returns:
         None for a batch beyond all RCPs, and for a benchmark without any.
+
+    Raises:
+        CheckerStopped: the checker gave no answer.
     """
     if not has_rcps(rules.log_name, rules.ruleset):
         return None
-    with quiet_logging():
-        checker = rcp_checker.RCP_Checker(rules.usage, rules.ruleset, rules.log_name, False)
-    records = {int(record["BS"]): record for record in reversed(checker.pruned_rcp_data.values())}  # the first counts
-    kept = int(checker.submission_runs) - 2
-    below = max((batch for batch in records if batch <= global_batch), default=None)
-    above = min((batch for batch in records if batch >= global_batch), default=None)
-    if above is None:
-        return None
-    found: Literal["exact", "interpolated", "smallest"]
-    if below is None or below == above:
-        found = "smallest" if below is None else "exact"
-        mean, stdev = _statistics(records[above], rules)
-        runs = len(records[above]["Epochs to converge"]) - 2 * rules.dropped
-    else:
-        found = "interpolated"
-        part = (global_batch - below) / (above - below)
-        low, high = _statistics(records[below], rules), _statistics(records[above], rules)
-        mean, stdev = ((1 - part) * a + part * b for a, b in zip(low, high, strict=True))
-        runs = 2 * int(checker.submission_runs)
-    limit = smallest_acceptable_mean(mean, stdev, runs, kept)
-    if rules.benchmark == "llama31_405b":
-        limit -= LLAMA31_405B_TOLERANCE
-    return Reference(mean, limit, found)
-
-
-def _statistics(record: dict[str, Any], rules: Rules) -> tuple[float, float]:
-    return reference_statistics(record["Epochs to converge"], rules.dropped)
+    with one_checker_process() as checker:
+        found = checker.ask("reference", benchmark=rules.log_name, ruleset=rules.ruleset, global_batch=global_batch)
+    return None if found is None else Reference(**found)
 
 
 def convergence_of(log: ParsedLog, rules: Rules) -> float | None:
@@ -136,7 +83,7 @@ def convergence_of(log: ParsedLog, rules: Rules) -> float | None:
         return None
     stop = log.all("run_stop")[-1]
     before = [event for event in log.events if event.key == rules.quality_key and event.line < stop.line]
-    points = [point for event in before if (point := evaluation_of(event)) is not None]
+    points = [point for event in before if (point := evaluation_of(event, rules.progress_key)) is not None]
     if rules.benchmark == "stable_diffusion":
         scores: dict[float, dict[str, float]] = {}
         for point in points:
@@ -165,45 +112,48 @@ class RcpResult:
 
 
 def has_rcps(benchmark: str, ruleset: str) -> bool:
-    """Whether the installed RCP checker can test ``benchmark`` under ``ruleset``.
-
-    It has RCPs of the first DLRM, but no number of runs for it, and dies.
-    """
+    """Whether the installed RCP checker can test ``benchmark`` under ``ruleset``."""
     rules = rules_for(benchmark, ruleset)
-    shipped = RCP_FOLDER / f"{rules.usage}_{ruleset}" / f"rcps_{rules.log_name}.json"
-    return shipped.is_file() and rules.log_name in rcp_checker.submission_runs[rules.usage]
+    shipped = RCP_FOLDER / f"{rules.usage}_{rules.ruleset}" / f"rcps_{rules.log_name}.json"
+    return shipped.is_file() and rules.log_name not in WITHOUT_RUNS
 
 
 def check_convergence(
-    paths: Sequence[Path], benchmark: str, ruleset: str, custom_rcps: TextIO | None = None
+    logs: Sequence[ParsedLog], benchmark: str, ruleset: str, custom_rcps: str | None = None
 ) -> RcpResult:
-    """Run mlperf-logging's RCP test on the logs of one result.
+    """The outcome of mlperf-logging's RCP test on the logs of one result.
 
     Args:
-        paths: the logs of the N runs.
+        logs: of the N runs.
         benchmark: our name, or the name in the logs.
         ruleset: version of the RCPs.
-        custom_rcps: JSON file of RCPs to use instead of the shipped ones.
+        custom_rcps: JSON of RCPs to use instead of the shipped ones.
 
     Returns:
-        the outcome; ``passed`` is False, with the reason as message, where the checker has no RCPs or dies.
+        the outcome; ``passed`` is False, with the reason as message, where the checker has no RCPs, dies or gives no
+        answer.
     """
     rules = rules_for(benchmark, ruleset)
     if custom_rcps is None and not has_rcps(benchmark, ruleset):
         return RcpResult(False, f"mlperf-logging has no RCPs of {rules.log_name} for ruleset {ruleset}", 1.0)
-    with tempfile.TemporaryDirectory(prefix="rcp-") as folder:
-        for index, path in enumerate(paths):
-            shutil.copyfile(path, Path(folder) / f"result_{index}.txt")
-        try:
-            with quiet_logging():
-                passed, message, factor = rcp_checker.check_directory(
-                    folder, rules.usage, rules.ruleset, False, False, rcp_file=custom_rcps, rcp_pass="pruned_rcps"
-                )
-        except CRASHES as error:
-            return RcpResult(False, f"the RCP checker cannot judge: {type(error).__name__}: {error}", 1.0)
-    if not passed and message in ("RCP found", "RCP Interpolation"):
-        message = f"the runs converge faster than chance allows ({message})"
-    return RcpResult(bool(passed), str(message), float(factor))
+    try:
+        with one_checker_process() as checker:
+            outcome = checker.ask(
+                "convergence",
+                [_what_counts(log, rules) for log in logs],
+                benchmark=rules.log_name,
+                ruleset=rules.ruleset,
+                custom_rcps=custom_rcps,
+            )
+    except CheckerStopped as error:
+        return RcpResult(False, f"the RCP checker cannot judge: {error}", 1.0)
+    return RcpResult(**outcome)
+
+
+def _what_counts(log: ParsedLog, rules: Rules) -> ParsedLog:
+    """The events that the RCP checker means: it searches their names in the text of all lines."""
+    keys = ("submission_benchmark", "global_batch_size", rules.quality_key, "run_stop")
+    return ParsedLog(log.path, tuple(event for event in log.events if event.key in keys))
 
 
 @dataclass(frozen=True)

@@ -131,6 +131,13 @@ class Rules:
             return self.large_batch_targets[1]
         return self.targets
 
+    def meets_target(self, values: Mapping[str, float], global_batch: int) -> bool:
+        """As :meth:`target_met`; an evaluation that lacks a metric doesn't meet the target."""
+        try:
+            return self.target_met(values, global_batch)
+        except ValueError:
+            return False
+
     def target_met(self, values: Mapping[str, float], global_batch: int) -> bool:
         """Whether one evaluation meets every target.
 
@@ -347,6 +354,15 @@ def newest_ruleset(benchmark: str) -> str:
         ConfigError: if the name is not known.
     """
     return list(_names(benchmark))[-1]
+
+
+def accepting_rulesets(log_name: str) -> list[str]:
+    """The rulesets that accept logs whose ``submission_benchmark`` is ``log_name``, oldest first.
+
+    Raises:
+        ConfigError: if the name is not known.
+    """
+    return [version for version in _names(log_name) if accepted(log_name, version)]
 
 
 def accepted(log_name: str, ruleset: str) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from common.data.source import Block
+from common.data.batches import Block
 
 Unit = Literal["epoch", "samples"]
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common.ops import batch_norm as ops
+from common.ops.batch_norm.plain import Norm
 from common.ops.implementation import OperationRequest, select
 
 
@@ -65,7 +66,7 @@ class BatchNorm2d(nn.Module):
         Raises:
             UnsupportedImplementation: see :func:`common.ops.implementation.select`.
         """
-        request = OperationRequest(self.weight.device, dtype, self.weight.numel())
+        request = OperationRequest(self.weight.device, dtype, {"channels": self.weight.numel()})
         self._batch_norm = select(ops.IMPLEMENTATIONS, requested, request)
         self._add_relu = select(ops.ADD_RELU_IMPLEMENTATIONS, requested, request)
         self._relu_max_pool = select(ops.RELU_MAX_POOL_IMPLEMENTATIONS, requested, request)
@@ -73,9 +74,9 @@ class BatchNorm2d(nn.Module):
         return self._batch_norm.name
 
     @property
-    def norm(self) -> ops.Norm:
+    def norm(self) -> Norm:
         """The parameters and statistics as the operations take them."""
-        return ops.Norm(self.weight, self.bias, self.running_mean, self.running_var, self.momentum, self.eps)
+        return Norm(self.weight, self.bias, self.running_mean, self.running_var, self.momentum, self.eps)
 
     def forward(self, x_NCHW: Tensor, moments: Tensor | None = None) -> Tensor:
         """``BN(x)``, or ``relu(BN(x))`` if built with ``relu``; shape and dtype of ``x_NCHW``.

@@ -35,7 +35,7 @@ class Conv2d(nn.Conv2d):
         Raises:
             UnsupportedImplementation: see :func:`common.ops.implementation.select`.
         """
-        request = OperationRequest(self.weight.device, dtype, self.in_channels)
+        request = OperationRequest(self.weight.device, dtype, {"channels": self.in_channels})
         self._convolution = select(ops.IMPLEMENTATIONS, requested, request)
         return self._convolution.name
 

@@ -108,7 +108,7 @@ class MetricsWriter:
 
         Args:
             index: its number in the run, from 0.
-            samples: training samples that the weights had seen.
+            samples: nominal training samples that the weights had seen, which the schedule counts.
             values: figures under their names.
         """
         self._steps.add({"evaluation": index, "samples": samples, **values, "time": round(self._clock(), 3)})

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from common.config.schema import BenchmarkConfig
+from common.observe.outcome import Outcome
+
 NOT_A_RESULT = "not an MLPerf result of any division: the data are a stand-in"
 NOT_A_SCORE = "one run is not a score; unverified, not verified by MLCommons Association"
 RESUMED = "a resumed run is not scored"
@@ -19,55 +22,34 @@ TRAIN_COLOUR, QUALITY_COLOUR, TARGET_COLOUR = "#4c72b0", "#2f7d4f", "#b03a2e"
 
 @dataclass(frozen=True)
 class Summary:
-    """What is told at the end of a run; plain values.
+    """What is told at the end of a run.
 
     Attributes:
-        benchmark: name of the workload.
-        metric: name of the quality metric.
-        target: the value to reach.
-        direction: ``"higher"`` or ``"lower"``: which is better.
-        status: ``"success"`` or ``"aborted"``.
-        reached: the best value, or the passing one; None before the first evaluation.
-        history: (training samples, quality) of each evaluation.
-        losses: (training samples, loss) of training, any density.
-        minutes: from run_start to run_stop.
-        throughput: training samples per second over the run.
-        seed: seed of the run.
-        stand_in: the data are a stand-in.
-        resumed: the run continued from a checkpoint.
+        outcome: what the run has come to.
+        benchmark: the workload, its quality metric and target.
         verdict: what the log earns, in words.
         hardware: machine and number of devices.
-        energy_joules: that the GPU of rank 0 took, initialisation included; None where it is not known.
-        paths: what to where: log, metrics, checkpoints; ``picture`` is added.
-        samples: word for the unit that the benchmark counts.
-        evaluations: how many there were.
-        evaluation_seconds: that they took together.
-        hidden_seconds: of these, that training went on behind.
         evaluation_ranks: ranks that only evaluated.
+        paths: what to where: log, metrics, checkpoints; ``picture`` is added.
     """
 
-    benchmark: str
-    metric: str
-    target: float
-    direction: str
-    status: str
-    reached: float | None
-    history: Sequence[tuple[int, float]]
-    losses: Sequence[tuple[int, float]]
-    minutes: float
-    throughput: float
-    seed: int
-    stand_in: bool
-    resumed: bool
+    outcome: Outcome
+    benchmark: BenchmarkConfig
     verdict: str
     hardware: str
-    paths: Mapping[str, str | Path] = field(default_factory=dict)
-    samples: str = "samples"
-    energy_joules: float | None = None
-    evaluations: int = 0
-    evaluation_seconds: float = 0.0
-    hidden_seconds: float = 0.0
     evaluation_ranks: int = 0
+    paths: Mapping[str, str | Path] = field(default_factory=dict)
+
+    @property
+    def minutes(self) -> float:
+        """From run_start to run_stop."""
+        return self.outcome.seconds / 60
+
+    @property
+    def reached(self) -> float | None:
+        """The best value of the metric, or the passing one; None before the first evaluation."""
+        best = max if self.benchmark.direction == "higher" else min
+        return best((value for _, value in self.outcome.history), default=None)
 
 
 def write_summary(summary: Summary, output_dir: Path) -> str:
@@ -85,23 +67,24 @@ def write_summary(summary: Summary, output_dir: Path) -> str:
 
 def format_summary(summary: Summary, paths: Mapping[str, str | Path]) -> str:
     """The summary as lines of text."""
-    relation = ">=" if summary.direction == "higher" else "<="
+    outcome, benchmark = summary.outcome, summary.benchmark
+    relation = ">=" if benchmark.direction == "higher" else "<="
     reached = "no evaluation" if summary.reached is None else f"{summary.reached:.5g}"
     rows = {
-        "benchmark": summary.benchmark,
+        "benchmark": benchmark.description,
         "status": _status(summary),
-        "quality": f"{summary.metric} {reached} (target {relation} {summary.target:g})",
+        "quality": f"{benchmark.metric} {reached} (target {relation} {benchmark.target:g})",
         "time": f"{summary.minutes:.2f} minutes from run_start to run_stop",
-        "throughput": f"{_figure(summary.throughput)} {summary.samples}/s",
+        "throughput": f"{_figure(outcome.throughput)} samples/s",
         "evaluation": _evaluation(summary),
         "hardware": summary.hardware,
-        "seed": str(summary.seed),
-        "data set": "stand-in" if summary.stand_in else "as the rules name it",
+        "seed": str(outcome.seed),
+        "data set": "stand-in" if benchmark.stand_in else "as the rules name it",
         "verdict": summary.verdict,
         "note": _note(summary),
     }
-    if summary.energy_joules is not None:
-        rows["energy"] = f"{summary.energy_joules / 1000:,.1f} kJ on the GPU of rank 0, initialisation included"
+    if outcome.energy_joules is not None:
+        rows["energy"] = f"{outcome.energy_joules / 1000:,.1f} kJ on the GPU of rank 0, initialisation included"
     rows |= {name: str(path) for name, path in paths.items()}
     width = max(len(name) for name in rows)
     rule = "-" * 72
@@ -118,11 +101,11 @@ def draw(summary: Summary, picture: Path) -> None:
     from matplotlib.ticker import EngFormatter
 
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 6.5), sharex=True, layout="constrained")
-    figure.suptitle(f"{summary.benchmark}\n{summary.hardware}", fontsize=12, fontweight="bold")
+    figure.suptitle(f"{summary.benchmark.description}\n{summary.hardware}", fontsize=12, fontweight="bold")
     top.set_title("\n".join(_title_lines(summary)), fontsize=8.5, color="#444444", loc="left", pad=10)
-    _draw_losses(top, summary.losses)
+    _draw_losses(top, summary.outcome.losses)
     _draw_quality(bottom, summary)
-    bottom.set_xlabel(f"training {summary.samples}")
+    bottom.set_xlabel("training samples")
     bottom.xaxis.set_major_formatter(EngFormatter(sep=" "))
     for axes in (top, bottom):
         axes.grid(alpha=0.25)
@@ -153,10 +136,13 @@ def _draw_losses(axes: Any, losses: Sequence[tuple[int, float]]) -> None:
 
 
 def _draw_quality(axes: Any, summary: Summary) -> None:
-    axes.set_ylabel(summary.metric)
-    axes.axhline(summary.target, color=TARGET_COLOUR, linestyle="--", linewidth=1.2, label=f"target {summary.target:g}")
-    if summary.history:
-        samples, values = zip(*summary.history, strict=True)
+    benchmark, history = summary.benchmark, summary.outcome.history
+    axes.set_ylabel(benchmark.metric)
+    axes.axhline(
+        benchmark.target, color=TARGET_COLOUR, linestyle="--", linewidth=1.2, label=f"target {benchmark.target:g}"
+    )
+    if history:
+        samples, values = zip(*history, strict=True)
         label = f"evaluations, last {values[-1]:.4g}"
         axes.plot(samples, values, color=QUALITY_COLOUR, marker="o", markersize=4, linewidth=1.4, label=label)
     else:
@@ -187,31 +173,27 @@ def _title_lines(summary: Summary) -> list[str]:
 
 
 def _status(summary: Summary) -> str:
-    if summary.status == "success":
+    if summary.outcome.status == "success":
         return f"success: target reached after {summary.minutes:.2f} minutes"
-    return f"{summary.status}: target not reached in {summary.minutes:.2f} minutes"
+    return f"{summary.outcome.status}: target not reached in {summary.minutes:.2f} minutes"
 
 
 def _note(summary: Summary) -> str:
-    if summary.stand_in:
+    if summary.benchmark.stand_in:
         return NOT_A_RESULT
-    return RESUMED if summary.resumed else NOT_A_SCORE
+    return RESUMED if summary.outcome.resumed else NOT_A_SCORE
 
 
 def _evaluation(summary: Summary) -> str:
     """How long evaluations took, and how much of that training did not wait for."""
-    if not summary.evaluations:
+    count, seconds = summary.outcome.evaluations, summary.outcome.evaluation_seconds
+    if not count:
         return "none"
-    count, seconds = summary.evaluations, summary.evaluation_seconds
-    hidden = summary.hidden_seconds / seconds if seconds > 0 else 0.0
-    ranks = (
-        f" on {_counted(summary.evaluation_ranks, 'rank')} of {_its(summary)} own" if summary.evaluation_ranks else ""
-    )
+    hidden = summary.outcome.hidden_seconds / seconds if seconds > 0 else 0.0
+    ranks = ""
+    if summary.evaluation_ranks:
+        ranks = f" on {_counted(summary.evaluation_ranks, 'rank')} of {'its' if count == 1 else 'their'} own"
     return f"{_counted(count, 'evaluation')} in {seconds:.2f} s{ranks}, {hidden:.0%} of it hidden behind training"
-
-
-def _its(summary: Summary) -> str:
-    return "its" if summary.evaluations == 1 else "their"
 
 
 def _counted(number: int, what: str) -> str:

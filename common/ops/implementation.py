@@ -1,13 +1,13 @@
 """Operations with more than one implementation, and how one of them is chosen.
 
-Every operation file holds a visible ``IMPLEMENTATIONS`` dict, fastest first; the plain PyTorch version comes
+Every operation's ``__init__`` holds a visible ``IMPLEMENTATIONS`` dict, fastest first; the plain PyTorch version comes
 last, runs anywhere and is what the others are tested against. A choice is made once, when a model is built.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,12 +24,12 @@ class OperationRequest:
     Attributes:
         device: where its tensors will live.
         dtype: dtype of its activations.
-        channels: channels of its input.
+        sizes: sizes of its tensors by the names that the operation gives them.
     """
 
     device: torch.device
     dtype: torch.dtype
-    channels: int
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

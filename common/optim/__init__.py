@@ -1,0 +1,1 @@
+"""Optimizers over flat buffers: rules, reduction, shards, loss scale."""

@@ -16,21 +16,18 @@ that all gradients are finite, and v is not linear in the clipping factor.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from common.optim import adaptive_kernels as kernels
-from common.optim.rules import GroupSettings, SumOverShards
+from common.optim.block_tables import BlockTables
+from common.optim.formula_values import MomentsValues
+from common.optim.rules import Binding, GroupSettings, Update
 from common.optim.shard import FRAGMENT_ALIGNMENT, Shard
-
-if TYPE_CHECKING:
-    from common.optim.adaptive import Moments
 
 BLOCK = 4096  # elements for one program
 MEASURED_BLOCKS = 16  # blocks for one program of the measuring pass: few enough partial sums for one program to add
@@ -52,36 +49,27 @@ class _GroupTables:
 class _Work:
     """One shard with its state, its tables by block and by fragment, and its partial sums."""
 
-    def __init__(self, shard: Shard) -> None:
-        for fragment in shard.fragments:
-            if fragment.start % FRAGMENT_ALIGNMENT or fragment.stop % FRAGMENT_ALIGNMENT:
-                raise ValueError(
-                    f"the fragment of tensor {fragment.tensor} spans {fragment.start} to {fragment.stop}: "
-                    f"both must be multiples of {FRAGMENT_ALIGNMENT}"
-                )
+    def __init__(self, shard: Shard, averages: Tensor, square_averages: Tensor) -> None:
         self.shard = shard
-        self.averages = shard.new_state()
-        self.square_averages = shard.new_state()
-        starts = [range(f.start, f.stop, BLOCK) for f in shard.fragments]
-        owners = [fragment for fragment, s in zip(shard.fragments, starts, strict=True) for _ in s]
-        self.blocks = len(owners)
+        self.averages = averages
+        self.square_averages = square_averages
+        fragments, device = shard.fragments, shard.masters.device
+        tables = BlockTables(fragments, BLOCK, device)
+        self.blocks = tables.count
         self.measuring_programs = -(-self.blocks // MEASURED_BLOCKS)
-
-        device = shard.masters.device
-        self.block_start = torch.tensor([b for s in starts for b in s], dtype=torch.int64, device=device)
-        self.block_stop = torch.tensor([f.stop for f in owners], dtype=torch.int64, device=device)
-        self.block_group = torch.tensor([f.group for f in owners], dtype=torch.int32, device=device)
-        self.block_tensor = torch.tensor([f.tensor for f in owners], dtype=torch.int32, device=device)
-        first_blocks = [0, *itertools.accumulate(len(s) for s in starts)]
-        self.fragment_block = torch.tensor(first_blocks, dtype=torch.int32, device=device)
-        self.fragment_tensor = torch.tensor([f.tensor for f in shard.fragments], dtype=torch.int32, device=device)
+        self.block_start = tables.block_start
+        self.block_stop = tables.by_block([f.stop for f in fragments], torch.int64)
+        self.block_group = tables.by_block([f.group for f in fragments], torch.int32)
+        self.block_tensor = tables.by_block([f.tensor for f in fragments], torch.int32)
+        self.fragment_block = tables.fragment_block
+        self.fragment_tensor = tables.fragment_tensor
 
         self.measured = torch.zeros((2, self.measuring_programs), dtype=torch.float32, device=device)
         self.weight_squares = torch.zeros(self.blocks, dtype=torch.float32, device=device)
         self.direction_squares = torch.zeros_like(self.weight_squares)
 
 
-class TritonAdaptive:
+class TritonAdaptive(Update):
     """LAMB, AdamW and Adam in Triton: the same results as ``TorchAdaptive`` up to rounding.
 
     Raises:
@@ -89,34 +77,17 @@ class TritonAdaptive:
     """
 
     implementation = "triton"
+    kinds = ("exp_avg", "exp_avg_sq")
 
-    def __init__(
-        self,
-        rule: Moments,
-        shards: Sequence[Shard],
-        settings: Sequence[GroupSettings],
-        tensors: int,
-        sum_over_shards: SumOverShards,
-    ) -> None:
-        self._rule = rule
-        self._work = [_Work(shard) for shard in shards]
-        self._sum_over_shards = sum_over_shards
-        self._tensors = tensors
-        self._any_trust = any(group.trust_ratio for group in settings)
-        device = shards[0].masters.device
-        self._groups = _group_tables(settings, device)
-        self._squares = torch.zeros(2 * tensors, dtype=torch.float32, device=device)
+    def __init__(self, formula: MomentsValues, binding: Binding) -> None:
+        super().__init__(binding)
+        self._formula = formula
+        self._work = [_Work(*shard) for shard in zip(self._shards, *self.states.values(), strict=True)]
+        device = self._squares.device
+        self._groups = _group_tables(binding.settings, device)
         self._corrections = torch.ones(2, dtype=torch.float32, device=device)
-        logs = [math.log(beta) if beta > 0 else -math.inf for beta in (rule.beta1, rule.beta2)]
+        logs = [math.log(beta) if beta > 0 else -math.inf for beta in (formula.beta1, formula.beta2)]
         self._log_betas = torch.tensor(logs, dtype=torch.float64, device=device)
-
-    @property
-    def states(self) -> dict[str, list[Tensor]]:
-        """See :class:`common.optim.rules.Update`."""
-        return {
-            "exp_avg": [work.averages for work in self._work],
-            "exp_avg_sq": [work.square_averages for work in self._work],
-        }
 
     def measure(self, report: Tensor) -> None:
         """See :class:`common.optim.rules.Update`."""
@@ -142,7 +113,7 @@ class TritonAdaptive:
 
     def apply(self, learning_rate: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
         """See :class:`common.optim.rules.Update`."""
-        if self._rule.bias_correction:
+        if self._formula.bias_correction:
             kernels.adaptive_corrections_kernel[(1,)](step, self._log_betas, self._corrections)
         for work in self._work:
             if work.blocks:
@@ -153,13 +124,13 @@ class TritonAdaptive:
         for work in self._work:
             if work.blocks:
                 self._add_norms(work)
-        self._sum_over_shards(self._squares)
+        self._complete_squares()
         for work in self._work:
             if work.blocks:
                 self._update_weights(work, learning_rate, write)
 
     def _update_moments(self, work: _Work, learning_rate: Tensor, grad_factor: Tensor, write: Tensor) -> None:
-        rule, shard, groups = self._rule, work.shard, self._groups
+        formula, shard, groups = self._formula, work.shard, self._groups
         kernels.adaptive_first_pass_kernel[(work.blocks,)](
             shard.parameters,
             shard.masters,
@@ -179,13 +150,13 @@ class TritonAdaptive:
             write,
             work.weight_squares,
             work.direction_squares,
-            rule.beta1,
-            1.0 - rule.beta1,
-            rule.beta2,
-            1.0 - rule.beta2,
-            rule.epsilon,
-            DECAY_IN_GRADIENT=rule.decay_in_gradient,
-            NORM_OF_MODEL=rule.norm_of_model,
+            formula.beta1,
+            1.0 - formula.beta1,
+            formula.beta2,
+            1.0 - formula.beta2,
+            formula.epsilon,
+            DECAY_IN_GRADIENT=formula.decay_in_gradient,
+            NORM_OF_MODEL=formula.norm_of_model,
             HAS_MASTERS=shard.has_masters,
             BLOCK=BLOCK,
             ALIGNMENT=FRAGMENT_ALIGNMENT,
@@ -222,7 +193,7 @@ class TritonAdaptive:
             learning_rate,
             write,
             self._tensors,
-            self._rule.epsilon,
+            self._formula.epsilon,
             HAS_MASTERS=shard.has_masters,
             BLOCK=BLOCK,
             ALIGNMENT=FRAGMENT_ALIGNMENT,

@@ -28,7 +28,7 @@ class ParameterGroup:
         grad_scale: what the gradient, summed over ranks and micro-batches, is multiplied with before anything else,
             beside the optimizer's own ``grad_divisor``.
         learning_rate_in_momentum: whether the momentum buffer holds steps (m <- mu m - lr d; w <- w + m) or directions
-            (m <- mu m + d; w <- w - lr m); see :mod:`common.optim.rules`.
+            (m <- mu m + d; w <- w - lr m); see :mod:`common.optim.momentum`.
         replicated_over: axes of the layout whose ranks compute these layers redundantly, on the same input; over them
             the gradients are averaged, not summed, and a norm over all parameters counts them once. Layers that see
             only this rank's part of a sample (``cp``) are not redundant: their gradients are parts of a sum.

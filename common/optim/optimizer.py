@@ -20,15 +20,15 @@ from common.optim import state
 from common.optim.clip import ClipNorm as ClipNorm
 from common.optim.clip import MicroBatchClipper
 from common.optim.flat import build_flat_buffers
-from common.optim.gather import WeightGatherer
 from common.optim.groups import ParameterGroup as ParameterGroup
 from common.optim.groups import check_groups, redundant_ranks, settings_of
 from common.optim.partition import build_partitions
+from common.optim.precision import LossScale
 from common.optim.reduce import GradientReducer, Route
 from common.optim.rules import GroupSettings, Rule, Update
-from common.optim.sharing import Sharing
+from common.optim.shard_plan import ShardPlan
 from common.optim.updater import Updater as Updater
-from common.precision import LossScale
+from common.optim.weight_gather import WeightGatherer
 
 
 class Optimizer:
@@ -58,12 +58,13 @@ class Optimizer:
         reduction: with shards, ``scatter`` or ``all_reduce`` (see :mod:`common.optim.reduce`).
         ranks_per_node: with ``shard="node"``: consecutive ranks in a node.
         blocks: parts of the model in the order of the forward pass, whose weights are gathered just before they run
-            (see :class:`common.optim.gather.WeightGatherer`). Without them gathers are not overlapped.
+            (see :class:`common.optim.weight_gather.WeightGatherer`). Without them gathers are not overlapped.
         clip: clip by the global norm.
         micro_batches: of one iteration; only clipping before the reduction needs to know.
-        loss_scale: what the loss was multiplied with, of this optimizer alone.
+        loss_scale: what the loss was multiplied with. Several optimizers of one loss have the same.
 
     Attributes:
+        loss_scale: as given.
         implementation: the implementation that was chosen.
         choices: how gradients are reduced and weights gathered, in words, for the log.
 
@@ -102,15 +103,15 @@ class Optimizer:
         if reduction not in ("scatter", "all_reduce"):
             raise ValueError(f"reduction={reduction!r}: use scatter or all_reduce")
         check_groups(groups)
-        self._sharing = sharing = Sharing(layout, shard, ranks_per_node)
-        self._schedule, self._clip, self._loss_scale = schedule, clip, loss_scale
+        self._plan = plan = ShardPlan(layout, shard, ranks_per_node)
+        self._schedule, self._clip, self.loss_scale = schedule, clip, loss_scale
         self._scale = loss_scale.value if loss_scale is not None and loss_scale.enabled else None
         parts = {name: count for group in groups for name, count in group.parts.items()}
-        buffers = build_flat_buffers([group.parameters for group in groups], parts, sharing.ranks, bucket_bytes)
+        buffers = build_flat_buffers([group.parameters for group in groups], parts, plan.ranks, bucket_bytes)
         self._buffers = buffers
-        self._partitions = build_partitions(buffers, sharing.ranks, sharing.index)
+        self._partitions = build_partitions(buffers, plan.ranks, plan.index)
         clip_first = clip is not None and clip.when == "before_reduction"
-        routes = [sharing.route(group, done=("cp",) if clip_first else ()) for group in groups]
+        routes = [plan.route(group, done=("cp",) if clip_first else ()) for group in groups]
         divided = [_predivide(group, route, grad_predivide) for group, route in zip(groups, routes, strict=True)]
         settings = [settings_of(g, layout, grad_divisor / by) for g, by in zip(groups, divided, strict=True)]
         self._update = self._bind(rule, settings, implementation)
@@ -120,12 +121,12 @@ class Optimizer:
             micro = micro_batches * layout.size("dp") / grad_divisor
             means = [group.grad_scale * micro / redundant_ranks(group, layout, ["cp"]) for group in groups]
             shares = [entry.norm_share for entry in settings]
-            others, sample_ranks = sharing.sum_over_other_ranks, layout.group("cp")
+            others, sample_ranks = plan.sum_over_other_ranks, layout.group("cp")
             self._clipper = MicroBatchClipper(clip, buffers, means, shares, micro_batches, others, sample_ranks)
         early = overlap and not clip_first
         scales = [1.0 / by for by in divided]
         self._reducer = GradientReducer(self._partitions, routes, early, reduction == "all_reduce", scales)
-        self._gatherer = WeightGatherer(self._partitions, sharing.group, blocks if overlap else ())
+        self._gatherer = WeightGatherer(self._partitions, plan.group, blocks if overlap else ())
         self.choices = self._in_words(reduction, early)
         self._armed = False
         self._allocate_scalars()
@@ -134,7 +135,7 @@ class Optimizer:
         tensors = sum(partition.tensors for partition in self._partitions)
         shards = [partition.shard for partition in self._partitions]
         try:
-            return rule.bind(shards, settings, tensors, self._sharing.sum_over_shards, implementation)
+            return rule.bind(shards, settings, tensors, self._plan.sum_over_shards, implementation)
         except UnsupportedImplementation as error:
             raise UnsupportedImplementation(f"optimizer.implementation={implementation}: {error}") from error
 
@@ -143,9 +144,9 @@ class Optimizer:
         widest = torch.float64 if any(b.dtype == torch.float64 for b in self._buffers) else torch.float32
         self._step = torch.zeros((), dtype=torch.int64, device=device)
         self._learning_rate = torch.zeros((), dtype=torch.float32, device=device)
-        self._overflow = torch.zeros((), dtype=torch.float32, device=device)
         self._gradient_norm = torch.zeros((), dtype=torch.float32, device=device)
         self._report = torch.zeros(2, dtype=widest, device=device)
+        self._factor = torch.ones((), dtype=widest, device=device)
 
     def begin(self) -> None:
         """Start an iteration: zero the gradients in place, and start to gather the weights of the last update.
@@ -174,28 +175,22 @@ class Optimizer:
             self._clipper.collect(self._armed, self._scale)
 
     @torch.no_grad()
-    def update(self, skip: Tensor) -> None:
-        """Wait for the reduction, then update.
-
-        Nothing is written, not even the step counter, if ``skip`` is not 0 or a gradient is not finite on any rank; in
-        the latter case only the loss scale falls.
-
-        Args:
-            skip: 0-d float32 tensor on the device of the parameters.
-        """
+    def measure(self) -> Tensor:
+        """Wait for the reduction; returns whether a gradient is not finite on any rank: 0-d bool."""
         self._gatherer.join()
         self._reducer.finish()
         self._learning_rate.copy_(self._schedule(self._step))
         self._report.zero_()
         self._update.measure(self._report)
-        self._sharing.sum_over_replica(self._report)
-        factor, overflow = self._judge()
-        self._overflow.copy_(overflow)
-        write = (skip == 0) & ~overflow
-        self._update.apply(self._learning_rate, self._step, factor, write)
-        if self._loss_scale is not None:
-            self._loss_scale.update(overflow, skip != 0)
-        self._step.add_(write)
+        self._plan.sum_over_replica(self._report)
+        self._factor, overflow = self._judge()
+        return overflow
+
+    @torch.no_grad()
+    def write(self, allowed: Tensor) -> None:
+        """Update with what was measured; not even the step counter changes where ``allowed`` (0-d bool) is false."""
+        self._update.apply(self._learning_rate, self._step, self._factor, allowed)
+        self._step.add_(allowed)
         if not self._gatherer.overlapped:
             self._gatherer.gather()
 
@@ -220,12 +215,12 @@ class Optimizer:
 
     @property
     def metrics(self) -> dict[str, Tensor]:
-        """``learning_rate`` of the last update; ``overflow``: 1 if a gradient was not finite: nothing was written.
+        """``learning_rate`` of the last update.
 
         With several ranks also ``comm_wait_ms``: milliseconds that the update waited for the reduction. Where they
         exist ``gradient_norm`` (before clipping after the reduction) and ``loss_scale`` (for the next iteration).
         """
-        found = {"learning_rate": self._learning_rate, "overflow": self._overflow}
+        found = {"learning_rate": self._learning_rate}
         wait = self._reducer.wait_ms
         if wait is not None:
             found["comm_wait_ms"] = wait
@@ -237,7 +232,7 @@ class Optimizer:
 
     def named_state(self) -> Sequence[tuple[str, Tensor]]:
         """Step counter, loss scale, and the flat tensors of masters (half parameters only), state and own shards."""
-        named = [("step", self._step), *(self._loss_scale.named_state() if self._loss_scale is not None else ())]
+        named = [("step", self._step), *(self.loss_scale.named_state() if self.loss_scale is not None else ())]
         for index, partition in enumerate(self._partitions):
             dtype = str(partition.buffer.dtype).removeprefix("torch.")
             if not partition.is_whole:
@@ -254,11 +249,11 @@ class Optimizer:
         Collective over the ranks that share shards. Only the first rank of ``dp`` and ``cp`` at each model-parallel
         place receives it; on the others it is empty.
         """
-        sharing = self._sharing
-        if not sharing.near_writer:
+        plan = self._plan
+        if not plan.near_writer:
             return {}
-        named = state.collect(self._partitions, self._kinds(), sharing.group, sharing.ranks, sharing.writes)
-        if not sharing.writes:
+        named = state.collect(self._partitions, self._kinds(), plan.group, plan.ranks, plan.writes)
+        if not plan.writes:
             return {}
         return {**{name: tensor.cpu().clone() for name, tensor in self._scalars().items()}, **named}
 
@@ -309,14 +304,14 @@ class Optimizer:
         return {**self._update.states, "masters": masters}
 
     def _scalars(self) -> dict[str, Tensor]:
-        return {"step": self._step, **dict(self._loss_scale.named_state() if self._loss_scale is not None else ())}
+        return {"step": self._step, **dict(self.loss_scale.named_state() if self.loss_scale is not None else ())}
 
     def _in_words(self, reduction: str, early: bool) -> dict[str, str]:
         if not self._reducer.buckets:
             return {}
         when = "during the backward pass" if early else "after the backward pass"
         because = ", as clipping comes before" if self._clipper is not None else ""
-        ranks = self._sharing.ranks
+        ranks = self._plan.ranks
         how = "all-reduce" if ranks == 1 or reduction == "all_reduce" else f"scatter over {ranks} ranks"
         chosen = {"gradient reduction": f"{how} {when}{because}"}
         if ranks > 1:

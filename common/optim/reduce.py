@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from common.ops.clock import milliseconds, stamp
+from common.ops.device_clock import milliseconds, stamp
 from common.optim.flat import Bucket, Segment
 from common.optim.partition import Partition
 

@@ -1,19 +1,27 @@
-"""What a training step drives: the contract of everything that applies gradients."""
+"""What a training step drives: the contract of everything that applies gradients, and how several do it together."""
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
+
+from common.optim.precision import LossScale
 
 
 class Updater(Protocol):
     """Applies gradients.
 
     An iteration is ``begin``; for each micro-batch forward, ``arm`` before the backward pass of the last one, backward,
-    ``collect``; then ``update``.
+    ``collect``; then ``measure`` and, when all updaters have measured, ``write``. :func:`apply_gradients` does both.
     """
+
+    @property
+    def loss_scale(self) -> LossScale | None:
+        """What the loss was multiplied with; None where it was not. Several updaters may have the same one."""
 
     def begin(self) -> None:
         """Start an iteration: zero the gradients in place, start to gather weights that other ranks updated."""
@@ -24,8 +32,15 @@ class Updater(Protocol):
     def collect(self) -> None:
         """Called after the backward pass of each micro-batch."""
 
-    def update(self, skip: Tensor) -> None:
-        """Wait for the reduction and update; ``skip`` (0-d float32 device tensor) != 0 writes nothing at all."""
+    def measure(self) -> Tensor:
+        """Wait for the reduction and look at the gradients; writes nothing that lasts.
+
+        Returns:
+            0-d bool on the device, the same on every rank: whether a gradient is not finite.
+        """
+
+    def write(self, allowed: Tensor) -> None:
+        """Update with the gradients that were measured; writes nothing at all where ``allowed`` (0-d bool) is false."""
 
     def materialize(self) -> None:
         """Bring the model's weights up to date: before evaluation, checkpoint and export. Collective, idempotent."""
@@ -41,4 +56,27 @@ class Updater(Protocol):
 
     @property
     def metrics(self) -> dict[str, Tensor]:
-        """Name to 0-d device tensor, about the last update; ``learning_rate`` and ``overflow`` at least."""
+        """Name to 0-d device tensor, about the last update; ``learning_rate`` at least."""
+
+
+def apply_gradients(updaters: Sequence[Updater], skip: Tensor) -> Tensor:
+    """Let all updaters write, or none of them. Capturable: nothing waits for the device.
+
+    One gradient that is not finite, whosever it is, keeps every updater from writing; each loss scale adapts once. One
+    updater alone decides with its own flag, without a kernel more.
+
+    Args:
+        updaters: in the order in which they write.
+        skip: 0-d float32 on the device; where it is not 0 nothing is written, loss scales included.
+
+    Returns:
+        0-d bool on the device: whether a gradient of any updater is not finite.
+    """
+    overflow = functools.reduce(operator.or_, [updater.measure() for updater in updaters])
+    allowed = (skip == 0) & ~overflow
+    for updater in updaters:
+        updater.write(allowed)
+    for loss_scale in dict.fromkeys(updater.loss_scale for updater in updaters):
+        if loss_scale is not None:
+            loss_scale.update(overflow, skip != 0)
+    return overflow

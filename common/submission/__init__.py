@@ -1,0 +1,1 @@
+"""Scores, checks and packages of results."""

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.errors import ConfigError
+from common.mlperf.checker_process import one_checker_process
+from common.mlperf.parsed_log import ParsedLog
 from common.mlperf.rules import RULESETS, Usage, rules_for
 from common.mlperf.verdict import Verdict, format_verdict
 from common.submission.checkers import check_tree, format_report, result_folders
@@ -30,8 +32,13 @@ def verdict_of_set(scored: Score) -> Verdict:
     )
 
 
-def check_paths(paths: Sequence[Path], ruleset: str | None) -> bool:
+def check_paths(paths: Sequence[Path], ruleset: str | None, known: dict[Path, ParsedLog] | None = None) -> bool:
     """Print the verdict of each run, and of each set of several runs; returns whether nothing is refused.
+
+    Args:
+        paths: logs, and folders of results.
+        ruleset: version to judge by; None for the one that each was logged under, or the newest.
+        known: gets the logs that were read.
 
     Raises:
         ConfigError: the ruleset is not known.
@@ -43,10 +50,12 @@ def check_paths(paths: Sequence[Path], ruleset: str | None) -> bool:
         verdicts = [run.verdict for run in scored.runs]
         for verdict in verdicts:
             print(format_verdict(verdict))
-        if len(verdicts) != 1 or run_set.series is not None:
+        if run_set.declared_together and (len(verdicts) != 1 or run_set.series is not None):
             verdicts.append(verdict_of_set(scored))
             print(format_verdict(verdicts[-1], f"{run_set.name} ({len(run_set.logs)} runs)"))
         ok = ok and all(verdict.kind != "refused" for verdict in verdicts)
+        if known is not None:
+            known |= {verdict.log.path: verdict.log for verdict in verdicts if verdict.log is not None}
     return ok
 
 
@@ -59,8 +68,9 @@ def check_submission(tree: Path, ruleset: str | None) -> bool:
     """
     if ruleset is None:
         raise ConfigError(f"{tree} is a submission: name the one version that it is for with --ruleset")
-    ok = check_paths([tree / "results"], ruleset)
-    reports = check_tree(tree, _usage(tree, ruleset), ruleset)
+    known: dict[Path, ParsedLog] = {}
+    ok = check_paths([tree / "results"], ruleset, known)
+    reports = check_tree(tree, _usage(tree, ruleset), ruleset, known)
     for report in reports:
         print(format_report(report))
     return ok and all(report.accepted for report in reports)
@@ -77,7 +87,8 @@ def _usage(tree: Path, ruleset: str) -> Usage:
 
 
 def _is_submission(path: Path) -> bool:
-    return os.path.isdir(path / "systems") and os.path.isdir(path / "results")  # False where permission is missing
+    parts = (path / "systems", path / "results")
+    return all(os.path.isdir(part) and not os.path.islink(part) for part in parts)  # False where permission is missing
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -104,6 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError(f"--ruleset {args.ruleset} is not known; known are {', '.join(RULESETS['training'])}")
     submissions = [path for path in args.paths if _is_submission(path)]
     others = [path for path in args.paths if path not in submissions]
-    ok = [check_submission(path, args.ruleset) for path in submissions]
-    ok += [check_paths(others, args.ruleset)] if others else []
+    with one_checker_process():
+        ok = [check_submission(path, args.ruleset) for path in submissions]
+        ok += [check_paths(others, args.ruleset)] if others else []
     return 0 if all(ok) else 1

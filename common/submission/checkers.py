@@ -1,254 +1,270 @@
-"""MLCommons' four checkers, each in a process of its own, and what their output says.
+"""A submitter's folder, judged: what lies in it, whether it agrees with itself, and MLCommons' four checkers.
 
-Exit codes cannot be relied on: the package checker, the system description checker and the repository checker exit
-with 0 whatever they find, and the first two die with a traceback on input that they do not expect. A checker accepts
-when its output has the sentence with which it says so, and nothing in it says otherwise.
+Nothing of it is opened that is no regular file, and nothing is written into it. What MLCommons' checkers are shown was
+read before; where that says that they must not see it, they are not run, and one complaint says why.
 """
 
 from __future__ import annotations
 
 import json
-import re
-import subprocess
-import sys
+import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from common.errors import DataError, SuiteError
+from common.mlperf.compliance import inadmissible
+from common.mlperf.parsed_log import ParsedLog, read_log
 from common.mlperf.rcp import has_rcps
 from common.mlperf.rules import Usage, accepted
+from common.submission import layout
+from common.submission.found_files import FoundFiles, find_files
+from common.submission.layout import NAME, SCALING_FILE
+from common.submission.mlcommons_checkers import (
+    CheckerReport,
+    check_convergence,
+    check_names_and_sizes,
+    check_package,
+    check_system,
+    format_report,
+)
+from common.submission.source_code import LARGEST_FILE
+from common.submission.staged_copy import scalings, stage
+from common.submission.tree_agreement import (
+    at_most,
+    folder_disagreements,
+    implementation_disagreements,
+    missing_code,
+    read_object,
+    repeated_runs,
+)
 
-TIMEOUT_SECONDS = 3600.0
-SCALINGS = ("strong", "weak")
-"""Folders between system and benchmark in results of the HPC rounds."""
+__all__ = ["CheckerReport", "TreeCheck", "check_tree", "format_report", "judge_tree", "result_folders"]
 
-_RECORD = re.compile(r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL) - ?", re.MULTILINE)
-_OLDEST_OF_THE_REPOSITORY_CHECKER = "2.0.0"
+PROCESSES = 2
+"""Checkers that run at the same time."""
 
 
 @dataclass(frozen=True)
-class CheckerReport:
-    """What one checker said of one thing.
+class TreeCheck:
+    """What came of checking a submitter's folder.
 
     Attributes:
-        checker: its name.
-        subject: file or folder, relative to the folder that holds the submission.
-        complaints: why it does not accept, in plain words; empty if it does.
+        reports: of every checker, MLCommons' and our own.
+        scalings: folder of results to the content of the ``scaling.json`` that the package checker writes there; None
+            if it was not run.
     """
 
-    checker: str
-    subject: str
-    complaints: tuple[str, ...]
+    reports: tuple[CheckerReport, ...]
+    scalings: dict[PurePosixPath, bytes] | None
 
     @property
     def accepted(self) -> bool:
-        """Whether the checker accepts the subject."""
-        return not self.complaints
+        """Whether every checker accepts."""
+        return all(report.accepted for report in self.reports)
 
 
-def check_tree(tree: Path, usage: Usage, ruleset: str) -> list[CheckerReport]:
-    """Run every checker on a submitter's folder; the package checker writes ``scaling.json`` into it.
+def check_tree(
+    tree: Path, usage: Usage, ruleset: str, known: Mapping[Path, ParsedLog] | None = None
+) -> list[CheckerReport]:
+    """The reports of every checker on a finished submission: :func:`judge_tree`, and ``scaling.json``."""
+    return list(judge_tree(tree, usage, ruleset, known, finished=True).reports)
+
+
+def judge_tree(
+    tree: Path, usage: Usage, ruleset: str, known: Mapping[Path, ParsedLog] | None = None, finished: bool = False
+) -> TreeCheck:
+    """Run every checker on a submitter's folder.
+
+    Args:
+        tree: the folder; nothing is written into it.
+        usage: training or HPC.
+        ruleset: that it is submitted under.
+        known: logs in it that were read already.
+        finished: whether each ``scaling.json`` has to be there already.
 
     Raises:
         DataError: it is not a submission, or cannot be read.
     """
     tree = tree.resolve()
-    if not (tree / "results").is_dir() or not (tree / "systems").is_dir():
+    content = find_files(tree)
+    if not {PurePosixPath("results"), PurePosixPath("systems")} <= set(content.folders):
         raise DataError(f"{tree}: is no submitter's folder: it lacks results/ or systems/")
-    reports = [check_names_and_sizes(tree, usage, ruleset)]
-    reports += [check_system(tree, path, usage, ruleset) for path in sorted((tree / "systems").glob("*.json"))]
-    for folder in result_folders(tree):
-        layout = check_layout(tree, folder, ruleset)
-        reports.append(layout)
-        if layout.accepted and _division(tree, folder) == "closed" and has_rcps(folder.name, ruleset):
-            reports.append(check_convergence(tree, folder, usage, ruleset))
-    reports.append(check_package(tree, usage, ruleset))
-    return reports
+    return _TreeChecker(tree, usage, ruleset, content, known or {}).check(finished)
 
 
 def result_folders(tree: Path) -> list[Path]:
     """The folders of results of a submission: ``results/<system>/<benchmark>``, in HPC with ``strong`` between."""
-    found: list[Path] = []
-    for system in sorted(path for path in (tree / "results").iterdir() if path.is_dir()):
-        for inner in sorted(path for path in system.iterdir() if path.is_dir()):
-            found += sorted(p for p in inner.iterdir() if p.is_dir()) if inner.name in SCALINGS else [inner]
-    return found
+    return [tree / folder.path for folder in layout.result_folders(find_files(tree))]
 
 
-def format_report(report: CheckerReport) -> str:
-    """A checker's verdict for a human."""
-    headline = f"{report.checker}: {report.subject}: {'accepted' if report.accepted else 'NOT ACCEPTED'}"
-    return "\n".join([headline, *(f"  - {complaint}" for complaint in report.complaints)])
+class _TreeChecker:
+    """The checks of one folder, which share what was read of it."""
+
+    def __init__(
+        self, tree: Path, usage: Usage, ruleset: str, content: FoundFiles, known: Mapping[Path, ParsedLog]
+    ) -> None:
+        self._tree, self._usage, self._ruleset, self._content = tree, usage, ruleset, content
+        self._folders = layout.result_folders(content)
+        self._systems: dict[str, dict[str, Any]] = {}
+        self._logs: dict[PurePosixPath, ParsedLog] = {}
+        self._withheld: list[str] = []
+        self._known = {path.resolve(): log for path, log in known.items()}
+
+    def check(self, finished: bool) -> TreeCheck:
+        reports = [self._files(), *self._descriptions(), *self._layouts()]
+        self._read_logs()
+        reports += self._agreement()
+        if self._content.unfit or self._content.special or not NAME.fullmatch(self._tree.name):
+            reports.append(self._not_run("repo_checker", "a name or a kind of file is not fit for it"))
+        else:
+            reports.append(check_names_and_sizes(self._tree, self._usage, self._ruleset))
+        if self._withheld:
+            return TreeCheck((*reports, self._not_run("package_checker", self._withheld[0])), None)
+        staged, written = self._staged()
+        reports += staged
+        if finished:
+            reports += self._scalings(written)
+        return TreeCheck(tuple(reports), written)
+
+    def _not_run(self, checker: str, reason: str) -> CheckerReport:
+        return CheckerReport(checker, self._tree.name, (f"was not run: {reason}",))
+
+    def _named(self, name: PurePosixPath) -> str:
+        return f"{self._tree.name}/{name}"
+
+    def _files(self) -> CheckerReport:
+        """Names and kinds of everything in the folder."""
+        content = self._content
+        special = [
+            f"{self._named(path)}: {kind}: submissions hold plain files only" for path, kind in content.special.items()
+        ]
+        complaints = [*content.unfit, *special]
+        complaints += [f"{self._tree.name}/{text}" for text in layout.misplaced_logs(content)]
+        notes = at_most(f"{self._tree.name}/{text}" for text in layout.remarks(content))
+        return CheckerReport("files", self._tree.name, tuple(at_most(iter(complaints))), tuple(notes))
+
+    def _descriptions(self) -> Iterator[CheckerReport]:
+        """The system descriptions as we read them; what is none is withheld from the checkers."""
+        for path in layout.descriptions(self._content):
+            complaints: list[str] = []
+            try:
+                fields = read_object(self._tree / path)
+            except DataError as error:
+                complaints = [str(error)]
+                self._withheld.append(str(error))
+            else:
+                self._systems[path.stem] = fields
+                complaints = list(description_complaints(fields))
+            yield CheckerReport("system description", self._named(path), tuple(complaints))
+
+    def _layouts(self) -> Iterator[CheckerReport]:
+        """Whether the package checker would die of a folder of results, or pass over it."""
+        if not self._folders:
+            text = "has no results/<system>/<benchmark> with result_<i>.txt"
+            self._withheld.append(f"{self._tree.name}: {text}")
+            yield CheckerReport("layout", self._tree.name, (text,))
+        for folder in self._folders:
+            complaints = []
+            if folder.system not in self._systems:
+                present = PurePosixPath("systems", f"{folder.system}.json") in self._content.files
+                problem = "is no description of a system" if present else "is missing"
+                complaints.append(f"systems/{folder.system}.json {problem}")
+            if not accepted(folder.benchmark, self._ruleset):
+                complaints.append(f"ruleset {self._ruleset} does not accept a benchmark named {folder.benchmark}")
+            self._withheld += [f"{self._named(folder.path)}: {text}" for text in complaints]
+            complaints += missing_code(self._content, folder)
+            yield CheckerReport("layout", self._named(folder.path), tuple(complaints))
+
+    def _read_logs(self) -> None:
+        """Read each log once, and find out which must not be shown to the checkers."""
+        for folder in self._folders:
+            for name in folder.logs:
+                path = self._tree / name
+                if self._content.files.get(name, 0) > LARGEST_FILE:
+                    self._withheld.append(f"{self._named(name)}: is larger than 50 MB")
+                    continue
+                try:
+                    log = self._known.get(path) or read_log(path)
+                except DataError as error:
+                    self._withheld.append(str(error))
+                    continue
+                self._logs[name] = log
+                self._withheld += [
+                    f"{path}, {text}" for text in inadmissible((*log.events, *log.echoes), self._usage, self._ruleset)
+                ]
+
+    def _agreement(self) -> Iterator[CheckerReport]:
+        for folder in self._folders:
+            fields = self._systems.get(folder.system, {})
+            logs = [self._logs[name] for name in folder.logs if name in self._logs]
+            complaints = [
+                *at_most(folder_disagreements(folder, fields, logs)),
+                *at_most(implementation_disagreements(self._tree, self._content, folder, fields, logs)),
+            ]
+            yield CheckerReport("agreement", self._named(folder.path), tuple(complaints))
+        if repeated := at_most(repeated_runs(self._logs)):
+            yield CheckerReport("agreement", f"{self._tree.name}/results", tuple(repeated))
+
+    def _staged(self) -> tuple[list[CheckerReport], dict[PurePosixPath, bytes]]:
+        """MLCommons' checkers on a copy, and the ``scaling.json`` that they write into it."""
+        names = [PurePosixPath("systems", f"{name}.json") for name in self._systems]
+        with_rcps = [
+            folder
+            for folder in self._folders
+            if self._systems[folder.system].get("division") == "closed" and has_rcps(folder.benchmark, self._ruleset)
+        ]
+        with _folder_for_copy() as target, ThreadPoolExecutor(max_workers=PROCESSES) as pool:
+            copy, rules = stage(self._tree, Path(target).resolve(), [*names, *self._logs]), (self._usage, self._ruleset)
+            package = pool.submit(check_package, copy, *rules)  # the longest
+            systems = [pool.submit(check_system, copy, copy / name, *rules) for name in names]
+            rcps = [pool.submit(check_convergence, copy, copy / folder.path, *rules) for folder in with_rcps]
+            reports = [job.result() for job in (*systems, *rcps, package)]
+            return reports, scalings(copy, [folder.path for folder in self._folders])
+
+    def _scalings(self, written: Mapping[PurePosixPath, bytes]) -> Iterator[CheckerReport]:
+        for folder in self._folders:
+            name = folder.path / SCALING_FILE
+            if name not in self._content.files and folder.path not in written:
+                continue
+            complaint = scaling_complaint(self._tree / name, name in self._content.files, written.get(folder.path))
+            yield CheckerReport("scaling", self._named(name), () if complaint is None else (complaint,))
 
 
-def _name(tree: Path, path: Path) -> str:
-    return str(path.relative_to(tree.parent))
-
-
-@dataclass(frozen=True)
-class _Output:
-    """What a checker printed, with paths relative to the folder that holds the submission."""
-
-    code: int
-    text: str
-
-    def records(self) -> Iterator[tuple[str, str]]:
-        """Level and text of each log record; a record may have several lines."""
-        found = list(_RECORD.finditer(self.text))
-        ends = [*(match.start() for match in found), len(self.text)][1:]
-        for match, end in zip(found, ends, strict=True):
-            yield match[1], self.text[match.end() : end].partition("Traceback (most recent")[0].strip()
-
-    def crash(self) -> str | None:
-        """How the checker died; None if it did not."""
-        if "Traceback (most recent call last)" not in self.text:
-            return None
-        return self.text.strip().splitlines()[-1]
-
-
-def _run(tree: Path, module: str, arguments: Sequence[str | Path]) -> _Output:
-    plain = [str(each.resolve()) if isinstance(each, Path) else each for each in arguments]
-    command = [sys.executable, "-m", f"mlperf_logging.{module}", *plain, "--log_output", "checker.log"]
-    with tempfile.TemporaryDirectory(prefix=f"{module}-") as folder:
-        try:
-            done = subprocess.run(
-                command, cwd=folder, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_SECONDS,
-                check=False,
-            )  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise SuiteError(f"{module} of mlperf-logging cannot be run: {error}") from error
-    return _Output(done.returncode, done.stderr.replace(f"{tree.resolve().parent}/", ""))
-
-
-def check_names_and_sizes(tree: Path, usage: Usage, ruleset: str) -> CheckerReport:
-    """The repository checker, on a submitter's folder. Its rules are the same in every round; it knows 2.0.0 on."""
-    known = max(ruleset, _OLDEST_OF_THE_REPOSITORY_CHECKER)
-    output = _run(tree, "repo_checker", [tree, usage, known])
-    complaints = [_crashed(output)] if output.crash() else []
-    for level, text in output.records():
-        if level == "ERROR" and not text.startswith("Please"):
-            title, _, files = text.partition(": ")
-            complaints += [f"{name.strip()}: {_repository_words(title)}" for name in files.splitlines()]
-    if not complaints and "ALL CHECKS PASSED" not in output.text:
-        complaints.append(f"does not say that all checks passed: {output.text.strip()[-200:]}")
-    return CheckerReport("repo_checker", tree.name, tuple(complaints))
-
-
-def _repository_words(title: str) -> str:
-    if "git-unfriendly" in title:
-        return "the name has a space or begins with a dot"
-    return "is larger than 50 MB" if "50MB" in title else title
-
-
-def check_system(tree: Path, path: Path, usage: Usage, ruleset: str) -> CheckerReport:
-    """The system description checker, on one file of ``systems/``, and what it misses or dies of."""
-    complaints = _description_complaints(path)
-    output = _run(tree, "system_desc_checker", [path, usage, ruleset])
-    complaints += [text for level, text in output.records() if level == "ERROR"]
-    if output.crash():
-        complaints.append(_crashed(output))
-    if not complaints and "System description checker passed" not in output.text:
-        complaints.append(f"does not say that it passed: {output.text.strip()[-200:]}")
-    return CheckerReport("system_desc_checker", _name(tree, path), tuple(complaints))
-
-
-def _description_complaints(path: Path) -> list[str]:
-    """What the checker misses or dies of: anything but text in a field, a division that nobody knows."""
+def _folder_for_copy() -> tempfile.TemporaryDirectory[str]:
     try:
-        fields = _read_description(path)
-    except DataError as error:
-        return [str(error)]
-    complaints = [
-        f"{name} is {json.dumps(value)}: write text, {json.dumps(str(value))}"
-        for name, value in fields.items()
-        if not isinstance(value, str) and name != "other_software_stack"
-    ]
+        return tempfile.TemporaryDirectory(prefix="mlperf-submission-")
+    except OSError as error:
+        raise SuiteError(f"there is no folder for a copy of the submission: {error.strerror}") from error
+
+
+def description_complaints(fields: Mapping[str, Any]) -> Iterator[str]:
+    """What the system description checker misses or dies of: anything but text, a division that nobody knows."""
+    for name, value in fields.items():
+        if not isinstance(value, str) and name != "other_software_stack":
+            yield f"{name[:80]} is {json.dumps(value)[:80]}: write text, {json.dumps(str(value))[:80]}"
     if fields.get("division") not in ("closed", "open"):
-        complaints.append(
-            f"division is {fields.get('division')!r}, not closed or open: seeds and convergence would not be checked"
-        )
-    return complaints
+        division = str(fields.get("division"))[:80]
+        yield f"division is {division!r}, not closed or open: seeds and convergence would not be checked"
 
 
-def _read_description(path: Path) -> dict[str, Any]:
+def scaling_complaint(path: Path, present: bool, written: bytes | None) -> str | None:
+    """What is wrong with a ``scaling.json``, beside the one that the package checker writes; None if nothing is."""
+    factor = None if written is None else json.loads(written)["scaling_factor"]
+    if not present:
+        return f"is missing: the runs converged faster than the reference, which multiplies their score by {factor:.6f}"
     try:
-        fields = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path.name}: is no readable JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise DataError(f"{path.name}: is no JSON object")
-    return fields
-
-
-def _system_of(tree: Path, folder: Path) -> str:
-    return folder.relative_to(tree / "results").parts[0]
-
-
-def _division(tree: Path, folder: Path) -> str:
-    return str(_read_description(tree / "systems" / f"{_system_of(tree, folder)}.json").get("division"))
-
-
-def check_layout(tree: Path, folder: Path, ruleset: str) -> CheckerReport:
-    """Whether the package checker would die of a folder of results, or pass over it: no such system or benchmark."""
-    system = _system_of(tree, folder)
-    path = tree / "systems" / f"{system}.json"
-    complaints = []
-    if not path.is_file():
-        complaints.append(f"systems/{system}.json is missing")
-    else:
-        try:
-            _read_description(path)
-        except DataError as error:
-            complaints.append(str(error))
-    if not accepted(folder.name, ruleset):
-        complaints.append(f"ruleset {ruleset} does not accept a benchmark named {folder.name}")
-    return CheckerReport("layout", _name(tree, folder), tuple(complaints))
-
-
-def check_convergence(tree: Path, folder: Path, usage: Usage, ruleset: str) -> CheckerReport:
-    """The RCP checker, on one folder of results."""
-    output = _run(tree, "rcp_checker", [folder, "--rcp_usage", usage, "--rcp_version", ruleset])
-    complaints = [text.partition(", consider")[0] for level, text in output.records() if level == "ERROR"]
-    if output.crash():
-        complaints.append(_crashed(output))
-    if not complaints and (output.code != 0 or "RCP test PASSED" not in output.text):
-        complaints.append(f"does not say that the RCP test passed: {output.text.strip()[-200:]}")
-    return CheckerReport("rcp_checker", _name(tree, folder), tuple(complaints))
-
-
-def check_package(tree: Path, usage: Usage, ruleset: str) -> CheckerReport:
-    """The package checker, on a submitter's folder."""
-    output = _run(tree, "package_checker", [tree, usage, ruleset])
-    crash = output.crash()
-    passed = "PACKAGE CHECKER FOUND NO ERRORS, SUCCESS !" in output.text and crash is None and output.code == 0
-    complaints = list(_package_complaints(output, passed))
-    if crash:
-        complaints.append(_crashed(output))
-    if not complaints and not passed:
-        complaints.append(f"does not say that it found no errors: {output.text.strip()[-200:]}")
-    return CheckerReport("package_checker", tree.name, tuple(dict.fromkeys(complaints)))
-
-
-def _package_complaints(output: _Output, passed: bool) -> Iterator[str]:
-    """Its errors with the file or folder that they are about; findings that it tolerates if it passed are none."""
-    folder = file = "submission"
-    for level, text in output.records():
-        if text.startswith("Running compliance checks in dir "):
-            folder = file = text.removeprefix("Running compliance checks in dir ")
-        elif text.startswith("Running compliance on file: "):
-            file = text.removeprefix("Running compliance on file: ")
-        elif text.startswith("Running Seed Checker"):
-            file = folder
-        elif text.startswith("Skipping benchmark"):
-            yield f"results of a benchmark that the ruleset does not have were not checked: {text}"
-        elif level == "ERROR":
-            yield text if folder in text else f"{folder}: {text}"
-        elif level == "WARNING" and file != folder and not passed:
-            yield f"{file}: {' '.join(text.split())[:300]}"
-
-
-def _crashed(output: _Output) -> str:
-    return f"the checker died: {output.crash()}"
+        own = read_object(path)
+    except DataError as error:
+        return str(error)
+    told = own.get("scaling_factor")
+    if set(own) != {"scaling_factor"} or isinstance(told, bool) or not isinstance(told, int | float):
+        return 'is not {"scaling_factor": <number>}, as the package checker writes it'
+    if factor is None:
+        return f"has the factor {told}, but the runs' convergence is not scaled: remove it"
+    if not math.isclose(told, factor, rel_tol=1e-9):
+        return f"has the factor {told}, the RCP check gives {factor}"
+    return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,8 @@ from common.submission.score import Score, score
 from common.submission.settings import ResultSettings, SubmissionSettings
 from common.submission.source_code import LARGEST_FILE
 from common.submission.sources import RunSet, find_run_sets, of_logs
+from common.submission.system_description import Description
+from common.submission.tree_agreement import count_of, log_disagreements
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,27 @@ def _of_entry(entry: Entry, settings: SubmissionSettings) -> list[str]:
         if (size := path.stat().st_size) > LARGEST_FILE:
             found.append(f"{path}: has {size / 2**20:.1f} MiB; the repository checker rejects files above 50")
     return found
+
+
+def contradicted_descriptions(entries: Sequence[Entry], descriptions: Mapping[str, Description]) -> list[str]:
+    """What the logs, and the scale that they were launched with, say against the descriptions of their systems."""
+    found: list[str] = []
+    for entry in entries:
+        fields, where = descriptions[entry.system].fields, f"the description of {entry.system}"
+        stated = {name: value for name, value in fields.items() if name != "submitter"}  # _of_entry compares it
+        for run in entry.score.runs:
+            if run.log is not None:
+                found += log_disagreements(run.log, stated, where)
+        if entry.begin is not None:
+            nodes, _, ranks = entry.begin.scale.partition("x")
+            for name, launched in (("number_of_nodes", nodes), ("accelerators_per_node", ranks)):
+                stated_count = count_of(fields[name])
+                if stated_count is not None and stated_count != int(launched):
+                    found.append(
+                        f"{entry.score.run_set.name}: was launched with the scale {entry.begin.scale}, but {name} in "
+                        f"{where} is {fields[name]}: say in the submission's fields which is right"
+                    )
+    return list(dict.fromkeys(found))
 
 
 def _code_refusals(entry: Entry) -> list[str]:

@@ -9,16 +9,19 @@ import argparse
 import shutil
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from common.errors import ConfigError, DataError, SuiteError
+from common.mlperf.parsed_log import ParsedLog
 from common.mlperf.rules import RULESETS, round_name
 from common.mlperf.verdict import UNVERIFIED
-from common.submission.checkers import check_tree, format_report
-from common.submission.entries import Entry, gather, refusals
+from common.submission.checkers import format_report, judge_tree
+from common.submission.entries import Entry, contradicted_descriptions, gather, refusals
+from common.submission.layout import SCALING_FILE
 from common.submission.settings import SubmissionSettings, read_settings
 from common.submission.system_description import Description, describe
-from common.submission.tree import write_tree
+from common.submission.tree import result_folder, write_tree
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,6 +58,8 @@ def package(
     if found := refusals(entries, settings):
         raise DataError("these results cannot be packaged:\n  " + "\n  ".join(found))
     descriptions = _descriptions(settings, entries)
+    if found := contradicted_descriptions(entries, descriptions):
+        raise DataError("these results cannot be packaged:\n  " + "\n  ".join(found))
     try:
         output.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=".building-", dir=output))
@@ -81,10 +86,24 @@ def _descriptions(settings: SubmissionSettings, entries: Sequence[Entry]) -> dic
 
 
 def _check(tree: Path, ruleset: str, entries: Sequence[Entry]) -> bool:
-    reports = check_tree(tree, entries[0].rules.usage, ruleset)
-    for report in reports:
+    """Run the checkers, and put ``scaling.json`` where the package checker writes it."""
+    judged = judge_tree(tree, entries[0].rules.usage, ruleset, _copied_logs(tree, entries))
+    for report in judged.reports:
         print(format_report(report))
-    return all(report.accepted for report in reports)
+    for folder, content in (judged.scalings or {}).items():
+        (tree / folder / SCALING_FILE).write_bytes(content)
+    return judged.accepted
+
+
+def _copied_logs(tree: Path, entries: Sequence[Entry]) -> dict[Path, ParsedLog]:
+    """The logs in the tree, as they were read where they come from."""
+    found = {}
+    for entry in entries:
+        for index, run in enumerate(entry.score.chosen):
+            if run.log is not None:
+                path = result_folder(tree, entry) / f"result_{index}.txt"
+                found[path] = replace(run.log, path=path)
+    return found
 
 
 def _conclude(

@@ -8,14 +8,19 @@ score (training rules, sections on results and on reference convergence points).
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from itertools import pairwise
 
-from common.errors import ConfigError, DataError
-from common.mlperf.parsed_log import ParsedLog, read_log
+from common.errors import ConfigError
+from common.mlperf.checker_process import one_checker_process
+from common.mlperf.parsed_log import ParsedLog
 from common.mlperf.rcp import Reference, Window, convergence_of, olympic_mean, pick_window, reference_at
 from common.mlperf.rules import Rules, rules_for
 from common.mlperf.verdict import NOT_A_RESULT, Verdict, contradictions, judge, judge_together
+from common.submission.copied_runs import copy_complaints
+from common.submission.registry_evidence import log_contradictions, verdict_contradiction
 from common.submission.sources import RunSet
 
 
@@ -114,17 +119,25 @@ def score(run_set: RunSet, ruleset: str | None = None) -> Score:
         ConfigError: if the ruleset is not a version that the suite knows.
     """
     version = ruleset or run_set.ruleset
-    verdicts = [judge(path, version) for path in run_set.logs]
+    with one_checker_process():
+        return _score(run_set, version)
+
+
+def _score(run_set: RunSet, version: str | None) -> Score:
+    verdicts = _judge_all(run_set, version)
     rules = _rules(verdicts, version)
     runs = tuple(_scored(number, verdict, rules) for number, verdict in zip(run_set.numbers, verdicts, strict=True))
-    obstacles = [*run_set.complaints, *_obstacles(run_set.name, runs, rules)]
+    if not run_set.declared_together:
+        reason = f"{run_set.name}: they were not launched as one series; name the logs of a result, in launch order"
+        return Score(run_set, runs, rules, None, None, None, None, (reason,), ())
+    obstacles = [*run_set.complaints, *_registry_obstacles(run_set, runs), *_obstacles(run_set.name, runs, rules)]
     notes = [*run_set.notes]
     if version is not None and run_set.ruleset not in (None, version):
         notes.append(f"the runs were logged under ruleset {run_set.ruleset} and are judged by {version}")
     misordered = _misordered(run_set.name, runs)
-    if rules is not None and len(runs) > rules.runs:  # the choice of runs depends on the order
+    if run_set.series is not None or (rules is not None and len(runs) > rules.runs):
         obstacles += misordered
-    else:
+    else:  # published results are in no order, and without a choice of runs it changes nothing
         notes += misordered
     if rules is None or len(runs) < rules.runs:
         return Score(run_set, runs, rules, None, None, None, None, tuple(obstacles), tuple(notes))
@@ -135,7 +148,7 @@ def score(run_set: RunSet, ruleset: str | None = None) -> Score:
         verdict = judge_together([run.verdict for run in chosen], rules.ruleset)
         obstacles += [f"{run_set.name}: {reason}" for reason in verdict.reasons]
         notes += verdict.notes
-        factor = None if verdict.score is None else verdict.score / window.score
+        factor = verdict.score / window.score if verdict.score is not None and window.score > 0 else None
     return Score(
         run_set,
         runs,
@@ -147,6 +160,17 @@ def score(run_set: RunSet, ruleset: str | None = None) -> Score:
         tuple(obstacles),
         tuple(dict.fromkeys(notes)),
     )
+
+
+def _judge_all(run_set: RunSet, version: str | None) -> list[Verdict]:
+    """The verdict of each log: one is read while MLCommons' checker, in its own process, looks at another."""
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        try:
+            jobs = [pool.submit(copy_context().run, judge, path, version, run_set.follow) for path in run_set.logs]
+            return [job.result() for job in jobs]
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def _rules(verdicts: list[Verdict], version: str | None) -> Rules | None:
@@ -161,11 +185,8 @@ def _rules(verdicts: list[Verdict], version: str | None) -> Rules | None:
 
 
 def _scored(number: int, verdict: Verdict, rules: Rules | None) -> ScoredRun:
-    try:
-        log = read_log(verdict.paths[0])
-    except DataError:
-        return ScoredRun(number, verdict, None, None)
-    convergence = convergence_of(log, rules) if rules is not None and verdict.converged else None
+    log = verdict.log
+    convergence = convergence_of(log, rules) if log is not None and rules is not None and verdict.converged else None
     return ScoredRun(number, verdict, log, convergence)
 
 
@@ -181,11 +202,29 @@ def _obstacles(name: str, runs: tuple[ScoredRun, ...], rules: Rules | None) -> l
             found += [f"{path} is refused: {reason}" for reason in own]
         if run.log is not None and run.log.stand_in:
             found.append(f"{path}: the data are a stand-in: {NOT_A_RESULT}")
+    logs = [run.log for run in runs if run.log is not None]
+    found += copy_complaints(logs)
     if rules is not None:
-        logs = [run.log for run in runs if run.log is not None]
         found += [f"{name}: {reason}" for reason in contradictions(logs, rules)]
         if len(runs) < rules.runs:
             found.append(f"{name}: a result of {rules.log_name} needs {rules.runs} runs, these are {len(runs)}")
+    return found
+
+
+def _registry_obstacles(run_set: RunSet, runs: tuple[ScoredRun, ...]) -> list[str]:
+    """What the logs of a series say against its ``runs.jsonl``."""
+    if run_set.series is None:
+        return []
+    found: list[str] = []
+    experiments = {run.begin.experiment: run for run in run_set.series.experiments}
+    for run in runs:
+        if run.log is None:
+            continue  # its verdict says why
+        experiment = experiments[run.number]
+        found += log_contradictions(run_set.series, experiment, run.log)
+        if run.verdict.ruleset == experiment.begin.ruleset:
+            changed = verdict_contradiction(experiment, run.log, run.verdict.kind)
+            found += [] if changed is None else [changed]
     return found
 
 
@@ -206,5 +245,8 @@ def _reference(chosen: tuple[ScoredRun, ...], rules: Rules) -> Reference | None:
 
 def _mean_convergence(chosen: tuple[ScoredRun, ...], rules: Rules) -> float | None:
     counts = [math.inf if run.convergence is None else run.convergence for run in chosen]
-    mean = olympic_mean(counts, rules.dropped)
+    try:
+        mean = olympic_mean(counts, rules.dropped)
+    except OverflowError:  # of a log that is refused: no run gets as far
+        return None
     return mean if math.isfinite(mean) else None

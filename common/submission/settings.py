@@ -14,13 +14,16 @@ from typing import Any, Literal
 
 import yaml
 
-from common.config import build
-from common.errors import ConfigError
+from common.config.loading import build
+from common.errors import ConfigError, DataError
+from common.untrusted.regular_file import open_regular
 
 SystemStatus = Literal["Available on-premise", "Available cloud", "Research, Development, or Internal (RDI)", "Preview"]
 OWN_IMPLEMENTATION = "mlperf_suite"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+LARGEST_FILE = 2**18
+"""Bytes of a submission's YAML."""
 _CODE_FILES = ("code", "readme", "setup", "init_datasets")
 
 
@@ -101,11 +104,16 @@ def read_settings(path: Path, results: tuple[Path, ...] = ()) -> SubmissionSetti
         ConfigError: the file cannot be read, or a key or value is wrong; the message names it.
     """
     try:
-        content = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: is no valid YAML: {error}") from error
+        with open_regular(path) as file:
+            text = file.read(LARGEST_FILE + 1)
+    except DataError as error:
+        raise ConfigError(str(error)) from error
+    if len(text) > LARGEST_FILE:
+        raise ConfigError(f"{path}: is larger than {LARGEST_FILE >> 10} KiB; is it a submission's?")
+    try:
+        content = yaml.safe_load(text.decode())
+    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{path}: is no valid YAML: {error}") from error  # PyYAML's constructors raise all of these
     if not isinstance(content, Mapping):
         raise ConfigError(f"{path}: expected the keys submitter, systems and results")
     try:

@@ -1,7 +1,8 @@
 """Where the runs of a result come from: a series with its ``runs.jsonl``, a folder of results, or logs by name.
 
-A series tells by itself whether it is complete and whether all of its runs had one configuration and one seed each;
-:func:`of_series` compares ``runs.jsonl`` with the logs. Logs without one are taken in the order given.
+A series tells by itself whether it is complete and whether all of its runs had one configuration and one seed each.
+:func:`of_series` looks at ``runs.jsonl`` and at what lies beside it; :mod:`common.submission.score`, which reads each
+log once, compares the two. Logs without ``runs.jsonl`` are taken in the order given.
 
 How experiments are counted: a run is an experiment that started the clock. One that ended before ``run_start`` is no
 run, is left out with a note, and has to be made up for by another experiment; so a series that was declared with M
@@ -12,15 +13,26 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path, PurePosixPath
 
 from common.errors import DataError
 from common.launch.series import RUNS_FILE, Experiment, Series, read_runs
-from common.mlperf.parsed_log import read_log
+from common.mlperf.parsed_log import TOKEN, read_log
+from common.submission.found_files import find_files
+from common.submission.registry_evidence import own_contradictions
+from common.untrusted.regular_file import open_regular
 
-RESULT = re.compile(r"result_(\d+)\.txt")
+RUN_LOG = "mlperf.log"
+"""The log in the output_dir of a run."""
+RESULT = re.compile(r"result_(\d{1,6})\.txt")
+NAMED_AT_MOST = 20
+"""How many missing numbers are named one by one."""
+_OF_RUN = re.compile(r"(.+)_(\d{1,6})(?:\.log)?")
+"""An experiment's log, or the folder of its output: the series, and the experiment's number."""
+_CHUNK_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -35,6 +47,8 @@ class RunSet:
         notes: what one should know, and which changes nothing.
         series: as ``runs.jsonl`` has it; None for logs without it.
         ruleset: version that the runs were logged under; None if nobody says.
+        declared_together: whether they are meant as one result: a series, a folder of results, logs named together.
+        follow: whether a log may be a link: where the caller named it, not where it was found.
     """
 
     name: str
@@ -44,69 +58,164 @@ class RunSet:
     notes: tuple[str, ...] = ()
     series: Series | None = None
     ruleset: str | None = None
+    declared_together: bool = True
+    follow: bool = True
 
 
 def find_run_sets(paths: Sequence[Path]) -> list[RunSet]:
     """The sets of runs below folders, and the logs that are named themselves, which are one set together.
 
     Raises:
-        DataError: a path does not exist, a folder has no results, or a ``runs.jsonl`` is damaged.
+        DataError: a path does not exist, a folder has no results or cannot be looked through, or a ``runs.jsonl`` is
+            damaged.
     """
-    named = [path for path in paths if not path.is_dir()]
-    absent = [str(path) for path in named if not path.exists()]
+    named = [path for path in paths if not os.path.isdir(path)]
+    absent = [str(path) for path in named if not os.path.lexists(path)]
     if absent:
         raise DataError(f"{absent[0]}: no such file or folder")
-    found = [run_set for path in paths if path.is_dir() for run_set in _in_folder(path)]
+    found = [run_set for path in paths if os.path.isdir(path) for run_set in _in_folder(path)]
     return [*found, of_logs(named)] if named else found
 
 
 def _in_folder(folder: Path) -> list[RunSet]:
-    if not os.access(folder, os.R_OK | os.X_OK):
-        raise DataError(f"{folder}: cannot be read: permission denied")
-    launched = sorted(path.parent for path in folder.rglob(RUNS_FILE))
-    found = [of_series(series) for each in launched for series in read_runs(each)]
-    copied = sorted({path.parent for path in folder.rglob("result_*.txt") if RESULT.fullmatch(path.name)})
-    found += [of_folder(each) for each in copied]
-    if not found and (log := folder / "mlperf.log").is_file():  # the output_dir of one run
-        return [of_logs([log])]
+    content = find_files(folder)
+    if content.unfit:
+        raise DataError(content.unfit[0])
+    names = [*content.files, *content.special, *content.folders]
+    launched = sorted({path.parent for path in names if path.name == RUNS_FILE})
+    found = [run_set for each in launched for run_set in _in_results(folder / each)]
+    copied = sorted({path.parent for path in names if RESULT.fullmatch(path.name)})
+    for each in copied:
+        beside = next((place for place in launched if each.is_relative_to(place)), None)
+        run_set = _of_names(folder / each, [path for path in names if path.parent == each])
+        found.append(run_set if beside is None else _beside_registry(run_set, folder / beside / RUNS_FILE))
+    alone = [path for path in content.files if path.name == RUN_LOG]
+    found += _single_runs(folder, [path for path in alone if not any(path.is_relative_to(each) for each in launched)])
+    if not found and content.special:
+        path, kind = next(iter(content.special.items()))
+        raise DataError(f"{folder / path}: {kind}, which is not followed; name the folder or the logs themselves")
     if not found:
-        raise DataError(f"{folder}: has neither {RUNS_FILE} nor result_*.txt; name the folder of results, or the logs")
+        raise DataError(
+            f"{folder}: has neither {RUNS_FILE} nor result_*.txt nor {RUN_LOG}; name the folder of results, or the logs"
+        )
     return found
 
 
+def _beside_registry(run_set: RunSet, registry: Path) -> RunSet:
+    """Logs that lie below a registry without being in it: runs picked from a series would look like a whole one."""
+    complaint = f"{run_set.logs[0] if run_set.logs else run_set.name}: lies below {registry}, which does not know it"
+    return replace(run_set, complaints=(*run_set.complaints, complaint))
+
+
+def _single_runs(folder: Path, logs: Sequence[PurePosixPath]) -> list[RunSet]:
+    """Runs below a folder that nobody launched as a series, in a set for each benchmark."""
+    if len(logs) == 1:
+        return [of_logs([folder / logs[0]])]
+    benchmarks: dict[str, list[Path]] = {}
+    for log in sorted(logs):
+        try:
+            name = str(read_log(folder / log).benchmark)
+        except DataError:  # the log's own verdict says why
+            name = "unreadable logs"
+        benchmarks.setdefault(name, []).append(folder / log)
+    return [
+        RunSet(
+            f"{len(paths)} runs below {folder}", tuple(paths), tuple(range(1, len(paths) + 1)), declared_together=False
+        )
+        for paths in benchmarks.values()
+    ]
+
+
+def _in_results(folder: Path) -> list[RunSet]:
+    """The sets of one ``runs.jsonl``."""
+    known = read_runs(folder)
+    if not known:
+        raise DataError(f"{folder / RUNS_FILE}: is empty; no launcher leaves it so: what it said of the logs is lost")
+    try:
+        names = os.listdir(folder)
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be read: {error.strerror}") from error
+    on_disk: dict[str, set[int]] = {}
+    for name in names:
+        if found := _OF_RUN.fullmatch(name):
+            on_disk.setdefault(found[1], set()).add(int(found[2]))
+    strays = tuple(_stray_complaints(folder, names, {series.name for series in known}))
+    return [of_series(series, on_disk.get(series.name, set()), strays) for series in known]
+
+
 def of_logs(logs: Sequence[Path]) -> RunSet:
-    """The set of some logs, given in launch order."""
-    name = str(logs[0]) if len(logs) == 1 else f"{len(logs)} logs from {logs[0]}"
-    return RunSet(name, tuple(logs), tuple(range(1, len(logs) + 1)))
+    """The set of some logs, given in launch order.
 
-
-def of_folder(folder: Path) -> RunSet:
-    """The set of a folder's ``result_<i>.txt``, in the order of i.
-
-    Complaints are a gap in the numbers, two files with one number, and files that the package checker would count too.
+    Complaints are one file under two names, and logs picked out of a series.
     """
+    name = str(logs[0]) if len(logs) == 1 else f"{len(logs)} logs from {logs[0]}"
+    complaints = [*_same_files(logs), *(_picked(logs) if len(logs) > 1 else ())]
+    return RunSet(name, tuple(logs), tuple(range(1, len(logs) + 1)), tuple(complaints))
+
+
+def _picked(logs: Sequence[Path]) -> Iterator[str]:
+    """Logs of a series that are named one by one: what else the series has would not be seen."""
+    for log in logs:
+        for folder in dict.fromkeys((log.parent, log.parent.parent)):
+            if os.path.lexists(folder / RUNS_FILE):
+                yield f"{log}: is beside or below {folder / RUNS_FILE}: name the folder, which tells of all its runs"
+                return
+
+
+def _of_names(folder: Path, names: Sequence[PurePosixPath]) -> RunSet:
     numbered: dict[int, Path] = {}
     complaints = []
-    for path in sorted(folder.glob("result_*.txt")):
-        found = RESULT.fullmatch(path.name)
+    for name in sorted(path.name for path in names if path.match("result_*.txt")):
+        path, found = folder / name, RESULT.fullmatch(name)
         if found is None:
             complaints.append(f"{path}: its name is not result_<i>.txt, but the package checker counts it: rename it")
         elif (other := numbered.setdefault(int(found[1]), path)) is not path:
-            complaints.append(f"{other} and {path.name} have the same number: remove or renumber one")
+            complaints.append(f"{other} and {name} have the same number: remove or renumber one")
     numbers = sorted(numbered)
-    gaps = sorted(set(range(min(1, numbers[0]), numbers[-1])) - set(numbers))
-    complaints += [f"{folder / f'result_{gap}.txt'} is missing" for gap in gaps]
-    return RunSet(str(folder), tuple(numbered[n] for n in numbers), tuple(numbers), tuple(complaints))
+    gaps = (n for n in range(min(1, numbers[0]), numbers[-1]) if n not in numbered)
+    complaints += [f"{folder / f'result_{gap}.txt'} is missing" for gap in islice(gaps, NAMED_AT_MOST)]
+    logs = [numbered[number] for number in numbers]
+    complaints += [*_links(logs), *_same_files(logs), *_picked(logs)]
+    return RunSet(str(folder), tuple(logs), tuple(numbers), tuple(complaints), follow=False)
 
 
-def of_series(series: Series) -> RunSet:
-    """The set of a series' runs, with everything that ``runs.jsonl`` and the logs say against it."""
+def _links(logs: Sequence[Path]) -> Iterator[str]:
+    for path in logs:
+        if os.path.islink(path):
+            yield f"{path} is a link: put the log itself there"
+
+
+def _same_files(logs: Sequence[Path]) -> Iterator[str]:
+    """Logs that are one file under two names."""
+    seen: dict[tuple[int, int], Path] = {}
+    for path in logs:
+        try:
+            status = os.stat(path)
+        except (OSError, ValueError):
+            continue  # reading it says so
+        other = seen.setdefault((status.st_dev, status.st_ino), path)
+        if other is not path:
+            yield f"{path} and {other} are one file: a result counts each run once"
+
+
+def of_series(series: Series, on_disk: Set[int] = frozenset(), strays: Sequence[str] = ()) -> RunSet:
+    """The set of a series' runs, with everything that ``runs.jsonl`` and the files beside it say against it.
+
+    Args:
+        series: it.
+        on_disk: numbers of the experiments that have a log or a folder.
+        strays: what is wrong with the folder.
+    """
     where = series.folder / RUNS_FILE
+    left_out = [run for run in series.experiments if run.end is not None and run.end.status == "not started"]
     runs = [run for run in series.experiments if run.end is None or run.end.status != "not started"]
-    left_out = [run for run in series.experiments if run not in runs]
     complaints = [
-        *_count_complaints(series, where, len(runs)),
+        *_count_complaints(series, where, len(runs), on_disk),
+        *strays,
         *_change_complaints(series, where),
+        *own_contradictions(series),
+        *_links([run.log for run in series.experiments]),
+        *_same_files([run.log for run in series.experiments]),
         *(text for run in runs for text in _run_complaints(run, where)),
         *(text for run in left_out for text in _not_started_complaints(run, where)),
     ]
@@ -122,16 +231,18 @@ def of_series(series: Series) -> RunSet:
         notes=tuple(notes),
         series=series,
         ruleset=series.experiments[0].begin.ruleset,
+        follow=False,
     )
 
 
-def _count_complaints(series: Series, where: Path, ran: int) -> list[str]:
+def _count_complaints(series: Series, where: Path, ran: int, on_disk: Set[int]) -> list[str]:
     """Whether every experiment that there was is remembered, and as many ran as were declared."""
     numbers = {run.begin.experiment for run in series.experiments}
-    pattern = re.compile(re.escape(series.name) + r"_(\d+)\.log")
-    on_disk = {int(found[1]) for path in series.folder.iterdir() if (found := pattern.fullmatch(path.name))}
-    missing = sorted((set(range(1, max(numbers | on_disk) + 1))) - numbers)
-    complaints = [f"{where}: experiment {number} of {series.name} is missing" for number in missing]
+    gaps = {n for n in range(1, max(numbers)) if n not in numbers}
+    missing = sorted(gaps | (on_disk - numbers - {0}))
+    complaints = [
+        f"{where}: experiment {number} of {series.name} is missing" for number in islice(missing, NAMED_AT_MOST)
+    ]
     if ran < series.declared:
         complaints.append(
             f"{where}: {series.name} was declared with {series.declared} experiments, {ran} ran: launch the other "
@@ -143,6 +254,24 @@ def _count_complaints(series: Series, where: Path, ran: int) -> list[str]:
             "later cannot be chosen from"
         )
     return complaints
+
+
+def _stray_complaints(folder: Path, names: Sequence[str], known: Set[str]) -> Iterator[str]:
+    """Logs of runs of which ``runs.jsonl`` knows not even the series: its lines were taken out.
+
+    Only names as a launcher gives them are looked at, ``<series>_<i>.log``; a folder's ``result_<i>.txt`` are judged as
+    a set of their own.
+    """
+    for name in sorted(names):
+        found = _OF_RUN.fullmatch(name)
+        if found is None or not name.endswith(".log") or found[1] in known:
+            continue
+        try:
+            stray = _clock_started(folder / name)
+        except DataError:
+            continue  # no file that a launcher made
+        if stray:
+            yield f"{folder / name}: is the log of a run, but {RUNS_FILE} has no experiment with it"
 
 
 def _change_complaints(series: Series, where: Path) -> list[str]:
@@ -174,33 +303,45 @@ def _change_complaints(series: Series, where: Path) -> list[str]:
 
 
 def _run_complaints(run: Experiment, where: Path) -> list[str]:
-    """Whether the log of a run is there and is the one that the launcher saw."""
+    """Whether the log of a run is there, and its end."""
     number = run.begin.experiment
-    if not run.log.is_file():
+    if not os.path.lexists(run.log):
         return [f"{run.log} is missing: {where} has experiment {number}"]
     if run.end is None:
         return [f"{where}: experiment {number} has no end: it still runs, or the launcher died with it"]
-    try:
-        log = read_log(run.log)
-    except DataError:
-        return []  # the log's own verdict says so
-    complaints = []
-    if log.all("run_stop") and log.status != run.end.status:
-        complaints.append(f"{run.log}: run_stop says {log.status}, {where} says {run.end.status}")
-    seeds = [seed for _, _, seed in log.seeds]
-    if seeds and run.begin.seed not in seeds:
-        complaints.append(f"{run.log}: has the seed {seeds[0]}, {where} has {run.begin.seed} for experiment {number}")
-    return complaints
+    return []
 
 
 def _not_started_complaints(run: Experiment, where: Path) -> list[str]:
     """Whether an experiment that is left out as "not started" really never started the clock."""
-    if not run.log.is_file():
+    if not os.path.lexists(run.log):
         return [f"{run.log} is missing: without it nobody can see that experiment {run.begin.experiment} never started"]
     try:
-        started = bool(read_log(run.log).all("run_start"))
-    except DataError:  # it may have died before its first event, or within one
-        started = ":::MLLOG" in (text := run.log.read_text(encoding="latin-1")) and '"run_start"' in text
+        started = _clock_started(run.log)
+    except DataError as error:
+        return [f"{error}: nobody can see that experiment {run.begin.experiment} never started"]
     if started:
         return [f"{run.log}: has a run_start, {where} says that experiment {run.begin.experiment} was not started"]
     return []
+
+
+def _clock_started(path: Path) -> bool:
+    """Whether a log has a ``run_start``, be it damaged or not.
+
+    Raises:
+        DataError: it is no regular file, or cannot be read.
+    """
+    try:
+        log = read_log(path)
+    except DataError:  # it may have died before its first event, or within one
+        return _has_both(path, TOKEN.encode(), b"run_start")
+    return any(event.key == "run_start" for event in (*log.events, *log.echoes))
+
+
+def _has_both(path: Path, *wanted: bytes) -> bool:
+    missing, end = set(wanted), b""
+    with open_regular(path, follow=False) as file:
+        while missing and (chunk := file.read(_CHUNK_BYTES)):
+            missing -= {each for each in missing if each in end + chunk}
+            end = chunk[-32:]
+    return not missing

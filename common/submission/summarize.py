@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from common.errors import DataError
+from common.errors import DataError, printable
+from common.mlperf.checker_process import one_checker_process
+from common.mlperf.log_names import distinct_names
 from common.mlperf.rules import Rules
 from common.mlperf.verdict import NOT_A_RESULT, UNVERIFIED
 from common.submission.score import Score, ScoredRun, score
@@ -41,11 +44,12 @@ def format_score(scored: Score) -> str:
         lines += [f"    - {obstacle}" for obstacle in scored.obstacles]
     if scored.stand_in:
         lines.append(f"  {NOT_A_RESULT}")
-    return "\n".join(lines)
+    return "\n".join(printable(line) for line in lines)
 
 
 def _table(scored: Score) -> list[str]:
     unit = scored.rules.unit if scored.rules is not None else "progress"
+    named = distinct_names(run.verdict.paths[0] for run in scored.runs)
     rows = [("run", "minutes", f"{unit} to converge", "seed", "verdict", "log")]
     for run in scored.runs:
         rows.append(
@@ -55,7 +59,7 @@ def _table(scored: Score) -> list[str]:
                 "-" if run.convergence is None else f"{run.convergence:.10g}",
                 "-" if run.seed is None else str(run.seed),
                 _verdict(run),
-                run.verdict.paths[0].name,
+                named[run.verdict.paths[0]],
             )
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -113,6 +117,15 @@ def as_json(scored: Score) -> dict[str, Any]:
     }
 
 
+def _finite(value: Any) -> Any:
+    """``value`` with text for numbers that JSON has none for: a log's seed may be anything."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {name: _finite(entry) for name, entry in value.items()}
+    return [_finite(entry) for entry in value] if isinstance(value, list) else value
+
+
 def _run_json(run: ScoredRun, chosen: bool) -> dict[str, Any]:
     return {
         "number": run.number,
@@ -153,11 +166,13 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything as JSON")
     args = parser.parse_args(argv)
-    scores = [score(run_set, args.ruleset) for run_set in find_run_sets(args.paths)]
+    with one_checker_process():
+        scores = [score(run_set, args.ruleset) for run_set in find_run_sets(args.paths)]
     print("\n\n".join(format_score(each) for each in scores))
     if args.json is not None:
         try:
-            args.json.write_text(json.dumps([as_json(each) for each in scores], indent=2) + "\n")
+            content = [_finite(as_json(each)) for each in scores]
+            args.json.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
         except OSError as error:
             raise DataError(f"{args.json}: cannot be written: {error.strerror}") from error
     return 0 if all(each.minutes is not None for each in scores) else 1

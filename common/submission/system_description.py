@@ -14,6 +14,7 @@ from typing import Any
 
 from common.errors import ConfigError, DataError
 from common.submission.settings import SystemSettings
+from common.submission.tree_agreement import read_object
 
 FIELDS = (
     "submitter",
@@ -52,6 +53,8 @@ FIELDS = (
 )
 """Fields that the system description checker requires; empty text passes."""
 
+REPORT_BYTES = 64 * 2**20
+"""The largest file of `doctor` that is read: of thousands of nodes."""
 _OWN = ("submitter", "division", "status", "system_name")
 _SOFTWARE = "other_software_stack"
 _NOTES = ("hw_notes", "sw_notes")
@@ -126,13 +129,12 @@ def _check_text(where: str, values: Mapping[str, Any]) -> None:
 
 def _nodes(path: Path) -> dict[str, Facts]:
     """Host to facts, from one file of `doctor`."""
-    try:
-        content = json.loads(path.read_text())
-        nodes = {str(host): dict(node["facts"]) for host, node in content["nodes"].items()}
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path}: is no file of `doctor` ({type(error).__name__}: {error})") from error
+    nodes = read_object(path, REPORT_BYTES).get("nodes")
+    if not isinstance(nodes, dict) or not all(
+        isinstance(node, dict) and isinstance(node.get("facts"), dict) for node in nodes.values()
+    ):
+        raise DataError(f"{path}: is no file of `doctor`: it has no facts of nodes")
+    nodes = {host: node["facts"] for host, node in nodes.items()}
     if not nodes:
         raise DataError(f"{path}: has no nodes")
     for host, facts in nodes.items():

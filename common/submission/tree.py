@@ -25,12 +25,13 @@ from common.errors import ConfigError
 from common.mlperf.compliance import rule_records
 from common.mlperf.parsed_log import ParsedLog
 from common.mlperf.rules import Rules
-from common.submission.checkers import SCALINGS
 from common.submission.entries import Entry
+from common.submission.layout import SCALINGS
 from common.submission.settings import SubmissionSettings
 from common.submission.source_code import copy_folder, export_commit
 from common.submission.system_description import Description
 from common.submission.texts import init_datasets_script, setup_script, submission_readme, system_readme
+from common.untrusted.regular_file import open_regular
 
 OWN_LICENSE = Path(__file__).resolve().parents[2] / "LICENSE"
 
@@ -144,9 +145,15 @@ def _hyperparameters(log: ParsedLog, rules: Rules) -> dict[str, object]:
     return {event.key: event.value for event in wanted if event.key not in later}
 
 
-def _copy_logs(root: Path, entry: Entry) -> None:
+def result_folder(root: Path, entry: Entry) -> Path:
+    """The folder of an entry's logs."""
     between = SCALINGS[:1] if entry.rules.usage == "hpc" else ()
-    folder = Path(root, "results", entry.system, *between, entry.benchmark)
+    return Path(root, "results", entry.system, *between, entry.benchmark)
+
+
+def _copy_logs(root: Path, entry: Entry) -> None:
+    folder = result_folder(root, entry)
     folder.mkdir(parents=True)
     for index, log in enumerate(entry.logs):
-        shutil.copyfile(log, folder / f"result_{index}.txt")
+        with open_regular(log) as file, (folder / f"result_{index}.txt").open("xb") as copy:
+            shutil.copyfileobj(file, copy)

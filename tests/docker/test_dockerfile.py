@@ -162,7 +162,7 @@ def test_hadolint_finds_nothing():
         pytest.skip("hadolint comes with the dev extra: pip install -e '.[dev]'")
 
     done = subprocess.run(
-        [hadolint, ROOT / "docker" / "Dockerfile"], capture_output=True, text=True, timeout=60, check=False
+        [hadolint, ROOT / "docker" / "Dockerfile"], capture_output=True, text=True, timeout=200, check=False
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
@@ -190,7 +190,7 @@ def checkout(tmp_path: Path) -> Path:
     (root / "pyproject.toml").write_text('[project]\nversion = "9.8.7"\n')
     identity = ["-c", "user.name=test", "-c", "user.email=test@example.com"]
     for command in (["init", "--quiet"], ["add", "."], [*identity, "commit", "--quiet", "--message", "one"]):
-        subprocess.run(["git", "-C", root, *command], check=True, capture_output=True, timeout=60)
+        subprocess.run(["git", "-C", root, *command], check=True, capture_output=True, timeout=200)
     stub = tmp_path / "stub" / "docker"
     stub.parent.mkdir()
     stub.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
@@ -203,13 +203,13 @@ def build(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": f"{root.parent / 'stub'}:/usr/local/bin:/usr/bin:/bin", "HOME": str(root.parent)}
     return subprocess.run(
         ["bash", str(root / "docker" / "build.sh"), *arguments],
-        capture_output=True, text=True, timeout=60, check=False, env=environment,
+        capture_output=True, text=True, timeout=200, check=False, env=environment,
     )  # fmt: skip
 
 
 def head(root: Path) -> str:
     command = ["git", "-C", str(root), "rev-parse", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=200).stdout.strip()
 
 
 def test_the_build_script_stamps_a_clean_commit(checkout: Path):
@@ -232,7 +232,7 @@ def test_the_build_script_says_that_a_checkout_differs_from_its_commit(checkout:
 
 def test_the_build_script_leaves_credentials_of_the_remote_out(checkout: Path):
     remote = ["remote", "add", "origin", "https://someone:hidden@example.com/suite.git"]
-    subprocess.run(["git", "-C", checkout, *remote], check=True, timeout=60)
+    subprocess.run(["git", "-C", checkout, *remote], check=True, timeout=200)
 
     assert "SUITE_SOURCE=https://example.com/suite.git" in build(checkout, "graph").stdout.split("\n")
 

@@ -96,22 +96,23 @@ def test_a_missing_package_ends_the_build(monkeypatch: pytest.MonkeyPatch):
     assert CHECK.problems({"tqdm": "4.70.1"}, CONSTRAINTS) == ["tqdm 4.70.1 is not installed"]
 
 
-def offered(name: str, *, wheels: bool) -> list[str]:
+def offered(name: str, *, wheels: bool, retries: int = 4) -> list[str]:
     """The versions that the configured registry has for the image's interpreter; empty if it can't be asked."""
     command = [sys.executable, "-m", "pip", "index", "versions", name, "--python-version", PYTHON]
     if wheels:
         command += ["--only-binary", ":all:", *(word for platform in PLATFORMS for word in ("--platform", platform))]
     done = subprocess.run(
-        [*command, "--timeout", "15", "--retries", "0", "--disable-pip-version-check"],
-        capture_output=True, text=True, timeout=120, check=False,
+        [*command, "--timeout", "15", "--retries", str(retries), "--disable-pip-version-check"],
+        capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     lines = [line for line in done.stdout.splitlines() if line.startswith("Available versions:")]
     return lines[0].partition(":")[2].replace(" ", "").split(",") if lines else []
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # a process for each pin
 def test_every_pinned_version_is_in_the_package_registry():
-    if len(offered("numpy", wheels=True)) < 2:
+    if len(offered("numpy", wheels=True, retries=0)) < 2:
         pytest.skip("the package registry cannot be reached: no pinned version was looked up")
     wheels = {**CONSTRAINTS, **PINS}
     sources = {name: wheels.pop(name) for file in SOURCE_ONLY for name in CHECK.read_pins(FOLDER / file)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from common.ops.clock import milliseconds, stamp
+from common.ops.device_clock import milliseconds, stamp
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

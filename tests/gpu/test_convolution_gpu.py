@@ -9,18 +9,20 @@ from torch import Tensor
 
 from common.ops import batch_norm as batch_norm_ops
 from common.ops import convolution as ops
-from common.ops.batch_norm import Norm
+from common.ops.batch_norm.plain import Norm
 from common.ops.implementation import OperationRequest
 
 pytestmark = pytest.mark.gpu
 
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
-UNSUPPORTED = ops.IMPLEMENTATIONS["cudnn"].unsupported(OperationRequest(torch.device("cuda"), torch.float16, 64))
+UNSUPPORTED = ops.IMPLEMENTATIONS["cudnn"].unsupported(
+    OperationRequest(torch.device("cuda"), torch.float16, {"channels": 64})
+)
 if UNSUPPORTED:
     pytest.skip(UNSUPPORTED, allow_module_level=True)
 
-from common.ops import convolution_cudnn  # noqa: E402
+from common.ops.convolution import cudnn as convolution_cudnn  # noqa: E402
 
 SHAPES = ((16, 64, 256, 56, 1, 1), (9, 64, 64, 27, 3, 1), (6, 256, 512, 28, 1, 2), (5, 128, 128, 29, 3, 2))
 """Images, C in, C out, size, kernel, stride."""

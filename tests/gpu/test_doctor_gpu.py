@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from common.distributed.startup import Place
+from common.distributed.rank_info import RankInfo
 from common.doctor import collectives, health
 from common.doctor.compute import Durations, measure_gpu
 from common.observe.nvml import GpuMeter, device_uuid, open_nvml, pci_bus_ids
@@ -122,8 +122,8 @@ def join(rank, port, messages, leaves):
     torch.cuda.set_device(rank)
     store = dist.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    place = Place(rank, 2, rank, 2, 0, "torchrun")
-    plan = collectives.Plan(place, [[0, 1]], torch.device("cuda", rank), 0.1, False, 5.0)
+    rank_info = RankInfo(rank, 2, rank, 2, 0, "torchrun")
+    plan = collectives.Plan(rank_info, [[0, 1]], torch.device("cuda", rank), 0.1, False, 5.0)
     if rank == 0:
         messages.put(collectives.run(plan).failed)
     leaves.wait(120)

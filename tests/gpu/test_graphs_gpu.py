@@ -20,14 +20,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks import WORKLOADS
-from common import cli, config
+from common import cli
+from common.config.composition import compose
+from common.contract.workload import Workload
+from common.data.batches import Batch, Block
 from common.data.prefetch import Prefetcher, side_stream
-from common.data.source import Batch, Block
 from common.distributed.layout import Layout
-from common.graphs import StepRunner
-from common.reports import PendingReports
-from common.step import Report, TrainStep
-from common.workload import Workload
+from common.step.graphs import StepRunner
+from common.step.in_flight import StepsInFlight
+from common.step.train_step import StepResult, TrainStep
 from tests.command_line import finish, started, the_message, training
 
 pytestmark = [
@@ -90,7 +91,7 @@ class Built:
             tensor.copy_(theirs[name])
         torch.cuda.synchronize()
 
-    def run(self, batches: list[Batch]) -> Report:
+    def run(self, batches: list[Batch]) -> StepResult:
         """One iteration, waited for."""
         with self.runner.on_stream():
             report = self.runner(batches)
@@ -168,9 +169,9 @@ def build(
     warm_up: bool = True,
 ) -> Built:
     """A workload, always with the same initial weights."""
-    run, _ = config.load(cli.compose([f"benchmark={workload}", "scale=test", f"precision={precision}", *overrides]))
+    run, _ = cli.load(compose([f"benchmark={workload}", "scale=test", f"precision={precision}", *overrides]))
     layout = Layout(run.layout, device=torch.device("cuda", 0), seed=7)
-    built = config.workload_class(workload)(run, layout)
+    built = cli.workload_class(workload)(run, layout)
     step = built.build_step()
     runner = StepRunner(step, built.model, run.grad_accumulation_steps, capture)
     if warm_up:
@@ -286,13 +287,14 @@ def test_the_host_waits_for_nothing_from_the_reader_to_the_report(workload, over
     built.workload.warm_up_reader()
     samples = STEPS * built.workload.cfg.global_batch
     first, second = (Block(index, 1, 0, index * samples, samples) for index in range(2))
-    side, pending, finished = side_stream(torch.device("cuda", 0)), PendingReports(built.step), []
+    side, pending, finished = side_stream(torch.device("cuda", 0)), StepsInFlight(built.step), []
     with contextlib.closing(built.workload.open_data(data_of(workload))) as source:
         for _ in source.batches(first):  # threads that bring 3D U-Net's volumes to the device do wait for it
             pass
         torch.cuda.synchronize()
         with built.runner.on_stream(), waiting_is_an_error():
-            prefetcher = Prefetcher(source.batches(second), built.workload.prepare, built.accumulation, side)
+            prefetcher = Prefetcher(built.workload.prepare, built.accumulation, side)
+            prefetcher.begin(source.batches(second))
             number = 0
             while (micro_batches := prefetcher.take()) is not None:
                 while len(pending) >= AHEAD:  # through the event of the oldest alone

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from benchmarks.resnet.data import open_eval, open_train, warm_up
-from common.data.source import Block
+from common.data.batches import Block
 from common.distributed.layout import Layout
 from common.errors import DataError
 from tests.benchmarks.resnet.small_records import encoded, settings, write_data

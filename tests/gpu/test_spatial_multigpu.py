@@ -12,26 +12,25 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from benchmarks.unet3d.model import Architecture, Implementations, UNet3D
-from benchmarks.unet3d.ops.dice_cross_entropy import dice_cross_entropy_plain
-from common.capture import capturing
-from common.data.source import Batch
+from benchmarks.unet3d.ops.dice_cross_entropy.plain import dice_cross_entropy_plain
+from common.data.batches import Batch
 from common.distributed.layout import Layout
 from common.distributed.spatial.choose import TRANSPORTS, build_exchange
 from common.distributed.spatial.split import VolumeSplit
 from common.errors import UnsupportedImplementation
-from common.graphs import StepRunner
+from common.optim.learning_rate import constant
+from common.optim.momentum import SGD
 from common.optim.optimizer import Optimizer, ParameterGroup
-from common.optim.rules import SGD
-from common.optim.schedules import constant
-from common.step import TrainStep, accumulate
-from common.workload import Losses
+from common.step.capture import capturing
+from common.step.graphs import StepRunner
+from common.step.train_step import Losses, TrainStep, accumulate
 
 pytestmark = [
     pytest.mark.multigpu,
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
 ]
 
-ARCHITECTURE = Architecture(filters=(8, 12, 16, 20, 24))
+ARCHITECTURE = Architecture(classes=3, filters=(8, 12, 16, 20, 24), norm_epsilon=1e-5)
 SIZE = (64, 64, 64)
 SAMPLES = 2
 STEPS = 3

@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.unet3d.augment import IMPLEMENTATIONS, Crop, Draws, Slab, parameters
+from benchmarks.unet3d.augment import IMPLEMENTATIONS, parameters
+from benchmarks.unet3d.crop import Crop, Draws, Slab
 from benchmarks.unet3d.data import DataSettings, open_train, warm_up
+from common.data.batches import Batch, Block, HostBatch
 from common.data.prefetch import Prefetcher, side_stream
-from common.data.source import Batch, Block, HostBatch
 from common.distributed.layout import Layout
-from common.ops import random_bits
+from common.ops.random_bits.plain import words
 from tests.benchmarks.unet3d.small_volumes import settings, with_objects, write_volumes
 
 pytestmark = pytest.mark.gpu
@@ -59,7 +60,7 @@ def test_kernel_is_the_plain_version(slab: Slab, dtype: torch.dtype, cached: tor
 
 def test_bits_are_those_of_a_cpu() -> None:
     index, seed = torch.arange(1 << 20), torch.tensor([[-5], [1 << 40]])
-    assert torch.equal(random_bits.words(index.cuda(), seed.cuda(), 3).cpu(), random_bits.words(index, seed, 3))
+    assert torch.equal(words(index.cuda(), seed.cuda(), 3).cpu(), words(index, seed, 3))
 
 
 def test_a_captured_graph_takes_new_parameters() -> None:
@@ -100,7 +101,8 @@ def crops_through_the_prefetcher(root: Path, given: DataSettings, device: str) -
     def prepare(batch: HostBatch) -> Batch:
         return Batch(source.prepare(batch), batch.samples)
 
-    prefetcher = Prefetcher(source.batches(Block(0, 1, 12, 0, 72)), prepare, 1, side_stream(torch.device(device)))
+    prefetcher = Prefetcher(prepare, 1, side_stream(torch.device(device)))
+    prefetcher.begin(source.batches(Block(0, 1, 12, 0, 72)))
     while (batches := prefetcher.take()) is not None:
         taken.append({name: tensor.clone() for name, tensor in batches[0].tensors.items()})
         del batches

@@ -13,8 +13,8 @@ from benchmarks.unet3d.model import Architecture, UNet3D
 from benchmarks.unet3d.sliding_window import SlidingWindow, average_logits
 from benchmarks.unet3d.volumes import Case
 from benchmarks.unet3d.window_sums import ADD_WINDOW, COUNT_CLASSES, add_window_torch, count_classes_torch
+from common.contract.evaluation import Weights
 from common.distributed.layout import Layout
-from common.evaluation.base import Weights
 from tests.benchmarks.unet3d import evaluation_oracle as oracle
 
 pytestmark = [
@@ -80,7 +80,8 @@ def test_sums_beyond_the_range_of_32_bits_are_found() -> None:
 
 def network(dtype: torch.dtype, factor: float = 1.0) -> UNet3D:
     drawn = torch.Generator().manual_seed(0)
-    model = UNet3D(Architecture(filters=(8, 16, 16, 16, 16)), generator=drawn, device="cuda", dtype=dtype)
+    architecture = Architecture(classes=3, filters=(8, 16, 16, 16, 16), norm_epsilon=1e-5)
+    model = UNet3D(architecture, generator=drawn, device="cuda", dtype=dtype)
     with torch.no_grad():
         model.output.weight.mul_(factor)
     return model
@@ -145,6 +146,18 @@ def test_updates_in_place_reach_the_graph() -> None:
     assert before != after
     for counts in after.values():
         assert [row[1] for row in counts] == [0, sum(row[2] for row in counts), 0]
+
+
+def test_other_weights_reach_the_graph_and_leave_those_in_training_as_they_were() -> None:
+    in_training, other = network(torch.bfloat16), network(torch.bfloat16, factor=-1.0)
+    with on_a_stream():
+        expected = counts_of(evaluation_of(other, torch.bfloat16, True), other)
+        evaluation = evaluation_of(in_training, torch.bfloat16, True)
+        before = {name: tensor.clone() for name, tensor in in_training.state_dict().items()}
+        own = counts_of(evaluation, in_training)
+        assert counts_of(evaluation, other) == expected != own
+        assert all(torch.equal(tensor, before[name]) for name, tensor in in_training.state_dict().items())
+        assert counts_of(evaluation, in_training) == own
 
 
 def test_only_the_counts_are_waited_for() -> None:

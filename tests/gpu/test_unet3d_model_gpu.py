@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
-ARCHITECTURE = Architecture(filters=(16, 24, 32, 40, 48))
+ARCHITECTURE = Architecture(classes=3, filters=(16, 24, 32, 40, 48), norm_epsilon=1e-5)
 SHAPE = (2, 1, 64, 64, 64)
 
 

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.unet3d.ops import dice_cross_entropy, instance_norm, output_convolution, upsample
+from benchmarks.unet3d.ops.dice_cross_entropy.plain import dice_cross_entropy_plain
+from benchmarks.unet3d.ops.instance_norm.plain import instance_norm_relu_plain
 from common.distributed.spatial import local
 from common.ops.implementation import AUTO, OperationRequest, select
 
@@ -43,7 +45,7 @@ def norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def plain_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return instance_norm.instance_norm_relu_plain(x, weight, bias, EPSILON)[0]
+    return instance_norm_relu_plain(x, weight, bias, EPSILON)[0]
 
 
 def loss(logits: Tensor, label: Tensor) -> Tensor:
@@ -192,7 +194,9 @@ def test_the_last_convolution_equals_float64(
 
 @pytest.mark.parametrize("channels", [32, 64])
 def test_the_folded_gradient_of_the_weight_follows_float32_at_its_real_size(channels: int) -> None:
-    chosen = select(local.IMPLEMENTATIONS, AUTO, OperationRequest(torch.device("cuda"), torch.bfloat16, channels))
+    chosen = select(
+        local.IMPLEMENTATIONS, AUTO, OperationRequest(torch.device("cuda"), torch.bfloat16, {"channels": channels})
+    )
     assert chosen.name == "folded"
     x, dy = (
         random(1, count, 128, 128, 128, dtype=torch.bfloat16, seed=seed).contiguous(memory_format=CHANNELS_LAST)
@@ -271,7 +275,7 @@ def test_loss_equals_float64(dtype: torch.dtype, shape: tuple[int, ...], memory_
     scale = torch.tensor(2.0**20, device="cuda")
     value, gradient = with_gradients(lambda leaf: loss(leaf, label), [logits], scale)
     expected, reference = with_gradients(
-        lambda leaf: dice_cross_entropy.dice_cross_entropy_plain(leaf, label, SMOOTH), [logits.double()], scale.double()
+        lambda leaf: dice_cross_entropy_plain(leaf, label, SMOOTH), [logits.double()], scale.double()
     )
     assert float(value) == pytest.approx(float(expected), rel=1e-5)
     assert gradient.is_contiguous(memory_format=memory_format)

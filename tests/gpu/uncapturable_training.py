@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from benchmarks.resnet.workload import ResNet
 from common import cli
-from common.data.source import Batch
-from common.workload import Losses
+from common.data.batches import Batch
+from common.step.train_step import Losses
 
 _loss = ResNet.loss
 

@@ -17,10 +17,12 @@ from common.launch.series import read_runs
 from common.mlperf.parsed_log import read_log
 from tests.conftest import ROOT, Finished
 
+pytestmark = pytest.mark.timeout(1200)  # a series is a dozen processes, one after the other
+
 SCRIPTS = ROOT / "scripts"
 
 
-def script(name: str, *arguments: str, cwd: Path, timeout: float = 280, **environment: str) -> Finished:
+def script(name: str, *arguments: str, cwd: Path, timeout: float = 600, **environment: str) -> Finished:
     """Run a script of ``scripts/`` outside of any Slurm job."""
     settings = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "MLPERF_"))}
     settings |= {"MLPERF_SUITE_PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
@@ -185,7 +187,7 @@ def series(tmp_path_factory: pytest.TempPathFactory, data_of) -> tuple[Finished,
     folder = tmp_path_factory.mktemp("series")
     python = folder / "python"
     python.write_text(
-        '#!/bin/bash\n[[ $* != *launch.rank* ]] || printf "a\\0b\\xff\\nsrun: a remark\\n"\n'
+        '#!/bin/bash\n[[ $* != *"common.cli task"* ]] || printf "a\\0b\\xff\\nsrun: a remark\\n"\n'
         f'exec {sys.executable} "$@"\n'
     )
     python.chmod(0o755)

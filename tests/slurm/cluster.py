@@ -31,14 +31,19 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "scontrol", "s
 NODES = ("n1", "n2")
 PROCESSORS = 4  # that each node claims
 ENDED = frozenset(
-    {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"}
+    {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"}
 )
-"""States of a job that is over."""
+"""States of a job that is over. It passes through all others, of which later versions of Slurm have more."""
 
-START_SECONDS = 60.0
-COMMAND_SECONDS = 60.0
-STOP_SECONDS = 30.0
+# No test waits as long unless something is wrong.
+START_SECONDS = 200.0
+COMMAND_SECONDS = 200.0  # until a command has an answer, be it the second or third time that it asks
+STOP_SECONDS = 200.0
 POLL_SECONDS = 0.1
+ANSWER_SECONDS = 30  # that a message of Slurm waits for its answer; by itself it would give a busy machine 10
+NO_ANSWER = re.compile("timed out|Unable to contact|Connection|Zero Bytes")
+"""What Slurm's commands say when the controller has not answered in that time."""
+
 KILL_WAIT_SECONDS = 20  # from a job's SIGTERM to its SIGKILL
 CREDENTIAL_SECONDS = 10  # for a job to reach its nodes; a requeued job is held back one more
 CHECK_SECONDS = 30  # between two looks of slurmctld at time limits; compiled in
@@ -89,6 +94,16 @@ class Cluster:
     - A requeued job is held back (PENDING, BeginTime) for 11 seconds after all of it has ended: Slurm waits until the
       old credentials have expired. Its output file is emptied unless ``--open-mode=append``.
 
+    What a job's state says: it is one base state and any number of flags, and Slurm's commands print a flag if there is
+    one (``job_state_string`` in ``src/common/slurm_protocol_defs.c``: COMPLETING before all, then CONFIGURING,
+    RESIZING, REQUEUED, REQUEUE_HOLD, SPECIAL_EXIT, STAGE_OUT, STOPPED and others, SIGNALING last).
+
+    - A base state of :data:`ENDED` is therefore only seen once nothing of the job is left on any node: until then it
+      is COMPLETING. A requeue replaces the base state by PENDING under the lock under which it ends the job, so that a
+      requeued job is RUNNING, COMPLETING, PENDING and RUNNING again, and never seen in a state of ENDED between.
+    - SIGNALING is seen from when SIGCONT is sent to a running job, as after every signal of ``--signal``, until a node
+      has answered.
+
     Attributes:
         folder: of everything that the daemons write; removed at the end.
         environment: variables that make Slurm's commands speak to this cluster.
@@ -130,7 +145,7 @@ class Cluster:
 
     def field(self, job: int, name: str) -> str:
         """A field of ``scontrol show job``, such as ``ExitCode``, ``Reason``, ``Restarts`` or ``NodeList``."""
-        shown = self._command("scontrol", "show", "job", str(job))
+        shown = self._show(job)
         match = re.search(rf"(?:^|\s){re.escape(name)}=(.*?)(?=\s+[\w/:]+=|\n|$)", shown)
         assert match, f"job {job} has no field {name}:\n{shown}"
         return match[1]
@@ -146,7 +161,7 @@ class Cluster:
         Raises:
             AssertionError: if the job ends in another state, or is in none of them after ``seconds``.
         """
-        return self._await(job, lambda state: state in states, f"no state of {sorted(states)}", seconds)
+        return self.wait_until(job, lambda state: state in states, f"no state of {sorted(states)}", seconds)
 
     def wait_for_output(self, job: int, text: str, seconds: float) -> str:
         """Wait until the job has written ``text``, and return its state then.
@@ -154,23 +169,53 @@ class Cluster:
         Raises:
             AssertionError: if the job ends without, or it is not there after ``seconds``.
         """
-        return self._await(job, lambda _: text in self.output(job), f"no output {text!r}", seconds)
+        return self.wait_until(job, lambda _: text in self.output(job), f"no output {text!r}", seconds)
+
+    def wait_until(self, job: int, reached: Callable[[str], bool], complaint: str, seconds: float) -> str:
+        """Wait until ``reached`` holds of the job's state, whatever states it passes through, and return the state.
+
+        Args:
+            job: its number.
+            reached: what to wait for. It is asked once more when the job has ended.
+            complaint: what is said if it does not come.
+            seconds: after which it does not come any more.
+
+        Raises:
+            AssertionError: if the job is over without, or after ``seconds``, with all that is known of the job.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            state = self.state(job)
+            if reached(state):
+                return state
+            assert state not in ENDED, f"{complaint}: job {job} is {state}\n{self._account(job)}"
+            assert time.monotonic() < deadline, f"{complaint} after {seconds:g} s\n{self._account(job)}"
+            time.sleep(POLL_SECONDS)
 
     def requeue(self, job: int) -> None:
         """End a running job and put it back into the queue, as happens when a node fails."""
         self._command("scontrol", "requeue", str(job))
 
-    def bring_limit_forward(self, job: int) -> None:
+    def bring_limit_forward(self, job: int, warned_seconds: int = 5) -> None:
         """Let the time limit of a running job come soon.
 
-        Its ``--signal`` comes within 30 seconds if it is to come 5 or more seconds before the end, and the end 30
-        seconds later; 60 when the controller looked within the 5 seconds after this call.
+        Its ``--signal`` comes within 30 seconds if it is to come ``warned_seconds`` or more before the end, and leaves
+        it at least as long. The end comes with a look after that.
         """
-        self._command("scontrol", "update", f"JobId={job}", f"EndTime=now+{CHECK_SECONDS + 5}")
+        self._command("scontrol", "update", f"JobId={job}", f"EndTime=now+{CHECK_SECONDS + warned_seconds}")
 
     def cancel(self, job: int) -> None:
         """Cancel a job, pending or running; nothing if it is over."""
         self._command("scancel", str(job))
+
+    def clear(self) -> None:
+        """Cancel all jobs, and wait until the nodes are idle.
+
+        Raises:
+            AssertionError: if they are not within a while.
+        """
+        self._command("scancel", "--user", getpass.getuser())
+        self._await_daemons(self._is_idle, "the nodes are not idle", time.monotonic() + STOP_SECONDS)
 
     def processes(self, job: int) -> list[JobProcess]:
         """The living processes of a job, on all nodes: batch script, srun, tasks and all that these started."""
@@ -226,11 +271,11 @@ class Cluster:
             f"--pid-file={self.folder}/munged.pid", f"--seed-file={self.folder}/munge.seed",
         )  # fmt: skip
         deadline = time.monotonic() + START_SECONDS
-        self._await_start(munge_socket.is_socket, "munged has no socket", deadline)
+        self._await_daemons(munge_socket.is_socket, "munged has no socket", deadline)
         self._launch("slurmctld", "slurmctld", "-D")
         for node in NODES:
             self._launch(f"slurmd on {node}", "slurmd", "-D", "-N", node)
-        self._await_start(self._is_idle, "the nodes are not idle", deadline)
+        self._await_daemons(self._is_idle, "the nodes are not idle", deadline)
 
     def _cgroup_plugin(self) -> str:
         """The control groups that slurmd is not to set up: those of version 2 would need systemd.
@@ -250,31 +295,31 @@ class Cluster:
                 stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
 
-    def _await_start(self, ready: Callable[[], bool], complaint: str, deadline: float) -> None:
+    def _await_daemons(self, ready: Callable[[], bool], complaint: str, deadline: float) -> None:
         while not ready():
             for name, daemon in self._daemons.items():
                 assert daemon.poll() is None, f"{name} ended with exit code {daemon.returncode}\n{self.logs()}"
-            assert time.monotonic() < deadline, f"{complaint} after {START_SECONDS:g} s\n{self.logs()}"
+            assert time.monotonic() < deadline, f"{complaint}\n{self.logs()}"
             time.sleep(POLL_SECONDS)
 
     def _is_idle(self) -> bool:
         done = self._run("sinfo", "--noheader", "--Node", "--format=%N %t")
         return done.returncode == 0 and sorted(done.stdout.splitlines()) == [f"{node} idle" for node in NODES]
 
-    def _await(self, job: int, reached: Callable[[str], bool], complaint: str, seconds: float) -> str:
-        """Wait for a condition on the job's state, and return the state that met it."""
-        deadline = time.monotonic() + seconds
-        while True:
-            state = self.state(job)
-            if reached(state):
-                return state
-            assert state not in ENDED, f"{complaint}: job {job} is {state}\n{self._account(job)}"
-            assert time.monotonic() < deadline, f"{complaint} after {seconds:g} s\n{self._account(job)}"
-            time.sleep(POLL_SECONDS)
-
     def _account(self, job: int) -> str:
         """What is known of a job, for a message."""
-        return f"{self._command('scontrol', 'show', 'job', str(job))}\n== its output\n{self.output(job)}"
+        return f"{self._show(job)}\n== its output\n{self.output(job)}"
+
+    def _show(self, job: int) -> str:
+        """What Slurm tells of a job; asked again while the controller does not answer, as on a busy machine."""
+        deadline = time.monotonic() + COMMAND_SECONDS
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                done = self._run("scontrol", "show", "job", str(job))
+                if done.returncode == 0:
+                    return done.stdout.strip()
+                assert NO_ANSWER.search(done.stderr), f"scontrol show job {job}: {done.stderr.strip()}"
+            assert time.monotonic() < deadline, f"the controller does not answer\n{self.logs()}"
 
     def _command(self, *command: str, cwd: Path = ROOT, **environment: str) -> str:
         """What a command prints; it must succeed."""
@@ -285,7 +330,7 @@ class Cluster:
     def _run(self, *command: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             command, cwd=cwd, env=self._variables(environment),
-            capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False,
+            capture_output=True, text=True, timeout=2 * ANSWER_SECONDS, check=False,
         )  # fmt: skip
 
     def _variables(self, further: dict[str, str]) -> dict[str, str]:
@@ -356,6 +401,8 @@ def _configuration(folder: Path, munge_socket: Path) -> str:
         "JobRequeue=1",
         f"KillWait={KILL_WAIT_SECONDS}",
         "InactiveLimit=0",
+        f"MessageTimeout={ANSWER_SECONDS}",
+        "BatchStartTimeout=100",  # and a batch script to start
         "OverTimeLimit=0",
         "MinJobAge=86400",  # a job stays visible when it is over
     ]

@@ -149,7 +149,7 @@ def closed_log(
 
     Args:
         name: benchmark.
-        seed: of the run.
+        seed: of the run, which also draws its metric below the target and the milliseconds of its steps.
         convergence: about where it reaches its target; the reference's mean by default.
         minutes: from run_start to run_stop.
         init_seconds: from init_start to init_stop.
@@ -157,8 +157,8 @@ def closed_log(
         org: submitter.
         start: time of the first line, in milliseconds since the epoch.
     """
-    recipe = RECIPES[name]
-    began = start + round(1000 * init_seconds) + 1000
+    recipe, draw = RECIPES[name], random.Random(f"{name} {seed}")
+    began = start + round(1000 * init_seconds) + draw.randint(900, 1100)
     stop = began + round(60_000 * minutes)
     where = points(recipe, recipe.reference if convergence is None else convergence)
     lines = [
@@ -174,18 +174,20 @@ def closed_log(
         *(event(start, POINT, key, value) for key, value in recipe.hyperparameters.items()),
         event(start + round(1000 * init_seconds), END, "init_stop"),
         event(began, START, "run_start"),
-        event(began, POINT, "train_samples", recipe.train_samples),
-        event(began, POINT, "eval_samples", recipe.eval_samples),
+        event(began + draw.randint(1, 90), POINT, "train_samples", recipe.train_samples),
+        event(began + draw.randint(90, 180), POINT, "eval_samples", recipe.eval_samples),
     ]
-    before = 0
+    before, now = 0, began + 180
     for index, point in enumerate(where):
-        now = began + (stop - began) * (index + 1) // len(where)
-        passed = index == len(where) - 1 and status == "success"
-        value = recipe.target if passed else recipe.below
+        last = index == len(where) - 1
+        begun, now = now, stop if last else began + (stop - began) * (index + 1) // len(where) - draw.randint(0, 900)
+        evaluated = now - draw.randint(300, 900)
+        below = round(recipe.below * (1 - 0.02 * draw.random()), 6)
+        value = recipe.target if last and status == "success" else below
         lines += [
-            event(now, START, "block_start", None, first_epoch_num=before + 1, epoch_count=point - before),
-            event(now, END, "block_stop", None, first_epoch_num=before + 1),
-            event(now, START, "eval_start", None, epoch_num=point),
+            event(begun, START, "block_start", None, first_epoch_num=before + 1, epoch_count=point - before),
+            event(evaluated, END, "block_stop", None, first_epoch_num=before + 1),
+            event(evaluated, START, "eval_start", None, epoch_num=point),
             event(now, POINT, recipe.quality, value, epoch_num=point),
             event(now, END, "eval_stop", None, epoch_num=point),
         ]

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from launched import SYSTEM, Clone, make_repository, submission, write_series, write_submission
 
+from common.mlperf.checker_process import one_checker_process
 from common.submission.package import main
+
+
+@pytest.fixture(scope="session", autouse=True)
+def checker() -> Iterator[None]:
+    """One process of MLCommons' checkers for all tests: it takes a second to import what the RCP test needs."""
+    with one_checker_process() as process:
+        process.ask("reference", benchmark="resnet", ruleset="4.0.0", global_batch=3264)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import subprocess
@@ -15,6 +16,9 @@ from closed_logs import RECIPES, closed_log, drawn_convergence
 
 SERIES = "2026-05-01T12-00-00"
 SYSTEM = "2xH200_torch"
+FIRST_LAUNCH = datetime.datetime(2026, 5, 1, 12, tzinfo=datetime.UTC)
+BETWEEN_LAUNCHES = datetime.timedelta(minutes=90)
+FIRST_SEED = 4_000_000_000_000
 
 FACTS: dict[str, Any] = {
     "host_processor_model_name": "Intel(R) Xeon(R) Platinum 8480C",
@@ -95,11 +99,11 @@ def write_series(
     wanted = drawn_convergence(benchmark) if convergence is None else convergence
     entries: list[Entry] = []
     for index, reached in enumerate(wanted):
-        name, seed = f"{SERIES}_{index + 1}", 4_000_000_000_000 + 17 * index
-        status = "aborted" if reached is None else "success"
-        log = closed_log(benchmark, seed, reached, minutes=minutes(index), status=status)
-        (folder / f"{name}.log").write_text(log)
-        entries += begin_and_end(benchmark, recipe.ruleset, index + 1, len(wanted), seed, commit, status)
+        number, status = index + 1, "aborted" if reached is None else "success"
+        log_of(folder, number).write_text(log_text(benchmark, number, reached, minutes=minutes(index), status=status))
+        entries += begin_and_end(
+            benchmark, recipe.ruleset, number, len(wanted), seed_of(number), commit, status, minutes(index)
+        )
     write_entries(folder, entries)
     node = {"facts": FACTS, "measurements": {}}
     doctor = {"time": "2026-05-01T11:59:00+00:00", "nodes": {"node1": node, "node2": node}, "findings": [], "ok": True}
@@ -107,22 +111,53 @@ def write_series(
     return folder
 
 
+def seed_of(experiment: int) -> int:
+    """The seed of an experiment of a series, as the launcher counts it on from the first."""
+    return FIRST_SEED + experiment - 1
+
+
+def launch_time(experiment: int) -> datetime.datetime:
+    """When an experiment of a series was launched: one after the other."""
+    return FIRST_LAUNCH + BETWEEN_LAUNCHES * (experiment - 1)
+
+
+def first_line_ms(experiment: int) -> int:
+    """The time of the first line of an experiment's log, 20 seconds after its launch."""
+    return round(1000 * launch_time(experiment).timestamp()) + 20_000
+
+
+def log_text(benchmark: str, experiment: int, convergence: float | None = None, **more: Any) -> str:
+    """The log of an experiment of a series: of its seed, at its time."""
+    return closed_log(benchmark, seed_of(experiment), convergence, start=first_line_ms(experiment), **more)
+
+
 def begin_and_end(
-    benchmark: str, ruleset: str, experiment: int, declared: int, seed: int, commit: str, status: str
+    benchmark: str,
+    ruleset: str,
+    experiment: int,
+    declared: int,
+    seed: int,
+    commit: str,
+    status: str,
+    minutes: float = 10.0,
 ) -> list[Entry]:
-    """The two lines of one experiment."""
-    name = f"{SERIES}_{experiment}"
+    """The two lines of one experiment, as a launcher writes them."""
+    name, begun = f"{SERIES}_{experiment}", launch_time(experiment)
+    ran = status != "not started"
+    ended = begun + datetime.timedelta(minutes=minutes + 2 if ran else 1)
     return [
         {
             "event": "begin", "series": SERIES, "experiment": experiment, "declared": declared,
-            "time": "2026-05-01T12:00:00+00:00", "seed": seed, "commit": commit, "dirty": False,
+            "time": begun.isoformat(), "seed": seed, "commit": commit, "dirty": False,
             "configuration": "ab" * 32, "benchmark": benchmark, "scale": "2x8", "ruleset": ruleset,
             "log": f"{name}.log", "output_dir": name, "job": None,
             "overrides": [f"benchmark={benchmark}", "scale=2x8xH200", "data_dir=/data/my set", "seed=7"],
         },
         {
-            "event": "end", "series": SERIES, "experiment": experiment, "time": "2026-05-01T12:20:00+00:00",
-            "exit_code": 0 if status == "success" else 10, "status": status, "minutes": 10.0, "verdict": "valid run",
+            "event": "end", "series": SERIES, "experiment": experiment, "time": ended.isoformat(),
+            "exit_code": {"success": 0, "aborted": 10, "not started": 1}[status], "status": status,
+            "minutes": minutes if ran else None,
+            "verdict": {"success": "valid run", "aborted": "format", "not started": "refused"}[status], "reason": "",
         },
     ]  # fmt: skip
 

@@ -15,7 +15,10 @@ from launched import (
     Clone,
     begin_and_end,
     entries_of,
+    first_line_ms,
     log_of,
+    log_text,
+    seed_of,
     submission,
     write_entries,
     write_series,
@@ -23,6 +26,7 @@ from launched import (
 )
 
 from common.errors import ConfigError, DataError
+from common.mlperf.parsed_log import read_log
 from common.submission import check
 from common.submission.entries import gather, refusals
 from common.submission.package import main
@@ -79,7 +83,7 @@ def cut_before(key: str, characters: int) -> Callable[[str], str]:
 
 
 def line_by_line(text: str) -> str:
-    other = closed_log("resnet", 555).splitlines(keepends=True)
+    other = closed_log("resnet", 555, start=first_line_ms(2)).splitlines(keepends=True)
     own = text.splitlines(keepends=True)
     pairs = zip(own, [*other, *[""] * len(own)], strict=False)
     return "".join(a + b for a, b in pairs)
@@ -96,14 +100,10 @@ def failed(*experiments: int) -> Break:
 
     def apply(results: Path) -> None:
         for number in experiments:
-            log_of(results, number).write_text(closed_log("resnet", seed_of(results, number), status="aborted"))
-        set_entries(lambda entry: entry | {"status": "aborted"} if is_end(entry, *experiments) else entry)(results)
+            log_of(results, number).write_text(log_text("resnet", number, status="aborted", minutes=10.0))
+        set_entries(lambda entry: entry | FAILED if is_end(entry, *experiments) else entry)(results)
 
     return apply
-
-
-def seed_of(results: Path, experiment: int) -> int:
-    return next(e["seed"] for e in entries_of(results) if e["event"] == "begin" and e["experiment"] == experiment)
 
 
 def is_end(entry: dict, *experiments: int) -> bool:
@@ -126,14 +126,14 @@ def begin(experiment: int, **changes: object) -> Break:
 
 
 def same_seed(results: Path) -> None:
-    first = seed_of(results, 1)
-    log_of(results, 2).write_text(closed_log("resnet", first))
-    begin(2, seed=first)(results)
+    log_of(results, 2).write_text(closed_log("resnet", seed_of(1), start=first_line_ms(2)))
+    begin(2, seed=seed_of(1))(results)
 
 
 def too_fast(results: Path) -> None:
     for number in range(1, 6):
-        log_of(results, number).write_text(closed_log("resnet", seed_of(results, number), 31.0))
+        minutes = 10.0 + (number - 1) / 8
+        log_of(results, number).write_text(log_text("resnet", number, 31.0, minutes=minutes))
 
 
 def doctor(results: Path) -> None:
@@ -144,11 +144,13 @@ def doctor(results: Path) -> None:
 
 
 LOG = f"{SERIES}_2.log"
-STAND_IN = event(1_700_000_000_000, POINT, "data_set", "stand-in")
-RESUMED = event(1_700_000_000_000, POINT, "resumed_from", "step 100")
-SECOND_START = event(1_700_000_500_000, START, "run_start")
-SECOND_STOP = event(1_700_000_400_000, END, "run_stop", None, status="success")
-ABORTED = event(1_700_000_400_000, END, "run_stop", None, status="aborted")
+FIRST = first_line_ms(2)
+STAND_IN = event(FIRST, POINT, "data_set", "stand-in")
+RESUMED = event(FIRST, POINT, "resumed_from", "step 100")
+SECOND_START = event(FIRST + 500_000, START, "run_start")
+SECOND_STOP = event(FIRST + 400_000, END, "run_stop", None, status="success")
+ABORTED = event(FIRST + 400_000, END, "run_stop", None, status="aborted")
+FAILED = {"status": "aborted", "exit_code": 10, "verdict": "format", "minutes": 10.0}
 
 BREAKS: dict[str, tuple[Break, str, str]] = {
     "log gone": (lambda results: log_of(results, 2).unlink(), LOG, "is missing"),
@@ -169,16 +171,16 @@ BREAKS: dict[str, tuple[Break, str, str]] = {
     "stand-in data": (in_log(added(STAND_IN)), LOG, "stand-in: not an MLPerf result of any division"),
     "two run_stop": (in_log(added(SECOND_STOP)), LOG, "run_stop occurs 2 times"),
     "another batch in one log": (in_log(value("global_batch_size", 3200)), LOG,
-                                 f"different configurations: global_batch_size is 3264 in {SERIES}_1.log, 3200 in"),
-    "two batches within a log": (in_log(added(event(1_700_000_000_000, POINT, "global_batch_size", 3200), "seed")), LOG,
+                                 f"configurations: global_batch_size is 3264 in {SERIES}_1.log, line 13, 3200 in"),
+    "two batches within a log": (in_log(added(event(FIRST, POINT, "global_batch_size", 3200), "seed")), LOG,
                                  "EXACTLY_ONE occurrence of 'global_batch_size' but found 2"),
     "evaluation at a wrong epoch": (in_log(lambda t: t.replace('"epoch_num": 31', '"epoch_num": 30')), LOG,
                                     "are not the rules' schedule"),
     "initialisation of 31 minutes": (
-        lambda results: log_of(results, 2).write_text(closed_log("resnet", seed_of(results, 2), init_seconds=1860)),
+        lambda results: log_of(results, 2).write_text(log_text("resnet", 2, init_seconds=1860)),
         LOG, "init_stop = null breaks rule",
     ),
-    "run_stop before run_start": (in_log(moved_to_front("run_stop")), LOG, "run_stop = null breaks rule"),
+    "run_stop before run_start": (in_log(moved_to_front("run_stop")), LOG, "is refused"),
     "log of another submitter": (in_log(value("submission_org", "other")), LOG, "was submitted by 'other'"),
     "log of the open division": (in_log(value("submission_division", "open")), LOG, "is of the open division"),
     "log of another run": (
@@ -203,7 +205,7 @@ BREAKS: dict[str, tuple[Break, str, str]] = {
                                 "runs.jsonl", "was declared with 4 experiments, 5 ran"),
     "run without an end": (set_entries(lambda e: None if is_end(e, 5) else e), "runs.jsonl", "experiment 5 has no end"),
     "status that the log contradicts": (set_entries(lambda e: e | {"status": "aborted"} if is_end(e, 2) else e), LOG,
-                                        "run_stop says success"),
+                                        "run_stop says 'success'"),
     "run hidden as not started": (set_entries(lambda e: e | {"status": "not started"} if is_end(e, 2) else e), LOG,
                                   "has a run_start"),
     "unlike nodes": (doctor, f"{SERIES}_doctor.json: node2",
@@ -256,7 +258,9 @@ def test_good_results_are_not_refused(results: Path, damage: Break, capsys: pyte
 @pytest.mark.parametrize("next_key", ["train_samples", "block_start", "eval_start"])
 def test_run_killed_early_is_one_failed_run(results: Path, next_key: str) -> None:
     in_log(lambda text: cut_before(next_key, 0)(text) + ABORTED + "\n")(results)
-    set_entries(lambda e: e | {"status": "aborted"} if is_end(e, 2) else e)(results)
+    log = read_log(log_of(results, 2))
+    minutes = (FIRST + 400_000 - log.all("run_start")[0].time_ms) / 60_000
+    set_entries(lambda e: e | FAILED | {"minutes": minutes} if is_end(e, 2) else e)(results)
     assert check.main([str(results)]) == 0
 
 
@@ -274,7 +278,7 @@ def test_series_of_too_few_runs_is_refused(tmp_path: Path, clone: Clone) -> None
 def test_wrong_size_of_the_evaluation_set_is_refused(tmp_path: Path, clone: Clone) -> None:
     results = write_series(tmp_path / "results", "unet3d", clone.commit, [None, 357_000.0])
     in_log(value("eval_samples", 41))(results)
-    with pytest.raises(DataError, match=r"_2\.log is refused: eval_samples = 41 breaks rule"):
+    with pytest.raises(DataError, match=r"_2\.log is refused: line 30: eval_samples = 41 breaks rule"):
         package(results, clone)
 
 
@@ -287,7 +291,7 @@ def test_series_whose_median_window_failed_is_refused(tmp_path: Path, clone: Clo
 def test_seed_that_two_runs_share_outside_the_window_is_refused(tmp_path: Path, clone: Clone) -> None:
     logs = [tmp_path / f"{index}.log" for index in range(7)]
     for index, path in enumerate(logs):
-        path.write_text(closed_log("resnet", max(index, 1), minutes=10.0 + index))
+        path.write_text(closed_log("resnet", max(index, 1), minutes=10.0 + index, start=first_line_ms(index + 1)))
     assert check.main([*map(str, logs)]) == 1
 
 
@@ -368,7 +372,7 @@ def test_results_without_what_doctor_found_need_the_facts(results: Path, clone: 
 
 
 def test_added_experiment_that_never_started_must_have_its_log(results: Path, clone: Clone) -> None:
-    late = begin_and_end("resnet", "4.0.0", 6, 5, 77, clone.commit, "not started")
+    late = begin_and_end("resnet", "4.0.0", 6, 5, seed_of(6), clone.commit, "not started")
     write_entries(results, [*entries_of(results), *late])
     with pytest.raises(DataError, match=r"_6\.log is missing: without it nobody can see"):
         package(results, clone)

@@ -16,14 +16,12 @@ from launched import SYSTEM
 
 from common.errors import ConfigError
 from common.submission import check
-from common.submission.checkers import (
+from common.submission.checkers import check_tree, format_report
+from common.submission.mlcommons_checkers import (
     check_convergence,
-    check_layout,
     check_names_and_sizes,
     check_package,
     check_system,
-    format_report,
-    result_folders,
 )
 
 Break = Callable[[Path], object]
@@ -76,8 +74,9 @@ def system(tree: Path) -> str:
     return format_report(check_system(tree, tree / SYSTEM_FILE, "training", "4.0.0"))
 
 
-def layout(tree: Path) -> str:
-    return "\n".join(format_report(check_layout(tree, folder, "4.0.0")) for folder in result_folders(tree))
+def whole(tree: Path) -> str:
+    """What all checkers say together."""
+    return "\n".join(map(format_report, check_tree(tree, "training", "4.0.0")))
 
 
 def convergence(tree: Path) -> str:
@@ -105,16 +104,16 @@ BREAKS: dict[str, tuple[Break, Callable[[Path], str], str, str]] = {
         lambda t: [in_file(f"{RESULTS}/result_{i}.txt", '"epoch_num": 3', '"epoch_num": 2')(t) for i in range(5)],
         convergence, RESULTS, "RCP test FAILED",
     ),
-    "system missing": (lambda t: (t / SYSTEM_FILE).unlink(), layout, RESULTS, f"{SYSTEM_FILE} is missing"),
-    "system description damaged": (lambda t: (t / SYSTEM_FILE).write_text("{"), system, SYSTEM_FILE,
+    "system missing": (lambda t: (t / SYSTEM_FILE).unlink(), whole, RESULTS, f"{SYSTEM_FILE} is missing"),
+    "system description damaged": (lambda t: (t / SYSTEM_FILE).write_text("{"), whole, SYSTEM_FILE,
                                    "no readable JSON"),
     "wrong status": (in_file(SYSTEM_FILE, "Available on-premise", "onprem"), system, SYSTEM_FILE,
                      "Field status contains a non valid value: onprem"),
     "number in the description": (in_file(SYSTEM_FILE, '"accelerators_per_node": "8"', '"accelerators_per_node": 8'),
-                                  system, SYSTEM_FILE, 'accelerators_per_node is 8: write text, "8"'),
+                                  whole, SYSTEM_FILE, 'accelerators_per_node is 8: write text, "8"'),
     "field of the description missing": (in_file(SYSTEM_FILE, '"cooling"', '"cooled"'), system, SYSTEM_FILE,
                                          "Missing field cooling"),
-    "division that nobody knows": (in_file(SYSTEM_FILE, '"closed"', '"Closed"'), system, SYSTEM_FILE,
+    "division that nobody knows": (in_file(SYSTEM_FILE, '"closed"', '"Closed"'), whole, SYSTEM_FILE,
                                    "division is 'Closed', not closed or open"),
     "name with a space": (lambda t: (t / "benchmarks" / "a file.py").touch(), names_and_sizes, "benchmarks/a file.py",
                           "has a space or begins with a dot"),
@@ -122,7 +121,7 @@ BREAKS: dict[str, tuple[Break, Callable[[Path], str], str, str]] = {
                         "has a space or begins with a dot"),
     "file above 50 MB": (large, names_and_sizes, "benchmarks/weights.bin", "is larger than 50 MB"),
     "benchmark that the ruleset does not have": (
-        lambda t: (t / RESULTS).rename(t / f"results/{SYSTEM}/alexnet"), layout, f"results/{SYSTEM}/alexnet",
+        lambda t: (t / RESULTS).rename(t / f"results/{SYSTEM}/alexnet"), whole, f"results/{SYSTEM}/alexnet",
         "ruleset 4.0.0 does not accept a benchmark named alexnet",
     ),
 }  # fmt: skip

@@ -20,6 +20,7 @@ from launched import (
     commit_all,
     entries_of,
     log_of,
+    seed_of,
     submission,
     write_entries,
     write_series,
@@ -193,7 +194,7 @@ def test_example_is_a_valid_submission() -> None:
 
 def test_experiment_that_never_started_is_no_run_and_is_noted(tmp_path: Path, clone: Clone) -> None:
     results = write_series(tmp_path / "results", "resnet", clone.commit)
-    late = begin_and_end("resnet", "4.0.0", 6, 5, 77, clone.commit, "not started")
+    late = begin_and_end("resnet", "4.0.0", 6, 5, seed_of(6), clone.commit, "not started")
     log_of(results, 6).write_text("srun: error: node2 is down\n")
     write_entries(results, [*entries_of(results), *late])
     settings = write_submission(tmp_path / "acme.yaml", submission())
@@ -245,12 +246,16 @@ def test_code_that_the_repository_checker_rejects_is_refused_before(
 
 
 @pytest.mark.parametrize(
-    ("commit", "words"), [("0123456789" * 4, "0123456789.* cannot be exported"), ("--output=x", "is no commit")]
+    ("commit", "words"),
+    [
+        ("0123456789" * 4, "0123456789.* cannot be exported"),
+        ("--output=x", r"commit is '--output=x', expected 7 to 64"),
+    ],
 )
 def test_commit_that_the_clone_does_not_have_is_an_error(tmp_path: Path, clone: Clone, commit: str, words: str) -> None:
     results = write_series(tmp_path / "results", "resnet", commit)
     settings = write_submission(tmp_path / "acme.yaml", submission())
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises((ConfigError, DataError), match=words):
         run_package(settings, "4.0.0", tmp_path, clone, str(results))
 
 

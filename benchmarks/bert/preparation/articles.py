@@ -1,77 +1,105 @@
-"""Articles of Wikipedia as WikiExtractor writes them: ``<doc id=… url=… title=…>``, title, text, ``</doc>``."""
+"""Articles of Wikipedia as WikiExtractor writes them: ``<doc id=… url=… title=…>``, title, text, ``</doc>``.
+
+What is left of them is, to the byte, what MLCommons' preparation leaves (mlcommons/training, retired_benchmarks/bert/
+cleanup_scripts: cleanup_file.py, clean.sh), oddities included: its published checksums are of that text. It works line
+by line, in a fixed order, and knows no nesting. So ``<sub>`` and ``<br/>`` stay, ``<chem>x</chem>`` leaves ``>x``, an
+image without a caption leaves its name, and a paragraph that vanishes leaves an empty line, which ends the article.
+"""
 
 from __future__ import annotations
 
-import html
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from common.errors import DataError
 
 _OPENING = re.compile(r'<doc id="[^"]*" .*title="(?P<title>.*)">')
-_CLOSING = "</doc>"
-_CATEGORY = re.compile(r"\[\[Category:[^\[\]]*\]\]")
-_ELEMENTS = re.compile(
-    r"<ref\b[^<>]*/>|<(?P<name>ref|graph|includeonly|mapframe)\b[^<>]*>[^<]*</(?P=name)>", re.IGNORECASE
+_CATEGORY = re.compile(r"\[\[Category:[^]\[]*\]\]")
+_WORDS = r"([^]\[|]*)"
+_LINK, _LABELLED = rf"\[\[{_WORDS}\]\]", rf"\[\[[^]\[|]*\|{_WORDS}\]\]"
+_BRACKETS = (
+    *[(_LINK, r"\1")] * 2,  # twice: a link within another's words
+    *[(_LABELLED, r"\1")] * 2,
+    (r"\[\[:*[Ff]ile:[^]\[]*\]\]", ""),
+    (r"\[\[[Mm]edia:[^]\[]*\]\]", ""),
+    (r"\[\[[Ii]mage:[^]\[]*\]\]", ""),
+    (rf"\[{_WORDS}\]", r"\1"),
+    (r"\[\[[^]\[]*\]\]", ""),
 )
-_TAGS = re.compile(
-    r"</?(?:ref|references|math|chem|ins|del|div|sup|sub|br|hr|small|poem|gallery|nowiki|onlyinclude|includeonly|"
-    r"noinclude|section|meta|mapframe|graph|templatestyles)\b[^<>]*>|<https?:[^<>]*>",
-    re.IGNORECASE,
+
+
+def _tags(names: str) -> list[tuple[str, str]]:
+    """What removes these tags where they have no attributes."""
+    return [(f"<{slash}{name}>", "") for name in names.split() for slash in ("", "/")]
+
+
+_ELEMENTS = (
+    *((rf"<{name}([^<]*)</{name}>", r"\1") for name in ("chem", "ins")),
+    (r"<, ref [^<]*</ref>", ""),
+    *((rf"<{name}[^<]*</{name}>", "") for name in ("includeonly", "graph")),
+    *((rf"<{name}[^\\]*/>", "") for name in ("section", "meta", "hr")),
+    (r"<gallery[^>]*>", ""),
+    (r"<ref[^<]*</ref>", ""),
+    *((rf"<{name}[^>]*>", "") for name in ("ref", "http", "Ref")),
+    (r"<mapframe [^/]*/>", ""),
+    (r"<mapframe[^>]*>", ""),
+    (r"</mapframe>", ""),
+    *_tags("poem math ref"),
+    (r"<div[^>]*>", ""),
+    (r"</div[^>]*>", ""),
+    *_tags("sup br BR Br del nowiki NOWIKI onlyinclude includeonly small chem noinclude gallery"),
+    (r"<graph>\{", ""),
+    (r"<graph>", ""),
+    (r"\}</graph>", ""),
+    (r"</graph>", ""),
+    (r"</references>", ""),
+    (r"<poem [^>]*>", ""),
 )
-_FILES = re.compile(r"\[\[:*(?:file|image|media):[^\[\]]*\]\]", re.IGNORECASE)
-_LINK = re.compile(r"\[\[(?:[^\[\]|]*\|)?([^\[\]|]*)\]\]")
-_OTHER_LINK = re.compile(r"\[\[[^\[\]]*\]\]")
-_BRACKETS = re.compile(r"\[([^\[\]|]*)\]")
 
 
-@dataclass(frozen=True)
-class Article:
-    """One article: its title, and its paragraphs as they stand in the file."""
-
-    title: str
-    paragraphs: list[str]
-
-
-def read_articles(path: Path) -> Iterator[Article]:
-    """The articles of one of WikiExtractor's files, without their titles' lines.
+def read_lines(path: Path) -> Iterator[str]:
+    """The lines of one of WikiExtractor's files: an empty one for each article, and its paragraphs without the title.
 
     Raises:
         DataError: the file is no such file, is not UTF-8, or ends within an article.
     """
-    article: Article | None = None
+    title: str | None = None
+    title_follows = False
     try:
-        with open(path, encoding="utf-8", newline="\n") as file:
+        with open(path, encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
-                text = line.strip()
-                if article is None:
-                    opening = _OPENING.fullmatch(text)
-                    if opening:
-                        article = Article(opening["title"], [])
-                    elif text:
+                text = line.removesuffix("\n")
+                if title_follows:
+                    title_follows = False
+                elif "<doc" in text and (title is not None or _OPENING.fullmatch(text.strip())):
+                    opening = _OPENING.fullmatch(text.strip())
+                    title, title_follows = opening["title"] if opening else title, True
+                    yield ""
+                elif title is None:
+                    if text.strip():
                         raise DataError(f"{path}: line {number} is outside of <doc …> and </doc>: no extracted article")
-                elif text == _CLOSING:
-                    yield article
-                    article = None
-                elif text and (article.paragraphs or text not in (article.title, html.unescape(article.title))):
-                    article.paragraphs.append(text)
+                elif "</doc>" in text:
+                    title = None
+                elif text:
+                    yield text
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 ({error.reason}); extract it again") from error
-    if article is not None:
-        raise DataError(f"{path} ends within the article {article.title!r}; extract it again")
+    if title is not None:
+        raise DataError(f"{path} ends within the article {title!r}; extract it again")
 
 
-def clean(paragraph: str) -> str:
-    """``paragraph`` without the remains of wiki markup: links keep their words; categories, files and tags go."""
-    if "[" in paragraph:
-        if _CATEGORY.search(paragraph):
-            return ""
-        paragraph = _FILES.sub("", paragraph)
-        for _ in range(2):  # a link within a link's words
-            paragraph = _LINK.sub(r"\1", paragraph)
-        paragraph = _BRACKETS.sub(r"\1", _OTHER_LINK.sub("", paragraph))
-    if "<" in paragraph:
-        paragraph = _TAGS.sub("", _ELEMENTS.sub("", paragraph))
-    return paragraph.strip()
+def clean(line: str) -> str | None:
+    """``line`` without most remains of wiki markup; None for one that names a category, which goes as a whole."""
+    if "[" in line:
+        if _CATEGORY.search(line):
+            return None
+        line = _substituted(line, _BRACKETS)
+    line = line.replace("alt=", "")
+    return _substituted(line, _ELEMENTS) if "<" in line else line
+
+
+def _substituted(line: str, steps: Sequence[tuple[str, str]]) -> str:
+    for pattern, replacement in steps:
+        line = re.sub(pattern, replacement, line)
+    return line

@@ -21,9 +21,10 @@ from common.errors import DataError
 _COLUMNS = (np.int32, np.int32, np.int16, np.int8, np.int32, np.int16, np.int16, np.int8)
 
 
-def shard_sizes(rows: int, shards: int) -> NDArray[np.int64]:
-    """Rows of each shard: they differ by one at most, the larger ones first."""
-    return rows // shards + (np.arange(shards) < rows % shards).astype(np.int64)
+def shard_sizes(rows: int, shards: int, larger_first: bool) -> NDArray[np.int64]:
+    """Rows of each shard: they differ by one at most; the larger ones are the first or the last."""
+    place = np.arange(shards) if larger_first else np.arange(shards)[::-1]
+    return rows // shards + (place < rows % shards).astype(np.int64)
 
 
 def scatter(pieces: Iterable[Sequences], places: NDArray[np.int32], boundaries: NDArray[np.int64], path: Path) -> None:

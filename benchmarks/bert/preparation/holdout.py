@@ -1,4 +1,9 @@
-"""Text parts for training and the held-out articles for evaluation, from extracted articles."""
+"""Text parts for training and the held-out articles for evaluation, from extracted articles.
+
+As in MLCommons' preparation (do_sentence_segmentation.py, seperate_test_set.py, do_gather.py of mlcommons/training,
+retired_benchmarks/bert/cleanup_scripts) what is held out are *pieces* of a file: whatever lies between two empty lines,
+the empty piece behind the last one included. n articles are n + 1 pieces or more.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks.bert.preparation.articles import clean, read_articles
+from benchmarks.bert.preparation.articles import clean, read_lines
 from benchmarks.bert.preparation.sentences import SentenceSplitter
 from common.data.atomic import written
 from common.data.manifest import digest
@@ -16,26 +21,26 @@ SEED = 12345
 SEED_STEP = 13
 
 
-def held_out(number: int, files: int, wanted: int, articles: int, path: Path) -> set[int]:
-    """Which articles of file ``number`` are kept for evaluation.
+def held_out(number: int, files: int, wanted: int, pieces: int, path: Path) -> set[int]:
+    """Which pieces of file ``number`` are kept for evaluation.
 
     Args:
         number: place of the file among the sorted files.
         files: how many there are.
-        wanted: articles to hold out, over all files.
-        articles: articles of this file.
+        wanted: pieces to hold out, over all files.
+        pieces: of this file.
         path: the file, for the message.
 
     Raises:
-        DataError: the file has fewer articles than its share.
+        DataError: the file has fewer pieces than its share.
     """
     share = int((number + 1) * wanted / files) - int(number * wanted / files)
-    if share > articles:
-        raise DataError(f"{path} has {articles} articles where {share} are held out of every file: it is too small")
+    if share > pieces:
+        raise DataError(f"{path} has {pieces} articles where {share} are held out of every file: it is too small")
     source = random.Random(SEED + SEED_STEP * number)
     chosen: set[int] = set()
     while len(chosen) < share:
-        chosen.add(int(source.random() * articles))
+        chosen.add(int(source.random() * pieces))
     return chosen
 
 
@@ -45,21 +50,33 @@ def split_file(
     """Clean one file of articles, split it into sentences, and write its training and its held-out articles.
 
     Returns:
-        ``articles`` and ``bytes`` for training, ``held_out`` articles.
+        ``articles`` and ``bytes`` for training, ``held_out`` pieces.
 
     Raises:
         DataError: the file is damaged, or has too few articles.
     """
-    splitter = SentenceSplitter(punkt)
-    articles = []
-    for article in read_articles(path):
-        sentences = [sentence for text in article.paragraphs for sentence in splitter.split(clean(text)) if sentence]
-        if sentences:
-            articles.append("\n".join(sentences) + "\n\n")
-    chosen = held_out(number, files, wanted, len(articles), path)
-    kept = [text for place, text in enumerate(articles) if place not in chosen]
-    write_text(evaluation, [text for place, text in enumerate(articles) if place in chosen])
-    return {"articles": len(kept), "held_out": len(chosen), "bytes": write_text(training, kept)}
+    pieces = sentences_of(path, SentenceSplitter(punkt)).split("\n\n")
+    chosen = held_out(number, files, wanted, len(pieces), path)
+    kept = [piece for place, piece in enumerate(pieces) if place not in chosen]
+    write_text(evaluation, [f"{piece}\n\n" for place, piece in enumerate(pieces) if place in chosen])
+    written_bytes = write_text(training, ["\n\n".join(kept), "\n" if kept else ""])
+    return {"articles": sum(piece != "" for piece in kept), "held_out": len(chosen), "bytes": written_bytes}
+
+
+def sentences_of(path: Path, splitter: SentenceSplitter) -> str:
+    """One file's articles, cleaned, a sentence a line, and an empty line wherever a line was empty.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    lines = []
+    for line in read_lines(path):
+        cleaned = clean(line)
+        if cleaned == "":
+            lines.append("")
+        elif cleaned is not None:
+            lines += splitter.split(cleaned)
+    return "\n".join([*lines, "", ""])
 
 
 def assign(sizes: Sequence[int], parts: int) -> list[list[int]]:

@@ -193,7 +193,7 @@ class Pipeline:
 
     def _boundaries(self, kind: str, plan: Record) -> NDArray[np.int64]:
         rows = plan["train_packs"] if kind == PACKED else plan["train_samples"]
-        ends = np.cumsum(exchange.shard_sizes(rows, self.settings.shards))
+        ends = np.cumsum(exchange.shard_sizes(rows, self.settings.shards, larger_first=kind == PACKED))
         return np.concatenate([[0], ends]) * (MAX_SEQUENCES if kind == PACKED else 1)
 
     def _sample_files(self, part: Path) -> tuple[Path, Path]:

@@ -26,7 +26,7 @@ class SentenceSplitter:
 
     def split(self, paragraph: str) -> list[str]:
         """The sentences of ``paragraph``, each on one line."""
-        return [" ".join(sentence.split()) for sentence in self._tokenizer.tokenize(paragraph)]
+        return [sentence.strip() for sentence in self._tokenizer.tokenize(paragraph)]
 
 
 def description(model: Path | None) -> str:

@@ -1,4 +1,4 @@
-"""The operations of 3D U-Net: each file holds the plain PyTorch version and the visible choice among the faster ones.
+"""The operations of 3D U-Net, a folder each, as those of :mod:`common.ops`.
 
 Legend: N samples of the micro-batch, C channels, K classes, D H W axes of the volume, V = D * H * W voxels of a sample.
 Activations are channels_last_3d on GPUs, in memory (N, V, C). Arithmetic is fp32 inside, fp64 for fp64 inputs. Shapes

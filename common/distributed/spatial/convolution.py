@@ -72,7 +72,7 @@ class SpatialConv3d(nn.Module):
         empty = torch.empty(shape, device=device, dtype=dtype, memory_format=torch.channels_last_3d)
         self.weight = nn.Parameter(empty)
         self.stride = stride
-        chosen = select(IMPLEMENTATIONS, implementation, OperationRequest(device, dtype, in_channels))
+        chosen = select(IMPLEMENTATIONS, implementation, OperationRequest(device, dtype, {"channels": in_channels}))
         self.implementation = chosen.name
         self._local: LocalConvolution = chosen.function()
         self._exchange = exchange

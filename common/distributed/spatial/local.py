@@ -49,8 +49,8 @@ def _torch() -> LocalConvolution:
 
 
 def _triton_unsupported(request: OperationRequest) -> str | None:
-    if request.channels != 1:
-        return f"the kernels take 1 input channel, not {request.channels}"
+    if request.sizes["channels"] != 1:
+        return f"the kernels take 1 input channel, not {request.sizes['channels']}"
     return triton_unsupported(request)
 
 
@@ -126,3 +126,6 @@ IMPLEMENTATIONS = {
 }
 """``function`` returns a :class:`LocalConvolution`. Triton's is for 1 input channel. ``folded`` and ``torch`` are of
 cuDNN on a GPU; the former asks it for the weight's gradient in another way where there are few output channels."""
+
+KERNEL_NAMES = (("convolution, either way", r"^single_channel_"),)
+"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchmarks.bert.config import Facts, ReaderConfig
 from benchmarks.bert.data import DataSettings
-from common import config
+from common.config.loading import build
 from common.data import manifest
 from common.data.manifest import Manifest
 from common.mlperf.fixed import benchmark_settings
@@ -50,7 +50,7 @@ def settings(**changes: object) -> DataSettings:
     facts = {**benchmark_settings("bert")["facts"], **FACTS}
     facts |= {name: value for name, value in changes.items() if name in facts}
     reader = READER | {name: value for name, value in changes.items() if name not in facts}
-    return DataSettings(config.build(Facts, facts, "benchmark.facts"), config.build(ReaderConfig, reader, "reader"))
+    return DataSettings(build(Facts, facts, "benchmark.facts"), build(ReaderConfig, reader, "reader"))
 
 
 def make_samples(lengths: Iterable[int], seed: int = 0) -> list[Sample]:
@@ -123,7 +123,8 @@ def write_data(root: Path, packs: Sequence[list[Sample]], shards: int, evaluatio
         (root / folder).mkdir(parents=True)
         start = 0
         for shard in range(shards):
-            stop = start + len(rows) // shards + (shard < len(rows) % shards)
+            place = shard if folder == "packed" else shards - 1 - shard  # NVIDIA's unpacked shards: smaller ones first
+            stop = start + len(rows) // shards + (place < len(rows) % shards)
             suffix = "" if folder == "packed" else f"_of_{shards:05d}.hdf5"
             names.append(f"{folder}/part_{shard:05d}{suffix}")
             write(root / names[-1], rows[start:stop])

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from benchmarks.bert.workload import BertPretraining
-from common import cli, config
-from common.config import RunConfig
+from common import cli
+from common.config.composition import compose
+from common.config.schema import RunConfig
 from common.distributed.layout import Layout
 from common.errors import CheckpointError, ConfigError, SuiteError, UnsupportedImplementation
 from common.mlperf.admission import admit
@@ -22,7 +23,7 @@ CONFIGURATION, DATA, CHECKPOINT = 2, 3, 4  # exit codes
 
 def composed(*overrides: str) -> RunConfig:
     """The configuration of BERT's ``test`` recipe, as far as it is checked before any rank starts."""
-    run, session = config.load(cli.compose(["benchmark=bert", "scale=test", "device=cpu", *overrides]))
+    run, session = cli.load(compose(["benchmark=bert", "scale=test", "device=cpu", *overrides]))
     admit(run, session)
     return run
 
@@ -51,6 +52,8 @@ REFUSED = {
     "+benchmark.schedule.last_epoch=3": "benchmark.schedule has no option 'last_epoch'; .* interval",
     "optimizer.bucket_mb=1e-9": "optimizer.bucket_mb=1e-09: a bucket has a positive, finite size",
     "bench.warmup_steps=-1": "bench.warmup_steps=-1: 0 or more steps",
+    "bench.pause_ms=-1": "bench.pause_ms=-1.0: 0 or more milliseconds",
+    "bench.only=run": "bench.only=run: expected one of step, reader",
     "bench.profile_steps=0": "bench.profile_steps=0: at least 1 step is profiled",
     "optimizer.bucket_mb=inf": "optimizer.bucket_mb=inf: a bucket has a positive, finite size",
 }
@@ -106,7 +109,7 @@ def test_an_unknown_set_of_hyperparameters_is_named_with_the_known_ones():
 def test_a_scale_without_a_recipe_is_named_with_the_recipes():
     # Another workload has a recipe for 3,584 GPUs.
     with pytest.raises(ConfigError, match=r"^scale=3584xH100: bert has no recipe for it; .* 3472xH100"):
-        cli.compose(["benchmark=bert", "scale=3584xH100"])
+        compose(["benchmark=bert", "scale=3584xH100"])
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """From shards to micro-batches: order, ranks, resuming, tensors, and damaged files."""
 
 import itertools
-import re
 import shutil
 import threading
 from collections import Counter
@@ -12,10 +11,10 @@ import pytest
 import torch
 
 from benchmarks.bert.collate import collate, example, example_lengths, training_shape
-from benchmarks.bert.data import filled, main, open_evaluation, open_train, read_manifest
+from benchmarks.bert.data import filled, open_evaluation, open_train, read_manifest
 from benchmarks.bert.order import balanced, cycle_of
 from benchmarks.bert.shards import ShardFile
-from common.data.source import Block
+from common.data.batches import Block
 from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError
 from tests.benchmarks.bert.small_shards import (
@@ -444,10 +443,3 @@ def test_what_does_not_fit_a_micro_batch_is_refused(tmp_path, lengths, rows, cha
 
 def test_first_tokens_tell_the_sequences():
     assert [sample.tokens[0] for sample in make_samples([4, 5])] == [FIRST, FIRST + 1]
-
-
-def test_the_reader_is_timed_on_data_of_any_vocabulary_and_length(root, monkeypatch, capsys):
-    arguments = ["--measure", "--data-dir", str(root), "--device", "cpu", "--micro-batch", "6", "--steps", "3"]
-    monkeypatch.setattr("sys.argv", ["data", *arguments])
-    main()
-    assert re.search(r"1 x 6 samples a step on cpu: \d+ rows/s; .* of 3 more", capsys.readouterr().out)

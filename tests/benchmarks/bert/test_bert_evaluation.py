@@ -12,8 +12,8 @@ import torch.multiprocessing as mp
 from torch import nn
 
 from benchmarks.bert.evaluate import MaskedLmAccuracy
+from common.contract.evaluation import Predictions, Weights
 from common.distributed.layout import Layout
-from common.evaluation.base import Predictions, Weights
 from tests.benchmarks.bert.small_shards import make_packs, make_samples, settings, write_data
 
 LENGTHS = [(7 * number) % 29 + 4 for number in range(37)]  # one to four masked tokens each
@@ -154,10 +154,11 @@ def test_the_training_networks_weights_are_used_where_they_lie(root, samples):
     assert model.factor.item() == 2.0
 
 
-def test_a_network_of_its_own_takes_over_the_weights(root, samples):
-    trained, own = Guess(factor=2.0), Guess(factor=3.0)
-    values = evaluation_of(root, own).predict(weights_of(trained)).values
+def test_other_weights_are_evaluated_and_leave_those_in_training_as_they_were(root, samples):
+    other, in_training = Guess(factor=2.0), Guess(factor=3.0)
+    values = evaluation_of(root, in_training).predict(weights_of(other)).values
     assert (values["correct"], values["masked"], values["loss"]) == by_hand(samples, factor=2)
+    assert in_training.factor.item() == 3.0
 
 
 def test_evaluations_read_nothing_once_the_data_are_open(root, tmp_path):

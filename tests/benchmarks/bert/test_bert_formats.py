@@ -146,7 +146,7 @@ def test_exchange_brings_every_sequence_to_its_shard_in_order(tmp_path, shards):
     made = sequences(np.random.default_rng(0).integers(3, 20, 20).tolist())
     places = np.random.default_rng(1).permutation(40)[:20].astype(np.int32)
     places[4] = -1
-    boundaries = np.concatenate([[0], np.cumsum(exchange.shard_sizes(40, shards))])
+    boundaries = np.concatenate([[0], np.cumsum(exchange.shard_sizes(40, shards, larger_first=True))])
     paths = [tmp_path / f"part-{number}" for number in range(2)]
     for number, path in enumerate(paths):
         half = np.arange(10 * number, 10 * number + 10)
@@ -162,8 +162,10 @@ def test_exchange_brings_every_sequence_to_its_shard_in_order(tmp_path, shards):
 
 
 def test_shards_differ_by_one_row_at_most():
-    assert exchange.shard_sizes(11, 4).tolist() == [3, 3, 3, 2]
-    assert exchange.shard_sizes(78_404_631, 4320).tolist() == [78_404_631 // 4320 + (n < 951) for n in range(4320)]
+    assert exchange.shard_sizes(11, 4, larger_first=True).tolist() == [3, 3, 3, 2]
+    assert exchange.shard_sizes(11, 4, larger_first=False).tolist() == [2, 3, 3, 3]
+    packed = exchange.shard_sizes(78_404_631, 4320, larger_first=True)
+    assert packed.tolist() == [78_404_631 // 4320 + (n < 951) for n in range(4320)]
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "text", "column"])

@@ -13,12 +13,17 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import BertConfig, BertForPreTraining
 
+from benchmarks.bert.config import Facts
 from benchmarks.bert.model import Architecture, Bert, Heads, Implementations, pretraining_loss
-from benchmarks.bert.ops import attention, dropout
 from benchmarks.bert.tf_checkpoint import load_weights, weights
-from common.errors import UnsupportedImplementation
+from common.errors import ConfigError, UnsupportedImplementation
+from common.mlperf.fixed import fixed_facts
+from common.ops.attention import plain as attention_plain
+from common.ops.dropout import plain as dropout_plain
+from common.ops.dropout.plain import keep_mask, keep_rows
 
-SMALL = Architecture(vocabulary=150, hidden=32, layers=2, heads=4, feed_forward=56, max_positions=16)
+LARGE = fixed_facts(Facts, "bert")
+SMALL = replace(LARGE, vocabulary=150, hidden=32, layers=2, heads=4, feed_forward=56, max_sequence_length=16)
 LENGTHS = [9, 16, 2, 12]
 PLAIN = Implementations(*["torch"] * 6)
 SMALL_FP8 = replace(SMALL, feed_forward=64)
@@ -70,7 +75,7 @@ def peer(architecture: Architecture, dtype: torch.dtype) -> BertForPreTraining:
         num_hidden_layers=architecture.layers,
         num_attention_heads=architecture.heads,
         intermediate_size=architecture.feed_forward,
-        max_position_embeddings=architecture.max_positions,
+        max_position_embeddings=architecture.max_sequence_length,
         hidden_act="gelu_new",
         layer_norm_eps=1e-12,
         attn_implementation="eager",
@@ -116,8 +121,8 @@ def unlike(found: dict[str, Tensor], theirs: BertForPreTraining, layers: int, to
     [
         (SMALL, torch.float64, 1e-11),
         (SMALL, torch.float32, 1e-5),
-        (Architecture(vocabulary=1000, layers=2, max_positions=64), torch.float64, 1e-11),
-        (Architecture(vocabulary=1000, layers=2, max_positions=64), torch.float32, 1e-4),
+        (replace(LARGE, vocabulary=1000, layers=2, max_sequence_length=64), torch.float64, 1e-11),
+        (replace(LARGE, vocabulary=1000, layers=2, max_sequence_length=64), torch.float32, 1e-4),
     ],
     ids=["small-fp64", "small-fp32", "large-fp64", "large-fp32"],
 )
@@ -143,7 +148,7 @@ def test_with_dropout_everywhere_loss_and_gradients_are_hugging_faces(
 ) -> None:
     # Rows of the longest sequence: flat indices are theirs too, and their n-th dropout has our n-th site's mask.
     theirs, sites = peer(SMALL, torch.float64).train(), iter(range(7))
-    seed, samples = torch.tensor(8), draw([9, SMALL.max_positions, 2, 12], SMALL.vocabulary)
+    seed, samples = torch.tensor(8), draw([9, SMALL.max_sequence_length, 2, 12], SMALL.vocabulary)
 
     def drop(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         assert training
@@ -152,7 +157,7 @@ def test_with_dropout_everywhere_loss_and_gradients_are_hugging_faces(
         if x.ndim == 4:  # (row, head, query, key) of theirs is (row, query, head, key) of ours
             rows, heads, queries, keys = x.shape
             elements = torch.arange(x.numel()).view(rows, queries, heads, keys).transpose(1, 2)
-        return x * dropout.keep_mask(seed, next(sites), elements, p) * (65536 / (65536 - 6554))
+        return x * keep_mask(seed, next(sites), elements, p) * (65536 / (65536 - 6554))
 
     torch.save({"model": theirs.state_dict()}, tmp_path / "peer.pt")
     model = Bert(SMALL, None, PLAIN, dtype=torch.float64).train()
@@ -300,14 +305,14 @@ def test_the_bias_of_queries_keys_and_values_is_added_and_differentiated_once(ki
 
 def test_every_dropout_has_a_site_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     sites: list[int] = []
-    original = dropout.keep_rows
+    original = keep_rows
 
     def record(seed: Tensor, site: int, *rest: object) -> Tensor:
         sites.append(site)
         return original(seed, site, *rest)
 
-    monkeypatch.setattr(dropout, "keep_rows", record)
-    monkeypatch.setattr(attention, "keep_rows", record)
+    monkeypatch.setattr(dropout_plain, "keep_rows", record)
+    monkeypatch.setattr(attention_plain, "keep_rows", record)
     build().train()(packed(draw(LENGTHS, SMALL.vocabulary)))
     assert sites == [0, 1, 2, 3, 4, 5, 6]
 
@@ -327,7 +332,7 @@ def test_dropout_follows_the_seed_and_only_in_training() -> None:
 
 
 def test_parameters_are_counted_as_in_the_sheet() -> None:
-    model = Bert(Architecture(), None, PLAIN, device="meta")
+    model = Bert(LARGE, None, PLAIN, device="meta")
     counts = {name: sum(p.numel() for p in block.parameters()) for name, block in model.blocks}
     padding = model.architecture.padded_vocabulary - 30522
     assert padding == 6
@@ -366,7 +371,8 @@ def test_a_block_reads_its_parameters_in_its_own_forward_only() -> None:
 
 
 def test_initial_weights_are_cut_normals_and_nothing_else() -> None:
-    architecture = Architecture(vocabulary=1000, hidden=256, layers=1, heads=4, feed_forward=512, max_positions=64)
+    sizes = {"hidden": 256, "layers": 1, "heads": 4, "feed_forward": 512}
+    architecture = replace(LARGE, vocabulary=1000, max_sequence_length=64, **sizes)
     model = Bert(architecture, torch.Generator().manual_seed(3), PLAIN)
     for name, parameter in model.named_parameters():
         values = parameter.detach()
@@ -390,7 +396,7 @@ def test_initial_weights_are_a_function_of_the_generator() -> None:
 
 
 def test_loss_at_initialization_is_that_of_guessing() -> None:
-    architecture = Architecture(vocabulary=30522, hidden=64, layers=2, heads=2, feed_forward=128, max_positions=64)
+    architecture = replace(LARGE, hidden=64, layers=2, heads=2, feed_forward=128, max_sequence_length=64)
     model = Bert(architecture, torch.Generator().manual_seed(0), PLAIN).train()
     samples = draw([64] * 30, 30522)
     metrics = pretraining_loss(model(lay_out(samples, back_to_back(samples), (1920, 30, 270)))).metrics
@@ -469,7 +475,7 @@ def test_bf16_model_is_close_to_its_fp32_twin_and_has_fp32_losses() -> None:
 def test_flops_are_the_sheets() -> None:
     # per token 1.812 G and 0.295 M times the mean length, per masked token 194 M
     expected = 1.812e9 * 768 + 0.2949e6 * (512**2 + 256**2) + 194e6 * 100
-    assert Architecture().training_flops([512, 256], 100) == pytest.approx(expected, rel=1e-3)
+    assert LARGE.training_flops([512, 256], 100) == pytest.approx(expected, rel=1e-3)
 
 
 # How it runs.
@@ -497,5 +503,5 @@ def test_an_implementation_that_does_not_exist_is_an_error(operation: str) -> No
 
 
 def test_heads_that_do_not_divide_are_an_error() -> None:
-    with pytest.raises(ValueError, match="5 heads do not divide hidden=32"):
-        Architecture(hidden=32, heads=5)
+    with pytest.raises(ConfigError, match="hidden=32: a positive multiple of heads=5"):
+        replace(SMALL, heads=5)

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.bert.workload import BertPretraining
-from common import cli, config
+from common import cli
+from common.config.composition import compose
+from common.config.schema import RunConfig, SessionConfig
 from common.distributed.layout import Layout
 from common.errors import ConfigError
 from common.mlperf.admission import admit, evaluation_schedule
 from common.mlperf.constraints import missing_hyperparameters
 from common.mlperf.events import hyperparameters
+from common.mlperf.parsed_log import read_log
+from common.mlperf.verdict import judge
+from tests.benchmarks.bert.small_shards import FACTS, make_packs, make_samples, write_data
 from tests.conftest import checkpoint, flatten, suite
 
 
-def loaded(*overrides: str) -> tuple[config.RunConfig, config.SessionConfig]:
-    return config.load(cli.compose(["benchmark=bert", "device=cpu", *overrides]))
+def loaded(*overrides: str) -> tuple[RunConfig, SessionConfig]:
+    return cli.load(compose(["benchmark=bert", "device=cpu", *overrides]))
 
 
 def built(*overrides: str) -> BertPretraining:
@@ -43,7 +50,7 @@ PUBLISHED = {
 def test_a_recipe_has_the_published_hyperparameters(scale):
     packs, batch, rate, steps, beta_1, beta_2, decay, warmup, start, interval, before = PUBLISHED[scale]
     run, _ = loaded(f"scale={scale}")
-    logged = hyperparameters(run, BertPretraining.derived_values(run))
+    logged = hyperparameters(run)
     assert logged["global_batch_size"] == batch == run.world_size * packs * 2
     assert logged["gradient_accumulation_steps"] == 1
     assert run.micro_batch == packs * 2
@@ -62,7 +69,7 @@ def test_a_recipe_has_the_published_hyperparameters(scale):
 @pytest.mark.parametrize("ruleset", ["1.1.0", "4.1.0", "5.0.0"])
 def test_the_log_has_every_hyperparameter_of_the_rule_files(ruleset):
     run, _ = loaded("scale=8xH200")
-    assert missing_hyperparameters("bert", ruleset, hyperparameters(run, BertPretraining.derived_values(run))) == []
+    assert missing_hyperparameters("bert", ruleset, hyperparameters(run)) == []
 
 
 def test_a_run_ends_with_the_learning_rate():
@@ -158,7 +165,6 @@ def largest_difference(found: dict[str, torch.Tensor], expected: dict[str, torch
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("clip", ["before_reduction", "after_reduction"])
 def test_four_ranks_equal_one_that_accumulates(clip, data_of, tmp_path):
     data, order = data_of("bert"), f"hparams.clip={clip}"
@@ -169,7 +175,46 @@ def test_four_ranks_equal_one_that_accumulates(clip, data_of, tmp_path):
     assert largest_difference(sharded, one) < 1e-10
 
 
-@pytest.mark.slow
+SIZES_OF_A_SHARD = [1] * 20 + [3] * 12
+"""Sequences of the rows of a shard: 56 in 32 rows, which are 64 nominal samples."""
+
+
+def run_on_packs(folder: Path, shards: int, *overrides: str) -> Path:
+    """A run of two blocks over the 64 rows in ``shards``; its output."""
+    packs = make_packs(2 * SIZES_OF_A_SHARD)
+    data, output = write_data(folder / "data", packs, shards, make_samples([20] * 12)), folder / "out"
+    facts = [f"benchmark.facts.{name}={value}" for name, value in FACTS.items()]
+    done = suite(
+        "train", "benchmark=bert", "scale=test", "device=cpu", "seed=5", f"data_dir={data}", f"output_dir={output}",
+        "benchmark.train_samples=112", "benchmark.eval_samples=12", *facts, *overrides,
+    )  # fmt: skip
+    assert done.code in (0, 10), done.errors
+    assert "samples/s" in done.errors
+    return output
+
+
+def test_the_log_counts_real_samples_where_the_schedule_counts_two_a_row(tmp_path):
+    output = run_on_packs(tmp_path, 2, "micro_batch=16")
+    log = read_log(output / "mlperf.log")
+    assert [event.metadata["samples_count"] for event in log.all("block_start")] == [0, 56]
+    assert [event.metadata["samples_count"] for event in log.all("block_stop")] == [56, 112]
+    for key in ("eval_start", "eval_accuracy", "eval_stop", "tracked_stats"):
+        assert [event.metadata["epoch_num"] for event in log.all(key)] == [56, 112], key
+    assert log.all("run_stop")[0].metadata["epoch_num"] == 112
+    assert judge(output / "mlperf.log").kind == "format"
+    steps, evaluations = (
+        [json.loads(line)["samples"] for line in (output / name).read_text().splitlines()]
+        for name in ("metrics_rank0.jsonl", "evaluations.jsonl")
+    )
+    assert (len(steps), steps[3], steps[7]) == (8, 56, 112)
+    assert evaluations == [56, 112]
+
+
+def test_real_samples_are_those_of_all_ranks_and_micro_batches(tmp_path):
+    output = run_on_packs(tmp_path, 4, "micro_batch=4", "scale.gpus_per_node=2")
+    assert read_log(output / "mlperf.log").all("run_stop")[0].metadata["epoch_num"] == 112
+
+
 def test_a_run_goes_on_at_another_number_of_ranks(data_of, tmp_path):
     data, four = data_of("bert"), ["scale.gpus_per_node=4", "optimizer.shard=all"]
     whole = trained(data, tmp_path / "whole")

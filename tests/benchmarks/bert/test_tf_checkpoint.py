@@ -12,14 +12,17 @@ import pytest
 import torch
 from bundle_writer import number, write_bundle
 
+from benchmarks.bert.config import Facts
 from benchmarks.bert.crc32c import crc32c, masked_crc32c
-from benchmarks.bert.model import Architecture, Bert
+from benchmarks.bert.model import Bert
 from benchmarks.bert.tensor_bundle import TensorBundle
 from benchmarks.bert.tf_checkpoint import initial_weight_names, load_weights
 from common.errors import CheckpointError
+from common.mlperf.fixed import fixed_facts
 
 V, E, F, P, L = 70, 8, 12, 16, 2
-ARCHITECTURE = Architecture(vocabulary=V, hidden=E, layers=L, heads=2, feed_forward=F, max_positions=P)
+SIZES = {"vocabulary": V, "hidden": E, "layers": L, "heads": 2, "feed_forward": F, "max_sequence_length": P}
+ARCHITECTURE = fixed_facts(Facts, "bert", **SIZES)
 
 # Checksums.
 
@@ -89,9 +92,10 @@ def test_reads_any_number_of_files_and_blocks(shards: int, block_entries: int, t
         np.testing.assert_array_equal(bundle.read(name).numpy(), expected)
 
 
-def test_reads_entries_without_a_checksum(tmp_path: Path) -> None:
+def test_entries_without_a_checksum_are_refused(tmp_path: Path) -> None:
     write_bundle(tmp_path / "ckpt", {"a": np.arange(3.0)}, checksums=False)
-    assert TensorBundle(tmp_path / "ckpt").read("a").tolist() == [0.0, 1.0, 2.0]
+    with pytest.raises(CheckpointError, match=r"ckpt\.index: tensor a has no checksum, which TensorFlow always writes"):
+        TensorBundle(tmp_path / "ckpt").read("a")
 
 
 # The original's variables.
@@ -339,6 +343,18 @@ def test_dtype_that_does_not_fit_the_bytes_is_an_error(tmp_path: Path) -> None:
 def test_integers_are_no_weights(tmp_path: Path) -> None:
     write_bundle(tmp_path / "ckpt", {**original(), KERNEL: np.zeros((F, E), np.int32)})
     assert f"tensor {KERNEL} has dtype torch.int32" in load(tmp_path / "ckpt")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_weights_that_are_not_finite_are_named(value: float, tmp_path: Path) -> None:
+    kernel = np.zeros((F, E), np.float32)
+    kernel[3, 1] = value
+    tensors = {**original(), KERNEL: kernel}
+    write_bundle(tmp_path / "ckpt", tensors)
+    assert f"ckpt.index: tensor {KERNEL} has 1 of {F * E} values that are not finite" in load(tmp_path / "ckpt")
+    torch.save(in_torch(tensors), tmp_path / "weights.pt")
+    name = "bert.encoder.layer.1.output.dense.weight"
+    assert f"weights.pt: tensor {name} has 1 of {F * E} values" in load(tmp_path / "weights.pt")
 
 
 def test_partitioned_tensor_is_an_error(tmp_path: Path) -> None:

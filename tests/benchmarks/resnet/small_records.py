@@ -11,7 +11,7 @@ from PIL import Image
 from benchmarks.resnet.config import Facts, ReaderConfig
 from benchmarks.resnet.data_settings import DataSettings
 from benchmarks.resnet.recordio import ImageRecord, RecordWriter, pack_image
-from common import config
+from common.config.loading import build
 from common.data import manifest
 from common.data.manifest import Manifest
 from common.mlperf.fixed import benchmark_settings
@@ -27,9 +27,7 @@ def settings(channels: int = 4, dtype: torch.dtype = torch.float16, **changes: o
     facts = {**benchmark_settings("resnet")["facts"], "image_size": 16, "eval_resize": 18, "classes": 61}
     facts |= {name: value for name, value in changes.items() if name in facts}
     reader = READER | {name: value for name, value in changes.items() if name not in facts}
-    return DataSettings(
-        config.build(Facts, facts, "benchmark.facts"), config.build(ReaderConfig, reader, "reader"), channels, dtype
-    )
+    return DataSettings(build(Facts, facts, "benchmark.facts"), build(ReaderConfig, reader, "reader"), channels, dtype)
 
 
 def write_data(root: Path, pictures: Sequence[bytes], labels: Iterable[int], classes: int = 61) -> Path:

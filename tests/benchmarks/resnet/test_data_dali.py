@@ -10,7 +10,7 @@ pytest.importorskip("nvidia.dali")
 
 from benchmarks.resnet import dali_reader
 from benchmarks.resnet.data import open_eval, open_train, warm_up
-from common.data.source import Block
+from common.data.batches import Block
 from common.distributed.layout import Layout
 from common.errors import DataError
 from tests.benchmarks.resnet.small_records import encoded, settings, write_data
@@ -115,6 +115,20 @@ def test_evaluation_pictures_are_those_of_the_other_reader(root):
         assert difference.mean() < 1.5 / 57
     for source in sources:
         source.close()
+
+
+def test_both_readers_round_the_longer_side_of_evaluation_pictures_to_the_nearest(tmp_path):
+    y, x = np.mgrid[:63, :46]  # 63 * 64 / 46 = 87.65
+    waves = [127 + 100 * np.sin(x / 5 + y / 4 + phase)[..., None].repeat(3, axis=2) for phase in range(4)]
+    root = write_data(tmp_path / "data", [encoded(wave.astype(np.uint8)) for wave in waves], range(4))
+    images = []
+    for reader in ("dali", "torchvision"):
+        chosen = settings(reader=reader, image_size=56, eval_resize=64, dtype=torch.float32)
+        source = open_eval(root, chosen, Layout(), 4)
+        [batch] = source
+        images.append(batch.tensors["image"])
+        source.close()
+    assert (images[0] - images[1]).abs().max() < 6 / 57  # levels over the standard deviation
 
 
 def test_pictures_with_the_magic_number_inside_are_read(tmp_path):

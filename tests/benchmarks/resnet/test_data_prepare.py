@@ -15,9 +15,10 @@ from PIL import Image
 
 from benchmarks.resnet import prepare as prepare_module
 from benchmarks.resnet import raw
-from benchmarks.resnet.prepare import FILES, download, generate, jpeg_components, main, prepare, to_rgb_jpeg, verify
+from benchmarks.resnet.prepare import COMMANDS, FILES, download, generate, jpeg_components, prepare, to_rgb_jpeg, verify
 from benchmarks.resnet.recordio import RecordReader
-from common import cli, config
+from common import cli
+from common.config.composition import compose
 from common.data import preparation
 from common.errors import ConfigError, DataError
 
@@ -174,20 +175,21 @@ def test_killed_preparation_continues_to_the_same_bytes(tmp_path):
     generate(tmp_path / "raw", "digits", train=60, val=20)
     prepare(tmp_path / "raw", tmp_path / "whole")
     script = (
-        "import sys, time, pathlib; from benchmarks.resnet import prepare as p; written = p.RecordWriter.write\n"
-        "def slow(self, *a):\n"
-        "    written(self, *a); self._rec.flush(); self._idx.flush(); time.sleep(0.02)\n"
-        "p.RecordWriter.write = slow; p.prepare(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), 1)"
+        "import sys, signal, pathlib; from benchmarks.resnet import prepare as p; written = p.RecordWriter.write\n"
+        "seen = []\n"
+        "def fourth_waits(self, *a):\n"
+        "    len(seen) == 3 and signal.pause()\n"
+        "    written(self, *a); self._rec.flush(); self._idx.flush(); seen.append(a)\n"
+        "p.RecordWriter.write = fourth_waits; p.prepare(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), 1)"
     )
     process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "raw"), str(tmp_path / "killed")])
     index = tmp_path / "killed" / "train.idx.partial"
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and not (index.exists() and index.stat().st_size > 30):
+    deadline = time.monotonic() + 200
+    while time.monotonic() < deadline and not (index.exists() and index.read_bytes().count(b"\n") == 3):
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    before = index.read_bytes().count(b"\n")
-    assert 0 < before < 60
+    assert index.read_bytes().count(b"\n") == 3
     assert not (tmp_path / "killed" / "manifest.json").exists()
     prepare(tmp_path / "raw", tmp_path / "killed")
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
@@ -352,10 +354,12 @@ def test_generate_refuses_a_used_folder_and_too_many_digits(folders, tmp_path):
 
 def test_command_line_goes_from_nothing_to_verified(tmp_path, capsys):
     folders = ["--raw-dir", str(tmp_path / "raw")]
-    assert main("generate", ["benchmark=resnet", *folders, "--train", "20", "--val", "10", "--workers", "1"]) == 0
+    assert (
+        COMMANDS.run("generate", ["benchmark=resnet", *folders, "--train", "20", "--val", "10", "--workers", "1"]) == 0
+    )
     data = ["--data-dir", str(tmp_path / "data")]
-    assert main("prepare", ["benchmark=resnet", *folders, *data, "--workers", "1"]) == 0
-    assert main("verify", ["benchmark=resnet", *data]) == 0
+    assert COMMANDS.run("prepare", ["benchmark=resnet", *folders, *data, "--workers", "1"]) == 0
+    assert COMMANDS.run("verify", ["benchmark=resnet", *data]) == 0
     assert "stand-in" in capsys.readouterr().out
 
 
@@ -365,10 +369,10 @@ def test_without_folders_the_data_are_prepared_where_training_reads_them(folder,
     monkeypatch.delenv("MLPERF_DATA_DIR", raising=False)
     if folder:
         monkeypatch.setenv("MLPERF_DATA_DIR", str(tmp_path / folder))
-    read_from = config.load(cli.compose(["benchmark=resnet", "scale=8xH200"]))[1].data_dir
-    assert main("generate", ["benchmark=resnet", "--train", "20", "--val", "10", "--workers", "1"]) == 0
-    assert main("prepare", ["benchmark=resnet", "--workers", "1"]) == 0
-    assert main("verify", ["benchmark=resnet"]) == 0
+    read_from = cli.load(compose(["benchmark=resnet", "scale=8xH200"]))[1].data_dir
+    assert COMMANDS.run("generate", ["benchmark=resnet", "--train", "20", "--val", "10", "--workers", "1"]) == 0
+    assert COMMANDS.run("prepare", ["benchmark=resnet", "--workers", "1"]) == 0
+    assert COMMANDS.run("verify", ["benchmark=resnet"]) == 0
     assert (read_from / "train.rec").exists()
     assert {path.name for path in (tmp_path / (folder or "data")).iterdir()} == {"resnet", "resnet-raw"}
 

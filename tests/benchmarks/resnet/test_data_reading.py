@@ -3,6 +3,7 @@
 import functools
 import io
 import json
+import math
 import re
 import threading
 
@@ -14,8 +15,9 @@ from PIL import Image
 from benchmarks.resnet.data import open_eval, open_train
 from benchmarks.resnet.recordio import RecordReader
 from benchmarks.resnet.torchvision_reader import Normalizer, eval_pixels, random_crop_box
-from common import cli, config
-from common.data.source import Block
+from common import cli
+from common.config.composition import compose
+from common.data.batches import Block
 from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError
 from tests.benchmarks.resnet.small_records import encoded, settings, write_data
@@ -142,7 +144,7 @@ def test_eval_transform_equals_plain_arithmetic(shape):
     data = encoded(smooth.astype(np.uint8))
     with Image.open(io.BytesIO(data)) as picture:
         pixels = np.asarray(picture, np.float64)
-    new = (int(height * 256 / min(shape)), int(width * 256 / min(shape)))
+    new = tuple(math.floor(side * 256 / min(shape) + 0.5) for side in shape)  # 640 x 427 becomes 384 x 256
     resized = triangle_resize(triangle_resize(pixels, new[0]).transpose(1, 0, 2), new[1]).transpose(1, 0, 2)
     top, left = (new[0] - 224) // 2, (new[1] - 224) // 2
     expected = resized[top : top + 224, left : left + 224]
@@ -286,11 +288,11 @@ def test_missing_data_folder_names_the_command(tmp_path):
     ],
 )
 def test_impossible_values_are_refused_with_their_key_when_the_configuration_is_built(key, value):
-    tree = cli.compose(["benchmark=resnet", "scale=test"])
+    tree = compose(["benchmark=resnet", "scale=test"])
     *sections, name = key.split(".")
     functools.reduce(dict.__getitem__, sections, tree)[name] = value
     with pytest.raises(ConfigError, match=f"^{re.escape(key)}="):
-        config.load(tree)
+        cli.load(tree)
 
 
 def test_closing_early_leaves_nothing_running(numbered):

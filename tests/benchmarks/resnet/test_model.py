@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,13 +12,16 @@ import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
 
-from benchmarks.resnet.model import Architecture, ResNet50, smoothed_cross_entropy
+from benchmarks.resnet.config import Facts
+from benchmarks.resnet.model import ResNet50, smoothed_cross_entropy
+from common.mlperf.fixed import fixed_facts
 
 FOURTH_SLICE = 64 * 7 * 7
 
 
 def build(seed: int = 0, truncated_normal: bool = False, **shape: object) -> ResNet50:
-    return ResNet50(Architecture(**shape), torch.Generator().manual_seed(seed), truncated_normal)
+    architecture = replace(fixed_facts(Facts, "resnet").architecture(64, 4), **shape)
+    return ResNet50(architecture, torch.Generator().manual_seed(seed), truncated_normal)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +45,7 @@ def test_names_are_those_of_torchvision(model: ResNet50) -> None:
 def test_logits_and_gradients_equal_torchvision(input_channels: int) -> None:
     torch.manual_seed(0)
     theirs = torchvision.models.resnet50(num_classes=17).double()
-    ours = build(num_classes=17, input_channels=input_channels).double()
+    ours = build(classes=17, input_channels=input_channels).double()
     ours.load_state_dict(theirs.state_dict())
     image = torch.randn(3, 3, 64, 64, dtype=torch.float64)
     label = torch.tensor([1, 2, 16])
@@ -67,7 +71,9 @@ def test_fp32_logits_equal_torchvision_in_evaluation() -> None:
     ours.load_state_dict(theirs.state_dict())
     image = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
-        assert (ours(image) - theirs(image)).abs().max() < 1e-4
+        expected = theirs(image)
+        # 53 layers that each sum up to 4,608 products; norms with an epsilon of 1e-4 would make 1e-3
+        assert (ours(image) - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
 def test_three_channels_give_what_a_zero_fourth_gives(model: ResNet50) -> None:
@@ -104,8 +110,8 @@ def test_feature_maps_halve_five_times(model: ResNet50) -> None:
 
 def test_flops_of_a_training_sample(model: ResNet50) -> None:
     # 4.089 GMAC forward, three times, less the gradient of conv1's input (0.118 GMAC)
-    assert model.sample_flops() == pytest.approx(2 * (3 * 4.089e9 - 0.118e9), rel=1e-3)
-    assert model.sample_flops() == pytest.approx(24.3e9, rel=1e-3)
+    assert model.sample_flops(224) == pytest.approx(2 * (3 * 4.089e9 - 0.118e9), rel=1e-3)
+    assert model.sample_flops(224) == pytest.approx(24.3e9, rel=1e-3)
 
 
 @pytest.mark.parametrize("truncated_normal", [False, True])
@@ -137,7 +143,6 @@ def test_initial_weights_depend_on_the_generator_alone() -> None:
     assert not torch.equal(first.conv1.weight, third.conv1.weight)
 
 
-@pytest.mark.slow
 def test_initial_loss_is_that_of_guessing() -> None:
     torch.manual_seed(0)
     logits = build()(torch.randn(16, 3, 224, 224))
@@ -157,7 +162,7 @@ def test_smoothed_loss_by_hand() -> None:
 
 
 def test_half_precision_keeps_norms_in_fp32_and_weights_channels_last() -> None:
-    model = build(width=16, num_classes=4).cast(torch.bfloat16)
+    model = build(width=16, classes=4).cast(torch.bfloat16)
     assert model.choose_implementation("torch") == "torch"
     logits = model(torch.randn(2, 4, 32, 32, dtype=torch.bfloat16))
     assert logits.dtype == torch.float32

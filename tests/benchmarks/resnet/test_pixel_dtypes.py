@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.resnet.data import open_train
-from common.data.source import Block
+from common.data.batches import Block
 from common.distributed.layout import Layout
 from tests.benchmarks.resnet.small_records import settings
 

@@ -13,11 +13,15 @@ from torch import Tensor, nn
 
 from benchmarks.resnet.evaluate import TopOne
 from benchmarks.resnet.workload import ResNet
-from common import cli, config
-from common.data.source import HostBatch
+from common import cli
+from common.config.composition import compose
+from common.config.schema import RunConfig
+from common.contract.evaluation import Predictions, Weights
+from common.data import dali
+from common.data.batches import HostBatch
 from common.distributed.layout import Layout
 from common.errors import ConfigError
-from common.evaluation.base import Predictions, Weights
+from common.mlperf.admission import admit
 from common.mlperf.events import hyperparameters
 from common.mlperf.fixed import check_fixed
 from common.nn.batch_norm import BatchNorm2d
@@ -27,9 +31,9 @@ from common.optim.optimizer import ParameterGroup
 from tests.conftest import checkpoint, flatten, suite
 
 
-def composed(*overrides: str) -> config.RunConfig:
+def composed(*overrides: str) -> RunConfig:
     """The validated configuration of ResNet under ``overrides``."""
-    return config.load(cli.compose(["benchmark=resnet", "device=cpu", *overrides]))[0]
+    return cli.load(compose(["benchmark=resnet", "device=cpu", *overrides]))[0]
 
 
 def groups_of(*overrides: str) -> list[ParameterGroup]:
@@ -63,13 +67,13 @@ def test_resnet_50_has_161_tensors_of_which_lars_scales_54():
     assert names(groups, trust_ratio=True) == weights
 
 
-def test_nvidias_variant_decays_the_bias_and_keeps_the_rate_out_of_the_momentum_of_all_but_batch_norm():
+def test_nvidias_variant_decays_the_bias_and_keeps_the_rate_out_of_the_momentum_of_the_54_weights_alone():
     groups = groups_of("hparams.variant=nvidia", "hparams.weight_decay=0.00005")
     weights, bias, norms = by_kind(groups)
     assert names(groups, weight_decay=0.00005) == weights | bias
     assert names(groups, weight_decay=0.0) == norms
-    assert names(groups, learning_rate_in_momentum=False) == weights | bias
-    assert names(groups, learning_rate_in_momentum=True) == norms
+    assert names(groups, learning_rate_in_momentum=False) == weights
+    assert names(groups, learning_rate_in_momentum=True) == bias | norms
 
 
 def test_the_reference_decays_weights_alone_and_keeps_the_rate_in_the_momentum():
@@ -105,7 +109,7 @@ def required_keys(optimizer: str) -> set[str]:
 @pytest.mark.parametrize(("optimizer", "count"), [("lars", 10), ("sgd", 10)])
 def test_the_log_has_the_hyperparameters_of_the_rule_files(optimizer, count):
     run = composed("scale=8xH200", f"hparams.optimizer={optimizer}")
-    logged = set(hyperparameters(run, ResNet.derived_values(run)))
+    logged = set(hyperparameters(run))
     required = required_keys(optimizer)
     assert len(required) == count
     assert required <= logged
@@ -118,7 +122,7 @@ def test_the_log_has_the_hyperparameters_of_the_rule_files(optimizer, count):
 def test_nvidias_8xh200_recipe_decays_over_35_epochs_of_401_steps():
     # 1,281,167 pictures in 8 shards of 160,145, each 401 batches of 400, the last of them smaller.
     run = composed("scale=8xH200")
-    values = hyperparameters(run, ResNet.derived_values(run))
+    values = hyperparameters(run)
     assert values["lars_opt_learning_rate_decay_steps"] == 37 * 401 - 2 * 401
     assert values["model_bn_span"] == 400
     assert values["gradient_accumulation_steps"] == 1
@@ -129,7 +133,7 @@ def decay_steps(batch: int, first_epoch: int, *overrides: str) -> object:
     changes = [f"hparams.global_batch_size={batch}", f"micro_batch={batch // 8}"]
     run = composed("scale=8xH200", *changes, f"benchmark.schedule.first_epoch={first_epoch}", *overrides)
     assert (run.workload.hparams.epochs, run.workload.hparams.warmup_epochs) == (37, 2)
-    logged = hyperparameters(run, ResNet.derived_values(run))
+    logged = hyperparameters(run)
     [value] = [value for key, value in logged.items() if key.endswith("_opt_learning_rate_decay_steps")]
     return value
 
@@ -163,7 +167,7 @@ def test_evaluation_runs_the_implementation_that_training_does(monkeypatch):
     run = composed("scale=test", "model.batch_norm=other")
     workload = ResNet(run, Layout(run.layout))
     assert workload.implementations() == {"batch_norm": "other"}
-    modules = workload.evaluation(Layout(run.layout))._model.modules()
+    modules = workload.evaluation(Layout(run.layout))._forward.model.modules()
     chosen = {module._evaluate.name for module in modules if isinstance(module, BatchNorm2d)}
     assert chosen == {"other"}
 
@@ -177,7 +181,7 @@ def test_evaluation_runs_the_implementation_that_training_does(monkeypatch):
     ],
 )
 def test_what_the_closed_division_forbids_is_one_sentence(override, says):
-    [sentence] = ResNet.closed_division(composed("scale=8xH200", override))
+    [sentence] = composed("scale=8xH200", override).declaration.forbidden
     assert sentence.startswith(override)
     assert says in sentence
 
@@ -186,16 +190,32 @@ def test_what_the_closed_division_forbids_is_one_sentence(override, says):
 @pytest.mark.parametrize("override", ["hparams.label_smoothing=0", "hparams.label_smoothing=0.1"])
 def test_the_recipes_for_real_data_pass_the_closed_division(scale, override):
     run = composed(f"scale={scale}", override)
-    assert ResNet.closed_division(run) == []
-    check_fixed(run.benchmark, ResNet.closed_division(run))
+    assert run.declaration.forbidden == []
+    check_fixed(run.benchmark, run.declaration.forbidden)
+
+
+def test_what_is_installed_is_looked_for_on_the_ranks_and_not_where_a_configuration_is_loaded(monkeypatch):
+    monkeypatch.setattr(dali, "unavailable", lambda: "it is not installed")
+    run = composed("scale=8xH200", "reader.reader=dali")
+    with pytest.raises(ConfigError, match=r"^reader.reader=dali: it is not installed"):
+        run.declaration.order_of_data()
+    monkeypatch.setattr(dali, "unavailable", lambda: None)
+    assert run.declaration.order_of_data() == "dali, 8 shards"
+
+
+def test_a_workload_declares_once_for_each_loading(monkeypatch):
+    asked = []
+    declare = ResNet.declare
+    monkeypatch.setattr(ResNet, "declare", lambda cfg: asked.append(cfg) or declare(cfg))
+    admit(*cli.load(compose(["benchmark=resnet", "device=cpu", "scale=demo"])))
+    assert len(asked) == 1
 
 
 def test_batch_norm_over_two_ranks_spans_their_pictures():
     run = composed("scale=8xH200", "hparams.bn_group=2")
-    assert hyperparameters(run, ResNet.derived_values(run))["model_bn_span"] == 800
+    assert hyperparameters(run)["model_bn_span"] == 800
 
 
-@pytest.mark.slow
 def test_two_ranks_with_common_batch_norm_equal_one_rank_with_twice_the_micro_batch(data_of, tmp_path):
     steps, data = 2, data_of("resnet")
     for name, overrides in {

@@ -1,4 +1,5 @@
-"""The evaluation's Triton kernels against the plain versions; run under TRITON_INTERPRET=1 by test_unet3d_evaluate.py.
+"""The evaluation's Triton kernels against the plain versions; run by
+tests/test_interpreted_kernels.py.
 
 Axes: D H W voxels, K classes."""
 
@@ -19,7 +20,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("classes", [2, 3, 5])
+@pytest.mark.parametrize("classes", [3, *(pytest.param(k, marks=pytest.mark.slow) for k in (2, 5))])
 @pytest.mark.parametrize("layout", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(16, 16, 16), (3, 20, 50)])

@@ -7,8 +7,8 @@ import torch
 from benchmarks.unet3d.evaluate import EvaluationSettings, MeanDice
 from benchmarks.unet3d.sliding_window import SlidingWindow
 from benchmarks.unet3d.volumes import Case
+from common.contract.evaluation import Weights
 from common.distributed.layout import Layout
-from common.evaluation.base import Weights
 from tests.benchmarks.unet3d import evaluation_oracle as oracle
 from tests.benchmarks.unet3d.evaluation_oracle import Pattern
 

@@ -14,10 +14,9 @@ from benchmarks.unet3d.config import Facts
 from benchmarks.unet3d.data import DataSettings
 from benchmarks.unet3d.reader_settings import ReaderSettings
 from benchmarks.unet3d.volumes import CASES, FORMAT
-from common import config
 from common.data import manifest
 from common.data.manifest import FileEntry, Manifest
-from common.mlperf.fixed import benchmark_settings
+from common.mlperf.fixed import fixed_facts
 
 SIZE = (8, 12, 10)
 SHAPES = [(8, 12, 10), (13, 12, 17), (9, 20, 10), (16, 24, 20), (11, 13, 23), (8, 15, 11)]
@@ -26,26 +25,17 @@ PERIOD = 251
 """The label of voxel i is i % PERIOD: a prime, so that label and image can be told to belong together."""
 
 
-class CropFacts(Facts):
-    """Facts of any crop size: the reader does not share the network's demands."""
-
-    def __post_init__(self) -> None:
-        pass
-
-
 def facts(size: tuple[int, int, int] = SIZE, **changes: object) -> Facts:
-    """The rules' facts, with crops of ``size``."""
-    rules = {**benchmark_settings("unet3d")["facts"], "input_shape": [64, 64, 64]}
-    known = config.build(Facts, rules, "benchmark.facts")
-    return CropFacts(**{**vars(known), "input_shape": size, **changes})
+    """The rules' facts, with crops of any ``size``: the reader does not share the network's demands."""
+    return replace(fixed_facts(Facts, "unet3d"), input_shape=size, **changes)
 
 
 def settings(dtype: torch.dtype = torch.float32, size: tuple[int, int, int] = SIZE, **changes: object) -> DataSettings:
     """Settings of the reader; ``changes`` are of facts or of the section ``reader``."""
-    reader = ReaderSettings(0, "auto", 0.0, "fp32", 2, "reference", "reference", "torch")
+    reader = ReaderSettings(0, "auto", 0.0, "fp32", 2, "torch")
     of_reader = {name: value for name, value in changes.items() if name in vars(reader)}
     others = {name: value for name, value in changes.items() if name not in of_reader}
-    return DataSettings(facts(size, **others), replace(reader, **of_reader), dtype)
+    return DataSettings(facts(size, **others), replace(reader, **of_reader), "reference", dtype)
 
 
 def numbered(shape: tuple[int, int, int], number: int) -> tuple[np.ndarray, np.ndarray]:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import os
-import subprocess
-import sys
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.unet3d.augment import Crop, Draws, Slab, augment_torch, draw, noise_of, parameters
+from benchmarks.unet3d.augment import augment_torch, draw, noise_of, parameters
+from benchmarks.unet3d.crop import Crop, Draws, Slab
 from tests.benchmarks.unet3d.small_volumes import PERIOD, facts, numbered
 
 SHAPES = [(9, 14, 13), (8, 12, 10), (20, 15, 11)]
@@ -82,7 +78,8 @@ def test_slabs_are_slices_of_the_whole_noise_included(flips, ranks):
     image, label = augment_torch(images, labels, **parameters(crops, WHOLE), slab=WHOLE, dtype=torch.float32)
     slabs = [Slab(SIZE, rank * 8 // ranks, 8 // ranks) for rank in range(ranks)]
     parts = [augment_torch(images, labels, **parameters(crops, s), slab=s, dtype=torch.float32) for s in slabs]
-    assert torch.equal(torch.cat([part for part, _ in parts], 2), image)
+    # A CPU may round logarithm and cosine of an element by its place in the tensor: two units in the last place.
+    torch.testing.assert_close(torch.cat([part for part, _ in parts], 2), image, rtol=2.0**-22, atol=1e-6)
     assert torch.equal(torch.cat([part for _, part in parts], 1), label)
 
 
@@ -138,9 +135,9 @@ def test_noise_of_another_seed_is_other_noise():
     assert abs((one.double() * other.double()).mean().item()) < 4 / math.sqrt(100_000)
 
 
-def drawn(brightness: str, noise: str, count: int = 20_000) -> list[Draws]:
+def drawn(variant: str, count: int = 20_000) -> list[Draws]:
     generator, rules = np.random.default_rng(11), facts()
-    return [draw(generator, rules, brightness, noise) for _ in range(count)]
+    return [draw(generator, rules, variant) for _ in range(count)]
 
 
 def share(values: list[bool]) -> float:
@@ -148,7 +145,7 @@ def share(values: list[bool]) -> float:
 
 
 def test_probabilities_are_the_rules():
-    draws = drawn("reference", "reference")
+    draws = drawn("reference")
     bound = 5 / (2 * math.sqrt(len(draws)))
     for axis in range(3):
         assert abs(share([each.flips[axis] for each in draws]) - 1 / 3) < bound
@@ -161,29 +158,18 @@ def test_probabilities_are_the_rules():
 
 @pytest.mark.parametrize(("variant", "low", "high"), [("nvidia", 0.7, 1.3), ("reference", 1.7, 2.3)])
 def test_range_of_the_brightness(variant, low, high):
-    scales = [each.scale for each in drawn(variant, "nvidia") if each.scale != 1]
+    scales = [each.scale for each in drawn(variant) if each.scale != 1]
     assert low <= min(scales) < low + 0.01
     assert high - 0.01 < max(scales) <= high
     assert abs(np.mean(scales) - (low + high) / 2) < 5 * 0.6 / math.sqrt(12 * len(scales))
 
 
 def test_range_of_the_references_noise():
-    deviations = [each.deviation for each in drawn("nvidia", "reference") if each.deviation]
+    deviations = [each.deviation for each in drawn("reference") if each.deviation]
     assert min(deviations) < 0.001
     assert 0.099 < max(deviations) < 0.1
     assert abs(np.mean(deviations) - 0.05) < 5 * 0.1 / math.sqrt(12 * len(deviations))
 
 
 def test_nvidias_noise_has_one_deviation():
-    assert {each.deviation for each in drawn("nvidia", "nvidia")} == {0.0, 0.1}
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_the_interpreted_kernel_equals_the_plain_version():
-    cases = Path(__file__).with_name("triton_augment_cases.py")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)]
-    done = subprocess.run(
-        command, env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert {each.deviation for each in drawn("nvidia")} == {0.0, 0.1}

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.unet3d import cache as cache_module
-from benchmarks.unet3d.data import DataSettings, VolumeSource, main, open_train, order_of_data, warm_up
+from benchmarks.unet3d.data import DataSettings, VolumeSource, open_train, order_of_data, warm_up
 from benchmarks.unet3d.order import ReplicaOrder, VolumeOrder, shares_for
 from benchmarks.unet3d.volumes import Volumes
+from common.data.batches import Block
 from common.data.order import MicroBatches
-from common.data.source import Block
 from common.distributed.layout import Layout
 from common.distributed.spatial.split import VolumeSplit
 from common.errors import ConfigError, DataError
@@ -64,6 +64,12 @@ def joined(batches: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 def equal(some: dict[str, Tensor], others: dict[str, Tensor]) -> bool:
     return all(torch.equal(some[name], others[name]) for name in ("image", "label"))
+
+
+def assert_equal_but_for_rounding(some: dict[str, Tensor], others: dict[str, Tensor]) -> None:
+    """Of crops in batches of other shapes: a CPU may round what noise is made of by its place in the tensor."""
+    torch.testing.assert_close(some["image"], others["image"], rtol=2.0**-22, atol=1e-6)
+    assert torch.equal(some["label"], others["label"])
 
 
 def volumes_of_epoch(order: VolumeOrder, epoch: int) -> list[int]:
@@ -148,7 +154,7 @@ def test_shares_that_do_not_divide_are_refused(volumes, batch, shares):
 
 def test_the_order_for_checkpoints_names_what_decides():
     reader = settings().reader
-    assert order_of_data(reader, 168, 8) == "8 shares, brightness reference, noise reference, images fp32"
+    assert order_of_data(reader, "reference", 168, 8) == "8 shares, augmentation reference, images fp32"
 
 
 # Crops
@@ -201,7 +207,7 @@ def test_how_many_ranks_share_a_batch_changes_none_of_its_crops(root, shares, re
     ]
     steps = [slice(step * accumulation, (step + 1) * accumulation) for step in range(3)]
     found = joined([batch for step in steps for mine in per_rank for batch in mine[step]])
-    assert equal(found, expected)
+    assert_equal_but_for_rounding(found, expected)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -211,8 +217,8 @@ def test_ranks_that_share_a_crop_have_its_slabs(root, ranks):
     splits = [VolumeSplit(ranks, rank, group=object()) for rank in range(ranks)]
     parts = [joined(crops_of(opened(root, chosen, 3, split=split), epochs(2, 6))) for split in splits]
     assert parts[0]["image"].shape[2] == SIZE[0] // ranks
-    assert torch.equal(torch.cat([part["image"] for part in parts], 2), whole["image"])
-    assert torch.equal(torch.cat([part["label"] for part in parts], 1), whole["label"])
+    found = {name: torch.cat([part[name] for part in parts], axis) for name, axis in (("image", 2), ("label", 1))}
+    assert_equal_but_for_rounding(found, whole)
 
 
 def test_positions_and_samples_of_the_batches(root):
@@ -295,10 +301,8 @@ def test_the_first_batch_waits_for_its_own_volumes_only(root, monkeypatch):
     source = opened(root, settings(), 2)
     batches = source.batches(epochs(2, 6))
     assert len(next(batches).tensors["addresses"]) == 2
-    assert not source.cache.complete
     others.set()
     assert len(list(batches)) == 5
-    assert source.cache.complete
     source.close()
 
 
@@ -388,24 +392,6 @@ def test_the_counts_of_the_folder(root):
 
 def test_warming_up_needs_no_data():
     warm_up(settings(torch.bfloat16), Layout(), 2)
-
-
-@pytest.mark.parametrize("cache", ["device", "host"])
-def test_the_measurement_reports_rates(root, monkeypatch, capsys, cache):
-    crop = ["--crop", *map(str, (8, 12, 10))]
-    monkeypatch.setattr("benchmarks.unet3d.data.Facts", type(settings().facts))
-    given = ["measure", "--measure", "--data-dir", str(root), "--micro-batch", "2", "--steps", "5", "--cache", cache]
-    monkeypatch.setattr("sys.argv", [*given, "--device", "cpu", *crop])
-    main()
-    assert "2 crops a step on cpu" in capsys.readouterr().out
-
-
-def test_the_measurement_reports_a_mistake_in_one_message(root, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["measure", "--measure", "--data-dir", str(root), "--device", "cpu"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == DataError.exit_code
-    assert "too few for crops of 128x128x128" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,10 +11,10 @@ import torch
 from benchmarks.unet3d.evaluate import EvaluationSettings, MeanDice
 from benchmarks.unet3d.volumes import CASES, FORMAT, Case
 from benchmarks.unet3d.window_sums import count_classes_torch
+from common.contract.evaluation import Predictions
 from common.data import manifest
 from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError, UnsupportedImplementation
-from common.evaluation.base import Predictions
 from tests.benchmarks.unet3d import evaluation_oracle as oracle
 from tests.benchmarks.unet3d.evaluation_oracle import Pattern
 from tests.benchmarks.unet3d.small_evaluation import (
@@ -35,6 +30,7 @@ from tests.benchmarks.unet3d.small_evaluation import (
 
 @pytest.fixture(scope="module")
 def expected():
+    """With this factor and with 3, the two largest logits of every voxel are 1e-4 apart: fp32 counts as float64."""
     return by_hand()
 
 
@@ -263,14 +259,15 @@ def test_the_training_networks_weights_are_used_where_they_lie():
     weights = weights_of(model)
     evaluation.predict(weights)
     with torch.no_grad():
-        model.factor.fill_(2.0)  # an update in place, between two evaluations
-    assert counts_of(evaluation, model) == by_hand(factor=2.0)
-    assert model.factor.item() == 2.0
+        model.factor.fill_(3.0)  # an update in place, between two evaluations
+    assert counts_of(evaluation, model) == by_hand(factor=3.0)
+    assert model.factor.item() == 3.0
 
 
-def test_a_network_of_its_own_takes_over_the_weights():
-    trained, own = Pattern(factor=2.0), Pattern(factor=1.0)
-    assert counts_of(evaluation_of(own), trained) == by_hand(factor=2.0)
+def test_other_weights_are_evaluated_and_leave_those_in_training_as_they_were():
+    other, in_training = Pattern(factor=3.0), Pattern(factor=1.0)
+    assert counts_of(evaluation_of(in_training), other) == by_hand(factor=3.0)
+    assert in_training.factor.item() == 1.0
 
 
 def test_a_network_that_has_diverged_gets_a_score():
@@ -278,14 +275,3 @@ def test_a_network_that_has_diverged_gets_a_score():
     evaluation = evaluation_of(model)
     score = evaluation.score(evaluation.predict(weights_of(model)))
     assert score["eval_samples"] == len(EVAL_CASES)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_interpreted_kernels_equal_the_plain_versions():
-    cases = Path(__file__).with_name("evaluation_triton_cases.py")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)]
-    done = subprocess.run(
-        command, env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr

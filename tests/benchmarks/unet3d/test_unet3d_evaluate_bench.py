@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from benchmarks.unet3d import evaluate_bench
 
 
-@pytest.mark.slow
 def test_an_evaluation_is_timed(capsys):
     words = "--window 64 32 32 --filters 1 1 1 1 1 --cases 1 --batches 4 --repeats 1 --precision fp32 --device cpu"
     evaluate_bench.main(words.split())

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from monai.networks.nets import DynUNet
 from torch import Tensor, nn
 
+from benchmarks.unet3d.config import Facts
 from benchmarks.unet3d.model import Architecture, Implementations, UNet3D
 from common.distributed.spatial.split import VolumeSplit
 from common.errors import ConfigError, UnsupportedImplementation
+from common.mlperf.fixed import fixed_facts
 
 FULL = (128, 128, 128)
 PARAMETERS = {
@@ -60,18 +63,19 @@ SHAPES = {
 }
 """Channels and edge of every block's result, for a sample of 128³."""
 
-SMALL = Architecture(filters=(3, 4, 5, 6, 7))
+RULES = fixed_facts(Facts, "unet3d")
+SMALL = replace(RULES, filters=(3, 4, 5, 6, 7))
 
 
 @pytest.fixture(scope="module")
 def full() -> UNet3D:
     """The benchmark's network without memory."""
-    return UNet3D(Architecture(), device="meta")
+    return UNet3D(RULES, device="meta")
 
 
 def monai(architecture: Architecture) -> nn.Module:
     return DynUNet(
-        spatial_dims=3, in_channels=architecture.input_channels, out_channels=architecture.classes,
+        spatial_dims=3, in_channels=1, out_channels=architecture.classes,
         kernel_size=[3] * 6, strides=[1, 2, 2, 2, 2, 2], upsample_kernel_size=[2] * 5,
         filters=[*architecture.filters, architecture.filters[-1]], norm_name=("instance", {"affine": True}),
         act_name="relu", trans_bias=True,
@@ -159,7 +163,7 @@ def bound(name: str, parameter: Tensor) -> float:
 
 
 def test_initial_weights_fill_their_bounds():
-    model = UNet3D(Architecture(), generator=torch.Generator().manual_seed(1))
+    model = UNet3D(RULES, generator=torch.Generator().manual_seed(1))
     for name, parameter in model.named_parameters():
         if ".norm." in name:
             assert torch.equal(parameter, torch.full_like(parameter, float(name.endswith("weight")))), name
@@ -243,5 +247,5 @@ def test_an_unknown_implementation_is_refused_by_name(option):
 
 
 def test_five_numbers_of_filters_are_needed():
-    with pytest.raises(ValueError, match="5 numbers are needed"):
-        Architecture(filters=(1, 2))
+    with pytest.raises(ConfigError, match=r"^benchmark\.facts\.filters=\(1, 2\): 5 positive numbers$"):
+        fixed_facts(Facts, "unet3d", filters=[1, 2])

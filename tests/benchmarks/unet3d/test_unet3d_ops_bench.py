@@ -5,17 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.unet3d.ops import (
-    bench_cases,
-    bench_sweep,
-    dice_cross_entropy,
-    instance_norm,
-    output_convolution,
-    upsample,
-)
-from benchmarks.unet3d.ops.bench_cases import SIZE, entries, layers, norms
-from benchmarks.unet3d.ops.bench_table import Measured, line, totals
+from benchmarks.unet3d.ops import dice_cross_entropy, instance_norm, output_convolution, upsample
+from benchmarks.unet3d.ops.bench import entries, sweeps
+from benchmarks.unet3d.ops.bench_layers import SIZE, layers, norms
 from common.distributed.spatial import local
+from common.ops.bench import cases
 from common.ops.implementation import always
 
 OPERATIONS = (instance_norm, upsample, output_convolution, dice_cross_entropy, local)
@@ -24,7 +18,7 @@ OPERATIONS = (instance_norm, upsample, output_convolution, dice_cross_entropy, l
 @pytest.fixture
 def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors have shapes only, and the plain implementations stand in for the kernels, which have no such version."""
-    monkeypatch.setattr(bench_cases, "DEVICE", "meta")
+    monkeypatch.setattr(cases, "DEVICE", "meta")
     for operation in OPERATIONS:
         implementations = operation.IMPLEMENTATIONS
         plain = list(implementations.values())[-1].function
@@ -78,32 +72,8 @@ def test_a_step_has_the_flops_of_the_network() -> None:
 @pytest.mark.usefixtures("without_memory")
 def test_a_sweep_tries_tiles_of_its_table_in_a_pass_of_its_case() -> None:
     pytest.importorskip("triton")
-    for name, sweep in bench_sweep.sweeps().items():
+    for name, sweep in sweeps().items():
         passes = sweep.build(torch.bfloat16)
         assert ("forward" not in passes[int(sweep.backward)].name) == sweep.backward, name
         tile = sweep.table[sweep.key]
         assert [tuple(type(tile)(*choice)) for choice in sweep.choices] == list(sweep.choices), name
-
-
-def test_a_line_gives_rates_and_the_share_of_a_copy() -> None:
-    text = line(Measured("conv a", 7, "forward", 2.0, 3, 4e9, 1e12), 4e12)
-    assert "2.0000 ms x 3" in text
-    assert "2000 GB/s   50 %" in text
-    assert "500 TFLOP/s" in text
-
-
-def test_totals_count_the_calls_of_a_step_and_say_what_is_missing() -> None:
-    measured = [
-        Measured("conv a", 2, "forward", 1.0, 1, 1.0, 1.0),
-        Measured("conv a", 2, "weight gradient", 3.0, 1, 1.0, 1.0),
-        Measured("norm b", 2, "forward", 0.5, 4, 1.0, 0.0),
-        Measured("norm candidate", 2, "forward", 9.0, 0, 1.0, 0.0),
-        Measured("conv a", 1, "forward", 1.0, 1, 1.0, 1.0),
-    ]
-    assert list(totals(measured, ["conv a", "norm b"])) == [
-        "batch 2",
-        "  forward      3.00 ms (conv 1.00, norm 2.00), 666.7 samples/s",
-        "  step         6.00 ms (conv 4.00, norm 2.00), 333.3 samples/s",
-        "batch 1, without 1 of 2 cases",
-        "  forward      1.00 ms (conv 1.00), 1000.0 samples/s",
-    ]

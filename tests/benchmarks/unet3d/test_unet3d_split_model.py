@@ -13,18 +13,17 @@ from unet3d_split_ranks import Trainee, run_rank
 
 from common.distributed.layout import Layout
 
-WORLDS = [2, pytest.param(4, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)]
+WORLDS = [pytest.param(2, marks=pytest.mark.slow), 4, pytest.param(8, marks=pytest.mark.slow)]
+"""Of four slabs two lie between others and two at an end."""
 TOLERANCE = 1e-10
 Ranks = list[dict[str, Any]]
 
 
-@pytest.fixture(
-    scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)]
-)
+@pytest.fixture(scope="module", params=WORLDS)
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     """What every rank has found, in the order of the slabs."""
     folder: Path = tmp_path_factory.mktemp("volumes")
-    mp.spawn(run_rank, args=(request.param, str(folder)), nprocs=request.param)
+    mp.start_processes(run_rank, args=(request.param, str(folder)), nprocs=request.param, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt") for rank in range(request.param)]
 
 

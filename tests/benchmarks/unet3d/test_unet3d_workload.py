@@ -9,18 +9,22 @@ import pytest
 import torch
 
 from benchmarks.unet3d.workload import UNet3DSegmentation
-from common import cli, config
+from common import cli
+from common.config.composition import compose
+from common.config.schema import RunConfig, SessionConfig
+from common.data.batches import Block
 from common.distributed.layout import Layout
 from common.errors import ConfigError, UnsupportedImplementation
 from common.mlperf.admission import admit, evaluation_schedule
 from common.mlperf.constraints import missing_hyperparameters
 from common.mlperf.events import hyperparameters
 from common.mlperf.parsed_log import read_log
+from tests.benchmarks.unet3d.small_volumes import numbered, write_volumes
 from tests.conftest import suite
 
 
-def loaded(*overrides: str) -> tuple[config.RunConfig, config.SessionConfig]:
-    return config.load(cli.compose(["benchmark=unet3d", "device=cpu", *overrides]))
+def loaded(*overrides: str) -> tuple[RunConfig, SessionConfig]:
+    return cli.load(compose(["benchmark=unet3d", "device=cpu", *overrides]))
 
 
 def built(*overrides: str) -> UNet3DSegmentation:
@@ -57,10 +61,33 @@ def test_a_recipe_has_the_published_hyperparameters(scale):
     assert logged["samples_per_epoch"] == 168
 
 
+@pytest.mark.parametrize(
+    ("published", "brightest", "noise"),
+    [  # the reference: 1 + f of f up to 1.3, deviations up to 0.1; NVIDIA: f, and 0.1
+        ("reference_2", (1.7, 2.3), (0.0, 0.1)),
+        ("rcp_28", (1.7, 2.3), (0.0, 0.1)),
+        ("nvidia_v4.0_56", (0.7, 1.3), (0.1, 0.1)),
+        ("nvidia_v4.0_84", (0.7, 1.3), (0.1, 0.1)),
+    ],
+)
+def test_a_set_brings_its_publishers_augmentation(tmp_path, published, brightest, noise):
+    run, _ = loaded("scale=test", "hparams.global_batch_size=4", f"hparams=unet3d/{published}",
+                    "benchmark.facts.brightness_probability=1", "benchmark.facts.noise_probability=1")  # fmt: skip
+    workload = UNet3DSegmentation(run, Layout(run.layout, seed=3))
+    root = write_volumes(tmp_path / "data", [numbered((64, 32, 32), number) for number in range(4)], (64, 32, 32))
+    source = workload.open_data(root)
+    drawn = torch.cat([batch.tensors["intensities"] for batch in source.batches(Block(0, 1, 20, 0, 80))])
+    source.close()
+    for values, (low, high) in zip(drawn.unbind(1), (brightest, noise), strict=True):
+        margin = 0.2 * (high - low) + 1e-6
+        assert low - 1e-6 <= values.min() < low + margin
+        assert high - margin < values.max() <= high + 1e-6
+
+
 @pytest.mark.parametrize("ruleset", ["1.0.0", "3.1.0", "4.0.0"])
 def test_the_log_has_every_hyperparameter_of_the_rule_files(ruleset):
     run, _ = loaded("scale=8xH200")
-    logged = hyperparameters(run, UNet3DSegmentation.derived_values(run))
+    logged = hyperparameters(run)
     assert missing_hyperparameters("unet3d", ruleset, logged) == []
 
 
@@ -70,7 +97,10 @@ def test_the_log_has_every_hyperparameter_of_the_rule_files(ruleset):
 )
 def test_evaluations_follow_the_rules_epochs(batch, first, second):
     run, _ = loaded("scale=1xH200", f"hparams.global_batch_size={batch}", "micro_batch=1")
-    assert list(itertools.islice(evaluation_schedule(run).points(), 2)) == [first, second]
+    assert list(itertools.islice(evaluation_schedule(run).points(), 2)) == [
+        first,
+        second,
+    ]
 
 
 def test_the_learning_rate_after_60_steps_is_that_of_nvidias_log():
@@ -132,7 +162,7 @@ def test_without_a_split_no_parameter_is_redundant():
 
 def test_the_log_names_each_layer_that_is_initialised():
     run, _ = loaded("scale=test")
-    names = UNet3DSegmentation.initialised_tensors(run)
+    names = run.declaration.initialised_tensors
     assert len(set(names)) == len(names) == 50  # 22 convolutions, 22 norms, 5 transposed convolutions, the output
 
 
@@ -154,7 +184,7 @@ def test_the_log_counts_as_the_ruleset_does(ruleset, unit, data_of, tmp_path):
 
 def test_a_rank_of_its_own_scores_as_evaluation_in_line_does(data_of, tmp_path):
     common = ["train", "benchmark=unet3d", "scale=test", "device=cpu", "seed=7", "precision=fp64",
-              "benchmark.schedule.last_epoch=3", f"data_dir={data_of('unet3d')}"]  # fmt: skip
+              "timeout_seconds=300", "benchmark.schedule.last_epoch=3", f"data_dir={data_of('unet3d')}"]  # fmt: skip
     ways = {"inline": ["scale.gpus_per_node=2"], "beside": ["scale.gpus_per_node=3", "evaluation.ranks=1"]}
     for name, overrides in ways.items():
         done = suite(*common, *overrides, f"output_dir={tmp_path / name}")

@@ -1,5 +1,5 @@
-"""The Triton kernel of the augmentation against the plain version; run under TRITON_INTERPRET=1 by
-test_unet3d_augment.py."""
+"""The Triton kernel of the augmentation against the plain version; run by
+tests/test_interpreted_kernels.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.unet3d.augment import IMPLEMENTATIONS, Crop, Draws, Slab, parameters
+from benchmarks.unet3d.augment import IMPLEMENTATIONS, parameters
+from benchmarks.unet3d.crop import Crop, Draws, Slab
 
 SHAPE, SIZE = (19, 25, 31), (8, 13, 11)
 VOXELS = 19 * 25 * 31

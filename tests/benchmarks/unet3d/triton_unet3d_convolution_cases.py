@@ -1,5 +1,5 @@
-"""The Triton way up and last convolution of 3D U-Net against formulas in float64; run under TRITON_INTERPRET=1 by
-test_unet3d_triton.py. Tensors that a kernel must fill are poisoned first: fresh memory holds NaN here."""
+"""The Triton way up and last convolution of 3D U-Net against formulas in float64; run by
+tests/test_interpreted_kernels.py. Tensors that a kernel must fill are poisoned first: fresh memory holds NaN here."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import torch
 import unet3d_ops_oracle as oracle
 from torch import Tensor
 
-from benchmarks.unet3d.ops import output_convolution, output_convolution_triton, tiles, upsample, upsample_triton
+from benchmarks.unet3d.ops import output_convolution, upsample
+from benchmarks.unet3d.ops.output_convolution import triton as output_convolution_triton
+from benchmarks.unet3d.ops.upsample import triton as upsample_triton
 from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.tiling import tiles
 
 pytestmark = pytest.mark.usefixtures("bfloat16_products")
 
@@ -162,6 +165,6 @@ def test_more_classes_or_channels_are_refused(classes: int, channels: int) -> No
 
 
 def test_auto_takes_the_kernels() -> None:
-    request = OperationRequest(torch.device("cpu"), torch.float32, 32)
+    request = OperationRequest(torch.device("cpu"), torch.float32, {"channels": 32})
     for operation in (upsample, output_convolution):
         assert select(operation.IMPLEMENTATIONS, AUTO, request).name == "triton"

@@ -1,5 +1,5 @@
-"""The network out of our kernels against the plain one in float64; run under TRITON_INTERPRET=1 by
-test_unet3d_triton.py. Tiles are large here: the interpreter's time goes by their number."""
+"""The network out of our kernels against the plain one in float64; run by
+tests/test_interpreted_kernels.py. Tiles are large here: the interpreter's time goes by their number."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.unet3d.model import Architecture, Implementations, UNet3D
-from benchmarks.unet3d.ops import instance_norm_triton, output_convolution_triton, upsample_triton
+from benchmarks.unet3d.ops.instance_norm import triton as instance_norm_triton
+from benchmarks.unet3d.ops.output_convolution import triton as output_convolution_triton
+from benchmarks.unet3d.ops.upsample import triton as upsample_triton
 from common.distributed.spatial import local_triton
 
 PLAIN = Implementations(instance_norm="plain", upsample="plain", convolution="torch", output_convolution="torch")
@@ -31,7 +33,8 @@ def logits_and_gradients(
     implementations: Implementations, dtype: torch.dtype
 ) -> tuple[dict[str, str], dict[str, Tensor]]:
     generator = torch.Generator().manual_seed(1)
-    model = UNet3D(Architecture(filters=(3, 4, 5, 6, 7)), implementations, generator, dtype=dtype)
+    architecture = Architecture(classes=3, filters=(3, 4, 5, 6, 7), norm_epsilon=1e-5)
+    model = UNet3D(architecture, implementations, generator, dtype=dtype)
     image, gradient = (torch.randn(1, size, *SHAPE[2:], generator=generator).to(dtype) for size in (1, 3))
     logits = model(image)
     logits.backward(gradient)

@@ -1,5 +1,5 @@
-"""The Triton norm and loss of 3D U-Net against formulas in float64; run under TRITON_INTERPRET=1 by
-test_unet3d_triton.py. Tensors that a kernel must fill are poisoned first: fresh memory holds NaN here."""
+"""The Triton norm and loss of 3D U-Net against formulas in float64; run by
+tests/test_interpreted_kernels.py. Tensors that a kernel must fill are poisoned first: fresh memory holds NaN here."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ import torch
 import unet3d_ops_oracle as oracle
 from torch import Tensor
 
-from benchmarks.unet3d.ops import (
-    dice_cross_entropy,
-    dice_cross_entropy_triton,
-    instance_norm,
-    instance_norm_triton,
-    tiles,
-)
+from benchmarks.unet3d.ops import dice_cross_entropy, instance_norm
+from benchmarks.unet3d.ops.dice_cross_entropy import triton as dice_cross_entropy_triton
+from benchmarks.unet3d.ops.dice_cross_entropy.plain import dice_cross_entropy_plain
+from benchmarks.unet3d.ops.instance_norm import triton as instance_norm_triton
 from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.tiling import tiles
 
 EPSILON = 1e-5
 SMOOTH = 1e-6
@@ -29,8 +27,8 @@ SMALL = instance_norm_triton.SMALL_TILES
 SHAPES = [
     (1, 8, 5, 6, 7),
     (3, 48, 3, 5, 4),
-    (3, 320, 2, 2, 3),
-    (1, 32, 16, 16, 16),
+    pytest.param((3, 320, 2, 2, 3), marks=pytest.mark.slow),
+    pytest.param((1, 32, 16, 16, 16), marks=pytest.mark.slow),
     (2, 16, 9, 10, 11),
     (17, 8, 3, 2, 2),
     (2, 3, 4, 5, 3),
@@ -185,7 +183,9 @@ def test_readers_add_their_gradients_in_one_launch(shape: tuple[int, ...], first
 
 
 @READERS
-@pytest.mark.parametrize("shape", [(1, 32, 16, 16, 16), (3, 48, 3, 5, 4), (2, 3, 4, 5, 3)])
+@pytest.mark.parametrize(
+    "shape", [pytest.param((1, 32, 16, 16, 16), marks=pytest.mark.slow), (3, 48, 3, 5, 4), (2, 3, 4, 5, 3)]
+)
 @pytest.mark.usefixtures("in_three_launches")
 def test_readers_add_their_gradients_in_three_launches(shape: tuple[int, ...], first: bool, second: bool) -> None:
     check_readers(shape, torch.float32, first, second)
@@ -234,7 +234,15 @@ def loss_and_gradient(case: dict[str, Tensor], scale: float = 1.0) -> tuple[Tens
 
 @pytest.mark.parametrize("memory_format", FORMATS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(1, 3, 5, 6, 7), (3, 3, 8, 8, 16), (2, 3, 11, 9, 13), (40, 3, 1, 2, 1)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (1, 3, 5, 6, 7),
+        pytest.param((3, 3, 8, 8, 16), marks=pytest.mark.slow),
+        (2, 3, 11, 9, 13),
+        pytest.param((40, 3, 1, 2, 1), marks=pytest.mark.slow),
+    ],
+)
 def test_loss_equals_the_formula(
     shape: tuple[int, ...], dtype: torch.dtype, memory_format: torch.memory_format
 ) -> None:
@@ -264,7 +272,7 @@ def test_loss_of_extreme_logits_is_finite_and_right(size: float) -> None:
     case["logits"] *= size
     loss, gradient = loss_and_gradient(case)
     plain = case["logits"].double().requires_grad_()
-    expected = dice_cross_entropy.dice_cross_entropy_plain(plain, case["label"], SMOOTH)
+    expected = dice_cross_entropy_plain(plain, case["label"], SMOOTH)
     (expected_gradient,) = torch.autograd.grad(expected, plain)
     assert float(loss) == pytest.approx(float(expected.detach()), rel=1e-5)
     assert oracle.relative_error(gradient, expected_gradient) < 1e-5
@@ -280,8 +288,12 @@ def test_loss_of_other_class_counts_is_refused() -> None:
 
 
 def test_auto_takes_the_kernels() -> None:
-    norm = select(instance_norm.IMPLEMENTATIONS, AUTO, OperationRequest(torch.device("cpu"), torch.float32, 32))
-    loss = select(dice_cross_entropy.IMPLEMENTATIONS, AUTO, OperationRequest(torch.device("cpu"), torch.float32, 3))
+    norm = select(
+        instance_norm.IMPLEMENTATIONS, AUTO, OperationRequest(torch.device("cpu"), torch.float32, {"channels": 32})
+    )
+    loss = select(
+        dice_cross_entropy.IMPLEMENTATIONS, AUTO, OperationRequest(torch.device("cpu"), torch.float32, {"classes": 3})
+    )
     assert norm.name == loss.name == "triton"
 
 

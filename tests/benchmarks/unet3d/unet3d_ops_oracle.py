@@ -165,7 +165,7 @@ def run_ranks(folder: Path, ranks: int, cases: dict, **environment: str) -> list
         )
         for rank in range(ranks)
     ]
-    errors = [process.communicate(timeout=200)[1] for process in processes]
+    errors = [process.communicate(timeout=250)[1] for process in processes]
     assert [process.returncode for process in processes] == [0] * ranks, "\n".join(errors)
     return [torch.load(folder / f"{rank}.pt") for rank in range(ranks)]
 

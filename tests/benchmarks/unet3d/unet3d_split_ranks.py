@@ -9,17 +9,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.unet3d.model import Architecture, Implementations, UNet3D
-from benchmarks.unet3d.ops.dice_cross_entropy import dice_cross_entropy_plain
-from common.data.source import Batch
+from benchmarks.unet3d.ops.dice_cross_entropy.plain import dice_cross_entropy_plain
+from common.data.batches import Batch
 from common.distributed.layout import Layout
 from common.distributed.spatial.split import VolumeSplit
+from common.optim.learning_rate import constant
+from common.optim.momentum import SGD
 from common.optim.optimizer import Optimizer, ParameterGroup
-from common.optim.rules import SGD
-from common.optim.schedules import constant
-from common.step import TrainStep, accumulate
-from common.workload import Losses
+from common.step.train_step import Losses, TrainStep, accumulate
 
-ARCHITECTURE = Architecture(filters=(2, 3, 4, 5, 6))
+ARCHITECTURE = Architecture(classes=3, filters=(2, 3, 4, 5, 6), norm_epsilon=1e-5)
 SIZE = (64, 32, 32)  # the smallest for eight ranks
 SAMPLES = 2
 STEPS = 3

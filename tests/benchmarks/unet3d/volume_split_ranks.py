@@ -47,7 +47,7 @@ def lost(case: dict[str, Tensor], implementation: str, split: VolumeSplit) -> di
 def main(rank: int, ranks: int, folder: str) -> None:
     """Run the cases of ``folder/cases.pt``."""
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks, timeout=timedelta(seconds=120)
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks, timeout=timedelta(seconds=200)
     )
     assert dist.group.WORLD is not None
     split = VolumeSplit(ranks, rank, group=dist.group.WORLD)

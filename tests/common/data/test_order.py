@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
+from common.data.batches import Block
 from common.data.order import EpochStream, EvalShard
-from common.data.source import Block
 from common.errors import ConfigError
 
 SAMPLES = 29

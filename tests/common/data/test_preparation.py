@@ -3,7 +3,6 @@
 import fcntl
 import json
 from collections import namedtuple
-from pathlib import Path
 
 import pytest
 
@@ -98,25 +97,3 @@ def test_a_disk_that_is_too_small_is_named_with_both_sizes(tmp_path, monkeypatch
     preparation.require_space(tmp_path, 2_400_000_000)
     with pytest.raises(DataError, match=f"^{tmp_path} needs {amount}; its disk has 2.4 GB left$"):
         preparation.require_space(tmp_path, 2_500_000_000, more=more)
-
-
-@pytest.mark.parametrize(
-    ("command", "options"),
-    [
-        ("download", {"raw_dir"}),
-        ("prepare", {"raw_dir", "data_dir"}),
-        ("verify", {"data_dir"}),
-        ("generate", {"raw_dir"}),
-    ],
-)
-def test_commands_have_the_folders_that_they_need(command, options, monkeypatch):
-    monkeypatch.setenv("MLPERF_DATA_DIR", "/elsewhere")
-    folders = vars(preparation.parser(command, "name", "raw", "prepared").parse_args(["benchmark=name"]))
-    assert folders.pop("benchmark") == "benchmark=name"
-    where = {"raw_dir": Path("/elsewhere/name-raw"), "data_dir": Path("/elsewhere/name")}
-    assert folders == {option: where[option] for option in options}
-
-
-def test_real_data_are_summed_up_by_name(prepared):
-    found = preparation.already_prepared(prepared, "x/1", "prepare it", None)
-    assert preparation.summary(Path("data"), found, "Real") == "data: Real, classes 2, train_samples 3"

@@ -8,7 +8,7 @@ from common.data.shard_lanes import ShardLanes
 from common.data.shard_order import ShardStream
 from common.errors import DataError
 
-DEADLINE = 60.0
+DEADLINE = 200.0  # seconds
 
 
 class Shards:

@@ -6,9 +6,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from common.data.batches import Block
 from common.data.order import MicroBatches
 from common.data.shard_order import ShardStream, Turn
-from common.data.source import Block
 from common.errors import ConfigError
 
 
@@ -29,9 +29,10 @@ def test_lanes_share_the_stream_that_one_lane_reads(lanes):
     assert turns(ShardStream(70, 7, lanes, seed=5), 50) == turns(ShardStream(70, 7, 1, seed=5), 50)
 
 
-def test_the_first_shards_have_one_row_more():
-    stream = ShardStream(11, 4)
-    assert [stream.rows_of(shard) for shard in range(4)] == [3, 3, 3, 2]
+@pytest.mark.parametrize(("larger_first", "rows"), [(True, [3, 3, 2, 2]), (False, [2, 2, 3, 3])])
+def test_the_first_or_the_last_shards_have_one_row_more(larger_first, rows):
+    stream = ShardStream(10, 4, larger_first=larger_first)
+    assert [stream.rows_of(shard) for shard in range(4)] == rows
 
 
 @pytest.mark.parametrize("lane", [0, 1, 2])

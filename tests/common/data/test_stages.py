@@ -74,13 +74,15 @@ def test_a_killed_worker_is_one_error(tmp_path):
         stages.run("s", {"a": (9,), "b": (9,)}, signal.raise_signal)
 
 
+SECONDS = 100  # within which processes start, or end when they are killed
+
 WORKERS = """
 import os, pathlib, sys, time
 from common.data.stages import Stages
 def work(path):
     pathlib.Path(path + ".partial").write_text(str(os.getpid()))
     os.replace(path + ".partial", path)
-    time.sleep(200)
+    time.sleep(1000)
 if __name__ == "__main__":
     folder = pathlib.Path(sys.argv[1])
     with Stages(folder, 2) as stages:
@@ -100,13 +102,14 @@ def test_workers_end_when_the_command_is_killed(tmp_path):
     (tmp_path / "script.py").write_text(WORKERS)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     process = subprocess.Popen([sys.executable, str(tmp_path / "script.py"), str(tmp_path)], env=environment)
-    deadline = time.monotonic() + 50
+    deadline = time.monotonic() + SECONDS
     while not all((tmp_path / name).exists() for name in "ab") and time.monotonic() < deadline:
         time.sleep(0.02)
     workers = [int((tmp_path / name).read_text()) for name in "ab"]
     assert all(running(pid) for pid in workers)
     process.kill()
     process.wait()
+    deadline = time.monotonic() + SECONDS
     while any(running(pid) for pid in workers) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not any(running(pid) for pid in workers)

@@ -1,6 +1,7 @@
 """What the ranks of the heartbeat tests do; started in processes of their own."""
 
 import faulthandler
+import json
 import os
 import signal
 import sys
@@ -10,10 +11,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from common.distributed import faults
 from common.distributed.faults import Heartbeat
-from common.distributed.startup import find_place, initialise
+from common.distributed.startup import find_rank_info, initialise
 
-TIMEOUT_SECONDS = 3.0
+TIMEOUT_SECONDS = 6.0  # that no healthy rank is silent, on a busy machine either
 CULPRIT = 1
 STEPS = 200
 FAULTY_STEP = 5
@@ -35,9 +37,10 @@ def run(rank: int, world_size: int, port: int, folder: str, fault: str, launcher
     }
     if launcher_store:
         os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
-    place = find_place(os.environ)
-    initialise(place, torch.device("cpu"), 60)
-    with Heartbeat(place, Path(folder), TIMEOUT_SECONDS) as heartbeat:
+    rank_info = find_rank_info(os.environ)
+    initialise(rank_info, torch.device("cpu"), 200)
+    faults.ACKNOWLEDGE_SECONDS = 60.0  # one message, however slowly the ranks write their stacks
+    with Heartbeat(rank_info, Path(folder), TIMEOUT_SECONDS) as heartbeat:
         _train(heartbeat, rank, fault)
     dist.destroy_process_group()
 
@@ -49,7 +52,7 @@ def _train(heartbeat: Heartbeat, rank: int, fault: str) -> None:
         heartbeat.beat(step, "train")
         meets = rank == culprit and step == FAULTY_STEP
         if meets:
-            _meet(fault)
+            _meet(heartbeat, fault)
         if fault == "long evaluation" and step == FAULTY_STEP:
             _evaluate(heartbeat, rank)
         dist.all_reduce(value)
@@ -67,8 +70,9 @@ def _evaluate(heartbeat: Heartbeat, rank: int) -> None:
             time.sleep(TIMEOUT_SECONDS + 1.5)
 
 
-def _meet(fault: str) -> None:
+def _meet(heartbeat: Heartbeat, fault: str) -> None:
     if fault.startswith("stop"):
+        _await_post(heartbeat, FAULTY_STEP)
         os.kill(os.getpid(), signal.SIGSTOP)
     elif fault.startswith("die"):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -78,12 +82,19 @@ def _meet(fault: str) -> None:
         dist.barrier()
 
 
+def _await_post(heartbeat: Heartbeat, step: int) -> None:
+    """Wait until this rank's exchange thread has told the others of ``step``."""
+    name = f"rank{heartbeat.rank_info.rank}"
+    while (payload := heartbeat._board.read([name])[0]) is None or json.loads(payload)["view"]["step"] < step:
+        time.sleep(0.01)
+
+
 def run_alone(folder: str) -> None:
     """A job of one rank that gets stuck."""
     stderr = os.open(f"{folder}/stderr0", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(stderr, 2)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-    heartbeat = Heartbeat(find_place({}), Path(folder), 1.0)
+    heartbeat = Heartbeat(find_rank_info({}), Path(folder), 1.0)
     heartbeat.start()
     heartbeat.beat(2, "train")
     time.sleep(600)

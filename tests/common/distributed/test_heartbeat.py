@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import re
 import signal
 import time
 from datetime import timedelta
@@ -12,11 +11,10 @@ import pytest
 import torch.distributed as dist
 
 from common.distributed.faults import GracefulStop, Heartbeat, lost_peer
-from common.distributed.startup import Place
+from common.distributed.rank_info import RankInfo
 from common.errors import RankFailure
 
-# The limit, two looks at the board, the message, and slow processes on a busy machine.
-END_SECONDS = heartbeat_ranks.TIMEOUT_SECONDS + 25
+END_SECONDS = 200  # A run that does not hang ends within, on a busy machine too.
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +29,9 @@ class Job:
 
     def __init__(self, context, folder, fault, world_size, launcher_store):
         is_master = launcher_store
-        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
+        self.store = dist.TCPStore(
+            "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=200)
+        )
         port = self.store.port
         if not is_master:
             self.store = None  # Frees the port for rank 0.
@@ -90,8 +90,7 @@ def test_a_stopped_rank_is_named(job, tmp_path):
     assert [codes[0], codes[2]] == [RankFailure.exit_code] * 2, text
     assert len(errors) == 1, text
     assert "rank 1 gives no sign of life" in errors[0]
-    # The last step is as old as the last exchange of heartbeats.
-    assert re.search(r"last heard of: step [1-5], phase 'train'", errors[0]), text
+    assert f"last heard of: step {heartbeat_ranks.FAULTY_STEP}, phase 'train'" in errors[0], text
     assert "all_reduce" in (tmp_path / "stacks_rank0.txt").read_text()
     assert (tmp_path / "stacks_rank2.txt").exists()
 
@@ -154,7 +153,7 @@ def test_a_single_rank_watches_itself(context, tmp_path):
 
 
 def test_stop_before_start_and_zero_timeout_do_nothing(tmp_path):
-    heartbeat = Heartbeat(Place(0, 1, 0, 1, 0, "single"), tmp_path, 0)
+    heartbeat = Heartbeat(RankInfo(0, 1, 0, 1, 0, "single"), tmp_path, 0)
     heartbeat.start()
     heartbeat.beat(1, "train")
     heartbeat.stop()

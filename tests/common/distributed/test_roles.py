@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from common import cli, config
+from common import cli
+from common.config.composition import compose
+from common.config.schema import EvaluationConfig, RunConfig
 from common.distributed.diagnosis import View, diagnose
+from common.distributed.rank_info import RankInfo
 from common.distributed.roles import Role
-from common.distributed.startup import Place
 from common.errors import ConfigError
 
 TRAINS = View(0, step=7, device_step=6, phase="train", beat_age=0.1, silence=0.1, allowance=4.0)
@@ -30,11 +32,11 @@ def ranks(*views):
      (7, Role("evaluate", 1, 2, 6))],
 )  # fmt: skip
 def test_the_last_ranks_evaluate(rank, role):
-    assert Role.of(Place(rank, 8, rank, 8, 0, "torchrun"), 2) == role
+    assert Role.of(RankInfo(rank, 8, rank, 8, 0, "torchrun"), 2) == role
 
 
 def test_all_ranks_train_where_none_only_evaluates():
-    assert Role.of(Place(3, 4, 3, 4, 0, "torchrun"), 0) == Role("train", 3, 4, 0)
+    assert Role.of(RankInfo(3, 4, 3, 4, 0, "torchrun"), 0) == Role("train", 3, 4, 0)
 
 
 def test_a_rank_that_waits_for_weights_is_left_alone():
@@ -59,9 +61,9 @@ def test_a_silent_evaluation_rank_is_named():
     assert ranks(TRAINS, TRAINS, replace(RESTS, silence=5.0)) == (2,)
 
 
-def composed(*overrides: str) -> config.RunConfig:
+def composed(*overrides: str) -> RunConfig:
     fixed = ["benchmark=resnet", "scale=test", "device=cpu", "micro_batch=1"]
-    return config.load(cli.compose([*fixed, *overrides]))[0]
+    return cli.load(compose([*fixed, *overrides]))[0]
 
 
 def test_layouts_and_batches_count_the_ranks_of_each_role():
@@ -73,7 +75,7 @@ def test_layouts_and_batches_count_the_ranks_of_each_role():
 
 
 def test_a_recipes_evaluation_layout_rests_while_no_rank_only_evaluates():
-    assert composed("evaluation.layout.cp=8").evaluation == config.EvaluationConfig()
+    assert composed("evaluation.layout.cp=8").evaluation == EvaluationConfig()
 
 
 @pytest.mark.parametrize(

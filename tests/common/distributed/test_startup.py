@@ -5,7 +5,8 @@ import torch
 import torch.distributed as dist
 
 from common.distributed import startup
-from common.distributed.startup import Place, expand_nodelist, find_place, initialise, pick_device, shutdown
+from common.distributed.rank_info import RankInfo
+from common.distributed.startup import expand_nodelist, find_rank_info, initialise, pick_device, shutdown
 from common.errors import ConfigError, DeviceError
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1"}
@@ -22,35 +23,37 @@ SLURM = {
 
 
 def test_no_launcher_is_a_single_rank():
-    assert find_place({"HOME": "/root"}) == Place(0, 1, 0, 1, 0, "single")
+    assert find_rank_info({"HOME": "/root"}) == RankInfo(0, 1, 0, 1, 0, "single")
 
 
 def test_torchrun_variables():
-    assert find_place(TORCHRUN) == Place(5, 8, 1, 4, 1, "torchrun")
+    assert find_rank_info(TORCHRUN) == RankInfo(5, 8, 1, 4, 1, "torchrun")
 
 
 def test_torchrun_wins_over_the_slurm_step_that_started_it():
-    assert find_place({**SLURM, **TORCHRUN}).launcher == "torchrun"
+    assert find_rank_info({**SLURM, **TORCHRUN}).launcher == "torchrun"
 
 
 def test_slurm_step_with_uneven_nodes():
-    assert find_place(SLURM) == Place(5, 6, 0, 1, 2, "slurm")
+    assert find_rank_info(SLURM) == RankInfo(5, 6, 0, 1, 2, "slurm")
 
 
 def test_slurm_repeats_in_tasks_per_node():
     environment = {**SLURM, "SLURM_STEP_NUM_TASKS": "17", "SLURM_STEP_TASKS_PER_NODE": "8(x2),1", "SLURM_PROCID": "16"}
-    assert find_place(environment).local_world_size == 1
-    assert find_place({**environment, "SLURM_PROCID": "15", "SLURM_LOCALID": "7", "SLURM_NODEID": "1"}).local_rank == 7
+    assert find_rank_info(environment).local_world_size == 1
+    assert (
+        find_rank_info({**environment, "SLURM_PROCID": "15", "SLURM_LOCALID": "7", "SLURM_NODEID": "1"}).local_rank == 7
+    )
 
 
 def test_slurm_batch_script_is_not_a_step():
     batch = {"SLURM_JOB_ID": "4711", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "16"}
-    assert find_place(batch).launcher == "single"
+    assert find_rank_info(batch).launcher == "single"
 
 
 @pytest.mark.parametrize("step", ["4294967290", "4294967291"])
 def test_slurm_interactive_and_batch_steps_do_not_count(step):
-    assert find_place({**SLURM, "SLURM_STEP_ID": step}).launcher == "single"
+    assert find_rank_info({**SLURM, "SLURM_STEP_ID": step}).launcher == "single"
 
 
 @pytest.mark.parametrize(
@@ -70,7 +73,7 @@ def test_slurm_interactive_and_batch_steps_do_not_count(step):
 )
 def test_contradictions_are_named(environment, named):
     with pytest.raises(ConfigError, match=named.replace("(", r"\(")):
-        find_place(environment)
+        find_rank_info(environment)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +182,7 @@ def test_slurm_tasks_that_see_all_gpus_take_one_each(one_visible_gpu):
 def test_one_rank_needs_no_process_group():
     threads = torch.get_num_threads()
     try:
-        initialise(find_place({}), torch.device("cpu"), 10)
+        initialise(find_rank_info({}), torch.device("cpu"), 10)
         assert not dist.is_initialized()
         shutdown()
     finally:

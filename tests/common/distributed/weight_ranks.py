@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from common.distributed.roles import Role
-from common.distributed.startup import find_place, initialise, shutdown
+from common.distributed.startup import find_rank_info, initialise, shutdown
 from common.distributed.weights import Arrived, Template, Transfer, WeightReceiver, WeightSender
 
 PUBLICATIONS = 3
@@ -47,9 +47,9 @@ def run(rank: int, world_size: int, port: int, evaluation_ranks: int, senders: i
         "MASTER_PORT": str(port),
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    place = find_place(os.environ)
-    initialise(place, torch.device("cpu"), 120, evaluation_ranks=evaluation_ranks)
-    role = Role.of(place, evaluation_ranks)
+    rank_info = find_rank_info(os.environ)
+    initialise(rank_info, torch.device("cpu"), 120, evaluation_ranks=evaluation_ranks)
+    role = Role.of(rank_info, evaluation_ranks)
     template = Template.of(weights(0), senders)
     transfer = Transfer("test", senders, evaluation_ranks)
     if role.name == "train":

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from common import cli
+from common.config.composition import compose
 from common.errors import ConfigError
-from common.launch.experiment import assignments, begin, configuration_hash, end, main, open_series, series_name
+from common.launch.experiment import assignments, begin, configuration_hash, end, open_series, series_name
+from common.launch.launch_config import LaunchConfig
 from common.launch.series import append, read_runs
-from common.launch.settings import LaunchConfig
 
 RUN_START = {"event_type": "INTERVAL_START", "key": "run_start", "value": None, "metadata": {"file": "a", "lineno": 1}}
 
@@ -27,13 +28,13 @@ def next_one(
     results: Path, name: str = "s", *more: str, job: str | None = None
 ) -> dict[str, str | int | Sequence[str]]:
     overrides = arguments(results, *more)
-    tree = cli.compose(overrides)
+    tree = compose(overrides)
     environment = {"SLURM_JOB_ID": job} if job else {}
-    return begin(tree, LaunchConfig.load(tree), name, overrides, environment)
+    return begin(tree, LaunchConfig.load(tree), name, overrides, environment, cli.admitted)
 
 
 def finish(results: Path, number: int, code: int = 0, name: str = "s", errors: Path | None = None) -> None:
-    end(LaunchConfig.load(cli.compose(arguments(results))), name, number, code, errors)
+    end(LaunchConfig.load(compose(arguments(results))), name, number, code, errors)
 
 
 def start_the_clock(results: Path, number: int) -> Path:
@@ -115,36 +116,36 @@ def test_a_series_has_one_configuration(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_the_hash_covers_what_influences_training(tmp_path: Path, change: str, same: bool) -> None:
-    before = configuration_hash(cli.compose(arguments(tmp_path)))
-    assert (configuration_hash(cli.compose(arguments(tmp_path, change))) == before) is same
+    before = configuration_hash(compose(arguments(tmp_path)))
+    assert (configuration_hash(compose(arguments(tmp_path, change))) == before) is same
 
 
 def test_a_job_that_was_queued_again_goes_on_with_its_series(tmp_path: Path) -> None:
     next_one(tmp_path, "mine", job="12")
     next_one(tmp_path, "another", job="13")
-    settings = LaunchConfig.load(cli.compose(arguments(tmp_path)))
+    settings = LaunchConfig.load(compose(arguments(tmp_path)))
     assert series_name(settings, {"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "1"}) == "mine"
     assert series_name(settings, {"SLURM_JOB_ID": "12"}) not in ("mine", "another")
 
 
 def test_a_series_is_gone_on_with_by_name(tmp_path: Path) -> None:
     next_one(tmp_path, "mine")
-    settings = LaunchConfig.load(cli.compose(arguments(tmp_path, "launch.series=mine")))
+    settings = LaunchConfig.load(compose(arguments(tmp_path, "launch.series=mine")))
     assert series_name(settings, {}) == "mine"
     with pytest.raises(ConfigError, match="no such series"):
         series_name(replace(settings, series="other"), {})
 
 
 def test_a_job_of_another_size_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    tree = cli.compose(arguments(tmp_path))
+    tree = compose(arguments(tmp_path))
     with pytest.raises(ConfigError, match="the job has 2: sbatch -N1"):
-        open_series(tree, LaunchConfig.load(tree), {"SLURM_JOB_NODELIST": "n[1-2]"})
+        open_series(tree, LaunchConfig.load(tree), {"SLURM_JOB_NODELIST": "n[1-2]"}, cli.admitted)
 
 
 def test_a_configuration_that_the_closed_division_forbids_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    tree = cli.compose(["benchmark=resnet", "scale=8xH200", "benchmark.target=0.7", f"launch.results={tmp_path}"])
+    tree = compose(["benchmark=resnet", "scale=8xH200", "benchmark.target=0.7", f"launch.results={tmp_path}"])
     with pytest.raises(ConfigError, match=r"the rules fix 0\.759"):
-        open_series(tree, LaunchConfig.load(tree), {})
+        open_series(tree, LaunchConfig.load(tree), {}, cli.admitted)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -160,7 +161,7 @@ def test_a_configuration_that_the_closed_division_forbids_is_refused_before_anyt
 )
 def test_a_wrong_launch_setting_is_named(tmp_path: Path, override: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        LaunchConfig.load(cli.compose(arguments(tmp_path, override)))
+        LaunchConfig.load(compose(arguments(tmp_path, override)))
 
 
 def test_a_rank_that_srun_names_is_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,7 +181,7 @@ def test_a_reason_that_the_driver_knows_comes_before_what_srun_says(tmp_path: Pa
     start_the_clock(tmp_path, 1)
     errors = tmp_path / "errors"
     errors.write_text("srun: error: n2: task 3: Killed\n")
-    end(LaunchConfig.load(cli.compose(arguments(tmp_path))), "s", 1, 137, errors, "it took too long")
+    end(LaunchConfig.load(compose(arguments(tmp_path))), "s", 1, 137, errors, "it took too long")
     ended = read_runs(tmp_path)[0].experiments[0].end
     assert ended is not None
     assert ended.reason == "it took too long"
@@ -199,7 +200,7 @@ def test_dropping_caches_is_switched_as_dgx_users_write_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, dropped: bool
 ) -> None:
     monkeypatch.setenv("CLEAR_CACHES", text)
-    assert LaunchConfig.load(cli.compose(arguments(tmp_path))).clear_caches is dropped
+    assert LaunchConfig.load(compose(arguments(tmp_path))).clear_caches is dropped
 
 
 def test_assignments_survive_a_shell() -> None:
@@ -208,7 +209,7 @@ def test_assignments_survive_a_shell() -> None:
 
 
 def test_a_mistake_is_one_message_and_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["open", "--", "benchmark=resnet", "launch.experimens=2"]) == ConfigError.exit_code
+    assert cli.run(["series", "open", "--", "benchmark=resnet", "launch.experimens=2"]) == ConfigError.exit_code
     told = capsys.readouterr()
     assert told.out == ""
     assert len(told.err.splitlines()) == 1
@@ -227,25 +228,26 @@ def test_what_would_keep_runs_out_of_a_submission_is_said_before_they_run(
 ) -> None:
     environment = {"MLPERF_SUITE_COMMIT": "abc", "MLPERF_SUITE_DIRTY": "true"}
     real = ["benchmark=resnet", "scale=1xH200", f"launch.results={tmp_path}"]
-    tree = cli.compose([*real, "submission.org=acme"])
-    open_series(tree, LaunchConfig.load(tree), environment)
+    tree = compose([*real, "submission.org=acme"])
+    open_series(tree, LaunchConfig.load(tree), environment, cli.admitted)
     told = capsys.readouterr().err.splitlines()
     assert [line.partition("submitted: ")[2] for line in told] == [
         "submission.platform is not set",
         "the source differs from its commit; commit it",
     ]
-    stand_in = cli.compose(arguments(tmp_path))
-    open_series(stand_in, LaunchConfig.load(stand_in), environment)
+    stand_in = compose(arguments(tmp_path))
+    open_series(stand_in, LaunchConfig.load(stand_in), environment, cli.admitted)
     assert capsys.readouterr().err == ""
 
 
 def test_the_open_experiment_of_a_job_that_is_still_there_is_left_alone(tmp_path: Path) -> None:
     next_one(tmp_path, "s", job="12")
     log = start_the_clock(tmp_path, 1)
-    tree = cli.compose(arguments(tmp_path))
+    tree = compose(arguments(tmp_path))
     with pytest.raises(ConfigError, match="job 12 is still there, with experiment 1"):
-        begin(tree, LaunchConfig.load(tree), "s", [], {"SLURM_JOB_ID": "13", "MLPERF_LIVE_JOBS": "12,13"})
+        begin(tree, LaunchConfig.load(tree), "s", [], {"SLURM_JOB_ID": "13", "MLPERF_LIVE_JOBS": "12,13"}, cli.admitted)
     assert "aborted" not in log.read_text()
     assert read_runs(tmp_path)[0].experiments[0].end is None
-    begun = begin(tree, LaunchConfig.load(tree), "s", [], {"SLURM_JOB_ID": "13", "MLPERF_LIVE_JOBS": "13"})
+    environment = {"SLURM_JOB_ID": "13", "MLPERF_LIVE_JOBS": "13"}
+    begun = begin(tree, LaunchConfig.load(tree), "s", [], environment, cli.admitted)
     assert begun["experiment"] == 2

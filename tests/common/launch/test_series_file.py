@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import resource
 import signal
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,7 @@ from common.errors import DataError
 from common.launch.series import RUNS_FILE, Begin, End, append, read_runs
 
 BEGIN = Begin(
-    series="s", experiment=1, declared=2, time="2026-01-01T00:00:00+00:00", seed=7, commit="abc", dirty=False,
+    series="s", experiment=1, declared=2, time="2026-01-01T00:00:00+00:00", seed=7, commit="abcdef0", dirty=False,
     configuration="0" * 64, benchmark="resnet", scale="1x1", ruleset="4.0.0", log="s_1.log", output_dir="s_1", job="12",
     overrides=("benchmark=resnet",),
 )  # fmt: skip
@@ -76,10 +79,115 @@ def test_a_file_that_contradicts_itself_is_refused(tmp_path: Path, entries: list
     assert f"line {len(entries)}" in str(caught.value)
 
 
-@pytest.mark.parametrize("line", ["{", "[]", json.dumps({"event": "begin"}), json.dumps({"event": "middle"})])
+@pytest.mark.parametrize("line", ["{", "[]", "", json.dumps({"event": "begin"}), json.dumps({"event": "middle"})])
 def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
     append(tmp_path, BEGIN)
     with (tmp_path / RUNS_FILE).open("a") as file:
         file.write(line + "\n")
     with pytest.raises(DataError, match="line 2"):
+        read_runs(tmp_path)
+
+
+WRONG: list[tuple[Begin | End, str, object]] = [
+    (BEGIN, "series", "../s"),
+    (BEGIN, "series", "-s"),
+    (BEGIN, "series", ""),
+    (BEGIN, "experiment", True),
+    (BEGIN, "experiment", 0),
+    (BEGIN, "experiment", 1.0),
+    (BEGIN, "declared", 0),
+    (BEGIN, "declared", "2"),
+    (BEGIN, "time", "2026-01-01T00:00:00"),
+    (BEGIN, "time", "yesterday"),
+    (BEGIN, "time", 1767225600),
+    (BEGIN, "time", "0001-01-01T00:00:00+23:59"),
+    (BEGIN, "seed", 7.0),
+    (BEGIN, "seed", 0),
+    (BEGIN, "seed", 2**63),
+    (BEGIN, "commit", "HEAD"),
+    (BEGIN, "dirty", "no"),
+    (BEGIN, "dirty", 0),
+    (BEGIN, "configuration", "0" * 63),
+    (BEGIN, "benchmark", "res net"),
+    (BEGIN, "scale", "1x0"),
+    (BEGIN, "scale", [1, 1]),
+    (BEGIN, "ruleset", "4.0"),
+    (BEGIN, "log", "/etc/passwd"),
+    (BEGIN, "log", ".."),
+    (BEGIN, "log", "s\n_1.log"),
+    (BEGIN, "output_dir", "a/b"),
+    (BEGIN, "job", 12),
+    (BEGIN, "overrides", "benchmark=resnet"),
+    (BEGIN, "overrides", [1]),
+    (END, "exit_code", False),
+    (END, "exit_code", 256),
+    (END, "status", "finished"),
+    (END, "status", ["success"]),
+    (END, "minutes", math.nan),
+    (END, "minutes", math.inf),
+    (END, "minutes", True),
+    (END, "minutes", "12.5"),
+    (END, "verdict", None),
+    (END, "reason", []),
+]
+
+
+@pytest.mark.parametrize(("entry", "field", "value"), WRONG, ids=[f"{field}-{value!r}" for _, field, value in WRONG])
+def test_a_value_that_no_launcher_writes_is_named(
+    tmp_path: Path, entry: Begin | End, field: str, value: object
+) -> None:
+    append(tmp_path, BEGIN)
+    kind = "begin" if isinstance(entry, Begin) else "end"
+    with (tmp_path / RUNS_FILE).open("a") as file:
+        file.write(json.dumps({"event": kind, **asdict(entry), field: value}) + "\n")
+    with pytest.raises(DataError, match=rf"runs\.jsonl, line 2: {field} is "):
+        read_runs(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda fields: fields.pop("seed"), "lacks seed"),
+        (lambda fields: fields.update(colour="red"), "has 'colour', which no entry has"),
+    ],
+)
+def test_fields_are_those_of_an_entry(tmp_path: Path, change: Callable[[dict], object], words: str) -> None:
+    fields = {"event": "begin", **asdict(BEGIN)}
+    change(fields)
+    (tmp_path / RUNS_FILE).write_text(json.dumps(fields) + "\n")
+    with pytest.raises(DataError, match=f"line 1: {words}"):
+        read_runs(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b'{"event": "begin", "reason": "\xff"}\n', "line 1: is no UTF-8 text"),
+        (b'{"event": "end", "event": "begin"}\n', "line 1: is ambiguous: it has 'event' twice"),
+        (b'{"event": ' + b"[" * 100_000, "line 1: is "),
+        (b'{"event": ' + b"9" * 10_000 + b"}", "line 1: is corrupt: it has an integer of 10000 digits"),
+        (b"\n" + b"x" * (2**20 + 1) + b"\n", "line 2: is longer than 1 MiB"),
+        (b"\n" * (2**24 + 1), "is larger than 16 MiB"),
+    ],
+    ids=["no text", "a key twice", "nested", "digits", "long line", "large file"],
+)
+def test_bytes_that_no_launcher_writes_are_one_error(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / RUNS_FILE).write_bytes(content)
+    with pytest.raises(DataError, match=words):
+        read_runs(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        os.mkfifo,
+        Path.mkdir,
+        lambda path: path.symlink_to("/dev/zero"),
+        lambda path: path.symlink_to(path.with_name("elsewhere")),
+    ],
+    ids=["pipe", "folder", "link to a device", "link to nothing"],
+)
+def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    make(tmp_path / RUNS_FILE)
+    with pytest.raises(DataError, match=r"runs\.jsonl: is .*, no regular file"):
         read_runs(tmp_path)

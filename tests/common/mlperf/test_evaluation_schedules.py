@@ -8,7 +8,7 @@ from itertools import islice
 
 import pytest
 
-from common.data.source import Block
+from common.data.batches import Block
 from common.mlperf.rules import BENCHMARKS
 from common.mlperf.schedules import SCHEDULES, Schedule
 

@@ -8,18 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from common import cli, config
-from common.config import BenchmarkConfig
-from common.distributed.startup import Place
+from common import cli
+from common.config.composition import compose
+from common.config.schema import BenchmarkConfig
+from common.distributed.rank_info import RankInfo
 from common.errors import ConfigError
 from common.mlperf.fixed import check_fixed
-from common.trainer import Trainer
+from common.run.trainer import Trainer
 from tests.conftest import suite
 
 
 def composed(*overrides: str) -> BenchmarkConfig:
     """The benchmark's section under ``overrides``."""
-    return config.load(cli.compose(["benchmark=resnet", *overrides]))[0].benchmark
+    return cli.load(compose(["benchmark=resnet", *overrides]))[0].benchmark
 
 
 @pytest.mark.parametrize(
@@ -85,6 +86,8 @@ def test_a_run_in_the_closed_division_is_refused_before_it_starts(tmp_path: Path
 
 def test_the_open_division_skips_these_rules() -> None:
     overrides = ["benchmark.target=0.7", "hparams.label_smoothing=0.2", "submission.division=open", "device=cpu"]
-    run, session = config.load(cli.compose(["benchmark=resnet", "scale=1xH200", *overrides]))
-    trainer = Trainer(run, session, Place(0, 1, 0, 1, 0, "single"), torch.device("cpu"))
+    run, session = cli.load(compose(["benchmark=resnet", "scale=1xH200", *overrides]))
+    trainer = Trainer(
+        cli.workload_class("resnet"), run, session, RankInfo(0, 1, 0, 1, 0, "single"), torch.device("cpu")
+    )
     assert trainer.run.benchmark.target == 0.7

@@ -95,9 +95,9 @@ BAD_LINES = {
     ),
     "time beyond a float": (
         ':::MLLOG {"time_ms": 1%s, "event_type": "", "key": "a", "value": 1, "metadata": {}}\n' % ("0" * 400),
-        "time_ms is not a number",
+        "integer of 401 digits",
     ),
-    "brackets without end": (":::MLLOG " + "[" * 100_000 + "\n", "truncated or corrupt"),
+    "brackets without end": (":::MLLOG " + "[" * 100_000 + "\n", "more than 20000 entries"),
 }
 
 
@@ -123,7 +123,7 @@ def test_file_without_a_log_is_an_error(tmp_path: Path) -> None:
     ("content", "reason"),
     [
         (b"", "is empty"),
-        (gzip.compress(b"a log"), "is compressed; unpack it"),
+        (gzip.compress(b"a log", mtime=0), "is compressed; unpack it"),
         (lzma.compress(b"a log"), "is compressed; unpack it"),
         (bz2.compress(b"a log"), "is compressed; unpack it"),
         (":::MLLOG {}".encode("utf-16"), "is UTF-16 text"),
@@ -139,5 +139,5 @@ def test_folder_and_pipe_are_no_logs(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(DataError, match="is a folder"):
         read_log(tmp_path)
-    with pytest.raises(DataError, match="is no regular file"):
+    with pytest.raises(DataError, match="is a pipe, no regular file"):
         read_log(tmp_path / "pipe")

@@ -11,7 +11,7 @@ import pytest
 from handwritten_logs import END, POINT, replaced, resnet_lines
 from mlperf_logging.rcp_checker import rcp_checker
 
-from common.mlperf.parsed_log import read_log
+from common.mlperf.parsed_log import ParsedLog, read_log
 from common.mlperf.rcp import (
     check_convergence,
     convergence_of,
@@ -19,9 +19,8 @@ from common.mlperf.rcp import (
     olympic_mean,
     pick_window,
     reference_at,
-    reference_statistics,
-    smallest_acceptable_mean,
 )
+from common.mlperf.rcp_engine import reference_statistics, smallest_acceptable_mean
 from common.mlperf.rules import rules_for
 
 WriteLog = Callable[..., Path]
@@ -138,9 +137,10 @@ def test_olympic_mean_of_too_little_or_nan_is_an_error(values: list[float]) -> N
         olympic_mean(values)
 
 
-def resnet_set(write_log: WriteLog, epochs: list[int]) -> list[Path]:
+def resnet_set(write_log: WriteLog, epochs: list[int]) -> list[ParsedLog]:
     """Logs at global batch 3264, whose RCP has mean 35.154 and limit 34.31."""
-    return [write_log(resnet_lines(seed=i, last_epoch=e), f"result_{i}.txt") for i, e in enumerate(epochs)]
+    paths = [write_log(resnet_lines(seed=i, last_epoch=e), f"result_{i}.txt") for i, e in enumerate(epochs)]
+    return [read_log(path) for path in paths]
 
 
 def test_convergence_like_the_references_passes_unscaled(write_log: WriteLog) -> None:
@@ -165,8 +165,8 @@ def test_convergence_faster_than_chance_fails(write_log: WriteLog) -> None:
 
 def test_batch_beyond_all_references_has_no_rcp(write_log: WriteLog) -> None:
     lines = [replaced(resnet_lines(seed=i), "global_batch_size", 100_000) for i in range(5)]
-    paths = [write_log(each, f"result_{i}.txt") for i, each in enumerate(lines)]
-    result = check_convergence(paths, "resnet", "4.0.0")
+    logs = [read_log(write_log(each, f"result_{i}.txt")) for i, each in enumerate(lines)]
+    result = check_convergence(logs, "resnet", "4.0.0")
     assert not result.passed
     assert "BS = 100000" in result.message
 
@@ -174,15 +174,14 @@ def test_batch_beyond_all_references_has_no_rcp(write_log: WriteLog) -> None:
 def test_own_reference_points_may_be_given(write_log: WriteLog, tmp_path: Path) -> None:
     record = {"Benchmark": "resnet", "BS": 3264, "Hyperparams": {}, "Epochs to converge": [50] * 9 + [51]}
     (tmp_path / "rcps.json").write_text(json.dumps({"resnet_ref_3264": record}))
-    paths = resnet_set(write_log, [35] * 5)
-    with open(tmp_path / "rcps.json") as file:
-        assert not check_convergence(paths, "resnet", "4.0.0", custom_rcps=file).passed
+    own = (tmp_path / "rcps.json").read_text()
+    assert not check_convergence(resnet_set(write_log, [35] * 5), "resnet", "4.0.0", custom_rcps=own).passed
 
 
 def test_checker_leaves_nothing_beside_the_logs(write_log: WriteLog, tmp_path: Path) -> None:
-    paths = resnet_set(write_log, [31, 34, 35, 35, 39])
-    check_convergence(paths, "resnet", "4.0.0")
-    assert sorted(tmp_path.iterdir()) == sorted(paths)
+    logs = resnet_set(write_log, [31, 34, 35, 35, 39])
+    check_convergence(logs, "resnet", "4.0.0")
+    assert sorted(tmp_path.iterdir()) == sorted(log.path for log in logs)
 
 
 @pytest.mark.parametrize(

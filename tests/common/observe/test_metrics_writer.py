@@ -10,7 +10,7 @@ import pytest
 
 from common.errors import ConfigError, SuiteError
 from common.observe.metrics import MetricsWriter
-from common.observe.report.steps import read_steps
+from common.report.steps import read_steps
 
 
 class Clock:

@@ -2,29 +2,47 @@
 
 import struct
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from common.config.schema import BenchmarkConfig
+from common.observe.outcome import Outcome
 from common.observe.summary import Summary, write_summary
 
-SUMMARY = Summary(
-    benchmark="resnet",
-    metric="eval_accuracy",
-    target=0.759,
-    direction="higher",
+OUTCOME = Outcome(
     status="success",
-    reached=0.7601,
-    history=[(1000, 0.5), (2000, 0.7601)],
-    losses=[(sample, 7.0 - sample / 500) for sample in range(0, 2000, 10)],
-    minutes=12.345,
-    throughput=2764.4,
+    ruleset="4.0.0",
     seed=42,
-    stand_in=False,
     resumed=False,
-    verdict="valid run under v5.1",
-    hardware="1x NVIDIA H200",
-    paths={"log": "/runs/result_0.txt"},
+    seconds=740.7,
+    samples=2_047_591,
+    steps=2000,
+    overflows=0,
+    losses=[(sample, 7.0 - sample / 500) for sample in range(0, 2000, 10)],
+    history=[(1000, 0.5), (2000, 0.7601)],
+    evaluations=2,
+    evaluation_seconds=1.5,
+    hidden_seconds=0.0,
+    energy_joules=None,
+    log=Path("/runs/result_0.txt"),
+    output_dir=Path("/runs"),
 )
+BENCHMARK = BenchmarkConfig(
+    name="resnet",
+    log_name="resnet",
+    description="ResNet-50",
+    metric="eval_accuracy",
+    direction="higher",
+    target=0.759,
+    train_samples=1_281_167,
+    eval_samples=50_000,
+    data_set="ILSVRC2012",
+    schedule={},
+    facts={},
+    log_keys={},
+)
+SUMMARY = Summary(OUTCOME, BENCHMARK, "valid run under v5.1", "1x NVIDIA H200", paths={"log": "/runs/result_0.txt"})
 
 
 def test_the_text_holds_what_a_reader_needs(tmp_path, capsys):
@@ -44,21 +62,22 @@ def test_the_text_holds_what_a_reader_needs(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("changes", "note"),
+    ("outcome", "benchmark", "note"),
     [
-        ({"stand_in": True}, "not an MLPerf result of any division"),
-        ({"resumed": True}, "a resumed run is not scored"),
-        ({"status": "aborted", "reached": None, "history": []}, "no evaluation (target"),
-        ({"direction": "lower"}, "target <= 0.759"),
+        ({}, {"data_set": "stand-in"}, "not an MLPerf result of any division"),
+        ({"resumed": True}, {}, "a resumed run is not scored"),
+        ({"status": "aborted", "history": []}, {}, "no evaluation (target"),
+        ({}, {"direction": "lower"}, "eval_accuracy 0.5 (target <= 0.759"),
     ],
 )
-def test_what_the_run_is_not_is_said(tmp_path, changes, note):
-    assert note in write_summary(replace(SUMMARY, **changes), tmp_path)
+def test_what_the_run_is_not_is_said(tmp_path, outcome, benchmark, note):
+    summary = replace(SUMMARY, outcome=replace(OUTCOME, **outcome), benchmark=replace(BENCHMARK, **benchmark))
+    assert note in write_summary(summary, tmp_path)
 
 
-@pytest.mark.parametrize("losses", [SUMMARY.losses, [], [(1, float("nan"))], [(1, 2.0)]])
+@pytest.mark.parametrize("losses", [OUTCOME.losses, [], [(1, float("nan"))], [(1, 2.0)]])
 def test_the_picture_is_a_whole_png(tmp_path, losses):
-    write_summary(replace(SUMMARY, losses=losses), tmp_path)
+    write_summary(replace(SUMMARY, outcome=replace(OUTCOME, losses=losses)), tmp_path)
     data = (tmp_path / "summary.png").read_bytes()
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
     width, height = struct.unpack(">II", data[16:24])
@@ -75,5 +94,5 @@ def test_the_picture_is_a_whole_png(tmp_path, losses):
     ],
 )
 def test_how_much_of_the_evaluation_was_hidden_is_said(tmp_path, ranks, hidden, told):
-    changes = {"evaluations": 4, "evaluation_seconds": 8.0, "hidden_seconds": hidden, "evaluation_ranks": ranks}
-    assert told in write_summary(replace(SUMMARY, **changes), tmp_path)
+    outcome = replace(OUTCOME, evaluations=4, evaluation_seconds=8.0, hidden_seconds=hidden)
+    assert told in write_summary(replace(SUMMARY, outcome=outcome, evaluation_ranks=ranks), tmp_path)

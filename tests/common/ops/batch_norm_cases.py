@@ -1,4 +1,5 @@
-"""The Triton batch norm against the formula; run under TRITON_INTERPRET=1 by test_batch_norm.py."""
+"""The Triton batch norm against the formula; run by
+tests/test_interpreted_kernels.py."""
 
 from __future__ import annotations
 
@@ -6,8 +7,9 @@ import pytest
 import torch
 from batch_norm_oracle import KINDS, Formula, disagreement, inputs, parameters, run
 
-from common.ops import batch_norm_pool_triton, batch_norm_triton
-from common.ops.batch_norm import Norm, batch_norm_evaluate_torch
+from common.ops.batch_norm import pool_triton as batch_norm_pool_triton
+from common.ops.batch_norm import triton as batch_norm_triton
+from common.ops.batch_norm.plain import Norm, batch_norm_evaluate_torch
 
 SHAPES = ((3, 24, 5, 7), (2, 16, 8, 8), (5, 8, 1, 1), (2, 72, 3, 3))
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
@@ -45,15 +47,21 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(batch_norm_triton.TILES, name, tile._replace(columns=16, elements=128, programs=programs))
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        pytest.param(kind, shape, marks=[] if number == 1 or kind == "dual" else pytest.mark.slow)
+        for kind in KINDS
+        for number, shape in enumerate(SHAPES)
+    ],
+)
 def test_equals_formula(kind: str, shape: tuple[int, ...], small_tiles: None) -> None:
     x, residual = inputs(shape, torch.float32)
     errors = disagreement(run(Triton, kind, x, residual), run(Formula, kind, x.double(), residual.double()))
     assert max(errors.values()) < TOLERANCE[torch.float32], errors
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "pool"])
+@pytest.mark.parametrize("kind", ["plain", "dual", *(pytest.param(k, marks=pytest.mark.slow) for k in ("relu", "add"))])
 def test_moments_of_a_convolution_equal_formula(kind: str, small_tiles: None) -> None:
     x, residual = inputs((3, 24, 5, 7), torch.float32)
     errors = disagreement(run(TritonWithMoments, kind, x, residual), run(Formula, kind, x.double(), residual.double()))

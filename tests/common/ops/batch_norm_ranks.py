@@ -20,7 +20,7 @@ SPLIT = (4, 2)  # images of each rank: the parts need not be equal
 def main(rank: int, folder: str, implementation: str) -> None:
     """Run every kind on this rank's part of the batch and save what came out."""
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS, timeout=timedelta(seconds=60)
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS, timeout=timedelta(seconds=200)
     )
     operations = SimpleNamespace(
         batch_norm=batch_norm.IMPLEMENTATIONS[implementation].function,

@@ -12,6 +12,7 @@ from common.errors import UnsupportedImplementation
 from common.nn.batch_norm import BatchNorm2d
 from common.nn.convolution import Conv2d
 from common.ops import convolution as ops
+from common.ops.convolution.plain import convolution_torch
 from common.ops.implementation import Implementation, OperationRequest, always, select
 
 
@@ -21,18 +22,18 @@ def convolution_with_moments(x: Tensor, weight: Tensor, stride: int, padding: in
 
 
 def small_network() -> ResNet50:
-    return ResNet50(Architecture(width=8, layers=(1, 2), num_classes=4), torch.Generator().manual_seed(0))
+    return ResNet50(Architecture(8, 4, 4, 1e-5, 0.1, layers=(1, 2)), torch.Generator().manual_seed(0))
 
 
 def test_plain_version_leaves_no_moments() -> None:
     x, weight = torch.randn(2, 8, 9, 9), torch.randn(16, 8, 3, 3)
-    y, moments = ops.convolution_torch(x, weight, 2, 1)
+    y, moments = convolution_torch(x, weight, 2, 1)
     assert torch.equal(y, F.conv2d(x, weight, stride=2, padding=1))
     assert moments is None
 
 
 def test_cudnn_is_refused_without_a_gpu() -> None:
-    request = OperationRequest(torch.device("cpu"), torch.float16, 64)
+    request = OperationRequest(torch.device("cpu"), torch.float16, {"channels": 64})
     assert select(ops.IMPLEMENTATIONS, "auto", request).name == "torch"
     with pytest.raises(UnsupportedImplementation, match="CUDA device"):
         select(ops.IMPLEMENTATIONS, "cudnn", request)

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from common.ops.clock import milliseconds, stamp
+from common.ops.device_clock import milliseconds, stamp
 
 
 def test_a_stamp_lies_between_the_moments_around_it() -> None:

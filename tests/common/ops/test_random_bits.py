@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.ops.random_bits import words
+from common.ops.random_bits.plain import words
 
 SEEDS = [0, 1, -1, 1 << 40, -0x0123456789ABCDEF]
 

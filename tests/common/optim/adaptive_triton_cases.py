@@ -1,4 +1,5 @@
-"""What only the Triton kernels have to show; run under TRITON_INTERPRET=1 by test_adaptive_triton.py."""
+"""What only the Triton kernels have to show; run by
+tests/test_interpreted_kernels.py."""
 
 import pytest
 import torch

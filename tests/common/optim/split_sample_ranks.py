@@ -14,16 +14,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from common import checkpoint
-from common.checkpoint import Progress
-from common.data.source import Batch
+from common.data.batches import Batch
 from common.distributed.layout import Layout
 from common.optim.adaptive import LAMB
+from common.optim.learning_rate import constant
+from common.optim.momentum import SGD
 from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
-from common.optim.rules import SGD, Rule
-from common.optim.schedules import constant
-from common.step import TrainStep, accumulate
-from common.workload import Losses
+from common.optim.rules import Rule
+from common.optim.updater import apply_gradients
+from common.run import checkpoint
+from common.run.checkpoint import Progress
+from common.step.train_step import Losses, TrainStep, accumulate
 
 WORLD = 4
 LANES = 4  # micro-batches of one iteration, over all replicas
@@ -140,8 +141,11 @@ class Trainee:
         part = self.model(batch.tensors["x"])
         return Losses(part, {"loss": part})
 
-    def iterate(self, iteration: int, spoil: Callable[[Tensor], None] = lambda x_NPC: None) -> None:
-        """One iteration; lane a * R + r is accumulation step a of replica r of R. ``spoil`` changes this rank's."""
+    def iterate(self, iteration: int, spoil: Callable[[Tensor], None] = lambda x_NPC: None) -> bool:
+        """One iteration; lane a * R + r is accumulation step a of replica r of R. ``spoil`` changes this rank's.
+
+        Whether it reports an overflow.
+        """
         replicas, replica = self.layout.size("dp"), self.layout.index("dp")
         every = lanes(iteration)
         batches = []
@@ -150,7 +154,8 @@ class Trainee:
             part_NPC = whole_NPC.chunk(self.layout.size("cp"), dim=1)[self.layout.index("cp")].clone()
             spoil(part_NPC)
             batches.append(Batch({"x": part_NPC.to(self.dtype)}, LANES))
-        self.step(batches)
+        report = self.step(batches)
+        return self.step.read(report.names, report.values.tolist()).overflow
 
     def weights(self) -> dict[str, Tensor]:
         """Copies of the weights as of the last update."""
@@ -203,10 +208,10 @@ def overflow_in_one_part(layout: Layout, **options: Any) -> dict[str, Any]:
     hook = None
     if layout.rank == layout.world_size - 1:
         hook = trainee.model.up.weight.register_hook(lambda gradient: gradient * float("inf"))
-    trainee.iterate(1)
+    told = trainee.iterate(1)
     if hook is not None:
         hook.remove()
-    return {"changed": trainee.changed(before), "overflow": trainee.optimizer.metrics["overflow"].item()}
+    return {"changed": trainee.changed(before), "overflow": told}
 
 
 def save(layout: Layout, folder: Path) -> None:
@@ -248,7 +253,7 @@ def model_parallel(layout: Layout, when: str) -> dict[str, list[float]]:
     redundant.grad.fill_(7.0)
     optimizer.arm()
     optimizer.collect()
-    optimizer.update(torch.tensor(0.0))
+    apply_gradients([optimizer], torch.tensor(0.0))
     return {"own": own.tolist(), "shared": shared.tolist(), "redundant": redundant.tolist()}
 
 

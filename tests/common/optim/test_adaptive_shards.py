@@ -103,7 +103,7 @@ class Rendezvous:
     def __init__(self, ranks: int) -> None:
         self.turn = threading.Lock()
         self.calls = 0
-        self._barrier = threading.Barrier(ranks, timeout=60)
+        self._barrier = threading.Barrier(ranks, timeout=200)
         self._values: dict[int, torch.Tensor] = {}
 
     def sum(self, rank: int, tensor: torch.Tensor) -> None:
@@ -156,7 +156,7 @@ def test_two_ranks_equal_one(implementation, bounds, dtype):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(200)
         assert rendezvous.calls == 2 * (step + 1)
     for alone, parts in zip(one.snapshot(), zip(*(p.snapshot() for p in ranks), strict=True), strict=True):
         rtol = 1e-3 if alone.dtype == torch.float16 else 1e-5
@@ -179,7 +179,7 @@ def test_two_dtypes_share_one_sum(implementation):
     assert len(sums) == 1
     u = [g / (np.abs(g) + 1e-6) + 0.01 * w for g, w in zip(directions, weights, strict=True)]
     expected = [(weights[1] ** 2).sum(), (weights[0] ** 2).sum(), (u[1] ** 2).sum(), (u[0] ** 2).sum()]
-    np.testing.assert_allclose(sums[0].numpy(), expected, rtol=1e-5)
+    np.testing.assert_allclose(sums[0].flatten().numpy(), expected, rtol=1e-5)
     for shard, weight, direction in zip(shards, weights, u, strict=True):
         moved = weight - 0.1 * np.linalg.norm(weight) / np.linalg.norm(direction) * direction
         np.testing.assert_allclose(shard.masters[: len(weight)].numpy(), moved, rtol=1e-5, atol=1e-6)

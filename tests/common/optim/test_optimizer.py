@@ -7,9 +7,10 @@ from update_oracle import build, noise, parameter, snapshot, step
 
 from common.distributed.layout import Layout
 from common.errors import CheckpointError
+from common.optim.learning_rate import constant
+from common.optim.momentum import LARS, SGD
 from common.optim.optimizer import Optimizer, ParameterGroup
-from common.optim.rules import LARS, SGD
-from common.optim.schedules import constant
+from common.optim.updater import apply_gradients
 
 RATES = [0.5, 1.0, 2.0, 1.5, 0.25]
 
@@ -46,7 +47,7 @@ def test_accumulated_micro_batches_equal_the_large_batch():
             if index == parts - 1:
                 optimizer.arm()
             layer(part).square().sum().backward()
-        optimizer.update(torch.tensor(0.0))
+        apply_gradients([optimizer], torch.tensor(0.0))
         results.append(layer.weight.detach())
     torch.testing.assert_close(results[0], results[1])
 

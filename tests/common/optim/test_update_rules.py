@@ -7,8 +7,8 @@ from update_oracle import build, momentum_of, momentum_steps, noise, parameter, 
 
 from common.errors import UnsupportedImplementation
 from common.optim.adaptive import LAMB
+from common.optim.momentum import LARS, SGD
 from common.optim.optimizer import ParameterGroup
-from common.optim.rules import LARS, SGD
 
 RATES = [0.5, 1.0, 2.0, 1.5, 0.25]
 
@@ -213,9 +213,8 @@ def test_skip_writes_nothing(rule):
     optimizer = build([group], rule, RATES)
     step(optimizer, {weight: noise(1, 5, 3)[0], half: noise(1, 9)[0]})
     before = snapshot(optimizer, weight, half)
-    step(optimizer, {weight: noise(1, 5, 3, seed=7)[0], half: noise(1, 9, seed=7)[0]}, skip=1.0)
+    assert not step(optimizer, {weight: noise(1, 5, 3, seed=7)[0], half: noise(1, 9, seed=7)[0]}, skip=1.0)
     assert all(torch.equal(a, b) for a, b in zip(before, snapshot(optimizer, weight, half), strict=True))
-    assert optimizer.metrics["overflow"].item() == 0.0
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
@@ -227,18 +226,16 @@ def test_gradient_that_is_not_finite_writes_nothing_anywhere(value):
     bad[8] = value
     step(optimizer, {weight: noise(1, 5, 3)[0], half: torch.ones(9)})
     before = snapshot(optimizer, weight, half)
-    step(optimizer, {weight: noise(1, 5, 3)[0], half: bad})
+    assert step(optimizer, {weight: noise(1, 5, 3)[0], half: bad})
     assert all(torch.equal(a, b) for a, b in zip(before, snapshot(optimizer, weight, half), strict=True))
-    assert optimizer.metrics["overflow"].item() == 1.0
 
 
 def test_the_update_after_an_overflow_is_a_normal_one():
     weight = torch.nn.Parameter(torch.ones(4))
     optimizer = build([ParameterGroup({"w": weight})], SGD(0.9), [0.5])
     step(optimizer, {weight: torch.full((4,), float("nan"))})
-    step(optimizer, {weight: torch.ones(4)})
+    assert not step(optimizer, {weight: torch.ones(4)})
     assert weight.tolist() == [0.5] * 4
-    assert optimizer.metrics["overflow"].item() == 0.0
 
 
 def test_triton_without_a_gpu_is_refused_by_name(monkeypatch):

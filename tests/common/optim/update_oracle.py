@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from common.distributed.layout import Layout
 from common.optim.optimizer import Optimizer, ParameterGroup
 from common.optim.rules import Rule
+from common.optim.updater import apply_gradients
 
 NO_SKIP = 0.0
 
@@ -79,14 +80,14 @@ def build(
     )
 
 
-def step(optimizer: Optimizer, gradients: Mapping[nn.Parameter, Tensor], skip: float = NO_SKIP) -> None:
-    """One iteration with given gradients."""
+def step(optimizer: Optimizer, gradients: Mapping[nn.Parameter, Tensor], skip: float = NO_SKIP) -> bool:
+    """One iteration with given gradients; returns whether one of them is not finite."""
     optimizer.begin()
     for p, gradient in gradients.items():
         assert p.grad is not None
         p.grad.copy_(gradient)
     optimizer.arm()
-    optimizer.update(torch.tensor(skip))
+    return bool(apply_gradients([optimizer], torch.tensor(skip)))
 
 
 def momentum_of(optimizer: Optimizer, name: str) -> np.ndarray:

@@ -92,7 +92,7 @@ def test_half_precision_follows_float64() -> None:
 @pytest.mark.parametrize("channels", [1, 32])
 def test_auto_never_folds_on_a_cpu(dtype: torch.dtype, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    request = OperationRequest(CPU, dtype, channels)
+    request = OperationRequest(CPU, dtype, {"channels": channels})
     assert select(local.IMPLEMENTATIONS, AUTO, request).name == "torch"
     with pytest.raises(UnsupportedImplementation, match="with cuDNN only, not on cpu"):
         select(local.IMPLEMENTATIONS, "folded", request)
@@ -102,5 +102,5 @@ def test_auto_never_folds_on_a_cpu(dtype: torch.dtype, channels: int, monkeypatc
     ("dtype", "name"), [(torch.bfloat16, "folded"), (torch.float16, "folded"), (torch.float32, "torch")]
 )
 def test_auto_folds_half_precision_on_a_gpu(dtype: torch.dtype, name: str) -> None:
-    request = OperationRequest(torch.device("cuda"), dtype, 32)
+    request = OperationRequest(torch.device("cuda"), dtype, {"channels": 32})
     assert select(local.IMPLEMENTATIONS, AUTO, request).name == name

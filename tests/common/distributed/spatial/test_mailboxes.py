@@ -15,7 +15,7 @@ from common.distributed.spatial.halo import Message
 from common.distributed.spatial.symmetric_memory import Mailboxes
 
 CAPACITY = 256
-DEADLINE = 20.0  # seconds
+DEADLINE = 200.0  # seconds
 EXCHANGES = 6
 
 

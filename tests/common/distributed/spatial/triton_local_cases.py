@@ -158,7 +158,10 @@ def test_slabs_of_a_first_layer_equal_the_whole(overlap: bool) -> None:
 
 
 def test_auto_takes_the_kernels_for_one_channel_alone() -> None:
-    chosen = [select(IMPLEMENTATIONS, AUTO, OperationRequest(CPU, torch.float32, channels)) for channels in (1, 2)]
+    chosen = [
+        select(IMPLEMENTATIONS, AUTO, OperationRequest(CPU, torch.float32, {"channels": channels}))
+        for channels in (1, 2)
+    ]
     assert [implementation.name for implementation in chosen] == ["triton", "torch"]
     with pytest.raises(UnsupportedImplementation, match="1 input channel, not 32"):
-        select(IMPLEMENTATIONS, "triton", OperationRequest(CPU, torch.float32, 32))
+        select(IMPLEMENTATIONS, "triton", OperationRequest(CPU, torch.float32, {"channels": 32}))

@@ -1,0 +1,41 @@
+"""The loss: half of the Dice loss of the foreground classes plus half of the cross-entropy over all classes.
+
+    dice[n, c] = (2 * sum p t + smooth) / (sum t + sum p + smooth)      c = 1 ... K - 1, sums over the voxels of n
+    loss = (mean over n, c of (1 - dice[n, c]) + mean over voxels of -log p[label]) / 2
+
+with p the softmax of the logits over the classes and t the one-hot label (the MLPerf Training reference of 3D U-Net,
+``DiceCELoss``; Dice after Milletari et al., arXiv:1606.04797, with plain sums in the denominator).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from benchmarks.unet3d.ops.dice_cross_entropy.plain import TRITON_CLASSES, dice_cross_entropy_plain
+from common.ops.implementation import Implementation, OperationRequest, always
+from common.ops.triton_support import triton_unsupported
+
+
+def _triton_unsupported(request: OperationRequest) -> str | None:
+    if request.sizes["classes"] != TRITON_CLASSES:
+        return f"the kernels are written for {TRITON_CLASSES} classes, not {request.sizes['classes']}"
+    return triton_unsupported(request)
+
+
+def _dice_cross_entropy_triton(*args: Any, **kwargs: Any) -> Tensor:
+    # triton is imported only where it is used
+    from benchmarks.unet3d.ops.dice_cross_entropy.triton import dice_cross_entropy
+
+    return dice_cross_entropy(*args, **kwargs)
+
+
+IMPLEMENTATIONS = {
+    "triton": Implementation("triton", _dice_cross_entropy_triton, _triton_unsupported),
+    "plain": Implementation("plain", dice_cross_entropy_plain, always),
+}
+"""Signature: ``dice_cross_entropy(logits_NKDHW, label_NDHW, smooth, split=None)``; a request's size is ``classes``."""
+
+KERNEL_NAMES = (("cross-entropy", r"^dice_"),)
+"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

@@ -1,0 +1,189 @@
+# mypy: allow-untyped-defs
+"""Triton kernels of the Dice and cross-entropy loss over N samples of V voxels and three classes.
+
+Forward reads logits and labels once and leaves seven sums per program, in registers until its end; two kernels of one
+program a sample and of one program make the loss of them. Backward reads both once more and writes the gradient. No
+probability is ever stored. Both passes are bound by memory: at 7 samples of 128^3 voxels in 16 bit 103 MB forward and
+191 MB backward, 24 and 44 us at 4.3 TB/s on an H200.
+
+Logits are addressed by strides, so that they may be (N, V, 3) or (N, 3, V) in memory. In the first case the three loads
+of a voxel touch the same lines, and the second and third are served by the L1 cache. Labels have a stride too, 1 but
+unknown to the compiler: otherwise it would give each thread several neighbouring labels, and with them their voxels,
+whose logits a warp could then only load from four times as many lines at a time.
+
+``sums`` is (N, 8) fp32: cross-entropy; p t of classes 1 and 2; p of both; t of both; and 0.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+SUMS: tl.constexpr = tl.constexpr(8)
+USED: tl.constexpr = tl.constexpr(7)
+FOREGROUND: tl.constexpr = tl.constexpr(2)
+NONE: tl.constexpr = tl.constexpr(255)
+
+
+@triton.jit
+def _load(logits_ptr, label_ptr, voxel, V, voxel_stride, class_stride, label_stride, EVEN: tl.constexpr):
+    """Logits in fp32 and labels of a sample's voxels; NONE for a voxel that does not exist."""
+    place = logits_ptr + voxel * voxel_stride
+    if EVEN:
+        label = tl.load(label_ptr + voxel * label_stride)
+        x0 = tl.load(place)
+        x1 = tl.load(place + class_stride)
+        x2 = tl.load(place + 2 * class_stride)
+    else:
+        inside = voxel < V
+        label = tl.load(label_ptr + voxel * label_stride, mask=inside, other=NONE)
+        x0 = tl.load(place, mask=inside, other=0.0)
+        x1 = tl.load(place + class_stride, mask=inside, other=0.0)
+        x2 = tl.load(place + 2 * class_stride, mask=inside, other=0.0)
+    return x0.to(tl.float32), x1.to(tl.float32), x2.to(tl.float32), label.to(tl.int32)
+
+
+@triton.jit
+def _softmax(x0, x1, x2):
+    """Probabilities of the three classes, and the logarithm of the sum of the exponentials."""
+    largest = tl.maximum(tl.maximum(x0, x1), x2)
+    e0, e1, e2 = tl.exp(x0 - largest), tl.exp(x1 - largest), tl.exp(x2 - largest)
+    total = e0 + e1 + e2
+    share = 1.0 / total
+    return e0 * share, e1 * share, e2 * share, largest + tl.log(total)
+
+
+@triton.jit(do_not_specialize=["label_stride"])
+def dice_partial_sums_kernel(
+    logits_ptr,  # (N, V, 3) or (N, 3, V)
+    label_ptr,  # (N, V) uint8
+    partial_ptr,  # (N, programs, 8) fp32, of which 7 are written
+    V, voxel_stride, class_stride, label_stride,
+    BLOCK: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Sums over the voxels of a program. Grid (programs, N)."""
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    entropy = tl.zeros((BLOCK,), tl.float32)
+    both1, both2 = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    predicted1, predicted2 = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    labelled1, labelled2 = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    start = tl.program_id(1).to(tl.int64) * V
+    for index in range(program, tl.cdiv(V, BLOCK), programs):
+        voxel = index * BLOCK + tl.arange(0, BLOCK)
+        x0, x1, x2, label = _load(
+            logits_ptr + start * 3, label_ptr + start, voxel, V, voxel_stride, class_stride, label_stride, EVEN
+        )
+        _, p1, p2, logarithm = _softmax(x0, x1, x2)
+        is1, is2 = label == 1, label == 2
+        loss = logarithm - tl.where(is1, x1, tl.where(is2, x2, x0))
+        if not EVEN:
+            inside = voxel < V
+            loss = tl.where(inside, loss, 0.0)
+            p1 = tl.where(inside, p1, 0.0)
+            p2 = tl.where(inside, p2, 0.0)
+        entropy += loss
+        both1 += tl.where(is1, p1, 0.0)
+        both2 += tl.where(is2, p2, 0.0)
+        predicted1 += p1
+        predicted2 += p2
+        labelled1 += tl.where(is1, 1.0, 0.0)
+        labelled2 += tl.where(is2, 1.0, 0.0)
+    place = partial_ptr + (tl.program_id(1) * programs + program) * SUMS
+    tl.store(place, tl.sum(entropy, 0))
+    tl.store(place + 1, tl.sum(both1, 0))
+    tl.store(place + 2, tl.sum(both2, 0))
+    tl.store(place + 3, tl.sum(predicted1, 0))
+    tl.store(place + 4, tl.sum(predicted2, 0))
+    tl.store(place + 5, tl.sum(labelled1, 0))
+    tl.store(place + 6, tl.sum(labelled2, 0))
+
+
+@triton.jit
+def dice_sums_kernel(
+    partial_ptr,  # (N, programs, 8) fp32
+    sums_ptr,  # (N, 8) fp32
+    programs,
+    BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    """Add the programs of a sample in a fixed order. Grid (N,), BLOCK_P >= programs."""
+    program, which = tl.arange(0, BLOCK_P), tl.arange(0, SUMS)
+    offset = (tl.program_id(0) * programs + program)[:, None] * SUMS + which[None, :]
+    mask = (program < programs)[:, None] & (which < USED)[None, :]
+    tl.store(sums_ptr + tl.program_id(0) * SUMS + which, tl.sum(tl.load(partial_ptr + offset, mask=mask, other=0.0), 0))
+
+
+@triton.jit
+def _dice(sums_ptr, sample, inside, foreground, smooth):
+    """Dice of a foreground class, 0 or 1, and its denominator, for a sample or for many."""
+    place = sums_ptr + sample * SUMS + 1 + foreground
+    both = tl.load(place, mask=inside, other=0.0)
+    predicted = tl.load(place + FOREGROUND, mask=inside, other=0.0)
+    labelled = tl.load(place + 2 * FOREGROUND, mask=inside, other=0.0)
+    denominator = predicted + labelled + smooth
+    return (2.0 * both + smooth) / denominator, denominator
+
+
+@triton.jit
+def dice_loss_kernel(
+    sums_ptr,  # (N, 8) fp32, of whole volumes
+    loss_ptr,  # () fp32
+    N, smooth, share,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The loss; ``share`` is 1 / voxels of all samples. Grid (1,)."""
+    total = tl.zeros((BLOCK_N,), tl.float32)
+    for start in range(0, N, BLOCK_N):
+        sample = start + tl.arange(0, BLOCK_N)
+        inside = sample < N
+        dice1, _ = _dice(sums_ptr, sample, inside, 0, smooth)
+        dice2, _ = _dice(sums_ptr, sample, inside, 1, smooth)
+        entropy = tl.load(sums_ptr + sample * SUMS, mask=inside, other=0.0) * share
+        dice_loss = ((1.0 - dice1) + (1.0 - dice2)) / (FOREGROUND * N)
+        total += tl.where(inside, entropy + dice_loss, 0.0)
+    tl.store(loss_ptr, 0.5 * tl.sum(total, 0))
+
+
+@triton.jit(do_not_specialize=["label_stride"])
+def dice_gradient_kernel(
+    d_loss_ptr,  # () fp32
+    logits_ptr,  # (N, V, 3) or (N, 3, V)
+    label_ptr,  # (N, V) uint8
+    sums_ptr,  # (N, 8) fp32, of whole volumes
+    d_logits_ptr,  # like the logits
+    V, voxel_stride, class_stride, label_stride, smooth, share,
+    BLOCK: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """``p_k (g_k - sum p g) + (p_k - t_k) share / 2`` times d_loss, g = d loss / d p. Grid (blocks, N).
+
+    With dice = (2 I + smooth) / D for a foreground class, g = -(2 t - dice) / D / (4 N); for the background it is 0.
+    """
+    d_loss = tl.load(d_loss_ptr).to(tl.float32)
+    sample = tl.program_id(1)
+    dice1, denominator1 = _dice(sums_ptr, sample, True, 0, smooth)
+    dice2, denominator2 = _dice(sums_ptr, sample, True, 1, smooth)
+    weight = -0.5 * d_loss / (FOREGROUND * tl.num_programs(1))
+    slope1, slope2 = weight / denominator1, weight / denominator2
+    entropy = 0.5 * d_loss * share
+    dtype: tl.constexpr = d_logits_ptr.dtype.element_ty
+    start = sample.to(tl.int64) * V
+    voxel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x0, x1, x2, label = _load(
+        logits_ptr + start * 3, label_ptr + start, voxel, V, voxel_stride, class_stride, label_stride, EVEN
+    )
+    p0, p1, p2, _ = _softmax(x0, x1, x2)
+    t1, t2 = tl.where(label == 1, 1.0, 0.0), tl.where(label == 2, 1.0, 0.0)
+    g1, g2 = (2.0 * t1 - dice1) * slope1, (2.0 * t2 - dice2) * slope2
+    mean = p1 * g1 + p2 * g2
+    d0 = (p0 - (1.0 - t1 - t2)) * entropy - p0 * mean
+    d1 = (p1 - t1) * entropy + p1 * (g1 - mean)
+    d2 = (p2 - t2) * entropy + p2 * (g2 - mean)
+    place = d_logits_ptr + start * 3 + voxel * voxel_stride
+    if EVEN:
+        tl.store(place, d0.to(dtype))
+        tl.store(place + class_stride, d1.to(dtype))
+        tl.store(place + 2 * class_stride, d2.to(dtype))
+    else:
+        inside = voxel < V
+        tl.store(place, d0.to(dtype), mask=inside)
+        tl.store(place + class_stride, d1.to(dtype), mask=inside)
+        tl.store(place + 2 * class_stride, d2.to(dtype), mask=inside)

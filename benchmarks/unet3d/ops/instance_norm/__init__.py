@@ -1,0 +1,40 @@
+"""Instance normalisation with scale and shift, then ReLU: what follows every 3x3x3 convolution of the network.
+
+Mean and variance (biased) are those of one channel of one sample over its whole volume, in training and in evaluation
+alike: there are no running statistics (Ulyanov et al., arXiv:1607.08022). Sums over two million voxels are taken about
+the mean, never as E[x^2] - E[x]^2: convolutions without bias leave means that are large next to the deviation.
+
+The result is returned twice, so that the next block and a skip connection have one each: backward then gets their two
+gradients, and adds them where it reads them. Where there is one reader, the other result is left alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from benchmarks.unet3d.ops.instance_norm.plain import instance_norm_relu_plain, instance_norm_relu_torch
+from common.ops.implementation import Implementation, always
+from common.ops.triton_support import triton_unsupported
+
+
+def _instance_norm_relu_triton(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    # triton is imported only where it is used
+    from benchmarks.unet3d.ops.instance_norm.triton import instance_norm_relu
+
+    return instance_norm_relu(*args, **kwargs)
+
+
+IMPLEMENTATIONS = {
+    "triton": Implementation("triton", _instance_norm_relu_triton, triton_unsupported),
+    "torch": Implementation("torch", instance_norm_relu_torch, always),
+    "plain": Implementation("plain", instance_norm_relu_plain, always),
+}
+"""Signature: ``instance_norm_relu(x_NCDHW, weight_C, bias_C, epsilon, split=None)``, which returns the result twice."""
+
+KERNEL_NAMES = (
+    ("batch or instance norm", r"^(slab_)?(moments|statistics|normalise|gradient_sums|input_gradient)_kernel"),
+    ("batch or instance norm", r"^(sums_kernel|small_forward_kernel|small_backward_kernel)"),
+)
+"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

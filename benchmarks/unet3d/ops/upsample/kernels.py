@@ -1,0 +1,78 @@
+# mypy: allow-untyped-defs
+"""Triton kernels of a transposed convolution, 2x2x2 with stride 2, whose result lies beside a skip connection.
+
+Memory is channels last throughout: M = N D H W rows of C_in channels come in, 8 M rows of 2 C go out, those of the skip
+connection behind those of the convolution. A column of the product is one filter at one of eight taps, the weight being
+(C_in, 8, C) in memory.
+
+Backward copies the first half of the gradient's rows, which a convolution wants dense, and sums it over the rows on
+the way; the second half is handed on where it lies. A program sums up in registers over all its tiles and reduces
+across rows at its end only.
+
+At 7 volumes of 64^3 voxels, 64 -> 32 channels, 16 bit: forward 3.05 GB, 0.72 ms at 4.3 TB/s on an H200.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from common.ops.tiling.kernels import load_tile, own_columns, store_tile, tile_at
+
+
+@triton.jit
+def upsample_kernel(
+    x_ptr,  # (M, C_in)
+    weight_ptr,  # (C_in, 8 C)
+    bias_ptr,  # (C,)
+    skip_ptr,  # (8 M, C), in the order N 2D 2H 2W
+    joined_ptr,  # (8 M, 2 C), likewise
+    M, H, W, C_IN,
+    C: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Product, bias and skip connection of a tile. Grid (M / BLOCK_M * 8 C / BLOCK_N,), columns first."""
+    blocks = tl.cdiv(8 * C, BLOCK_N)
+    voxel = (tl.program_id(0) // blocks).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = tl.program_id(0) % blocks * BLOCK_N + tl.arange(0, BLOCK_N)
+    exists, inside = voxel < M, column < 8 * C
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for first in range(0, C_IN, BLOCK_K):
+        channel = first + tl.arange(0, BLOCK_K)
+        there = channel < C_IN
+        mask = exists[:, None] & there[None, :]
+        x = tl.load(x_ptr + voxel[:, None] * C_IN + channel[None, :], mask=mask, other=0.0)
+        mask = there[:, None] & inside[None, :]
+        weight = tl.load(weight_ptr + channel[:, None] * (8 * C) + column[None, :], mask=mask, other=0.0)
+        total = tl.dot(x, weight, total, input_precision=PRECISION)
+    tap, filter_ = column // C, column % C
+    total += tl.load(bias_ptr + filter_, mask=inside, other=0.0).to(tl.float32)[None, :]
+    # The row of a voxel's first corner, and how far behind it that of a tap lies.
+    line = voxel // W
+    row = (line // H * (4 * H) + line % H * 2) * (2 * W) + voxel % W * 2
+    behind = (tap // 4 * (2 * H) + tap // 2 % 2) * (2 * W) + tap % 2
+    mask = exists[:, None] & inside[None, :]
+    target = joined_ptr + row[:, None] * (2 * C) + (behind * (2 * C) + filter_)[None, :]
+    skip = tl.load(skip_ptr + row[:, None] * C + (behind * C + filter_)[None, :], mask=mask, other=0.0)
+    tl.store(target, total.to(joined_ptr.dtype.element_ty), mask=mask)
+    tl.store(target + C, skip, mask=mask)
+
+
+@triton.jit
+def upsample_backward_kernel(
+    d_joined_ptr,  # (M, 2 C)
+    d_up_ptr,  # (M, C)
+    partial_ptr,  # (programs, C) fp32: sums of d_up over the program's rows
+    M, C,
+    BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
+):  # fmt: skip
+    """First half of the rows, and its sums. Grid (programs, columns / BLOCK_C, 1)."""
+    column, inside = own_columns(1, C, BLOCK_C)
+    total = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
+    tiles = tl.cdiv(M, BLOCK_V)
+    for index in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
+        base, offset, mask = tile_at(index, tiles, column, inside, M, C, BLOCK_V, EVEN, REVERSE)
+        source, place, _ = tile_at(index, tiles, column, inside, M, 2 * C, BLOCK_V, EVEN, REVERSE)
+        d_up = load_tile(d_joined_ptr + source, place, mask, EVEN)
+        store_tile(d_up_ptr + base, offset, d_up, mask, EVEN)
+        total += d_up
+    tl.store(partial_ptr + tl.program_id(0) * C + column, tl.sum(total, 0), mask=inside)

@@ -1,0 +1,100 @@
+"""The way up through the Triton kernels of :mod:`benchmarks.unet3d.ops.upsample.kernels`.
+
+The gradients of input and weight are cuDNN's; that of the skip connection is a part of the joined gradient, which lives
+as long. Everything is enqueued on the current stream and nothing waits for the
+device. Activations and weights are channels_last_3d; others are copied into that format first.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from benchmarks.unet3d.ops.upsample import kernels
+from benchmarks.unet3d.ops.upsample.plain import check_shapes
+from common.ops.tiling.tiles import Tile, cut
+
+
+class ProductTile(NamedTuple):
+    """How forward cuts its matrix product.
+
+    Attributes:
+        rows: voxels of the input.
+        columns: filters at taps.
+        channels: of the input, summed up at a time.
+        warps: warps of one program.
+    """
+
+    rows: int
+    columns: int
+    channels: int
+    warps: int
+
+
+FORWARD_TILES: dict[str, ProductTile] = {"forward": ProductTile(64, 128, 64, 4)}
+BACKWARD_TILES: dict[str, Tile] = {"backward": Tile(128, 4096, 4, 4, 3)}
+"""Direction to its tile. ``bench --sweep`` times others."""
+
+_SMALLEST_TILE = 16  # of a product's dimensions
+_FORMAT = torch.channels_last_3d
+
+
+def forward(x_NCDHW: Tensor, weight: Tensor, bias_C: Tensor, skip_NCDHW: Tensor) -> Tensor:
+    """The joined channels of channels_last_3d inputs."""
+    samples, channels_in, _, height, width = x_NCDHW.shape
+    channels = weight.shape[1]
+    rows, columns = x_NCDHW.numel() // channels_in, 8 * channels
+    tile = FORWARD_TILES["forward"]
+    block_n = max(min(tile.columns, triton.next_power_of_2(columns)), _SMALLEST_TILE)
+    shape = (samples, 2 * channels, *skip_NCDHW.shape[2:])
+    joined = torch.empty(shape, dtype=x_NCDHW.dtype, device=x_NCDHW.device, memory_format=_FORMAT)
+    kernels.upsample_kernel[(triton.cdiv(rows, tile.rows) * triton.cdiv(columns, block_n),)](
+        x_NCDHW, weight, bias_C, skip_NCDHW, joined, rows, height, width, channels_in, C=channels,
+        PRECISION="ieee" if x_NCDHW.dtype == torch.float32 else "tf32",  # means nothing to 16-bit factors
+        BLOCK_M=tile.rows, BLOCK_N=block_n,
+        BLOCK_K=max(min(tile.channels, triton.next_power_of_2(channels_in)), _SMALLEST_TILE), num_warps=tile.warps,
+    )  # fmt: skip
+    return joined
+
+
+def take_apart(d_joined: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The first half of the channels of (N, 2C, D, H, W) in channels_last_3d, dense; and, in ``dtype``, their sums."""
+    channels = d_joined.shape[1] // 2
+    d_up_NCDHW = torch.empty_like(d_joined[:, :channels], memory_format=_FORMAT)
+    rows = d_up_NCDHW.numel() // channels
+    pass_ = cut(BACKWARD_TILES["backward"], 1, rows, channels, d_joined.device, reverse=False)
+    partial = d_joined.new_empty((pass_.grid[0], channels), dtype=torch.float32)
+    kernels.upsample_backward_kernel[pass_.grid](d_joined, d_up_NCDHW, partial, rows, channels, **pass_.arguments)
+    return d_up_NCDHW, partial.sum(0).to(dtype)
+
+
+class _Upsample(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_NCDHW: Tensor, weight: Tensor, bias_C: Tensor, skip_NCDHW: Tensor) -> Tensor:
+        x_NCDHW, weight, skip_NCDHW = (t.contiguous(memory_format=_FORMAT) for t in (x_NCDHW, weight, skip_NCDHW))
+        ctx.save_for_backward(x_NCDHW, weight)
+        ctx.bias_dtype = bias_C.dtype
+        return forward(x_NCDHW, weight, bias_C, skip_NCDHW)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x_NCDHW, weight = ctx.saved_tensors
+        d_joined = gradients[0].contiguous(memory_format=_FORMAT)
+        d_up_NCDHW, d_bias_C = take_apart(d_joined, ctx.bias_dtype)
+        needs = [*ctx.needs_input_grad[:2], False]
+        dx_NCDHW, dweight, _ = torch.ops.aten.convolution_backward(
+            d_up_NCDHW, x_NCDHW, weight, None, [2] * 3, [0] * 3, [1] * 3, True, [0] * 3, 1, needs
+        )
+        return dx_NCDHW, dweight, d_bias_C, d_joined[:, weight.shape[1] :]
+
+
+def upsample(x_NCDHW: Tensor, weight: Tensor, bias_C: Tensor, skip_NCDHW: Tensor) -> Tensor:
+    """See :func:`benchmarks.unet3d.ops.upsample.plain.upsample_plain`; the result is channels_last_3d."""
+    check_shapes(x_NCDHW, weight, skip_NCDHW)
+    joined: Tensor = _Upsample.apply(x_NCDHW, weight, bias_C, skip_NCDHW)
+    return joined

@@ -1,0 +1,1 @@
+"""What the user chose: schema, composition by Hydra, validation."""

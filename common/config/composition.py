@@ -1,0 +1,154 @@
+"""From a command line to one tree of settings: Hydra composes ``configs/`` and the overrides.
+
+The group ``scale`` is the table ``configs/scales.yaml``. Hydra is imported by what composes: whoever only reads names
+of scales waits for nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from common.errors import ConfigError, SuiteError, print_error
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+FULL_ERROR = "HYDRA_FULL_ERROR"
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+
+def scales_of(benchmark: str) -> list[str]:
+    """The scales that ``benchmark`` has a recipe for."""
+    recipes = (CONFIGS / "recipe" / benchmark).glob("*.yaml")
+    return sorted({path.stem for path in recipes} & _scales().keys())
+
+
+def _scales() -> dict[str, dict[str, Any]]:
+    """Name of a scale to its entry in the table."""
+    scales: dict[str, dict[str, Any]] = yaml.safe_load((CONFIGS / "scales.yaml").read_text())
+    return scales
+
+
+def _register_scales() -> None:
+    """Make Hydra's group ``scale`` of the table."""
+    from hydra.core.config_store import ConfigStore
+
+    for name, entry in _scales().items():
+        ConfigStore.instance().store(name, entry, group="scale", provider="scales.yaml")
+
+
+def compose(overrides: Sequence[str]) -> dict[str, Any]:
+    """The composed configuration for ``overrides`` as plain containers, without Hydra's command line.
+
+    Raises:
+        ConfigError: an override is wrong.
+    """
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    _register_scales()
+    try:
+        with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            composed = hydra.compose("train", list(overrides))
+        tree = OmegaConf.to_container(composed, resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_explain_composition(error)) from error
+    assert isinstance(tree, dict)
+    return {str(key): value for key, value in tree.items()}
+
+
+def with_hydra(argv: list[str], task: Callable[[dict[str, Any], list[str]], int]) -> int:
+    """Compose the configuration that ``argv`` says and run ``task`` with it and the arguments that compose it again.
+
+    In a sweep these are the ones of the single job.
+    """
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.errors import HydraException
+    from hydra.types import RunMode
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    codes: list[int] = []
+    full_error = os.environ.get(FULL_ERROR)
+
+    def job(composed: DictConfig) -> None:
+        _set_variable(FULL_ERROR, full_error)
+        codes.append(0)
+        try:
+            tree = OmegaConf.to_container(composed, resolve=True)
+            assert isinstance(tree, dict)
+            chosen = HydraConfig.get()
+            arguments = list(chosen.overrides.task) if chosen.mode == RunMode.MULTIRUN else argv
+            if chosen.mode == RunMode.MULTIRUN and not any(text.startswith("output_dir=") for text in arguments):
+                # Hydra gives all jobs of a sweep the same ${now}.
+                tree["output_dir"] = f"{tree['output_dir']}-{chosen.job.num}"
+            codes.append(task({str(key): value for key, value in tree.items()}, arguments))
+        except OmegaConfBaseException as error:
+            problem = ConfigError(str(error).splitlines()[0])
+            print_error(problem)
+            codes.append(problem.exit_code)
+        except SuiteError as error:
+            print_error(error)
+            codes.append(error.exit_code)
+
+    before = sys.argv
+    sys.argv = [before[0], *argv]
+    _register_scales()
+    os.environ[FULL_ERROR] = "1"  # Hydra raises its errors instead of printing them over many lines
+    try:
+        hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")(job)()
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        if codes or full_error == "1":
+            raise
+        raise ConfigError(_explain_composition(error)) from error
+    finally:
+        sys.argv = before
+        _set_variable(FULL_ERROR, full_error)
+    return max(codes, default=0)
+
+
+def _set_variable(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
+
+def _explain_composition(error: Exception) -> str:
+    """What was wrong with the overrides, in one line that names the key."""
+    from hydra.errors import MissingConfigException, OverrideParseException
+    from omegaconf.errors import ConfigAttributeError, ConfigKeyError
+
+    if isinstance(error, OverrideParseException):
+        return f"{error.override!r} is no override of the form key=value; in Hydra's words: {_second_line(error)}"
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file is not None:
+        group, _, name = error.missing_cfg_file.rpartition("/")
+        choices = ", ".join(error.options or ()) or "none"
+        if error.missing_cfg_file.startswith("hparams/"):
+            folder = CONFIGS / "hparams"
+            every = sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.glob("*/*.yaml"))
+            asked = error.missing_cfg_file.removeprefix("hparams/")
+            return f"hparams={asked}: unknown; the choices are {', '.join(every)}"
+        if group.startswith("recipe/"):
+            benchmark = group.removeprefix("recipe/")
+            return (
+                f"scale={name}: {benchmark} has no recipe for it; it has recipes for {', '.join(scales_of(benchmark))}"
+            )
+        return f"{group}={name}: unknown; the choices are {choices}"
+    if isinstance(error.__cause__, ConfigAttributeError | ConfigKeyError):
+        return f"{error.__cause__.full_key}: unknown configuration key; see `mlperf-suite train --cfg job`"
+    return " ".join(str(error).splitlines()[:2])
+
+
+def _second_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if not line.startswith(("Error parsing", "See "))]
+    return lines[0] if lines else "no reason given"

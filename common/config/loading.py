@@ -1,0 +1,228 @@
+"""The configuration, validated once before anything starts.
+
+Hydra composes ``configs/`` and the command line; :func:`load` turns the result into the frozen dataclasses of
+:mod:`common.config.schema` and a workload's own. Nothing past the command line sees a DictConfig.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args, get_origin, get_type_hints
+
+from common.config.axes import factor
+from common.config.ranges import Range
+from common.config.schema import (
+    BenchmarkConfig,
+    Declaration,
+    EvaluationConfig,
+    OptimizerConfig,
+    Precision,
+    RunConfig,
+    ScaleConfig,
+    SessionConfig,
+    SystemConfig,
+)
+from common.errors import ConfigError
+
+
+class Configurable(Protocol):
+    """What a configuration is loaded for: the class of a workload."""
+
+    config_type: ClassVar[type[Any]]
+
+    @classmethod
+    def declare(cls, cfg: RunConfig) -> Declaration:
+        """What the workload says of the configuration."""
+
+
+_OF_A_RUN = {"benchmark", "scale", "system", "layout", "micro_batch", "precision", "optimizer", "deterministic"}
+_OF_A_RUN |= {"assets_dir", "evaluation", "cuda_graphs"}
+_SHARED = _OF_A_RUN | {"hparams", "launch"} | {item.name for item in dataclasses.fields(SessionConfig)}
+
+
+def load(
+    tree: Mapping[str, Any], workload_type: Callable[[str], type[Configurable]], micro_batch: int | None = None
+) -> tuple[RunConfig, SessionConfig]:
+    """Validate the composed configuration ``tree`` (plain containers) and build the dataclasses.
+
+    Args:
+        tree: what Hydra composed, resolved.
+        workload_type: from the name of a benchmark to the class of its workload.
+        micro_batch: replaces ``micro_batch: auto`` once the free memory is known.
+
+    Raises:
+        ConfigError: unknown key, wrong type, impossible layout, or a batch that the ranks don't divide.
+    """
+    tree = dict(tree)
+    benchmark = build(BenchmarkConfig, tree.get("benchmark"), "benchmark")
+    cls = workload_type(benchmark.name)
+    own = {item.name for item in dataclasses.fields(cls.config_type)}
+    unknown = sorted(set(tree) - _SHARED - own)
+    if unknown:
+        raise ConfigError(f"{unknown[0]}: unknown configuration key; see `mlperf-suite train --cfg job`")
+    kinds = get_type_hints(cls.config_type)
+    sections = {name: convert(kinds[name], tree.get(name), name) for name in own - {"facts"}}
+    if "facts" in own:
+        sections["facts"] = convert(kinds["facts"], benchmark.facts, "benchmark.facts")
+    workload = cls.config_type(**sections)
+
+    scale = build(ScaleConfig, tree.get("scale"), "scale")
+    evaluation = _evaluation(tree.get("evaluation", {}), scale)
+    training_ranks = scale.nodes * scale.gpus_per_node - evaluation.ranks
+    layout = factor(training_ranks, convert(dict[str, int], tree.get("layout"), "layout"))
+    global_batch = convert(int, (tree.get("hparams") or {}).get("global_batch_size"), "hparams.global_batch_size")
+    size = micro_batch or tree.get("micro_batch")
+    if size == "auto":
+        size = 1
+    size = convert(int, size, "micro_batch")
+    steps = accumulation(global_batch, size, layout["dp"])
+    run = RunConfig(
+        benchmark=benchmark,
+        scale=scale,
+        system=build(SystemConfig, tree.get("system"), "system"),
+        layout=layout,
+        micro_batch=size,
+        global_batch=global_batch,
+        grad_accumulation_steps=steps,
+        precision=convert(Precision, tree.get("precision"), "precision"),
+        optimizer=build(OptimizerConfig, tree.get("optimizer"), "optimizer"),
+        deterministic=convert(bool, tree.get("deterministic"), "deterministic"),
+        assets_dir=convert(Path | None, tree.get("assets_dir"), "assets_dir"),
+        workload=workload,
+        evaluation=evaluation,
+        cuda_graphs=convert(bool, tree.get("cuda_graphs"), "cuda_graphs"),
+    )
+    session = build(SessionConfig, {item.name: tree.get(item.name) for item in dataclasses.fields(SessionConfig)}, "")
+    run = dataclasses.replace(run, declaration=cls.declare(run))
+    if tree.get("micro_batch") != "auto":
+        _check_whole_rows(size, run.declaration.micro_batch_multiple)
+    return run, session
+
+
+def _evaluation(values: Any, scale: ScaleConfig) -> EvaluationConfig:
+    """The ranks that only evaluate, with the axes of their layout complete."""
+    given: EvaluationConfig = build(EvaluationConfig, values, "evaluation")
+    world_size = scale.nodes * scale.gpus_per_node
+    if not 0 <= given.ranks < world_size:
+        raise ConfigError(
+            f"evaluation.ranks={given.ranks}: of the {world_size} ranks of scale ({scale.nodes} nodes x "
+            f"{scale.gpus_per_node}) 0 or more only evaluate, and at least 1 trains"
+        )
+    if given.ranks == 0:
+        return EvaluationConfig()  # a recipe's layout waits for the ranks that a command line took away
+    try:
+        return EvaluationConfig(given.ranks, factor(given.ranks, given.layout))
+    except ConfigError as error:
+        raise ConfigError(f"evaluation.{error} of evaluation.ranks") from error
+
+
+def _check_whole_rows(micro_batch: int, unit: int) -> None:
+    if micro_batch % unit:
+        raise ConfigError(f"micro_batch={micro_batch}: a row counts as {unit} samples: use a multiple of {unit}")
+
+
+def accumulation(global_batch: int, micro_batch: int, replicas: int) -> int:
+    """Micro-batches that each replica accumulates for one global batch.
+
+    Raises:
+        ConfigError: they don't divide.
+    """
+    for name, value in (("micro_batch", micro_batch), ("hparams.global_batch_size", global_batch)):
+        if value < 1:
+            raise ConfigError(f"{name}={value}: a batch has at least one sample")
+    steps, rest = divmod(global_batch, micro_batch * replicas)
+    if rest or not steps:
+        raise ConfigError(
+            f"hparams.global_batch_size={global_batch} is not a multiple of micro_batch={micro_batch} x {replicas} "
+            f"data-parallel ranks = {micro_batch * replicas}; "
+            + (
+                f"choose a micro_batch that divides {global_batch // replicas}"
+                if global_batch % replicas == 0
+                else f"{replicas} ranks do not divide it at all"
+            )
+        )
+    return steps
+
+
+def build(cls: type[Any], values: Any, path: str) -> Any:
+    """An instance of dataclass ``cls`` from a mapping, with every key, type and range checked.
+
+    Ranges are annotations of the fields (:mod:`common.config.ranges`). What concerns several fields ``cls`` checks in
+    its ``__post_init__``; the key in its message gets ``path`` in front.
+
+    Raises:
+        ConfigError: naming key, value and what was expected.
+    """
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{path or 'configuration'}: expected a section of keys, got {values!r}")
+    hints = get_type_hints(cls, include_extras=True)
+    prefix = f"{path}." if path else ""
+    for key in values:
+        if key not in hints:
+            raise ConfigError(f"{prefix}{key}: unknown key; {path or 'the section'} has {', '.join(hints)}")
+    arguments = {}
+    for item in dataclasses.fields(cls):
+        if item.name in values:
+            arguments[item.name] = convert(hints[item.name], values[item.name], prefix + item.name)
+        elif item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:
+            raise ConfigError(f"{prefix}{item.name}: missing")
+    try:
+        return cls(**arguments)
+    except ConfigError as error:
+        raise ConfigError(f"{prefix}{error}") from error
+
+
+def convert(kind: Any, value: Any, path: str) -> Any:
+    """``value`` as type ``kind``, without surprises: no text becomes a number, no number a truth value.
+
+    Raises:
+        ConfigError: the value does not have the type, or is not in the range that the type is annotated with.
+    """
+    origin, arguments = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return value
+    if origin is Annotated:
+        converted = convert(arguments[0], value, path)
+        for annotation in arguments[1:]:
+            if isinstance(annotation, Range):
+                annotation.check(path, converted)
+        return converted
+    if origin is Literal:
+        if value not in arguments:
+            raise ConfigError(f"{path}={value}: expected one of {', '.join(map(str, arguments))}")
+        return value
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        errors = []
+        for choice in arguments:
+            if choice is not type(None):
+                try:
+                    return convert(choice, value, path)
+                except ConfigError as error:
+                    errors.append(error)
+        raise errors[0]
+    if dataclasses.is_dataclass(kind):
+        return build(typing.cast(type, kind), value, path)
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{path}={value!r}: expected a section of keys")
+        return {key: convert(arguments[1], entry, f"{path}.{key}") for key, entry in value.items()}
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{path}={value!r}: expected a list")
+        kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else list(arguments)
+        if len(kinds) != len(value):
+            raise ConfigError(f"{path}={value!r}: expected {len(kinds)} entries")
+        return tuple(convert(k, entry, f"{path}[{i}]") for i, (k, entry) in enumerate(zip(kinds, value, strict=True)))
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind is Path and isinstance(value, str | Path):
+        return Path(value).expanduser()
+    if isinstance(value, kind) and not (kind in (int, float) and isinstance(value, bool)):
+        return value
+    raise ConfigError(f"{path}={value}: expected {getattr(kind, '__name__', kind)}, got {type(value).__name__}")

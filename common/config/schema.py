@@ -1,0 +1,286 @@
+"""What a configuration holds, as frozen dataclasses.
+
+What a workload gets (:class:`RunConfig`) has no data folder in it; that is in :class:`SessionConfig`, which only the
+trainer reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from common.config.ranges import AtLeast, Positive, Range
+
+Precision = Literal["fp64", "fp32", "bf16", "fp16"]
+
+BucketSize = Range("a bucket has a positive, finite size", lambda value: 2**-20 <= value < math.inf)
+Divisor = Range("a divisor is positive and finite", Positive.holds)
+
+
+@dataclass(frozen=True)
+class BenchmarkConfig:
+    """What the rules fix of a benchmark, and the facts of its data.
+
+    Attributes:
+        name: name on the command line; also the key of ``WORKLOADS``.
+        log_name: name that the log carries as ``submission_benchmark``.
+        metric: the score that is compared with ``target``.
+        direction: whether a larger or a smaller metric is better.
+        train_samples, eval_samples: sizes of the data set.
+        data_set: name of the data; ``stand-in`` for generated data, which can earn no result.
+        schedule: options of the evaluation schedule that the rules leave free.
+        facts: constants of the workload, checked by the workload's own dataclass.
+        log_keys: section -> {key in the log: path of the value}; the section ``always`` and the one named by
+            ``hparams.optimizer`` are logged.
+    """
+
+    name: str
+    log_name: str
+    description: str
+    metric: str
+    direction: Literal["higher", "lower"]
+    target: float
+    train_samples: Annotated[int, AtLeast(1)]
+    eval_samples: Annotated[int, AtLeast(1)]
+    data_set: str
+    schedule: dict[str, Any]
+    facts: dict[str, Any]
+    log_keys: dict[str, dict[str, str]]
+
+    @property
+    def stand_in(self) -> bool:
+        """Whether the data are generated."""
+        return self.data_set == "stand-in"
+
+    def reached(self, value: float) -> bool:
+        """Whether ``value`` of the metric meets the target."""
+        return value >= self.target if self.direction == "higher" else value <= self.target
+
+
+@dataclass(frozen=True)
+class ScaleConfig:
+    """Machines.
+
+    Attributes:
+        nodes: number of them.
+        gpus_per_node: ranks on each: GPUs, or processes on a CPU.
+        gpu: the scale is one of GPUs, so that only ``device=cpu`` runs it on a CPU.
+    """
+
+    nodes: Annotated[int, AtLeast(1)]
+    gpus_per_node: Annotated[int, AtLeast(1)]
+    gpu: bool = False
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """Ranks that only evaluate.
+
+    Attributes:
+        ranks: the last of the job's ranks; with 0 the training ranks evaluate themselves and training stops meanwhile.
+        layout: axes of these ranks, complete; of one rank where there are none.
+    """
+
+    ranks: int = 0
+    layout: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BindingConfig:
+    """Where ranks run (see :mod:`common.launch.binding`).
+
+    Attributes:
+        cpu: ``node``: the cores next to the rank's GPU; ``exclusive``: a share of them of its own; ``none``.
+        memory: ``node``: the NUMA node of the rank's GPU; ``none``.
+    """
+
+    cpu: Literal["node", "exclusive", "none"] = "node"
+    memory: Literal["node", "none"] = "node"
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """What NCCL may use of the network; the variables behind it are in :mod:`common.launch.nccl_settings`.
+
+    Attributes:
+        sharp: reduce gradients in InfiniBand's switches; the job needs Slurm's ``--network=sharp``.
+        sharp_nodes: nodes from which on that pays; None for NCCL's own choice.
+        user_buffers: register the buffers of captured collectives with the network; None for NCCL's own choice.
+        nvls: reduce in the NVLink switches, which needs multicast; None for NCCL's own choice.
+    """
+
+    sharp: bool = False
+    sharp_nodes: int | None = None
+    user_buffers: bool | None = None
+    nvls: bool | None = None
+
+
+@dataclass(frozen=True)
+class SystemConfig:
+    """The machine: settings that are neither the benchmark's nor the recipe's.
+
+    Attributes:
+        environment: variables set on every rank unless the user has set them.
+        vboost: level of the GPU's power slider that favours the tensor cores; None leaves it as it is.
+        limits: what `doctor` demands of the machine.
+    """
+
+    name: str = "auto"
+    environment: dict[str, str] = field(default_factory=dict)
+    binding: BindingConfig = field(default_factory=BindingConfig)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    vboost: int | None = None
+    limits: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SubmissionConfig:
+    """Who submits what; goes into the log as ``submission_*``."""
+
+    org: str = "unset"
+    platform: str = "unset"
+    division: Literal["closed", "open"] = "closed"
+    status: Literal["onprem", "cloud", "preview", "research"] = "onprem"
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """How gradients are reduced and applied; not what the rules call hyperparameters.
+
+    Attributes:
+        bucket_mb: gradients that are reduced in one collective.
+        overlap: reduce during the backward pass, and gather updated weights during the forward pass.
+        shard: who updates: ``none``: every rank all weights; ``node``: the ranks of a node share the work; ``all``:
+            all data-parallel ranks do.
+        reduction: with shards: ``scatter``: each rank receives the sum of its shard alone (several nodes then sum
+            shards); ``all_reduce``: one all-reduce over all ranks, of which each keeps its shard.
+        grad_predivide: what fp16 gradients are divided by before they are summed over ranks; the update multiplies.
+        implementation: of the update rule.
+    """
+
+    bucket_mb: Annotated[float, BucketSize] = 32.0
+    overlap: bool = True
+    shard: Literal["none", "node", "all"] = "none"
+    reduction: Literal["scatter", "all_reduce"] = "scatter"
+    grad_predivide: Annotated[float, Divisor] = 1.0
+    implementation: str = "auto"
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of :class:`common.optim.optimizer.Optimizer`."""
+        others = dataclasses.asdict(self)
+        return {"bucket_bytes": int(others.pop("bucket_mb") * 2**20), **others}
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """What ``bench`` measures.
+
+    Attributes:
+        steps, warmup_steps: iterations timed, and before them.
+        profile_steps: iterations under the profiler, for the breakdown.
+        accumulate: keep the recipe's accumulation; False measures one micro-batch and one update an iteration, as a
+            rank of a larger system runs.
+        only: ``step``: the step on a synthetic batch; ``reader``: the reader of the prepared data; None: the step and,
+            where there are prepared data, the run.
+        pause_ms: after each step of the reader alone, for what training would compute meanwhile.
+    """
+
+    steps: Annotated[int, AtLeast(1, "at least 1 step is measured")] = 200
+    warmup_steps: Annotated[int, AtLeast(0, "0 or more steps")] = 50
+    profile_steps: Annotated[int, AtLeast(1, "at least 1 step is profiled")] = 10
+    accumulate: bool = False
+    only: Literal["step", "reader"] | None = None
+    pause_ms: Annotated[float, AtLeast(0, "0 or more milliseconds")] = 0.0
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What a workload says of a configuration, before it is built and on machines without its devices.
+
+    Attributes:
+        schedule_options: options of the benchmark's evaluation schedule that follow from the configuration;
+            ``benchmark.schedule`` overrides them.
+        micro_batch_multiple: samples that cannot be separated: ``micro_batch`` is a multiple of it.
+        initialised_tensors: names under which the log says that weights were initialised, for rounds that ask for it.
+        derived_values: what the benchmark's table of log keys needs beyond the configuration.
+        forbidden: what the closed division forbids on real data beyond the logged hyperparameters: plain sentences,
+            one for each value, ``key=value: the rule``.
+        order_of_data: gives what decides the order of samples beyond seed and batch sizes, such as the reader; for
+            checkpoints. Asked on the training ranks alone, since it may depend on what is installed there.
+    """
+
+    schedule_options: Mapping[str, Any] = field(default_factory=dict)
+    micro_batch_multiple: int = 1
+    initialised_tensors: Sequence[str] = ()
+    derived_values: Mapping[str, object] = field(default_factory=dict)
+    forbidden: Sequence[str] = ()
+    order_of_data: Callable[[], str] = str
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What a workload sees.
+
+    Attributes:
+        micro_batch: samples of one forward and backward pass on one rank.
+        global_batch: samples of one optimizer step over all ranks and micro-batches.
+        grad_accumulation_steps: micro-batches of one optimizer step on one rank; derived.
+        precision: of weights, activations and gradients; masters and statistics stay fp32.
+        layout: axes of the training ranks, complete.
+        workload: the workload's own configuration, of its ``config_type``.
+        declaration: what the workload says of all the others.
+        evaluation: the ranks that only evaluate.
+        cuda_graphs: capture what repeats in CUDA graphs, in training and in evaluation.
+    """
+
+    benchmark: BenchmarkConfig
+    scale: ScaleConfig
+    system: SystemConfig
+    layout: dict[str, int]
+    micro_batch: int
+    global_batch: int
+    grad_accumulation_steps: int
+    precision: Precision
+    optimizer: OptimizerConfig
+    deterministic: bool
+    assets_dir: Path | None
+    workload: Any
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    cuda_graphs: bool = True
+    declaration: Declaration = field(default_factory=Declaration)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks over all nodes."""
+        return self.scale.nodes * self.scale.gpus_per_node
+
+    @property
+    def training_ranks(self) -> int:
+        """Ranks over all nodes that train."""
+        return self.world_size - self.evaluation.ranks
+
+
+@dataclass(frozen=True)
+class SessionConfig:
+    """What the trainer alone sees: folders, the log, faults, observation."""
+
+    data_dir: Path
+    output_dir: Path
+    device: Literal["auto", "cpu", "cuda"]
+    seed: int | None
+    ruleset: str | None
+    submission: SubmissionConfig
+    cache_cleared: bool
+    resume: Path | None
+    checkpoint_every: Annotated[int, AtLeast(0, "0 or more steps")]
+    keep_checkpoints: Annotated[int, AtLeast(1, "at least 1 is kept")]
+    timeout_seconds: float
+    steps_ahead: Annotated[int, AtLeast(1, "the host runs at least 1 step ahead")]
+    profile: str | None
+    tensorboard: bool
+    bench: BenchConfig
+    stand_in: tuple[str, ...]

@@ -1,0 +1,1 @@
+"""What a workload promises: model, loss, data, evaluation."""

@@ -1,0 +1,171 @@
+"""The contract between the trainer and a workload: what to train.
+
+A workload is built before ``run_start`` and reaches data only through :meth:`Workload.open_data`, whose
+argument is the only place where the path of the data appears.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from common.config.schema import Declaration, RunConfig
+from common.contract.evaluation import Evaluation, Weights
+from common.data.batches import Batch, DataSource, HostBatch
+from common.distributed.layout import AXES, Layout
+from common.errors import ConfigError
+from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
+from common.optim.precision import DTYPES, LossScale
+from common.optim.rules import Rule
+from common.step.train_step import Losses, TrainStep, accumulate
+
+
+class Workload(ABC):
+    """What to train: model, parameter groups, loss, data and evaluation of one benchmark.
+
+    Args:
+        cfg: the configuration.
+        layout: the ranks that this one is among.
+
+    Attributes:
+        own: the workload's own configuration, of its ``config_type``.
+        dtype: of weights, activations and gradients.
+        choices: operation to the implementation chosen for it; the constructor fills it.
+
+    Raises:
+        ConfigError: the layout has ranks along an axis that the workload does not use.
+    """
+
+    config_type: ClassVar[type[Any]]
+    """Frozen dataclass of the workload's configuration: ``facts`` of the benchmark, and sections of the recipe."""
+    title: ClassVar[str]
+    """The model's name in messages."""
+    axes: ClassVar[Mapping[str, str]] = {"dp": "are data-parallel"}
+    """The axes of the layout that may have several ranks, and what these ranks are or do."""
+
+    model: nn.Module
+    """The network, which the constructor builds; its buffers are restored after warm-up and its tensors go into
+    checkpoints."""
+
+    def __init__(self, cfg: RunConfig, layout: Layout) -> None:
+        for axis in AXES:
+            if axis not in self.axes and layout.size(axis) != 1:
+                used = " or ".join(self.axes.values())
+                raise ConfigError(f"layout.{axis}={layout.size(axis)}: {self.title}'s ranks {used}, use 1")
+        self.cfg = cfg
+        self.own: Any = cfg.workload
+        self.layout = layout
+        self.dtype = DTYPES[cfg.precision]
+        self.choices: dict[str, str] = {}
+        self._optimizer: Optimizer | None = None
+
+    @classmethod
+    def declare(cls, cfg: RunConfig) -> Declaration:
+        """What follows from a configuration; ``cfg`` has no declaration yet. Default: nothing."""
+        return Declaration()
+
+    @abstractmethod
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """The parameters by how they are updated."""
+
+    @abstractmethod
+    def loss(self, micro_batch: Batch) -> Losses:
+        """Forward pass and loss of one micro-batch; capturable in a CUDA graph."""
+
+    @abstractmethod
+    def example_batches(self) -> Iterable[Batch]:
+        """Synthetic micro-batches on the device, one for each key that training meets."""
+
+    @abstractmethod
+    def build_step(self) -> TrainStep:
+        """The training step: usually what :meth:`step_with` returns."""
+
+    def step_with(
+        self,
+        rule: Rule,
+        schedule: Callable[[Tensor], Tensor],
+        *,
+        grad_divisor: float | None = None,
+        blocks: Sequence[tuple[str, nn.Module]] = (),
+        clip: ClipNorm | None = None,
+        loss_scale: float | None = None,
+    ) -> TrainStep:
+        """Accumulated micro-batches, then one Optimizer over all groups of parameters.
+
+        Args:
+            rule, schedule, blocks, clip: see :class:`common.optim.optimizer.Optimizer`.
+            grad_divisor: of the gradients summed over micro-batches and ranks; None for their number, which suits a
+                loss that is the mean over a micro-batch.
+            loss_scale: the first scale of a loss in fp16; None does not scale.
+        """
+        cfg = self.cfg
+        if grad_divisor is None:
+            grad_divisor = cfg.grad_accumulation_steps * self.layout.size("dp")
+        scale = None if loss_scale is None else LossScale(self.layout.device, self.dtype, loss_scale)
+        self._optimizer = Optimizer(
+            self.parameter_groups(),
+            rule,
+            schedule,
+            self.layout,
+            grad_divisor=grad_divisor,
+            ranks_per_node=cfg.scale.gpus_per_node,
+            **cfg.optimizer.arguments(),
+            blocks=blocks,
+            clip=clip,
+            micro_batches=cfg.grad_accumulation_steps,
+            loss_scale=scale,
+        )
+        return TrainStep(accumulate(self.loss, scale), [self._optimizer], self.layout)
+
+    def warm_up_reader(self) -> None:
+        """Load what reads data and run it on made-up data, before ``run_start``. Default: nothing."""
+
+    @abstractmethod
+    def open_data(self, root: Path) -> DataSource:
+        """Open the training data under ``root``; the first touch of them. After ``run_start``."""
+
+    def prepare(self, batch: HostBatch) -> Batch:
+        """Bring a reader's batch to the device and finish it there; runs on the side stream. Default: copy it."""
+        return Batch(self.to_device(batch.tensors), batch.samples, batch.key)
+
+    def to_device(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Copies of ``tensors`` on the device, or those themselves that are there; the host does not wait."""
+        return {name: tensor.to(self.layout.device, non_blocking=True) for name, tensor in tensors.items()}
+
+    @property
+    def nominal_samples(self) -> int:
+        """Samples of a micro-batch over all ranks, as the rules count them."""
+        return self.cfg.micro_batch * self.layout.size("dp")
+
+    def weights(self) -> Weights:
+        """What evaluation uses now; collective. Default: the network's own parameters, with the last update."""
+        if self._optimizer is not None:
+            self._optimizer.materialize()
+        return Weights(dict(self.model.named_parameters()))
+
+    @abstractmethod
+    def evaluation(self, layout: Layout) -> Evaluation:
+        """The evaluation of this workload on the ranks of ``layout``."""
+
+    def sample_flops(self) -> float:
+        """Model FLOPs of one training sample, forward and backward, for MFU. Default: unknown (0)."""
+        return 0.0
+
+    def implementations(self) -> dict[str, str]:
+        """Operation to the implementation chosen for it, for the log and ``bench``: the model's and the optimizer's."""
+        return {**self.choices, **(self._optimizer.choices if self._optimizer is not None else {})}
+
+    def kernel_names(self) -> Sequence[tuple[str, str]]:
+        """Kind of work and pattern of the names of kernels that only this workload has; ``bench`` sorts by it."""
+        return ()
+
+    def close(self) -> None:
+        """Release what the workload holds. Default: nothing."""
+
+    def named_state(self) -> Sequence[tuple[str, Tensor]]:
+        """All persistent tensors of the model: parameters and buffers."""
+        return [*self.model.named_parameters(), *self.model.named_buffers()]

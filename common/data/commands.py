@@ -1,0 +1,115 @@
+"""``mlperf-suite download | generate | prepare | verify``: what these commands do alike for every workload."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common.data.manifest import Manifest
+from common.errors import FULL_DISK, ConfigError, DataError
+
+
+class Option(NamedTuple):
+    """An option of a command: its name, and arguments of :meth:`argparse.ArgumentParser.add_argument`."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+def option(name: str, **arguments: Any) -> Option:
+    """The option ``name``; ``arguments`` as :meth:`argparse.ArgumentParser.add_argument` takes them."""
+    return Option(name, arguments)
+
+
+def cores() -> int:
+    """Processors of this machine: the usual number of workers."""
+    return os.cpu_count() or 1
+
+
+def no_remarks(made: Manifest, **options: Any) -> Iterable[str]:
+    """Nothing to say beyond the summary."""
+    return ()
+
+
+@dataclass(frozen=True)
+class DataCommands:
+    """The four commands of one workload. Each function gets the options of its command by their names.
+
+    Attributes:
+        benchmark: name of the workload.
+        raw: what ``--raw-dir`` holds, for the help.
+        prepared: what ``--data-dir`` holds, for the help.
+        real: what data are that stand in for no others, for the summary.
+        download: fetch or check the raw data; a line for each thing that is there.
+        generate: write a stand-in for the raw data; what it returns says as text what it wrote.
+        prepare: turn raw data into what training reads.
+        verify: compare prepared data with their manifest.
+        workers: command to the default of its ``--workers``; the others have no such option.
+        options: command to what it has beside ``--raw-dir``, ``--data-dir`` and ``--workers``.
+        remarks: of what ``prepare`` and ``verify`` return, and of their options: lines that follow the summary.
+    """
+
+    benchmark: str
+    raw: str
+    prepared: str
+    real: str
+    download: Callable[..., Iterable[str]]
+    generate: Callable[..., object]
+    prepare: Callable[..., Manifest]
+    verify: Callable[..., Manifest]
+    workers: Mapping[str, Callable[[], int]]
+    options: Mapping[str, tuple[Option, ...]]
+    remarks: Callable[..., Iterable[str]] = no_remarks
+
+    def run(self, command: str, argv: list[str]) -> int:
+        """Do ``command`` with the options ``argv`` and print what came of it; returns the exit code.
+
+        Raises:
+            ConfigError: an option is wrong.
+            DataError: raw or prepared data are, or a file cannot be read or written.
+        """
+        options = vars(self._parser(command).parse_args(argv))
+        del options["benchmark"]
+        if options.get("workers", 1) < 1:
+            raise ConfigError(f"--workers={options['workers']}: at least 1")
+        try:
+            for line in self._lines(command, options):
+                print(line)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            remedy = "make room and run it again" if error.errno in FULL_DISK else "see to it and run it again"
+            raise DataError(f"{command}: {error}; {remedy}") from error
+        return 0
+
+    def _lines(self, command: str, options: Mapping[str, Any]) -> Iterator[str]:
+        if command == "download":
+            yield from self.download(**options)
+        elif command == "generate":
+            yield f"{options['raw_dir']}: {self.generate(**options)}"
+        else:
+            made = (self.prepare if command == "prepare" else self.verify)(**options)
+            counts = ", ".join(f"{name} {count}" for name, count in made.counts.items())
+            yield f"{options['data_dir']}: {'stand-in' if made.stand_in else self.real}, {counts}"
+            yield from self.remarks(made, **options)
+
+    def _parser(self, command: str) -> argparse.ArgumentParser:
+        data = Path(os.environ.get("MLPERF_DATA_DIR", "data"))  # as configs/train.yaml has it
+        parser = argparse.ArgumentParser(prog=f"mlperf-suite {command} benchmark={self.benchmark}")
+        parser.add_argument("benchmark", nargs="?", help=argparse.SUPPRESS)
+        if command != "verify":
+            parser.add_argument("--raw-dir", type=Path, default=data / f"{self.benchmark}-raw", help=self.raw)
+        if command in ("prepare", "verify"):
+            parser.add_argument("--data-dir", type=Path, default=data / self.benchmark, help=self.prepared)
+        if command in self.workers:
+            workers = self.workers[command]()
+            parser.add_argument(
+                "--workers", type=int, default=workers, help=f"processes or threads (default {workers})"
+            )
+        for name, arguments in self.options.get(command, ()):
+            parser.add_argument(name, **arguments)
+        return parser

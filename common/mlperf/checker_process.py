@@ -1,0 +1,150 @@
+"""MLCommons' compliance and RCP checkers, asked about strangers' logs in a confined process.
+
+One process answers all questions within :func:`one_checker_process`; outside of it, each question has its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from common.errors import SuiteError
+from common.mlperf.parsed_log import ParsedLog
+from common.untrusted.confined import command, environment
+
+SECONDS = 60.0
+"""For the answer to one question."""
+CPU_SECONDS = 3600
+"""Of all answers of one process."""
+_ERRORS = "stderr"
+
+
+class CheckerStopped(SuiteError):
+    """The checker gave no answer: it reached a limit of time or memory, or died."""
+
+
+class CheckerProcess:
+    """A process of :mod:`common.mlperf.checker_worker`, started with the first question."""
+
+    def __init__(self) -> None:
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._process: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
+
+    def ask(self, task: str, logs: Sequence[ParsedLog] = (), **values: object) -> Any:
+        """The answer of a task of the worker; one thread asks at a time.
+
+        Args:
+            task: name of the task.
+            logs: whose events it is about; only those of the run.
+            values: further, of what the suite knows itself.
+
+        Raises:
+            CheckerStopped: there is none.
+        """
+        with self._lock:
+            known = self._process is not None
+            try:
+                return self._ask(task, logs, values)
+            except CheckerStopped:
+                if not known:
+                    raise
+            return self._ask(task, logs, values)  # what ended it may have been an earlier question, or the machine
+
+    def _ask(self, task: str, logs: Sequence[ParsedLog], values: Mapping[str, object]) -> Any:
+        request = {"task": task, "lines": [len(log.events) for log in logs], **values}
+        process = self._started()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        timed_out = threading.Event()
+
+        def stop() -> None:
+            timed_out.set()
+            process.kill()
+
+        timer = threading.Timer(SECONDS, stop)
+        timer.start()
+        try:
+            process.stdin.write(json.dumps(request) + "\n")
+            for log in logs:
+                for event in log.events:
+                    process.stdin.write(event.text + "\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        except BaseException:  # an answer that nobody reads would be taken for that to the next question
+            self._end()
+            raise
+        finally:
+            timer.cancel()
+        if not answer.endswith("\n"):
+            said = self._end()
+            why = f"it gave no answer in {SECONDS:g} s" if timed_out.is_set() else "it died, or ran out of memory"
+            raise CheckerStopped(f"{why}: {said}" if said else why)
+        content = json.loads(answer)
+        if "stopped" in content:
+            self._end()
+            raise CheckerStopped(content["stopped"])
+        return content["answer"]
+
+    def _started(self) -> subprocess.Popen[str]:
+        if self._process is None:
+            try:
+                if self._folder is None:
+                    self._folder = tempfile.TemporaryDirectory(prefix="mlperf-checker-")
+                folder = self._folder.name
+                start = command("common.mlperf.checker_worker", (), folder=folder, readable=(), cpu_seconds=CPU_SECONDS)
+                with Path(folder, _ERRORS).open("wb") as errors:
+                    self._process = subprocess.Popen(
+                        start, cwd=folder, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                        stderr=errors, encoding="utf-8",
+                    )  # fmt: skip
+            except OSError as error:
+                raise CheckerStopped(f"it cannot be started: {error.strerror}") from error
+        return self._process
+
+    def _end(self) -> str:
+        """End the process; what it said last on standard error."""
+        process, self._process = self._process, None
+        if process is None or self._folder is None:
+            return ""
+        process.kill()
+        with contextlib.suppress(BrokenPipeError):
+            process.communicate()
+        with contextlib.suppress(OSError), Path(self._folder.name, _ERRORS).open(errors="replace") as errors:
+            return (errors.read(10_000).strip().splitlines() or [""])[-1][:200]
+        return ""
+
+    def close(self) -> None:
+        """End the process and remove its folder."""
+        self._end()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+
+_current: ContextVar[tuple[int, CheckerProcess] | None] = ContextVar("checker_process", default=None)
+
+
+@contextlib.contextmanager
+def one_checker_process() -> Iterator[CheckerProcess]:
+    """All questions within come from one process; within another such block, from that one's."""
+    known = _current.get()
+    if known is not None and known[0] == os.getpid():
+        yield known[1]
+        return
+    process = CheckerProcess()
+    token = _current.set((os.getpid(), process))
+    try:
+        yield process
+    finally:
+        _current.reset(token)
+        process.close()

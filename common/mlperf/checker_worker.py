@@ -1,0 +1,69 @@
+"""The process in which MLCommons' compliance and RCP checkers read the events of strangers' logs.
+
+Started confined by :mod:`common.mlperf.checker_process`. A request is one line of JSON and as many lines as it says,
+each the JSON object of an event; an answer is one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from itertools import islice
+from typing import Any
+
+from common.mlperf.rules import rules_for
+
+Logs = Sequence[Sequence[str]]
+
+
+def compliance(request: dict[str, Any], logs: Logs) -> object:
+    """Findings of the compliance checker on one log."""
+    from common.mlperf.compliance import check_lines
+
+    return [asdict(finding) for finding in check_lines(logs[0], request["usage"], request["ruleset"])]
+
+
+def convergence(request: dict[str, Any], logs: Logs) -> object:
+    """Outcome of the RCP test on the logs of a result."""
+    from common.mlperf.rcp_engine import run_rcp_test
+
+    return asdict(run_rcp_test(logs, rules_for(request["benchmark"], request["ruleset"]), request["custom_rcps"]))
+
+
+def reference(request: dict[str, Any], logs: Logs) -> object:
+    """What the RCPs allow at a global batch; None without any."""
+    from common.mlperf.rcp_engine import find_reference
+
+    found = find_reference(rules_for(request["benchmark"], request["ruleset"]), request["global_batch"])
+    return None if found is None else asdict(found)
+
+
+TASKS: dict[str, Callable[[dict[str, Any], Logs], object]] = {
+    "compliance": compliance,
+    "convergence": convergence,
+    "reference": reference,
+}
+
+
+def main() -> None:
+    """Answer requests until there are no more."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a checker prints is no answer
+    source = sys.stdin
+    while head := source.readline():
+        request = json.loads(head)
+        logs = [list(islice(source, count)) for count in request["lines"]]
+        try:
+            answer = {"answer": TASKS[request["task"]](request, logs)}
+        except MemoryError:
+            logs.clear()
+            answer = {"stopped": "it ran out of memory"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

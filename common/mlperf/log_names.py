@@ -1,0 +1,22 @@
+"""What to call files in a message: as much of their paths as tells them apart."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def distinct_names(paths: Iterable[Path]) -> dict[Path, str]:
+    """Path to the shortest end of it, in whole names, that no other of the paths has."""
+    waiting = set(paths)
+    found: dict[Path, str] = {}
+    length = 1
+    while waiting:
+        ends = {path: "/".join(path.parts[-length:]) for path in waiting}
+        shared = Counter(ends.values())
+        done = {path for path in waiting if shared[ends[path]] == 1 or length >= len(path.parts)}
+        found |= {path: ends[path] for path in done}
+        waiting -= done
+        length += 1
+    return found

@@ -1,0 +1,227 @@
+"""Attention through the Triton kernels of :mod:`common.ops.attention.kernels`: launches and autograd function.
+
+Everything is enqueued on the current stream, nothing waits for the device, and grids depend on shapes only, so one
+captured graph serves every batch. Shapes: T tokens, S sequences, H heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from common.ops.attention import kernels
+from common.ops.attention.plain import HEAD_DIMS
+from common.ops.dropout.plain import DropoutMask
+from common.ops.dropout.triton import Rate, rate
+from common.ops.tiling.column_sums import column_sums
+
+_WORD = 32  # keys whose mask bits share a word
+_WORDS_MULTIPLE = 128 // _WORD  # the largest tile reads whole words, also those behind the last key
+
+
+class Tile(NamedTuple):
+    """How a kernel cuts a sequence.
+
+    Attributes:
+        queries: queries of a tile.
+        keys: keys of a tile, 32, 64 or 128.
+        warps: warps of one program.
+        stages: tiles in flight through asynchronous copies.
+    """
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+TILES: dict[str, Tile] = {
+    "forward": Tile(64, 64, 4, 3),
+    "query_gradient": Tile(64, 64, 4, 3),
+    "key_value_gradient": Tile(64, 64, 4, 3),
+}
+"""Kernel to its tile; fixed, so that results are the same in every run. ``bench --sweep`` times the others."""
+FLOAT32_TILES: dict[str, Tile] = dict.fromkeys(TILES, Tile(32, 32, 4, 1))
+"""The same for fp32, whose full precision has no tensor cores: larger tiles do not fit the registers."""
+
+
+class Call(NamedTuple):
+    """What forward and backward of one call share, besides tensors."""
+
+    max_length: int
+    rate: Rate
+    site: int
+
+
+def _constants(qkv_T3HD: Tensor, dropout: Rate, tile: Tile) -> dict[str, Any]:
+    precision = "ieee" if qkv_T3HD.dtype == torch.float32 else "tf32"  # means nothing to 16-bit factors
+    return {
+        "H": qkv_T3HD.shape[2],
+        "D": qkv_T3HD.shape[3],
+        **dropout._asdict(),
+        "PRECISION": precision,
+        "BLOCK_M": tile.queries,
+        "BLOCK_N": tile.keys,
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }
+
+
+def _tile(kernel: str, qkv_T3HD: Tensor) -> Tile:
+    return (FLOAT32_TILES if qkv_T3HD.dtype == torch.float32 else TILES)[kernel]
+
+
+def _words(call: Call) -> int:
+    """Mask words of one query."""
+    return triton.cdiv(triton.cdiv(call.max_length, _WORD), _WORDS_MULTIPLE) * _WORDS_MULTIPLE
+
+
+def _grid_with_gaps(blocks: int, qkv_T3HD: Tensor, sequences: int) -> tuple[int, int, int]:
+    heads = qkv_T3HD.shape[2]
+    gap_programs = triton.cdiv(qkv_T3HD.shape[0], kernels.GAP_ROWS)
+    return blocks, heads, sequences + triton.cdiv(gap_programs, blocks * heads)
+
+
+def forward(
+    qkv_T3HD: Tensor, starts_S: Tensor, lengths_S: Tensor, seed: Tensor, call: Call
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Context, and what the gradients need.
+
+    Returns:
+        context (T, H, D); logarithm (base 2) of the softmax's sum, fp32 (H, T); the dropout mask as bits, int32
+        (H, words of a row, T), or None without dropout. The last two hold nothing in rows of no sequence.
+    """
+    tokens, _, heads, dimension = qkv_T3HD.shape
+    tile = _tile("forward", qkv_T3HD)
+    context_THD = qkv_T3HD.new_empty((tokens, heads, dimension))
+    lse_HT = qkv_T3HD.new_empty((heads, tokens), dtype=torch.float32)
+    mask_HWT = None
+    if call.rate.THRESHOLD:
+        mask_HWT = qkv_T3HD.new_empty((heads, _words(call), tokens), dtype=torch.int32)
+    grid = _grid_with_gaps(triton.cdiv(call.max_length, tile.queries), qkv_T3HD, len(starts_S))
+    kernels.attention_forward_kernel[grid](
+        qkv_T3HD, starts_S, lengths_S, seed, context_THD, lse_HT, mask_HWT,
+        tokens, len(starts_S), call.site, call.max_length, _words(call), dimension**-0.5,
+        PAIRS=call.max_length % 2 == 0, GAP_ROWS=kernels.GAP_ROWS, **_constants(qkv_T3HD, call.rate, tile),
+    )  # fmt: skip
+    return context_THD, lse_HT, mask_HWT
+
+
+def query_gradient(
+    qkv_T3HD: Tensor,
+    starts_S: Tensor,
+    lengths_S: Tensor,
+    context_THD: Tensor,
+    d_context_THD: Tensor,
+    lse_HT: Tensor,
+    mask_HWT: Tensor | None,
+    dqkv_T3HD: Tensor,
+    call: Call,
+    sums: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Write the gradient of the queries, and zeros to the rows of no sequence, into ``dqkv_T3HD``.
+
+    Returns:
+        lse and delta, fp32 (2, H, T), for :func:`key_value_gradient`; with ``sums`` partial sums of dq over tokens,
+        fp32 (., H * D).
+    """
+    tokens, _, heads, dimension = qkv_T3HD.shape
+    tile = _tile("query_gradient", qkv_T3HD)
+    blocks = triton.cdiv(call.max_length, tile.queries)
+    rows_2HT = lse_HT.new_empty((2, heads, tokens))
+    partial = lse_HT.new_empty((len(starts_S) * blocks, heads * dimension)) if sums else None
+    kernels.attention_query_gradient_kernel[_grid_with_gaps(blocks, qkv_T3HD, len(starts_S))](
+        qkv_T3HD, starts_S, lengths_S, context_THD, d_context_THD, lse_HT, mask_HWT, dqkv_T3HD, rows_2HT, partial,
+        tokens, len(starts_S), _words(call), dimension**-0.5, SUMS=sums, GAP_ROWS=kernels.GAP_ROWS,
+        **_constants(qkv_T3HD, call.rate, tile),
+    )  # fmt: skip
+    return rows_2HT, partial
+
+
+def key_value_gradient(
+    qkv_T3HD: Tensor,
+    starts_S: Tensor,
+    lengths_S: Tensor,
+    d_context_THD: Tensor,
+    rows_2HT: Tensor,
+    mask_HWT: Tensor | None,
+    dqkv_T3HD: Tensor,
+    call: Call,
+    sums: bool,
+) -> Tensor | None:
+    """Write the gradients of keys and values into ``dqkv_T3HD``.
+
+    Returns:
+        With ``sums`` partial sums of dk and dv over tokens, fp32 (., 2 * H * D).
+    """
+    tokens, _, heads, dimension = qkv_T3HD.shape
+    tile = _tile("key_value_gradient", qkv_T3HD)
+    blocks = triton.cdiv(call.max_length, tile.keys)
+    partial = rows_2HT.new_empty((len(starts_S) * blocks, 2 * heads * dimension)) if sums else None
+    kernels.attention_key_value_gradient_kernel[(blocks, heads, len(starts_S))](
+        qkv_T3HD, starts_S, lengths_S, d_context_THD, rows_2HT, mask_HWT, dqkv_T3HD, partial,
+        tokens, _words(call), dimension**-0.5, SUMS=sums, **_constants(qkv_T3HD, call.rate, tile),
+    )  # fmt: skip
+    return partial
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        qkv_T3HD: Tensor, bias_3HD: Tensor | None, starts_S: Tensor, lengths_S: Tensor, seed: Tensor, call: Call,
+    ) -> Tensor:  # fmt: skip
+        qkv_T3HD = qkv_T3HD.contiguous()
+        context_THD, lse_HT, mask_HWT = forward(qkv_T3HD, starts_S, lengths_S, seed, call)
+        ctx.save_for_backward(qkv_T3HD, starts_S, lengths_S, context_THD, lse_HT, mask_HWT)
+        ctx.call, ctx.bias = call, None if bias_3HD is None else (bias_3HD.shape, bias_3HD.dtype)
+        return context_THD
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        qkv_T3HD, starts_S, lengths_S, context_THD, lse_HT, mask_HWT = ctx.saved_tensors
+        d_context_THD = gradients[0].contiguous()
+        dqkv_T3HD = torch.empty_like(qkv_T3HD)
+        sums = ctx.needs_input_grad[1]
+        rows_2HT, dq_partial = query_gradient(
+            qkv_T3HD, starts_S, lengths_S, context_THD, d_context_THD, lse_HT, mask_HWT, dqkv_T3HD, ctx.call, sums
+        )
+        dkv_partial = key_value_gradient(
+            qkv_T3HD, starts_S, lengths_S, d_context_THD, rows_2HT, mask_HWT, dqkv_T3HD, ctx.call, sums
+        )
+        d_bias = None
+        if dq_partial is not None and dkv_partial is not None:
+            shape, dtype = ctx.bias
+            d_bias = torch.cat([column_sums(dq_partial, dtype), column_sums(dkv_partial, dtype)]).view(shape)
+        return dqkv_T3HD, d_bias, None, None, None, None
+
+
+def attention(
+    qkv_T3HD: Tensor,
+    starts_S: Tensor,
+    lengths_S: Tensor,
+    max_length: int,
+    dropout: DropoutMask,
+    bias_3HD: Tensor | None = None,
+) -> Tensor:
+    """Attention within each sequence; see the plain version in :mod:`common.ops.attention`.
+
+    Args:
+        qkv_T3HD: fp16, bf16 or fp32; D one of ``HEAD_DIMS``.
+        starts_S, lengths_S: int32 or int64.
+        max_length: longest sequence there can be.
+        dropout: of the probabilities.
+        bias_3HD: as there. Its gradient comes out of registers: as good as free, where a sum over dqkv would read it
+            from memory once more.
+
+    Raises:
+        ValueError: a head dimension that the kernels do not serve.
+    """
+    if qkv_T3HD.shape[3] not in HEAD_DIMS:
+        raise ValueError(f"head dimension {qkv_T3HD.shape[3]} is none of {HEAD_DIMS}")
+    call = Call(max_length, rate(dropout.p), dropout.site)
+    result: Tensor = _Attention.apply(qkv_T3HD, bias_3HD, starts_S, lengths_S, dropout.seed, call)
+    return result

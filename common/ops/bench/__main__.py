@@ -1,0 +1,38 @@
+"""Measure the operations of a transformer in every implementation at the sizes of BERT-large on one GPU.
+
+``python -m common.ops.bench`` prints for forward and backward of an operation milliseconds of one call, how many of
+them a step has, the bytes that must be moved and their rate as a share of the copy bandwidth, and TFLOP/s of the
+model's FLOP where arithmetic counts. Backward is the difference between both together and forward. ``--batches`` are
+packs of 512 tokens; ``--cases`` limits all to names that contain one of the given words, and ``--sweep`` times the
+tiles of our kernels instead.
+
+Every pass is captured in a CUDA graph of several calls, whose tensors are larger than the L2 cache. Cases run in a
+process of their own, and another one continues behind a case that failed, hung or crashed: it costs one line.
+"""
+
+from __future__ import annotations
+
+from common.ops.attention import bench_cases as attention
+from common.ops.bench import command, transformer
+from common.ops.bench.cases import Entry
+from common.ops.bench.sweep import Sweep
+from common.ops.bias_gelu import bench_cases as bias_gelu
+from common.ops.cross_entropy import bench_cases as cross_entropy
+from common.ops.dropout import bench_cases as dropout
+from common.ops.dropout_add_norm import bench_cases as dropout_add_norm
+
+CASES = (dropout, dropout_add_norm, bias_gelu, cross_entropy, attention)
+
+
+def entries() -> list[Entry]:
+    """Everything that can be measured."""
+    return [entry for cases in CASES for entry in cases.entries()]
+
+
+def sweeps() -> dict[str, Sweep]:
+    """Tiles of all kernels."""
+    return {name: sweep for cases in CASES for name, sweep in cases.sweeps().items()}
+
+
+if __name__ == "__main__":
+    command.main(command.Suite("common.ops.bench", __doc__, entries, sweeps, batches=str(transformer.PACKS)))

@@ -1,0 +1,151 @@
+"""What a benchmark of operations measures: entries, each an operation at one size, and their passes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from common.errors import UnsupportedImplementation
+from common.ops.bench.stopwatch import time_graph
+from common.ops.bench.table import Measured
+from common.ops.implementation import Implementation, OperationRequest
+
+DEVICE = "cuda"
+
+LARGE_BYTES = 50e6
+"""Passes that move less are repeated more often, so that a graph lasts long enough to be timed."""
+
+REPLAYS, CANDIDATE_REPLAYS = 9, 3
+"""Of a graph. Candidates add up to nothing, and some take many times as long as what a step runs."""
+
+
+class Pass(NamedTuple):
+    """One direction of an operation.
+
+    Attributes:
+        name: ``forward``, or another.
+        run: enqueues it.
+        bytes: what it must move.
+        flops: where arithmetic counts.
+        after: an earlier pass that ``run`` repeats first and whose time is subtracted.
+    """
+
+    name: str
+    run: Callable[[], Any]
+    bytes: float
+    flops: float = 0.0
+    after: str | None = None
+
+
+class Entry(NamedTuple):
+    """An operation at the size of a layer, in one implementation.
+
+    Attributes:
+        name: operation, layer, implementation.
+        calls: in a step; 0 for what a step does not run.
+        build: its passes for a batch of samples in a dtype.
+    """
+
+    name: str
+    calls: int
+    build: Callable[[int, torch.dtype], list[Pass]]
+
+
+def with_gradients(
+    inputs: list[Tensor], gradients: Sequence[Tensor], function: Callable[[], Tensor | tuple[Tensor, ...]]
+) -> Callable[[], Any]:
+    """Forward and backward of a function with autograd."""
+    return lambda: torch.autograd.grad(function(), inputs, gradients)
+
+
+def both_ways(
+    function: Callable[[], Tensor | tuple[Tensor, ...]],
+    inputs: list[Tensor],
+    gradients: Sequence[Tensor],
+    *,
+    moved: tuple[float, float],
+    flops: tuple[float, float] = (0.0, 0.0),
+) -> list[Pass]:
+    """Forward and backward of a function with one result, or as many as there are gradients.
+
+    Args:
+        function: enqueues forward.
+        inputs: what gets a gradient.
+        gradients: of the results.
+        moved: bytes of forward and of backward: each input read once, each output written once.
+        flops: of forward and of backward.
+    """
+    return [
+        Pass("forward", function, moved[0], flops[0]),
+        Pass("backward", with_gradients(inputs, gradients, function), moved[1], flops[1], after="forward"),
+    ]
+
+
+def requested(
+    implementation: Implementation,
+    sizes: Mapping[str, int],
+    build: Callable[..., list[Pass]],
+    batch: int,
+    dtype: torch.dtype,
+) -> list[Pass]:
+    """The passes of an implementation at a size.
+
+    Args:
+        implementation: the one to measure.
+        sizes: of the request, by name.
+        build: makes the passes of (function, batch, dtype).
+        batch: samples.
+        dtype: of the activations.
+
+    Raises:
+        UnsupportedImplementation: it cannot serve the request.
+    """
+    reason = implementation.unsupported(OperationRequest(torch.device(DEVICE), dtype, sizes))
+    if reason is not None:
+        raise UnsupportedImplementation(reason)
+    return build(implementation.function, batch, dtype)
+
+
+def each(
+    name: str,
+    implementations: Mapping[str, Implementation],
+    chosen: str,
+    sizes: Mapping[str, int],
+    build: Callable[..., list[Pass]],
+    calls: int = 1,
+) -> list[Entry]:
+    """An entry for every implementation; a step calls the chosen one."""
+    return [
+        Entry(
+            f"{name} {implementation.name}",
+            calls if implementation.name == chosen else 0,
+            functools.partial(requested, implementation, sizes, build),
+        )
+        for implementation in implementations.values()
+    ]
+
+
+def measure(entry: Entry, batch: int, dtype: torch.dtype, forward_only: bool) -> Iterator[Measured]:
+    """Time the passes of one entry."""
+    passes = entry.build(batch, dtype)
+    times: dict[str, float] = {}
+    for pass_ in passes[:1] if forward_only else passes:
+        elapsed = _milliseconds(pass_, candidate=not entry.calls)
+        times[pass_.name] = elapsed - (times[pass_.after] if pass_.after else 0.0)
+        yield Measured(entry.name, batch, pass_.name, times[pass_.name], entry.calls, pass_.bytes, pass_.flops)
+
+
+def _milliseconds(pass_: Pass, candidate: bool) -> float:
+    """Of one call, that of ``after`` included."""
+    calls = 20 if pass_.bytes < LARGE_BYTES else 1 if candidate else 4
+
+    def repeat() -> int:
+        for _ in range(calls):
+            pass_.run()
+        return calls
+
+    return time_graph(repeat, replays=CANDIDATE_REPLAYS if candidate else REPLAYS)

@@ -1,0 +1,86 @@
+"""Measurements in a process of their own, and another one behind one that failed, hung or crashed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import torch
+
+from common.errors import SuiteError
+
+SILENCE_S = 300
+"""Seconds after which a process that prints nothing is ended."""
+
+RESULT = "result "
+"""Begins the lines that :func:`supervise` hands back instead of printing them."""
+
+_BEGIN = "begin "
+_FAILURES = (RuntimeError, ImportError, AttributeError, TypeError, ValueError, AssertionError, SuiteError)
+
+
+def failures() -> tuple[type[BaseException], ...]:
+    """What a case may raise without ending the others: ours, PyTorch's, and the compiler's where there is one."""
+    try:
+        from triton.errors import TritonError
+    except ImportError:
+        return _FAILURES
+    return (*_FAILURES, TritonError)
+
+
+def work(tasks: list[str], run: Callable[[str], None]) -> None:
+    """Run tasks one after the other up to the first that fails, which may leave the device in any state."""
+    for task in tasks:
+        print(f"{_BEGIN}{task}", flush=True)
+        try:
+            run(task)
+        except failures() as reason:
+            message = (str(reason).strip() or "no message").splitlines()[0]
+            print(f"{task:42s} {type(reason).__name__}: {message}", flush=True)
+            return
+        torch.cuda.empty_cache()
+
+
+def supervise(module: str, arguments: list[str], tasks: list[str]) -> Iterator[str]:
+    """Run tasks in a process of their own; start another behind a task that ended it.
+
+    Args:
+        module: with the command line ``python -m module arguments --worker tasks``, which calls :func:`work`.
+        arguments: of that command line.
+        tasks: names without line breaks.
+
+    Yields:
+        What follows ``RESULT`` in each line that begins with it; all other lines are printed.
+    """
+    while tasks:
+        command = [sys.executable, "-m", module, *arguments, "--worker", *tasks]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        begun: list[str] = []
+        for text in _lines(process):
+            if text.startswith(_BEGIN):
+                begun.append(text.removeprefix(_BEGIN))
+            elif text.startswith(RESULT):
+                yield text.removeprefix(RESULT)
+            else:
+                print(text, flush=True)
+        code = process.wait()
+        if code != 0:
+            print(f"{begun[-1] if begun else 'nothing begun':42s} ended its process with {code}", flush=True)
+        if not begun:
+            return
+        tasks = [task for task in tasks if task not in begun]
+
+
+def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
+    """Output of a process, which is killed when it is silent for too long."""
+    assert process.stdout is not None
+    while True:
+        watch = threading.Timer(SILENCE_S, process.kill)
+        watch.start()
+        text = process.stdout.readline()
+        watch.cancel()
+        if not text:
+            return
+        yield text.rstrip("\n")

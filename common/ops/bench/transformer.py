@@ -1,0 +1,77 @@
+"""Sizes of BERT-large, at which the operations of a transformer are measured.
+
+A batch is a number of packs of 512 tokens, of which 23 in 48 have one sequence, 2 two and 23 three.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from common.ops.bench import cases
+
+PACKS = 48
+LENGTH = 512
+HEADS = 16
+HEAD_DIM = 64
+HIDDEN = HEADS * HEAD_DIM
+FEED_FORWARD = 4096
+VOCABULARY = 30522
+PADDED_VOCABULARY = 30528
+MASKED = 80
+"""Masked tokens of a pack, of which ``LABELLED`` have a label."""
+
+LABELLED = 76
+LAYERS = 24
+PROBABILITY = 0.1
+SITE = 3
+
+
+def sequence_lengths(packs: int) -> list[int]:
+    """Tokens of the sequences, pack after pack; where packs are cut is random but the same in every run."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = []
+    most = packs * 23 // 48
+    for count, share in ((1, most), (2, packs - 2 * most), (3, most)):
+        for _ in range(share):
+            cuts = (torch.randperm(LENGTH - 1, generator=generator)[: count - 1] + 1).sort().values.tolist()
+            lengths += [end - start for start, end in itertools.pairwise([0, *cuts, LENGTH])]
+    return lengths
+
+
+def sequences(packs: int) -> tuple[Tensor, Tensor]:
+    """Starts and lengths, int32 (3 * packs,), absent ones last."""
+    lengths = sequence_lengths(packs)
+    starts = [0, *itertools.accumulate(lengths[:-1])]
+    absent = [0] * (3 * packs - len(lengths))
+    first, second = (
+        torch.tensor(values + absent, dtype=torch.int32, device=cases.DEVICE) for values in (starts, lengths)
+    )
+    return first, second
+
+
+def pairs(packs: int) -> int:
+    """Pairs of tokens that attend to each other."""
+    return sum(length * length for length in sequence_lengths(packs))
+
+
+def normal(dtype: torch.dtype, *shape: int) -> Tensor:
+    """Normal values."""
+    return torch.randn(shape, device=cases.DEVICE).to(dtype)
+
+
+def leaf(dtype: torch.dtype, *shape: int) -> Tensor:
+    """Normal values that require a gradient."""
+    return normal(dtype, *shape).requires_grad_()
+
+
+def seed() -> Tensor:
+    """The dropout seed."""
+    return torch.tensor(1234567890123, device=cases.DEVICE)
+
+
+def size_of(x: Tensor) -> float:
+    """Bytes."""
+    return float(x.numel() * x.element_size())

@@ -1,0 +1,45 @@
+"""Convolution that also leaves the moments of its result, which the batch norm behind it would read it for.
+
+``convolution`` returns ``(y, moments)``: moments are the sums of y and of its square over N, H, W, fp32 (2, 1, C), for
+:func:`common.ops.batch_norm.plain.batch_norm_torch` and its kin, or None where they would cost more than they save. The
+plain version never has them; the cuDNN one takes them from the accumulators of the convolution.
+Shapes: N images, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+from torch import Tensor
+
+from common.ops.convolution.plain import convolution_torch
+from common.ops.implementation import Implementation, OperationRequest, always
+
+
+def _cudnn_unsupported(request: OperationRequest) -> str | None:
+    if request.device.type != "cuda":
+        return f"cuDNN needs a CUDA device, not {request.device.type}"
+    if request.dtype != torch.float16:
+        return f"cuDNN takes moments of fp16 convolutions only, not of {request.dtype}"
+    if torch.cuda.get_device_capability(request.device)[0] not in (8, 9):
+        return "cuDNN takes moments on compute capability 8.x and 9.x only"
+    if request.sizes["channels"] % 8:
+        return f"{request.sizes['channels']} channels are not a multiple of 8"
+    if not torch.backends.cudnn.is_available():
+        return "PyTorch has no cuDNN"
+    if importlib.util.find_spec("cudnn") is None:
+        return "nvidia-cudnn-frontend is not installed"
+    return None
+
+
+def _convolution_cudnn(x_NCHW: Tensor, weight: Tensor, stride: int, padding: int) -> tuple[Tensor, Tensor | None]:
+    from common.ops.convolution import cudnn as convolution_cudnn
+
+    return convolution_cudnn.convolution(x_NCHW, weight, stride, padding)
+
+
+IMPLEMENTATIONS = {
+    "cudnn": Implementation("cudnn", _convolution_cudnn, _cudnn_unsupported),
+    "torch": Implementation("torch", convolution_torch, always),
+}

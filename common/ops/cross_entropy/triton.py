@@ -1,0 +1,87 @@
+"""Masked cross-entropy through the Triton kernels of :mod:`common.ops.cross_entropy.kernels`.
+
+Everything is enqueued on the current stream and nothing waits for the device. Shapes: M masked tokens, V columns.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from common.ops.cross_entropy import kernels
+
+
+class Tile(NamedTuple):
+    """How a pass walks over a row.
+
+    Attributes:
+        columns: of a chunk.
+        warps: warps of one program.
+    """
+
+    columns: int
+    warps: int
+
+
+TILES: dict[str, Tile] = {"forward": Tile(4096, 8), "backward": Tile(4096, 8)}
+"""Pass to its tile. ``bench --sweep`` times others."""
+
+
+def _launch(tile: Tile, columns: int) -> dict[str, int]:
+    return {"BLOCK": min(tile.columns, triton.next_power_of_2(columns)), "num_warps": tile.warps}
+
+
+def forward(logits_MV: Tensor, labels_M: Tensor, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses (M,) fp32, correct (M,) bool, and the logarithm of the softmax's sum (M,) fp32 for rows with a label."""
+    rows, columns = logits_MV.shape
+    losses_M = logits_MV.new_empty(rows, dtype=torch.float32)
+    correct_M = torch.empty_like(losses_M, dtype=torch.bool)
+    lse_M = torch.empty_like(losses_M)
+    kernels.cross_entropy_forward_kernel[(rows,)](
+        logits_MV, labels_M, losses_M, correct_M, lse_M, columns, vocabulary, **_launch(TILES["forward"], columns)
+    )
+    return losses_M, correct_M, lse_M
+
+
+def backward(
+    d_losses_M: Tensor, logits_MV: Tensor, labels_M: Tensor, lse_M: Tensor, vocabulary: int, inplace: bool
+) -> Tensor:
+    """Gradient of the logits, in their memory if ``inplace``."""
+    rows, columns = logits_MV.shape
+    d_logits_MV = logits_MV if inplace else torch.empty_like(logits_MV)
+    kernels.cross_entropy_backward_kernel[(rows,)](
+        d_losses_M, logits_MV, labels_M, lse_M, d_logits_MV, columns, vocabulary, **_launch(TILES["backward"], columns)
+    )
+    return d_logits_MV
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits_MV: Tensor, labels_M: Tensor, vocabulary: int, inplace: bool) -> tuple[Tensor, Tensor]:
+        logits_MV = logits_MV.contiguous()
+        losses_M, correct_M, lse_M = forward(logits_MV, labels_M, vocabulary)
+        ctx.save_for_backward(logits_MV, labels_M, lse_M)
+        ctx.mark_non_differentiable(correct_M)
+        ctx.vocabulary, ctx.inplace = vocabulary, inplace
+        return losses_M, correct_M
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        logits_MV, labels_M, lse_M = ctx.saved_tensors
+        d_losses_M = gradients[0].contiguous()
+        return backward(d_losses_M, logits_MV, labels_M, lse_M, ctx.vocabulary, ctx.inplace), None, None, None
+
+
+def masked_cross_entropy(
+    logits_MV: Tensor, labels_M: Tensor, vocabulary: int, inplace: bool = False
+) -> tuple[Tensor, Tensor]:
+    """See :func:`common.ops.cross_entropy.plain.masked_cross_entropy_torch`.
+
+    With ``inplace`` backward overwrites the logits with their gradient, so it can run only once and nothing else may
+    read them by then: neither the caller nor the operation that made them.
+    """
+    result: tuple[Tensor, Tensor] = _CrossEntropy.apply(logits_MV, labels_M.contiguous(), vocabulary, inplace)
+    return result

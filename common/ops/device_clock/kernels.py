@@ -1,0 +1,17 @@
+"""The Triton kernel of :mod:`common.ops.device_clock`."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _stamp_kernel(moment_ptr):  # type: ignore[no-untyped-def]
+    tl.store(moment_ptr, tl.extra.cuda.globaltimer())
+
+
+def launch(moment: Tensor) -> None:
+    """Write the GPU's nanosecond counter into ``moment``, int64 of one element."""
+    _stamp_kernel[(1,)](moment)

@@ -1,0 +1,69 @@
+# mypy: allow-untyped-defs
+"""The dropout mask of :mod:`common.ops.dropout` for all Triton kernels, and the kernel of plain dropout.
+
+A hash of 32 bits decides on two elements, 2i with its low and 2i + 1 with its high half. A kernel whose neighbouring
+elements lie side by side therefore asks for pairs (``keep_of_pairs``: half the hashes); ``keep_of`` decides on single
+elements, wherever they lie. ``THRESHOLD`` is the dropped fraction in units of 1/65536, 0 for no dropout at all.
+
+On an H200 a decision costs about 6 operations of the integer unit, 64 of which start per multiprocessor and cycle: 25
+million elements (24,576 tokens, 1,024 features) take 10 us of it, a third of the time that the elements' bytes take.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from common.ops.random_bits.kernels import site_keys as mask_keys
+from common.ops.random_bits.kernels import unfinished_word, word
+
+
+@triton.jit
+def keep_of_pairs(pair, first, second, THRESHOLD: tl.constexpr):
+    """Whether elements 2 * pair and 2 * pair + 1 are kept, side by side: the last dimension doubles."""
+    bits = unfinished_word(pair, first, second)
+    return tl.interleave(((bits ^ (bits >> 16)) & 0xFFFF) >= THRESHOLD, bits >= (THRESHOLD << 16))
+
+
+@triton.jit
+def keep_of(index, first, second, THRESHOLD: tl.constexpr):
+    """Whether single elements are kept; ``index`` is uint32."""
+    bits = word(index >> 1, first, second)
+    return ((bits >> ((index & 1) << 4)) & 0xFFFF) >= THRESHOLD
+
+
+@triton.jit
+def keep_of_rows(row_start, WIDTH: tl.constexpr, PAIRS: tl.constexpr, first, second, THRESHOLD: tl.constexpr):
+    """Whether the elements row_start[r] + c of a tile are kept, bool (rows, WIDTH).
+
+    Args:
+        row_start: uint32 (rows,), all even if ``PAIRS``.
+    """
+    if PAIRS:
+        pair = (row_start >> 1)[:, None] + tl.arange(0, WIDTH // 2).to(tl.uint32)[None, :]
+        return keep_of_pairs(pair, first, second, THRESHOLD)
+    else:
+        return keep_of(row_start[:, None] + tl.arange(0, WIDTH).to(tl.uint32)[None, :], first, second, THRESHOLD)
+
+
+@triton.jit(do_not_specialize=["site"])
+def dropout_kernel(
+    x_ptr,  # (count,)
+    y_ptr,  # (count,)
+    seed_ptr,  # 0-d int64
+    site,
+    count,
+    THRESHOLD: tl.constexpr,
+    INVERSE_KEEP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Dropout over a flat tensor, and likewise of its gradient. Grid (count / BLOCK,)."""
+    first, second = mask_keys(seed_ptr, site)
+    begin = tl.program_id(0).to(tl.int64) * BLOCK
+    offset = begin + tl.arange(0, BLOCK)
+    inside = offset < count
+    pair = (begin >> 1).to(tl.uint32) + tl.arange(0, BLOCK // 2).to(tl.uint32)
+    keep = keep_of_pairs(pair, first, second, THRESHOLD)
+    x = tl.load(x_ptr + offset, mask=inside, other=0.0).to(tl.float32)
+    y = tl.where(keep, x * INVERSE_KEEP, 0.0)
+    tl.store(y_ptr + offset, y.to(y_ptr.dtype.element_ty), mask=inside)

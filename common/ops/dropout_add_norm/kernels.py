@@ -1,0 +1,139 @@
+# mypy: allow-untyped-defs
+"""Triton kernels of ``LayerNorm(residual + dropout(x + bias))`` over T rows of E features.
+
+Forward reads x and the residual once and writes y; backward reads dy, x and the residual once and writes two gradients.
+For backward nothing but mean and 1 / standard deviation of each row is stored: the sum that was normalised is computed
+again, in fp32, from the tensors that went into it, with the same mask. Storing the sum instead would move as many bytes
+(one tensor written forward, one read less backward), take as much memory, and round it.
+
+A program works on ``ROWS`` whole rows at a time, so that one exchange between its warps serves all of them. Sums over
+tokens are two-level: backward runs as many programs as the GPU holds, each adds up the rows it visits and writes one
+partial sum; :mod:`common.ops.tiling.column_sums` adds those in a fixed order.
+
+A result with two readers has two gradients, which backward adds in registers: one read more, where a pass of its own
+would read both and write their sum.
+
+On an H200 at 24,576 tokens, E = 1024, 16 bit: forward 151 MB, 35 us at 4.3 TB/s; backward 252 MB, 59 us, with two
+gradients 302 MB, 70 us.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from common.ops.dropout.kernels import keep_of_rows, mask_keys
+
+
+@triton.jit
+def _load(pointer, place, mask):
+    return tl.load(pointer + place, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _keep(row, E: tl.constexpr, BLOCK_E: tl.constexpr, first, second, THRESHOLD: tl.constexpr):
+    """Which elements of whole rows the dropout keeps."""
+    return keep_of_rows((row * E).to(tl.uint32), BLOCK_E, E % 2 == 0, first, second, THRESHOLD)
+
+
+@triton.jit(do_not_specialize=["site"])
+def dropout_add_norm_forward_kernel(
+    x_ptr,  # (T, E)
+    bias_ptr,  # (E,) if BIAS
+    residual_ptr,  # (T, E) if RESIDUAL
+    weight_ptr, norm_bias_ptr,  # (E,)
+    seed_ptr,  # 0-d int64
+    y_ptr,  # (T, E)
+    moments_ptr,  # (2, T) fp32: mean, 1 / standard deviation
+    T, site, epsilon,
+    E: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """Grid (T / ROWS,)."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK_E)
+    exists, inside = row < T, column < E
+    place, mask = row[:, None] * E + column[None, :], exists[:, None] & inside[None, :]
+    total = _load(x_ptr, place, mask)
+    if BIAS:
+        total += _load(bias_ptr, column, inside)[None, :]
+    if THRESHOLD:
+        first, second = mask_keys(seed_ptr, site)
+        keep = _keep(row, E, BLOCK_E, first, second, THRESHOLD)
+        total = tl.where(keep, total * INVERSE_KEEP, 0.0)
+    if RESIDUAL:
+        total += _load(residual_ptr, place, mask)
+    mean = tl.sum(total, 1) / E
+    centred = tl.where(inside[None, :], total - mean[:, None], 0.0)
+    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / E + epsilon)
+    y = centred * rstd[:, None] * _load(weight_ptr, column, inside)[None, :]
+    y += _load(norm_bias_ptr, column, inside)[None, :]
+    tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=mask)
+    tl.store(moments_ptr + row, mean, mask=exists)
+    tl.store(moments_ptr + T + row, rstd, mask=exists)
+
+
+@triton.jit(do_not_specialize=["site"])
+def dropout_add_norm_backward_kernel(
+    dy_ptr,  # (T, E)
+    other_dy_ptr,  # (T, E) if TWO: added to it
+    x_ptr,  # (T, E)
+    bias_ptr,  # (E,) if BIAS
+    residual_ptr,  # (T, E) if RESIDUAL
+    weight_ptr,  # (E,)
+    seed_ptr,  # 0-d int64
+    moments_ptr,  # (2, T) fp32
+    dx_ptr,  # (T, E)
+    d_residual_ptr,  # (T, E) if RESIDUAL
+    partial_ptr,  # (programs, 2 or with BIAS 3, E) fp32: sums for weight, norm's bias and bias
+    T, site, TWO: tl.constexpr,
+    E: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """Grid (programs,); every program visits each programs-th group of ROWS rows."""
+    column = tl.arange(0, BLOCK_E)
+    inside = column < E
+    weight = _load(weight_ptr, column, inside)[None, :]
+    d_weight = tl.zeros((BLOCK_E,), tl.float32)
+    d_norm_bias = tl.zeros((BLOCK_E,), tl.float32)
+    if BIAS:
+        bias = _load(bias_ptr, column, inside)[None, :]
+        d_bias = tl.zeros((BLOCK_E,), tl.float32)
+    if THRESHOLD:
+        first, second = mask_keys(seed_ptr, site)
+    for group in range(tl.program_id(0), tl.cdiv(T, ROWS), tl.num_programs(0)):
+        row = tl.full((), ROWS, tl.int64) * group + tl.arange(0, ROWS)
+        exists = row < T
+        place, mask = row[:, None] * E + column[None, :], exists[:, None] & inside[None, :]
+        dy = _load(dy_ptr, place, mask)
+        if TWO:
+            dy += _load(other_dy_ptr, place, mask)
+        total = _load(x_ptr, place, mask)
+        mean = tl.load(moments_ptr + row, mask=exists, other=0.0)[:, None]
+        rstd = tl.load(moments_ptr + T + row, mask=exists, other=0.0)[:, None]
+        if BIAS:
+            total += bias
+        if THRESHOLD:
+            keep = _keep(row, E, BLOCK_E, first, second, THRESHOLD)
+            total = tl.where(keep, total * INVERSE_KEEP, 0.0)
+        if RESIDUAL:
+            total += _load(residual_ptr, place, mask)
+        normal = tl.where(inside[None, :], (total - mean) * rstd, 0.0)
+        d_normal = dy * weight
+        along = tl.sum(d_normal * normal, 1)[:, None] / E
+        d_total = rstd * (d_normal - tl.sum(d_normal, 1)[:, None] / E - normal * along)
+        d_weight += tl.sum(dy * normal, 0)
+        d_norm_bias += tl.sum(dy, 0)
+        if RESIDUAL:
+            tl.store(d_residual_ptr + place, d_total.to(d_residual_ptr.dtype.element_ty), mask=mask)
+        if THRESHOLD:
+            d_total = tl.where(keep, d_total * INVERSE_KEEP, 0.0)
+        tl.store(dx_ptr + place, d_total.to(dx_ptr.dtype.element_ty), mask=mask)
+        if BIAS:
+            d_bias += tl.sum(d_total, 0)
+    KINDS: tl.constexpr = 3 if BIAS else 2
+    target = partial_ptr + tl.program_id(0) * (KINDS * E) + column
+    tl.store(target, d_weight, mask=inside)
+    tl.store(target + E, d_norm_bias, mask=inside)
+    if BIAS:
+        tl.store(target + 2 * E, d_bias, mask=inside)

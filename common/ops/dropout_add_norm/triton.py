@@ -1,0 +1,169 @@
+"""``LayerNorm(residual + dropout(x + bias))`` through the Triton kernels of
+:mod:`common.ops.dropout_add_norm.kernels`: launches and autograd function.
+
+Everything is enqueued on the current stream and nothing waits for the device. Shapes: T tokens, E features.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from common.ops.dropout.plain import DropoutMask
+from common.ops.dropout.triton import Rate, rate
+from common.ops.dropout_add_norm import kernels
+from common.ops.tiling.column_sums import column_sums
+from common.ops.triton_support import multiprocessors
+
+
+class Tile(NamedTuple):
+    """How a pass cuts its (T, E) matrix.
+
+    Attributes:
+        rows: rows that a program holds at a time.
+        warps: warps of one program.
+        programs: programs per multiprocessor, each visiting many groups of rows; 0 for one group a program.
+    """
+
+    rows: int
+    warps: int
+    programs: int
+
+
+TILES: dict[str, Tile] = {"forward": Tile(4, 4, 0), "backward": Tile(2, 4, 4)}
+"""Pass to its tile. ``bench --sweep`` times others."""
+
+
+class Call(NamedTuple):
+    """What forward and backward of one call share, besides tensors."""
+
+    rate: Rate
+    site: int
+
+
+def _constants(x_TE: Tensor, bias_E: Tensor | None, residual_TE: Tensor | None, call: Call, tile: Tile) -> dict:
+    features = x_TE.shape[1]
+    return {
+        "E": features,
+        "BIAS": bias_E is not None,
+        "RESIDUAL": residual_TE is not None,
+        **call.rate._asdict(),
+        "ROWS": tile.rows,
+        "BLOCK_E": triton.next_power_of_2(features),
+        "num_warps": tile.warps,
+    }
+
+
+def forward(
+    x_TE: Tensor,
+    bias_E: Tensor | None,
+    residual_TE: Tensor | None,
+    weight_E: Tensor,
+    norm_bias_E: Tensor,
+    epsilon: float,
+    seed: Tensor,
+    call: Call,
+) -> tuple[Tensor, Tensor]:
+    """The result (T, E), and mean and 1 / standard deviation of the rows, fp32 (2, T)."""
+    tokens = x_TE.shape[0]
+    tile = TILES["forward"]
+    y_TE = torch.empty_like(x_TE)
+    moments_2T = x_TE.new_empty((2, tokens), dtype=torch.float32)
+    kernels.dropout_add_norm_forward_kernel[(triton.cdiv(tokens, tile.rows),)](
+        x_TE, bias_E, residual_TE, weight_E, norm_bias_E, seed, y_TE, moments_2T, tokens, call.site, epsilon,
+        **_constants(x_TE, bias_E, residual_TE, call, tile),
+    )  # fmt: skip
+    return y_TE, moments_2T
+
+
+def backward(
+    dy_TE: Tensor,
+    other_dy_TE: Tensor | None,
+    x_TE: Tensor,
+    bias_E: Tensor | None,
+    residual_TE: Tensor | None,
+    weight_E: Tensor,
+    moments_2T: Tensor,
+    seed: Tensor,
+    call: Call,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Gradients of x and of the residual, and partial sums for the parameters.
+
+    Args:
+        dy_TE, other_dy_TE: the result's gradient is their sum; None where it has one reader.
+
+    Returns:
+        dx (T, E); the residual's gradient, or None without one; fp32 (programs, K * E) with K = 2: weight and norm's
+        bias, or with a bias K = 3: and the bias.
+    """
+    tokens, features = x_TE.shape
+    tile = TILES["backward"]
+    programs = min(triton.cdiv(tokens, tile.rows), multiprocessors(x_TE.device) * tile.programs)
+    dx_TE = torch.empty_like(x_TE)
+    d_residual_TE = None if residual_TE is None else torch.empty_like(residual_TE)
+    partial = moments_2T.new_empty((programs, (2 if bias_E is None else 3) * features))
+    kernels.dropout_add_norm_backward_kernel[(programs,)](
+        dy_TE, other_dy_TE, x_TE, bias_E, residual_TE, weight_E, seed, moments_2T, dx_TE, d_residual_TE, partial,
+        tokens, call.site, TWO=other_dy_TE is not None, **_constants(x_TE, bias_E, residual_TE, call, tile),
+    )  # fmt: skip
+    return dx_TE, d_residual_TE, partial
+
+
+class _DropoutAddNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_TE: Tensor, bias_E: Tensor | None, residual_TE: Tensor | None, weight_E: Tensor, norm_bias_E: Tensor,
+        epsilon: float, seed: Tensor, call: Call,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        x_TE = x_TE.contiguous()
+        residual_TE = None if residual_TE is None else residual_TE.contiguous()
+        y_TE, moments_2T = forward(x_TE, bias_E, residual_TE, weight_E, norm_bias_E, epsilon, seed, call)
+        ctx.save_for_backward(x_TE, bias_E, residual_TE, weight_E, moments_2T, seed)
+        ctx.call, ctx.norm_bias_dtype = call, norm_bias_E.dtype
+        ctx.set_materialize_grads(False)
+        # a view and not the same tensor: autograd would take both for one output and add its gradients itself
+        return y_TE, y_TE.view_as(y_TE)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x_TE, bias_E, residual_TE, weight_E, moments_2T, seed = ctx.saved_tensors
+        given = [gradient.contiguous() for gradient in gradients if gradient is not None]
+        if not given:
+            return (None,) * 8
+        dy_TE, other_dy_TE = given if len(given) == 2 else (given[0], None)
+        dx_TE, d_residual_TE, partial = backward(
+            dy_TE, other_dy_TE, x_TE, bias_E, residual_TE, weight_E, moments_2T, seed, ctx.call
+        )
+        dtypes = [weight_E.dtype, ctx.norm_bias_dtype] + ([] if bias_E is None else [bias_E.dtype])
+        # one launch for all of them where they share a dtype, as they do in a model
+        widest = dtypes[0] if len(set(dtypes)) == 1 else torch.float32
+        sums = column_sums(partial, widest).view(len(dtypes), -1).unbind()
+        d_parameters = [total.to(dtype) for total, dtype in zip(sums, dtypes, strict=True)]
+        d_bias = None if bias_E is None else d_parameters[2]
+        return dx_TE, d_bias, d_residual_TE, d_parameters[0], d_parameters[1], None, None, None
+
+
+def dropout_add_norm(
+    x_TE: Tensor,
+    bias_E: Tensor | None,
+    residual_TE: Tensor | None,
+    weight_E: Tensor,
+    norm_bias_E: Tensor,
+    epsilon: float,
+    dropout: DropoutMask,
+    twice: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """See :func:`common.ops.dropout_add_norm.plain.dropout_add_norm_torch`.
+
+    Two results share one memory. Backward adds their gradients as it reads them.
+    """
+    first: Tensor
+    second: Tensor
+    first, second = _DropoutAddNorm.apply(
+        x_TE, bias_E, residual_TE, weight_E, norm_bias_E, epsilon, dropout.seed, Call(rate(dropout.p), dropout.site)
+    )
+    return (first, second) if twice else first

@@ -1,0 +1,41 @@
+"""Casts to FP8 with delayed scaling: ``round(scale * x)``, its transpose, and the scale of the next use, in one pass.
+
+A scale maps a tensor onto the range of its format, ``scale = largest value of the format / amax``. *Delayed* means that
+amax, the largest magnitude, is that of the tensor's previous use: so the cast reads its input once, and leaves behind
+the scale that its own amax gives (Transformer Engine's ``DelayedScaling`` with ``amax_history_len=1``,
+``amax_compute_algo="most_recent"``, ``margin=0``). What is larger than the previous amax saturates. An amax that is
+zero or not finite leaves the scale as it is. NaN stays NaN and infinity becomes NaN, so that an overflow still arrives
+in the gradients.
+
+At the first use nothing is known (scale 0). The scale then comes from the amax of at most ``SAMPLED_ROWS`` evenly
+spaced rows with ``FIRST_MARGIN`` to spare, chosen on the device: no second pass over the tensor, no launch that all
+later uses would pay for, and none of the zeros that a fixed first scale would make of gradients around 1e-7. A
+floating-point format loses nothing by a few bits of margin.
+
+The formats are e4m3fn (448 at most) for activations and weights, and e5m2 (57,344) for gradients: Micikevicius et al.,
+FP8 Formats for Deep Learning, arXiv:2209.05433. Shapes: M rows, K columns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from common.ops.fp8_cast.plain import Fp8Tensor, cast_torch
+from common.ops.implementation import Implementation, always
+from common.ops.triton_support import triton_unsupported
+
+
+def _cast_triton(*args: Any) -> Fp8Tensor:
+    from common.ops.fp8_cast import triton as fp8_cast_triton  # triton is imported only where it is used
+
+    return fp8_cast_triton.cast(*args)
+
+
+IMPLEMENTATIONS = {
+    "triton": Implementation("triton", _cast_triton, triton_unsupported),
+    "torch": Implementation("torch", cast_torch, always),
+}
+"""Signature: ``cast(x, scaling, dtype, transpose) -> Fp8Tensor``."""
+
+KERNEL_NAMES = (("FP8 casts", r"^fp8_cast_"),)
+"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

@@ -1,0 +1,54 @@
+"""Casts to FP8 through the Triton kernel of :mod:`common.ops.fp8_cast.kernels`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from common.ops.fp8_cast import kernels
+from common.ops.fp8_cast.plain import E5M2, FIRST_MARGIN, LARGEST_SCALE, SAMPLED_ROWS, Fp8Tensor, Scaling
+from common.ops.triton_support import multiprocessors
+
+
+class Tile(NamedTuple):
+    """How a cast cuts its matrix.
+
+    Attributes:
+        rows, columns: of one tile; both stores write runs of as many bytes.
+        warps: of one program.
+        programs: per multiprocessor, each walking over many tiles.
+        stages: tiles in flight per program through asynchronous copies; 1 for plain loads.
+    """
+
+    rows: int
+    columns: int
+    warps: int
+    programs: int
+    stages: int
+
+
+TILE = Tile(64, 128, 8, 4, 3)
+"""The best for 24,576 rows of 1,024 and of 4,096 columns on an H200, of those that its ``bench --sweep`` tries."""
+
+
+def cast(x_MK: Tensor, scaling: Scaling, dtype: torch.dtype, transpose: bool) -> Fp8Tensor:
+    """See :func:`common.ops.fp8_cast.plain.cast_torch`. One launch; nothing waits for the device."""
+    rows, columns = x_MK.shape
+    tile = TILE
+    tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns)
+    data_MK = torch.empty((rows, columns), dtype=dtype, device=x_MK.device)
+    transposed_KM = torch.empty((columns, rows), dtype=dtype, device=x_MK.device) if transpose else None
+    scale_inverse = torch.empty((), dtype=torch.float32, device=x_MK.device)
+    kernels.fp8_cast_kernel[(min(tiles, tile.programs * multiprocessors(x_MK.device)),)](
+        x_MK,
+        data_MK.view(torch.uint8),
+        data_MK.view(torch.uint8) if transposed_KM is None else transposed_KM.view(torch.uint8),
+        scaling.scale, scaling.pending, scale_inverse, rows, columns,
+        LARGEST=torch.finfo(dtype).max, LARGEST_SCALE=LARGEST_SCALE,
+        FIRST_MARGIN=FIRST_MARGIN, SAMPLED_ROWS=SAMPLED_ROWS, E5M2=dtype == E5M2, TRANSPOSE=transpose,
+        BLOCK_M=tile.rows, BLOCK_K=tile.columns, STAGES=tile.stages, num_warps=tile.warps,
+    )  # fmt: skip
+    return Fp8Tensor(data_MK, transposed_KM, scale_inverse, x_MK)

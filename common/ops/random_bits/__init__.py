@@ -1,0 +1,13 @@
+"""Random bits that are a pure function of (seed, site, index): a hash in place of a generator.
+
+In uint32, with a 64-bit seed::
+
+    mix(x):   x ^= x >> 16;  x *= 0x7feb352d;  x ^= x >> 15;  x *= 0x846ca68b;  x ^= x >> 16
+    k1        = mix(low(seed) ^ mix(site * 0x9e3779b9 + 1))
+    k2        = mix(high(seed) + mix(k1 ^ site))
+    hash(x)   = mix(mix(x ^ k1) ^ k2)
+
+``mix`` is the integer hash "lowbias32" of C. Wellons' hash prospector. The bits need no state and no memory: backward,
+another rank, a replayed graph and every implementation compute the same ones from the seed on the device. Indices stay
+below 2**32. :mod:`common.ops.random_bits.kernels` has the same for Triton.
+"""

@@ -1,0 +1,158 @@
+"""LARS and SGD on shards.
+
+With g the gradient times the group's multiplier and the factor, w the float32 weight, lambda the weight decay, mu the
+momentum and lr the learning rate times the group's scale:
+
+    tau = eta * |w| / (|g| + lambda * |w| + epsilon)    trust ratio; 1 where |w| or |g| is 0, and without trust ratio
+    d   = tau * (g + lambda * w)
+    learning rate in the momentum:   m <- mu * m - lr * d;  w <- w + m;       Nesterov:  w <- w + mu * m - lr * d
+    outside:                         m <- mu * m + d;       w <- w - lr * m;  Nesterov:  w <- w - lr * (mu * m + d)
+
+Both forms agree while the learning rate is constant. LARS: You, Gitman, Ginsburg, "Large Batch Training of
+Convolutional Networks" (2017), algorithm 1; the first form is the MLPerf ResNet reference's, the second with LARS
+equals the momentum correction of NVIDIA's submissions. Nesterov: Bengio, Boulanger-Lewandowski, Pascanu, "Advances in
+Optimizing Recurrent Networks" (2013), where w is the point that the gradient was taken at; the second form is that of
+``torch.optim.SGD(nesterov=True)``, the MLPerf 3D U-Net reference's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from common.ops.implementation import Implementation, always
+from common.optim.formula_values import MomentumValues
+from common.optim.fragment_runs import Run, report_overflow, runs_of, write_where
+from common.optim.rules import Binding, Formula, Rule, Update, triton_unsupported
+
+
+@dataclass(frozen=True)
+class LARS(Rule):
+    """Layer-wise adaptive rate scaling with momentum.
+
+    Args:
+        momentum: mu.
+        eta: trust coefficient.
+        epsilon: added to the denominator of the trust ratio.
+        norm_of: take |w| of the float32 masters or of the weights that the model computes with.
+    """
+
+    momentum: float
+    eta: float = 0.001
+    epsilon: float = 0.0
+    norm_of: Literal["master", "model"] = "master"
+
+    def formula(self) -> Momentum:
+        """See :class:`common.optim.rules.Rule`."""
+        return Momentum(self.momentum, False, self.eta, self.epsilon, self.norm_of == "model")
+
+
+@dataclass(frozen=True)
+class SGD(Rule):
+    """Stochastic gradient descent with momentum; the weight decay is part of the gradient.
+
+    Args:
+        momentum: mu.
+        nesterov: step one decay of the momentum ahead; see the formulas at the top.
+
+    Raises:
+        ValueError: Nesterov without momentum.
+    """
+
+    instead: ClassVar[str] = "LARS"
+
+    momentum: float
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        if self.nesterov and not self.momentum > 0:
+            raise ValueError(f"momentum={self.momentum}: Nesterov's step takes a positive momentum")
+
+    def formula(self) -> Momentum:
+        """See :class:`common.optim.rules.Rule`."""
+        return Momentum(self.momentum, self.nesterov, 0.0, 0.0, False)
+
+
+@dataclass(frozen=True)
+class Momentum(MomentumValues, Formula):
+    """LARS and SGD; see the formulas at the top."""
+
+    def implementations(self) -> Mapping[str, Implementation]:
+        """See :class:`common.optim.rules.Formula`."""
+        return IMPLEMENTATIONS
+
+
+class TorchMomentum(Update):
+    """LARS and SGD in plain PyTorch: one chain of operations per tensor with a trust ratio, per group without."""
+
+    implementation = "torch"
+    kinds = ("momentum",)
+
+    def __init__(self, formula: Momentum, binding: Binding) -> None:
+        super().__init__(binding)
+        self._formula = formula
+        self._runs = runs_of(binding, list(self.states.values()), alone=True)
+
+    def measure(self, report: Tensor) -> None:
+        """See :class:`common.optim.rules.Update`."""
+        report_overflow(self._shards, report)
+        self._squares.zero_()
+        for run in self._runs:
+            squares = _sum_of_squares(run.shard.gradients[run.part]) * run.settings.grad_multiplier**2
+            report[1] += squares * run.settings.norm_share
+            if run.settings.trust_ratio:
+                (fragment,) = run.fragments
+                weights = run.weights_for_norms(self._formula.norm_of_model)
+                self._squares[0, fragment.tensor] = _sum_of_squares(weights)
+                self._squares[1, fragment.tensor] = squares
+        self._complete_squares()
+
+    def apply(self, learning_rate: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
+        """See :class:`common.optim.rules.Update`; momentum does not depend on ``step``."""
+        weight_norms, gradient_norms = self._squares.sqrt()
+        for run in self._runs:
+            ratio = None
+            if run.settings.trust_ratio:
+                (fragment,) = run.fragments
+                gradient_norm = gradient_norms[fragment.tensor] * grad_factor
+                ratio = self._trust_ratio(weight_norms[fragment.tensor], gradient_norm, run.settings.weight_decay)
+            self._update(run, learning_rate * run.settings.lr_scale, ratio, grad_factor, write)
+
+    def _trust_ratio(self, weight_norm: Tensor, grad_norm: Tensor, weight_decay: float) -> Tensor:
+        ratio = self._formula.eta * weight_norm / (grad_norm + weight_decay * weight_norm + self._formula.epsilon)
+        return torch.where((weight_norm > 0) & (grad_norm > 0), ratio, torch.ones_like(ratio))
+
+    def _update(self, run: Run, rate: Tensor, ratio: Tensor | None, grad_factor: Tensor, write: Tensor) -> None:
+        mu, settings, weights = self._formula.momentum, run.settings, run.masters
+        (momentum,) = run.states
+        step = run.gradients(grad_factor)
+        if settings.weight_decay:
+            step = step + settings.weight_decay * weights
+        if ratio is not None:
+            step = step * ratio
+        step = -rate * step if settings.learning_rate_in_momentum else step
+        new_momentum = mu * momentum + step
+        direction = mu * new_momentum + step if self._formula.nesterov else new_momentum
+        write_where(write, momentum, new_momentum)
+        run.write(write, weights + (direction if settings.learning_rate_in_momentum else -rate * direction))
+
+
+def _sum_of_squares(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32)).square().sum()
+
+
+def _triton_momentum(formula: Momentum, binding: Binding) -> Update:
+    from common.optim.momentum_triton import TritonMomentum  # triton is imported only where it is used
+
+    return TritonMomentum(formula, binding)
+
+
+IMPLEMENTATIONS: dict[str, Implementation] = {
+    "triton": Implementation("triton", _triton_momentum, triton_unsupported),
+    "torch": Implementation("torch", TorchMomentum, always),
+}
+"""How LARS and SGD run: multi-tensor kernels, or plain PyTorch."""

@@ -1,0 +1,65 @@
+"""``mlperf-suite report``: one page, and pictures, of a run, of a set of runs, or of several to compare."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from common.errors import SuiteError
+from common.report.canvas import to_png
+from common.report.collect import gather
+from common.report.page import compose
+
+EPILOG = """RUN is the output_dir of a run, a log (of any implementation), a folder of results with runs.jsonl, or a
+folder of result_*.txt. One gives the page of that run or series; several are compared, and refused if they do not
+measure the same."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the page that the arguments ask for and say where it is; returns 0.
+
+    Raises:
+        SuiteError: runs cannot be read or must not be compared, or a file cannot be written.
+    """
+    parser = argparse.ArgumentParser(
+        prog="mlperf-suite report", description="Draw runs and comparisons as one HTML page.", epilog=EPILOG
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run, a log, or a folder of results")
+    parser.add_argument("--output", type=Path, metavar="FILE.html", help="the page (default: beside the first RUN)")
+    parser.add_argument("--png", type=Path, metavar="DIR", help="also write the pictures there, as PNG")
+    parser.add_argument("--ruleset", metavar="X.Y.Z", help="judge by this version (default: the log's, or the newest)")
+    args = parser.parse_args(list(argv))
+    subjects = gather(args.runs, args.ruleset)
+    document = compose(subjects)
+    output = args.output or _default_output(args.runs)
+    _write(output, document.html.encode(errors="backslashreplace"))
+    print(output)
+    if args.png is not None:
+        for picture in document.pictures:
+            path = args.png / f"{picture.name}.png"
+            _write(path, to_png(picture.figure))
+            print(path)
+    return 0
+
+
+def _default_output(runs: Sequence[Path]) -> Path:
+    """Beside the first run: named after it, or as a comparison."""
+    first = runs[0].resolve()
+    name = first.name if first.is_dir() else first.stem
+    return first.parent / (f"{name}_comparison.html" if len(runs) > 1 else f"{name}_report.html")
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write beside and rename, so that nobody opens half a page."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_bytes(content)
+        beside.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise SuiteError(f"{path}: cannot be written: {error.strerror}; name another place") from error

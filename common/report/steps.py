@@ -1,0 +1,129 @@
+"""Reading ``metrics_rank<r>.jsonl``, what the trainer wrote of every step, into columns."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.errors import DataError
+from common.report.curves import Floats
+from common.report.words import is_number
+
+METRICS_FILE = re.compile(r"metrics_rank(\d+)\.jsonl")
+COLUMNS = (
+    "time",
+    "samples",
+    "loss",
+    "step_ms",
+    "data_wait_ms",
+    "comm_wait_ms",
+    "power_w",
+    "sm_clock_mhz",
+    "memory_clock_mhz",
+    "temperature_c",
+)
+LINES_AT_ONCE = 4096
+
+
+@dataclass(frozen=True)
+class RankSteps:
+    """The steps of one rank.
+
+    Attributes:
+        rank: its number.
+        columns: name to values, one a step, NaN where the line has none; ``time`` in seconds since the epoch, the
+            others in the units of their names.
+    """
+
+    rank: int
+    columns: dict[str, Floats]
+
+    def __getitem__(self, name: str) -> Floats:
+        return self.columns[name]
+
+    def __len__(self) -> int:
+        return len(self.columns["time"])
+
+    def has(self, name: str) -> bool:
+        """Whether any step has a figure of that name."""
+        return bool(np.isfinite(self.columns[name]).any())
+
+
+def read_steps(folder: Path, start: float, stop: float) -> tuple[RankSteps, ...]:
+    """The steps of all ranks of a run, in the order of the ranks; those without a step between the times are left out.
+
+    A folder may hold the steps of a run and of the one that it was resumed from: the times tell them apart.
+
+    Args:
+        folder: output_dir of the run.
+        start, stop: seconds since the epoch.
+
+    Raises:
+        DataError: a file cannot be read or a line, other than a torn last one, is damaged.
+    """
+    numbered = {int(found[1]): path for path in _entries(folder) if (found := METRICS_FILE.fullmatch(path.name))}
+    ranks = (_read_rank(rank, numbered[rank], start, stop) for rank in sorted(numbered))
+    return tuple(rank for rank in ranks if len(rank))
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir()) if folder.is_dir() else []
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be read: {error.strerror}") from error
+
+
+def _read_rank(rank: int, path: Path, start: float, stop: float) -> RankSteps:
+    flat = array("d")
+    for record in _records(path):
+        if "evaluation" in record:  # of a rank that only evaluates
+            continue
+        flat.extend([_number(record.get(name)) for name in COLUMNS])
+    table = np.frombuffer(flat, dtype=np.float64).reshape(-1, len(COLUMNS)) if flat else np.empty((0, len(COLUMNS)))
+    time = table[:, COLUMNS.index("time")]
+    # The last step's line is written, and so stamped, just after the clock stopped.
+    table = table[(time >= start) & (time <= stop + 1.0)]
+    return RankSteps(rank, {name: table[:, index].copy() for index, name in enumerate(COLUMNS)})
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines as objects, some thousand parsed at once, which is twice as fast as each alone."""
+    try:
+        with path.open("rb") as file:
+            number = 0
+            while lines := file.readlines(LINES_AT_ONCE * 256):
+                if not lines[-1].endswith(b"\n"):
+                    lines.pop()  # a killed run's, or one that is being written
+                yield from _parse(path, number, lines)
+                number += len(lines)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _parse(path: Path, before: int, lines: list[bytes]) -> list[dict[str, Any]]:
+    try:
+        records = json.loads(b"[" + b",".join(lines) + b"]")
+        if len(records) == len(lines) and all(type(record) is dict for record in records):
+            return list(records)
+    except ValueError:
+        pass
+    for number, line in enumerate(lines, start=before + 1):
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{path}, line {number}: is no record of a step ({error}): {line[:60]!r}") from error
+        if type(record) is not dict:
+            raise DataError(f"{path}, line {number}: is no record of a step: {line[:60]!r}")
+    raise DataError(f"{path}: lines {before + 1} to {before + len(lines)} are no records of steps")
+
+
+def _number(value: object) -> float:
+    return float(value) if is_number(value) else math.nan

@@ -1,0 +1,1 @@
+"""One run: start, trainer, checkpoints, conclusion, bench."""

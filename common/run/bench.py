@@ -1,0 +1,326 @@
+"""``mlperf-suite bench``: how fast a workload's step is, and how much of that the whole run keeps.
+
+Two figures. The *step*: forward, loss, backward, reduction and update on a synthetic batch that is already on the
+device. The *run*: the same steps fed by the reader of the prepared data, with evaluations at their points. Their ratio
+is the price of everything around the step. ``bench.only`` measures the step alone, or the reader alone
+(:mod:`common.run.reader_bench`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+
+from common.config.schema import RunConfig, SessionConfig
+from common.contract.workload import Workload
+from common.data.batches import Batch, Block, HostBatch
+from common.data.prefetch import Prefetcher, side_stream
+from common.distributed import job_store
+from common.distributed.layout import Layout
+from common.distributed.rank_info import RankInfo
+from common.distributed.roles import Role
+from common.distributed.spatial import local
+from common.evaluation.inline import InlineEvaluation
+from common.mlperf.admission import evaluation_schedule
+from common.ops import attention, batch_norm, bias_gelu, cross_entropy, dropout, dropout_add_norm, fp8_cast
+from common.run.reader_bench import time_reader
+from common.step.graphs import StepRunner
+
+PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
+"""Dense bf16/fp16 matrix FLOP/s of a GPU, by a part of its name (vendor's data sheets)."""
+
+OPERATIONS = (attention, batch_norm, bias_gelu, cross_entropy, dropout, dropout_add_norm, fp8_cast, local)
+"""Operations of the shared layer with kernels of their own."""
+
+CATEGORIES = (
+    ("communication", r"nccl|all_reduce|reduce_scatter|all_gather"),
+    ("attention", r"attention|flash|fmha"),
+    ("convolution forward", r"fprop|conv2d_forward"),
+    ("convolution backward", r"dgrad|wgrad"),
+    ("convolution, either way", r"convolve"),
+    ("dropout and layer norm", r"dropout|layer_?norm"),
+    ("GELU", r"gelu"),
+    ("cross-entropy", r"nll_loss|softmax"),
+    ("embedding", r"embedding|index(?!ed)"),
+    ("batch or instance norm", r"batch_?norm|bn_"),
+    ("pooling", r"pool"),
+    ("matrix product", r"gemm|nvjet|cutlass|xmma|splitk"),
+    ("optimizer", r"measure_kernel|trust_ratio|update_kernel|adaptive_|multi_tensor|scale_kernel"),
+    ("copy and fill", r"memcpy|memset|copy|fill|convert|nchw|nhwc"),
+)
+"""Kind of work -> pattern of the names of kernels of PyTorch, libraries and optimizers; the first match counts, behind
+those of the operations. cuDNN's attention is a ``flash_fprop`` too."""
+
+EVALUATION_TIMES = "bench/evaluation times"
+EVALUATION_TIMEOUT = timedelta(hours=2)
+
+LABEL = 36
+"""Characters of the names in the output."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Measured iterations: milliseconds of one, samples of one over all ranks."""
+
+    step_ms: float
+    samples: int
+
+    @property
+    def throughput(self) -> float:
+        """Samples a second over all ranks."""
+        return self.samples / self.step_ms * 1e3
+
+
+def bench(
+    workload_type: type[Workload], run: RunConfig, session: SessionConfig, rank_info: RankInfo, device: torch.device
+) -> int:
+    """Measure step and run, and print them on rank 0; returns the exit code."""
+    options = session.bench
+    role = Role.of(rank_info, run.evaluation.ranks)
+    if role.name == "evaluate":
+        return _bench_evaluation(workload_type, run, session, role, device)
+    block = _block_between_evaluations(run)
+    if not options.accumulate:
+        one = run.micro_batch * run.layout["dp"]
+        run = replace(run, global_batch=one, grad_accumulation_steps=1)
+    layout = Layout(run.layout, role.rank, device, seed=0)
+    workload = workload_type(run, layout)
+    say = print if rank_info.rank == 0 else _silent
+    if options.only == "reader":
+        say(_header(run, device, workload))
+        reader = time_reader(workload, session.data_dir, run.grad_accumulation_steps, run.global_batch, options)
+        say(_table(reader.rows(options, run.training_ranks)))
+        workload.close()
+        return 0
+    torch.backends.cudnn.benchmark = not run.deterministic
+    step = workload.build_step()
+    runner = StepRunner(step, workload.model, run.grad_accumulation_steps, run.cuda_graphs)
+    examples = list(workload.example_batches())
+    began = time.perf_counter()
+    runner.warm_up(examples)
+    say(_header(run, device, workload))
+    say(f"{'warm-up and capture':<{LABEL}}{time.perf_counter() - began:.1f} s")
+    batches = examples[:1] * run.grad_accumulation_steps
+    timing = _time_step(runner, batches, options.warmup_steps, options.steps)
+    say(_step_text(timing, run, workload, device))
+    if device.type == "cuda":
+        say(_breakdown(runner, batches, options.profile_steps, workload.kernel_names()))
+    if options.only is None and session.data_dir.is_dir():
+        say(_run_text(_time_run(run, session, workload, runner, block), timing))
+    elif options.only is None:
+        say(f"{'run':<{LABEL}}not measured: there are no prepared data in {session.data_dir} (data_dir=…)")
+    runner.close()
+    workload.close()
+    return 0
+
+
+def _bench_evaluation(
+    workload_type: type[Workload], run: RunConfig, session: SessionConfig, role: Role, device: torch.device
+) -> int:
+    """Measure the evaluation on the ranks that only evaluate, for the training ranks' rank 0 to print."""
+    if session.bench.only is not None or not session.data_dir.is_dir():
+        return 0
+    layout = Layout(run.evaluation.layout, role.rank, device, seed=0)
+    torch.backends.cudnn.benchmark = not run.deterministic
+    workload = workload_type(run, layout)
+    evaluation = InlineEvaluation(workload.evaluation(layout))
+    cuda = device.type == "cuda"
+    with torch.cuda.stream(torch.cuda.Stream(device)) if cuda else contextlib.nullcontext():
+        evaluation.prepare(workload.weights)
+        evaluation.open_data(session.data_dir)
+        times = _time_evaluations(evaluation, workload, cuda)
+    job_store.from_rank(role.first_rank, EVALUATION_TIMES, json.dumps(times))
+    evaluation.close()
+    workload.close()
+    return 0
+
+
+def _time_evaluations(evaluation: InlineEvaluation, workload: Workload, cuda: bool) -> list[float]:
+    """Seconds of the first evaluation and of one after it."""
+    return [_timed(lambda: evaluation.submit(workload.weights(), 0), cuda) for _ in range(2)]
+
+
+def _silent(text: str) -> None:
+    """Ranks other than 0 print nothing."""
+
+
+def _table(rows: dict[str, str]) -> str:
+    return "\n".join(f"{name:<{LABEL}}{value}" for name, value in rows.items())
+
+
+def _header(run: RunConfig, device: torch.device, workload: Workload) -> str:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    rows = {
+        "benchmark": run.benchmark.description,
+        "hardware": f"{run.world_size} x {name}",
+        "versions": f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}",
+        "micro-batch": f"{run.micro_batch} x {run.grad_accumulation_steps} accumulated, {run.precision}",
+        **{f"implementation: {name}": choice for name, choice in workload.implementations().items()},
+    }
+    return _table(rows)
+
+
+def _time_step(runner: StepRunner, batches: list[Batch], warmup: int, steps: int) -> Timing:
+    with runner.on_stream():
+        for _ in range(warmup):
+            runner(batches)
+        seconds = _timed(lambda: [runner(batches) for _ in range(steps)], runner.cuda)
+    return Timing(seconds / steps * 1e3, sum(batch.samples for batch in batches))
+
+
+def _timed(work: object, cuda: bool) -> float:
+    assert callable(work)
+    if dist.is_initialized():
+        dist.barrier()
+    if cuda:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def _step_text(timing: Timing, run: RunConfig, workload: Workload, device: torch.device) -> str:
+    per_rank = timing.throughput / run.training_ranks
+    rows = {
+        "step": f"{timing.step_ms:.3f} ms, {timing.throughput:,.0f} samples/s ({per_rank:,.0f} a rank)",
+    }
+    if device.type == "cuda":
+        peak = next((v for k, v in PEAK_FLOPS.items() if k in torch.cuda.get_device_name(device)), None)
+        flops = workload.sample_flops() * per_rank
+        share = f", {flops / peak:.1%} MFU of {peak / 1e12:,.0f}" if peak else ""
+        rows["model FLOP/s a rank"] = f"{flops / 1e12:.1f} TFLOP/s{share}"
+        rows["peak memory"] = f"{torch.cuda.max_memory_reserved(device) / 2**30:.1f} GiB"
+    return _table(rows)
+
+
+def _breakdown(runner: StepRunner, batches: list[Batch], steps: int, own: Sequence[tuple[str, str]]) -> str:
+    """Device time of one step by kind of kernel, and the time in which no kernel ran."""
+    with runner.on_stream(), profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        seconds = _timed(lambda: [runner(batches) for _ in range(steps)], True)
+    sums: dict[str, float] = {}
+    kernels: dict[str, tuple[float, int]] = {}
+    for event in profiler.key_averages():
+        spent = event.self_device_time_total / 1e3 / steps
+        if spent <= 0:
+            continue
+        kind = kind_of(event.key, own)
+        sums[kind] = sums.get(kind, 0.0) + spent
+        kernels[event.key] = (spent, event.count // steps)
+    total = seconds / steps * 1e3
+    sums["no kernel (gaps)"] = total - sum(sums.values())
+    lines = [f"{'breakdown of a step':<{LABEL}}{total:.3f} ms under the profiler"]
+    lines += [f"  {kind:<34}{ms:9.3f} ms" for kind, ms in sorted(sums.items(), key=lambda item: -item[1])]
+    lines.append("  longest kernels")
+    for name, (ms, count) in sorted(kernels.items(), key=lambda item: -item[1][0])[:16]:
+        lines.append(f"    {ms:8.3f} ms in {count:3d}  {name[:110]}")
+    return "\n".join(lines)
+
+
+def kind_of(kernel: str, own: Sequence[tuple[str, str]] = ()) -> str:
+    """The kind of work that a kernel of this name does.
+
+    Args:
+        kernel: its name.
+        own: kinds and patterns of the workload, which come before those of the shared operations and of libraries.
+    """
+    shared = [pair for operation in OPERATIONS for pair in operation.KERNEL_NAMES]
+    patterns = [*own, *shared, *CATEGORIES]
+    return next((kind for kind, pattern in patterns if re.search(pattern, kernel, re.IGNORECASE)), "other")
+
+
+@dataclass(frozen=True)
+class _RunTiming:
+    training: Timing
+    data_wait_ms: float
+    eval_samples: int
+    first_evaluation: float
+    evaluation: float
+    with_evaluations: float
+    evaluation_ranks: int
+
+
+def _block_between_evaluations(run: RunConfig) -> Block:
+    """The second block of the recipe's own run, or the only one: the first may be longer than the others."""
+    blocks = evaluation_schedule(run).blocks(run.benchmark.train_samples, run.global_batch)
+    return list(itertools.islice(blocks, 2))[-1]
+
+
+def _time_run(
+    run: RunConfig, session: SessionConfig, workload: Workload, runner: StepRunner, block: Block
+) -> _RunTiming:
+    """Train through the reader for the given steps, evaluate, and extend to ``block`` and the evaluation after it.
+
+    The evaluation of a smaller set than the rules' counts in proportion.
+    """
+    options, ranks = session.bench, run.evaluation.ranks
+    evaluation = None if ranks else InlineEvaluation(workload.evaluation(workload.layout))
+    workload.warm_up_reader()
+    with runner.on_stream():
+        if evaluation is not None:
+            evaluation.prepare(workload.weights)
+            evaluation.open_data(session.data_dir)
+        source = workload.open_data(session.data_dir)
+        samples = (options.warmup_steps + options.steps + 2) * run.global_batch
+        batches = itertools.chain(source.batches(Block(0, 1, 0, 0, samples)))
+        prefetcher = Prefetcher(workload.prepare, run.grad_accumulation_steps, side_stream(workload.layout.device))
+        prefetcher.begin(batches)
+        _feed(prefetcher, runner, options.warmup_steps)
+        prefetcher.wait_seconds = 0.0
+        seconds = _timed(lambda: _feed(prefetcher, runner, options.steps), runner.cuda)
+        wait = prefetcher.wait_seconds / options.steps * 1e3
+        if evaluation is not None:
+            times = _time_evaluations(evaluation, workload, runner.cuda)
+            evaluation.close()
+        else:
+            times = json.loads(job_store.from_rank(run.training_ranks, EVALUATION_TIMES, "", EVALUATION_TIMEOUT))
+    _drain(batches)
+    whole_set = run.benchmark.eval_samples / source.eval_samples
+    source.close()
+    training = Timing(seconds / options.steps * 1e3, run.global_batch)
+    train_seconds, eval_seconds = block.samples / training.throughput, times[-1] * whole_set
+    # Evaluation ranks hold training up only where they take longer than it does between two evaluations.
+    between = max(train_seconds, eval_seconds) if ranks else train_seconds + eval_seconds
+    return _RunTiming(training, wait, source.eval_samples, times[0], times[-1], block.samples / between, ranks)
+
+
+def _feed(prefetcher: Prefetcher, runner: StepRunner, steps: int) -> None:
+    for _ in range(steps):
+        batches = prefetcher.take()
+        assert batches is not None, "the reader ended early"
+        runner(batches)
+        prefetcher.consumed()
+
+
+def _drain(batches: Iterator[HostBatch]) -> None:
+    for _ in batches:
+        pass
+
+
+def _run_text(timing: _RunTiming, step: Timing) -> str:
+    run = timing.training
+    rows = {
+        "run: training": f"{run.step_ms:.3f} ms, {run.throughput:,.0f} samples/s, "
+        f"{run.throughput / step.throughput:.3f} of the step; host waited {timing.data_wait_ms:.2f} ms for data",
+        "run: evaluation": f"{timing.first_evaluation:.2f} s first, {timing.evaluation:.2f} s after, "
+        f"of {timing.eval_samples:,} samples"
+        + (f", on ranks of its own ({timing.evaluation_ranks})" if timing.evaluation_ranks else ""),
+        "run: with evaluations": f"{timing.with_evaluations:,.0f} samples/s, "
+        f"{timing.with_evaluations / step.throughput:.3f} of the step",
+    }
+    return _table(rows)

@@ -1,0 +1,339 @@
+"""Checkpoints: one folder a step, one file a rank, complete or absent.
+
+A checkpoint is written into a folder beside its place and renamed once every rank's file is on the disk, so that a
+full disk, a killed rank or a power failure leaves nothing half-written.
+
+Model and optimizer are in full tensors in the file of the first of the ranks that hold the same weights, those of the
+``dp`` and ``cp`` axes (one file for each place on the other axes); every rank's file has what is its own: random state
+and buffers. A run may therefore go on with another number of replicas, or with samples split over more or fewer ranks,
+as long as global batch and micro-batch are the same: the position counts optimizer steps. Each rank's random state then
+starts anew, from the seed and the step, and buffers are those of the first rank. On the same layout a run goes on as if
+it had not stopped.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import pickle
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from common.distributed.layout import AXES, Layout
+from common.errors import CheckpointError
+from common.optim.groups import SUMMED_AXES
+from common.optim.updater import Updater
+
+FORMAT = 3
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands; with the seed it determines all data still to come.
+
+    Attributes:
+        step: optimizer steps done in the run.
+        block: index of the block.
+        position: optimizer steps of the block that are done.
+        samples: nominal training samples done, over all ranks: what the schedule counts.
+        history: (counted samples, metric value) of the evaluations so far.
+        counted: real training samples done, over all ranks: what log and rates count.
+    """
+
+    step: int = 0
+    block: int = 0
+    position: int = 0
+    samples: int = 0
+    history: tuple[tuple[int, float], ...] = ()
+    counted: int = 0
+
+
+def save(
+    folder: Path,
+    progress: Progress,
+    seed: int,
+    settings: Mapping[str, object],
+    model: nn.Module,
+    updaters: tuple[Updater, ...],
+    layout: Layout,
+) -> Path:
+    """Write the checkpoint ``folder``/step_<step>; collective. It replaces one that is there already.
+
+    Args:
+        folder: of the run's checkpoints.
+        progress: where the run stands.
+        seed: of the run.
+        settings: what, beside the seed, decides which samples come at a position: plain values.
+        model: its parameters and buffers are saved, as of the last update.
+        updaters: their state is saved.
+        layout: the ranks.
+
+    Raises:
+        CheckpointError: a rank could not write; nothing of it stays behind, an earlier checkpoint does.
+    """
+    place = folder / f"step_{progress.step:08d}"
+    beside = place.with_name(f".{place.name}.partial")
+
+    # Collective, hence outside of what may fail on one rank alone.
+    for updater in updaters:
+        updater.materialize()
+    states = [updater.state_dict() for updater in updaters]
+
+    def clear() -> None:
+        if layout.rank == 0:
+            _clear(place, beside)
+
+    def write() -> None:
+        content = {
+            "format": FORMAT,
+            "layout": dict(layout.sizes),
+            "seed": seed,
+            "settings": dict(settings),
+            "progress": vars(progress),
+            "random": _random_state(layout.device),
+        }
+        if layout.index(*SUMMED_AXES) == 0:
+            content |= {"model": model.state_dict(), "updaters": states}
+        else:
+            content |= {"buffers": _buffers(model)}
+        beside.mkdir(parents=True, exist_ok=True)
+        with (beside / f"rank_{layout.rank}.pt").open("wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def publish() -> None:
+        if layout.rank == 0:
+            _publish(beside, place)
+
+    for part in (clear, write, publish):
+        errors = _failures(part, layout)
+        if errors:
+            if layout.rank == 0:
+                shutil.rmtree(beside, ignore_errors=True)
+            if layout.world_size > 1:
+                dist.barrier()
+            raise CheckpointError(f"checkpoint {place} was not written ({'; '.join(errors)}); nothing of it was kept")
+    return place
+
+
+def keep_newest(folder: Path, count: int) -> None:
+    """Remove all but the ``count`` newest checkpoints of ``folder``."""
+    found = sorted(folder.glob("step_*"))
+    for old in found[: max(0, len(found) - count)]:
+        shutil.rmtree(old)
+
+
+def read(place: Path, settings: Mapping[str, object], layout: Layout) -> dict[str, Any]:
+    """What this rank needs of the checkpoint at ``place``, on the CPU.
+
+    Args:
+        place: the checkpoint's folder.
+        settings: of this run; those of the checkpoint must be the same.
+        layout: the ranks.
+
+    Returns:
+        Among others ``seed`` and ``progress``, and ``remarks``: what does not go on as if the run had not stopped, one
+        sentence each.
+
+    Raises:
+        CheckpointError: it is missing, unreadable, incomplete, of another model-parallel layout, or of other settings;
+            or a number of the model or of the optimizer's state is not finite.
+    """
+    first = _load(place, 0)
+    written: dict[str, int] = first["layout"]
+    for axis in AXES:
+        if axis not in SUMMED_AXES and written[axis] != layout.sizes[axis]:
+            raise CheckpointError(
+                f"{place}: written with layout.{axis}={written[axis]}, this run has {layout.sizes[axis]}; only the "
+                "number of replicas and layout.cp may change"
+            )
+    expected, found = math.prod(written.values()), len(list(place.glob("rank_*.pt")))
+    if found != expected:
+        raise CheckpointError(f"{place}: incomplete, {found} of the {expected} ranks' files are there")
+    for name, value in settings.items():
+        kept = first["settings"].get(name)
+        if kept != value:
+            raise CheckpointError(
+                f"{place}: written with {name}={kept}, this run has {name}={value}: the data would not go on where "
+                "the checkpoint stands; resume with the settings of the first run"
+            )
+    writer = _writer(written, layout)
+    content = first if writer == 0 else _load(place, writer)
+    _require_finite(place, writer, {"model": content["model"], "updaters": content["updaters"]})
+    if written == layout.sizes:
+        own = content if layout.rank == writer else _load(place, layout.rank)
+        _require_finite(place, layout.rank, {"buffers": own.get("buffers", {})})
+        return {**content, "random": own["random"], "buffers": own.get("buffers", {}), "remarks": []}
+    changed = f"of {written['dp']} replicas, this run has {layout.sizes['dp']}"
+    if written["cp"] != layout.sizes["cp"]:
+        changed += f", and layout.cp={layout.sizes['cp']} instead of {written['cp']}"
+    remark = (
+        f"the checkpoint is {changed}: random states start anew from the seed and the step, and the model's buffers "
+        "are those of the first rank"
+    )
+    return {**content, "random": None, "buffers": {}, "remarks": [remark]}
+
+
+def restore(content: dict[str, Any], model: nn.Module, updaters: tuple[Updater, ...], layout: Layout) -> Progress:
+    """Put the state that :func:`read` returned into the model, the updaters and the random generators.
+
+    Raises:
+        CheckpointError: a tensor is missing or has another shape.
+    """
+    try:
+        model.load_state_dict({**content["model"], **content["buffers"]})
+    except RuntimeError as error:
+        problems = [line.strip() for line in str(error).splitlines()[1:]]
+        more = f"; and {len(problems) - 1} more" if len(problems) > 1 else ""
+        raise CheckpointError(f"the checkpoint is of another model: {problems[0]}{more}") from error
+    for updater, state in zip(updaters, content["updaters"], strict=True):
+        updater.load_state_dict(state)
+    values = dict(content["progress"])
+    values["history"] = tuple((int(samples), float(value)) for samples, value in values["history"])
+    progress = Progress(**values)
+    if content["random"] is None:
+        torch.manual_seed(layout.generator(f"resumed at step {progress.step}").initial_seed())
+    else:
+        torch.set_rng_state(content["random"]["cpu"])
+        if layout.device.type == "cuda":
+            torch.cuda.set_rng_state(content["random"]["cuda"], layout.device)
+    return progress
+
+
+def _load(place: Path, rank: int) -> dict[str, Any]:
+    """One rank's file; its tensors are read from the disk when they are used."""
+    path = _file(place, rank)
+    if not path.is_file():
+        raise CheckpointError(f"resume={place}: no checkpoint there ({path.name} is missing)")
+    try:
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"{path}: unreadable ({_cause(error)})") from error
+    found = content.get("format") if isinstance(content, dict) else None
+    if found != FORMAT:
+        raise CheckpointError(f"{path}: format {found}, this suite reads {FORMAT}")
+    return content
+
+
+def _file(place: Path, rank: int) -> Path:
+    return place / f"rank_{rank}.pt"
+
+
+def _require_finite(place: Path, rank: int, state: Mapping[str, object]) -> None:
+    """Refuse a rank's ``state`` if a number in it is infinite or none at all: training could only go on with more."""
+    for name, tensor in _tensors(state):
+        bad = tensor.numel() - int(torch.isfinite(tensor).sum())
+        if bad:
+            raise CheckpointError(
+                f"{_file(place, rank)}: {bad:,} of the {tensor.numel():,} numbers of {name} are not finite: the run "
+                "had diverged when it was written, or the file was damaged; resume from an earlier checkpoint"
+            )
+
+
+def _tensors(state: object, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in a nest of mappings and sequences, each with the way to it."""
+    if isinstance(state, torch.Tensor):
+        yield name, state
+    elif isinstance(state, Mapping | list | tuple):
+        entries = state.items() if isinstance(state, Mapping) else enumerate(state)
+        for key, value in entries:
+            yield from _tensors(value, f"{name}.{key}" if name else str(key))
+
+
+def _writer(written: Mapping[str, int], layout: Layout) -> int:
+    """The rank that wrote the weights for this rank's place on the axes whose ranks hold different ones."""
+    rank = 0
+    for axis in AXES:
+        rank = rank * written[axis] + (0 if axis in SUMMED_AXES else layout.coordinate(axis))
+    return rank
+
+
+def _buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in parameters}
+
+
+def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def _failures(part: Callable[[], None], layout: Layout) -> list[str]:
+    """Run ``part`` on every rank and wait for all of them; one line for each rank that failed."""
+    error = ""
+    try:
+        part()
+    except (OSError, RuntimeError) as problem:  # torch.save wraps a failed write in a RuntimeError
+        error = f"rank {layout.rank}: {_cause(problem)}"
+    return [text for text in _gather(error, layout) if text]
+
+
+def _clear(place: Path, beside: Path) -> None:
+    """Remove what a crash left of an earlier attempt to write ``place``."""
+    old = _aside(place)
+    if old.exists() and not place.exists():
+        old.rename(place)  # the crash came between the two renames of _publish
+    for stale in (beside, old):
+        if stale.exists():
+            shutil.rmtree(stale)
+
+
+def _publish(beside: Path, place: Path) -> None:
+    """Give a checkpoint that all ranks have written its name, durably."""
+    old = _aside(place)
+    _sync_folder(beside)
+    replaced = place.exists()
+    if replaced:
+        place.rename(old)
+    try:
+        beside.rename(place)
+    except OSError:
+        if replaced:
+            old.rename(place)
+        raise
+    _sync_folder(place.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _aside(place: Path) -> Path:
+    """Where an earlier checkpoint waits while its successor takes ``place``."""
+    return place.with_name(f".{place.name}.old")
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the names in ``folder`` survive a power failure, on file systems that can."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _gather(text: str, layout: Layout) -> list[str]:
+    if layout.world_size == 1:
+        return [text]
+    texts: list[Any] = [None] * layout.world_size
+    dist.all_gather_object(texts, text)
+    return texts
+
+
+def _cause(error: BaseException) -> str:
+    while error.__context__ is not None:
+        if isinstance(error, OSError):
+            break
+        error = error.__context__
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

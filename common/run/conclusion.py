@@ -1,0 +1,73 @@
+"""What is said of a run once it has ended: verdict, summary, picture."""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from common.distributed import job_store
+from common.errors import NOT_CONVERGED
+from common.mlperf.verdict import format_verdict, judge
+from common.observe.outcome import Outcome
+from common.observe.summary import Summary, write_summary
+from common.run.start import Start
+
+CONCLUDED = "suite/concluded"
+CONCLUDING = timedelta(minutes=10)
+
+
+def conclude(outcome: Outcome, start: Start) -> int:
+    """Judge the run's log and print its summary, on rank 0, whose exit code tells whether the target was reached.
+
+    The other ranks stay until it is done: a scheduler ends those that are left some time after the first has gone.
+    """
+    if start.rank_info.rank != 0:
+        await_conclusion()
+        return 0
+    try:
+        return _conclude(outcome, start)
+    finally:
+        store = job_store.current()
+        if store is not None:
+            store.set(CONCLUDED, "1")
+
+
+def await_conclusion() -> None:
+    """Stay until rank 0 has concluded, or is gone: then there is nothing to stay for."""
+    store = job_store.current()
+    if store is not None:
+        with contextlib.suppress(dist.DistError, RuntimeError):
+            store.wait([CONCLUDED], CONCLUDING)
+
+
+def _conclude(outcome: Outcome, start: Start) -> int:
+    run, folder = start.run, outcome.output_dir
+    verdict = judge(outcome.log, outcome.ruleset)
+    print(format_verdict(verdict), flush=True)
+    if outcome.overflows:
+        print(f"{outcome.overflows} of {outcome.steps} steps changed nothing: their gradients were not finite")
+    checkpoints = folder / "checkpoints"
+    summary = Summary(
+        outcome=outcome,
+        benchmark=run.benchmark,
+        verdict=verdict.kind,
+        hardware=hardware(start.device, run.world_size),
+        evaluation_ranks=run.evaluation.ranks,
+        paths={
+            "log": outcome.log,
+            "metrics": folder / "metrics_rank0.jsonl",
+            **({"checkpoints": checkpoints} if checkpoints.is_dir() else {}),
+        },
+    )
+    write_summary(summary, folder)
+    return 0 if outcome.status == "success" else NOT_CONVERGED
+
+
+def hardware(device: torch.device, ranks: int) -> str:
+    """The devices of a run in words."""
+    if device.type == "cuda":
+        return f"{ranks} x {torch.cuda.get_device_name(device)}"
+    return f"CPU, {ranks} rank{'s' if ranks > 1 else ''} of {torch.get_num_threads()} threads"

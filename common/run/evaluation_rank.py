@@ -1,0 +1,174 @@
+"""The life of a run on a rank that only evaluates: from the workload to the word that nothing more comes."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from common.config.schema import RunConfig, SessionConfig
+from common.contract.evaluation import Evaluation, Weights
+from common.contract.workload import Workload
+from common.distributed import job_store
+from common.distributed.faults import GracefulStop, Heartbeat
+from common.distributed.layout import Layout
+from common.distributed.rank_info import RankInfo
+from common.distributed.roles import Role
+from common.distributed.weights import Arrived, Ended, Template, Transfer, WeightReceiver
+from common.errors import Interrupted, SuiteError
+from common.evaluation.ranks import ScoreSender
+from common.evaluation.ways import weight_senders
+from common.mlperf.admission import admit
+from common.observe.metrics import MetricsWriter
+from common.observe.nvml import GpuMeter, device_uuid
+from common.run.determinism import set_determinism
+
+OPENING_SECONDS = 30 * 60
+EVALUATE, LEAVE_OUT = 1, 2
+
+
+class EvaluationRank:
+    """One evaluation rank of a run whose training ranks have a Trainer each.
+
+    Args:
+        workload_type: what is trained.
+        run: what the workload sees.
+        session: folders, faults, observation.
+        rank_info: this process among the job's ranks.
+        device: the device of this rank.
+
+    Raises:
+        ConfigError: the closed division forbids a value.
+    """
+
+    def __init__(
+        self,
+        workload_type: type[Workload],
+        run: RunConfig,
+        session: SessionConfig,
+        rank_info: RankInfo,
+        device: torch.device,
+    ) -> None:
+        self.workload_type = workload_type
+        self.run, self.session, self.rank_info, self.device = run, session, rank_info, device
+        self.role = Role.of(rank_info, run.evaluation.ranks)
+        self.rules = admit(run, session).rules
+        seed, output = job_store.from_rank_0("seed", ""), job_store.from_rank_0("output_dir", "")
+        self.output_dir = Path(output)
+        self.layout = Layout(run.evaluation.layout, self.role.rank, device, int(seed))
+        self.passed = False
+
+    def evaluate(self) -> None:
+        """Evaluate whatever weights come until none come any more.
+
+        Raises:
+            Interrupted: a signal stopped the training ranks.
+            SuiteError: something failed here; the message names this rank.
+        """
+        try:
+            with contextlib.ExitStack() as stack:
+                self._enter(stack)
+        except Interrupted:
+            raise
+        except SuiteError as error:
+            raise type(error)(f"rank {self.rank_info.rank}, which evaluates: {error}") from error
+
+    def _enter(self, stack: contextlib.ExitStack) -> None:
+        session, rank = self.session, self.rank_info.rank
+        self.heartbeat = stack.enter_context(
+            Heartbeat(self.rank_info, self.output_dir, session.timeout_seconds, role=self.role.name)
+        )
+        self.metrics = MetricsWriter(self.output_dir / f"metrics_rank{rank}.jsonl", rank)
+        stack.callback(self.metrics.close)
+        self.meter = GpuMeter(device_uuid(self.device))
+        stack.callback(self.meter.close)
+        with _stream(self.device):
+            with self.heartbeat.extended(60 * self.rules.init_minutes, "initialisation"):
+                evaluation = self._prepare(stack)
+                job_store.meet("initialised", timedelta(minutes=self.rules.init_minutes))
+            job_store.from_rank_0("run_start", "")
+            signals = stack.enter_context(GracefulStop())
+            with self.heartbeat.extended(OPENING_SECONDS, "opening data"):
+                evaluation.open_data(session.data_dir)
+            stopped_at = self._serve(evaluation, signals)
+        if stopped_at:
+            raise Interrupted(f"stopped by a signal at step {stopped_at}; the log is closed as aborted")
+
+    def _prepare(self, stack: contextlib.ExitStack) -> Evaluation:
+        run = self.run
+        set_determinism(run.deterministic)
+        torch.manual_seed(self.layout.generator("torch").initial_seed())
+        workload = self.workload_type(run, self.layout)
+        stack.callback(workload.close)
+        evaluation = workload.evaluation(self.layout)
+        stack.callback(evaluation.close)
+        evaluation.warm_up()
+        transfer = Transfer(job_store.from_rank_0("transfer", ""), weight_senders(run), run.evaluation.ranks)
+        template = Template.decode(job_store.from_rank_0("weights", "", timedelta(minutes=self.rules.init_minutes)))
+        self.receiver = WeightReceiver(transfer, self.role.rank, template, self.device)
+        self.reporter = ScoreSender(transfer.token) if self.role.rank == 0 else None
+        return evaluation
+
+    def _serve(self, evaluation: Evaluation, signals: GracefulStop) -> int:
+        """Evaluate until the end is announced; the step at which a signal stopped training, or 0."""
+        while True:
+            with self.heartbeat.idle("waiting for weights"):
+                item = self.receiver.take()
+            if isinstance(item, Ended):
+                break
+            with self.heartbeat.extended(self.session.timeout_seconds, "evaluation"):
+                if self._decide(signals) == EVALUATE:
+                    self._evaluate(evaluation, item)
+                else:
+                    self.receiver.discard(item)
+                    if self.reporter is not None and not self.passed:
+                        self.reporter.report(item.samples, None, 0.0)
+        if self.reporter is not None:
+            self.reporter.end()
+        return item.stopped_at
+
+    def _decide(self, signals: GracefulStop) -> int:
+        """Whether a score could still count: not after one that reached the target, nor after a signal. Collective.
+
+        Rank 0 decides for all: it scores, and a signal reaches the ranks at different times.
+        """
+        mine = LEAVE_OUT if self.passed or signals.requested else EVALUATE
+        if self.role.world_size == 1:
+            return mine
+        decision = torch.tensor(mine, dtype=torch.int32, device=self.device)
+        dist.broadcast(decision, src=0)
+        return int(decision.item())
+
+    def _evaluate(self, evaluation: Evaluation, arrived: Arrived) -> None:
+        self.heartbeat.beat(arrived.index + 1, "evaluation")
+        began = time.perf_counter()
+        weights = Weights(self.receiver.assemble(arrived))
+        predictions = evaluation.predict(weights)
+        if self.reporter is not None:
+            values = evaluation.score(predictions)
+            seconds = time.perf_counter() - began
+            self.reporter.report(arrived.samples, values, seconds + arrived.seconds)
+            self.passed = self.run.benchmark.reached(values[self.run.benchmark.metric])
+        self.metrics.evaluated(
+            arrived.index,
+            arrived.samples,
+            evaluation_ms=(time.perf_counter() - began) * 1e3,
+            transfer_ms=arrived.seconds * 1e3,
+            **self.meter.sample(),
+        )
+        self.metrics.flush()
+
+
+@contextlib.contextmanager
+def _stream(device: torch.device) -> Iterator[None]:
+    """A stream of its own, on which graphs can be captured; nothing without a GPU."""
+    if device.type != "cuda":
+        yield
+        return
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        yield

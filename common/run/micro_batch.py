@@ -1,0 +1,99 @@
+"""Picks the micro-batch that fits the memory of whatever GPU is there (``micro_batch: auto``)."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Sequence
+
+import torch
+
+from common.config.schema import RunConfig
+from common.contract.workload import Workload
+from common.distributed.layout import Layout
+from common.errors import ConfigError
+from common.step.graphs import StepRunner
+
+USABLE = 0.80  # of the free memory: graphs, reader and allocator rounding take the rest
+LARGEST = 512  # larger micro-batches gain nothing on any GPU that we know
+ON_A_CPU = 32
+PROBED = 8
+
+
+def pick(workload_type: type[Workload], load: Callable[[int], RunConfig], device: torch.device) -> int:
+    """The largest micro-batch that divides the global batch of one replica and fits the device.
+
+    Two small micro-batches are trained for one iteration; what they need is extended linearly. The batches of one step
+    are there three times beside it: in the captured step's inputs, and in both slots of the prefetcher.
+
+    Args:
+        workload_type: what is trained.
+        load: the run's configuration for a micro-batch.
+        device: where it will run. A CPU gets a fixed small one.
+
+    Raises:
+        ConfigError: none divides the global batch, or not even the smallest fits.
+    """
+    smallest = load(1)
+    per_replica, unit = smallest.grad_accumulation_steps, smallest.declaration.micro_batch_multiple
+    choices = [size for size in range(unit, min(per_replica, LARGEST) + 1, unit) if per_replica % size == 0]
+    if not choices:
+        raise ConfigError(f"micro_batch=auto: no multiple of {unit} divides the {per_replica} samples of a replica")
+    if device.type != "cuda":
+        return max([size for size in choices if size <= ON_A_CPU] or choices[:1])
+    batches = 3 * per_replica * _sample_bytes(workload_type(load(choices[0]), Layout(device=device)))
+    room = torch.cuda.mem_get_info(device)[0] * USABLE - batches
+    fitting = largest_fitting(choices, lambda size: _peak_bytes(workload_type, load(size), device), room)
+    if fitting is None:
+        raise ConfigError(
+            f"micro_batch=auto: {room / 2**30:.1f} GiB of free GPU memory do not fit {choices[0]} samples"
+        )
+    return fitting
+
+
+def largest_fitting(choices: Sequence[int], peak_bytes: Callable[[int], float | None], room: float) -> int | None:
+    """The largest of ``choices`` that needs at most ``room`` bytes; None if none does.
+
+    Args:
+        choices: ascending.
+        peak_bytes: what one of them needs; None if the memory does not suffice to find out.
+    """
+    probed = PROBED
+    while True:
+        small = min(choices, key=lambda size: abs(size - probed))
+        used = peak_bytes(small)
+        if used is not None:
+            break
+        if small == choices[0]:
+            return None
+        probed = min(probed, small) // 2
+    larger = min(choices, key=lambda size: abs(size - 2 * small))
+    more = used if larger == small else peak_bytes(larger)
+    if more is None:
+        return small if used <= room else None
+    slope = (more - used) / max(larger - small, 1)
+    return max((size for size in choices if used + slope * (size - small) <= room), default=None)
+
+
+def _peak_bytes(workload_type: type[Workload], run: RunConfig, device: torch.device) -> float | None:
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    peak: float | None = None
+    with contextlib.suppress(torch.OutOfMemoryError):
+        _train_once(workload_type(run, Layout(device=device)))
+        peak = float(torch.cuda.max_memory_allocated(device) - before)
+    gc.collect()
+    torch.cuda.empty_cache()
+    return peak
+
+
+def _train_once(workload: Workload) -> None:
+    runner = StepRunner(workload.build_step(), workload.model, 1, capture=False)
+    runner.warm_up(workload.example_batches())
+    torch.cuda.synchronize(workload.layout.device)
+    workload.close()
+
+
+def _sample_bytes(workload: Workload) -> float:
+    example = next(iter(workload.example_batches()))
+    return sum(tensor.numel() * tensor.element_size() for tensor in example.tensors.values()) / workload.cfg.micro_batch

@@ -1,0 +1,94 @@
+"""The reader of the prepared data alone: how fast it delivers, and how long a training step would wait for it."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from common.config.schema import BenchConfig
+from common.contract.workload import Workload
+from common.data.batches import Block
+
+
+@dataclass(frozen=True)
+class ReaderTiming:
+    """What the reader did, over all ranks; times are those of the slowest, in seconds.
+
+    Attributes:
+        first: from opening the data until the first step's micro-batches were on the device.
+        longest_warm_up: what the slowest of the other steps before the measured ones waited.
+        waited: by all measured steps together; the pauses between them do not count.
+        longest: what the slowest measured step waited.
+        samples: nominal samples of the measured steps, over all ranks.
+        bytes: of their tensors on one rank.
+    """
+
+    first: float
+    longest_warm_up: float
+    waited: float
+    longest: float
+    samples: int
+    bytes: int
+
+    def rows(self, options: BenchConfig, ranks: int) -> dict[str, str]:
+        """What ``bench`` prints, name to text; measured with ``options`` on so many ranks."""
+        rate, megabytes = self.samples / self.waited, self.bytes / self.waited / 1e6
+        apart = f", {options.pause_ms:g} ms apart" if options.pause_ms else ""
+        return {
+            "reader": f"{self.waited / options.steps * 1e3:.3f} ms, {rate:,.0f} samples/s "
+            f"({rate / ranks:,.0f} a rank), {megabytes:,.1f} MB/s of tensors a rank",
+            "reader: longest wait": f"{self.longest * 1e3:.1f} ms, of {options.steps} steps{apart}",
+            "reader: first step": f"{self.first * 1e3:.0f} ms with opening the data; of {options.warmup_steps} more "
+            f"before the measured ones the slowest waited {self.longest_warm_up * 1e3:.1f} ms",
+        }
+
+
+def time_reader(
+    workload: Workload, data_dir: Path, micro_batches: int, global_batch: int, options: BenchConfig
+) -> ReaderTiming:
+    """Take micro-batches from ``workload``'s reader and bring them to the device, as training would, and time it.
+
+    With as many steps of warm-up as an epoch has, a reader's cache is full when the measured steps begin.
+
+    Args:
+        workload: opens and prepares the data.
+        data_dir: prepared data.
+        micro_batches: of one step on one rank.
+        global_batch: nominal samples of a step over all ranks.
+        options: steps, and the pause after each.
+
+    Raises:
+        DataError: the data are missing or damaged, or not those of the workload.
+    """
+    device, untimed = workload.layout.device, 1 + options.warmup_steps
+    waits, sizes = [], []
+    workload.warm_up_reader()
+    began = time.perf_counter()
+    source = workload.open_data(data_dir)
+    try:
+        batches = source.batches(Block(0, 1, 0, 0, (untimed + options.steps) * global_batch))
+        asked = began
+        for _ in range(untimed + options.steps):
+            step = [workload.prepare(batch) for batch in itertools.islice(batches, micro_batches)]
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            waits.append(time.perf_counter() - asked)
+            assert len(step) == micro_batches, "the reader ended early"
+            sizes.append(sum(tensor.nbytes for batch in step for tensor in batch.tensors.values()))
+            time.sleep(options.pause_ms / 1e3)
+            asked = time.perf_counter()
+    finally:
+        source.close()
+    warm_up, measured = waits[1:untimed], waits[untimed:]
+    times = [waits[0], max(warm_up, default=0.0), sum(measured), max(measured)]
+    slowest = torch.tensor(times, dtype=torch.float64, device=device)
+    if dist.is_initialized():
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    first, longest_warm_up, waited, longest = slowest.tolist()
+    samples = options.steps * global_batch
+    return ReaderTiming(first, longest_warm_up, waited, longest, samples, sum(sizes[untimed:]))

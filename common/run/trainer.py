@@ -1,0 +1,414 @@
+"""The life of a run, the same for every workload: from ``init_start`` to ``run_stop``."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from common.config.schema import RunConfig, SessionConfig
+from common.contract.workload import Workload
+from common.data.batches import Block, DataSource
+from common.data.prefetch import Prefetcher, side_stream
+from common.distributed import job_store
+from common.distributed.faults import GracefulStop, Heartbeat
+from common.distributed.layout import Layout
+from common.distributed.rank_info import RankInfo
+from common.distributed.roles import Role
+from common.errors import ConfigError, DataError, Interrupted
+from common.evaluation.ways import way_to_evaluate
+from common.mlperf.admission import admit
+from common.mlperf.mllog import RunLog
+from common.mlperf.seeds import draw_seed
+from common.observe.metrics import MetricsWriter
+from common.observe.nvml import GpuMeter, device_uuid, set_power_mode
+from common.observe.outcome import Outcome
+from common.observe.profile import ProfileWindow
+from common.observe.progress_bar import Progress as ProgressBar
+from common.run import checkpoint
+from common.run.checkpoint import Progress
+from common.run.determinism import set_determinism
+from common.run.recording import Recording
+from common.run.scoring import EvaluationPoints
+from common.run.timed_run import Moment, TimedRun
+from common.step.graphs import StepRunner
+from common.step.in_flight import StepsInFlight
+
+CATCHING_UP_SECONDS = 24 * 3600.0
+EVALUATION_RANKS_SECONDS = 24 * 3600.0  # to wait for them: they watch their own progress
+
+
+class Trainer:
+    """One training run on this rank, one of those that train. Building it reads, writes and agrees on nothing.
+
+    Args:
+        workload_type: what is trained.
+        run: what the workload sees.
+        session: folders, log, faults, observation.
+        rank_info: this process among the ranks; the process group exists when there is more than one.
+        device: the device of this rank.
+        began_ms: when the process began to build or run the model, milliseconds since the epoch; None for now.
+
+    Raises:
+        ConfigError: the ranks are not as many as the scale says, or the closed division forbids a value.
+    """
+
+    def __init__(
+        self,
+        workload_type: type[Workload],
+        run: RunConfig,
+        session: SessionConfig,
+        rank_info: RankInfo,
+        device: torch.device,
+        began_ms: int | None = None,
+    ) -> None:
+        self.began_ms = time.time_ns() // 1_000_000 if began_ms is None else began_ms
+        self.run, self.session, self.rank_info, self.device = run, session, rank_info, device
+        self.role = Role.of(rank_info, run.evaluation.ranks)
+        if run.system.vboost is not None and device.type != "cuda":
+            raise ConfigError(f"system.vboost={run.system.vboost}: this run uses no GPU")
+        admission = admit(run, session)
+        self.ruleset, self.rules = admission.ruleset, admission.rules
+        self.logged, self.schedule = admission.hyperparameters, admission.schedule
+        self.cls = workload_type
+        self.progress = Progress()
+        self.settings: dict[str, object] = {
+            "benchmark": run.benchmark.name,
+            "hparams.global_batch_size": run.global_batch,
+            "micro_batch": run.micro_batch,
+            "precision": run.precision,
+            "benchmark.schedule": repr(replace(self.schedule, last=None)),  # a resumed run may go on longer
+            "order of the data": run.declaration.order_of_data(),
+        }
+        self._told_stop = self._told_reached = False
+
+    def train(self) -> Outcome:
+        """Run from ``init_start`` to ``run_stop``; returns what the run has come to.
+
+        Raises:
+            CheckpointError: the one to resume from is unusable.
+            Interrupted: a signal asked to stop; the log is closed as aborted and a checkpoint written.
+            SuiteError: something failed; the log is closed as aborted when the clock was running.
+        """
+        self._agree()
+        session = self.session
+        try:
+            session.output_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"output_dir={session.output_dir} cannot be made: {error.strerror}") from error
+        with contextlib.ExitStack() as stack:
+            log_path = self._open(stack)
+            self._initialise(stack)
+            try:
+                self._timed(stack)
+            except BaseException as error:
+                if self.clock.running:
+                    with contextlib.suppress(OSError):  # a full disk must not hide what failed first
+                        self._stop_clock("aborted")
+                if isinstance(error, Interrupted):
+                    self._dismiss(self.progress.step)
+                raise
+            self._dismiss(0)
+        return self._outcome(log_path)
+
+    def _agree(self) -> None:
+        """Read the checkpoint to resume from, and agree with the other ranks on seed and folder."""
+        session, run = self.session, self.run
+        self.resumed: dict[str, Any] | None = None
+        if session.resume is not None:
+            unseeded = Layout(run.layout, self.role.rank, self.device)
+            self.resumed = checkpoint.read(session.resume, self.settings, unseeded)
+        drawn = self.resumed["seed"] if self.resumed else session.seed if session.seed is not None else draw_seed()
+        self.seed = int(job_store.from_rank_0("seed", str(drawn)))
+        output = job_store.from_rank_0("output_dir", str(session.output_dir))
+        self.session = replace(session, output_dir=Path(output))
+        self.layout = Layout(run.layout, self.role.rank, self.device, self.seed)
+        self.resumed_samples = int(self.resumed["progress"]["counted"]) if self.resumed else 0
+
+    def _open(self, stack: contextlib.ExitStack) -> Path:
+        """Open what the run is watched and told through, up to ``init_start``; returns the path of its log."""
+        session, run, rank = self.session, self.run, self.rank_info.rank
+        self.heartbeat = stack.enter_context(Heartbeat(self.rank_info, session.output_dir, session.timeout_seconds))
+        self.bar = ProgressBar(rank)
+        stack.callback(self.bar.close)
+        self.metrics = MetricsWriter(
+            session.output_dir / f"metrics_rank{rank}.jsonl",
+            rank,
+            session.output_dir / "tensorboard" if session.tensorboard else None,
+        )
+        stack.callback(self.metrics.close)
+        self.meter = self._open_meter(stack)
+        self.recording = Recording(self.metrics, self.meter, self.bar)
+        self.profile = ProfileWindow.parse(session.profile, session.output_dir, rank)
+        stack.callback(self.profile.close)
+        name = f"mlperf_resumed_at_{self.resumed['progress']['step']}.log" if self.resumed else "mlperf.log"
+        log = RunLog(session.output_dir / name, rank)
+        log.before_line = self.bar.clear
+        stack.callback(log.close)
+        self.clock = TimedRun(log, self.rules, self.schedule, run.benchmark.train_samples)
+        resumed_from = str(session.resume) if session.resume else None
+        gpus = self.device.type == "cuda"
+        self.clock.events.begin(run, session, self.ruleset, resumed_from, self.began_ms, gpus)
+        return session.output_dir / name
+
+    def _open_meter(self, stack: contextlib.ExitStack) -> GpuMeter:
+        """Read this rank's GPU while the run lasts; change its power only when asked to."""
+        uuid = device_uuid(self.device)
+        if self.run.system.vboost is not None and uuid is not None:
+            stack.callback(set_power_mode(self.run.system.vboost, uuid))
+        meter = GpuMeter(uuid)
+        stack.callback(meter.close)
+        return meter
+
+    def _outcome(self, log_path: Path) -> Outcome:
+        scores = self.points.scores
+        return Outcome(
+            status=self.clock.status,
+            ruleset=self.ruleset,
+            seed=self.seed,
+            resumed=self.resumed is not None,
+            seconds=(self.clock.stop_ms - self.clock.start_ms) / 1000,
+            samples=self.clock.samples - self.resumed_samples,
+            steps=self.progress.step,
+            overflows=self.recording.overflows,
+            losses=tuple(self.recording.losses),
+            history=self.progress.history,
+            evaluations=len(scores),
+            evaluation_seconds=sum(score.seconds for score in scores),
+            hidden_seconds=sum(score.hidden_seconds for score in scores),
+            energy_joules=self.meter.energy_joules(),
+            log=log_path,
+            output_dir=self.session.output_dir,
+        )
+
+    def _dismiss(self, stopped_at: int) -> None:
+        with self.heartbeat.extended(EVALUATION_RANKS_SECONDS, "waiting for evaluation ranks to end"):
+            self.evaluations.dismiss(stopped_at)
+
+    def _initialise(self, stack: contextlib.ExitStack) -> None:
+        run, events = self.run, self.clock.events
+        with self.heartbeat.extended(60 * self.rules.init_minutes, "initialisation"):
+            set_determinism(run.deterministic)
+            torch.manual_seed(self.layout.generator("torch").initial_seed())
+            self.workload = self.cls(run, self.layout)
+            stack.callback(self.workload.close)
+            self.step = self.workload.build_step()
+            self.runner = StepRunner(self.step, self.workload.model, run.grad_accumulation_steps, run.cuda_graphs)
+            stack.callback(self.runner.close)
+            self.evaluations = way_to_evaluate(run, self.workload, self.layout)
+            stack.callback(self.evaluations.close)
+            self.runner.warm_up(self.workload.example_batches())
+            self.workload.warm_up_reader()
+            with self.runner.on_stream():
+                self.evaluations.prepare(self.workload.weights)
+            if self.resumed is not None:
+                self.progress = checkpoint.restore(self.resumed, self.workload.model, self.step.updaters, self.layout)
+                for remark in self.resumed["remarks"]:
+                    self.bar.line(f"resume={self.session.resume}: {remark}")
+        self._first_block, self.recording.counted = self.progress.block, self.progress.counted
+        self.points = EvaluationPoints(
+            self.evaluations, run.benchmark, events, self.metrics, self.bar, self.progress.history
+        )
+        self._side = side_stream(self.device)
+        self._rest()
+        tensors = run.declaration.initialised_tensors
+        events.settings(self.seed, self.logged, self.workload.implementations(), tensors)
+        events.initialised()
+        with self.heartbeat.extended(60 * self.rules.init_minutes, "waiting for all ranks to be ready"):
+            self._synchronise()
+
+    def _timed(self, stack: contextlib.ExitStack) -> None:
+        # Before the clock runs there is nothing to close or save: a signal ends the process at once.
+        self.signals = stack.enter_context(GracefulStop())
+        self.clock.start(self.progress.step)
+        job_store.from_rank_0("run_start", str(self.clock.start_ms))
+        with self.heartbeat.extended(30 * 60, "opening data"):
+            root = self.session.data_dir
+            self.evaluations.open_data(root)
+            self.data: DataSource = self.workload.open_data(root)
+        stack.callback(self.data.close)
+        self._check_data()
+        self.clock.events.data_opened(self.data.train_samples, self.data.eval_samples)
+        with self.runner.on_stream():
+            blocks = self.schedule.blocks(self.data.train_samples, self.run.global_batch)
+            for block, following in itertools.pairwise(itertools.chain(blocks, (None,))):
+                if block is None or block.index < self.progress.block:
+                    continue
+                if self._train_block(block, last=following is None) or self._evaluate(block):
+                    self._stop_clock("success")
+                    return
+            self._stop_clock("success" if self._await_scores() else "aborted")
+
+    def _train_block(self, block: Block, last: bool) -> bool:
+        """Train until the evaluation point after ``block``; whether the target was found to be reached meanwhile.
+
+        Where other ranks evaluate, the next block's steps follow those that the device has yet to do.
+        """
+        before, told = self.progress.samples, False
+        self.clock.after(self.progress.step, lambda at: self._block_begins(block, before, at))
+        self._read(block)
+        while (micro_batches := self.prefetcher.take()) is not None:
+            told = self._settle(self.session.steps_ahead - 1)
+            if told:
+                break
+            self._launch(micro_batches)
+            every = self.session.checkpoint_every
+            if every and self.progress.step % every == 0:
+                told = self._settle(0)  # so that all samples are counted
+                if told:
+                    break
+                self._save()
+        if told or last or not self.evaluations.ranked:
+            if self._settle(0):
+                return self._stopped_early()
+            self._rest()
+        self._finish_block(block)
+        self.clock.after(self.progress.step, lambda at: self.clock.block_ends(self.recording.counted, at))
+        return False
+
+    def _rest(self) -> None:
+        """Hold nothing of earlier steps, all of which are done: what follows is neither timed nor fed from there."""
+        self.pending = StepsInFlight(self.step)
+        self.prefetcher = Prefetcher(self.workload.prepare, self.run.grad_accumulation_steps, self._side)
+
+    def _block_begins(self, block: Block, samples: int, at: Moment) -> None:
+        self.clock.block_begins(block, self.recording.counted, at)
+        self.recording.block_begins(block, samples)
+
+    def _read(self, block: Block) -> None:
+        """Let the prefetcher go on with ``block``, from the position that the run is at."""
+        batches = self.data.batches(block, start=self.progress.position * self.run.grad_accumulation_steps)
+        # A reader that cannot start at a position reads up to it.
+        catching_up = self.resumed is not None and block.index == self._first_block
+        limit = CATCHING_UP_SECONDS if catching_up else self.session.timeout_seconds
+        with self.heartbeat.extended(limit, "reading up to the position"):
+            self.prefetcher.begin(batches)
+
+    def _launch(self, micro_batches: list[Any]) -> None:
+        if self._poll():
+            self.step.reached.fill_(1)
+        progress, prefetcher = self.progress, self.prefetcher
+        number = progress.step + 1
+        self.heartbeat.beat(number, "training")
+        if self.signals.requested or self.evaluations.interrupted:
+            self.step.stop.fill_(1)
+        self.profile.before(number)
+        wait, prefetcher.wait_seconds = prefetcher.wait_seconds, 0.0
+        unknown = len(self.runner.uncaptured)
+        report = self.runner(micro_batches)
+        if len(self.runner.uncaptured) > unknown:
+            self.bar.line(f"step {number}: batch key {micro_batches[0].key!r} was not captured and runs eagerly")
+        samples = progress.samples + sum(batch.samples for batch in micro_batches)
+        self.pending.push(number, samples, report, wait * 1e3)
+        prefetcher.consumed()
+        self.profile.after(number)
+        self.progress = replace(progress, step=number, samples=samples, position=progress.position + 1)
+
+    def _settle(self, limit: int) -> bool:
+        """Read reports until at most ``limit`` are outstanding; whether one has told all ranks to stop."""
+        while len(self.pending) > limit:
+            done = self.pending.pop()
+            self.heartbeat.device_step(done.step)
+            self.recording.step(done)
+            self.clock.step_done(done.step, done.samples, done.ended)
+            self._told_stop = self._told_stop or done.report.stop
+            self._told_reached = self._told_reached or done.report.reached
+        return self._told_stop or self._told_reached
+
+    def _stopped_early(self) -> bool:
+        """The end that a report has told: True if the target is reached.
+
+        Raises:
+            Interrupted: a signal asked to stop; a checkpoint is written.
+        """
+        if not self._told_reached:
+            self._save()
+            raise Interrupted(f"stopped by a signal at step {self.progress.step}; the log is closed as aborted")
+        return True
+
+    def _finish_block(self, block: Block) -> None:
+        done = self.progress
+        if done.samples < block.start_sample + block.samples:
+            raise DataError(
+                f"block {block.index} ended after {done.samples - block.start_sample} of {block.samples} samples: "
+                "the reader delivered too few"
+            )
+        self.progress = replace(done, block=block.index + 1, position=0)
+
+    def _evaluate(self, block: Block) -> bool:
+        """Evaluate after ``block``; whether the target is reached, as all ranks know."""
+        limit = self.session.timeout_seconds
+        with self.heartbeat.extended(limit, "evaluation"):
+            weights = self.workload.weights()
+        ranked = self.evaluations.ranked
+        with self.heartbeat.extended(EVALUATION_RANKS_SECONDS if ranked else limit, "evaluation"):
+            self.clock.after(self.progress.step, lambda at: self._evaluation_begins(block, at))
+            self.points.submit(weights, self.progress.samples)
+            reached = self._poll()
+        return reached and not ranked
+
+    def _evaluation_begins(self, block: Block, at: Moment) -> None:
+        counted = self.recording.counted
+        self.points.begin(self.clock.evaluation_point(block, counted), counted, at.time_ms)
+
+    def _poll(self) -> bool:
+        """Note the scores that have come; whether the target is reached, as far as this rank knows."""
+        return self._conclude_points(self.points.poll())
+
+    def _await_scores(self) -> bool:
+        """Wait for the scores that have not come yet; whether the target is reached, as all ranks know."""
+        if not self.evaluations.ranked:
+            return False
+        with self.heartbeat.extended(EVALUATION_RANKS_SECONDS, "waiting for scores"):
+            reached = self._conclude_points(self.points.finish())
+            reported = job_store.from_rank_0("reached", str(int(reached)), timedelta(seconds=EVALUATION_RANKS_SECONDS))
+        return reported == "1"
+
+    def _conclude_points(self, reached: bool) -> bool:
+        if self.points.history is not self.progress.history:
+            self.progress = replace(self.progress, history=self.points.history)
+        if reached:
+            self._stop_clock("success")
+        return reached
+
+    def _stop_clock(self, status: str) -> None:
+        """Log ``run_stop``, once: of the score that reached the target, or now."""
+        self.clock.stop(status, self.progress.samples, self.recording.counted, self.points.passed)
+
+    def _save(self) -> None:
+        folder = self.session.output_dir / "checkpoints"
+        progress = replace(self.progress, counted=self.recording.counted)
+        with self.heartbeat.extended(self.session.timeout_seconds, "writing a checkpoint"):
+            if self.device.type == "cuda":
+                torch.cuda.current_stream().synchronize()
+            saved_to = checkpoint.save(
+                folder, progress, self.seed, self.settings, self.workload.model, self.step.updaters, self.layout
+            )
+        if self.rank_info.rank == 0:
+            checkpoint.keep_newest(folder, self.session.keep_checkpoints)
+        self.bar.line(f"checkpoint {saved_to}")
+
+    def _check_data(self) -> None:
+        expected = self.run.benchmark
+        found = (self.data.train_samples, self.data.eval_samples, self.data.stand_in)
+        if found != (expected.train_samples, expected.eval_samples, expected.stand_in):
+            raise DataError(
+                f"{self.session.data_dir}: holds {found[0]} training and {found[1]} evaluation samples"
+                f"{' of stand-in data' if found[2] else ''}, but the recipe is for {expected.train_samples} and "
+                f"{expected.eval_samples} of {expected.data_set}; give the data_dir that belongs to this recipe"
+            )
+
+    def _synchronise(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        if self.evaluations.ranked:
+            job_store.meet("initialised", timedelta(minutes=self.rules.init_minutes))
+        elif self.rank_info.world_size > 1:
+            dist.barrier()

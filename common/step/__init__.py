@@ -1,0 +1,1 @@
+"""One training iteration, captured in a CUDA graph."""

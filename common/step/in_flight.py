@@ -1,0 +1,101 @@
+"""Reports of iterations that the device has yet to finish."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from common.step.train_step import DeviceResult, StepResult, TrainStep
+
+
+@dataclass(frozen=True)
+class Finished:
+    """An iteration that the device has finished.
+
+    Attributes:
+        step: its number in the run, from 1.
+        samples: nominal training samples done with it, over all ranks.
+        report: what it told.
+        ended: when it was finished, as far as the host can tell, seconds of its monotonic clock.
+        step_ms: milliseconds since the iteration before it finished; 0 for the first.
+        data_wait_ms: milliseconds that the host waited for its data.
+    """
+
+    step: int
+    samples: int
+    report: StepResult
+    ended: float
+    step_ms: float
+    data_wait_ms: float
+
+
+@dataclass
+class _Pending:
+    step: int
+    samples: int
+    data_wait_ms: float
+    names: tuple[str, ...]
+    host: Tensor
+    done: torch.cuda.Event | None
+    launched: float
+
+
+class StepsInFlight:
+    """A queue of launched iterations. Reading waits for the oldest one alone, through an event.
+
+    Args:
+        step: the iteration, which knows how to read its report.
+    """
+
+    def __init__(self, step: TrainStep) -> None:
+        self._step = step
+        self._queue: deque[_Pending] = deque()
+        self._free: list[Tensor] = []
+        self._before: _Pending | None = None
+        self._ended = 0.0
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def push(self, step: int, samples: int, report: DeviceResult, data_wait_ms: float) -> None:
+        """Queue the copy of ``report`` to the host on the current stream."""
+        values = report.values
+        if values.device.type == "cuda":
+            fitting = [host for host in self._free if host.shape == values.shape]
+            host = fitting[0] if fitting else torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._free = [other for other in self._free if other is not host]
+            host.copy_(values, non_blocking=True)
+            done = torch.cuda.Event(enable_timing=True)
+            done.record()
+        else:
+            host, done = values.clone(), None
+        self._queue.append(_Pending(step, samples, data_wait_ms, report.names, host, done, time.perf_counter()))
+
+    def pop(self) -> Finished:
+        """Wait for the oldest iteration and read its report."""
+        entry = self._queue.popleft()
+        waited = entry.done is not None and not entry.done.query()
+        if entry.done is not None:
+            entry.done.synchronize()
+        now = time.perf_counter()
+        report = self._step.read(entry.names, entry.host.tolist())
+        if entry.done is not None:
+            self._free.append(entry.host)
+        before, self._before = self._before, entry
+        step_ms = 0.0
+        if before is not None:
+            if before.done is not None and entry.done is not None:
+                step_ms = before.done.elapsed_time(entry.done)
+            else:
+                step_ms = (entry.launched - before.launched) * 1e3
+        if entry.done is None:
+            self._ended = entry.launched
+        elif waited or before is None:
+            self._ended = now
+        else:  # it was finished earlier: as long after the one before as the device says
+            self._ended = min(now, max(entry.launched, self._ended + step_ms / 1e3))
+        return Finished(entry.step, entry.samples, report, self._ended, step_ms, entry.data_wait_ms)

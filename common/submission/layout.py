@@ -1,0 +1,93 @@
+"""Which files of a submitter's folder are which: descriptions of systems, results, code; and what is none of them.
+
+The layout is that of :mod:`common.submission.tree`. Of results outside of it the checkers say nothing at all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from common.submission.found_files import FoundFiles
+from common.submission.sources import RESULT
+
+SCALINGS = ("strong", "weak")
+"""Folders between system and benchmark in results of the HPC rounds."""
+SCALING_FILE = "scaling.json"
+BYPASS_FILE = "package_checker_params"
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=@,()#~-]*")
+"""Names that the checkers are given: nothing that a pattern, a path or a terminal takes for something else."""
+_ELSEWHERE = ("power", "pruned_results")
+"""Folders that the rules have within a benchmark's, and no checker here judges."""
+
+
+@dataclass(frozen=True)
+class ResultFolder:
+    """The runs of one benchmark on one system.
+
+    Attributes:
+        path: relative to the submitter's folder.
+        system, benchmark: names of folders.
+        logs: ``result_<i>.txt``, relative to the submitter's folder.
+    """
+
+    path: PurePosixPath
+    system: str
+    benchmark: str
+    logs: tuple[PurePosixPath, ...]
+
+    @property
+    def weak(self) -> bool:
+        """Whether these are runs beside each other, on parts of the system."""
+        return self.path.parts[2] == "weak"
+
+
+def result_folders(content: FoundFiles) -> list[ResultFolder]:
+    """The folders of results: ``results/<system>/<benchmark>``, in HPC with ``strong`` or ``weak`` between."""
+    return [
+        ResultFolder(path, path.parts[1], path.name, tuple(each for each in content.within(path) if _is_log(each)))
+        for path in content.folders
+        if _is_result_folder(path)
+    ]
+
+
+def _is_result_folder(path: PurePosixPath) -> bool:
+    if path.parts[0] != "results" or len(path.parts) not in (3, 4):
+        return False
+    between = path.parts[2] in SCALINGS
+    return between == (len(path.parts) == 4)
+
+
+def _is_log(path: PurePosixPath) -> bool:
+    return RESULT.fullmatch(path.name) is not None
+
+
+def descriptions(content: FoundFiles) -> list[PurePosixPath]:
+    """The files ``systems/<system>.json``."""
+    return [path for path in content.within(PurePosixPath("systems")) if path.suffix == ".json"]
+
+
+def misplaced_logs(content: FoundFiles) -> Iterator[str]:
+    """Logs of results in folders where no checker looks for them."""
+    known = {folder.path for folder in result_folders(content)}
+    for path in content.files:
+        placed = path.parent in known or bool(set(path.parts[:-1]) & set(_ELSEWHERE))
+        if path.parts[0] == "results" and _is_log(path) and not placed:
+            yield f"{path}: no checker looks here: results are in results/<system>/<benchmark>/result_<i>.txt"
+
+
+def remarks(content: FoundFiles) -> Iterator[str]:
+    """Files and folders in ``results`` that are not judged, which forbids nothing."""
+    known = {folder.path for folder in result_folders(content)}
+    for path in content.files:
+        if path.name == BYPASS_FILE:
+            yield f"{path}: was left out: no check is bypassed here"
+        elif (
+            path.parts[0] == "results"
+            and not _is_log(path)
+            and not (path.parent in known and path.name == SCALING_FILE)
+        ):
+            yield f"{path}: is neither a log nor {SCALING_FILE}: nothing looks at it"

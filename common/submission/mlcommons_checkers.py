@@ -1,0 +1,170 @@
+"""MLCommons' four checkers, each in a process of its own, and what their output says.
+
+Exit codes cannot be relied on: the package checker, the system description checker and the repository checker exit
+with 0 whatever they find, and the first two die with a traceback on input that they do not expect. A checker accepts
+when its output has the sentence with which it says so, and nothing in it says otherwise.
+
+All but the repository checker, which looks at names and sizes only, are shown a copy
+(:mod:`common.submission.staged_copy`); nothing is written into what is checked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import printable
+from common.mlperf.rules import Usage
+from common.untrusted.confined import run_confined
+
+SECONDS = 600.0
+"""After which a checker is stopped: it takes 20 seconds for 500 logs."""
+_RECORD = re.compile(r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL) - ?", re.MULTILINE)
+_OLDEST_OF_THE_REPOSITORY_CHECKER = "2.0.0"
+
+
+@dataclass(frozen=True)
+class CheckerReport:
+    """What one checker said of one thing.
+
+    Attributes:
+        checker: its name.
+        subject: file or folder, relative to the folder that holds the submission.
+        complaints: why it does not accept, in plain words; empty if it does.
+        notes: what one should know, and which changes nothing.
+    """
+
+    checker: str
+    subject: str
+    complaints: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the checker accepts the subject."""
+        return not self.complaints
+
+
+def format_report(report: CheckerReport) -> str:
+    """A checker's verdict for a human."""
+    headline = f"{report.checker}: {report.subject}: {'accepted' if report.accepted else 'NOT ACCEPTED'}"
+    lines = [f"  - {complaint}" for complaint in report.complaints] + [f"  note: {note}" for note in report.notes]
+    return "\n".join(printable(line) for line in [headline, *lines])
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a checker printed, with paths relative to the folder that holds the submission."""
+
+    code: int
+    text: str
+    stopped: str = ""
+
+    def records(self) -> Iterator[tuple[str, str]]:
+        """Level and text of each log record; a record may have several lines."""
+        found = list(_RECORD.finditer(self.text))
+        ends = [*(match.start() for match in found), len(self.text)][1:]
+        for match, end in zip(found, ends, strict=True):
+            yield match[1], self.text[match.end() : end].partition("Traceback (most recent")[0].strip()
+
+    def death(self) -> str | None:
+        """How the checker died or why it was stopped; None if it came to its end."""
+        if self.stopped:
+            return f"the checker gave no answer: {self.stopped}"
+        if "Traceback (most recent call last)" not in self.text:
+            return None
+        return f"the checker died: {self.text.strip().splitlines()[-1][:300]}"
+
+    def says(self, sentence: str) -> bool:
+        """Whether the checker ended well and with ``sentence``."""
+        return self.code == 0 and self.death() is None and sentence in self.text
+
+
+def _run(tree: Path, module: str, arguments: Sequence[str | Path], folder: Path | None = None) -> Output:
+    plain = [str(each) for each in arguments]
+    plain += ["--log_output", "checker.log"]
+    ended = run_confined(module, plain, readable=[tree], seconds=SECONDS, folder=folder)
+    return Output(ended.code, ended.text.replace(f"{tree.parent}/", ""), ended.stopped)
+
+
+def _name(tree: Path, path: Path) -> str:
+    return str(path.relative_to(tree.parent))
+
+
+def _unsaid(output: Output, what: str) -> str:
+    return f"does not say that {what}: {output.text.strip()[-200:]}"
+
+
+def check_names_and_sizes(tree: Path, usage: Usage, ruleset: str) -> CheckerReport:
+    """The repository checker, on a submitter's folder. Its rules are the same in every round; it knows 2.0.0 on."""
+    known = max(ruleset, _OLDEST_OF_THE_REPOSITORY_CHECKER)
+    tree = tree.resolve()
+    output = _run(tree, "repo_checker", [tree, usage, known])
+    complaints = [] if (death := output.death()) is None else [death]
+    for level, text in output.records():
+        if level == "ERROR" and not text.startswith("Please"):
+            title, _, files = text.partition(": ")
+            complaints += [f"{name.strip()}: {_repository_words(title)}" for name in files.splitlines()]
+    if not complaints and not output.says("ALL CHECKS PASSED"):
+        complaints.append(_unsaid(output, "all checks passed"))
+    return CheckerReport("repo_checker", tree.name, tuple(complaints))
+
+
+def _repository_words(title: str) -> str:
+    if "git-unfriendly" in title:
+        return "the name has a space or begins with a dot"
+    return "is larger than 50 MB" if "50MB" in title else title
+
+
+def check_system(tree: Path, path: Path, usage: Usage, ruleset: str) -> CheckerReport:
+    """The system description checker, on one file of ``systems/``."""
+    output = _run(tree, "system_desc_checker", [path, usage, ruleset])
+    complaints = [text for level, text in output.records() if level == "ERROR"]
+    if death := output.death():
+        complaints.append(death)
+    if not complaints and not output.says("System description checker passed"):
+        complaints.append(_unsaid(output, "it passed"))
+    return CheckerReport("system_desc_checker", _name(tree, path), tuple(complaints))
+
+
+def check_convergence(tree: Path, folder: Path, usage: Usage, ruleset: str) -> CheckerReport:
+    """The RCP checker, on one folder of results."""
+    output = _run(tree, "rcp_checker", [folder, "--rcp_usage", usage, "--rcp_version", ruleset])
+    complaints = [text.partition(", consider")[0] for level, text in output.records() if level == "ERROR"]
+    if death := output.death():
+        complaints.append(death)
+    if not complaints and not output.says("RCP test PASSED"):
+        complaints.append(_unsaid(output, "the RCP test passed"))
+    return CheckerReport("rcp_checker", _name(tree, folder), tuple(complaints))
+
+
+def check_package(tree: Path, usage: Usage, ruleset: str) -> CheckerReport:
+    """The package checker, on a submitter's folder, into which it writes ``scaling.json``."""
+    output = _run(tree, "package_checker", [tree, usage, ruleset], folder=tree.parent)
+    passed = output.says("PACKAGE CHECKER FOUND NO ERRORS, SUCCESS !")
+    complaints = list(_package_complaints(output, passed))
+    if death := output.death():
+        complaints.append(death)
+    if not complaints and not passed:
+        complaints.append(_unsaid(output, "it found no errors"))
+    return CheckerReport("package_checker", tree.name, tuple(dict.fromkeys(complaints)))
+
+
+def _package_complaints(output: Output, passed: bool) -> Iterator[str]:
+    """Its errors with the file or folder that they are about; findings that it tolerates if it passed are none."""
+    folder = file = "submission"
+    for level, text in output.records():
+        if text.startswith("Running compliance checks in dir "):
+            folder = file = text.removeprefix("Running compliance checks in dir ")
+        elif text.startswith("Running compliance on file: "):
+            file = text.removeprefix("Running compliance on file: ")
+        elif text.startswith("Running Seed Checker"):
+            file = folder
+        elif text.startswith("Skipping benchmark"):
+            yield f"results of a benchmark that the ruleset does not have were not checked: {text}"
+        elif level == "ERROR":
+            yield text if folder in text else f"{folder}: {text}"
+        elif level == "WARNING" and file != folder and not passed:
+            yield f"{file}: {' '.join(text.split())[:300]}"

@@ -1,0 +1,1 @@
+"""Reading what strangers wrote: within bounds, and never executed."""

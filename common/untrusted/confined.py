@@ -1,0 +1,124 @@
+"""MLCommons' checkers in processes of their own: nothing of the caller's environment, limits of time and memory.
+
+What they read was written by strangers, and they were not written with that in mind. Such a process starts in an empty
+folder that goes with it, knows no variable of the caller's, and can open only the installed packages and the files that
+it is given (:mod:`common.untrusted.confinement`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import SuiteError
+
+ROOT = Path(__file__).resolve().parents[2]
+"""Where the suite itself is imported from."""
+MEGABYTES = 256
+"""Data that a confined process may have: Python with NumPy and SciPy has 130."""
+OUTPUT_BYTES = 4_000_000
+"""How much of what a confined process prints is kept."""
+
+ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1",  # each thread takes memory
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "LC_ALL": "C.UTF-8",
+}
+"""What a confined process has for variables, beside those that its interpreter may need to be loaded."""
+_LOADER = ("LD_LIBRARY_PATH",)
+
+_BOOT = (
+    "import json, sys; start = json.loads(sys.argv[1]); sys.path[:] = start['path']; "
+    "from common.untrusted.confinement import confine, run_module; confine(**start['limits']); "
+    "run_module(start['module'], start['arguments'])"
+)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What came of a confined process.
+
+    Attributes:
+        code: exit status; negative for the signal that ended it.
+        text: what it printed on standard error, at most :data:`OUTPUT_BYTES` of it.
+        stopped: why it was stopped before its end, in words; empty if it was not.
+    """
+
+    code: int
+    text: str
+    stopped: str
+
+
+def environment() -> dict[str, str]:
+    """All variables of a confined process."""
+    return ENVIRONMENT | {name: os.environ[name] for name in _LOADER if name in os.environ}
+
+
+def import_path() -> list[str]:
+    """Where a process that reads what strangers wrote may import from: not from the folder that it happens to be in."""
+    try:
+        here = os.getcwd()
+    except OSError:
+        here = ""
+    entries = (os.path.abspath(entry) for entry in sys.path if entry)
+    return list(dict.fromkeys([str(ROOT), *(entry for entry in entries if entry != here or entry == str(ROOT))]))
+
+
+def command(
+    module: str, arguments: Sequence[str], *, folder: str | Path, readable: Sequence[Path], cpu_seconds: int
+) -> list[str]:
+    """The command that starts ``module`` confined; ``folder`` is the one that it may write to."""
+    limits = {
+        "megabytes": MEGABYTES,
+        "seconds": cpu_seconds,
+        "readable": [str(path.resolve()) for path in readable],
+        "writable": str(folder),
+    }
+    start = {"path": import_path(), "limits": limits, "module": module, "arguments": list(arguments)}
+    return [sys.executable, "-I", "-B", "-c", _BOOT, json.dumps(start)]
+
+
+def run_confined(
+    module: str, arguments: Sequence[str], *, readable: Sequence[Path], seconds: float, folder: Path | None = None
+) -> Ended:
+    """Run ``mlperf_logging.<module>`` as a program.
+
+    Args:
+        module: such as ``package_checker``.
+        arguments: of its command line. Values that strangers wrote have no place here, but for paths that were matched.
+        readable: files and folders that it may read.
+        seconds: after which it is stopped.
+        folder: that it works in and may write to; None for an empty one that goes with it.
+
+    Raises:
+        SuiteError: it cannot be started.
+    """
+    if folder is None:
+        try:
+            with tempfile.TemporaryDirectory(prefix="mlperf-checker-") as own:
+                return run_confined(module, arguments, readable=readable, seconds=seconds, folder=Path(own))
+        except OSError as error:
+            raise SuiteError(f"{module} of mlperf-logging has no folder to run in: {error.strerror}") from error
+    start = command(
+        f"mlperf_logging.{module}", arguments, folder=folder, readable=readable, cpu_seconds=int(seconds) + 1
+    )
+    with tempfile.TemporaryFile() as errors:
+        try:
+            code = subprocess.run(
+                start, cwd=folder, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=errors, timeout=seconds, check=False,
+            ).returncode  # fmt: skip
+            stopped = f"it reached a limit of time or memory (signal {-code})" if code < 0 else ""
+        except subprocess.TimeoutExpired:
+            code, stopped = -9, f"it was stopped after {seconds:g} seconds"
+        except OSError as error:
+            raise SuiteError(f"{module} of mlperf-logging cannot be started: {error.strerror}") from error
+        errors.seek(0)
+        return Ended(code, errors.read(OUTPUT_BYTES).decode(errors="replace"), stopped)

@@ -1,0 +1,57 @@
+"""What recipes say, and what Hydra knows of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any, get_type_hints
+
+import pytest
+
+from benchmarks import WORKLOADS
+from common import cli
+from common.config.composition import CONFIGS, compose
+from common.errors import ConfigError
+
+
+@pytest.fixture(scope="module", params=sorted(WORKLOADS))
+def composed(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    """Name of a workload and what is composed for its ``test`` recipe."""
+    return request.param, compose([f"benchmark={request.param}", "scale=test"])
+
+
+def test_every_key_of_a_section_stands_in_the_recipes_so_that_an_override_takes_no_plus(composed):
+    name, tree = composed
+    sections = get_type_hints(cli.workload_class(name).config_type)
+    sections.pop("facts")
+    assert sections
+    for section, kind in sections.items():
+        assert set(tree[section]) == {item.name for item in dataclasses.fields(kind)}, section
+
+
+def test_an_implementation_that_no_recipe_names_is_auto_in_the_dataclass_too(composed):
+    _, tree = composed
+    left_out = {section: dict(entries) for section, entries in tree.items() if isinstance(entries, dict)}
+    implementations = [key for key, value in left_out["model"].items() if value == "auto"]
+    assert implementations
+    for key in implementations:
+        del left_out["model"][key]
+    run, _ = cli.load({**tree, **left_out})
+    assert {getattr(run.workload.model, key) for key in implementations} == {"auto"}
+
+
+def test_only_the_base_of_a_workloads_recipes_says_auto():
+    # `micro_batch: auto` is no implementation: the free memory decides.
+    said = [
+        f"{path.relative_to(CONFIGS)}: {line}"
+        for path in sorted((CONFIGS / "recipe").glob("*/*.yaml"))
+        if path.name != "base.yaml"
+        for line in path.read_text().splitlines()
+        if re.search(r"\bauto\b", line.partition("#")[0]) and line != "micro_batch: auto"
+    ]
+    assert said == []
+
+
+def test_the_base_of_a_workloads_recipes_is_no_scale():
+    with pytest.raises(ConfigError, match=r"^scale=base: unknown; the choices are .*8xH200"):
+        compose(["benchmark=bert", "scale=base"])

@@ -1,0 +1,138 @@
+"""What the data commands of all workloads do alike: options, checks, messages and exit codes."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from common.data.commands import DataCommands, option
+from common.data.manifest import Manifest
+from common.errors import ConfigError, DataError
+
+COUNTS = {"classes": 2, "train_samples": 3}
+FOLDERS = {
+    "download": {"raw_dir"},
+    "generate": {"raw_dir"},
+    "prepare": {"raw_dir", "data_dir"},
+    "verify": {"data_dir"},
+}
+
+
+class Called:
+    """Commands of a workload whose functions note what they got."""
+
+    def __init__(self, stand_in: bool = False, error: OSError | None = None, **more: object) -> None:
+        self.options: dict[str, object] = {}
+        made = Manifest("x/1", {}, COUNTS, stand_in, {})
+
+        def returning(result):
+            def function(**options):
+                self.options = options
+                if error is not None:
+                    raise error
+                return result
+
+            return function
+
+        given = {
+            "download": returning(["first: as expected", "second: as expected"]),
+            "generate": returning("many pictures"),
+            "prepare": returning(made),
+            "verify": returning(made),
+            "workers": {},
+            "options": {},
+            **more,
+        }
+        self.commands = DataCommands("name", raw="raw data", prepared="prepared data", real="Real", **given)
+
+
+@pytest.mark.parametrize("command", FOLDERS)
+def test_commands_have_the_folders_that_they_need(command, monkeypatch):
+    monkeypatch.setenv("MLPERF_DATA_DIR", "/elsewhere")
+    called = Called()
+    assert called.commands.run(command, ["benchmark=name"]) == 0
+    where = {"raw_dir": Path("/elsewhere/name-raw"), "data_dir": Path("/elsewhere/name")}
+    assert called.options == {folder: where[folder] for folder in FOLDERS[command]}
+
+
+@pytest.mark.parametrize("command", FOLDERS)
+def test_folders_that_are_given_are_taken(command):
+    called = Called()
+    called.commands.run(command, [text for name in FOLDERS[command] for text in (f"--{name[:-4]}-dir", f"/at/{name}")])
+    assert called.options == {name: Path(f"/at/{name}") for name in FOLDERS[command]}
+
+
+@pytest.mark.parametrize(("command", "folder"), [("verify", "--raw-dir"), ("download", "--data-dir")])
+def test_a_folder_that_a_command_does_not_read_is_refused(command, folder, capsys):
+    with pytest.raises(SystemExit) as ended:
+        Called().commands.run(command, [folder, "x"])
+    assert ended.value.code == 2
+    assert f"mlperf-suite {command} benchmark=name" in capsys.readouterr().err
+
+
+def test_an_option_reaches_the_function_of_its_command_alone():
+    called = Called(options={"generate": (option("--few", type=int, default=5),)})
+    called.commands.run("generate", [])
+    assert called.options["few"] == 5
+    called.commands.run("generate", ["--few", "7"])
+    assert called.options["few"] == 7
+    called.commands.run("prepare", [])
+    assert "few" not in called.options
+
+
+def test_workers_have_a_default_for_each_command_that_has_workers():
+    called = Called(workers={"prepare": lambda: 6})
+    called.commands.run("prepare", [])
+    assert called.options["workers"] == 6
+    called.commands.run("prepare", ["--workers", "2"])
+    assert called.options["workers"] == 2
+    called.commands.run("verify", [])
+    assert "workers" not in called.options
+
+
+@pytest.mark.parametrize("workers", ["0", "-1"])
+def test_no_workers_are_refused_before_anything_is_done(workers):
+    called = Called(workers={"generate": lambda: 6})
+    with pytest.raises(ConfigError, match=f"^--workers={workers}: at least 1$"):
+        called.commands.run("generate", ["--workers", workers])
+    assert called.options == {}
+
+
+@pytest.mark.parametrize(
+    ("command", "stand_in", "said"),
+    [
+        ("download", False, "first: as expected\nsecond: as expected\n"),
+        ("generate", True, "/raw: many pictures\n"),
+        ("prepare", False, "/data: Real, classes 2, train_samples 3\n"),
+        ("prepare", True, "/data: stand-in, classes 2, train_samples 3\n"),
+        ("verify", False, "/data: Real, classes 2, train_samples 3\n"),
+    ],
+)
+def test_every_command_says_what_is_there_now(command, stand_in, said, capsys):
+    folders = {"raw_dir": ["--raw-dir", "/raw"], "data_dir": ["--data-dir", "/data"]}
+    Called(stand_in).commands.run(command, [text for name in FOLDERS[command] for text in folders[name]])
+    assert capsys.readouterr().out == said
+
+
+def test_remarks_follow_the_summary(capsys):
+    def remarks(made, data_dir, **options):
+        return [f"{made.format} in {data_dir}"]
+
+    Called(remarks=remarks).commands.run("verify", ["--data-dir", "d"])
+    assert capsys.readouterr().out.splitlines() == ["d: Real, classes 2, train_samples 3", "x/1 in d"]
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [(errno.ENOSPC, "make room and run it again"), (errno.EACCES, "see to it and run it again")],
+)
+def test_a_file_that_cannot_be_written_is_an_error_of_the_data(number, remedy):
+    error = OSError(number, os.strerror(number), "/data/x")
+    with pytest.raises(DataError, match=rf"^prepare: .*'/data/x'; {remedy}$"):
+        Called(error=error).commands.run("prepare", [])
+
+
+def test_whoever_reads_the_output_may_stop():
+    with pytest.raises(BrokenPipeError):
+        Called(error=BrokenPipeError()).commands.run("download", [])

@@ -1,0 +1,103 @@
+"""The forward pass of an evaluation over static inputs, and numbers that are summed over its ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+
+from common.contract.evaluation import Weights
+from common.distributed.layout import Layout
+from common.evaluation.counts import Counts, check_whole_set
+from common.evaluation.forward import ForwardPass
+
+
+class Scale(nn.Module):
+    """A factor; remembers whether it was called in evaluation mode and without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(2.0))
+        self.calls: list[tuple[bool, bool]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.append((self.training, torch.is_grad_enabled()))
+        return self.factor * x
+
+
+def test_a_batch_is_copied_into_the_inputs_and_passed_through_the_given_weights():
+    model = Scale()
+    x = torch.zeros(3)
+    forward = ForwardPass(model, lambda batch: model(batch["x"]), {"x": x}, capture=True)
+    forward.warm_up()
+    with forward.evaluating(Weights({"factor": torch.tensor(5.0)})):
+        assert forward({"x": torch.tensor([1.0, 2.0, 3.0])}).tolist() == [5.0, 10.0, 15.0]
+        assert x.tolist() == [1.0, 2.0, 3.0]
+        x[0] = 4.0
+        assert forward().tolist() == [20.0, 10.0, 15.0]
+    assert model.factor.item() == 2.0
+
+
+def test_warm_up_runs_the_network_as_an_evaluation_does():
+    model = Scale()
+    forward = ForwardPass(model, lambda batch: model(batch["x"]), {"x": torch.ones(1)}, capture=True)
+    assert forward.warm_up().tolist() == [2.0]
+    assert model.calls == [(False, False)] * 2
+    assert model.training
+
+
+def test_counts_are_whole_numbers_and_sums_are_not():
+    counts = Counts(Layout(), ("right", "seen"), ("loss",))
+    counts.add(torch.tensor(3), torch.tensor(4), torch.tensor(0.5, dtype=torch.float64))
+    counts.add(torch.tensor(2), torch.tensor(4), torch.tensor(0.25, dtype=torch.float64))
+    totals = counts.totals()
+    assert totals == {"right": 5, "seen": 8, "loss": 0.75}
+    assert [type(value) for value in totals.values()] == [int, int, float]
+
+
+def test_each_count_up_to_the_tokens_of_a_large_set_is_exact():
+    counts = Counts(Layout(), ("seen",))
+    counts.add(torch.tensor(2**40))
+    counts.add(torch.tensor(1))
+    assert counts.totals() == {"seen": 2**40 + 1}
+
+
+def test_an_evaluation_begins_with_nothing_counted():
+    counts = Counts(Layout(), ("seen",))
+    counts.add(torch.tensor(7))
+    counts.warm_up()
+    assert counts.totals() == {"seen": 0}
+    counts.add(torch.tensor(7))
+    counts.clear()
+    counts.add(torch.tensor(1))
+    assert counts.totals() == {"seen": 1}
+
+
+def run_rank(rank: int, folder: str) -> None:
+    """One of two ranks, which count 1 and 2."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    counts = Counts(Layout({"dp": 2}, rank), ("seen",), ("loss",))
+    found = []
+    for _ in range(2):
+        counts.clear()
+        counts.add(torch.tensor(rank + 1), torch.tensor(rank + 0.5))
+        found.append(counts.totals())
+    torch.save(found, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_every_rank_gets_the_sums_over_all_ranks_once_an_evaluation(tmp_path: Path):
+    mp.start_processes(run_rank, args=(str(tmp_path),), nprocs=2, start_method="forkserver")
+    for rank in range(2):
+        assert torch.load(tmp_path / f"{rank}.pt") == [{"seen": 3, "loss": 2.0}] * 2
+
+
+@pytest.mark.parametrize("evaluated", [9, 11])
+def test_a_set_of_which_a_sample_is_missing_or_counted_twice_has_no_score(evaluated):
+    check_whole_set(10, 10, "pictures")
+    with pytest.raises(RuntimeError, match=f"^{evaluated} pictures were evaluated, the set has 10$"):
+        check_whole_set(evaluated, 10, "pictures")

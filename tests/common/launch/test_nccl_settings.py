@@ -1,0 +1,25 @@
+"""The named network settings as NCCL's variables, which the NCCL user guide defines."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.config.schema import NetworkConfig
+from common.launch.nccl_settings import variables
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (NetworkConfig(), {}),
+        (NetworkConfig(sharp=True), {"NCCL_COLLNET_ENABLE": "1"}),
+        (
+            NetworkConfig(sharp=True, sharp_nodes=4),
+            {"NCCL_COLLNET_ENABLE": "1", "NCCL_COLLNET_NODE_THRESHOLD": "4"},
+        ),
+        (NetworkConfig(user_buffers=True), {"NCCL_GRAPH_REGISTER": "1", "NCCL_LOCAL_REGISTER": "1"}),
+        (NetworkConfig(nvls=False), {"NCCL_NVLS_ENABLE": "0"}),
+    ],
+)
+def test_a_setting_becomes_its_variables(settings: NetworkConfig, expected: dict[str, str]) -> None:
+    assert variables(settings) == expected

@@ -1,0 +1,74 @@
+"""Progress on a stream that is no terminal, and on one that says it is."""
+
+import io
+
+from common.observe.progress_bar import Progress
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_plain_lines_come_every_interval():
+    stream, clock = io.StringIO(), Clock()
+    progress = Progress(0, stream, interval_seconds=5.0, clock=clock)
+    progress.block(0, 1000, "epochs 1-4")
+    for second in range(1, 10):
+        clock.now = float(second)
+        progress.update(100, 2.5)
+    assert stream.getvalue() == (
+        "block 1, epochs 1-4: 500/1,000 samples, 100 samples/s, loss 2.5, evaluation in 0:05\n"
+    )
+
+
+def test_the_end_of_a_block_is_a_line():
+    stream, clock = io.StringIO(), Clock()
+    progress = Progress(0, stream, clock=clock)
+    progress.block(2, 64, "")
+    clock.now = 4.0
+    progress.update(64)
+    progress.close()
+    assert stream.getvalue() == "block 3: 64/64 samples, 16 samples/s\n"
+
+
+def test_other_ranks_are_silent():
+    stream = io.StringIO()
+    progress = Progress(3, stream)
+    progress.block(0, 10, "x")
+    progress.update(10, 1.0)
+    progress.line("text")
+    progress.clear()
+    progress.close()
+    assert stream.getvalue() == ""
+
+
+def test_a_terminal_gets_a_bar_and_whole_lines_above_it():
+    stream = Terminal()
+    progress = Progress(0, stream)
+    progress.block(0, 100, "epoch 1")
+    progress.update(40, 1.25)
+    progress.line("accuracy 0.5")
+    progress.clear()
+    assert "block 1, epoch 1" in stream.getvalue()
+    assert "accuracy 0.5\n" in stream.getvalue()
+    progress.close()
+    progress.block(1, 100, "epoch 2")
+    progress.close()
+    assert "evaluation in" in stream.getvalue()
+
+
+def test_a_block_without_samples_prints_nothing():
+    stream = io.StringIO()
+    progress = Progress(0, stream)
+    progress.block(0, 100, "x")
+    progress.close()
+    assert stream.getvalue() == ""

@@ -1,0 +1,461 @@
+"""FP8 products on a CPU: quantisation against its definition, products against float64, and the life of the scales."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import fp8_oracle as oracle
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from fp8_oracle import E4M3, E5M2
+from torch import Tensor, nn
+
+from common.data.batches import Batch
+from common.distributed.layout import Layout
+from common.errors import UnsupportedImplementation
+from common.ops.fp8_cast.plain import LARGEST_SCALE, Fp8Tensor, Scaling, cast_torch
+from common.ops.implementation import OperationRequest
+from common.ops.linear import fp8
+from common.ops.linear.fp8 import Fp8Product, same_weights
+from common.optim.momentum import SGD
+from common.optim.optimizer import Optimizer, ParameterGroup
+from common.step.graphs import StepRunner
+from common.step.train_step import Losses, TrainStep, accumulate
+
+CPU = torch.device("cpu")
+HALF_STEP = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+"""Largest relative error of rounding to a dtype."""
+
+
+def fresh_scaling(scale: float = 0.0) -> Scaling:
+    return Scaling(torch.tensor(scale), torch.zeros(2, dtype=torch.int32))
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+class Layer(nn.Module):
+    """A linear layer around the product under test, or around PyTorch's."""
+
+    def __init__(self, columns: int, rows: int, *, dtype: torch.dtype = torch.bfloat16, in_fp8: bool = True) -> None:
+        super().__init__()
+        weight = normal(rows, columns, seed=rows + columns, dtype=torch.float32) / math.sqrt(columns)
+        self.weight = nn.Parameter(weight.to(dtype))
+        self.bias = nn.Parameter(normal(rows, seed=1, dtype=dtype))
+        self.product: Callable[..., Tensor] = Fp8Product(self.weight) if in_fp8 else F.linear
+
+    def forward(self, x: Tensor | Fp8Tensor) -> Tensor:
+        return self.product(x, self.weight, self.bias)
+
+
+def scales_of(layer: Layer) -> np.ndarray:
+    assert isinstance(layer.product, Fp8Product)
+    return layer.product.scales.numpy().copy()
+
+
+# --- casts
+
+
+def awkward(dtype: torch.dtype) -> Tensor:
+    """Every value of the format, the middle between each two, their neighbours in bf16, and what lies outside."""
+    codes = torch.from_numpy(oracle.CODES[dtype])
+    middles = (codes[1:] + codes[:-1]) / 2
+    values = torch.cat([codes, middles]).to(torch.bfloat16)
+    bits = values.view(torch.int16)
+    near = torch.cat([bits - 1, bits + 1])[torch.cat([bits, bits]) > 0].view(torch.bfloat16)
+    beyond = torch.tensor([460.0, 6e4, 1e30, 3e-39], dtype=torch.bfloat16)
+    every = torch.cat([values, near, beyond])
+    every = torch.cat([every, -every])
+    return F.pad(every, (0, -len(every) % 32)).view(-1, 32)
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=str)
+def test_rounds_to_nearest_even_and_saturates(dtype: torch.dtype) -> None:
+    x = awkward(dtype)
+    found = cast_torch(x, fresh_scaling(1.0), dtype, False)
+    expected = oracle.encode(x.float().numpy(), dtype)
+    assert found.data.dtype == dtype
+    np.testing.assert_array_equal(found.data.view(torch.uint8).numpy(), expected)
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=str)
+def test_the_scale_is_applied_in_fp32(dtype: torch.dtype) -> None:
+    x = normal(64, 48)
+    found = cast_torch(x, fresh_scaling(37.3), dtype, False)
+    expected = oracle.encode(x.float().numpy() * np.float32(37.3), dtype)
+    np.testing.assert_array_equal(found.data.view(torch.uint8).numpy(), expected)
+    assert found.scale_inverse.item() == np.float32(1) / np.float32(37.3)
+
+
+def test_the_transpose_holds_the_same_bytes() -> None:
+    found = cast_torch(normal(64, 48), fresh_scaling(), E4M3, True)
+    assert found.transposed is not None
+    assert found.transposed.is_contiguous()
+    assert torch.equal(found.transposed.view(torch.uint8), found.data.view(torch.uint8).t())
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=str)
+def test_what_is_not_finite_becomes_nan_and_leaves_the_scale(dtype: torch.dtype, value: float) -> None:
+    x, scaling = normal(32, 32), fresh_scaling(3.0)
+    x[5, 7] = value
+    found = cast_torch(x, scaling, dtype, False)
+    expected = torch.zeros(32, 32, dtype=torch.bool)
+    expected[5, 7] = True
+    assert torch.equal(found.data.float().isnan(), expected)
+    assert scaling.scale.item() == 3.0
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=str)
+def test_a_use_leaves_the_scale_of_its_own_amax(dtype: torch.dtype) -> None:
+    scaling = fresh_scaling()
+    for seed, size in enumerate((1.0, 1e-6, 300.0)):
+        x = (normal(600, 32, seed=seed, dtype=torch.float32) * size).to(torch.bfloat16)
+        used = oracle.first_scale(x, dtype) if seed == 0 else np.float32(scaling.scale.item())
+        found = cast_torch(x, scaling, dtype, False)
+        assert found.scale_inverse.item() == np.float32(1) / used
+        assert scaling.scale.item() == oracle.scale_of(x.float().abs().max().item(), dtype)
+
+
+def test_zeros_leave_the_scale() -> None:
+    scaling = fresh_scaling(5.0)
+    cast_torch(torch.zeros(16, 16, dtype=torch.bfloat16), scaling, E4M3, False)
+    assert scaling.scale.item() == 5.0
+
+
+def test_zeros_at_first_leave_the_scale_unknown() -> None:
+    scaling = fresh_scaling()
+    found = cast_torch(torch.zeros(16, 16, dtype=torch.bfloat16), scaling, E4M3, False)
+    assert scaling.scale.item() == 0.0
+    assert found.scale_inverse.item() == 1.0
+
+
+def test_the_scale_of_denormal_numbers_has_a_normal_inverse() -> None:
+    scaling = fresh_scaling()
+    cast_torch(torch.full((16, 16), 1e-40, dtype=torch.bfloat16), scaling, E4M3, False)
+    assert scaling.scale.item() == LARGEST_SCALE
+    assert torch.finfo(torch.float32).tiny <= 1.0 / LARGEST_SCALE
+
+
+@pytest.mark.parametrize("size", [1e-8, 1.0, 1e5])
+@pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=str)
+def test_the_first_use_is_as_precise_as_the_format(dtype: torch.dtype, size: float) -> None:
+    x = (normal(1000, 64, dtype=torch.float32) * size).to(torch.bfloat16)
+    x[1:256:3] *= 2  # rows that are not all sampled
+    found = cast_torch(x, fresh_scaling(), dtype, False)
+    error = found.data.float() * found.scale_inverse - x.float()
+    mantissa_bits = {E4M3: 3, E5M2: 2}[dtype]
+    assert error.norm() / x.float().norm() < 2.0 ** -(mantissa_bits + 1)
+
+
+# --- products
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_result_and_gradients_equal_float64_products_of_quantised_operands(dtype: torch.dtype) -> None:
+    layer = Layer(48, 32, dtype=dtype)
+    for iteration in range(2):
+        x = normal(80, 48, seed=iteration, dtype=dtype).requires_grad_()
+        dy = normal(80, 32, seed=9 + iteration, dtype=dtype)
+        scales = list(scales_of(layer))
+        if iteration == 0:
+            operands = ((x, E4M3), (layer.weight, E4M3), (dy, E5M2))
+            scales = [oracle.first_scale(tensor, kind) for tensor, kind in operands]
+        layer.zero_grad()
+        y = layer(x)
+        y.backward(dy)
+        qx, qw = oracle.quantised(x, scales[0], E4M3), oracle.quantised(layer.weight, scales[1], E4M3)
+        qdy = oracle.quantised(dy, scales[2], E5M2)
+        bias = layer.bias.detach().double().numpy()
+        for found, expected in (
+            (y, qx @ qw.T + bias),
+            (x.grad, qdy @ qw),
+            (layer.weight.grad, qdy.T @ qx),
+            (layer.bias.grad, dy.double().numpy().sum(0)),
+        ):
+            assert found is not None
+            assert found.dtype == dtype
+            # Half a unit in the last place, and fp32 sums of up to 80 terms.
+            step, size = HALF_STEP[dtype], np.abs(expected).max()
+            np.testing.assert_allclose(found.detach().double().numpy(), expected, rtol=1.01 * step, atol=1e-5 * size)
+
+
+def test_a_result_without_bias_and_with_leading_dimensions() -> None:
+    layer = Layer(32, 16)
+    x = normal(4, 8, 32)
+    found = layer.product(x, layer.weight, None)
+    flat = Layer(32, 16)
+    assert torch.equal(found.view(32, 16), flat.product(x.view(32, 32), flat.weight, None))
+
+
+def test_a_detached_bias_is_added_but_not_differentiated() -> None:
+    layer, plain = Layer(32, 16), Layer(32, 16)
+    x, dy = normal(16, 32), normal(16, 16, seed=2)
+    found, expected = layer.product(x, layer.weight, layer.bias.detach()), plain(x)
+    found.backward(dy)
+    expected.backward(dy)
+    assert torch.equal(found, expected)
+    assert torch.equal(layer.weight.grad, plain.weight.grad)
+    assert layer.bias.grad is None
+
+
+def test_an_fp8_input_gives_what_its_source_gives_and_passes_the_gradient_on() -> None:
+    x, dy = normal(32, 48).requires_grad_(), normal(32, 16, seed=2)
+    given, plain = Layer(48, 16), Layer(48, 16)
+    x8 = cast_torch(x, fresh_scaling(), E4M3, True)
+    unwritten = torch.full((), math.nan, dtype=x.dtype).expand(x.shape)
+    stand_in = _Same.apply(x, unwritten)
+    y = given(Fp8Tensor(x8.data, x8.transposed, x8.scale_inverse, stand_in))
+    y.backward(dy)
+    found = x.grad
+    x.grad = None
+    expected = plain(x)
+    expected.backward(dy)
+    assert torch.equal(y, expected)
+    assert torch.equal(found, x.grad)
+    assert torch.equal(given.weight.grad, plain.weight.grad)
+    assert scales_of(given)[0] == 0.0  # the kernel that casts keeps that scale
+
+
+class _Same(torch.autograd.Function):
+    """Stands for a kernel that writes FP8 alone: its result is never read."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, unwritten: Tensor) -> Tensor:
+        return unwritten.view_as(unwritten)
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_arrives(value: float) -> None:
+    layer, x = Layer(32, 16), normal(16, 32).requires_grad_()
+    dy = normal(16, 16, seed=2)
+    dy[3, 5] = value
+    layer(x).backward(dy)
+    for gradient in (x.grad[3], layer.weight.grad[5]):
+        assert not gradient.isfinite().any()
+    assert x.grad[4].isfinite().all()
+
+
+def test_backward_keeps_two_transposes_in_fp8_and_their_scales() -> None:
+    layer, x, kept = Layer(48, 32), normal(64, 48).requires_grad_(), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        layer(x)
+    assert sorted(t.numel() * t.element_size() for t in kept) == [4, 4, 32 * 48, 64 * 48]
+
+
+# --- the life of the scales
+
+
+def test_forward_passes_may_come_before_their_backward_passes() -> None:
+    layer = Layer(32, 16)
+    inputs = [(normal(16, 32, seed=s, dtype=torch.float32) * 10.0**s).to(torch.bfloat16) for s in (0, 1)]
+    outputs = [layer(x) for x in inputs]
+    scales = (oracle.first_scale(inputs[0], E4M3), oracle.scale_of(inputs[0].float().abs().max().item(), E4M3))
+    dy = torch.zeros(16, 16, dtype=torch.bfloat16)
+    dy[3] = 1.0  # then the gradient of every row of the weight is row 3 of the quantised input
+    for x, scale, output in reversed(list(zip(inputs, scales, outputs, strict=True))):
+        layer.zero_grad()
+        output.backward(dy)
+        expected = np.broadcast_to(oracle.quantised(x, scale, E4M3)[3], (16, 32))
+        np.testing.assert_allclose(layer.weight.grad.double().numpy(), expected, rtol=2.0**-8)
+
+
+def test_two_micro_batches_add_up() -> None:
+    layer, other = Layer(32, 16), Layer(32, 16)
+    batches = [(normal(16, 32, seed=s), normal(16, 16, seed=s + 5)) for s in (0, 1)]
+    sums = 0.0
+    for x, dy in batches:
+        layer(x).backward(dy)
+        other.zero_grad()
+        other(x).backward(dy)
+        sums = sums + other.weight.grad.float()
+    assert torch.equal(layer.weight.grad, sums.to(torch.bfloat16))
+
+
+def test_same_weights_casts_the_weight_once_a_step() -> None:
+    model = nn.Sequential(Layer(32, 16), Layer(16, 32))
+    x = normal(16, 32)
+    model(x)
+    first = [scales_of(layer)[1] for layer in model]
+    with torch.no_grad():
+        for layer in model:
+            layer.weight.mul_(2)
+    with same_weights(model):
+        model(x)
+    assert [scales_of(layer)[1] for layer in model] == first
+    model(x)
+    assert [scales_of(layer)[1] for layer in model] == [scale / 2 for scale in first]
+
+
+def test_same_weights_gives_the_same_result() -> None:
+    layer, x = Layer(32, 16), normal(16, 32)
+    layer(x)
+    again = layer(x)  # by now the scales are those of these very tensors
+    with same_weights(layer):
+        assert torch.equal(layer(x), again)
+
+
+def test_same_weights_before_any_cast_is_an_error() -> None:
+    layer = Layer(32, 16)
+    with same_weights(layer), pytest.raises(RuntimeError, match="there is no FP8 weight yet"):
+        layer(normal(16, 32))
+
+
+def test_evaluation_is_exact_and_moves_no_scale() -> None:
+    layer, x = Layer(32, 16), normal(7, 32)
+    layer(normal(16, 32)).sum().backward()
+    before = scales_of(layer)
+    with torch.no_grad():
+        assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
+    np.testing.assert_array_equal(scales_of(layer), before)
+
+
+def test_a_model_that_is_cast_keeps_its_scales() -> None:
+    layer = Layer(32, 16)
+    layer(normal(16, 32)).backward(normal(16, 16, seed=3))
+    before = scales_of(layer)
+    layer.half()
+    assert layer.weight.dtype == torch.float16
+    assert scales_of(layer).dtype == np.float32
+    np.testing.assert_array_equal(scales_of(layer), before)
+
+
+def test_a_checkpoint_carries_the_scales_and_training_goes_on_with_them() -> None:
+    layer, resumed = Layer(32, 16), Layer(32, 16)
+    layer(normal(16, 32)).backward(normal(16, 16, seed=3))
+    resumed.load_state_dict(layer.state_dict())
+    x = normal(16, 32, seed=4)
+    assert scales_of(layer).all()
+    assert torch.equal(layer(x), resumed(x))
+
+
+class Mlp(nn.Module):
+    """Learns to move every feature by one place."""
+
+    def __init__(self, in_fp8: bool) -> None:
+        super().__init__()
+        self.up = Layer(32, 64, in_fp8=in_fp8)
+        self.down = Layer(64, 32, in_fp8=in_fp8)
+        for layer in (self.up, self.down):
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x)))
+
+    def loss(self, batch: Batch) -> Losses:
+        x = batch.tensors["x"]
+        loss = (self(x) - x.roll(1, 1)).float().square().mean()
+        return Losses(loss, {"loss": loss.detach()})
+
+
+def batches(count: int) -> list[Batch]:
+    return [Batch({"x": normal(64, 32, seed=100 + index)}, samples=64) for index in range(count)]
+
+
+def build(model: Mlp, accumulation: int) -> tuple[TrainStep, Optimizer]:
+    layout = Layout()
+    optimizer = Optimizer(
+        [ParameterGroup(dict(model.named_parameters()))],
+        SGD(0.9),
+        lambda step: torch.full((), 0.5),
+        layout,
+        grad_divisor=accumulation,
+    )
+    return TrainStep(accumulate(model.loss), [optimizer], layout), optimizer
+
+
+def test_warm_up_leaves_no_trace_in_the_scales() -> None:
+    model = Mlp(in_fp8=True)
+    step, _ = build(model, 2)
+    runner = StepRunner(step, model, 2)
+    runner.warm_up(batches(1))
+    for layer in (model.up, model.down):
+        assert not scales_of(layer).any()
+        assert not layer.product.pending.any()
+
+
+def test_a_skipped_step_moves_the_scales_but_not_the_weights() -> None:
+    model = Mlp(in_fp8=True)
+    step, _ = build(model, 1)
+    model.up.bias.data[3] = math.inf
+    weights = model.down.weight.detach().clone()
+    report = step(batches(1))
+    assert step.read(report.names, report.values.tolist()).overflow
+    assert torch.equal(model.down.weight, weights)
+    assert scales_of(model.up)[0] > 0
+
+
+def test_an_mlp_learns_as_in_bf16() -> None:
+    examples, losses = batches(80), {}
+    for in_fp8 in (True, False):
+        step, _ = build(Mlp(in_fp8), accumulation=2)
+        reports = [step(examples[i : i + 2]) for i in range(0, 80, 2)]
+        losses[in_fp8] = [report.values[2 + report.names.index("loss")].item() for report in reports]
+    last, last_bf16 = (sum(losses[in_fp8][-5:]) / 5 for in_fp8 in (True, False))
+    assert last < 0.15 * losses[True][0]
+    assert last == pytest.approx(last_bf16, rel=0.1)
+
+
+# --- what cannot be served
+
+
+def test_a_cpu_is_served() -> None:
+    assert fp8.unsupported(OperationRequest(CPU, torch.bfloat16, {"columns": 64})) is None
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (OperationRequest(CPU, torch.float32, {"columns": 64}), "not of torch.float32"),
+        (OperationRequest(CPU, torch.float16, {"columns": 40}), "40 columns are not a multiple of 16"),
+        (OperationRequest(torch.device("meta"), torch.float16, {"columns": 64}), "CUDA device, not meta"),
+    ],
+)
+def test_unsupported_names_the_reason(request_: OperationRequest, reason: str) -> None:
+    assert reason in (fp8.unsupported(request_) or "")
+
+
+@pytest.mark.parametrize(("capability", "served"), [((8, 0), False), ((8, 9), True), ((9, 0), True), ((10, 0), True)])
+def test_a_gpu_needs_fp8_units(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], served: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    reason = fp8.unsupported(OperationRequest(torch.device("cuda"), torch.bfloat16, {"columns": 64}))
+    assert (reason is None) == served
+    assert served or "compute capability 8.9" in str(reason)
+
+
+def test_rows_of_a_weight_that_are_no_multiple_of_16_are_refused() -> None:
+    with pytest.raises(UnsupportedImplementation, match="40 x 64 can't be multiplied in FP8: 40"):
+        Layer(64, 40)
+
+
+@pytest.mark.parametrize("rows", [0, 17])
+def test_rows_of_an_input_that_are_no_multiple_of_16_are_refused(rows: int) -> None:
+    layer = Layer(32, 16)
+    with pytest.raises(UnsupportedImplementation, match=f"a product of {rows} rows"):
+        layer(normal(rows, 32))
+    assert not scales_of(layer).any()
+
+
+def test_an_input_of_other_columns_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        Layer(32, 16)(normal(16, 64))
+
+
+def test_an_fp8_input_without_its_transpose_is_refused_where_the_weight_learns() -> None:
+    layer, x8 = Layer(32, 16), cast_torch(normal(16, 32), fresh_scaling(), E4M3, False)
+    with pytest.raises(ValueError, match="needs the transpose"):
+        layer(x8)
+
+
+def test_an_fp8_input_in_evaluation_is_refused() -> None:
+    layer, x8 = Layer(32, 16), cast_torch(normal(16, 32), fresh_scaling(), E4M3, True)
+    with torch.no_grad(), pytest.raises(TypeError, match="takes the tensor itself"):
+        layer(x8)

@@ -1,0 +1,120 @@
+"""What the benchmark of a transformer's operations measures, its table, and what outlives a case that crashes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.ops import attention, bias_gelu, cross_entropy, dropout, dropout_add_norm
+from common.ops.bench import cases, transformer
+from common.ops.bench.__main__ import entries, sweeps
+from common.ops.bench.supervisor import supervise, work
+from common.ops.bench.table import Measured, line, totals
+from common.ops.implementation import always
+
+OPERATIONS = (attention, bias_gelu, cross_entropy, dropout, dropout_add_norm)
+
+
+@pytest.fixture
+def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors have shapes only, and the plain implementations stand in for the kernels, which have no such version."""
+    monkeypatch.setattr(cases, "DEVICE", "meta")
+    for operation in OPERATIONS:
+        implementations = operation.IMPLEMENTATIONS
+        plain = implementations["torch"].function
+        monkeypatch.setitem(
+            implementations, "triton", replace(implementations["triton"], function=plain, unsupported=always)
+        )
+
+
+def test_names_are_given_once() -> None:
+    names = [entry.name for entry in entries()]
+    assert len(names) == len(set(names))
+
+
+def test_a_step_of_bert_large_has_two_norms_a_layer_and_one_of_the_others() -> None:
+    assert {entry.name: entry.calls for entry in entries() if entry.calls} == {
+        "dropout_add_norm triton": 48, "bias_gelu triton": 24, "cross_entropy triton": 1, "attention triton": 24
+    }  # fmt: skip
+
+
+def test_packs_are_full_and_hold_one_two_or_three_sequences() -> None:
+    lengths = transformer.sequence_lengths(48)
+    assert sum(lengths) == 48 * 512
+    assert len(lengths) == 23 + 2 * 2 + 3 * 23
+    assert min(lengths) >= 1
+
+
+@pytest.mark.usefixtures("without_memory")
+def test_every_pass_of_every_implementation_runs() -> None:
+    libraries = ("attention SDPA", "attention aten flash", "attention Transformer Engine")
+    for entry in entries():
+        if entry.name not in libraries:
+            passes = entry.build(2, torch.bfloat16)
+            assert [each.name for each in passes] == ["forward", "backward"], entry.name
+            for each in passes:
+                each.run()
+
+
+@pytest.mark.usefixtures("without_memory")
+def test_a_sweep_tries_tiles_of_its_table() -> None:
+    pytest.importorskip("triton")
+    assert len(sweeps()) == 9
+    for name, sweep in sweeps().items():
+        tile = sweep.table[sweep.key]
+        assert [tuple(type(tile)(*choice)) for choice in sweep.choices] == list(sweep.choices), name
+
+
+def test_tasks_go_on_behind_one_that_ends_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "crashing.py").write_text(
+        "import sys\n"
+        "for task in sys.argv[sys.argv.index('--worker') + 1:]:\n"
+        "    print(f'begin {task}', flush=True)\n"
+        "    if task == 'bad':\n"
+        "        sys.exit(3)\n"
+        "    print(f'result {task} {sys.argv[1]}', flush=True)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert list(supervise("crashing", ["x"], ["first", "bad", "last"])) == ["first x", "last x"]
+    assert capsys.readouterr().out.split() == ["bad", "ended", "its", "process", "with", "3"]
+
+
+def test_a_worker_leaves_what_follows_a_failure_to_another_process(capsys: pytest.CaptureFixture[str]) -> None:
+    begun = []
+
+    def run(task: str) -> None:
+        begun.append(task)
+        raise RuntimeError("out of memory\nand more")
+
+    work(["first", "second"], run)
+    assert begun == ["first"]
+    assert capsys.readouterr().out.splitlines()[-1].split(maxsplit=1) == ["first", "RuntimeError: out of memory"]
+
+
+def test_a_line_gives_rates_and_the_share_of_a_copy() -> None:
+    text = line(Measured("conv a", 7, "forward", 2.0, 3, 4e9, 1e12), 4e12)
+    assert "2.0000 ms x 3" in text
+    assert "2000 GB/s   50 %" in text
+    assert "500 TFLOP/s" in text
+
+
+def test_totals_count_the_calls_of_a_step_and_say_what_is_missing() -> None:
+    measured = [
+        Measured("conv a", 2, "forward", 1.0, 1, 1.0, 1.0),
+        Measured("conv a", 2, "weight gradient", 3.0, 1, 1.0, 1.0),
+        Measured("norm b", 2, "forward", 0.5, 4, 1.0, 0.0),
+        Measured("norm candidate", 2, "forward", 9.0, 0, 1.0, 0.0),
+        Measured("conv a", 1, "forward", 1.0, 1, 1.0, 1.0),
+    ]
+    assert list(totals(measured, ["conv a", "norm b"])) == [
+        "batch 2",
+        "  forward      3.00 ms (conv 1.00, norm 2.00), 666.7 samples/s",
+        "  step         6.00 ms (conv 4.00, norm 2.00), 333.3 samples/s",
+        "batch 1, without 1 of 2 cases",
+        "  forward      1.00 ms (conv 1.00), 1000.0 samples/s",
+    ]

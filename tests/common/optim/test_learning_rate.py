@@ -1,0 +1,165 @@
+"""Schedules against the tables and formulas of the ResNet and BERT rules, in Python floats."""
+
+import pytest
+import torch
+
+from common.optim.learning_rate import (
+    ScheduleSteps,
+    constant,
+    linear_from_zero,
+    nvidia_steps,
+    polynomial,
+    reference_steps,
+    warmup_then_constant,
+)
+
+TRAIN_SAMPLES = 1_281_167
+
+
+def at(schedule, step: int) -> float:
+    rate = schedule(torch.tensor(step))
+    assert rate.dtype == torch.float32
+    assert rate.shape == ()
+    return rate.item()
+
+
+def test_reference_steps_of_batch_1632():
+    # reference convergence point: 27,476 decay steps = T - W + 1 with 785 steps per epoch, 2 and 37 epochs
+    steps = reference_steps(TRAIN_SAMPLES, 1632, 35, 2, evaluation_offset=1)
+    assert steps == ScheduleSteps(785, 2 * 785, 37 * 785)
+    assert steps.total_steps - steps.warmup_steps + 1 == 27476
+
+
+@pytest.mark.parametrize(("epochs", "offset", "rounded"), [(37, 1, 37), (36, 0, 36), (37, 0, 40), (37, 2, 38)])
+def test_reference_epochs_end_on_an_evaluation(epochs, offset, rounded):
+    steps = reference_steps(TRAIN_SAMPLES, 1632, epochs, 2, evaluation_offset=offset)
+    assert steps.total_steps == rounded * 785
+
+
+@pytest.mark.parametrize(("micro_batches", "micro_batch"), [(8, 400), (64, 50)])
+def test_nvidia_steps_of_batch_3200(micro_batches, micro_batch):
+    assert nvidia_steps(TRAIN_SAMPLES, micro_batches, micro_batch, 37, 2) == ScheduleSteps(401, 802, 37 * 401)
+
+
+def test_reference_schedule_at_its_corners():
+    w, t, d = 1570, 29045, 27476
+    schedule = polynomial(7.4, 1e-4, 2, w, t, first_step=0)
+    assert at(schedule, 0) == 0.0
+    assert at(schedule, 785) == pytest.approx(3.7)
+    assert at(schedule, w) == pytest.approx(7.4)
+    assert at(schedule, w + 1000) == pytest.approx(1e-4 + (7.4 - 1e-4) * (1 - 1000 / d) ** 2)
+    assert at(schedule, t) == pytest.approx(1e-4 + (7.4 - 1e-4) / d**2)
+    assert at(schedule, t + 1) == pytest.approx(1e-4)
+    assert at(schedule, t + 5000) == pytest.approx(1e-4)
+
+
+def test_nvidia_schedule_at_its_corners():
+    w, t = 802, 14837
+    d = t - w
+    schedule = polynomial(11.0, 1e-4, 2, w, t, first_step=1)
+    assert at(schedule, 0) == pytest.approx(11.0 / w)
+    assert at(schedule, w - 1) == pytest.approx(11.0)
+    assert at(schedule, w + 99) == pytest.approx(1e-4 + (11.0 - 1e-4) * (1 - 100 / d) ** 2)
+    assert at(schedule, t - 1) == pytest.approx(1e-4)
+    assert at(schedule, t + 999) == pytest.approx(1e-4)  # NVIDIA's own would be back at 0.056
+
+
+def test_no_warmup_starts_at_the_base():
+    assert at(polynomial(2.0, 0.0, 1, 0, 9), 0) == 2.0
+
+
+def test_constant():
+    assert at(constant(0.125), 12345) == 0.125
+
+
+def test_counter_on_the_device_is_all_it_reads():
+    counter = torch.zeros((), dtype=torch.int64)
+    schedule = polynomial(4.0, 0.0, 1, 4, 12)
+    rates = []
+    for _ in range(6):
+        rates.append(schedule(counter).item())
+        counter += 1
+    assert rates == pytest.approx([0.0, 1.0, 2.0, 3.0, 4.0, 4.0 * (1 - 1 / 9)])
+
+
+@pytest.mark.parametrize(("warmup", "total", "first"), [(11, 10, 0), (10, 10, 1), (-1, 10, 0)])
+def test_impossible_warmup_is_refused(warmup, total, first):
+    with pytest.raises(ValueError, match="decay"):
+        polynomial(1.0, 0.0, 2, warmup, total, first_step=first)
+
+
+BERT_TABLE = {  # (base, N, W, S): step -> share of the base
+    (3.5e-3, 700, 0, 0): {0: 1.0, 1: 699 / 700, 350: 0.5, 699: 1 / 700, 700: 0.0, 5000: 0.0},
+    (2.88293e-3, 600, 287, -76): {
+        0: 76 / 287, 1: 77 / 287, 210: 286 / 287, 211: 389 / 600, 286: 314 / 600, 287: 313 / 600, 600: 0.0, 601: 0.0
+    },
+    (2.58e-3, 700, 200330, -200000): {
+        0: 200000 / 200330, 1: 200001 / 200330, 329: 200329 / 200330, 330: 370 / 700, 699: 1 / 700, 700: 0.0
+    },
+    (2e-3, 1141, 100, 0): {0: 0.0, 1: 0.01, 99: 0.99, 100: 1041 / 1141, 1141: 0.0},
+    (2.9293e-3, 700, 0, -700): {0: 1.0, 1: 699 / 700, 700: 0.0},
+}  # fmt: skip
+
+NVIDIA_BERT_TABLE = {
+    (3.5e-3, 700, 0, 0): {0: 1.0, 1: 699 / 700, 700: 0.0},
+    (2.88293e-3, 600, 287, -76): {0: 77 / 287, 209: 286 / 287, 210: 389 / 600, 599: 0.0, 600: 0.0},
+    (2.58e-3, 700, 200330, -200000): {0: 200001 / 200330, 328: 200329 / 200330, 329: 370 / 700, 699: 0.0},
+    (2e-3, 1141, 100, 0): {0: 0.0, 99: 0.99, 100: 1041 / 1141, 1141: 0.0},
+    (2.9293e-3, 700, 0, -700): {0: 1.0, 1: 699 / 700, 700: 0.0},
+}
+
+
+@pytest.mark.parametrize("numbers", list(BERT_TABLE), ids=str)
+def test_bert_schedule_of_the_reference(numbers):
+    schedule = linear_from_zero(*numbers)
+    rates = {step: at(schedule, step) / numbers[0] for step in BERT_TABLE[numbers]}
+    assert rates == pytest.approx(BERT_TABLE[numbers], rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("numbers", list(NVIDIA_BERT_TABLE), ids=str)
+def test_bert_schedule_of_nvidia_counts_from_one_with_an_offset(numbers):
+    schedule = linear_from_zero(*numbers, first_step_with_offset=1)
+    rates = {step: at(schedule, step) / numbers[0] for step in NVIDIA_BERT_TABLE[numbers]}
+    assert rates == pytest.approx(NVIDIA_BERT_TABLE[numbers], rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [((0, 0, 0), "training_steps=0"), ((9, -1, 0), "warmup_steps=-1"), ((9, 5, 1), "start_warmup")],
+)
+def test_impossible_bert_schedule_is_refused(steps, message):
+    with pytest.raises(ValueError, match=message):
+        linear_from_zero(1.0, *steps)
+
+
+def test_unet3d_warmup_of_nvidia_at_the_logged_step():
+    # 8 x H200, batch 56: 3 steps an epoch, 1000 epochs, 20 untimed iterations; logged after 60 updates: 0.0530775
+    schedule = warmup_then_constant(2.0, 1e-4, 3000, offset=20)
+    assert at(schedule, 59) == pytest.approx(0.0530775, abs=5e-8)
+    assert at(schedule, 0) == pytest.approx(1e-4 + 1.9999 * 21 / 3020)
+    assert at(schedule, 2998) == pytest.approx(1e-4 + 1.9999 * 3019 / 3020)
+    assert [at(schedule, s) for s in (2999, 3000, 10**9)] == [2.0] * 3
+
+
+def test_unet3d_warmup_of_the_reference_changes_with_the_epoch():
+    # batch 2: 84 steps an epoch, 0.8 after 200 epochs; lr(e) = 1e-4 + 0.7999 * e / 200, the first epoch is 1
+    schedule = warmup_then_constant(0.8, 1e-4, 200 * 84, steps_per_update=84)
+    rates = {s: at(schedule, s) for s in (0, 83, 84, 199 * 84 - 1, 199 * 84, 200 * 84, 10**6)}
+    epochs = {0: 1, 83: 1, 84: 2, 199 * 84 - 1: 199, 199 * 84: 200, 200 * 84: 200, 10**6: 200}
+    assert rates == pytest.approx({s: 1e-4 + 0.7999 * epoch / 200 for s, epoch in epochs.items()})
+
+
+def test_a_warmup_that_counts_from_zero_begins_at_the_initial_rate():
+    schedule = warmup_then_constant(1.0, 0.5, 4, first_step=0)
+    assert [at(schedule, s) for s in range(6)] == [0.5, 0.625, 0.75, 0.875, 1.0, 1.0]
+
+
+def test_without_warmup_the_offset_counts_for_nothing():
+    assert at(warmup_then_constant(2.0, 1e-4, 0, offset=20), 0) == 2.0
+
+
+@pytest.mark.parametrize("lengths", [{"warmup_steps": -1}, {"offset": -1}, {"steps_per_update": 0}])
+def test_lengths_of_a_warmup_without_sense_are_refused(lengths):
+    (named,) = (f"{name}={value}" for name, value in lengths.items())
+    with pytest.raises(ValueError, match=named):
+        warmup_then_constant(1.0, 0.1, **{"warmup_steps": 5, **lengths})

@@ -1,0 +1,102 @@
+"""Which ranks share shards, from the layout and the size of a node."""
+
+from __future__ import annotations
+
+import pytest
+import torch.distributed as dist
+
+from common.distributed.layout import Layout
+from common.errors import ConfigError
+from common.optim.groups import ParameterGroup
+from common.optim.shard_plan import ShardPlan
+
+
+@pytest.fixture(autouse=True)
+def groups_are_their_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "new_group", tuple)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 10**6)  # no group is the whole world
+
+
+def test_without_shards_a_rank_shares_with_nobody():
+    plan = ShardPlan(Layout({"dp": 4}, 2), "none")
+    route = plan.route(ParameterGroup({}))
+    assert (plan.ranks, plan.index, plan.group) == (1, 0, None)
+    assert (route.shard, route.across, route.everyone) == (None, (0, 1, 2, 3), (0, 1, 2, 3))
+
+
+def test_all_replicas_share():
+    plan = ShardPlan(Layout({"dp": 4}, 2), "all")
+    route = plan.route(ParameterGroup({}))
+    assert (plan.ranks, plan.index, plan.group) == (4, 2, (0, 1, 2, 3))
+    assert (route.shard, route.across) == ((0, 1, 2, 3), None)
+
+
+def test_the_ranks_of_a_node_share_and_the_same_places_of_all_nodes_are_summed():
+    plan = ShardPlan(Layout({"dp": 8}, 6), "node", 4)
+    route = plan.route(ParameterGroup({}))
+    assert (plan.ranks, plan.index, plan.group) == (4, 2, (4, 5, 6, 7))
+    assert (route.across, route.everyone) == ((2, 6), tuple(range(8)))
+
+
+def test_a_layer_that_tp_ranks_compute_redundantly_is_summed_over_them_too():
+    # rank = (dp, tp); two dp ranks fit in a node of four
+    plan = ShardPlan(Layout({"dp": 4, "tp": 2}, 5), "node", 4)
+    assert plan.group == (5, 7)
+    assert plan.other_ranks == (4, 5)
+    assert plan.route(ParameterGroup({}, replicated_over=("tp",))).across == (0, 1, 4, 5)
+    assert plan.route(ParameterGroup({})).across == (1, 5)
+
+
+def test_replicas_share_and_the_ranks_of_a_sample_are_summed_too():
+    # rank = (dp, cp); a node of four holds two replicas
+    plan = ShardPlan(Layout({"dp": 4, "cp": 2}, 5), "node", 4)
+    route = plan.route(ParameterGroup({}))
+    assert (plan.ranks, plan.index, plan.group, plan.other_ranks) == (2, 0, (5, 7), None)
+    assert (route.across, route.everyone) == ((0, 1, 4, 5), tuple(range(8)))
+    assert plan.route(ParameterGroup({}, replicated_over=("cp",))) == route
+
+
+def test_what_is_summed_over_the_ranks_of_a_sample_is_not_summed_over_them_again():
+    plan = ShardPlan(Layout({"dp": 4, "cp": 2}, 5), "none")
+    route = plan.route(ParameterGroup({}, replicated_over=("cp",)), done=["cp"])
+    assert (route.shard, route.across, route.everyone) == (None, (1, 3, 5, 7), (1, 3, 5, 7))
+
+
+def test_a_layer_that_tp_ranks_compute_redundantly_is_summed_over_the_ranks_of_a_sample_as_well():
+    # rank = (dp, cp, tp)
+    plan = ShardPlan(Layout({"dp": 2, "cp": 2, "tp": 2}, 5), "all")
+    assert (plan.group, plan.other_ranks) == ((1, 5), (4, 5))
+    assert plan.route(ParameterGroup({})).across == (5, 7)
+    assert plan.route(ParameterGroup({}, replicated_over=("tp",))).across == (4, 5, 6, 7)
+
+
+@pytest.mark.parametrize(("ranks_per_node", "shared"), [(8, 4), (2, 1), (1, 1)])
+def test_a_node_larger_than_the_replicas_or_smaller_than_one(ranks_per_node, shared):
+    assert ShardPlan(Layout({"dp": 4, "tp": 2}, 0), "node", ranks_per_node).ranks == shared
+
+
+def test_the_first_replica_writes_and_those_it_shares_with_help():
+    made = [ShardPlan(Layout({"dp": 4, "tp": 2}, rank), "node", 4) for rank in range(8)]
+    assert [plan.writes for plan in made] == [True, True, *[False] * 6]
+    assert [plan.near_writer for plan in made] == [True] * 4 + [False] * 4
+
+
+def test_of_the_ranks_of_a_sample_the_first_writes():
+    # rank = (dp, cp)
+    made = [ShardPlan(Layout({"dp": 4, "cp": 2}, rank), "node", 4) for rank in range(8)]
+    assert [plan.writes for plan in made] == [True, *[False] * 7]
+    assert [plan.near_writer for plan in made] == [True, False, True, *[False] * 5]
+
+
+@pytest.mark.parametrize(
+    ("shard", "ranks_per_node", "message"),
+    [("some", None, "shard='some'"), ("node", None, "ranks_per_node=None"), ("node", 3, "cp x tp = 2")],
+)
+def test_sharing_without_sense_is_refused(shard, ranks_per_node, message):
+    with pytest.raises(ValueError, match=message):
+        ShardPlan(Layout({"dp": 4, "tp": 2}), shard, ranks_per_node)
+
+
+def test_a_node_that_does_not_divide_the_replicas_is_refused():
+    with pytest.raises(ConfigError, match="3 ranks does not divide the 4 ranks of axis 'dp'"):
+        ShardPlan(Layout({"dp": 4}), "node", 3)

@@ -1,0 +1,103 @@
+"""``mlperf-suite`` whose ResNet is evaluated as a test wants: argument 1 says what happens in the evaluations.
+
+The accuracy says which evaluation this is and, within that, follows from every bit of the weights: two runs score alike
+only if their evaluations saw the same weights, and yet each evaluation scores higher than the one before, whatever bits
+the instruction set and the number of threads give the weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+from pathlib import Path
+
+from benchmarks import WORKLOADS
+from benchmarks.resnet.workload import ResNet
+from common import cli
+from common.contract.evaluation import Evaluation, Predictions, Weights
+from common.distributed.layout import Layout
+from common.errors import DataError
+from common.run import trainer
+from common.step.in_flight import StepsInFlight
+from common.step.train_step import DeviceResult
+
+
+def least_accuracy(number: int) -> float:
+    """What the evaluation of this number, from 1, scores at least, and no earlier one reaches: 1/2, 3/4, 7/8 and on.
+
+    The first twenty scores are exact in float64, so that none is rounded up to the least of the next.
+    """
+    return 1 - 2.0**-number
+
+
+class Scripted(Evaluation):
+    """Scores by the number of the evaluation and the bits of the weights."""
+
+    script = "score"
+
+    def __init__(self) -> None:
+        self.done = 0
+
+    def open_data(self, root: Path) -> None:
+        """There are no data."""
+        if self.script == "broken data":
+            raise DataError("the evaluation data are broken")
+
+    def predict(self, weights: Weights) -> Predictions:
+        """The accuracy: of the n-th evaluation at least :func:`least_accuracy` of n and less than that of n + 1."""
+        self.done += 1
+        if self.script == "raise" and self.done == 2:
+            raise DataError("the second evaluation fails")
+        if self.script.startswith("await "):
+            while not Path(self.script.removeprefix("await ")).exists():
+                time.sleep(0.01)
+        made = hashlib.sha256()
+        for name in sorted(weights.tensors):
+            made.update(weights.tensors[name].detach().contiguous().numpy().tobytes())
+        hashed = int.from_bytes(made.digest()[:4], "big") / 2**32
+        least, next_least = least_accuracy(self.done), least_accuracy(self.done + 1)
+        return Predictions({"accuracy": least + hashed * (next_least - least)})
+
+    @staticmethod
+    def score(predictions: Predictions) -> dict[str, float]:
+        """The accuracy."""
+        return dict(predictions.values)
+
+
+class CountedSteps(StepsInFlight):
+    """Steps in flight, of which a workload can ask how many there are."""
+
+    current: CountedSteps | None = None
+
+    def push(self, step: int, samples: int, report: DeviceResult, data_wait_ms: float) -> None:
+        """As in any run."""
+        type(self).current = self
+        super().push(step, samples, report, data_wait_ms)
+
+
+class ScriptedResNet(ResNet):
+    """ResNet with another evaluation."""
+
+    def weights(self) -> Weights:
+        """Its own; where the script is ``count``, notes how many steps are in flight when they are taken."""
+        if Scripted.script.startswith("count ") and CountedSteps.current is not None:
+            with Path(Scripted.script.removeprefix("count ")).open("a") as file:
+                file.write(f"{len(CountedSteps.current)}\n")
+        return super().weights()
+
+    def evaluation(self, layout: Layout) -> Scripted:  # type: ignore[override]
+        """The scripted one."""
+        if int(os.environ["RANK"]) < self.cfg.training_ranks and self.cfg.evaluation.ranks:
+            raise AssertionError("a training rank builds an evaluation although others evaluate")
+        return Scripted()
+
+
+if __name__ == "__main__":
+    Scripted.script = sys.argv.pop(1)
+    trainer.StepsInFlight = CountedSteps  # type: ignore[misc]
+    # the module that workers import again has this class under its own name
+    sys.modules["tests.common.run.scripted_evaluation"] = sys.modules["__main__"]
+    WORKLOADS["resnet"] = "tests.common.run.scripted_evaluation:ScriptedResNet"
+    cli.main()

@@ -1,0 +1,94 @@
+"""``bench`` measures step and run of any recipe, and extends the run to the evaluations of the recipe's own batch."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from common import cli
+from common.run.bench import kind_of
+from tests.conftest import ROOT
+
+SHARED = ("attention", "batch_norm", "bias_gelu", "cross_entropy", "dropout", "dropout_add_norm", "fp8_cast")
+OF_UNET3D = ("dice_cross_entropy", "instance_norm", "output_convolution", "upsample")
+
+
+def bench(capsys: pytest.CaptureFixture[str], *overrides: str) -> str:
+    """What a short measurement of BERT's test recipe prints."""
+    few = ["bench.steps=1", "bench.warmup_steps=0"]
+    capsys.readouterr()
+    assert cli.run(["bench", "benchmark=bert", "scale=test", "device=cpu", *few, *overrides]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("steps", [4, 8])
+def test_a_run_of_one_block_is_measured_as_well_as_a_run_of_two(data_of, capsys, steps):
+    # 16 samples a step and 64 between evaluations: one block, or two.
+    said = bench(capsys, f"data_dir={data_of('bert')}", f"hparams.training_steps={steps}")
+    assert re.search(r"^run: with evaluations +[\d.,]+ samples/s, [\d.]+ of the step$", said, re.MULTILINE)
+
+
+def test_names_and_values_are_two_columns(capsys):
+    said = bench(capsys, "bench.only=step")
+    values = {re.match(r"\S+(?: \S+)* {2,}", line).end() for line in said.splitlines()}
+    assert len(values) == 1
+
+
+def test_without_data_the_step_alone_is_measured(tmp_path, capsys):
+    said = bench(capsys, f"data_dir={tmp_path / 'none'}")
+    assert re.search(r"^step +[\d.]+ ms, [\d,]+ samples/s", said, re.MULTILINE)
+    assert f"not measured: there are no prepared data in {tmp_path / 'none'}" in said
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize256x64x32", "convolution forward"),
+        ("sm90_xmma_dgrad_implicit_gemm_indexed_bf16bf16_bf16f32_f32_nhwckrsc_nhwc", "convolution backward"),
+        ("sm80_xmma_wgrad_implicit_gemm_indexed_bf16bf16_bf16f32_f32_nhwckrsc_nhwc", "convolution backward"),
+        ("void implicit_convolveNd_sgemm<__nv_bfloat16, 3, 128, 5, 5, 3, 3, 3, 1>", "convolution, either way"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_31", "attention"),
+        ("void at::native::(anonymous namespace)::indexSelectLargeIndex<float, long>", "embedding"),
+        ("void at::native::embedding_backward_feature_kernel<float>", "embedding"),
+        ("nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NNT", "matrix product"),
+        ("normalise_kernel", "batch or instance norm"),
+        ("input_gradient_kernel", "batch or instance norm"),
+        ("void (anonymous namespace)::softmax_warp_forward<c10::BFloat16, float, 9, false, false>", "cross-entropy"),
+        ("fp8_cast_kernel", "FP8 casts"),
+        ("dropout_add_norm_backward_kernel", "dropout and layer norm"),
+        ("bias_gelu_forward_kernel", "GELU"),
+        ("cross_entropy_backward_kernel", "cross-entropy"),
+        ("single_channel_weight_kernel", "convolution, either way"),
+        ("augment_kernel", "other"),
+    ],
+)
+def test_a_kernel_counts_as_the_work_that_it_does(kernel, kind):
+    assert kind_of(kernel) == kind
+
+
+def test_a_workloads_own_kernels_come_first():
+    own = [("convolution, either way", "^upsample_")]
+    assert kind_of("upsample_backward_kernel", own) == "convolution, either way"
+    assert kind_of("upsample_backward_kernel") == "other"
+
+
+@pytest.mark.parametrize(
+    ("folder", "operation"),
+    [
+        *((ROOT / "common/ops" / name, f"common.ops.{name}") for name in SHARED),
+        *((ROOT / "benchmarks/unet3d/ops" / name, f"benchmarks.unet3d.ops.{name}") for name in OF_UNET3D),
+    ],
+    ids=lambda value: value.name if isinstance(value, Path) else "",
+)
+def test_every_kernel_of_an_operation_has_a_kind(folder, operation):
+    names = importlib.import_module(operation).KERNEL_NAMES
+    kernels = {
+        name
+        for path in folder.glob("*kernels.py")
+        for name in re.findall(r"^def (\w+_kernel)\(", path.read_text(), re.M)
+    }
+    assert kernels
+    assert [kernel for kernel in sorted(kernels) if kind_of(kernel, names) == "other"] == []

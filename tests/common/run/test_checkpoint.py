@@ -1,0 +1,251 @@
+"""Writing a checkpoint: on the disk before it has its name, and never without an earlier one in its place."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.distributed.layout import Layout
+from common.errors import CheckpointError
+from common.run import checkpoint
+from common.run.checkpoint import Progress
+
+STEP = "step_00000003"
+
+
+def save(folder: Path, seed: int) -> Path:
+    return checkpoint.save(folder, Progress(step=3), seed, {}, torch.nn.Linear(1, 1), (), Layout())
+
+
+def seed_at(place: Path) -> int:
+    return torch.load(place / "rank_0.pt", weights_only=True)["seed"]
+
+
+def test_what_a_crash_left_half_written_is_no_part_of_the_next_one(tmp_path):
+    stale = tmp_path / f".{STEP}.partial"
+    stale.mkdir()
+    (stale / "rank_1.pt").touch()
+    place = save(tmp_path, 1)
+    assert [path.name for path in place.iterdir()] == ["rank_0.pt"]
+    assert [path.name for path in tmp_path.iterdir()] == [STEP]
+
+
+def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):
+    save(tmp_path, 1)
+    assert seed_at(save(tmp_path, 2)) == 2
+    assert [path.name for path in tmp_path.iterdir()] == [STEP]
+
+
+def test_a_checkpoint_that_cannot_take_its_place_leaves_the_earlier_one(tmp_path, monkeypatch):
+    save(tmp_path, 1)
+    rename = Path.rename
+
+    def fails_for_the_new_one(self: Path, target: Path) -> Path:
+        if self.name.endswith(".partial"):
+            raise OSError("no")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fails_for_the_new_one)
+    with pytest.raises(CheckpointError, match="rank 0: no"):
+        save(tmp_path, 2)
+    assert seed_at(tmp_path / STEP) == 1
+    assert [path.name for path in tmp_path.iterdir()] == [STEP]
+
+
+def test_a_checkpoint_put_aside_by_a_crash_comes_back(tmp_path, monkeypatch):
+    save(tmp_path, 1).rename(tmp_path / f".{STEP}.old")
+
+    def full(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(CheckpointError, match="disk full"):
+        save(tmp_path, 2)
+    assert seed_at(tmp_path / STEP) == 1
+    assert [path.name for path in tmp_path.iterdir()] == [STEP]
+
+
+def test_file_and_folder_are_on_the_disk_before_the_checkpoint_has_its_name(tmp_path, monkeypatch):
+    synced: list[tuple[str, bool]] = []
+    fsync = os.fsync
+
+    def record(descriptor: int) -> None:
+        synced.append((Path(os.readlink(f"/proc/self/fd/{descriptor}")).name, (tmp_path / STEP).exists()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    save(tmp_path, 1)
+    assert synced == [("rank_0.pt", False), (f".{STEP}.partial", False), (tmp_path.name, True)]
+
+
+def build(seed: int) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+
+
+def pretend_to_be_written_by(place: Path, **sizes: int) -> None:
+    """Change the layout that the files name, and complete them with copies."""
+    content = torch.load(place / "rank_0.pt", weights_only=True)
+    content["layout"] |= sizes
+    for rank in range(Layout(sizes).world_size):
+        torch.save(content, place / f"rank_{rank}.pt")
+
+
+def test_the_same_layout_gets_everything_back(tmp_path):
+    model, progress = build(0), Progress(3, 1, 2, 48, ((32, 0.5),))
+    model(torch.randn(4, 3))
+    place = checkpoint.save(tmp_path, progress, 1, {"a": 1}, model, (), Layout())
+    expected = torch.rand(3)
+    other = build(1)
+    content = checkpoint.read(place, {"a": 1}, Layout())
+    assert checkpoint.restore(content, other, (), Layout()) == progress
+    assert content["remarks"] == []
+    assert torch.equal(torch.rand(3), expected)
+    assert all(torch.equal(t, other.state_dict()[name]) for name, t in model.state_dict().items())
+
+
+def test_another_number_of_replicas_is_told_what_does_not_go_on(tmp_path):
+    place = save(tmp_path, 1)
+    pretend_to_be_written_by(place, dp=4)
+    (remark,) = checkpoint.read(place, {}, Layout({"dp": 2}, 1))["remarks"]
+    assert "of 4 replicas, this run has 2" in remark
+    assert "random states start anew" in remark
+
+
+def test_another_split_of_the_samples_is_told(tmp_path):
+    place = save(tmp_path, 1)
+    pretend_to_be_written_by(place, dp=4)
+    (remark,) = checkpoint.read(place, {}, Layout({"dp": 2, "cp": 2}, 3))["remarks"]
+    assert "of 4 replicas, this run has 2, and layout.cp=2 instead of 1" in remark
+
+
+def test_ranks_that_split_samples_read_the_weights_of_the_first_of_them(tmp_path):
+    # written by dp 2 x cp 2 x tp 2: the ranks that have weights are 0 and 1
+    place = save(tmp_path, 1)
+    pretend_to_be_written_by(place, dp=2, cp=2, tp=2)
+    for rank in range(8):
+        content = torch.load(place / f"rank_{rank}.pt", weights_only=True)
+        torch.save(content | {"seed": rank}, place / f"rank_{rank}.pt")
+    for sizes in ({"dp": 2, "cp": 2, "tp": 2}, {"dp": 1, "cp": 4, "tp": 2}):
+        assert [checkpoint.read(place, {}, Layout(sizes, rank))["seed"] for rank in range(8)] == [0, 1] * 4
+
+
+def test_other_axes_must_be_the_same(tmp_path):
+    place = save(tmp_path, 1)
+    pretend_to_be_written_by(place, tp=2)
+    with pytest.raises(CheckpointError, match=r"written with layout.tp=2, this run has 1"):
+        checkpoint.read(place, {}, Layout())
+
+
+def test_each_place_on_the_other_axes_reads_the_first_replica_at_it(tmp_path):
+    # written by pp 2 x dp 3 x tp 2: the first replica's ranks are 0, 1 and, in the second stage, 6, 7
+    place = save(tmp_path, 1)
+    pretend_to_be_written_by(place, pp=2, dp=3, tp=2)
+    for rank in range(12):
+        content = torch.load(place / f"rank_{rank}.pt", weights_only=True)
+        torch.save(content | {"seed": rank}, place / f"rank_{rank}.pt")
+    sizes = {"pp": 2, "dp": 1, "tp": 2}
+    assert [checkpoint.read(place, {}, Layout(sizes, rank))["seed"] for rank in range(4)] == [0, 1, 6, 7]
+
+
+def test_a_missing_file_of_another_rank_is_noticed(tmp_path):
+    place = save(tmp_path, 1)
+    pretend_to_be_written_by(place, dp=4)
+    (place / "rank_2.pt").unlink()
+    with pytest.raises(CheckpointError, match="incomplete, 3 of the 4 ranks' files"):
+        checkpoint.read(place, {}, Layout())
+
+
+def test_other_settings_are_refused(tmp_path):
+    place = checkpoint.save(tmp_path, Progress(), 1, {"micro_batch": 8}, build(0), (), Layout())
+    with pytest.raises(CheckpointError, match="micro_batch=8, this run has micro_batch=4"):
+        checkpoint.read(place, {"micro_batch": 4}, Layout())
+
+
+def test_another_format_is_refused(tmp_path):
+    place = save(tmp_path, 1)
+    torch.save({"format": 1}, place / "rank_0.pt")
+    with pytest.raises(CheckpointError, match="format 1, this suite reads 3"):
+        checkpoint.read(place, {}, Layout())
+
+
+@pytest.mark.parametrize("spoil", [lambda old: old[: len(old) // 2], lambda old: b"", lambda old: b"not a checkpoint"])
+def test_a_damaged_file_is_named(spoil, tmp_path):
+    file = save(tmp_path, 1) / "rank_0.pt"
+    file.write_bytes(spoil(file.read_bytes()))
+    with pytest.raises(CheckpointError, match=r"rank_0.pt: unreadable"):
+        checkpoint.read(file.parent, {}, Layout())
+
+
+def test_a_folder_without_files_is_no_checkpoint(tmp_path):
+    with pytest.raises(CheckpointError, match="no checkpoint there"):
+        checkpoint.read(tmp_path, {}, Layout())
+
+
+def test_the_weights_of_another_model_are_refused(tmp_path):
+    content = checkpoint.read(save(tmp_path, 1), {}, Layout())
+    with pytest.raises(CheckpointError, match="of another model"):
+        checkpoint.restore(content, build(0), (), Layout())
+
+
+class Lagging:
+    """An updater whose model is brought up to date on request alone."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+
+    def materialize(self) -> None:
+        self._model.weight.data.fill_(7.0)
+
+    def state_dict(self) -> dict:
+        return {}
+
+
+def test_the_weights_that_are_saved_are_those_of_the_last_update(tmp_path):
+    model = torch.nn.Linear(1, 1)
+    place = checkpoint.save(tmp_path, Progress(step=3), 1, {}, model, (Lagging(model),), Layout())
+    assert checkpoint.read(place, {}, Layout())["model"]["weight"].item() == 7.0
+
+
+class Kept:
+    """An updater with a state that a test gives it."""
+
+    def __init__(self, state: dict) -> None:
+        self._state = state
+
+    def materialize(self) -> None:
+        """The model is always up to date."""
+
+    def state_dict(self) -> dict:
+        return self._state
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_weights_that_are_no_numbers_are_refused_by_name(value, tmp_path):
+    model = build(0)
+    model[0].weight.data[1, 2] = value
+    place = checkpoint.save(tmp_path, Progress(step=3), 1, {}, model, (), Layout())
+    with pytest.raises(CheckpointError, match=r"rank_0.pt: 1 of the 6 numbers of model\.0\.weight are not finite"):
+        checkpoint.read(place, {}, Layout())
+
+
+def test_an_optimizer_state_that_is_no_number_is_refused_by_name(tmp_path):
+    whole = {"step": torch.tensor(3), "momentum": {"0.bias": torch.zeros(2)}}
+    broken = {"step": torch.tensor(3), "momentum": {"0.bias": torch.tensor([0.0, float("nan")], dtype=torch.bfloat16)}}
+    updaters = (Kept(whole), Kept(broken))
+    place = checkpoint.save(tmp_path, Progress(step=3), 1, {}, build(0), updaters, Layout())
+    with pytest.raises(CheckpointError, match=r"1 of the 2 numbers of updaters\.1\.momentum\.0\.bias are not finite"):
+        checkpoint.read(place, {}, Layout())
+
+
+def test_the_buffers_of_another_rank_than_the_first_are_looked_at_too(tmp_path):
+    place = checkpoint.save(tmp_path, Progress(step=3), 1, {}, build(0), (), Layout())
+    pretend_to_be_written_by(place, dp=2)
+    content = torch.load(place / "rank_1.pt", weights_only=True)
+    content["buffers"] = {"1.running_var": torch.tensor([1.0, float("inf")])}
+    torch.save(content, place / "rank_1.pt")
+    with pytest.raises(CheckpointError, match=r"rank_1.pt: 1 of the 2 numbers of buffers\.1\.running_var"):
+        checkpoint.read(place, {}, Layout({"dp": 2}, 1))

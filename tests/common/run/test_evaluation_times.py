@@ -1,0 +1,227 @@
+"""What of an evaluation on ranks of its own training waits for, and which scores are told in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from common.config.schema import BenchmarkConfig
+from common.contract.evaluation import Score, Weights
+from common.errors import DataError
+from common.evaluation import ranks
+from common.evaluation.ranks import RankedEvaluation, ScoreMessage
+from common.run.scoring import EvaluationPoints
+
+WEIGHTS = Weights({"w": torch.zeros(1)})
+
+
+class Clock:
+    """A clock that goes on only when somebody waits."""
+
+    def __init__(self) -> None:
+        self.now = 50.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+class Sender:
+    """Publishing takes as many seconds as it is told."""
+
+    def __init__(self, clock: Clock, seconds: list[float]) -> None:
+        self.clock, self.seconds = clock, seconds
+
+    def publish(self, index: int, samples: int, weights: object) -> None:
+        self.clock.now += self.seconds[index]
+
+    def check(self) -> None:
+        pass
+
+
+class Mailbox:
+    """Letters that are there, and letters that come after some seconds."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.there: list[ScoreMessage] = []
+        self.later: list[tuple[float, ScoreMessage]] = []
+
+    def collect(self) -> list[ScoreMessage]:
+        messages, self.there = self.there, []
+        return messages
+
+    def next(self) -> ScoreMessage:
+        if self.there:
+            return self.there.pop(0)
+        seconds, message = self.later.pop(0)
+        self.clock.now += seconds
+        return message
+
+
+def message(samples: int, value: float | None, seconds: float = 5.0) -> ScoreMessage:
+    """A score of accuracy, or word that there is none."""
+    return ScoreMessage(samples, None if value is None else {"accuracy": value}, seconds, time_ms=1000 + samples)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(ranks, "time", made)
+    return made
+
+
+def evaluation(clock: Clock, publishing: list[float]) -> tuple[RankedEvaluation, Mailbox]:
+    made = RankedEvaluation(0, torch.device("cpu"), 1, 1)
+    receiver = Mailbox(clock)
+    made._sender, made._score_receiver = Sender(clock, publishing), receiver  # type: ignore[assignment]
+    return made, receiver
+
+
+def test_an_evaluation_that_training_never_waited_for_is_hidden(clock):
+    made, receiver = evaluation(clock, [0.0])
+    made.submit(WEIGHTS, 64)
+    assert made.poll() == []
+    receiver.there.append(message(64, 0.5, seconds=5.0))
+    (score,) = made.poll()
+    assert score == Score(64, {"accuracy": 0.5}, 1064, seconds=5.0, waited_seconds=0.0)
+    assert score.hidden_seconds == 5.0
+
+
+def test_the_wait_of_a_publisher_for_the_transfer_before_is_exposed(clock):
+    made, receiver = evaluation(clock, [0.0, 3.0])
+    made.submit(WEIGHTS, 64)
+    made.submit(WEIGHTS, 128)
+    receiver.there += [message(64, 0.5), message(128, 0.6, seconds=5.0)]
+    assert [(score.waited_seconds, score.hidden_seconds) for score in made.poll()] == [(0.0, 5.0), (3.0, 2.0)]
+
+
+def test_the_wait_after_the_last_block_is_exposed(clock):
+    made, receiver = evaluation(clock, [0.0, 0.0])
+    made.submit(WEIGHTS, 64)
+    made.submit(WEIGHTS, 128)
+    receiver.later += [(2.0, message(64, 0.5)), (4.0, message(128, 0.6))]
+    assert [score.waited_seconds for score in made.finish()] == [2.0, 4.0]
+
+
+def test_a_score_of_other_samples_than_the_next_ones_is_an_error(clock):
+    made, receiver = evaluation(clock, [0.0, 0.0])
+    made.submit(WEIGHTS, 64)
+    receiver.there.append(message(128, 0.5))
+    with pytest.raises(RuntimeError, match="128 samples came, the next one is of 64"):
+        made.poll()
+
+
+def test_an_evaluation_left_out_because_of_a_signal_ends_the_wait_and_asks_to_stop(clock):
+    made, receiver = evaluation(clock, [0.0, 0.0])
+    made.submit(WEIGHTS, 64)
+    made.submit(WEIGHTS, 128)
+    receiver.there.append(message(64, None))
+    assert list(made.finish()) == []
+    assert made.interrupted
+
+
+class Recorder:
+    """Notes every call as its name and arguments."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[object, ...]] = []
+
+    def __getattr__(self, name: str):
+        return lambda *arguments, **_: self.calls.append((name, *arguments))
+
+
+class Scores:
+    """Evaluations whose scores are those that a test puts there."""
+
+    def __init__(self) -> None:
+        self.known: list[Score] = []
+        self.awaited: list[Score] = []
+
+    def submit(self, weights: Weights, samples: int) -> None:
+        pass
+
+    def poll(self) -> list[Score]:
+        known, self.known = self.known, []
+        return known
+
+    def finish(self) -> Iterator[Score]:
+        while self.awaited:
+            yield self.awaited.pop(0)
+        raise AssertionError("waits for more scores than can come")
+
+
+@pytest.fixture
+def points() -> tuple[EvaluationPoints, Scores, Recorder]:
+    benchmark = BenchmarkConfig(
+        "resnet", "resnet", "", "accuracy", "higher", 0.7, 100, 10, "stand-in", {}, {}, {}
+    )  # fmt: skip
+    scores, events = Scores(), Recorder()
+    made = EvaluationPoints(scores, benchmark, events, Recorder(), Recorder())  # type: ignore[arg-type]
+    return made, scores, events
+
+
+def begin(points: EvaluationPoints, samples: int, at: int) -> None:
+    points.begin(at, samples - 1)  # real ones, of which a row of packed sequences may have fewer
+    points.submit(WEIGHTS, samples)
+
+
+def score(samples: int, value: float) -> Score:
+    return Score(samples, {"accuracy": value}, 1000 + samples)
+
+
+def test_scores_are_logged_under_the_points_that_they_belong_to(points):
+    made, scores, events = points
+    begin(made, 100, at=1)
+    begin(made, 200, at=2)
+    scores.known = [score(100, 0.1), score(200, 0.2)]
+    assert not made.poll()
+    assert events.calls == [
+        ("eval_start", 1, None), ("eval_start", 2, None),
+        ("accuracy", 0.1, 1, 1100), ("eval_stop", 1, 1100),
+        ("accuracy", 0.2, 2, 1200), ("eval_stop", 2, 1200),
+    ]  # fmt: skip
+    assert made.history == ((99, 0.1), (199, 0.2))
+
+
+def test_a_score_that_comes_before_its_evaluation_is_known_to_have_begun_waits_for_that(points):
+    made, scores, events = points
+    begin(made, 100, at=1)
+    made.submit(WEIGHTS, 200)
+    scores.known = [score(100, 0.1), score(200, 0.9)]
+    assert not made.poll()
+    assert made.history == ((99, 0.1),)
+    made.begin(2, 199, 1150)
+    assert made.poll()
+    assert events.calls[3:] == [("eval_start", 2, 1150), ("accuracy", 0.9, 2, 1200), ("eval_stop", 2, 1200)]
+
+
+def test_after_a_score_that_reaches_the_target_no_other_is_told(points):
+    made, scores, events = points
+    for at in (1, 2, 3):
+        begin(made, 100 * at, at)
+    scores.known = [score(100, 0.7), score(200, 0.9)]
+    assert made.poll()
+    scores.known = [score(300, 0.1)]
+    assert made.poll()
+    assert made.passed == (replace(score(100, 0.7), samples=99), 1)
+    assert [call for call in events.calls if call[0] == "accuracy"] == [("accuracy", 0.7, 1, 1100)]
+    assert made.history == ((99, 0.7),)
+
+
+def test_nobody_waits_for_scores_after_the_one_that_reaches_the_target(points):
+    made, scores, _ = points
+    begin(made, 100, at=1)
+    begin(made, 200, at=2)
+    scores.awaited = [score(100, 0.8)]
+    assert made.finish()
+
+
+def test_a_score_of_another_number_of_samples_than_the_recipes_is_an_error(points):
+    made, scores, _ = points
+    begin(made, 100, at=1)
+    scores.known = [Score(100, {"accuracy": 0.1, "eval_samples": 9}, 1100)]
+    with pytest.raises(DataError, match="9 samples were evaluated, but the recipe is for 10 of stand-in"):
+        made.poll()

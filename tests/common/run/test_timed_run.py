@@ -1,0 +1,150 @@
+"""The clock of a run: what is logged of training is what the device had done, at the time at which it had."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from common.contract.evaluation import Score
+from common.data.batches import Block
+from common.mlperf.mllog import RunLog
+from common.mlperf.rules import rules_for
+from common.mlperf.schedules import Schedule
+from common.run import timed_run
+from common.run.timed_run import Moment, TimedRun
+
+EPOCH = 60
+"""Training samples; a step has 20."""
+
+
+class Time:
+    """Two clocks that show the same and stand still until a test moves them."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def perf_counter(self) -> float:
+        return self.seconds
+
+    def time_ns(self) -> int:
+        return round((1_700_000_000 + self.seconds) * 1e9)
+
+
+def milliseconds(seconds: float) -> int:
+    """Since the epoch, when the clocks show ``seconds``."""
+    return round((1_700_000_000 + seconds) * 1e3)
+
+
+@pytest.fixture
+def clocks(monkeypatch: pytest.MonkeyPatch) -> Time:
+    made = Time()
+    monkeypatch.setattr(timed_run, "time", made)
+    return made
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "mlperf.log"
+
+
+@pytest.fixture
+def clock(clocks: Time, path: Path) -> TimedRun:
+    rules = rules_for("resnet")
+    made = TimedRun(RunLog(path, rank=0), rules, Schedule(1, 1, None, "epoch"), EPOCH)
+    made.start(step=0)
+    return made
+
+
+def logged(path: Path, *keys: str) -> list[tuple[str, int, int | None]]:
+    """Key, time and epoch of the events of these keys."""
+    lines = [json.loads(line.removeprefix(":::MLLOG ")) for line in path.read_text().splitlines()]
+    number = ("first_epoch_num", "epoch_num", "step")
+    return [
+        (line["key"], line["time_ms"], next((line["metadata"][n] for n in number if n in line["metadata"]), None))
+        for line in lines
+        if line["key"] in keys
+    ]
+
+
+def rates(path: Path) -> list[float]:
+    lines = [json.loads(line.removeprefix(":::MLLOG ")) for line in path.read_text().splitlines()]
+    return [line["value"]["throughput"] for line in lines if line["key"] == "tracked_stats"]
+
+
+def block(index: int, epochs: int = 1) -> Block:
+    return Block(index, 1 + index * epochs, epochs, index * epochs * EPOCH, epochs * EPOCH)
+
+
+def begin(clock: TimedRun, index: int, after: int, epochs: int = 1) -> None:
+    given = block(index, epochs)
+    clock.after(after, lambda at: clock.block_begins(given, given.start_sample, at))
+
+
+def end(clock: TimedRun, after: int, samples: int = EPOCH) -> None:
+    clock.after(after, lambda at: clock.block_ends(samples, at))
+
+
+SPANS = ("block_start", "block_stop", "epoch_start", "epoch_stop")
+
+
+def test_a_block_that_was_launched_ends_when_the_device_has_done_its_last_step(clock, clocks, path):
+    begin(clock, 0, after=0)
+    clock.step_done(1, 20, ended=1001.0)
+    end(clock, after=3)
+    begin(clock, 1, after=3)
+    clock.step_done(2, 40, ended=1002.0)
+    assert [key for key, _, _ in logged(path, *SPANS)] == ["block_start", "epoch_start"]
+    clocks.seconds = 1009.0  # the host looks late: it has waited for the reader
+    clock.step_done(3, 60, ended=1003.0)
+    at = milliseconds(1003.0)
+    assert logged(path, *SPANS)[2:] == [
+        ("epoch_stop", at, 1), ("block_stop", at, 1), ("block_start", at, 2), ("epoch_start", at, 2),
+    ]  # fmt: skip
+    clock.step_done(4, 80, ended=1004.0)
+    clock.step_done(5, 100, ended=1005.0)
+    clock.step_done(6, 120, ended=1006.0)
+    assert rates(path) == pytest.approx([EPOCH / 3, EPOCH / 3])
+
+
+def test_what_follows_a_step_that_is_known_to_be_done_happens_now(clock, clocks):
+    clock.step_done(1, 20, ended=1000.0)
+    clocks.seconds = 1007.0
+    moments: list[Moment] = []
+    clock.after(1, moments.append)
+    assert moments == [Moment(1007.0, None)]
+
+
+def test_blocks_shorter_than_what_is_in_flight_keep_their_order_and_their_steps(clock, clocks, path):
+    for index in range(3):
+        begin(clock, index, after=index)
+        end(clock, after=index + 1, samples=(index + 1) * EPOCH)
+    clocks.seconds = 1010.0
+    for step in (1, 2, 3):
+        clock.step_done(step, step * EPOCH, ended=1000.0 + step)
+    ended = [milliseconds(1000.0 + step) for step in range(4)]
+    first, *others = logged(path, "block_start", "block_stop")
+    assert (first[0], first[2]) == ("block_start", 1)
+    assert others == [
+        ("block_stop", ended[1], 1),
+        ("block_start", ended[1], 2), ("block_stop", ended[2], 2),
+        ("block_start", ended[2], 3), ("block_stop", ended[3], 3),
+    ]  # fmt: skip
+
+
+def test_epochs_that_one_step_ends_share_its_time(clock, clocks, path):
+    begin(clock, 0, after=0, epochs=3)
+    clocks.seconds = 1003.0
+    clock.step_done(1, 3 * EPOCH, ended=1002.0)
+    assert [number for _, _, number in logged(path, "epoch_stop")] == [1, 2, 3]
+    assert rates(path) == pytest.approx([3 * EPOCH / 2] * 3)
+
+
+def test_the_clock_stops_once_and_when_the_score_came(clock, clocks):
+    score = Score(60, {"accuracy": 1.0}, milliseconds(1005.0))
+    clocks.seconds = 1006.0
+    clock.stop("success", launched=100, counted=80, passed=(score, 1))
+    clock.stop("aborted", launched=120, counted=120, passed=None)
+    assert (clock.status, clock.stop_ms, clock.samples) == ("success", milliseconds(1005.0), 80)
+    assert not clock.running

@@ -1,0 +1,27 @@
+"""Building a run's trainer, before anything of the run happens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from common import cli
+from common.config.composition import compose
+from common.distributed import job_store
+from common.distributed.rank_info import RankInfo
+from common.errors import CheckpointError
+from common.run.trainer import Trainer
+
+
+def test_a_trainer_reads_no_checkpoint_and_asks_no_rank_before_it_trains(tmp_path, monkeypatch):
+    asked: list[str] = []
+    monkeypatch.setattr(job_store, "from_rank_0", lambda name, value, timeout=None: asked.append(name) or value)
+    place, output = tmp_path / "step_00000001", tmp_path / "out"
+    overrides = [f"resume={place}", f"output_dir={output}", "benchmark=resnet", "scale=test", "device=cpu"]
+    run, session = cli.load(compose(overrides))
+    alone = RankInfo(0, 1, 0, 1, 0, "single")
+    trainer = Trainer(cli.workload_class("resnet"), run, session, alone, torch.device("cpu"))
+    assert asked == []
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(CheckpointError, match="no checkpoint there"):
+        trainer.train()

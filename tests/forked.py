@@ -1,0 +1,173 @@
+"""Processes that are forked off one which has imported the suite: starting Python anew takes longer than most tests.
+
+Nothing else differs: they have a process group, an environment, a folder and streams as a new process would.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing
+import os
+import resource
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from multiprocessing import connection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import torch
+from hydra.core.global_hydra import GlobalHydra
+
+from common import cli
+from common.distributed import launcher
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["tests.preloaded"])
+"""Starts processes in which everything slow to import is imported already."""
+
+FORKING = threading.Lock()
+"""A process that starts looks after all others; two threads must not both take the exit code of one."""
+
+
+class Forked:
+    """``python -m ...`` in a process of its own, with what tests need of :class:`subprocess.Popen`.
+
+    Args:
+        command: ``[sys.executable, "-m", module, *arguments]``.
+        cwd: the folder that it works in.
+        environment: all of its variables.
+        file_size: bytes that a file may have before writing fails, as on a full disk.
+    """
+
+    def __init__(
+        self, command: Sequence[str], cwd: Path, environment: Mapping[str, str], file_size: int | None = None
+    ) -> None:
+        assert list(command[:2]) == [sys.executable, "-m"], command
+        self.args = list(command)
+        self._folder = tempfile.TemporaryDirectory()
+        self._streams = [Path(self._folder.name) / name for name in ("output", "errors")]
+        arguments = (self.args, cwd, dict(environment), self._streams, file_size)
+        self._process = FORKS.Process(target=_become, args=arguments)
+        with FORKING:
+            self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        """The exit code, or minus the number of the signal that ended it; None while it runs."""
+        with FORKING:
+            return self._process.exitcode
+
+    @property
+    def returncode(self) -> int | None:
+        """The same."""
+        return self.poll()
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Wait for its end; ``subprocess.TimeoutExpired`` after ``timeout`` seconds."""
+        if not connection.wait([self._process.sentinel], timeout):
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        with FORKING:
+            self._process.join()
+        return self.poll()
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Wait as :meth:`wait` does; what it has written on its two streams."""
+        self.wait(timeout)
+        output, errors = (stream.read_text() if stream.exists() else "" for stream in self._streams)
+        return output, errors
+
+    def send_signal(self, signum: int) -> None:
+        """Send a signal, if it runs."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signum)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+class ForkedRank:
+    """A rank that the suite's launcher forks off itself, with what it needs of :class:`subprocess.Popen`."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], process_group: int) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.code: int | None = None
+        self.pid = os.fork()
+        with contextlib.suppress(OSError):  # both sides do it: the other may have been first, or be gone
+            os.setpgid(self.pid, process_group)
+        if self.pid == 0:
+            for signum, handler in ((signal.SIGTERM, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+                signal.signal(signum, handler)
+            GlobalHydra.instance().clear()  # the launcher has read the command line
+            _run(command, env)
+
+    def poll(self) -> int | None:
+        """As :meth:`Forked.poll`."""
+        if self.code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.code = os.waitstatus_to_exitcode(status) if pid else None
+        return self.code
+
+    def wait(self) -> int:
+        """Wait for its end; its exit code."""
+        if self.code is None:
+            self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.code
+
+    def send_signal(self, signum: int) -> None:
+        """Send a signal, if it runs."""
+        if self.poll() is None:
+            os.kill(self.pid, signum)
+
+
+def _become(
+    command: Sequence[str], cwd: Path, environment: Mapping[str, str], streams: Sequence[Path], file_size: int | None
+) -> NoReturn:
+    """In the forked process: what a new one would do."""
+    for number, stream in enumerate(streams, start=1):
+        os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    os.chdir(cwd)
+    if environment.get("CUDA_VISIBLE_DEVICES") == "":  # a process that has looked for GPUs cannot be forked
+        ranks: Any = SimpleNamespace(Popen=ForkedRank)
+        launcher.subprocess = ranks
+    if file_size is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
+    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))  # the variable has been read
+    _run(command, environment)
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    os.environ.clear()
+    os.environ.update(environment)
+    _, _, module, *sys.argv[1:] = command
+    code: Any = 0
+    try:
+        if module == "common.cli":  # runpy complains about a module that is imported already
+            sys.argv[0] = str(cli.__file__)
+            cli.main()
+        else:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        code = end.code
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
+            code = 1
+    except BaseException:  # noqa: BLE001 - what the interpreter does at the end of a process
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code or 0)

@@ -1,0 +1,25 @@
+"""What the processes of tests find imported: a fork server imports it once, and they are forked off it.
+
+Triton decides when it is imported whether its kernels are compiled or interpreted. Here they are interpreted, which a
+command never notices: on a CPU the suite takes no Triton kernel as long as TRITON_INTERPRET is not set when it runs.
+"""
+
+import importlib
+import importlib.util
+import os
+
+from benchmarks import WORKLOADS
+
+MODULES = [
+    *(path.partition(":")[0] for path in WORKLOADS.values()),
+    "common.cli", "common.run.conclusion", "common.run.evaluation_rank", "common.run.trainer", "matplotlib.pyplot",
+    "pytest", "tests.forked", "torch._dynamo",
+]  # fmt: skip
+
+os.environ["TRITON_INTERPRET"] = "1"
+if importlib.util.find_spec("triton") is not None:
+    import triton
+    import triton.language  # noqa: F401
+for name in MODULES:
+    importlib.import_module(name)
+del os.environ["TRITON_INTERPRET"]

@@ -1,0 +1,456 @@
+"""No value of a stranger's file reaches ``open``, ``exec``, a shell or a process unmatched: read under an audit hook.
+
+Every value of every key of logs, ``runs.jsonl``, what `doctor` found, the YAML of a submission and the JSON of a tree
+becomes a canary, one at a time, plain and as a path; :mod:`audited` runs the commands and records where it turns up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from audited import MARK
+from closed_logs import POINT, closed_log, event
+from drawing import SEED, wants_every_case
+from launched import (
+    SERIES,
+    SYSTEM,
+    Clone,
+    entries_of,
+    log_of,
+    submission,
+    write_entries,
+    write_series,
+    write_submission,
+)
+from mlperf_logging.compliance_checker import mlp_compliance
+from mutations import TOKEN, Mutation, drawn
+
+from common.errors import SuiteError
+from common.mlperf.checker_process import one_checker_process
+from common.mlperf.rules import RULESETS
+from common.submission import check
+
+ROOT = Path(__file__).resolve().parents[2]
+AUDITED = Path(__file__).with_name("audited.py")
+SAMPLE = 6
+
+pytestmark = pytest.mark.timeout(280)
+
+FILE_NAMES = {
+    ("runs.jsonl", "log"): "a file of the same folder: a plain name",
+    ("runs.jsonl", "series"): "begins the names of files of the same folder: a plain name",
+    ("submission.yaml", "submitter"): "names the folder that is made: a plain name",
+    ("submission.yaml", f"systems.{SYSTEM}"): "names folders and files that are made: a plain name",
+    ("submission.yaml", "results.0.implementation"): "names a folder that is made: a plain name",
+}
+"""Values that are used as names of files after they were matched: the plain canary may turn up, the path never."""
+
+OWN_PATHS = {("submission.yaml", f"results.0.{key}") for key in ("results", "logs.0", "code", "readme", "setup",
+                                                               "init_datasets", "doctor")} | {
+    ("submission.yaml", "license")
+}  # fmt: skip
+"""Values that are there to name a file of the submitter's own machine: they are opened."""
+
+
+@dataclass(frozen=True)
+class Canary:
+    """A value that is replaced.
+
+    Attributes:
+        file: that it is in; every log is one.
+        key: path of the value in it.
+        text: what stands there.
+        prepare: makes the damaged copy in a folder and returns the commands to run on it.
+    """
+
+    file: str
+    key: str
+    text: str
+    prepare: Callable[[Path], list[tuple[str, list[str]]]]
+
+    @property
+    def name(self) -> str:
+        return f"{self.file} {self.key} {self.text}"
+
+    @property
+    def may_turn_up(self) -> bool:
+        """Whether the value names a file, once it is matched."""
+        place = (self.file, self.key)
+        return place in OWN_PATHS or (place in FILE_NAMES and self.text.startswith(MARK))
+
+
+def _forms(number: int) -> tuple[str, ...]:
+    return f"{MARK}{number}", f"../{MARK}{number}"
+
+
+def _with_log(results: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change every event of one log that ``change`` is about."""
+    path = log_of(results, 2)
+    lines = []
+    for line in path.read_text().splitlines():
+        before, token, text = line.rpartition(TOKEN)
+        if token:
+            record = json.loads(text)
+            change(record)
+            line = before + token + json.dumps(record)
+        lines.append(f"{line}\n")
+    path.write_text("".join(lines))
+
+
+def _of_logs(results: Path) -> Iterator[Canary]:
+    """Every value and metadata entry of every key of a log; and time, type, key and namespace."""
+    keys: dict[tuple[str, str], None] = {}
+    for line in log_of(results, 2).read_text().splitlines():
+        if TOKEN in line:
+            record = json.loads(line.rpartition(TOKEN)[2])
+            for name in ("value", "key", "event_type", "time_ms", "namespace"):
+                keys[record["key"], name] = None
+            for name in record["metadata"]:
+                keys[record["key"], f"metadata.{name}"] = None
+    for number, (key, name) in enumerate(keys):
+        for text in _forms(number):
+
+            def change(record: dict[str, Any], key: str = key, name: str = name, text: str = text) -> None:
+                if record["key"] == key:
+                    target = record["metadata"] if name.startswith("metadata.") else record
+                    target[name.removeprefix("metadata.")] = text
+
+            def prepare(folder: Path, change: Callable[[dict[str, Any]], None] = change) -> list:
+                copy = Path(shutil.copytree(results, folder / "results"))
+                _with_log(copy, change)
+                return [("check", [str(copy)]), ("summarize", [str(copy)]), ("check", [str(log_of(copy, 2))])]
+
+            yield Canary("log", f"{key} {name}", text, prepare)
+
+
+def _of_registry(results: Path, settings: Callable[[Path], list[str]]) -> Iterator[Canary]:
+    """Every field of ``runs.jsonl``, in one line and in all."""
+    fields = dict.fromkeys(
+        (entry["event"], name) for entry in entries_of(results) for name in entry if name != "overrides"
+    )
+    for number, (kind, name) in enumerate(fields):
+        for text in _forms(1000 + number):
+            for every in (False, True):
+
+                def prepare(
+                    folder: Path, kind: str = kind, name: str = name, text: str = text, every: bool = every
+                ) -> list:
+                    copy = Path(shutil.copytree(results, folder / "results"))
+                    entries = entries_of(copy)
+                    for entry in entries if every else entries[:2]:
+                        if name in entry and (every or entry["event"] == kind):
+                            entry[name] = text
+                    write_entries(copy, entries)
+                    return [("check", [str(copy)]), ("summarize", [str(copy)]), ("package", settings(folder))]
+
+                yield Canary("runs.jsonl", name, text, prepare)
+
+
+def _places(content: Any, where: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for name, value in items:
+        yield (*where, name)
+        yield from _places(value, (*where, name))
+
+
+def _replaced(content: Any, where: tuple[Any, ...], text: str) -> Any:
+    copy = json.loads(json.dumps(content))
+    target = copy
+    for name in where[:-1]:
+        target = target[name]
+    target[where[-1]] = text
+    return copy
+
+
+def _of_settings(results: Path, content: dict[str, Any], arguments: Callable[[Path], list[str]]) -> Iterator[Canary]:
+    """Every value of a submission's YAML."""
+    for number, where in enumerate(_places(content)):
+        for text in _forms(2000 + number):
+
+            def prepare(folder: Path, where: tuple[Any, ...] = where, text: str = text) -> list:
+                shutil.copytree(results, folder / "results")
+                command = arguments(folder)
+                write_submission(folder / "acme.yaml", _replaced(content, where, text))
+                return [("package", command)]
+
+            yield Canary("submission.yaml", ".".join(map(str, where)), text, prepare)
+
+
+def _of_json(file: str, path: Path, prepare: Callable[[Path, Any], list], start: int) -> Iterator[Canary]:
+    """Every value of a JSON file; ``prepare`` writes the changed content into a copy."""
+    content = json.loads(path.read_text())
+    for number, where in enumerate(_places(content)):
+        for text in _forms(start + number):
+            yield Canary(
+                file, ".".join(map(str, where)), text,
+                lambda folder, w=where, t=text: prepare(folder, _replaced(content, w, t)),
+            )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory, clone: Clone) -> Path:
+    """A series that `package` accepts."""
+    return write_series(tmp_path_factory.mktemp("valid") / "results", "resnet", clone.commit)
+
+
+@pytest.fixture(scope="module")
+def canaries(results: Path, accepted_tree: Path, clone: Clone) -> list[Canary]:
+    """One for each value of each file, in each of its forms."""
+    content = submission({"system": SYSTEM, "results": "results", "implementation": "mlperf_suite", "series": SERIES})
+    content |= {"submission_org": "acme"}
+
+    def arguments(folder: Path) -> list[str]:
+        write_submission(folder / "acme.yaml", content)
+        return [
+            "--ruleset", "4.0.0", "--submission", str(folder / "acme.yaml"), "--output", str(folder / "out"),
+            "--repository", str(clone.path),
+        ]  # fmt: skip
+
+    def doctor(folder: Path, changed: Any) -> list:
+        copy = Path(shutil.copytree(results, folder / "results"))
+        (copy / f"{SERIES}_doctor.json").write_text(json.dumps(changed))
+        return [("package", arguments(folder))]
+
+    def description(folder: Path, changed: Any) -> list:
+        copy = Path(shutil.copytree(accepted_tree, folder / "acme"))
+        (copy / "systems" / f"{SYSTEM}.json").write_text(json.dumps(changed))
+        return [("check", [str(copy), "--ruleset", "4.0.0"])]
+
+    def implementation(folder: Path, changed: Any) -> list:
+        copy = Path(shutil.copytree(accepted_tree, folder / "acme"))
+        name = f"benchmarks/resnet/implementations/{SYSTEM}/{SYSTEM}_mlperf_suite.json"
+        (copy / name).write_text(json.dumps(changed))
+        return [("check", [str(copy), "--ruleset", "4.0.0"])]
+
+    own = accepted_tree / f"benchmarks/resnet/implementations/{SYSTEM}/{SYSTEM}_mlperf_suite.json"
+    return [
+        *_of_logs(results),
+        *_of_registry(results, arguments),
+        *_of_settings(results, content, arguments),
+        *_of_json("doctor.json", results / f"{SERIES}_doctor.json", doctor, 3000),
+        *_of_json("system.json", accepted_tree / "systems" / f"{SYSTEM}.json", description, 4000),
+        *_of_json("implementation.json", own, implementation, 5000),
+    ]
+
+
+RECORDER = """\
+#!{python} -IB
+import json, os, sys
+sys.path.insert(0, {folder!r})
+from audited import MARK, texts
+sys.path.pop(0)
+out = os.open({out!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+def write(*record):
+    os.write(out, (json.dumps(record) + "\\n").encode())
+
+def hook(event, arguments):
+    for text in texts(arguments):
+        if MARK in text:
+            write(event, text[:300])
+
+options = sys.argv[1:]
+while options[0] in ("-I", "-B", "-E", "-s"):
+    options.pop(0)
+sys.addaudithook(hook)
+write("started", "")
+if options[0] == "-c":
+    sys.argv = ["-c", *options[2:]]
+    exec(compile(options[1], "<command>", "exec"), {{"__name__": "__main__"}})
+else:
+    import runpy
+    assert options[0] == "-m", options
+    sys.argv = options[1:]
+    runpy.run_module(options[1], run_name="__main__", alter_sys=True)
+"""
+"""An interpreter that records what its process does with canaries, and otherwise does as it is told."""
+
+
+def audited(jobs: Sequence[tuple[str, list[str]]], folder: Path) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
+    """Run commands under the hook: what each did, and the events with canaries in the processes that they started."""
+    python, children = folder / "python", folder / "children.jsonl"
+    python.write_text(RECORDER.format(python=sys.executable, folder=str(AUDITED.parent), out=str(children)))
+    python.chmod(0o755)
+    (folder / "jobs.json").write_text(json.dumps([{"command": c, "arguments": a} for c, a in jobs]))
+    command = [sys.executable, str(AUDITED), str(folder / "jobs.json"), str(folder / "found.json"), str(python)]
+    (folder / "stand").mkdir()
+    done = subprocess.run(
+        command, cwd=folder / "stand", env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]},
+        capture_output=True, text=True, timeout=3000, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = children.read_text().splitlines() if children.exists() else []
+    events = [(event, text) for event, text in map(json.loads, lines)]
+    found = json.loads((folder / "found.json").read_text())
+    pythons = sum(str(python) in start for each in found for start in each["starts"])
+    assert events.count(("started", "")) == pythons, "a process was started that was not recorded"
+    return found, [each for each in events if each[0] != "started"]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "count" in metafunc.fixturenames:
+        if wants_every_case(metafunc.config):
+            cases = [pytest.param(10**6, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(7200)])]
+        else:
+            cases = [pytest.param(SAMPLE, id="sample")]
+        metafunc.parametrize("count", cases)
+
+
+def test_a_canary_that_names_a_file_is_seen(tmp_path: Path) -> None:
+    (tmp_path / f"{MARK}1.log").write_text(closed_log("resnet", 1))
+    found, in_children = audited([("check", [str(tmp_path / f"{MARK}1.log")])], tmp_path)
+    assert {event for event, _ in found[0]["seen"]} >= {"open"}
+    assert found[0]["starts"]
+    assert in_children == []
+
+
+def test_canary_turns_up_nowhere(count: int, canaries: list[Canary], tmp_path: Path) -> None:
+    some = _chosen(canaries, count)
+    jobs, owners = [], []
+    for number, canary in enumerate(some):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for job in canary.prepare(folder):
+            jobs.append(job)
+            owners.append(canary)
+    found, in_children = audited(jobs, tmp_path)
+    wrong = [
+        f"{owner.name}: {job[0]}: {event} has {text!r}"
+        for each, owner, job in zip(found, owners, jobs, strict=True)
+        for event, text in each["seen"]
+        if not owner.may_turn_up
+    ]
+    allowed = {canary.text.rpartition("/")[2] for canary in some if canary.may_turn_up}
+    wrong += [
+        f"in a process that was started: {event} has {text!r}"
+        for event, text in in_children
+        if not set(re.findall(rf"{MARK}\d+", text)) <= allowed
+    ]
+    assert not wrong, "\n".join(dict.fromkeys(wrong))
+
+
+def _chosen(canaries: list[Canary], count: int) -> list[Canary]:
+    """Some of each file in turn."""
+    by_name = {each.name: each for each in canaries}
+    plain = [Mutation(each.name, each.file, Path.touch) for each in by_name.values()]
+    return [by_name[each.place] for each in drawn(plain, count, SEED)]
+
+
+def test_free_texts_turn_up_in_the_tree_alone(results: Path, clone: Clone, tmp_path: Path) -> None:
+    """All values that may be any text at once, in a submission that is accepted: the whole way of `package`."""
+    copy = Path(shutil.copytree(results, tmp_path / "results"))
+    numbers = iter(range(9000, 9999))
+
+    def text() -> str:
+        return f"{MARK}{next(numbers)}"
+
+    entries = entries_of(copy)
+    for entry in entries:
+        if entry["event"] == "begin":
+            entry["overrides"] = ["benchmark=resnet", f"data_dir={text()}", text()]
+    write_entries(copy, entries)
+    doctor = json.loads((copy / f"{SERIES}_doctor.json").read_text())
+    facts = {name: text() for name in doctor["nodes"]["node1"]["facts"] if name != "other_software_stack"}
+    facts["other_software_stack"] = {text(): text()}
+    doctor["nodes"] = {text(): {"facts": facts, "measurements": {}} for _ in range(2)}
+    (copy / f"{SERIES}_doctor.json").write_text(json.dumps(doctor))
+    for number in range(1, 6):
+        path, where = log_of(copy, number), text()
+        path.write_text(path.read_text().replace('"train.py"', f'"{where}.py"'))
+    content = submission({"system": SYSTEM, "results": "results"}, cooling=text(), host_networking_topology=text())
+    content["systems"][SYSTEM]["system_name"] = text()
+    settings = write_submission(tmp_path / "acme.yaml", content)
+    arguments = ["--ruleset", "4.0.0", "--submission", str(settings), "--output", str(tmp_path / "out")]
+    jobs = [
+        ("package", [*arguments, "--repository", str(clone.path)]),
+        ("check", [str(tmp_path / "out" / "acme"), "--ruleset", "4.0.0"]),
+    ]
+    found, in_children = audited(jobs, tmp_path)
+    assert [each["code"] for each in found] == [0, 0], [each["said"] for each in found]
+    assert [each["seen"] for each in found] == [[], []]
+    assert in_children == []
+
+
+def _named_rule_files() -> list[tuple[str, str, str, str, str]]:
+    """Every rule that builds the name of a rule file from a logged value.
+
+    Returns:
+        usage, ruleset, benchmark (empty for the rules of all), key and pattern of each.
+    """
+    folder = Path(mlp_compliance.__file__).parent
+    found: dict[tuple[str, str, str, str, str], None] = {}
+    for path in sorted(folder.glob("*_*.*.*/*.yaml")):
+        usage, _, ruleset = path.parent.name.partition("_")
+        if ruleset not in RULESETS.get(usage, ()):
+            continue
+        benchmark = path.stem.removeprefix("closed_").removeprefix("open_")
+        benchmark = "" if benchmark.endswith("common") else benchmark
+        for block in yaml.load(path.read_text(), Loader=yaml.BaseLoader) or []:
+            code = str(block.get("KEY", {}).get("POST", ""))
+            for pattern in re.findall(r"enqueue_config\('([^']*\{\}[^']*)'", code):
+                found[usage, ruleset, benchmark, block["KEY"]["NAME"], pattern] = None
+    return list(found)
+
+
+NAMED = _named_rule_files()
+
+
+def test_rules_that_name_files_are_found() -> None:
+    keys = {key for _, _, _, key, _ in NAMED}
+    assert {"submission_division", "submission_benchmark", "opt_name"} <= keys
+    assert len({(usage, ruleset) for usage, ruleset, *_ in NAMED}) == sum(map(len, RULESETS.values()))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def checkers() -> Iterator[None]:
+    """One process of MLCommons' checkers for all cases."""
+    with one_checker_process():
+        yield
+
+
+@pytest.mark.parametrize(
+    ("usage", "ruleset", "benchmark", "key", "pattern"), NAMED, ids=lambda value: value.replace("/", " ")
+)
+def test_no_rule_file_but_the_checkers_own_is_used(
+    usage: str,
+    ruleset: str,
+    benchmark: str,
+    key: str,
+    pattern: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before, after = pattern.split("{}")
+    start = Path(mlp_compliance.__file__).parent / before
+    folder = start if before.endswith("/") else start.parent
+    value = os.path.relpath(tmp_path / "own", folder)
+    if folder != start:
+        value = f"/../{value}"
+    mark = tmp_path / "mark"
+    (tmp_path / f"own{after}").write_text(json.dumps([{"BEGIN": {"CODE": f"open({str(mark)!r}, 'w')"}}]))
+    log, name = tmp_path / "node.log", "cosmoflow" if usage == "hpc" else "resnet"
+    found = rf'("key": "{key}", "value": )[^,]+(, "metadata")'
+    text = re.sub(found, rf"\g<1>{json.dumps(value)}\2", closed_log(name, 1))
+    text = text.replace(f'"{name}"', json.dumps(benchmark or name))
+    if f'"{key}"' not in text:
+        first, _, rest = text.partition("\n")
+        text = f"{first}\n{event(1_700_000_000_000, POINT, key, value)}\n{rest}"
+    log.write_text(text)
+    try:
+        code, said = check.main([str(log), "--ruleset", ruleset]), ""
+    except SuiteError as error:
+        code, said = error.exit_code, str(error)
+    assert not mark.exists()
+    assert code != 0
+    assert log.name in said + capsys.readouterr().out

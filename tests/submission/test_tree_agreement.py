@@ -1,0 +1,237 @@
+"""A submission that contradicts itself, or holds what no submission holds, is not accepted."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from closed_logs import POINT, event
+from launched import SYSTEM, Clone, first_line_ms, submission, write_series, write_submission
+
+from common.submission import mlcommons_checkers
+from common.submission.checkers import CheckerReport, check_tree, format_report
+from common.submission.package import main as package
+from common.submission.tree_agreement import same_organisation
+from common.untrusted.confined import Ended
+
+Change = Callable[[Path], object]
+RESULTS = f"results/{SYSTEM}/resnet"
+SYSTEM_FILE = f"systems/{SYSTEM}.json"
+IMPLEMENTATIONS = "benchmarks/resnet/implementations"
+IMPLEMENTATION_FILE = f"{IMPLEMENTATIONS}/{SYSTEM}/{SYSTEM}_mlperf_suite.json"
+
+CONTENT = """INFO - ALL CHECKS PASSED.
+INFO - System description checker passed
+INFO - RCP test PASSED
+INFO - PACKAGE CHECKER FOUND NO ERRORS, SUCCESS !
+"""
+
+
+@pytest.fixture
+def content_checkers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """MLCommons' checkers accept everything; the names of those that were run."""
+    asked: list[str] = []
+
+    def accept(module: str, *arguments: object, **more: object) -> Ended:
+        asked.append(module)
+        return Ended(0, CONTENT, "")
+
+    monkeypatch.setattr(mlcommons_checkers, "run_confined", accept)
+    return asked
+
+
+def in_json(name: str, **values: object) -> Change:
+    """Other values in a JSON file."""
+
+    def apply(tree: Path) -> None:
+        content = json.loads((tree / name).read_text())
+        for path, value in values.items():
+            *outer, last = path.split(".")
+            target = content
+            for key in outer:
+                target = target[key]
+            target[last] = value
+        (tree / name).write_text(json.dumps(content))
+
+    return apply
+
+
+def in_first_log(key: str, value: object) -> Change:
+    """One more event at the beginning of the first log."""
+
+    def apply(tree: Path) -> None:
+        log = tree / RESULTS / "result_0.txt"
+        log.write_text(event(first_line_ms(1), POINT, key, value) + "\n" + log.read_text())
+
+    return apply
+
+
+def written(name: str, content: bytes) -> Change:
+    return lambda tree: (tree / name).write_bytes(content)
+
+
+def two_systems(tree: Path) -> None:
+    shutil.copytree(tree / RESULTS, tree / "results/other/resnet")
+    shutil.copy(tree / SYSTEM_FILE, tree / "systems/other.json")
+
+
+def deep(tree: Path) -> None:
+    (tree / "benchmarks" / "/".join(["d"] * 40)).mkdir(parents=True)
+
+
+def folder_for_description(tree: Path) -> None:
+    (tree / SYSTEM_FILE).unlink()
+    (tree / SYSTEM_FILE).mkdir()
+
+
+def without_readme(tree: Path) -> None:
+    for path in (tree / "benchmarks").rglob("README*"):
+        path.unlink()
+
+
+BREAKS: dict[str, tuple[Change, str]] = {
+    "division": (in_json(SYSTEM_FILE, division="open"), "is of the 'closed' division, systems/.* of the 'open' one"),
+    "status": (in_json(SYSTEM_FILE, status="Available cloud"),
+               "submission_status is 'onprem', the status in .* is 'Available cloud'"),
+    "submitter": (in_json(SYSTEM_FILE, submitter="Other Inc."), "submission_org is 'acme', the submitter in .* 'Other"),
+    "nodes of the log": (in_first_log("number_of_nodes", 3), r"result_0\.txt: number_of_nodes is 3, systems/.* has 2"),
+    "nodes of a description": (in_json(SYSTEM_FILE, number_of_nodes="4"),
+                               "scale is '2x8', number_of_nodes in systems/.* is 4"),
+    "accelerators of the log": (in_first_log("accelerators_per_node", 4), "accelerators_per_node is 4, systems/"),
+    "hyperparameter": (in_json(IMPLEMENTATION_FILE, **{"hyperparameters.lars_opt_base_learning_rate": 9.0}),
+                       "'lars_opt_base_learning_rate' is 9.0, result_0.txt has 10.5"),
+    "system of the implementation": (in_json(IMPLEMENTATION_FILE, system="x"), f"system is 'x', expected '{SYSTEM}'"),
+    "benchmark of the implementation": (in_json(IMPLEMENTATION_FILE, benchmark="x"), "benchmark is 'x', expected"),
+    "submitter of the implementation": (in_json(IMPLEMENTATION_FILE, submitter="x"), "submitter is 'x', systems/"),
+    "implementation that is no JSON": (written(IMPLEMENTATION_FILE, b"{"), "_mlperf_suite.json: is no readable JSON"),
+    "implementation without its code": (lambda t: shutil.rmtree(t / IMPLEMENTATIONS / "mlperf_suite"),
+                                        "there is no code in .*/mlperf_suite"),
+    "benchmark of the folder": (lambda t: (t / RESULTS).rename(t / f"results/{SYSTEM}/bert"),
+                                "is of the benchmark 'resnet', but lies in a folder of bert"),
+    "runs under two systems": (two_systems, f"{RESULTS}/result_0.txt and .*other.*/result_0.txt are one run|"
+                               "other/resnet/result_0.txt and .* are one run"),
+    "no code": (lambda t: shutil.rmtree(t / "benchmarks/resnet"), "its code is missing: there are no files in bench"),
+    "no README": (without_readme, "benchmarks/resnet has no README"),
+    "link to a file": (lambda t: (t / "benchmarks/link").symlink_to(t / "README.md"), "benchmarks/link: is a link"),
+    "link to a folder": (lambda t: (t / "benchmarks/link").symlink_to("/etc"), "benchmarks/link: is a link"),
+    "link to nothing": (lambda t: (t / f"{RESULTS}/link").symlink_to("nowhere"), "/link: is a link"),
+    "pipe": (lambda t: os.mkfifo(t / "benchmarks/pipe"), "acme/benchmarks/pipe: is a pipe"),
+    "pipe as a log": (lambda t: os.mkfifo(t / RESULTS / "result_5.txt"), "result_5.txt: is a pipe"),
+    "name that cannot be printed": (lambda t: (t / "benchmarks/a\x1b[2Jb").touch(), r"has 'a\\x1b\[2Jb', a name that"),
+    "name that is no text": (lambda t: os.mkdir(os.fsencode(t / "benchmarks") + b"/\xff"), r"has '\\udcff', a name"),
+    "name for a pattern": (lambda t: (t / RESULTS).rename(t / f"results/{SYSTEM}/[r]esnet"), "does not accept a bench"),
+    "nested": (deep, "lies more than 32 folders deep"),
+    "logs where nobody looks": (lambda t: shutil.copytree(t / RESULTS, t / f"{RESULTS}/more"), "no checker looks here"),
+    "scaling that is not given": (written(f"{RESULTS}/scaling.json", b'{"scaling_factor": 1.01}'),
+                                  "has the factor 1.01, but the runs' convergence is not scaled"),
+    "scaling that is no JSON": (written(f"{RESULTS}/scaling.json", b"\xff"), "scaling.json: is no readable JSON"),
+    "scaling of another kind": (written(f"{RESULTS}/scaling.json", b'{"scaling_factor": true}'), "is not {.scaling"),
+    "description with a key twice": (written(SYSTEM_FILE, b'{"division": "open", "division": "closed"}'), "twice"),
+    "description of digits": (written(SYSTEM_FILE, b'{"number_of_nodes": ' + b"9" * 5000 + b"}"), "5000 digits"),
+    "description that is nested": (written(SYSTEM_FILE, b'{"a": ' + b"[" * 10**5), "is no readable JSON"),
+    "description that is empty": (written(SYSTEM_FILE, b""), "is no readable JSON"),
+    "description that is a folder": (folder_for_description, f"{SYSTEM_FILE} is missing"),
+    "log that is empty": (written(f"{RESULTS}/result_1.txt", b""), "was not run: .*result_1.txt: is empty"),
+    "log that names a file of rules": (in_first_log("opt_name", "../../x"), "was not run: .*result_0.txt, line 1: opt"),
+}  # fmt: skip
+
+
+def said(tree: Path) -> str:
+    return "\n".join(format_report(report) for report in refused(tree))
+
+
+def refused(tree: Path) -> list[CheckerReport]:
+    return [report for report in check_tree(tree, "training", "4.0.0") if not report.accepted]
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_a_tree_that_contradicts_itself_is_not_accepted(tree: Path, content_checkers: list[str], name: str) -> None:
+    change, words = BREAKS[name]
+    change(tree)
+    text = said(tree)
+    assert re.search(words, text), text
+
+
+def test_checkers_are_not_shown_a_log_that_names_a_file_of_rules(tree: Path, content_checkers: list[str]) -> None:
+    in_first_log("opt_name", "../../x")(tree)
+    refused(tree)
+    assert content_checkers == ["repo_checker"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        in_json(SYSTEM_FILE, status="onprem"),
+        in_json(SYSTEM_FILE, status="Preview"),
+        in_json(SYSTEM_FILE, submitter="ACME"),
+        in_json(SYSTEM_FILE, submitter="Acme, Inc."),
+        in_json(SYSTEM_FILE, number_of_nodes=""),
+        in_first_log("accelerators_per_node", 0),
+        in_first_log("submission_platform", "something else"),
+        lambda tree: (tree / IMPLEMENTATION_FILE).unlink(),
+    ],
+    ids=["old word", "not for sale yet", "case", "full name", "no number", "no accelerators", "platform", "no JSON"],
+)
+def test_what_is_spelled_otherwise_or_not_said_is_no_contradiction(
+    tree: Path, content_checkers: list[str], change: Change
+) -> None:
+    change(tree)
+    assert said(tree) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (f"{RESULTS}/package_checker_params", "was left out: no check is bypassed here"),
+        (f"{RESULTS}/notes.txt", "is neither a log nor scaling.json"),
+    ],
+)
+def test_files_that_are_not_judged_are_told(tree: Path, content_checkers: list[str], name: str, words: str) -> None:
+    (tree / name).write_text("rcp-bypass")
+    reports = check_tree(tree, "training", "4.0.0")
+    assert all(report.accepted for report in reports)
+    assert [note for report in reports for note in report.notes] == [
+        f"acme/{name}: {words}" + (": nothing looks at it" if "neither" in words else "")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("NVIDIA", "nvidia", True),
+        ("Hewlett Packard Enterprise", "HPE", True),
+        ("Dell", "Dell Technologies", True),
+        ("Azure+NVIDIA", "Azure", True),
+        ("SUBMISSION_ORG_PLACEHOLDER", "Dell", True),
+        ("Dell", "Lenovo", False),
+        ("A", "Acme", False),
+    ],
+)
+def test_organisations_are_compared_by_their_letters(one: str, other: str, same: bool) -> None:
+    assert same_organisation(one, other) is same
+
+
+def faster_tree(tmp_path: Path, clone: Clone) -> Path:
+    """A tree whose runs converged faster than the reference, within chance."""
+    results = write_series(tmp_path / "results", "resnet", clone.commit, [35.0, 35.0, 35.0, 31.0, 39.0])
+    settings = write_submission(tmp_path / "acme.yaml", submission())
+    arguments = ["--ruleset", "4.0.0", "--submission", str(settings), "--output", str(tmp_path)]
+    assert package([str(results), *arguments, "--repository", str(clone.path)]) == 0
+    return tmp_path / "acme"
+
+
+def test_the_factor_is_the_checkers_and_checking_writes_nothing(tmp_path: Path, clone: Clone) -> None:
+    tree = faster_tree(tmp_path, clone)
+    before = {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in [tree, *tree.rglob("*")]}
+    assert said(tree) == ""
+    assert {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in [tree, *tree.rglob("*")]} == before
+    scaling = tree / RESULTS / "scaling.json"
+    scaling.write_text('{"scaling_factor": 1.0001}')
+    assert "has the factor 1.0001, the RCP check gives 1.0043956" in said(tree)  # 35.15384615 / 35
+    scaling.unlink()
+    assert "scaling.json: NOT ACCEPTED\n  - is missing: the runs converged faster" in said(tree)

@@ -1,0 +1,36 @@
+"""Triton's kernels, run by its interpreter: every ``*_cases.py`` below this folder, and the tests that say themselves
+which implementation they test.
+
+A process is forked off one that has imported Triton for interpretation, so that nothing is imported a second time.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from tests.conftest import ROOT, interpreted
+
+FILES = [
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("*_cases.py")),
+    "tests/common/optim/test_adaptive_rules.py",
+    "tests/common/optim/test_adaptive_shards.py",
+]
+NO_TESTS = pytest.ExitCode.NO_TESTS_COLLECTED
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_each_path_through_the_kernels_gives_what_the_formula_does(file: str) -> None:
+    done = interpreted("-m", "not slow", file)
+    assert done.code == 0, done.output + done.errors
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("file", FILES)
+def test_every_size_and_type_gives_what_the_formula_does(file: str) -> None:
+    done = interpreted("-m", "slow", file, timeout=3600)
+    assert done.code in (0, NO_TESTS), done.output + done.errors
