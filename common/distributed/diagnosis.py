@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
+SILENT = "gives no sign of life (stopped, killed, or its machine is unreachable); when last heard of"
+
 
 @dataclass(frozen=True)
 class View:
@@ -64,12 +66,14 @@ def diagnose(views: Sequence[View], timeout_seconds: float) -> Diagnosis | None:
     """
     silent = [view for view in views if not view.left and view.silence > timeout_seconds]
     if silent:
-        reason = "gives no sign of life (stopped, killed, or its machine is unreachable); when last heard of"
-        return _named(silent, reason)
+        return _named(silent, SILENT)
     for role in dict.fromkeys(view.role for view in views):
         found = _diagnose_role([view for view in views if view.role == role and not view.idle])
         if found is not None:
-            return found
+            # Of a rank that was not heard of for long nobody knows whether it made progress.
+            named = [view for view in views if view.rank in found.ranks and not view.left]
+            quiet = [view for view in named if view.silence > timeout_seconds / 2]
+            return _named(quiet, SILENT) if quiet else found
     return None
 
 

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from common.distributed.diagnosis import View, diagnose
 
 HEALTHY = View(0, step=7, device_step=6, phase="train", beat_age=0.1, silence=0.1, allowance=4.0)
@@ -20,6 +22,14 @@ def test_healthy_ranks_are_left_alone():
 
 def test_a_silent_rank_is_named_before_those_that_wait_for_it():
     assert ranks(WAITS, replace(HEALTHY, silence=5.0), WAITS) == (1,)
+
+
+@pytest.mark.parametrize("beat_age", [3.9, 4.1])
+def test_a_silent_rank_is_not_said_to_make_no_progress_or_to_go_on(beat_age):
+    views = [WAITS, replace(HEALTHY, rank=1, beat_age=beat_age, silence=3.8)]
+    diagnosis = diagnose(views, timeout_seconds=4.0)
+    assert diagnosis.ranks == (1,)
+    assert "rank 1 gives no sign of life" in diagnosis.text
 
 
 def test_a_rank_stuck_outside_of_collectives_is_named():
