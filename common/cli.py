@@ -203,12 +203,9 @@ def _data_command(command: str) -> Callable[[list[str]], int]:
 
 
 def _stand_in_arguments(benchmark: str, scale: str) -> list[str]:
-    from omegaconf import OmegaConf
+    from common.config.composition import compose
 
-    if scale not in scales_of(benchmark):
-        raise ConfigError(f"scale={scale}: {benchmark} has recipes for {', '.join(scales_of(benchmark))}")
-    recipe = OmegaConf.load(CONFIGS / "recipe" / benchmark / f"{scale}.yaml")
-    arguments = OmegaConf.select(recipe, "stand_in")
+    arguments = compose([f"benchmark={benchmark}", f"scale={scale}"])["stand_in"]
     if not arguments:
         raise ConfigError(f"generate: the recipe scale={scale} of {benchmark} is not for stand-in data")
     return [str(argument) for argument in arguments]

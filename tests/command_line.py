@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from tests import toy
 from tests.conftest import ROOT, SECONDS, Finished
 from tests.forked import Forked
 
@@ -22,23 +23,29 @@ Process = subprocess.Popen[str] | Forked
 PROGRESS = re.compile(r"|block \d+, .*|evaluation at .*|checkpoint .*|resume=.*")
 """Lines of a healthy run on standard error."""
 
-LAUNCHER = [sys.executable, "-m", "common.cli"]
+ENDLESS = ["benchmark.schedule.last_epoch=1000000", "benchmark.target=0"]
+"""Overrides with which the toy's run does not end within a test."""
 
 
-def training(data: Path, output: Path, *overrides: str) -> list[str]:
-    """Arguments of a run of ResNet's ``test`` recipe on the CPU."""
-    fixed = ["benchmark=resnet", "scale=test", "device=cpu", "seed=1234"]
+def launcher(arguments: Sequence[str]) -> list[str]:
+    """The program that ``arguments`` are for."""
+    return [sys.executable, "-m", toy.entry(arguments)]
+
+
+def training(data: Path, output: Path, *overrides: str, benchmark: str = toy.NAME) -> list[str]:
+    """Arguments of a run of the workload's ``test`` recipe on the CPU."""
+    fixed = [f"benchmark={benchmark}", "scale=test", "device=cpu", "seed=1234"]
     return ["train", *fixed, f"data_dir={data}", f"output_dir={output}", *overrides]
 
 
 def endless(data: Path, output: Path, *overrides: str) -> list[str]:
-    """Arguments of a run that does not end within a test."""
-    return training(data, output, "benchmark.schedule.last_epoch=2000", "benchmark.target=2", *overrides)
+    """Arguments of a run of the toy that does not end within a test."""
+    return training(data, output, *ENDLESS, *overrides)
 
 
 @contextlib.contextmanager
 def started(
-    arguments: Sequence[str], command: Sequence[str] = tuple(LAUNCHER), file_size: int | None = None, **environment: str
+    arguments: Sequence[str], command: Sequence[str] | None = None, file_size: int | None = None, **environment: str
 ) -> Iterator[Process]:
     """A process that is killed with all its descendants at the end, if it has not ended.
 
@@ -47,15 +54,16 @@ def started(
 
     Args:
         arguments: of the command.
-        command: the program and its first arguments.
+        command: the program and its first arguments; None for the suite's.
         file_size: bytes that a file may have before writing fails, as on a full disk.
         environment: further variables.
     """
+    command = launcher(arguments) if command is None else command
     settings = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **environment}
     settings["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     settings = {**os.environ, **settings}
     process: Process
-    if list(command[:2]) == LAUNCHER[:2] and settings["CUDA_VISIBLE_DEVICES"] == "":
+    if list(command[:2]) == [sys.executable, "-m"] and settings["CUDA_VISIBLE_DEVICES"] == "":
         process = Forked([*command, *arguments], ROOT, settings, file_size)
     else:
         assert file_size is None
@@ -106,7 +114,7 @@ def await_that(condition: Callable[[], bool], process: Process, seconds: float =
 def is_training(output: Path) -> Callable[[], bool]:
     """Whether the run in ``output`` has passed its first evaluation."""
     log = output / "mlperf.log"
-    return lambda: log.exists() and "eval_accuracy" in log.read_text()
+    return lambda: log.exists() and '"eval_stop"' in log.read_text()
 
 
 def the_message(done: Finished) -> str:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from common import cli
+from tests import toy
 from tests.forked import Forked
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,7 +39,7 @@ def suite(
 
     It is forked off a process that has imported the suite, which takes longer than most commands.
     """
-    return _finished([sys.executable, "-m", "common.cli", *arguments], timeout, threads, cwd, environment)
+    return _finished([sys.executable, "-m", toy.entry(arguments), *arguments], timeout, threads, cwd, environment)
 
 
 def interpreted(*arguments: str, timeout: float = SECONDS) -> Finished:
@@ -66,11 +67,12 @@ def _finished(
 def prepared(workload: str, root: Path, extra: Sequence[str] = ()) -> Path:
     """Generate and prepare the data of the workload's ``test`` recipe under ``root``."""
     raw, data = root / "raw", root / "data"
-    for arguments in (
-        ["generate", f"benchmark={workload}", "scale=test", "--raw-dir", str(raw), *extra],
-        ["prepare", f"benchmark={workload}", "--raw-dir", str(raw), "--data-dir", str(data)],
-    ):
-        assert cli.run(arguments) == 0
+    with toy.known():
+        for arguments in (
+            ["generate", f"benchmark={workload}", "scale=test", "--raw-dir", str(raw), *extra],
+            ["prepare", f"benchmark={workload}", "--raw-dir", str(raw), "--data-dir", str(data)],
+        ):
+            assert cli.run(arguments) == 0
     return data
 
 

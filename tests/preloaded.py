@@ -9,9 +9,10 @@ import importlib.util
 import os
 
 from benchmarks import WORKLOADS
+from tests import toy
 
 MODULES = [
-    *(path.partition(":")[0] for path in WORKLOADS.values()),
+    *(path.partition(":")[0] for path in (*WORKLOADS.values(), toy.WORKLOAD)),
     "common.cli", "common.run.conclusion", "common.run.evaluation_rank", "common.run.trainer", "matplotlib.pyplot",
     "pytest", "tests.forked", "torch._dynamo",
 ]  # fmt: skip

@@ -147,7 +147,7 @@ def test_wrong_flags_are_a_usage_error(arguments):
 
 def test_a_value_that_the_closed_division_forbids_names_key_value_and_rule(tmp_path):
     # training_rules, table of hyperparameters: lars_opt_end_learning_rate is 0.0001.
-    done = suite(*training(tmp_path / "none", tmp_path / "out", "hparams.end_learning_rate=0.001"), timeout=SECONDS)
+    done = suite(*training(tmp_path / "none", tmp_path / "out", "hparams.end_learning_rate=0.001", benchmark="resnet"))
     assert done.code == CONFIGURATION
     assert "Traceback" not in done.errors
     naming = [line for line in done.errors.splitlines() if "lars_opt_end_learning_rate" in line]
@@ -160,7 +160,7 @@ def test_a_value_that_the_closed_division_forbids_names_key_value_and_rule(tmp_p
 
 def test_the_open_division_accepts_what_the_closed_one_forbids(data_of, tmp_path):
     overrides = ["hparams.end_learning_rate=0.001", "submission.division=open"]
-    done = suite(*training(data_of("resnet"), tmp_path / "out", *overrides))
+    done = suite(*training(data_of("resnet"), tmp_path / "out", *overrides, benchmark="resnet"))
     assert done.code in (0, 10), done.errors
     assert '"lars_opt_end_learning_rate", "value": 0.001' in (tmp_path / "out" / "mlperf.log").read_text()
 
@@ -223,7 +223,7 @@ def test_truncated_records_that_the_manifest_does_not_show(data_of, tmp_path):
 def failed_on(data: Path, tmp_path: Path, *overrides: str) -> str:
     """The message of a run on bad data, whose log is closed as aborted and which leaves nothing half-written."""
     output = tmp_path / "out"
-    done = suite(*training(data, output, *overrides), timeout=SECONDS)
+    done = suite(*training(data, output, *overrides, benchmark="resnet"), timeout=SECONDS)
     message = the_message(done)
     assert done.code == DATA, message
     assert_closed_as_aborted(output / "mlperf.log")

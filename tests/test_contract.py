@@ -1,4 +1,4 @@
-"""What every workload keeps, over all of WORKLOADS with ``scale=test``."""
+"""What every workload keeps, over all of WORKLOADS and the toy with ``scale=test``."""
 
 from __future__ import annotations
 
@@ -29,20 +29,27 @@ from common.mlperf.events import RunEvents
 from common.mlperf.verdict import judge
 from common.run.trainer import Trainer
 from common.step.graphs import StepRunner
-from tests.command_line import await_that, finish, is_training, started
+from tests import toy
+from tests.command_line import await_that, endless, finish, is_training, started
 from tests.conftest import SECONDS, checkpoint, flatten, suite
 
-ALL = sorted(WORKLOADS)
-KILLED = "bert"
-"""The workload whose runs are killed and signalled, which concerns the trainer alone: its runs are the shortest."""
+ALL = [*sorted(WORKLOADS), toy.NAME]
 SHORT = {
     "bert": ["hparams.training_steps=4"],
+    toy.NAME: ["benchmark.schedule.last_epoch=1"],
     "resnet": ["benchmark.schedule.last_epoch=1"],
     "unet3d": ["benchmark.schedule.last_epoch=2"],
 }
 """Overrides with which a run of a workload ends with its first block."""
 MOMENTS = ("momentum", "exp_avg")
 """What optimizers call the averages of gradients, at the beginning of the names."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def known_toy() -> Iterator[None]:
+    """This process composes the toy's configuration too."""
+    with toy.known():
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -81,8 +88,7 @@ def readers() -> list[object]:
     cases = []
     for workload in ALL:
         cases.append(pytest.param(workload, (), id=workload))
-        recipe = compose([f"benchmark={workload}", "scale=test"])
-        if "reader" in recipe.get("reader", {}):
+        if workload in WORKLOADS and "reader" in compose([f"benchmark={workload}", "scale=test"]).get("reader", {}):
             absent = pytest.mark.skipif(dali.unavailable() is not None, reason="needs DALI")
             cases.append(pytest.param(workload, ("reader.reader=dali",), id=f"{workload}-dali", marks=absent))
     return cases
@@ -269,7 +275,7 @@ def test_resuming_gives_the_same_weights_bit_for_bit(workload, whole, data_of, t
 
 
 def test_what_a_killed_run_has_saved_is_whole(whole, data_of, tmp_path):
-    workload = KILLED
+    workload = toy.NAME
     data, last = data_of(workload), last_step(whole(workload))
     kill_after = random.SystemRandom().randint(1, last - 1)
 
@@ -307,7 +313,7 @@ def test_a_signal_is_held_back_only_while_the_clock_runs(data_of, tmp_path, monk
 
         monkeypatch.setattr(RunEvents, name, seen)
     before = signal.getsignal(signal.SIGTERM)
-    trainer_on(KILLED, data_of(KILLED), tmp_path / "out").train()
+    trainer_on(toy.NAME, data_of(toy.NAME), tmp_path / "out").train()
     assert handlers["settings"] == before, "a long initialisation must end at once"
     assert handlers["run_start"] != before
     assert signal.getsignal(signal.SIGTERM) == before
@@ -315,8 +321,7 @@ def test_a_signal_is_held_back_only_while_the_clock_runs(data_of, tmp_path, monk
 
 def test_sigterm_closes_the_log_as_aborted_and_leaves_a_checkpoint_to_resume(data_of, tmp_path):
     output = tmp_path / "out"
-    endless = ["hparams.training_steps=100000", "benchmark.target=2"]
-    with started(run(KILLED, data_of(KILLED), output, *endless)) as process:
+    with started(endless(data_of(toy.NAME), output)) as process:
         await_that(is_training(output), process)
         process.send_signal(signal.SIGTERM)
         done = finish(process, SECONDS)

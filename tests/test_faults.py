@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from common.mlperf.verdict import judge
+from tests import toy
 from tests.command_line import (
-    LAUNCHER,
     PROGRESS,
     assert_closed_as_aborted,
     await_that,
@@ -26,6 +26,7 @@ from tests.command_line import (
     endless,
     events,
     finish,
+    launcher,
     rank_process,
     started,
     the_message,
@@ -36,6 +37,8 @@ from tests.conftest import SECONDS, Finished, suite
 TIMEOUT_SECONDS = 8  # of the ranks in these tests; healthy ones are never silent as long, on a busy machine either
 END_SECONDS = 60  # within which a process that was killed is gone
 ERROR, CHECKPOINT, RANK_FAILURE = 1, 4, 7  # exit codes
+LARGE = "model.width=1024"
+"""With it a checkpoint has more than 500 kB."""
 
 
 # Full disks. A limit on the size of a file fails a write in the same way on every machine.
@@ -44,8 +47,8 @@ ERROR, CHECKPOINT, RANK_FAILURE = 1, 4, 7  # exit codes
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_checkpoint_that_does_not_fit_leaves_nothing_and_closes_the_log(ranks, data_of, tmp_path):
     output = tmp_path / "out"
-    overrides = ["checkpoint_every=2", f"scale.gpus_per_node={ranks}"]
-    with started(training(data_of("resnet"), output, *overrides), file_size=200_000) as process:
+    overrides = ["checkpoint_every=2", LARGE, f"scale.gpus_per_node={ranks}"]
+    with started(training(data_of(toy.NAME), output, *overrides), file_size=200_000) as process:
         done = finish(process, SECONDS)
     message = the_message(done)
     assert done.code == CHECKPOINT, message
@@ -58,12 +61,12 @@ def test_a_checkpoint_that_does_not_fit_leaves_nothing_and_closes_the_log(ranks,
 
 def test_an_earlier_checkpoint_survives_one_that_does_not_fit(data_of, tmp_path):
     output = tmp_path / "out"
-    kept = suite(*training(data_of("resnet"), output, "checkpoint_every=2", "benchmark.schedule.last_epoch=1"))
+    kept = suite(*training(data_of(toy.NAME), output, LARGE, "checkpoint_every=2", "benchmark.schedule.last_epoch=1"))
     assert kept.code in (0, 10), kept.errors
     before = {path: path.read_bytes() for path in (output / "checkpoints").rglob("*.pt")}
     assert before
     (output / "mlperf.log").unlink()
-    with started(training(data_of("resnet"), output, "checkpoint_every=2"), file_size=200_000) as process:
+    with started(training(data_of(toy.NAME), output, LARGE, "checkpoint_every=2"), file_size=200_000) as process:
         done = finish(process, SECONDS)
     assert done.code == CHECKPOINT, done.errors
     assert {path: path.read_bytes() for path in (output / "checkpoints").rglob("*.pt")} == before
@@ -71,7 +74,7 @@ def test_an_earlier_checkpoint_survives_one_that_does_not_fit(data_of, tmp_path)
 
 def test_a_log_that_does_not_fit_ends_the_run_after_its_last_whole_line(data_of, tmp_path):
     output = tmp_path / "out"
-    with started(training(data_of("resnet"), output), file_size=6_000) as process:
+    with started(training(data_of(toy.NAME), output), file_size=6_000) as process:
         done = finish(process, SECONDS)
     message = the_message(done)
     assert done.code == ERROR, message
@@ -85,8 +88,8 @@ def test_a_full_disk_keeps_no_part_of_a_checkpoint(data_of, tmp_path):
     mounting = _mount_command(tmp_path)
     folder, copy = tmp_path / "disk", tmp_path / "copy"
     script = f'mount -t tmpfs -o size=400k none "{folder}" && "$@"; code=$?; cp -a "{folder}/." "{copy}"; exit $code'
-    arguments = training(data_of("resnet"), folder / "out", "checkpoint_every=2")
-    with started([*LAUNCHER, *arguments], command=[*mounting, "sh", "-c", script, "sh"]) as process:
+    arguments = training(data_of(toy.NAME), folder / "out", LARGE, "checkpoint_every=2")
+    with started([*launcher(arguments), *arguments], command=[*mounting, "sh", "-c", script, "sh"]) as process:
         done = finish(process, SECONDS)
     message = the_message(done)
     assert done.code == CHECKPOINT, message
@@ -112,17 +115,17 @@ def _mount_command(tmp_path: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def saved(data_of, tmp_path_factory) -> dict[int, Path]:
-    """Number of ranks to a checkpoint of a run with as many, of model.width=8."""
+    """Number of ranks to a checkpoint of a run with as many."""
     root = tmp_path_factory.mktemp("saved")
 
     def save(ranks: int) -> Path:
         output = root / str(ranks)
         overrides = ["checkpoint_every=2", "benchmark.schedule.last_epoch=1", f"scale.gpus_per_node={ranks}"]
-        done = suite(*training(data_of("resnet"), output, *overrides))
+        done = suite(*training(data_of(toy.NAME), output, *overrides))
         assert done.code in (0, 10), done.errors
         return max((output / "checkpoints").iterdir())
 
-    data_of("resnet")
+    data_of(toy.NAME)
     with ThreadPoolExecutor(2) as pool:
         return dict(zip((1, 2), pool.map(save, (1, 2)), strict=True))
 
@@ -143,21 +146,21 @@ def _replace(file: Path) -> None:
 def test_resuming_from_a_damaged_file(spoil: Callable[[Path], None], saved, data_of, tmp_path):
     place = shutil.copytree(saved[1], tmp_path / "step")
     spoil(place / "rank_0.pt")
-    message = _refused(tmp_path, data_of("resnet"), f"resume={place}")
+    message = _refused(tmp_path, data_of(toy.NAME), f"resume={place}")
     assert str(place / "rank_0.pt") in message
     assert "unreadable" in message
 
 
 def test_resuming_from_a_folder_that_is_no_checkpoint(data_of, tmp_path):
     (tmp_path / "folder").mkdir()
-    message = _refused(tmp_path, data_of("resnet"), f"resume={tmp_path / 'folder'}")
+    message = _refused(tmp_path, data_of(toy.NAME), f"resume={tmp_path / 'folder'}")
     assert f"resume={tmp_path / 'folder'}: no checkpoint there" in message
 
 
 @pytest.mark.parametrize(("written", "started_with"), [(1, 2), (2, 1)])
 def test_resuming_on_another_number_of_ranks_says_what_starts_anew(written, started_with, saved, data_of, tmp_path):
     overrides = [f"resume={saved[written]}", f"scale.gpus_per_node={started_with}"]
-    done = suite(*training(data_of("resnet"), tmp_path / "out", *overrides), timeout=SECONDS)
+    done = suite(*training(data_of(toy.NAME), tmp_path / "out", *overrides), timeout=SECONDS)
     assert done.code in (0, 10), done.errors
     assert f"is of {written} replicas, this run has {started_with}" in done.errors
 
@@ -166,18 +169,18 @@ def test_resuming_on_another_number_of_ranks_says_what_starts_anew(written, star
     ("override", "told"),
     [
         ("micro_batch=4", "micro_batch=8, this run has micro_batch=4"),
-        ("benchmark.schedule.interval=2", "benchmark.schedule="),
+        ("hparams.global_batch_size=32", "hparams.global_batch_size=16, this run has hparams.global_batch_size=32"),
     ],
 )
 def test_resuming_with_settings_under_which_the_position_means_other_samples(override, told, saved, data_of, tmp_path):
-    assert told in _refused(tmp_path, data_of("resnet"), f"resume={saved[1]}", override)
+    assert told in _refused(tmp_path, data_of(toy.NAME), f"resume={saved[1]}", override)
 
 
 def test_resuming_with_another_width_of_the_model(saved, data_of, tmp_path):
-    message = _refused(tmp_path, data_of("resnet"), f"resume={saved[1]}", "model.width=16")
-    # 8 and 16 filters of 7 x 7 over 4 channels
-    assert "torch.Size([8, 4, 7, 7])" in message
-    assert "torch.Size([16, 4, 7, 7])" in message
+    message = _refused(tmp_path, data_of(toy.NAME), f"resume={saved[1]}", "model.width=24")
+    # 16 and 24 units on 4 x 4 x 4 voxels
+    assert "torch.Size([16, 64])" in message
+    assert "torch.Size([24, 64])" in message
 
 
 def _refused(tmp_path: Path, data: Path, *overrides: str) -> str:
@@ -219,14 +222,14 @@ def _said(done: Finished) -> list[str]:
 
 
 def test_a_rank_that_is_killed_ends_the_run_and_is_named(data_of, tmp_path):
-    done, alive = _fault(data_of("resnet"), tmp_path / "out", signal.SIGKILL)
+    done, alive = _fault(data_of(toy.NAME), tmp_path / "out", signal.SIGKILL)
     assert done.code == 128 + signal.SIGKILL
     assert "rank 1 was killed by SIGKILL" in the_message(done)
     assert not alive
 
 
 def test_a_rank_that_stops_ends_the_run_and_is_named(data_of, tmp_path):
-    done, alive = _fault(data_of("resnet"), tmp_path / "out", signal.SIGSTOP)
+    done, alive = _fault(data_of(toy.NAME), tmp_path / "out", signal.SIGSTOP)
     assert done.code == RANK_FAILURE, done.errors
     error, where = _said(done)
     assert error.startswith("error: rank 1 gives no sign of life")
@@ -241,7 +244,7 @@ def test_a_collective_that_one_rank_skips_ends_the_run_and_says_where_each_rank_
     # Rank 1 goes on to the checkpoint's collective while rank 0 waits in the report's.
     overrides = ["scale.gpus_per_node=2", f"timeout_seconds={TIMEOUT_SECONDS}", f"checkpoint_every={step}"]
     command = [sys.executable, "-m", "tests.launch_skipping", str(step)]
-    with started(endless(data_of("resnet"), output, *overrides), command=command) as process:
+    with started(endless(data_of(toy.NAME), output, *overrides), command=command) as process:
         await_that(lambda: (output / "mlperf.log").exists(), process)
         family = descendants(process.pid)
         done = finish(process, SECONDS)

@@ -15,11 +15,13 @@ from common.mlperf.rules import Rules, rules_for
 
 LOGGED_LATER = frozenset(
     {
+        "accelerators_per_node",
         "aggregated_eval_accuracy",
         "actual_selfplay_games_per_generation",
         "eval_accuracy",
         "eval_error",
         "eval_samples",
+        "number_of_nodes",
         "seed",
         "submission_benchmark",
         "train_samples",

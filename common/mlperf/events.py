@@ -49,12 +49,16 @@ class RunEvents:
         unit: ``epoch_num`` or ``samples_count``: the metadata key under which progress is logged.
         epoch_samples: samples of an epoch, where the schedule counts epochs and the ruleset samples (3D U-Net since
             v3.1). Progress is then logged in samples, and blocks without their epochs, of which there are thousands.
+        quality_key: the key that the metric is logged under.
     """
 
-    def __init__(self, log: RunLog, unit: str, epoch_samples: int | None = None) -> None:
+    def __init__(
+        self, log: RunLog, unit: str, epoch_samples: int | None = None, quality_key: str = "eval_accuracy"
+    ) -> None:
         self._log = log
         self._unit = unit
         self._epoch_samples = epoch_samples
+        self._quality_key = quality_key
 
     def _in_unit(self, progress: int) -> int:
         """``progress`` as the ruleset counts it."""
@@ -147,7 +151,7 @@ class RunEvents:
 
     def accuracy(self, value: float, progress: int, time_ms: int) -> None:
         """The value of the metric after ``progress`` epochs or samples."""
-        self._log.event("eval_accuracy", value, {self._unit: self._in_unit(progress)}, time_ms=time_ms)
+        self._log.event(self._quality_key, value, {self._unit: self._in_unit(progress)}, time_ms=time_ms)
 
     def eval_stop(self, progress: int, time_ms: int | None = None) -> None:
         """An evaluation has ended, at ``time_ms`` when that was earlier."""

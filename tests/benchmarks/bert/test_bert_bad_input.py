@@ -115,7 +115,11 @@ def test_a_scale_without_a_recipe_is_named_with_the_recipes():
 @pytest.mark.parametrize(
     ("arguments", "message", "code"),
     [
-        (["generate", "scale=nosuch"], "scale=nosuch: bert has recipes for 1xGPU", CONFIGURATION),
+        (
+            ["generate", "scale=nosuch"],
+            "scale=nosuch: bert has no recipe for it; .* 1xGPU",
+            CONFIGURATION,
+        ),
         (["generate", "scale=8xH200"], "scale=8xH200 of bert is not for stand-in data", CONFIGURATION),
         (["generate", "scale=test", "--raw-dir", "/dev/null/x"], "generate: .*Not a directory", DATA),
         (["prepare", "--workers", "0"], "--workers=0: at least 1", CONFIGURATION),

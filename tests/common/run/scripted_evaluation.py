@@ -1,8 +1,8 @@
-"""``mlperf-suite`` whose ResNet is evaluated as a test wants: argument 1 says what happens in the evaluations.
+"""``mlperf-suite`` whose toy is evaluated as a test wants: argument 1 says what happens in the evaluations.
 
-The accuracy says which evaluation this is and, within that, follows from every bit of the weights: two runs score alike
-only if their evaluations saw the same weights, and yet each evaluation scores higher than the one before, whatever bits
-the instruction set and the number of threads give the weights.
+The error says which evaluation this is and, within that, follows from every bit of the weights: two runs score alike
+only if their evaluations saw the same weights, and yet each evaluation has a smaller error than the one before,
+whatever bits the instruction set and the number of threads give the weights.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 
 from benchmarks import WORKLOADS
-from benchmarks.resnet.workload import ResNet
 from common import cli
 from common.contract.evaluation import Evaluation, Predictions, Weights
 from common.distributed.layout import Layout
@@ -22,14 +21,13 @@ from common.errors import DataError
 from common.run import trainer
 from common.step.in_flight import StepsInFlight
 from common.step.train_step import DeviceResult
+from tests import toy
+from tests.toy.workload import CosmoFlow
 
 
-def least_accuracy(number: int) -> float:
-    """What the evaluation of this number, from 1, scores at least, and no earlier one reaches: 1/2, 3/4, 7/8 and on.
-
-    The first twenty scores are exact in float64, so that none is rounded up to the least of the next.
-    """
-    return 1 - 2.0**-number
+def largest_error(number: int) -> float:
+    """What the evaluation of this number, from 1, has at most, and no earlier one reaches: 1/2, 1/4, 1/8 and on."""
+    return 2.0**-number
 
 
 class Scripted(Evaluation):
@@ -46,7 +44,7 @@ class Scripted(Evaluation):
             raise DataError("the evaluation data are broken")
 
     def predict(self, weights: Weights) -> Predictions:
-        """The accuracy: of the n-th evaluation at least :func:`least_accuracy` of n and less than that of n + 1."""
+        """The error: of the n-th evaluation at most :func:`largest_error` of n and more than that of n + 1."""
         self.done += 1
         if self.script == "raise" and self.done == 2:
             raise DataError("the second evaluation fails")
@@ -57,12 +55,12 @@ class Scripted(Evaluation):
         for name in sorted(weights.tensors):
             made.update(weights.tensors[name].detach().contiguous().numpy().tobytes())
         hashed = int.from_bytes(made.digest()[:4], "big") / 2**32
-        least, next_least = least_accuracy(self.done), least_accuracy(self.done + 1)
-        return Predictions({"accuracy": least + hashed * (next_least - least)})
+        largest, next_largest = largest_error(self.done), largest_error(self.done + 1)
+        return Predictions({"mean_absolute_error": largest - hashed * (largest - next_largest)})
 
     @staticmethod
     def score(predictions: Predictions) -> dict[str, float]:
-        """The accuracy."""
+        """The error."""
         return dict(predictions.values)
 
 
@@ -77,8 +75,8 @@ class CountedSteps(StepsInFlight):
         super().push(step, samples, report, data_wait_ms)
 
 
-class ScriptedResNet(ResNet):
-    """ResNet with another evaluation."""
+class ScriptedToy(CosmoFlow):
+    """The toy with another evaluation."""
 
     def weights(self) -> Weights:
         """Its own; where the script is ``count``, notes how many steps are in flight when they are taken."""
@@ -99,5 +97,6 @@ if __name__ == "__main__":
     trainer.StepsInFlight = CountedSteps  # type: ignore[misc]
     # the module that workers import again has this class under its own name
     sys.modules["tests.common.run.scripted_evaluation"] = sys.modules["__main__"]
-    WORKLOADS["resnet"] = "tests.common.run.scripted_evaluation:ScriptedResNet"
+    toy.register()
+    WORKLOADS[toy.NAME] = "tests.common.run.scripted_evaluation:ScriptedToy"
     cli.main()

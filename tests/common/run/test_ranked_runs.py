@@ -14,28 +14,31 @@ import psutil
 import pytest
 
 from common.mlperf.verdict import judge
+from tests import toy
 from tests.command_line import (
+    ENDLESS,
     Process,
     assert_closed_as_aborted,
     await_that,
     descendants,
     finish,
+    is_training,
     rank_process,
     started,
     the_message,
     training,
 )
-from tests.common.run.scripted_evaluation import least_accuracy
+from tests.common.run.scripted_evaluation import largest_error
 from tests.conftest import SECONDS, Finished
 
-SECOND_IS_THE_FIRST_TO_REACH = least_accuracy(2)
+SECOND_IS_THE_FIRST_TO_REACH = largest_error(2)
 """A target between the scores of the first two evaluations on any CPU."""
 ERROR_OF_DATA, INTERRUPTED = 3, 143
 
 
 @contextlib.contextmanager
 def job(data: Path, output: Path, training_ranks: int, ranks: int, *overrides: str, script: str) -> Iterator[Process]:
-    """A run of ResNet's test recipe with so many ranks that train and that evaluate as ``script`` says."""
+    """A run of the toy with so many ranks that train and that evaluate as ``script`` says."""
     world = training_ranks + ranks
     command = [sys.executable, "-m", "tests.common.run.launch_scripted", str(world), script]
     fixed = [f"scale.gpus_per_node={world}", f"evaluation.ranks={ranks}"]
@@ -60,16 +63,16 @@ def logged(output: Path, key: str) -> list[tuple[object, int | None, str | None]
 def in_line(data_of, tmp_path_factory) -> list[tuple[object, int | None, str | None]]:
     """The scores of four evaluations on two training ranks, each of weights of their own.
 
-    The last bits of the weights differ between CPUs, and so do the scores; that they rise does not.
+    The last bits of the weights differ between CPUs, and so do the scores; that they fall does not.
     """
     output = tmp_path_factory.mktemp("in line") / "out"
-    ended = done(data_of("resnet"), output, 2, 0, "benchmark.schedule.last_epoch=4", "benchmark.target=2")
+    ended = done(data_of(toy.NAME), output, 2, 0, "benchmark.schedule.last_epoch=4", "benchmark.target=0")
     assert ended.code == 10, ended.errors
-    scores = logged(output, "eval_accuracy")
-    least = [least_accuracy(number) for number in range(1, 6)]
+    scores = logged(output, "eval_error")
+    largest = [largest_error(number) for number in range(1, 6)]
     hashes = {
-        (float(str(value)) - low) / (high - low)
-        for (value, _, _), (low, high) in zip(scores, itertools.pairwise(least), strict=True)
+        (high - float(str(value))) / (high - low)
+        for (value, _, _), (high, low) in zip(scores, itertools.pairwise(largest), strict=True)
     }
     assert len(hashes) == 4, "two evaluations saw the same weights"
     return scores
@@ -78,17 +81,17 @@ def in_line(data_of, tmp_path_factory) -> list[tuple[object, int | None, str | N
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_run_ends_with_the_evaluation_that_ends_it_in_line(ranks, in_line, data_of, tmp_path):
     overrides = ["benchmark.schedule.last_epoch=9", f"benchmark.target={SECOND_IS_THE_FIRST_TO_REACH}"]
-    ended = done(data_of("resnet"), tmp_path / "out", 2, ranks, *overrides)
+    ended = done(data_of(toy.NAME), tmp_path / "out", 2, ranks, *overrides)
     assert ended.code == 0, ended.errors
-    assert logged(tmp_path / "out", "eval_accuracy") == in_line[:2]
+    assert logged(tmp_path / "out", "eval_error") == in_line[:2]
     assert logged(tmp_path / "out", "run_stop") == [(None, 2, "success")]
     assert "Traceback" not in ended.errors
     verdict = judge(tmp_path / "out" / "mlperf.log")
     assert verdict.kind == "format", verdict.reasons
     records = [json.loads(line) for line in (tmp_path / "out" / "evaluations.jsonl").read_text().splitlines()]
-    assert [record["samples"] for record in records] == [96, 192]
+    assert [record["samples"] for record in records] == [256, 512]
     own = [json.loads(line) for line in (tmp_path / "out" / "metrics_rank2.jsonl").read_text().splitlines()]
-    assert [record["samples"] for record in own][:2] == [96, 192]
+    assert [record["samples"] for record in own][:2] == [256, 512]
 
 
 def in_order(output: Path) -> list[tuple[str, object]]:
@@ -104,17 +107,17 @@ def in_order(output: Path) -> list[tuple[str, object]]:
 
 
 def test_the_device_is_not_drained_between_blocks_when_other_ranks_evaluate(data_of, tmp_path):
-    overrides = ["benchmark.schedule.last_epoch=3", "benchmark.target=2", "steps_ahead=3"]
+    overrides = ["benchmark.schedule.last_epoch=3", "benchmark.target=0", "steps_ahead=3"]
     counts, steps = {}, {}
     for name, ranks in (("in line", 0), ("ranked", 1)):
         script = f"count {tmp_path / name}.txt"
-        ended = done(data_of("resnet"), tmp_path / name, 1, ranks, *overrides, script=script)
+        ended = done(data_of(toy.NAME), tmp_path / name, 1, ranks, *overrides, script=script)
         assert ended.code == 10, ended.errors
         counts[name] = [int(line) for line in (tmp_path / f"{name}.txt").read_text().split()]
         records = [json.loads(line) for line in (tmp_path / name / "metrics_rank0.jsonl").read_text().splitlines()]
         steps[name] = [(record["step"], record["samples"]) for record in records]
     assert counts == {"in line": [0, 0, 0], "ranked": [3, 3, 0]}
-    assert steps["ranked"] == steps["in line"] == [(step, 16 * step) for step in range(1, 19)]
+    assert steps["ranked"] == steps["in line"] == [(step, 16 * step) for step in range(1, 49)]
     assert in_order(tmp_path / "ranked") == in_order(tmp_path / "in line")
     verdict = judge(tmp_path / "ranked" / "mlperf.log")
     assert verdict.kind == "format", verdict.reasons
@@ -123,21 +126,20 @@ def test_the_device_is_not_drained_between_blocks_when_other_ranks_evaluate(data
 def test_an_evaluation_that_ends_after_the_last_block_decides_the_run(in_line, data_of, tmp_path):
     overrides = ["benchmark.schedule.last_epoch=2", f"benchmark.target={SECOND_IS_THE_FIRST_TO_REACH}"]
     released = tmp_path / "released"
-    with job(data_of("resnet"), tmp_path / "out", 2, 1, *overrides, script=f"await {released}") as process:
+    with job(data_of(toy.NAME), tmp_path / "out", 2, 1, *overrides, script=f"await {released}") as process:
         log = tmp_path / "out" / "mlperf.log"
         await_that(lambda: log.exists() and log.read_text().count('"eval_start"') == 2, process)
         assert logged(tmp_path / "out", "run_stop") == []
         released.touch()
         ended = finish(process, SECONDS)
     assert ended.code == 0, ended.errors
-    assert logged(tmp_path / "out", "eval_accuracy") == in_line[:2]
+    assert logged(tmp_path / "out", "eval_error") == in_line[:2]
     assert logged(tmp_path / "out", "run_stop") == [(None, 2, "success")]
 
 
 @pytest.mark.parametrize(("script", "reason"), [("raise", "second evaluation fails"), ("broken data", "are broken")])
 def test_an_evaluation_rank_that_fails_ends_the_job_and_is_named(script, reason, data_of, tmp_path):
-    overrides = ["benchmark.schedule.last_epoch=2000", "benchmark.target=2"]
-    with job(data_of("resnet"), tmp_path / "out", 2, 1, *overrides, script=script) as process:
+    with job(data_of(toy.NAME), tmp_path / "out", 2, 1, *ENDLESS, script=script) as process:
         ended = finish(process, SECONDS)
     assert ended.code == ERROR_OF_DATA, ended.errors
     message = the_message(ended)
@@ -147,11 +149,10 @@ def test_an_evaluation_rank_that_fails_ends_the_job_and_is_named(script, reason,
 
 
 def test_sigterm_ends_ranks_of_both_roles_and_leaves_a_checkpoint(data_of, tmp_path):
-    overrides = ["benchmark.schedule.last_epoch=2000", "benchmark.target=2"]
     output = tmp_path / "out"
-    with job(data_of("resnet"), output, 2, 1, *overrides, script="score") as process:
+    with job(data_of(toy.NAME), output, 2, 1, *ENDLESS, script="score") as process:
         log = output / "mlperf.log"
-        await_that(lambda: log.exists() and "eval_accuracy" in log.read_text(), process)
+        await_that(is_training(output), process)
         process.send_signal(signal.SIGTERM)
         ended = finish(process, SECONDS)
     assert ended.code == INTERRUPTED, ended.errors
@@ -161,11 +162,9 @@ def test_sigterm_ends_ranks_of_both_roles_and_leaves_a_checkpoint(data_of, tmp_p
 
 
 def test_a_training_rank_that_is_killed_leaves_no_evaluation_rank_behind(data_of, tmp_path):
-    overrides = ["benchmark.schedule.last_epoch=2000", "benchmark.target=2"]
     output = tmp_path / "out"
-    with job(data_of("resnet"), output, 2, 1, *overrides, script="score") as process:
-        log = output / "mlperf.log"
-        await_that(lambda: log.exists() and "eval_accuracy" in log.read_text(), process)
+    with job(data_of(toy.NAME), output, 2, 1, *ENDLESS, script="score") as process:
+        await_that(is_training(output), process)
         family = descendants(process.pid)
         rank_process(process.pid, 1).kill()
         ended = finish(process, SECONDS)

@@ -13,6 +13,18 @@ from common.errors import CheckpointError
 from common.run.trainer import Trainer
 
 
+def test_a_checkpoint_of_another_schedule_is_another_run_s_unless_only_the_end_is_another(tmp_path):
+    def settings(*overrides: str) -> dict[str, object]:
+        fixed = ["benchmark=resnet", "scale=test", "device=cpu", f"output_dir={tmp_path / 'out'}"]
+        run, session = cli.load(compose([*fixed, *overrides]))
+        alone = RankInfo(0, 1, 0, 1, 0, "single")
+        return Trainer(cli.workload_class("resnet"), run, session, alone, torch.device("cpu")).settings
+
+    assert settings("benchmark.schedule.last_epoch=7") == settings()
+    changed = settings("benchmark.schedule.interval=2")
+    assert [name for name, value in settings().items() if changed[name] != value] == ["benchmark.schedule"]
+
+
 def test_a_trainer_reads_no_checkpoint_and_asks_no_rank_before_it_trains(tmp_path, monkeypatch):
     asked: list[str] = []
     monkeypatch.setattr(job_store, "from_rank_0", lambda name, value, timeout=None: asked.append(name) or value)

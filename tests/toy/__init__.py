@@ -1,0 +1,47 @@
+"""A workload of a millisecond a step: the example of docs/adding_a_benchmark.md, and what the machinery is tested on.
+
+It takes the name of a benchmark of MLPerf HPC that the suite does not train otherwise: the rules know only names of
+theirs. It is no CosmoFlow, but the same kind of task: four numbers are to be read off a volume.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import yaml
+from hydra.core.config_store import ConfigStore
+
+from benchmarks import WORKLOADS
+
+NAME = "cosmoflow"
+WORKLOAD = "tests.toy.workload:CosmoFlow"
+
+
+def register() -> None:
+    """Make the workload known to this process, as a line in ``WORKLOADS`` and files below ``configs/`` would."""
+    WORKLOADS[NAME] = WORKLOAD
+    configs = Path(__file__).parent / "configs"
+    for file in sorted(configs.rglob("*.yaml")):
+        text = file.read_text()
+        package = "_global_" if "@package _global_" in text else None
+        group = str(file.parent.relative_to(configs))
+        ConfigStore.instance().store(file.stem, yaml.safe_load(text), group, package, provider="tests.toy")
+
+
+@contextlib.contextmanager
+def known() -> Iterator[None]:
+    """Within it this process knows the workload."""
+    before = dict(WORKLOADS)
+    register()
+    try:
+        yield
+    finally:
+        WORKLOADS.clear()
+        WORKLOADS.update(before)
+
+
+def entry(arguments: Sequence[str]) -> str:
+    """The module whose command line knows the workload that ``arguments`` name."""
+    return "tests.toy" if f"benchmark={NAME}" in arguments else "common.cli"

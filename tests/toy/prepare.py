@@ -1,0 +1,77 @@
+"""Download, generate, prepare and verify: volumes and their parameters, raw in one ``npz`` for each split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from common.data import manifest, preparation, stand_in
+from common.data.commands import DataCommands, option
+from common.data.manifest import Manifest
+from common.errors import DataError
+from tests.toy.data import FORMAT, PREPARE_COMMAND
+
+SPLITS = ("train", "eval")
+
+
+def download(raw_dir: Path) -> Iterator[str]:
+    """Say which files are there; nobody publishes them."""
+    for split in SPLITS:
+        yield f"{raw_dir / split}.npz: {'found' if (raw_dir / f'{split}.npz').exists() else 'missing: generate it'}"
+
+
+def generate(raw_dir: Path, train: int, eval: int, size: int) -> str:
+    """Each parameter fades a pattern of its own in; the patterns are the same in both splits."""
+    stand_in.require_unused(raw_dir)
+    generator = np.random.default_rng(0)
+    patterns_PV = generator.normal(size=(4, size**3))
+    with stand_in.generated(raw_dir) as partial:
+        for split, count in zip(SPLITS, (train, eval), strict=True):
+            parameters_NP = generator.uniform(-1, 1, size=(count, 4))
+            volumes = np.exp(0.5 * parameters_NP @ patterns_PV).astype(np.float32)
+            np.savez(partial / f"{split}.npz", volumes=volumes, parameters=parameters_NP.astype(np.float32))
+        stand_in.mark(partial, {"train": train, "eval": eval, "size": size})
+    return f"{train} and {eval} volumes of {size} x {size} x {size}"
+
+
+def prepare(raw_dir: Path, data_dir: Path) -> Manifest:
+    """Take the logarithm of the densities; does nothing when that is done."""
+    counts, names = {}, []
+    missing = [split for split in SPLITS if not (raw_dir / f"{split}.npz").exists()]
+    if missing:
+        raise DataError(f"{raw_dir / missing[0]}.npz is missing; run 'mlperf-suite generate benchmark=cosmoflow'")
+    wanted = {"fingerprint": " ".join(manifest.digest(raw_dir / f"{split}.npz", "sha256") for split in SPLITS)}
+    with preparation.locked(data_dir):
+        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted):
+            return found
+        for split in SPLITS:
+            with np.load(raw_dir / f"{split}.npz") as raw:
+                np.save(data_dir / f"{split}_volumes.npy", np.log(raw["volumes"]))
+                np.save(data_dir / f"{split}_parameters.npy", raw["parameters"])
+                counts[f"{split}_samples"] = len(raw["volumes"])
+            names += [f"{split}_volumes.npy", f"{split}_parameters.npy"]
+        files, made_up = manifest.describe_files(data_dir, names), stand_in.description_of(raw_dir) is not None
+        written = Manifest(FORMAT, files, counts, made_up, {**wanted, "prepared": preparation.now()})
+        manifest.write(data_dir, written)
+        return written
+
+
+def verify(data_dir: Path) -> Manifest:
+    """Check every checksum."""
+    return manifest.verify(data_dir, FORMAT, PREPARE_COMMAND)
+
+
+COMMANDS = DataCommands(
+    "cosmoflow",
+    raw="volumes and their parameters",
+    prepared="prepared volumes",
+    real="volumes",
+    download=download,
+    generate=generate,
+    prepare=prepare,
+    verify=verify,
+    workers={},
+    options={"generate": tuple(option(f"--{name}", type=int, required=True) for name in ("train", "eval", "size"))},
+)
