@@ -50,6 +50,11 @@ class EvaluationPoints:
         self.scores: list[Score] = []
         self.passed: tuple[Score, int] | None = None
 
+    @property
+    def unscored(self) -> int:
+        """Evaluations that have begun and have no score yet; where other ranks evaluate, rank 0 alone knows."""
+        return len(self._begun)
+
     def begin(self, at: int, samples: int, time_ms: int | None = None) -> None:
         """Log that the evaluation at point ``at``, epochs or samples, begins, or began at ``time_ms``.
 

@@ -326,12 +326,18 @@ class Trainer:
         """The end that a report has told: True if the target is reached.
 
         Raises:
-            Interrupted: a signal asked to stop; a checkpoint is written.
+            Interrupted: a signal asked to stop; a checkpoint is written, with the scores of all evaluations before it.
         """
-        if not self._told_reached:
-            self._save()
-            raise Interrupted(f"stopped by a signal at step {self.progress.step}; the log is closed as aborted")
-        return True
+        if self._told_reached:
+            return True
+        self._save()  # before the wait for scores, in which whoever sent the signal may lose patience
+        if self.evaluations.ranked:
+            known = len(self.progress.history)
+            if self._await_scores():
+                return True
+            if job_store.from_rank_0("scores since the checkpoint", str(len(self.progress.history) - known)) != "0":
+                self._save()
+        raise Interrupted(f"stopped by a signal at step {self.progress.step}; the log is closed as aborted")
 
     def _finish_block(self, block: Block) -> None:
         done = self.progress
@@ -384,7 +390,7 @@ class Trainer:
 
     def _save(self) -> None:
         folder = self.session.output_dir / "checkpoints"
-        progress = replace(self.progress, counted=self.recording.counted)
+        progress = replace(self.progress, counted=self.recording.counted, unscored=self.points.unscored)
         with self.heartbeat.extended(self.session.timeout_seconds, "writing a checkpoint"):
             if self.device.type == "cuda":
                 torch.cuda.current_stream().synchronize()
