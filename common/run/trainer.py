@@ -279,7 +279,7 @@ class Trainer:
         self.prefetcher = Prefetcher(self.workload.prepare, self.run.grad_accumulation_steps, self._side)
 
     def _block_begins(self, block: Block, samples: int, at: Moment) -> None:
-        self.clock.block_begins(block, self.recording.counted, at)
+        self.clock.block_begins(block, samples, self.recording.counted, at)
         self.recording.block_begins(block, samples)
 
     def _read(self, block: Block) -> None:
