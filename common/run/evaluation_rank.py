@@ -32,7 +32,7 @@ OPENING_SECONDS = 30 * 60
 
 
 class EvaluationRank:
-    """One evaluation rank of a run whose training ranks have a Trainer each.
+    """One evaluation rank of a run whose training ranks have a Trainer each. Building it asks no other rank.
 
     Args:
         workload_type: what is trained.
@@ -57,9 +57,6 @@ class EvaluationRank:
         self.run, self.session, self.rank_info, self.device = run, session, rank_info, device
         self.role = Role.of(rank_info, run.evaluation.ranks)
         self.rules = admit(run, session).rules
-        seed, output = job_store.from_rank_0("seed", ""), job_store.from_rank_0("output_dir", "")
-        self.output_dir = Path(output)
-        self.layout = Layout(run.evaluation.layout, self.role.rank, device, int(seed))
         self.passed = False
 
     def evaluate(self) -> None:
@@ -77,7 +74,14 @@ class EvaluationRank:
         except SuiteError as error:
             raise type(error)(f"rank {self.rank_info.rank}, which evaluates: {error}") from error
 
+    def _agree(self) -> None:
+        """Learn seed and folder from the training ranks."""
+        seed, output = job_store.from_rank_0("seed", ""), job_store.from_rank_0("output_dir", "")
+        self.output_dir = Path(output)
+        self.layout = Layout(self.run.evaluation.layout, self.role.rank, self.device, int(seed))
+
     def _enter(self, stack: contextlib.ExitStack) -> None:
+        self._agree()
         session, rank = self.session, self.rank_info.rank
         self.heartbeat = stack.enter_context(
             Heartbeat(self.rank_info, self.output_dir, session.timeout_seconds, role=self.role.name)
