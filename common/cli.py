@@ -191,10 +191,11 @@ def _data_command(command: str) -> Callable[[list[str]], int]:
             raise ConfigError(f"{command}: say for which benchmark: mlperf-suite {command} benchmark=NAME …")
         if names[0] not in WORKLOADS:
             raise ConfigError(f"benchmark={names[0]}: unknown; the workloads are {', '.join(sorted(WORKLOADS))}")
-        scales = [argument.removeprefix("scale=") for argument in argv if argument.startswith("scale=")]
-        rest = [argument for argument in argv if not argument.startswith(("benchmark=", "scale="))]
+        rest = [argument for argument in argv if not argument.startswith("benchmark=")]
+        scales = [argument for argument in rest if argument.startswith("scale=")]
         if scales and command == "generate":
-            rest = [*_stand_in_arguments(names[0], scales[-1]), *rest]
+            rest = [argument for argument in rest if argument not in scales]
+            rest = [*_stand_in_arguments(names[0], scales[-1].removeprefix("scale=")), *rest]
         package = WORKLOADS[names[0]].partition(":")[0].rpartition(".")[0]
         commands: DataCommands = importlib.import_module(f"{package}.prepare").COMMANDS
         return commands.run(command, rest)

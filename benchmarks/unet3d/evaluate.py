@@ -24,6 +24,7 @@ from benchmarks.unet3d.window_sums import INTERSECTION, LABELLED, PREDICTED
 from common.contract.evaluation import Evaluation, Predictions, Weights
 from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError
+from common.evaluation.counts import check_whole_set
 from common.evaluation.forward import ForwardPass
 from common.ops.implementation import AUTO
 
@@ -196,8 +197,7 @@ class MeanDice(Evaluation):
 def _check(name: str, counts: Sequence[Sequence[int]], voxels: int) -> None:
     """Every voxel has one prediction and one label."""
     predicted, labelled = (sum(row[column] for row in counts) for column in (PREDICTED, LABELLED))
-    if predicted != voxels:
-        raise RuntimeError(f"{predicted} voxels of {name} were evaluated, it has {voxels}")
+    check_whole_set(predicted, voxels, f"voxels of {name}")
     if labelled != voxels:
         raise DataError(
             f"{name}: {voxels - labelled} of {voxels} voxels have a label above {len(CLASSES) - 1}; run "

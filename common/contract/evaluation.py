@@ -101,7 +101,7 @@ class Evaluations(Protocol):
         ...
 
     def finish(self) -> Iterator[Score]:
-        """Yield the scores that no poll has told, each as soon as it is known, until none is outstanding."""
+        """Yield the scores that no poll has returned, each as soon as it is known, until none is outstanding."""
         ...
 
     def dismiss(self, stopped_at: int) -> None:

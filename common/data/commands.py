@@ -72,8 +72,11 @@ class DataCommands:
             ConfigError: an option is wrong.
             DataError: raw or prepared data are, or a file cannot be read or written.
         """
-        options = vars(self._parser(command).parse_args(argv))
-        del options["benchmark"]
+        parsed, strays = self._parser(command).parse_known_args(argv)
+        if strays:
+            known = ", ".join(name for name, _ in self._options(command))
+            raise ConfigError(f"{command} {' '.join(strays)}: no such option; the options are {known}")
+        options = vars(parsed)
         if options.get("workers", 1) < 1:
             raise ConfigError(f"--workers={options['workers']}: at least 1")
         try:
@@ -98,18 +101,18 @@ class DataCommands:
             yield from self.remarks(made, **options)
 
     def _parser(self, command: str) -> argparse.ArgumentParser:
-        data = Path(os.environ.get("MLPERF_DATA_DIR", "data"))  # as configs/train.yaml has it
         parser = argparse.ArgumentParser(prog=f"mlperf-suite {command} benchmark={self.benchmark}")
-        parser.add_argument("benchmark", nargs="?", help=argparse.SUPPRESS)
-        if command != "verify":
-            parser.add_argument("--raw-dir", type=Path, default=data / f"{self.benchmark}-raw", help=self.raw)
-        if command in ("prepare", "verify"):
-            parser.add_argument("--data-dir", type=Path, default=data / self.benchmark, help=self.prepared)
-        if command in self.workers:
-            workers = self.workers[command]()
-            parser.add_argument(
-                "--workers", type=int, default=workers, help=f"processes or threads (default {workers})"
-            )
-        for name, arguments in self.options.get(command, ()):
+        for name, arguments in self._options(command):
             parser.add_argument(name, **arguments)
         return parser
+
+    def _options(self, command: str) -> Iterator[Option]:
+        data = Path(os.environ.get("MLPERF_DATA_DIR", "data"))  # as configs/train.yaml has it
+        if command != "verify":
+            yield option("--raw-dir", type=Path, default=data / f"{self.benchmark}-raw", help=self.raw)
+        if command in ("prepare", "verify"):
+            yield option("--data-dir", type=Path, default=data / self.benchmark, help=self.prepared)
+        if command in self.workers:
+            workers = self.workers[command]()
+            yield option("--workers", type=int, default=workers, help=f"processes or threads (default {workers})")
+        yield from self.options.get(command, ())

@@ -54,14 +54,14 @@ class Counts:
 
 
 def check_whole_set(evaluated: int, expected: int, samples: str) -> None:
-    """An evaluation counts only if each sample of the set was evaluated.
+    """An evaluation counts only if all of the set was evaluated, and nothing twice.
 
     Args:
         evaluated, expected: so many were, and so many are in the set.
-        samples: what they are called.
+        samples: what they are called: the set's samples, or parts of one.
 
     Raises:
         RuntimeError: it was not.
     """
     if evaluated != expected:
-        raise RuntimeError(f"{evaluated} {samples} were evaluated, the set has {expected}")
+        raise RuntimeError(f"{evaluated} of {expected} {samples} were evaluated")

@@ -46,11 +46,11 @@ class InlineEvaluation:
         return scores
 
     def finish(self) -> Iterator[Score]:
-        """Yield what no poll has told; nothing is ever outstanding in line."""
+        """Yield what no poll has returned; nothing is ever outstanding in line."""
         yield from self.poll()
 
     def dismiss(self, stopped_at: int) -> None:
-        """Nobody else evaluates: nobody is told."""
+        """Nobody else evaluates: nothing to do."""
 
     def close(self) -> None:
         """Close the evaluation data."""

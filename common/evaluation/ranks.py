@@ -92,7 +92,7 @@ class RankedEvaluation:
         Raises:
             RuntimeError: an evaluation rank is gone.
         """
-        while self._score_receiver is not None and self._waited and not self.interrupted:
+        while self._score_receiver is not None and self._waited:
             began = time.perf_counter()
             message = self._score_receiver.next()
             samples, waited = self._waited[0]
@@ -112,23 +112,23 @@ class RankedEvaluation:
         """Nothing to release: the threads end when they have no more to do, or with the process."""
 
     def _score(self, message: ScoreMessage) -> Score | None:
-        """What a letter tells; None of an evaluation that was left out because of a signal."""
-        samples, waited = self._waited.popleft()
-        if message.samples != samples:
-            raise RuntimeError(f"a score for {message.samples} samples came, the next one is of {samples}")
+        """The score that a message is; None where it only says that a signal asked the evaluation ranks to stop."""
         if message.values is None:
             self.interrupted = True
             return None
+        samples, waited = self._waited.popleft()
+        if message.samples != samples:
+            raise RuntimeError(f"a score for {message.samples} samples came, the next one is of {samples}")
         return Score(samples, message.values, message.time_ms, message.seconds, waited)
 
 
 @dataclass(frozen=True)
 class ScoreMessage:
-    """What evaluation rank 0 tells of one evaluation.
+    """What evaluation rank 0 says of one evaluation: its score, or before it that a signal asked for a stop.
 
     Attributes:
         samples: training samples that the weights had seen.
-        values: of the metrics; None of an evaluation that was left out because of a signal.
+        values: of the metrics; None where a signal asked for a stop, and the score is still to come.
         seconds: that it took, the transfer of the weights included.
         time_ms: of its arrival, milliseconds since the epoch.
     """

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from common.ops.implementation import Implementation, always
 from common.optim.formula_values import MomentsValues
-from common.optim.fragment_runs import Run, report_overflow, runs_of, write_where
+from common.optim.fragment_runs import Run, note_overflow, runs_of, write_where
 from common.optim.rules import Binding, Formula, Rule, Update, triton_unsupported
 
 SMALLEST_EPSILON = torch.finfo(torch.float32).tiny
@@ -135,12 +135,12 @@ class TorchAdaptive(Update):
         self._formula = formula
         self._runs = runs_of(binding, list(self.states.values()), alone=False)
 
-    def measure(self, report: Tensor) -> None:
+    def measure(self, stats: Tensor) -> None:
         """See :class:`common.optim.rules.Update`."""
-        report_overflow(self._shards, report)
+        note_overflow(self._shards, stats)
         for run in self._runs:
             norm = torch.linalg.vector_norm(run.shard.gradients[run.part], dtype=run.shard.masters.dtype)
-            report[1] += (norm * run.settings.grad_multiplier).square() * run.settings.norm_share
+            stats[1] += (norm * run.settings.grad_multiplier).square() * run.settings.norm_share
 
     def apply(self, learning_rate: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
         """See :class:`common.optim.rules.Update`."""

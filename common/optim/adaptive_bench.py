@@ -106,15 +106,15 @@ def bind(rule: Rule, shard: Shard, implementation: str) -> Update:
 
 def one_update(update: Update, device: torch.device) -> Callable[[], None]:
     """What an optimizer asks of a rule in one iteration, with numbers that hardly move the weights."""
-    report = torch.zeros(2, dtype=torch.float32, device=device)
+    stats = torch.zeros(2, dtype=torch.float32, device=device)
     learning_rate = torch.full((), 1e-6, device=device)
     step = torch.zeros((), dtype=torch.int64, device=device)
     factor = torch.ones((), device=device)
     write = torch.ones((), dtype=torch.bool, device=device)
 
     def run() -> None:
-        report.zero_()
-        update.measure(report)
+        stats.zero_()
+        update.measure(stats)
         update.apply(learning_rate, step, factor, write)
 
     return run

@@ -49,10 +49,10 @@ def adaptive_measure_kernel(
 
 
 @triton.jit
-def adaptive_report_kernel(
+def adaptive_stats_kernel(
     squares_ptr,  # [programs] float32
     infinite_ptr,  # [programs] float32
-    report_ptr,  # [2] float32, added to
+    stats_ptr,  # [2] float32, added to
     programs,
     CHUNK: tl.constexpr,
 ):
@@ -63,8 +63,8 @@ def adaptive_report_kernel(
         entries = chunk + tl.arange(0, CHUNK)
         squares += tl.load(squares_ptr + entries, mask=entries < programs, other=0.0)
         infinite += tl.load(infinite_ptr + entries, mask=entries < programs, other=0.0)
-    tl.store(report_ptr, tl.load(report_ptr) + tl.sum(infinite, axis=0))
-    tl.store(report_ptr + 1, tl.load(report_ptr + 1) + tl.sum(squares, axis=0))
+    tl.store(stats_ptr, tl.load(stats_ptr) + tl.sum(infinite, axis=0))
+    tl.store(stats_ptr + 1, tl.load(stats_ptr + 1) + tl.sum(squares, axis=0))
 
 
 @triton.jit

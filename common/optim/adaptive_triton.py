@@ -89,7 +89,7 @@ class TritonAdaptive(Update):
         logs = [math.log(beta) if beta > 0 else -math.inf for beta in (formula.beta1, formula.beta2)]
         self._log_betas = torch.tensor(logs, dtype=torch.float64, device=device)
 
-    def measure(self, report: Tensor) -> None:
+    def measure(self, stats: Tensor) -> None:
         """See :class:`common.optim.rules.Update`."""
         for work in self._work:
             if not work.blocks:
@@ -109,7 +109,7 @@ class TritonAdaptive(Update):
                 ALIGNMENT=FRAGMENT_ALIGNMENT,
                 num_warps=WARPS,
             )
-            kernels.adaptive_report_kernel[(1,)](squares, infinite, report, work.measuring_programs, CHUNK=CHUNK)
+            kernels.adaptive_stats_kernel[(1,)](squares, infinite, stats, work.measuring_programs, CHUNK=CHUNK)
 
     def apply(self, learning_rate: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
         """See :class:`common.optim.rules.Update`."""

@@ -83,10 +83,10 @@ def runs_of(binding: Binding, states: Sequence[Sequence[Tensor]], alone: bool) -
     return runs
 
 
-def report_overflow(shards: Sequence[Shard], report: Tensor) -> None:
-    """Make ``report[0]`` positive if a gradient is not finite."""
+def note_overflow(shards: Sequence[Shard], stats: Tensor) -> None:
+    """Make ``stats[0]`` positive if a gradient is not finite."""
     for shard in shards:
-        report[0] += ~torch.isfinite(shard.gradients).all()
+        stats[0] += ~torch.isfinite(shard.gradients).all()
 
 
 def write_where(allowed: Tensor, target: Tensor, value: Tensor) -> None:

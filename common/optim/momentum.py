@@ -26,7 +26,7 @@ from torch import Tensor
 
 from common.ops.implementation import Implementation, always
 from common.optim.formula_values import MomentumValues
-from common.optim.fragment_runs import Run, report_overflow, runs_of, write_where
+from common.optim.fragment_runs import Run, note_overflow, runs_of, write_where
 from common.optim.rules import Binding, Formula, Rule, Update, triton_unsupported
 
 
@@ -97,13 +97,13 @@ class TorchMomentum(Update):
         self._formula = formula
         self._runs = runs_of(binding, list(self.states.values()), alone=True)
 
-    def measure(self, report: Tensor) -> None:
+    def measure(self, stats: Tensor) -> None:
         """See :class:`common.optim.rules.Update`."""
-        report_overflow(self._shards, report)
+        note_overflow(self._shards, stats)
         self._squares.zero_()
         for run in self._runs:
             squares = _sum_of_squares(run.shard.gradients[run.part]) * run.settings.grad_multiplier**2
-            report[1] += squares * run.settings.norm_share
+            stats[1] += squares * run.settings.norm_share
             if run.settings.trust_ratio:
                 (fragment,) = run.fragments
                 weights = run.weights_for_norms(self._formula.norm_of_model)

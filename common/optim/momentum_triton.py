@@ -40,7 +40,7 @@ def _measure_kernel(
     trust_ptr,  # [fragments] int32
     weight_squares_ptr,  # [blocks] float32, written for tensors with a trust ratio
     gradient_squares_ptr,  # [blocks] float32
-    report_ptr,  # [2] float32, the first: a gradient is not finite
+    stats_ptr,  # [2] float32, the first: a gradient is not finite
     first_block,
     BLOCK: tl.constexpr,
     ALIGNMENT: tl.constexpr,
@@ -55,7 +55,7 @@ def _measure_kernel(
     gradients = tl.load(gradients_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
     infinite = tl.max(tl.where(tl.abs(gradients) < float("inf"), 0, 1), axis=0)
     if infinite > 0:
-        tl.store(report_ptr, 1.0)  # every program that writes writes the same
+        tl.store(stats_ptr, 1.0)  # every program that writes writes the same
     tl.store(gradient_squares_ptr + block, tl.sum(gradients * gradients, axis=0))
     if tl.load(trust_ptr + fragment) > 0:
         weights = tl.load(weights_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
@@ -182,7 +182,7 @@ class TritonMomentum(Update):
         self._gradient_squares = torch.zeros_like(self._weight_squares)
         self._shares_of_norm = torch.zeros(len(fragments), dtype=torch.float32, device=self._squares.device)
 
-    def measure(self, report: Tensor) -> None:
+    def measure(self, stats: Tensor) -> None:
         """See :class:`common.optim.rules.Update`."""
         for shard, (first, last) in zip(self._shards, itertools.pairwise(self._shard_block), strict=True):
             if first == last:
@@ -196,7 +196,7 @@ class TritonMomentum(Update):
                 self._trust,
                 self._weight_squares,
                 self._gradient_squares,
-                report,
+                stats,
                 first,
                 BLOCK=BLOCK,
                 ALIGNMENT=FRAGMENT_ALIGNMENT,
@@ -217,7 +217,7 @@ class TritonMomentum(Update):
                 self._tensors,
                 CHUNK=CHUNK,
             )
-        torch.sum(self._shares_of_norm, dim=0, out=report[1])
+        torch.sum(self._shares_of_norm, dim=0, out=stats[1])
         self._complete_squares()
 
     def apply(self, learning_rate: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:

@@ -145,7 +145,7 @@ class Optimizer:
         self._step = torch.zeros((), dtype=torch.int64, device=device)
         self._learning_rate = torch.zeros((), dtype=torch.float32, device=device)
         self._gradient_norm = torch.zeros((), dtype=torch.float32, device=device)
-        self._report = torch.zeros(2, dtype=widest, device=device)
+        self._stats = torch.zeros(2, dtype=widest, device=device)
         self._factor = torch.ones((), dtype=widest, device=device)
 
     def begin(self) -> None:
@@ -180,9 +180,9 @@ class Optimizer:
         self._gatherer.join()
         self._reducer.finish()
         self._learning_rate.copy_(self._schedule(self._step))
-        self._report.zero_()
-        self._update.measure(self._report)
-        self._plan.sum_over_replica(self._report)
+        self._stats.zero_()
+        self._update.measure(self._stats)
+        self._plan.sum_over_replica(self._stats)
         self._factor, overflow = self._judge()
         return overflow
 
@@ -196,12 +196,12 @@ class Optimizer:
 
     def _judge(self) -> tuple[Tensor, Tensor]:
         """What every gradient is multiplied with, and whether one is not finite: 0-d tensors."""
-        factor = torch.ones_like(self._report[0])
-        overflow = self._report[0] > 0
+        factor = torch.ones_like(self._stats[0])
+        overflow = self._stats[0] > 0
         if self._scale is not None:
             factor = factor / self._scale
         if self._clip is not None and self._clipper is None:
-            norm = self._report[1].sqrt() * factor
+            norm = self._stats[1].sqrt() * factor
             self._gradient_norm.copy_(norm)
             clipped = self._clip.factor(norm)
             overflow = overflow | ~torch.isfinite(clipped)  # the norm can be too large where no gradient is

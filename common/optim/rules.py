@@ -34,7 +34,7 @@ class GroupSettings:
     Attributes:
         grad_multiplier: turns the gradient in the shard into the mean over the global batch.
         weight_decay, lr_scale, trust_ratio, learning_rate_in_momentum: see ``ParameterGroup``.
-        norm_share: what the group's squares count in ``report[1]``: 1 over the ranks that hold the group redundantly.
+        norm_share: what the group's squares count in ``stats[1]``: 1 over the ranks that hold the group redundantly.
     """
 
     grad_multiplier: float
@@ -87,13 +87,14 @@ class Update(ABC):
         self._squares = torch.zeros((2, binding.tensors), dtype=widest, device=shards[0].masters.device)
 
     @abstractmethod
-    def measure(self, report: Tensor) -> None:
+    def measure(self, stats: Tensor) -> None:
         """Read gradients and weights.
 
         Args:
-            report: [2] float32, float64 with parameters of that dtype; zero before. ``report[0]`` is made positive if
-                a gradient of this rank's shards is not finite; ``report[1]`` becomes the sum of squares of gradient
-                times ``grad_multiplier`` over this rank's shards, each group's times its ``norm_share``.
+            stats: [2] statistics of the gradients, float32, float64 with parameters of that dtype; zero before.
+                ``stats[0]`` is made positive if a gradient of this rank's shards is not finite; ``stats[1]`` becomes
+                the sum of squares of gradient times ``grad_multiplier`` over this rank's shards, each group's times its
+                ``norm_share``.
         """
 
     @abstractmethod
@@ -103,7 +104,7 @@ class Update(ABC):
         Args:
             learning_rate: 0-d float32.
             step: 0-d int64, updates done before this one.
-            grad_factor: 0-d, dtype of the report; every gradient is multiplied with it (clipping, loss scale).
+            grad_factor: 0-d, dtype of ``stats``; every gradient is multiplied with it (clipping, loss scale).
             write: 0-d bool.
         """
 

@@ -46,6 +46,7 @@ class Progress:
         samples: nominal training samples done, over all ranks: what the schedule counts.
         history: (counted samples, metric value) of the evaluations so far.
         counted: real training samples done, over all ranks: what log and rates count.
+        unscored: evaluations that had begun and whose scores are not in ``history``, as rank 0 knows.
     """
 
     step: int = 0
@@ -54,6 +55,7 @@ class Progress:
     samples: int = 0
     history: tuple[tuple[int, float], ...] = ()
     counted: int = 0
+    unscored: int = 0
 
 
 def save(
@@ -169,18 +171,24 @@ def read(place: Path, settings: Mapping[str, object], layout: Layout) -> dict[st
     writer = _writer(written, layout)
     content = first if writer == 0 else _load(place, writer)
     _require_finite(place, writer, {"model": content["model"], "updaters": content["updaters"]})
+    remarks = []
+    if unscored := first["progress"].get("unscored", 0):
+        remarks.append(
+            f"evaluations without a score when the checkpoint was written: {unscored}; they are not repeated, and only "
+            "the log of the run that wrote it may have their scores"
+        )
     if written == layout.sizes:
         own = content if layout.rank == writer else _load(place, layout.rank)
         _require_finite(place, layout.rank, {"buffers": own.get("buffers", {})})
-        return {**content, "random": own["random"], "buffers": own.get("buffers", {}), "remarks": []}
+        return {**content, "random": own["random"], "buffers": own.get("buffers", {}), "remarks": remarks}
     changed = f"of {written['dp']} replicas, this run has {layout.sizes['dp']}"
     if written["cp"] != layout.sizes["cp"]:
         changed += f", and layout.cp={layout.sizes['cp']} instead of {written['cp']}"
-    remark = (
+    remarks.append(
         f"the checkpoint is {changed}: random states start anew from the seed and the step, and the model's buffers "
         "are those of the first rank"
     )
-    return {**content, "random": None, "buffers": {}, "remarks": [remark]}
+    return {**content, "random": None, "buffers": {}, "remarks": remarks}
 
 
 def restore(content: dict[str, Any], model: nn.Module, updaters: tuple[Updater, ...], layout: Layout) -> Progress:

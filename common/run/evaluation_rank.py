@@ -29,11 +29,10 @@ from common.observe.nvml import GpuMeter, device_uuid
 from common.run.determinism import set_determinism
 
 OPENING_SECONDS = 30 * 60
-EVALUATE, LEAVE_OUT = 1, 2
 
 
 class EvaluationRank:
-    """One evaluation rank of a run whose training ranks have a Trainer each.
+    """One evaluation rank of a run whose training ranks have a Trainer each. Building it asks no other rank.
 
     Args:
         workload_type: what is trained.
@@ -58,9 +57,6 @@ class EvaluationRank:
         self.run, self.session, self.rank_info, self.device = run, session, rank_info, device
         self.role = Role.of(rank_info, run.evaluation.ranks)
         self.rules = admit(run, session).rules
-        seed, output = job_store.from_rank_0("seed", ""), job_store.from_rank_0("output_dir", "")
-        self.output_dir = Path(output)
-        self.layout = Layout(run.evaluation.layout, self.role.rank, device, int(seed))
         self.passed = False
 
     def evaluate(self) -> None:
@@ -78,7 +74,14 @@ class EvaluationRank:
         except SuiteError as error:
             raise type(error)(f"rank {self.rank_info.rank}, which evaluates: {error}") from error
 
+    def _agree(self) -> None:
+        """Learn seed and folder from the training ranks."""
+        seed, output = job_store.from_rank_0("seed", ""), job_store.from_rank_0("output_dir", "")
+        self.output_dir = Path(output)
+        self.layout = Layout(self.run.evaluation.layout, self.role.rank, self.device, int(seed))
+
     def _enter(self, stack: contextlib.ExitStack) -> None:
+        self._agree()
         session, rank = self.session, self.rank_info.rank
         self.heartbeat = stack.enter_context(
             Heartbeat(self.rank_info, self.output_dir, session.timeout_seconds, role=self.role.name)
@@ -115,34 +118,34 @@ class EvaluationRank:
         return evaluation
 
     def _serve(self, evaluation: Evaluation, signals: GracefulStop) -> int:
-        """Evaluate until the end is announced; the step at which a signal stopped training, or 0."""
+        """Evaluate until the end is announced; the step at which a signal stopped training, or 0.
+
+        A signal ends training, which waits for the scores of the weights that it has sent: its checkpoint has no others
+        to evaluate in their place.
+        """
         while True:
             with self.heartbeat.idle("waiting for weights"):
                 item = self.receiver.take()
             if isinstance(item, Ended):
                 break
             with self.heartbeat.extended(self.session.timeout_seconds, "evaluation"):
-                if self._decide(signals) == EVALUATE:
-                    self._evaluate(evaluation, item)
-                else:
+                if self.reporter is not None and signals.requested:
+                    self.reporter.report(item.samples, None, 0.0)
+                if self._any_passed():
                     self.receiver.discard(item)
-                    if self.reporter is not None and not self.passed:
-                        self.reporter.report(item.samples, None, 0.0)
+                else:
+                    self._evaluate(evaluation, item)
         if self.reporter is not None:
             self.reporter.end()
         return item.stopped_at
 
-    def _decide(self, signals: GracefulStop) -> int:
-        """Whether a score could still count: not after one that reached the target, nor after a signal. Collective.
-
-        Rank 0 decides for all: it scores, and a signal reaches the ranks at different times.
-        """
-        mine = LEAVE_OUT if self.passed or signals.requested else EVALUATE
+    def _any_passed(self) -> bool:
+        """Whether a score has reached the target, after which none counts: rank 0, which scores, says. Collective."""
         if self.role.world_size == 1:
-            return mine
-        decision = torch.tensor(mine, dtype=torch.int32, device=self.device)
-        dist.broadcast(decision, src=0)
-        return int(decision.item())
+            return self.passed
+        passed = torch.tensor(int(self.passed), dtype=torch.int32, device=self.device)
+        dist.broadcast(passed, src=0)
+        return bool(passed.item())
 
     def _evaluate(self, evaluation: Evaluation, arrived: Arrived) -> None:
         self.heartbeat.beat(arrived.index + 1, "evaluation")

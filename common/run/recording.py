@@ -13,10 +13,10 @@ OVERFLOWS_TOLERATED = 50  # iterations in a row with gradients that are not fini
 
 
 class Recording:
-    """Takes the reports of steps to the metrics, the progress bar and the run's own figures.
+    """Takes the results of steps to the metrics, the progress bar and the run's own figures.
 
     Args:
-        metrics, bar: where steps are told.
+        metrics, bar: where steps are written.
         meter: of this rank's GPU, read with every step.
 
     Attributes:
@@ -47,26 +47,26 @@ class Recording:
         Raises:
             SuiteError: too many steps in a row had gradients that were not finite.
         """
-        report = done.report
-        self.overflows += report.overflow
-        self._overflows_in_a_row = self._overflows_in_a_row + 1 if report.overflow else 0
+        result = done.result
+        self.overflows += result.overflow
+        self._overflows_in_a_row = self._overflows_in_a_row + 1 if result.overflow else 0
         if self._overflows_in_a_row >= OVERFLOWS_TOLERATED:
             raise SuiteError(
                 f"the gradients were not finite in {self._overflows_in_a_row} steps in a row up to step {done.step}: "
                 "the run diverged; look at the loss in the metrics, the learning rate and the precision"
             )
         nominal = done.samples - self.samples
-        self.counted += nominal if report.samples is None else report.samples
-        loss = report.metrics.get("loss", float("nan"))
+        self.counted += nominal if result.samples is None else result.samples
+        loss = result.metrics.get("loss", float("nan"))
         self.losses.append((self.counted, loss))
-        others = {name: value for name, value in report.metrics.items() if name != "loss"}
+        others = {name: value for name, value in result.metrics.items() if name != "loss"}
         self._metrics.write(
             done.step,
             self.counted,
             loss,
             step_ms=done.step_ms,
             data_wait_ms=done.data_wait_ms,
-            overflow=float(report.overflow),
+            overflow=float(result.overflow),
             **others,
             **self._meter.sample(),
         )

@@ -23,7 +23,7 @@ class EvaluationPoints:
     Args:
         evaluations: the way to evaluate.
         benchmark: metric and target.
-        events, metrics, bar: where scores are told.
+        events, metrics, bar: where scores are written.
         history: (samples, value) of the evaluations before a resumed run.
 
     Attributes:
@@ -49,6 +49,11 @@ class EvaluationPoints:
         self.history = history
         self.scores: list[Score] = []
         self.passed: tuple[Score, int] | None = None
+
+    @property
+    def unscored(self) -> int:
+        """Evaluations that have begun and have no score yet; where other ranks evaluate, rank 0 alone knows."""
+        return len(self._begun)
 
     def begin(self, at: int, samples: int, time_ms: int | None = None) -> None:
         """Log that the evaluation at point ``at``, epochs or samples, begins, or began at ``time_ms``.
@@ -84,9 +89,9 @@ class EvaluationPoints:
     def _note(self, score: Score) -> None:
         at, samples = self._begun.popleft()
         if self.passed is None:
-            self._tell(replace(score, samples=samples), at)
+            self._log(replace(score, samples=samples), at)
 
-    def _tell(self, score: Score, at: int) -> None:
+    def _log(self, score: Score, at: int) -> None:
         benchmark = self._benchmark
         counted = score.values.get("eval_samples", benchmark.eval_samples)
         if counted != benchmark.eval_samples:

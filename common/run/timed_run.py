@@ -72,7 +72,7 @@ class TimedRun:
         self._due: deque[tuple[int, Callable[[Moment], None]]] = deque()
         self._block: Block | None = None
         self._block_began = self._epoch_began = 0.0
-        self._epoch = self._before = 0
+        self._epoch = self._epoch_before = self._before = 0
 
     @property
     def running(self) -> bool:
@@ -109,14 +109,25 @@ class TimedRun:
         while self._due and self._due[0][0] <= step:
             self._due.popleft()[1](at)
 
-    def block_begins(self, block: Block, samples: int, at: Moment) -> None:
-        """Training of a block begins, after ``samples`` over all ranks."""
-        self._block, self._epoch = block, block.first_epoch
+    def block_begins(self, block: Block, nominal: int, counted: int, at: Moment) -> None:
+        """Training of a block begins, or goes on in a resumed run, whose log has only epochs that it ends itself.
+
+        Args:
+            block: it.
+            nominal: training samples done, over all ranks, as the schedule counts them.
+            counted: real ones.
+            at: when.
+        """
+        self._block = block
         self._block_began = self._epoch_began = at.seconds
-        self._before = samples
-        self.events.block_start(block, samples, at.time_ms)
+        self._before = counted
+        self.events.block_start(block, counted, at.time_ms)
         if block.epochs:
-            self.events.epoch_start(self._epoch, at.time_ms)
+            self._epoch_before = max(nominal, block.start_sample)
+            ended = (self._epoch_before - block.start_sample) // (block.samples // block.epochs)
+            self._epoch = block.first_epoch + ended
+            if ended < block.epochs:
+                self.events.epoch_start(self._epoch, at.time_ms)
 
     def block_ends(self, samples: int, at: Moment) -> None:
         """The block is over, and ``samples`` are done with it, over all ranks."""
@@ -154,8 +165,9 @@ class TimedRun:
         ended = min(samples // size, end - 1) - self._epoch + 1
         if ended <= 0:
             return
-        rate = ended * size / (at.seconds - self._epoch_began)
-        self._epoch_began = at.seconds
+        done = (self._epoch - 1 + ended) * size
+        rate = (done - self._epoch_before) / (at.seconds - self._epoch_began)
+        self._epoch_began, self._epoch_before = at.seconds, done
         for _ in range(ended):
             self.events.epoch_stop(self._epoch, rate, at.time_ms)
             self._epoch += 1

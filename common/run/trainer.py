@@ -87,7 +87,7 @@ class Trainer:
             "benchmark.schedule": repr(replace(self.schedule, last=None)),  # a resumed run may go on longer
             "order of the data": run.declaration.order_of_data(),
         }
-        self._told_stop = self._told_reached = False
+        self._stop_requested = self._target_reached = False
 
     def train(self) -> Outcome:
         """Run from ``init_start`` to ``run_stop``; returns what the run has come to.
@@ -133,7 +133,7 @@ class Trainer:
         self.resumed_samples = int(self.resumed["progress"]["counted"]) if self.resumed else 0
 
     def _open(self, stack: contextlib.ExitStack) -> Path:
-        """Open what the run is watched and told through, up to ``init_start``; returns the path of its log."""
+        """Open log, metrics and all else that watches the run, up to ``init_start``; returns the log's path."""
         session, run, rank = self.session, self.run, self.rank_info.rank
         self.heartbeat = stack.enter_context(Heartbeat(self.rank_info, session.output_dir, session.timeout_seconds))
         self.bar = ProgressBar(rank)
@@ -251,21 +251,21 @@ class Trainer:
 
         Where other ranks evaluate, the next block's steps follow those that the device has yet to do.
         """
-        before, told = self.progress.samples, False
+        before, ending = self.progress.samples, False
         self.clock.after(self.progress.step, lambda at: self._block_begins(block, before, at))
         self._read(block)
         while (micro_batches := self.prefetcher.take()) is not None:
-            told = self._settle(self.session.steps_ahead - 1)
-            if told:
+            ending = self._settle(self.session.steps_ahead - 1)
+            if ending:
                 break
             self._launch(micro_batches)
             every = self.session.checkpoint_every
             if every and self.progress.step % every == 0:
-                told = self._settle(0)  # so that all samples are counted
-                if told:
+                ending = self._settle(0)  # so that all samples are counted
+                if ending:
                     break
                 self._save()
-        if told or last or not self.evaluations.ranked:
+        if ending or last or not self.evaluations.ranked:
             if self._settle(0):
                 return self._stopped_early()
             self._rest()
@@ -279,7 +279,7 @@ class Trainer:
         self.prefetcher = Prefetcher(self.workload.prepare, self.run.grad_accumulation_steps, self._side)
 
     def _block_begins(self, block: Block, samples: int, at: Moment) -> None:
-        self.clock.block_begins(block, self.recording.counted, at)
+        self.clock.block_begins(block, samples, self.recording.counted, at)
         self.recording.block_begins(block, samples)
 
     def _read(self, block: Block) -> None:
@@ -302,36 +302,42 @@ class Trainer:
         self.profile.before(number)
         wait, prefetcher.wait_seconds = prefetcher.wait_seconds, 0.0
         unknown = len(self.runner.uncaptured)
-        report = self.runner(micro_batches)
+        result = self.runner(micro_batches)
         if len(self.runner.uncaptured) > unknown:
             self.bar.line(f"step {number}: batch key {micro_batches[0].key!r} was not captured and runs eagerly")
         samples = progress.samples + sum(batch.samples for batch in micro_batches)
-        self.pending.push(number, samples, report, wait * 1e3)
+        self.pending.push(number, samples, result, wait * 1e3)
         prefetcher.consumed()
         self.profile.after(number)
         self.progress = replace(progress, step=number, samples=samples, position=progress.position + 1)
 
     def _settle(self, limit: int) -> bool:
-        """Read reports until at most ``limit`` are outstanding; whether one has told all ranks to stop."""
+        """Read results until at most ``limit`` steps are in flight; whether one ends the run, for all ranks alike."""
         while len(self.pending) > limit:
             done = self.pending.pop()
             self.heartbeat.device_step(done.step)
             self.recording.step(done)
             self.clock.step_done(done.step, done.samples, done.ended)
-            self._told_stop = self._told_stop or done.report.stop
-            self._told_reached = self._told_reached or done.report.reached
-        return self._told_stop or self._told_reached
+            self._stop_requested = self._stop_requested or done.result.stop
+            self._target_reached = self._target_reached or done.result.reached
+        return self._stop_requested or self._target_reached
 
     def _stopped_early(self) -> bool:
-        """The end that a report has told: True if the target is reached.
+        """The end that the result of a step asks for: True if the target is reached.
 
         Raises:
-            Interrupted: a signal asked to stop; a checkpoint is written.
+            Interrupted: a signal asked to stop; a checkpoint is written, with the scores of all evaluations before it.
         """
-        if not self._told_reached:
-            self._save()
-            raise Interrupted(f"stopped by a signal at step {self.progress.step}; the log is closed as aborted")
-        return True
+        if self._target_reached:
+            return True
+        self._save()  # before the wait for scores, in which whoever sent the signal may lose patience
+        if self.evaluations.ranked:
+            known = len(self.progress.history)
+            if self._await_scores():
+                return True
+            if job_store.from_rank_0("scores since the checkpoint", str(len(self.progress.history) - known)) != "0":
+                self._save()
+        raise Interrupted(f"stopped by a signal at step {self.progress.step}; the log is closed as aborted")
 
     def _finish_block(self, block: Block) -> None:
         done = self.progress
@@ -368,8 +374,8 @@ class Trainer:
             return False
         with self.heartbeat.extended(EVALUATION_RANKS_SECONDS, "waiting for scores"):
             reached = self._conclude_points(self.points.finish())
-            reported = job_store.from_rank_0("reached", str(int(reached)), timedelta(seconds=EVALUATION_RANKS_SECONDS))
-        return reported == "1"
+            agreed = job_store.from_rank_0("reached", str(int(reached)), timedelta(seconds=EVALUATION_RANKS_SECONDS))
+        return agreed == "1"
 
     def _conclude_points(self, reached: bool) -> bool:
         if self.points.history is not self.progress.history:
@@ -384,7 +390,7 @@ class Trainer:
 
     def _save(self) -> None:
         folder = self.session.output_dir / "checkpoints"
-        progress = replace(self.progress, counted=self.recording.counted)
+        progress = replace(self.progress, counted=self.recording.counted, unscored=self.points.unscored)
         with self.heartbeat.extended(self.session.timeout_seconds, "writing a checkpoint"):
             if self.device.type == "cuda":
                 torch.cuda.current_stream().synchronize()

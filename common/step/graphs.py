@@ -30,7 +30,7 @@ WARM_UP_ITERATIONS = 3  # autotuning, NCCL and the allocator settle within three
 class _Captured:
     graph: torch.cuda.CUDAGraph
     inputs: list[dict[str, Tensor]]
-    report: DeviceResult
+    result: DeviceResult
 
 
 class StepRunner:
@@ -75,7 +75,7 @@ class StepRunner:
             self.step.skip.fill_(0)
 
     def __call__(self, micro_batches: Sequence[Batch]) -> DeviceResult:
-        """Launch one iteration; returns its report, valid until the next iteration of the same key.
+        """Launch one iteration; returns its result, valid until the next iteration of the same key.
 
         Everything is queued on ``stream``; nothing waits for the device.
         """
@@ -88,7 +88,7 @@ class StepRunner:
             return self.step(micro_batches)
         self.fill(captured.inputs, micro_batches)
         captured.graph.replay()
-        return captured.report
+        return captured.result
 
     @staticmethod
     def fill(inputs: Sequence[dict[str, Tensor]], micro_batches: Sequence[Batch]) -> None:
@@ -121,11 +121,11 @@ class StepRunner:
         try:
             assert self.stream is not None
             with capturing(graph, self.stream, self._pool), last:
-                report = self.step(batches)
+                result = self.step(batches)
         except RuntimeError as error:
             raise CaptureError(_explain(error, last.name, example.key)) from error
         self._pool = graph.pool()
-        return _Captured(graph, inputs, report)
+        return _Captured(graph, inputs, result)
 
 
 class _LastOperation(TorchDispatchMode):

@@ -1,4 +1,4 @@
-"""Reports of iterations that the device has yet to finish."""
+"""Results of iterations that the device has yet to finish."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Finished:
     Attributes:
         step: its number in the run, from 1.
         samples: nominal training samples done with it, over all ranks.
-        report: what it told.
+        result: read from the device.
         ended: when it was finished, as far as the host can tell, seconds of its monotonic clock.
         step_ms: milliseconds since the iteration before it finished; 0 for the first.
         data_wait_ms: milliseconds that the host waited for its data.
@@ -27,7 +27,7 @@ class Finished:
 
     step: int
     samples: int
-    report: StepResult
+    result: StepResult
     ended: float
     step_ms: float
     data_wait_ms: float
@@ -48,7 +48,7 @@ class StepsInFlight:
     """A queue of launched iterations. Reading waits for the oldest one alone, through an event.
 
     Args:
-        step: the iteration, which knows how to read its report.
+        step: the iteration, which knows how to read its result.
     """
 
     def __init__(self, step: TrainStep) -> None:
@@ -61,9 +61,9 @@ class StepsInFlight:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def push(self, step: int, samples: int, report: DeviceResult, data_wait_ms: float) -> None:
-        """Queue the copy of ``report`` to the host on the current stream."""
-        values = report.values
+    def push(self, step: int, samples: int, result: DeviceResult, data_wait_ms: float) -> None:
+        """Queue the copy of ``result`` to the host on the current stream."""
+        values = result.values
         if values.device.type == "cuda":
             fitting = [host for host in self._free if host.shape == values.shape]
             host = fitting[0] if fitting else torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
@@ -73,16 +73,16 @@ class StepsInFlight:
             done.record()
         else:
             host, done = values.clone(), None
-        self._queue.append(_Pending(step, samples, data_wait_ms, report.names, host, done, time.perf_counter()))
+        self._queue.append(_Pending(step, samples, data_wait_ms, result.names, host, done, time.perf_counter()))
 
     def pop(self) -> Finished:
-        """Wait for the oldest iteration and read its report."""
+        """Wait for the oldest iteration and read its result."""
         entry = self._queue.popleft()
         waited = entry.done is not None and not entry.done.query()
         if entry.done is not None:
             entry.done.synchronize()
         now = time.perf_counter()
-        report = self._step.read(entry.names, entry.host.tolist())
+        result = self._step.read(entry.names, entry.host.tolist())
         if entry.done is not None:
             self._free.append(entry.host)
         before, self._before = self._before, entry
@@ -98,4 +98,4 @@ class StepsInFlight:
             self._ended = now
         else:  # it was finished earlier: as long after the one before as the device says
             self._ended = min(now, max(entry.launched, self._ended + step_ms / 1e3))
-        return Finished(entry.step, entry.samples, report, self._ended, step_ms, entry.data_wait_ms)
+        return Finished(entry.step, entry.samples, result, self._ended, step_ms, entry.data_wait_ms)

@@ -1,7 +1,7 @@
-"""One training iteration: accumulation, forward, backward, gradient reduction, update, and its report.
+"""One training iteration: accumulation, forward, backward, gradient reduction, update, and its result.
 
 The iteration never waits for the device. What the host needs to know of it (mean loss, overflow, whether any rank was
-asked to stop, whether the target is reached) is summed over all ranks into one small device tensor, the *report*, which
+asked to stop, whether the target is reached) is summed over all ranks into one small device tensor, the *result*, which
 the trainer reads a few steps later: every rank reads the same numbers of the same step and so decides the same.
 """
 
@@ -75,7 +75,7 @@ def accumulate(loss: Callable[[Batch], Losses], loss_scale: LossScale | None = N
 
 @dataclass(frozen=True)
 class DeviceResult:
-    """A report on the device.
+    """A result on the device.
 
     Attributes:
         values: float32 (3 + metrics,), summed over the ranks: stop flags, overflow, metrics, flags of a reached target.
@@ -88,7 +88,7 @@ class DeviceResult:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one iteration tells the host: read when its device work is done, the same on all ranks.
+    """The result of one iteration on the host: read when its device work is done, the same on all ranks.
 
     Attributes:
         metrics: means over the ranks.
@@ -109,7 +109,7 @@ class TrainStep:
     Args:
         forward_backward: usually ``accumulate(workload.loss)``.
         updaters: what applies the gradients, in order; all of them write, or none.
-        layout: the ranks whose reports are summed.
+        layout: the ranks whose results are summed.
 
     Attributes:
         skip: 0-d float32 on the device; non-zero makes every updater write nothing (warm-up).
@@ -128,7 +128,7 @@ class TrainStep:
         self._everyone = layout.group("pp", "dp", "cp", "tp") if layout.world_size > 1 else None
 
     def __call__(self, micro_batches: Sequence[Batch]) -> DeviceResult:
-        """Run the iteration; returns its report."""
+        """Run the iteration; returns its result."""
         for updater in self.updaters:
             updater.begin()
         metrics = self.forward_backward(micro_batches, self._arm, self._collect)
@@ -140,7 +140,7 @@ class TrainStep:
         return DeviceResult(values, tuple(metrics))
 
     def read(self, names: Sequence[str], values: Sequence[float]) -> StepResult:
-        """The numbers of a report, ``values`` being its tensor's content on the host, by name."""
+        """The numbers of a result, ``values`` being its tensor's content on the host, by name."""
         ranks = self.layout.world_size
         metrics = {name: value / ranks for name, value in zip(names, values[2:-1], strict=True)}
         counted = metrics.pop(SAMPLES, None)
@@ -166,10 +166,10 @@ class TrainStep:
             updater.collect()
 
 
-def _joined(reported: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """What the updaters tell: waits are added up, all else is the first one's that has it."""
+def _joined(metrics: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The metrics of the updaters: waits are added up, all else is the first one's that has it."""
     joined: dict[str, Tensor] = {}
-    for entry in reported:
+    for entry in metrics:
         for name, value in entry.items():
             if name == "comm_wait_ms" and name in joined:
                 joined[name] = joined[name] + value

@@ -28,12 +28,12 @@ class Scalars:
         self.step = torch.zeros((), dtype=torch.int64, device=DEVICE)
         self.factor = torch.ones((), device=DEVICE)
         self.write = torch.ones((), dtype=torch.bool, device=DEVICE)
-        self.report = torch.zeros(2, device=DEVICE)
+        self.stats = torch.zeros(2, device=DEVICE)
 
     def iterate(self, update: Update) -> None:
         """One iteration; the step counts what was written."""
-        self.report.zero_()
-        update.measure(self.report)
+        self.stats.zero_()
+        update.measure(self.stats)
         update.apply(self.learning_rate, self.step, self.factor, self.write)
         self.step.add_(self.write)
 
@@ -120,14 +120,14 @@ def test_measure_reports_norm_and_infinity(implementation):
     shard, scalars = medium_shard(torch.bfloat16), Scalars()
     update = bind(LAMB(), shard, implementation)
     set_gradients(shard, 0)
-    update.measure(scalars.report)
-    infinite, squares = scalars.report.tolist()
+    update.measure(scalars.stats)
+    infinite, squares = scalars.stats.tolist()
     assert infinite == 0.0
     assert squares == pytest.approx(shard.gradients.double().square().sum().item(), rel=1e-5)
     shard.gradients[shard.fragments[-1].start] = float("nan")
-    scalars.report.zero_()
-    update.measure(scalars.report)
-    assert scalars.report[0].item() > 0.0
+    scalars.stats.zero_()
+    update.measure(scalars.stats)
+    assert scalars.stats[0].item() > 0.0
 
 
 @pytest.mark.parametrize("implementation", ["triton", "torch"])

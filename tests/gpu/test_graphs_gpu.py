@@ -37,7 +37,7 @@ pytestmark = [
 ]
 
 STEPS = 5
-AHEAD = 3  # iterations that the host may launch before it reads the first one's report
+AHEAD = 3  # iterations that the host may launch before it reads the first one's result
 ROUNDING = 1e-5
 """Difference of two changes of the weights in an iteration, relative to the change: same sums in the same order."""
 
@@ -94,9 +94,9 @@ class Built:
     def run(self, batches: list[Batch]) -> StepResult:
         """One iteration, waited for."""
         with self.runner.on_stream():
-            report = self.runner(batches)
+            result = self.runner(batches)
         torch.cuda.synchronize()
-        return self.step.read(report.names, report.values.tolist())
+        return self.step.read(result.names, result.values.tolist())
 
     def updates(self) -> int:
         """Updates that the optimizer has applied."""
@@ -197,10 +197,10 @@ def test_every_captured_iteration_changes_the_weights_as_the_eager_one(workload,
     found = captured.weights()
     assert all(torch.equal(found[name], weight) for name, weight in before.items()), "they start alike"
     for seed in range(STEPS):
-        expected_report, report = eager.run(eager.batches(seed)), captured.run(captured.batches(seed))
-        assert not expected_report.overflow
-        assert report.overflow == expected_report.overflow
-        assert report.metrics == pytest.approx(expected_report.metrics, rel=ROUNDING)
+        expected_result, result = eager.run(eager.batches(seed)), captured.run(captured.batches(seed))
+        assert not expected_result.overflow
+        assert result.overflow == expected_result.overflow
+        assert result.metrics == pytest.approx(expected_result.metrics, rel=ROUNDING)
         after = eager.weights()
         expected = change(after, before)
         assert difference(change(captured.weights(), before), expected) <= ROUNDING, f"iteration {seed + 1}"
@@ -300,15 +300,15 @@ def test_the_host_waits_for_nothing_from_the_reader_to_the_report(workload, over
                 while len(pending) >= AHEAD:  # through the event of the oldest alone
                     finished.append(pending.pop())
                 number += 1
-                report = built.runner(micro_batches)
-                pending.push(number, sum(batch.samples for batch in micro_batches), report, 0.0)
+                result = built.runner(micro_batches)
+                pending.push(number, sum(batch.samples for batch in micro_batches), result, 0.0)
                 prefetcher.consumed()
             while len(pending):
                 finished.append(pending.pop())
         torch.cuda.synchronize()
     assert [done.step for done in finished] == list(range(1, STEPS + 1))
-    assert not any(done.report.overflow for done in finished)
-    assert all(math.isfinite(value) for done in finished for value in done.report.metrics.values())
+    assert not any(done.result.overflow for done in finished)
+    assert all(math.isfinite(value) for done in finished for value in done.result.metrics.values())
     assert built.updates() == STEPS
     assert built.runner.uncaptured == {}
 

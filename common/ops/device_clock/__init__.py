@@ -1,7 +1,7 @@
 """Moments on the device: when its stream reaches a point, inside of a captured iteration too.
 
 An event recorded during capture cannot be read between replays without racing the next one; a number in a tensor
-travels with the iteration's report instead.
+travels with the iteration's result instead.
 """
 
 from __future__ import annotations

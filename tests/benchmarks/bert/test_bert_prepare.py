@@ -92,9 +92,9 @@ def sequences_of(path):
 def test_a_stand_in_goes_from_nothing_to_verified(tmp_path, capsys):
     folders = ["--raw-dir", str(tmp_path / "raw")]
     data = ["--data-dir", str(tmp_path / "data")]
-    assert COMMANDS.run("generate", ["benchmark=bert", *folders, *SMALL]) == 0
-    assert COMMANDS.run("prepare", ["benchmark=bert", *folders, *data]) == 0
-    assert COMMANDS.run("verify", ["benchmark=bert", *data]) == 0
+    assert COMMANDS.run("generate", [*folders, *SMALL]) == 0
+    assert COMMANDS.run("prepare", [*folders, *data]) == 0
+    assert COMMANDS.run("verify", [*data]) == 0
     assert "stand-in, " in capsys.readouterr().out
     assert {path.name for path in (tmp_path / "data").iterdir()} == {
         "packed", "eval_varlength", "manifest.json", "vocab.txt", "prepare.lock"

@@ -354,12 +354,10 @@ def test_generate_refuses_a_used_folder_and_too_many_digits(folders, tmp_path):
 
 def test_command_line_goes_from_nothing_to_verified(tmp_path, capsys):
     folders = ["--raw-dir", str(tmp_path / "raw")]
-    assert (
-        COMMANDS.run("generate", ["benchmark=resnet", *folders, "--train", "20", "--val", "10", "--workers", "1"]) == 0
-    )
+    assert COMMANDS.run("generate", [*folders, "--train", "20", "--val", "10", "--workers", "1"]) == 0
     data = ["--data-dir", str(tmp_path / "data")]
-    assert COMMANDS.run("prepare", ["benchmark=resnet", *folders, *data, "--workers", "1"]) == 0
-    assert COMMANDS.run("verify", ["benchmark=resnet", *data]) == 0
+    assert COMMANDS.run("prepare", [*folders, *data, "--workers", "1"]) == 0
+    assert COMMANDS.run("verify", [*data]) == 0
     assert "stand-in" in capsys.readouterr().out
 
 
@@ -370,9 +368,9 @@ def test_without_folders_the_data_are_prepared_where_training_reads_them(folder,
     if folder:
         monkeypatch.setenv("MLPERF_DATA_DIR", str(tmp_path / folder))
     read_from = cli.load(compose(["benchmark=resnet", "scale=8xH200"]))[1].data_dir
-    assert COMMANDS.run("generate", ["benchmark=resnet", "--train", "20", "--val", "10", "--workers", "1"]) == 0
-    assert COMMANDS.run("prepare", ["benchmark=resnet", "--workers", "1"]) == 0
-    assert COMMANDS.run("verify", ["benchmark=resnet"]) == 0
+    assert COMMANDS.run("generate", ["--train", "20", "--val", "10", "--workers", "1"]) == 0
+    assert COMMANDS.run("prepare", ["--workers", "1"]) == 0
+    assert COMMANDS.run("verify", []) == 0
     assert (read_from / "train.rec").exists()
     assert {path.name for path in (tmp_path / (folder or "data")).iterdir()} == {"resnet", "resnet-raw"}
 

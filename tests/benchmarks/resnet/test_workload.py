@@ -293,5 +293,5 @@ def test_accuracy_counts_each_picture_once_and_no_padding():
 
 
 def test_an_evaluation_that_missed_pictures_is_no_score():
-    with pytest.raises(RuntimeError, match="5 pictures were evaluated, the set has 6"):
+    with pytest.raises(RuntimeError, match="5 of 6 pictures were evaluated"):
         TopOne.score(Predictions({"right": 5, "pictures": 5, "expected": 6}))

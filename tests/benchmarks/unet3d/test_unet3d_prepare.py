@@ -51,9 +51,9 @@ def test_a_stand_in_goes_from_nothing_to_verified(tmp_path, capsys):
     folders = ["--raw-dir", str(tmp_path / "raw")]
     prepared = ["--data-dir", str(tmp_path / "data")]
     sizes = ["--train", "2", "--eval", "1", "--patch", "32", "--smallest", "32", "--largest", "40"]
-    assert COMMANDS.run("generate", ["benchmark=unet3d", *folders, *sizes]) == 0
-    assert COMMANDS.run("prepare", ["benchmark=unet3d", *folders, *prepared]) == 0
-    assert COMMANDS.run("verify", ["benchmark=unet3d", *prepared]) == 0
+    assert COMMANDS.run("generate", [*folders, *sizes]) == 0
+    assert COMMANDS.run("prepare", [*folders, *prepared]) == 0
+    assert COMMANDS.run("verify", [*prepared]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith(f"{tmp_path / 'raw'}: 2 cases to train and 1 to evaluate")
     assert out[1] == f"{tmp_path / 'data'}: stand-in, train_samples 2, eval_samples 1"

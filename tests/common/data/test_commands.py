@@ -51,7 +51,7 @@ class Called:
 def test_commands_have_the_folders_that_they_need(command, monkeypatch):
     monkeypatch.setenv("MLPERF_DATA_DIR", "/elsewhere")
     called = Called()
-    assert called.commands.run(command, ["benchmark=name"]) == 0
+    assert called.commands.run(command, []) == 0
     where = {"raw_dir": Path("/elsewhere/name-raw"), "data_dir": Path("/elsewhere/name")}
     assert called.options == {folder: where[folder] for folder in FOLDERS[command]}
 
@@ -63,12 +63,21 @@ def test_folders_that_are_given_are_taken(command):
     assert called.options == {name: Path(f"/at/{name}") for name in FOLDERS[command]}
 
 
-@pytest.mark.parametrize(("command", "folder"), [("verify", "--raw-dir"), ("download", "--data-dir")])
-def test_a_folder_that_a_command_does_not_read_is_refused(command, folder, capsys):
-    with pytest.raises(SystemExit) as ended:
-        Called().commands.run(command, [folder, "x"])
-    assert ended.value.code == 2
-    assert f"mlperf-suite {command} benchmark=name" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("command", "arguments", "options"),
+    [
+        ("verify", ["--raw-dir", "x"], "--data-dir"),
+        ("download", ["--data-dir", "x"], "--raw-dir"),
+        ("prepare", ["raw_dir=x"], "--raw-dir, --data-dir, --workers, --few"),
+        ("prepare", ["x"], "--raw-dir, --data-dir, --workers, --few"),
+    ],
+)
+def test_what_is_no_option_of_the_command_is_refused_by_name_with_those_there_are(command, arguments, options):
+    called = Called(workers={"prepare": lambda: 6}, options={"prepare": (option("--few", dest="less"),)})
+    with pytest.raises(ConfigError) as refused:
+        called.commands.run(command, arguments)
+    assert str(refused.value) == f"{command} {' '.join(arguments)}: no such option; the options are {options}"
+    assert called.options == {}
 
 
 def test_an_option_reaches_the_function_of_its_command_alone():

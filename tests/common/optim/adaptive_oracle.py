@@ -121,9 +121,9 @@ class Problem:
 
     def measure(self) -> tuple[float, float]:
         """What the rule reports: not finite, sum of squares."""
-        report = torch.zeros(2, dtype=torch.promote_types(self.shard.parameters.dtype, torch.float32))
-        self.update.measure(report)
-        return report[0].item(), report[1].item()
+        stats = torch.zeros(2, dtype=torch.promote_types(self.shard.parameters.dtype, torch.float32))
+        self.update.measure(stats)
+        return stats[0].item(), stats[1].item()
 
     def arrays(self, index: int) -> STATE:
         """Master weights and moments of one tensor in float64."""

@@ -118,8 +118,8 @@ class Trainee:
         replicas, replica = self.layout.size("dp"), self.layout.index("dp")
         mine = [a * replicas + replica for a in range(self.micro_batches)]
         dtype = self.model.gain.dtype
-        report = self.step([Batch({"x": change(lane, lanes[lane]).to(dtype)}, LANES) for lane in mine])
-        return self.step.read(report.names, report.values.tolist()).overflow
+        result = self.step([Batch({"x": change(lane, lanes[lane]).to(dtype)}, LANES) for lane in mine])
+        return self.step.read(result.names, result.values.tolist()).overflow
 
     def weights(self) -> dict[str, Tensor]:
         """Copies of the weights as of the last update."""

@@ -154,8 +154,8 @@ class Trainee:
             part_NPC = whole_NPC.chunk(self.layout.size("cp"), dim=1)[self.layout.index("cp")].clone()
             spoil(part_NPC)
             batches.append(Batch({"x": part_NPC.to(self.dtype)}, LANES))
-        report = self.step(batches)
-        return self.step.read(report.names, report.values.tolist()).overflow
+        result = self.step(batches)
+        return self.step.read(result.names, result.values.tolist()).overflow
 
     def weights(self) -> dict[str, Tensor]:
         """Copies of the weights as of the last update."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from update_oracle import build, noise, parameter, snapshot, step
 
 from common.ops.implementation import Implementation, always
-from common.optim.fragment_runs import report_overflow, runs_of, write_where
+from common.optim.fragment_runs import note_overflow, runs_of, write_where
 from common.optim.optimizer import ParameterGroup
 from common.optim.rules import Binding, Formula, Rule, Update
 
@@ -42,8 +42,8 @@ class TorchAdagrad(Update):
         self._formula = formula
         self._runs = runs_of(binding, list(self.states.values()), alone=False)
 
-    def measure(self, report: Tensor) -> None:
-        report_overflow(self._shards, report)
+    def measure(self, stats: Tensor) -> None:
+        note_overflow(self._shards, stats)
 
     def apply(self, learning_rate: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
         for run in self._runs:

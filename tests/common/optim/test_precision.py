@@ -87,8 +87,8 @@ class Tiny:
 
     def iterate(self, x: float) -> bool:
         """One iteration; whether it reports an overflow."""
-        report = self.step([Batch({"x": torch.full((8,), x)}, 1)])
-        return self.step.read(report.names, report.values.tolist()).overflow
+        result = self.step([Batch({"x": torch.full((8,), x)}, 1)])
+        return self.step.read(result.names, result.values.tolist()).overflow
 
 
 def test_a_gradient_too_small_for_fp16_survives():

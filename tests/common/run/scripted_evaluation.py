@@ -69,10 +69,10 @@ class CountedSteps(StepsInFlight):
 
     current: CountedSteps | None = None
 
-    def push(self, step: int, samples: int, report: DeviceResult, data_wait_ms: float) -> None:
+    def push(self, step: int, samples: int, result: DeviceResult, data_wait_ms: float) -> None:
         """As in any run."""
         type(self).current = self
-        super().push(step, samples, report, data_wait_ms)
+        super().push(step, samples, result, data_wait_ms)
 
 
 class ScriptedToy(CosmoFlow):

@@ -107,6 +107,12 @@ def test_the_same_layout_gets_everything_back(tmp_path):
     assert all(torch.equal(t, other.state_dict()[name]) for name, t in model.state_dict().items())
 
 
+def test_evaluations_whose_scores_the_checkpoint_lacks_are_named(tmp_path):
+    place = checkpoint.save(tmp_path, Progress(3, unscored=2), 1, {}, torch.nn.Linear(1, 1), (), Layout())
+    (remark,) = checkpoint.read(place, {}, Layout())["remarks"]
+    assert "evaluations without a score when the checkpoint was written: 2" in remark
+
+
 def test_another_number_of_replicas_is_told_what_does_not_go_on(tmp_path):
     place = save(tmp_path, 1)
     pretend_to_be_written_by(place, dp=4)

@@ -114,13 +114,15 @@ def test_a_score_of_other_samples_than_the_next_ones_is_an_error(clock):
         made.poll()
 
 
-def test_an_evaluation_left_out_because_of_a_signal_ends_the_wait_and_asks_to_stop(clock):
+def test_a_signal_at_the_evaluation_ranks_asks_to_stop_and_takes_no_score_away(clock):
     made, receiver = evaluation(clock, [0.0, 0.0])
     made.submit(WEIGHTS, 64)
     made.submit(WEIGHTS, 128)
-    receiver.there.append(message(64, None))
-    assert list(made.finish()) == []
+    receiver.there += [message(64, None), message(64, 0.5), message(128, None)]
+    assert [score.samples for score in made.poll()] == [64]
     assert made.interrupted
+    receiver.later.append((1.0, message(128, 0.6)))
+    assert [score.samples for score in made.finish()] == [128]
 
 
 class Recorder:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from common.mlperf.verdict import judge
 from tests import toy
@@ -159,6 +160,43 @@ def test_sigterm_ends_ranks_of_both_roles_and_leaves_a_checkpoint(data_of, tmp_p
     assert "stopped by a signal at step" in the_message(ended)
     assert_closed_as_aborted(log)
     assert list((output / "checkpoints").glob("step_*/rank_1.pt"))
+
+
+@contextlib.contextmanager
+def stopped_while_evaluated(data: Path, output: Path, target: float) -> Iterator[Process]:
+    """A run that got SIGTERM and has written a checkpoint before any evaluation ended; they go on from here."""
+    overrides = ["benchmark.schedule.last_epoch=2000", f"benchmark.target={target}"]
+    released = output.with_name("released")
+    with job(data, output, 2, 1, *overrides, script=f"await {released}") as process:
+        log = output / "mlperf.log"
+        await_that(lambda: log.exists() and "eval_start" in log.read_text(), process)
+        process.send_signal(signal.SIGTERM)
+        await_that(lambda: list((output / "checkpoints").glob("step_*")) != [], process)
+        released.touch()
+        yield process
+
+
+def test_sigterm_loses_no_evaluation_that_has_begun(data_of, tmp_path):
+    output = tmp_path / "out"
+    with stopped_while_evaluated(data_of("resnet"), output, target=2) as process:
+        ended = finish(process, SECONDS)
+    assert ended.code == INTERRUPTED, ended.errors
+    begun, scores = logged(output, "eval_start"), logged(output, "eval_accuracy")
+    assert [epoch for _, epoch, _ in scores] == [epoch for _, epoch, _ in begun]
+    (place,) = (output / "checkpoints").glob("step_*")
+    progress = torch.load(place / "rank_0.pt", weights_only=True)["progress"]
+    assert [score for _, score in progress["history"]] == [score for score, _, _ in scores]
+    assert progress["unscored"] == 0
+    assert_closed_as_aborted(output / "mlperf.log")
+
+
+def test_a_score_after_sigterm_that_reaches_the_target_ends_the_run_as_a_success(in_line, data_of, tmp_path):
+    output = tmp_path / "out"
+    with stopped_while_evaluated(data_of("resnet"), output, target=least_accuracy(1)) as process:
+        ended = finish(process, SECONDS)
+    assert ended.code == 0, ended.errors
+    assert logged(output, "eval_accuracy") == in_line[:1]
+    assert logged(output, "run_stop") == [(None, 1, "success")]
 
 
 def test_a_training_rank_that_is_killed_leaves_no_evaluation_rank_behind(data_of, tmp_path):

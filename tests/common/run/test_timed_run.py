@@ -79,7 +79,7 @@ def block(index: int, epochs: int = 1) -> Block:
 
 def begin(clock: TimedRun, index: int, after: int, epochs: int = 1) -> None:
     given = block(index, epochs)
-    clock.after(after, lambda at: clock.block_begins(given, given.start_sample, at))
+    clock.after(after, lambda at: clock.block_begins(given, given.start_sample, given.start_sample, at))
 
 
 def end(clock: TimedRun, after: int, samples: int = EPOCH) -> None:
@@ -139,6 +139,26 @@ def test_epochs_that_one_step_ends_share_its_time(clock, clocks, path):
     clock.step_done(1, 3 * EPOCH, ended=1002.0)
     assert [number for _, _, number in logged(path, "epoch_stop")] == [1, 2, 3]
     assert rates(path) == pytest.approx([3 * EPOCH / 2] * 3)
+
+
+def test_a_run_resumed_within_a_block_logs_no_epoch_that_was_done_before_and_the_rate_of_its_own_samples(
+    clock, clocks, path
+):
+    given = block(1, epochs=3)  # epochs 4 to 6
+    done = given.start_sample + EPOCH + 20  # epoch 4 and a step of epoch 5
+    clock.block_begins(given, done, done, Moment(1000.0))
+    clocks.seconds = 1010.0
+    for step, ended in ((1, 1001.0), (2, 1004.0), (3, 1005.0), (4, 1006.0), (5, 1007.0)):
+        clock.step_done(step, done + step * 20, ended)
+    assert [number for _, _, number in logged(path, "epoch_start")] == [5, 6]
+    assert [number for _, _, number in logged(path, "epoch_stop")] == [5, 6]
+    assert rates(path) == pytest.approx([40 / 4, 60 / 3])
+
+
+def test_a_run_resumed_at_the_end_of_a_block_logs_no_epoch_of_it(clock, path):
+    given = block(0, epochs=2)
+    clock.block_begins(given, given.samples, given.samples, Moment(1000.0))
+    assert logged(path, "epoch_start", "epoch_stop") == []
 
 
 def test_the_clock_stops_once_and_when_the_score_came(clock, clocks):

@@ -1,4 +1,4 @@
-"""Building a run's trainer, before anything of the run happens."""
+"""Building what runs on a rank, a trainer or an evaluation rank, before anything of the run happens."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from common.config.composition import compose
 from common.distributed import job_store
 from common.distributed.rank_info import RankInfo
 from common.errors import CheckpointError
+from common.run.evaluation_rank import EvaluationRank
 from common.run.trainer import Trainer
 
 
@@ -37,3 +38,13 @@ def test_a_trainer_reads_no_checkpoint_and_asks_no_rank_before_it_trains(tmp_pat
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(CheckpointError, match="no checkpoint there"):
         trainer.train()
+
+
+def test_an_evaluation_rank_asks_no_rank_before_it_evaluates(tmp_path, monkeypatch):
+    asked: list[str] = []
+    monkeypatch.setattr(job_store, "from_rank_0", lambda name, value, timeout=None: asked.append(name) or "1")
+    ranks = ["scale.gpus_per_node=2", "evaluation.ranks=1"]
+    overrides = [f"output_dir={tmp_path / 'out'}", "benchmark=resnet", "scale=test", "device=cpu", *ranks]
+    run, session = cli.load(compose(overrides))
+    EvaluationRank(cli.workload_class("resnet"), run, session, RankInfo(1, 2, 1, 2, 0, "torchrun"), torch.device("cpu"))
+    assert asked == []

@@ -1,4 +1,4 @@
-"""The order of an iteration and what its report takes from the updaters."""
+"""The order of an iteration and what its result takes from the updaters."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ def test_an_iteration_arms_before_the_last_backward_and_collects_after_each():
         return Losses(Doubling.apply(weight, calls), {"loss": batch.tensors["x"]})
 
     step = TrainStep(accumulate(loss), [Recorder(calls, learning_rate=0.5)], Layout())
-    report = step([Batch({"x": torch.tensor(x)}, 1) for x in (1.0, 4.0)])
+    result = step([Batch({"x": torch.tensor(x)}, 1) for x in (1.0, 4.0)])
     assert calls == [
         "begin", "forward", "backward 1", "collect", "forward", "arm", "backward 1", "collect", "measure", "write"
     ]  # fmt: skip
-    assert step.read(report.names, report.values.tolist()).metrics == {"loss": 2.5, "learning_rate": 0.5}
+    assert step.read(result.names, result.values.tolist()).metrics == {"loss": 2.5, "learning_rate": 0.5}
 
 
 def test_the_loss_is_scaled_before_the_backward_pass_alone():
@@ -98,8 +98,8 @@ def test_real_samples_are_added_up_over_micro_batches():
         return Losses(weight * 1.0, {"loss": weight.detach(), SAMPLES: batch.tensors["count"]})
 
     step = TrainStep(accumulate(loss), [Recorder([])], Layout())
-    report = step([Batch({"count": torch.tensor(count)}, 4) for count in (3, 5, 2)])
-    read = step.read(report.names, report.values.tolist())
+    result = step([Batch({"count": torch.tensor(count)}, 4) for count in (3, 5, 2)])
+    read = step.read(result.names, result.values.tolist())
     assert read.samples == 10
     assert read.metrics == {"loss": 1.0}
 
@@ -115,16 +115,16 @@ def test_real_samples_are_added_up_over_replicas_not_over_ranks_that_share_a_sam
 
 def test_a_workload_that_counts_no_samples_reports_none():
     step = TrainStep(lambda *_: {}, [Recorder([])], Layout())
-    report = step([])
-    assert step.read(report.names, report.values.tolist()).samples is None
+    result = step([])
+    assert step.read(result.names, result.values.tolist()).samples is None
 
 
 def test_waits_of_several_updaters_are_added_and_any_overflow_counts():
     first = Recorder([], learning_rate=0.5, comm_wait_ms=1.0)
     second = Recorder([], overflow=True, learning_rate=0.125, comm_wait_ms=2.0, loss_scale=8.0)
     step = TrainStep(lambda *_: {}, [first, second], Layout())
-    report = step([])
-    read = step.read(report.names, report.values.tolist())
+    result = step([])
+    read = step.read(result.names, result.values.tolist())
     assert read.metrics == {"learning_rate": 0.5, "comm_wait_ms": 3.0, "loss_scale": 8.0}
     assert read.overflow
     assert not read.stop
@@ -159,8 +159,8 @@ class Pair:
 
     def iterate(self, *x: float) -> bool:
         """One iteration with these gradients; whether it reports an overflow."""
-        report = self.step([Batch({"x": torch.tensor(x)}, 1)])
-        return self.step.read(report.names, report.values.tolist()).overflow
+        result = self.step([Batch({"x": torch.tensor(x)}, 1)])
+        return self.step.read(result.names, result.values.tolist()).overflow
 
     def written(self) -> list[torch.Tensor]:
         """Copies of all that updaters write, without the loss scale."""
