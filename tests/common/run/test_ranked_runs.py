@@ -165,7 +165,7 @@ def test_sigterm_ends_ranks_of_both_roles_and_leaves_a_checkpoint(data_of, tmp_p
 @contextlib.contextmanager
 def stopped_while_evaluated(data: Path, output: Path, target: float) -> Iterator[Process]:
     """A run that got SIGTERM and has written a checkpoint before any evaluation ended; they go on from here."""
-    overrides = ["benchmark.schedule.last_epoch=2000", f"benchmark.target={target}"]
+    overrides = [*ENDLESS, f"benchmark.target={target}"]
     released = output.with_name("released")
     with job(data, output, 2, 1, *overrides, script=f"await {released}") as process:
         log = output / "mlperf.log"
@@ -178,10 +178,10 @@ def stopped_while_evaluated(data: Path, output: Path, target: float) -> Iterator
 
 def test_sigterm_loses_no_evaluation_that_has_begun(data_of, tmp_path):
     output = tmp_path / "out"
-    with stopped_while_evaluated(data_of("resnet"), output, target=2) as process:
+    with stopped_while_evaluated(data_of(toy.NAME), output, target=0) as process:
         ended = finish(process, SECONDS)
     assert ended.code == INTERRUPTED, ended.errors
-    begun, scores = logged(output, "eval_start"), logged(output, "eval_accuracy")
+    begun, scores = logged(output, "eval_start"), logged(output, "eval_error")
     assert [epoch for _, epoch, _ in scores] == [epoch for _, epoch, _ in begun]
     (place,) = (output / "checkpoints").glob("step_*")
     progress = torch.load(place / "rank_0.pt", weights_only=True)["progress"]
@@ -192,10 +192,10 @@ def test_sigterm_loses_no_evaluation_that_has_begun(data_of, tmp_path):
 
 def test_a_score_after_sigterm_that_reaches_the_target_ends_the_run_as_a_success(in_line, data_of, tmp_path):
     output = tmp_path / "out"
-    with stopped_while_evaluated(data_of("resnet"), output, target=least_accuracy(1)) as process:
+    with stopped_while_evaluated(data_of(toy.NAME), output, target=largest_error(1)) as process:
         ended = finish(process, SECONDS)
     assert ended.code == 0, ended.errors
-    assert logged(output, "eval_accuracy") == in_line[:1]
+    assert logged(output, "eval_error") == in_line[:1]
     assert logged(output, "run_stop") == [(None, 1, "success")]
 
 
