@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.unet3d.evaluation_volumes import CachedVolume
+from benchmarks.unet3d.ops.window_sums import ADD_WINDOW, COUNT_CLASSES
 from benchmarks.unet3d.sliding_window import Origin, Slices, SlidingWindow
-from benchmarks.unet3d.window_sums import ADD_WINDOW, COUNT_CLASSES
 from common.distributed.layout import Layout
 from common.errors import ConfigError, UnsupportedImplementation
 from common.ops.implementation import OperationRequest, select
@@ -168,7 +168,7 @@ class VolumeSums:
             self._count_classes(scored_DHWK, label_DHW, self._counts[volume.index])
 
     def all_counts(self) -> list[list[list[int]]]:
-        """Counts (case, class, column) over all ranks; columns as in :mod:`benchmarks.unet3d.window_sums`."""
+        """Counts (case, class, column) over all ranks; columns as in :mod:`benchmarks.unet3d.ops.window_sums.plain`."""
         if self._everyone is not None:
             dist.all_reduce(self._counts, group=self._everyone)
         counts: list[list[list[int]]] = self._counts.tolist()

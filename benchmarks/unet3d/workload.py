@@ -16,7 +16,7 @@ from benchmarks.unet3d.config import UNet3DConfig
 from benchmarks.unet3d.data import DataSettings, VolumeSource, open_train, order_of_data, warm_up
 from benchmarks.unet3d.evaluate import EvaluationSettings, MeanDice
 from benchmarks.unet3d.model import UNet3D
-from benchmarks.unet3d.ops import dice_cross_entropy, instance_norm, output_convolution, upsample
+from benchmarks.unet3d.ops import augment, dice_cross_entropy, instance_norm, output_convolution, upsample
 from benchmarks.unet3d.sliding_window import SlidingWindow
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
@@ -171,8 +171,8 @@ class UNet3DSegmentation(Workload):
         return self.own.facts.training_flops(self.own.facts.input_shape)
 
     def kernel_names(self) -> list[tuple[str, str]]:
-        """Of the network's operations and its loss."""
-        operations = (dice_cross_entropy, instance_norm, output_convolution, upsample)
+        """Of the network's operations, its loss and the crops."""
+        operations = (augment, dice_cross_entropy, instance_norm, output_convolution, upsample)
         return [pair for operation in operations for pair in operation.KERNEL_NAMES]
 
 
