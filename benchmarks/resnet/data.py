@@ -12,13 +12,13 @@ from typing import Protocol
 
 from benchmarks.resnet.data_settings import DataSettings
 from benchmarks.resnet.prepare import FORMAT, PREPARE_COMMAND
-from benchmarks.resnet.recordio import RecordReader
 from common.data import dali, manifest
 from common.data.batches import DataSource, HostBatch
 from common.data.manifest import Manifest
 from common.data.order import EpochStream, EvalShard
 from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError
+from common.formats.recordio import RecordReader
 
 
 class EvalSource(Protocol):

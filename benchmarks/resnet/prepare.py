@@ -18,7 +18,6 @@ from PIL import Image
 
 from benchmarks.resnet import raw
 from benchmarks.resnet.raw import RawData, RawPicture
-from benchmarks.resnet.recordio import ImageRecord, RecordWriter, pack_image
 from benchmarks.resnet.stand_in import KINDS
 from benchmarks.resnet.stand_in import generate as generate
 from common.data import manifest, preparation
@@ -27,6 +26,7 @@ from common.data.download import RemoteFile, check_or_download
 from common.data.manifest import Manifest
 from common.data.stand_in import MARKER
 from common.errors import DataError
+from common.formats.recordio import ImageRecord, RecordWriter, pack_image
 
 FORMAT = "imagenet-recordio/1"
 PREPARE_COMMAND = "mlperf-suite prepare benchmark=resnet --raw-dir RAW --data-dir DATA"

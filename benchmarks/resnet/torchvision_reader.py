@@ -26,10 +26,10 @@ from PIL import Image
 from torch import Tensor
 
 from benchmarks.resnet.data_settings import DataSettings
-from benchmarks.resnet.recordio import RecordReader
 from common.data.batches import Block, HostBatch
 from common.data.order import EpochStream, EvalShard, sample_generator
 from common.errors import DataError
+from common.formats.recordio import RecordReader
 
 Box = tuple[int, int, int, int]
 """Left, top, right and bottom in px, as Pillow has it."""

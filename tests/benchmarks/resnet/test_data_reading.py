@@ -13,13 +13,13 @@ import torch
 from PIL import Image
 
 from benchmarks.resnet.data import open_eval, open_train
-from benchmarks.resnet.recordio import RecordReader
 from benchmarks.resnet.torchvision_reader import Normalizer, eval_pixels, random_crop_box
 from common import cli
 from common.config.composition import compose
 from common.data.batches import Block
 from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError
+from common.formats.recordio import RecordReader
 from tests.benchmarks.resnet.small_records import encoded, settings, write_data
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
