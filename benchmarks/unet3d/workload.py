@@ -23,8 +23,7 @@ from common.contract.workload import Workload
 from common.data.batches import Batch, HostBatch
 from common.distributed.layout import Layout
 from common.distributed.spatial.split import VolumeSplit
-from common.errors import UnsupportedImplementation
-from common.ops.implementation import OperationRequest, select
+from common.ops.implementation import OperationRequest, asked_for, select
 from common.optim.learning_rate import warmup_then_constant
 from common.optim.optimizer import ParameterGroup
 from common.step.train_step import Losses, TrainStep
@@ -56,10 +55,8 @@ class UNet3DSegmentation(Workload):
             split=self._split,
         )
         request = OperationRequest(layout.device, self.dtype, {"classes": facts.classes})
-        try:
+        with asked_for("model.dice_cross_entropy", model.dice_cross_entropy):
             self._loss = select(dice_cross_entropy.IMPLEMENTATIONS, model.dice_cross_entropy, request)
-        except UnsupportedImplementation as error:
-            raise UnsupportedImplementation(f"model.dice_cross_entropy={model.dice_cross_entropy}: {error}") from error
         self.choices |= {**self.model.chosen(), "dice_cross_entropy": self._loss.name}
         self._source: VolumeSource | None = None
 
