@@ -79,10 +79,7 @@ def read_manifest(root: Path, settings: DataSettings) -> Manifest:
     Raises:
         DataError: it is missing, garbled, of another format, or has more classes than the settings.
     """
-    found = manifest.read(root, FORMAT, PREPARE_COMMAND)
-    for count in ("train_samples", "eval_samples", "classes"):
-        if found.counts.get(count, 0) < 1:
-            raise DataError(f"{root / manifest.NAME} has no {count}; run '{PREPARE_COMMAND}'")
+    found = manifest.read(root, FORMAT, PREPARE_COMMAND, ("train_samples", "eval_samples", "classes"))
     if found.counts["classes"] > settings.facts.classes:
         raise DataError(
             f"{root} holds {found.counts['classes']} classes where the model has {settings.facts.classes}: "
