@@ -1,1 +1,1 @@
-"""Files of others' formats, read and written: RecordIO, TensorFlow's checkpoints, tars in place, JPEG."""
+"""Files of others' formats, read and written: RecordIO, JPEG, tars in place, numpy's, TensorFlow's checkpoints."""
