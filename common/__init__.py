@@ -19,7 +19,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("config",),
     ("ops",),
     ("data",),
-    ("untrusted",),
+    ("formats", "untrusted"),
     ("errors",),
 )
 """Rooms of ``common/``, and the two files that stand alone; the highest floor first."""

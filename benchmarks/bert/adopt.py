@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.bert.preparation import exchange, hdf5_varlength
+from benchmarks.bert.preparation import hdf5_varlength
 from benchmarks.bert.preparation.packing import MAX_SEQUENCES
 from benchmarks.bert.preparation.pipeline import EVALUATION_FILE, PACKED, Made
 from common.data.manifest import FileEntry, file_entry
+from common.data.shard_order import shard_sizes
 from common.data.stages import Record, Stages
 from common.errors import DataError
 
@@ -68,7 +69,7 @@ def adopt(packed_dir: Path, eval_file: Path, data_dir: Path, work_dir: Path, wor
     with Stages(work_dir / "records", workers) as stages:
         records = stages.run("count", {path.name: (path,) for path in shards}, count_shard)
     rows = [sum(record["packs"]) for record in records.values()]
-    expected = exchange.shard_sizes(sum(rows), len(rows), larger_first=True).tolist()
+    expected = shard_sizes(sum(rows), len(rows), larger_first=True).tolist()
     for path, found, wanted in zip(shards, rows, expected, strict=True):
         if found != wanted:
             raise DataError(f"{path} has {found} rows where {wanted} of {sum(rows)} are expected: a shard is not whole")

@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.bert.config import Facts, ReaderConfig
-from benchmarks.bert.sequences import Sequences, concatenate, starts_of
+from benchmarks.bert.sequences import Sequences, concatenate
+from common.data.ragged import starts_of
 from common.errors import DataError
 
 _SEED_ENTRIES = 2  # the int64 seed lies in two entries of the int32 buffer

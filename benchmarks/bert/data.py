@@ -232,11 +232,9 @@ def read_manifest(root: Path, settings: DataSettings) -> Manifest:
     Raises:
         DataError: it is missing, garbled, of another format, or of data for another model.
     """
-    found = manifest.read(root, FORMAT, PREPARE_COMMAND)
+    sizes = ("train_samples", "train_packs", "shards", "eval_samples", "vocabulary", "max_sequence_length")
+    found = manifest.read(root, FORMAT, PREPARE_COMMAND, sizes)
     where = root / manifest.NAME
-    for count in ("train_samples", "train_packs", "shards", "eval_samples", "vocabulary", "max_sequence_length"):
-        if found.counts.get(count, 0) < 1:
-            raise DataError(f"{where} has no {count}; run '{PREPARE_COMMAND}'")
     for count in ("vocabulary", "max_sequence_length"):
         room = getattr(settings.facts, count)
         if found.counts[count] != room:

@@ -23,10 +23,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common.config.ranges import AtLeast, Positive, ProbabilityBelowOne
-from common.errors import ConfigError, UnsupportedImplementation
+from common.errors import ConfigError
 from common.ops import attention, bias_gelu, cross_entropy, dropout, dropout_add_norm, linear
 from common.ops.dropout.plain import DropoutMask
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.implementation import AUTO, OperationRequest, asked_for, select
 from common.ops.linear import Linear
 from common.ops.triton_support import widen
 from common.step.train_step import Losses
@@ -141,10 +141,8 @@ def _choose(
         ("linear", linear),
     ):
         wanted = getattr(requested, name)
-        try:
+        with asked_for(f"model.{name}", wanted):
             chosen[name] = select(module.IMPLEMENTATIONS, wanted, request)
-        except UnsupportedImplementation as error:
-            raise UnsupportedImplementation(f"model.{name}={wanted}: {error}") from error
     functions = {name: implementation.function for name, implementation in chosen.items() if name != "linear"}
     return _Operations(**functions), {name: implementation.name for name, implementation in chosen.items()}
 

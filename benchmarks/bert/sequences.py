@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-_BLOCK = 16_384
+from common.data import ragged
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,8 @@ class Sequences:
 
     def take(self, rows: NDArray[np.integer]) -> Sequences:
         """The sequences ``rows``, in that order."""
-        input_ids, segment_ids = _take_ragged(self.lengths, rows, self.input_ids, self.segment_ids)
-        positions, labels = _take_ragged(self.masked_lengths, rows, self.masked_lm_positions, self.masked_lm_ids)
+        input_ids, segment_ids = ragged.take(self.lengths, rows, self.input_ids, self.segment_ids)
+        positions, labels = ragged.take(self.masked_lengths, rows, self.masked_lm_positions, self.masked_lm_ids)
         return Sequences(
             self.lengths[rows],
             input_ids,
@@ -66,27 +65,3 @@ def concatenate(pieces: Sequence[Sequences]) -> Sequences:
         np.concatenate([piece.masked_lm_ids for piece in pieces]),
         np.concatenate([piece.next_sentence_labels for piece in pieces]),
     )
-
-
-def starts_of(lengths: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Where each piece begins when pieces of ``lengths`` lie back to back."""
-    ends = np.cumsum(lengths, dtype=np.int64)
-    return ends - lengths
-
-
-def _take_ragged(
-    lengths: NDArray[np.int32], rows: NDArray[np.integer], *columns: NDArray[Any]
-) -> tuple[NDArray[Any], ...]:
-    """The pieces ``rows`` of each flat column, whose pieces have ``lengths``; indices for a block of rows at a time."""
-    starts, chosen = starts_of(lengths), lengths[rows].astype(np.int64)
-    taken = tuple(np.empty(chosen.sum(), column.dtype) for column in columns)
-    done = 0
-    for block in range(0, len(rows), _BLOCK):
-        sizes = chosen[block : block + _BLOCK]
-        shift = starts[rows[block : block + _BLOCK]] - starts_of(sizes)
-        total = int(sizes.sum())
-        indices = np.arange(total) + np.repeat(shift, sizes)
-        for column, target in zip(columns, taken, strict=True):
-            target[done : done + total] = column[indices]
-        done += total
-    return taken

@@ -20,7 +20,8 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.bert.sequences import Sequences, concatenate, starts_of
+from benchmarks.bert.sequences import Sequences, concatenate
+from common.data.ragged import bounds_of, starts_of
 from common.errors import DataError
 
 SLICE_ROWS = 256
@@ -65,9 +66,9 @@ class Shard:
     def __init__(self, sequences: Sequences, sequences_of_row: NDArray[np.integer], order: NDArray[np.integer]) -> None:
         self._sequences = sequences
         self._order = order
-        self._row = _bounds(sequences_of_row)
-        self._token = _bounds(sequences.lengths)[self._row]
-        self._masked = _bounds(sequences.masked_lengths)[self._row]
+        self._row = bounds_of(sequences_of_row)
+        self._token = bounds_of(sequences.lengths)[self._row]
+        self._masked = bounds_of(sequences.masked_lengths)[self._row]
 
     def take(self, start: int, stop: int) -> Sequences:
         """The sequences of the rows that are used as number ``start`` to ``stop``."""
@@ -300,13 +301,6 @@ class _Slice:
 
     def _refuse(self, row: np.integer, text: str) -> None:
         raise DataError(f"{self._path}, row {self._first + int(row)}: {text}; {_VERIFY}")
-
-
-def _bounds(lengths: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Where pieces of ``lengths`` begin when they lie back to back, and where the last one ends."""
-    bounds = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=bounds[1:])
-    return bounds
 
 
 def read_rows(path: Path, rows: int, part: tuple[int, int], limits: Limits) -> Sequences:

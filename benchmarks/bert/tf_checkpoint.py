@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.bert.model import VOCABULARY_MULTIPLE, Bert
-from benchmarks.bert.tensor_bundle import TensorBundle
 from common.errors import CheckpointError
+from common.formats.tensor_bundle import TensorBundle
 
 LAYERS = 24
 """Layers of the model whose checkpoint the rules give."""

@@ -9,9 +9,7 @@ a position, so resuming runs the batches that were consumed before and drops the
 
 from __future__ import annotations
 
-import functools
 import io
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +17,15 @@ import numpy as np
 import torch
 from nvidia import dali
 from PIL import Image
+from torch import Tensor
 
 from benchmarks.resnet.data_settings import DataSettings
-from common.data.batches import Block, HostBatch
-from common.data.dali import PipelineRunner, SlicedBatches, derived_seed
+from common.data.dali import PipelineEvalSource, PipelineRunner, PipelineTrainSource, derived_seed, new_pipeline
 from common.data.order import EpochStream, EvalShard
 
 fn: Any = dali.fn  # DALI's type stubs lack part of what it has
 types: Any = dali.types
-backend: Any = dali.backend
 
-_NAMES = ("image", "label")
 _TRAIN, _EVAL = 0, 1
 
 SHUFFLE_BUFFER = 10_000
@@ -45,70 +41,32 @@ RESIZE_BYTES = 871_491  # mean, per sample, of the resize's temporary buffer
 PADDING_BYTES = 256 << 20  # of nvJPEG's device and pinned buffers
 
 
-class DaliTrainSource:
-    """Training batches of one replica; a :class:`common.data.batches.DataSource` that only runs forward."""
-
-    def __init__(
-        self,
-        rec: Path,
-        settings: DataSettings,
-        stream: EpochStream,
-        eval_samples: int,
-        stand_in: bool,
-        device: torch.device,
-    ) -> None:
-        self.train_samples = stream.train_samples
-        self.eval_samples = eval_samples
-        self.stand_in = stand_in
-        self.stream = stream
-        pipeline = train_pipeline(rec, settings, stream, device)
-        self._runner = PipelineRunner(pipeline, _NAMES, (settings.dtype, torch.int64), rec)
-        self._sliced = SlicedBatches(self._runner, stream.micro_batch, settings.reader.input_batch_multiplier)
-
-    def batches(self, block: Block, start: int = 0) -> Iterator[HostBatch]:
-        """Yield the micro-batches of ``block`` from position ``start``, after those that lie between.
-
-        Raises:
-            DataError: DALI could not read or decode a picture.
-            ValueError: the position lies behind what was delivered; open the data again.
-        """
-        first, nominal = self.stream.first_micro_batch(block), self.stream.micro_batch * self.stream.replicas
-        self._sliced.advance_to(first + start)
-        for position in range(start, self.stream.micro_batches(block)):
-            tensors = self._sliced.next()
-            yield HostBatch(_channels_first(tensors), samples=nominal, position=position)
-
-    def close(self) -> None:
-        """Release the pipeline."""
-        self._runner.close()
+def train_source(
+    rec: Path,
+    settings: DataSettings,
+    stream: EpochStream,
+    eval_samples: int,
+    stand_in: bool,
+    device: torch.device,
+) -> PipelineTrainSource:
+    """Training batches of one replica; a picture that DALI cannot read or decode is a :class:`DataError`."""
+    runner = _runner(train_pipeline(rec, settings, stream, device), settings, rec)
+    multiplier = settings.reader.input_batch_multiplier
+    return PipelineTrainSource(runner, stream, multiplier, eval_samples, stand_in, _channels_first)
 
 
-class DaliEvalSource:
-    """Evaluation batches of one replica; iterate once per evaluation, always to the end or anew."""
+def eval_source(rec: Path, settings: DataSettings, shard: EvalShard, device: torch.device) -> PipelineEvalSource:
+    """Evaluation batches of one replica; padding at their end has label -1. Raises as training does."""
 
-    def __init__(self, rec: Path, settings: DataSettings, shard: EvalShard, device: torch.device) -> None:
-        self.eval_samples = shard.eval_samples
-        self.shard = shard
-        pipeline = eval_pipeline(rec, settings, shard, device)
-        self._runner = PipelineRunner(pipeline, _NAMES, (settings.dtype, torch.int64), rec)
-        self._delivered = 0
+    def finish(tensors: dict[str, Tensor], valid: int) -> dict[str, Tensor]:
+        tensors["label"][valid:] = -1
+        return _channels_first(tensors)
 
-    def __len__(self) -> int:
-        return self.shard.batches
+    return PipelineEvalSource(_runner(eval_pipeline(rec, settings, shard, device), settings, rec), shard, finish)
 
-    def __iter__(self) -> Iterator[HostBatch]:
-        """Yield the batches of one evaluation; padding at their end has label -1. Raises as training does."""
-        self._runner.skip(-self._delivered % len(self))  # the rest of an evaluation that was left early
-        self._delivered = 0
-        for batch in range(len(self)):
-            tensors = self._runner.next()
-            self._delivered += 1
-            tensors["label"][self.shard.valid(batch) :] = -1
-            yield HostBatch(_channels_first(tensors), samples=self.shard.batch * self.shard.replicas, position=batch)
 
-    def close(self) -> None:
-        """Release the pipeline."""
-        self._runner.close()
+def _runner(pipeline: Any, settings: DataSettings, rec: Path) -> PipelineRunner:
+    return PipelineRunner(pipeline, ("image", "label"), (settings.dtype, torch.int64), rec)
 
 
 def train_pipeline(rec: Path, settings: DataSettings, stream: EpochStream, device: torch.device) -> Any:
@@ -182,24 +140,8 @@ def warm_up(settings: DataSettings, device: torch.device, batch: int) -> None:
 
 
 def _pipeline(batch: int, settings: DataSettings, device: torch.device, seed: int) -> Any:
-    gpu = device.type == "cuda"
-    if gpu and settings.reader.pinned_pool_mb:
-        take_pinned_pool(settings.reader.pinned_pool_mb)
-    index = (device.index if device.index is not None else torch.cuda.current_device()) if gpu else None
-    return dali.Pipeline(
-        batch_size=batch,
-        num_threads=settings.reader.threads,
-        device_id=index,
-        seed=seed,
-        prefetch_queue_depth=settings.reader.prefetch,
-        exec_dynamic=True,
-    )
-
-
-@functools.cache
-def take_pinned_pool(megabytes: int) -> None:
-    """Take pinned memory for all of DALI's pipelines in this process, once."""
-    backend.PreallocatePinnedMemory(megabytes << 20)
+    reader = settings.reader
+    return new_pipeline(batch, device, seed, reader.threads, reader.prefetch, reader.pinned_pool_mb)
 
 
 def _reader(rec: Path, settings: DataSettings, shards: int, shard: int, cached: bool) -> dict[str, Any]:
@@ -270,5 +212,5 @@ def _label(label: Any, device: torch.device) -> Any:
     return scalar.gpu() if device.type == "cuda" else scalar
 
 
-def _channels_first(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _channels_first(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {"image": tensors["image"].permute(0, 3, 1, 2), "label": tensors["label"]}

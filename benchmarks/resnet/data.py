@@ -6,37 +6,18 @@ A batch has ``image`` (N, C, H, W) in channels_last memory, normalised, its chan
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 from benchmarks.resnet.data_settings import DataSettings
 from benchmarks.resnet.prepare import FORMAT, PREPARE_COMMAND
-from benchmarks.resnet.recordio import RecordReader
-from common.data import dali, manifest
-from common.data.batches import DataSource, HostBatch
+from common.data import manifest
+from common.data.batches import DataSource, EvalSource
+from common.data.dali import choose_reader
 from common.data.manifest import Manifest
 from common.data.order import EpochStream, EvalShard
 from common.distributed.layout import Layout
-from common.errors import ConfigError, DataError
-
-
-class EvalSource(Protocol):
-    """Evaluation data of one replica: iterate once per evaluation.
-
-    Every replica yields ``len(source)`` batches of the same shape; all real samples together, the labels that are not
-    -1, are the evaluation set, each once.
-    """
-
-    eval_samples: int
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[HostBatch]: ...
-
-    def close(self) -> None:
-        """Stop threads and close files."""
-        ...
+from common.errors import DataError
+from common.formats.recordio import RecordReader
 
 
 def open_train(
@@ -61,13 +42,13 @@ def open_train(
     )
     counts = (found.counts["eval_samples"], found.stand_in)
     if choose_reader(settings.reader.reader) == "dali":
-        from benchmarks.resnet.dali_reader import DaliTrainSource
+        from benchmarks.resnet import dali_reader
 
-        return DaliTrainSource(root / "train.rec", settings, stream, *counts, layout.device)
-    from benchmarks.resnet.torchvision_reader import TorchvisionTrainSource
+        return dali_reader.train_source(root / "train.rec", settings, stream, *counts, layout.device)
+    from benchmarks.resnet import torchvision_reader
 
     reader = _open_records(root / "train.rec", stream.train_samples)
-    return TorchvisionTrainSource(reader, settings, stream, *counts, pin_memory=layout.device.type == "cuda")
+    return torchvision_reader.train_source(reader, settings, stream, *counts, pin_memory=layout.device.type == "cuda")
 
 
 def open_eval(root: Path, settings: DataSettings, layout: Layout, batch: int) -> EvalSource:
@@ -75,13 +56,13 @@ def open_eval(root: Path, settings: DataSettings, layout: Layout, batch: int) ->
     found = read_manifest(root, settings)
     shard = EvalShard(found.counts["eval_samples"], batch, layout.size("dp"), layout.index("dp"))
     if choose_reader(settings.reader.reader) == "dali":
-        from benchmarks.resnet.dali_reader import DaliEvalSource
+        from benchmarks.resnet import dali_reader
 
-        return DaliEvalSource(root / "val.rec", settings, shard, layout.device)
-    from benchmarks.resnet.torchvision_reader import TorchvisionEvalSource
+        return dali_reader.eval_source(root / "val.rec", settings, shard, layout.device)
+    from benchmarks.resnet import torchvision_reader
 
     reader = _open_records(root / "val.rec", shard.eval_samples)
-    return TorchvisionEvalSource(reader, settings, shard, pin_memory=layout.device.type == "cuda")
+    return torchvision_reader.eval_source(reader, settings, shard, pin_memory=layout.device.type == "cuda")
 
 
 def warm_up(settings: DataSettings, layout: Layout, batch: int) -> None:
@@ -98,34 +79,13 @@ def read_manifest(root: Path, settings: DataSettings) -> Manifest:
     Raises:
         DataError: it is missing, garbled, of another format, or has more classes than the settings.
     """
-    found = manifest.read(root, FORMAT, PREPARE_COMMAND)
-    for count in ("train_samples", "eval_samples", "classes"):
-        if found.counts.get(count, 0) < 1:
-            raise DataError(f"{root / manifest.NAME} has no {count}; run '{PREPARE_COMMAND}'")
+    found = manifest.read(root, FORMAT, PREPARE_COMMAND, ("train_samples", "eval_samples", "classes"))
     if found.counts["classes"] > settings.facts.classes:
         raise DataError(
             f"{root} holds {found.counts['classes']} classes where the model has {settings.facts.classes}: "
             "it is another data set"
         )
     return found
-
-
-def choose_reader(requested: str) -> str:
-    """``dali`` or ``torchvision``; ``auto`` is DALI where it is installed.
-
-    Raises:
-        ConfigError: DALI is asked for and cannot be imported.
-    """
-    if requested == "torchvision":
-        return "torchvision"
-    reason = dali.unavailable()
-    if requested == "auto":
-        return "dali" if reason is None else "torchvision"
-    if reason is not None:
-        raise ConfigError(
-            f"reader.reader=dali: {reason}; install the extra dali-cu13 (or dali-cu12), or reader.reader=torchvision"
-        )
-    return "dali"
 
 
 def _open_records(rec: Path, expected: int) -> RecordReader:

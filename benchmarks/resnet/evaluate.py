@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from benchmarks.resnet.data import EvalSource
 from common.contract.evaluation import Evaluation, Predictions, Weights
+from common.data.batches import EvalSource
 from common.distributed.layout import Layout
 from common.evaluation.counts import Counts, check_whole_set
 from common.evaluation.forward import ForwardPass

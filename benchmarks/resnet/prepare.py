@@ -7,26 +7,25 @@ benchmark's reference does. The order of the training records is shuffled once, 
 
 from __future__ import annotations
 
-import io
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from benchmarks.resnet import raw
 from benchmarks.resnet.raw import RawData, RawPicture
-from benchmarks.resnet.recordio import ImageRecord, RecordWriter, pack_image
 from benchmarks.resnet.stand_in import KINDS
 from benchmarks.resnet.stand_in import generate as generate
 from common.data import manifest, preparation
+from common.data.ahead import ahead
 from common.data.commands import DataCommands, cores, option
 from common.data.download import RemoteFile, check_or_download
 from common.data.manifest import Manifest
 from common.data.stand_in import MARKER
 from common.errors import DataError
+from common.formats.jpeg import to_rgb_jpeg
+from common.formats.recordio import ImageRecord, RecordWriter, pack_image
 
 FORMAT = "imagenet-recordio/1"
 PREPARE_COMMAND = "mlperf-suite prepare benchmark=resnet --raw-dir RAW --data-dir DATA"
@@ -100,53 +99,6 @@ def verify(data_dir: Path) -> Manifest:
     return manifest.verify(data_dir, FORMAT, PREPARE_COMMAND)
 
 
-def to_rgb_jpeg(data: bytes) -> bytes:
-    """``data`` itself when it is a grey or three-channel JPEG, otherwise the picture as RGB JPEG of quality 100.
-
-    Raises:
-        ValueError: ``data`` is no picture.
-    """
-    try:
-        if jpeg_components(data) in (1, 3):
-            return data
-    except ValueError:
-        pass  # no JPEG, or one with stray bytes between its segments, which decoders tolerate
-    try:
-        with Image.open(io.BytesIO(data)) as picture:
-            if picture.format == "JPEG" and picture.mode in ("L", "RGB"):
-                return data
-            rgb = picture.convert("RGB")
-    except OSError as error:
-        raise ValueError(f"neither JPEG nor another known picture: {error}") from error
-    buffer = io.BytesIO()
-    rgb.save(buffer, "JPEG", quality=100)
-    return buffer.getvalue()
-
-
-def jpeg_components(data: bytes) -> int:
-    """Colour components of a JPEG as its frame header (SOF, ITU-T T.81 section B.2.2) says.
-
-    Raises:
-        ValueError: there is no frame header.
-    """
-    if data[:2] != b"\xff\xd8":
-        raise ValueError("no JPEG: the start marker is missing")
-    at = 2
-    while at + 10 <= len(data):
-        if data[at] != 0xFF:
-            raise ValueError(f"no JPEG marker at byte {at}")
-        marker = data[at + 1]
-        if marker == 0xFF:  # fill byte
-            at += 1
-        elif marker == 0x01 or 0xD0 <= marker <= 0xD7:  # markers without a length
-            at += 2
-        elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-            return data[at + 9]
-        else:
-            at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-    raise ValueError("JPEG without a frame header")
-
-
 def _write_splits(source: RawData, data_dir: Path, wanted: dict[str, str], workers: int) -> None:
     state = data_dir / STATE
     if not state.exists():
@@ -172,19 +124,11 @@ def _write_records(pictures: list[RawPicture], order: list[int], rec: Path, work
 
 
 def _payloads(pictures: list[RawPicture], order: list[int], workers: int) -> Iterator[tuple[int, bytes]]:
-    with ThreadPoolExecutor(max(1, workers)) as pool:
-        pending: deque[tuple[int, Future[bytes]]] = deque()
-        try:
-            for record_id in order:
-                pending.append((record_id, pool.submit(_payload, record_id, pictures[record_id])))
-                if len(pending) >= _WINDOW * max(1, workers):
-                    done, future = pending.popleft()
-                    yield done, future.result()
-            while pending:
-                done, future = pending.popleft()
-                yield done, future.result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    workers = max(1, workers)
+    with ThreadPoolExecutor(workers) as pool:
+        begun = ((record_id, pool.submit(_payload, record_id, pictures[record_id])) for record_id in order)
+        for record_id, payload in ahead(begun, _WINDOW * workers, lambda piece: piece[1].cancel()):
+            yield record_id, payload.result()
 
 
 def _payload(record_id: int, picture: RawPicture) -> bytes:

@@ -10,12 +10,13 @@ import hashlib
 import io
 import os
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from common.data.stand_in import MARKER
 from common.errors import DataError
+from common.formats import tars
 
 TRAIN_TAR = "ILSVRC2012_img_train.tar"
 VAL_TAR = "ILSVRC2012_img_val.tar"
@@ -112,26 +113,14 @@ def _from_folders(root: Path) -> list[_Fields]:
     return found
 
 
-def _members(file: io.BufferedIOBase | io.RawIOBase, source: Path, start: int) -> Iterator[tuple[str, int, int]]:
-    """Name, absolute offset and size of every file in the tar that begins at ``start`` of ``file``."""
-    file.seek(start)
-    try:
-        with tarfile.open(fileobj=file, mode="r:") as tar:
-            for member in tar:
-                if member.isfile():
-                    yield Path(member.name).name, member.offset_data, member.size
-    except tarfile.TarError as error:
-        raise DataError(f"{source}: the tar at byte {start} is truncated or damaged: {error}") from error
-
-
 def _from_tar_of_tars(path: Path) -> list[_Fields]:
     found: list[_Fields] = []
     if not path.is_file():
         return found
     with open(path, "rb") as outer, open(path, "rb") as inner:
-        for class_tar, offset, _ in _members(outer, path, 0):
+        for class_tar, offset, _ in tars.members(outer, path):
             synset = class_tar.removesuffix(".tar")
-            found += [(path, at, size, synset, name) for name, at, size in _members(inner, path, offset)]
+            found += [(path, at, size, synset, name) for name, at, size in tars.members(inner, path, offset)]
     return found
 
 
@@ -142,7 +131,7 @@ def _from_val_tar(raw_dir: Path) -> list[_Fields]:
     if not devkit.is_file():
         raise DataError(f"{path} has no labels of its own: {devkit} is missing")
     with open(path, "rb") as file:
-        pictures = sorted(_members(file, path, 0))
+        pictures = sorted(tars.members(file, path))
     synsets = validation_synsets(devkit)
     if len(synsets) != len(pictures):
         raise DataError(f"{devkit} labels {len(synsets)} pictures, {path} holds {len(pictures)}")
@@ -159,7 +148,7 @@ def validation_synsets(devkit: Path) -> list[str]:
 
     try:
         with tarfile.open(devkit) as tar:
-            truth, meta = (_extract(tar, name) for name in (GROUND_TRUTH, META))
+            truth, meta = (tars.extract(tar, name) for name in (GROUND_TRUTH, META))
     except (tarfile.TarError, KeyError, EOFError) as error:
         raise DataError(f"{devkit} is damaged or no ILSVRC2012 development kit: {error}") from error
     table = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
@@ -168,19 +157,6 @@ def validation_synsets(devkit: Path) -> list[str]:
         return [synset_of[int(line)] for line in truth.split()]
     except (KeyError, ValueError) as error:
         raise DataError(f"{devkit}: ground truth names {error}, which the table of classes does not have") from error
-
-
-def _extract(tar: tarfile.TarFile, name: str) -> bytes:
-    file = tar.extractfile(name)
-    if file is None:
-        raise KeyError(f"{name} is not a file")
-    return file.read()
-
-
-def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
-    member = tarfile.TarInfo(name)
-    member.size = len(data)
-    tar.addfile(member, io.BytesIO(data))
 
 
 def write_folders(raw_dir: Path, split: str, pictures: Iterable[tuple[str, str, bytes]]) -> int:
@@ -204,8 +180,8 @@ def write_train_tar(raw_dir: Path, pictures: Iterable[tuple[str, str, bytes]]) -
             buffer = io.BytesIO()
             with tarfile.open(fileobj=buffer, mode="w") as inner:
                 for name, data in members:
-                    _add(inner, name, data)
-            _add(outer, f"{synset}.tar", buffer.getvalue())
+                    tars.add(inner, name, data)
+            tars.add(outer, f"{synset}.tar", buffer.getvalue())
     return sum(len(data) for members in classes.values() for _, data in members)
 
 
@@ -218,7 +194,7 @@ def write_val_tar(raw_dir: Path, pictures: Iterable[tuple[str, str, bytes]], syn
     total, truth = 0, []
     with tarfile.open(raw_dir / VAL_TAR, "w") as tar:
         for synset, name, data in sorted(pictures, key=lambda picture: picture[1]):
-            _add(tar, name, data)
+            tars.add(tar, name, data)
             truth.append(f"{ids[synset]}\n")
             total += len(data)
     table = np.array(
@@ -228,6 +204,6 @@ def write_val_tar(raw_dir: Path, pictures: Iterable[tuple[str, str, bytes]], syn
     meta = io.BytesIO()
     savemat(meta, {"synsets": table})
     with tarfile.open(raw_dir / DEVKIT_TAR, "w:gz") as tar:
-        _add(tar, GROUND_TRUTH, "".join(truth).encode())
-        _add(tar, META, meta.getvalue())
+        tars.add(tar, GROUND_TRUTH, "".join(truth).encode())
+        tars.add(tar, META, meta.getvalue())
     return total

@@ -11,9 +11,7 @@ import colorsys
 import functools
 import io
 import math
-import multiprocessing
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +25,8 @@ from common.errors import ConfigError
 
 KINDS = ("digits", "imagenet-sized")
 DIGITS_TRAIN, DIGITS_VAL = 1437, 360
+WORTH_PROCESSES = 64
+"""Pictures from which on other processes draw them."""
 HUGE_SIDE = 5200
 """Long side of the one huge picture, px; ImageNet's largest sides are 5980 and 6430."""
 
@@ -99,7 +99,8 @@ def generate(
     stand_in.mark(raw_dir, {"kind": kind, "seed": seed, **{split: len(requests[split]) for split in requests}})
     total = 0
     for split, wanted in requests.items():
-        pictures = _drawn(wanted, draw, workers)
+        made = stand_in.drawn(draw, wanted, workers if len(wanted) >= WORTH_PROCESSES else 1, chunk=16)
+        pictures = ((request.synset, request.name, data) for request, data in zip(wanted, made, strict=True))
         if not tars:
             total += raw.write_folders(raw_dir, split, pictures)
         elif split == "train":
@@ -241,13 +242,3 @@ def _striped_requests(train: int | None, val: int | None, classes: int | None, s
 
 def _name(split: str, synset: str, place: int) -> str:
     return f"{synset}_{place}.JPEG" if split == "train" else f"ILSVRC2012_val_{place + 1:08d}.JPEG"
-
-
-def _drawn(requests: list[Request], draw: Callable[[Request], bytes], workers: int) -> Iterator[tuple[str, str, bytes]]:
-    if workers <= 1 or len(requests) < 64:
-        for request in requests:
-            yield request.synset, request.name, draw(request)
-        return
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        for request, data in zip(requests, pool.map(draw, requests, chunksize=16), strict=True):
-            yield request.synset, request.name, data

@@ -11,13 +11,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.resnet.config import ResNetConfig
-from benchmarks.resnet.data import DataSettings, EvalSource, choose_reader, open_eval, open_train, warm_up
+from benchmarks.resnet.data import open_eval, open_train, warm_up
+from benchmarks.resnet.data_settings import DataSettings
 from benchmarks.resnet.evaluate import TopOne
 from benchmarks.resnet.model import ResNet50, smoothed_cross_entropy
 from common.config.schema import Declaration, RunConfig
 from common.contract.evaluation import Weights
 from common.contract.workload import Workload
-from common.data.batches import Batch, DataSource
+from common.data.batches import Batch, DataSource, EvalSource
+from common.data.dali import choose_reader
 from common.distributed.layout import Layout
 from common.mlperf.admission import evaluation_schedule
 from common.nn.batch_norm import set_group

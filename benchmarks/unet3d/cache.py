@@ -7,27 +7,22 @@ needs them.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import psutil
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from benchmarks.unet3d.components import Boxes, largest_boxes
 from benchmarks.unet3d.reader_settings import CachePlace
 from benchmarks.unet3d.volumes import Volumes
+from common.data.staging import Staging
 from common.errors import ConfigError
 
 ALIGNMENT = 64
 """Voxels: every volume starts at a multiple of it."""
-
-STAGING_BYTES = 1 << 24
-"""What a thread brings to the GPU at a time, through pinned memory."""
 
 
 class VolumeCache:
@@ -58,11 +53,11 @@ class VolumeCache:
         self.labels = torch.empty(end, dtype=torch.uint8, device=device)
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # the memory may have been used before, on another stream than the threads'
-        self._own = threading.local()
+        self._staging = Staging(device)
         self._read: dict[int, Future[None]] = {}
         self._boxes: dict[int, Future[Boxes]] = {}
         self._unboxed: dict[int, NDArray[np.uint8]] = {}
-        self._readers = ThreadPoolExecutor(threads, "volumes", self._prepare_thread)
+        self._readers = ThreadPoolExecutor(threads, "volumes", self._staging.prepare_thread)
         self._boxing = ThreadPoolExecutor(1, "boxes")  # connected components hold the interpreter: one at a time
 
     def start(self, order: Sequence[int]) -> None:
@@ -91,31 +86,11 @@ class VolumeCache:
         self._boxing.shutdown(cancel_futures=True)
         self.images, self.labels = self.images.new_empty(0), self.labels.new_empty(0)
 
-    def _prepare_thread(self) -> None:
-        """Give a reading thread a stream and pinned memory of its own."""
-        if self.images.device.type == "cuda":
-            torch.cuda.set_device(self.images.device)
-            self._own.stream = torch.cuda.Stream(self.images.device)
-            self._own.staging = torch.empty(STAGING_BYTES, dtype=torch.uint8, pin_memory=True)
-
     def _bring(self, case: int) -> None:
         image, label = self._volumes.read(self._volumes.train[case])
-        self._put(image, self.images, self._offsets[case])
-        self._put(label, self.labels, self._offsets[case])
+        self._staging.put(image, self.images, self._offsets[case])
+        self._staging.put(label, self.labels, self._offsets[case])
         self._unboxed[case] = label
-
-    def _put(self, volume: NDArray[Any], buffer: Tensor, offset: int) -> None:
-        """Copy a volume into a buffer; when this returns, every stream may read it."""
-        given = torch.from_numpy(volume.reshape(-1))
-        place = buffer[offset : offset + len(given)]
-        if buffer.device.type == "cpu":
-            place.copy_(given)
-            return
-        staging = self._own.staging.view(buffer.dtype)
-        with torch.cuda.stream(self._own.stream):
-            for part, target in zip(given.split(len(staging)), place.split(len(staging)), strict=True):
-                target.copy_(staging[: len(part)].copy_(part), non_blocking=True)
-                self._own.stream.synchronize()
 
     def _find_boxes(self, case: int) -> Boxes:
         self._read[case].result()

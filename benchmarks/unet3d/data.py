@@ -1,7 +1,7 @@
 """3D U-Net's training data: prepared volumes (see :mod:`benchmarks.unet3d.prepare`) to augmented crops on the device.
 
 The reader's part of a micro-batch is a handful of numbers for each crop; the crops are made of the cached volumes on
-the device (:mod:`benchmarks.unet3d.augment`).
+the device (:mod:`benchmarks.unet3d.ops.augment`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.unet3d.augment import IMPLEMENTATIONS, NOISE_DEVIATION, draw, parameters
 from benchmarks.unet3d.cache import VolumeCache, bytes_needed, choose_place
 from benchmarks.unet3d.config import Facts, Variant
-from benchmarks.unet3d.crop import Crop, Draws, Slab, crop_origin
+from benchmarks.unet3d.crop import NOISE_DEVIATION, Crop, Draws, Slab, crop_origin, draw
+from benchmarks.unet3d.ops import augment
+from benchmarks.unet3d.ops.augment.plain import parameters
 from benchmarks.unet3d.order import ReplicaOrder, VolumeOrder, shares_for
 from benchmarks.unet3d.reader_settings import CachePlace, ReaderSettings
 from benchmarks.unet3d.volumes import Volumes, open_volumes
@@ -64,7 +65,7 @@ class DataSettings:
         Raises:
             UnsupportedImplementation: ``reader.augment`` is unknown or cannot run here.
         """
-        return select(IMPLEMENTATIONS, self.reader.augment, OperationRequest(device, self.dtype))
+        return select(augment.IMPLEMENTATIONS, self.reader.augment, OperationRequest(device, self.dtype))
 
 
 class VolumeSource:

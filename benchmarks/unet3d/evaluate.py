@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from benchmarks.unet3d.evaluation_shares import choose_share, shares_to_try
 from benchmarks.unet3d.evaluation_sums import VolumeSums
 from benchmarks.unet3d.evaluation_volumes import CachedVolume, Read, cache_volumes, shares_of_rank
+from benchmarks.unet3d.ops.window_sums.plain import INTERSECTION, LABELLED, PREDICTED
 from benchmarks.unet3d.sliding_window import SlidingWindow
 from benchmarks.unet3d.volumes import Case, open_volumes
-from benchmarks.unet3d.window_sums import INTERSECTION, LABELLED, PREDICTED
 from common.contract.evaluation import Evaluation, Predictions, Weights
 from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError

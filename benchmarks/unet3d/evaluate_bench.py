@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import re
 import statistics
 import time
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.unet3d.config import Facts
 from benchmarks.unet3d.evaluate import EvaluationSettings, MeanDice
 from benchmarks.unet3d.model import UNet3D
+from benchmarks.unet3d.ops.window_sums import KERNEL_NAMES
 from benchmarks.unet3d.sliding_window import SlidingWindow
 from benchmarks.unet3d.volumes import Case, open_volumes
 from common.contract.evaluation import Weights
@@ -31,9 +33,8 @@ from common.optim.precision import DTYPES
 SHAPES = ((1.5, 1.8, 1.8), (1.2, 2.0, 2.0), (2.3, 2.2, 2.2), (1.0, 1.7, 1.7), (3.1, 1.9, 1.9), (1.6, 2.6, 2.6))
 """Of the made-up volumes, one after another, in windows."""
 
-KINDS = {"add_window": "adding windows", "count_classes": "counting classes"}
 REST = "network, cutting windows and clearing sums"
-"""Part of a kernel's name to what it does, and what all others do."""
+"""What all kernels do that are not of :mod:`benchmarks.unet3d.ops.window_sums`."""
 
 
 def made_up_cases(count: int, window: tuple[int, int, int]) -> list[Case]:
@@ -59,7 +60,7 @@ def breakdown(evaluation: MeanDice, weights: Weights) -> str:
         evaluation.predict(weights)
     sums: dict[str, float] = {}
     for event in profiler.key_averages():
-        kind = next((kind for part, kind in KINDS.items() if part in event.key), REST)
+        kind = next((kind for kind, pattern in KERNEL_NAMES if re.search(pattern, event.key)), REST)
         sums[kind] = sums.get(kind, 0.0) + event.self_device_time_total / 1e3
     return ", ".join(f"{kind} {ms:.1f} ms" for kind, ms in sorted(sums.items(), key=lambda item: -item[1]))
 

@@ -15,11 +15,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.unet3d.evaluation_volumes import CachedVolume
+from benchmarks.unet3d.ops.window_sums import ADD_WINDOW, COUNT_CLASSES
 from benchmarks.unet3d.sliding_window import Origin, Slices, SlidingWindow
-from benchmarks.unet3d.window_sums import ADD_WINDOW, COUNT_CLASSES
 from common.distributed.layout import Layout
-from common.errors import ConfigError, UnsupportedImplementation
-from common.ops.implementation import OperationRequest, select
+from common.errors import ConfigError
+from common.ops.implementation import OperationRequest, asked_for, select
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,8 @@ class VolumeSums:
         self._device, self._classes = layout.device, classes
         self._dtype = torch.float64 if dtype == torch.float64 else torch.float32
         request = OperationRequest(layout.device, dtype)
-        try:
+        with asked_for("sliding_window.implementation", implementation):
             self.choice = select(ADD_WINDOW, implementation, request).name
-        except UnsupportedImplementation as error:
-            raise UnsupportedImplementation(f"sliding_window.implementation={implementation}: {error}") from error
         self._add_window = ADD_WINDOW[self.choice].function
         self._count_classes = COUNT_CLASSES[self.choice].function
 
@@ -168,7 +166,7 @@ class VolumeSums:
             self._count_classes(scored_DHWK, label_DHW, self._counts[volume.index])
 
     def all_counts(self) -> list[list[list[int]]]:
-        """Counts (case, class, column) over all ranks; columns as in :mod:`benchmarks.unet3d.window_sums`."""
+        """Counts (case, class, column) over all ranks; columns as in :mod:`benchmarks.unet3d.ops.window_sums.plain`."""
         if self._everyone is not None:
             dist.all_reduce(self._counts, group=self._everyone)
         counts: list[list[list[int]]] = self._counts.tolist()

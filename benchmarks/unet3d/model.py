@@ -13,10 +13,9 @@ Shapes: N samples of a micro-batch, C channels, K classes, D H W volume. Channel
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -31,8 +30,8 @@ from common.distributed.spatial.convolution import SpatialConv3d
 from common.distributed.spatial.gather import gather_slabs, own_slab
 from common.distributed.spatial.halo import HaloExchange
 from common.distributed.spatial.split import VolumeSplit
-from common.errors import ConfigError, UnsupportedImplementation
-from common.ops.implementation import AUTO, Implementation, OperationRequest, select
+from common.errors import ConfigError
+from common.ops.implementation import AUTO, Implementation, OperationRequest, asked_for, select
 
 HALVINGS = 5
 """Strided convolutions of the network: sizes are multiples of 2**HALVINGS."""
@@ -160,7 +159,7 @@ class _Build:
             "halo": {NO_HALO},
         }
         if split is not None:
-            with _asked_for("halo", requested.halo):
+            with asked_for("model.halo", requested.halo):
                 self._exchange = build_exchange(split, device, requested.halo, requested.overlap)
             self._names["halo"] = {self._exchange.transport.name}
 
@@ -170,7 +169,7 @@ class _Build:
         return {operation: "+".join(sorted(names)) for operation, names in self._names.items()}
 
     def convolution(self, in_channels: int, out_channels: int, stride: int, split: bool) -> SpatialConv3d:
-        with _asked_for("convolution", self._requested.convolution):
+        with asked_for("model.convolution", self._requested.convolution):
             layer = SpatialConv3d(
                 in_channels, out_channels, stride, exchange=self._exchange if split else None,
                 implementation=self._requested.convolution, device=self.device, dtype=self.dtype,
@@ -191,21 +190,12 @@ class _Build:
     def _select(
         self, operation: str, implementations: Mapping[str, Implementation], requested: str, channels: int
     ) -> Callable[..., Any]:
-        with _asked_for(operation, requested):
+        with asked_for(f"model.{operation}", requested):
             chosen = select(
                 implementations, requested, OperationRequest(self.device, self.dtype, {"channels": channels})
             )
         self._names[operation].add(chosen.name)
         return chosen.function
-
-
-@contextlib.contextmanager
-def _asked_for(option: str, name: str) -> Iterator[None]:
-    """Name the option in the refusal of what it asks for."""
-    try:
-        yield
-    except UnsupportedImplementation as error:
-        raise UnsupportedImplementation(f"model.{option}={name}: {error}") from error
 
 
 class ConvBlock(nn.Module):

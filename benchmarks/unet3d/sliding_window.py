@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from benchmarks.unet3d.window_sums import add_window_torch
+from benchmarks.unet3d.ops.window_sums.plain import add_window_torch
 from common.errors import ConfigError, DataError
 
 SIGMA = 0.125

@@ -6,10 +6,8 @@ resampling has work to do. Axes: D slices, H from front to back, W from side to 
 
 from __future__ import annotations
 
+import functools
 import itertools
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from benchmarks.unet3d import raw
 from benchmarks.unet3d.preprocess import TARGET_SPACING
 from benchmarks.unet3d.raw import EVALUATION_CASES, LABELLED_CASES, Settings
 from common.data import stand_in
-from common.errors import ConfigError, DataError
+from common.errors import ConfigError
 
 AIR, TISSUE, KIDNEY, TUMOUR, BONE = -1000, 24, 137, 188, 420
 """Hounsfield units. Prepared, tissue lies at -1, kidneys at 0.5, tumours at 1.1, air and bone at the ends."""
@@ -118,18 +116,8 @@ def generate(raw_dir: Path, request: Request, workers: int = 1) -> Generated:
     processes = min(workers, 1 + voxels // VOXELS_PER_WORKER)
     with stand_in.generated(raw_dir) as folder:
         stand_in.mark(folder, {"kind": "ellipsoids in noise", **asdict(request)})
-        folders = [folder / entry.name for entry in plans]
-        if processes == 1:
-            for entry, place in zip(plans, folders, strict=True):
-                write_scan(entry, place)
-        else:
-            try:
-                with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-                    list(pool.map(write_scan, plans, folders))
-            except BrokenProcessPool as error:
-                raise DataError(
-                    "a worker process was killed, perhaps for want of memory: use fewer --workers"
-                ) from error
+        for _ in stand_in.drawn(functools.partial(write_scan, folder), plans, processes):
+            pass
     branches = [
         branch(max(size, least), least)
         for entry in plans
@@ -174,9 +162,10 @@ def plan(request: Request) -> list[Plan]:
     return sorted(plans, key=lambda entry: entry.name)
 
 
-def write_scan(entry: Plan, folder: Path) -> None:
-    """Draw one scan and write its two files to ``folder``."""
+def write_scan(raw_dir: Path, entry: Plan) -> None:
+    """Draw one scan and write its two files to a folder of its name in ``raw_dir``."""
     image, label = draw(entry)
+    folder = raw_dir / entry.name
     folder.mkdir()
     depth, height, width = entry.spacing
     affine = np.array([[0, 0, -width, 0], [0, -height, 0, 0], [-depth, 0, 0, 0], [0, 0, 0, 1]])  # as KiTS19 has it

@@ -8,7 +8,6 @@ Axes: D H W as in the scan's own array, in voxels.
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +18,11 @@ from numpy.typing import NDArray
 
 from common.data import manifest
 from common.errors import DataError
+from common.formats import npy
 
 FORMAT = "kits19-npy/1"
 PREPARE_COMMAND = "mlperf-suite prepare benchmark=unet3d --raw-dir RAW --data-dir DATA"
 CASES = "cases.json"
-HEADER_BYTES = 128
-"""What ``numpy.save`` writes before the voxels of a volume."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class Case:
     @property
     def file_bytes(self) -> dict[str, int]:
         """The two files and their sizes."""
-        return {self.image_file: HEADER_BYTES + 4 * self.voxels, self.label_file: HEADER_BYTES + self.voxels}
+        return {self.image_file: npy.HEADER_BYTES + 4 * self.voxels, self.label_file: npy.HEADER_BYTES + self.voxels}
 
 
 @dataclass(frozen=True)
@@ -139,23 +137,9 @@ def _parse(name: str, entry: dict[str, Any]) -> Case:
 
 
 def _load(path: Path, dtype: np.dtype[Any], case: Case) -> NDArray[Any]:
-    """Read a volume.
-
-    The header is compared before it is parsed: numpy parses it with :mod:`ast`, which in CPython 3.11 fails now and
-    then where several threads do so (gh-106905). numpy's parser says what is wrong with any other file.
-    """
     remedy = f"run 'mlperf-suite verify benchmark=unet3d --data-dir {path.parent}'"
-    expected = io.BytesIO()
-    described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (1, *case.shape)}
-    np.lib.format.write_array_header_1_0(expected, described)
     try:
-        with open(path, "rb") as file:
-            array: NDArray[Any] = np.empty(0, dtype)
-            if file.read(HEADER_BYTES) == expected.getvalue():
-                array = np.fromfile(file, dtype, case.voxels)
-        if array.size == case.voxels:
-            return array.reshape(case.shape)
-        array = np.load(path, allow_pickle=False)
+        array = npy.load(path, dtype, (1, *case.shape))
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{path} cannot be read ({error}); {remedy}") from error
     if array.dtype != dtype or array.shape != (1, *case.shape) or not array.flags.c_contiguous:
@@ -163,7 +147,8 @@ def _load(path: Path, dtype: np.dtype[Any], case: Case) -> NDArray[Any]:
             f"{path} holds {array.dtype} of shape {array.shape} where {CASES} says {dtype} of (1, "
             f"{', '.join(map(str, case.shape))}), the last axis contiguous; {remedy}"
         )
-    return array[0]
+    volume: NDArray[Any] = array[0]
+    return volume
 
 
 def _x(shape: tuple[int, ...]) -> str:

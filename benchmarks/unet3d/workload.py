@@ -16,15 +16,14 @@ from benchmarks.unet3d.config import UNet3DConfig
 from benchmarks.unet3d.data import DataSettings, VolumeSource, open_train, order_of_data, warm_up
 from benchmarks.unet3d.evaluate import EvaluationSettings, MeanDice
 from benchmarks.unet3d.model import UNet3D
-from benchmarks.unet3d.ops import dice_cross_entropy, instance_norm, output_convolution, upsample
+from benchmarks.unet3d.ops import augment, dice_cross_entropy, instance_norm, output_convolution, upsample
 from benchmarks.unet3d.sliding_window import SlidingWindow
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
 from common.data.batches import Batch, HostBatch
 from common.distributed.layout import Layout
 from common.distributed.spatial.split import VolumeSplit
-from common.errors import UnsupportedImplementation
-from common.ops.implementation import OperationRequest, select
+from common.ops.implementation import OperationRequest, asked_for, select
 from common.optim.learning_rate import warmup_then_constant
 from common.optim.optimizer import ParameterGroup
 from common.step.train_step import Losses, TrainStep
@@ -56,10 +55,8 @@ class UNet3DSegmentation(Workload):
             split=self._split,
         )
         request = OperationRequest(layout.device, self.dtype, {"classes": facts.classes})
-        try:
+        with asked_for("model.dice_cross_entropy", model.dice_cross_entropy):
             self._loss = select(dice_cross_entropy.IMPLEMENTATIONS, model.dice_cross_entropy, request)
-        except UnsupportedImplementation as error:
-            raise UnsupportedImplementation(f"model.dice_cross_entropy={model.dice_cross_entropy}: {error}") from error
         self.choices |= {**self.model.chosen(), "dice_cross_entropy": self._loss.name}
         self._source: VolumeSource | None = None
 
@@ -171,8 +168,8 @@ class UNet3DSegmentation(Workload):
         return self.own.facts.training_flops(self.own.facts.input_shape)
 
     def kernel_names(self) -> list[tuple[str, str]]:
-        """Of the network's operations and its loss."""
-        operations = (dice_cross_entropy, instance_norm, output_convolution, upsample)
+        """Of the network's operations, its loss and the crops."""
+        operations = (augment, dice_cross_entropy, instance_norm, output_convolution, upsample)
         return [pair for operation in operations for pair in operation.KERNEL_NAMES]
 
 

@@ -72,3 +72,21 @@ class DataSource(Protocol):
     def close(self) -> None:
         """Stop worker threads and processes and close files."""
         ...
+
+
+class EvalSource(Protocol):
+    """Evaluation data of one replica: iterate once per evaluation.
+
+    Every replica yields ``len(source)`` batches of the same shape; their real samples together are the evaluation set,
+    each once, the others padding.
+    """
+
+    eval_samples: int
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[HostBatch]: ...
+
+    def close(self) -> None:
+        """Stop threads and close files."""
+        ...

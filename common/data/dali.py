@@ -1,4 +1,4 @@
-"""What every DALI reader of the suite needs: is it there, running a pipeline, slicing its batches.
+"""What every DALI reader of the suite needs: is it there, making and running a pipeline, and sources of batches.
 
 DALI runs ahead by its own queue; a batch arrives bound to PyTorch's current stream and is copied there into a tensor
 of PyTorch's, so that DALI's buffer is free again and nothing waits on the host.
@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from common.data.order import sample_generator
-from common.errors import DataError
+from common.data.batches import Block, HostBatch
+from common.data.order import EpochStream, EvalShard, sample_generator
+from common.errors import ConfigError, DataError
 
 
 @functools.cache
@@ -29,9 +30,61 @@ def unavailable() -> str | None:
     return None
 
 
+def choose_reader(requested: str) -> str:
+    """``dali`` or ``torchvision``; ``auto`` is DALI where it is installed.
+
+    Raises:
+        ConfigError: DALI is asked for and cannot be imported.
+    """
+    if requested == "torchvision":
+        return "torchvision"
+    reason = unavailable()
+    if requested == "auto":
+        return "dali" if reason is None else "torchvision"
+    if reason is not None:
+        raise ConfigError(
+            f"reader.reader=dali: {reason}; install the extra dali-cu13 (or dali-cu12), or reader.reader=torchvision"
+        )
+    return "dali"
+
+
 def derived_seed(*key: int) -> int:
     """A 31-bit seed for DALI that depends on all of ``key``, e.g. (seed of the run, replica)."""
     return int(sample_generator(*key).integers(1, 2**31 - 1))
+
+
+def new_pipeline(
+    batch: int, device: torch.device, seed: int, threads: int, prefetch: int, pinned_pool_mb: int = 0
+) -> Any:
+    """A ``nvidia.dali.Pipeline`` without operators.
+
+    Args:
+        batch: samples of a run.
+        device: where its outputs are.
+        seed: of its random operators.
+        threads: of the CPU.
+        prefetch: batches that it makes ahead.
+        pinned_pool_mb: pinned memory that the first pipeline on a GPU takes for all; 0 takes as it needs.
+    """
+    dali = importlib.import_module("nvidia.dali")
+    gpu = device.type == "cuda"
+    if gpu and pinned_pool_mb:
+        take_pinned_pool(pinned_pool_mb)
+    index = (device.index if device.index is not None else torch.cuda.current_device()) if gpu else None
+    return dali.Pipeline(
+        batch_size=batch,
+        num_threads=threads,
+        device_id=index,
+        seed=seed,
+        prefetch_queue_depth=prefetch,
+        exec_dynamic=True,
+    )
+
+
+@functools.cache
+def take_pinned_pool(megabytes: int) -> None:
+    """Take pinned memory for all of DALI's pipelines in this process, once."""
+    importlib.import_module("nvidia.dali").backend.PreallocatePinnedMemory(megabytes << 20)
 
 
 class PipelineRunner:
@@ -123,3 +176,86 @@ class SlicedBatches:
         pieces = {name: tensor.split(self._micro_batch) for name, tensor in tensors.items()}
         for i in range(self._multiplier):
             yield {name: parts[i] for name, parts in pieces.items()}
+
+
+class PipelineTrainSource:
+    """Training batches of one replica; a :class:`common.data.batches.DataSource` that only runs forward.
+
+    DALI's random state advances with every batch and cannot be set to a position, so that resuming runs the batches
+    that were consumed before and drops them.
+
+    Args:
+        runner: of a pipeline without an end over the samples of this replica.
+        stream: how many micro-batches a block has.
+        multiplier: micro-batches of a run of the pipeline.
+        eval_samples, stand_in: of the data set.
+        finish: makes the tensors of a batch of the pipeline's outputs.
+    """
+
+    def __init__(
+        self,
+        runner: PipelineRunner,
+        stream: EpochStream,
+        multiplier: int,
+        eval_samples: int,
+        stand_in: bool,
+        finish: Callable[[dict[str, Tensor]], dict[str, Tensor]],
+    ) -> None:
+        self.train_samples, self.eval_samples, self.stand_in = stream.train_samples, eval_samples, stand_in
+        self.stream = stream
+        self._runner, self._finish = runner, finish
+        self._sliced = SlicedBatches(runner, stream.micro_batch, multiplier)
+
+    def batches(self, block: Block, start: int = 0) -> Iterator[HostBatch]:
+        """Yield the micro-batches of ``block`` from position ``start``, after those that lie between.
+
+        Raises:
+            DataError: DALI could not read or decode a sample.
+            ValueError: the position lies behind what was delivered; open the data again.
+        """
+        first, nominal = self.stream.first_micro_batch(block), self.stream.micro_batch * self.stream.replicas
+        self._sliced.advance_to(first + start)
+        for position in range(start, self.stream.micro_batches(block)):
+            yield HostBatch(self._finish(self._sliced.next()), samples=nominal, position=position)
+
+    def close(self) -> None:
+        """Release the pipeline."""
+        self._runner.close()
+
+
+class PipelineEvalSource:
+    """Evaluation batches of one replica; a :class:`common.data.batches.EvalSource`.
+
+    Args:
+        runner: of a pipeline that begins anew after ``shard.batches`` runs.
+        shard: this replica's samples.
+        finish: makes the tensors of a batch of the pipeline's outputs and the number of real samples, which come first.
+    """
+
+    def __init__(
+        self,
+        runner: PipelineRunner,
+        shard: EvalShard,
+        finish: Callable[[dict[str, Tensor], int], dict[str, Tensor]],
+    ) -> None:
+        self.eval_samples = shard.eval_samples
+        self.shard = shard
+        self._runner, self._finish = runner, finish
+        self._delivered = 0
+
+    def __len__(self) -> int:
+        return self.shard.batches
+
+    def __iter__(self) -> Iterator[HostBatch]:
+        """Yield the batches of one evaluation; raises as training does."""
+        self._runner.skip(-self._delivered % len(self))  # the rest of an evaluation that was left early
+        self._delivered = 0
+        for batch in range(len(self)):
+            tensors = self._runner.next()
+            self._delivered += 1
+            made = self._finish(tensors, self.shard.valid(batch))
+            yield HostBatch(made, samples=self.shard.batch * self.shard.replicas, position=batch)
+
+    def close(self) -> None:
+        """Release the pipeline."""
+        self._runner.close()

@@ -63,16 +63,17 @@ def write(root: Path, manifest: Manifest) -> None:
     atomic.write_text(root / NAME, json.dumps(asdict(manifest), indent=2, sort_keys=True) + "\n")
 
 
-def read(root: Path, expected_format: str, command: str) -> Manifest:
+def read(root: Path, expected_format: str, command: str, counts: Iterable[str] = ()) -> Manifest:
     """The manifest of ``root``; checks the format's name and that every file is there with its size.
 
     Args:
         root: folder of the prepared data.
         expected_format: what the reader understands.
         command: the command that makes the data, for messages.
+        counts: what has to be counted, and not 0.
 
     Raises:
-        DataError: the folder, the manifest or a file is missing or not as the manifest says.
+        DataError: the folder, the manifest, a count or a file is missing or not as the manifest says.
     """
     path = root / NAME
     remedy = f"run '{command}'"
@@ -93,6 +94,9 @@ def read(root: Path, expected_format: str, command: str) -> Manifest:
             raise DataError(f"{file} is missing though {NAME} names it; {remedy}")
         if (size := file.stat().st_size) != entry.bytes:
             raise DataError(f"{file} has {size} bytes where {NAME} says {entry.bytes}; {remedy}")
+    for count in counts:
+        if manifest.counts.get(count, 0) < 1:
+            raise DataError(f"{path} has no {count}; {remedy}")
     return manifest
 
 

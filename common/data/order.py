@@ -185,6 +185,11 @@ class EvalShard:
         longest = -(-self.eval_samples // self.replicas)
         return -(-longest // self.batch)
 
+    def samples(self, batch: int) -> range:
+        """The real samples in ``batch`` (from 0)."""
+        first = self.start + batch * self.batch
+        return range(first, first + self.valid(batch))
+
     def valid(self, batch: int) -> int:
         """Real samples in ``batch`` (from 0); the others are padding at its end."""
         return max(0, min(self.batch, self.end - self.start - batch * self.batch))

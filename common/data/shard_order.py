@@ -23,6 +23,12 @@ from common.errors import ConfigError
 _SHARDS, _ROWS = 1, 2
 
 
+def shard_sizes(rows: int, shards: int, larger_first: bool) -> NDArray[np.int64]:
+    """Rows of each shard: they differ by one at most; the larger ones are the first or the last."""
+    place = np.arange(shards) if larger_first else np.arange(shards)[::-1]
+    return rows // shards + (place < rows % shards).astype(np.int64)
+
+
 @dataclass(frozen=True)
 class Turn:
     """One reading of one shard.

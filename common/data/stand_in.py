@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from common.errors import DataError
+
+Plan = TypeVar("Plan")
+Drawn = TypeVar("Drawn")
 
 MARKER = "STAND_IN"
 """The file that makes everything that is prepared from its folder a stand-in."""
@@ -42,6 +48,28 @@ def require_unused(raw_dir: Path) -> None:
     """Raise :class:`DataError` if ``raw_dir`` holds anything."""
     if raw_dir.exists() and any(raw_dir.iterdir()):
         raise DataError(f"{raw_dir} is not empty; generate a stand-in into a folder of its own")
+
+
+def drawn(draw: Callable[[Plan], Drawn], plans: Sequence[Plan], workers: int, chunk: int = 1) -> Iterator[Drawn]:
+    """What ``draw`` makes of each plan, in their order.
+
+    Args:
+        draw: a function of a module.
+        plans: what to draw.
+        workers: processes; 1 draws in this one.
+        chunk: plans that a process is handed at a time.
+
+    Raises:
+        DataError: a process was killed.
+    """
+    if workers <= 1:
+        yield from map(draw, plans)
+        return
+    try:
+        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+            yield from pool.map(draw, plans, chunksize=chunk)
+    except BrokenProcessPool as error:
+        raise DataError("a worker process was killed, perhaps for want of memory: use fewer --workers") from error
 
 
 @contextmanager

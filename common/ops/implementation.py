@@ -6,7 +6,8 @@ last, runs anywhere and is what the others are tested against. A choice is made 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +75,15 @@ def select(implementations: Mapping[str, Implementation], requested: str, reques
             return implementation
         reasons.append(f"{implementation.name}: {reason}")
     raise UnsupportedImplementation(f"no implementation serves {request}: {'; '.join(reasons)}")
+
+
+@contextlib.contextmanager
+def asked_for(option: str, name: str) -> Iterator[None]:
+    """Name the option of the configuration in the refusal of the ``name`` that it asks for."""
+    try:
+        yield
+    except UnsupportedImplementation as error:
+        raise UnsupportedImplementation(f"{option}={name}: {error}") from error
 
 
 def always(request: OperationRequest) -> None:

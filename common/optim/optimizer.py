@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from common.distributed.layout import Layout
-from common.errors import UnsupportedImplementation
+from common.ops.implementation import asked_for
 from common.optim import state
 from common.optim.clip import ClipNorm as ClipNorm
 from common.optim.clip import MicroBatchClipper
@@ -134,10 +134,8 @@ class Optimizer:
     def _bind(self, rule: Rule, settings: Sequence[GroupSettings], implementation: str) -> Update:
         tensors = sum(partition.tensors for partition in self._partitions)
         shards = [partition.shard for partition in self._partitions]
-        try:
+        with asked_for("optimizer.implementation", implementation):
             return rule.bind(shards, settings, tensors, self._plan.sum_over_shards, implementation)
-        except UnsupportedImplementation as error:
-            raise UnsupportedImplementation(f"optimizer.implementation={implementation}: {error}") from error
 
     def _allocate_scalars(self) -> None:
         device = self._buffers[0].device

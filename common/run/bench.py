@@ -29,17 +29,34 @@ from common.distributed import job_store
 from common.distributed.layout import Layout
 from common.distributed.rank_info import RankInfo
 from common.distributed.roles import Role
-from common.distributed.spatial import local
 from common.evaluation.inline import InlineEvaluation
 from common.mlperf.admission import evaluation_schedule
-from common.ops import attention, batch_norm, bias_gelu, cross_entropy, dropout, dropout_add_norm, fp8_cast
+from common.ops import (
+    attention,
+    batch_norm,
+    bias_gelu,
+    cross_entropy,
+    dropout,
+    dropout_add_norm,
+    fp8_cast,
+    local_convolution,
+)
 from common.run.reader_bench import time_reader
 from common.step.graphs import StepRunner
 
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
 """Dense bf16/fp16 matrix FLOP/s of a GPU, by a part of its name (vendor's data sheets)."""
 
-OPERATIONS = (attention, batch_norm, bias_gelu, cross_entropy, dropout, dropout_add_norm, fp8_cast, local)
+OPERATIONS = (
+    attention,
+    batch_norm,
+    bias_gelu,
+    cross_entropy,
+    dropout,
+    dropout_add_norm,
+    fp8_cast,
+    local_convolution,
+)
 """Operations of the shared layer with kernels of their own."""
 
 CATEGORIES = (

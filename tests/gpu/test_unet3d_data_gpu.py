@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.unet3d.augment import IMPLEMENTATIONS, parameters
 from benchmarks.unet3d.crop import Crop, Draws, Slab
 from benchmarks.unet3d.data import DataSettings, open_train, warm_up
+from benchmarks.unet3d.ops.augment import IMPLEMENTATIONS
+from benchmarks.unet3d.ops.augment.plain import parameters
 from common.data.batches import Batch, Block, HostBatch
 from common.data.prefetch import Prefetcher, side_stream
 from common.distributed.layout import Layout

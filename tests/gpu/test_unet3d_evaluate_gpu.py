@@ -10,9 +10,10 @@ from torch import Tensor
 
 from benchmarks.unet3d.evaluate import EvaluationSettings, MeanDice
 from benchmarks.unet3d.model import Architecture, UNet3D
+from benchmarks.unet3d.ops.window_sums import ADD_WINDOW, COUNT_CLASSES
+from benchmarks.unet3d.ops.window_sums.plain import add_window_torch, count_classes_torch
 from benchmarks.unet3d.sliding_window import SlidingWindow, average_logits
 from benchmarks.unet3d.volumes import Case
-from benchmarks.unet3d.window_sums import ADD_WINDOW, COUNT_CLASSES, add_window_torch, count_classes_torch
 from common.contract.evaluation import Weights
 from common.distributed.layout import Layout
 from tests.benchmarks.unet3d import evaluation_oracle as oracle

@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks.unet3d.ops import dice_cross_entropy, instance_norm, output_convolution, upsample
 from benchmarks.unet3d.ops.dice_cross_entropy.plain import dice_cross_entropy_plain
 from benchmarks.unet3d.ops.instance_norm.plain import instance_norm_relu_plain
-from common.distributed.spatial import local
+from common.ops import local_convolution
 from common.ops.implementation import AUTO, OperationRequest, select
 
 pytestmark = pytest.mark.gpu
@@ -195,7 +195,9 @@ def test_the_last_convolution_equals_float64(
 @pytest.mark.parametrize("channels", [32, 64])
 def test_the_folded_gradient_of_the_weight_follows_float32_at_its_real_size(channels: int) -> None:
     chosen = select(
-        local.IMPLEMENTATIONS, AUTO, OperationRequest(torch.device("cuda"), torch.bfloat16, {"channels": channels})
+        local_convolution.IMPLEMENTATIONS,
+        AUTO,
+        OperationRequest(torch.device("cuda"), torch.bfloat16, {"channels": channels}),
     )
     assert chosen.name == "folded"
     x, dy = (
@@ -206,7 +208,7 @@ def test_the_folded_gradient_of_the_weight_follows_float32_at_its_real_size(chan
     dx, dweight = chosen.function().backward(dy, x, weight, 1, (False, True))
     assert dx is None
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        plain = local.IMPLEMENTATIONS["torch"].function()
+        plain = local_convolution.IMPLEMENTATIONS["torch"].function()
         _, expected = plain.backward(dy.float(), x.float(), weight.float(), 1, (False, True))
     assert dweight.dtype == torch.bfloat16
     assert_close([dweight], [expected.double()], "weight", TOLERANCE[torch.bfloat16])
@@ -218,7 +220,7 @@ def test_the_folded_gradient_of_the_weight_follows_float32_at_its_real_size(chan
 def test_the_convolution_of_one_channel_equals_float64(
     dtype: torch.dtype, filters: int, size: int, stride: int, batch: int
 ) -> None:
-    convolution = local.IMPLEMENTATIONS["triton"].function()
+    convolution = local_convolution.IMPLEMENTATIONS["triton"].function()
     x = random(batch, 1, size, size - 1, size, dtype=dtype)
     weight = (random(filters, 1, 3, 3, 3, seed=1) / 5).to(dtype).contiguous(memory_format=CHANNELS_LAST)
     poison()
@@ -286,7 +288,7 @@ def test_operations_are_captured_and_give_the_same_bits_in_every_run() -> None:
     inputs, dy = norm_inputs((2, 32, 48, 48, 48), torch.bfloat16, torch.float32)
     label = torch.zeros((2, 48, 48, 48), device="cuda", dtype=torch.uint8)
     leaves = [value.requires_grad_() for value in inputs]
-    convolution = local.IMPLEMENTATIONS["triton"].function()
+    convolution = local_convolution.IMPLEMENTATIONS["triton"].function()
     kernel = random(32, 1, 3, 3, 3, dtype=torch.bfloat16, seed=4)
     shapes = ((2, 64, 24, 24, 24), (64, 32, 2, 2, 2), (32,), (3, 64, 1, 1, 1), (3,))
     x, up_weight, up_bias, weight, bias = (random(*shape, dtype=torch.bfloat16) for shape in shapes)

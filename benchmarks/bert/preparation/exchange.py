@@ -14,17 +14,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.bert.sequences import Sequences, concatenate, starts_of
+from benchmarks.bert.sequences import Sequences, concatenate
 from common.data.atomic import written
+from common.data.ragged import bounds_of, starts_of
 from common.errors import DataError
 
 _COLUMNS = (np.int32, np.int32, np.int16, np.int8, np.int32, np.int16, np.int16, np.int8)
-
-
-def shard_sizes(rows: int, shards: int, larger_first: bool) -> NDArray[np.int64]:
-    """Rows of each shard: they differ by one at most; the larger ones are the first or the last."""
-    place = np.arange(shards) if larger_first else np.arange(shards)[::-1]
-    return rows // shards + (place < rows % shards).astype(np.int64)
 
 
 def scatter(pieces: Iterable[Sequences], places: NDArray[np.int32], boundaries: NDArray[np.int64], path: Path) -> None:
@@ -46,10 +41,7 @@ def scatter(pieces: Iterable[Sequences], places: NDArray[np.int32], boundaries: 
     shards = len(boundaries) - 1
     rows = np.searchsorted(shard, np.arange(shards + 1))
     ordered = sequences.take(order)
-    tokens, masked = (
-        np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])[rows]
-        for lengths in (ordered.lengths, ordered.masked_lengths)
-    )
+    tokens, masked = (bounds_of(lengths)[rows] for lengths in (ordered.lengths, ordered.masked_lengths))
     bounds = (rows, rows, tokens, tokens, rows, masked, masked, rows)
     columns = (places[order], *_columns(ordered))
     offsets = np.zeros(shards + 1, np.int64)

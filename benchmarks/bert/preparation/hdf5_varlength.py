@@ -18,7 +18,8 @@ from h5py import h5s
 from numpy.typing import NDArray
 
 from benchmarks.bert.preparation.hdf5_file import opened, written
-from benchmarks.bert.sequences import Sequences, starts_of
+from benchmarks.bert.sequences import Sequences
+from common.data.ragged import starts_of
 from common.errors import DataError
 
 

@@ -24,6 +24,8 @@ from benchmarks.bert.preparation.tokenizer import Tokenizer, read_vocabulary
 from benchmarks.bert.raw import EVALUATION, RawText, Settings
 from common.data.atomic import written
 from common.data.manifest import FileEntry, file_entry
+from common.data.ragged import bounds_of
+from common.data.shard_order import shard_sizes
 from common.data.stages import Record, Stages
 from common.errors import DataError
 
@@ -193,8 +195,8 @@ class Pipeline:
 
     def _boundaries(self, kind: str, plan: Record) -> NDArray[np.int64]:
         rows = plan["train_packs"] if kind == PACKED else plan["train_samples"]
-        ends = np.cumsum(exchange.shard_sizes(rows, self.settings.shards, larger_first=kind == PACKED))
-        return np.concatenate([[0], ends]) * (MAX_SEQUENCES if kind == PACKED else 1)
+        sizes = shard_sizes(rows, self.settings.shards, larger_first=kind == PACKED)
+        return bounds_of(sizes) * (MAX_SEQUENCES if kind == PACKED else 1)
 
     def _sample_files(self, part: Path) -> tuple[Path, Path]:
         folder = self.work_dir / "samples"

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.bert.preparation.tokenizer import Tokenizer, Vocabulary
-from benchmarks.bert.sequences import Sequences, starts_of
+from benchmarks.bert.sequences import Sequences
+from common.data.ragged import starts_of
 from common.errors import DataError
 
 Sentence = list[int]

@@ -14,15 +14,17 @@ of their own, and another one continues behind a case that failed, hung or crash
 from __future__ import annotations
 
 from benchmarks.unet3d.ops import convolution_bench_cases as convolution
+from benchmarks.unet3d.ops.augment import bench_cases as augment
 from benchmarks.unet3d.ops.dice_cross_entropy import bench_cases as dice_cross_entropy
 from benchmarks.unet3d.ops.instance_norm import bench_cases as instance_norm
 from benchmarks.unet3d.ops.output_convolution import bench_cases as output_convolution
 from benchmarks.unet3d.ops.upsample import bench_cases as upsample
+from benchmarks.unet3d.ops.window_sums import bench_cases as window_sums
 from common.ops.bench import command
 from common.ops.bench.cases import Entry
 from common.ops.bench.sweep import Sweep
 
-CASES = (convolution, upsample, output_convolution, instance_norm, dice_cross_entropy)
+CASES = (convolution, upsample, output_convolution, instance_norm, dice_cross_entropy, augment, window_sums)
 
 
 def entries() -> list[Entry]:

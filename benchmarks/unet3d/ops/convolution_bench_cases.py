@@ -11,10 +11,11 @@ import torch
 
 from benchmarks.unet3d.model import INPUT_CHANNELS
 from benchmarks.unet3d.ops.bench_layers import BATCHES, Layer, layers, volumes
-from common.distributed.spatial import local
-from common.distributed.spatial.local import LocalConvolution
 from common.ops.bench.cases import Entry, Pass, each
 from common.ops.bench.sweep import Sweep
+from common.ops.local_convolution import IMPLEMENTATIONS
+from common.ops.local_convolution.folded import FOLDED_CHANNELS
+from common.ops.local_convolution.plain import LocalConvolution
 
 
 def case(function: Callable[[], LocalConvolution], batch: int, dtype: torch.dtype, *, layer: Layer) -> list[Pass]:
@@ -44,9 +45,9 @@ def entries() -> list[Entry]:
             names = ["torch"]
             if layer.channels == INPUT_CHANNELS:
                 names.insert(0, "triton")
-            elif layer.stride == 1 and layer.filters <= local.FOLDED_CHANNELS:
+            elif layer.stride == 1 and layer.filters <= FOLDED_CHANNELS:
                 names.insert(0, "folded")
-            implementations = {name: local.IMPLEMENTATIONS[name] for name in names}
+            implementations = {name: IMPLEMENTATIONS[name] for name in names}
             build = functools.partial(case, layer=layer)
             found += each(f"conv {layer.name}", implementations, names[0], {"channels": layer.channels}, build)
     return found
@@ -54,17 +55,17 @@ def entries() -> list[Entry]:
 
 def sweeps() -> dict[str, Sweep]:
     """Voxels, warps, programs and stages of the first layer's kernels."""
-    from common.distributed.spatial import local_triton
+    from common.ops.local_convolution import triton
 
     voxels = ((64, 2), (128, 4), (256, 4), (256, 8))
     choices: dict[str, list[tuple[int, ...]]] = {
         "forward": [(*shape, programs, 1) for shape, programs in itertools.product(voxels, (0, 4, 6, 8))],
         "weight": [(*shape, *rest) for shape, *rest in itertools.product(voxels, (4, 6, 8), (1, 2, 3))],
     }
-    function = local.IMPLEMENTATIONS["triton"].function
+    function = IMPLEMENTATIONS["triton"].function
     return {
         f"first conv {key} n {batch}": Sweep(
-            local_triton.TILES, key, tiles, functools.partial(case, function, batch, layer=layers()[0]), key == "weight"
+            triton.TILES, key, tiles, functools.partial(case, function, batch, layer=layers()[0]), key == "weight"
         )
         for batch in BATCHES
         for key, tiles in choices.items()

@@ -27,8 +27,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from common.distributed.spatial.halo import HaloExchange, Halos
-from common.distributed.spatial.local import IMPLEMENTATIONS, LocalConvolution
 from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.local_convolution import IMPLEMENTATIONS
+from common.ops.local_convolution.plain import LocalConvolution
 
 LOW, HIGH = 0, 2
 """Depth of the kernel that meets the plane below a slab, and the one above it."""
@@ -41,7 +42,7 @@ class SpatialConv3d(nn.Module):
         in_channels, out_channels: C of input and result.
         stride: 1 or 2, of all three axes.
         exchange: moves halos between the slabs; None where each rank holds whole volumes.
-        implementation: a name out of :data:`common.distributed.spatial.local.IMPLEMENTATIONS`, or ``auto``.
+        implementation: a name out of :data:`common.ops.local_convolution.IMPLEMENTATIONS`, or ``auto``.
         device, dtype: of weight and activations. The weight, of nn.Conv3d's shape and channels last on a GPU, is not
             initialised.
 

@@ -20,8 +20,10 @@ from common.ops.bias_gelu import bench_cases as bias_gelu
 from common.ops.cross_entropy import bench_cases as cross_entropy
 from common.ops.dropout import bench_cases as dropout
 from common.ops.dropout_add_norm import bench_cases as dropout_add_norm
+from common.ops.fp8_cast import bench_cases as fp8_cast
+from common.ops.linear import bench_cases as linear
 
-CASES = (dropout, dropout_add_norm, bias_gelu, cross_entropy, attention)
+CASES = (dropout, dropout_add_norm, bias_gelu, cross_entropy, attention, linear, fp8_cast)
 
 
 def entries() -> list[Entry]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from common.ops.bench.stopwatch import time_graph
 from common.ops.bench.table import Measured
 from common.ops.implementation import Implementation, OperationRequest
 
+T = TypeVar("T")
+
 DEVICE = "cuda"
 
 LARGE_BYTES = 50e6
@@ -21,6 +24,10 @@ LARGE_BYTES = 50e6
 
 REPLAYS, CANDIDATE_REPLAYS = 9, 3
 """Of a graph. Candidates add up to nothing, and some take many times as long as what a step runs."""
+
+
+ROTATED_BYTES = 400e6
+"""Of inputs that are read in turn: more than an L2 cache holds."""
 
 
 class Pass(NamedTuple):
@@ -82,6 +89,30 @@ def both_ways(
     return [
         Pass("forward", function, moved[0], flops[0]),
         Pass("backward", with_gradients(inputs, gradients, function), moved[1], flops[1], after="forward"),
+    ]
+
+
+def rotating(make: Callable[[], T], input_bytes: float) -> Iterator[T]:
+    """As many sets of inputs, in turn and without end, as exceed the L2 cache together.
+
+    Args:
+        make: one set.
+        input_bytes: of a set.
+    """
+    return itertools.cycle([make() for _ in range(int(ROTATED_BYTES // input_bytes) + 1)])
+
+
+def together(cases: Sequence[list[Pass]]) -> list[Pass]:
+    """Several operations with the same passes, one after another, as one."""
+    return [
+        Pass(
+            same[0].name,
+            lambda same=same: [each.run() for each in same],  # type: ignore[misc]
+            sum(each.bytes for each in same),
+            sum(each.flops for each in same),
+            same[0].after,
+        )
+        for same in zip(*cases, strict=True)
     ]
 
 

@@ -28,6 +28,7 @@ class Suite:
         sweeps: tiles to try, by a name each.
         batches: samples of a training micro-batch, separated by commas, unless told otherwise.
         evaluation_batches: samples of an evaluation batch, which has a forward pass only.
+        dtype: of the activations unless told otherwise.
     """
 
     module: str
@@ -36,6 +37,7 @@ class Suite:
     sweeps: Callable[[], dict[str, Sweep]]
     batches: str
     evaluation_batches: str = ""
+    dtype: str = "bfloat16"
 
 
 def main(suite: Suite) -> None:
@@ -45,7 +47,7 @@ def main(suite: Suite) -> None:
         description=suite.description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16"])
+    parser.add_argument("--dtype", default=suite.dtype, choices=["bfloat16", "float16"])
     parser.add_argument("--batches", default=suite.batches, help="samples of a micro-batch, separated by commas")
     parser.add_argument("--evaluation-batches", default=suite.evaluation_batches, help="the same of an evaluation")
     parser.add_argument("--cases", default="", help="words, separated by commas")

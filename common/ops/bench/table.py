@@ -53,7 +53,8 @@ def totals(measured: Iterable[Measured], names: Collection[str]) -> Iterator[str
         forward = [each for each in own if each.direction == "forward"]
         missing = len(set(names) - {each.name for each in own})
         yield f"batch {batch}" + (f", without {missing} of {len(names)} cases" if missing else "")
-        yield _sum("forward", forward, batch)
+        if forward:
+            yield _sum("forward", forward, batch)
         if len(own) > len(forward):
             yield _sum("step", own, batch)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from common.ops.bench import cases
+from common.ops.fp8_cast.plain import Scaling
 
 PACKS = 48
 LENGTH = 512
@@ -27,6 +28,15 @@ LABELLED = 76
 LAYERS = 24
 PROBABILITY = 0.1
 SITE = 3
+
+
+LINEAR = {
+    "QKV": (HIDDEN, 3 * HIDDEN),
+    "output": (HIDDEN, HIDDEN),
+    "FC1": (HIDDEN, FEED_FORWARD),
+    "FC2": (FEED_FORWARD, HIDDEN),
+}
+"""Linear layer of an encoder layer to the columns and rows of its weight."""
 
 
 def sequence_lengths(packs: int) -> list[int]:
@@ -70,6 +80,11 @@ def leaf(dtype: torch.dtype, *shape: int) -> Tensor:
 def seed() -> Tensor:
     """The dropout seed."""
     return torch.tensor(1234567890123, device=cases.DEVICE)
+
+
+def fresh_scaling() -> Scaling:
+    """The state of an FP8 scale before its first use."""
+    return Scaling(torch.zeros((), device=cases.DEVICE), torch.zeros(2, dtype=torch.int32, device=cases.DEVICE))
 
 
 def size_of(x: Tensor) -> float:

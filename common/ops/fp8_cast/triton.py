@@ -30,14 +30,14 @@ class Tile(NamedTuple):
     stages: int
 
 
-TILE = Tile(64, 128, 8, 4, 3)
+TILES: dict[str, Tile] = {"cast": Tile(64, 128, 8, 4, 3)}
 """The best for 24,576 rows of 1,024 and of 4,096 columns on an H200, of those that its ``bench --sweep`` tries."""
 
 
 def cast(x_MK: Tensor, scaling: Scaling, dtype: torch.dtype, transpose: bool) -> Fp8Tensor:
     """See :func:`common.ops.fp8_cast.plain.cast_torch`. One launch; nothing waits for the device."""
     rows, columns = x_MK.shape
-    tile = TILE
+    tile = TILES["cast"]
     tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns)
     data_MK = torch.empty((rows, columns), dtype=dtype, device=x_MK.device)
     transposed_KM = torch.empty((columns, rows), dtype=dtype, device=x_MK.device) if transpose else None

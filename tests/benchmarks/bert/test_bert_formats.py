@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.bert.preparation import exchange, hdf5_fixed, hdf5_varlength
 from benchmarks.bert.sequences import Sequences, concatenate
+from common.data.shard_order import shard_sizes
 from common.errors import DataError
 
 
@@ -137,7 +138,7 @@ def test_empty_files_can_be_written_and_read(tmp_path):
 def test_taking_rows_in_blocks_is_taking_them(monkeypatch):
     made = sequences([7, 16, 9, 5, 12, 6])
     everything = rows(made)
-    monkeypatch.setattr("benchmarks.bert.sequences._BLOCK", 2)
+    monkeypatch.setattr("common.data.ragged._BLOCK", 2)
     assert rows(made.take(np.array([5, 0, 0, 3, 2]))) == [everything[row] for row in (5, 0, 0, 3, 2)]
 
 
@@ -146,7 +147,7 @@ def test_exchange_brings_every_sequence_to_its_shard_in_order(tmp_path, shards):
     made = sequences(np.random.default_rng(0).integers(3, 20, 20).tolist())
     places = np.random.default_rng(1).permutation(40)[:20].astype(np.int32)
     places[4] = -1
-    boundaries = np.concatenate([[0], np.cumsum(exchange.shard_sizes(40, shards, larger_first=True))])
+    boundaries = np.concatenate([[0], np.cumsum(shard_sizes(40, shards, larger_first=True))])
     paths = [tmp_path / f"part-{number}" for number in range(2)]
     for number, path in enumerate(paths):
         half = np.arange(10 * number, 10 * number + 10)
@@ -162,9 +163,9 @@ def test_exchange_brings_every_sequence_to_its_shard_in_order(tmp_path, shards):
 
 
 def test_shards_differ_by_one_row_at_most():
-    assert exchange.shard_sizes(11, 4, larger_first=True).tolist() == [3, 3, 3, 2]
-    assert exchange.shard_sizes(11, 4, larger_first=False).tolist() == [2, 3, 3, 3]
-    packed = exchange.shard_sizes(78_404_631, 4320, larger_first=True)
+    assert shard_sizes(11, 4, larger_first=True).tolist() == [3, 3, 3, 2]
+    assert shard_sizes(11, 4, larger_first=False).tolist() == [2, 3, 3, 3]
+    packed = shard_sizes(78_404_631, 4320, larger_first=True)
     assert packed.tolist() == [78_404_631 // 4320 + (n < 951) for n in range(4320)]
 
 

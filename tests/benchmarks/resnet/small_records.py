@@ -10,10 +10,10 @@ from PIL import Image
 
 from benchmarks.resnet.config import Facts, ReaderConfig
 from benchmarks.resnet.data_settings import DataSettings
-from benchmarks.resnet.recordio import ImageRecord, RecordWriter, pack_image
 from common.config.loading import build
 from common.data import manifest
 from common.data.manifest import Manifest
+from common.formats.recordio import ImageRecord, RecordWriter, pack_image
 from common.mlperf.fixed import benchmark_settings
 
 READER = {

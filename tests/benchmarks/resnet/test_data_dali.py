@@ -8,8 +8,10 @@ import torch
 
 pytest.importorskip("nvidia.dali")
 
-from benchmarks.resnet import dali_reader
+from nvidia.dali import backend
+
 from benchmarks.resnet.data import open_eval, open_train, warm_up
+from common.data import dali
 from common.data.batches import Block
 from common.distributed.layout import Layout
 from common.errors import DataError
@@ -168,9 +170,9 @@ def test_corrupt_picture_is_an_error(tmp_path):
 
 def test_the_pinned_pool_is_taken_once_in_bytes(monkeypatch):
     taken: list[int] = []
-    monkeypatch.setattr(dali_reader.backend, "PreallocatePinnedMemory", taken.append)
-    dali_reader.take_pinned_pool.cache_clear()
+    monkeypatch.setattr(backend, "PreallocatePinnedMemory", taken.append)
+    dali.take_pinned_pool.cache_clear()
     for _ in range(2):
-        dali_reader.take_pinned_pool(3)
-    dali_reader.take_pinned_pool.cache_clear()
+        dali.take_pinned_pool(3)
+    dali.take_pinned_pool.cache_clear()
     assert taken == [3 * 2**20]

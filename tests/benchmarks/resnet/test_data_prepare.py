@@ -15,12 +15,13 @@ from PIL import Image
 
 from benchmarks.resnet import prepare as prepare_module
 from benchmarks.resnet import raw
-from benchmarks.resnet.prepare import COMMANDS, FILES, download, generate, jpeg_components, prepare, to_rgb_jpeg, verify
-from benchmarks.resnet.recordio import RecordReader
+from benchmarks.resnet.prepare import COMMANDS, FILES, download, generate, prepare, verify
 from common import cli
 from common.config.composition import compose
 from common.data import preparation
 from common.errors import ConfigError, DataError
+from common.formats.jpeg import jpeg_components, to_rgb_jpeg
+from common.formats.recordio import RecordReader
 
 
 def contents(data_dir):

@@ -13,13 +13,14 @@ import torch
 from PIL import Image
 
 from benchmarks.resnet.data import open_eval, open_train
-from benchmarks.resnet.recordio import RecordReader
-from benchmarks.resnet.torchvision_reader import Normalizer, eval_pixels, random_crop_box
+from benchmarks.resnet.torchvision_reader import eval_pixels, random_crop_box
 from common import cli
 from common.config.composition import compose
 from common.data.batches import Block
+from common.data.pixels import Normalizer
 from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError
+from common.formats.recordio import RecordReader
 from tests.benchmarks.resnet.small_records import encoded, settings, write_data
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
@@ -157,9 +158,8 @@ def test_eval_transform_equals_plain_arithmetic(shape):
 )
 def test_normalisation_is_the_rounded_formula(dtype, spacing):
     pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
-    chosen = settings(dtype=dtype)
     out = torch.zeros(16, 16, 4, dtype=dtype)
-    Normalizer(chosen).write(pixels, out)
+    Normalizer(MEAN, STD, dtype).write(pixels, out)
     exact = (pixels.astype(np.float64) - MEAN) / STD
     assert np.abs(out[..., :3].double().numpy() - exact).max() <= spacing * 2
     assert not out[..., 3].any()
@@ -301,4 +301,4 @@ def test_closing_early_leaves_nothing_running(numbered):
     next(batches)
     batches.close()
     source.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("pictures")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("samples")]

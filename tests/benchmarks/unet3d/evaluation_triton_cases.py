@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.unet3d import window_sums_triton
+from benchmarks.unet3d.ops.window_sums import triton as window_sums_triton
+from benchmarks.unet3d.ops.window_sums.plain import add_window_torch, count_classes_torch
 from benchmarks.unet3d.sliding_window import SlidingWindow
-from benchmarks.unet3d.window_sums import add_window_torch, count_classes_torch
 
 FORMATS = {"NCDHW": torch.contiguous_format, "NDHWC": torch.channels_last_3d}
 

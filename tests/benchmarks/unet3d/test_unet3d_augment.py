@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.unet3d.augment import augment_torch, draw, noise_of, parameters
-from benchmarks.unet3d.crop import Crop, Draws, Slab
+from benchmarks.unet3d.crop import Crop, Draws, Slab, draw
+from benchmarks.unet3d.ops.augment.plain import augment_torch, noise_of, parameters
 from tests.benchmarks.unet3d.small_volumes import PERIOD, facts, numbered
 
 SHAPES = [(9, 14, 13), (8, 12, 10), (20, 15, 11)]

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from benchmarks.unet3d.evaluate import EvaluationSettings, MeanDice
+from benchmarks.unet3d.ops.window_sums.plain import count_classes_torch
 from benchmarks.unet3d.volumes import CASES, FORMAT, Case
-from benchmarks.unet3d.window_sums import count_classes_torch
 from common.contract.evaluation import Predictions
 from common.data import manifest
 from common.distributed.layout import Layout

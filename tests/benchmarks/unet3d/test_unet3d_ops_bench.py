@@ -5,22 +5,22 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.unet3d.ops import dice_cross_entropy, instance_norm, output_convolution, upsample
+from benchmarks.unet3d.ops import augment, dice_cross_entropy, instance_norm, output_convolution, upsample, window_sums
 from benchmarks.unet3d.ops.bench import entries, sweeps
 from benchmarks.unet3d.ops.bench_layers import SIZE, layers, norms
-from common.distributed.spatial import local
+from common.ops import local_convolution
 from common.ops.bench import cases
 from common.ops.implementation import always
 
-OPERATIONS = (instance_norm, upsample, output_convolution, dice_cross_entropy, local)
+OPERATIONS = (instance_norm, upsample, output_convolution, dice_cross_entropy, augment, local_convolution)
+TABLES = (*(operation.IMPLEMENTATIONS for operation in OPERATIONS), window_sums.ADD_WINDOW, window_sums.COUNT_CLASSES)
 
 
 @pytest.fixture
 def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors have shapes only, and the plain implementations stand in for the kernels, which have no such version."""
     monkeypatch.setattr(cases, "DEVICE", "meta")
-    for operation in OPERATIONS:
-        implementations = operation.IMPLEMENTATIONS
+    for implementations in TABLES:
         plain = list(implementations.values())[-1].function
         for name, implementation in list(implementations.items()):
             function = plain if name == "triton" else implementation.function
@@ -43,7 +43,15 @@ def test_a_step_runs_every_layer_once() -> None:
     for entry in entries():
         kind = entry.name.split()[0]
         calls[kind] = calls.get(kind, 0) + entry.calls
-    assert calls == {"conv": 22, "upsample": 5, "output_convolution": 1, "norm": 22, "loss": 1}
+    assert calls == {
+        "conv": 22,
+        "upsample": 5,
+        "output_convolution": 1,
+        "norm": 22,
+        "loss": 1,
+        "augmentation": 0,
+        "windows": 0,
+    }
 
 
 def test_names_are_given_once() -> None:

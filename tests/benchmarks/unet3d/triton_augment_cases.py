@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.unet3d.augment import IMPLEMENTATIONS, parameters
 from benchmarks.unet3d.crop import Crop, Draws, Slab
+from benchmarks.unet3d.ops.augment import IMPLEMENTATIONS
+from benchmarks.unet3d.ops.augment.plain import parameters
 
 SHAPE, SIZE = (19, 25, 31), (8, 13, 11)
 VOXELS = 19 * 25 * 31

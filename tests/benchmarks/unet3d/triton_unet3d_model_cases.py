@@ -11,7 +11,7 @@ from benchmarks.unet3d.model import Architecture, Implementations, UNet3D
 from benchmarks.unet3d.ops.instance_norm import triton as instance_norm_triton
 from benchmarks.unet3d.ops.output_convolution import triton as output_convolution_triton
 from benchmarks.unet3d.ops.upsample import triton as upsample_triton
-from common.distributed.spatial import local_triton
+from common.ops.local_convolution import triton as local_convolution_triton
 
 PLAIN = Implementations(instance_norm="plain", upsample="plain", convolution="torch", output_convolution="torch")
 SHAPE = (1, 1, 64, 32, 32)
@@ -22,7 +22,7 @@ def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     for table in (instance_norm_triton.TILES, upsample_triton.BACKWARD_TILES):
         for name, tile in table.items():
             monkeypatch.setitem(table, name, tile._replace(elements=1 << 18))
-    for table in (local_triton.TILES, output_convolution_triton.TILES):
+    for table in (local_convolution_triton.TILES, output_convolution_triton.TILES):
         for name, tile in table.items():
             monkeypatch.setitem(table, name, tile._replace(voxels=8192))
     products = upsample_triton.FORWARD_TILES

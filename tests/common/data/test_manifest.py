@@ -81,3 +81,9 @@ def test_half_a_manifest_is_refused(root):
     path.write_text(path.read_text()[:40])
     with pytest.raises(DataError, match="not valid JSON"):
         manifest.read(root, "f/1", "prepare it")
+
+
+def test_a_count_that_is_needed_is_named(root):
+    assert manifest.read(root, "f/1", "prepare it", ("train_samples",)).counts == {"train_samples": 3}
+    with pytest.raises(DataError, match=r"manifest\.json has no classes; run 'prepare it'"):
+        manifest.read(root, "f/1", "prepare it", ("train_samples", "classes"))

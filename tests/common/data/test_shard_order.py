@@ -8,7 +8,7 @@ import pytest
 
 from common.data.batches import Block
 from common.data.order import MicroBatches
-from common.data.shard_order import ShardStream, Turn
+from common.data.shard_order import ShardStream, Turn, shard_sizes
 from common.errors import ConfigError
 
 
@@ -121,3 +121,9 @@ def test_random_seeds_fill_63_bits():
 def test_impossible_micro_batches_are_refused(values, message):
     with pytest.raises(ConfigError, match=message):
         MicroBatches(*values)
+
+
+@pytest.mark.parametrize("larger_first", [True, False])
+def test_the_stream_has_shards_of_the_sizes_that_were_written(larger_first):
+    stream = ShardStream(11, 4, larger_first=larger_first)
+    assert [stream.rows_of(shard) for shard in range(4)] == shard_sizes(11, 4, larger_first).tolist()

@@ -1,6 +1,7 @@
 """Generated folders are there when they are complete, and say what they are."""
 
 import json
+import os
 from contextlib import suppress
 
 import pytest
@@ -53,3 +54,19 @@ def test_what_a_killed_command_left_is_replaced(tmp_path):
     with stand_in.generated(tmp_path / "raw") as folder:
         (folder / "new").touch()
     assert [path.name for path in tmp_path.rglob("*")] == ["raw", "new"]
+
+
+def halved(number: int) -> float:
+    if number < 0:
+        os._exit(9)
+    return number / 2
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_is_drawn_comes_in_the_order_of_its_plans(workers):
+    assert list(stand_in.drawn(halved, range(5), workers, chunk=2)) == [0, 0.5, 1, 1.5, 2]
+
+
+def test_a_killed_worker_is_one_error():
+    with pytest.raises(DataError, match="a worker process was killed, perhaps for want of memory"):
+        list(stand_in.drawn(halved, [1, -1], 2))

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from common.ops import attention, bias_gelu, cross_entropy, dropout, dropout_add_norm
+from common.ops import attention, bias_gelu, cross_entropy, dropout, dropout_add_norm, fp8_cast, linear
+from common.ops.batch_norm import bench_cases as batch_norm
 from common.ops.bench import cases, transformer
 from common.ops.bench.__main__ import entries, sweeps
+from common.ops.bench.cases import Pass
 from common.ops.bench.supervisor import supervise, work
 from common.ops.bench.table import Measured, line, totals
 from common.ops.implementation import always
 
-OPERATIONS = (attention, bias_gelu, cross_entropy, dropout, dropout_add_norm)
+OPERATIONS = (attention, bias_gelu, cross_entropy, dropout, dropout_add_norm, fp8_cast)
 
 
 @pytest.fixture
@@ -28,6 +31,7 @@ def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(
             implementations, "triton", replace(implementations["triton"], function=plain, unsupported=always)
         )
+    monkeypatch.setitem(linear.IMPLEMENTATIONS, "fp8", replace(linear.IMPLEMENTATIONS["fp8"], unsupported=always))
 
 
 def test_names_are_given_once() -> None:
@@ -35,9 +39,10 @@ def test_names_are_given_once() -> None:
     assert len(names) == len(set(names))
 
 
-def test_a_step_of_bert_large_has_two_norms_a_layer_and_one_of_the_others() -> None:
+def test_a_step_of_bert_large_has_two_norms_a_layer_four_linear_layers_and_one_of_the_others() -> None:
     assert {entry.name: entry.calls for entry in entries() if entry.calls} == {
-        "dropout_add_norm triton": 48, "bias_gelu triton": 24, "cross_entropy triton": 1, "attention triton": 24
+        "dropout_add_norm triton": 48, "bias_gelu triton": 24, "cross_entropy triton": 1, "attention triton": 24,
+        "linear QKV torch": 24, "linear output torch": 24, "linear FC1 torch": 24, "linear FC2 torch": 24
     }  # fmt: skip
 
 
@@ -50,11 +55,12 @@ def test_packs_are_full_and_hold_one_two_or_three_sequences() -> None:
 
 @pytest.mark.usefixtures("without_memory")
 def test_every_pass_of_every_implementation_runs() -> None:
-    libraries = ("attention SDPA", "attention aten flash", "attention Transformer Engine")
+    directions = {"cast": ["forward"], "product": ["forward", "input gradient", "weight gradient"]}
     for entry in entries():
-        if entry.name not in libraries:
-            passes = entry.build(2, torch.bfloat16)
-            assert [each.name for each in passes] == ["forward", "backward"], entry.name
+        if entry.name not in ("attention SDPA", "attention aten flash") and "Transformer Engine" not in entry.name:
+            passes = entry.build(16, torch.bfloat16)
+            expected = directions.get(entry.name.split()[0], ["forward", "backward"])
+            assert [each.name for each in passes] == expected, entry.name
             for each in passes:
                 each.run()
 
@@ -62,10 +68,36 @@ def test_every_pass_of_every_implementation_runs() -> None:
 @pytest.mark.usefixtures("without_memory")
 def test_a_sweep_tries_tiles_of_its_table() -> None:
     pytest.importorskip("triton")
-    assert len(sweeps()) == 9
-    for name, sweep in sweeps().items():
+    assert len(sweeps()) == 12
+    for name, sweep in {**sweeps(), **batch_norm.sweeps()}.items():
         tile = sweep.table[sweep.key]
         assert [tuple(type(tile)(*choice)) for choice in sweep.choices] == list(sweep.choices), name
+
+
+def test_resnet_50_has_53_batch_norms_of_which_16_end_a_block() -> None:
+    """He et al., table 1: conv1, three in each of 16 blocks, four projections."""
+    calls: dict[str, int] = {}
+    for entry in batch_norm.entries():
+        kind = entry.name.split()[1]
+        calls[kind] = calls.get(kind, 0) + entry.calls
+    assert calls == {"pool": 1, "relu": 32, "add": 12, "dual": 4, "projection": 4}
+
+
+def test_inputs_in_turn_exceed_the_cache() -> None:
+    made = itertools.count()
+    sets = cases.rotating(lambda: next(made), cases.ROTATED_BYTES / 2.5)
+    assert list(itertools.islice(sets, 5)) == [0, 1, 2, 0, 1]
+
+
+def test_operations_one_after_another_move_the_bytes_of_both() -> None:
+    ran: list[str] = []
+    first = [Pass("forward", lambda: ran.append("a"), 1.0, 2.0), Pass("backward", print, 1.0, 2.0, after="forward")]
+    second = [Pass("forward", lambda: ran.append("b"), 3.0, 4.0), Pass("backward", print, 3.0, 4.0, after="forward")]
+    forward, backward = cases.together([first, second])
+    forward.run()
+    assert ran == ["a", "b"]
+    assert (forward.name, forward.bytes, forward.flops, forward.after) == ("forward", 4.0, 6.0, None)
+    assert (backward.name, backward.after) == ("backward", "forward")
 
 
 def test_tasks_go_on_behind_one_that_ends_its_process(

@@ -26,7 +26,7 @@ FORMATS = pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=str)
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several programs, several tiles for each."""
-    monkeypatch.setattr(fp8_cast_triton, "TILE", Tile(64, 32, 4, 3, 1))
+    monkeypatch.setitem(fp8_cast_triton.TILES, "cast", Tile(64, 32, 4, 3, 1))
 
 
 def scaling(scale: float = 0.0) -> Scaling:

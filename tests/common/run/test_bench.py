@@ -12,8 +12,17 @@ from common import cli
 from common.run.bench import kind_of
 from tests.conftest import ROOT
 
-SHARED = ("attention", "batch_norm", "bias_gelu", "cross_entropy", "dropout", "dropout_add_norm", "fp8_cast")
-OF_UNET3D = ("dice_cross_entropy", "instance_norm", "output_convolution", "upsample")
+SHARED = (
+    "attention",
+    "batch_norm",
+    "bias_gelu",
+    "cross_entropy",
+    "dropout",
+    "dropout_add_norm",
+    "fp8_cast",
+    "local_convolution",
+)
+OF_UNET3D = ("augment", "dice_cross_entropy", "instance_norm", "output_convolution", "upsample", "window_sums")
 
 
 def bench(capsys: pytest.CaptureFixture[str], *overrides: str) -> str:

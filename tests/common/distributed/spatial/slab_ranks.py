@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.distributed.layout import Layout
-from common.distributed.spatial import local
 from common.distributed.spatial.choose import build_exchange
 from common.distributed.spatial.convolution import SpatialConv3d
 from common.distributed.spatial.gather import gather_slabs, own_slab
@@ -22,6 +21,7 @@ from common.distributed.spatial.point_to_point import PointToPoint
 from common.distributed.spatial.split import VolumeSplit
 from common.errors import UnsupportedImplementation
 from common.ops.implementation import always
+from common.ops.local_convolution import IMPLEMENTATIONS
 
 CHANNELS = (3, 4)
 CASES = {
@@ -135,7 +135,7 @@ def run_rank(rank: int, world: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
     split = VolumeSplit.from_layout(Layout({"cp": world}, rank))
     assert split is not None
-    local.IMPLEMENTATIONS["folded"] = replace(local.IMPLEMENTATIONS["folded"], unsupported=always)  # not fast here
+    IMPLEMENTATIONS["folded"] = replace(IMPLEMENTATIONS["folded"], unsupported=always)  # not fast here
     uneven = torch.full((3,), 0.1 * 3.0**rank, dtype=torch.float32)
     split.sum_(uneven)
     results: dict[str, Any] = {

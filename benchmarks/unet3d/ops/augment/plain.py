@@ -1,61 +1,18 @@
-"""From cached volumes to training crops: cut, mirror, brightness, noise, cast and layout in one pass.
-
-The host draws a handful of numbers for every sample (:class:`benchmarks.unet3d.crop.Draws`); the device reads each
-voxel of the crop once, from where the numbers say, and writes it once. A mirrored crop is the same crop read backwards,
-so that cutting and mirroring are one address::
-
-    address(d, h, w) = start + d * step_d + h * step_h + w * step_w
-
-Noise is a pure function of (the sample's noise seed, the voxel's index in the whole crop): ranks that share a crop each
-make their slab of it, and all implementations make the same one.
-
-Legend: N samples of the micro-batch; D H W axes of the crop, D of this rank's slab only where crops are split.
-"""
+"""The plain version of :mod:`benchmarks.unet3d.ops.augment`, and its inputs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.unet3d.config import Facts, Variant
-from benchmarks.unet3d.crop import Crop, Draws, Slab
-from common.ops.implementation import Implementation, always
+from benchmarks.unet3d.crop import Crop, Slab
 from common.ops.random_bits.plain import words
-from common.ops.triton_support import triton_unsupported
-
-BRIGHTNESS_RANGE = (0.7, 1.3)
-"""NVIDIA's factor of the intensities; the reference adds 1 to it."""
-
-NOISE_DEVIATION = 0.1
-"""Standard deviation of NVIDIA's noise, and the largest of the reference's."""
 
 UNIFORM_BITS = 23
 """Random bits of the uniform numbers that noise is made of: half-integers below 2**23 are exact in fp32."""
-
-
-def draw(generator: np.random.Generator, facts: Facts, variant: Variant) -> Draws:
-    """Draw what happens to a crop.
-
-    Args:
-        generator: of all draws.
-        facts: the probabilities.
-        variant: ``nvidia`` multiplies by f from :data:`BRIGHTNESS_RANGE`, ``reference`` by 1 + f; the deviation of the
-            noise is :data:`NOISE_DEVIATION` with ``nvidia``, and uniform below it with ``reference``.
-    """
-    d, h, w = (bool(generator.random() < facts.flip_probability) for _ in range(3))
-    scale = 1.0
-    if generator.random() < facts.brightness_probability:
-        scale = generator.uniform(*BRIGHTNESS_RANGE) + (variant == "reference")
-    deviation = 0.0
-    if generator.random() < facts.noise_probability:
-        deviation = NOISE_DEVIATION if variant == "nvidia" else generator.uniform(0.0, NOISE_DEVIATION)
-    return Draws((d, h, w), scale, deviation, int(generator.integers(2**63)))
-
 
 COLUMNS = 5
 """Of the addresses: start, the three steps, and the noise seed."""
@@ -141,16 +98,3 @@ def augment_torch(
     shape = (len(addresses), *slab.shape)
     image_NDHWC = image.to(dtype).view(*shape, 1)
     return image_NDHWC.permute(0, 4, 1, 2, 3), labels[address].view(shape)
-
-
-def _augment_triton(*args: Any) -> tuple[Tensor, Tensor]:
-    from benchmarks.unet3d.augment_triton import augment  # triton is imported only where it is used
-
-    return augment(*args)
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _augment_triton, triton_unsupported),
-    "torch": Implementation("torch", augment_torch, always),
-}
-"""Signature: ``augment(images, labels, addresses, intensities, slab, dtype)``."""

@@ -5,8 +5,8 @@ import struct
 
 import pytest
 
-from benchmarks.resnet.recordio import ImageRecord, RecordReader, RecordWriter, frame, pack_image, unpack_image
 from common.errors import DataError
+from common.formats.recordio import ImageRecord, RecordReader, RecordWriter, frame, pack_image, unpack_image
 
 MAGIC = b"\x0a\x23\xd7\xce"
 

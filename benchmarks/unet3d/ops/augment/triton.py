@@ -1,4 +1,4 @@
-"""Training crops through the Triton kernel of :mod:`benchmarks.unet3d.augment_kernels`."""
+"""Training crops through the Triton kernel of :mod:`benchmarks.unet3d.ops.augment.kernels`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import torch
 import triton
 from torch import Tensor
 
-from benchmarks.unet3d.augment_kernels import augment_kernel
 from benchmarks.unet3d.crop import Slab
+from benchmarks.unet3d.ops.augment.kernels import augment_kernel
 
 BLOCK = 1024
 WARPS = 4
@@ -16,7 +16,7 @@ WARPS = 4
 def augment(
     images: Tensor, labels: Tensor, addresses: Tensor, intensities: Tensor, slab: Slab, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`benchmarks.unet3d.augment.augment_torch`. Nothing waits for the device."""
+    """See :func:`benchmarks.unet3d.ops.augment.plain.augment_torch`. Nothing waits for the device."""
     count = len(addresses)
     image = images.new_empty((count, *slab.shape, 1), dtype=dtype)
     label = labels.new_empty((count, *slab.shape))

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.bert.crc32c import masked_crc32c
 from common.errors import CheckpointError
+from common.formats.crc32c import masked_crc32c
 
 _FOOTER_BYTES = 48
 _BLOCK_TRAILER_BYTES = 5

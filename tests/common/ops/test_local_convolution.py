@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.distributed.spatial import local
 from common.errors import UnsupportedImplementation
 from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.local_convolution import IMPLEMENTATIONS, folded
 
 CPU = torch.device("cpu")
-FOLDED = local.IMPLEMENTATIONS["folded"].function()
+FOLDED = IMPLEMENTATIONS["folded"].function()
 
 
 def case(channels: int, filters: int, volume: tuple[int, int, int], stride: int = 1) -> tuple[Tensor, Tensor, Tensor]:
@@ -49,20 +49,20 @@ def test_the_folded_gradient_of_the_weight_is_that_of_the_whole(
     channels: int, filters: int, volume: tuple[int, int, int], memory_format: torch.memory_format
 ) -> None:
     dy, x, weight = (tensor.contiguous(memory_format=memory_format) for tensor in case(channels, filters, volume))
-    assert_equal(local.folded_weight_gradient(dy, x, weight), whole(dy, x, weight, 1)[1])
+    assert_equal(folded.folded_weight_gradient(dy, x, weight), whole(dy, x, weight, 1)[1])
 
 
 def test_narrow_layers_of_even_width_are_folded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "folded_weight_gradient", refuse)
+    monkeypatch.setattr(folded, "folded_weight_gradient", refuse)
     with pytest.raises(AssertionError, match="folded"):
-        FOLDED.backward(*case(3, local.FOLDED_CHANNELS, (2, 3, 4)), 1, (True, True))
+        FOLDED.backward(*case(3, folded.FOLDED_CHANNELS, (2, 3, 4)), 1, (True, True))
 
 
 @pytest.mark.parametrize(
     ("filters", "width", "stride"), [(5, 7, 1), (33, 4, 1), (5, 4, 2)], ids=["odd width", "wide", "stride"]
 )
 def test_other_layers_are_not_folded(filters: int, width: int, stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "folded_weight_gradient", refuse)
+    monkeypatch.setattr(folded, "folded_weight_gradient", refuse)
     dy, x, weight = case(3, filters, (4, 2, width), stride)
     found = FOLDED.backward(dy, x, weight, stride, (True, True))
     for gradient, expected in zip(found, whole(dy, x, weight, stride), strict=True):
@@ -82,7 +82,7 @@ def test_only_needed_gradients_are_computed(needs: tuple[bool, bool]) -> None:
 
 def test_half_precision_follows_float64() -> None:
     dy, x, weight = (tensor.bfloat16() for tensor in case(3, 5, (4, 6, 8)))
-    found = local.folded_weight_gradient(dy, x, weight)
+    found = folded.folded_weight_gradient(dy, x, weight)
     expected = whole(dy.double(), x.double(), weight.double(), 1)[1]
     assert found.dtype == torch.bfloat16
     assert float((found.double() - expected).norm() / expected.norm()) < 1.2e-2
@@ -93,9 +93,9 @@ def test_half_precision_follows_float64() -> None:
 def test_auto_never_folds_on_a_cpu(dtype: torch.dtype, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     request = OperationRequest(CPU, dtype, {"channels": channels})
-    assert select(local.IMPLEMENTATIONS, AUTO, request).name == "torch"
+    assert select(IMPLEMENTATIONS, AUTO, request).name == "torch"
     with pytest.raises(UnsupportedImplementation, match="with cuDNN only, not on cpu"):
-        select(local.IMPLEMENTATIONS, "folded", request)
+        select(IMPLEMENTATIONS, "folded", request)
 
 
 @pytest.mark.parametrize(
@@ -103,4 +103,4 @@ def test_auto_never_folds_on_a_cpu(dtype: torch.dtype, channels: int, monkeypatc
 )
 def test_auto_folds_half_precision_on_a_gpu(dtype: torch.dtype, name: str) -> None:
     request = OperationRequest(torch.device("cuda"), dtype, {"channels": 32})
-    assert select(local.IMPLEMENTATIONS, AUTO, request).name == name
+    assert select(IMPLEMENTATIONS, AUTO, request).name == name

@@ -1,4 +1,4 @@
-"""Launches of the kernels of :mod:`benchmarks.unet3d.window_sums_kernels`; nothing waits for the device."""
+"""Launches of the kernels of :mod:`benchmarks.unet3d.ops.window_sums.kernels`; nothing waits for the device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import triton
 from torch import Tensor
 
-from benchmarks.unet3d import window_sums_kernels as kernels
+from benchmarks.unet3d.ops.window_sums import kernels
 
 _ROWS, _COLUMNS = 16, 128  # 384 columns of the benchmark's windows are three whole blocks
 _VOXELS = 4096
@@ -15,7 +15,7 @@ _LARGEST_INDEX = 2**31 - 1 - _VOXELS
 
 
 def add_window(sums_DHWK: Tensor, logits_KDHW: Tensor, importance: Sequence[Tensor]) -> None:
-    """Add the logits of a window; see the plain version in :mod:`benchmarks.unet3d.window_sums`.
+    """See :func:`benchmarks.unet3d.ops.window_sums.plain.add_window_torch`.
 
     Raises:
         ValueError: W and K of the sums are not contiguous.
@@ -32,7 +32,7 @@ def add_window(sums_DHWK: Tensor, logits_KDHW: Tensor, importance: Sequence[Tens
 
 
 def count_classes(sums_DHWK: Tensor, label_DHW: Tensor, counts_K3: Tensor) -> None:
-    """Add to the counts of every class; see the plain version in :mod:`benchmarks.unet3d.window_sums`.
+    """See :func:`benchmarks.unet3d.ops.window_sums.plain.count_classes_torch`.
 
     Raises:
         ValueError: W and K of the sums, the label, or the counts are not contiguous, or there are more voxels than a

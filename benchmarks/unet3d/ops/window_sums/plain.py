@@ -1,20 +1,11 @@
-"""The two operations of an evaluation beside the network: adding a window's logits, and counting classes.
-
-Sums are held as (D, H, W, K), so that a row of a window in ``channels_last_3d`` is added to one run of memory.
-Windows are added one after another in stream order: overlapping ones don't race, and the sums of a rank are the same
-in every run. Axes: D H W voxels, K classes.
-"""
+"""The plain versions of :mod:`benchmarks.unet3d.ops.window_sums`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
-
-from common.ops.implementation import Implementation, always
-from common.ops.triton_support import triton_unsupported
 
 INTERSECTION, PREDICTED, LABELLED = range(3)
 """Columns of the counts of a class: voxels that are predicted and labelled as it, predicted, labelled."""
@@ -45,28 +36,3 @@ def count_classes_torch(sums_DHWK: Tensor, label_DHW: Tensor, counts_K3: Tensor)
     for label, counts_3 in enumerate(counts_K3):
         predicted, labelled = predicted_DHW == label, label_DHW == label
         counts_3 += torch.stack([(predicted & labelled).sum(), predicted.sum(), labelled.sum()])
-
-
-def _add_window_triton(*args: Any) -> None:
-    # triton is imported only where it is used
-    from benchmarks.unet3d.window_sums_triton import add_window
-
-    add_window(*args)
-
-
-def _count_classes_triton(*args: Any) -> None:
-    from benchmarks.unet3d.window_sums_triton import count_classes
-
-    count_classes(*args)
-
-
-ADD_WINDOW = {
-    "triton": Implementation("triton", _add_window_triton, triton_unsupported),
-    "torch": Implementation("torch", add_window_torch, always),
-}
-"""Signature: ``add_window(sums_DHWK, logits_KDHW, importance)``."""
-COUNT_CLASSES = {
-    "triton": Implementation("triton", _count_classes_triton, triton_unsupported),
-    "torch": Implementation("torch", count_classes_torch, always),
-}
-"""Signature: ``count_classes(sums_DHWK, label_DHW, counts_K3)``."""

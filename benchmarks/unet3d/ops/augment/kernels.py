@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs
-"""The kernel that makes training crops: see :mod:`benchmarks.unet3d.augment`.
+"""The kernel that makes training crops: see :mod:`benchmarks.unet3d.ops.augment`.
 
 A program makes ``BLOCK`` neighbouring voxels of one sample. It moves, for an fp32 cache and bf16 crops, 8 bytes a
 voxel: 117 MB for seven crops of 128x128x128 voxels. Noise costs two hashes, a logarithm, a root and a cosine a voxel,

@@ -1,5 +1,5 @@
 """The Triton convolution of one input channel against sums over its taps in float64, whole and split into slabs; run
-under TRITON_INTERPRET=1 by test_local_triton.py. Fresh memory holds NaN here."""
+by tests/test_interpreted_kernels.py. Fresh memory holds NaN here."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.distributed.spatial import local_triton
 from common.distributed.spatial.convolution import SpatialConv3d
 from common.distributed.spatial.halo import Halos
-from common.distributed.spatial.local import IMPLEMENTATIONS
 from common.errors import UnsupportedImplementation
 from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.local_convolution import IMPLEMENTATIONS
+from common.ops.local_convolution import triton as local_convolution_triton
 
 pytestmark = pytest.mark.usefixtures("bfloat16_products")
 
@@ -47,9 +47,9 @@ def poisoned_memory() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def several_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tiles on a device of several multiprocessors, so that a program has many tiles."""
-    monkeypatch.setattr(local_triton, "multiprocessors", lambda device: 3)
-    for name, tile in local_triton.TILES.items():
-        monkeypatch.setitem(local_triton.TILES, name, tile._replace(voxels=32, programs=1))
+    monkeypatch.setattr(local_convolution_triton, "multiprocessors", lambda device: 3)
+    for name, tile in local_convolution_triton.TILES.items():
+        monkeypatch.setitem(local_convolution_triton.TILES, name, tile._replace(voxels=32, programs=1))
 
 
 def case(shape: tuple[int, ...], stride: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Triton kernels of :mod:`benchmarks.unet3d.window_sums`. Both are bound by memory: each value is read once."""
+"""Triton kernels of :mod:`benchmarks.unet3d.ops.window_sums`. Both are bound by memory: each value is read once."""
 
 # mypy: disable-error-code=no-untyped-def
 # (Triton kernels take pointers and constexpr values, for which there are no types.)

@@ -1,4 +1,4 @@
-"""The convolution of one input channel through the Triton kernels of :mod:`common.distributed.spatial.local_kernels`.
+"""The convolution of one input channel through the Triton kernels of :mod:`common.ops.local_convolution.kernels`.
 
 Everything is enqueued on the current stream and nothing waits for the device, so that all of it can be captured. The
 result is channels_last_3d. Shapes: N samples, C channels, D H W slab.
@@ -12,7 +12,8 @@ import torch
 import triton
 from torch import Tensor
 
-from common.distributed.spatial import local_kernels as kernels
+from common.ops.local_convolution import kernels, plain
+from common.ops.local_convolution.plain import LocalConvolution
 from common.ops.triton_support import multiprocessors
 
 
@@ -86,3 +87,16 @@ def weight_gradient(dy_NCDHW: Tensor, x_NCDHW: Tensor, weight: Tensor, stride: i
         STAGES=tile.stages, **constants,
     )  # fmt: skip
     return partial.sum((0, 1)).to(weight.dtype)
+
+
+def triton_convolution() -> LocalConvolution:
+    """The kernels, which are for one input channel."""
+
+    def backward(
+        dy_NCDHW: Tensor, x_NCDHW: Tensor, weight: Tensor, stride: int, needs: tuple[bool, bool]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        # an image rarely needs a gradient, so it has no kernel
+        dx_NCDHW, _ = plain.backward(dy_NCDHW, x_NCDHW, weight, stride, (True, False)) if needs[0] else (None, None)
+        return dx_NCDHW, weight_gradient(dy_NCDHW, x_NCDHW, weight, stride) if needs[1] else None
+
+    return LocalConvolution(forward, backward)

@@ -1,0 +1,67 @@
+"""JPEG: pictures that are decoded as they are stored, and other pictures made into JPEG."""
+
+from __future__ import annotations
+
+import io
+
+from PIL import Image
+
+
+def decode(data: bytes) -> Image.Image:
+    """JPEG to an RGB picture.
+
+    Raises:
+        ValueError: ``data`` is truncated or no JPEG.
+    """
+    try:
+        with Image.open(io.BytesIO(data), formats=("JPEG",)) as picture:
+            return picture.convert("RGB")
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError(str(error)) from error
+
+
+def to_rgb_jpeg(data: bytes) -> bytes:
+    """``data`` itself when it is a grey or three-channel JPEG, otherwise the picture as RGB JPEG of quality 100.
+
+    Raises:
+        ValueError: ``data`` is no picture.
+    """
+    try:
+        if jpeg_components(data) in (1, 3):
+            return data
+    except ValueError:
+        pass  # no JPEG, or one with stray bytes between its segments, which decoders tolerate
+    try:
+        with Image.open(io.BytesIO(data)) as picture:
+            if picture.format == "JPEG" and picture.mode in ("L", "RGB"):
+                return data
+            rgb = picture.convert("RGB")
+    except OSError as error:
+        raise ValueError(f"neither JPEG nor another known picture: {error}") from error
+    buffer = io.BytesIO()
+    rgb.save(buffer, "JPEG", quality=100)
+    return buffer.getvalue()
+
+
+def jpeg_components(data: bytes) -> int:
+    """Colour components of a JPEG as its frame header (SOF, ITU-T T.81 section B.2.2) says.
+
+    Raises:
+        ValueError: there is no frame header.
+    """
+    if data[:2] != b"\xff\xd8":
+        raise ValueError("no JPEG: the start marker is missing")
+    at = 2
+    while at + 10 <= len(data):
+        if data[at] != 0xFF:
+            raise ValueError(f"no JPEG marker at byte {at}")
+        marker = data[at + 1]
+        if marker == 0xFF:  # fill byte
+            at += 1
+        elif marker == 0x01 or 0xD0 <= marker <= 0xD7:  # markers without a length
+            at += 2
+        elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            return data[at + 9]
+        else:
+            at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    raise ValueError("JPEG without a frame header")

@@ -1,0 +1,47 @@
+"""The convolution of one slab by itself, forward and gradients, and its implementations.
+
+3x3x3, padded with a plane of zeros on every side, without bias. :mod:`common.distributed.spatial.convolution` makes of
+it the convolution of a whole volume where it is split. Shapes: N samples, C channels, D H W slab.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from common.ops.implementation import Implementation, OperationRequest, always
+from common.ops.local_convolution.folded import folded_convolution
+from common.ops.local_convolution.plain import LocalConvolution, plain_convolution
+from common.ops.triton_support import triton_unsupported
+
+
+def _triton_unsupported(request: OperationRequest) -> str | None:
+    if request.sizes["channels"] != 1:
+        return f"the kernels take 1 input channel, not {request.sizes['channels']}"
+    return triton_unsupported(request)
+
+
+def _triton() -> LocalConvolution:
+    # triton is imported only where it is used
+    from common.ops.local_convolution.triton import triton_convolution
+
+    return triton_convolution()
+
+
+def _folded_unsupported(request: OperationRequest) -> str | None:
+    if request.device.type != "cuda":
+        return f"it is worth its while with cuDNN only, not on {request.device.type}"
+    if request.dtype not in (torch.float16, torch.bfloat16):
+        return f"measured with fp16 and bf16 only, not with {request.dtype}"
+    return None
+
+
+IMPLEMENTATIONS = {
+    "triton": Implementation("triton", _triton, _triton_unsupported),
+    "folded": Implementation("folded", folded_convolution, _folded_unsupported),
+    "torch": Implementation("torch", plain_convolution, always),
+}
+"""``function`` returns a :class:`LocalConvolution`. Triton's is for 1 input channel. ``folded`` and ``torch`` are of
+cuDNN on a GPU; the former asks it for the weight's gradient in another way where there are few output channels."""
+
+KERNEL_NAMES = (("convolution, either way", r"^single_channel_"),)
+"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

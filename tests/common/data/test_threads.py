@@ -1,0 +1,61 @@
+"""Batches that threads fill: order, the end of a shard, errors where a batch is collected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from common.data.batches import Block
+from common.data.order import EpochStream, EvalShard
+from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource
+from common.errors import DataError
+
+
+def closed() -> None:
+    """What reads nothing has nothing to close."""
+
+
+def numbers(threads: SampleThreads, samples: Sequence[int], size: int) -> PendingBatch:
+    """A batch of the samples' own numbers, -1 behind them; sample 7 is damaged."""
+    batch = torch.full((size,), -1)
+
+    def fill(slot: int) -> None:
+        if samples[slot] == 7:
+            raise DataError("sample 7 is damaged")
+        batch[slot] = samples[slot]
+
+    return threads.begin({"number": batch}, len(samples), fill)
+
+
+@pytest.mark.parametrize("prefetch", [1, 3])
+@pytest.mark.parametrize("count", [1, 4])
+def test_batches_are_those_of_the_stream_from_any_position(count: int, prefetch: int) -> None:
+    stream, threads = EpochStream(6, 2, seed=1), SampleThreads(count, prefetch)
+    source = ThreadedTrainSource(
+        stream, 3, True, threads, lambda samples: numbers(threads, [sample for _, sample in samples], 2), closed
+    )
+    block = Block(0, 1, 2, 0, 12)
+    for start in (0, 4):
+        found = [(batch.position, batch.tensors["number"].tolist()) for batch in source.batches(block, start)]
+        assert found == [(place, [sample for _, sample in stream.samples(block, place)]) for place in range(start, 6)]
+    source.close()
+
+
+def test_a_shard_ends_with_padding() -> None:
+    threads = SampleThreads(2, 1)
+    source = ThreadedEvalSource(EvalShard(5, 2, 1, 0), threads, lambda samples: numbers(threads, samples, 2), closed)
+    for _ in range(2):
+        assert [batch.tensors["number"].tolist() for batch in source] == [[0, 1], [2, 3], [4, -1]]
+    source.close()
+
+
+def test_an_error_surfaces_where_its_batch_is_collected() -> None:
+    threads = SampleThreads(2, 2)
+    source = ThreadedEvalSource(EvalShard(9, 3, 1, 0), threads, lambda samples: numbers(threads, samples, 3), closed)
+    batches = iter(source)
+    assert [next(batches).tensors["number"].tolist() for _ in range(2)] == [[0, 1, 2], [3, 4, 5]]
+    with pytest.raises(DataError, match="sample 7 is damaged"):
+        next(batches)
+    source.close()
