@@ -27,7 +27,7 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 
 from common import cli
-from common.distributed import launcher
+from common.distributed import launcher, startup
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.preloaded"])
@@ -183,7 +183,10 @@ def _become(
         launcher.subprocess = ranks
     if file_size is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
-    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))  # the variable has been read
+    threads = int(environment["OMP_NUM_THREADS"])
+    torch.set_num_threads(threads)  # the variable has been read
+    # Runs take all cores of the machine, and other tests run beside them: threads that wait for each other would spin.
+    startup._threads = lambda rank_info, sharers: threads
     _run(command, environment)
 
 
