@@ -2,6 +2,7 @@
 
 import io
 import json
+import pickle
 import random
 import signal
 import subprocess
@@ -15,12 +16,14 @@ from PIL import Image
 
 from benchmarks.resnet import prepare as prepare_module
 from benchmarks.resnet import raw
+from benchmarks.resnet import stand_in as stand_in_module
 from benchmarks.resnet.prepare import COMMANDS, FILES, download, generate, jpeg_components, prepare, to_rgb_jpeg, verify
 from benchmarks.resnet.recordio import RecordReader
 from common import cli
 from common.config.composition import compose
 from common.data import preparation
 from common.errors import ConfigError, DataError
+from tests.forked import FORKS
 
 
 def contents(data_dir):
@@ -335,6 +338,13 @@ def test_imagenet_sized_pictures_have_imagenet_s_forms(tmp_path):
     assert len(set(sizes)) > 100
     assert subsampling == {(2, 2)}
     assert made.classes == 120
+
+
+def test_processes_hand_over_every_picture_in_its_place(monkeypatch):
+    monkeypatch.setattr(stand_in_module.multiprocessing, "get_context", lambda method: FORKS)
+    requests = [stand_in_module.Request(f"n{i % 7}", f"{i}.JPEG", i % 7, 7, seed=5, number=i) for i in range(100)]
+    drawn = stand_in_module._drawn(requests, pickle.dumps, workers=2)
+    assert list(drawn) == [(request.synset, request.name, pickle.dumps(request)) for request in requests]
 
 
 def test_same_seed_draws_the_same_pictures(tmp_path):
