@@ -23,7 +23,6 @@ from common import cli
 from common.config.composition import compose
 from common.data import preparation
 from common.errors import ConfigError, DataError
-from tests.forked import FORKS
 
 
 def contents(data_dir):
@@ -340,8 +339,8 @@ def test_imagenet_sized_pictures_have_imagenet_s_forms(tmp_path):
     assert made.classes == 120
 
 
-def test_processes_hand_over_every_picture_in_its_place(monkeypatch):
-    monkeypatch.setattr(stand_in_module.multiprocessing, "get_context", lambda method: FORKS)
+@pytest.mark.usefixtures("forked_pools")
+def test_processes_hand_over_every_picture_in_its_place():
     requests = [stand_in_module.Request(f"n{i % 7}", f"{i}.JPEG", i % 7, 7, seed=5, number=i) for i in range(100)]
     drawn = stand_in_module._drawn(requests, pickle.dumps, workers=2)
     assert list(drawn) == [(request.synset, request.name, pickle.dumps(request)) for request in requests]
