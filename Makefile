@@ -52,6 +52,8 @@ $(PREPARED)/manifest.json: $(RAW)/STAND_IN
 train: $(VENV)/.installed $(PREPARED)/manifest.json
 	$(BIN)/mlperf-suite train benchmark=$(BENCHMARK) scale=$(SCALE) data_dir=$(PREPARED)
 
+test test-all: export OMP_NUM_THREADS := 1
+
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest $(PARALLEL) -m "$(ON_CPU) and not slow"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import torch
 
 from common import cli
 from tests import toy
-from tests.forked import Forked
+from tests.forked import FORKS, Forked
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -104,6 +105,12 @@ def flatten(state: dict, prefix: str = "") -> dict[str, torch.Tensor]:
         elif isinstance(value, dict | list | tuple):
             found |= flatten(value, f"{prefix}{key}.")
     return found
+
+
+@pytest.fixture
+def forked_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pools of processes have theirs forked, where they would start Python and import everything anew."""
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: FORKS)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
-from multiprocessing import connection
+from multiprocessing import connection, reduction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -27,7 +27,7 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 
 from common import cli
-from common.distributed import launcher
+from common.distributed import launcher, startup
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.preloaded"])
@@ -35,6 +35,19 @@ FORKS.set_forkserver_preload(["tests.preloaded"])
 
 FORKING = threading.Lock()
 """A process that starts looks after all others; two threads must not both take the exit code of one."""
+
+
+class Descriptor:
+    """A file descriptor that a process gets which starts; of the same name there."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __getstate__(self) -> Any:
+        return reduction.DupFd(self.number)
+
+    def __setstate__(self, duplicate: Any) -> None:
+        self.number = duplicate.detach()
 
 
 class Forked:
@@ -45,21 +58,38 @@ class Forked:
         cwd: the folder that it works in.
         environment: all of its variables.
         file_size: bytes that a file may have before writing fails, as on a full disk.
+        streams: descriptors of its standard input, output and errors; :meth:`communicate` has what it writes if None.
     """
 
     def __init__(
-        self, command: Sequence[str], cwd: Path, environment: Mapping[str, str], file_size: int | None = None
+        self,
+        command: Sequence[str],
+        cwd: Path,
+        environment: Mapping[str, str],
+        file_size: int | None = None,
+        streams: Sequence[int] | None = None,
     ) -> None:
         assert list(command[:2]) == [sys.executable, "-m"], command
         self.args = list(command)
         self._folder = tempfile.TemporaryDirectory()
         self._streams = [Path(self._folder.name) / name for name in ("output", "errors")]
-        arguments = (self.args, cwd, dict(environment), self._streams, file_size)
+        opened = []
+        if streams is None:
+            files = [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) for path in self._streams]
+            streams = opened = [os.open(os.devnull, os.O_RDONLY), *files]
+        arguments = (self.args, cwd, dict(environment), [Descriptor(stream) for stream in streams], file_size)
         self._process = FORKS.Process(target=_become, args=arguments)
         with FORKING:
             self._process.start()
+        for descriptor in opened:
+            os.close(descriptor)
         assert self._process.pid is not None
         self.pid = self._process.pid
+
+    @property
+    def sentinel(self) -> int:
+        """What :func:`multiprocessing.connection.wait` tells the end by."""
+        return self._process.sentinel
 
     def poll(self) -> int | None:
         """The exit code, or minus the number of the signal that ended it; None while it runs."""
@@ -132,18 +162,31 @@ class ForkedRank:
 
 
 def _become(
-    command: Sequence[str], cwd: Path, environment: Mapping[str, str], streams: Sequence[Path], file_size: int | None
+    command: Sequence[str],
+    cwd: Path,
+    environment: Mapping[str, str],
+    streams: Sequence[Descriptor],
+    file_size: int | None,
 ) -> NoReturn:
     """In the forked process: what a new one would do."""
-    for number, stream in enumerate(streams, start=1):
-        os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    for number, stream in enumerate(streams):
+        os.dup2(stream.number, number)
+        os.close(stream.number)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    if "PYTHONUNBUFFERED" in environment:
+        sys.stdout.reconfigure(write_through=True)
     os.chdir(cwd)
     if environment.get("CUDA_VISIBLE_DEVICES") == "":  # a process that has looked for GPUs cannot be forked
         ranks: Any = SimpleNamespace(Popen=ForkedRank)
         launcher.subprocess = ranks
     if file_size is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
-    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))  # the variable has been read
+    threads = int(environment["OMP_NUM_THREADS"])
+    torch.set_num_threads(threads)  # the variable has been read
+    # Runs take all cores of the machine, and other tests run beside them: threads that wait for each other would spin.
+    startup._threads = lambda rank_info, sharers: threads
     _run(command, environment)
 
 

@@ -80,7 +80,7 @@ def generate(
         val: validation pictures; default: all 360 digits, or 500 pictures.
         classes: classes of ``imagenet-sized``, default 1000, fewer when there are fewer pictures; digits have 10.
         seed: of the pictures' sizes and contents; the split of the digits is fixed.
-        workers: processes that draw.
+        workers: processes that draw what is ``imagenet-sized``.
         tars: write ImageNet's tars and development kit instead of folders.
 
     Raises:
@@ -93,6 +93,7 @@ def generate(
     draw: Callable[[Request], bytes]
     if kind == "digits":
         requests, draw = _digit_requests(train, val, seed), draw_digit
+        workers = 1  # all digits are drawn before a process has started
     else:
         requests, draw = _striped_requests(train, val, classes, seed), draw_stripes
     raw_dir.mkdir(parents=True, exist_ok=True)

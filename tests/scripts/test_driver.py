@@ -8,27 +8,37 @@ import shlex
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from common.launch.series import read_runs
 from common.mlperf.parsed_log import read_log
-from tests.conftest import ROOT, Finished
+from tests.conftest import ROOT, SECONDS, Finished
+from tests.forking_python import forking_python
 
 pytestmark = pytest.mark.timeout(1200)  # a series is a dozen processes, one after the other
 
 SCRIPTS = ROOT / "scripts"
 
 
-def script(name: str, *arguments: str, cwd: Path, timeout: float = 600, **environment: str) -> Finished:
+@pytest.fixture(scope="module", autouse=True)
+def forking() -> Iterator[Path]:
+    """What scripts call in Python's place, unless a test names another."""
+    with forking_python() as program, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLPERF_SUITE_PYTHON", str(program))
+        yield program
+
+
+def script(name: str, *arguments: str, cwd: Path, **environment: str) -> Finished:
     """Run a script of ``scripts/`` outside of any Slurm job."""
     settings = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "MLPERF_"))}
-    settings |= {"MLPERF_SUITE_PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    settings |= {"MLPERF_SUITE_PYTHON": os.environ["MLPERF_SUITE_PYTHON"]}
+    settings |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         ["bash", str(SCRIPTS / name), *arguments], cwd=cwd, env={**settings, **environment},
-        capture_output=True, text=True, errors="replace", timeout=timeout, check=False,
+        capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False,
     )  # fmt: skip
     return Finished(done.returncode, done.stdout, done.stderr)
 
@@ -182,13 +192,13 @@ def test_a_mistake_is_named_before_anything_runs(tmp_path: Path, arguments: tupl
 
 
 @pytest.fixture(scope="module")
-def series(tmp_path_factory: pytest.TempPathFactory, data_of) -> tuple[Finished, Path]:
+def series(forking: Path, tmp_path_factory: pytest.TempPathFactory, data_of) -> tuple[Finished, Path]:
     """A series of two runs on one machine, by a Python that writes what is no text, and its folder of results."""
     folder = tmp_path_factory.mktemp("series")
     python = folder / "python"
     python.write_text(
         '#!/bin/bash\n[[ $* != *"common.cli task"* ]] || printf "a\\0b\\xff\\nsrun: a remark\\n"\n'
-        f'exec {sys.executable} "$@"\n'
+        f'exec {forking} "$@"\n'
     )
     python.chmod(0o755)
     done = script(
@@ -279,7 +289,7 @@ def test_without_docker_the_script_says_so(tmp_path: Path) -> None:
 
 
 def test_a_docker_series_runs_the_ranks_in_the_container_and_the_books_too(tmp_path: Path, data_of) -> None:
-    """docker is replaced by a program that runs what follows the image: what is composed must work."""
+    """docker is replaced by a program that runs what follows the image: what is composed must work, in a new Python."""
     fake = fake_docker(tmp_path)
     calls = tmp_path / "calls"
     done = script(
@@ -287,6 +297,7 @@ def test_a_docker_series_runs_the_ranks_in_the_container_and_the_books_too(tmp_p
         f"data_dir={data_of('resnet')}", "benchmark.schedule.last_epoch=1", "launch.doctor=false",
         "launch.clear_caches=false",
         cwd=tmp_path, LOGDIR=f"{tmp_path}/logs", DOCKER_CALLS=str(calls), PATH=f"{fake.parent}:{os.environ['PATH']}",
+        MLPERF_SUITE_PYTHON=sys.executable,
     )  # fmt: skip
     assert done.code == 0, done.errors
     (series,) = read_runs(tmp_path / "logs")

@@ -183,12 +183,14 @@ def test_other_crops_are_refused(raw_dir, data):
         prepare(raw_dir, data)
 
 
+@pytest.mark.usefixtures("forked_pools")
 def test_workers_change_nothing(raw_dir, data, tmp_path, monkeypatch):
     monkeypatch.setattr(prepare_module, "VOXELS_PER_WORKER", 1)
     prepare(raw_dir, tmp_path / "parallel", workers=2)
     assert contents(tmp_path / "parallel") == contents(data)
 
 
+@pytest.mark.usefixtures("forked_pools")
 def test_a_damaged_scan_ends_all_workers_with_its_name(raw_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(prepare_module, "VOXELS_PER_WORKER", 1)
     path = raw_dir / "case_00001" / raw.LABEL

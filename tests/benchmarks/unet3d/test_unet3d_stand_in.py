@@ -146,6 +146,7 @@ def test_fewer_cases_are_the_first_of_more(raw_dir, tmp_path):
     assert all(many[name] == content for name, content in few.items() if name != "STAND_IN")
 
 
+@pytest.mark.usefixtures("forked_pools")
 def test_workers_change_nothing(raw_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(stand_in, "VOXELS_PER_WORKER", 1 << 20)
     generate(tmp_path / "parallel", REQUEST, workers=2)

@@ -4,7 +4,6 @@ tests/test_interpreted_kernels.py. Tensors that a kernel must fill are poisoned 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -295,16 +294,3 @@ def test_auto_takes_the_kernels() -> None:
         dice_cross_entropy.IMPLEMENTATIONS, AUTO, OperationRequest(torch.device("cpu"), torch.float32, {"classes": 3})
     )
     assert norm.name == loss.name == "triton"
-
-
-def test_split_volumes_equal_whole_ones(tmp_path: Path) -> None:
-    norm, loss = oracle.norm_case((2, 16, 8, 3, 4), torch.float32), oracle.loss_case((3, 3, 8, 3, 4), torch.float32)
-    cases = {"norm": norm, "loss": loss, "implementations": {"norm": ["triton"], "loss": ["triton"]}}
-    found = oracle.run_ranks(tmp_path, 2, cases, TRITON_INTERPRET="1")
-    for operation, expected in (
-        ("norm", oracle.instance_norm_relu(**norm)),
-        ("loss", oracle.dice_cross_entropy(**loss)),
-    ):
-        whole = oracle.joined([part[operation]["triton"] for part in found])
-        for value, reference in expected.items():
-            assert oracle.relative_error(whole[value], reference) < TOLERANCE[torch.float32], (operation, value)

@@ -4,14 +4,13 @@ nothing is shared with the code under test, and no gradient comes from autograd.
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch import multiprocessing as mp
+from volume_split_ranks import run_rank
 
 VOLUME = (2, 3, 4)
 
@@ -151,22 +150,10 @@ def loss_case(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> dict
     return {"logits": logits.to(dtype), "label": label}
 
 
-def run_ranks(folder: Path, ranks: int, cases: dict, **environment: str) -> list[dict]:
-    """Run ``volume_split_ranks.py`` over slabs of the cases; what every rank saved."""
+def run_ranks(folder: Path, ranks: int, cases: dict) -> list[dict]:
+    """Run :mod:`volume_split_ranks` over slabs of the cases; what every rank saved."""
     torch.save(cases, folder / "cases.pt")
-    script = Path(__file__).with_name("volume_split_ranks.py")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(ranks), str(folder)],
-            cwd=Path(__file__).parents[3],
-            env={**os.environ, "PYTHONPATH": ".", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **environment},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    errors = [process.communicate(timeout=250)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0] * ranks, "\n".join(errors)
+    mp.start_processes(run_rank, args=(ranks, str(folder)), nprocs=ranks, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt") for rank in range(ranks)]
 
 

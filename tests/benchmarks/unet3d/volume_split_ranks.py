@@ -1,4 +1,4 @@
-"""One rank of the tests of operations on split volumes: ``python volume_split_ranks.py RANK RANKS FOLDER``.
+"""One rank of the tests of operations on split volumes.
 
 Reads the whole tensors that the test left in FOLDER, runs every implementation named there on this rank's slab, and
 saves results and gradients.
@@ -6,7 +6,7 @@ saves results and gradients.
 
 from __future__ import annotations
 
-import sys
+import os
 from datetime import timedelta
 
 import torch
@@ -44,8 +44,10 @@ def lost(case: dict[str, Tensor], implementation: str, split: VolumeSplit) -> di
     return {"loss": loss.detach(), "logits": gradient}
 
 
-def main(rank: int, ranks: int, folder: str) -> None:
-    """Run the cases of ``folder/cases.pt``."""
+def run_rank(rank: int, ranks: int, folder: str) -> None:
+    """Run the cases of ``folder/cases.pt``; :mod:`tests.preloaded` has imported Triton for interpretation."""
+    os.environ |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks, timeout=timedelta(seconds=200)
     )
@@ -58,8 +60,3 @@ def main(rank: int, ranks: int, folder: str) -> None:
     }
     torch.save(found, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

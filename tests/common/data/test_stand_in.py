@@ -62,11 +62,13 @@ def halved(number: int) -> float:
     return number / 2
 
 
+@pytest.mark.usefixtures("forked_pools")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_is_drawn_comes_in_the_order_of_its_plans(workers):
     assert list(stand_in.drawn(halved, range(5), workers, chunk=2)) == [0, 0.5, 1, 1.5, 2]
 
 
+@pytest.mark.usefixtures("forked_pools")
 def test_a_killed_worker_is_one_error():
     with pytest.raises(DataError, match="a worker process was killed, perhaps for want of memory"):
         list(stand_in.drawn(halved, [1, -1], 2))

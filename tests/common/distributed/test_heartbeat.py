@@ -1,6 +1,5 @@
 """Real ranks that stop, sleep, die or skip a collective: every run ends with one message that names the rank."""
 
-import multiprocessing
 import os
 import signal
 import time
@@ -13,21 +12,15 @@ import torch.distributed as dist
 from common.distributed.faults import GracefulStop, Heartbeat, lost_peer
 from common.distributed.rank_info import RankInfo
 from common.errors import RankFailure
+from tests.forked import FORKS
 
 END_SECONDS = 200  # A run that does not hang ends within, on a busy machine too.
-
-
-@pytest.fixture(scope="module")
-def context():
-    forkserver = multiprocessing.get_context("forkserver")
-    forkserver.set_forkserver_preload(["common.distributed.faults"])
-    return forkserver
 
 
 class Job:
     """Exit codes and messages of the ranks of one run."""
 
-    def __init__(self, context, folder, fault, world_size, launcher_store):
+    def __init__(self, folder, fault, world_size, launcher_store):
         is_master = launcher_store
         self.store = dist.TCPStore(
             "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=200)
@@ -36,7 +29,7 @@ class Job:
         if not is_master:
             self.store = None  # Frees the port for rank 0.
         arguments = [(rank, world_size, port, str(folder), fault, launcher_store) for rank in range(world_size)]
-        self.ranks = [context.Process(target=heartbeat_ranks.run, args=given) for given in arguments]
+        self.ranks = [FORKS.Process(target=heartbeat_ranks.run, args=given) for given in arguments]
         for process in self.ranks:
             process.start()
         self.folder = folder
@@ -58,11 +51,11 @@ class Job:
 
 
 @pytest.fixture
-def job(context, tmp_path):
+def job(tmp_path):
     jobs = []
 
     def start(fault, world_size=2, launcher_store=True):
-        jobs.append(Job(context, tmp_path, fault, world_size, launcher_store))
+        jobs.append(Job(tmp_path, fault, world_size, launcher_store))
         return jobs[-1]
 
     yield start
@@ -144,8 +137,8 @@ def test_a_dead_rank_fails_the_collective_of_the_others_with_one_line(job):
     assert lost_peer(RuntimeError(reason), 0) is not None, text
 
 
-def test_a_single_rank_watches_itself(context, tmp_path):
-    process = context.Process(target=heartbeat_ranks.run_alone, args=(str(tmp_path),))
+def test_a_single_rank_watches_itself(tmp_path):
+    process = FORKS.Process(target=heartbeat_ranks.run_alone, args=(str(tmp_path),))
     process.start()
     process.join(END_SECONDS)
     assert process.exitcode == RankFailure.exit_code

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from datetime import timedelta
 
@@ -13,23 +12,15 @@ from common.doctor import command
 from common.doctor.examine import Report
 from common.doctor.judge import Rank, Results, Together, findings_of, units_of, why_alone, with_own_names
 from common.errors import UNFIT, ConfigError
-from tests.conftest import ROOT, suite
+from tests.conftest import ROOT, SECONDS, suite
+from tests.forked import Forked
 
 DOCTOR = ["-m", "common.cli", "doctor"]
 IMPOSSIBLE = "limits: {node: {memory_bandwidth_gbs: {min: 1.0e+9}}}"
 LOOSE = "limits: {node: {memory_bandwidth_gbs: {min: 0.001}}}"
 ANY_PAIR = "limits: {node: {pair_all_reduce_gbs: {spread: 100}}}"  # processes of one busy machine differ at random
 
-# Says who it is, and then nothing more.
-SILENT = ["-c", """
-import os, sys, time, torch
-from common.distributed.startup import find_rank_info, initialise
-from common.doctor.meeting import Meeting
-place = find_rank_info(os.environ)
-initialise(place, torch.device("cpu"), 200)
-Meeting(place).post("rank", dict(rank=place.rank, local_rank=0, node=place.node, name="n2", device="cpu"))
-sys.stdin.read()
-"""]  # fmt: skip
+SILENT = ["-m", "tests.common.doctor.silent_rank"]
 
 
 def nodes(*commands):
@@ -50,13 +41,13 @@ def nodes(*commands):
             "CUDA_VISIBLE_DEVICES": "",
             "OMP_NUM_THREADS": "1",
         }
-        process = subprocess.Popen(
-            [sys.executable, *arguments], cwd=ROOT, env=environment, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-        processes.append(process)
+        processes.append(Forked([sys.executable, *arguments], ROOT, environment))
     try:
-        ended = [process.communicate(timeout=250) for process in processes]
+        ended = [
+            process.communicate(timeout=SECONDS)
+            for process, command in zip(processes, commands, strict=True)
+            if command is not SILENT
+        ]
         return [process.returncode for process in processes], ended
     finally:
         for process in processes:

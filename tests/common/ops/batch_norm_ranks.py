@@ -1,8 +1,8 @@
-"""One rank of the group batch norm test: ``python batch_norm_ranks.py RANK FOLDER {torch,triton}``."""
+"""One rank of the group batch norm test."""
 
 from __future__ import annotations
 
-import sys
+import os
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -17,8 +17,13 @@ SHAPE = (6, 16, 5, 4)
 SPLIT = (4, 2)  # images of each rank: the parts need not be equal
 
 
-def main(rank: int, folder: str, implementation: str) -> None:
-    """Run every kind on this rank's part of the batch and save what came out."""
+def run_rank(rank: int, folder: str, implementation: str) -> None:
+    """Run every kind on this rank's part of the batch and save what came out.
+
+    Triton's kernels are interpreted: :mod:`tests.preloaded` has imported Triton so.
+    """
+    os.environ |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS, timeout=timedelta(seconds=200)
     )
@@ -31,7 +36,3 @@ def main(rank: int, folder: str, implementation: str) -> None:
     found = {kind: run(operations, kind, x, residual, dist.group.WORLD) for kind in KINDS}
     torch.save(found, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])

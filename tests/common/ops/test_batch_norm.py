@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from batch_norm_oracle import KINDS, Formula, disagreement, inputs, run
-from batch_norm_ranks import RANKS, SHAPE
+from batch_norm_ranks import RANKS, SHAPE, run_rank
+from torch import multiprocessing as mp
 from torch import nn
 
 from common.errors import UnsupportedImplementation
@@ -21,9 +19,6 @@ from common.ops import batch_norm as ops
 from common.ops.batch_norm.plain import batch_norm_add_relu_torch, batch_norm_relu_max_pool_torch, batch_norm_torch
 from common.ops.implementation import OperationRequest, select
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
-INTERPRETED = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
 NEEDS_TRITON = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 PLAIN = SimpleNamespace(
     batch_norm=batch_norm_torch,
@@ -41,16 +36,7 @@ def test_plain_version_equals_the_formula(kind: str) -> None:
 
 @pytest.mark.parametrize("implementation", ["torch", pytest.param("triton", marks=NEEDS_TRITON)])
 def test_group_of_two_equals_the_concatenated_batch(implementation: str, tmp_path: Path) -> None:
-    environment = {**INTERPRETED, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)]), "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(HERE / "batch_norm_ranks.py"), str(rank), str(tmp_path), implementation],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(RANKS)
-    ]  # fmt: skip
-    outputs = [rank.communicate(timeout=250)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * RANKS, "\n".join(outputs)
+    mp.start_processes(run_rank, args=(str(tmp_path), implementation), nprocs=RANKS, start_method="forkserver")
     parts = [torch.load(tmp_path / f"{rank}.pt") for rank in range(RANKS)]
     x, residual = inputs(SHAPE, torch.float64)
     for kind in KINDS:
