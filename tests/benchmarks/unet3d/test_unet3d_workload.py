@@ -19,7 +19,7 @@ from common.mlperf.admission import admit, evaluation_schedule
 from common.mlperf.constraints import missing_hyperparameters
 from common.mlperf.events import hyperparameters
 from common.mlperf.parsed_log import read_log
-from tests.benchmarks.unet3d.small_volumes import numbered, write_volumes
+from tests.benchmarks.unet3d.small_volumes import with_objects, write_volumes
 from tests.conftest import suite
 
 
@@ -74,7 +74,7 @@ def test_a_set_brings_its_publishers_augmentation(tmp_path, published, brightest
     run, _ = loaded("scale=test", "hparams.global_batch_size=4", f"hparams=unet3d/{published}",
                     "benchmark.facts.brightness_probability=1", "benchmark.facts.noise_probability=1")  # fmt: skip
     workload = UNet3DSegmentation(run, Layout(run.layout, seed=3))
-    root = write_volumes(tmp_path / "data", [numbered((64, 32, 32), number) for number in range(4)], (64, 32, 32))
+    root = write_volumes(tmp_path / "data", [with_objects((64, 32, 32), number) for number in range(4)], (64, 32, 32))
     source = workload.open_data(root)
     drawn = torch.cat([batch.tensors["intensities"] for batch in source.batches(Block(0, 1, 20, 0, 80))])
     source.close()
