@@ -186,7 +186,7 @@ def _become(
     threads = int(environment["OMP_NUM_THREADS"])
     torch.set_num_threads(threads)  # the variable has been read
     # Runs take all cores of the machine, and other tests run beside them: threads that wait for each other would spin.
-    startup._threads = lambda rank_info, sharers: threads
+    startup._threads = lambda rank_info, sharers: max(1, threads // sharers)
     _run(command, environment)
 
 

@@ -63,13 +63,25 @@ def a_run(folder: Path, ranks: int = 2, lines=None, **before) -> Path:
     return folder
 
 
-def test_title_is_benchmark_system_and_result(tmp_path):
-    text = said(read(a_run(tmp_path / "run")))
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory) -> Reader:
+    """The page of one run of real data."""
+    return read(a_run(tmp_path_factory.mktemp("plain") / "run"))
+
+
+@pytest.fixture(scope="module")
+def of_a_stand_in(tmp_path_factory) -> Reader:
+    """The page of one run of stand-in data."""
+    return read(a_run(tmp_path_factory.mktemp("stand_in") / "run", data_set="stand-in"))
+
+
+def test_title_is_benchmark_system_and_result(plain):
+    text = said(plain)
     assert text.startswith("resnet on 8xH200: target reached in 10.82 minutes")
 
 
-def test_a_single_run_is_called_no_score_and_unverified(tmp_path):
-    text = said(read(a_run(tmp_path / "run")))
+def test_a_single_run_is_called_no_score_and_unverified(plain):
+    text = said(plain)
     assert "One run is never a score" in text
     assert "not verified by MLCommons Association" in text
 
@@ -78,16 +90,15 @@ def test_the_slowest_rank_is_named(tmp_path):
     assert "Slowest: rank 1" in said(read(a_run(tmp_path / "run", ranks=3)))
 
 
-def test_stand_in_data_have_a_banner_and_no_published_results(tmp_path):
-    page = read(a_run(tmp_path / "run", data_set="stand-in"))
-    banners = [attributes for _, attributes in page.elements if attributes.get("class") == "banner"]
+def test_stand_in_data_have_a_banner_and_no_published_results(of_a_stand_in):
+    banners = [attributes for _, attributes in of_a_stand_in.elements if attributes.get("class") == "banner"]
     assert len(banners) == 1
-    assert "not an MLPerf result of any division" in said(page)
-    assert "NVIDIA" not in said(page)
+    assert "not an MLPerf result of any division" in said(of_a_stand_in)
+    assert "NVIDIA" not in said(of_a_stand_in)
 
 
-def test_stand_in_data_are_of_no_division(tmp_path):
-    text = said(read(a_run(tmp_path / "run", data_set="stand-in")))
+def test_stand_in_data_are_of_no_division(of_a_stand_in):
+    text = said(of_a_stand_in)
     assert "of no division" in text
     assert "closed division" not in text
 
@@ -105,13 +116,12 @@ def test_a_system_that_nobody_names_is_not_named(tmp_path):
     assert text.startswith("resnet: target reached")
 
 
-def test_real_data_have_no_banner(tmp_path):
-    page = read(a_run(tmp_path / "run"))
-    assert not [attributes for _, attributes in page.elements if attributes.get("class") == "banner"]
+def test_real_data_have_no_banner(plain):
+    assert not [attributes for _, attributes in plain.elements if attributes.get("class") == "banner"]
 
 
-def test_published_results_are_marked_with_their_round(tmp_path):
-    text = said(read(a_run(tmp_path / "run")))
+def test_published_results_are_marked_with_their_round(plain):
+    text = said(plain)
     assert "MLPerf Training v4.0, closed division; NVIDIA/results/h200_ngc24.04_mxnet/resnet" in text
     assert "this report: unverified, one run" in text
 
@@ -163,26 +173,25 @@ def test_an_undrawable_name_of_a_metric_is_made_legible(tmp_path):
     assert "<script>alert" in said(page)
 
 
-def test_no_attribute_points_outside_of_the_page(tmp_path):
-    for element, attributes in read(a_run(tmp_path / "run")).elements:
+def test_no_attribute_points_outside_of_the_page(plain):
+    for element, attributes in plain.elements:
         for name, value in attributes.items():
             if name in ("src", "href", "xlink:href", "action", "data"):
                 assert (value or "").startswith("#"), (element, name, value)
             assert not (name == "style" and "url(" in (value or "") and "url(#" not in (value or ""))
 
 
-def test_every_name_on_the_page_is_unique_and_found(tmp_path):
-    page = read(a_run(tmp_path / "run"))
-    ids = [attributes["id"] for _, attributes in page.elements if attributes.get("id")]
+def test_every_name_on_the_page_is_unique_and_found(plain):
+    ids = [attributes["id"] for _, attributes in plain.elements if attributes.get("id")]
     assert len(ids) == len(set(ids))
     used = {
-        found for _, a in page.elements for value in a.values() for found in re.findall(r"#([\w-]+)\)?$", value or "")
+        found for _, a in plain.elements for value in a.values() for found in re.findall(r"#([\w-]+)\)?$", value or "")
     }
     assert {name for name in used if not re.fullmatch(r"[0-9a-f]{6}", name)} <= set(ids)
 
 
-def test_pictures_have_words_for_who_cannot_see_them(tmp_path):
-    pictures = [a for _, a in read(a_run(tmp_path / "run")).elements if a.get("role") == "img"]
+def test_pictures_have_words_for_who_cannot_see_them(plain):
+    pictures = [a for _, a in plain.elements if a.get("role") == "img"]
     assert len(pictures) == 7  # the budget and six pictures
     assert all(len(attributes["aria-label"] or "") > 40 for attributes in pictures)
 
