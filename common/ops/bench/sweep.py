@@ -13,6 +13,8 @@ from common.ops.bench.supervisor import failures
 
 CALLS = 8
 _BEST = 3
+_NEWS_EVERY = 20
+"""Tiles after which the command's supervisor hears that this goes on: each has to be compiled."""
 
 
 class Sweep(NamedTuple):
@@ -38,7 +40,10 @@ def sweep(name: str, tried: Sweep, dtype: torch.dtype) -> None:
     pass_ = build(dtype)[int(backward)]
     before = table[key]
     times = []
-    for choice in dict.fromkeys([tuple(before), *choices]):
+    wanted = list(dict.fromkeys([tuple(before), *choices]))
+    for done, choice in enumerate(wanted):
+        if done and done % _NEWS_EVERY == 0:
+            print(f"{name:38s} {done} of {len(wanted)} tiles tried", flush=True)
         table[key] = type(before)(*choice)
         try:
             times.append((_milliseconds(pass_.run), choice))

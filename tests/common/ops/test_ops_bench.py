@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -12,9 +13,11 @@ import torch
 from common.ops import attention, bias_gelu, cross_entropy, dropout, dropout_add_norm, fp8_cast, linear
 from common.ops.batch_norm import bench_cases as batch_norm
 from common.ops.bench import cases, transformer
+from common.ops.bench import sweep as sweep_module
 from common.ops.bench.__main__ import entries, sweeps
 from common.ops.bench.cases import Pass
 from common.ops.bench.supervisor import supervise, work
+from common.ops.bench.sweep import Sweep
 from common.ops.bench.table import Measured, line, totals
 from common.ops.implementation import always
 
@@ -72,6 +75,23 @@ def test_a_sweep_tries_tiles_of_its_table() -> None:
     for name, sweep in {**sweeps(), **batch_norm.sweeps()}.items():
         tile = sweep.table[sweep.key]
         assert [tuple(type(tile)(*choice)) for choice in sweep.choices] == list(sweep.choices), name
+
+
+class Tile(NamedTuple):
+    size: int
+
+
+def test_a_sweep_speaks_before_its_supervisor_takes_it_for_dead(monkeypatch, capsys) -> None:
+    timed: list[int] = []
+    table = {"kernel": Tile(7)}
+    monkeypatch.setattr(sweep_module, "_milliseconds", lambda run: timed.append(table["kernel"].size) or timed[-1])
+    tried = Sweep(table, "kernel", [(size,) for size in range(50)], lambda dtype: [Pass("forward", int, 0.0)], False)
+    sweep_module.sweep("kernel of 64", tried, torch.float16)
+    assert timed == [7, *(size for size in range(50) if size != 7)]
+    assert table == {"kernel": Tile(7)}
+    said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert said[:2] == ["kernel of 64 20 of 50 tiles tried", "kernel of 64 40 of 50 tiles tried"]
+    assert said[2] == "kernel of 64 now (7,) 7.0000 ms; best: (0,) 0.0000, (1,) 1.0000, (2,) 2.0000"
 
 
 def test_resnet_50_has_53_batch_norms_of_which_16_end_a_block() -> None:
