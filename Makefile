@@ -7,8 +7,8 @@ DATA ?= data
 BENCHMARK ?= resnet
 SCALE ?= demo
 EXTRAS ?= dev,tensorboard
-# Processes that share the tests; one torch thread each. One more than two cores have, since many tests wait.
-PROCESSES ?= 3
+# Processes that share the tests; one torch thread each.
+PROCESSES ?= 2
 PARALLEL := -n $(PROCESSES) --dist worksteal
 ON_CPU := not demo and not gpu and not multigpu and not slurm
 # An unpacked bundle of `make wheelhouse` brings its packages along; a checkout takes them from the package registry.
@@ -22,7 +22,7 @@ endif
 
 help:
 	@echo "make train       train a demo to its target on this machine and check the log: BENCHMARK=resnet (default), bert, unet3d"
-	@echo "make test        the test suite, in minutes: one case of each kind; PROCESSES=3 (default) share it"
+	@echo "make test        the test suite, in minutes: one case of each kind; PROCESSES=2 (default) share it"
 	@echo "make test-all    all of it, in hours: every size and type of the kernels, every mutation of logs and registries"
 	@echo "make demo        the tests that train each demo to its target"
 	@echo "make slurm-test  the tests that need a Slurm controller"
