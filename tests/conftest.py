@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,6 +111,17 @@ def flatten(state: dict, prefix: str = "") -> dict[str, torch.Tensor]:
 def forked_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pools of processes have theirs forked, where they would start Python and import everything anew."""
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: FORKS)
+
+
+@pytest.fixture
+def poisoned_memory() -> Iterator[None]:
+    """``torch.empty`` fills what it returns with NaN, or the largest integer."""
+    before = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.utils.deterministic.fill_uninitialized_memory = before
+    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture

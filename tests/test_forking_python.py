@@ -71,7 +71,8 @@ def test_a_signal_ends_the_process_and_the_caller_sees_it(python, environment):
 
 def test_a_process_whose_caller_is_killed_does_not_go_on(python, environment):
     with waiting(python, environment) as process:
-        process.kill()
+        process.kill()  # the context ends only when the forked process has
+    assert process.wait() == -signal.SIGKILL
 
 
 def test_without_the_one_that_forks_there_is_a_message(environment):

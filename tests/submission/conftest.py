@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from launched import SYSTEM, Clone, make_repository, submission, write_series, write_submission
+from oracle import kept_answers
 
 from common.mlperf.checker_process import one_checker_process
 from common.submission.package import main
@@ -18,6 +19,13 @@ def checker() -> Iterator[None]:
     """One process of MLCommons' checkers for all tests: it takes a second to import what the RCP test needs."""
     with one_checker_process() as process:
         process.ask("reference", benchmark="resnet", ruleset="4.0.0", global_batch=3264)
+        yield
+
+
+@pytest.fixture(scope="module")
+def answers() -> Iterator[None]:
+    """One process of MLCommons' checkers, asked once about the same events."""
+    with kept_answers():
         yield
 
 

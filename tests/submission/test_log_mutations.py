@@ -5,7 +5,6 @@ Which of them a session runs: :mod:`drawing`. What must hold: :mod:`oracle`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from closed_logs import RECIPES
 from drawing import Case, parametrize, require, wants_every_case
 from launched import log_of
 from mutations import Mutation, log_mutations
-from oracle import Facts, Workplace, faults, kept_answers, unearned
+from oracle import Facts, Workplace, faults, unearned
 from undamaged import EXPERIMENT, Baseline, copied_series, facts_of_series, log_text
 
 LOG = "node.log"
@@ -23,7 +22,7 @@ COUNTS = {"test_log_in_a_series": (6, 400), "test_log_alone": (20, 1000)}
 SLOW_SERIES = ("unet3d",)
 """Benchmarks whose series, of 40 runs, are judged in ``make test-all`` only."""
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("answers")]
 
 
 @cache
@@ -36,13 +35,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         slow = () if wants_every_case(metafunc.config) or "series" not in metafunc.function.__name__ else SLOW_SERIES
         benchmarks = [benchmark for benchmark in RECIPES if benchmark not in slow]
         parametrize(metafunc, benchmarks, mutations_of, *COUNTS[metafunc.function.__name__])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def checkers() -> Iterator[None]:
-    """One process of MLCommons' checkers for all cases."""
-    with kept_answers():
-        yield
 
 
 @pytest.fixture(scope="module")

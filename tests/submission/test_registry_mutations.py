@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -17,13 +17,13 @@ from closed_logs import RECIPES, closed_log
 from drawing import Case, parametrize, require
 from launched import SERIES, Entry, begin_and_end, entries_of, log_of, write_entries
 from mutations import Mutation, registry_mutations
-from oracle import Workplace, faults, kept_answers
+from oracle import Workplace, faults
 from undamaged import COMMIT, Baseline, copied_series, facts_of_series, registry_text
 
 FILE = "runs.jsonl"
 SAMPLE, MANY = 3, 400
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("answers")]
 
 
 @cache
@@ -34,13 +34,6 @@ def mutations_of(benchmark: str) -> tuple[Mutation, ...]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
         parametrize(metafunc, list(RECIPES), mutations_of, SAMPLE, MANY)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def checkers() -> Iterator[None]:
-    """One process of MLCommons' checkers for all cases."""
-    with kept_answers():
-        yield
 
 
 @pytest.fixture(scope="module")

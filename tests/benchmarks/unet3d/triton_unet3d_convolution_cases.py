@@ -3,8 +3,6 @@ tests/test_interpreted_kernels.py. Tensors that a kernel must fill are poisoned 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import unet3d_ops_oracle as oracle
@@ -16,22 +14,11 @@ from benchmarks.unet3d.ops.upsample import triton as upsample_triton
 from common.ops.implementation import AUTO, OperationRequest, select
 from common.ops.tiling import tiles
 
-pytestmark = pytest.mark.usefixtures("bfloat16_products")
+pytestmark = pytest.mark.usefixtures("bfloat16_products", "poisoned_memory")
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
 FORMATS = [torch.contiguous_format, torch.channels_last_3d]
 CHANNELS_LAST = torch.channels_last_3d
-
-
-@pytest.fixture(autouse=True)
-def poisoned_memory() -> Iterator[None]:
-    """``torch.empty`` fills what it returns with NaN, or the largest integer."""
-    before = torch.utils.deterministic.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    yield
-    torch.utils.deterministic.fill_uninitialized_memory = before
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(autouse=True)

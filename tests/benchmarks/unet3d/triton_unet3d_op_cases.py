@@ -3,8 +3,6 @@ tests/test_interpreted_kernels.py. Tensors that a kernel must fill are poisoned 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import unet3d_ops_oracle as oracle
@@ -16,6 +14,8 @@ from benchmarks.unet3d.ops.dice_cross_entropy.plain import dice_cross_entropy_pl
 from benchmarks.unet3d.ops.instance_norm import triton as instance_norm_triton
 from common.ops.implementation import AUTO, OperationRequest, select
 from common.ops.tiling import tiles
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 EPSILON = 1e-5
 SMOOTH = 1e-6
@@ -32,17 +32,6 @@ SHAPES = [
     (17, 8, 3, 2, 2),
     (2, 3, 4, 5, 3),
 ]
-
-
-@pytest.fixture(autouse=True)
-def poisoned_memory() -> Iterator[None]:
-    """``torch.empty`` fills what it returns with NaN, or the largest integer."""
-    before = torch.utils.deterministic.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    yield
-    torch.utils.deterministic.fill_uninitialized_memory = before
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from common.ops.implementation import AUTO, OperationRequest, select
 from common.ops.local_convolution import IMPLEMENTATIONS
 from common.ops.local_convolution import triton as local_convolution_triton
 
-pytestmark = pytest.mark.usefixtures("bfloat16_products")
+pytestmark = pytest.mark.usefixtures("bfloat16_products", "poisoned_memory")
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
 CPU = torch.device("cpu")
@@ -32,16 +32,6 @@ SHAPES = [
     (2, 4, 6, 3, 3),  # fewer than the matrix units take
 ]
 """N, D, H, W, C out."""
-
-
-@pytest.fixture(autouse=True)
-def poisoned_memory() -> Iterator[None]:
-    before = torch.utils.deterministic.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    yield
-    torch.utils.deterministic.fill_uninitialized_memory = before
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(autouse=True)

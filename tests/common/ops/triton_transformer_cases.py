@@ -3,7 +3,7 @@ tests/test_interpreted_kernels.py. Tensors that a kernel must fill are poisoned 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,20 +23,11 @@ from common.ops.dropout_add_norm import triton as dropout_add_norm_triton
 from common.ops.dropout_add_norm.plain import dropout_add_norm_torch
 from common.ops.tiling import column_sums as column_sums_triton
 
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
 SEED = torch.tensor(-0x0123456789ABCDEF)
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 DTYPES = list(TOLERANCE)
-
-
-@pytest.fixture(autouse=True)
-def poisoned_memory() -> Iterator[None]:
-    """``torch.empty`` fills what it returns with NaN, or the largest integer."""
-    before = torch.utils.deterministic.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    yield
-    torch.utils.deterministic.fill_uninitialized_memory = before
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(autouse=True)

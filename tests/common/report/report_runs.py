@@ -8,25 +8,13 @@ import math
 from pathlib import Path
 from typing import Any
 
+from tests.common.mlperf.handwritten_logs import LARS
+
 Line = tuple[str, str, Any, dict[str, Any], float]  # event type, key, value, metadata, seconds since run_start
 
 POINT, START, END = "POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"
 RUN_START = 1_700_000_000.0
 TRAIN_SAMPLES = 1_281_167
-
-HYPERPARAMETERS = {
-    "global_batch_size": 3264,
-    "opt_name": "lars",
-    "gradient_accumulation_steps": 1,
-    "lars_opt_base_learning_rate": 10.5,
-    "lars_opt_end_learning_rate": 0.0001,
-    "lars_opt_learning_rate_decay_poly_power": 2,
-    "lars_opt_learning_rate_decay_steps": 37,
-    "lars_epsilon": 0.0,
-    "lars_opt_learning_rate_warmup_epochs": 2,
-    "lars_opt_momentum": 0.9,
-    "lars_opt_weight_decay": 5e-05,
-}
 
 
 def before_the_clock(seed: int = 1, org: str = "acme", division: str = "closed", **changes: Any) -> list[Line]:
@@ -42,7 +30,7 @@ def before_the_clock(seed: int = 1, org: str = "acme", division: str = "closed",
     }
     lines: list[Line] = [(POINT, key, value, {}, -60) for key, value in values.items()]
     lines += [(START, "init_start", None, {}, -59), (POINT, "seed", seed, {}, -58)]
-    lines += [(POINT, key, value, {}, -57) for key, value in HYPERPARAMETERS.items()]
+    lines += [(POINT, key, value, {}, -57) for key, value in LARS.items()]
     return [*lines, (END, "init_stop", None, {}, -1), (START, "run_start", None, {}, 0)]
 
 
