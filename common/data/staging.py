@@ -21,7 +21,7 @@ class Staging:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self._device = torch.empty(0, device=device).device  # with an index, which threads need: "cuda" has none
         self._own = threading.local()
 
     def prepare_thread(self) -> None:
