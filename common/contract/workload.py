@@ -155,6 +155,10 @@ class Workload(ABC):
         """Model FLOPs of one training sample, forward and backward, for MFU. Default: unknown (0)."""
         return 0.0
 
+    def memory_plan(self) -> str:
+        """What the step was expected to need of the device's memory, for ``bench``. Default: nobody planned ("")."""
+        return ""
+
     def implementations(self) -> dict[str, str]:
         """Operation to the implementation chosen for it, for the log and ``bench``: the model's and the optimizer's."""
         return {**self.choices, **(self._optimizer.choices if self._optimizer is not None else {})}

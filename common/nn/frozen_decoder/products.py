@@ -1,0 +1,132 @@
+"""Products with a frozen weight, forward and towards the input: what a decoder block needs of them and no more.
+
+There is no gradient of the weight, so the input is not kept. In FP8 a weight has one scale and is cast while it is loaded,
+never whole in a wider dtype beside it; a Hopper GPU multiplies FP8 only where both operands run along the summed
+dimension in memory, so the input gradient goes through a transposed copy that lives for the length of the product.
+Activations are cast to e4m3, gradients to e5m2, with delayed scales (:mod:`common.ops.fp8_cast`).
+
+Legend: T tokens, I input features, O output features.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from common.ops import fp8_cast, transpose_fp8
+from common.ops.fp8_cast.plain import E4M3, E5M2, Fp8Tensor, Scaling
+from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.linear.fp8 import multiply
+
+INPUT, GRADIENT = range(2)
+ROWS_AT_ONCE = 1024
+"""Rows of a weight that are widened at a time while it is cast."""
+
+
+class HalfProduct:
+    """The product in the dtype of the weight.
+
+    Args:
+        weight_OI: frozen.
+    """
+
+    def __init__(self, weight_OI: Tensor) -> None:
+        self.weight = weight_OI
+
+    def input_scaling(self) -> None:
+        """No cast comes before this product."""
+
+    def gradient_scaling(self) -> None:
+        """No cast comes before its input gradient."""
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        """``x W^T``."""
+        return x_TI @ self.weight.t()
+
+    def input_gradient(self, dy_TO: Tensor) -> Tensor:
+        """``dy W``."""
+        return dy_TO @ self.weight
+
+
+class Fp8FrozenProduct(nn.Module):
+    """The product in FP8.
+
+    Args:
+        weight_OI: of any floating dtype, on the device; it is read once.
+        dtype: of results.
+
+    Attributes:
+        weight: e4m3 (O, I).
+        scale_inverse: 0-d fp32, of the weight.
+        scales: fp32 (2,), of the next input and the next gradient; 0 before the first use.
+        pending: int32 (2, 2), scratch of the casts, zeros between them.
+    """
+
+    scales: Tensor
+    pending: Tensor
+
+    def __init__(self, weight_OI: Tensor, dtype: torch.dtype) -> None:
+        super().__init__()
+        device = weight_OI.device
+        self.dtype = dtype
+        request = OperationRequest(device, dtype)
+        self._cast = select(fp8_cast.IMPLEMENTATIONS, AUTO, request).function
+        self._transpose = select(transpose_fp8.IMPLEMENTATIONS, AUTO, request).function
+        data, scale_inverse = cast_weight(weight_OI)
+        self.weight = nn.Parameter(data, requires_grad=False)
+        self.scale_inverse = nn.Parameter(scale_inverse, requires_grad=False)
+        self.register_buffer("scales", torch.zeros(2, dtype=torch.float32, device=device))
+        self.register_buffer("pending", torch.zeros(2, 2, dtype=torch.int32, device=device), persistent=False)
+
+    def input_scaling(self) -> Scaling:
+        """State of the scale of the input."""
+        return Scaling(self.scales[INPUT], self.pending[INPUT])
+
+    def gradient_scaling(self) -> Scaling:
+        """State of the scale of the result's gradient."""
+        return Scaling(self.scales[GRADIENT], self.pending[GRADIENT])
+
+    def cast_input(self, x_TI: Tensor, resting: bool) -> Fp8Tensor:
+        """The input in e4m3, where its producer has not cast it; ``resting`` leaves the scale as it is."""
+        result: Fp8Tensor = self._cast(x_TI, self.input_scaling(), E4M3, False, resting)
+        return result
+
+    def cast_with(self, x_TI: Tensor, scale_inverse: Tensor) -> Fp8Tensor:
+        """The input in e4m3 with a scale of before."""
+        scaling = Scaling(scale_inverse.reciprocal(), self.pending[INPUT])
+        result: Fp8Tensor = self._cast(x_TI, scaling, E4M3, False, True)
+        return result
+
+    def cast_gradient(self, dy_TO: Tensor) -> Fp8Tensor:
+        """The gradient in e5m2, where its producer has not cast it."""
+        result: Fp8Tensor = self._cast(dy_TO, self.gradient_scaling(), E5M2, False, False)
+        return result
+
+    def forward(self, x8_TI: Fp8Tensor) -> Tensor:
+        """``x W^T``."""
+        return multiply(x8_TI.data, self.weight, x8_TI.scale_inverse, self.scale_inverse, self.dtype)
+
+    def input_gradient(self, dy8_TO: Fp8Tensor) -> Tensor:
+        """``dy W``."""
+        transposed_IO = torch.empty(self.weight.shape[::-1], dtype=E4M3, device=self.weight.device)
+        self._transpose(self.weight, transposed_IO)
+        return multiply(dy8_TO.data, transposed_IO, dy8_TO.scale_inverse, self.scale_inverse, self.dtype)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Fp8FrozenProduct:
+        """Move, but never cast."""
+        raise TypeError("an FP8 weight stays where it was cast")
+
+
+@torch.no_grad()
+def cast_weight(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+    """A weight in e4m3 with the one scale that uses the format's whole range, and the inverse of the scale (0-d fp32)."""
+    parts = weight_OI.split(ROWS_AT_ONCE)
+    amax = torch.stack([part.abs().amax() for part in parts]).amax().float()
+    largest = torch.finfo(E4M3).max
+    scale = torch.where(amax > 0, largest / amax, torch.ones_like(amax))
+    data = torch.empty(weight_OI.shape, dtype=E4M3, device=weight_OI.device)
+    for part, target in zip(parts, data.split(ROWS_AT_ONCE), strict=True):
+        target.copy_((part.float() * scale).clamp(-largest, largest).to(E4M3))
+    return data, scale.reciprocal()
