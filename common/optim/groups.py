@@ -12,7 +12,8 @@ from common.optim.rules import GroupSettings
 
 SUMMED_AXES = ("dp", "cp")
 """Axes over which gradients are summed: their ranks hold the same weights and have other samples, or other parts of
-the same samples. The ranks of the other axes hold other weights, but for layers that are ``replicated_over`` them.
+the same samples. The ranks of the other axes hold other weights, but for layers that are ``replicated_over`` them, or
+whose gradients are ``summed_over`` them.
 """
 
 
@@ -43,6 +44,7 @@ class ParameterGroup:
     grad_scale: float = 1.0
     learning_rate_in_momentum: bool = True
     replicated_over: tuple[str, ...] = ()
+    summed_over: tuple[str, ...] = ()
     parts: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -55,9 +57,13 @@ def check_groups(groups: Sequence[ParameterGroup]) -> None:
     names: dict[str, int] = {}
     owners: dict[int, str] = {}
     for index, group in enumerate(groups):
+        for word, axes in (("replicated_over", group.replicated_over), ("summed_over", group.summed_over)):
+            for axis in axes:
+                if axis not in AXES:
+                    raise ValueError(f"{word} names an unknown axis {axis!r}; the axes are {', '.join(AXES)}")
         for axis in group.replicated_over:
-            if axis not in AXES:
-                raise ValueError(f"replicated_over names an unknown axis {axis!r}; the axes are {', '.join(AXES)}")
+            if axis in group.summed_over:
+                raise ValueError(f"a gradient is either averaged or summed over {axis!r}, not both")
         for name, parameter in group.parameters.items():
             if name in names:
                 raise ValueError(f"parameter {name!r} is in groups {names[name]} and {index}")
@@ -81,10 +87,15 @@ def settings_of(group: ParameterGroup, layout: Layout, grad_divisor: float) -> G
         lr_scale=group.lr_scale,
         trust_ratio=group.trust_ratio,
         learning_rate_in_momentum=group.learning_rate_in_momentum,
-        norm_share=1.0 / redundant_ranks(group, layout, [axis for axis in AXES if axis not in SUMMED_AXES]),
+        norm_share=1.0 / layout.size(*(axis for axis in _axes_of_equal_weights(group) if axis not in SUMMED_AXES)),
     )
 
 
 def redundant_ranks(group: ParameterGroup, layout: Layout, axes: Sequence[str]) -> int:
     """How many ranks along ``axes`` compute ``group`` redundantly: 1 where it is not replicated over any of them."""
     return layout.size(*(axis for axis in axes if axis in group.replicated_over))
+
+
+def _axes_of_equal_weights(group: ParameterGroup) -> set[str]:
+    """Axes whose ranks hold the same weights of ``group``, and after the reduction the same gradients."""
+    return {*SUMMED_AXES, *group.replicated_over, *group.summed_over}
