@@ -1,0 +1,1 @@
+"""From text or published rows to rows of token ids."""

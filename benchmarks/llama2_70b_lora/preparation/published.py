@@ -1,0 +1,138 @@
+"""Rows that others packed: the reference's parquet files, and NVIDIA's object arrays of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+from numpy.typing import NDArray
+from pyarrow import parquet
+
+from benchmarks.llama2_70b_lora.preparation.object_arrays import read_object_array
+from benchmarks.llama2_70b_lora.preparation.packing import LEFT_OUT, Rows
+from common.errors import DataError
+
+COLUMNS = ("input_ids", "labels")
+KEYS = ("input_ids", "loss_mask")
+
+
+def rows_of_parquet(path: Path, row_length: int) -> Rows:
+    """The rows of one of the reference's files: ``input_ids``, and ``labels`` that repeat them or leave tokens out.
+
+    Raises:
+        DataError: the file cannot be read, lacks a column, or has a row of another length, a value that is no integer,
+            or a label that neither is its token nor leaves it out. The message names file and row.
+    """
+    tokens, scored, before = [], [], 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            if missing := [name for name in COLUMNS if name not in file.schema_arrow.names]:
+                raise DataError(f"{path} has no column {missing[0]}; its columns are {file.schema_arrow.names}")
+            for group in range(file.num_row_groups):
+                table = file.read_row_group(group, columns=list(COLUMNS))
+                ids, labels = (_matrix(path, table[name], before, row_length) for name in COLUMNS)
+                wrong = (labels != ids) & (labels != LEFT_OUT)
+                if wrong.any():
+                    row, place = (int(found[0]) for found in np.nonzero(wrong))
+                    raise DataError(
+                        f"{path}, row {before + row}: token {place} is {ids[row, place]} and its label "
+                        f"{labels[row, place]}, neither the same nor {LEFT_OUT}"
+                    )
+                tokens.append(_narrow(path, before, ids))
+                scored.append(labels != LEFT_OUT)
+                before += len(ids)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(f"{path} cannot be read as parquet: {error}") from error
+    return _joined(tokens, scored, row_length)
+
+
+def rows_of_object_array(path: Path, row_length: int) -> Rows:
+    """The rows of one of NVIDIA's files: dicts with ``input_ids`` and a ``loss_mask`` of 0 and 1.
+
+    Raises:
+        DataError: the file cannot be read or asks for more than data, or a row lacks a key, has another length, or
+            values that are no integers. The message names file and row.
+    """
+    tokens, scored = [], []
+    for number, entry in enumerate(read_object_array(path)):
+        if not isinstance(entry, dict) or any(key not in entry for key in KEYS):
+            raise DataError(f"{path}, row {number} is no dict with {' and '.join(KEYS)}")
+        ids, mask = (_integers(path, number, key, entry[key], row_length) for key in KEYS)
+        if ((mask != 0) & (mask != 1)).any():
+            raise DataError(f"{path}, row {number}: loss_mask has values beside 0 and 1")
+        tokens.append(_narrow(path, number, ids[None]))
+        scored.append(mask[None] == 1)
+    return _joined(tokens, scored, row_length)
+
+
+def check_rows(path: Path, rows: Rows, vocabulary: int, every_token_scored: bool) -> None:
+    """Raise :class:`DataError` unless all tokens are of the vocabulary, and scored where all have to be.
+
+    Args:
+        path: where they come from, for messages.
+        rows: of one split.
+        vocabulary: tokens that the model knows.
+        every_token_scored: as in training.
+    """
+    outside = (rows.tokens_RS < 0) | (rows.tokens_RS >= vocabulary)
+    if outside.any():
+        row, place = (int(found[0]) for found in np.nonzero(outside))
+        raise DataError(f"{path}, row {row}: token {rows.tokens_RS[row, place]} lies outside a vocabulary of {vocabulary}")
+    if every_token_scored and not rows.scored_RS.all():
+        row = int(np.nonzero(~rows.scored_RS)[0][0])
+        count = int((~rows.scored_RS[row]).sum())
+        raise DataError(f"{path}, row {row}: the loss leaves {count} tokens out, and the benchmark trains on all of them")
+
+
+def _matrix(path: Path, column: pyarrow.ChunkedArray, before: int, row_length: int) -> NDArray[Any]:
+    """A column of lists as (rows, ``row_length``)."""
+    lists = column.combine_chunks()
+    if not (pyarrow.types.is_list(lists.type) or pyarrow.types.is_large_list(lists.type) or _fixed(lists.type)):
+        raise DataError(f"{path}: its columns hold {lists.type}, not lists of integers")
+    if not pyarrow.types.is_integer(lists.type.value_type):
+        raise DataError(f"{path}: its lists are of {lists.type.value_type}, not of integers")
+    lengths = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    if wrong := [row for row, length in enumerate(lengths) if length != row_length]:
+        raise DataError(f"{path}, row {before + wrong[0]} has {lengths[wrong[0]]} tokens instead of {row_length}")
+    flat = lists.flatten()
+    if flat.null_count:
+        raise DataError(f"{path}: {flat.null_count} tokens are null")
+    values: NDArray[Any] = flat.to_numpy(zero_copy_only=False).reshape(-1, row_length)
+    return values
+
+
+def _fixed(kind: pyarrow.DataType) -> bool:
+    return bool(pyarrow.types.is_fixed_size_list(kind))
+
+
+def _integers(path: Path, number: int, key: str, values: Any, row_length: int) -> NDArray[Any]:
+    if isinstance(values, list) and not all(type(value) is int or type(value) is bool for value in values):
+        raise DataError(f"{path}, row {number}: {key} holds more than integers")
+    try:
+        array = np.asarray(values, None if isinstance(values, np.ndarray) else np.int64)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise DataError(f"{path}, row {number}: {key} holds no integers ({error})") from error
+    if array.ndim != 1 or array.dtype.kind not in "bui":
+        raise DataError(f"{path}, row {number}: {key} is no list of integers")
+    if len(array) != row_length:
+        raise DataError(f"{path}, row {number} has {len(array)} {key} instead of {row_length}")
+    return array
+
+
+def _narrow(path: Path, before: int, ids_RS: NDArray[Any]) -> NDArray[np.int32]:
+    """``ids_RS`` as int32; ``before`` rows of the file came before them."""
+    outside = (ids_RS < 0) | (ids_RS > np.iinfo(np.int32).max)
+    if outside.any():
+        row, place = (int(found[0]) for found in np.nonzero(outside))
+        raise DataError(f"{path}, row {before + row}: token {ids_RS[row, place]} is of no vocabulary")
+    return ids_RS.astype(np.int32)
+
+
+def _joined(tokens: Iterable[NDArray[np.int32]], scored: Iterable[NDArray[np.bool_]], row_length: int) -> Rows:
+    empty = np.empty((0, row_length))
+    return Rows(
+        np.concatenate([empty.astype(np.int32), *tokens]), np.concatenate([empty.astype(np.bool_), *scored])
+    )

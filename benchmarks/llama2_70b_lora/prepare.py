@@ -1,0 +1,194 @@
+"""Download, prepare, verify and generate the data of Llama-2-70B LoRA: government reports as rows of tokens.
+
+See :mod:`benchmarks.llama2_70b_lora.raw` for what is read and :mod:`benchmarks.llama2_70b_lora.rows` for what is written.
+Base weights and tokenizer go to a folder of their own beside the data, since they may be read before ``run_start``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.llama2_70b_lora import raw
+from benchmarks.llama2_70b_lora.assets import BASE, assets_of, place_assets
+from benchmarks.llama2_70b_lora.preparation.examples import read_tokenizer, rows_of_texts
+from benchmarks.llama2_70b_lora.preparation.packing import Rows
+from benchmarks.llama2_70b_lora.preparation.published import check_rows, rows_of_object_array, rows_of_parquet
+from benchmarks.llama2_70b_lora.raw import BENCHMARK_ROWS, MARKER, RawRows, Settings
+from benchmarks.llama2_70b_lora.rows import FORMAT, PREPARE_COMMAND, SCORED, TOKENS
+from benchmarks.llama2_70b_lora.sources import download
+from benchmarks.llama2_70b_lora.stand_in import Generated, Request, generate
+from common.data import atomic, manifest, preparation
+from common.data.commands import DataCommands, cores, option
+from common.data.manifest import Manifest, digest
+from common.errors import DataError
+
+
+def prepare(
+    raw_dir: Path,
+    data_dir: Path,
+    row_length: int | None = None,
+    assets_dir: Path | None = None,
+    workers: int = 1,
+) -> Manifest:
+    """Write the prepared rows, and place the assets; does nothing where both are there.
+
+    Args:
+        raw_dir: see :mod:`benchmarks.llama2_70b_lora.raw`.
+        data_dir: receives rows and manifest.
+        row_length: tokens of a row; None for the benchmark's 8,192, or what a stand-in says. Other rows of real texts
+            count as reduced data.
+        assets_dir: receives base and tokenizer; None for ``data_dir`` with ``-assets`` behind its name.
+        workers: threads of the tokenizer.
+
+    Raises:
+        ConfigError: the row length is no number of tokens.
+        DataError: the raw data are missing or damaged, or hold other rows than asked for; or ``data_dir`` or
+            ``assets_dir`` were made from another source.
+    """
+    source = raw.open_raw(raw_dir)
+    settings = raw.settings_of(source)
+    if row_length is not None:
+        settings = dataclasses.replace(settings, row_length=row_length)
+    if source.kind == "text":
+        _check_tokenizer(source, settings)
+    place_assets(source, assets_dir or assets_of(data_dir))
+    wanted = {"fingerprint": source.fingerprint(), "settings": json.dumps(dataclasses.asdict(settings), sort_keys=True)}
+    with preparation.locked(data_dir):
+        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted):
+            return found
+        splits = {split: _read(source, split, settings, workers) for split in raw.SPLITS}
+        arrays = {TOKENS[split]: rows.tokens_RS for split, rows in splits.items()}
+        arrays[SCORED] = splits["eval"].scored_RS.astype(np.uint8)
+        preparation.require_space(data_dir, sum(array.nbytes for array in arrays.values()), more=False)
+        for name, array in arrays.items():
+            _save(data_dir / name, array)
+        written = Manifest(
+            FORMAT,
+            manifest.describe_files(data_dir, arrays),
+            _counts(splits, settings),
+            source.stand_in is not None or settings != Settings(),
+            {**wanted, "description": _description(source), "prepared": preparation.now()},
+        )
+        manifest.write(data_dir, written)
+        return written
+
+
+def verify(data_dir: Path) -> Manifest:
+    """Check every checksum of ``data_dir``; raises :class:`DataError` at the first that differs."""
+    return manifest.verify(data_dir, FORMAT, PREPARE_COMMAND)
+
+
+def _check_tokenizer(source: RawRows, settings: Settings) -> None:
+    """Refuse a tokenizer that is not the benchmark's, or of another vocabulary than a stand-in says."""
+    assert source.tokenizer is not None
+    if source.stand_in is None and (found := digest(source.tokenizer, "sha256")) != raw.TOKENIZER_SHA256:
+        raise DataError(
+            f"{source.tokenizer}: SHA-256 {found} where Llama 2's has {raw.TOKENIZER_SHA256}: fetch it again; for other "
+            f"text put a file {MARKER} beside it that says what it is"
+        )
+    size = read_tokenizer(source.tokenizer).vocab_size()
+    if size > settings.vocabulary:
+        raise DataError(f"{source.tokenizer} has {size} tokens, which exceeds a vocabulary of {settings.vocabulary}")
+
+
+def _read(source: RawRows, split: str, settings: Settings, workers: int) -> Rows:
+    """The rows of a split, checked."""
+    made = []
+    for path in source.files[split]:
+        if source.kind == "text":
+            assert source.tokenizer is not None
+            rows = rows_of_texts(path, split, read_tokenizer(source.tokenizer), settings.row_length, workers)
+        elif source.kind == "parquet":
+            rows = rows_of_parquet(path, settings.row_length)
+        else:
+            rows = rows_of_object_array(path, settings.row_length)
+        check_rows(path, rows, settings.vocabulary, every_token_scored=split == "train")
+        made.append(rows)
+    tokens_RS = np.concatenate([rows.tokens_RS for rows in made])
+    scored_RS = np.concatenate([rows.scored_RS for rows in made])
+    asked = settings.rows(split)
+    if len(tokens_RS) < (asked or 1):
+        where = source.files[split][0]
+        raise DataError(f"{where} gives {len(tokens_RS)} rows of {settings.row_length} tokens where {asked or 1} are due")
+    return Rows(tokens_RS[:asked], scored_RS[:asked])
+
+
+def _counts(splits: dict[str, Rows], settings: Settings) -> dict[str, int]:
+    scored_RS = splits["eval"].scored_RS[:, 1:]  # the first token of a row is no next token
+    return {
+        "train_samples": len(splits["train"]),
+        "eval_samples": len(splits["eval"]),
+        "row_length": settings.row_length,
+        "vocabulary": settings.vocabulary,
+        "eval_scored_rows": int(scored_RS.any(1).sum()),
+        "eval_scored_tokens": int(scored_RS.sum()),
+    }
+
+
+def _save(path: Path, array: NDArray[Any]) -> None:
+    with atomic.written(path) as beside, open(beside, "wb") as file:
+        np.save(file, array, allow_pickle=False)
+
+
+def _description(source: RawRows) -> str:
+    if source.stand_in is not None:
+        return json.dumps(source.stand_in, sort_keys=True)
+    return {
+        "text": "SCROLLS gov_report, texts",
+        "parquet": "SCROLLS gov_report, the reference's rows",
+        "object arrays": "SCROLLS gov_report, NVIDIA's rows",
+    }[source.kind]
+
+
+def _generate(raw_dir: Path, **sizes: Any) -> Generated:
+    return generate(raw_dir, Request(**sizes))
+
+
+def _remarks(
+    made: Manifest, data_dir: Path, row_length: int | None = None, assets_dir: Path | None = None, **options: Any
+) -> Iterator[str]:
+    if "raw_dir" in options:
+        assets = assets_dir or assets_of(data_dir)
+        if (assets / BASE).is_dir():
+            yield f"{assets}: base weights, for assets_dir"
+        else:
+            yield f"{assets}: no base weights; put them into {assets / BASE}, or give their parent as assets_dir"
+    found = {name: made.counts[name] for name in BENCHMARK_ROWS}
+    if not made.stand_in and found != BENCHMARK_ROWS:
+        yield f"The benchmark has {BENCHMARK_ROWS} rows; training will ask for these."
+
+
+COMMANDS = DataCommands(
+    "llama2_70b_lora",
+    raw="rows, or texts and tokenizer, and base weights",
+    prepared="prepared rows",
+    real="SCROLLS gov_report",
+    download=download,
+    generate=_generate,
+    prepare=prepare,
+    verify=verify,
+    remarks=_remarks,
+    workers={"prepare": cores},
+    options={
+        "prepare": (
+            option("--row-length", type=int, help="tokens of a row (default 8192, or what the stand-in says)"),
+            option("--assets-dir", type=Path, help="for base weights and tokenizer (default: DATA_DIR-assets)"),
+        ),
+        "generate": tuple(
+            option(
+                f"--{field.name.replace('_', '-')}",
+                type=type(field.default),
+                default=field.default,
+                help=f"(default {field.default})",
+            )
+            for field in dataclasses.fields(Request)
+        ),
+    },
+)

@@ -1,0 +1,141 @@
+"""What ``--raw-dir`` may hold: SCROLLS' texts and a tokenizer, or rows that others packed; and the base weights.
+
+- ``train.jsonl``, ``validation.jsonl`` (SCROLLS, gov_report) and ``tokenizer.model`` (Llama 2's);
+- ``train-00000-of-00001.parquet`` …, ``validation-00000-of-00001.parquet`` … (the reference's data set);
+- ``train.npy`` and ``validation.npy`` (what NVIDIA's submissions convert it to).
+
+The rows may lie in a folder of their own below, the base weights in ``base``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from common.data.manifest import digest
+from common.data.stand_in import MARKER, description_of
+from common.errors import ConfigError, DataError
+
+Kind = Literal["text", "parquet", "object arrays"]
+
+TOKENIZER = "tokenizer.model"
+TOKENIZER_SHA256 = "9e556afd44213b6bd1be2b850ebbbd98f5481437a8021afaf58ee7fb1818d347"
+"""Of Llama 2's, as Hugging Face's repositories of it state."""
+BASE_FOLDERS = ("base", "Llama2-70b-fused-qkv-mlperf")
+"""Where the base weights may lie; the latter is the name of MLCommons' folder."""
+ROW_FOLDERS = (".", "scrolls_gov_report_8k", "gov_report", "data")
+"""Where rows or texts may lie; the second is the name of MLCommons' folder."""
+SPLITS = {"train": "train", "eval": "validation"}
+"""Our names of the splits, and those of the files."""
+BENCHMARK_ROWS = {"train_samples": 3901, "eval_samples": 173}
+_NAMES: dict[Kind, str] = {"text": "{}.jsonl", "parquet": "{}-*-of-*.parquet", "object arrays": "{}.npy"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Sizes of a preparation; the defaults are the benchmark's.
+
+    Attributes:
+        row_length: tokens of a row.
+        vocabulary: tokens that the model knows.
+        train_rows, eval_rows: rows of the splits, the first ones; None: all that there are.
+    """
+
+    row_length: int = 8192
+    vocabulary: int = 32000
+    train_rows: int | None = None
+    eval_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if value is not None and not (type(value) is int and value >= 1):
+                raise ConfigError(f"{name}={value}: a number of at least 1")
+        if self.row_length < 2:
+            raise ConfigError(f"row_length={self.row_length}: a row has a token and a next one")
+
+    def rows(self, split: str) -> int | None:
+        """How many rows of ``split`` are taken."""
+        return self.train_rows if split == "train" else self.eval_rows
+
+
+@dataclass(frozen=True)
+class RawRows:
+    """What a preparation starts from.
+
+    Attributes:
+        kind: of the files.
+        files: split to its files, sorted.
+        tokenizer: where there is one; texts have one.
+        base: folder of the base weights, where there is one.
+        stand_in: what the generated data are; None for the benchmark's.
+    """
+
+    kind: Kind
+    files: Mapping[str, list[Path]]
+    tokenizer: Path | None
+    base: Path | None
+    stand_in: dict[str, Any] | None
+
+    def fingerprint(self) -> str:
+        """SHA-256 over all that decides the rows, wherever it lies; reads it all."""
+        named = [("tokenizer", self.tokenizer)] if self.kind == "text" and self.tokenizer else []
+        named += [(split, path) for split, paths in self.files.items() for path in paths]
+        lines = [f"{self.kind}\n", *(f"{name} {digest(path, 'sha256')}\n" for name, path in named)]
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def open_raw(raw_dir: Path) -> RawRows:
+    """Find out what ``raw_dir`` holds.
+
+    Raises:
+        DataError: the folder, a split or the tokenizer is missing, there is more than one kind of rows, or
+            ``STAND_IN`` is damaged.
+    """
+    if not raw_dir.is_dir():
+        raise DataError(f"raw folder {raw_dir} does not exist; put the data set there or generate a stand-in")
+    folder, kind = _only_kind(raw_dir)
+    files = {split: sorted(folder.glob(_NAMES[kind].format(name))) for split, name in SPLITS.items()}
+    for split, paths in files.items():
+        if not paths:
+            raise DataError(f"{folder / _NAMES[kind].format(SPLITS[split])} is missing beside the other split's")
+    tokenizer = next((path for path in (folder / TOKENIZER, raw_dir / TOKENIZER) if path.is_file()), None)
+    if kind == "text" and tokenizer is None:
+        raise DataError(f"{folder / TOKENIZER} is missing: texts need Llama 2's tokenizer")
+    base = next((raw_dir / name for name in BASE_FOLDERS if (raw_dir / name).is_dir()), None)
+    stand_in = next((found for place in (folder, raw_dir) if (found := description_of(place)) is not None), None)
+    return RawRows(kind, files, tokenizer, base, stand_in)
+
+
+def settings_of(source: RawRows) -> Settings:
+    """The sizes of ``source``: a stand-in says its own.
+
+    Raises:
+        DataError: it says them wrongly.
+    """
+    if source.stand_in is None:
+        return Settings()
+    try:
+        return Settings(**source.stand_in["settings"])
+    except (KeyError, TypeError, ConfigError) as error:
+        raise DataError(f"{MARKER} of the raw data lacks or garbles its settings: {error}") from error
+
+
+def _only_kind(raw_dir: Path) -> tuple[Path, Kind]:
+    found: list[tuple[Path, Kind]] = [
+        (raw_dir / place, kind)
+        for place in ROW_FOLDERS
+        for kind, name in _NAMES.items()
+        if any(any((raw_dir / place).glob(name.format(split))) for split in SPLITS.values())
+    ]
+    if not found:
+        raise DataError(
+            f"{raw_dir} holds no train.jsonl, no train-*-of-*.parquet and no train.npy; 'mlperf-suite download "
+            "benchmark=llama2_70b_lora' says where they are"
+        )
+    if len(found) > 1:
+        listed = " and ".join(f"{kind} in {folder}" for folder, kind in found)
+        raise DataError(f"{raw_dir} holds {listed}; leave one of them there")
+    return found[0]

@@ -1,0 +1,107 @@
+"""The prepared format: rows of tokens in numpy's files, mapped into memory.
+
+``train_tokens.npy`` and ``eval_tokens.npy`` are int32 (rows, row length); ``eval_scored.npy`` says with 1, as uint8 of
+the same shape, which tokens the loss asks for. Training asks for all. ``manifest.json`` counts rows, their length, the
+vocabulary, and what is scored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.data import manifest
+from common.data.manifest import Manifest
+from common.errors import DataError
+
+FORMAT = "llama2-rows/1"
+PREPARE_COMMAND = "mlperf-suite prepare benchmark=llama2_70b_lora --raw-dir RAW --data-dir DATA"
+TOKENS = {"train": "train_tokens.npy", "eval": "eval_tokens.npy"}
+SCORED = "eval_scored.npy"
+SIZES = ("train_samples", "eval_samples", "row_length", "vocabulary")
+"""What every manifest counts; the last two have to be the model's."""
+
+
+class RowFacts(Protocol):
+    """What the rows have to be like, as the workload's facts say."""
+
+    @property
+    def row_length(self) -> int:
+        """Tokens of a row."""
+        ...
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that the model knows."""
+        ...
+
+
+@dataclass(frozen=True)
+class PreparedRows:
+    """A prepared folder.
+
+    Attributes:
+        train_RS: tokens to train on.
+        eval_RS: tokens to evaluate.
+        scored_RS: of the latter, 1 where the loss asks for the token.
+        stand_in: whether the data are generated.
+    """
+
+    train_RS: NDArray[np.int32]
+    eval_RS: NDArray[np.int32]
+    scored_RS: NDArray[np.uint8]
+    stand_in: bool
+
+
+def open_rows(root: Path, facts: RowFacts) -> PreparedRows:
+    """Map the rows of a prepared folder.
+
+    Raises:
+        DataError: the folder is incomplete or damaged, or its rows are for another model.
+    """
+    found = read_manifest(root, facts)
+    length = facts.row_length
+    train, evaluation = ((found.counts[f"{split}_samples"], length) for split in TOKENS)
+    return PreparedRows(
+        _mapped(root / TOKENS["train"], np.int32, train),
+        _mapped(root / TOKENS["eval"], np.int32, evaluation),
+        _mapped(root / SCORED, np.uint8, evaluation),
+        found.stand_in,
+    )
+
+
+def read_manifest(root: Path, facts: RowFacts) -> Manifest:
+    """The manifest of ``root``, checked against ``facts``.
+
+    Raises:
+        DataError: it is missing, garbled, of another format, or of data for another model.
+    """
+    found = manifest.read(root, FORMAT, PREPARE_COMMAND, SIZES)
+    for name in ("row_length", "vocabulary"):
+        if found.counts[name] != getattr(facts, name):
+            raise DataError(
+                f"{root} has {name} {found.counts[name]} where the model has {getattr(facts, name)}: it is another data "
+                "set than benchmark.facts is for; give the data_dir that belongs to this recipe"
+            )
+    for name in (*TOKENS.values(), SCORED):
+        if name not in found.files:
+            raise DataError(f"{root / manifest.NAME} names no {name}; run '{PREPARE_COMMAND}'")
+    return found
+
+
+def _mapped(path: Path, dtype: type, shape: tuple[int, int]) -> NDArray[Any]:
+    remedy = f"run 'mlperf-suite verify benchmark=llama2_70b_lora --data-dir {path.parent}'"
+    try:
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{path} cannot be read ({error}); {remedy}") from error
+    if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
+        raise DataError(
+            f"{path} holds {array.dtype} of shape {array.shape} where {manifest.NAME} says {np.dtype(dtype)} of {shape}; "
+            f"{remedy}"
+        )
+    return array

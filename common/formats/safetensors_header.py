@@ -1,0 +1,75 @@
+"""What stands before the tensors of a safetensors file: their names, dtypes, shapes and places.
+
+A file is 8 bytes with the header's length, little-endian, the header in JSON, and the tensors' bytes back to back
+(https://github.com/huggingface/safetensors, "Format"). Reading headers alone tells in milliseconds what a checkpoint of
+hundreds of gigabytes consists of, and whether its files are whole.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.errors import CheckpointError
+
+HEADER_LIMIT = 100_000_000
+"""Bytes; the format's own limit."""
+_LENGTH_BYTES = 8
+_METADATA = "__metadata__"
+_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}
+_BYTES |= {"I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
+
+
+@dataclass(frozen=True)
+class TensorPlace:
+    """One tensor.
+
+    Attributes:
+        file: where it is.
+        dtype: the format's name, such as ``BF16``.
+        shape: of the tensor.
+        start, end: its bytes in the file.
+    """
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def read_header(path: Path) -> dict[str, TensorPlace]:
+    """The tensors of ``path`` by their names; reads the header only.
+
+    Raises:
+        CheckpointError: the file is missing, cut off, or not of the format; the message names it.
+    """
+    try:
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            if size < _LENGTH_BYTES or length > min(HEADER_LIMIT, size - _LENGTH_BYTES):
+                raise CheckpointError(f"{path} is cut off, or no safetensors file: its header is longer than the file")
+            content = json.loads(file.read(length).decode("utf-8"))
+        first = _LENGTH_BYTES + length
+        found = {name: _place(path, first, entry) for name, entry in content.items() if name != _METADATA}
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path} is no safetensors file ({type(error).__name__}: {error})") from error
+    for name, place in found.items():
+        if place.end > size:
+            raise CheckpointError(f"{path} is cut off: it has {size} bytes, and {name} ends at {place.end}; fetch it again")
+    return found
+
+
+def _place(path: Path, first: int, entry: dict[str, Any]) -> TensorPlace:
+    shape, (start, end) = tuple(entry["shape"]), entry["data_offsets"]
+    if not all(isinstance(number, int) and number >= 0 for number in (*shape, start, end)):
+        raise ValueError(f"shape {list(shape)} at {start} to {end}")
+    if end - start != math.prod(shape) * _BYTES[entry["dtype"]]:
+        raise ValueError(f"{end - start} bytes for {entry['dtype']} of shape {list(shape)}")
+    return TensorPlace(path, entry["dtype"], shape, first + start, first + end)
