@@ -51,8 +51,9 @@ class Result(NamedTuple):
         """What such kernels take: bytes, scale, pending, inverse of the scale."""
         return self.data.view(torch.uint8), *self.scaling, self.scale_inverse
 
-    def tensor(self, source: Tensor) -> Fp8Tensor:
-        """The result."""
+    def tensor(self, of: torch.dtype) -> Fp8Tensor:
+        """The result, whose values stand for those of dtype ``of``."""
+        source = torch.empty((), dtype=of, device=self.data.device).expand(self.data.shape)
         return Fp8Tensor(self.data, None, self.scale_inverse, source)
 
 
