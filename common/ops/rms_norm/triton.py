@@ -48,8 +48,8 @@ class Block(NamedTuple):
 
 
 TILES: dict[str, Tile | Block] = {
-    "forward": Tile(1, 16, 2, 1),
-    "backward": Tile(1, 16, 2, 1),
+    "forward": Tile(1, 32, 2, 1),
+    "backward": Tile(1, 16, 1, 2),
     "recompute": Block(4, 1024, 4),
 }
 """Pass to its tile. ``bench --sweep`` times others."""

@@ -14,6 +14,10 @@ from torch import Tensor
 from common.ops.fp8_cast.plain import Fp8Tensor, Scaling
 from common.ops.rms_norm import plain as rms_norm_plain
 from common.ops.rms_norm import triton as rms_norm_triton
+from common.ops.rope import plain as rope_plain
+from common.ops.rope import triton as rope_triton
+from common.ops.swiglu import plain as swiglu_plain
+from common.ops.swiglu import triton as swiglu_triton
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions", "bfloat16_products")
 
@@ -22,6 +26,15 @@ DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 SCALES = pytest.mark.parametrize("scale", [0.0, 3.7], ids=["first use", "later use"])
 FROZEN = pytest.mark.parametrize("frozen", [False, True], ids=["delayed", "frozen"])
 SEED = torch.tensor(-0x0123456789ABCDEF)
+
+
+@pytest.fixture(autouse=True)
+def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few programs and several tiles for each, since every step of the interpreter takes its time."""
+    for key in rope_triton.TILES:
+        monkeypatch.setitem(rope_triton.TILES, key, rope_triton.Tile(32, 4, 3))
+    for key in swiglu_triton.TILES:
+        monkeypatch.setitem(swiglu_triton.TILES, key, swiglu_triton.Tile(16, 128, 4, 3, 1))
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -150,3 +163,105 @@ def test_gradient_of_the_norm_in_fp8(frozen: bool, scale: float) -> None:
 def test_norm_refuses_what_it_would_misread() -> None:
     with pytest.raises(ValueError, match="residual must be contiguous"):
         rms_norm_triton.forward(random(8, 6).t(), None, torch.ones(8), 1e-5)
+
+
+# SwiGLU
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", [(1, 1), (37, 200), (9, 1030)])
+def test_swiglu_equals_plain(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    gate_up, dy = random(shape[0], 2 * shape[1], dtype=dtype) * 3, random(*shape, seed=1, dtype=dtype)
+    found = swiglu_triton.forward(gate_up)
+    assert_close(found.y, swiglu_plain.forward_torch(gate_up.double()).y, dtype)
+    assert found.y8 is None
+    assert found.saved is gate_up
+    d_gate_up, none = swiglu_triton.backward(dy, gate_up)
+    assert_close(d_gate_up, swiglu_plain.backward_torch(dy.double(), gate_up.double())[0], dtype)
+    assert none is None
+
+
+@FROZEN
+@pytest.mark.parametrize(("scale", "saved_scale"), [(0.0, 0.0), (2.1, 0.0), (0.0, 3.7), (2.1, 3.7)])
+def test_swiglu_writes_fp8_and_saves_it(scale: float, saved_scale: float, frozen: bool) -> None:
+    gate_up = random(70, 280, dtype=torch.bfloat16) * 3
+    gate_up[-1, 7] = 100
+    ours, plain = scaling(scale), scaling(scale)
+    our_saved, plain_saved = scaling(saved_scale), scaling(saved_scale)
+    found = swiglu_triton.forward(gate_up, fp8=ours, save_fp8=our_saved, frozen_scales=frozen)
+    expected = swiglu_plain.forward_torch(gate_up, fp8=plain, save_fp8=plain_saved, frozen_scales=frozen)
+    assert found.y is expected.y is None
+    assert_same_fp8(found.y8, ours, expected.y8, plain, torch.bfloat16)
+    assert isinstance(found.saved, Fp8Tensor)
+    assert isinstance(expected.saved, Fp8Tensor)
+    assert torch.equal(codes(found.saved), codes(expected.saved))
+    assert_same_fp8(found.saved, our_saved, expected.saved, plain_saved, torch.bfloat16)
+    assert (ours.scale == scale) == (our_saved.scale == saved_scale) == frozen
+
+
+@pytest.mark.parametrize("saved_in_fp8", [False, True])
+@pytest.mark.parametrize("scale", [0.0, 3e8, None], ids=["first use", "later use", "half"])
+def test_gradient_of_swiglu_with_fp8(scale: float | None, saved_in_fp8: bool) -> None:
+    gate_up, dy = random(70, 280, dtype=torch.bfloat16) * 3, random(70, 140, seed=1, dtype=torch.bfloat16) * 1e-6
+    saved = swiglu_plain.forward_torch(gate_up, save_fp8=scaling(20.0) if saved_in_fp8 else None).saved
+    if scale is None:
+        expected = swiglu_plain.backward_torch(dy.double(), saved if saved_in_fp8 else gate_up.double())[0]
+        assert_close(swiglu_triton.backward(dy, saved)[0], expected, torch.bfloat16)
+        return
+    ours, plain = scaling(scale), scaling(scale)
+    _, found = swiglu_triton.backward(dy, saved, fp8=ours)
+    _, expected8 = swiglu_plain.backward_torch(dy, saved, fp8=plain)
+    assert_same_fp8(found, ours, expected8, plain, torch.bfloat16)
+
+
+def test_swiglu_of_large_gates_is_finite() -> None:
+    gate_up = torch.tensor([[-1e4, -90.0, 90.0, 1e4, 2.0, 2.0, 2.0, 2.0]])
+    assert swiglu_triton.forward(gate_up).y.tolist() == [[0.0, 0.0, 180.0, 2e4]]
+    assert swiglu_triton.backward(torch.ones(1, 4), gate_up)[0].tolist() == [[0, 0, 2, 2, 0, 0, 90, 1e4]]
+
+
+def test_what_is_not_finite_becomes_nan_in_fp8_and_leaves_the_scale() -> None:
+    gate_up = random(5, 8, dtype=torch.bfloat16)
+    gate_up[3, 6] = torch.inf
+    ours, saved = scaling(3.0), scaling(5.0)
+    found = swiglu_triton.forward(gate_up, fp8=ours, save_fp8=saved)
+    assert isinstance(found.saved, Fp8Tensor)
+    assert found.y8.data.float().isnan().nonzero().tolist() == [[3, 2]]
+    assert found.saved.data.float().isnan().nonzero().tolist() == [[3, 6]]
+    assert (ours.scale, saved.scale) == (3.0, 5.0)
+
+
+# RoPE
+
+
+@DTYPES
+@pytest.mark.parametrize(("tokens", "heads", "kv_heads", "size"), [(37, 3, 1, 16), (5, 2, 2, 6), (70, 1, 1, 2)])
+def test_rope_equals_plain(tokens: int, heads: int, kv_heads: int, size: int, dtype: torch.dtype) -> None:
+    qkv = random(tokens, (heads + 2 * kv_heads) * size, dtype=dtype)
+    cos, sin = rope_plain.tables(torch.arange(tokens) * 3 + 5, size, 10_000.0)
+    found = rope_triton.forward(qkv, cos, sin, heads, kv_heads)
+    expected = rope_plain.forward_torch(qkv.double(), cos.double(), sin.double(), heads, kv_heads)
+    for ours, plain in zip(found, expected, strict=True):
+        assert ours.is_contiguous()
+        assert_close(ours, plain, dtype)
+    assert torch.equal(found[2].flatten(1), qkv[:, -kv_heads * size :])
+    gradients = [random(*part.shape, seed=seed, dtype=dtype) for seed, part in enumerate(found)]
+    d_qkv, none = rope_triton.backward(*gradients, cos, sin)
+    reference, _ = rope_plain.backward_torch(*(d.double() for d in gradients), cos.double(), sin.double())
+    assert_close(d_qkv, reference, dtype)
+    assert none is None
+
+
+@SCALES
+@FROZEN
+@pytest.mark.parametrize("half", [True, False])
+def test_gradient_of_rope_in_fp8(half: bool, frozen: bool, scale: float) -> None:
+    cos, sin = rope_plain.tables(torch.arange(70), 32, 10_000.0)
+    gradients = [random(70, heads, 32, seed=heads, dtype=torch.bfloat16) * 1e-6 for heads in (4, 2, 2)]
+    ours, plain = scaling(scale * 1e8), scaling(scale * 1e8)
+    d_qkv, found = rope_triton.backward(*gradients, cos, sin, half=half, fp8=ours, frozen_scales=frozen)
+    expected_half, expected = rope_plain.backward_torch(
+        *gradients, cos, sin, half=half, fp8=plain, frozen_scales=frozen
+    )
+    assert_same_fp8(found, ours, expected, plain, torch.bfloat16)
+    assert (d_qkv is not None) == (expected_half is not None) == half
