@@ -56,8 +56,8 @@ class MeanOfRows(Evaluation):
         assert self._rows is not None, "open_data comes first"
         with self._forward.evaluating(weights):
             self._counts.clear()
-            for batch in self._rows.batches:
-                self._forward({name: x.to(self._layout.device, non_blocking=True) for name, x in batch.items()})
+            for batch in self._rows:
+                self._forward(batch.tensors)
         return Predictions({**self._counts.totals(), "expected": self._rows.eval_samples})
 
     @staticmethod
@@ -74,4 +74,4 @@ class MeanOfRows(Evaluation):
 
     def _count(self, batch: dict[str, Tensor]) -> None:
         means_B, scored_B = means_of_rows(self._losses(batch), batch["labels"], self._sharers)
-        self._counts.add(batch["real"].sum(), scored_B.sum(), means_B.sum())
+        self._counts.add(batch["present"].sum(), scored_B.sum(), means_B.sum())

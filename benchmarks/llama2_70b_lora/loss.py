@@ -10,13 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-UNSCORED = -1
-"""Label of a token that does not count."""
-
+from common.distributed.tensor_parallel.cross_entropy import NOT_SCORED
 
 def row_sums(losses_T: Tensor, labels_BS: Tensor) -> tuple[Tensor, Tensor]:
     """Sums of the scored tokens' losses, and how many these are, (B,) each, of this rank's part of every row."""
-    scored_BS = labels_BS != UNSCORED
+    scored_BS = labels_BS != NOT_SCORED
     return losses_T.view(labels_BS.shape).where(scored_BS, 0.0).sum(1), scored_BS.sum(1)
 
 
@@ -35,7 +33,7 @@ def training_loss(
 
     Args:
         losses_T: of this rank's tokens, row after row.
-        labels_BS: int, ``UNSCORED`` where nothing counts. A row without any scored token adds 0.
+        labels_BS: int, ``NOT_SCORED`` where nothing counts. A row without any scored token adds 0.
         group: the ranks that share the rows (cp), over which the parts and their gradients add up; None for one.
     """
     sums_B, counts_B = row_sums(losses_T, labels_BS)

@@ -12,18 +12,21 @@ from torch import Tensor
 
 from benchmarks.llama2_70b_lora.base import BaseWeights
 from benchmarks.llama2_70b_lora.config import LlamaConfig
-from benchmarks.llama2_70b_lora.data import open_evaluation, open_train
+from benchmarks.llama2_70b_lora.data import EvaluationRows, example, open_evaluation, open_train
 from benchmarks.llama2_70b_lora.evaluate import MeanOfRows
 from benchmarks.llama2_70b_lora.loss import training_loss
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource
+from common.distributed.context_parallel.split import ContextSplit
 from common.distributed.layout import Layout
+from common.distributed.tensor_parallel.cross_entropy import next_token_loss
+from common.distributed.tensor_parallel.layers import partial_parameters
+from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.errors import ConfigError
-from common.nn.decoder import Decoder, DecoderArchitecture
-from common.nn.frozen_decoder.decoder import FrozenDecoder, load_frozen
+from common.nn.decoder import Decoder, DecoderArchitecture, split_attention
+from common.nn.frozen import mark_frozen
 from common.nn.frozen_decoder.memory import MemoryPlan, Workspace, plan
-from common.nn.frozen_decoder.operations import choose
 from common.nn.lora import TokenPlaces
 from common.ops.implementation import AUTO
 from common.optim.learning_rate import cosine
@@ -35,42 +38,49 @@ class LlamaLora(Workload):
     """Fine-tuning of Llama 2 70B's adapters on packed documents."""
 
     config_type: ClassVar[type] = LlamaConfig
-    title = "Llama 2's"
+    title = "Llama 2"
+    axes = {"dp": "have other rows", "cp": "share rows", "tp": "share layers"}
     own: LlamaConfig
     model: Decoder
 
     def __init__(self, cfg: RunConfig, layout: Layout) -> None:
         super().__init__(cfg, layout)
-        own, model = self.own, self.own.model
-        facts = own.facts
+        from common.nn.frozen_decoder.decoder import FrozenDecoder, load_frozen
+        from common.nn.frozen_decoder.operations import choose
+        model, facts = self.own.model, self.own.facts
         if model.layers > facts.layers:
             raise ConfigError(f"model.layers={model.layers}: the base has {facts.layers}; 0 uses all")
-        layers = model.layers or facts.layers
-        names = [field.name for field in dataclasses.fields(DecoderArchitecture)]
-        self.architecture = DecoderArchitecture(**{**{n: getattr(facts, n) for n in names}, "layers": layers})
+        self._split = ContextSplit.from_layout(layout, facts.row_length)
+        parallel = TensorParallel.from_layout(layout)
+        self.architecture = _first_layers(facts, model.layers or facts.layers)
         self.memory = self._plan()
-        self._base: BaseWeights | None = None
-        if cfg.assets_dir is not None:
-            self._base = BaseWeights(cfg.assets_dir / model.base, facts)
-        self.model = Decoder(self.architecture, "meta", self.dtype, facts.lora)
+        self._base = None if cfg.assets_dir is None else BaseWeights(cfg.assets_dir / model.base, _first_layers(facts))
+        self.model = Decoder(self.architecture, "meta", self.dtype, facts.lora, parallel)
         load_frozen(self.model, self._base_tensors(), layout.device, self.dtype, model.linear == "fp8")
         self.model.initialise_adapters(lambda name: layout.shared_generator(f"weights/{name}", layout.device))
-        operations, self.choices = choose(model, self.architecture, layout.device, self.dtype)
-        self.choices["linear"] = model.linear
-        self._frozen = FrozenDecoder(self.model, operations, self.memory.recomputed_qkv if self.memory else 0)
+        mark_frozen(self.model, [name for name, tensor in self.model.named_parameters() if not tensor.requires_grad])
+        recomputed = 0 if self.memory is None else self.memory.recomputed_qkv
+        if model.recomputed_qkv != AUTO:
+            recomputed = int(model.recomputed_qkv)
+        self._blocks: Decoder | FrozenDecoder = self.model
+        if model.blocks == "frozen":
+            operations, self.choices = choose(model, self.architecture, self._split, layout.device, self.dtype)
+            self._blocks = FrozenDecoder(self.model, operations, recomputed)
+        self.choices |= {"linear": model.linear, "blocks": model.blocks}
 
     def _plan(self) -> MemoryPlan | None:
-        """How the step fits into the GPU; None on a CPU."""
-        model = self.own.model
-        recomputed = None if model.recomputed_qkv == AUTO else int(model.recomputed_qkv)
-        if self.layout.device.type != "cuda":
+        """How the step fits into the GPU; None on a CPU, and where autograd keeps what it wants."""
+        model, device = self.own.model, self.layout.device
+        if device.type != "cuda" or model.blocks != "frozen":
             return None
-        rows, length = self.cfg.micro_batch, self.own.facts.row_length
+        fp8, itemsize = model.linear == "fp8", self.dtype.itemsize
+        length, ranks = self._split.local_length, self.layout.size("tp")
         workspace = Workspace(
-            self.architecture, rows, length, self.own.facts.lora_rank, self.dtype.itemsize, model.linear == "fp8",
+            self.architecture, self.cfg.micro_batch * length, ranks, self.own.facts.lora_rank, itemsize, fp8,
             model.head_chunk,
         )  # fmt: skip
-        return plan(workspace, torch.cuda.get_device_properties(self.layout.device).total_memory, recomputed)
+        recomputed = None if model.recomputed_qkv == AUTO else int(model.recomputed_qkv)
+        return plan(workspace, torch.cuda.get_device_properties(device).total_memory, recomputed)
 
     def _base_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Name and value of every frozen weight."""
@@ -105,10 +115,21 @@ class LlamaLora(Workload):
         """Which base the adapters belong to."""
         return None if self._base is None else self._base.digest()
 
+    def tensor_splits(self) -> dict[str, TensorSplit]:
+        """Those of the adapters."""
+        trained = {name for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+        return {name: split for name, split in self.model.tensor_splits().items() if name in trained}
+
     def parameter_groups(self) -> list[ParameterGroup]:
-        """All adapters decay."""
-        trained = {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
-        return [ParameterGroup(trained, weight_decay=self.own.hparams.weight_decay)]
+        """All adapters decay; of some each rank of tp has a part of the gradient only."""
+        partial = partial_parameters(self.model)
+        groups: dict[tuple[str, ...], dict[str, torch.nn.Parameter]] = {}
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                axes = tuple(axis for axis in partial.get(name, ()) if self.layout.size(axis) > 1)
+                groups.setdefault(axes, {})[name] = parameter
+        decay = self.own.hparams.weight_decay
+        return [ParameterGroup(named, weight_decay=decay, summed_over=axes) for axes, named in groups.items()]
 
     def build_step(self) -> TrainStep:
         """Accumulated micro-batches, then AdamW on the mean gradient, clipped."""
@@ -121,46 +142,57 @@ class LlamaLora(Workload):
         """Mean over the rows of each row's mean loss."""
         tensors = micro_batch.tensors
         losses_T = self._losses(tensors, tensors["dropout_seed"])
-        part, whole = training_loss(losses_T, tensors["labels"], self.layout.group("cp"))
+        part, whole = training_loss(losses_T, tensors["labels"], self._split.group)
         return Losses(part, {"loss": whole})
 
     def _losses(self, tensors: dict[str, Tensor], seed: Tensor | None = None) -> Tensor:
         """Losses (T,) of this rank's tokens; without a seed as in an evaluation."""
-        places = TokenPlaces.whole(*tensors["tokens"].shape, seed=seed, device=self.layout.device)
-        blocks = self._frozen if self.own.model.blocks == "frozen" else self.model
-        hidden_TE = blocks.hidden_states(tensors["tokens"], places)
-        labels_T = tensors["labels"].flatten()
-        return next_token_loss(hidden_TE, self.model.head.weight, labels_T, chunk=self.own.model.head_chunk)
-
-    def _made_up(self, rows: int) -> dict[str, Tensor]:
-        """Tokens and labels of which every position counts."""
-        facts, generator = self.own.facts, self.layout.generator("example")
-        shape = rows, facts.row_length
-        draw = lambda: torch.randint(facts.vocabulary, shape, generator=generator, dtype=torch.int32)  # noqa: E731
-        return self.to_device({"tokens": draw(), "labels": draw()})
+        device, length = self.layout.device, self.own.facts.row_length
+        places = TokenPlaces.of(len(tensors["tokens"]), length, self._split.positions(device), seed)
+        if isinstance(self._blocks, Decoder):
+            hidden_sE = self._blocks.hidden_states(tensors["tokens"], places, split_attention(self._split))
+        else:
+            hidden_sE = self._blocks.hidden_states(tensors["tokens"], places)
+        labels_T, chunk = tensors["labels"].flatten(), self.own.model.head_chunk
+        return next_token_loss(hidden_sE, self.model.head.weight, labels_T, self.model.parallel, chunk)
 
     def example_batches(self) -> Iterable[Batch]:
-        """Random rows; all of training has the same shape."""
-        seed = torch.zeros((), dtype=torch.int64, device=self.layout.device)
-        yield Batch({**self._made_up(self.cfg.micro_batch), "dropout_seed": seed}, self.nominal_samples)
+        """Made-up rows; all of training has the same shape."""
+        made_up = example(self.cfg.micro_batch, self.own.facts, self._split.local_length)
+        yield Batch(self.to_device(made_up), self.nominal_samples)
 
     def open_data(self, root: Path) -> DataSource:
         """Open the training rows."""
         facts, cfg = self.own.facts, self.cfg
-        return open_train(root, facts, self.layout, cfg.micro_batch, cfg.grad_accumulation_steps)
+        columns = self._split.positions() if self._split.ranks > 1 else None
+        return open_train(
+            root, facts, self.layout, cfg.micro_batch, cfg.grad_accumulation_steps, positions=columns
+        )
 
     def evaluation(self, layout: Layout) -> MeanOfRows:
         """Mean loss of the rows on the ranks of ``layout``."""
         rows = self.own.reader.eval_rows
-        example = {**self._made_up(rows), "real": torch.ones(rows, dtype=torch.int32, device=layout.device)}
-        return MeanOfRows(
-            self.model, self._losses, example, layout,
-            lambda root: open_evaluation(root, self.own.facts, layout, rows), self.cfg.cuda_graphs,
-        )  # fmt: skip
+        made_up = example(rows, self.own.facts, self._split.local_length)
+        del made_up["dropout_seed"]
+        inputs = self.to_device({**made_up, "present": torch.ones(rows, dtype=torch.bool)})
+        columns = self._split.positions() if self._split.ranks > 1 else None
+
+        def open_rows(root: Path) -> EvaluationRows:
+            return open_evaluation(root, self.own.facts, layout, rows, columns)
+
+        return MeanOfRows(self.model, self._losses, inputs, layout, open_rows, self.cfg.cuda_graphs)
 
     def sample_flops(self) -> float:
         """FLOPs of one row: products forward and towards the input, attention, adapters forward and backward."""
         shape, length = self.architecture, self.own.facts.row_length
         attention = shape.attention_flops(length)
-        adapters = sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+        features = shape.hidden + shape.qkv_features + shape.attention_features + shape.hidden
+        adapters = shape.layers * self.own.facts.lora_rank * features
         return 2 * (shape.forward_flops(length) - attention) + 3 * attention + 6.0 * adapters * length
+
+
+def _first_layers(facts: DecoderArchitecture, layers: int | None = None) -> DecoderArchitecture:
+    """The architecture alone, with so many of its layers."""
+    names = [field.name for field in dataclasses.fields(DecoderArchitecture)]
+    values = {name: getattr(facts, name) for name in names}
+    return DecoderArchitecture(**{**values, "layers": layers or facts.layers})

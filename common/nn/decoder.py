@@ -23,6 +23,8 @@ from torch import Tensor, nn
 
 from common.config.ranges import AtLeast, Positive
 from common.errors import ConfigError
+from common.distributed.context_parallel.attention import attention
+from common.distributed.context_parallel.split import ContextSplit
 from common.distributed.tensor_parallel.layers import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -31,6 +33,7 @@ from common.distributed.tensor_parallel.layers import (
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.distributed.tensor_parallel.shards import TensorSplit, gate_up_parts, qkv_parts
 from common.nn.lora import LoraSettings, TokenPlaces, adapter_dropout
+from common.ops import rope
 from common.ops.triton_support import widen
 
 SITES_PER_LAYER = 2
@@ -116,6 +119,20 @@ def causal_attention(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
 
 
+def split_attention(split: ContextSplit) -> Attention:
+    """:func:`causal_attention` of rows that ranks share."""
+    if split.ranks == 1:
+        return causal_attention
+
+    def chunk(q_BnHD: Tensor, k_BmKD: Tensor, v_BmKD: Tensor) -> Tensor:
+        queries, keys = q_BnHD.shape[1], k_BmKD.shape[1]
+        mask = torch.ones(queries, keys, dtype=torch.bool, device=q_BnHD.device).tril(keys - queries)
+        q, k, v = (tensor.transpose(1, 2) for tensor in (q_BnHD, k_BmKD, v_BmKD))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True).transpose(1, 2)
+
+    return lambda q, k, v: attention(q, k, v, split, chunk)
+
+
 class RMSNorm(nn.Module):
     """``weight * x / sqrt(mean(x^2) + epsilon)`` (Zhang and Sennrich, arXiv:1910.07467), in fp32 at least."""
 
@@ -129,13 +146,6 @@ class RMSNorm(nn.Module):
         wide = widen(x)
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.epsilon)
         return (normed * widen(self.weight)).to(x.dtype)
-
-
-def rotary_tables(positions_T: Tensor, head_size: int, base: float) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of each position's angles, fp32 (T, D / 2) (Su et al., arXiv:2104.09864)."""
-    exponents = torch.arange(0, head_size, 2, device=positions_T.device, dtype=torch.float64) / head_size
-    angles = positions_T.double().unsqueeze(1) * base**-exponents
-    return angles.cos().float(), angles.sin().float()
 
 
 def rotated(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
@@ -198,7 +208,7 @@ class DecoderBlock(nn.Module):
         ranks = shape.qkv_features // qkv_TN.shape[1]
         sizes = [shape.heads // ranks, shape.kv_heads // ranks, shape.kv_heads // ranks]
         q_THD, k_TKD, v_TKD = qkv_TN.unflatten(1, (-1, shape.head_size)).split(sizes, 1)
-        tables = rotary_tables(places.positions_T, shape.head_size, shape.rope_base)
+        tables = rope.tables(places.positions_T, shape.head_size, shape.rope_base)
         q_THD, k_TKD = rotated(q_THD, *tables), rotated(k_TKD, *tables)
         o_BSHD = attend(*(tensor.unflatten(0, (places.rows, -1)) for tensor in (q_THD, k_TKD, v_TKD)))
         result: Tensor = self.output(o_BSHD.reshape(len(q_THD), -1), drop["output"], places.numbers_T)

@@ -70,11 +70,11 @@ def attention_backward(
     if split.ranks == 1:
         return pieces[0]
     dq_BLHD = torch.cat([dq for dq, _, _ in pieces], 1)
-    dk_BSKD, dv_BSKD = (_sum_of_prefixes([piece[which] for piece in pieces], split.row_length) for which in (1, 2))
+    dk_BSKD, dv_BSKD = (sum_of_prefixes([piece[which] for piece in pieces], split.row_length) for which in (1, 2))
     return dq_BLHD, *split.reduce_scatter_kv(dk_BSKD, dv_BSKD)
 
 
-def _sum_of_prefixes(gradients: Sequence[Tensor], length: int) -> Tensor:
+def sum_of_prefixes(gradients: Sequence[Tensor], length: int) -> Tensor:
     """The sum of gradients (B, m, K, D) that each concern the first m keys of a row."""
     B, _, K, D = gradients[0].shape
     total_BSKD = gradients[0].new_zeros(B, length, K, D)

@@ -64,11 +64,11 @@ class Attending(NamedTuple):
     """Attention with its backward pass.
 
     Attributes:
-        forward: ``(q, k, v) -> o, saved``: (B, S, heads, D), and tensors for the backward pass.
-        backward: ``(do, q, k, v, o, saved) -> dq, dk, dv``.
+        forward: ``(q, k, v) -> o, kept``: (B, S, heads, D), and something small for the backward pass.
+        backward: ``(do, q, k, v, o, kept) -> dq, dk, dv``.
     """
 
-    forward: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, tuple[Tensor, ...]]]
+    forward: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Any]]
     backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
@@ -243,14 +243,14 @@ class _AttentionHalf(torch.autograd.Function):
         qkv_TN.addmm_(qkv_u, qkv_b.t(), alpha=half.qkv_adapter.lora.scale)
         q, k, v = _rotate(half, tokens, qkv_TN)
         del qkv_TN
-        o_BSHD, saved = ops.attention.forward(q, k, v)
+        o_BSHD, ctx.attended = ops.attention.forward(q, k, v)
         o_TI = o_BSHD.flatten(0, 1).flatten(1)
         out_sE = parallel.reduce_scatter(half.output(_own_input(half.output, o_TI, resting)))
         output_u = parallel.reduce_scatter(half.output_adapter.input(o_TI, tokens, tokens.numbers_T) @ output_a.t())
         out_sE.addmm_(output_u, output_b.t(), alpha=half.output_adapter.lora.scale)
         kept = (q, k, v) if half.keep_qkv else (y_scale, None, None)
         ctx.save_for_backward(
-            residual_sE, inverse_rms_s, *kept, o_BSHD, qkv_u, output_u, qkv_a, qkv_b, output_a, output_b, *saved
+            residual_sE, inverse_rms_s, *kept, o_BSHD, qkv_u, output_u, qkv_a, qkv_b, output_a, output_b
         )
         ctx.half, ctx.tokens, ctx.before, ctx.after = half, tokens, before, after
         ctx.has_delta = delta_sE is not None
@@ -262,7 +262,7 @@ class _AttentionHalf(torch.autograd.Function):
         half: AttentionHalf = ctx.half
         tokens: Tokens = ctx.tokens
         residual_sE, inverse_rms_s, q, k, v, o_BSHD, *kept = ctx.saved_tensors
-        qkv_u, output_u, qkv_a, qkv_b, output_a, output_b, *saved = kept
+        qkv_u, output_u, qkv_a, qkv_b, output_a, output_b = kept
         if not half.keep_qkv:
             q, k, v = _again(half, tokens, residual_sE, inverse_rms_s, q, qkv_u, qkv_b)
         ops, parallel = half.operations, half.parallel
@@ -275,7 +275,8 @@ class _AttentionHalf(torch.autograd.Function):
         d_output_a = du_Tr.t() @ adapter.input(o_TI, tokens, tokens.numbers_T)
         adapter.add_input_gradient(d_o_TI, du_Tr, output_a, tokens, tokens.numbers_T)
 
-        dq, dk, dv = ops.attention.backward(d_o_TI.view(o_BSHD.shape), q, k, v, o_BSHD, tuple(saved))
+        dq, dk, dv = ops.attention.backward(d_o_TI.view(o_BSHD.shape), q, k, v, o_BSHD, ctx.attended)
+        ctx.attended = None
         del q, k, v, d_o_TI
         d_qkv_TN, d_qkv8 = ops.rope.backward(
             *(gradient.flatten(0, 1) for gradient in (dq, dk, dv)), tokens.cos_TD, tokens.sin_TD,

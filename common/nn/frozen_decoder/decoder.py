@@ -23,6 +23,7 @@ from common.nn.frozen_decoder.blocks import (
 )
 from common.nn.frozen_decoder.products import Fp8FrozenProduct, HalfProduct
 from common.nn.lora import TokenPlaces
+from common.ops import rope
 from common.ops.fp8_cast.plain import Scaling
 
 PRODUCTS = ("qkv", "output", "gate_up", "down")
@@ -62,7 +63,7 @@ class FrozenDecoder:
     def hidden_states(self, tokens_BS: Tensor, places: TokenPlaces) -> Tensor:
         """Normalised hidden states (s, E) of own tokens, which the head reads."""
         shape, parallel = self.decoder.architecture, self.decoder.parallel
-        tables = self.operations.rope.tables(places.positions_T, shape.head_size, shape.rope_base)
+        tables = rope.tables(places.positions_T, shape.head_size, shape.rope_base)
         numbers = places.numbers_T, parallel.own_tokens(places.numbers_T)
         tokens = Tokens(places.rows, *numbers, *tables, places.seed)
         pair = Pair(self.decoder.embedding(tokens_BS.flatten()), None, None)

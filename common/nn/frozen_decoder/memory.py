@@ -20,7 +20,8 @@ class Workspace:
 
     Attributes:
         architecture: shapes.
-        rows, length: of the micro-batch, as this rank holds them.
+        tokens: T, of the micro-batch, under context parallelism this rank's.
+        ranks: of tp, each with a part of every layer and of the residual stream's tokens.
         rank: of the adapters.
         itemsize: bytes of an activation.
         fp8: products in FP8 and SwiGLU's input kept so.
@@ -28,33 +29,28 @@ class Workspace:
     """
 
     architecture: DecoderArchitecture
-    rows: int
-    length: int
+    tokens: int
+    ranks: int
     rank: int
     itemsize: int
     fp8: bool
     head_chunk: int
 
-    @property
-    def tokens(self) -> int:
-        """T."""
-        return self.rows * self.length
-
     def frozen(self) -> int:
         """Bytes of the frozen weights."""
         shape = self.architecture
         products = shape.layers * shape.products_per_layer
-        return products * (1 if self.fp8 else self.itemsize) + (shape.parameters - products) * self.itemsize
+        return (products * (1 if self.fp8 else self.itemsize) + (shape.parameters - products) * self.itemsize) // self.ranks
 
     def adapters(self) -> int:
-        """Bytes of the adapters, their gradients and the optimizer's state."""
+        """Bytes of the adapters, their gradients and the optimizer's state; half of them is split."""
         shape = self.architecture
-        features = shape.hidden + shape.qkv_features + shape.attention_features + shape.hidden
-        return shape.layers * self.rank * features * ADAPTER_BYTES
+        whole, split = 2 * shape.hidden, shape.qkv_features + shape.attention_features
+        return shape.layers * self.rank * (whole + split // self.ranks) * ADAPTER_BYTES
 
     def qkv(self) -> int:
         """Bytes of a layer's query, key and value."""
-        return self.tokens * self.architecture.qkv_features * self.itemsize
+        return self.tokens * self.architecture.qkv_features * self.itemsize // self.ranks
 
     def layer(self) -> int:
         """Bytes that a layer keeps for the backward pass, query, key and value among them."""
@@ -62,18 +58,19 @@ class Workspace:
         stream = 2 * shape.hidden * self.itemsize + 2 * 4
         attention = shape.attention_features * self.itemsize + 4 * shape.heads
         swiglu = 2 * shape.feed_forward * (1 if self.fp8 else self.itemsize)
-        return self.qkv() + self.tokens * (stream + attention + swiglu + 2 * self.rank * self.itemsize)
+        split = self.tokens * (stream + attention + swiglu) // self.ranks
+        return self.qkv() + split + self.tokens * 2 * self.rank * self.itemsize
 
     def transient(self) -> int:
         """Bytes at the highest point beside what is kept: inside an MLP's backward pass, or under the head."""
-        shape = self.architecture
-        gradients = 3 * self.tokens * shape.hidden * self.itemsize
-        act = self.tokens * shape.feed_forward * self.itemsize
-        gate_up = 2 * self.tokens * shape.feed_forward * (1 if self.fp8 else self.itemsize)
-        transposed = 2 * shape.feed_forward * shape.hidden if self.fp8 else 0
-        head = self.head_chunk * shape.vocabulary * (4 + 2 * self.itemsize)
-        forward = 2 * self.tokens * shape.feed_forward * self.itemsize + act
-        return gradients + max(act + gate_up, gate_up + transposed, forward, head)
+        shape, ranks = self.architecture, self.ranks
+        hidden = self.tokens * shape.hidden * self.itemsize
+        act = self.tokens * shape.feed_forward * self.itemsize // ranks
+        gate_up = 2 * self.tokens * shape.feed_forward * (1 if self.fp8 else self.itemsize) // ranks
+        transposed = 2 * shape.feed_forward * shape.hidden // ranks if self.fp8 else 0
+        head = self.head_chunk * shape.vocabulary * (4 + 2 * self.itemsize) // ranks
+        forward = 3 * act
+        return 3 * hidden + max(act + gate_up, gate_up + transposed, forward, head)
 
 
 @dataclass(frozen=True)
