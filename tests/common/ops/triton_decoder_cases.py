@@ -18,6 +18,7 @@ from common.ops.rope import plain as rope_plain
 from common.ops.rope import triton as rope_triton
 from common.ops.swiglu import plain as swiglu_plain
 from common.ops.swiglu import triton as swiglu_triton
+from common.ops.transpose_fp8 import triton as transpose_triton
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions", "bfloat16_products")
 
@@ -265,3 +266,18 @@ def test_gradient_of_rope_in_fp8(half: bool, frozen: bool, scale: float) -> None
     )
     assert_same_fp8(found, ours, expected, plain, torch.bfloat16)
     assert (d_qkv is not None) == (expected_half is not None) == half
+
+
+# Transposes
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (130, 257), (128, 256)])
+def test_transpose_moves_every_byte(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    byte = torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    scratch = torch.full((byte.numel() + 5,), 0x55, dtype=torch.uint8).view(dtype)
+    found = transpose_triton.transpose(byte.view(dtype), scratch)
+    assert found.dtype == dtype
+    assert found.data_ptr() == scratch.data_ptr()
+    assert torch.equal(found.view(torch.uint8), byte.t())
+    assert scratch.view(torch.uint8)[-5:].eq(0x55).all()
