@@ -26,7 +26,9 @@ from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.errors import ConfigError
 from common.nn.decoder import Decoder, DecoderArchitecture, split_attention
 from common.nn.frozen import mark_frozen
+from common.nn.frozen_decoder.decoder import FrozenDecoder, load_frozen
 from common.nn.frozen_decoder.memory import MemoryPlan, Workspace, plan
+from common.nn.frozen_decoder.operations import choose
 from common.nn.lora import TokenPlaces
 from common.ops.implementation import AUTO
 from common.optim.learning_rate import cosine
@@ -45,8 +47,6 @@ class LlamaLora(Workload):
 
     def __init__(self, cfg: RunConfig, layout: Layout) -> None:
         super().__init__(cfg, layout)
-        from common.nn.frozen_decoder.decoder import FrozenDecoder, load_frozen
-        from common.nn.frozen_decoder.operations import choose
         model, facts = self.own.model, self.own.facts
         if model.layers > facts.layers:
             raise ConfigError(f"model.layers={model.layers}: the base has {facts.layers}; 0 uses all")

@@ -283,7 +283,7 @@ class Decoder(nn.Module):
             device, dtype: of the values; None for those of the parameter.
         """
         splits, std = self.tensor_splits(), self.architecture.initializer_range
-        for name, parameter in self.named_parameters():
+        for name, parameter in list(self.named_parameters()):  # whoever takes them may replace them
             if ".lora_" in name:
                 continue
             shape = splits[name].full_shape if name in splits else parameter.shape

@@ -30,6 +30,7 @@ from common.nn.frozen_decoder.products import Fp8FrozenProduct, HalfProduct
 from common.nn.lora import LoraSettings
 from common.ops.dropout.plain import DropoutMask
 from common.ops.fp8_cast.plain import Fp8Tensor, Scaling
+from common.ops.lora_input.plain import Region
 
 FrozenProduct = HalfProduct | Fp8FrozenProduct
 
@@ -131,7 +132,19 @@ class Adapter:
         mask = self._mask(tokens)
         if mask is None:
             return x
-        result: Tensor = self.lora_input.dropped(x, mask, numbers, self.columns, self.first_column)
+        result: Tensor = self.lora_input.dropped(x, mask, self._region(numbers))
+        return result
+
+    def input_again(
+        self, norm: Any, residual_sE: Tensor, inverse_rms_s: Tensor, norm_weight: Tensor, tokens: Tokens
+    ) -> Tensor:
+        """``dropout(x)`` where x is what a norm made, which kept only these."""
+        mask, kept = self._mask(tokens), (residual_sE, inverse_rms_s, norm_weight)
+        result: Tensor
+        if mask is None:
+            result = norm.recompute(*kept)
+        else:
+            result = self.lora_input.dropped_norm(*kept, mask, self._region(tokens.numbers_s))
         return result
 
     def add_input_gradient(self, dx: Tensor, du: Tensor, a: Tensor, tokens: Tokens, numbers: Tensor) -> None:
@@ -140,7 +153,10 @@ class Adapter:
         if mask is None:
             dx.addmm_(du, a)
         else:
-            self.lora_input.add_input_gradient(dx, du, a, mask, numbers, self.columns, self.first_column)
+            self.lora_input.add_input_gradient(dx, du, a, mask, self._region(numbers))
+
+    def _region(self, numbers: Tensor) -> Region:
+        return Region(numbers, self.columns, self.first_column)
 
     def _mask(self, tokens: Tokens) -> DropoutMask | None:
         if tokens.seed is None or self.lora.dropout == 0:
@@ -286,9 +302,7 @@ class _AttentionHalf(torch.autograd.Function):
         adapter = half.qkv_adapter
         du_Tr, d_qkv_b = _through_b(adapter, d_qkv_TN, qkv_u, qkv_b)
         du_sr = parallel.reduce_scatter(du_Tr)
-        y_sE = ops.rms_norm.recompute(residual_sE, inverse_rms_s, half.norm_weight)
-        d_qkv_a = du_sr.t() @ adapter.input(y_sE, tokens, tokens.numbers_s)
-        del y_sE
+        d_qkv_a = du_sr.t() @ adapter.input_again(ops.rms_norm, residual_sE, inverse_rms_s, half.norm_weight, tokens)
         adapters = (d_qkv_a, d_qkv_b, d_output_a, d_output_b)
         if not ctx.needs_input_grad[4]:  # below the first block there is nothing to train
             return None, None, None, None, None, None, *adapters

@@ -73,7 +73,8 @@ class Fp8FrozenProduct(nn.Module):
         self.dtype = dtype
         request = OperationRequest(device, dtype)
         self._cast = select(fp8_cast.IMPLEMENTATIONS, AUTO, request).function
-        self._transpose = select(transpose_fp8.IMPLEMENTATIONS, AUTO, request).function
+        transposing = OperationRequest(device, E4M3)
+        self._transpose = select(transpose_fp8.IMPLEMENTATIONS, AUTO, transposing).function
         data, scale_inverse = cast_weight(weight_OI)
         self.weight = nn.Parameter(data, requires_grad=False)
         self.scale_inverse = nn.Parameter(scale_inverse, requires_grad=False)
