@@ -12,6 +12,10 @@ import torch
 from torch import Tensor
 
 from common.ops.fp8_cast.plain import Fp8Tensor, Scaling
+from common.ops.dropout.plain import DropoutMask
+from common.ops.lora_input import plain as lora_plain
+from common.ops.lora_input import triton as lora_triton
+from common.ops.lora_input.plain import Region
 from common.ops.rms_norm import plain as rms_norm_plain
 from common.ops.rms_norm import triton as rms_norm_triton
 from common.ops.rope import plain as rope_plain
@@ -281,3 +285,43 @@ def test_transpose_moves_every_byte(shape: tuple[int, int], dtype: torch.dtype) 
     assert found.data_ptr() == scratch.data_ptr()
     assert torch.equal(found.view(torch.uint8), byte.t())
     assert scratch.view(torch.uint8)[-5:].eq(0x55).all()
+
+
+# The input of an adapter
+
+REGIONS = pytest.mark.parametrize(
+    "region",
+    [
+        Region(),
+        Region(torch.tensor([7, 2**19 - 1, 0, 30, 31, 4, 9, 8, 1]), 1000, 64),
+        Region(torch.arange(100, 109), 999, 33),
+    ],
+    ids=["whole", "part", "odd part"],
+)
+
+
+@REGIONS
+@pytest.mark.parametrize("p", [0.0, 0.1])
+@pytest.mark.parametrize("columns", [1, 96, 1500])
+def test_dropout_before_an_adapter_equals_plain(columns: int, p: float, region: Region) -> None:
+    x, mask = random(9, columns, dtype=torch.bfloat16), DropoutMask(p, SEED, 5)
+    assert torch.equal(lora_triton.dropped(x, mask, region), lora_plain.dropped_torch(x, mask, region))
+    inverse_rms, weight = random(9, seed=1).abs(), random(columns, seed=2, dtype=torch.bfloat16)
+    found = lora_triton.dropped_norm(x, inverse_rms, weight, mask, region)
+    assert torch.equal(found, lora_plain.dropped_norm_torch(x, inverse_rms, weight, mask, region))
+    again = rms_norm_triton.recompute(x, inverse_rms, weight)
+    assert torch.equal(found, lora_triton.dropped(again, mask, region))
+
+
+@REGIONS
+@DTYPES
+@pytest.mark.parametrize("p", [0.0, 0.1])
+@pytest.mark.parametrize(("columns", "rank"), [(200, 16), (7, 3)])
+def test_gradient_past_the_dropout_equals_plain(
+    columns: int, rank: int, p: float, dtype: torch.dtype, region: Region
+) -> None:
+    dx, du, a = random(9, columns, dtype=dtype), random(9, rank, seed=1, dtype=dtype), random(rank, columns, seed=2)
+    a, mask, found = a.to(dtype), DropoutMask(p, SEED, 5), dx.clone()
+    assert lora_triton.add_input_gradient(found, du, a, mask, region) is found
+    expected = lora_plain.add_input_gradient_torch(dx.double(), du.double(), a.double(), mask, region)
+    assert_close(found, expected, dtype)
