@@ -33,6 +33,9 @@ class ParameterGroup:
         replicated_over: axes of the layout whose ranks compute these layers redundantly, on the same input; over them
             the gradients are averaged, not summed, and a norm over all parameters counts them once. Layers that see
             only this rank's part of a sample (``cp``) are not redundant: their gradients are parts of a sum.
+        summed_over: further axes whose ranks hold the same weights and have parts of the gradient each, such as ``tp``
+            where each of its ranks sees tokens of its own. Over them the gradients are summed, not averaged, and a norm
+            over all parameters counts them once.
         parts: name of a parameter to the number of tensors that it counts as for norms by tensor, equal pieces along
             its first dimension (query, key and value in one weight: 3). Others count as one.
     """

@@ -104,6 +104,19 @@ class TensorParallel:
         dist.reduce_scatter_tensor(out, x_T.contiguous(), group=self.group)
         return out
 
+    def agree_on_scales_(self, scales: Tensor) -> None:
+        """Set the FP8 scales of tensors that are gathered to the smallest of all ranks, in place. Collective.
+
+        Each rank has seen its own tokens' largest value; with the smallest scale no rank's tokens leave FP8's range.
+        Once an iteration, for the scales of all layers together, is enough where scales are delayed. A scale of 0, for
+        none yet, is 0 for all then.
+
+        Args:
+            scales: contiguous, not their inverses.
+        """
+        if self.group is not None:
+            dist.all_reduce(scales, op=dist.ReduceOp.MIN, group=self.group)
+
     def own_tokens(self, x_T: Tensor) -> Tensor:
         """This rank's own tokens of what every rank has, a view.
 

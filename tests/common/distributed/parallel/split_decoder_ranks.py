@@ -53,6 +53,9 @@ LAYOUTS: dict[int, dict[str, dict[str, int]]] = {
     2: {"tp2": {"tp": 2}, "cp2": {"cp": 2}},
     4: {"tp4": {"tp": 4}, "cp4": {"cp": 4}, "tp2xcp2": {"cp": 2, "tp": 2}, "dp2xtp2": {"dp": 2, "tp": 2}},
 }
+CLIPPED_FIRST = ("tp2", "tp2xcp2", "dp2xtp2")
+"""Where clipping each micro-batch before gradients are reduced is tried too."""
+
 CHUNK = 12
 """Tokens of a chunk of the head; it does not divide them all."""
 
@@ -300,8 +303,9 @@ def run_rank(rank: int, world: int, folder: str) -> None:
         layout = Layout(axes, rank)
         for frozen in (False, True):
             results[f"micro-batch/{frozen}/{name}"] = one_micro_batch(layout, frozen)
-        for when in ("before_reduction", "after_reduction"):
-            results[f"train/{when}/{name}"] = train(layout, when)
+        results[f"train/after_reduction/{name}"] = train(layout, "after_reduction")
+        if name in CLIPPED_FIRST:
+            results[f"train/before_reduction/{name}"] = train(layout, "before_reduction")
         if layout.size("cp") > 1:
             results[f"attention/{name}"] = explicit_attention(layout)
         if layout.sizes["tp"] == world:
