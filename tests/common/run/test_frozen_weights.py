@@ -201,10 +201,8 @@ def test_a_checkpoint_has_the_digest_in_their_place(tmp_path):
 
 def test_a_resumed_run_has_what_was_saved_above_its_own_base(tmp_path):
     saved, resumed = Adapted(), Adapted(seed=5)
-    own, places = (
-        copies(resumed.model),
-        {name: tensor.data_ptr() for name, tensor in resumed.model.state_dict().items()},
-    )
+    own = copies(resumed.model)
+    places = {name: tensor.data_ptr() for name, tensor in resumed.model.state_dict().items()}
     content = checkpoint.read(save(tmp_path, saved), {}, Layout())
     checkpoint.restore(content, resumed.model, tuple(resumed.build_step().updaters), Layout(), base="one")
     after, wanted = copies(resumed.model), copies(saved.model)
