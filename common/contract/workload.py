@@ -136,7 +136,9 @@ class Workload(ABC):
                 if id(parameter) in frozen:
                     raise ValueError(f"parameter {name!r} is frozen: leave it out of the parameter groups")
                 if split.get(id(parameter), name) != name:
-                    raise ValueError(f"parameter {name!r} is split over tp under another name, {split[id(parameter)]!r}")
+                    raise ValueError(
+                        f"parameter {name!r} is split over tp under another name, {split[id(parameter)]!r}"
+                    )
 
     def warm_up_reader(self) -> None:
         """Load what reads data and run it on made-up data, before ``run_start``. Default: nothing."""

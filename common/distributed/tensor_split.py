@@ -130,8 +130,14 @@ def check_splits(splits: Mapping[str, Split], tensors: Mapping[str, Tensor]) -> 
             )
 
 
-def gathered(state: Any, splits: Mapping[str, Split], group: dist.ProcessGroup | None, layout: Layout) -> Any:
-    """A nest of mappings and sequences with whole tensors on the CPU under the names of ``splits``.
+def gathered(
+    state: Any,
+    splits: Mapping[str, Split],
+    group: dist.ProcessGroup | None,
+    layout: Layout,
+    destination: torch.device | str = "cpu",
+) -> Any:
+    """A nest of mappings and sequences with whole tensors under the names of ``splits``.
 
     Collective over ``group``, whose ranks have the same nest.
 
@@ -140,6 +146,7 @@ def gathered(state: Any, splits: Mapping[str, Split], group: dist.ProcessGroup |
         splits: by name.
         group: the ranks that hold each of the split tensors together; None for this rank alone.
         layout: whose device the group communicates on.
+        destination: where whole tensors are wanted.
 
     Raises:
         ValueError: a tensor under the name of a split one has another shape.
@@ -148,8 +155,8 @@ def gathered(state: Any, splits: Mapping[str, Split], group: dist.ProcessGroup |
     def whole(name: str, tensor: Tensor) -> Tensor:
         if tuple(tensor.shape) != splits[name].local_shape:
             raise ValueError(f"{name!r}: {tuple(tensor.shape)} where {splits[name].local_shape} are split over tp")
-        # The group's backend may know the device alone; what leaves it again is one tensor at a time.
-        return splits[name].gather(tensor, group, layout.device).cpu()
+        # The group's backend may know the device alone; what stays there is one tensor at a time.
+        return splits[name].gather(tensor, group, layout.device).to(destination)
 
     return _replaced(state, splits, whole)
 

@@ -4,11 +4,11 @@ A checkpoint is written into a folder beside its place and renamed once every ra
 full disk, a killed rank or a power failure leaves nothing half-written.
 
 Model and optimizer are in full tensors in the file of the first of the ranks that hold the same weights, those of the
-``dp`` and ``cp`` axes, or hold them together, those of ``tp`` (one file for each place on ``pp``); every rank's file has
-what is its own: random state and buffers. A run may therefore go on with another number of replicas, with samples split
-over more or fewer ranks, or layers, as long as global batch and micro-batch are the same: the position counts optimizer
-steps. Each rank's random state then starts anew, from the seed and the step, and buffers are those of the first rank.
-On the same layout a run goes on as if it had not stopped.
+``dp`` and ``cp`` axes, or the same together, those of ``tp`` (one file for each place on ``pp``); every rank's file
+has what is its own: random state and buffers. A run may therefore go on with another number of replicas, and with
+samples or layers split over more or fewer ranks, as long as global batch and micro-batch are the same: the position
+counts optimizer steps. Each rank's random state then starts anew, from the seed and the step, and buffers are those of
+the first rank. On the same layout a run goes on as if it had not stopped.
 
 Frozen tensors (:mod:`common.nn.frozen`) are in no file; the digest of the base that they are is.
 """
@@ -242,7 +242,9 @@ def restore(
     saved, states = own_parts([content["model"], content["updaters"]], splits or {})
     frozen = frozen_names(model)
     if thawed := sorted(frozen & saved.keys()):
-        raise CheckpointError(f"the checkpoint is of another model: it changed {thawed[0]}, which is frozen in this run")
+        raise CheckpointError(
+            f"the checkpoint is of another model: it changed {thawed[0]}, which is frozen in this run"
+        )
     unchanged = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name in frozen}
     try:
         model.load_state_dict({**saved, **content["buffers"], **unchanged})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,8 @@ SAVED_AFTER, STEPS = 2, 3
 
 def whole(name: str, purpose: object) -> Tensor:
     """A whole tensor, equal on all ranks; its values are few enough bits that sums over ranks are exact."""
-    generator = torch.Generator().manual_seed(hash_of(f"{name}/{purpose}"))
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{name}/{purpose}".encode()))
     return torch.randint(-64, 64, SHAPES[name], generator=generator).to(torch.float32) / 64
-
-
-def hash_of(text: str) -> int:
-    return int.from_bytes(text.encode()[-7:], "little")
 
 
 def part(name: str, full: Tensor, layout: Layout) -> Tensor:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 import torch.multiprocessing as mp
-from resharding_ranks import HEADS, LAYOUTS, SAVED_AFTER, SHAPES, STEPS, WORLD, Trainee, parts, place_of, resumed
+from resharding_ranks import (
+    HEADS,
+    LAYOUTS,
+    SAVED_AFTER,
+    SHAPES,
+    STEPS,
+    WORLD,
+    Trainee,
+    parts,
+    place_of,
+    resumed,
+    splits,
+    trained,
+    whole,
+)
 from resharding_ranks import run_rank as run
-from resharding_ranks import splits, trained, whole
 from torch import Tensor, nn
 
 from common.distributed.layout import Layout
