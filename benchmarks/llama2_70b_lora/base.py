@@ -51,7 +51,9 @@ class BaseWeights:
         self.architecture = architecture
         self._places = _places(folder)
         _check_config(folder / CONFIG, architecture)
-        self._weights = [(weight, _check(folder, weight, self._places)) for weight in hugging_face.weights(architecture)]
+        self._weights = [
+            (weight, _check(folder, weight, self._places)) for weight in hugging_face.weights(architecture)
+        ]
         expected = {part.name for _, parts in self._weights for part in parts}
         for name, place in self._places.items():
             if name not in expected and not name.endswith(hugging_face.IGNORED):

@@ -38,7 +38,7 @@ class TrainRows:
     def __init__(
         self, rows: PreparedRows, mine: MicroBatches, seed: int, columns: NDArray[np.int64] | None, pin_memory: bool
     ) -> None:
-        self.train_samples, self.eval_samples = len(rows.train_RS), len(rows.eval_RS)
+        self.train_samples, self.eval_samples = len(rows.train), len(rows.eval)
         self.stand_in = rows.stand_in
         self._rows, self._mine, self._seed = rows, mine, seed
         self._columns, self._pin_memory = columns, pin_memory
@@ -50,7 +50,7 @@ class TrainRows:
         first, nominal = self._mine.first(block), self._mine.micro_batch * self._mine.replicas
         for position in range(start, self._stream.micro_batches(block)):
             numbers = [row for _, row in self._stream.samples(block, position)]
-            tensors = shifted(self._rows.train_RS[numbers], None, self._columns, self._pin_memory)
+            tensors = shifted(self._rows.train[numbers], None, self._columns, self._pin_memory)
             seed = torch.tensor(self._mine.random_seed(self._seed, first + position), dtype=torch.int64)
             tensors["dropout_seed"] = seed.pin_memory() if self._pin_memory else seed
             yield HostBatch(tensors, nominal, position)
@@ -88,10 +88,10 @@ class EvaluationRows:
 
     def _tensors(self, number: int) -> dict[str, Tensor]:
         real = self._shard.samples(number)
-        shape = (self._shard.batch, self._rows.eval_RS.shape[1])
+        shape = (self._shard.batch, self._rows.eval.shape[1])
         tokens_RS, scored_RS = np.zeros(shape, np.int32), np.zeros(shape, np.uint8)
-        tokens_RS[: len(real)] = self._rows.eval_RS[real.start : real.stop]
-        scored_RS[: len(real)] = self._rows.scored_RS[real.start : real.stop]
+        tokens_RS[: len(real)] = self._rows.eval[real.start : real.stop]
+        scored_RS[: len(real)] = self._rows.eval_scored[real.start : real.stop]
         tensors = shifted(tokens_RS, scored_RS, self._columns, self._pin_memory)
         present = torch.from_numpy(np.arange(self._shard.batch) < len(real))
         tensors["present"] = present.pin_memory() if self._pin_memory else present
@@ -140,7 +140,7 @@ def open_evaluation(
         DataError: see there.
     """
     rows = open_rows(root, facts)
-    shard = EvalShard(len(rows.eval_RS), rows_per_batch, layout.size("dp"), layout.index("dp"))
+    shard = EvalShard(len(rows.eval), rows_per_batch, layout.size("dp"), layout.index("dp"))
     return EvaluationRows(rows, shard, _columns(positions), layout.device.type == "cuda")
 
 

@@ -27,40 +27,40 @@ class Language:
 
     Attributes:
         words: of class 0, of class 1, ...; C * M of them.
-        successors_C: the favourite of each class: a permutation, so that all classes are equally frequent.
+        successors: the favourite of each class: a permutation, so that all classes are equally frequent.
     """
 
     words: tuple[str, ...]
-    successors_C: NDArray[np.int64]
+    successors: NDArray[np.int64]
 
     @property
     def classes(self) -> int:
         """C."""
-        return len(self.successors_C)
+        return len(self.successors)
 
     @property
     def entropy(self) -> float:
         """Nats per word of an endless text, when the words before are known: no model's loss is lower."""
         others = (1 - FAVOURITE) / (self.classes - 1)
         of_class = -FAVOURITE * np.log(FAVOURITE) - (1 - FAVOURITE) * np.log(others)
-        word_M = self._word_M
+        word_M = self._frequencies
         return float(of_class - (word_M * np.log(word_M)).sum())
 
     def text(self, words: int, generator: np.random.Generator) -> str:
         """A random walk of so many words, from a random class on."""
         strays = generator.random(words) >= FAVOURITE
         steps = generator.integers(1, self.classes, words)
-        of_class = generator.choice(len(self._word_M), words, p=self._word_M)
+        of_class = generator.choice(len(self._frequencies), words, p=self._frequencies)
         current, made = int(generator.integers(self.classes)), []
         for stray, step, word in zip(strays.tolist(), steps.tolist(), of_class.tolist(), strict=True):
-            current = int(self.successors_C[current])
+            current = int(self.successors[current])
             if stray:  # one of the others
                 current = (current + step) % self.classes
-            made.append(self.words[current * len(self._word_M) + word])
+            made.append(self.words[current * len(self._frequencies) + word])
         return " ".join(made)
 
     @property
-    def _word_M(self) -> NDArray[np.float64]:
+    def _frequencies(self) -> NDArray[np.float64]:
         """Probabilities of the words of a class: the n-th is as frequent as 1 / n (Zipf's law)."""
         weight_M = 1.0 / np.arange(1, len(self.words) // self.classes + 1)
         return weight_M / weight_M.sum()

@@ -1,6 +1,6 @@
 """Download, prepare, verify and generate the data of Llama-2-70B LoRA: government reports as rows of tokens.
 
-See :mod:`benchmarks.llama2_70b_lora.raw` for what is read and :mod:`benchmarks.llama2_70b_lora.rows` for what is written.
+What is read: :mod:`benchmarks.llama2_70b_lora.raw`; what is written: :mod:`benchmarks.llama2_70b_lora.rows`.
 Base weights and tokenizer go to a folder of their own beside the data, since they may be read before ``run_start``.
 """
 
@@ -58,14 +58,14 @@ def prepare(
         settings = dataclasses.replace(settings, row_length=row_length)
     if source.kind == "text":
         _check_tokenizer(source, settings)
-    place_assets(source, assets_dir or assets_of(data_dir))
     wanted = {"fingerprint": source.fingerprint(), "settings": json.dumps(dataclasses.asdict(settings), sort_keys=True)}
     with preparation.locked(data_dir):
+        place_assets(source, assets_dir or assets_of(data_dir))
         if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted):
             return found
         splits = {split: _read(source, split, settings, workers) for split in raw.SPLITS}
-        arrays = {TOKENS[split]: rows.tokens_RS for split, rows in splits.items()}
-        arrays[SCORED] = splits["eval"].scored_RS.astype(np.uint8)
+        arrays = {TOKENS[split]: rows.tokens for split, rows in splits.items()}
+        arrays[SCORED] = splits["eval"].scored.astype(np.uint8)
         preparation.require_space(data_dir, sum(array.nbytes for array in arrays.values()), more=False)
         for name, array in arrays.items():
             _save(data_dir / name, array)
@@ -90,8 +90,8 @@ def _check_tokenizer(source: RawRows, settings: Settings) -> None:
     assert source.tokenizer is not None
     if source.stand_in is None and (found := digest(source.tokenizer, "sha256")) != raw.TOKENIZER_SHA256:
         raise DataError(
-            f"{source.tokenizer}: SHA-256 {found} where Llama 2's has {raw.TOKENIZER_SHA256}: fetch it again; for other "
-            f"text put a file {MARKER} beside it that says what it is"
+            f"{source.tokenizer}: SHA-256 {found} where Llama 2's has {raw.TOKENIZER_SHA256}: fetch it again; for "
+            f"other text put a file {MARKER} beside it that says what it is"
         )
     size = read_tokenizer(source.tokenizer).vocab_size()
     if size > settings.vocabulary:
@@ -111,17 +111,19 @@ def _read(source: RawRows, split: str, settings: Settings, workers: int) -> Rows
             rows = rows_of_object_array(path, settings.row_length)
         check_rows(path, rows, settings.vocabulary, every_token_scored=split == "train")
         made.append(rows)
-    tokens_RS = np.concatenate([rows.tokens_RS for rows in made])
-    scored_RS = np.concatenate([rows.scored_RS for rows in made])
+    tokens_RS = np.concatenate([rows.tokens for rows in made])
+    scored_RS = np.concatenate([rows.scored for rows in made])
     asked = settings.rows(split)
     if len(tokens_RS) < (asked or 1):
         where = source.files[split][0]
-        raise DataError(f"{where} gives {len(tokens_RS)} rows of {settings.row_length} tokens where {asked or 1} are due")
+        raise DataError(
+            f"{where} gives {len(tokens_RS)} rows of {settings.row_length} tokens where {asked or 1} are due"
+        )
     return Rows(tokens_RS[:asked], scored_RS[:asked])
 
 
 def _counts(splits: dict[str, Rows], settings: Settings) -> dict[str, int]:
-    scored_RS = splits["eval"].scored_RS[:, 1:]  # the first token of a row is no next token
+    scored_RS = splits["eval"].scored[:, 1:]  # the first token of a row is no next token
     return {
         "train_samples": len(splits["train"]),
         "eval_samples": len(splits["eval"]),

@@ -45,15 +45,15 @@ class PreparedRows:
     """A prepared folder.
 
     Attributes:
-        train_RS: tokens to train on.
-        eval_RS: tokens to evaluate.
-        scored_RS: of the latter, 1 where the loss asks for the token.
+        train: tokens to train on, (R, S): rows of S tokens.
+        eval: tokens to evaluate, (R, S).
+        eval_scored: of the latter, 1 where the loss asks for the token.
         stand_in: whether the data are generated.
     """
 
-    train_RS: NDArray[np.int32]
-    eval_RS: NDArray[np.int32]
-    scored_RS: NDArray[np.uint8]
+    train: NDArray[np.int32]
+    eval: NDArray[np.int32]
+    eval_scored: NDArray[np.uint8]
     stand_in: bool
 
 
@@ -84,8 +84,8 @@ def read_manifest(root: Path, facts: RowFacts) -> Manifest:
     for name in ("row_length", "vocabulary"):
         if found.counts[name] != getattr(facts, name):
             raise DataError(
-                f"{root} has {name} {found.counts[name]} where the model has {getattr(facts, name)}: it is another data "
-                "set than benchmark.facts is for; give the data_dir that belongs to this recipe"
+                f"{root} has {name} {found.counts[name]} where the model has {getattr(facts, name)}: it is another "
+                "data set than benchmark.facts is for; give the data_dir that belongs to this recipe"
             )
     for name in (*TOKENS.values(), SCORED):
         if name not in found.files:
@@ -101,7 +101,7 @@ def _mapped(path: Path, dtype: type, shape: tuple[int, int]) -> NDArray[Any]:
         raise DataError(f"{path} cannot be read ({error}); {remedy}") from error
     if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
         raise DataError(
-            f"{path} holds {array.dtype} of shape {array.shape} where {manifest.NAME} says {np.dtype(dtype)} of {shape}; "
-            f"{remedy}"
+            f"{path} holds {array.dtype} of shape {array.shape} where {manifest.NAME} says {np.dtype(dtype)} of "
+            f"{shape}; {remedy}"
         )
     return array

@@ -28,8 +28,9 @@ from common.nn.decoder import DecoderArchitecture
 
 SPECIAL_PIECES = 3 + 256
 """Unknown, BOS, EOS, and a piece for each byte."""
-LONGEST = 0.02
-"""Share of the reports that are longer than a row, and left out by the preparation."""
+TOO_LONG, LONG = 0.02, 0.1
+"""Shares of the reports that are longer than a row, and left out by the preparation, and of those that nearly fill one,
+with summaries of a few words: rows with few scored tokens."""
 PRETRAINING_BATCH = 8
 _TRAIN, _EVAL, _PRETRAINING, _TOKENIZER, _WORDS = range(5)  # purposes of random numbers
 
@@ -70,10 +71,8 @@ class Request:
             raise ConfigError(f"--row-length={self.row_length}: at least 64, to hold a report and its summary")
         if self.hidden % self.heads:
             raise ConfigError(f"--heads={self.heads} does not divide --hidden={self.hidden}")
-        if self.vocabulary < SPECIAL_PIECES + self.words:
-            raise ConfigError(
-                f"--vocabulary={self.vocabulary}: at least {SPECIAL_PIECES + self.words}, for bytes and {self.words} words"
-            )
+        if self.vocabulary < (least := SPECIAL_PIECES + self.words):
+            raise ConfigError(f"--vocabulary={self.vocabulary}: at least {least}, for bytes and {self.words} words")
 
     @property
     def settings(self) -> Settings:
@@ -123,20 +122,19 @@ def generate(raw_dir: Path, request: Request = Request()) -> Generated:
         model = _tokenizer(request, known)
         (partial / TOKENIZER).write_bytes(model)
         tokenizer = SentencePieceProcessor(model_proto=model)
-        examples, evaluation = {}, None
-        for split, rows, purpose in (("train", request.train, _TRAIN), ("eval", request.eval, _EVAL)):
-            texts, packed = _texts(request, other, tokenizer, split, rows, purpose)
+        examples = {}
+        for split, count, purpose in (("train", request.train, _TRAIN), ("eval", request.eval, _EVAL)):
+            texts, evaluation = _texts(request, other, tokenizer, split, count, purpose)
             lines = (json.dumps({"input": report, "output": summary}) + "\n" for report, summary in texts)
             (partial / f"{SPLITS[split]}.jsonl").write_text("".join(lines), encoding="utf-8")
-            examples[split], evaluation = len(texts), packed
+            examples[split] = len(texts)
         rows_wanted = min(request.steps * PRETRAINING_BATCH, 4 * request.train)
         _, rows = _texts(request, known, tokenizer, "train", rows_wanted, _PRETRAINING)
-        weights = pretrain(request.architecture, rows.tokens_RS, request.steps, request.seed, PRETRAINING_BATCH)
+        weights = pretrain(request.architecture, rows.tokens, request.steps, request.seed, PRETRAINING_BATCH)
         weights = {name: weight.bfloat16() for name, weight in weights.items()}
         save_base(partial / BASE_FOLDERS[0], weights.items(), request.architecture, request.row_length)
-        assert evaluation is not None
         wide = {name: weight.float() for name, weight in weights.items()}
-        loss = mean_of_rows(request.architecture, wide, evaluation.tokens_RS, evaluation.scored_RS)
+        loss = mean_of_rows(request.architecture, wide, evaluation.tokens, evaluation.scored)
         made = Generated(examples, loss, other.entropy)
         description = {**asdict(request), "base_loss": round(loss, 4), "entropy": round(other.entropy, 4)}
         stand_in.mark(partial, {"settings": asdict(request.settings), "request": description})
@@ -158,17 +156,22 @@ def _texts(
         lost = len(list(pieces(len(examples), PROCESSES[split])))  # rows, less than one a piece
         if tokens // request.row_length >= rows + lost:
             packed = pack(examples, request.row_length, PROCESSES[split], answers_only=split == "eval")
-            return texts, Rows(packed.tokens_RS[:rows], packed.scored_RS[:rows])
+            return texts, Rows(packed.tokens[:rows], packed.scored[:rows])
 
 
 def _examples(request: Request, language: Language, generator: np.random.Generator) -> Iterator[tuple[str, str]]:
     """Reports and summaries without end."""
     length = request.row_length
     while True:
-        too_long = generator.random() < LONGEST
-        words = length + 8 if too_long else int(generator.integers(length // 8, length // 4))
-        report = language.text(words, generator)
-        yield report, language.text(int(generator.integers(length // 8, length // 3)), generator)
+        kind = generator.random()
+        if kind < TOO_LONG:
+            report, summary = (length, length + 8), (1, 4)
+        elif kind < TOO_LONG + LONG:
+            report, summary = (length // 2, 2 * length // 3), (1, 4)
+        else:
+            report, summary = (length // 8, length // 4), (length // 8, length // 3)
+        counts = [int(generator.integers(*words)) for words in (report, summary)]
+        yield language.text(counts[0], generator), language.text(counts[1], generator)
 
 
 def _tokenizer(request: Request, language: Language) -> bytes:

@@ -62,7 +62,9 @@ def read_header(path: Path) -> dict[str, TensorPlace]:
         raise CheckpointError(f"{path} is no safetensors file ({type(error).__name__}: {error})") from error
     for name, place in found.items():
         if place.end > size:
-            raise CheckpointError(f"{path} is cut off: it has {size} bytes, and {name} ends at {place.end}; fetch it again")
+            raise CheckpointError(
+                f"{path} is cut off: it has {size} bytes, and {name} ends at {place.end}; fetch it again"
+            )
     return found
 
 

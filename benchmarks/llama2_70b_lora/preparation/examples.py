@@ -50,7 +50,8 @@ def read_texts(path: Path) -> Iterator[tuple[str, str]]:
     number = 0
     try:
         with open(path, "rb") as file:
-            for number, line in enumerate(file, 1):
+            for line in file:
+                number += 1
                 content = json.loads(line)
                 report, summary = content["input"], content["output"]
                 if not (isinstance(report, str) and isinstance(summary, str)):
@@ -63,9 +64,7 @@ def read_texts(path: Path) -> Iterator[tuple[str, str]]:
         raise DataError(f"{path}, line {number} {problem}; fetch the file again") from error
 
 
-def encoded(
-    texts: Iterable[tuple[str, str]], tokenizer: SentencePieceProcessor, threads: int = 1
-) -> Iterator[Example]:
+def encoded(texts: Iterable[tuple[str, str]], tokenizer: SentencePieceProcessor, threads: int = 1) -> Iterator[Example]:
     """The example of each (report, summary), in their order."""
     bos, eos, texts = tokenizer.bos_id(), tokenizer.eos_id(), iter(texts)
     while chunk := list(islice(texts, _CHUNK)):

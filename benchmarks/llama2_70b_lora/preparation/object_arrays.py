@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from common.errors import DataError
 
-_KINDS = "bui"
-"""Arrays may be of truth values and of integers."""
+_INTEGERS = ("b1", *(f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)))
+"""What arrays may be of: truth values and integers."""
 _ARRAY, _DTYPE, _RECONSTRUCT = "ndarray", "dtype", "_reconstruct"
 _ADMITTED = {("numpy", _ARRAY): _ARRAY, ("numpy", _DTYPE): _DTYPE}
 _ADMITTED |= {(f"numpy.{core}.multiarray", _RECONSTRUCT): _RECONSTRUCT for core in ("core", "_core")}
@@ -40,14 +40,25 @@ def read_object_array(path: Path) -> list[Any]:
         raise DataError(f"{path} cannot be read: {error}") from error
     except _Refused as error:
         raise DataError(f"{path}: {error}; do not use this file, and ask where it comes from") from error
-    except (
-        pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, LookupError, MemoryError, OverflowError,
-        RecursionError,
-    ) as error:  # fmt: skip
+    except _DAMAGE as error:
         raise DataError(f"{path} is damaged, or no object array: {type(error).__name__}: {error}") from error
     if not isinstance(content, list) or len(shape) != 1 or len(content) != shape[0]:
         raise DataError(f"{path} holds no one-dimensional array of objects; its header says {list(shape)}")
     return content
+
+
+_DAMAGE = (
+    pickle.UnpicklingError,
+    EOFError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    OverflowError,
+    RecursionError,
+)
+"""What unpickling damaged bytes may raise."""
 
 
 class _Refused(Exception):
@@ -71,9 +82,9 @@ class _Dtype:
         """numpy's own; None for objects."""
         if self.name == "O8":
             return None
-        if not (isinstance(self.name, str) and len(self.name) == 2 and self.name[0] in _KINDS and self.name[1] in "1248"):
+        if self.name not in _INTEGERS:
             raise _Refused(f"its pickle has an array of dtype {self.name!r}, where integers are expected")
-        return np.dtype(self.name).newbyteorder(self.order)
+        return np.dtype(f"{self.order}{self.name}")
 
 
 class _Array:

@@ -26,15 +26,15 @@ class Rows:
     """Rows of one split.
 
     Attributes:
-        tokens_RS: int32, R rows of S tokens.
-        scored_RS: whether each token is one that the loss asks for, bool.
+        tokens: int32, (R, S): R rows of S tokens.
+        scored: bool, (R, S): whether each token is one that the loss asks for.
     """
 
-    tokens_RS: NDArray[np.int32]
-    scored_RS: NDArray[np.bool_]
+    tokens: NDArray[np.int32]
+    scored: NDArray[np.bool_]
 
     def __len__(self) -> int:
-        return len(self.tokens_RS)
+        return len(self.tokens)
 
 
 @dataclass(frozen=True)

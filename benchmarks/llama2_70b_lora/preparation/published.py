@@ -77,14 +77,16 @@ def check_rows(path: Path, rows: Rows, vocabulary: int, every_token_scored: bool
         vocabulary: tokens that the model knows.
         every_token_scored: as in training.
     """
-    outside = (rows.tokens_RS < 0) | (rows.tokens_RS >= vocabulary)
+    outside = (rows.tokens < 0) | (rows.tokens >= vocabulary)
     if outside.any():
         row, place = (int(found[0]) for found in np.nonzero(outside))
-        raise DataError(f"{path}, row {row}: token {rows.tokens_RS[row, place]} lies outside a vocabulary of {vocabulary}")
-    if every_token_scored and not rows.scored_RS.all():
-        row = int(np.nonzero(~rows.scored_RS)[0][0])
-        count = int((~rows.scored_RS[row]).sum())
-        raise DataError(f"{path}, row {row}: the loss leaves {count} tokens out, and the benchmark trains on all of them")
+        raise DataError(f"{path}, row {row}: token {rows.tokens[row, place]} lies outside a vocabulary of {vocabulary}")
+    if every_token_scored and not rows.scored.all():
+        row = int(np.nonzero(~rows.scored)[0][0])
+        count = int((~rows.scored[row]).sum())
+        raise DataError(
+            f"{path}, row {row}: the loss leaves {count} tokens out, and the benchmark trains on all of them"
+        )
 
 
 def _matrix(path: Path, column: pyarrow.ChunkedArray, before: int, row_length: int) -> NDArray[Any]:
@@ -133,6 +135,4 @@ def _narrow(path: Path, before: int, ids_RS: NDArray[Any]) -> NDArray[np.int32]:
 
 def _joined(tokens: Iterable[NDArray[np.int32]], scored: Iterable[NDArray[np.bool_]], row_length: int) -> Rows:
     empty = np.empty((0, row_length))
-    return Rows(
-        np.concatenate([empty.astype(np.int32), *tokens]), np.concatenate([empty.astype(np.bool_), *scored])
-    )
+    return Rows(np.concatenate([empty.astype(np.int32), *tokens]), np.concatenate([empty.astype(np.bool_), *scored]))
