@@ -101,7 +101,7 @@ def test_fp8_follows_wide_products() -> None:
         found = gradients(frozen, frozen.decoder)
     expected = gradients(plain, plain)
     with torch.no_grad():
-        assert losses(frozen, frozen.decoder).mean() == pytest.approx(losses(plain, plain).mean(), rel=0.02)
+        torch.testing.assert_close(losses(frozen, frozen.decoder).mean(), losses(plain, plain).mean(), rtol=0.02, atol=0)
     for name, gradient in expected.items():  # bf16 alone is 3 % off here, with weights this large; e5m2 has 2 bits
         error = (found[name].float() - gradient).norm() / gradient.norm()
         assert error < 0.45, f"{name}: {error}"
