@@ -50,7 +50,7 @@ def choose(
     Raises:
         UnsupportedImplementation: naming ``model.<operation>``.
     """
-    sizes = {"features": architecture.hidden, "head_dim": architecture.head_size, "rank": 0}
+    sizes = {"features": architecture.hidden, "head_size": architecture.head_size}
     request = OperationRequest(device, dtype, sizes)
     chosen = {}
     for name, module in (
