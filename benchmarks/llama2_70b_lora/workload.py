@@ -29,6 +29,7 @@ from common.nn.frozen import mark_frozen
 from common.nn.frozen_decoder.decoder import FrozenDecoder, load_frozen
 from common.nn.frozen_decoder.memory import MemoryPlan, Workspace, plan
 from common.nn.frozen_decoder.operations import choose
+from common.nn.frozen_decoder.products import Scratch
 from common.nn.lora import TokenPlaces
 from common.ops.implementation import AUTO
 from common.optim.learning_rate import cosine
@@ -65,7 +66,7 @@ class LlamaLora(Workload):
         self._blocks: Decoder | FrozenDecoder = self.model
         if model.blocks == "frozen":
             operations, self.choices = choose(model, self.architecture, self._split, layout.device, self.dtype)
-            self._blocks = FrozenDecoder(self.model, operations, recomputed)
+            self._blocks = FrozenDecoder(self.model, operations, Scratch(layout.device), recomputed)
         self.choices |= {"linear": model.linear, "blocks": model.blocks}
 
     def _plan(self) -> MemoryPlan | None:

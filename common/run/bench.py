@@ -223,8 +223,11 @@ def _step_text(timing: Timing, run: RunConfig, workload: Workload, device: torch
         flops = workload.sample_flops() * per_rank
         share = f", {flops / peak:.1%} MFU of {peak / 1e12:,.0f}" if peak else ""
         rows["model FLOP/s a rank"] = f"{flops / 1e12:.1f} TFLOP/s{share}"
-        reserved, taken = torch.cuda.max_memory_reserved(device), _device_memory(device)
-        rows["peak memory"] = f"{reserved / 2**30:.1f} GiB of tensors, {taken / 1e9:.1f} GB of the GPU with all else"
+        reserved, used = torch.cuda.max_memory_reserved(device), torch.cuda.max_memory_allocated(device)
+        rows["peak memory"] = (
+            f"{reserved / 1e9:.1f} GB reserved for tensors, {used / 1e9:.1f} of it used; {_device_memory(device) / 1e9:.1f} "
+            "GB of the GPU taken in all"
+        )
     return _table(rows)
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.nn.decoder import DecoderArchitecture
-from common.nn.frozen_decoder.products import Fp8FrozenProduct, HalfProduct
+from common.nn.frozen_decoder.products import Fp8FrozenProduct, HalfProduct, Scratch
 from common.nn.lora import LoraSettings
 from common.ops.dropout.plain import DropoutMask
 from common.ops.fp8_cast.plain import Fp8Tensor, Scaling
@@ -176,6 +176,7 @@ class AttentionHalf:
     architecture: DecoderArchitecture
     operations: Operations
     parallel: TensorParallel
+    scratch: Scratch
     norm_weight: Tensor
     qkv: FrozenProduct
     qkv_adapter: Adapter
@@ -202,6 +203,7 @@ class MlpHalf:
     architecture: DecoderArchitecture
     operations: Operations
     parallel: TensorParallel
+    scratch: Scratch
     norm_weight: Tensor
     gate_up: FrozenProduct
     down: FrozenProduct
@@ -213,6 +215,11 @@ class MlpHalf:
         function: Callable[..., tuple[Tensor, Tensor]] = _MlpHalf.apply
         residual_sE, delta_sE = function(self, tokens, pair.handover, handover, *pair[:2])
         return Pair(residual_sE, delta_sE, handover)
+
+    def wide(self, tokens: int, product: FrozenProduct, turned: bool = False) -> Tensor:
+        """Room for the product's result, or, ``turned``, for the gradient of its input."""
+        rows, columns = product.weight.shape
+        return self.scratch.wide((tokens, columns if turned else rows), self.norm_weight.dtype)
 
 
 @dataclass(frozen=True)
@@ -285,7 +292,9 @@ class _AttentionHalf(torch.autograd.Function):
         o_TI = o_BSHD.flatten(0, 1).flatten(1)
 
         adapter = half.output_adapter
-        d_o_TI = half.output.input_gradient(_gathered_gradient(half.output, parallel, ctx.after, d_out_sE))
+        d_o_TI = half.output.input_gradient(
+            _gathered_gradient(half.output, parallel, ctx.after, d_out_sE), half.scratch
+        )
         du_sr, d_output_b = _through_b(adapter, d_out_sE, output_u, output_b)
         du_Tr = parallel.all_gather(du_sr)
         d_output_a = du_Tr.t() @ adapter.input(o_TI, tokens, tokens.numbers_T)
@@ -306,7 +315,7 @@ class _AttentionHalf(torch.autograd.Function):
         adapters = (d_qkv_a, d_qkv_b, d_output_a, d_output_b)
         if not ctx.needs_input_grad[4]:  # below the first block there is nothing to train
             return None, None, None, None, None, None, *adapters
-        d_y_sE = parallel.reduce_scatter(half.qkv.input_gradient(d_qkv_TN if d_qkv8 is None else d_qkv8))
+        d_y_sE = parallel.reduce_scatter(half.qkv.input_gradient(d_qkv_TN if d_qkv8 is None else d_qkv8, half.scratch))
         adapter.add_input_gradient(d_y_sE, du_sr, qkv_a, tokens, tokens.numbers_s)
         dx_sE = _through_norm(half, ctx.before, d_y_sE, residual_sE, inverse_rms_s, d_residual_sE)
         return None, None, None, None, dx_sE, dx_sE if ctx.has_delta else None, *adapters
@@ -329,8 +338,9 @@ class _MlpHalf(torch.autograd.Function):
             residual_sE, delta_sE, half.norm_weight, half.architecture.norm_epsilon,
             half=scaling is None, fp8=scaling, frozen_scales=resting,
         )  # fmt: skip
-        gate_up_TF = half.gate_up(_gathered_input(half.gate_up, parallel, y_sE, y8, resting))
-        del y_sE, y8
+        x = _gathered_input(half.gate_up, parallel, y_sE, y8, resting)
+        gate_up_TF = half.gate_up(x, half.wide(len(residual_sE) * parallel.size, half.gate_up) if half.saved else None)
+        del x, y_sE, y8
         act_TF, act8, saved = ops.swiglu.forward(
             gate_up_TF, fp8=half.down.input_scaling(), save_fp8=half.saved, frozen_scales=resting
         )
@@ -348,10 +358,12 @@ class _MlpHalf(torch.autograd.Function):
         parallel = half.parallel
         residual_sE, inverse_rms_s, *kept = ctx.saved_tensors
         saved = kept[0] if len(kept) == 1 else Fp8Tensor(kept[0], None, kept[1], kept[0])
-        d_act_TF = half.down.input_gradient(_gathered_gradient(half.down, parallel, ctx.after, d_out_sE))
+        d_out = _gathered_gradient(half.down, parallel, ctx.after, d_out_sE)
+        wide_TF = half.wide(len(d_out_sE) * parallel.size, half.down, turned=True)
+        d_act_TF = half.down.input_gradient(d_out, half.scratch, wide_TF)
         d_gate_up, d_gate_up8 = half.operations.swiglu.backward(d_act_TF, saved, fp8=half.gate_up.gradient_scaling())
         del d_act_TF, saved, kept
-        d_y_sE = parallel.reduce_scatter(half.gate_up.input_gradient(d_gate_up if d_gate_up8 is None else d_gate_up8))
+        d_y_sE = parallel.reduce_scatter(half.gate_up.input_gradient(d_gate_up if d_gate_up8 is None else d_gate_up8, half.scratch))
         del d_gate_up, d_gate_up8
         dx_sE = _through_norm(half, ctx.before, d_y_sE, residual_sE, inverse_rms_s, d_residual_sE)
         return None, None, None, None, dx_sE, dx_sE

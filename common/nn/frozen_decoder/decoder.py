@@ -21,7 +21,7 @@ from common.nn.frozen_decoder.blocks import (
     Pair,
     Tokens,
 )
-from common.nn.frozen_decoder.products import Fp8FrozenProduct, HalfProduct
+from common.nn.frozen_decoder.products import Fp8FrozenProduct, HalfProduct, Scratch
 from common.nn.lora import TokenPlaces
 from common.ops import rope
 from common.ops.fp8_cast.plain import Scaling
@@ -53,11 +53,13 @@ class FrozenDecoder:
     Attributes:
         decoder: holds all weights; its blocks' products are in FP8 where :func:`load_frozen` was told so.
         operations: how they run.
+        scratch: what they share.
         recomputed_qkv: the first so many layers compute query, key and value again in the backward pass.
     """
 
     decoder: Decoder
     operations: Operations
+    scratch: Scratch
     recomputed_qkv: int = 0
 
     def hidden_states(self, tokens_BS: Tensor, places: TokenPlaces) -> Tensor:
@@ -80,6 +82,7 @@ class FrozenDecoder:
             shape,
             self.operations,
             parallel,
+            self.scratch,
             block.attention_norm.weight,
             _product(block.qkv),
             self._adapter(block, "qkv", shape.hidden, 0),
@@ -98,6 +101,7 @@ class FrozenDecoder:
             block.architecture,
             self.operations,
             self.decoder.parallel,
+            self.scratch,
             block.mlp_norm.weight,
             _product(block.gate_up),
             _product(block.down),

@@ -11,7 +11,7 @@ ADAPTER_BYTES = 16
 """Of an adapter's weight: bf16 weight and gradient, fp32 master and two moments."""
 
 RESERVED = 1_500_000_000
-"""CUDA's context and libraries' workspaces, NCCL's buffers, the allocator's fragments."""
+"""CUDA's context, libraries' workspaces, the allocator's fragments."""
 
 
 @dataclass(frozen=True)
@@ -61,16 +61,19 @@ class Workspace:
         split = self.tokens * (stream + attention + swiglu) // self.ranks
         return self.qkv() + split + self.tokens * 2 * self.rank * self.itemsize
 
+    def scratch(self) -> int:
+        """Bytes that all layers use one after another: the MLP's product in 16 bits, and a transposed weight in FP8."""
+        shape = self.architecture
+        wide = 2 * self.tokens * shape.feed_forward * self.itemsize
+        return (wide + 2 * shape.feed_forward * shape.hidden) // self.ranks if self.fp8 else wide // (2 * self.ranks)
+
     def transient(self) -> int:
         """Bytes at the highest point beside what is kept: inside an MLP's backward pass, or under the head."""
         shape, ranks = self.architecture, self.ranks
         hidden = self.tokens * shape.hidden * self.itemsize
-        act = self.tokens * shape.feed_forward * self.itemsize // ranks
         gate_up = 2 * self.tokens * shape.feed_forward * (1 if self.fp8 else self.itemsize) // ranks
-        transposed = 2 * shape.feed_forward * shape.hidden // ranks if self.fp8 else 0
         head = self.head_chunk * shape.vocabulary * (4 + 2 * self.itemsize) // ranks
-        forward = 3 * act
-        return 3 * hidden + max(act + gate_up, gate_up + transposed, forward, head)
+        return 5 * hidden + max(gate_up, head)
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class MemoryPlan:
     """Bytes on one GPU.
 
     Attributes:
-        frozen, adapters, kept, transient, reserved: see :class:`Workspace`; ``kept`` is of all layers.
+        frozen, adapters, kept, scratch, transient, reserved: see :class:`Workspace`; ``kept`` is of all layers.
         recomputed_qkv: layers that compute query, key and value again, whose bytes are not in ``kept``.
         capacity: of the GPU.
     """
@@ -86,6 +89,7 @@ class MemoryPlan:
     frozen: int
     adapters: int
     kept: int
+    scratch: int
     transient: int
     recomputed_qkv: int
     capacity: int
@@ -94,7 +98,7 @@ class MemoryPlan:
     @property
     def total(self) -> int:
         """All of it."""
-        return self.frozen + self.adapters + self.kept + self.transient + self.reserved
+        return self.frozen + self.adapters + self.kept + self.scratch + self.transient + self.reserved
 
     def in_words(self) -> str:
         """For people."""
@@ -102,6 +106,7 @@ class MemoryPlan:
             "frozen weights": self.frozen,
             "adapters": self.adapters,
             "kept for the backward pass": self.kept,
+            "scratch": self.scratch,
             "transients": self.transient,
             "reserved": self.reserved,
         }
@@ -125,7 +130,7 @@ def plan(workspace: Workspace, capacity: int, recomputed_qkv: int | None) -> Mem
 
     def with_recomputed(count: int) -> MemoryPlan:
         kept = layers * workspace.layer() - count * workspace.qkv()
-        fixed = (workspace.frozen(), workspace.adapters(), kept, workspace.transient())
+        fixed = (workspace.frozen(), workspace.adapters(), kept, workspace.scratch(), workspace.transient())
         return MemoryPlan(*fixed, count, capacity)
 
     if recomputed_qkv is None:

@@ -10,6 +10,8 @@ Legend: T tokens, I input features, O output features.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,6 +25,36 @@ from common.ops.linear.fp8 import multiply
 INPUT, GRADIENT = range(2)
 ROWS_AT_ONCE = 1024
 """Rows of a weight that are widened at a time while it is cast."""
+
+
+class Scratch:
+    """Memory that all layers use one after another for what is large and short-lived.
+
+    An allocator would cut pieces that a layer keeps out of it as soon as it is free, and the next layer would need as
+    much again. It grows until every size has been met, which is so after the first passes; captured graphs come later.
+
+    Args:
+        device: where it lies.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._slots: dict[str, Tensor] = {}
+
+    def wide(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A result as wide as the MLP; its values are valid until the next is asked for."""
+        return self._slot("wide", shape, dtype)
+
+    def turned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A transposed weight, likewise."""
+        return self._slot("turned", shape, dtype)
+
+    def _slot(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        needed = math.prod(shape) * dtype.itemsize
+        if name not in self._slots or self._slots[name].numel() < needed:
+            self._slots.pop(name, None)
+            self._slots[name] = torch.empty(needed, dtype=torch.uint8, device=self._device)
+        return self._slots[name][:needed].view(dtype).view(shape)
 
 
 class HalfProduct:
@@ -41,13 +73,13 @@ class HalfProduct:
     def gradient_scaling(self) -> None:
         """No cast comes before its input gradient."""
 
-    def __call__(self, x_TI: Tensor) -> Tensor:
-        """``x W^T``."""
-        return x_TI @ self.weight.t()
+    def __call__(self, x_TI: Tensor, out: Tensor | None = None) -> Tensor:
+        """``x W^T``, in ``out`` if given."""
+        return torch.mm(x_TI, self.weight.t(), out=out)
 
-    def input_gradient(self, dy_TO: Tensor) -> Tensor:
-        """``dy W``."""
-        return dy_TO @ self.weight
+    def input_gradient(self, dy_TO: Tensor, scratch: Scratch, out: Tensor | None = None) -> Tensor:
+        """``dy W``, in ``out`` if given."""
+        return torch.mm(dy_TO, self.weight, out=out)
 
 
 class Fp8FrozenProduct(nn.Module):
@@ -105,15 +137,17 @@ class Fp8FrozenProduct(nn.Module):
         result: Fp8Tensor = self._cast(dy_TO, self.gradient_scaling(), E5M2, False, False)
         return result
 
-    def forward(self, x8_TI: Fp8Tensor) -> Tensor:
-        """``x W^T``."""
-        return multiply(x8_TI.data, self.weight, x8_TI.scale_inverse, self.scale_inverse, self.dtype)
+    def forward(self, x8_TI: Fp8Tensor, out: Tensor | None = None) -> Tensor:
+        """``x W^T``, in ``out`` if given."""
+        scales = (x8_TI.scale_inverse, self.scale_inverse)
+        return multiply(x8_TI.data, self.weight, *scales, self.dtype, out=out)
 
-    def input_gradient(self, dy8_TO: Fp8Tensor) -> Tensor:
-        """``dy W``."""
-        transposed_IO = torch.empty(self.weight.shape[::-1], dtype=E4M3, device=self.weight.device)
+    def input_gradient(self, dy8_TO: Fp8Tensor, scratch: Scratch, out: Tensor | None = None) -> Tensor:
+        """``dy W``, in ``out`` if given; the scratch is used up until it returns."""
+        transposed_IO = scratch.turned(self.weight.shape[::-1], E4M3)
         self._transpose(self.weight, transposed_IO)
-        return multiply(dy8_TO.data, transposed_IO, dy8_TO.scale_inverse, self.scale_inverse, self.dtype)
+        scales = (dy8_TO.scale_inverse, self.scale_inverse)
+        return multiply(dy8_TO.data, transposed_IO, *scales, self.dtype, out=out)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Fp8FrozenProduct:
         """Move, but never cast."""

@@ -16,6 +16,7 @@ from common.nn.decoder import Decoder, DecoderArchitecture
 from common.nn.frozen_decoder.decoder import FrozenDecoder, load_frozen
 from common.nn.frozen_decoder.memory import Workspace, plan
 from common.nn.frozen_decoder.operations import choose
+from common.nn.frozen_decoder.products import Scratch
 from common.nn.lora import LoraSettings, TokenPlaces
 from tests.generators import generator_of
 
@@ -43,7 +44,7 @@ def built(dtype: torch.dtype, fp8: bool = False, recomputed_qkv: int = 0) -> Fro
     decoder.initialise_adapters(generator_of)
     trained_b(decoder)
     operations, _ = choose(Auto(), ARCHITECTURE, ContextSplit(LENGTH), CPU, dtype)
-    return FrozenDecoder(decoder, operations, recomputed_qkv)
+    return FrozenDecoder(decoder, operations, Scratch(CPU), recomputed_qkv)
 
 
 def trained_b(decoder: Decoder) -> None:
