@@ -42,7 +42,8 @@ class Optimizer:
         rule: LARS, SGD, LAMB, Adam or AdamW.
         schedule: learning rate (0-d float32) from the step counter (0-d int64), on the device.
         layout: gradients are summed over its ``dp`` and ``cp`` axes, whose ranks hold the same weights; each rank of
-            ``cp`` has a part of every sample, and its gradients are parts of that sample's.
+            ``cp`` has a part of every sample, and its gradients are parts of that sample's. Groups name further axes
+            (``summed_over``).
         grad_divisor: the gradients, summed over all micro-batches and all ranks of ``dp`` and ``cp``, divided by this
             are the mean over the global batch. Splitting samples over ``cp`` does not change it.
         bucket_bytes: size from which on a bucket of gradients is reduced.

@@ -237,7 +237,7 @@ def explicit_attention(layout: Layout) -> dict[str, tuple[Tensor, ...]]:
     q, k, v, do = (split.deal(x) for x in whole)
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     o = attention(*leaves, split, attend)
-    gradients = torch.autograd.grad(o, leaves, do)
+    gradients = torch.autograd.grad((o * do).sum(), leaves)
 
     def forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         return attend(q, k, v), (q, k, v)
@@ -245,7 +245,7 @@ def explicit_attention(layout: Layout) -> dict[str, tuple[Tensor, ...]]:
     def backward(do: Tensor, saved: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
         again = [x.detach().requires_grad_() for x in saved]
         with torch.enable_grad():
-            dq, dk, dv = torch.autograd.grad(attend(*again), again, do)
+            dq, dk, dv = torch.autograd.grad((attend(*again) * do).sum(), again)
         return dq, dk, dv
 
     with torch.no_grad():
@@ -267,9 +267,9 @@ def movements(layout: Layout) -> dict[str, Any]:
             buffer = torch.empty_like(own)
             assert parallel.reduce_scatter(gathered, buffer) is buffer
             found[f"scattered {dtype}, out"] = buffer.float()
-    mesh = layout.mesh
-    assert mesh is not None
-    found["mesh"] = (mesh.mesh_dim_names, tuple(mesh.shape), mesh.get_local_rank("tp"))
+    scales = torch.tensor([2.0 + parallel.index, 9.0 - parallel.index])
+    parallel.agree_on_scales_(scales)
+    found["scales"] = scales.tolist()
     named = [layout.group("tp", purpose=purpose) for purpose in ("", "one", "other", "one")]
     found["groups"] = [named.index(group) for group in named]
     return found
@@ -311,6 +311,10 @@ def run_rank(rank: int, world: int, folder: str) -> None:
         if layout.sizes["tp"] == world:
             results["movements"] = movements(layout)
             results["head"] = learning_head_in_bf16(layout)
+        mesh = layout.mesh
+        assert mesh is not None
+        same = all(mesh.get_group(axis) is layout.group(axis) for axis in axes)
+        results[f"mesh/{name}"] = (mesh.mesh_dim_names, tuple(mesh.shape), tuple(mesh.get_coordinate() or ()), same)
         if layout.size("dp") > 1:
             results[f"train/shards/{name}"] = train(layout, "after_reduction", shard="all")
     torch.save(results, f"{folder}/{rank}.pt")

@@ -40,7 +40,7 @@ def test_losses_and_gradients_do_not_depend_on_chunks(chunk, learns):
     leaves = [leaf for leaf in (hidden_TE, head_VE) if leaf.requires_grad]
     found, wanted = next_token_loss(hidden_TE, head_VE, labels_T, ALONE, chunk), plain(hidden_TE, head_VE, labels_T)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
-    gradients = [torch.autograd.grad(losses, leaves, dlosses_T) for losses in (found, wanted)]
+    gradients = [torch.autograd.grad(losses @ dlosses_T, leaves) for losses in (found, wanted)]
     for mine, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
 
@@ -50,7 +50,7 @@ def test_without_autograd_rows_times_the_losses_gradient_are_the_gradient():
     losses_T, rows_TE = head_loss(hidden_TE, head_VE, labels_T, ALONE, 4)
     assert rows_TE is not None
     wanted_T = plain(hidden_TE.requires_grad_(), head_VE, labels_T)
-    (gradient,) = torch.autograd.grad(wanted_T, [hidden_TE], dlosses_T)
+    (gradient,) = torch.autograd.grad(wanted_T @ dlosses_T, [hidden_TE])
     torch.testing.assert_close(losses_T, wanted_T.detach(), rtol=0, atol=1e-12)
     torch.testing.assert_close(scale_rows(rows_TE, dlosses_T, ALONE), gradient, rtol=0, atol=1e-12)
     assert head_loss(hidden_TE, head_VE, labels_T, ALONE, 4, gradient=False)[1] is None

@@ -1,0 +1,230 @@
+"""Split layers on GPUs: products that overlap with the movement of tokens equal collectives, eager and captured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+
+from common.distributed.context_parallel.split import ContextSplit
+from common.distributed.layout import Layout
+from common.distributed.tensor_parallel.cross_entropy import next_token_loss
+from common.distributed.tensor_parallel.layers import Adapter, ColumnParallelLinear, RowParallelLinear
+from common.distributed.tensor_parallel.overlap import PRODUCTS, SymmetricMemoryProducts, build_products
+from common.distributed.tensor_parallel.products import CollectiveProducts, Scales, TokenProducts
+from common.distributed.tensor_parallel.ranks import TensorParallel
+from common.errors import UnsupportedImplementation
+from common.step.capture import capturing
+
+pytestmark = [
+    pytest.mark.multigpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
+]
+
+TOKENS, HIDDEN, INNER, WORDS = 2048, 1024, 4096, 2000
+REPLAYS = 20
+RANK, ALPHA = 16, 32.0
+HALF = 0.02
+"""Difference of bf16 results relative to their norm: partial sums are rounded before they are added."""
+
+E4M3 = torch.float8_e4m3fn
+
+
+def relative(found: Tensor, wanted: Tensor) -> float:
+    found, wanted = found.float(), wanted.float()
+    return float((found - wanted).norm() / wanted.norm())
+
+
+def whole(seed: int, *shape: int, device: torch.device) -> Tensor:
+    """Normal numbers, bf16, the same on every rank."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).bfloat16().to(device)
+
+
+def products_in_full(products: TokenProducts, parallel: TensorParallel, device: torch.device) -> dict[str, float]:
+    """Differences from products in fp32 of whole operands, in bf16 and FP8, with and without what was gathered."""
+    x_TK, b_NK = whole(1, TOKENS, HIDDEN, device=device), whole(2, INNER, HIDDEN, device=device)
+    wanted_TN = x_TK.float() @ b_NK.float().t()
+    own = parallel.own_tokens
+    y_TN, kept = products.gather_product(own(x_TK), b_NK.t(), keep=True)
+    found = {"gather": relative(y_TN, wanted_TN), "kept": relative(kept, x_TK)}
+    # Of a scattered product each rank has its part of the columns that are summed over.
+    x_Tk, b_Nk = (t.chunk(parallel.size, 1)[parallel.index].contiguous() for t in (x_TK, b_NK))
+    found["scatter"] = relative(products.product_scatter(x_Tk, b_Nk.t()), own(wanted_TN))
+    one = torch.ones((), device=device)
+    scales = Scales(one, one, torch.bfloat16)
+    wanted_TN = x_TK.to(E4M3).float() @ b_NK.to(E4M3).float().t()
+    y_TN, kept = products.gather_product(own(x_TK).to(E4M3), b_NK.to(E4M3).t(), True, scales)
+    found |= {"gather fp8": relative(y_TN, wanted_TN), "kept fp8": relative(kept, x_TK.to(E4M3))}
+    y_sN = products.product_scatter(x_Tk.to(E4M3), b_Nk.to(E4M3).t(), scales)
+    found["scatter fp8"] = relative(y_sN, own(wanted_TN))
+    return found
+
+
+class Pair(torch.nn.Module):
+    """A column-parallel and a row-parallel layer with adapters."""
+
+    def __init__(self, parallel: TensorParallel, products: TokenProducts, device: torch.device) -> None:
+        super().__init__()
+        options: dict[str, Any] = {
+            "adapter": Adapter(RANK, ALPHA), "products": products, "device": device, "dtype": torch.bfloat16
+        }  # fmt: skip
+        self.up = ColumnParallelLinear(HIDDEN, (INNER,), parallel, **options)
+        self.down = RowParallelLinear(INNER, HIDDEN, parallel, **options)
+        with torch.no_grad():
+            for seed, (name, parameter) in enumerate(self.named_parameters()):
+                layer, kind = name.split(".")
+                split = self.get_submodule(layer).splits.get(kind)
+                full = whole(seed, *(split.full_shape if split else parameter.shape), device=device) * 0.02
+                parameter.copy_(split.local_of(full) if split else full)
+
+    def forward(self, x_sE: Tensor) -> Tensor:
+        return self.down(torch.tanh(self.up(x_sE)))
+
+
+def replayed(run: Callable[[], list[Tensor]], device: torch.device) -> list[Tensor]:
+    """What a graph of ``run`` gives after many replays."""
+    stream = torch.cuda.Stream(device)
+    with torch.cuda.stream(stream):
+        run()
+        graph = torch.cuda.CUDAGraph()
+        with capturing(graph, stream):
+            results = run()
+        for _ in range(REPLAYS):
+            graph.replay()
+    torch.cuda.synchronize()
+    found = [result.clone() for result in results]
+    graph.reset()
+    return found
+
+
+def layers(parallel: TensorParallel, products: TokenProducts, device: torch.device, captured: bool) -> list[Tensor]:
+    """Result and gradients of two layers."""
+    pair = Pair(parallel, products, device)
+    x_sE = parallel.own_tokens(whole(9, TOKENS, HIDDEN, device=device)).clone().requires_grad_()
+    dy_sE = parallel.own_tokens(whole(10, TOKENS, HIDDEN, device=device))
+    leaves = [x_sE, *pair.parameters()]
+
+    def run() -> list[Tensor]:
+        y_sE = pair(x_sE)
+        return [y_sE.detach(), *torch.autograd.grad(y_sE, leaves, dy_sE)]
+
+    return replayed(run, device) if captured else run()
+
+
+def head(parallel: TensorParallel, device: torch.device) -> list[Tensor]:
+    """Losses and gradients, whole, of a captured head."""
+    hidden = parallel.own_tokens(whole(11, TOKENS, HIDDEN, device=device)).clone().requires_grad_()
+    weight = (whole(12, WORDS, HIDDEN, device=device) * 0.05).chunk(parallel.size)[parallel.index].contiguous()
+    labels_T = torch.randint(-1, WORDS, (TOKENS,), generator=torch.Generator().manual_seed(1)).to(device)
+
+    def run() -> list[Tensor]:
+        losses_T = next_token_loss(hidden, weight, labels_T, parallel, 512)
+        return [losses_T.detach(), *torch.autograd.grad(losses_T.sum(), [hidden])]
+
+    losses_T, gradient = replayed(run, device)
+    return [losses_T.cpu(), parallel.all_gather(gradient).cpu()]
+
+
+def wrong_keys(layout: Layout, device: torch.device) -> int:
+    """Elements of captured gathered keys and values, and of their gradients' sums, that are not what they should be."""
+    split = ContextSplit.from_layout(layout, 64 * layout.size("cp"))
+    k_BSKD = torch.arange(2 * split.row_length * 8, device=device).view(2, -1, 2, 4).to(torch.bfloat16)
+    k_BLKD = split.deal(k_BSKD)
+
+    def run() -> list[Tensor]:
+        k, v = split.all_gather_kv(k_BLKD, -k_BLKD)
+        return [k, v, *split.reduce_scatter_kv(k, v)]
+
+    wanted = [k_BSKD, -k_BSKD, split.ranks * k_BLKD, -split.ranks * k_BLKD]
+    return sum(int((found != want).sum()) for found, want in zip(replayed(run, device), wanted, strict=True))
+
+
+def run_rank(rank: int, world: int, folder: str) -> None:
+    torch.cuda.set_device(rank)
+    device = torch.device("cuda", rank)
+    dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=world, device_id=device)
+    parallel = TensorParallel.from_layout(Layout({"tp": world}, rank, device=device))
+    results: dict[str, Any] = {
+        "auto": build_products(parallel, device).name,
+        "head": head(parallel, device),
+        "wrong keys": wrong_keys(Layout({"cp": world}, rank, device=device), device),
+    }
+    ways: dict[str, TokenProducts] = {CollectiveProducts.name: CollectiveProducts(parallel)}
+    try:
+        build_products(parallel, device, SymmetricMemoryProducts.name)
+        ways[SymmetricMemoryProducts.name] = SymmetricMemoryProducts(parallel, least_operations=0.0)
+    except UnsupportedImplementation as error:
+        results["unsupported"] = str(error)
+    for name, products in ways.items():
+        results[f"products/{name}"] = products_in_full(products, parallel, device)
+        for captured in (False, True):
+            results[f"layers/{name}/{captured}"] = [t.cpu() for t in layers(parallel, products, device, captured)]
+    if rank == 0:
+        results["whole head"] = head(TensorParallel(), device)
+    torch.save(results, f"{folder}/{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    world = request.param
+    if torch.cuda.device_count() < world:
+        pytest.skip(f"needs {world} CUDA devices")
+    folder: Path = tmp_path_factory.mktemp("layers")
+    mp.spawn(run_rank, args=(world, str(folder)), nprocs=world)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(world)]
+
+
+def supported(ranks: list[dict[str, Any]], name: str) -> None:
+    if name == SymmetricMemoryProducts.name and "unsupported" in ranks[0]:
+        pytest.skip(ranks[0]["unsupported"])
+
+
+def test_auto_takes_symmetric_memory_where_it_can(ranks):
+    wanted = "collective" if "unsupported" in ranks[0] else "symmetric_memory"
+    assert [rank["auto"] for rank in ranks] == [wanted] * len(ranks)
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_are_those_of_whole_operands(ranks, name):
+    supported(ranks, name)
+    for rank in ranks:
+        found = rank[f"products/{name}"]
+        assert found["kept"] == found["kept fp8"] == 0.0
+        assert max(found.values()) < HALF
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_layers_that_overlap_equal_those_that_wait(ranks, captured):
+    supported(ranks, SymmetricMemoryProducts.name)
+    for rank in ranks:
+        waiting = rank["layers/collective/False"]
+        for found, wanted in zip(rank[f"layers/symmetric_memory/{captured}"], waiting, strict=True):
+            assert relative(found, wanted) < HALF
+
+
+def test_captured_collectives_equal_eager_ones(ranks):
+    for rank in ranks:
+        for found, wanted in zip(rank["layers/collective/True"], rank["layers/collective/False"], strict=True):
+            assert relative(found, wanted) < HALF
+
+
+def test_the_head_of_all_ranks_is_that_of_one(ranks):
+    losses, gradient = ranks[0]["whole head"]
+    for rank in ranks:
+        found_losses, found_gradient = rank["head"]
+        torch.testing.assert_close(found_losses, losses, rtol=1e-3, atol=1e-3)
+        assert relative(found_gradient, gradient) < HALF
+        assert torch.equal(found_losses, ranks[0]["head"][0])
+
+
+def test_captured_keys_and_values_stand_in_the_rows_order(ranks):
+    assert [rank["wrong keys"] for rank in ranks] == [0] * len(ranks)
