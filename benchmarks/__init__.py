@@ -7,6 +7,7 @@ imports none of them.
 
 WORKLOADS: dict[str, str] = {
     "bert": "benchmarks.bert.workload:BertPretraining",
+    "llama2_70b_lora": "benchmarks.llama2_70b_lora.workload:LlamaLora",
     "resnet": "benchmarks.resnet.workload:ResNet",
     "unet3d": "benchmarks.unet3d.workload:UNet3DSegmentation",
 }

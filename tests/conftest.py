@@ -142,3 +142,30 @@ def bfloat16_products(monkeypatch: pytest.MonkeyPatch) -> None:
         return product(builder, widened(left), widened(right), *rest)
 
     monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
+
+
+@pytest.fixture
+def rounded_conversions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's conversions between fp32 and bf16 or FP8 for the interpreter: its own lose carries and subnormals."""
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    kinds = {
+        tl.bfloat16: (torch.bfloat16, torch.int16),
+        tl.float8e4nv: (torch.float8_e4m3fn, torch.uint8),
+        tl.float8e5: (torch.float8_e5m2, torch.uint8),
+    }
+    convert = interpreter._convert_float
+
+    def exact(data: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if target in kinds and source == tl.float32:
+            dtype, bits = kinds[target]
+            rounded = torch.from_numpy(data.view(np.float32).copy()).to(dtype).view(bits).numpy()
+            return rounded.view(f"uint{8 * rounded.itemsize}")
+        if source in kinds and target == tl.float32:
+            dtype, bits = kinds[source]
+            return torch.from_numpy(data.copy()).view(bits).view(dtype).float().numpy().view(np.uint32)
+        return convert(data, source, target, rounding)
+
+    monkeypatch.setattr(interpreter, "_convert_float", exact)

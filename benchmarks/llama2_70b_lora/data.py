@@ -20,10 +20,7 @@ from benchmarks.llama2_70b_lora.rows import PreparedRows, RowFacts, open_rows
 from common.data.batches import Block, HostBatch
 from common.data.order import EpochStream, EvalShard, MicroBatches
 from common.distributed.layout import Layout
-
-NOT_SCORED = -1
-"""The label where the loss asks for nothing."""
-
+from common.distributed.tensor_parallel.cross_entropy import NOT_SCORED
 
 class TrainRows:
     """Training micro-batches of one replica; a :class:`common.data.batches.DataSource`.

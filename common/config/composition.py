@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,12 +57,13 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
     _register_scales()
     try:
         with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            composed = hydra.compose("train", list(overrides))
+            composed = hydra.compose("train", list(overrides), return_hydra_config=True)
+        choices = composed.hydra.runtime.choices
+        del composed.hydra
         tree = OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_explain_composition(error)) from error
-    assert isinstance(tree, dict)
-    return {str(key): value for key, value in tree.items()}
+    return _tree(tree, choices)
 
 
 def with_hydra(argv: list[str], task: Callable[[dict[str, Any], list[str]], int]) -> int:
@@ -84,14 +85,13 @@ def with_hydra(argv: list[str], task: Callable[[dict[str, Any], list[str]], int]
         _set_variable(FULL_ERROR, full_error)
         codes.append(0)
         try:
-            tree = OmegaConf.to_container(composed, resolve=True)
-            assert isinstance(tree, dict)
             chosen = HydraConfig.get()
+            tree = _tree(OmegaConf.to_container(composed, resolve=True), chosen.runtime.choices)
             arguments = list(chosen.overrides.task) if chosen.mode == RunMode.MULTIRUN else argv
             if chosen.mode == RunMode.MULTIRUN and not any(text.startswith("output_dir=") for text in arguments):
                 # Hydra gives all jobs of a sweep the same ${now}.
                 tree["output_dir"] = f"{tree['output_dir']}-{chosen.job.num}"
-            codes.append(task({str(key): value for key, value in tree.items()}, arguments))
+            codes.append(task(tree, arguments))
         except OmegaConfBaseException as error:
             problem = ConfigError(str(error).splitlines()[0])
             print_error(problem)
@@ -114,6 +114,15 @@ def with_hydra(argv: list[str], task: Callable[[dict[str, Any], list[str]], int]
         sys.argv = before
         _set_variable(FULL_ERROR, full_error)
     return max(codes, default=0)
+
+
+def _tree(composed: Any, choices: Mapping[str, str]) -> dict[str, Any]:
+    """The composed settings, and the file of the recipe that was chosen, which the log names."""
+    assert isinstance(composed, dict)
+    return {
+        **{str(key): value for key, value in composed.items()},
+        "config_file": f"configs/recipe/{choices['recipe']}.yaml",
+    }
 
 
 def _set_variable(name: str, value: str | None) -> None:

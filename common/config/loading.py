@@ -40,7 +40,7 @@ class Configurable(Protocol):
 
 
 _OF_A_RUN = {"benchmark", "scale", "system", "layout", "micro_batch", "precision", "optimizer", "deterministic"}
-_OF_A_RUN |= {"assets_dir", "evaluation", "cuda_graphs"}
+_OF_A_RUN |= {"assets_dir", "evaluation", "cuda_graphs", "config_file"}
 _SHARED = _OF_A_RUN | {"hparams", "launch"} | {item.name for item in dataclasses.fields(SessionConfig)}
 
 
@@ -95,6 +95,7 @@ def load(
         workload=workload,
         evaluation=evaluation,
         cuda_graphs=convert(bool, tree.get("cuda_graphs"), "cuda_graphs"),
+        config_file=convert(str, tree.get("config_file", RunConfig.config_file), "config_file"),
     )
     session = build(SessionConfig, {item.name: tree.get(item.name) for item in dataclasses.fields(SessionConfig)}, "")
     run = dataclasses.replace(run, declaration=cls.declare(run))

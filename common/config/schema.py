@@ -16,6 +16,8 @@ from typing import Annotated, Any, Literal
 from common.config.ranges import AtLeast, Positive, Range
 
 Precision = Literal["fp64", "fp32", "bf16", "fp16"]
+Role = Literal["linear", "attn", "comm"]
+LoggedPrecision = Literal["fp64", "fp32", "tf32", "bfloat16", "fp16", "fp8", "mxfp6", "nvfp4", "mxfp4", "int8", "int4"]
 
 BucketSize = Range("a bucket has a positive, finite size", lambda value: 2**-20 <= value < math.inf)
 Divisor = Range("a divisor is positive and finite", Positive.holds)
@@ -207,6 +209,8 @@ class Declaration:
         micro_batch_multiple: samples that cannot be separated: ``micro_batch`` is a multiple of it.
         initialised_tensors: names under which the log says that weights were initialised, for rounds that ask for it.
         derived_values: what the benchmark's table of log keys needs beyond the configuration.
+        lowest_precision: of linear layers, of attention and of communication, in the words of the rules, where it is
+            not ``precision``.
         forbidden: what the closed division forbids on real data beyond the logged hyperparameters: plain sentences,
             one for each value, ``key=value: the rule``.
         order_of_data: gives what decides the order of samples beyond seed and batch sizes, such as the reader; for
@@ -217,6 +221,7 @@ class Declaration:
     micro_batch_multiple: int = 1
     initialised_tensors: Sequence[str] = ()
     derived_values: Mapping[str, object] = field(default_factory=dict)
+    lowest_precision: Mapping[Role, LoggedPrecision] = field(default_factory=dict)
     forbidden: Sequence[str] = ()
     order_of_data: Callable[[], str] = str
 
@@ -235,6 +240,7 @@ class RunConfig:
         declaration: what the workload says of all the others.
         evaluation: the ranks that only evaluate.
         cuda_graphs: capture what repeats in CUDA graphs, in training and in evaluation.
+        config_file: the recipe, as the log names it: its path in the repository.
     """
 
     benchmark: BenchmarkConfig
@@ -251,6 +257,7 @@ class RunConfig:
     workload: Any
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     cuda_graphs: bool = True
+    config_file: str = "configs/train.yaml"
     declaration: Declaration = field(default_factory=Declaration)
 
     @property

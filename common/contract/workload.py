@@ -17,7 +17,9 @@ from common.config.schema import Declaration, RunConfig
 from common.contract.evaluation import Evaluation, Weights
 from common.data.batches import Batch, DataSource, HostBatch
 from common.distributed.layout import AXES, Layout
+from common.distributed.tensor_split import Split
 from common.errors import ConfigError
+from common.nn.frozen import frozen_names
 from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
 from common.optim.precision import DTYPES, LossScale
 from common.optim.rules import Rule
@@ -49,7 +51,7 @@ class Workload(ABC):
 
     model: nn.Module
     """The network, which the constructor builds; its buffers are restored after warm-up and its tensors go into
-    checkpoints."""
+    checkpoints, but for frozen ones (:mod:`common.nn.frozen`)."""
 
     def __init__(self, cfg: RunConfig, layout: Layout) -> None:
         for axis in AXES:
@@ -101,13 +103,17 @@ class Workload(ABC):
             grad_divisor: of the gradients summed over micro-batches and ranks; None for their number, which suits a
                 loss that is the mean over a micro-batch.
             loss_scale: the first scale of a loss in fp16; None does not scale.
+
+        Raises:
+            ValueError: a group has a frozen parameter, or calls one that is split otherwise than the model does.
         """
-        cfg = self.cfg
+        cfg, groups = self.cfg, self.parameter_groups()
+        self._check_groups(groups)
         if grad_divisor is None:
             grad_divisor = cfg.grad_accumulation_steps * self.layout.size("dp")
         scale = None if loss_scale is None else LossScale(self.layout.device, self.dtype, loss_scale)
         self._optimizer = Optimizer(
-            self.parameter_groups(),
+            groups,
             rule,
             schedule,
             self.layout,
@@ -120,6 +126,19 @@ class Workload(ABC):
             loss_scale=scale,
         )
         return TrainStep(accumulate(self.loss, scale), [self._optimizer], self.layout)
+
+    def _check_groups(self, groups: Sequence[ParameterGroup]) -> None:
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        frozen, splits = {id(parameters[name]) for name in self.frozen() if name in parameters}, self.tensor_splits()
+        split = {id(parameters[name]): name for name in splits if name in parameters}
+        for group in groups:
+            for name, parameter in group.parameters.items():
+                if id(parameter) in frozen:
+                    raise ValueError(f"parameter {name!r} is frozen: leave it out of the parameter groups")
+                if split.get(id(parameter), name) != name:
+                    raise ValueError(
+                        f"parameter {name!r} is split over tp under another name, {split[id(parameter)]!r}"
+                    )
 
     def warm_up_reader(self) -> None:
         """Load what reads data and run it on made-up data, before ``run_start``. Default: nothing."""
@@ -142,10 +161,33 @@ class Workload(ABC):
         return self.cfg.micro_batch * self.layout.size("dp")
 
     def weights(self) -> Weights:
-        """What evaluation uses now; collective. Default: the network's own parameters, with the last update."""
+        """What evaluation uses now; collective. Default: the network's own parameters, with the last update.
+
+        Frozen ones are not among them: whoever evaluates has them.
+        """
         if self._optimizer is not None:
             self._optimizer.materialize()
-        return Weights(dict(self.model.named_parameters()))
+        frozen = self.frozen()
+        return Weights({name: tensor for name, tensor in self.model.named_parameters() if name not in frozen})
+
+    def frozen(self) -> frozenset[str]:
+        """Names of the model's tensors that no optimizer, checkpoint, transfer or buffer restore touches.
+
+        It is what the model's modules have marked (:func:`common.nn.frozen.mark_frozen`), not to be overridden.
+        """
+        return frozen_names(self.model)
+
+    def base_digest(self) -> str | None:
+        """Identity of the frozen tensors, which a checkpoint stores in their place; None where there are none."""
+        return None
+
+    def tensor_splits(self) -> Mapping[str, Split]:
+        """How tensors of the model are split over ``tp``, by their names, for checkpoints and evaluation ranks.
+
+        All others that are not frozen are the same on the ranks of ``tp``; their names in ``parameter_groups`` are the
+        model's. Default: none is split.
+        """
+        return {}
 
     @abstractmethod
     def evaluation(self, layout: Layout) -> Evaluation:
@@ -154,6 +196,10 @@ class Workload(ABC):
     def sample_flops(self) -> float:
         """Model FLOPs of one training sample, forward and backward, for MFU. Default: unknown (0)."""
         return 0.0
+
+    def memory_plan(self) -> str:
+        """What the step was expected to need of the device's memory, for ``bench``. Default: nobody planned ("")."""
+        return ""
 
     def implementations(self) -> dict[str, str]:
         """Operation to the implementation chosen for it, for the log and ``bench``: the model's and the optimizer's."""
@@ -167,5 +213,7 @@ class Workload(ABC):
         """Release what the workload holds. Default: nothing."""
 
     def named_state(self) -> Sequence[tuple[str, Tensor]]:
-        """All persistent tensors of the model: parameters and buffers."""
-        return [*self.model.named_parameters(), *self.model.named_buffers()]
+        """All tensors of the model that may change: parameters and buffers, but for frozen ones."""
+        frozen = self.frozen()
+        every = [*self.model.named_parameters(), *self.model.named_buffers()]
+        return [(name, tensor) for name, tensor in every if name not in frozen]

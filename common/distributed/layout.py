@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from common.errors import ConfigError
 
@@ -54,7 +55,8 @@ class Layout:
         self.rank = rank
         self.device = torch.device(device)
         self.seed = seed
-        self._groups: dict[tuple[tuple[int, ...], ...], dist.ProcessGroup | None] = {}
+        self._groups: dict[tuple[str, tuple[tuple[int, ...], ...]], dist.ProcessGroup | None] = {}
+        self._mesh: DeviceMesh | None = None
 
     def size(self, *axes: str) -> int:
         """Number of ranks along ``axes`` together."""
@@ -72,17 +74,22 @@ class Layout:
                 place = place * self.sizes[axis] + mine[axis]
         return place
 
-    def group(self, *axes: str) -> dist.ProcessGroup | None:
+    def group(self, *axes: str, purpose: str = "") -> dist.ProcessGroup | None:
         """The process group of the ranks that share this rank's place on every other axis.
 
         Collective: every rank asks for the same groups in the same order. None where the group is this rank alone.
+
+        Args:
+            axes: that the group spans.
+            purpose: groups of different purposes are different communicators, also where their ranks are the same:
+                what one of them moves does not queue behind what another does.
         """
         others = [axis for axis in AXES if axis not in axes]
         families: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.world_size):
             place = self._coordinates(rank)
             families.setdefault(tuple(place[axis] for axis in others), []).append(rank)
-        return self._build([tuple(members) for members in families.values()])
+        return self._build([tuple(members) for members in families.values()], purpose)
 
     def subgroup(self, axis: str, size: int) -> dist.ProcessGroup | None:
         """The process group of ``size`` neighbours along ``axis`` that this rank belongs to (group batch norm).
@@ -116,6 +123,19 @@ class Layout:
             families.setdefault(key, []).append(rank)
         return self._build([tuple(members) for members in families.values()])
 
+    @property
+    def mesh(self) -> DeviceMesh | None:
+        """The axes of more than one rank as PyTorch's mesh, over the same groups as :meth:`group`. Collective.
+
+        None where this rank is alone.
+        """
+        axes = [axis for axis in AXES if self.sizes[axis] > 1]
+        if self._mesh is None and axes:
+            ranks = torch.arange(self.world_size).view([self.sizes[axis] for axis in axes])
+            groups = [group for axis in axes if (group := self.group(axis)) is not None]
+            self._mesh = DeviceMesh.from_group(groups, self.device.type, ranks, mesh_dim_names=tuple(axes))
+        return self._mesh
+
     def generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
         """A generator for ``purpose``: equal on the ranks that share a sample (cp, tp), distinct over dp and pp."""
         place = self._coordinates(self.rank)
@@ -142,13 +162,13 @@ class Layout:
             rank, place[axis] = divmod(rank, self.sizes[axis])
         return place
 
-    def _build(self, families: list[tuple[int, ...]]) -> dist.ProcessGroup | None:
-        key = tuple(families)
+    def _build(self, families: list[tuple[int, ...]], purpose: str = "") -> dist.ProcessGroup | None:
+        key = purpose, tuple(families)
         if key not in self._groups:
             mine = next(members for members in families if self.rank in members)
             if len(mine) == 1:
                 self._groups[key] = None
-            elif len(families) == 1 and len(mine) == dist.get_world_size():
+            elif len(families) == 1 and len(mine) == dist.get_world_size() and not purpose:
                 self._groups[key] = dist.group.WORLD
             else:
                 made: list[Any] = [dist.new_group(list(members)) for members in families]

@@ -15,15 +15,19 @@ class Counts:
     """Numbers that batches add to, all in one float64 tensor, which counts exactly up to 2**53.
 
     Args:
-        layout: the ranks over whose ``dp`` axis numbers are summed.
+        layout: of the ranks that evaluate.
         counted: names of whole numbers.
         added: names of the others.
+        axes: of ``layout``, whose ranks have other samples or other parts of the same samples: over them numbers are
+            summed. Along the others all ranks must add the same, and get the same.
     """
 
-    def __init__(self, layout: Layout, counted: Sequence[str], added: Sequence[str] = ()) -> None:
+    def __init__(
+        self, layout: Layout, counted: Sequence[str], added: Sequence[str] = (), axes: Sequence[str] = ("dp",)
+    ) -> None:
         self._counted, self._added = tuple(counted), tuple(added)
         self._sums = torch.zeros(len(counted) + len(added), dtype=torch.float64, device=layout.device)
-        self._group = layout.group("dp")
+        self._group = layout.group(*axes)
 
     def warm_up(self) -> None:
         """Sum over the ranks once, and forget what was added. Collective."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from common.contract.evaluation import Weights
+from common.nn.frozen import frozen_names
 
 
 @contextlib.contextmanager
@@ -21,7 +22,8 @@ def evaluating(model: nn.Module, weights: Weights | None = None) -> Iterator[Non
 
     Args:
         model: the network.
-        weights: each of its parameters, and any of its buffers; None for what it holds.
+        weights: each of its parameters, but for frozen ones, which may be missing, and any of its buffers; None for
+            what it holds.
 
     Raises:
         KeyError: the weights lack a parameter, or have a tensor that the network has not.
@@ -55,6 +57,6 @@ def _foreign(model: nn.Module, weights: Weights) -> list[tuple[Tensor, Tensor]]:
     """The tensors of ``model`` with those of ``weights`` that are to replace them, where these lie elsewhere."""
     parameters = dict(model.named_parameters())
     own: dict[str, Tensor] = {**dict(model.named_buffers()), **parameters}
-    names = parameters.keys() | weights.tensors.keys()
+    names = (parameters.keys() - frozen_names(model)) | weights.tensors.keys()
     pairs = [(own[name], weights.tensors[name]) for name in sorted(names)]
     return [(mine, given) for mine, given in pairs if mine.data_ptr() != given.data_ptr()]

@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,8 @@ from torch import Tensor
 from common.contract.evaluation import Score, Weights
 from common.distributed import job_store
 from common.distributed.host_group import HostGroup
+from common.distributed.layout import Layout
+from common.distributed.tensor_split import Split, gathered
 from common.distributed.weights import Template, Transfer, WeightSender
 
 TRAINING_SIDE, EVALUATION_SIDE = 0, 1
@@ -32,16 +34,19 @@ class RankedEvaluation:
     moment count, but it is on another machine's clock.
 
     Args:
-        rank: this rank among the training ranks.
-        device: of its weights.
+        layout: of the training ranks.
         senders: see :func:`common.distributed.weights.senders_for`.
         evaluation_ranks: ranks that evaluate.
+        splits: of the weights that the ranks of ``tp`` hold together. They are sent whole, so that the evaluation ranks
+            may have a ``tp`` of their own.
     """
 
     ranked = True
 
-    def __init__(self, rank: int, device: torch.device, senders: int, evaluation_ranks: int) -> None:
-        self._rank, self._device = rank, device
+    def __init__(
+        self, layout: Layout, senders: int, evaluation_ranks: int, splits: Mapping[str, Split] | None = None
+    ) -> None:
+        self._layout, self._splits, self._tp_ranks = layout, splits or {}, layout.group("tp")
         token = job_store.from_rank_0("transfer", secrets.token_hex(8))
         self._transfer = Transfer(token, senders, evaluation_ranks)
         self._sender: WeightSender | None = None
@@ -52,12 +57,12 @@ class RankedEvaluation:
 
     def prepare(self, weights: Callable[[], Weights]) -> None:
         """Tell the evaluation ranks what the weights look like, and connect to them."""
-        tensors = weights().tensors
+        tensors = self._whole(weights())
         template = Template.of(tensors, self._transfer.senders)
         job_store.from_rank_0("weights", template.encode())
-        if self._rank < self._transfer.senders:
-            self._sender = WeightSender(self._transfer, self._rank, template, self._device)
-        if self._rank == 0:
+        if self._layout.rank < self._transfer.senders:
+            self._sender = WeightSender(self._transfer, self._layout.rank, template, self._layout.device)
+        if self._layout.rank == 0:
             self._score_receiver = ScoreReceiver(self._transfer.token)
 
     def open_data(self, root: Path) -> None:
@@ -70,8 +75,9 @@ class RankedEvaluation:
             RuntimeError: an evaluation rank is gone.
         """
         began = time.perf_counter()
+        tensors = self._whole(weights)
         if self._sender is not None:
-            self._sender.publish(self._index, samples, weights.tensors)
+            self._sender.publish(self._index, samples, tensors)
         self._index += 1
         self._waited.append((samples, time.perf_counter() - began))
 
@@ -110,6 +116,14 @@ class RankedEvaluation:
 
     def close(self) -> None:
         """Nothing to release: the threads end when they have no more to do, or with the process."""
+
+    def _whole(self, weights: Weights) -> dict[str, Tensor]:
+        """The weights with whole tensors in place of parts; collective over ``tp``."""
+        if self._tp_ranks is None:
+            return weights.tensors
+        device = self._layout.device
+        tensors: dict[str, Tensor] = gathered(weights.tensors, self._splits, self._tp_ranks, self._layout, device)
+        return tensors
 
     def _score(self, message: ScoreMessage) -> Score | None:
         """The score that a message is; None where it only says that a signal asked the evaluation ranks to stop."""

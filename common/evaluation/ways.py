@@ -15,7 +15,7 @@ def way_to_evaluate(run: RunConfig, workload: Workload, layout: Layout) -> Evalu
     """The training ranks' side: in line, or by the job's evaluation ranks. Only in line an evaluation is built here."""
     if not run.evaluation.ranks:
         return InlineEvaluation(workload.evaluation(layout))
-    return RankedEvaluation(layout.rank, layout.device, weight_senders(run), run.evaluation.ranks)
+    return RankedEvaluation(layout, weight_senders(run), run.evaluation.ranks, workload.tensor_splits())
 
 
 def weight_senders(run: RunConfig) -> int:

@@ -9,6 +9,7 @@ from common.config.loading import convert
 from common.config.schema import RunConfig, SessionConfig
 from common.errors import ConfigError
 from common.mlperf.constraints import check_hyperparameters, missing_hyperparameters
+from common.mlperf.disclosure import disclosures
 from common.mlperf.events import hyperparameters
 from common.mlperf.fixed import check_fixed
 from common.mlperf.rules import Rules, newest_ruleset, rules_for
@@ -22,7 +23,7 @@ class Admission:
     Attributes:
         ruleset: version of the rules.
         rules: those of the benchmark in it.
-        hyperparameters: key in the log -> value.
+        hyperparameters: key in the log -> value; also what the ruleset wants to know of precision and parallelism.
         schedule: the evaluation points.
     """
 
@@ -50,7 +51,7 @@ def admit(run: RunConfig, session: SessionConfig) -> Admission:
                 f"{name}: the log would lack {', '.join(missing)}, which the closed division of ruleset {ruleset} "
                 "requires: add them to benchmark.log_keys"
             )
-    return Admission(ruleset, rules, logged, evaluation_schedule(run))
+    return Admission(ruleset, rules, {**logged, **disclosures(run, rules)}, evaluation_schedule(run))
 
 
 def evaluation_schedule(run: RunConfig) -> Schedule:

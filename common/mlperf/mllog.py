@@ -26,24 +26,33 @@ REPO_ROOT = Path(__file__).resolve().parents[2]
 
 SINGLE_KEYS = frozenset(
     {
+        "config_filename",
+        "context_parallelism",
         "data_set",
         "eval_samples",
+        "expert_parallelism",
         "global_batch_size",
         "gradient_accumulation_steps",
         "init_stop",
+        "micro_batch_size",
         "model_bn_span",
         "num_warmup_steps",
+        "pipeline_parallelism",
         "resumed_from",
         "run_start",
         "run_stop",
         "seed",
         "start_warmup_step",
+        "tensor_parallelism",
         "train_samples",
     }
 )
 """Keys that occur once in a run; see also SINGLE_PREFIXES. From the EXACTLY_ONE rules of the closed division."""
 
-SINGLE_PREFIXES = ("submission_", "opt_", "lars_", "sgd_", "scheduler_", "data_spec_", "data_speed_", "lora_")
+SINGLE_PREFIXES = (
+    "submission_", "opt_", "lars_", "sgd_", "scheduler_", "data_spec_", "data_speed_", "lora_",
+    "lowest_numerical_precision_in_",
+)  # fmt: skip
 
 NON_FINITE_KEYS = frozenset({"eval_accuracy", "eval_error", "opt_gradient_clip_norm"})
 """Keys whose NaN or infinity is written as such: the checker reads them as numbers and dies on null."""

@@ -184,8 +184,13 @@ def gpt3(global_batch: int, last_samples: int | None = None) -> Schedule:
     return Schedule(interval, interval, last_samples, "samples")
 
 
-def llama2_70b_lora(global_batch: int, last_samples: int | None = None) -> Schedule:
-    """Every 384 sequences, in whole batches, without the first floor(0.125 * GBS + 2) evaluations."""
+def llama2_70b_lora(global_batch: int, last_samples: int | None = None, interval: int | None = None) -> Schedule:
+    """Every 384 sequences, in whole batches, without the first floor(0.125 * GBS + 2) evaluations.
+
+    ``interval``, for small data, replaces both.
+    """
+    if interval is not None:
+        return Schedule(interval, interval, last_samples, "samples")
     interval = _whole_batches(384, global_batch)
     skipped = global_batch // 8 + 2
     return Schedule((skipped + 1) * interval, interval, last_samples, "samples")

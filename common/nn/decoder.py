@@ -7,14 +7,13 @@ residual stream and what the last sub-layer adds to it, since the addition belon
 The modules here hold the weights and run anywhere through PyTorch's own operations and autograd. Frozen base weights
 with adapters run faster and in a planned memory through :mod:`common.nn.frozen_decoder`, which reads the same modules.
 
-Legend: B rows of a micro-batch, S their length, T = B * S tokens, E hidden, H query heads, K key/value heads, D head
+Legend: B rows of a micro-batch, S their length, T = B * S tokens, s = T / ranks those of one rank of tp, E hidden, H query heads, K key/value heads, D head
 size, F feed-forward width, V vocabulary.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -24,7 +23,17 @@ from torch import Tensor, nn
 
 from common.config.ranges import AtLeast, Positive
 from common.errors import ConfigError
-from common.nn.lora import LoraSettings, Projection, TokenPlaces
+from common.distributed.context_parallel.attention import attention
+from common.distributed.context_parallel.split import ContextSplit
+from common.distributed.tensor_parallel.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabularyParallelEmbedding,
+)
+from common.distributed.tensor_parallel.ranks import TensorParallel
+from common.distributed.tensor_parallel.shards import TensorSplit, gate_up_parts, qkv_parts
+from common.nn.lora import LoraSettings, TokenPlaces, adapter_dropout
+from common.ops import rope
 from common.ops.triton_support import widen
 
 SITES_PER_LAYER = 2
@@ -110,6 +119,20 @@ def causal_attention(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
 
 
+def split_attention(split: ContextSplit) -> Attention:
+    """:func:`causal_attention` of rows that ranks share."""
+    if split.ranks == 1:
+        return causal_attention
+
+    def chunk(q_BnHD: Tensor, k_BmKD: Tensor, v_BmKD: Tensor) -> Tensor:
+        queries, keys = q_BnHD.shape[1], k_BmKD.shape[1]
+        mask = torch.ones(queries, keys, dtype=torch.bool, device=q_BnHD.device).tril(keys - queries)
+        q, k, v = (tensor.transpose(1, 2) for tensor in (q_BnHD, k_BmKD, v_BmKD))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True).transpose(1, 2)
+
+    return lambda q, k, v: attention(q, k, v, split, chunk)
+
+
 class RMSNorm(nn.Module):
     """``weight * x / sqrt(mean(x^2) + epsilon)`` (Zhang and Sennrich, arXiv:1910.07467), in fp32 at least."""
 
@@ -123,13 +146,6 @@ class RMSNorm(nn.Module):
         wide = widen(x)
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.epsilon)
         return (normed * widen(self.weight)).to(x.dtype)
-
-
-def rotary_tables(positions_T: Tensor, head_size: int, base: float) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of each position's angles, fp32 (T, D / 2) (Su et al., arXiv:2104.09864)."""
-    exponents = torch.arange(0, head_size, 2, device=positions_T.device, dtype=torch.float64) / head_size
-    angles = positions_T.double().unsqueeze(1) * base**-exponents
-    return angles.cos().float(), angles.sin().float()
 
 
 def rotated(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
@@ -147,6 +163,7 @@ class DecoderBlock(nn.Module):
         index: of the layer.
         device, dtype: of the weights, left uninitialised.
         lora: adapters of the attention's two products; None for none.
+        parallel: the ranks that share the layer.
     """
 
     def __init__(
@@ -156,56 +173,62 @@ class DecoderBlock(nn.Module):
         device: torch.device,
         dtype: torch.dtype,
         lora: LoraSettings | None,
+        parallel: TensorParallel,
     ) -> None:
         super().__init__()
-        shape = architecture
-        self.architecture = shape
-        site = SITES_PER_LAYER * index
+        shape, self.architecture, self.lora, self.index = architecture, architecture, lora, index
+        given = {"device": device, "dtype": dtype}
+        qkv = qkv_parts(shape.heads, shape.kv_heads, shape.head_size, parallel)
+        gate_up = gate_up_parts(shape.feed_forward, parallel)
+        self.attention_norm = RMSNorm(shape.hidden, shape.norm_epsilon, **given)
+        self.qkv = ColumnParallelLinear(shape.hidden, qkv, parallel, adapter=lora, **given)
+        self.output = RowParallelLinear(shape.attention_features, shape.hidden, parallel, adapter=lora, **given)
+        self.mlp_norm = RMSNorm(shape.hidden, shape.norm_epsilon, **given)
+        self.gate_up = ColumnParallelLinear(shape.hidden, gate_up, parallel, **given)
+        self.down = RowParallelLinear(shape.feed_forward, shape.hidden, parallel, **given)
 
-        def product(rows: int, columns: int, lora: LoraSettings | None = None, site: int = 0) -> Projection:
-            return Projection(columns, rows, device, dtype, lora, site)
-
-        self.attention_norm = RMSNorm(shape.hidden, shape.norm_epsilon, device, dtype)
-        self.qkv = product(shape.qkv_features, shape.hidden, lora, site)
-        self.output = product(shape.hidden, shape.attention_features, lora, site + 1)
-        self.mlp_norm = RMSNorm(shape.hidden, shape.norm_epsilon, device, dtype)
-        self.gate_up = product(2 * shape.feed_forward, shape.hidden)
-        self.down = product(shape.hidden, shape.feed_forward)
+    def site(self, product: str) -> int:
+        """The call site of the dropout of ``qkv`` or ``output``."""
+        return SITES_PER_LAYER * self.index + ("qkv", "output").index(product)
 
     def forward(
-        self, residual_TE: Tensor, delta_TE: Tensor | None, places: TokenPlaces, attend: Attention
+        self, residual_sE: Tensor, delta_sE: Tensor | None, places: TokenPlaces, attend: Attention
     ) -> tuple[Tensor, Tensor]:
         """The pair after this block, from the pair before it; the first block's delta is None."""
-        residual_TE = residual_TE if delta_TE is None else residual_TE + delta_TE
-        delta_TE = self.attention(self.attention_norm(residual_TE), places, attend)
-        residual_TE = residual_TE + delta_TE
-        return residual_TE, self.mlp(self.mlp_norm(residual_TE), places)
+        residual_sE = residual_sE if delta_sE is None else residual_sE + delta_sE
+        delta_sE = self.attention(self.attention_norm(residual_sE), places, attend)
+        residual_sE = residual_sE + delta_sE
+        return residual_sE, self.mlp(self.mlp_norm(residual_sE))
 
-    def attention(self, x_TE: Tensor, places: TokenPlaces, attend: Attention) -> Tensor:
-        """Map normalised hidden states to what the attention adds."""
+    def attention(self, x_sE: Tensor, places: TokenPlaces, attend: Attention) -> Tensor:
+        """Map normalised hidden states of own tokens to what the attention adds to them."""
         shape = self.architecture
-        heads = self.qkv(x_TE, places).view(len(x_TE), -1, shape.head_size)
-        q_THD, k_TKD, v_TKD = heads.split([shape.heads, shape.kv_heads, shape.kv_heads], 1)
-        tables = rotary_tables(places.positions_T, shape.head_size, shape.rope_base)
+        drop = {name: adapter_dropout(self.lora, self.site(name), places) for name in ("qkv", "output")}
+        qkv_TN = self.qkv(x_sE, drop["qkv"], places.numbers_T)
+        ranks = shape.qkv_features // qkv_TN.shape[1]
+        sizes = [shape.heads // ranks, shape.kv_heads // ranks, shape.kv_heads // ranks]
+        q_THD, k_TKD, v_TKD = qkv_TN.unflatten(1, (-1, shape.head_size)).split(sizes, 1)
+        tables = rope.tables(places.positions_T, shape.head_size, shape.rope_base)
         q_THD, k_TKD = rotated(q_THD, *tables), rotated(k_TKD, *tables)
         o_BSHD = attend(*(tensor.unflatten(0, (places.rows, -1)) for tensor in (q_THD, k_TKD, v_TKD)))
-        result: Tensor = self.output(o_BSHD.reshape(len(x_TE), -1), places)
+        result: Tensor = self.output(o_BSHD.reshape(len(q_THD), -1), drop["output"], places.numbers_T)
         return result
 
-    def mlp(self, x_TE: Tensor, places: TokenPlaces) -> Tensor:
+    def mlp(self, x_sE: Tensor) -> Tensor:
         """Map normalised hidden states to what the MLP adds: down(silu(gate) * up)."""
-        gate_TF, up_TF = self.gate_up(x_TE, places).chunk(2, -1)
-        result: Tensor = self.down((F.silu(widen(gate_TF)) * widen(up_TF)).to(x_TE.dtype), places)
+        gate_TF, up_TF = self.gate_up(x_sE).chunk(2, -1)
+        result: Tensor = self.down((F.silu(widen(gate_TF)) * widen(up_TF)).to(x_sE.dtype))
         return result
 
 
 class Decoder(nn.Module):
-    """Embedding, blocks, the last norm, and the head's weight.
+    """Embedding, blocks, the last norm and the head.
 
     Args:
         architecture: shapes.
         device, dtype: of the weights, left uninitialised; ``meta`` counts them only.
         lora: adapters of all blocks; everything else is then frozen.
+        parallel: the ranks that share every layer; None for this one alone.
     """
 
     def __init__(
@@ -214,59 +237,83 @@ class Decoder(nn.Module):
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         lora: LoraSettings | None = None,
+        parallel: TensorParallel | None = None,
     ) -> None:
         super().__init__()
-        device = torch.device(device)
-        self.architecture = architecture
-        shape = (architecture.vocabulary, architecture.hidden)
-        self.embedding = nn.Embedding(*shape, _weight=torch.empty(shape, device=device, dtype=dtype))
+        device, parallel = torch.device(device), parallel or TensorParallel()
+        self.architecture, self.parallel = architecture, parallel
+        vocabulary, hidden = architecture.vocabulary, architecture.hidden
+        self.embedding = VocabularyParallelEmbedding(vocabulary, hidden, parallel, device=device, dtype=dtype)
         self.layers = nn.ModuleList(
-            DecoderBlock(architecture, index, device, dtype, lora) for index in range(architecture.layers)
+            DecoderBlock(architecture, index, device, dtype, lora, parallel) for index in range(architecture.layers)
         )
-        self.norm = RMSNorm(architecture.hidden, architecture.norm_epsilon, device, dtype)
-        self.head = Projection(architecture.hidden, architecture.vocabulary, device, dtype)
+        self.norm = RMSNorm(hidden, architecture.norm_epsilon, device, dtype)
+        self.head = ColumnParallelLinear(hidden, (vocabulary,), parallel, device=device, dtype=dtype)
         if lora is not None:
             for name, parameter in self.named_parameters():
                 parameter.requires_grad_(".lora_" in name)
 
-    @torch.no_grad()
+    def tensor_splits(self) -> dict[str, TensorSplit]:
+        """How the ranks share each parameter that they share, by name."""
+        return {
+            f"{prefix}.{name}": split
+            for prefix, module in self.named_modules()
+            for name, split in getattr(module, "splits", {}).items()
+        }
+
     def initialise(self, generator_of: Callable[[str], torch.Generator]) -> None:
-        """Draw all weights: normal, norms 1; adapters as :meth:`initialise_adapters`.
+        """Draw all weights, those of the base as :meth:`drawn_base`, adapters as :meth:`initialise_adapters`."""
+        own, splits = dict(self.named_parameters()), self.tensor_splits()
+        with torch.no_grad():
+            for name, value in self.drawn_base(generator_of):
+                own[name].copy_(splits[name].local_of(value) if name in splits else value)
+        self.initialise_adapters(generator_of)
+
+    @torch.no_grad()
+    def drawn_base(
+        self,
+        generator_of: Callable[[str], torch.Generator],
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Random values for all weights but adapters, norms 1, one whole weight after another, equal on all ranks.
 
         Args:
             generator_of: the generator of a parameter's name, so that a weight is a function of seed and name.
+            device, dtype: of the values; None for those of the parameter.
         """
-        for name, parameter in self.named_parameters():
-            if parameter.ndim == 1:
-                parameter.fill_(1.0)
-            elif ".lora_" not in name:
-                drawn = torch.empty(parameter.shape, device=parameter.device)
-                drawn.normal_(0.0, self.architecture.initializer_range, generator=generator_of(name))
-                parameter.copy_(drawn)
-        self.initialise_adapters(generator_of)
+        splits, std = self.tensor_splits(), self.architecture.initializer_range
+        for name, parameter in list(self.named_parameters()):  # whoever takes them may replace them
+            if ".lora_" in name:
+                continue
+            shape = splits[name].full_shape if name in splits else parameter.shape
+            drawn = torch.empty(shape, device=device or parameter.device, dtype=dtype or parameter.dtype)
+            yield name, drawn.fill_(1.0) if drawn.ndim == 1 else drawn.normal_(0.0, std, generator=generator_of(name))
 
     @torch.no_grad()
     def initialise_adapters(self, generator_of: Callable[[str], torch.Generator]) -> None:
         """A uniform within 1 / sqrt(columns), which is Kaiming's with a = sqrt(5); B zero."""
+        splits = self.tensor_splits()
         for name, parameter in self.named_parameters():
             if name.endswith(".lora_a"):
-                bound = 1.0 / math.sqrt(parameter.shape[1])
-                drawn = torch.empty(parameter.shape, device=parameter.device)
-                parameter.copy_(drawn.uniform_(-bound, bound, generator=generator_of(name)))
+                split = splits.get(name)
+                drawn = torch.empty(parameter.shape if split is None else split.full_shape, device=parameter.device)
+                drawn.uniform_(-1.0, 1.0, generator=generator_of(name)).mul_(drawn.shape[1] ** -0.5)
+                parameter.copy_(drawn if split is None else split.local_of(drawn))
             elif name.endswith(".lora_b"):
                 parameter.zero_()
 
     def hidden_states(self, tokens_BS: Tensor, places: TokenPlaces, attend: Attention = causal_attention) -> Tensor:
-        """Normalised hidden states (T, E) that the head reads."""
-        residual_TE: Tensor = self.embedding(tokens_BS.flatten())
-        delta_TE: Tensor | None = None
+        """Normalised hidden states (s, E) of own tokens, which the head reads."""
+        residual_sE: Tensor = self.embedding(tokens_BS.flatten())
+        delta_sE: Tensor | None = None
         for block in self.layers:
-            residual_TE, delta_TE = block(residual_TE, delta_TE, places, attend)
-        normed: Tensor = self.norm(residual_TE if delta_TE is None else residual_TE + delta_TE)
+            residual_sE, delta_sE = block(residual_sE, delta_sE, places, attend)
+        normed: Tensor = self.norm(residual_sE if delta_sE is None else residual_sE + delta_sE)
         return normed
 
     def forward_logits(self, tokens_BS: Tensor, places: TokenPlaces | None = None) -> Tensor:
-        """Logits (B, S, V) of whole rows."""
+        """Logits (B, S, v) of whole rows, of this rank's words."""
         places = places or TokenPlaces.whole(*tokens_BS.shape, device=tokens_BS.device)
-        logits: Tensor = self.head(self.hidden_states(tokens_BS, places), places)
+        logits: Tensor = self.head(self.hidden_states(tokens_BS, places))
         return logits.view(*tokens_BS.shape, -1)

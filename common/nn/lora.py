@@ -1,41 +1,30 @@
-"""A matrix product whose weight may be frozen and carry a low-rank adapter.
+"""Low-rank adapters of a decoder, and where its tokens stand.
 
 Hu et al., arXiv:2106.09685: ``y = x W^T + (alpha / r) dropout(x) A^T B^T``. The dropout is on the adapter's input alone,
 and its mask a function of seed, call site and the element's place in the whole micro-batch: nothing is stored, and every
-split of the tokens over ranks drops the same elements.
+split of tokens or columns over ranks drops the same elements.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from common.config.ranges import AtLeast, Positive, ProbabilityBelowOne
+from common.distributed.tensor_parallel.layers import Adapter, Dropout
 from common.ops.dropout.plain import keep_mask, scale_of_kept, threshold
 
 
 @dataclass(frozen=True)
-class LoraSettings:
+class LoraSettings(Adapter):
     """Low-rank adapters.
 
     Attributes:
-        rank: r.
-        alpha: the adapter's output is multiplied with alpha / r.
-        dropout: probability of dropping an element of the adapter's input.
+        dropout: probability of dropping an element of an adapter's input.
     """
 
-    rank: Annotated[int, AtLeast(1)]
-    alpha: Annotated[float, Positive]
-    dropout: Annotated[float, ProbabilityBelowOne]
-
-    @property
-    def scale(self) -> float:
-        """alpha / r."""
-        return self.alpha / self.rank
+    dropout: float
 
 
 @dataclass(frozen=True)
@@ -68,48 +57,16 @@ class TokenPlaces:
         return cls.of(rows, length, torch.arange(length, device=device), seed)
 
 
-class Projection(nn.Module):
-    """``x W^T`` without bias, with an adapter where asked.
+def adapter_dropout(lora: LoraSettings | None, site: int, places: TokenPlaces) -> Dropout | None:
+    """The dropout of the adapter at call site ``site``, for the layers of :mod:`common.distributed.tensor_parallel`."""
+    seed = places.seed
+    if lora is None or seed is None or threshold(lora.dropout) == 0:
+        return None
+    p = lora.dropout
 
-    Args:
-        in_features, out_features: columns and rows of the weight.
-        device, dtype: of the parameters, left uninitialised.
-        lora: the adapter; None for none.
-        site: number of its dropout's call site.
-    """
+    def dropout(x: Tensor, rows: Tensor, columns: int, first_column: int) -> Tensor:
+        column = torch.arange(first_column, first_column + x.shape[1], device=x.device)
+        keep = keep_mask(seed, site, rows.unsqueeze(1) * columns + column, p)
+        return (x * scale_of_kept(p)).masked_fill(~keep, 0.0)
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        device: torch.device,
-        dtype: torch.dtype,
-        lora: LoraSettings | None = None,
-        site: int = 0,
-    ) -> None:
-        super().__init__()
-        self.in_features, self.out_features = in_features, out_features
-        self.lora, self.site = lora, site
-        self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
-        if lora is not None:
-            self.lora_a = nn.Parameter(torch.empty(lora.rank, in_features, device=device, dtype=dtype))
-            self.lora_b = nn.Parameter(torch.empty(out_features, lora.rank, device=device, dtype=dtype))
-
-    def forward(self, x_TI: Tensor, places: TokenPlaces) -> Tensor:
-        """Map (T, in_features) to (T, out_features)."""
-        y_TO = F.linear(x_TI, self.weight)
-        if self.lora is None:
-            return y_TO
-        dropped = self.dropped(x_TI, places)
-        return y_TO + self.lora.scale * F.linear(F.linear(dropped, self.lora_a), self.lora_b)
-
-    def dropped(self, x_TI: Tensor, places: TokenPlaces) -> Tensor:
-        """The adapter's input: ``x`` with dropout."""
-        assert self.lora is not None
-        p = self.lora.dropout
-        if places.seed is None or threshold(p) == 0:
-            return x_TI
-        columns = torch.arange(self.in_features, device=x_TI.device)
-        index_TI = places.numbers_T.unsqueeze(1) * self.in_features + columns
-        keep = keep_mask(places.seed, self.site, index_TI, p)
-        return (x_TI * scale_of_kept(p)).masked_fill(~keep, 0.0)
+    return dropout

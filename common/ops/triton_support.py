@@ -39,3 +39,14 @@ def multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def require_contiguous(**tensors: Tensor | None) -> None:
+    """Refuse tensors that a kernel would misread.
+
+    Raises:
+        ValueError: one isn't contiguous.
+    """
+    for name, tensor in tensors.items():
+        if tensor is not None and not tensor.is_contiguous():
+            raise ValueError(f"{name} must be contiguous, not {tuple(tensor.shape)} with strides {tensor.stride()}")

@@ -4,15 +4,16 @@ After it, there is one norm, that of the averaged gradient; its factor is applie
 micro-batch of every replica is clipped by its own norm, and the clipped gradients are summed: the MLPerf BERT
 reference's order, which the rules allow beside the other (training rules, section on benchmark-specific rules). The
 factor is min(1, max_norm / (norm + 1e-6)) in both. Ranks that split samples have parts of the gradient of a micro-batch
-each: where clipping comes first, it is summed over them before its norm is taken.
+each, and so may those that split layers: where clipping comes first, it is summed over them before its norm is taken.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -60,12 +61,12 @@ class MicroBatchClipper:
     Args:
         clip: with ``when="before_reduction"``.
         buffers: the flat buffers.
-        mean_factors: per parameter group what turns a micro-batch's gradient, summed over ``sample_ranks``, into its
-            mean.
+        mean_factors: per parameter group what turns a micro-batch's gradient, summed over ``sharing``, into its mean.
         norm_shares: per parameter group 1 over the other ranks that hold it redundantly.
         micro_batches: of one iteration; the float32 sums exist only where there are several.
         sum_over_other_ranks: sums over the ranks that hold the rest of this replica's parameters, in a fixed order.
-        sample_ranks: ranks that each have a part of every sample; gradients leave the clipper summed over them.
+        sharing: per parameter group the ranks that each have a part of a micro-batch's gradient; gradients leave the
+            clipper summed over them.
     """
 
     def __init__(
@@ -76,13 +77,13 @@ class MicroBatchClipper:
         norm_shares: Sequence[float],
         micro_batches: int,
         sum_over_other_ranks: Callable[[Tensor], None],
-        sample_ranks: dist.ProcessGroup | None,
+        sharing: Sequence[dist.ProcessGroup | None],
     ) -> None:
         self._clip = clip
         self._buffers = buffers
         self._weights = [factor**2 * share for factor, share in zip(mean_factors, norm_shares, strict=True)]
         self._sum_over_other_ranks = sum_over_other_ranks
-        self._sample_ranks = sample_ranks
+        self._sharing = [_runs_to_sum(buffer, sharing) for buffer in buffers]
         self._sums: list[Tensor] = []
         if micro_batches > 1:
             dtypes = [torch.promote_types(buffer.dtype, torch.float32) for buffer in buffers]
@@ -103,9 +104,8 @@ class MicroBatchClipper:
         """
         if not self._sums and not (last and self._collected == 0):
             raise RuntimeError("clipping before the reduction: build the optimizer with micro_batches of an iteration")
-        if self._sample_ranks is not None:
-            for buffer in self._buffers:
-                dist.all_reduce(buffer.gradients, group=self._sample_ranks)
+        for run in itertools.chain.from_iterable(self._sharing):
+            dist.all_reduce(run.gradients, group=run.group)
         factor = self._clip.factor(self.norm(loss_scale))
         for index, buffer in enumerate(self._buffers):
             self._add(buffer, factor, index, last)
@@ -150,6 +150,23 @@ def _scale(x: Tensor, factor: Tensor, result: Tensor, add: bool) -> None:
         result.mul_(factor)
     else:
         result.copy_(x).mul_(factor)
+
+
+class _Run(NamedTuple):
+    """Neighbouring gradients of a flat buffer that are summed over the same ranks."""
+
+    gradients: Tensor
+    group: dist.ProcessGroup
+
+
+def _runs_to_sum(buffer: FlatBuffer, sharing: Sequence[dist.ProcessGroup | None]) -> list[_Run]:
+    """What of ``buffer`` is summed over whom, in its order; ``sharing`` says it by parameter group."""
+    runs = []
+    for group, buckets in itertools.groupby(buffer.buckets, key=lambda bucket: sharing[bucket.group]):
+        if group is not None:
+            together = list(buckets)
+            runs.append(_Run(buffer.gradients[together[0].start : together[-1].stop], group))
+    return runs
 
 
 def _widest(tensors: Sequence[Tensor]) -> torch.dtype:

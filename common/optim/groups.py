@@ -12,7 +12,8 @@ from common.optim.rules import GroupSettings
 
 SUMMED_AXES = ("dp", "cp")
 """Axes over which gradients are summed: their ranks hold the same weights and have other samples, or other parts of
-the same samples. The ranks of the other axes hold other weights, but for layers that are ``replicated_over`` them.
+the same samples. The ranks of the other axes hold other weights, but for layers that are ``replicated_over`` them, or
+whose gradients are ``summed_over`` them.
 """
 
 
@@ -32,6 +33,9 @@ class ParameterGroup:
         replicated_over: axes of the layout whose ranks compute these layers redundantly, on the same input; over them
             the gradients are averaged, not summed, and a norm over all parameters counts them once. Layers that see
             only this rank's part of a sample (``cp``) are not redundant: their gradients are parts of a sum.
+        summed_over: further axes whose ranks hold the same weights and have parts of the gradient each, such as ``tp``
+            where each of its ranks sees tokens of its own. Over them the gradients are summed, not averaged, and a norm
+            over all parameters counts them once.
         parts: name of a parameter to the number of tensors that it counts as for norms by tensor, equal pieces along
             its first dimension (query, key and value in one weight: 3). Others count as one.
     """
@@ -43,6 +47,7 @@ class ParameterGroup:
     grad_scale: float = 1.0
     learning_rate_in_momentum: bool = True
     replicated_over: tuple[str, ...] = ()
+    summed_over: tuple[str, ...] = ()
     parts: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -55,9 +60,13 @@ def check_groups(groups: Sequence[ParameterGroup]) -> None:
     names: dict[str, int] = {}
     owners: dict[int, str] = {}
     for index, group in enumerate(groups):
+        for word, axes in (("replicated_over", group.replicated_over), ("summed_over", group.summed_over)):
+            for axis in axes:
+                if axis not in AXES:
+                    raise ValueError(f"{word} names an unknown axis {axis!r}; the axes are {', '.join(AXES)}")
         for axis in group.replicated_over:
-            if axis not in AXES:
-                raise ValueError(f"replicated_over names an unknown axis {axis!r}; the axes are {', '.join(AXES)}")
+            if axis in group.summed_over:
+                raise ValueError(f"a gradient is either averaged or summed over {axis!r}, not both")
         for name, parameter in group.parameters.items():
             if name in names:
                 raise ValueError(f"parameter {name!r} is in groups {names[name]} and {index}")
@@ -81,10 +90,15 @@ def settings_of(group: ParameterGroup, layout: Layout, grad_divisor: float) -> G
         lr_scale=group.lr_scale,
         trust_ratio=group.trust_ratio,
         learning_rate_in_momentum=group.learning_rate_in_momentum,
-        norm_share=1.0 / redundant_ranks(group, layout, [axis for axis in AXES if axis not in SUMMED_AXES]),
+        norm_share=1.0 / layout.size(*(axis for axis in _axes_of_equal_weights(group) if axis not in SUMMED_AXES)),
     )
 
 
 def redundant_ranks(group: ParameterGroup, layout: Layout, axes: Sequence[str]) -> int:
     """How many ranks along ``axes`` compute ``group`` redundantly: 1 where it is not replicated over any of them."""
     return layout.size(*(axis for axis in axes if axis in group.replicated_over))
+
+
+def _axes_of_equal_weights(group: ParameterGroup) -> set[str]:
+    """Axes whose ranks hold the same weights of ``group``, and after the reduction the same gradients."""
+    return {*SUMMED_AXES, *group.replicated_over, *group.summed_over}

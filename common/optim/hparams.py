@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from common.config.ranges import Decay, FiniteNotNegative, Positive, Range
-from common.optim.adaptive import LAMB, SMALLEST_EPSILON
+from common.optim.adaptive import LAMB, SMALLEST_EPSILON, AdamW
 from common.optim.momentum import LARS, SGD
 
 AdaptiveEpsilon = Range(
@@ -57,8 +57,8 @@ class LarsHparams(SgdHparams):
 
 
 @dataclass(frozen=True)
-class LambHparams:
-    """Those of LAMB.
+class MomentsHparams:
+    """Those of Adam's family.
 
     Attributes:
         source: where the set was published.
@@ -76,6 +76,20 @@ class LambHparams:
     epsilon: Annotated[float, AdaptiveEpsilon]
     weight_decay: Annotated[float, FiniteNotNegative]
 
+
+@dataclass(frozen=True)
+class LambHparams(MomentsHparams):
+    """Those of LAMB."""
+
     def lamb(self) -> LAMB:
         """The update rule."""
         return LAMB(self.beta_1, self.beta_2, self.epsilon)
+
+
+@dataclass(frozen=True)
+class AdamWHparams(MomentsHparams):
+    """Those of AdamW."""
+
+    def adamw(self) -> AdamW:
+        """The update rule."""
+        return AdamW(self.beta_1, self.beta_2, self.epsilon)

@@ -166,6 +166,34 @@ def linear_from_zero(
     return schedule
 
 
+def cosine(base: float, training_steps: int, warmup_steps: int = 0) -> Schedule:
+    """Linear warm-up from 0, then half a cosine from ``base`` to 0, where it stays.
+
+    With s = counter, W = warmup_steps and T = training_steps: base * s / W while s < W, then
+    base * (1 + cos(pi * min((s - W) / (T - W), 1))) / 2 (Loshchilov and Hutter, arXiv:1608.03983, without restarts).
+
+    Args:
+        base: the highest learning rate.
+        training_steps: T.
+        warmup_steps: W.
+
+    Raises:
+        ValueError: the warm-up is negative, or leaves no step.
+    """
+    if not 0 <= warmup_steps < training_steps:
+        raise ValueError(f"warmup_steps={warmup_steps}: at least 0 and fewer than training_steps={training_steps}")
+
+    def schedule(step: Tensor) -> Tensor:
+        count = step.to(torch.float64)
+        done = ((count - warmup_steps) / (training_steps - warmup_steps)).clamp(max=1.0)
+        decay = 0.5 * base * (1.0 + torch.cos(math.pi * done))
+        if warmup_steps == 0:
+            return decay.to(torch.float32)
+        return torch.where(count < warmup_steps, base * count / warmup_steps, decay).to(torch.float32)
+
+    return schedule
+
+
 def reference_steps(
     train_samples: int,
     global_batch: int,

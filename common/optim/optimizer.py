@@ -26,7 +26,7 @@ from common.optim.partition import build_partitions
 from common.optim.precision import LossScale
 from common.optim.reduce import GradientReducer, Route
 from common.optim.rules import GroupSettings, Rule, Update
-from common.optim.shard_plan import ShardPlan
+from common.optim.shard_plan import ShardPlan, micro_batch_axes
 from common.optim.updater import Updater as Updater
 from common.optim.weight_gather import WeightGatherer
 
@@ -111,7 +111,7 @@ class Optimizer:
         self._buffers = buffers
         self._partitions = build_partitions(buffers, plan.ranks, plan.index)
         clip_first = clip is not None and clip.when == "before_reduction"
-        routes = [plan.route(group, done=("cp",) if clip_first else ()) for group in groups]
+        routes = [plan.route(group, done=micro_batch_axes(group) if clip_first else ()) for group in groups]
         divided = [_predivide(group, route, grad_predivide) for group, route in zip(groups, routes, strict=True)]
         settings = [settings_of(g, layout, grad_divisor / by) for g, by in zip(groups, divided, strict=True)]
         self._update = self._bind(rule, settings, implementation)
@@ -121,8 +121,8 @@ class Optimizer:
             micro = micro_batches * layout.size("dp") / grad_divisor
             means = [group.grad_scale * micro / redundant_ranks(group, layout, ["cp"]) for group in groups]
             shares = [entry.norm_share for entry in settings]
-            others, sample_ranks = plan.sum_over_other_ranks, layout.group("cp")
-            self._clipper = MicroBatchClipper(clip, buffers, means, shares, micro_batches, others, sample_ranks)
+            others, sharing = plan.sum_over_other_ranks, [plan.parts_of_a_micro_batch(group) for group in groups]
+            self._clipper = MicroBatchClipper(clip, buffers, means, shares, micro_batches, others, sharing)
         early = overlap and not clip_first
         scales = [1.0 / by for by in divided]
         self._reducer = GradientReducer(self._partitions, routes, early, reduction == "all_reduce", scales)

@@ -53,9 +53,15 @@ class ShardPlan:
             group: the parameters.
             done: axes over which they have been summed before.
         """
-        axes = dict.fromkeys(axis for axis in (*SUMMED_AXES, *group.replicated_over) if axis not in done)
+        axes = dict.fromkeys(
+            axis for axis in (*SUMMED_AXES, *group.replicated_over, *group.summed_over) if axis not in done
+        )
         others = [axis for axis in axes if axis != "dp"]
         return Route(self.group, self._layout.across("dp", self.ranks, *others), self._layout.group(*axes))
+
+    def parts_of_a_micro_batch(self, group: ParameterGroup) -> dist.ProcessGroup | None:
+        """The ranks that have parts of the gradient of one micro-batch; None where this rank has all. Collective."""
+        return self._layout.group(*micro_batch_axes(group))
 
     def sum_over_shards(self, values: Tensor) -> None:
         """Sum a small tensor in place over the ranks that share."""
@@ -71,6 +77,11 @@ class ShardPlan:
         """Sum a small tensor in place over ``other_ranks``."""
         if self.other_ranks is not None:
             _sum_in_order(values, self.other_ranks, self._layout.size(*self._other_axes))
+
+
+def micro_batch_axes(group: ParameterGroup) -> tuple[str, ...]:
+    """Axes over which the gradients of one micro-batch are parts of a sum."""
+    return tuple(dict.fromkeys(axis for axis in ("cp", *group.summed_over) if axis != "dp"))
 
 
 def _sum_in_order(values: Tensor, group: dist.ProcessGroup, ranks: int) -> None:

@@ -182,6 +182,7 @@ def _header(run: RunConfig, device: torch.device, workload: Workload) -> str:
         "hardware": f"{run.world_size} x {name}",
         "versions": f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}",
         "micro-batch": f"{run.micro_batch} x {run.grad_accumulation_steps} accumulated, {run.precision}",
+        **({"planned memory": plan} if (plan := workload.memory_plan()) else {}),
         **{f"implementation: {name}": choice for name, choice in workload.implementations().items()},
     }
     return _table(rows)
@@ -215,15 +216,30 @@ def _timed(work: object, cuda: bool) -> float:
 def _step_text(timing: Timing, run: RunConfig, workload: Workload, device: torch.device) -> str:
     per_rank = timing.throughput / run.training_ranks
     rows = {
-        "step": f"{timing.step_ms:.3f} ms, {timing.throughput:,.0f} samples/s ({per_rank:,.0f} a rank)",
+        "step": f"{timing.step_ms:.3f} ms, {_rate(timing.throughput)} samples/s ({_rate(per_rank)} a rank)",
     }
     if device.type == "cuda":
         peak = next((v for k, v in PEAK_FLOPS.items() if k in torch.cuda.get_device_name(device)), None)
         flops = workload.sample_flops() * per_rank
         share = f", {flops / peak:.1%} MFU of {peak / 1e12:,.0f}" if peak else ""
         rows["model FLOP/s a rank"] = f"{flops / 1e12:.1f} TFLOP/s{share}"
-        rows["peak memory"] = f"{torch.cuda.max_memory_reserved(device) / 2**30:.1f} GiB"
+        reserved, used = torch.cuda.max_memory_reserved(device), torch.cuda.max_memory_allocated(device)
+        rows["peak memory"] = (
+            f"{reserved / 1e9:.1f} GB reserved for tensors, {used / 1e9:.1f} of it used; {_device_memory(device) / 1e9:.1f} "
+            "GB of the GPU taken in all"
+        )
     return _table(rows)
+
+
+def _rate(samples: float) -> str:
+    """Whole numbers, or four digits of a small one."""
+    return f"{samples:,.0f}" if samples >= 1000 else f"{samples:.4g}"
+
+
+def _device_memory(device: torch.device) -> int:
+    """Bytes of the GPU that are taken, by whomever."""
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free
 
 
 def _breakdown(runner: StepRunner, batches: list[Batch], steps: int, own: Sequence[tuple[str, str]]) -> str:
@@ -332,12 +348,12 @@ def _drain(batches: Iterator[HostBatch]) -> None:
 def _run_text(timing: _RunTiming, step: Timing) -> str:
     run = timing.training
     rows = {
-        "run: training": f"{run.step_ms:.3f} ms, {run.throughput:,.0f} samples/s, "
+        "run: training": f"{run.step_ms:.3f} ms, {_rate(run.throughput)} samples/s, "
         f"{run.throughput / step.throughput:.3f} of the step; host waited {timing.data_wait_ms:.2f} ms for data",
         "run: evaluation": f"{timing.first_evaluation:.2f} s first, {timing.evaluation:.2f} s after, "
         f"of {timing.eval_samples:,} samples"
         + (f", on ranks of its own ({timing.evaluation_ranks})" if timing.evaluation_ranks else ""),
-        "run: with evaluations": f"{timing.with_evaluations:,.0f} samples/s, "
+        "run: with evaluations": f"{_rate(timing.with_evaluations)} samples/s, "
         f"{timing.with_evaluations / step.throughput:.3f} of the step",
     }
     return _table(rows)

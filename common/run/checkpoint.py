@@ -4,11 +4,13 @@ A checkpoint is written into a folder beside its place and renamed once every ra
 full disk, a killed rank or a power failure leaves nothing half-written.
 
 Model and optimizer are in full tensors in the file of the first of the ranks that hold the same weights, those of the
-``dp`` and ``cp`` axes (one file for each place on the other axes); every rank's file has what is its own: random state
-and buffers. A run may therefore go on with another number of replicas, or with samples split over more or fewer ranks,
-as long as global batch and micro-batch are the same: the position counts optimizer steps. Each rank's random state then
-starts anew, from the seed and the step, and buffers are those of the first rank. On the same layout a run goes on as if
-it had not stopped.
+``dp`` and ``cp`` axes, or the same together, those of ``tp`` (one file for each place on ``pp``); every rank's file
+has what is its own: random state and buffers. A run may therefore go on with another number of replicas, and with
+samples or layers split over more or fewer ranks, as long as global batch and micro-batch are the same: the position
+counts optimizer steps. Each rank's random state then starts anew, from the seed and the step, and buffers are those of
+the first rank. On the same layout a run goes on as if it had not stopped.
+
+Frozen tensors (:mod:`common.nn.frozen`) are in no file; the digest of the base that they are is.
 """
 
 from __future__ import annotations
@@ -28,11 +30,16 @@ import torch.distributed as dist
 from torch import nn
 
 from common.distributed.layout import AXES, Layout
+from common.distributed.tensor_split import Split, check_splits, gathered, own_parts
 from common.errors import CheckpointError
+from common.nn.frozen import frozen_names
 from common.optim.groups import SUMMED_AXES
 from common.optim.updater import Updater
 
-FORMAT = 3
+FORMAT = 4
+
+SHARING_AXES = (*SUMMED_AXES, "tp")
+"""Axes whose ranks have the same weights, or the same together; a run may go on with others of them."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,9 @@ def save(
     model: nn.Module,
     updaters: tuple[Updater, ...],
     layout: Layout,
+    *,
+    base: str | None = None,
+    splits: Mapping[str, Split] | None = None,
 ) -> Path:
     """Write the checkpoint ``folder``/step_<step>; collective. It replaces one that is there already.
 
@@ -74,20 +84,31 @@ def save(
         progress: where the run stands.
         seed: of the run.
         settings: what, beside the seed, decides which samples come at a position: plain values.
-        model: its parameters and buffers are saved, as of the last update.
+        model: its parameters and buffers that are not frozen are saved, as of the last update.
         updaters: their state is saved.
         layout: the ranks.
+        base: digest of the frozen tensors.
+        splits: of those tensors, by their names in the model, that the ranks of ``tp`` hold together. All others are
+            saved as the first of these ranks has them.
 
     Raises:
         CheckpointError: a rank could not write; nothing of it stays behind, an earlier checkpoint does.
+        ValueError: a split does not fit the model.
     """
+    splits = splits or {}
     place = folder / f"step_{progress.step:08d}"
     beside = place.with_name(f".{place.name}.partial")
 
     # Collective, hence outside of what may fail on one rank alone.
     for updater in updaters:
         updater.materialize()
-    states = [updater.state_dict() for updater in updaters]
+    states: list[Any] = [updater.state_dict() for updater in updaters]
+    tensors = _own_tensors(model)
+    tp_ranks = layout.group("tp")
+    if layout.index(*SUMMED_AXES) == 0:
+        changing = {name: split for name, split in splits.items() if name not in frozen_names(model)}
+        check_splits(changing, tensors)
+        tensors, states = gathered([tensors, states], changing, tp_ranks, layout)
 
     def clear() -> None:
         if layout.rank == 0:
@@ -101,9 +122,10 @@ def save(
             "settings": dict(settings),
             "progress": vars(progress),
             "random": _random_state(layout.device),
+            "base": base,
         }
-        if layout.index(*SUMMED_AXES) == 0:
-            content |= {"model": model.state_dict(), "updaters": states}
+        if layout.index(*SHARING_AXES) == 0:
+            content |= {"model": tensors, "updaters": states}
         else:
             content |= {"buffers": _buffers(model)}
         beside.mkdir(parents=True, exist_ok=True)
@@ -147,16 +169,16 @@ def read(place: Path, settings: Mapping[str, object], layout: Layout) -> dict[st
         sentence each.
 
     Raises:
-        CheckpointError: it is missing, unreadable, incomplete, of another model-parallel layout, or of other settings;
-            or a number of the model or of the optimizer's state is not finite.
+        CheckpointError: it is missing, unreadable, incomplete, of other pipeline stages, or of other settings; or a
+            number of the model or of the optimizer's state is not finite.
     """
     first = _load(place, 0)
     written: dict[str, int] = first["layout"]
     for axis in AXES:
-        if axis not in SUMMED_AXES and written[axis] != layout.sizes[axis]:
+        if axis not in SHARING_AXES and written[axis] != layout.sizes[axis]:
             raise CheckpointError(
                 f"{place}: written with layout.{axis}={written[axis]}, this run has {layout.sizes[axis]}; only the "
-                "number of replicas and layout.cp may change"
+                "number of replicas, layout.cp and layout.tp may change"
             )
     expected, found = math.prod(written.values()), len(list(place.glob("rank_*.pt")))
     if found != expected:
@@ -182,8 +204,9 @@ def read(place: Path, settings: Mapping[str, object], layout: Layout) -> dict[st
         _require_finite(place, layout.rank, {"buffers": own.get("buffers", {})})
         return {**content, "random": own["random"], "buffers": own.get("buffers", {}), "remarks": remarks}
     changed = f"of {written['dp']} replicas, this run has {layout.sizes['dp']}"
-    if written["cp"] != layout.sizes["cp"]:
-        changed += f", and layout.cp={layout.sizes['cp']} instead of {written['cp']}"
+    for axis in ("cp", "tp"):
+        if written[axis] != layout.sizes[axis]:
+            changed += f", and layout.{axis}={layout.sizes[axis]} instead of {written[axis]}"
     remarks.append(
         f"the checkpoint is {changed}: random states start anew from the seed and the step, and the model's buffers "
         "are those of the first rank"
@@ -191,19 +214,45 @@ def read(place: Path, settings: Mapping[str, object], layout: Layout) -> dict[st
     return {**content, "random": None, "buffers": {}, "remarks": remarks}
 
 
-def restore(content: dict[str, Any], model: nn.Module, updaters: tuple[Updater, ...], layout: Layout) -> Progress:
+def restore(
+    content: dict[str, Any],
+    model: nn.Module,
+    updaters: tuple[Updater, ...],
+    layout: Layout,
+    *,
+    base: str | None = None,
+    splits: Mapping[str, Split] | None = None,
+) -> Progress:
     """Put the state that :func:`read` returned into the model, the updaters and the random generators.
 
+    Args:
+        content: of the checkpoint.
+        model, updaters, layout: of this run; frozen tensors of the model stay as they are.
+        base: digest of the frozen tensors of this run.
+        splits: of the tensors that the ranks of ``tp`` hold together in this run.
+
     Raises:
-        CheckpointError: a tensor is missing or has another shape.
+        CheckpointError: it was made with another base, or a tensor is missing or has another shape.
     """
+    if content["base"] != base:
+        raise CheckpointError(
+            f"the checkpoint was made with the base weights {content['base'] or '(none)'}, this run has "
+            f"{base or '(none)'}: resume with the base that the checkpoint continues"
+        )
+    saved, states = own_parts([content["model"], content["updaters"]], splits or {})
+    frozen = frozen_names(model)
+    if thawed := sorted(frozen & saved.keys()):
+        raise CheckpointError(
+            f"the checkpoint is of another model: it changed {thawed[0]}, which is frozen in this run"
+        )
+    unchanged = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name in frozen}
     try:
-        model.load_state_dict({**content["model"], **content["buffers"]})
+        model.load_state_dict({**saved, **content["buffers"], **unchanged})
     except RuntimeError as error:
         problems = [line.strip() for line in str(error).splitlines()[1:]]
         more = f"; and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise CheckpointError(f"the checkpoint is of another model: {problems[0]}{more}") from error
-    for updater, state in zip(updaters, content["updaters"], strict=True):
+    for updater, state in zip(updaters, states, strict=True):
         updater.load_state_dict(state)
     values = dict(content["progress"])
     values["history"] = tuple((int(samples), float(value)) for samples, value in values["history"])
@@ -258,16 +307,22 @@ def _tensors(state: object, name: str = "") -> Iterator[tuple[str, torch.Tensor]
 
 
 def _writer(written: Mapping[str, int], layout: Layout) -> int:
-    """The rank that wrote the weights for this rank's place on the axes whose ranks hold different ones."""
+    """The rank that wrote the weights of this rank's pipeline stage."""
     rank = 0
     for axis in AXES:
-        rank = rank * written[axis] + (0 if axis in SUMMED_AXES else layout.coordinate(axis))
+        rank = rank * written[axis] + (0 if axis in SHARING_AXES else layout.coordinate(axis))
     return rank
+
+
+def _own_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The model's parameters and buffers that are not frozen."""
+    frozen = frozen_names(model)
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in frozen}
 
 
 def _buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    return {name: tensor for name, tensor in model.state_dict().items() if name not in parameters}
+    return {name: tensor for name, tensor in _own_tensors(model).items() if name not in parameters}
 
 
 def _random_state(device: torch.device) -> dict[str, torch.Tensor]:

@@ -19,6 +19,7 @@ from common.distributed.faults import GracefulStop, Heartbeat
 from common.distributed.layout import Layout
 from common.distributed.rank_info import RankInfo
 from common.distributed.roles import Role
+from common.distributed.tensor_split import own_parts
 from common.distributed.weights import Arrived, Ended, Template, Transfer, WeightReceiver
 from common.errors import Interrupted, SuiteError
 from common.evaluation.ranks import ScoreSender
@@ -108,6 +109,7 @@ class EvaluationRank:
         torch.manual_seed(self.layout.generator("torch").initial_seed())
         workload = self.workload_type(run, self.layout)
         stack.callback(workload.close)
+        self.splits = workload.tensor_splits()
         evaluation = workload.evaluation(self.layout)
         stack.callback(evaluation.close)
         evaluation.warm_up()
@@ -150,7 +152,7 @@ class EvaluationRank:
     def _evaluate(self, evaluation: Evaluation, arrived: Arrived) -> None:
         self.heartbeat.beat(arrived.index + 1, "evaluation")
         began = time.perf_counter()
-        weights = Weights(self.receiver.assemble(arrived))
+        weights = Weights(own_parts(self.receiver.assemble(arrived), self.splits))
         predictions = evaluation.predict(weights)
         if self.reporter is not None:
             values = evaluation.score(predictions)

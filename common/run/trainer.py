@@ -209,7 +209,9 @@ class Trainer:
             with self.runner.on_stream():
                 self.evaluations.prepare(self.workload.weights)
             if self.resumed is not None:
-                self.progress = checkpoint.restore(self.resumed, self.workload.model, self.step.updaters, self.layout)
+                self.progress = checkpoint.restore(
+                    self.resumed, self.workload.model, self.step.updaters, self.layout, **self._of_the_model()
+                )
                 for remark in self.resumed["remarks"]:
                     self.bar.line(f"resume={self.session.resume}: {remark}")
         self._first_block, self.recording.counted = self.progress.block, self.progress.counted
@@ -395,11 +397,16 @@ class Trainer:
             if self.device.type == "cuda":
                 torch.cuda.current_stream().synchronize()
             saved_to = checkpoint.save(
-                folder, progress, self.seed, self.settings, self.workload.model, self.step.updaters, self.layout
-            )
+                folder, progress, self.seed, self.settings, self.workload.model, self.step.updaters, self.layout,
+                **self._of_the_model(),
+            )  # fmt: skip
         if self.rank_info.rank == 0:
             checkpoint.keep_newest(folder, self.session.keep_checkpoints)
         self.bar.line(f"checkpoint {saved_to}")
+
+    def _of_the_model(self) -> dict[str, Any]:
+        """What a checkpoint must know of the model beside its tensors."""
+        return {"base": self.workload.base_digest(), "splits": self.workload.tensor_splits()}
 
     def _check_data(self) -> None:
         expected = self.run.benchmark

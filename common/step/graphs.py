@@ -1,7 +1,7 @@
 """Runs a TrainStep: as one CUDA graph for each kind of batch on a GPU, eagerly elsewhere.
 
 Capture happens before ``run_start`` only, on synthetic batches and with the step's ``skip`` flag set, and leaves no
-trace: updaters write nothing under the flag, and buffers and random state are put back.
+trace: updaters write nothing under the flag, and buffers, but for frozen ones, and random state are put back.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.data.batches import Batch
 from common.errors import CaptureError
+from common.nn.frozen import frozen_names
 from common.step.capture import capturing
 from common.step.train_step import DeviceResult, TrainStep
 
@@ -156,13 +157,15 @@ def _explain(error: BaseException, operation: str, key: Hashable) -> str:
 
 @contextlib.contextmanager
 def _restored(model: nn.Module, device: torch.device) -> Iterator[None]:
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    frozen = frozen_names(model)
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers() if name not in frozen}
     host = torch.get_rng_state()
     accelerator = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     yield
     with torch.no_grad():
         for name, buffer in model.named_buffers():
-            buffer.copy_(buffers[name])
+            if name not in frozen:
+                buffer.copy_(buffers[name])
     torch.set_rng_state(host)
     if accelerator is not None:
         torch.cuda.set_rng_state(accelerator, device)

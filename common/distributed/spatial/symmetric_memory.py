@@ -11,17 +11,14 @@ and all ranks run their exchanges in the same order.
 
 from __future__ import annotations
 
-import hashlib
-import socket
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
 from torch import Tensor
 
+from common.distributed import one_machine
 from common.distributed.spatial.halo import Message
 from common.distributed.spatial.split import VolumeSplit
 
@@ -127,36 +124,18 @@ class SymmetricMemory:
 
 def try_symmetric_memory(split: VolumeSplit, device: torch.device) -> tuple[SymmetricMemory | None, str]:
     """Build the transport where every rank can, or say why not. Collective; all ranks get the same answer."""
-    if device.type != "cuda":
-        return None, f"it needs CUDA devices, not {device.type}"
-    backend = symmetric_memory.get_backend(device)
-    if backend != "CUDA":
-        return None, f"it needs PyTorch's CUDA backend for symmetric memory, not {backend}"
-    if len(set(_gather(_machine(), split, device))) > 1:
-        return None, "the ranks of a volume are on several machines"
+    assert split.group is not None  # a split over one rank exchanges nothing
+    refused = one_machine.refusal(split.group, device)
+    if refused is not None:
+        return None, refused
     transport, reason = None, "another rank cannot map its neighbours' memory"
     try:
         transport = SymmetricMemory(split, device)
     except RuntimeError as error:
         reason = f"the GPUs cannot map each other's memory: {str(error).splitlines()[0]}"
-    if not all(_gather(int(transport is not None), split, device)):
+    if not all(one_machine.gathered(int(transport is not None), split.group, device)):
         return None, reason
     return transport, ""
-
-
-def _gather(value: int, split: VolumeSplit, device: torch.device) -> list[int]:
-    """An integer of every rank."""
-    gathered = torch.empty(split.ranks, dtype=torch.int64, device=device)
-    dist.all_gather_into_tensor(gathered, torch.tensor([value], device=device), group=split.group)
-    found: list[int] = gathered.tolist()
-    return found
-
-
-def _machine() -> int:
-    """A number that the processes of one machine share: containers may have host names of their own."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    name = boot.read_text() if boot.exists() else socket.gethostname()
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")
 
 
 def _nothing() -> None:

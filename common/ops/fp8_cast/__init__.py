@@ -10,7 +10,10 @@ in the gradients.
 At the first use nothing is known (scale 0). The scale then comes from the amax of at most ``SAMPLED_ROWS`` evenly
 spaced rows with ``FIRST_MARGIN`` to spare, chosen on the device: no second pass over the tensor, no launch that all
 later uses would pay for, and none of the zeros that a fixed first scale would make of gradients around 1e-7. A
-floating-point format loses nothing by a few bits of margin.
+floating-point format loses nothing by a few bits of margin. Kernels that compute a result and write it in FP8 at once
+(:mod:`common.ops.fp8_cast.device` has what they share) do the same with ``SAMPLED_ROWS_OF_COMPUTED`` rows of it.
+
+With ``frozen_scales``, as in evaluation, a use takes the scale and leaves it alone.
 
 The formats are e4m3fn (448 at most) for activations and weights, and e5m2 (57,344) for gradients: Micikevicius et al.,
 FP8 Formats for Deep Learning, arXiv:2209.05433. Shapes: M rows, K columns.
@@ -25,17 +28,17 @@ from common.ops.implementation import Implementation, always
 from common.ops.triton_support import triton_unsupported
 
 
-def _cast_triton(*args: Any) -> Fp8Tensor:
+def _cast_triton(*args: Any, **kwargs: Any) -> Fp8Tensor:
     from common.ops.fp8_cast import triton as fp8_cast_triton  # triton is imported only where it is used
 
-    return fp8_cast_triton.cast(*args)
+    return fp8_cast_triton.cast(*args, **kwargs)
 
 
 IMPLEMENTATIONS = {
     "triton": Implementation("triton", _cast_triton, triton_unsupported),
     "torch": Implementation("torch", cast_torch, always),
 }
-"""Signature: ``cast(x, scaling, dtype, transpose) -> Fp8Tensor``."""
+"""Signature: ``cast(x, scaling, dtype, transpose, frozen_scales=False) -> Fp8Tensor``."""
 
 KERNEL_NAMES = (("FP8 casts", r"^fp8_cast_"),)
 """Kind of work and pattern of the kernels' names, for the breakdown of a step."""

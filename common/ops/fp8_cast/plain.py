@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -12,6 +12,9 @@ E4M3 = torch.float8_e4m3fn
 E5M2 = torch.float8_e5m2
 
 SAMPLED_ROWS = 256
+SAMPLED_ROWS_OF_COMPUTED = 32
+"""Of results that a kernel computes, each of whose programs computes the sample first."""
+
 FIRST_MARGIN = 4.0
 LARGEST_SCALE = 2.0**126
 """A tensor of denormal numbers would ask for more; the inverse of this one is still a normal number."""
@@ -48,7 +51,9 @@ class Fp8Tensor:
 
 
 @torch.no_grad()
-def cast_torch(x_MK: Tensor, scaling: Scaling, dtype: torch.dtype, transpose: bool) -> Fp8Tensor:
+def cast_torch(
+    x_MK: Tensor, scaling: Scaling, dtype: torch.dtype, transpose: bool, frozen_scales: bool = False
+) -> Fp8Tensor:
     """Plain version.
 
     Args:
@@ -56,20 +61,50 @@ def cast_torch(x_MK: Tensor, scaling: Scaling, dtype: torch.dtype, transpose: bo
         scaling: of this tensor; it is left with the scale for the next use.
         dtype: ``E4M3`` or ``E5M2``.
         transpose: whether the transpose is wanted too.
+        frozen_scales: leave the scale as it is.
     """
+    cast = _cast(x_MK.float(), scaling, dtype, SAMPLED_ROWS, x_MK, frozen_scales)
+    return replace(cast, transposed=cast.data.t().contiguous()) if transpose else cast
+
+
+@torch.no_grad()
+def computed_torch(
+    values_MK: Tensor, scaling: Scaling, dtype: torch.dtype, of: torch.dtype, frozen_scales: bool = False
+) -> Fp8Tensor:
+    """What a kernel writes that computes values and casts them itself.
+
+    Args:
+        values_MK: in the dtype of the arithmetic, not rounded to half precision first.
+        scaling: of this tensor; it is left with the scale for the next use.
+        dtype: ``E4M3`` or ``E5M2``.
+        of: dtype that the values stand for.
+        frozen_scales: leave the scale as it is.
+    """
+    source = torch.empty((), dtype=of, device=values_MK.device).expand(values_MK.shape)
+    return _cast(values_MK.float(), scaling, dtype, SAMPLED_ROWS_OF_COMPUTED, source, frozen_scales)
+
+
+def widen_fp8(x8: Fp8Tensor, to: torch.dtype = torch.float32) -> Tensor:
+    """The values of an FP8 tensor, rounded as fp32 products of data and inverse scale."""
+    return (x8.data.float() * x8.scale_inverse).to(to)
+
+
+def _cast(
+    wide_MK: Tensor, scaling: Scaling, dtype: torch.dtype, sampled: int, source: Tensor, frozen_scales: bool
+) -> Fp8Tensor:
     largest = torch.finfo(dtype).max
     known = scaling.scale
-    scale = torch.where(known > 0, known, _first_scale(x_MK, largest))
-    wide_MK = x_MK.float()
+    scale = torch.where(known > 0, known, _first_scale(wide_MK, largest, sampled))
     rounded_MK = (wide_MK * scale).clamp(-largest, largest)
     data_MK = rounded_MK.masked_fill(~wide_MK.isfinite(), float("nan")).to(dtype)
-    known.copy_(_scale_of(wide_MK.abs().amax(), largest, otherwise=known))
-    return Fp8Tensor(data_MK, data_MK.t().contiguous() if transpose else None, scale.reciprocal(), x_MK)
+    if not frozen_scales:
+        known.copy_(_scale_of(wide_MK.abs().amax(), largest, otherwise=known))
+    return Fp8Tensor(data_MK, None, scale.reciprocal(), source)
 
 
-def _first_scale(x_MK: Tensor, largest: float) -> Tensor:
-    step = -(-x_MK.shape[0] // SAMPLED_ROWS)
-    amax = x_MK[::step].float().abs().amax() * FIRST_MARGIN
+def _first_scale(wide_MK: Tensor, largest: float, sampled: int) -> Tensor:
+    step = -(-wide_MK.shape[0] // sampled)
+    amax = wide_MK[::step].abs().amax() * FIRST_MARGIN
     return _scale_of(amax, largest, otherwise=torch.ones_like(amax))
 
 

@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 
 from common.ops.fp8_cast import kernels
-from common.ops.fp8_cast.plain import E5M2, FIRST_MARGIN, LARGEST_SCALE, SAMPLED_ROWS, Fp8Tensor, Scaling
+from common.ops.fp8_cast.plain import E5M2, SAMPLED_ROWS, Fp8Tensor, Scaling
 from common.ops.triton_support import multiprocessors
 
 
@@ -34,7 +34,44 @@ TILES: dict[str, Tile] = {"cast": Tile(64, 128, 8, 4, 3)}
 """The best for 24,576 rows of 1,024 and of 4,096 columns on an H200, of those that its ``bench --sweep`` tries."""
 
 
-def cast(x_MK: Tensor, scaling: Scaling, dtype: torch.dtype, transpose: bool) -> Fp8Tensor:
+class Result(NamedTuple):
+    """FP8 that a kernel is going to write.
+
+    Attributes:
+        data: of the result.
+        scaling: its scale.
+        scale_inverse: 0-d fp32.
+    """
+
+    data: Tensor
+    scaling: Scaling
+    scale_inverse: Tensor
+
+    def arguments(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What such kernels take: bytes, scale, pending, inverse of the scale."""
+        return self.data.view(torch.uint8), *self.scaling, self.scale_inverse
+
+    def tensor(self, of: torch.dtype) -> Fp8Tensor:
+        """The result, whose values stand for those of dtype ``of``."""
+        source = torch.empty((), dtype=of, device=self.data.device).expand(self.data.shape)
+        return Fp8Tensor(self.data, None, self.scale_inverse, source)
+
+
+def result(scaling: Scaling, dtype: torch.dtype, shape: tuple[int, ...]) -> Result:
+    """Memory for FP8 of ``shape``."""
+    device = scaling.scale.device
+    inverse = torch.empty((), dtype=torch.float32, device=device)
+    return Result(torch.empty(shape, dtype=dtype, device=device), scaling, inverse)
+
+
+def arguments(wanted: Result | None) -> tuple[Tensor | None, ...]:
+    """What such kernels take for a result that may not be wanted."""
+    return (None,) * 4 if wanted is None else wanted.arguments()
+
+
+def cast(
+    x_MK: Tensor, scaling: Scaling, dtype: torch.dtype, transpose: bool, frozen_scales: bool = False
+) -> Fp8Tensor:
     """See :func:`common.ops.fp8_cast.plain.cast_torch`. One launch; nothing waits for the device."""
     rows, columns = x_MK.shape
     tile = TILES["cast"]
@@ -47,8 +84,7 @@ def cast(x_MK: Tensor, scaling: Scaling, dtype: torch.dtype, transpose: bool) ->
         data_MK.view(torch.uint8),
         data_MK.view(torch.uint8) if transposed_KM is None else transposed_KM.view(torch.uint8),
         scaling.scale, scaling.pending, scale_inverse, rows, columns,
-        LARGEST=torch.finfo(dtype).max, LARGEST_SCALE=LARGEST_SCALE,
-        FIRST_MARGIN=FIRST_MARGIN, SAMPLED_ROWS=SAMPLED_ROWS, E5M2=dtype == E5M2, TRANSPOSE=transpose,
+        SAMPLED_ROWS=SAMPLED_ROWS, E5M2=dtype == E5M2, FROZEN=frozen_scales, TRANSPOSE=transpose,
         BLOCK_M=tile.rows, BLOCK_K=tile.columns, STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
     return Fp8Tensor(data_MK, transposed_KM, scale_inverse, x_MK)

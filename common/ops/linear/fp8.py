@@ -189,11 +189,16 @@ def multiply(
     right_inverse: Tensor,
     dtype: torch.dtype,
     bias: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """``left right^T`` of two FP8 matrices, times both inverse scales, plus the bias: (M, N) in ``dtype``."""
-    return torch._scaled_mm(
-        left_MK, right_NK.t(), left_inverse, right_inverse, bias=bias, out_dtype=dtype, use_fast_accum=True
-    )
+    """``left right^T`` of two FP8 matrices, times both inverse scales, plus the bias: (M, N) in ``dtype``.
+
+    ``out`` is where it goes; None for a new tensor.
+    """
+    operands = (left_MK, right_NK.t(), left_inverse, right_inverse)
+    if out is None:
+        return torch._scaled_mm(*operands, bias=bias, out_dtype=dtype, use_fast_accum=True)
+    return torch._scaled_mm(*operands, bias=bias, out_dtype=dtype, use_fast_accum=True, out=out)
 
 
 def _check_rows(rows: int) -> None:

@@ -90,6 +90,36 @@ def run_rank(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+def run_split_rank(rank: int, folder: str) -> None:
+    """One of four ranks, which count 1, 2, 4 and 8, in several layouts."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=4)
+    found = {}
+    for name, sizes, axes in SPLIT:
+        counts = Counts(Layout(sizes, rank), ("seen",), ("loss",), axes=axes)
+        counts.warm_up()
+        counts.add(torch.tensor(2**rank), torch.tensor(2**rank / 2))
+        found[name] = counts.totals()
+    torch.save(found, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+SPLIT = [
+    ("replicas", {"dp": 2, "cp": 2}, ("dp",)),
+    ("replicas and parts", {"dp": 2, "cp": 2}, ("dp", "cp")),
+    ("parts", {"cp": 2, "tp": 2}, ("dp", "cp")),
+    ("layers", {"tp": 4}, ("dp", "cp")),
+]
+SEEN = {"replicas": [5, 10, 5, 10], "replicas and parts": [15] * 4, "parts": [5, 10, 5, 10], "layers": [1, 2, 4, 8]}
+"""Ranks are dealt to tp first, then to cp, then to dp."""
+
+
+def test_parts_of_samples_are_summed_where_it_is_asked_for_and_the_ranks_of_a_layer_never(tmp_path: Path):
+    mp.start_processes(run_split_rank, args=(str(tmp_path),), nprocs=4, start_method="forkserver")
+    for rank in range(4):
+        found = torch.load(tmp_path / f"{rank}.pt")
+        assert found == {name: {"seen": seen[rank], "loss": seen[rank] / 2} for name, seen in SEEN.items()}
+
+
 def test_every_rank_gets_the_sums_over_all_ranks_once_an_evaluation(tmp_path: Path):
     mp.start_processes(run_rank, args=(str(tmp_path),), nprocs=2, start_method="forkserver")
     for rank in range(2):

@@ -79,6 +79,8 @@ def test_limits_are_the_checkers_for_every_reference_point(usage: str, ruleset: 
         ("unet3d", "4.0.0", 56, "exact"),
         ("unet3d", "4.0.0", 60, "interpolated"),
         ("llama31_405b", "6.0.0", 1152, "exact"),
+        ("llama2_70b_lora", "6.1.0", 8, "exact"),
+        ("llama2_70b_lora", "6.1.0", 64, "interpolated"),
     ],
 )
 def test_reference_at_a_batch_is_the_checkers(benchmark: str, ruleset: str, batch: int, found: str) -> None:

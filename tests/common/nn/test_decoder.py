@@ -10,7 +10,7 @@ from torch import Tensor
 
 from common.errors import ConfigError
 from common.nn.decoder import Decoder, DecoderArchitecture
-from common.nn.lora import LoraSettings, TokenPlaces
+from common.nn.lora import LoraSettings, TokenPlaces, adapter_dropout
 from tests.generators import generator_of
 
 SMALL = DecoderArchitecture(
@@ -137,14 +137,15 @@ def test_fresh_adapters_change_nothing() -> None:
 
 def test_dropout_is_on_the_adapters_input_alone() -> None:
     """Its mean over seeds is no dropout; two seeds differ; the same seed gives the same."""
-    projection = small(LoraSettings(4, 8.0, 0.25), torch.float64).layers[0].qkv
+    lora = LoraSettings(4, 8.0, 0.25)
+    block = small(lora, torch.float64).layers[0]
     x = torch.randn(5, SMALL.hidden, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     seeds = [TokenPlaces.whole(1, 5, torch.tensor(seed)) for seed in range(400)]
-    outputs = torch.stack([projection(x, places) for places in seeds])
-    assert torch.equal(outputs[7], projection(x, seeds[7]))
+    outputs = torch.stack([block.qkv(x, adapter_dropout(lora, 0, places)) for places in seeds])
+    assert torch.equal(outputs[7], block.qkv(x, adapter_dropout(lora, 0, seeds[7])))
     assert not torch.equal(outputs[7], outputs[8])
     deviation = outputs.std(0) / math.sqrt(len(seeds))
-    assert ((outputs.mean(0) - projection(x, TokenPlaces.whole(1, 5))).abs() < 5 * deviation).all()
+    assert ((outputs.mean(0) - block.qkv(x)).abs() < 5 * deviation).all()
 
 
 def test_shapes_that_cannot_be() -> None:

@@ -234,16 +234,18 @@ def resume(layout: Layout, place: Path, **options: Any) -> dict[str, Any]:
 
 
 def model_parallel(layout: Layout, when: str) -> dict[str, list[float]]:
-    """One clipped step on cp 2 x tp 2: a weight of which each tp rank has its own part, and two that all have.
+    """One clipped step on cp 2 x tp 2: a weight of which each tp rank has its own part, and three that all have.
 
-    One of the two is computed redundantly by all four ranks, the other by the tp ranks alone. The parts of gradients
-    on the two cp ranks are 1 and 2 times the tp rank's number + 1, 3 and 4, and for the redundant one 7 on both.
+    One of the three is computed redundantly by all four ranks, one by the tp ranks alone, and of one all four see parts
+    of the samples. The parts of gradients on the two cp ranks are 1 and 2 times the tp rank's number + 1, 3 and 4, for
+    the redundant one 7 on both, and for the last 1, 2, 3 and 4 on the four ranks.
     """
-    own, shared, redundant = nn.Parameter(torch.zeros(100)), nn.Parameter(torch.zeros(10)), nn.Parameter(torch.zeros(5))
+    own, shared, redundant, partial = (nn.Parameter(torch.zeros(size)) for size in (100, 10, 5, 3))
     groups = [
         ParameterGroup({"own": own}),
         ParameterGroup({"shared": shared}, replicated_over=("tp",)),
         ParameterGroup({"redundant": redundant}, replicated_over=("cp", "tp")),
+        ParameterGroup({"partial": partial}, summed_over=("tp",)),
     ]
     clip = ClipNorm(1.0, when)
     optimizer = Optimizer(groups, SGD(0.0), constant(1.0), layout, grad_divisor=1.0, clip=clip)
@@ -251,10 +253,12 @@ def model_parallel(layout: Layout, when: str) -> dict[str, list[float]]:
     own.grad.fill_((1.0 + layout.index("cp")) * (1.0 + layout.index("tp")))
     shared.grad.fill_(3.0 + layout.index("cp"))
     redundant.grad.fill_(7.0)
+    partial.grad.fill_(1.0 + layout.rank)
     optimizer.arm()
     optimizer.collect()
     apply_gradients([optimizer], torch.tensor(0.0))
-    return {"own": own.tolist(), "shared": shared.tolist(), "redundant": redundant.tolist()}
+    found = {"own": own, "shared": shared, "redundant": redundant, "partial": partial}
+    return {name: weight.tolist() for name, weight in found.items()}
 
 
 def cases_of(layout: Layout, rank: int, folder: str) -> Iterator[tuple[str, Callable[[], Any]]]:

@@ -1,11 +1,14 @@
 """Schedules against the tables and formulas of the ResNet and BERT rules, in Python floats."""
 
+import math
+
 import pytest
 import torch
 
 from common.optim.learning_rate import (
     ScheduleSteps,
     constant,
+    cosine,
     linear_from_zero,
     nvidia_steps,
     polynomial,
@@ -163,3 +166,19 @@ def test_lengths_of_a_warmup_without_sense_are_refused(lengths):
     (named,) = (f"{name}={value}" for name, value in lengths.items())
     with pytest.raises(ValueError, match=named):
         warmup_then_constant(1.0, 0.1, **{"warmup_steps": 5, **lengths})
+
+
+def test_cosine_of_llama_2_lora():
+    schedule = cosine(4e-4, 1024)
+    rates = {0: 4e-4, 256: 2e-4 * (1 + math.sqrt(0.5)), 512: 2e-4, 1024: 0.0, 5000: 0.0}
+    assert {s: at(schedule, s) for s in rates} == pytest.approx(rates, rel=1e-6, abs=1e-12)
+
+
+def test_cosine_begins_after_its_warmup():
+    assert [at(cosine(1.0, 6, 4), s) for s in range(7)] == pytest.approx([0, 0.25, 0.5, 0.75, 1, 0.5, 0], abs=1e-7)
+
+
+@pytest.mark.parametrize("steps", [(4, 4), (4, -1)])
+def test_impossible_cosine_is_refused(steps):
+    with pytest.raises(ValueError, match=f"warmup_steps={steps[1]}"):
+        cosine(1.0, *steps)

@@ -166,3 +166,7 @@ def test_unknown_axis_and_bad_divisor_are_refused():
         build([ParameterGroup({"a": parameter(2)}, replicated_over=("ep",))], SGD(0.9), [1.0])
     with pytest.raises(ValueError, match="grad_divisor=0"):
         Optimizer([ParameterGroup({"a": parameter(2)})], SGD(0.9), constant(1.0), Layout(), grad_divisor=0)
+    with pytest.raises(ValueError, match="summed_over names an unknown axis 'ep'"):
+        build([ParameterGroup({"a": parameter(2)}, summed_over=("ep",))], SGD(0.9), [1.0])
+    with pytest.raises(ValueError, match="either averaged or summed over 'tp', not both"):
+        build([ParameterGroup({"a": parameter(2)}, replicated_over=("tp",), summed_over=("tp",))], SGD(0.9), [1.0])

@@ -110,13 +110,15 @@ def test_overflow_in_one_part_of_a_sample_leaves_every_bit_on_all_ranks(ranks, n
 
 @pytest.mark.parametrize("when", ["before_reduction", "after_reduction"])
 def test_beside_split_layers_too_a_weight_counts_once(ranks, when):
-    # sums over cp: 3 and 6 on the parts of tp 0 and 1, 7 where the tp ranks are redundant, and 7 where all are
-    norm = math.sqrt(100 * 3.0**2 + 100 * 6.0**2 + 10 * 7.0**2 + 5 * 7.0**2)
+    # sums over cp: 3 and 6 on the parts of tp 0 and 1, 7 where the tp ranks are redundant, and 7 where all are; over cp
+    # and tp 10 where all four have parts
+    norm = math.sqrt(100 * 3.0**2 + 100 * 6.0**2 + 10 * 7.0**2 + 5 * 7.0**2 + 3 * 10.0**2)
     for rank, results in enumerate(ranks):
         moved = results[f"model_parallel/{when}"]
         assert moved["own"] == pytest.approx([-3.0 * (1 + rank % 2) / norm] * 100)
         assert moved["shared"] == pytest.approx([-7.0 / norm] * 10)
         assert moved["redundant"] == pytest.approx([-7.0 / norm] * 5)
+        assert moved["partial"] == pytest.approx([-10.0 / norm] * 3)
 
 
 def test_only_the_first_rank_writes_model_and_optimizer(root):

@@ -48,7 +48,7 @@ def test_names_and_values_are_two_columns(capsys):
 
 def test_without_data_the_step_alone_is_measured(tmp_path, capsys):
     said = bench(capsys, f"data_dir={tmp_path / 'none'}")
-    assert re.search(r"^step +[\d.]+ ms, [\d,]+ samples/s", said, re.MULTILINE)
+    assert re.search(r"^step +[\d.]+ ms, [\d.,]+ samples/s", said, re.MULTILINE)
     assert f"not measured: there are no prepared data in {tmp_path / 'none'}" in said
 
 

@@ -125,36 +125,43 @@ def test_another_split_of_the_samples_is_told(tmp_path):
     place = save(tmp_path, 1)
     pretend_to_be_written_by(place, dp=4)
     (remark,) = checkpoint.read(place, {}, Layout({"dp": 2, "cp": 2}, 3))["remarks"]
-    assert "of 4 replicas, this run has 2, and layout.cp=2 instead of 1" in remark
+    assert "of 4 replicas, this run has 2, and layout.cp=2 instead of 1: " in remark
 
 
-def test_ranks_that_split_samples_read_the_weights_of_the_first_of_them(tmp_path):
-    # written by dp 2 x cp 2 x tp 2: the ranks that have weights are 0 and 1
+def test_another_split_of_the_layers_is_told(tmp_path):
+    place = save(tmp_path, 1)
+    pretend_to_be_written_by(place, dp=4)
+    (remark,) = checkpoint.read(place, {}, Layout({"dp": 2, "tp": 2}, 3))["remarks"]
+    assert "of 4 replicas, this run has 2, and layout.tp=2 instead of 1: " in remark
+
+
+def test_ranks_that_split_samples_or_layers_read_the_weights_of_the_first_of_them(tmp_path):
+    # written by dp 2 x cp 2 x tp 2: rank 0 alone has weights, and they are whole
     place = save(tmp_path, 1)
     pretend_to_be_written_by(place, dp=2, cp=2, tp=2)
     for rank in range(8):
         content = torch.load(place / f"rank_{rank}.pt", weights_only=True)
         torch.save(content | {"seed": rank}, place / f"rank_{rank}.pt")
-    for sizes in ({"dp": 2, "cp": 2, "tp": 2}, {"dp": 1, "cp": 4, "tp": 2}):
-        assert [checkpoint.read(place, {}, Layout(sizes, rank))["seed"] for rank in range(8)] == [0, 1] * 4
+    for sizes in ({"dp": 2, "cp": 2, "tp": 2}, {"dp": 1, "cp": 4, "tp": 2}, {"dp": 2, "tp": 4}):
+        assert [checkpoint.read(place, {}, Layout(sizes, rank))["seed"] for rank in range(8)] == [0] * 8
 
 
-def test_other_axes_must_be_the_same(tmp_path):
+def test_pipeline_stages_must_be_the_same(tmp_path):
     place = save(tmp_path, 1)
-    pretend_to_be_written_by(place, tp=2)
-    with pytest.raises(CheckpointError, match=r"written with layout.tp=2, this run has 1"):
+    pretend_to_be_written_by(place, pp=2)
+    with pytest.raises(CheckpointError, match=r"written with layout.pp=2, this run has 1"):
         checkpoint.read(place, {}, Layout())
 
 
-def test_each_place_on_the_other_axes_reads_the_first_replica_at_it(tmp_path):
-    # written by pp 2 x dp 3 x tp 2: the first replica's ranks are 0, 1 and, in the second stage, 6, 7
+def test_each_pipeline_stage_reads_the_first_of_its_ranks(tmp_path):
+    # written by pp 2 x dp 3 x tp 2: the first ranks of the stages are 0 and 6
     place = save(tmp_path, 1)
     pretend_to_be_written_by(place, pp=2, dp=3, tp=2)
     for rank in range(12):
         content = torch.load(place / f"rank_{rank}.pt", weights_only=True)
         torch.save(content | {"seed": rank}, place / f"rank_{rank}.pt")
     sizes = {"pp": 2, "dp": 1, "tp": 2}
-    assert [checkpoint.read(place, {}, Layout(sizes, rank))["seed"] for rank in range(4)] == [0, 1, 6, 7]
+    assert [checkpoint.read(place, {}, Layout(sizes, rank))["seed"] for rank in range(4)] == [0, 0, 6, 6]
 
 
 def test_a_missing_file_of_another_rank_is_noticed(tmp_path):
@@ -174,7 +181,7 @@ def test_other_settings_are_refused(tmp_path):
 def test_another_format_is_refused(tmp_path):
     place = save(tmp_path, 1)
     torch.save({"format": 1}, place / "rank_0.pt")
-    with pytest.raises(CheckpointError, match="format 1, this suite reads 3"):
+    with pytest.raises(CheckpointError, match="format 1, this suite reads 4"):
         checkpoint.read(place, {}, Layout())
 
 

@@ -10,6 +10,7 @@ import torch
 
 from common.config.schema import BenchmarkConfig
 from common.contract.evaluation import Score, Weights
+from common.distributed.layout import Layout
 from common.errors import DataError
 from common.evaluation import ranks
 from common.evaluation.ranks import RankedEvaluation, ScoreMessage
@@ -74,7 +75,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def evaluation(clock: Clock, publishing: list[float]) -> tuple[RankedEvaluation, Mailbox]:
-    made = RankedEvaluation(0, torch.device("cpu"), 1, 1)
+    made = RankedEvaluation(Layout(), 1, 1)
     receiver = Mailbox(clock)
     made._sender, made._score_receiver = Sender(clock, publishing), receiver  # type: ignore[assignment]
     return made, receiver

@@ -12,6 +12,8 @@ from common.distributed.rank_info import RankInfo
 from common.errors import CheckpointError
 from common.run.evaluation_rank import EvaluationRank
 from common.run.trainer import Trainer
+from tests import toy
+from tests.toy.workload import CosmoFlow
 
 
 def test_a_checkpoint_of_another_schedule_is_another_run_s_unless_only_the_end_is_another(tmp_path):
@@ -48,3 +50,18 @@ def test_an_evaluation_rank_asks_no_rank_before_it_evaluates(tmp_path, monkeypat
     run, session = cli.load(compose(overrides))
     EvaluationRank(cli.workload_class("resnet"), run, session, RankInfo(1, 2, 1, 2, 0, "torchrun"), torch.device("cpu"))
     assert asked == []
+
+
+def test_a_run_goes_on_above_the_base_that_its_checkpoint_was_made_with_alone(data_of, tmp_path, monkeypatch):
+    def train(digest: str, *overrides: str) -> None:
+        monkeypatch.setattr(CosmoFlow, "base_digest", lambda self: digest)
+        fixed = [f"benchmark={toy.NAME}", "scale=test", "device=cpu", "seed=1", f"data_dir={data_of(toy.NAME)}"]
+        run, session = cli.load(compose([*fixed, "benchmark.schedule.last_epoch=1", *overrides]))
+        Trainer(CosmoFlow, run, session, RankInfo(0, 1, 0, 1, 0, "single"), torch.device("cpu")).train()
+
+    with toy.known():
+        train("the first", f"output_dir={tmp_path / 'first'}", "checkpoint_every=1", "keep_checkpoints=1")
+        (place,) = (tmp_path / "first" / "checkpoints").iterdir()
+        train("the first", f"output_dir={tmp_path / 'again'}", f"resume={place}")
+        with pytest.raises(CheckpointError, match="made with the base weights the first, this run has the second"):
+            train("the second", f"output_dir={tmp_path / 'other'}", f"resume={place}")

@@ -1,0 +1,107 @@
+"""Llama-2-70B LoRA's own configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from common.config.ranges import AtLeast, NotNegative, Positive, ProbabilityBelowOne
+from common.errors import ConfigError
+from common.nn.decoder import DecoderArchitecture
+from common.nn.lora import LoraSettings
+from common.ops.implementation import AUTO
+from common.optim.hparams import AdamWHparams
+
+
+@dataclass(frozen=True)
+class Facts(DecoderArchitecture):
+    """What the rules fix beside the target: the network, its adapters and the form of a sample.
+
+    Attributes:
+        row_length: tokens of a packed row, which is a sample.
+        lora_rank, lora_alpha, lora_dropout: see :class:`common.nn.lora.LoraSettings`.
+        max_grad_norm: the gradient is clipped to it.
+    """
+
+    row_length: Annotated[int, AtLeast(2)]
+    lora_rank: Annotated[int, AtLeast(1)]
+    lora_alpha: Annotated[float, Positive]
+    lora_dropout: Annotated[float, ProbabilityBelowOne]
+    max_grad_norm: Annotated[float, Positive]
+
+    @property
+    def lora(self) -> LoraSettings:
+        """The adapters."""
+        return LoraSettings(self.lora_rank, self.lora_alpha, self.lora_dropout)
+
+
+@dataclass(frozen=True)
+class Hparams(AdamWHparams):
+    """The tunable hyperparameters: the rows of the rules' table; a sample is a packed row.
+
+    Attributes:
+        training_steps: of the cosine; the last step of a run, at the latest.
+        warmup_ratio: share of them in which the learning rate rises.
+    """
+
+    optimizer: Literal["adamw"]
+    training_steps: Annotated[int, AtLeast(1)]
+    warmup_ratio: Annotated[float, ProbabilityBelowOne]
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps in which the learning rate rises."""
+        return round(self.warmup_ratio * self.training_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Where the weights come from, and how the operations run.
+
+    Attributes:
+        base: folder in ``assets_dir`` with the base's safetensors. Without ``assets_dir`` the weights are drawn.
+        layers: of the base that are used, for benches; 0 for all.
+        blocks: ``frozen``: halves with planned memory; ``autograd``: PyTorch's operations and autograd.
+        linear: of the blocks' products: ``torch``, or ``fp8`` (``blocks=frozen`` only).
+        recomputed_qkv: so many layers compute query, key and value again in the backward pass; ``auto`` as many as memory
+            asks for.
+        head_chunk: tokens whose logits are there at a time.
+        attention, rms_norm, rope, swiglu, lora_input: implementations, or ``auto``.
+    """
+
+    base: str
+    layers: Annotated[int, NotNegative]
+    blocks: Literal["frozen", "autograd"]
+    linear: Literal["torch", "fp8"]
+    recomputed_qkv: Annotated[int, NotNegative] | Literal["auto"]
+    head_chunk: Annotated[int, AtLeast(1)]
+    attention: str = AUTO
+    rms_norm: str = AUTO
+    rope: str = AUTO
+    swiglu: str = AUTO
+    lora_input: str = AUTO
+
+    def __post_init__(self) -> None:
+        if self.linear == "fp8" and self.blocks != "frozen":
+            raise ConfigError("linear=fp8: only frozen blocks multiply in FP8; give model.blocks=frozen as well")
+
+
+@dataclass(frozen=True)
+class ReaderConfig:
+    """How rows are read.
+
+    Attributes:
+        eval_rows: of an evaluation batch on one rank.
+    """
+
+    eval_rows: Annotated[int, AtLeast(1)]
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """All of it."""
+
+    facts: Facts
+    hparams: Hparams
+    model: ModelConfig
+    reader: ReaderConfig

@@ -1,0 +1,199 @@
+"""Llama 2 70B with low-rank adapters as a workload: wires model, data, optimizer and evaluation."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from benchmarks.llama2_70b_lora.base import BaseWeights
+from benchmarks.llama2_70b_lora.config import LlamaConfig
+from benchmarks.llama2_70b_lora.data import EvaluationRows, example, open_evaluation, open_train
+from benchmarks.llama2_70b_lora.evaluate import MeanOfRows
+from benchmarks.llama2_70b_lora.loss import training_loss
+from common.config.schema import Declaration, RunConfig
+from common.contract.workload import Workload
+from common.data.batches import Batch, DataSource
+from common.distributed.context_parallel.split import ContextSplit
+from common.distributed.layout import Layout
+from common.distributed.tensor_parallel.cross_entropy import next_token_loss
+from common.distributed.tensor_parallel.layers import partial_parameters
+from common.distributed.tensor_parallel.ranks import TensorParallel
+from common.errors import ConfigError
+from common.nn.decoder import Decoder, DecoderArchitecture, split_attention
+from common.nn.frozen import mark_frozen
+from common.nn.frozen_decoder.decoder import FrozenDecoder, load_frozen
+from common.nn.frozen_decoder.memory import MemoryPlan, Workspace, plan
+from common.nn.frozen_decoder.operations import choose
+from common.nn.frozen_decoder.products import Scratch
+from common.nn.lora import TokenPlaces
+from common.ops.implementation import AUTO
+from common.optim.learning_rate import cosine
+from common.optim.optimizer import ClipNorm, ParameterGroup
+from common.step.train_step import Losses, TrainStep
+
+
+class LlamaLora(Workload):
+    """Fine-tuning of Llama 2 70B's adapters on packed documents."""
+
+    config_type: ClassVar[type] = LlamaConfig
+    title = "Llama 2"
+    axes = {"dp": "have other rows", "cp": "share rows", "tp": "share layers"}
+    own: LlamaConfig
+    model: Decoder
+
+    def __init__(self, cfg: RunConfig, layout: Layout) -> None:
+        super().__init__(cfg, layout)
+        model, facts = self.own.model, self.own.facts
+        if model.layers > facts.layers:
+            raise ConfigError(f"model.layers={model.layers}: the base has {facts.layers}; 0 uses all")
+        self._split = ContextSplit.from_layout(layout, facts.row_length)
+        parallel = TensorParallel.from_layout(layout)
+        self.architecture = _first_layers(facts, model.layers or facts.layers)
+        self.memory = self._plan()
+        self._base = None if cfg.assets_dir is None else BaseWeights(cfg.assets_dir / model.base, _first_layers(facts))
+        self.model = Decoder(self.architecture, "meta", self.dtype, facts.lora, parallel)
+        load_frozen(self.model, self._base_tensors(), layout.device, self.dtype, model.linear == "fp8")
+        self.model.initialise_adapters(lambda name: layout.shared_generator(f"weights/{name}", layout.device))
+        mark_frozen(self.model, [name for name, tensor in self.model.named_parameters() if not tensor.requires_grad])
+        recomputed = 0 if self.memory is None else self.memory.recomputed_qkv
+        if model.recomputed_qkv != AUTO:
+            recomputed = int(model.recomputed_qkv)
+        self._blocks: Decoder | FrozenDecoder = self.model
+        if model.blocks == "frozen":
+            operations, self.choices = choose(model, self.architecture, self._split, layout.device, self.dtype)
+            self._blocks = FrozenDecoder(self.model, operations, Scratch(layout.device), recomputed)
+        self.choices |= {"linear": model.linear, "blocks": model.blocks}
+
+    def _plan(self) -> MemoryPlan | None:
+        """How the step fits into the GPU; None on a CPU, and where autograd keeps what it wants."""
+        model, device = self.own.model, self.layout.device
+        if device.type != "cuda" or model.blocks != "frozen":
+            return None
+        fp8, itemsize = model.linear == "fp8", self.dtype.itemsize
+        length, ranks = self._split.local_length, self.layout.size("tp")
+        workspace = Workspace(
+            self.architecture, self.cfg.micro_batch * length, ranks, self.own.facts.lora_rank, itemsize, fp8,
+            model.head_chunk,
+        )  # fmt: skip
+        recomputed = None if model.recomputed_qkv == AUTO else int(model.recomputed_qkv)
+        return plan(workspace, torch.cuda.get_device_properties(device).total_memory, recomputed)
+
+    def _base_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and value of every frozen weight."""
+        if self._base is None:
+            device = self.layout.device
+            yield from self.model.drawn_base(
+                lambda name: self.layout.shared_generator(f"weights/{name}", device), device, self.dtype
+            )
+            return
+        wanted = {name for name, parameter in self.model.named_parameters() if not parameter.requires_grad}
+        yield from ((name, tensor) for name, tensor in self._base.tensors() if name in wanted)
+
+    @classmethod
+    def declare(cls, cfg: RunConfig) -> Declaration:
+        """A run ends after ``hparams.training_steps``; training starts from the rules' base, all of it."""
+        own: LlamaConfig = cfg.workload
+        broken = []
+        if cfg.assets_dir is None:
+            broken.append(f"assets_dir=null: training starts from the rules' base ({own.model.base} in assets_dir)")
+        if own.model.layers not in (0, own.facts.layers):
+            broken.append(f"model.layers={own.model.layers}: the base has {own.facts.layers}")
+        return Declaration(
+            schedule_options={"last_samples": own.hparams.training_steps * cfg.global_batch},
+            forbidden=broken,
+        )
+
+    def memory_plan(self) -> str:
+        """Bytes by kind."""
+        return "" if self.memory is None else self.memory.in_words()
+
+    def base_digest(self) -> str | None:
+        """Which base the adapters belong to."""
+        return None if self._base is None else self._base.digest()
+
+    def tensor_splits(self) -> dict[str, TensorSplit]:
+        """Those of the adapters."""
+        trained = {name for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+        return {name: split for name, split in self.model.tensor_splits().items() if name in trained}
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """All adapters decay; of some each rank of tp has a part of the gradient only."""
+        partial = partial_parameters(self.model)
+        groups: dict[tuple[str, ...], dict[str, torch.nn.Parameter]] = {}
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                axes = tuple(axis for axis in partial.get(name, ()) if self.layout.size(axis) > 1)
+                groups.setdefault(axes, {})[name] = parameter
+        decay = self.own.hparams.weight_decay
+        return [ParameterGroup(named, weight_decay=decay, summed_over=axes) for axes, named in groups.items()]
+
+    def build_step(self) -> TrainStep:
+        """Accumulated micro-batches, then AdamW on the mean gradient, clipped."""
+        hparams = self.own.hparams
+        schedule = cosine(hparams.base_learning_rate, hparams.training_steps, hparams.warmup_steps)
+        clip = ClipNorm(self.own.facts.max_grad_norm, "after_reduction")
+        return self.step_with(hparams.adamw(), schedule, clip=clip)
+
+    def loss(self, micro_batch: Batch) -> Losses:
+        """Mean over the rows of each row's mean loss."""
+        tensors = micro_batch.tensors
+        losses_T = self._losses(tensors, tensors["dropout_seed"])
+        part, whole = training_loss(losses_T, tensors["labels"], self._split.group)
+        return Losses(part, {"loss": whole})
+
+    def _losses(self, tensors: dict[str, Tensor], seed: Tensor | None = None) -> Tensor:
+        """Losses (T,) of this rank's tokens; without a seed as in an evaluation."""
+        device, length = self.layout.device, self.own.facts.row_length
+        places = TokenPlaces.of(len(tensors["tokens"]), length, self._split.positions(device), seed)
+        if isinstance(self._blocks, Decoder):
+            hidden_sE = self._blocks.hidden_states(tensors["tokens"], places, split_attention(self._split))
+        else:
+            hidden_sE = self._blocks.hidden_states(tensors["tokens"], places)
+        labels_T, chunk = tensors["labels"].flatten(), self.own.model.head_chunk
+        return next_token_loss(hidden_sE, self.model.head.weight, labels_T, self.model.parallel, chunk)
+
+    def example_batches(self) -> Iterable[Batch]:
+        """Made-up rows; all of training has the same shape."""
+        made_up = example(self.cfg.micro_batch, self.own.facts, self._split.local_length)
+        yield Batch(self.to_device(made_up), self.nominal_samples)
+
+    def open_data(self, root: Path) -> DataSource:
+        """Open the training rows."""
+        facts, cfg = self.own.facts, self.cfg
+        columns = self._split.positions() if self._split.ranks > 1 else None
+        return open_train(
+            root, facts, self.layout, cfg.micro_batch, cfg.grad_accumulation_steps, positions=columns
+        )
+
+    def evaluation(self, layout: Layout) -> MeanOfRows:
+        """Mean loss of the rows on the ranks of ``layout``."""
+        rows = self.own.reader.eval_rows
+        made_up = example(rows, self.own.facts, self._split.local_length)
+        del made_up["dropout_seed"]
+        inputs = self.to_device({**made_up, "present": torch.ones(rows, dtype=torch.bool)})
+        columns = self._split.positions() if self._split.ranks > 1 else None
+
+        def open_rows(root: Path) -> EvaluationRows:
+            return open_evaluation(root, self.own.facts, layout, rows, columns)
+
+        return MeanOfRows(self.model, self._losses, inputs, layout, open_rows, self.cfg.cuda_graphs)
+
+    def sample_flops(self) -> float:
+        """FLOPs of one row: products forward and towards the input, attention, adapters forward and backward."""
+        shape, length = self.architecture, self.own.facts.row_length
+        attention = shape.attention_flops(length)
+        features = shape.hidden + shape.qkv_features + shape.attention_features + shape.hidden
+        adapters = shape.layers * self.own.facts.lora_rank * features
+        return 2 * (shape.forward_flops(length) - attention) + 3 * attention + 6.0 * adapters * length
+
+
+def _first_layers(facts: DecoderArchitecture, layers: int | None = None) -> DecoderArchitecture:
+    """The architecture alone, with so many of its layers."""
+    names = [field.name for field in dataclasses.fields(DecoderArchitecture)]
+    values = {name: getattr(facts, name) for name in names}
+    return DecoderArchitecture(**{**values, "layers": layers or facts.layers})

@@ -1,0 +1,1 @@
+"""One row of tokens over several ranks: the ``cp`` axis."""

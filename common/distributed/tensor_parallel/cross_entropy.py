@@ -1,0 +1,198 @@
+"""Head and cross-entropy of the next token, for a few tokens at a time and a part of the vocabulary on each rank.
+
+The logits of all tokens are never there at once. A chunk takes the same number of tokens of every rank's own, which are
+gathered for it; each rank multiplies them with its words. Of these three numbers a token leave the rank, the largest
+logit, the sum of exponentials and the label's logit: one gather of a few kilobytes, after which all ranks add up the
+same numbers in the same order and have the same losses, bit by bit.
+
+The gradient of a token's hidden vector is its loss's gradient times a vector that the forward pass knows. With a frozen
+head that vector is therefore computed in the forward pass, while the logits are there, and the backward pass multiplies
+rows. A head that learns needs the sum over tokens, whose factors only the backward pass knows: there the logits are
+computed again, and all gradients with them.
+
+Arithmetic on logits is in fp32, or fp64 for fp64. Shapes: T tokens, s = T / ranks tokens of one rank, E hidden, v words
+of one rank, c tokens of a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from common.distributed.tensor_parallel.ranks import TensorParallel
+
+NOT_SCORED = -1
+"""Label of tokens that have none."""
+
+CHUNK = 1024
+"""Tokens: 32,000 words are then 131 MB of logits in fp32, and the product still fills a GPU."""
+
+
+def next_token_loss(
+    hidden_sE: Tensor, weight_vE: Tensor, labels_T: Tensor, parallel: TensorParallel, chunk: int = CHUNK
+) -> Tensor:
+    """The cross-entropy of every token, in nats. Collective in both passes.
+
+    Args:
+        hidden_sE: vectors of this rank's own tokens.
+        weight_vE: this rank's words of the head, those of rank 0 first; its gradient, if it learns, is complete.
+        labels_T: the next token of each, any integers, equal on all ranks; ``NOT_SCORED`` where none counts.
+        parallel: the ranks.
+        chunk: tokens of all ranks together whose logits are there at once.
+
+    Returns:
+        losses (T,): all of them on every rank; 0 where nothing is scored. All ranks do the same with them: the gradient
+        that arrives here is taken once, not summed over the ranks.
+
+    Raises:
+        ValueError: labels and tokens do not match, or a chunk without a token for every rank.
+    """
+    _check(hidden_sE, labels_T, parallel, chunk)
+    losses_T: Tensor = _NextTokenLoss.apply(hidden_sE, weight_vE, labels_T, parallel, chunk, torch.is_grad_enabled())
+    return losses_T
+
+
+@torch.no_grad()
+def head_loss(
+    hidden_sE: Tensor,
+    weight_vE: Tensor,
+    labels_T: Tensor,
+    parallel: TensorParallel,
+    chunk: int = CHUNK,
+    gradient: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """:func:`next_token_loss` of a frozen head without autograd. Collective.
+
+    Args:
+        hidden_sE, weight_vE, labels_T, parallel, chunk: see there.
+        gradient: whether the second result is wanted.
+
+    Returns:
+        losses (T,) and the gradient of each own token's loss with respect to its hidden vector (s, E), in the dtype of
+        ``hidden_sE``: times the losses' own gradient, :func:`scale_rows`, it is that of the hidden vectors.
+
+    Raises:
+        ValueError: see there.
+    """
+    _check(hidden_sE, labels_T, parallel, chunk)
+    s = hidden_sE.shape[0]
+    losses_RS = hidden_sE.new_empty(parallel.size, s, dtype=_wide(hidden_sE.dtype))
+    rows_sE = torch.empty_like(hidden_sE) if gradient else None
+    for own, hidden_cE, labels_c in _chunks(hidden_sE, labels_T, parallel, chunk):
+        scores = _score(hidden_cE, weight_vE, labels_c, parallel)
+        losses_RS[:, own] = scores.losses_c.view(parallel.size, -1)
+        if rows_sE is not None:
+            rows_cE = scores.gradient().to(hidden_cE.dtype) @ weight_vE
+            # Logits of tokens without a label may be anything; 0 * NaN would reach the gradient.
+            rows_cE.masked_fill_(~scores.scored_c.unsqueeze(1), 0.0)
+            rows_sE[own] = parallel.reduce_scatter(rows_cE)
+    return losses_RS.flatten(), rows_sE
+
+
+def scale_rows(rows_sE: Tensor, dlosses_T: Tensor, parallel: TensorParallel) -> Tensor:
+    """The gradient of the hidden vectors (s, E) from :func:`head_loss` and the gradient of all losses."""
+    return (rows_sE * parallel.own_tokens(dlosses_T).unsqueeze(1)).to(rows_sE.dtype)
+
+
+class _Scores(NamedTuple):
+    """A chunk's losses, and what its gradient is made of.
+
+    ``exponentials_cv`` are of the logits minus the rank's own largest; times ``factors_c`` they are probabilities.
+    """
+
+    losses_c: Tensor
+    scored_c: Tensor
+    exponentials_cv: Tensor
+    factors_c: Tensor
+    local_c: Tensor
+    here_c: Tensor
+
+    def gradient(self) -> Tensor:
+        """Of each token's loss with respect to its logits here, (c, v); the exponentials are overwritten."""
+        probabilities_cv = self.exponentials_cv.mul_(self.factors_c.unsqueeze(1))
+        ones_c1 = self.here_c.unsqueeze(1).to(probabilities_cv.dtype)
+        return probabilities_cv.scatter_add_(1, self.local_c.unsqueeze(1), -ones_c1)
+
+
+def _score(hidden_cE: Tensor, weight_vE: Tensor, labels_c: Tensor, parallel: TensorParallel) -> _Scores:
+    v = weight_vE.shape[0]
+    logits_cv = (hidden_cE @ weight_vE.t()).to(_wide(hidden_cE.dtype))
+    local_c = labels_c.long() - parallel.index * v
+    here_c = (local_c >= 0) & (local_c < v) & (labels_c != NOT_SCORED)
+    local_c = local_c.clamp(0, v - 1)
+    largest_c = logits_cv.amax(1)
+    of_label_c = logits_cv.gather(1, local_c.unsqueeze(1)).squeeze(1).masked_fill(~here_c, 0.0)
+    exponentials_cv = logits_cv.sub_(largest_c.unsqueeze(1)).exp_()
+    numbers_13c = torch.stack((largest_c, exponentials_cv.sum(1), of_label_c)).unsqueeze(0)
+    largest_Rc, sums_Rc, of_label_Rc = parallel.all_gather(numbers_13c).unbind(1)
+    maximum_c = largest_Rc.amax(0)
+    sum_c = (sums_Rc * (largest_Rc - maximum_c).exp()).sum(0)
+    scored_c = labels_c != NOT_SCORED
+    losses_c = (maximum_c + sum_c.log() - of_label_Rc.sum(0)).masked_fill(~scored_c, 0.0)
+    return _Scores(losses_c, scored_c, exponentials_cv, (largest_c - maximum_c).exp() / sum_c, local_c, here_c)
+
+
+class _NextTokenLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_sE: Tensor,
+        weight_vE: Tensor,
+        labels_T: Tensor,
+        parallel: TensorParallel,
+        chunk: int,
+        recording: bool,
+    ) -> Tensor:
+        of_hidden, of_weight = ctx.needs_input_grad[:2]
+        ctx.parallel, ctx.chunk, ctx.learns = parallel, chunk, of_weight
+        early = recording and of_hidden and not of_weight
+        losses_T, rows_sE = head_loss(hidden_sE, weight_vE, labels_T, parallel, chunk, early)
+        ctx.save_for_backward(*((hidden_sE, weight_vE, labels_T) if of_weight else (rows_sE,)))
+        return losses_T
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dlosses_T: Tensor) -> tuple[Tensor | None, ...]:
+        if not ctx.learns:
+            (rows_sE,) = ctx.saved_tensors
+            return scale_rows(rows_sE, dlosses_T, ctx.parallel), None, None, None, None, None
+        hidden_sE, weight_vE, labels_T = ctx.saved_tensors
+        dhidden_sE = torch.empty_like(hidden_sE) if ctx.needs_input_grad[0] else None
+        dweight_vE = torch.zeros_like(weight_vE, dtype=_wide(weight_vE.dtype))
+        dlosses_RS = dlosses_T.view(ctx.parallel.size, -1)
+        for own, hidden_cE, labels_c in _chunks(hidden_sE, labels_T, ctx.parallel, ctx.chunk):
+            scores = _score(hidden_cE, weight_vE, labels_c, ctx.parallel)
+            dlogits_cv = scores.gradient().mul_(dlosses_RS[:, own].reshape(-1, 1))
+            dlogits_cv.masked_fill_(~scores.scored_c.unsqueeze(1), 0.0)
+            narrow_cv = dlogits_cv.to(hidden_cE.dtype)
+            dweight_vE += narrow_cv.t() @ hidden_cE
+            if dhidden_sE is not None:
+                dhidden_sE[own] = ctx.parallel.reduce_scatter(narrow_cv @ weight_vE)
+        return dhidden_sE, dweight_vE.to(weight_vE.dtype), None, None, None, None
+
+
+def _chunks(
+    hidden_sE: Tensor, labels_T: Tensor, parallel: TensorParallel, chunk: int
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Which of its own tokens every rank gives to a chunk, and the hidden vectors and labels of them all."""
+    s, step = hidden_sE.shape[0], chunk // parallel.size
+    labels_RS = labels_T.view(parallel.size, s)
+    for start in range(0, s, step):
+        own = slice(start, min(start + step, s))
+        yield own, parallel.all_gather(hidden_sE[own]), labels_RS[:, own].reshape(-1)
+
+
+def _check(hidden_sE: Tensor, labels_T: Tensor, parallel: TensorParallel, chunk: int) -> None:
+    tokens = hidden_sE.shape[0] * parallel.size
+    if labels_T.shape != (tokens,):
+        raise ValueError(f"labels {tuple(labels_T.shape)} for {tokens} tokens: one for each token of all ranks")
+    if chunk < parallel.size:
+        raise ValueError(f"chunk={chunk}: at least one token for each of the {parallel.size} ranks")
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)

@@ -1,0 +1,192 @@
+"""How the ranks of an axis hold one tensor together: which rows of it each has, and the way to the whole and back."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from common.distributed.layout import Layout
+from common.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Split:
+    """One tensor, of which each rank has rows along one dimension.
+
+    A tensor of several sections (rows of queries, keys and values in one weight) has, on each rank, its rows of every
+    section, so that they are pieces that lie apart in the whole.
+
+    Attributes:
+        full_shape: of the whole tensor.
+        dim: the dimension along which it is split.
+        pieces: of each rank: first row and row behind the last of its pieces, in their order on that rank.
+        index: this rank's place among them.
+
+    Raises:
+        ValueError: the pieces are not all rows once, or the ranks have different numbers of rows.
+    """
+
+    full_shape: tuple[int, ...]
+    dim: int
+    pieces: tuple[tuple[tuple[int, int], ...], ...]
+    index: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dim < len(self.full_shape) or not 0 <= self.index < len(self.pieces):
+            raise ValueError(f"{self.full_shape} has no dimension {self.dim}, or {self.ranks} ranks no {self.index}")
+        every = sorted(itertools.chain.from_iterable(self.pieces))
+        ends = [0, *(stop for _, stop in every)]
+        if [start for start, _ in every] != ends[:-1] or ends[-1] != self.full_shape[self.dim]:
+            raise ValueError(f"pieces {self.pieces} are not all {self.full_shape[self.dim]} rows once")
+        if len({sum(stop - start for start, stop in own) for own in self.pieces}) != 1:
+            raise ValueError(f"the ranks of pieces {self.pieces} have different numbers of rows")
+
+    @classmethod
+    def over_tp(
+        cls, layout: Layout, full_shape: Sequence[int], dim: int = 0, sections: Sequence[int] | None = None
+    ) -> Split:
+        """Every section dealt to the ranks of ``tp`` in equal parts, the first rank first.
+
+        Args:
+            layout: the ranks.
+            full_shape, dim: see the class.
+            sections: rows of each, in their order; None for one section.
+
+        Raises:
+            ValueError: the ranks do not divide a section, or the sections are not all rows.
+        """
+        ranks, start = layout.size("tp"), 0
+        pieces: list[list[tuple[int, int]]] = [[] for _ in range(ranks)]
+        for rows in sections or (full_shape[dim],):
+            if rows % ranks:
+                raise ValueError(f"{ranks} ranks do not divide {rows} rows of {tuple(full_shape)}")
+            for rank, own in enumerate(pieces):
+                own.append((start + rank * rows // ranks, start + (rank + 1) * rows // ranks))
+            start += rows
+        return cls(tuple(full_shape), dim, tuple(tuple(own) for own in pieces), layout.coordinate("tp"))
+
+    @property
+    def ranks(self) -> int:
+        """How many hold the tensor."""
+        return len(self.pieces)
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """Of what one rank has."""
+        shape = list(self.full_shape)
+        shape[self.dim] //= self.ranks
+        return tuple(shape)
+
+    def local_of(self, full: Tensor) -> Tensor:
+        """What this rank has of ``full``, of ``full_shape``: a tensor of its own, of ``local_shape``."""
+        own = self.pieces[self.index]
+        return torch.cat([full.narrow(self.dim, start, stop - start) for start, stop in own], self.dim)
+
+    def full_of(self, locals: Sequence[Tensor]) -> Tensor:
+        """The whole, of ``full_shape``, from what every rank has, in their order."""
+        full = locals[0].new_empty(self.full_shape)
+        for own, local in zip(self.pieces, locals, strict=True):
+            parts = local.split([stop - start for start, stop in own], self.dim)
+            for (start, stop), part in zip(own, parts, strict=True):
+                full.narrow(self.dim, start, stop - start).copy_(part)
+        return full
+
+    def gather(self, local: Tensor, group: dist.ProcessGroup | None, device: torch.device) -> Tensor:
+        """The whole on ``device``, bit for bit; collective over ``group``, the ranks that hold it.
+
+        Args:
+            local: what this rank has, anywhere.
+            group: None where it is this rank alone.
+            device: that the group communicates on.
+        """
+        if group is None:
+            return self.full_of([local.detach().to(device)])
+        # As bytes, which every backend carries for every dtype.
+        mine = local.detach().to(device).contiguous().flatten().view(torch.uint8)
+        everyone = torch.empty(self.ranks * mine.numel(), dtype=torch.uint8, device=device)
+        dist.all_gather_into_tensor(everyone, mine, group=group)
+        return self.full_of([piece.view(local.dtype).view(self.local_shape) for piece in everyone.chunk(self.ranks)])
+
+
+def check_splits(splits: Mapping[str, Split], tensors: Mapping[str, Tensor]) -> None:
+    """Make sure that each split is one of a tensor as this rank has it.
+
+    Raises:
+        ValueError: there is no tensor of that name, or it has another shape.
+    """
+    for name, split in splits.items():
+        if name not in tensors:
+            raise ValueError(f"{name!r} is said to be split over tp, but the model has no such tensor")
+        if tuple(tensors[name].shape) != split.local_shape:
+            raise ValueError(
+                f"{name!r} is said to be split over tp into {split.local_shape}; this rank has "
+                f"{tuple(tensors[name].shape)}"
+            )
+
+
+def gathered(
+    state: Any,
+    splits: Mapping[str, Split],
+    group: dist.ProcessGroup | None,
+    layout: Layout,
+    destination: torch.device | str = "cpu",
+) -> Any:
+    """A nest of mappings and sequences with whole tensors under the names of ``splits``.
+
+    Collective over ``group``, whose ranks have the same nest.
+
+    Args:
+        state: tensors by name, at any depth; under the name of a split one they have its local shape.
+        splits: by name.
+        group: the ranks that hold each of the split tensors together; None for this rank alone.
+        layout: whose device the group communicates on.
+        destination: where whole tensors are wanted.
+
+    Raises:
+        ValueError: a tensor under the name of a split one has another shape.
+    """
+
+    def whole(name: str, tensor: Tensor) -> Tensor:
+        if tuple(tensor.shape) != splits[name].local_shape:
+            raise ValueError(f"{name!r}: {tuple(tensor.shape)} where {splits[name].local_shape} are split over tp")
+        # The group's backend may know the device alone; what stays there is one tensor at a time.
+        return splits[name].gather(tensor, group, layout.device).to(destination)
+
+    return _replaced(state, splits, whole)
+
+
+def own_parts(state: Any, splits: Mapping[str, Split]) -> Any:
+    """The inverse of :func:`gathered`: the nest with what this rank has of the tensors under the names of ``splits``.
+
+    Raises:
+        CheckpointError: a tensor has another shape than the whole.
+    """
+
+    def own(name: str, tensor: Tensor) -> Tensor:
+        if tuple(tensor.shape) != splits[name].full_shape:
+            raise CheckpointError(
+                f"the checkpoint is of another model: {name} has the shape {tuple(tensor.shape)}, "
+                f"{splits[name].full_shape} are expected"
+            )
+        return splits[name].local_of(tensor)
+
+    return _replaced(state, splits, own)
+
+
+def _replaced(state: Any, splits: Mapping[str, Split], function: Any) -> Any:
+    if isinstance(state, Mapping):
+        return {
+            name: function(name, value)
+            if name in splits and isinstance(value, Tensor)
+            else _replaced(value, splits, function)
+            for name, value in state.items()
+        }
+    if isinstance(state, list | tuple):
+        return [_replaced(value, splits, function) for value in state]
+    return state

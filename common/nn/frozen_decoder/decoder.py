@@ -1,0 +1,154 @@
+"""A :class:`common.nn.decoder.Decoder` whose base is frozen, run through its halves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from common.distributed.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from common.errors import CheckpointError
+from common.nn.decoder import Decoder, DecoderBlock
+from common.nn.frozen_decoder.blocks import (
+    Adapter,
+    AttentionHalf,
+    FrozenProduct,
+    LastNorm,
+    MlpHalf,
+    Operations,
+    Pair,
+    Tokens,
+)
+from common.nn.frozen_decoder.products import Fp8FrozenProduct, HalfProduct, Scratch
+from common.nn.lora import TokenPlaces
+from common.ops import rope
+from common.ops.fp8_cast.plain import Scaling
+
+PRODUCTS = ("qkv", "output", "gate_up", "down")
+"""The products of a block that may be in FP8; embedding and head stay as they are."""
+
+
+class SavedScale(nn.Module):
+    """The scale with which SwiGLU's input is kept in FP8; buffers as of :class:`Fp8FrozenProduct`."""
+
+    scale: Tensor
+    pending: Tensor
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.zeros((), dtype=torch.float32, device=device))
+        self.register_buffer("pending", torch.zeros(2, dtype=torch.int32, device=device), persistent=False)
+
+    def scaling(self) -> Scaling:
+        """Its state."""
+        return Scaling(self.scale, self.pending)
+
+
+@dataclass(frozen=True)
+class FrozenDecoder:
+    """The blocks of ``decoder`` as halves.
+
+    Attributes:
+        decoder: holds all weights; its blocks' products are in FP8 where :func:`load_frozen` was told so.
+        operations: how they run.
+        scratch: what they share.
+        recomputed_qkv: the first so many layers compute query, key and value again in the backward pass.
+    """
+
+    decoder: Decoder
+    operations: Operations
+    scratch: Scratch
+    recomputed_qkv: int = 0
+
+    def hidden_states(self, tokens_BS: Tensor, places: TokenPlaces) -> Tensor:
+        """Normalised hidden states (s, E) of own tokens, which the head reads."""
+        shape, parallel = self.decoder.architecture, self.decoder.parallel
+        tables = rope.tables(places.positions_T, shape.head_size, shape.rope_base)
+        numbers = places.numbers_T, parallel.own_tokens(places.numbers_T)
+        tokens = Tokens(places.rows, *numbers, *tables, places.seed)
+        pair = Pair(self.decoder.embedding(tokens_BS.flatten()), None, None)
+        for block in self.decoder.layers:
+            adapters = (block.qkv.lora_a, block.qkv.lora_b, block.output.lora_a, block.output.lora_b)
+            pair = self._attention(block)(pair, tokens, adapters)
+            pair = self._mlp(block)(pair, tokens)
+        return LastNorm(shape, self.operations, self.decoder.norm.weight)(pair)
+
+    def _attention(self, block: DecoderBlock) -> AttentionHalf:
+        shape, parallel = block.architecture, self.decoder.parallel
+        columns = shape.attention_features
+        return AttentionHalf(
+            shape,
+            self.operations,
+            parallel,
+            self.scratch,
+            block.attention_norm.weight,
+            _product(block.qkv),
+            self._adapter(block, "qkv", shape.hidden, 0),
+            _product(block.output),
+            self._adapter(block, "output", columns, parallel.index * columns // parallel.size),
+            block.index >= self.recomputed_qkv,
+        )
+
+    def _adapter(self, block: DecoderBlock, product: str, columns: int, first_column: int) -> Adapter:
+        assert block.lora is not None
+        return Adapter(block.lora, block.site(product), columns, first_column, self.operations.lora_input)
+
+    def _mlp(self, block: DecoderBlock) -> MlpHalf:
+        saved: SavedScale | None = getattr(block, "saved", None)
+        return MlpHalf(
+            block.architecture,
+            self.operations,
+            self.decoder.parallel,
+            self.scratch,
+            block.mlp_norm.weight,
+            _product(block.gate_up),
+            _product(block.down),
+            None if saved is None else saved.scaling(),
+        )
+
+
+def _product(layer: ColumnParallelLinear | RowParallelLinear) -> FrozenProduct:
+    fp8: Fp8FrozenProduct | None = getattr(layer, "fp8", None)
+    return HalfProduct(layer.weight) if fp8 is None else fp8
+
+
+@torch.no_grad()
+def load_frozen(
+    decoder: Decoder, tensors: Iterable[tuple[str, Tensor]], device: torch.device, dtype: torch.dtype, fp8: bool
+) -> None:
+    """Give a decoder that was built on ``meta`` its weights, one tensor at a time, each rank its part.
+
+    Args:
+        decoder: adapters are brought to the device uninitialised.
+        tensors: name and value of every frozen weight, whole, on any device, in any order.
+        device, dtype: where and in which dtype the network computes.
+        fp8: cast the products of the blocks, each as it comes; they are never there in a wider dtype together.
+
+    Raises:
+        CheckpointError: a weight is missing, unknown, or of another shape.
+    """
+    splits = decoder.tensor_splits()
+    missing = {name: parameter.shape for name, parameter in decoder.named_parameters() if not parameter.requires_grad}
+    for name, tensor in tensors:
+        own = splits[name].local_of(tensor) if name in splits else tensor
+        shape = missing.pop(name, None)
+        if shape != own.shape:
+            raise CheckpointError(f"{name} is {tuple(own.shape)}, the network has {shape and tuple(shape)}")
+        layer, moved = decoder.get_submodule(name.rpartition(".")[0]), own.to(device, dtype)
+        if fp8 and name.startswith("layers.") and name.split(".")[2] in PRODUCTS:
+            layer.weight = None
+            layer.fp8 = Fp8FrozenProduct(moved, dtype)
+        else:
+            layer.weight = nn.Parameter(moved, requires_grad=False)
+    if missing:
+        raise CheckpointError(f"{next(iter(missing))} and {len(missing) - 1} other frozen weights are missing")
+    for name, parameter in list(decoder.named_parameters()):
+        if parameter.requires_grad:
+            owner, _, own_name = name.rpartition(".")
+            fresh = torch.empty(parameter.shape, device=device, dtype=dtype)
+            setattr(decoder.get_submodule(owner), own_name, nn.Parameter(fresh))
+    if fp8:
+        for block in decoder.layers:
+            block.saved = SavedScale(device)

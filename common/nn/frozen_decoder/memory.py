@@ -1,0 +1,146 @@
+"""What a frozen decoder needs of a GPU's memory, before any of it is taken."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.errors import ConfigError
+from common.nn.decoder import DecoderArchitecture
+
+ADAPTER_BYTES = 16
+"""Of an adapter's weight: bf16 weight and gradient, fp32 master and two moments."""
+
+RESERVED = 1_500_000_000
+"""CUDA's context, libraries' workspaces, the allocator's fragments."""
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A micro-batch on one rank.
+
+    Attributes:
+        architecture: shapes.
+        tokens: T, of the micro-batch, under context parallelism this rank's.
+        ranks: of tp, each with a part of every layer and of the residual stream's tokens.
+        rank: of the adapters.
+        itemsize: bytes of an activation.
+        fp8: products in FP8 and SwiGLU's input kept so.
+        head_chunk: tokens whose logits are there at a time.
+    """
+
+    architecture: DecoderArchitecture
+    tokens: int
+    ranks: int
+    rank: int
+    itemsize: int
+    fp8: bool
+    head_chunk: int
+
+    def frozen(self) -> int:
+        """Bytes of the frozen weights."""
+        shape = self.architecture
+        products = shape.layers * shape.products_per_layer
+        return (products * (1 if self.fp8 else self.itemsize) + (shape.parameters - products) * self.itemsize) // self.ranks
+
+    def adapters(self) -> int:
+        """Bytes of the adapters, their gradients and the optimizer's state; half of them is split."""
+        shape = self.architecture
+        whole, split = 2 * shape.hidden, shape.qkv_features + shape.attention_features
+        return shape.layers * self.rank * (whole + split // self.ranks) * ADAPTER_BYTES
+
+    def qkv(self) -> int:
+        """Bytes of a layer's query, key and value."""
+        return self.tokens * self.architecture.qkv_features * self.itemsize // self.ranks
+
+    def layer(self) -> int:
+        """Bytes that a layer keeps for the backward pass, query, key and value among them."""
+        shape = self.architecture
+        stream = 2 * shape.hidden * self.itemsize + 2 * 4
+        attention = shape.attention_features * self.itemsize + 4 * shape.heads
+        swiglu = 2 * shape.feed_forward * (1 if self.fp8 else self.itemsize)
+        split = self.tokens * (stream + attention + swiglu) // self.ranks
+        return self.qkv() + split + self.tokens * 2 * self.rank * self.itemsize
+
+    def scratch(self) -> int:
+        """Bytes that all layers use one after another: the MLP's product in 16 bits, and a transposed weight in FP8."""
+        shape = self.architecture
+        wide = 2 * self.tokens * shape.feed_forward * self.itemsize
+        return (wide + 2 * shape.feed_forward * shape.hidden) // self.ranks if self.fp8 else wide // (2 * self.ranks)
+
+    def transient(self) -> int:
+        """Bytes at the highest point beside what is kept: inside an MLP's backward pass, or under the head."""
+        shape, ranks = self.architecture, self.ranks
+        hidden = self.tokens * shape.hidden * self.itemsize
+        gate_up = 2 * self.tokens * shape.feed_forward * (1 if self.fp8 else self.itemsize) // ranks
+        head = self.head_chunk * shape.vocabulary * (4 + 2 * self.itemsize) // ranks
+        return 5 * hidden + max(gate_up, head)
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes on one GPU.
+
+    Attributes:
+        frozen, adapters, kept, scratch, transient, reserved: see :class:`Workspace`; ``kept`` is of all layers.
+        recomputed_qkv: layers that compute query, key and value again, whose bytes are not in ``kept``.
+        capacity: of the GPU.
+    """
+
+    frozen: int
+    adapters: int
+    kept: int
+    scratch: int
+    transient: int
+    recomputed_qkv: int
+    capacity: int
+    reserved: int = RESERVED
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.frozen + self.adapters + self.kept + self.scratch + self.transient + self.reserved
+
+    def in_words(self) -> str:
+        """For people."""
+        parts = {
+            "frozen weights": self.frozen,
+            "adapters": self.adapters,
+            "kept for the backward pass": self.kept,
+            "scratch": self.scratch,
+            "transients": self.transient,
+            "reserved": self.reserved,
+        }
+        listed = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in parts.items())
+        again = f"; {self.recomputed_qkv} layers compute query, key and value again" if self.recomputed_qkv else ""
+        return f"{self.total / 1e9:.1f} GB of {self.capacity / 1e9:.1f} ({listed}{again})"
+
+
+def plan(workspace: Workspace, capacity: int, recomputed_qkv: int | None) -> MemoryPlan:
+    """Fit a training step into ``capacity`` bytes.
+
+    Args:
+        workspace: of the rank.
+        capacity: of its GPU.
+        recomputed_qkv: layers that compute query, key and value again; None for as few as fit.
+
+    Raises:
+        ConfigError: it does not fit, with bytes and remedies.
+    """
+    layers = workspace.architecture.layers
+
+    def with_recomputed(count: int) -> MemoryPlan:
+        kept = layers * workspace.layer() - count * workspace.qkv()
+        fixed = (workspace.frozen(), workspace.adapters(), kept, workspace.scratch(), workspace.transient())
+        return MemoryPlan(*fixed, count, capacity)
+
+    if recomputed_qkv is None:
+        missing = with_recomputed(0).total - capacity
+        recomputed_qkv = min(layers, max(0, -(-missing // workspace.qkv())))
+    found = with_recomputed(min(recomputed_qkv, layers))
+    if found.total > capacity:
+        raise ConfigError(
+            f"this layout needs {found.in_words()}: {(found.total - capacity) / 1e9:.1f} GB are missing; "
+            "use model.recomputed_qkv=auto, model.linear=fp8, a smaller micro_batch, more ranks of layout.cp or "
+            "layout.tp, or fewer model.layers"
+        )
+    return found

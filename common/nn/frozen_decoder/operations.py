@@ -1,0 +1,106 @@
+"""How the halves of a frozen decoder run: one implementation of each operation, chosen by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from common.distributed.context_parallel.attention import sum_of_prefixes
+from common.distributed.context_parallel.split import ContextSplit
+from common.nn.decoder import DecoderArchitecture
+from common.nn.frozen_decoder.blocks import Attending, Operations
+from common.ops import causal_attention, lora_input, rms_norm, rope, swiglu
+from common.ops.causal_attention.plain import CausalAttention, Saved
+from common.ops.implementation import OperationRequest, asked_for, select
+
+
+class Requested(Protocol):
+    """Names of implementations, or ``auto``."""
+
+    @property
+    def attention(self) -> str: ...
+    @property
+    def rms_norm(self) -> str: ...
+    @property
+    def rope(self) -> str: ...
+    @property
+    def swiglu(self) -> str: ...
+    @property
+    def lora_input(self) -> str: ...
+
+
+def choose(
+    requested: Requested,
+    architecture: DecoderArchitecture,
+    split: ContextSplit,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> tuple[Operations, dict[str, str]]:
+    """The operations for a decoder, and the names chosen.
+
+    Args:
+        requested: what is asked for.
+        architecture: sizes.
+        split: of the rows over the ranks of cp.
+        device, dtype: of activations.
+
+    Raises:
+        UnsupportedImplementation: naming ``model.<operation>``.
+    """
+    sizes = {"features": architecture.hidden, "head_size": architecture.head_size}
+    request = OperationRequest(device, dtype, sizes)
+    chosen = {}
+    for name, module in (
+        ("attention", causal_attention),
+        ("rms_norm", rms_norm),
+        ("rope", rope),
+        ("swiglu", swiglu),
+        ("lora_input", lora_input),
+    ):
+        wanted = getattr(requested, name)
+        with asked_for(f"model.{name}", wanted):
+            chosen[name] = select(module.IMPLEMENTATIONS, wanted, request)
+    functions: dict[str, Any] = {name: implementation.function for name, implementation in chosen.items()}
+    functions["attention"] = attending(functions["attention"], architecture.head_size**-0.5, split)
+    return Operations(**functions), {name: implementation.name for name, implementation in chosen.items()}
+
+
+def attending(attention: CausalAttention, scale: float, split: ContextSplit) -> Attending:
+    """Attention of this rank's queries to all keys of their rows, keeping nothing of the keys of others.
+
+    Each of a rank's chunks is one attention, to the keys from the row's first to the chunk's last. Keys and values of
+    other ranks are gathered again for the backward pass.
+
+    Args:
+        attention: of one chunk.
+        scale: of the scores.
+        split: of the rows.
+    """
+
+    def forward(q_BLHD: Tensor, k_BLKD: Tensor, v_BLKD: Tensor) -> tuple[Tensor, list[Saved]]:
+        k_BSKD, v_BSKD = split.all_gather_kv(k_BLKD, v_BLKD)
+        parts = [
+            attention.forward(q_BLHD[:, own], k_BSKD[:, :stop], v_BSKD[:, :stop], scale)
+            for own, (_, stop) in zip(split.local_chunks, split.spans, strict=True)
+        ]
+        o_BLHD = parts[0][0] if len(parts) == 1 else torch.cat([part for part, _ in parts], 1)
+        return o_BLHD, [saved._replace(q=None, k=None, v=None, o=None) for _, saved in parts]
+
+    def backward(
+        do_BLHD: Tensor, q_BLHD: Tensor, k_BLKD: Tensor, v_BLKD: Tensor, o_BLHD: Tensor, kept: Sequence[Saved]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        k_BSKD, v_BSKD = split.all_gather_kv(k_BLKD, v_BLKD)
+        pieces = []
+        for own, (_, stop), part in zip(split.local_chunks, split.spans, kept, strict=True):
+            k, v = k_BSKD[:, :stop], v_BSKD[:, :stop]
+            pieces.append(attention.backward(do_BLHD[:, own], part._replace(q=q_BLHD[:, own], k=k, v=v, o=o_BLHD[:, own])))
+        if split.ranks == 1:
+            return pieces[0]
+        dk_BSKD, dv_BSKD = (sum_of_prefixes([piece[which] for piece in pieces], split.row_length) for which in (1, 2))
+        dq_BLHD = torch.cat([piece[0] for piece in pieces], 1)
+        return dq_BLHD, *split.reduce_scatter_kv(dk_BSKD, dv_BSKD)
+
+    return Attending(forward, backward)

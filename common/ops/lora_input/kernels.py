@@ -1,0 +1,96 @@
+# mypy: allow-untyped-defs
+"""Triton kernels of the dropout in front of an adapter, over T rows of E columns.
+
+On an H200 at 8,192 tokens, E = 8192, 16 bit: dropout, of a norm's input or of x, 268 MB, 62 us at 4.3 TB/s; the
+gradient's way back reads and writes dx, 268 MB, 62 us, and its product with r = 16 is 2.1 GFLOP, 2 us.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from common.ops.dropout.kernels import keep_of_rows, mask_keys
+
+
+@triton.jit
+def _tile(T, E, BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr):
+    """Rows, columns, place and mask of this program's tile."""
+    blocks = tl.cdiv(E, BLOCK_E)
+    row = tl.program_id(0) // blocks * BLOCK_T + tl.arange(0, BLOCK_T)
+    column = tl.program_id(0) % blocks * BLOCK_E + tl.arange(0, BLOCK_E)
+    return row, column, row.to(tl.int64)[:, None] * E + column[None, :], (row < T)[:, None] & (column < E)[None, :]
+
+
+@triton.jit
+def _masked(
+    x, rows_ptr, seed_ptr, site, row, T, E, columns_total, column_offset,
+    GIVEN: tl.constexpr, PAIRS: tl.constexpr, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """The tile with its kept elements scaled and the others 0."""
+    if GIVEN:
+        number = tl.load(rows_ptr + row, mask=row < T, other=0)
+    else:
+        number = row.to(tl.int64)
+    start = number * columns_total + column_offset + tl.program_id(0) % tl.cdiv(E, BLOCK_E) * BLOCK_E
+    first, second = mask_keys(seed_ptr, site)
+    keep = keep_of_rows(start.to(tl.uint32), BLOCK_E, PAIRS, first, second, THRESHOLD)
+    return tl.where(keep, x * INVERSE_KEEP, 0.0)
+
+
+@triton.jit(do_not_specialize=["site", "column_offset"])
+def lora_input_dropped_kernel(
+    x_ptr,  # (T, E); with NORM what was normalised
+    inverse_rms_ptr,  # (T,) fp32, if NORM
+    weight_ptr,  # (E,), if NORM
+    rows_ptr,  # (T,) int64, if GIVEN
+    seed_ptr,  # 0-d int64
+    y_ptr,  # (T, E)
+    site, T, E, columns_total, column_offset,
+    NORM: tl.constexpr, GIVEN: tl.constexpr, PAIRS: tl.constexpr, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """Grid (T / BLOCK_T * E / BLOCK_E,)."""
+    row, column, place, mask = _tile(T, E, BLOCK_T, BLOCK_E)
+    x = tl.load(x_ptr + place, mask=mask, other=0.0).to(tl.float32)
+    if NORM:
+        x = x * tl.load(inverse_rms_ptr + row, mask=row < T, other=0.0)[:, None]
+        x = x * tl.load(weight_ptr + column, mask=column < E, other=0.0).to(tl.float32)[None, :]
+        x = x.to(y_ptr.dtype.element_ty).to(tl.float32)
+    if THRESHOLD:
+        x = _masked(
+            x, rows_ptr, seed_ptr, site, row, T, E, columns_total, column_offset,
+            GIVEN, PAIRS, THRESHOLD, INVERSE_KEEP, BLOCK_E,
+        )  # fmt: skip
+    tl.store(y_ptr + place, x.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["site", "column_offset"])
+def lora_input_gradient_kernel(
+    dx_ptr,  # (T, E), updated
+    du_ptr,  # (T, R)
+    a_ptr,  # (R, E)
+    rows_ptr,  # (T,) int64, if GIVEN
+    seed_ptr,  # 0-d int64
+    site, T, E, columns_total, column_offset,
+    R: tl.constexpr, GIVEN: tl.constexpr, PAIRS: tl.constexpr, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_R: tl.constexpr,
+):  # fmt: skip
+    """Grid (T / BLOCK_T * E / BLOCK_E,)."""
+    row, column, place, mask = _tile(T, E, BLOCK_T, BLOCK_E)
+    rank = tl.arange(0, BLOCK_R)
+    du = tl.load(
+        du_ptr + row.to(tl.int64)[:, None] * R + rank[None, :], mask=(row < T)[:, None] & (rank < R)[None, :], other=0.0
+    )
+    a = tl.load(
+        a_ptr + rank[:, None] * E + column[None, :], mask=(rank < R)[:, None] & (column < E)[None, :], other=0.0
+    )
+    gradient = tl.dot(du, a, input_precision="ieee")
+    if THRESHOLD:
+        gradient = _masked(
+            gradient, rows_ptr, seed_ptr, site, row, T, E, columns_total, column_offset,
+            GIVEN, PAIRS, THRESHOLD, INVERSE_KEEP, BLOCK_E,
+        )  # fmt: skip
+    dx = tl.load(dx_ptr + place, mask=mask, other=0.0).to(tl.float32) + gradient
+    tl.store(dx_ptr + place, dx.to(dx_ptr.dtype.element_ty), mask=mask)

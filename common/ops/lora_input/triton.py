@@ -1,0 +1,105 @@
+"""The input of an adapter through the Triton kernels of :mod:`common.ops.lora_input.kernels`.
+
+Everything is enqueued on the current stream and nothing waits for the device. Shapes: T rows, E columns, r rank.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from common.ops.dropout.plain import DropoutMask
+from common.ops.dropout.triton import rate
+from common.ops.lora_input import kernels
+from common.ops.lora_input.plain import WHOLE, Region
+from common.ops.triton_support import require_contiguous
+
+_LEAST_RANK = 16
+"""Of the operands of a product in tensor cores; smaller ranks are filled up with zeros."""
+
+
+class Tile(NamedTuple):
+    """How a pass cuts its (T, E) matrix.
+
+    Attributes:
+        rows, columns: of a tile.
+        warps: warps of one program, which has one tile.
+    """
+
+    rows: int
+    columns: int
+    warps: int
+
+
+TILES: dict[str, Tile] = {"dropped": Tile(4, 1024, 4), "gradient": Tile(64, 128, 4)}
+"""Pass to its tile. ``bench --sweep`` times others."""
+
+
+def _launch(tile: Tile, x_TE: Tensor, mask: DropoutMask, region: Region) -> tuple[tuple[int], dict[str, Any]]:
+    """Grid, and the arguments by name that both kernels have."""
+    tokens, columns = x_TE.shape
+    total = columns if region.columns_total is None else region.columns_total
+    block = max(2, min(tile.columns, triton.next_power_of_2(columns)))
+    return (triton.cdiv(tokens, tile.rows) * triton.cdiv(columns, block),), {
+        "rows_ptr": region.rows_T,
+        "seed_ptr": mask.seed,
+        "site": mask.site,
+        "T": tokens,
+        "E": columns,
+        "columns_total": total,
+        "column_offset": region.column_offset,
+        "GIVEN": region.rows_T is not None,
+        "PAIRS": total % 2 == 0 and region.column_offset % 2 == 0,
+        **rate(mask.p)._asdict(),
+        "BLOCK_T": tile.rows,
+        "BLOCK_E": block,
+        "num_warps": tile.warps,
+    }
+
+
+def dropped(x_TE: Tensor, mask: DropoutMask, region: Region = WHOLE) -> Tensor:
+    """See :func:`common.ops.lora_input.plain.dropped_torch`. One launch."""
+    if mask.p == 0.0:
+        return x_TE
+    require_contiguous(x=x_TE, rows=region.rows_T)
+    y_TE = torch.empty_like(x_TE)
+    grid, arguments = _launch(TILES["dropped"], x_TE, mask, region)
+    kernels.lora_input_dropped_kernel[grid](
+        x_TE, inverse_rms_ptr=None, weight_ptr=None, y_ptr=y_TE, NORM=False, **arguments
+    )
+    return y_TE
+
+
+def dropped_norm(
+    residual_TE: Tensor, inverse_rms_T: Tensor, weight_E: Tensor, mask: DropoutMask, region: Region = WHOLE
+) -> Tensor:
+    """See :func:`common.ops.lora_input.plain.dropped_norm_torch`. One launch."""
+    require_contiguous(residual=residual_TE, rows=region.rows_T)
+    y_TE = torch.empty_like(residual_TE)
+    grid, arguments = _launch(TILES["dropped"], residual_TE, mask, region)
+    kernels.lora_input_dropped_kernel[grid](
+        residual_TE, inverse_rms_ptr=inverse_rms_T, weight_ptr=weight_E, y_ptr=y_TE, NORM=True, **arguments
+    )
+    return y_TE
+
+
+def add_input_gradient(
+    dx_TE: Tensor, du_Tr: Tensor, a_rE: Tensor, mask: DropoutMask, region: Region = WHOLE
+) -> Tensor:
+    """See :func:`common.ops.lora_input.plain.add_input_gradient_torch`. One launch.
+
+    Raises:
+        ValueError: the factors have different dtypes.
+    """
+    require_contiguous(dx=dx_TE, du=du_Tr, a=a_rE, rows=region.rows_T)
+    if du_Tr.dtype != a_rE.dtype:
+        raise ValueError(f"the factors of a product have one dtype, not {du_Tr.dtype} and {a_rE.dtype}")
+    grid, arguments = _launch(TILES["gradient"], dx_TE, mask, region)
+    kernels.lora_input_gradient_kernel[grid](
+        dx_TE, du_Tr, a_rE, R=a_rE.shape[0], BLOCK_R=max(_LEAST_RANK, triton.next_power_of_2(a_rE.shape[0])),
+        **arguments,
+    )  # fmt: skip
+    return dx_TE

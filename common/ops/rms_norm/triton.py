@@ -1,0 +1,144 @@
+"""Residual addition and RMSNorm through the Triton kernels of :mod:`common.ops.rms_norm.kernels`.
+
+Everything is enqueued on the current stream and nothing waits for the device. Shapes: T tokens, E features.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from common.ops.fp8_cast.plain import E4M3, E5M2, SAMPLED_ROWS_OF_COMPUTED, Fp8Tensor, Scaling
+from common.ops.fp8_cast.triton import arguments, result
+from common.ops.rms_norm import kernels
+from common.ops.rms_norm.plain import Normed
+from common.ops.triton_support import multiprocessors, require_contiguous
+
+
+class Tile(NamedTuple):
+    """How a pass cuts its (T, E) matrix.
+
+    Attributes:
+        rows: rows that a program holds at a time.
+        warps: warps of one program.
+        programs: programs per multiprocessor, each visiting many groups of rows.
+        stages: groups in flight per program through asynchronous copies; 1 for plain loads.
+    """
+
+    rows: int
+    warps: int
+    programs: int
+    stages: int
+
+
+class Block(NamedTuple):
+    """How a pass without sums cuts its matrix.
+
+    Attributes:
+        rows, columns: of a tile.
+        warps: warps of one program, which has one tile.
+    """
+
+    rows: int
+    columns: int
+    warps: int
+
+
+TILES: dict[str, Tile | Block] = {
+    "forward": Tile(1, 32, 2, 1),
+    "backward": Tile(1, 16, 1, 2),
+    "recompute": Block(4, 1024, 4),
+}
+"""Pass to its tile. ``bench --sweep`` times others."""
+
+_ROW_OF_TILES = 8192
+"""Features that the tiles of whole rows are meant for; narrower rows take as many more at a time, up to 8."""
+
+
+def _launch(tile: Tile, x_TE: Tensor, fp8: bool, frozen_scales: bool) -> tuple[tuple[int], dict[str, Any]]:
+    """Grid and constants of a pass over whole rows."""
+    tokens, features = x_TE.shape
+    block = triton.next_power_of_2(features)
+    rows = tile.rows * min(8, max(1, _ROW_OF_TILES // block))
+    programs = min(triton.cdiv(tokens, rows), tile.programs * multiprocessors(x_TE.device))
+    return (programs,), {
+        "E": features,
+        "FP8": fp8,
+        "FROZEN": frozen_scales,
+        "SAMPLED_ROWS": SAMPLED_ROWS_OF_COMPUTED,
+        "ROWS": rows,
+        "BLOCK_E": block,
+        "GROUP": min(8, block),
+        "STAGES": tile.stages,
+        "num_warps": tile.warps,
+    }
+
+
+def _tile(name: str) -> Tile:
+    tile = TILES[name]
+    assert isinstance(tile, Tile)
+    return tile
+
+
+def forward(
+    residual_TE: Tensor,
+    delta_TE: Tensor | None,
+    weight_E: Tensor,
+    epsilon: float,
+    *,
+    half: bool = True,
+    fp8: Scaling | None = None,
+    frozen_scales: bool = False,
+) -> Normed:
+    """See :func:`common.ops.rms_norm.plain.forward_torch`. One launch."""
+    require_contiguous(residual=residual_TE, delta=delta_TE)
+    sum_TE = residual_TE if delta_TE is None else torch.empty_like(residual_TE)
+    inverse_rms_T = residual_TE.new_empty(residual_TE.shape[0], dtype=torch.float32)
+    y_TE = torch.empty_like(residual_TE) if half else None
+    y8 = None if fp8 is None else result(fp8, E4M3, residual_TE.shape)
+    grid, constants = _launch(_tile("forward"), residual_TE, y8 is not None, frozen_scales)
+    kernels.rms_norm_forward_kernel[grid](
+        residual_TE, delta_TE, weight_E, sum_TE, inverse_rms_T, y_TE, *arguments(y8), residual_TE.shape[0], epsilon,
+        DELTA=delta_TE is not None, HALF=half, **constants,
+    )  # fmt: skip
+    return Normed(sum_TE, inverse_rms_T, y_TE, None if y8 is None else y8.tensor(residual_TE.dtype))
+
+
+def backward(
+    dy_TE: Tensor,
+    residual_TE: Tensor,
+    inverse_rms_T: Tensor,
+    weight_E: Tensor,
+    d_residual_TE: Tensor | None = None,
+    *,
+    fp8: Scaling | None = None,
+    frozen_scales: bool = False,
+) -> tuple[Tensor, Fp8Tensor | None]:
+    """See :func:`common.ops.rms_norm.plain.backward_torch`. One launch."""
+    require_contiguous(dy=dy_TE, residual=residual_TE, d_residual=d_residual_TE)
+    dx_TE = torch.empty_like(dy_TE)
+    dx8 = None if fp8 is None else result(fp8, E5M2, dy_TE.shape)
+    grid, constants = _launch(_tile("backward"), dy_TE, dx8 is not None, frozen_scales)
+    kernels.rms_norm_backward_kernel[grid](
+        dy_TE, residual_TE, inverse_rms_T, weight_E, d_residual_TE, dx_TE, *arguments(dx8), dy_TE.shape[0],
+        RESIDUAL=d_residual_TE is not None, **constants,
+    )  # fmt: skip
+    return dx_TE, None if dx8 is None else dx8.tensor(dy_TE.dtype)
+
+
+def recompute(residual_TE: Tensor, inverse_rms_T: Tensor, weight_E: Tensor) -> Tensor:
+    """See :func:`common.ops.rms_norm.plain.recompute_torch`."""
+    require_contiguous(residual=residual_TE)
+    tokens, features = residual_TE.shape
+    tile = TILES["recompute"]
+    assert isinstance(tile, Block)
+    columns = min(tile.columns, triton.next_power_of_2(features))
+    y_TE = torch.empty_like(residual_TE)
+    kernels.rms_norm_recompute_kernel[(triton.cdiv(tokens, tile.rows) * triton.cdiv(features, columns),)](
+        residual_TE, inverse_rms_T, weight_E, y_TE, tokens, features,
+        ROWS=tile.rows, BLOCK_E=columns, num_warps=tile.warps,
+    )  # fmt: skip
+    return y_TE

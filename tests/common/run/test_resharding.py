@@ -1,0 +1,136 @@
+"""A checkpoint of weights that ``tp`` splits is whole: every number of ranks goes on from it with equal bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from resharding_ranks import (
+    HEADS,
+    LAYOUTS,
+    SAVED_AFTER,
+    SHAPES,
+    STEPS,
+    WORLD,
+    Trainee,
+    parts,
+    place_of,
+    resumed,
+    splits,
+    trained,
+    whole,
+)
+from resharding_ranks import run_rank as run
+from torch import Tensor, nn
+
+from common.distributed.layout import Layout
+from common.distributed.tensor_split import Split
+from common.errors import CheckpointError
+from common.run import checkpoint
+from common.run.checkpoint import Progress
+from tests.conftest import flatten
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where four ranks have saved and gone on in every layout."""
+    folder = str(tmp_path_factory.mktemp("ranks"))
+    mp.start_processes(run, args=(folder,), nprocs=WORLD, start_method="forkserver")
+    return folder
+
+
+def assert_equal_bits(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize("written", LAYOUTS)
+def test_model_and_optimizer_are_saved_whole_by_the_first_rank_alone(folder, written):
+    one = trained(Layout(seed=7), SAVED_AFTER)
+    contents = [torch.load(place_of(folder, written) / f"rank_{r}.pt", weights_only=True) for r in range(WORLD)]
+    wanted = {name: tensor for name, tensor in one.weights().items() if name != "base"}
+    assert_equal_bits(contents[0]["model"], wanted)
+    assert_equal_bits(flatten(contents[0]["updaters"]), flatten([one.optimizer.state_dict()]))
+    assert [sorted(content.keys() & {"model", "updaters", "buffers"}) for content in contents[1:]] == [["buffers"]] * 3
+    assert [sorted(content["buffers"]) for content in contents[1:]] == [["seen", "steps"]] * 3
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("written", LAYOUTS)
+def test_every_layout_goes_on_as_one_rank_that_never_stopped(folder, written, name):
+    uninterrupted = trained(Layout(seed=7), STEPS).weights()
+    for rank in range(WORLD):
+        found = torch.load(f"{folder}/{rank}.pt")[f"{written} to {name}"]
+        assert_equal_bits(found, parts(uninterrupted, Layout(LAYOUTS[name], rank)))
+
+
+@pytest.mark.parametrize("written", LAYOUTS)
+def test_one_rank_goes_on_too(folder, written):
+    found = resumed(Layout(seed=7), place_of(folder, written))
+    assert_equal_bits(found.weights(), trained(Layout(seed=7), STEPS).weights())
+
+
+def test_a_whole_tensor_of_another_shape_is_another_model(folder):
+    trainee = Trainee(Layout())
+    content = checkpoint.read(place_of(folder, "tp2"), {}, Layout())
+    wider = splits(Layout()) | {"output": Split.over_tp(Layout(), (5, 32), 1)}
+    with pytest.raises(CheckpointError, match=r"another model: output has the shape \(5, 16\), \(5, 32\) are expected"):
+        checkpoint.restore(content, trainee.model, (trainee.optimizer,), Layout(), base="made up", splits=wider)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("missing", "'missing' is said .* no such tensor"), ("norm", r"'norm' .* \(28, 6\); .* \(7,\)")]
+)
+def test_a_split_that_is_none_of_the_model_is_an_error(tmp_path, name, words):
+    split = Split.over_tp(Layout(), SHAPES["qkv"])
+    with pytest.raises(ValueError, match=words):
+        checkpoint.save(tmp_path, Progress(1), 7, {}, Trainee(Layout()).model, (), Layout(), splits={name: split})
+
+
+class Shortened:
+    """An updater that keeps one number of each row of a weight."""
+
+    def materialize(self) -> None:
+        """The model is always up to date."""
+
+    def state_dict(self) -> dict:
+        return {"factors": {"weight": torch.zeros(4)}}
+
+
+def test_a_state_that_cannot_be_put_together_is_an_error(tmp_path):
+    split = {"weight": Split.over_tp(Layout(), (4, 3))}
+    model = nn.Linear(3, 4, bias=False)
+    with pytest.raises(ValueError, match=r"'weight': \(4,\) where \(4, 3\) are split"):
+        checkpoint.save(tmp_path, Progress(1), 7, {}, model, (Shortened(),), Layout(), splits=split)
+
+
+def test_sections_are_dealt_one_by_one():
+    split = Split.over_tp(Layout({"tp": 2}, 1), (28, 6), 0, HEADS)
+    assert split.pieces == (((0, 8), (16, 18), (20, 24)), ((8, 16), (18, 20), (24, 28)))
+    assert split.local_shape == (14, 6)
+    full = whole("qkv", "any")
+    assert torch.equal(split.local_of(full), full[[*range(8, 16), 18, 19, *range(24, 28)]])
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [((16, 6, 6), "4 ranks do not divide 6 rows"), ((16, 4, 4), "not all 28 rows"), ((16, 4, 4, 8), "not all 28 rows")],
+)
+def test_sections_that_do_not_divide_or_are_not_all_rows_are_an_error(sections, words):
+    with pytest.raises(ValueError, match=words):
+        Split.over_tp(Layout({"tp": 4}), (28, 6), 0, sections)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "words"),
+    [
+        ((((0, 2),), ((2, 3),)), "not all 4 rows"),
+        ((((0, 3),), ((2, 4),)), "not all 4 rows"),
+        ((((0, 3),), ((3, 4),)), "different numbers of rows"),
+    ],
+)
+def test_pieces_are_all_rows_once_and_as_many_on_every_rank(pieces, words):
+    with pytest.raises(ValueError, match=words):
+        Split((4,), 0, pieces, 0)
