@@ -187,7 +187,7 @@ def test_a_shard_that_is_cut_off_is_named(folder):
     "content",
     [
         b"", b"short", b"\xff" * 16, (5).to_bytes(8, "little") + b"[1,2]", (9).to_bytes(8, "little") + b"{}",
-        (70).to_bytes(8, "little") + b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}'.ljust(70) + b"0000",
+        (70).to_bytes(8, "little") + b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}'.ljust(74),
         (70).to_bytes(8, "little") + b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]}}'.ljust(70),
     ],
 )  # fmt: skip
