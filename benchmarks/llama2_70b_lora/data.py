@@ -22,6 +22,7 @@ from common.data.order import EpochStream, EvalShard, MicroBatches
 from common.distributed.layout import Layout
 from common.distributed.tensor_parallel.cross_entropy import NOT_SCORED
 
+
 class TrainRows:
     """Training micro-batches of one replica; a :class:`common.data.batches.DataSource`.
 

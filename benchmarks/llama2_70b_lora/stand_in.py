@@ -71,6 +71,7 @@ class Request:
             raise ConfigError(f"--row-length={self.row_length}: at least 64, to hold a report and its summary")
         if self.hidden % self.heads:
             raise ConfigError(f"--heads={self.heads} does not divide --hidden={self.hidden}")
+        _ = self.architecture  # refuses impossible heads
         if self.vocabulary < (least := SPECIAL_PIECES + self.words):
             raise ConfigError(f"--vocabulary={self.vocabulary}: at least {least}, for bytes and {self.words} words")
 
