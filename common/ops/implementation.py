@@ -39,12 +39,13 @@ class Implementation:
 
     Attributes:
         name: what the configuration calls it.
-        function: the callable; all implementations of an operation share its signature.
+        function: the callable, or a named tuple of several that belong together, such as a forward and a backward
+            pass; all implementations of an operation share their signatures.
         unsupported: the reason why it cannot serve a request, or None if it can.
     """
 
     name: str
-    function: Callable[..., Any]
+    function: Any
     unsupported: Callable[[OperationRequest], str | None]
 
 

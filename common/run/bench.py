@@ -35,11 +35,17 @@ from common.ops import (
     attention,
     batch_norm,
     bias_gelu,
+    causal_attention,
     cross_entropy,
     dropout,
     dropout_add_norm,
     fp8_cast,
     local_convolution,
+    lora_input,
+    rms_norm,
+    rope,
+    swiglu,
+    transpose_fp8,
 )
 from common.run.reader_bench import time_reader
 from common.step.graphs import StepRunner
@@ -51,11 +57,17 @@ OPERATIONS = (
     attention,
     batch_norm,
     bias_gelu,
+    causal_attention,
     cross_entropy,
     dropout,
     dropout_add_norm,
     fp8_cast,
     local_convolution,
+    lora_input,
+    rms_norm,
+    rope,
+    swiglu,
+    transpose_fp8,
 )
 """Operations of the shared layer with kernels of their own."""
 

@@ -11,9 +11,7 @@ mask of a square only: what comes before is attended to without one, and the par
 
 from __future__ import annotations
 
-
 import torch
-
 
 from common.ops.causal_attention import cudnn, flash
 from common.ops.causal_attention.parts import Saved, merge, through

@@ -69,9 +69,7 @@ def arguments(wanted: Result | None) -> tuple[Tensor | None, ...]:
     return (None,) * 4 if wanted is None else wanted.arguments()
 
 
-def cast(
-    x_MK: Tensor, scaling: Scaling, dtype: torch.dtype, transpose: bool, frozen_scales: bool = False
-) -> Fp8Tensor:
+def cast(x_MK: Tensor, scaling: Scaling, dtype: torch.dtype, transpose: bool, frozen_scales: bool = False) -> Fp8Tensor:
     """See :func:`common.ops.fp8_cast.plain.cast_torch`. One launch; nothing waits for the device."""
     rows, columns = x_MK.shape
     tile = TILES["cast"]

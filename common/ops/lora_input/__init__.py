@@ -2,9 +2,9 @@
 
 An adapter adds ``s B A drop(x)`` to ``W x`` (Hu et al., arXiv:2106.09685, section 4.1), with the dropout in its branch
 alone. The mask's element of row t and column c has index ``rows[t] * columns_total + column_offset + c``; see
-:mod:`common.ops.dropout`. With the numbers of rows and columns in the whole tensor, every split of it over ranks has the
-same mask. Nothing is stored: backward makes ``drop(x)`` again, from the norm's input where x was a norm's result. The
-functions work without autograd.
+:mod:`common.ops.dropout`. With the numbers of rows and columns in the whole tensor, every split of it over ranks has
+the same mask. Nothing is stored: backward makes ``drop(x)`` again, from the norm's input where x was a norm's result.
+The functions work without autograd.
 """
 
 from __future__ import annotations

@@ -16,12 +16,12 @@ class Region(NamedTuple):
     """Where a part lies in the whole tensor, whose elements the mask counts; by default it is the whole.
 
     Attributes:
-        rows_T: number of each row, int64, on the device; None for 0 ... T - 1.
+        rows: number of each row, int64 (T,), on the device; None for 0 ... T - 1.
         columns_total: columns of the whole; None for those of the part.
         column_offset: of the first column of the part.
     """
 
-    rows_T: Tensor | None = None
+    rows: Tensor | None = None
     columns_total: int | None = None
     column_offset: int = 0
 
@@ -98,7 +98,7 @@ def add_input_gradient_torch(
 
 def _masked(wide_TE: Tensor, mask: DropoutMask, region: Region) -> Tensor:
     tokens, columns = wide_TE.shape
-    rows_T = torch.arange(tokens, device=wide_TE.device) if region.rows_T is None else region.rows_T
+    rows_T = torch.arange(tokens, device=wide_TE.device) if region.rows is None else region.rows
     total = columns if region.columns_total is None else region.columns_total
     index_TE = rows_T.unsqueeze(1) * total + region.column_offset + torch.arange(columns, device=wide_TE.device)
     keep_TE = keep_mask(mask.seed, mask.site, index_TE, mask.p)

@@ -44,14 +44,14 @@ def _launch(tile: Tile, x_TE: Tensor, mask: DropoutMask, region: Region) -> tupl
     total = columns if region.columns_total is None else region.columns_total
     block = max(2, min(tile.columns, triton.next_power_of_2(columns)))
     return (triton.cdiv(tokens, tile.rows) * triton.cdiv(columns, block),), {
-        "rows_ptr": region.rows_T,
+        "rows_ptr": region.rows,
         "seed_ptr": mask.seed,
         "site": mask.site,
         "T": tokens,
         "E": columns,
         "columns_total": total,
         "column_offset": region.column_offset,
-        "GIVEN": region.rows_T is not None,
+        "GIVEN": region.rows is not None,
         "PAIRS": total % 2 == 0 and region.column_offset % 2 == 0,
         **rate(mask.p)._asdict(),
         "BLOCK_T": tile.rows,
@@ -64,7 +64,7 @@ def dropped(x_TE: Tensor, mask: DropoutMask, region: Region = WHOLE) -> Tensor:
     """See :func:`common.ops.lora_input.plain.dropped_torch`. One launch."""
     if mask.p == 0.0:
         return x_TE
-    require_contiguous(x=x_TE, rows=region.rows_T)
+    require_contiguous(x=x_TE, rows=region.rows)
     y_TE = torch.empty_like(x_TE)
     grid, arguments = _launch(TILES["dropped"], x_TE, mask, region)
     kernels.lora_input_dropped_kernel[grid](
@@ -77,7 +77,7 @@ def dropped_norm(
     residual_TE: Tensor, inverse_rms_T: Tensor, weight_E: Tensor, mask: DropoutMask, region: Region = WHOLE
 ) -> Tensor:
     """See :func:`common.ops.lora_input.plain.dropped_norm_torch`. One launch."""
-    require_contiguous(residual=residual_TE, rows=region.rows_T)
+    require_contiguous(residual=residual_TE, rows=region.rows)
     y_TE = torch.empty_like(residual_TE)
     grid, arguments = _launch(TILES["dropped"], residual_TE, mask, region)
     kernels.lora_input_dropped_kernel[grid](
@@ -86,15 +86,13 @@ def dropped_norm(
     return y_TE
 
 
-def add_input_gradient(
-    dx_TE: Tensor, du_Tr: Tensor, a_rE: Tensor, mask: DropoutMask, region: Region = WHOLE
-) -> Tensor:
+def add_input_gradient(dx_TE: Tensor, du_Tr: Tensor, a_rE: Tensor, mask: DropoutMask, region: Region = WHOLE) -> Tensor:
     """See :func:`common.ops.lora_input.plain.add_input_gradient_torch`. One launch.
 
     Raises:
         ValueError: the factors have different dtypes.
     """
-    require_contiguous(dx=dx_TE, du=du_Tr, a=a_rE, rows=region.rows_T)
+    require_contiguous(dx=dx_TE, du=du_Tr, a=a_rE, rows=region.rows)
     if du_Tr.dtype != a_rE.dtype:
         raise ValueError(f"the factors of a product have one dtype, not {du_Tr.dtype} and {a_rE.dtype}")
     grid, arguments = _launch(TILES["gradient"], dx_TE, mask, region)

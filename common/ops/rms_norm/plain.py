@@ -29,7 +29,10 @@ class Normed(NamedTuple):
 
 
 class RmsNorm(NamedTuple):
-    """The functions of an implementation; see :func:`forward_torch`, :func:`backward_torch`, :func:`recompute_torch`."""
+    """The functions of an implementation.
+
+    See :func:`forward_torch`, :func:`backward_torch` and :func:`recompute_torch`.
+    """
 
     forward: Callable[..., Normed]
     backward: Callable[..., tuple[Tensor, Fp8Tensor | None]]

@@ -111,7 +111,7 @@ def rope_backward_kernel(
             for first_row in range(0, SAMPLED_ROWS, BLOCK_T):
                 sample = first_row + tl.arange(0, BLOCK_T)
                 row = tl.where(sample < SAMPLED_ROWS, sample * step, T)
-                for head in range(0, all_heads):
+                for head in range(all_heads):
                     first, second, mask = _gradient(
                         dq_ptr, dk_ptr, dv_ptr, cos_ptr, sin_ptr, row, head, T, H, K, HALF_D, BLOCK_D
                     )
@@ -121,9 +121,7 @@ def rope_backward_kernel(
     for tile in range(tl.program_id(0), tl.cdiv(T, BLOCK_T) * all_heads, tl.num_programs(0)):
         head = tile % all_heads
         row = tile // all_heads * BLOCK_T + tl.arange(0, BLOCK_T)
-        first, second, mask = _gradient(
-            dq_ptr, dk_ptr, dv_ptr, cos_ptr, sin_ptr, row, head, T, H, K, HALF_D, BLOCK_D
-        )
+        first, second, mask = _gradient(dq_ptr, dk_ptr, dv_ptr, cos_ptr, sin_ptr, row, head, T, H, K, HALF_D, BLOCK_D)
         target = _place(row, head, all_heads, HALF_D, BLOCK_D)
         if HALF:
             tl.store(d_qkv_ptr + target, first.to(d_qkv_ptr.dtype.element_ty), mask=mask)

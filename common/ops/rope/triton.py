@@ -74,7 +74,8 @@ def backward(
     programs = min(triton.cdiv(tokens, tile.rows) * all_heads, tile.programs * multiprocessors(dq_THD.device))
     kernels.rope_backward_kernel[(programs,)](
         dq_THD, dk_TKD, dv_TKD, cos_TD2, sin_TD2, d_qkv_TN, *arguments(d_qkv8), tokens,
-        H=heads, K=kv_heads, HALF=half, FP8=d_qkv8 is not None, FROZEN=frozen_scales, SAMPLED_ROWS=SAMPLED_ROWS_OF_COMPUTED,
+        H=heads, K=kv_heads, HALF=half, FP8=d_qkv8 is not None, FROZEN=frozen_scales,
+        SAMPLED_ROWS=SAMPLED_ROWS_OF_COMPUTED,
         HALF_D=size // 2, BLOCK_T=tile.rows, BLOCK_D=block, GROUP=min(8, block), num_warps=tile.warps,
     )  # fmt: skip
     return d_qkv_TN, None if d_qkv8 is None else d_qkv8.tensor(dq_THD.dtype)

@@ -71,25 +71,24 @@ def swiglu_forward_kernel(
         saved_scale = saved_known
         saved_peak = no_peak(BLOCK_T, BLOCK_F, GROUP)
         unknown = unknown | (saved_known == 0.0)
-    if FP8 or SAVE:
-        if unknown:
-            sampled = no_peak(BLOCK_T, BLOCK_F, GROUP)
-            saved_sampled = no_peak(BLOCK_T, BLOCK_F, GROUP)
-            step = tl.cdiv(T, SAMPLED_ROWS)
-            for first_row in range(0, SAMPLED_ROWS, BLOCK_T):
-                sample = first_row + tl.arange(0, BLOCK_T)
-                row = tl.where(sample < SAMPLED_ROWS, sample * step, T)
-                for first_column in range(0, F, BLOCK_F):
-                    place, mask = _place(row, first_column + tl.arange(0, BLOCK_F), T, F)
-                    gate = _load(gate_up_ptr, place, mask, 1.0, False)
-                    up = _load(gate_up_ptr + F, place, mask, 1.0, False)
-                    sampled = peak_of(sampled, gate * _sigmoid(gate) * up, BLOCK_T, BLOCK_F, GROUP)
-                    saved_sampled = peak_of(saved_sampled, gate, BLOCK_T, BLOCK_F, GROUP)
-                    saved_sampled = peak_of(saved_sampled, up, BLOCK_T, BLOCK_F, GROUP)
-            if FP8:
-                scale = tl.where(known == 0.0, first_scale(sampled, False), known)
-            if SAVE:
-                saved_scale = tl.where(saved_known == 0.0, first_scale(saved_sampled, False), saved_known)
+    if unknown:
+        sampled = no_peak(BLOCK_T, BLOCK_F, GROUP)
+        saved_sampled = no_peak(BLOCK_T, BLOCK_F, GROUP)
+        step = tl.cdiv(T, SAMPLED_ROWS)
+        for first_row in range(0, SAMPLED_ROWS, BLOCK_T):
+            sample = first_row + tl.arange(0, BLOCK_T)
+            row = tl.where(sample < SAMPLED_ROWS, sample * step, T)
+            for first_column in range(0, F, BLOCK_F):
+                place, mask = _place(row, first_column + tl.arange(0, BLOCK_F), T, F)
+                gate = _load(gate_up_ptr, place, mask, 1.0, False)
+                up = _load(gate_up_ptr + F, place, mask, 1.0, False)
+                sampled = peak_of(sampled, gate * _sigmoid(gate) * up, BLOCK_T, BLOCK_F, GROUP)
+                saved_sampled = peak_of(saved_sampled, gate, BLOCK_T, BLOCK_F, GROUP)
+                saved_sampled = peak_of(saved_sampled, up, BLOCK_T, BLOCK_F, GROUP)
+        if FP8:
+            scale = tl.where(known == 0.0, first_scale(sampled, False), known)
+        if SAVE:
+            saved_scale = tl.where(saved_known == 0.0, first_scale(saved_sampled, False), saved_known)
 
     columns = tl.cdiv(F, BLOCK_F)
     for tile in tl.range(tl.program_id(0), tl.cdiv(T, BLOCK_T) * columns, tl.num_programs(0), num_stages=STAGES):

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.ops.fp8_cast.plain import Fp8Tensor, Scaling
 from common.ops.dropout.plain import DropoutMask
+from common.ops.fp8_cast.plain import Fp8Tensor, Scaling
 from common.ops.lora_input import plain as lora_plain
 from common.ops.lora_input import triton as lora_triton
 from common.ops.lora_input.plain import Region

@@ -1,0 +1,162 @@
+"""Dense causal attention against autograd over a masked softmax in float64: plain, in parts, and merged."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from common.errors import UnsupportedImplementation
+from common.ops.causal_attention import IMPLEMENTATIONS, cudnn, flash, merge, plain
+from common.ops.causal_attention.parts import Library, through
+from common.ops.causal_attention.plain import CausalAttention, Saved
+from common.ops.implementation import OperationRequest, select
+
+SHAPES = pytest.mark.parametrize(
+    ("queries", "keys", "heads", "kv_heads"), [(7, 7, 4, 2), (1, 1, 2, 2), (5, 12, 6, 2), (3, 4, 3, 1), (1, 9, 2, 1)]
+)
+
+
+def tensors(queries: int, keys: int, heads: int, kv_heads: int, rows: int = 2) -> list[Tensor]:
+    """q, k, v and the gradient of the context."""
+    shapes = ((queries, heads), (keys, kv_heads), (keys, kv_heads), (queries, heads))
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(rows, *shape, 8, dtype=torch.float64, generator=generator) for shape in shapes]
+
+
+def by_formula(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Context and log-sum-exp, head by head; query i sees keys up to Sk - Sq + i."""
+    queries, keys, group = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
+    sees = torch.tensor([[j <= keys - queries + i for j in range(keys)] for i in range(queries)])
+    contexts, lses = [], []
+    for head in range(q.shape[2]):
+        scores = q[:, :, head] @ k[:, :, head // group].transpose(1, 2) * scale
+        scores = scores.masked_fill(~sees, -math.inf)
+        contexts.append(scores.softmax(-1) @ v[:, :, head // group])
+        lses.append(scores.logsumexp(-1))
+    return torch.stack(contexts, 2), torch.stack(lses, 1)
+
+
+def check(attention: CausalAttention, given: list[Tensor], scale: float) -> None:
+    q, k, v, do = given
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    expected, lse = by_formula(*leaves, scale)
+    o, saved = attention.forward(q, k, v, scale)
+    close(o, expected.detach())
+    close(saved.lse, lse.detach())
+    gradients = torch.autograd.grad(expected, leaves, do)
+    for found, reference in zip(attention.backward(do, saved), gradients, strict=True):
+        close(found, reference)
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
+
+
+@SHAPES
+@pytest.mark.parametrize("scores", [1, 200, 1 << 26], ids=["one query", "chunks", "all at once"])
+def test_plain(queries: int, keys: int, heads: int, kv_heads: int, scores: int, monkeypatch) -> None:
+    monkeypatch.setattr(plain, "MOST_SCORES", scores)
+    check(IMPLEMENTATIONS["torch"].function, tensors(queries, keys, heads, kv_heads), 0.3)
+
+
+def test_plain_in_half_precision_computes_in_single() -> None:
+    q, k, v, do = (x.bfloat16() for x in tensors(7, 9, 4, 2))
+    attention = IMPLEMENTATIONS["torch"].function
+    o, saved = attention.forward(q, k, v, 0.3)
+    wide, _ = attention.forward(q.float(), k.float(), v.float(), 0.3)
+    assert torch.equal(o, wide.bfloat16())
+    assert saved.lse.dtype == torch.float32
+    assert [x.dtype for x in attention.backward(do, saved)] == [torch.bfloat16] * 3
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "heads", "kv_heads"), [(3, 3, 3, 2), (4, 3, 2, 2)], ids=["heads", "too many queries"]
+)
+def test_shapes_that_mean_nothing_are_refused(queries: int, keys: int, heads: int, kv_heads: int) -> None:
+    q, k, v, _ = tensors(queries, keys, heads, kv_heads)
+    for attention in (IMPLEMENTATIONS["torch"].function, IMPLEMENTATIONS["flash"].function):
+        with pytest.raises(ValueError, match="causal attention of queries"):
+            attention.forward(q, k, v, 1.0)
+
+
+# Parts, through the attention of a CPU in PyTorch: the mask of a square or none, and as many heads of keys as queries
+
+
+def on_cpu_forward(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor, Any]:
+    assert not causal or q.shape[1] == k.shape[1]
+    group = q.shape[2] // k.shape[2]
+    q, k, v = (x.transpose(1, 2) for x in (q, k.repeat_interleave(group, 2), v.repeat_interleave(group, 2)))
+    o, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+    return o.transpose(1, 2), lse, "causal" if causal else "all"
+
+
+def on_cpu_backward(do: Tensor, saved: Saved, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+    assert saved.state == ("causal" if causal else "all")
+    kv_heads, group = saved.k.shape[2], saved.q.shape[2] // saved.k.shape[2]
+    k, v = (x.repeat_interleave(group, 2) for x in (saved.k, saved.v))
+    gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        *(x.transpose(1, 2) for x in (do, saved.q, k, v, saved.o)), saved.lse, 0.0, causal, scale=saved.scale
+    )
+    dq, dk, dv = (x.transpose(1, 2) for x in gradients)
+    return dq, dk.unflatten(2, (kv_heads, group)).sum(3), dv.unflatten(2, (kv_heads, group)).sum(3)
+
+
+@SHAPES
+def test_parts_of_a_library_that_knows_squares_only(queries: int, keys: int, heads: int, kv_heads: int) -> None:
+    check(through(Library(on_cpu_forward, on_cpu_backward)), tensors(queries, keys, heads, kv_heads), 0.3)
+
+
+def test_keys_may_be_dropped_and_put_back() -> None:
+    q, k, v, do = tensors(5, 12, 6, 2)
+    attention = through(Library(on_cpu_forward, on_cpu_backward))
+    _, saved = attention.forward(q, k, v, 0.3)
+    nothing = torch.empty(0)
+    again = saved._replace(q=nothing, k=nothing, v=nothing)._replace(q=q.clone(), k=k.clone(), v=v.clone())
+    for found, expected in zip(attention.backward(do, again), attention.backward(do, saved), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_merged_parts_are_attention_to_all_keys() -> None:
+    q, k, v, _ = tensors(4, 12, 4, 2)
+    cuts = [slice(0, 3), slice(3, 8), slice(8, 12)]
+    parts = [on_cpu_forward(q, k[:, cut], v[:, cut], 0.3, cut.stop == 12)[:2] for cut in cuts]
+    o, lse = merge(parts)
+    expected, expected_lse = by_formula(q, k, v, 0.3)
+    close(o, expected)
+    close(lse, expected_lse)
+
+
+def test_a_part_that_nobody_sees_counts_nothing() -> None:
+    q, k, v, _ = tensors(4, 4, 2, 2)
+    o, lse, _ = on_cpu_forward(q, k, v, 0.3, True)
+    merged, merged_lse = merge([(o, lse), (torch.zeros_like(o), torch.full_like(lse, -math.inf))])
+    close(merged, o)
+    close(merged_lse, lse)
+    empty, _ = merge([(torch.zeros_like(o), torch.full_like(lse, -math.inf))] * 2)
+    assert not empty.any()
+
+
+# The libraries' operators: shapes only, without a GPU
+
+
+@pytest.mark.parametrize("library", [cudnn.LIBRARY, flash.LIBRARY], ids=["cudnn", "flash"])
+@pytest.mark.parametrize("keys", [16, 48])
+def test_a_librarys_operators_take_what_they_are_given(library: Library, keys: int) -> None:
+    q, k, v, do = (x.to("meta", torch.bfloat16) for x in tensors(16, keys, 4, 2))
+    attention = through(library)
+    o, saved = attention.forward(q, k, v, 0.3)
+    assert (o.shape, saved.lse.shape) == (q.shape, (2, 4, 16))
+    assert o.is_contiguous()
+    assert [x.shape for x in attention.backward(do, saved)] == [q.shape, k.shape, v.shape]
+
+
+@pytest.mark.parametrize("name", ["cudnn", "flash"])
+def test_a_library_that_was_asked_for_by_name_is_not_replaced(name: str) -> None:
+    request = OperationRequest(torch.device("cpu"), torch.bfloat16, {"head_size": 128})
+    with pytest.raises(UnsupportedImplementation, match="needs a CUDA device"):
+        select(IMPLEMENTATIONS, name, request)
+    assert select(IMPLEMENTATIONS, "auto", request).name == "torch"
