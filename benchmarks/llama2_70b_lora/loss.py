@@ -12,6 +12,7 @@ from torch import Tensor
 
 from common.distributed.tensor_parallel.cross_entropy import NOT_SCORED
 
+
 def row_sums(losses_T: Tensor, labels_BS: Tensor) -> tuple[Tensor, Tensor]:
     """Sums of the scored tokens' losses, and how many these are, (B,) each, of this rank's part of every row."""
     scored_BS = labels_BS != NOT_SCORED
@@ -26,9 +27,7 @@ def row_counts(counts_B: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     return total_B
 
 
-def training_loss(
-    losses_T: Tensor, labels_BS: Tensor, group: dist.ProcessGroup | None
-) -> tuple[Tensor, Tensor]:
+def training_loss(losses_T: Tensor, labels_BS: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
     """This rank's part of the mean over the rows of a micro-batch of each row's mean, and the whole, detached.
 
     Args:

@@ -23,6 +23,7 @@ from common.distributed.layout import Layout
 from common.distributed.tensor_parallel.cross_entropy import next_token_loss
 from common.distributed.tensor_parallel.layers import partial_parameters
 from common.distributed.tensor_parallel.ranks import TensorParallel
+from common.distributed.tensor_split import Split
 from common.errors import ConfigError
 from common.nn.decoder import Decoder, DecoderArchitecture, split_attention
 from common.nn.frozen import mark_frozen
@@ -106,6 +107,7 @@ class LlamaLora(Workload):
         return Declaration(
             schedule_options={"last_samples": own.hparams.training_steps * cfg.global_batch},
             forbidden=broken,
+            lowest_precision={"linear": "fp8"} if own.model.linear == "fp8" else {},
         )
 
     def memory_plan(self) -> str:
@@ -116,7 +118,7 @@ class LlamaLora(Workload):
         """Which base the adapters belong to."""
         return None if self._base is None else self._base.digest()
 
-    def tensor_splits(self) -> dict[str, TensorSplit]:
+    def tensor_splits(self) -> dict[str, Split]:
         """Those of the adapters."""
         trained = {name for name, parameter in self.model.named_parameters() if parameter.requires_grad}
         return {name: split for name, split in self.model.tensor_splits().items() if name in trained}
@@ -166,9 +168,7 @@ class LlamaLora(Workload):
         """Open the training rows."""
         facts, cfg = self.own.facts, self.cfg
         columns = self._split.positions() if self._split.ranks > 1 else None
-        return open_train(
-            root, facts, self.layout, cfg.micro_batch, cfg.grad_accumulation_steps, positions=columns
-        )
+        return open_train(root, facts, self.layout, cfg.micro_batch, cfg.grad_accumulation_steps, positions=columns)
 
     def evaluation(self, layout: Layout) -> MeanOfRows:
         """Mean loss of the rows on the ranks of ``layout``."""

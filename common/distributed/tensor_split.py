@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from common.distributed.layout import Layout
-from common.errors import CheckpointError
+from common.errors import CheckpointError, ConfigError
 
 
 @dataclass(frozen=True)
@@ -48,28 +48,38 @@ class Split:
             raise ValueError(f"the ranks of pieces {self.pieces} have different numbers of rows")
 
     @classmethod
-    def over_tp(
-        cls, layout: Layout, full_shape: Sequence[int], dim: int = 0, sections: Sequence[int] | None = None
-    ) -> Split:
-        """Every section dealt to the ranks of ``tp`` in equal parts, the first rank first.
+    def dealt(cls, full_shape: Sequence[int], dim: int, sections: Sequence[int], ranks: int, index: int) -> Split:
+        """Every section dealt to the ranks in equal parts, the first rank first.
 
         Args:
-            layout: the ranks.
-            full_shape, dim: see the class.
-            sections: rows of each, in their order; None for one section.
+            full_shape, dim, index: see the class.
+            sections: rows of each along ``dim``, in their order.
+            ranks: how many share.
 
         Raises:
-            ValueError: the ranks do not divide a section, or the sections are not all rows.
+            ConfigError: the ranks do not divide a section.
+            ValueError: the sections are not all rows.
         """
-        ranks, start = layout.size("tp"), 0
+        start = 0
         pieces: list[list[tuple[int, int]]] = [[] for _ in range(ranks)]
-        for rows in sections or (full_shape[dim],):
+        for rows in sections:
             if rows % ranks:
-                raise ValueError(f"{ranks} ranks do not divide {rows} rows of {tuple(full_shape)}")
+                raise ConfigError(
+                    f"layout.tp={ranks} does not divide {rows}, a part of dimension {dim} of a tensor "
+                    f"{tuple(full_shape)}: choose a tp that does"
+                )
             for rank, own in enumerate(pieces):
                 own.append((start + rank * rows // ranks, start + (rank + 1) * rows // ranks))
             start += rows
-        return cls(tuple(full_shape), dim, tuple(tuple(own) for own in pieces), layout.coordinate("tp"))
+        return cls(tuple(full_shape), dim, tuple(tuple(own) for own in pieces), index)
+
+    @classmethod
+    def over_tp(
+        cls, layout: Layout, full_shape: Sequence[int], dim: int = 0, sections: Sequence[int] | None = None
+    ) -> Split:
+        """:meth:`dealt` to the ranks of ``tp``; without ``sections`` there is one."""
+        sections = sections or (full_shape[dim],)
+        return cls.dealt(full_shape, dim, sections, layout.size("tp"), layout.coordinate("tp"))
 
     @property
     def ranks(self) -> int:
@@ -84,12 +94,25 @@ class Split:
         return tuple(shape)
 
     def local_of(self, full: Tensor) -> Tensor:
-        """What this rank has of ``full``, of ``full_shape``: a tensor of its own, of ``local_shape``."""
+        """What this rank has of ``full``, of ``full_shape``: a tensor of its own, of ``local_shape``.
+
+        Raises:
+            ValueError: the tensor has another shape.
+        """
+        if tuple(full.shape) != self.full_shape:
+            raise ValueError(f"a tensor {tuple(full.shape)} where {self.full_shape} is split")
         own = self.pieces[self.index]
         return torch.cat([full.narrow(self.dim, start, stop - start) for start, stop in own], self.dim)
 
     def full_of(self, locals: Sequence[Tensor]) -> Tensor:
-        """The whole, of ``full_shape``, from what every rank has, in their order."""
+        """The whole, of ``full_shape``, from what every rank has, in their order.
+
+        Raises:
+            ValueError: not one tensor of the right shape for every rank.
+        """
+        shapes = [tuple(tensor.shape) for tensor in locals]
+        if shapes != [self.local_shape] * self.ranks:
+            raise ValueError(f"tensors {shapes} where {self.ranks} of {self.local_shape} make one")
         full = locals[0].new_empty(self.full_shape)
         for own, local in zip(self.pieces, locals, strict=True):
             parts = local.split([stop - start for start, stop in own], self.dim)

@@ -22,7 +22,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common.config.ranges import AtLeast, Positive
-from common.errors import ConfigError
 from common.distributed.context_parallel.attention import attention
 from common.distributed.context_parallel.split import ContextSplit
 from common.distributed.tensor_parallel.layers import (
@@ -31,7 +30,9 @@ from common.distributed.tensor_parallel.layers import (
     VocabularyParallelEmbedding,
 )
 from common.distributed.tensor_parallel.ranks import TensorParallel
-from common.distributed.tensor_parallel.shards import TensorSplit, gate_up_parts, qkv_parts
+from common.distributed.tensor_parallel.shards import gate_up_parts, qkv_parts
+from common.distributed.tensor_split import Split
+from common.errors import ConfigError
 from common.nn.lora import LoraSettings, TokenPlaces, adapter_dropout
 from common.ops import rope
 from common.ops.triton_support import widen
@@ -253,7 +254,7 @@ class Decoder(nn.Module):
             for name, parameter in self.named_parameters():
                 parameter.requires_grad_(".lora_" in name)
 
-    def tensor_splits(self) -> dict[str, TensorSplit]:
+    def tensor_splits(self) -> dict[str, Split]:
         """How the ranks share each parameter that they share, by name."""
         return {
             f"{prefix}.{name}": split

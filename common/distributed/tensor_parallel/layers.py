@@ -26,7 +26,7 @@ from torch.autograd.function import once_differentiable
 
 from common.distributed.tensor_parallel.products import CollectiveProducts, TokenProducts
 from common.distributed.tensor_parallel.ranks import AXIS, TensorParallel
-from common.distributed.tensor_parallel.shards import TensorSplit
+from common.distributed.tensor_split import Split
 
 Dropout = Callable[[Tensor, Tensor, int, int], Tensor]
 """Dropout of an adapter's input: ``dropout(x, rows, columns, first_column)``.
@@ -100,7 +100,7 @@ class ColumnParallelLinear(nn.Module):
         shapes: dict[str, tuple[int, ...]] = {"weight": (outputs, in_features)}
         shapes |= {"bias": (outputs,)} if bias else {}
         shapes |= {"lora_b": (outputs, adapter.rank)} if adapter is not None else {}
-        self.splits = {n: TensorSplit(shape, 0, parts, parallel.size, parallel.index) for n, shape in shapes.items()}
+        self.splits = {n: Split.dealt(shape, 0, parts, parallel.size, parallel.index) for n, shape in shapes.items()}
         local = {name: split.local_shape for name, split in self.splits.items()}
         if adapter is not None:
             local["lora_a"] = (adapter.rank, in_features)
@@ -164,7 +164,7 @@ class RowParallelLinear(nn.Module):
         shapes = {"weight": (out_features, in_features)}
         shapes |= {"lora_a": (adapter.rank, in_features)} if adapter is not None else {}
         self.splits = {
-            name: TensorSplit(shape, 1, (in_features,), parallel.size, parallel.index) for name, shape in shapes.items()
+            name: Split.dealt(shape, 1, (in_features,), parallel.size, parallel.index) for name, shape in shapes.items()
         }
         local: dict[str, tuple[int, ...]] = {name: split.local_shape for name, split in self.splits.items()}
         whole: dict[str, tuple[int, ...]] = {"bias": (out_features,)} if bias else {}
@@ -218,7 +218,7 @@ class VocabularyParallelEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         self._parallel = parallel
-        split = TensorSplit((vocabulary, hidden), 0, (vocabulary,), parallel.size, parallel.index)
+        split = Split.dealt((vocabulary, hidden), 0, (vocabulary,), parallel.size, parallel.index)
         self.splits = {"weight": split}
         _register(self, {"weight": split.local_shape}, device, dtype)
         self.partial_over: Mapping[str, tuple[str, ...]] = {}

@@ -7,13 +7,12 @@ these parts is dealt evenly by itself, so that a rank has matching pieces of all
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from common.distributed.tensor_parallel.ranks import TensorParallel
+from common.distributed.tensor_split import Split
 from common.errors import ConfigError
 
 
@@ -30,78 +29,6 @@ class DecoderSizes(Protocol):
     def feed_forward(self) -> int: ...
     @property
     def vocabulary(self) -> int: ...
-
-
-@dataclass(frozen=True)
-class TensorSplit:
-    """How the ranks share one tensor.
-
-    Attributes:
-        full_shape: of the whole tensor.
-        dim: the dimension that is split.
-        parts: sizes along it of what is dealt separately; they add up to ``full_shape[dim]``.
-        ranks: how many share.
-        index: which of them this is.
-    """
-
-    full_shape: tuple[int, ...]
-    dim: int
-    parts: tuple[int, ...]
-    ranks: int
-    index: int
-
-    def __post_init__(self) -> None:
-        if sum(self.parts) != self.full_shape[self.dim]:
-            raise ValueError(f"parts {self.parts} are not dimension {self.dim} of a tensor {self.full_shape}")
-        for part in self.parts:
-            if part % self.ranks:
-                raise ConfigError(
-                    f"layout.tp={self.ranks} does not divide {part}, a part of dimension {self.dim} of a tensor "
-                    f"{self.full_shape}: choose a tp that does"
-                )
-
-    @property
-    def local_shape(self) -> tuple[int, ...]:
-        """Of one rank's tensor."""
-        shape = list(self.full_shape)
-        shape[self.dim] //= self.ranks
-        return tuple(shape)
-
-    def ranges(self, index: int) -> list[tuple[int, int]]:
-        """Where along ``dim`` the pieces of a rank start and stop, in the order in which it holds them."""
-        found, first = [], 0
-        for part in self.parts:
-            size = part // self.ranks
-            found.append((first + index * size, first + (index + 1) * size))
-            first += part
-        return found
-
-    def local_of(self, full: Tensor) -> Tensor:
-        """This rank's part of the whole tensor, a copy.
-
-        Raises:
-            ValueError: the tensor has another shape.
-        """
-        if tuple(full.shape) != self.full_shape:
-            raise ValueError(f"a tensor {tuple(full.shape)} where {self.full_shape} is split")
-        return torch.cat([full.narrow(self.dim, a, b - a) for a, b in self.ranges(self.index)], self.dim)
-
-    def full_of(self, local: Sequence[Tensor]) -> Tensor:
-        """The whole tensor from those of all ranks, in their order.
-
-        Raises:
-            ValueError: not one tensor of the right shape for every rank.
-        """
-        shapes = [tuple(tensor.shape) for tensor in local]
-        if shapes != [self.local_shape] * self.ranks:
-            raise ValueError(f"tensors {shapes} where {self.ranks} of {self.local_shape} make one")
-        full = local[0].new_empty(self.full_shape)
-        for index, tensor in enumerate(local):
-            taken = 0
-            for start, stop in self.ranges(index):
-                full.narrow(self.dim, start, stop - start).copy_(tensor.narrow(self.dim, taken, stop - start))
-                taken += stop - start
-        return full
 
 
 def qkv_parts(heads: int, kv_heads: int, head_size: int, parallel: TensorParallel) -> tuple[int, int, int]:
@@ -125,9 +52,7 @@ def gate_up_parts(feed_forward: int, parallel: TensorParallel) -> tuple[int, int
     return feed_forward, feed_forward
 
 
-def decoder_split(
-    name: str, full_shape: Sequence[int], sizes: DecoderSizes, parallel: TensorParallel
-) -> TensorSplit | None:
+def decoder_split(name: str, full_shape: Sequence[int], sizes: DecoderSizes, parallel: TensorParallel) -> Split | None:
     """How the ranks share a parameter of the decoder; None for one that each of them has whole.
 
     Args:
@@ -166,8 +91,8 @@ def shard_of(name: str, full: Tensor, sizes: DecoderSizes, parallel: TensorParal
     return full if split is None else split.local_of(full)
 
 
-def _split(shape: tuple[int, ...], dim: int, parts: Sequence[int], parallel: TensorParallel) -> TensorSplit:
-    return TensorSplit(shape, dim, tuple(parts), parallel.size, parallel.index)
+def _split(shape: tuple[int, ...], dim: int, parts: Sequence[int], parallel: TensorParallel) -> Split:
+    return Split.dealt(shape, dim, parts, parallel.size, parallel.index)
 
 
 def _divide(parallel: TensorParallel, what: str, count: int) -> None:

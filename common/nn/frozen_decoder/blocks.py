@@ -363,7 +363,9 @@ class _MlpHalf(torch.autograd.Function):
         d_act_TF = half.down.input_gradient(d_out, half.scratch, wide_TF)
         d_gate_up, d_gate_up8 = half.operations.swiglu.backward(d_act_TF, saved, fp8=half.gate_up.gradient_scaling())
         del d_act_TF, saved, kept
-        d_y_sE = parallel.reduce_scatter(half.gate_up.input_gradient(d_gate_up if d_gate_up8 is None else d_gate_up8, half.scratch))
+        d_y_sE = parallel.reduce_scatter(
+            half.gate_up.input_gradient(d_gate_up if d_gate_up8 is None else d_gate_up8, half.scratch)
+        )
         del d_gate_up, d_gate_up8
         dx_sE = _through_norm(half, ctx.before, d_y_sE, residual_sE, inverse_rms_s, d_residual_sE)
         return None, None, None, None, dx_sE, dx_sE
@@ -437,9 +439,7 @@ def _again(
 ) -> tuple[Tensor, ...]:
     """Query, key and value once more, the norm's output cast with the scale of the forward pass."""
     product = half.qkv
-    y_TE = half.parallel.all_gather(
-        half.operations.rms_norm.recompute(residual_sE, inverse_rms_s, half.norm_weight)
-    )
+    y_TE = half.parallel.all_gather(half.operations.rms_norm.recompute(residual_sE, inverse_rms_s, half.norm_weight))
     if isinstance(product, Fp8FrozenProduct):
         assert y_scale is not None
         qkv_TN = product(product.cast_with(y_TE, y_scale))

@@ -40,7 +40,9 @@ class Workspace:
         """Bytes of the frozen weights."""
         shape = self.architecture
         products = shape.layers * shape.products_per_layer
-        return (products * (1 if self.fp8 else self.itemsize) + (shape.parameters - products) * self.itemsize) // self.ranks
+        return (
+            products * (1 if self.fp8 else self.itemsize) + (shape.parameters - products) * self.itemsize
+        ) // self.ranks
 
     def adapters(self) -> int:
         """Bytes of the adapters, their gradients and the optimizer's state; half of them is split."""

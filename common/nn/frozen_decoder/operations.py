@@ -96,7 +96,9 @@ def attending(attention: CausalAttention, scale: float, split: ContextSplit) -> 
         pieces = []
         for own, (_, stop), part in zip(split.local_chunks, split.spans, kept, strict=True):
             k, v = k_BSKD[:, :stop], v_BSKD[:, :stop]
-            pieces.append(attention.backward(do_BLHD[:, own], part._replace(q=q_BLHD[:, own], k=k, v=v, o=o_BLHD[:, own])))
+            pieces.append(
+                attention.backward(do_BLHD[:, own], part._replace(q=q_BLHD[:, own], k=k, v=v, o=o_BLHD[:, own]))
+            )
         if split.ranks == 1:
             return pieces[0]
         dk_BSKD, dv_BSKD = (sum_of_prefixes([piece[which] for piece in pieces], split.row_length) for which in (1, 2))

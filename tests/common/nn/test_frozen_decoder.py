@@ -85,7 +85,9 @@ def test_halves_are_the_decoder_under_autograd(recomputed_qkv: int) -> None:
     found, expected = gradients(frozen, frozen.decoder), gradients(plain, plain)
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-13, msg=lambda text, n=name: f"{n}: {text}")
+        torch.testing.assert_close(
+            found[name], gradient, rtol=1e-9, atol=1e-13, msg=lambda text, n=name: f"{n}: {text}"
+        )
 
 
 def test_evaluation_drops_nothing_and_keeps_nothing() -> None:
@@ -102,7 +104,9 @@ def test_fp8_follows_wide_products() -> None:
         found = gradients(frozen, frozen.decoder)
     expected = gradients(plain, plain)
     with torch.no_grad():
-        torch.testing.assert_close(losses(frozen, frozen.decoder).mean(), losses(plain, plain).mean(), rtol=0.02, atol=0)
+        torch.testing.assert_close(
+            losses(frozen, frozen.decoder).mean(), losses(plain, plain).mean(), rtol=0.02, atol=0
+        )
     for name, gradient in expected.items():  # bf16 alone is 3 % off here, with weights this large; e5m2 has 2 bits
         error = (found[name].float() - gradient).norm() / gradient.norm()
         assert error < 0.45, f"{name}: {error}"
@@ -125,7 +129,9 @@ def test_layers_keep_what_was_planned(fp8: bool, recomputed_qkv: int) -> None:
     """All that the graph holds beyond the weights, by memory and not by tensor: nobody keeps a product's input."""
     frozen = built(torch.bfloat16, fp8, recomputed_qkv)
     workspace = Workspace(ARCHITECTURE, ROWS * LENGTH, 1, LORA.rank, 2, fp8, 24)
-    own = {p.untyped_storage().data_ptr() for p in itertools.chain(frozen.decoder.parameters(), frozen.decoder.buffers())}
+    own = {
+        p.untyped_storage().data_ptr() for p in itertools.chain(frozen.decoder.parameters(), frozen.decoder.buffers())
+    }
     kept: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:

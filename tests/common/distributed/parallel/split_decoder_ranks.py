@@ -28,11 +28,7 @@ from split_decoder_oracle import (
 )  # fmt: skip
 from torch import Tensor, nn
 
-from common.distributed.context_parallel.attention import (
-    attention,
-    attention_backward,
-    attention_forward,
-)
+from common.distributed.context_parallel.attention import attention
 from common.distributed.context_parallel.split import ContextSplit
 from common.distributed.layout import Layout
 from common.distributed.tensor_parallel.cross_entropy import next_token_loss
@@ -44,6 +40,8 @@ from common.distributed.tensor_parallel.layers import (
 )
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.distributed.tensor_parallel.shards import decoder_split, gate_up_parts, qkv_parts, shard_of
+from common.nn.frozen_decoder.operations import attending
+from common.ops import causal_attention
 from common.optim.adaptive import AdamW
 from common.optim.learning_rate import constant
 from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
@@ -239,18 +237,9 @@ def explicit_attention(layout: Layout) -> dict[str, tuple[Tensor, ...]]:
     o = attention(*leaves, split, attend)
     gradients = torch.autograd.grad((o * do).sum(), leaves)
 
-    def forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        return attend(q, k, v), (q, k, v)
-
-    def backward(do: Tensor, saved: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
-        again = [x.detach().requires_grad_() for x in saved]
-        with torch.enable_grad():
-            dq, dk, dv = torch.autograd.grad((attend(*again) * do).sum(), again)
-        return dq, dk, dv
-
-    with torch.no_grad():
-        o_called, saved = attention_forward(q, k, v, split, forward)
-        called = attention_backward(do, saved, split, backward)
+    explicit = attending(causal_attention.IMPLEMENTATIONS["torch"].function, q.shape[-1] ** -0.5, split)
+    o_called, kept = explicit.forward(q, k, v)
+    called = explicit.backward(do, q, k, v, o_called, kept)
     return {"autograd": (o.detach(), *gradients), "called": (o_called, *called)}
 
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.distributed.context_parallel.attention import BottomRightAttention, SquareAttention, attention, merge
+from common.distributed.context_parallel.attention import attention
 from common.distributed.context_parallel.split import ContextSplit
 from common.distributed.layout import Layout
 from common.errors import ConfigError
@@ -98,37 +98,6 @@ def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     mask = seen_by(q.shape[1], k.shape[1], True)
     heads_first = (x.transpose(1, 2) for x in (q, k, v))
     return F.scaled_dot_product_attention(*heads_first, attn_mask=mask, enable_gqa=True).transpose(1, 2)
-
-
-@pytest.mark.parametrize(("n", "m"), [(5, 5), (4, 12), (3, 4)])
-def test_square_parts_make_attention_that_is_causal_at_the_bottom_right(n, m):
-    leaves, do = tensors(n, m)
-    attend = BottomRightAttention(SquareAttention(forward, backward))
-    found, wanted = attend(*leaves), plain(*leaves)
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
-    for mine, theirs in zip(gradients(found, leaves, do), gradients(wanted, leaves, do), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
-
-
-def test_parts_merge_to_the_whole_with_gradients():
-    leaves, do = tensors(4, 9)
-    q, k, v = leaves
-    pieces = [slice(0, 2), slice(2, 7), slice(7, 9)]
-    o, lse = merge([forward(q, k[:, piece], v[:, piece], False) for piece in pieces])
-    wanted, wanted_lse = forward(q, k, v, False)
-    torch.testing.assert_close(o, wanted, rtol=0, atol=1e-12)
-    torch.testing.assert_close(lse, wanted_lse, rtol=0, atol=1e-12)
-    for mine, theirs in zip(gradients(o, leaves, do), gradients(wanted, leaves, do), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
-
-
-def test_a_half_precision_result_keeps_its_dtype_and_large_logits_do_not_overflow():
-    large = torch.full((1, 1, 2), 500.0)
-    ones, threes = torch.ones(1, 2, 1, 4).bfloat16(), torch.full((1, 2, 1, 4), 3.0).bfloat16()
-    o, lse = merge([(ones, large), (threes, large)])
-    assert o.dtype == torch.bfloat16
-    assert torch.equal(o.float(), torch.full((1, 2, 1, 4), 2.0))
-    torch.testing.assert_close(lse, large + math.log(2))
 
 
 def test_one_rank_attends_to_its_whole_row():

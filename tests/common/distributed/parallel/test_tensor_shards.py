@@ -18,7 +18,8 @@ from common.distributed.tensor_parallel.layers import (
 )
 from common.distributed.tensor_parallel.overlap import build_products
 from common.distributed.tensor_parallel.ranks import TensorParallel
-from common.distributed.tensor_parallel.shards import TensorSplit, decoder_split, gate_up_parts, qkv_parts, shard_of
+from common.distributed.tensor_parallel.shards import decoder_split, gate_up_parts, qkv_parts, shard_of
+from common.distributed.tensor_split import Split
 from common.errors import ConfigError, UnsupportedImplementation
 
 SIZES = SimpleNamespace(heads=4, kv_heads=2, head_size=2, feed_forward=6, vocabulary=10)
@@ -88,7 +89,7 @@ def test_what_cannot_be_dealt_is_an_error_of_the_layout(make, says):
 
 
 def test_tensors_of_another_shape_are_refused():
-    split = TensorSplit((4, 3), 0, (4,), 2, 0)
+    split = Split.dealt((4, 3), 0, (4,), 2, 0)
     with pytest.raises(ValueError, match=r"a tensor \(3, 4\) where \(4, 3\) is split"):
         split.local_of(torch.zeros(3, 4))
     with pytest.raises(ValueError, match=r"where 2 of \(2, 3\) make one"):
