@@ -121,6 +121,14 @@ def test_a_use_leaves_the_scale_of_its_own_amax(dtype: torch.dtype) -> None:
         assert scaling.scale.item() == oracle.scale_of(x.float().abs().max().item(), dtype)
 
 
+@pytest.mark.parametrize("scale", [0.0, 5.0])
+def test_frozen_scales_are_used_and_left(scale: float) -> None:
+    x, scaling = normal(32, 32), fresh_scaling(scale)
+    found = cast_torch(x, scaling, E4M3, False, frozen_scales=True)
+    assert found.scale_inverse.item() == np.float32(1) / (np.float32(scale) if scale else oracle.first_scale(x, E4M3))
+    assert scaling.scale.item() == scale
+
+
 def test_zeros_leave_the_scale() -> None:
     scaling = fresh_scaling(5.0)
     cast_torch(torch.zeros(16, 16, dtype=torch.bfloat16), scaling, E4M3, False)

@@ -10,7 +10,21 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from common.ops import attention, bias_gelu, cross_entropy, dropout, dropout_add_norm, fp8_cast, linear
+from common.ops import (
+    attention,
+    bias_gelu,
+    causal_attention,
+    cross_entropy,
+    dropout,
+    dropout_add_norm,
+    fp8_cast,
+    linear,
+    lora_input,
+    rms_norm,
+    rope,
+    swiglu,
+    transpose_fp8,
+)
 from common.ops.batch_norm import bench_cases as batch_norm
 from common.ops.bench import cases, transformer
 from common.ops.bench import sweep as sweep_module
@@ -21,7 +35,10 @@ from common.ops.bench.sweep import Sweep
 from common.ops.bench.table import Measured, line, totals
 from common.ops.implementation import always
 
-OPERATIONS = (attention, bias_gelu, cross_entropy, dropout, dropout_add_norm, fp8_cast)
+OPERATIONS = (
+    attention, bias_gelu, cross_entropy, dropout, dropout_add_norm, fp8_cast,
+    lora_input, rms_norm, rope, swiglu, transpose_fp8,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -34,6 +51,9 @@ def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(
             implementations, "triton", replace(implementations["triton"], function=plain, unsupported=always)
         )
+    for library in ("cudnn", "flash"):
+        implementations = causal_attention.IMPLEMENTATIONS
+        monkeypatch.setitem(implementations, library, replace(implementations[library], unsupported=always))
     monkeypatch.setitem(linear.IMPLEMENTATIONS, "fp8", replace(linear.IMPLEMENTATIONS["fp8"], unsupported=always))
 
 
@@ -58,7 +78,13 @@ def test_packs_are_full_and_hold_one_two_or_three_sequences() -> None:
 
 @pytest.mark.usefixtures("without_memory")
 def test_every_pass_of_every_implementation_runs() -> None:
-    directions = {"cast": ["forward"], "product": ["forward", "input gradient", "weight gradient"]}
+    directions = {
+        "cast": ["forward"],
+        "product": ["forward", "input gradient", "weight gradient"],
+        "transpose": ["forward"],
+        "rms_norm": ["forward", "backward", "once more"],
+        "lora_input": ["forward", "backward", "of a norm"],
+    }
     for entry in entries():
         if entry.name not in ("attention SDPA", "attention aten flash") and "Transformer Engine" not in entry.name:
             passes = entry.build(16, torch.bfloat16)
@@ -71,7 +97,7 @@ def test_every_pass_of_every_implementation_runs() -> None:
 @pytest.mark.usefixtures("without_memory")
 def test_a_sweep_tries_tiles_of_its_table() -> None:
     pytest.importorskip("triton")
-    assert len(sweeps()) == 12
+    assert len(sweeps()) == 21
     for name, sweep in {**sweeps(), **batch_norm.sweeps()}.items():
         tile = sweep.table[sweep.key]
         assert [tuple(type(tile)(*choice)) for choice in sweep.choices] == list(sweep.choices), name

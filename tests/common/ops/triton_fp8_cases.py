@@ -109,6 +109,16 @@ def test_the_scale_of_numbers_near_the_smallest(dtype: torch.dtype) -> None:
 
 
 @FORMATS
+@pytest.mark.parametrize("scale", [0.0, 2.0])
+def test_frozen_scales_are_used_and_left(scale: float, dtype: torch.dtype) -> None:
+    x, ours, plain = values_of_the_format(80, 48, dtype), scaling(scale), scaling(scale)
+    found, expected = fp8_cast_triton.cast(x, ours, dtype, True, True), cast_torch(x, plain, dtype, True, True)
+    assert torch.equal(found.scale_inverse, expected.scale_inverse)
+    assert (ours.scale, plain.scale) == (scale, scale)
+    assert not ours.pending.any()
+
+
+@FORMATS
 def test_scales_follow_use_by_use(dtype: torch.dtype) -> None:
     ours, amaxes = scaling(1.0), []
     for seed in range(3):

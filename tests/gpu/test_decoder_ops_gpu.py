@@ -1,0 +1,241 @@
+"""Triton operations of a decoder and the libraries' attention on a GPU, at the widths of Llama-2-70B: 16 bit against
+float64, FP8 against the plain version, and one graph whose scales follow its uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from common.ops import causal_attention, lora_input, rms_norm, rope, swiglu, transpose_fp8
+from common.ops.bench import decoder as size
+from common.ops.dropout.plain import DropoutMask
+from common.ops.fp8_cast.plain import E4M3, E5M2, Fp8Tensor, Scaling, cast_torch
+from common.ops.implementation import Implementation, OperationRequest
+from common.ops.lora_input.plain import Region
+
+pytestmark = pytest.mark.gpu
+
+if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9):
+    pytest.skip("needs a CUDA device with FP8 units", allow_module_level=True)
+
+TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.2e-2, torch.float32: 1e-5}
+DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+SCALES = pytest.mark.parametrize("known", [False, True], ids=["first use", "later use"])
+TOKENS = 1003
+MASK_SEED = 1 << 35
+
+
+def random(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Tensor:
+    return torch.randn(shape, device="cuda", generator=torch.Generator("cuda").manual_seed(seed)).to(dtype)
+
+
+def scaling(scale: float = 0.0) -> Scaling:
+    return Scaling(torch.full((), scale, device="cuda"), torch.zeros(2, dtype=torch.int32, device="cuda"))
+
+
+def poison() -> None:
+    """Leave NaN in the memory that the allocator hands out next."""
+    held = [torch.full((1 << 20 << power,), float("nan"), device="cuda") for power in range(8)]
+    del held
+
+
+def pair(implementations: dict[str, Implementation]) -> tuple:
+    return implementations["triton"].function, implementations["torch"].function
+
+
+def assert_close(found: Tensor | None, expected: Tensor | None, tolerance: float) -> None:
+    assert found is not None
+    assert expected is not None
+    error = (found.double() - expected).norm() / expected.norm()
+    assert error < tolerance, f"relative error {error:.2e}"
+
+
+def codes(x8: Fp8Tensor) -> Tensor:
+    """Numbers of the codes in order of their values."""
+    byte = x8.data.view(torch.uint8).int()
+    return torch.where(byte < 128, byte, 128 - byte)
+
+
+def assert_same_fp8(call: Callable[[int, Scaling], Fp8Tensor | None], scale: float) -> None:
+    """Ours (0) and plain (1) give the same bytes but for neighbours of a middle, and leave the same scale."""
+    states = [scaling(scale), scaling(scale)]
+    poison()
+    found, expected = (call(which, state) for which, state in enumerate(states))
+    assert found is not None
+    assert expected is not None
+    apart = (codes(found) - codes(expected)).abs()
+    assert apart.max() <= 1
+    assert apart.count_nonzero() <= apart.numel() // 1000
+    torch.testing.assert_close(found.scale_inverse, expected.scale_inverse, rtol=1e-5, atol=0)
+    torch.testing.assert_close(states[0].scale, states[1].scale, rtol=1e-5, atol=0)
+    assert not states[0].pending.any()
+
+
+@DTYPES
+@pytest.mark.parametrize("features", [size.HIDDEN, 16384, 5000])
+def test_norm_equals_float64(features: int, dtype: torch.dtype) -> None:
+    ours, plain = pair(rms_norm.IMPLEMENTATIONS)
+    residual, delta = random(TOKENS, features, dtype=dtype) * 3, random(TOKENS, features, dtype=dtype, seed=1)
+    weight, dy = random(features, dtype=dtype, seed=2), random(TOKENS, features, dtype=dtype, seed=3)
+    poison()
+    found = ours.forward(residual, delta, weight, size.EPSILON)
+    expected = plain.forward(found.residual.double(), None, weight.double(), size.EPSILON)
+    assert torch.equal(found.residual, (residual.float() + delta.float()).to(dtype))
+    assert_close(found.y, expected.y, TOLERANCE[dtype])
+    assert torch.equal(ours.recompute(found.residual, found.inverse_rms, weight), found.y)
+    dx, _ = ours.backward(dy, found.residual, found.inverse_rms, weight, delta)
+    reference, _ = plain.backward(dy.double(), expected.residual, expected.inverse_rms, weight.double(), delta.double())
+    assert_close(dx, reference, TOLERANCE[dtype])
+
+
+@SCALES
+def test_norm_writes_fp8(known: bool) -> None:
+    functions = pair(rms_norm.IMPLEMENTATIONS)
+    residual, delta = random(size.TOKENS, size.HIDDEN), random(size.TOKENS, size.HIDDEN, seed=1)
+    weight, dy = random(size.HIDDEN, seed=2), random(size.TOKENS, size.HIDDEN, seed=3) * 1e-7
+    assert_same_fp8(
+        lambda which, state: functions[which].forward(residual, delta, weight, size.EPSILON, half=False, fp8=state).y8,
+        30.0 if known else 0.0,
+    )
+    inverse_rms = functions[1].forward(residual, None, weight, size.EPSILON).inverse_rms
+    assert_same_fp8(
+        lambda which, state: functions[which].backward(dy, residual, inverse_rms, weight, delta * 1e-7, fp8=state)[1],
+        1e10 if known else 0.0,
+    )
+
+
+@DTYPES
+@pytest.mark.parametrize(("heads", "kv_heads"), [(size.HEADS, size.KV_HEADS), (8, 1)])
+def test_rope_equals_float64(heads: int, kv_heads: int, dtype: torch.dtype) -> None:
+    ours, plain = pair(rope.IMPLEMENTATIONS)
+    cos, sin = rope.tables(torch.arange(TOKENS, device="cuda") + 7000, size.HEAD_SIZE, size.ROPE_BASE)
+    qkv = random(TOKENS, (heads + 2 * kv_heads) * size.HEAD_SIZE, dtype=dtype)
+    poison()
+    found = ours.forward(qkv, cos, sin, heads, kv_heads)
+    expected = plain.forward(qkv.double(), cos.double(), sin.double(), heads, kv_heads)
+    for one, other in zip(found, expected, strict=True):
+        assert_close(one, other, TOLERANCE[dtype])
+    back, _ = ours.backward(*found, cos, sin)
+    assert_close(back, qkv.double(), 2 * TOLERANCE[dtype])
+
+
+@SCALES
+def test_gradient_of_rope_in_fp8(known: bool) -> None:
+    functions = pair(rope.IMPLEMENTATIONS)
+    cos, sin = rope.tables(torch.arange(size.TOKENS, device="cuda"), size.HEAD_SIZE, size.ROPE_BASE)
+    gradients = [
+        random(size.TOKENS, heads, size.HEAD_SIZE, seed=heads) * 1e-6
+        for heads in (size.HEADS, size.KV_HEADS, size.KV_HEADS)
+    ]
+    assert_same_fp8(
+        lambda which, state: functions[which].backward(*gradients, cos, sin, half=False, fp8=state)[1],
+        5e9 if known else 0.0,
+    )
+
+
+@DTYPES
+@pytest.mark.parametrize("features", [size.FEED_FORWARD, 1030])
+def test_swiglu_equals_float64(features: int, dtype: torch.dtype) -> None:
+    ours, plain = pair(swiglu.IMPLEMENTATIONS)
+    gate_up, dy = random(TOKENS, 2 * features, dtype=dtype) * 3, random(TOKENS, features, dtype=dtype, seed=1)
+    poison()
+    assert_close(ours.forward(gate_up).y, plain.forward(gate_up.double()).y, TOLERANCE[dtype])
+    found, _ = ours.backward(dy, gate_up)
+    assert_close(found, plain.backward(dy.double(), gate_up.double())[0], TOLERANCE[dtype])
+
+
+@SCALES
+def test_swiglu_writes_fp8_and_saves_it(known: bool) -> None:
+    functions = pair(swiglu.IMPLEMENTATIONS)
+    gate_up = random(size.TOKENS, 2 * size.FEED_FORWARD)
+    scale = 20.0 if known else 0.0
+    assert_same_fp8(lambda which, state: functions[which].forward(gate_up, fp8=state, save_fp8=scaling()).y8, scale)
+    assert_same_fp8(lambda which, state: functions[which].forward(gate_up, fp8=scaling(), save_fp8=state).saved, scale)
+    saved, dy = cast_torch(gate_up, scaling(), E4M3, False), random(size.TOKENS, size.FEED_FORWARD, seed=1) * 1e-6
+    assert_same_fp8(lambda which, state: functions[which].backward(dy, saved, fp8=state)[1], 1e9 if known else 0.0)
+
+
+@DTYPES
+@pytest.mark.parametrize("p", [0.0, 0.1])
+def test_the_input_of_an_adapter_equals_plain(p: float, dtype: torch.dtype) -> None:
+    ours, plain = pair(lora_input.IMPLEMENTATIONS)
+    mask = DropoutMask(p, torch.tensor(MASK_SEED, device="cuda"), 3)
+    x, weight = random(TOKENS, size.HIDDEN, dtype=dtype), random(size.HIDDEN, dtype=dtype, seed=1)
+    inverse_rms = random(TOKENS, dtype=torch.float32, seed=2).abs()
+    du = random(TOKENS, size.RANK, dtype=dtype, seed=3)
+    a = random(size.RANK, size.HIDDEN, dtype=dtype, seed=4)
+    rows = torch.randperm(8 * TOKENS, device="cuda")[:TOKENS]
+    for region in (Region(), Region(rows, 2 * size.HIDDEN, size.HIDDEN)):
+        poison()
+        assert torch.equal(ours.dropped(x, mask, region), plain.dropped(x, mask, region))
+        found = ours.dropped_norm(x, inverse_rms, weight, mask, region)
+        assert_close(found, plain.dropped_norm(x, inverse_rms, weight, mask, region).double(), TOLERANCE[dtype])
+        dx = ours.add_input_gradient(x.clone(), du, a, mask, region)
+        expected = plain.add_input_gradient(x.double(), du.double(), a.double(), mask, region)
+        assert_close(dx, expected, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("to", [E4M3, E5M2], ids=str)
+@pytest.mark.parametrize("shape", [*size.LINEAR.values(), (130, 258)])
+def test_transpose_moves_every_byte(shape: tuple[int, int], to: torch.dtype) -> None:
+    byte = torch.randint(256, shape, dtype=torch.uint8, device="cuda")
+    scratch = torch.empty(byte.numel(), dtype=to, device="cuda")
+    found = transpose_fp8.IMPLEMENTATIONS["triton"].function(byte.view(to), scratch)
+    assert torch.equal(found.view(torch.uint8), byte.t())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("queries", "keys"), [(1024, 1024), (512, 2048)])
+@pytest.mark.parametrize("name", ["cudnn", "flash"])
+def test_attention_of_a_library_equals_float64(name: str, queries: int, keys: int, dtype: torch.dtype) -> None:
+    implementation = causal_attention.IMPLEMENTATIONS[name]
+    request = OperationRequest(torch.device("cuda"), dtype, {"head_size": size.HEAD_SIZE})
+    reason = implementation.unsupported(request)
+    if reason is not None:
+        pytest.skip(reason)
+    q, do = (random(2, queries, 16, size.HEAD_SIZE, dtype=dtype, seed=seed) for seed in (0, 1))
+    k, v = (random(2, keys, 2, size.HEAD_SIZE, dtype=dtype, seed=seed) for seed in (2, 3))
+    scale = size.HEAD_SIZE**-0.5
+    plain = causal_attention.IMPLEMENTATIONS["torch"].function
+    poison()
+    o, saved = implementation.function.forward(q, k, v, scale)
+    expected, wide = plain.forward(q.double(), k.double(), v.double(), scale)
+    assert_close(o, expected, TOLERANCE[dtype])
+    assert_close(saved.lse, wide.lse, 1e-3)
+    gradients = implementation.function.backward(do, saved)
+    for found, reference in zip(gradients, plain.backward(do.double(), wide), strict=True):
+        assert_close(found, reference, 2 * TOLERANCE[dtype])
+
+
+def test_a_layers_operations_in_a_graph_follow_their_inputs_and_scales() -> None:
+    """Norm, attention and SwiGLU, forward and backward: what is captured gives in every replay what eager code does."""
+    norm, act = rms_norm.IMPLEMENTATIONS["triton"].function, swiglu.IMPLEMENTATIONS["triton"].function
+    attention = causal_attention.IMPLEMENTATIONS["cudnn"].function
+    x, weight = random(512, 1024), random(1024, seed=1)
+    qkv = random(1, 512, 8, 128, seed=2)
+
+    def step(states: list[Scaling]) -> list[Tensor]:
+        normed = norm.forward(x, x, weight, 1e-5, fp8=states[0])
+        activated = act.forward(normed.y, fp8=states[1], save_fp8=states[2])
+        d_gate_up, _ = act.backward(x[:, :512].contiguous(), activated.saved)
+        dx, dx8 = norm.backward(d_gate_up, normed.residual, normed.inverse_rms, weight, fp8=states[3])
+        context, _ = attention.forward(qkv, qkv[:, :, :2], qkv[:, :, 2:4], 0.1)
+        return [normed.y8.data.view(torch.uint8), activated.y8.data.view(torch.uint8), dx, dx8.scale_inverse, context]
+
+    ours, eager = [scaling() for _ in range(4)], [scaling() for _ in range(4)]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step([scaling() for _ in range(4)])
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            captured = step(ours)
+        for _ in range(3):
+            x.mul_(1.5)
+            graph.replay()
+            for found, expected in zip(captured, step(eager), strict=True):
+                assert torch.equal(found, expected)
+        assert [state.scale.item() for state in ours] == [state.scale.item() for state in eager]
