@@ -187,9 +187,9 @@ def test_swiglu_equals_plain(shape: tuple[int, int], dtype: torch.dtype) -> None
 
 
 @FROZEN
-@pytest.mark.parametrize(("scale", "saved_scale"), [(0.0, 0.0), (2.1, 0.0), (0.0, 3.7), (2.1, 3.7)])
+@pytest.mark.parametrize(("scale", "saved_scale"), [(0.0, 0.0), (2.1, 0.0), (0.0, 3.7)])
 def test_swiglu_writes_fp8_and_saves_it(scale: float, saved_scale: float, frozen: bool) -> None:
-    gate_up = random(70, 280, dtype=torch.bfloat16) * 3
+    gate_up = random(40, 280, dtype=torch.bfloat16) * 3
     gate_up[-1, 7] = 100
     ours, plain = scaling(scale), scaling(scale)
     our_saved, plain_saved = scaling(saved_scale), scaling(saved_scale)
@@ -207,7 +207,7 @@ def test_swiglu_writes_fp8_and_saves_it(scale: float, saved_scale: float, frozen
 @pytest.mark.parametrize("saved_in_fp8", [False, True])
 @pytest.mark.parametrize("scale", [0.0, 3e8, None], ids=["first use", "later use", "half"])
 def test_gradient_of_swiglu_with_fp8(scale: float | None, saved_in_fp8: bool) -> None:
-    gate_up, dy = random(70, 280, dtype=torch.bfloat16) * 3, random(70, 140, seed=1, dtype=torch.bfloat16) * 1e-6
+    gate_up, dy = random(40, 280, dtype=torch.bfloat16) * 3, random(40, 140, seed=1, dtype=torch.bfloat16) * 1e-6
     saved = swiglu_plain.forward_torch(gate_up, save_fp8=scaling(20.0) if saved_in_fp8 else None).saved
     if scale is None:
         expected = swiglu_plain.backward_torch(dy.double(), saved if saved_in_fp8 else gate_up.double())[0]
@@ -261,8 +261,8 @@ def test_rope_equals_plain(tokens: int, heads: int, kv_heads: int, size: int, dt
 @FROZEN
 @pytest.mark.parametrize("half", [True, False])
 def test_gradient_of_rope_in_fp8(half: bool, frozen: bool, scale: float) -> None:
-    cos, sin = rope_plain.tables(torch.arange(70), 32, 10_000.0)
-    gradients = [random(70, heads, 32, seed=heads, dtype=torch.bfloat16) * 1e-6 for heads in (4, 2, 2)]
+    cos, sin = rope_plain.tables(torch.arange(40), 32, 10_000.0)
+    gradients = [random(40, heads, 32, seed=heads, dtype=torch.bfloat16) * 1e-6 for heads in (2, 1, 1)]
     ours, plain = scaling(scale * 1e8), scaling(scale * 1e8)
     d_qkv, found = rope_triton.backward(*gradients, cos, sin, half=half, fp8=ours, frozen_scales=frozen)
     expected_half, expected = rope_plain.backward_torch(
@@ -302,7 +302,7 @@ REGIONS = pytest.mark.parametrize(
 
 @REGIONS
 @pytest.mark.parametrize("p", [0.0, 0.1])
-@pytest.mark.parametrize("columns", [1, 96, 1500])
+@pytest.mark.parametrize("columns", [1, 1100])
 def test_dropout_before_an_adapter_equals_plain(columns: int, p: float, region: Region) -> None:
     x, mask = random(9, columns, dtype=torch.bfloat16), DropoutMask(p, SEED, 5)
     assert torch.equal(lora_triton.dropped(x, mask, region), lora_plain.dropped_torch(x, mask, region))
@@ -314,9 +314,8 @@ def test_dropout_before_an_adapter_equals_plain(columns: int, p: float, region: 
 
 
 @REGIONS
-@DTYPES
-@pytest.mark.parametrize("p", [0.0, 0.1])
-@pytest.mark.parametrize(("columns", "rank"), [(200, 16), (7, 3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("columns", "rank", "p"), [(200, 16, 0.1), (7, 3, 0.1), (7, 3, 0.0)])
 def test_gradient_past_the_dropout_equals_plain(
     columns: int, rank: int, p: float, dtype: torch.dtype, region: Region
 ) -> None:
