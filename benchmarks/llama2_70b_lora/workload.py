@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -43,7 +43,7 @@ class LlamaLora(Workload):
 
     config_type: ClassVar[type] = LlamaConfig
     title = "Llama 2"
-    axes = {"dp": "have other rows", "cp": "share rows", "tp": "share layers"}
+    axes: ClassVar[Mapping[str, str]] = {"dp": "have other rows", "cp": "share rows", "tp": "share layers"}
     own: LlamaConfig
     model: Decoder
 

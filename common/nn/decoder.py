@@ -1,21 +1,22 @@
 """A pre-norm decoder out of parts: RMSNorm, rotary positions, grouped-query attention, SwiGLU; embedding and head.
 
-Touvron et al., arXiv:2302.13971 and 2307.09288. Nothing has a bias; the rotation pairs dimension i of a head with i + D/2.
-Query, key and value are one product, gate and up another. A block takes the sum of all blocks before it as a pair, the
-residual stream and what the last sub-layer adds to it, since the addition belongs to the norm that reads the sum.
+Touvron et al., arXiv:2302.13971 and 2307.09288. Nothing has a bias; the rotation pairs dimension i of a head with
+i + D/2. Query, key and value are one product, gate and up another. A block takes the sum of all blocks before it as a
+pair, the residual stream and what the last sub-layer adds to it, since the addition belongs to the norm that reads the
+sum.
 
 The modules here hold the weights and run anywhere through PyTorch's own operations and autograd. Frozen base weights
 with adapters run faster and in a planned memory through :mod:`common.nn.frozen_decoder`, which reads the same modules.
 
-Legend: B rows of a micro-batch, S their length, T = B * S tokens, s = T / ranks those of one rank of tp, E hidden, H query heads, K key/value heads, D head
-size, F feed-forward width, V vocabulary.
+Legend: B rows of a micro-batch, S their length, T = B * S tokens, s = T / ranks those of one rank of tp, E hidden,
+H query heads, K key/value heads, D head size, F feed-forward width, V vocabulary, v = V / ranks words of one rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -156,6 +157,11 @@ def rotated(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
     return torch.cat([left * cos - right * sin, right * cos + left * sin], -1).to(x_THD.dtype)
 
 
+class _Placement(TypedDict):
+    device: torch.device
+    dtype: torch.dtype
+
+
 class DecoderBlock(nn.Module):
     """Norm, attention, norm and MLP of one layer.
 
@@ -178,7 +184,7 @@ class DecoderBlock(nn.Module):
     ) -> None:
         super().__init__()
         shape, self.architecture, self.lora, self.index = architecture, architecture, lora, index
-        given = {"device": device, "dtype": dtype}
+        given: _Placement = {"device": device, "dtype": dtype}
         qkv = qkv_parts(shape.heads, shape.kv_heads, shape.head_size, parallel)
         gate_up = gate_up_parts(shape.feed_forward, parallel)
         self.attention_norm = RMSNorm(shape.hidden, shape.norm_epsilon, **given)
@@ -205,14 +211,14 @@ class DecoderBlock(nn.Module):
         """Map normalised hidden states of own tokens to what the attention adds to them."""
         shape = self.architecture
         drop = {name: adapter_dropout(self.lora, self.site(name), places) for name in ("qkv", "output")}
-        qkv_TN = self.qkv(x_sE, drop["qkv"], places.numbers_T)
+        qkv_TN = self.qkv(x_sE, drop["qkv"], places.numbers)
         ranks = shape.qkv_features // qkv_TN.shape[1]
         sizes = [shape.heads // ranks, shape.kv_heads // ranks, shape.kv_heads // ranks]
         q_THD, k_TKD, v_TKD = qkv_TN.unflatten(1, (-1, shape.head_size)).split(sizes, 1)
-        tables = rope.tables(places.positions_T, shape.head_size, shape.rope_base)
+        tables = rope.tables(places.positions, shape.head_size, shape.rope_base)
         q_THD, k_TKD = rotated(q_THD, *tables), rotated(k_TKD, *tables)
         o_BSHD = attend(*(tensor.unflatten(0, (places.rows, -1)) for tensor in (q_THD, k_TKD, v_TKD)))
-        result: Tensor = self.output(o_BSHD.reshape(len(q_THD), -1), drop["output"], places.numbers_T)
+        result: Tensor = self.output(o_BSHD.reshape(len(q_THD), -1), drop["output"], places.numbers)
         return result
 
     def mlp(self, x_sE: Tensor) -> Tensor:
@@ -253,6 +259,11 @@ class Decoder(nn.Module):
         if lora is not None:
             for name, parameter in self.named_parameters():
                 parameter.requires_grad_(".lora_" in name)
+
+    @property
+    def blocks(self) -> list[DecoderBlock]:
+        """All of them, in their order."""
+        return [block for block in self.layers if isinstance(block, DecoderBlock)]
 
     def tensor_splits(self) -> dict[str, Split]:
         """How the ranks share each parameter that they share, by name."""
@@ -308,13 +319,14 @@ class Decoder(nn.Module):
         """Normalised hidden states (s, E) of own tokens, which the head reads."""
         residual_sE: Tensor = self.embedding(tokens_BS.flatten())
         delta_sE: Tensor | None = None
-        for block in self.layers:
+        for block in self.blocks:
             residual_sE, delta_sE = block(residual_sE, delta_sE, places, attend)
         normed: Tensor = self.norm(residual_sE if delta_sE is None else residual_sE + delta_sE)
         return normed
 
     def forward_logits(self, tokens_BS: Tensor, places: TokenPlaces | None = None) -> Tensor:
         """Logits (B, S, v) of whole rows, of this rank's words."""
-        places = places or TokenPlaces.whole(*tokens_BS.shape, device=tokens_BS.device)
+        rows, length = tokens_BS.shape
+        places = places or TokenPlaces.whole(rows, length, device=tokens_BS.device)
         logits: Tensor = self.head(self.hidden_states(tokens_BS, places))
-        return logits.view(*tokens_BS.shape, -1)
+        return logits.view(rows, length, -1)

@@ -1,8 +1,8 @@
 """Low-rank adapters of a decoder, and where its tokens stand.
 
-Hu et al., arXiv:2106.09685: ``y = x W^T + (alpha / r) dropout(x) A^T B^T``. The dropout is on the adapter's input alone,
-and its mask a function of seed, call site and the element's place in the whole micro-batch: nothing is stored, and every
-split of tokens or columns over ranks drops the same elements.
+Hu et al., arXiv:2106.09685: ``y = x W^T + (alpha / r) dropout(x) A^T B^T``. The dropout is on the adapter's input
+alone, and its mask a function of seed, call site and the element's place in the whole micro-batch: nothing is stored,
+and every split of tokens or columns over ranks drops the same elements.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class TokenPlaces:
 
     Attributes:
         rows: of the micro-batch.
-        positions_T: int64, place of each token in its row.
-        numbers_T: int64, place of each token in the micro-batch of all ranks that share it, rows after one another.
+        positions: int64 (T,), place of each token in its row.
+        numbers: int64 (T,), place of each token in the micro-batch of all ranks that share it, rows after one another.
         seed: 0-d int64, of the dropout; None drops nothing (evaluation).
     """
 
     rows: int
-    positions_T: Tensor
-    numbers_T: Tensor
+    positions: Tensor
+    numbers: Tensor
     seed: Tensor | None = None
 
     @classmethod

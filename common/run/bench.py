@@ -237,8 +237,8 @@ def _step_text(timing: Timing, run: RunConfig, workload: Workload, device: torch
         rows["model FLOP/s a rank"] = f"{flops / 1e12:.1f} TFLOP/s{share}"
         reserved, used = torch.cuda.max_memory_reserved(device), torch.cuda.max_memory_allocated(device)
         rows["peak memory"] = (
-            f"{reserved / 1e9:.1f} GB reserved for tensors, {used / 1e9:.1f} of it used; {_device_memory(device) / 1e9:.1f} "
-            "GB of the GPU taken in all"
+            f"{reserved / 1e9:.1f} GB reserved for tensors, {used / 1e9:.1f} of it used; "
+            f"{_device_memory(device) / 1e9:.1f} GB of the GPU taken in all"
         )
     return _table(rows)
 

@@ -2,9 +2,10 @@
 
 Autograd would keep what each operation reads, and pass every gradient in 16 bits from one operation to the next. Here a
 half keeps only what cannot be had cheaply (:mod:`common.nn.frozen_decoder`), and the operations write FP8 themselves: a
-norm the input of the product behind it, SwiGLU and the rotation the gradient of the product before them, and the backward
-pass of a norm that of the product whose result it added to the residual stream. This last product belongs to the half
-before, so its scale comes along with the pair, and the gradient in FP8 goes back the same way, in a :class:`Handover`.
+norm the input of the product behind it, SwiGLU and the rotation the gradient of the product before them, and the
+backward pass of a norm that of the product whose result it added to the residual stream. This last product belongs to
+the half before, so its scale comes along with the pair, and the gradient in FP8 goes back the same way, in a
+:class:`Handover`.
 
 The adapters' part is in 16 bits: ``u = dropout(x) A^T`` of every token is kept (T, r), the masked input is made again
 from what the half keeps anyway.
@@ -26,13 +27,11 @@ from torch import Tensor
 
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.nn.decoder import DecoderArchitecture
-from common.nn.frozen_decoder.products import Fp8FrozenProduct, HalfProduct, Scratch
+from common.nn.frozen_decoder.products import FrozenProduct, Scratch
 from common.nn.lora import LoraSettings
 from common.ops.dropout.plain import DropoutMask
 from common.ops.fp8_cast.plain import Fp8Tensor, Scaling
 from common.ops.lora_input.plain import Region
-
-FrozenProduct = HalfProduct | Fp8FrozenProduct
 
 
 @dataclass
@@ -54,10 +53,16 @@ class Handover:
 
 
 class Pair(NamedTuple):
-    """The residual stream and what is to be added to it (None before the first block), and the latter's handover."""
+    """What a half takes and gives.
 
-    residual_sE: Tensor
-    delta_sE: Tensor | None
+    Attributes:
+        residual: the residual stream of own tokens (s, E).
+        delta: what is to be added to it (s, E); None before the first block.
+        handover: of the delta's gradient.
+    """
+
+    residual: Tensor
+    delta: Tensor | None
     handover: Handover | None
 
 
@@ -90,17 +95,17 @@ class Tokens:
 
     Attributes:
         rows: B.
-        numbers_T: see :class:`common.nn.lora.TokenPlaces`.
-        numbers_s: those of own tokens.
-        cos_TD, sin_TD: the rotation.
+        numbers: (T,), see :class:`common.nn.lora.TokenPlaces`.
+        own_numbers: (s,), those of own tokens.
+        cos, sin: (T, D / 2), the rotation.
         seed: of the dropout; None in an evaluation, in which scales rest as well.
     """
 
     rows: int
-    numbers_T: Tensor
-    numbers_s: Tensor
-    cos_TD: Tensor
-    sin_TD: Tensor
+    numbers: Tensor
+    own_numbers: Tensor
+    cos: Tensor
+    sin: Tensor
     seed: Tensor | None
 
     @property
@@ -144,7 +149,7 @@ class Adapter:
         if mask is None:
             result = norm.recompute(*kept)
         else:
-            result = self.lora_input.dropped_norm(*kept, mask, self._region(tokens.numbers_s))
+            result = self.lora_input.dropped_norm(*kept, mask, self._region(tokens.own_numbers))
         return result
 
     def add_input_gradient(self, dx: Tensor, du: Tensor, a: Tensor, tokens: Tokens, numbers: Tensor) -> None:
@@ -260,7 +265,7 @@ class _AttentionHalf(torch.autograd.Function):
         qkv_TN = half.qkv(x)
         y_scale = x.scale_inverse if isinstance(x, Fp8Tensor) else None
         del x, y8
-        qkv_u = half.qkv_adapter.input(y_sE, tokens, tokens.numbers_s) @ qkv_a.t()
+        qkv_u = half.qkv_adapter.input(y_sE, tokens, tokens.own_numbers) @ qkv_a.t()
         del y_sE
         qkv_u = parallel.all_gather(qkv_u)
         qkv_TN.addmm_(qkv_u, qkv_b.t(), alpha=half.qkv_adapter.lora.scale)
@@ -268,8 +273,8 @@ class _AttentionHalf(torch.autograd.Function):
         del qkv_TN
         o_BSHD, ctx.attended = ops.attention.forward(q, k, v)
         o_TI = o_BSHD.flatten(0, 1).flatten(1)
-        out_sE = parallel.reduce_scatter(half.output(_own_input(half.output, o_TI, resting)))
-        output_u = parallel.reduce_scatter(half.output_adapter.input(o_TI, tokens, tokens.numbers_T) @ output_a.t())
+        out_sE = parallel.reduce_scatter(half.output(half.output.cast_input(o_TI, resting)))
+        output_u = parallel.reduce_scatter(half.output_adapter.input(o_TI, tokens, tokens.numbers) @ output_a.t())
         out_sE.addmm_(output_u, output_b.t(), alpha=half.output_adapter.lora.scale)
         kept = (q, k, v) if half.keep_qkv else (y_scale, None, None)
         ctx.save_for_backward(
@@ -297,14 +302,14 @@ class _AttentionHalf(torch.autograd.Function):
         )
         du_sr, d_output_b = _through_b(adapter, d_out_sE, output_u, output_b)
         du_Tr = parallel.all_gather(du_sr)
-        d_output_a = du_Tr.t() @ adapter.input(o_TI, tokens, tokens.numbers_T)
-        adapter.add_input_gradient(d_o_TI, du_Tr, output_a, tokens, tokens.numbers_T)
+        d_output_a = du_Tr.t() @ adapter.input(o_TI, tokens, tokens.numbers)
+        adapter.add_input_gradient(d_o_TI, du_Tr, output_a, tokens, tokens.numbers)
 
         dq, dk, dv = ops.attention.backward(d_o_TI.view(o_BSHD.shape), q, k, v, o_BSHD, ctx.attended)
         ctx.attended = None
         del q, k, v, d_o_TI
         d_qkv_TN, d_qkv8 = ops.rope.backward(
-            *(gradient.flatten(0, 1) for gradient in (dq, dk, dv)), tokens.cos_TD, tokens.sin_TD,
+            *(gradient.flatten(0, 1) for gradient in (dq, dk, dv)), tokens.cos, tokens.sin,
             fp8=half.qkv.gradient_scaling(), half=True,
         )  # fmt: skip
         del dq, dk, dv
@@ -316,7 +321,7 @@ class _AttentionHalf(torch.autograd.Function):
         if not ctx.needs_input_grad[4]:  # below the first block there is nothing to train
             return None, None, None, None, None, None, *adapters
         d_y_sE = parallel.reduce_scatter(half.qkv.input_gradient(d_qkv_TN if d_qkv8 is None else d_qkv8, half.scratch))
-        adapter.add_input_gradient(d_y_sE, du_sr, qkv_a, tokens, tokens.numbers_s)
+        adapter.add_input_gradient(d_y_sE, du_sr, qkv_a, tokens, tokens.own_numbers)
         dx_sE = _through_norm(half, ctx.before, d_y_sE, residual_sE, inverse_rms_s, d_residual_sE)
         return None, None, None, None, dx_sE, dx_sE if ctx.has_delta else None, *adapters
 
@@ -401,11 +406,8 @@ def _gathered_input(
     if y8 is not None:
         return y8
     assert y_sE is not None
-    return _own_input(product, parallel.all_gather(y_sE), resting)
-
-
-def _own_input(product: FrozenProduct, x: Tensor, resting: bool) -> Tensor | Fp8Tensor:
-    return product.cast_input(x, resting) if isinstance(product, Fp8FrozenProduct) else x
+    result: Tensor | Fp8Tensor = product.cast_input(parallel.all_gather(y_sE), resting)
+    return result
 
 
 def _gathered_gradient(
@@ -415,16 +417,14 @@ def _gathered_gradient(
     early = handover.take()
     if early is not None:
         return early
-    dy_TO = parallel.all_gather(dy_sO)
-    return product.cast_gradient(dy_TO) if isinstance(product, Fp8FrozenProduct) else dy_TO
+    result: Tensor | Fp8Tensor = product.cast_gradient(parallel.all_gather(dy_sO))
+    return result
 
 
 def _rotate(half: AttentionHalf, tokens: Tokens, qkv_TN: Tensor) -> tuple[Tensor, ...]:
     """Query, key and value of this rank's heads, (B, S, heads, D)."""
     shape, ranks = half.architecture, half.parallel.size
-    parts = half.operations.rope.forward(
-        qkv_TN, tokens.cos_TD, tokens.sin_TD, shape.heads // ranks, shape.kv_heads // ranks
-    )
+    parts = half.operations.rope.forward(qkv_TN, tokens.cos, tokens.sin, shape.heads // ranks, shape.kv_heads // ranks)
     return tuple(part.unflatten(0, (tokens.rows, -1)) for part in parts)
 
 
@@ -438,13 +438,8 @@ def _again(
     b_Nr: Tensor,
 ) -> tuple[Tensor, ...]:
     """Query, key and value once more, the norm's output cast with the scale of the forward pass."""
-    product = half.qkv
     y_TE = half.parallel.all_gather(half.operations.rms_norm.recompute(residual_sE, inverse_rms_s, half.norm_weight))
-    if isinstance(product, Fp8FrozenProduct):
-        assert y_scale is not None
-        qkv_TN = product(product.cast_with(y_TE, y_scale))
-    else:
-        qkv_TN = product(y_TE)
+    qkv_TN = half.qkv(half.qkv.cast_with(y_TE, y_scale))
     qkv_TN.addmm_(u_Tr, b_Nr.t(), alpha=half.qkv_adapter.lora.scale)
     return _rotate(half, tokens, qkv_TN)
 

@@ -14,14 +14,13 @@ from common.nn.decoder import Decoder, DecoderBlock
 from common.nn.frozen_decoder.blocks import (
     Adapter,
     AttentionHalf,
-    FrozenProduct,
     LastNorm,
     MlpHalf,
     Operations,
     Pair,
     Tokens,
 )
-from common.nn.frozen_decoder.products import Fp8FrozenProduct, HalfProduct, Scratch
+from common.nn.frozen_decoder.products import Fp8FrozenProduct, FrozenProduct, HalfProduct, Scratch
 from common.nn.lora import TokenPlaces
 from common.ops import rope
 from common.ops.fp8_cast.plain import Scaling
@@ -65,11 +64,11 @@ class FrozenDecoder:
     def hidden_states(self, tokens_BS: Tensor, places: TokenPlaces) -> Tensor:
         """Normalised hidden states (s, E) of own tokens, which the head reads."""
         shape, parallel = self.decoder.architecture, self.decoder.parallel
-        tables = rope.tables(places.positions_T, shape.head_size, shape.rope_base)
-        numbers = places.numbers_T, parallel.own_tokens(places.numbers_T)
-        tokens = Tokens(places.rows, *numbers, *tables, places.seed)
+        tables = rope.tables(places.positions, shape.head_size, shape.rope_base)
+        own_numbers = parallel.own_tokens(places.numbers)
+        tokens = Tokens(places.rows, places.numbers, own_numbers, *tables, places.seed)
         pair = Pair(self.decoder.embedding(tokens_BS.flatten()), None, None)
-        for block in self.decoder.layers:
+        for block in self.decoder.blocks:
             adapters = (block.qkv.lora_a, block.qkv.lora_b, block.output.lora_a, block.output.lora_b)
             pair = self._attention(block)(pair, tokens, adapters)
             pair = self._mlp(block)(pair, tokens)
@@ -138,7 +137,7 @@ def load_frozen(
             raise CheckpointError(f"{name} is {tuple(own.shape)}, the network has {shape and tuple(shape)}")
         layer, moved = decoder.get_submodule(name.rpartition(".")[0]), own.to(device, dtype)
         if fp8 and name.startswith("layers.") and name.split(".")[2] in PRODUCTS:
-            layer.weight = None
+            layer.register_parameter("weight", None)
             layer.fp8 = Fp8FrozenProduct(moved, dtype)
         else:
             layer.weight = nn.Parameter(moved, requires_grad=False)

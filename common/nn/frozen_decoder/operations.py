@@ -16,6 +16,9 @@ from common.ops import causal_attention, lora_input, rms_norm, rope, swiglu
 from common.ops.causal_attention.plain import CausalAttention, Saved
 from common.ops.implementation import OperationRequest, asked_for, select
 
+DROPPED: dict[str, Any] = dict.fromkeys(("q", "k", "v", "o"))
+"""What an attention is given again for its backward pass."""
+
 
 class Requested(Protocol):
     """Names of implementations, or ``auto``."""
@@ -87,7 +90,7 @@ def attending(attention: CausalAttention, scale: float, split: ContextSplit) -> 
             for own, (_, stop) in zip(split.local_chunks, split.spans, strict=True)
         ]
         o_BLHD = parts[0][0] if len(parts) == 1 else torch.cat([part for part, _ in parts], 1)
-        return o_BLHD, [saved._replace(q=None, k=None, v=None, o=None) for _, saved in parts]
+        return o_BLHD, [saved._replace(**DROPPED) for _, saved in parts]
 
     def backward(
         do_BLHD: Tensor, q_BLHD: Tensor, k_BLKD: Tensor, v_BLKD: Tensor, o_BLHD: Tensor, kept: Sequence[Saved]

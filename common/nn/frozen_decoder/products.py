@@ -1,8 +1,9 @@
 """Products with a frozen weight, forward and towards the input: what a decoder block needs of them and no more.
 
-There is no gradient of the weight, so the input is not kept. In FP8 a weight has one scale and is cast while it is loaded,
-never whole in a wider dtype beside it; a Hopper GPU multiplies FP8 only where both operands run along the summed
-dimension in memory, so the input gradient goes through a transposed copy that lives for the length of the product.
+There is no gradient of the weight, so the input is not kept. In FP8 a weight has one scale and is cast while it is
+loaded, never whole in a wider dtype beside it; a Hopper GPU multiplies FP8 only where both operands run along the
+summed dimension in memory, so the input gradient goes through a transposed copy that lives for the length of the
+product.
 Activations are cast to e4m3, gradients to e5m2, with delayed scales (:mod:`common.ops.fp8_cast`).
 
 Legend: T tokens, I input features, O output features.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +58,43 @@ class Scratch:
         return self._slots[name][:needed].view(dtype).view(shape)
 
 
+class FrozenProduct(Protocol):
+    """A product whose operands its own casts make: a tensor as it is, or an :class:`Fp8Tensor`."""
+
+    @property
+    def weight(self) -> Tensor:
+        """(O, I)."""
+        ...
+
+    def input_scaling(self) -> Scaling | None:
+        """State of the scale of the input, for a producer that casts it; None where none does."""
+        ...
+
+    def gradient_scaling(self) -> Scaling | None:
+        """State of the scale of the result's gradient, likewise."""
+        ...
+
+    def cast_input(self, x_TI: Tensor, resting: bool) -> Any:
+        """The input where its producer has not cast it; ``resting`` leaves the scale as it is."""
+        ...
+
+    def cast_with(self, x_TI: Tensor, scale_inverse: Tensor | None) -> Any:
+        """The input with a scale of before."""
+        ...
+
+    def cast_gradient(self, dy_TO: Tensor) -> Any:
+        """The gradient where its producer has not cast it."""
+        ...
+
+    def __call__(self, x_TI: Any, out: Tensor | None = None) -> Tensor:
+        """``x W^T``, in ``out`` if given."""
+        ...
+
+    def input_gradient(self, dy_TO: Any, scratch: Scratch, out: Tensor | None = None) -> Tensor:
+        """``dy W``, in ``out`` if given; the scratch is used up until it returns."""
+        ...
+
+
 class HalfProduct:
     """The product in the dtype of the weight.
 
@@ -72,6 +110,18 @@ class HalfProduct:
 
     def gradient_scaling(self) -> None:
         """No cast comes before its input gradient."""
+
+    def cast_input(self, x_TI: Tensor, resting: bool) -> Tensor:
+        """The input itself."""
+        return x_TI
+
+    def cast_with(self, x_TI: Tensor, scale_inverse: Tensor | None) -> Tensor:
+        """The input itself."""
+        return x_TI
+
+    def cast_gradient(self, dy_TO: Tensor) -> Tensor:
+        """The gradient itself."""
+        return dy_TO
 
     def __call__(self, x_TI: Tensor, out: Tensor | None = None) -> Tensor:
         """``x W^T``, in ``out`` if given."""
@@ -126,8 +176,9 @@ class Fp8FrozenProduct(nn.Module):
         result: Fp8Tensor = self._cast(x_TI, self.input_scaling(), E4M3, False, resting)
         return result
 
-    def cast_with(self, x_TI: Tensor, scale_inverse: Tensor) -> Fp8Tensor:
+    def cast_with(self, x_TI: Tensor, scale_inverse: Tensor | None) -> Fp8Tensor:
         """The input in e4m3 with a scale of before."""
+        assert scale_inverse is not None
         scaling = Scaling(scale_inverse.reciprocal(), self.pending[INPUT])
         result: Fp8Tensor = self._cast(x_TI, scaling, E4M3, False, True)
         return result
@@ -156,7 +207,7 @@ class Fp8FrozenProduct(nn.Module):
 
 @torch.no_grad()
 def cast_weight(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
-    """A weight in e4m3 with the one scale that uses the format's whole range, and the inverse of the scale (0-d fp32)."""
+    """A weight in e4m3 with the one scale that uses the format's whole range, and the scale's inverse (0-d fp32)."""
     parts = weight_OI.split(ROWS_AT_ONCE)
     amax = torch.stack([part.abs().amax() for part in parts]).amax().float()
     largest = torch.finfo(E4M3).max

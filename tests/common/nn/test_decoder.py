@@ -46,8 +46,8 @@ def their_llama(decoder: Decoder):
     config = LlamaConfig(
         vocab_size=shape.vocabulary, hidden_size=shape.hidden, intermediate_size=shape.feed_forward,
         num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_size, rms_norm_eps=shape.norm_epsilon, max_position_embeddings=64, rope_theta=shape.rope_base,
-        tie_word_embeddings=False, attn_implementation="eager",
+        head_dim=shape.head_size, rms_norm_eps=shape.norm_epsilon, max_position_embeddings=64,
+        rope_theta=shape.rope_base, tie_word_embeddings=False, attn_implementation="eager",
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     ours = dict(decoder.named_parameters())

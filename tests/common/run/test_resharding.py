@@ -116,7 +116,11 @@ def test_sections_are_dealt_one_by_one():
 
 @pytest.mark.parametrize(
     ("sections", "words"),
-    [((16, 6, 6), "layout.tp=4 does not divide 6"), ((16, 4, 4), "not all 28 rows"), ((16, 4, 4, 8), "not all 28 rows")],
+    [
+        ((16, 6, 6), "layout.tp=4 does not divide 6"),
+        ((16, 4, 4), "not all 28 rows"),
+        ((16, 4, 4, 8), "not all 28 rows"),
+    ],
 )
 def test_sections_that_do_not_divide_or_are_not_all_rows_are_an_error(sections, words):
     with pytest.raises((ValueError, ConfigError), match=words):
