@@ -36,6 +36,7 @@ from tests.conftest import SECONDS, checkpoint, flatten, suite
 ALL = [*sorted(WORKLOADS), toy.NAME]
 SHORT = {
     "bert": ["hparams.training_steps=4"],
+    "llama2_70b_lora": ["hparams.training_steps=4"],
     toy.NAME: ["benchmark.schedule.last_epoch=1"],
     "resnet": ["benchmark.schedule.last_epoch=1"],
     "unet3d": ["benchmark.schedule.last_epoch=2"],
