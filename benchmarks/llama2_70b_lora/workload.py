@@ -78,8 +78,9 @@ class LlamaLora(Workload):
         fp8, itemsize = model.linear == "fp8", self.dtype.itemsize
         length, ranks = self._split.local_length, self.layout.size("tp")
         workspace = Workspace(
-            self.architecture, self.cfg.micro_batch * length, ranks, self.own.facts.lora_rank, itemsize, fp8,
-            model.head_chunk,
+            self.architecture, self.cfg.micro_batch * length, ranks, self._split.ranks,
+            0 if self.cfg.evaluation.ranks else self.own.reader.eval_rows * length, self.own.facts.lora_rank,
+            itemsize, fp8, model.head_chunk,
         )  # fmt: skip
         recomputed = None if model.recomputed_qkv == AUTO else int(model.recomputed_qkv)
         return plan(workspace, torch.cuda.get_device_properties(device).total_memory, recomputed)

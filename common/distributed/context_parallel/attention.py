@@ -38,9 +38,10 @@ def attention(q_BLHD: Tensor, k_BLKD: Tensor, v_BLKD: Tensor, split: ContextSpli
 
 
 def sum_of_prefixes(gradients: Sequence[Tensor], length: int) -> Tensor:
-    """The sum of gradients (B, m, K, D) that each concern the first m keys of a row."""
-    B, _, K, D = gradients[0].shape
-    total_BSKD = gradients[0].new_zeros(B, length, K, D)
+    """The sum (B, length, K, D) of gradients (B, m, K, D) that each concern the first m keys of a row; one is used up."""
+    longest = max(gradients, key=lambda gradient: gradient.shape[1])
     for gradient in gradients:
-        total_BSKD[:, : gradient.shape[1]] += gradient
-    return total_BSKD
+        if gradient is not longest:
+            longest[:, : gradient.shape[1]] += gradient
+    B, m, K, D = longest.shape
+    return longest if m == length else torch.cat((longest, longest.new_zeros(B, length - m, K, D)), 1)

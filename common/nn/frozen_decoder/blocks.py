@@ -70,10 +70,12 @@ class Attending(NamedTuple):
     """Attention with its backward pass.
 
     Attributes:
+        gather: ``(k, v)`` of whole rows from this rank's.
         forward: ``(q, k, v) -> o, kept``: (B, S, heads, D), and something small for the backward pass.
-        backward: ``(do, q, k, v, o, kept) -> dq, dk, dv``.
+        backward: ``(do, q, k, v, o, kept) -> dq, dk, dv``, the latter of this rank's tokens again.
     """
 
+    gather: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     forward: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Any]]
     backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
 
@@ -422,10 +424,11 @@ def _gathered_gradient(
 
 
 def _rotate(half: AttentionHalf, tokens: Tokens, qkv_TN: Tensor) -> tuple[Tensor, ...]:
-    """Query, key and value of this rank's heads, (B, S, heads, D)."""
+    """Query of this rank's tokens, key and value of whole rows, of this rank's heads, (B, S, heads, D)."""
     shape, ranks = half.architecture, half.parallel.size
     parts = half.operations.rope.forward(qkv_TN, tokens.cos, tokens.sin, shape.heads // ranks, shape.kv_heads // ranks)
-    return tuple(part.unflatten(0, (tokens.rows, -1)) for part in parts)
+    q, k, v = (part.unflatten(0, (tokens.rows, -1)) for part in parts)
+    return q, *half.operations.attention.gather(k, v)
 
 
 def _again(

@@ -22,6 +22,8 @@ class Workspace:
         architecture: shapes.
         tokens: T, of the micro-batch, under context parallelism this rank's.
         ranks: of tp, each with a part of every layer and of the residual stream's tokens.
+        sharers: ranks of cp, all of which have the keys and values of whole rows.
+        eval_tokens: tokens of an evaluation's batch on this rank; 0 where other ranks evaluate.
         rank: of the adapters.
         itemsize: bytes of an activation.
         fp8: products in FP8 and SwiGLU's input kept so.
@@ -31,6 +33,8 @@ class Workspace:
     architecture: DecoderArchitecture
     tokens: int
     ranks: int
+    sharers: int
+    eval_tokens: int
     rank: int
     itemsize: int
     fp8: bool
@@ -52,7 +56,9 @@ class Workspace:
 
     def qkv(self) -> int:
         """Bytes of a layer's query, key and value."""
-        return self.tokens * self.architecture.qkv_features * self.itemsize // self.ranks
+        shape = self.architecture
+        keys_and_values = (shape.qkv_features - shape.attention_features) * self.sharers
+        return self.tokens * (shape.attention_features + keys_and_values) * self.itemsize // self.ranks
 
     def layer(self) -> int:
         """Bytes that a layer keeps for the backward pass, query, key and value among them."""
@@ -77,13 +83,21 @@ class Workspace:
         head = self.head_chunk * shape.vocabulary * (4 + 2 * self.itemsize) // ranks
         return 5 * hidden + max(gate_up, head)
 
+    def evaluation(self) -> int:
+        """Bytes of an evaluation's forward pass in line, whose graph has memory of its own."""
+        shape, ranks = self.architecture, self.ranks
+        features = 4 * shape.hidden + (2 * shape.qkv_features + shape.attention_features) // ranks
+        act = shape.feed_forward * (1 if self.fp8 else self.itemsize) // ranks
+        head = self.head_chunk * shape.vocabulary * (4 + 2 * self.itemsize) // ranks
+        return self.eval_tokens * (features * self.itemsize + act) + (head if self.eval_tokens else 0)
+
 
 @dataclass(frozen=True)
 class MemoryPlan:
     """Bytes on one GPU.
 
     Attributes:
-        frozen, adapters, kept, scratch, transient, reserved: see :class:`Workspace`; ``kept`` is of all layers.
+        frozen, adapters, kept, scratch, transient, evaluation, reserved: see :class:`Workspace`; ``kept`` is of all layers.
         recomputed_qkv: layers that compute query, key and value again, whose bytes are not in ``kept``.
         capacity: of the GPU.
     """
@@ -93,6 +107,7 @@ class MemoryPlan:
     kept: int
     scratch: int
     transient: int
+    evaluation: int
     recomputed_qkv: int
     capacity: int
     reserved: int = RESERVED
@@ -100,7 +115,7 @@ class MemoryPlan:
     @property
     def total(self) -> int:
         """All of it."""
-        return self.frozen + self.adapters + self.kept + self.scratch + self.transient + self.reserved
+        return self.frozen + self.adapters + self.kept + self.scratch + self.transient + self.evaluation + self.reserved
 
     def in_words(self) -> str:
         """For people."""
@@ -110,6 +125,7 @@ class MemoryPlan:
             "kept for the backward pass": self.kept,
             "scratch": self.scratch,
             "transients": self.transient,
+            "evaluation": self.evaluation,
             "reserved": self.reserved,
         }
         listed = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in parts.items())
@@ -132,7 +148,7 @@ def plan(workspace: Workspace, capacity: int, recomputed_qkv: int | None) -> Mem
 
     def with_recomputed(count: int) -> MemoryPlan:
         kept = layers * workspace.layer() - count * workspace.qkv()
-        fixed = (workspace.frozen(), workspace.adapters(), kept, workspace.scratch(), workspace.transient())
+        fixed = (workspace.frozen(), workspace.adapters(), kept, workspace.scratch(), workspace.transient(), workspace.evaluation())
         return MemoryPlan(*fixed, count, capacity)
 
     if recomputed_qkv is None:

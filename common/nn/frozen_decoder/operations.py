@@ -72,10 +72,9 @@ def choose(
 
 
 def attending(attention: CausalAttention, scale: float, split: ContextSplit) -> Attending:
-    """Attention of this rank's queries to all keys of their rows, keeping nothing of the keys of others.
+    """Attention of this rank's queries to all keys of their rows.
 
-    Each of a rank's chunks is one attention, to the keys from the row's first to the chunk's last. Keys and values of
-    other ranks are gathered again for the backward pass.
+    Each of a rank's chunks is one attention, to the keys from the row's first to the chunk's last.
 
     Args:
         attention: of one chunk.
@@ -83,8 +82,7 @@ def attending(attention: CausalAttention, scale: float, split: ContextSplit) -> 
         split: of the rows.
     """
 
-    def forward(q_BLHD: Tensor, k_BLKD: Tensor, v_BLKD: Tensor) -> tuple[Tensor, list[Saved]]:
-        k_BSKD, v_BSKD = split.all_gather_kv(k_BLKD, v_BLKD)
+    def forward(q_BLHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor) -> tuple[Tensor, list[Saved]]:
         parts = [
             attention.forward(q_BLHD[:, own], k_BSKD[:, :stop], v_BSKD[:, :stop], scale)
             for own, (_, stop) in zip(split.local_chunks, split.spans, strict=True)
@@ -93,9 +91,8 @@ def attending(attention: CausalAttention, scale: float, split: ContextSplit) -> 
         return o_BLHD, [saved._replace(**DROPPED) for _, saved in parts]
 
     def backward(
-        do_BLHD: Tensor, q_BLHD: Tensor, k_BLKD: Tensor, v_BLKD: Tensor, o_BLHD: Tensor, kept: Sequence[Saved]
+        do_BLHD: Tensor, q_BLHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, o_BLHD: Tensor, kept: Sequence[Saved]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        k_BSKD, v_BSKD = split.all_gather_kv(k_BLKD, v_BLKD)
         pieces = []
         for own, (_, stop), part in zip(split.local_chunks, split.spans, kept, strict=True):
             k, v = k_BSKD[:, :stop], v_BSKD[:, :stop]
@@ -108,4 +105,4 @@ def attending(attention: CausalAttention, scale: float, split: ContextSplit) -> 
         dq_BLHD = torch.cat([piece[0] for piece in pieces], 1)
         return dq_BLHD, *split.reduce_scatter_kv(dk_BSKD, dv_BSKD)
 
-    return Attending(forward, backward)
+    return Attending(split.all_gather_kv, forward, backward)

@@ -35,7 +35,7 @@ class Tile(NamedTuple):
     stages: int
 
 
-TILES: dict[str, Tile] = {"forward": Tile(2, 1024, 4, 8, 1), "backward": Tile(2, 1024, 4, 8, 1)}
+TILES: dict[str, Tile] = {"forward": Tile(1, 2048, 4, 8, 1), "backward": Tile(1, 2048, 4, 8, 1)}
 """Pass to its tile. ``bench --sweep`` times others."""
 
 
