@@ -48,8 +48,8 @@ class Block(NamedTuple):
 
 
 TILES: dict[str, Tile | Block] = {
-    "forward": Tile(1, 32, 2, 1),
-    "backward": Tile(1, 16, 1, 2),
+    "forward": Tile(1, 8, 4, 1),
+    "backward": Tile(1, 4, 8, 1),
     "recompute": Block(4, 1024, 4),
 }
 """Pass to its tile. ``bench --sweep`` times others."""

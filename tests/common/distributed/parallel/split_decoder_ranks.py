@@ -238,6 +238,7 @@ def explicit_attention(layout: Layout) -> dict[str, tuple[Tensor, ...]]:
     gradients = torch.autograd.grad((o * do).sum(), leaves)
 
     explicit = attending(causal_attention.IMPLEMENTATIONS["torch"].function, q.shape[-1] ** -0.5, split)
+    k, v = explicit.gather(k, v)
     o_called, kept = explicit.forward(q, k, v)
     called = explicit.backward(do, q, k, v, o_called, kept)
     return {"autograd": (o.detach(), *gradients), "called": (o_called, *called)}
