@@ -12,7 +12,7 @@ from torch import Tensor
 from common.ops import causal_attention, lora_input, rms_norm, rope, swiglu, transpose_fp8
 from common.ops.bench import decoder as size
 from common.ops.dropout.plain import DropoutMask
-from common.ops.fp8_cast.plain import E4M3, E5M2, Fp8Tensor, Scaling, cast_torch
+from common.ops.fp8_cast.plain import E4M3, E5M2, Fp8Tensor, Scaling, cast_torch, widen_fp8
 from common.ops.implementation import Implementation, OperationRequest
 from common.ops.lora_input.plain import Region
 
@@ -60,14 +60,19 @@ def codes(x8: Fp8Tensor) -> Tensor:
 
 
 def assert_same_fp8(call: Callable[[int, Scaling], Fp8Tensor | None], scale: float) -> None:
-    """Ours (0) and plain (1) give the same bytes but for neighbours of a middle, and leave the same scale."""
+    """Ours (0) and plain (1) give the same bytes but for neighbours of a middle, and leave the same scale.
+
+    Where terms cancel to almost nothing, the rounding of the terms decides: less than a millionth of the largest.
+    """
     states = [scaling(scale), scaling(scale)]
     poison()
     found, expected = (call(which, state) for which, state in enumerate(states))
     assert found is not None
     assert expected is not None
+    cancelled = widen_fp8(expected).abs() < 1e-6 * widen_fp8(expected).abs().max()
     apart = (codes(found) - codes(expected)).abs()
-    assert apart.max() <= 1
+    assert apart[~cancelled].max() <= 1
+    assert widen_fp8(found)[cancelled].abs().sum() <= 1e-5 * widen_fp8(expected).abs().max() * cancelled.sum()
     assert apart.count_nonzero() <= apart.numel() // 1000
     torch.testing.assert_close(found.scale_inverse, expected.scale_inverse, rtol=1e-5, atol=0)
     torch.testing.assert_close(states[0].scale, states[1].scale, rtol=1e-5, atol=0)

@@ -6,6 +6,7 @@ bits), and a few numbers: the norms' inverse roots and the adapters' u. Nothing 
 since no weight has a gradient; what the adapters read is made again from the residual stream and the attention's
 result, and their dropout from its seed. ``recomputed_qkv`` layers drop query, key and value too and multiply once more.
 
-:mod:`.products` are the frozen products, :mod:`.blocks` the halves of a block with their backward passes written out,
-:mod:`.decoder` puts them together, :mod:`.memory` plans.
+:mod:`.products` are the frozen products, :mod:`.operations` chooses all else, :mod:`.blocks` are the halves of a block
+with their backward passes written out, :mod:`.adapter` and :mod:`.passing` what they take, :mod:`.decoder` puts them
+together, :mod:`.memory` plans.
 """

@@ -7,8 +7,8 @@ backward pass of a norm that of the product whose result it added to the residua
 the half before, so its scale comes along with the pair, and the gradient in FP8 goes back the same way, in a
 :class:`Handover`.
 
-The adapters' part is in 16 bits: ``u = dropout(x) A^T`` of every token is kept (T, r), the masked input is made again
-from what the half keeps anyway.
+The adapters' part (:mod:`.adapter`) is in 16 bits: ``u = dropout(x) A^T`` of every token is kept (T, r), the masked
+input is made again from what the half keeps anyway.
 
 Under tensor parallelism norms and residuals are of a rank's own tokens, products of all tokens and a part of the
 columns. FP8 values of one tensor need one scale: what is gathered is gathered in 16 bits, and cast by every rank alike.
@@ -20,155 +20,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.nn.decoder import DecoderArchitecture
+from common.nn.frozen_decoder.adapter import Adapter
+from common.nn.frozen_decoder.operations import Operations
+from common.nn.frozen_decoder.passing import Handover, Pair, Tokens
 from common.nn.frozen_decoder.products import FrozenProduct, Scratch
-from common.nn.lora import LoraSettings
-from common.ops.dropout.plain import DropoutMask
 from common.ops.fp8_cast.plain import Fp8Tensor, Scaling
-from common.ops.lora_input.plain import Region
-
-
-@dataclass
-class Handover:
-    """The gradient of a half's result in FP8, made by the norm that reads the result.
-
-    Attributes:
-        scaling: of this gradient; None where it is cast later, or stays in 16 bits.
-        gradient: what the norm's backward pass left for the half.
-    """
-
-    scaling: Scaling | None
-    gradient: Fp8Tensor | None = None
-
-    def take(self) -> Fp8Tensor | None:
-        """The gradient, once."""
-        taken, self.gradient = self.gradient, None
-        return taken
-
-
-class Pair(NamedTuple):
-    """What a half takes and gives.
-
-    Attributes:
-        residual: the residual stream of own tokens (s, E).
-        delta: what is to be added to it (s, E); None before the first block.
-        handover: of the delta's gradient.
-    """
-
-    residual: Tensor
-    delta: Tensor | None
-    handover: Handover | None
-
-
-class Attending(NamedTuple):
-    """Attention with its backward pass.
-
-    Attributes:
-        gather: ``(k, v)`` of whole rows from this rank's.
-        forward: ``(q, k, v) -> o, kept``: (B, S, heads, D), and something small for the backward pass.
-        backward: ``(do, q, k, v, o, kept) -> dq, dk, dv``, the latter of this rank's tokens again.
-    """
-
-    gather: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-    forward: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Any]]
-    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
-
-
-@dataclass(frozen=True)
-class Operations:
-    """The chosen implementations; signatures in :mod:`common.ops`."""
-
-    rms_norm: Any
-    rope: Any
-    swiglu: Any
-    lora_input: Any
-    attention: Attending
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """What all blocks need to know of a micro-batch's tokens.
-
-    Attributes:
-        rows: B.
-        numbers: (T,), see :class:`common.nn.lora.TokenPlaces`.
-        own_numbers: (s,), those of own tokens.
-        cos, sin: (T, D / 2), the rotation.
-        seed: of the dropout; None in an evaluation, in which scales rest as well.
-    """
-
-    rows: int
-    numbers: Tensor
-    own_numbers: Tensor
-    cos: Tensor
-    sin: Tensor
-    seed: Tensor | None
-
-    @property
-    def resting(self) -> bool:
-        """Whether FP8 scales are used and not moved."""
-        return self.seed is None
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """The constants of an adapter, whose matrices autograd hands to the half.
-
-    Attributes:
-        lora: rank, scale, dropout.
-        site: of the dropout.
-        columns: of the whole input.
-        first_column: of this rank's.
-        lora_input: the chosen operation.
-    """
-
-    lora: LoraSettings
-    site: int
-    columns: int
-    first_column: int
-    lora_input: Any
-
-    def input(self, x: Tensor, tokens: Tokens, numbers: Tensor) -> Tensor:
-        """``dropout(x)``; ``numbers`` are those of the rows of x."""
-        mask = self._mask(tokens)
-        if mask is None:
-            return x
-        result: Tensor = self.lora_input.dropped(x, mask, self._region(numbers))
-        return result
-
-    def input_again(
-        self, norm: Any, residual_sE: Tensor, inverse_rms_s: Tensor, norm_weight: Tensor, tokens: Tokens
-    ) -> Tensor:
-        """``dropout(x)`` where x is what a norm made, which kept only these."""
-        mask, kept = self._mask(tokens), (residual_sE, inverse_rms_s, norm_weight)
-        result: Tensor
-        if mask is None:
-            result = norm.recompute(*kept)
-        else:
-            result = self.lora_input.dropped_norm(*kept, mask, self._region(tokens.own_numbers))
-        return result
-
-    def add_input_gradient(self, dx: Tensor, du: Tensor, a: Tensor, tokens: Tokens, numbers: Tensor) -> None:
-        """Add what comes through the adapter to the gradient of its input, in place."""
-        mask = self._mask(tokens)
-        if mask is None:
-            dx.addmm_(du, a)
-        else:
-            self.lora_input.add_input_gradient(dx, du, a, mask, self._region(numbers))
-
-    def _region(self, numbers: Tensor) -> Region:
-        return Region(numbers, self.columns, self.first_column)
-
-    def _mask(self, tokens: Tokens) -> DropoutMask | None:
-        if tokens.seed is None or self.lora.dropout == 0:
-            return None
-        return DropoutMask(self.lora.dropout, tokens.seed, self.site)
 
 
 @dataclass(frozen=True)
@@ -176,7 +39,7 @@ class AttentionHalf:
     """Norm, QKV, rotation, attention and output product of one layer.
 
     Attributes:
-        heads, kv_heads: of this rank.
+        qkv_adapter, output_adapter: the constants of the adapters of the two products.
         keep_qkv: keep query, key and value for the backward pass; otherwise they are computed again.
     """
 

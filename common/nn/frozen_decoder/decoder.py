@@ -11,15 +11,10 @@ from torch import Tensor, nn
 from common.distributed.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from common.errors import CheckpointError
 from common.nn.decoder import Decoder, DecoderBlock
-from common.nn.frozen_decoder.blocks import (
-    Adapter,
-    AttentionHalf,
-    LastNorm,
-    MlpHalf,
-    Operations,
-    Pair,
-    Tokens,
-)
+from common.nn.frozen_decoder.adapter import Adapter
+from common.nn.frozen_decoder.blocks import AttentionHalf, LastNorm, MlpHalf
+from common.nn.frozen_decoder.operations import Operations
+from common.nn.frozen_decoder.passing import Pair, Tokens
 from common.nn.frozen_decoder.products import Fp8FrozenProduct, FrozenProduct, HalfProduct, Scratch
 from common.nn.lora import TokenPlaces
 from common.ops import rope

@@ -148,7 +148,14 @@ def plan(workspace: Workspace, capacity: int, recomputed_qkv: int | None) -> Mem
 
     def with_recomputed(count: int) -> MemoryPlan:
         kept = layers * workspace.layer() - count * workspace.qkv()
-        fixed = (workspace.frozen(), workspace.adapters(), kept, workspace.scratch(), workspace.transient(), workspace.evaluation())
+        fixed = (
+            workspace.frozen(),
+            workspace.adapters(),
+            kept,
+            workspace.scratch(),
+            workspace.transient(),
+            workspace.evaluation(),
+        )
         return MemoryPlan(*fixed, count, capacity)
 
     if recomputed_qkv is None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -11,13 +12,37 @@ from torch import Tensor
 from common.distributed.context_parallel.attention import sum_of_prefixes
 from common.distributed.context_parallel.split import ContextSplit
 from common.nn.decoder import DecoderArchitecture
-from common.nn.frozen_decoder.blocks import Attending, Operations
 from common.ops import causal_attention, lora_input, rms_norm, rope, swiglu
 from common.ops.causal_attention.plain import CausalAttention, Saved
 from common.ops.implementation import OperationRequest, asked_for, select
 
 DROPPED: dict[str, Any] = dict.fromkeys(("q", "k", "v", "o"))
 """What an attention is given again for its backward pass."""
+
+
+class Attending(NamedTuple):
+    """Attention with its backward pass.
+
+    Attributes:
+        gather: ``(k, v)`` of whole rows from this rank's.
+        forward: ``(q, k, v) -> o, kept``: (B, S, heads, D), and something small for the backward pass.
+        backward: ``(do, q, k, v, o, kept) -> dq, dk, dv``, the latter of this rank's tokens again.
+    """
+
+    gather: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    forward: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Any]]
+    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Operations:
+    """The chosen implementations; signatures in :mod:`common.ops`."""
+
+    rms_norm: Any
+    rope: Any
+    swiglu: Any
+    lora_input: Any
+    attention: Attending
 
 
 class Requested(Protocol):

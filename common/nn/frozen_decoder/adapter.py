@@ -1,0 +1,68 @@
+"""The input side of an adapter in a half whose backward pass is written out. Shapes as in :mod:`common.nn.decoder`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from common.nn.frozen_decoder.passing import Tokens
+from common.nn.lora import LoraSettings
+from common.ops.dropout.plain import DropoutMask
+from common.ops.lora_input.plain import Region
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """The constants of an adapter, whose matrices autograd hands to the half.
+
+    Attributes:
+        lora: rank, scale, dropout.
+        site: of the dropout.
+        columns: of the whole input.
+        first_column: of this rank's.
+        lora_input: the chosen operation.
+    """
+
+    lora: LoraSettings
+    site: int
+    columns: int
+    first_column: int
+    lora_input: Any
+
+    def input(self, x: Tensor, tokens: Tokens, numbers: Tensor) -> Tensor:
+        """``dropout(x)``; ``numbers`` are those of the rows of x."""
+        mask = self._mask(tokens)
+        if mask is None:
+            return x
+        result: Tensor = self.lora_input.dropped(x, mask, self._region(numbers))
+        return result
+
+    def input_again(
+        self, norm: Any, residual_sE: Tensor, inverse_rms_s: Tensor, norm_weight: Tensor, tokens: Tokens
+    ) -> Tensor:
+        """``dropout(x)`` where x is what a norm made, which kept only these."""
+        mask, kept = self._mask(tokens), (residual_sE, inverse_rms_s, norm_weight)
+        result: Tensor
+        if mask is None:
+            result = norm.recompute(*kept)
+        else:
+            result = self.lora_input.dropped_norm(*kept, mask, self._region(tokens.own_numbers))
+        return result
+
+    def add_input_gradient(self, dx: Tensor, du: Tensor, a: Tensor, tokens: Tokens, numbers: Tensor) -> None:
+        """Add what comes through the adapter to the gradient of its input, in place."""
+        mask = self._mask(tokens)
+        if mask is None:
+            dx.addmm_(du, a)
+        else:
+            self.lora_input.add_input_gradient(dx, du, a, mask, self._region(numbers))
+
+    def _region(self, numbers: Tensor) -> Region:
+        return Region(numbers, self.columns, self.first_column)
+
+    def _mask(self, tokens: Tokens) -> DropoutMask | None:
+        if tokens.seed is None or self.lora.dropout == 0:
+            return None
+        return DropoutMask(self.lora.dropout, tokens.seed, self.site)
