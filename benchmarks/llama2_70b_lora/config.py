@@ -63,9 +63,14 @@ class ModelConfig:
         layers: of the base that are used, for benches; 0 for all.
         blocks: ``frozen``: halves with planned memory; ``autograd``: PyTorch's operations and autograd.
         linear: of the blocks' products: ``torch``, or ``fp8`` (``blocks=frozen`` only).
+<<<<<<< HEAD
         recomputed_qkv: so many layers compute query, key and value again in the backward pass; ``auto`` as many as
             memory asks for.
+=======
+>>>>>>> work
         head_chunk: tokens whose logits are there at a time.
+        recomputed_qkv: so many layers compute query, key and value again in the backward pass; ``auto`` as many as
+            memory asks for.
         attention, rms_norm, rope, swiglu, lora_input: implementations, or ``auto``.
     """
 
@@ -73,8 +78,8 @@ class ModelConfig:
     layers: Annotated[int, NotNegative]
     blocks: Literal["frozen", "autograd"]
     linear: Literal["torch", "fp8"]
-    recomputed_qkv: Annotated[int, NotNegative] | Literal["auto"]
     head_chunk: Annotated[int, AtLeast(1)]
+    recomputed_qkv: Annotated[int, NotNegative] | Literal["auto"] = AUTO
     attention: str = AUTO
     rms_norm: str = AUTO
     rope: str = AUTO
