@@ -63,11 +63,6 @@ class ModelConfig:
         layers: of the base that are used, for benches; 0 for all.
         blocks: ``frozen``: halves with planned memory; ``autograd``: PyTorch's operations and autograd.
         linear: of the blocks' products: ``torch``, or ``fp8`` (``blocks=frozen`` only).
-<<<<<<< HEAD
-        recomputed_qkv: so many layers compute query, key and value again in the backward pass; ``auto`` as many as
-            memory asks for.
-=======
->>>>>>> work
         head_chunk: tokens whose logits are there at a time.
         recomputed_qkv: so many layers compute query, key and value again in the backward pass; ``auto`` as many as
             memory asks for.
@@ -79,7 +74,7 @@ class ModelConfig:
     blocks: Literal["frozen", "autograd"]
     linear: Literal["torch", "fp8"]
     head_chunk: Annotated[int, AtLeast(1)]
-    recomputed_qkv: Annotated[int, NotNegative] | Literal["auto"] = AUTO
+    recomputed_qkv: Annotated[int, NotNegative] | Literal["auto"] = "auto"
     attention: str = AUTO
     rms_norm: str = AUTO
     rope: str = AUTO

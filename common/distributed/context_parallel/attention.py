@@ -38,7 +38,7 @@ def attention(q_BLHD: Tensor, k_BLKD: Tensor, v_BLKD: Tensor, split: ContextSpli
 
 
 def sum_of_prefixes(gradients: Sequence[Tensor], length: int) -> Tensor:
-    """The sum (B, length, K, D) of gradients (B, m, K, D) that each concern the first m keys of a row; one is used up."""
+    """The sum (B, length, K, D) of gradients (B, m, K, D) of the first m keys of a row each; one of them is used up."""
     longest = max(gradients, key=lambda gradient: gradient.shape[1])
     for gradient in gradients:
         if gradient is not longest:

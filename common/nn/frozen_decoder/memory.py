@@ -97,7 +97,8 @@ class MemoryPlan:
     """Bytes on one GPU.
 
     Attributes:
-        frozen, adapters, kept, scratch, transient, evaluation, reserved: see :class:`Workspace`; ``kept`` is of all layers.
+        frozen, adapters, kept, scratch, transient, evaluation, reserved: see :class:`Workspace`; ``kept`` is of all
+            layers.
         recomputed_qkv: layers that compute query, key and value again, whose bytes are not in ``kept``.
         capacity: of the GPU.
     """
