@@ -48,6 +48,12 @@ class Hparams(AdamWHparams):
     training_steps: Annotated[int, AtLeast(1)]
     warmup_ratio: Annotated[float, ProbabilityBelowOne]
 
+    def __post_init__(self) -> None:
+        if self.warmup_steps >= self.training_steps:
+            raise ConfigError(
+                f"warmup_ratio={self.warmup_ratio}: rounded to steps it is all of training_steps={self.training_steps}"
+            )
+
     @property
     def warmup_steps(self) -> int:
         """Steps in which the learning rate rises."""

@@ -1,0 +1,194 @@
+"""Llama-2 LoRA as a workload: published recipes, what is trained, and what the rules fix."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from importlib import resources
+
+import pytest
+import torch
+
+from benchmarks.llama2_70b_lora.workload import LlamaLora
+from common import cli
+from common.config.composition import compose
+from common.config.schema import RunConfig, SessionConfig
+from common.distributed.layout import Layout
+from common.errors import ConfigError
+from common.mlperf.admission import admit, evaluation_schedule
+from common.mlperf.constraints import missing_hyperparameters
+from common.mlperf.events import hyperparameters
+from common.nn.decoder import Decoder
+from common.nn.frozen import frozen_names
+
+
+def loaded(*overrides: str) -> tuple[RunConfig, SessionConfig]:
+    return cli.load(compose(["benchmark=llama2_70b_lora", "device=cpu", *overrides]))
+
+
+def built(*overrides: str) -> LlamaLora:
+    """The workload of the ``test`` recipe, on one rank."""
+    run, _ = loaded("scale=test", *overrides)
+    return LlamaLora(run, Layout(run.layout, seed=3))
+
+
+# NVIDIA's configurations in the results of MLPerf Training v4.1: GPUs, tp, cp, micro-batches of a step; global batch,
+# learning rate, steps of the cosine.
+PUBLISHED = {
+    "8xH200": (8, 1, 2, 2, 8, 5e-4, 896),
+    "8xH100": (8, 4, 1, 4, 8, 4e-4, 800),
+    "64xH100": (64, 4, 2, 1, 8, 4e-4, 1024),
+    "1024xH100": (1024, 4, 2, 1, 128, 6e-4, 1024),
+}
+
+
+@pytest.mark.parametrize("scale", list(PUBLISHED))
+def test_a_recipe_has_the_published_layout_and_hyperparameters(scale, tmp_path):
+    ranks, tp, cp, accumulated, batch, rate, steps = PUBLISHED[scale]
+    run, session = loaded(f"scale={scale}", f"assets_dir={tmp_path}", "ruleset=6.1.0")
+    logged = admit(run, session).hyperparameters
+    assert (run.world_size, run.layout["tp"], run.layout["cp"]) == (ranks, tp, cp)
+    assert (run.micro_batch, run.precision, run.workload.model.linear) == (1, "bf16", "fp8")
+    assert (logged["global_batch_size"], logged["gradient_accumulation_steps"]) == (batch, accumulated)
+    assert logged["opt_base_learning_rate"] == rate
+    assert logged["opt_learning_rate_training_steps"] == steps
+    assert logged["opt_learning_rate_warmup_factor"] == 0
+    assert logged["lowest_numerical_precision_in_linear"] == "fp8"
+    assert logged["lowest_numerical_precision_in_attn"] == "bfloat16"
+    assert (logged["tensor_parallelism"], logged["context_parallelism"]) == (tp, cp)
+    assert evaluation_schedule(run).last == steps * batch
+
+
+@pytest.mark.parametrize("scale", [*PUBLISHED, "1xH200", "2xH200", "4xH200", "1xGPU"])
+def test_every_recipe_keeps_what_the_rules_fix(scale):
+    run, _ = loaded(f"scale={scale}")
+    logged = hyperparameters(run)
+    assert (logged["lora_rank"], logged["lora_alpha"]) == (16, 32)
+    assert (logged["opt_gradient_clip_norm"], logged["opt_adamw_weight_decay"]) == (0.3, 1e-4)
+    assert (logged["global_batch_size"] == 8) == (scale != "1024xH100")
+    own = run.workload
+    assert (own.facts.lora_dropout, own.facts.row_length) == (0.1, 8192)
+    assert (own.hparams.beta_1, own.hparams.beta_2, own.hparams.epsilon) == (0.9, 0.999, 1e-8)
+    assert (run.benchmark.train_samples, run.benchmark.eval_samples, run.benchmark.target) == (3901, 173, 0.925)
+
+
+def test_the_reference_points_of_mlcommons_can_be_run():
+    package = resources.files("mlperf_logging.rcp_checker")
+    points = json.loads((package / "training_5.1.0" / "rcps_llama2_70b_lora.json").read_text())
+    found = set()
+    for point in points.values():
+        run, _ = loaded("scale=8xH200", f"hparams=llama2_70b_lora/rcp_{point['BS']}")
+        own, logged, reference = run.workload, hyperparameters(run), point["Hyperparams"]
+        assert logged["global_batch_size"] == point["BS"]
+        assert own.hparams.base_learning_rate == reference["opt_base_learning_rate"]
+        assert own.hparams.training_steps == reference["max_steps"]
+        assert own.hparams.warmup_ratio == reference["opt_learning_rate_warmup_epochs"] == 0
+        assert own.facts.max_grad_norm == reference["opt_max_grad_norm"]
+        assert (own.facts.lora_rank, own.facts.lora_alpha) == (reference["lora_r"], reference["lora_alpha"])
+        found.add(point["BS"])
+    assert found == {8, 16, 32, 128}
+
+
+# The rules: every ceil(384 / batch) steps, without the first floor(0.125 * batch + 2) evaluations.
+FIRST = {8: (1536, 1920), 16: (1920, 2304), 32: (2688, 3072), 36: (2772, 3168), 64: (4224, 4608), 128: (7296, 7680)}
+
+
+@pytest.mark.parametrize("batch", list(FIRST))
+def test_the_first_evaluations_are_those_of_the_rules(batch):
+    run, _ = loaded("scale=8xH200", f"hparams.global_batch_size={batch}")
+    assert tuple(itertools.islice(evaluation_schedule(run).points(), 2)) == FIRST[batch]
+
+
+@pytest.mark.parametrize("ruleset", ["4.0.0", "4.1.0", "5.0.0", "5.1.0", "6.0.0", "6.1.0"])
+def test_the_log_has_every_hyperparameter_of_the_rule_files(ruleset, tmp_path):
+    run, session = loaded("scale=8xH200", f"assets_dir={tmp_path}", f"ruleset={ruleset}")
+    assert missing_hyperparameters("llama2_70b_lora", ruleset, admit(run, session).hyperparameters) == []
+
+
+def test_the_closed_division_starts_from_all_of_the_rules_base(tmp_path):
+    stored = f"assets_dir={tmp_path}"
+    with pytest.raises(ConfigError, match="assets_dir=null: training starts from the rules' base"):
+        admit(*loaded("scale=8xH200"))
+    with pytest.raises(ConfigError, match="layers=16: the base has 80"):
+        admit(*loaded("scale=8xH200", stored, "model.layers=16"))
+    for given in ([], ["model.layers=80"]):
+        admit(*loaded("scale=8xH200", stored, *given))
+    admit(*loaded("scale=8xH200", "submission.division=open", "model.layers=16"))
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "benchmark.facts.lora_dropout=0.0", "benchmark.facts.lora_rank=8", "benchmark.facts.lora_alpha=16.0",
+        "benchmark.facts.max_grad_norm=1.0", "benchmark.facts.layers=40", "benchmark.facts.row_length=4096",
+        "benchmark.facts.rope_base=500000.0",
+    ],
+)  # fmt: skip
+def test_the_closed_division_fixes_the_model_and_its_adapters(override, tmp_path):
+    key, _, value = override.rpartition(".facts.")[2].partition("=")
+    with pytest.raises(ConfigError, match=rf"{key}.*{value.removesuffix('.0')}"):
+        admit(*loaded("scale=8xH200", f"assets_dir={tmp_path}", override))
+
+
+def test_the_real_network_has_as_many_weights_as_the_rules_say():
+    run, _ = loaded("scale=8xH200")
+    facts = run.workload.facts
+    model = Decoder(facts, "meta", lora=facts.lora)
+    adapters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    everything = sum(parameter.numel() for parameter in model.parameters())
+    assert adapters == 44_564_480
+    assert everything - adapters == facts.parameters == 68_976_648_192
+
+
+def test_adapters_are_trained_with_decay_and_nothing_else():
+    workload = built()
+    (group,) = workload.parameter_groups()
+    adapters = {f"layers.{layer}.{product}.lora_{m}" for layer in (0, 1) for product in ("qkv", "output") for m in "ab"}
+    assert set(group.parameters) == adapters
+    assert group.weight_decay == 1e-4
+    everything = {name for name, _ in workload.model.named_parameters()}
+    assert frozen_names(workload.model) == everything - adapters
+    assert {name for name, _ in workload.named_state()} == adapters
+
+
+def test_adapters_begin_without_effect_and_b_is_what_the_first_gradient_moves():
+    workload = built()
+    workload.loss(next(iter(workload.example_batches()))).total.backward()
+    for name, parameter in workload.model.named_parameters():
+        if name.endswith(".lora_b"):
+            assert not parameter.any()
+            assert parameter.grad.any(), name
+        elif name.endswith(".lora_a"):
+            # Kaiming's uniform distribution with a = sqrt(5): a bound of sqrt(6 / (1 + 5) / columns)
+            bound = parameter.shape[1] ** -0.5
+            assert 0.9 * bound < float(parameter.detach().abs().max()) <= bound
+            assert not parameter.grad.any(), name
+        else:
+            assert parameter.grad is None
+
+
+def test_the_seed_decides_the_adapters_alone_where_there_is_a_base(data_of):
+    given = [f"assets_dir={data_of('llama2_70b_lora')}-assets"]
+    run, _ = loaded("scale=test", *given)
+    one, other = (dict(LlamaLora(run, Layout(run.layout, seed=seed)).model.named_parameters()) for seed in (1, 2))
+    differ = {name for name, tensor in one.items() if not torch.equal(tensor, other[name])}
+    assert differ == {name for name in one if name.endswith(".lora_a")}
+
+
+def test_the_first_layers_of_a_base_can_run_alone(data_of):
+    given = f"assets_dir={data_of('llama2_70b_lora')}-assets"
+    whole, part = (dict(built(given, f"model.layers={layers}").model.named_parameters()) for layers in (0, 1))
+    assert {name for name in whole if not name.startswith("layers.1.")} == set(part)
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in part.items())
+
+
+def test_a_row_costs_what_the_rules_network_costs():
+    # 4 N s of the frozen products, N without the embedding and the norms, three times the causal half of the
+    # attention's 4 s^2 E, and 6 s of the adapters.
+    run, _ = loaded("scale=8xH200")
+    s, products = 8192, 80 * 855_638_016 + 262_144_000
+    attention = 80 * 2 * s * s * 8192
+    expected = 4 * products * s + 3 * attention + 6 * s * 44_564_480
+    workload = object.__new__(LlamaLora)
+    workload.own, workload.architecture = run.workload, run.workload.facts
+    assert workload.sample_flops() == pytest.approx(expected, rel=1e-12)

@@ -1,0 +1,104 @@
+"""Whole runs of Llama-2 LoRA: on ranks that share rows or layers, from a stored base, and with another one later."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from common.mlperf.parsed_log import read_log
+from tests.conftest import Finished, checkpoint, flatten, prepared, suite
+
+NAME, STEPS, TOLERANCE = "llama2_70b_lora", 3, 1e-9
+
+
+def run(data: Path, output: Path, *overrides: str) -> Finished:
+    """Some steps of the ``test`` recipe in float64, from the stored base, dropout included."""
+    return suite(
+        "train", f"benchmark={NAME}", "scale=test", "device=cpu", "seed=1234", "precision=fp64", "checkpoint_every=1",
+        "keep_checkpoints=99", f"hparams.training_steps={STEPS}", f"benchmark.schedule.interval={4 * STEPS}",
+        f"data_dir={data}", f"assets_dir={data}-assets", f"output_dir={output}", *overrides,
+    )  # fmt: skip
+
+
+def state_of(output: Path) -> dict[str, Tensor]:
+    """Adapters and moments at the end."""
+    content = checkpoint(output, STEPS)
+    return flatten({"model": content["model"], "updaters": content["updaters"]})
+
+
+def largest_difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    assert found.keys() == expected.keys()
+    return max(
+        float((found[name] - tensor).double().norm() / tensor.double().norm().clamp(min=1e-12))
+        for name, tensor in expected.items()
+    )
+
+
+def evaluated(output: Path) -> list[float]:
+    return [event.value for event in read_log(output / "mlperf.log").all("eval_accuracy")]
+
+
+@pytest.fixture(scope="module")
+def whole(data_of, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output of one rank, through PyTorch's operations and autograd."""
+    output = tmp_path_factory.mktemp("whole") / "one"
+    done = run(data_of(NAME), output, "model.blocks=autograd")
+    assert done.code == 10, done.errors
+    return output
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(["scale.gpus_per_node=2", "layout.cp=2"], id="cp2"),
+        pytest.param(["scale.gpus_per_node=2", "layout.tp=2"], id="tp2"),
+        pytest.param(["scale.gpus_per_node=4", "layout.tp=2", "layout.cp=2"], id="tp2xcp2", marks=pytest.mark.slow),
+        pytest.param(["scale.gpus_per_node=2", "layout.cp=2", "model.blocks=autograd"], id="cp2-autograd",
+                     marks=pytest.mark.slow),
+        pytest.param(["scale.gpus_per_node=2", "layout.tp=2", "model.recomputed_qkv=1"], id="tp2-recomputed",
+                     marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_ranks_that_share_rows_or_layers_end_with_the_weights_of_one(layout, whole, data_of, tmp_path):
+    done = run(data_of(NAME), tmp_path, *layout)
+    assert done.code == 10, done.errors
+    assert largest_difference(state_of(tmp_path), state_of(whole)) < TOLERANCE
+    assert evaluated(tmp_path) == pytest.approx(evaluated(whole), rel=TOLERANCE)
+
+
+def test_dropout_and_the_stored_base_matter(whole, data_of, tmp_path):
+    for name, override in (("kept", "benchmark.facts.lora_dropout=0.0"), ("drawn", "assets_dir=null")):
+        done = run(data_of(NAME), tmp_path / name, override)
+        assert done.code == 10, done.errors
+        assert largest_difference(state_of(tmp_path / name), state_of(whole)) > 1e-3
+
+
+def test_the_learning_rate_follows_half_a_cosine_from_the_first_step(whole):
+    records = [json.loads(line) for line in (whole / "metrics_rank0.jsonl").read_text().splitlines()]
+    expected = [0.02 * 0.5 * (1 + math.cos(math.pi * step / STEPS)) for step in range(STEPS)]
+    assert [record["learning_rate"] for record in records] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_checkpoint_holds_the_adapters_alone_and_goes_on_at_another_layout(whole, data_of, tmp_path):
+    saved = whole / "checkpoints" / "step_00000001"
+    held = flatten(checkpoint(whole, 1)["model"])
+    assert held
+    assert all(".lora_" in name for name in held)
+    done = run(data_of(NAME), tmp_path, "scale.gpus_per_node=2", "layout.tp=2", f"resume={saved}")
+    assert done.code == 10, done.errors
+    assert largest_difference(state_of(tmp_path), state_of(whole)) < TOLERANCE
+
+
+def test_adapters_of_another_base_are_refused(whole, data_of, tmp_path):
+    other = prepared(NAME, tmp_path / "other", ["--seed", "5"])
+    saved = whole / "checkpoints" / "step_00000001"
+    done = run(data_of(NAME), tmp_path / "run", f"resume={saved}", f"assets_dir={other}-assets")
+    assert done.code == 4, done.errors
+    assert "Traceback" not in done.errors
+    stored = torch.load(saved / "rank_0.pt", weights_only=True)["base"]
+    assert stored in done.errors
