@@ -7,6 +7,6 @@ import zlib
 import torch
 
 
-def generator_of(name: str) -> torch.Generator:
-    """A generator that depends on ``name`` alone."""
-    return torch.Generator().manual_seed(zlib.crc32(name.encode()))
+def generator_of(name: str, device: torch.device | str = "cpu") -> torch.Generator:
+    """A generator on ``device`` that depends on ``name`` alone."""
+    return torch.Generator(device).manual_seed(zlib.crc32(name.encode()))

@@ -1,0 +1,136 @@
+"""The frozen decoder with its fast operations on a GPU against the decoder under autograd in float64."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from common.distributed.context_parallel.split import ContextSplit
+from common.distributed.tensor_parallel.cross_entropy import next_token_loss
+from common.nn.decoder import Decoder, DecoderArchitecture
+from common.nn.frozen_decoder.decoder import FrozenDecoder, load_frozen
+from common.nn.frozen_decoder.operations import choose
+from common.nn.frozen_decoder.products import Scratch
+from common.nn.lora import LoraSettings, TokenPlaces
+from tests.generators import generator_of
+
+pytestmark = pytest.mark.gpu
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+ARCHITECTURE = DecoderArchitecture(
+    vocabulary=512, hidden=512, layers=3, heads=4, kv_heads=2, head_size=128, feed_forward=1024,
+    norm_epsilon=1e-5, rope_base=10_000.0, initializer_range=0.04,
+)  # fmt: skip
+LORA = LoraSettings(rank=16, alpha=32.0, dropout=0.1)
+ROWS, LENGTH = 2, 384
+GPU = torch.device("cuda")
+BOUNDS = {False: (0.002, 0.06), True: (0.02, 0.35)}
+"""Of the loss and of a gradient, relative, by whether products are in FP8: e5m2 has two bits of a number."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Fast:
+    attention: str = "cudnn"
+    rms_norm: str = "triton"
+    rope: str = "triton"
+    swiglu: str = "triton"
+    lora_input: str = "triton"
+
+
+def filled(decoder: Decoder) -> Decoder:
+    """B is zero at first, which would hide mistakes."""
+    decoder.initialise_adapters(lambda name: generator_of(name, GPU))
+    for name, parameter in decoder.named_parameters():
+        if name.endswith("lora_b"):
+            parameter.data.normal_(0.0, 0.02, generator=generator_of(name, GPU))
+    return decoder
+
+
+def frozen_decoder(fp8: bool, recomputed_qkv: int = 0) -> FrozenDecoder:
+    decoder = Decoder(ARCHITECTURE, "meta", torch.bfloat16, LORA)
+    drawn = decoder.drawn_base(lambda name: generator_of(name, GPU), GPU, torch.bfloat16)
+    load_frozen(decoder, drawn, GPU, torch.bfloat16, fp8)
+    operations, _ = choose(Fast(), ARCHITECTURE, ContextSplit(LENGTH), GPU, torch.bfloat16)
+    return FrozenDecoder(filled(decoder), operations, Scratch(GPU), recomputed_qkv)
+
+
+def oracle(like: Decoder) -> Decoder:
+    """The same weights in float64."""
+    decoder = Decoder(ARCHITECTURE, "cpu", torch.float64, LORA)
+    source = Decoder(ARCHITECTURE, "meta", torch.bfloat16, LORA)
+    values = dict(source.drawn_base(lambda name: generator_of(name, GPU), GPU, torch.bfloat16))
+    values |= {name: p for name, p in like.named_parameters() if p.requires_grad}
+    decoder.load_state_dict({name: value.double().cpu() for name, value in values.items()})
+    return decoder.to(GPU)
+
+
+def rows() -> Tensor:
+    generator = torch.Generator(GPU).manual_seed(1)
+    return torch.randint(ARCHITECTURE.vocabulary, (ROWS, LENGTH + 1), generator=generator, device=GPU)
+
+
+def loss(network: Decoder | FrozenDecoder, decoder: Decoder, given: Tensor, seed: Tensor) -> Tensor:
+    places = TokenPlaces.whole(ROWS, LENGTH, seed, GPU)
+    hidden = network.hidden_states(given[:, :-1], places)
+    return next_token_loss(hidden, decoder.head.weight, given[:, 1:].flatten(), decoder.parallel).mean()
+
+
+def gradients(decoder: Decoder) -> dict[str, Tensor]:
+    return {name: p.grad.clone() for name, p in decoder.named_parameters() if p.requires_grad and p.grad is not None}
+
+
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
+@pytest.mark.parametrize("recomputed_qkv", [0, 3])
+def test_fast_operations_follow_float64(fp8: bool, recomputed_qkv: int) -> None:
+    frozen, seed = frozen_decoder(fp8, recomputed_qkv), torch.tensor(7, device=GPU)
+    exact = oracle(frozen.decoder)
+    for _ in range(2):  # the second use has the scale of the first
+        frozen.decoder.zero_grad()
+        found = loss(frozen, frozen.decoder, rows(), seed)
+        found.backward()
+    expected = loss(exact, exact, rows(), seed)
+    expected.backward()
+    of_loss, of_gradient = BOUNDS[fp8]
+    torch.testing.assert_close(found.double(), expected, rtol=of_loss, atol=0)
+    ours, theirs = gradients(frozen.decoder), gradients(exact)
+    assert ours.keys() == theirs.keys()
+    for name, gradient in theirs.items():
+        error = (ours[name].double() - gradient).norm() / gradient.norm()
+        assert error < of_gradient, f"{name}: {error}"
+
+
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
+def test_a_captured_pass_takes_new_rows_and_seeds(fp8: bool) -> None:
+    frozen, seed, given = frozen_decoder(fp8), torch.tensor(7, device=GPU), rows()
+    decoder = frozen.decoder
+
+    def run() -> Tensor:
+        decoder.zero_grad()
+        value = loss(frozen, decoder, given, seed)
+        value.backward()
+        return value
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        value = run()
+    replayed = {name: p.grad for name, p in decoder.named_parameters() if p.requires_grad}
+    found = {}
+    for number in (7, 8):
+        seed.fill_(number)
+        for _ in range(2):  # scales settle
+            graph.replay()
+        found[number] = (value.item(), replayed["layers.0.qkv.lora_a"].clone())
+    assert not torch.equal(found[7][1], found[8][1])
+    eager = run()
+    assert eager.item() == pytest.approx(found[8][0], rel=1e-3)
+    torch.testing.assert_close(decoder.layers[0].qkv.lora_a.grad, found[8][1], rtol=0.05, atol=1e-5)
