@@ -80,7 +80,7 @@ class ModelConfig:
     blocks: Literal["frozen", "autograd"]
     linear: Literal["torch", "fp8"]
     head_chunk: Annotated[int, AtLeast(1)]
-    recomputed_qkv: Annotated[int, NotNegative] | Literal["auto"] = AUTO
+    recomputed_qkv: Annotated[int, NotNegative] | Literal["auto"] = "auto"
     attention: str = AUTO
     rms_norm: str = AUTO
     rope: str = AUTO

@@ -1,4 +1,4 @@
-"""The metric: the unweighted mean over the rows of the evaluation set of each row's mean loss over its scored tokens."""
+"""The metric: the unweighted mean, over the rows of the evaluation set, of the mean loss of a row's scored tokens."""
 
 from __future__ import annotations
 
