@@ -69,9 +69,9 @@ class ModelConfig:
         layers: of the base that are used, for benches; 0 for all.
         blocks: ``frozen``: halves with planned memory; ``autograd``: PyTorch's operations and autograd.
         linear: of the blocks' products: ``torch``, or ``fp8`` (``blocks=frozen`` only).
-        head_chunk: tokens whose logits are there at a time.
         recomputed_qkv: so many layers compute query, key and value again in the backward pass; ``auto`` as many as
             memory asks for.
+        head_chunk: tokens whose logits are there at a time.
         attention, rms_norm, rope, swiglu, lora_input: implementations, or ``auto``.
     """
 

@@ -57,6 +57,9 @@ def whole(data_of, tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         pytest.param(["scale.gpus_per_node=2", "layout.cp=2"], id="cp2"),
         pytest.param(["scale.gpus_per_node=2", "layout.tp=2"], id="tp2"),
+        pytest.param(["scale.gpus_per_node=3", "evaluation.ranks=2", "evaluation.layout.tp=2"], id="evaluating-tp2"),
+        pytest.param(["scale.gpus_per_node=3", "evaluation.ranks=1", "layout.cp=2"], id="cp2-evaluating",
+                     marks=pytest.mark.slow),
         pytest.param(["scale.gpus_per_node=4", "layout.tp=2", "layout.cp=2"], id="tp2xcp2", marks=pytest.mark.slow),
         pytest.param(["scale.gpus_per_node=2", "layout.cp=2", "model.blocks=autograd"], id="cp2-autograd",
                      marks=pytest.mark.slow),
