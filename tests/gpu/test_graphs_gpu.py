@@ -66,14 +66,15 @@ class Built:
     accumulation: int
 
     def weights(self) -> dict[str, Tensor]:
-        """Copies of the weights: the FP32 masters where the weights are half."""
+        """Copies of the weights that are trained: the FP32 masters where the weights are half."""
         torch.cuda.synchronize()
         masters: dict[str, Tensor] = {}
         for updater in self.step.updaters:
             masters |= updater.state_dict().get("masters", {})
         # The copy is explicit: double() of float64 would be the weight itself.
-        named = self.workload.model.named_parameters()
-        return {name: masters.get(name, parameter).detach().cpu().clone().double() for name, parameter in named}
+        frozen = self.workload.frozen()
+        named = {name: tensor for name, tensor in self.workload.model.named_parameters() if name not in frozen}
+        return {name: masters.get(name, weight).detach().cpu().clone().double() for name, weight in named.items()}
 
     def state(self) -> dict[str, Tensor]:
         """All persistent tensors themselves: weights, buffers, masters, momentum, step counters."""
