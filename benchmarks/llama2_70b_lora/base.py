@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -76,6 +77,29 @@ class BaseWeights:
         for weight, parts in self._weights:
             pieces = [self._read(part.name) for part in parts]
             yield weight.name, pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def tensors_of_node(
+        self, group: dist.ProcessGroup | None, device: torch.device, dtype: torch.dtype
+    ) -> Iterator[tuple[str, Tensor]]:
+        """:meth:`tensors` on every rank of ``group``, whose first reads them. Collective; every rank takes all.
+
+        Args:
+            group: the ranks of a node; None for this rank alone.
+            device: where tensors go, and what the group communicates on.
+            dtype: of the tensors.
+        """
+        if group is None:
+            yield from self.tensors()
+            return
+        source, reading = dist.get_global_rank(group, 0), dist.get_rank(group) == 0
+        read = self.tensors() if reading else None
+        for weight, _ in self._weights:
+            if read is not None:
+                tensor = next(read)[1].to(device, dtype).contiguous()
+            else:
+                tensor = torch.empty(weight.shape, dtype=dtype, device=device)
+            dist.broadcast(tensor.view(-1).view(torch.uint8), source, group=group)  # every backend carries bytes
+            yield weight.name, tensor
 
     def digest(self) -> str:
         """SHA-256 of what tells this base from others: names, dtypes, shapes, and 8 KiB of each tensor.

@@ -86,15 +86,17 @@ class LlamaLora(Workload):
         return plan(workspace, torch.cuda.get_device_properties(device).total_memory, recomputed)
 
     def _base_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and value of every frozen weight."""
+        """Name and value of every frozen weight; a base is read once a node. Collective."""
+        device = self.layout.device
         if self._base is None:
-            device = self.layout.device
             yield from self.model.drawn_base(
                 lambda name: self.layout.shared_generator(f"weights/{name}", device), device, self.dtype
             )
             return
         wanted = {name for name, parameter in self.model.named_parameters() if not parameter.requires_grad}
-        yield from ((name, tensor) for name, tensor in self._base.tensors() if name in wanted)
+        node = self.layout.node(self.cfg.scale.gpus_per_node)
+        tensors = self._base.tensors_of_node(node, device, self.dtype)
+        yield from ((name, tensor) for name, tensor in tensors if name in wanted)
 
     @classmethod
     def declare(cls, cfg: RunConfig) -> Declaration:

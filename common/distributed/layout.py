@@ -123,6 +123,15 @@ class Layout:
             families.setdefault(key, []).append(rank)
         return self._build([tuple(members) for members in families.values()])
 
+    def node(self, ranks_per_node: int) -> dist.ProcessGroup | None:
+        """The process group of this rank's node, whose ranks follow one another; None for a rank alone.
+
+        Args:
+            ranks_per_node: of these ranks on each node; the last may have fewer.
+        """
+        starts = range(0, self.world_size, ranks_per_node)
+        return self._build([tuple(range(first, min(first + ranks_per_node, self.world_size))) for first in starts])
+
     @property
     def mesh(self) -> DeviceMesh | None:
         """The axes of more than one rank as PyTorch's mesh, over the same groups as :meth:`group`. Collective.
