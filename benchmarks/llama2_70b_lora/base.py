@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,35 +65,39 @@ class BaseWeights:
         """Of all tensors."""
         return sum(place.end - place.start for place in self._places.values())
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self, wanted: Container[str] | None = None) -> Iterator[tuple[str, Tensor]]:
         """Names as :class:`common.nn.decoder.Decoder` has them, and tensors in host memory, in the files' dtypes.
 
         They come from the embedding through the layers to the head. Each is mapped into memory, or put together from
-        its parts; whoever takes them one at a time never has two in memory.
+        its parts; whoever takes them one at a time never has two in memory. Where some are ``wanted``, the others are
+        not read.
 
         Raises:
             CheckpointError: a file cannot be read.
         """
         for weight, parts in self._weights:
+            if wanted is not None and weight.name not in wanted:
+                continue
             pieces = [self._read(part.name) for part in parts]
             yield weight.name, pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def tensors_of_node(
-        self, group: dist.ProcessGroup | None, device: torch.device, dtype: torch.dtype
+        self, wanted: Container[str], group: dist.ProcessGroup | None, device: torch.device, dtype: torch.dtype
     ) -> Iterator[tuple[str, Tensor]]:
         """:meth:`tensors` on every rank of ``group``, whose first reads them. Collective; every rank takes all.
 
         Args:
+            wanted: names of the tensors that are; the others are not read.
             group: the ranks of a node; None for this rank alone.
             device: where tensors go, and what the group communicates on.
             dtype: of the tensors.
         """
         if group is None:
-            yield from self.tensors()
+            yield from self.tensors(wanted)
             return
         source, reading = dist.get_global_rank(group, 0), dist.get_rank(group) == 0
-        read = self.tensors() if reading else None
-        for weight, _ in self._weights:
+        read = self.tensors(wanted) if reading else None
+        for weight in (weight for weight, _ in self._weights if weight.name in wanted):
             if read is not None:
                 tensor = next(read)[1].to(device, dtype).contiguous()
             else:

@@ -72,6 +72,7 @@ class ModelConfig:
         recomputed_qkv: so many layers compute query, key and value again in the backward pass; ``auto`` as many as
             memory asks for.
         head_chunk: tokens whose logits are there at a time.
+        loss_scale: initial loss scale with fp16.
         attention, rms_norm, rope, swiglu, lora_input: implementations, or ``auto``.
     """
 
@@ -80,6 +81,7 @@ class ModelConfig:
     blocks: Literal["frozen", "autograd"]
     linear: Literal["torch", "fp8"]
     head_chunk: Annotated[int, AtLeast(1)]
+    loss_scale: Annotated[float, Positive]
     recomputed_qkv: Annotated[int, NotNegative] | Literal["auto"] = "auto"
     attention: str = AUTO
     rms_norm: str = AUTO

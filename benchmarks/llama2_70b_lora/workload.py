@@ -16,6 +16,7 @@ from benchmarks.llama2_70b_lora.data import EvaluationRows, example, open_evalua
 from benchmarks.llama2_70b_lora.evaluate import MeanOfRows
 from benchmarks.llama2_70b_lora.loss import training_loss
 from common.config.schema import Declaration, RunConfig
+from common.contract.evaluation import Weights
 from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource
 from common.distributed.context_parallel.split import ContextSplit
@@ -30,7 +31,7 @@ from common.nn.frozen import mark_frozen
 from common.nn.frozen_decoder.decoder import FrozenDecoder, load_frozen
 from common.nn.frozen_decoder.memory import MemoryPlan, Workspace, plan
 from common.nn.frozen_decoder.operations import choose
-from common.nn.frozen_decoder.products import Scratch
+from common.nn.frozen_decoder.products import Scratch, check_fp8
 from common.nn.lora import TokenPlaces
 from common.ops.implementation import AUTO
 from common.optim.learning_rate import cosine
@@ -55,8 +56,12 @@ class LlamaLora(Workload):
         self._split = ContextSplit.from_layout(layout, facts.row_length)
         parallel = TensorParallel.from_layout(layout)
         self.architecture = _first_layers(facts, model.layers or facts.layers)
-        self.memory = self._plan()
+        tokens, eval_tokens = (rows * self._split.local_length for rows in (cfg.micro_batch, self.own.reader.eval_rows))
+        if model.linear == "fp8":
+            check_fp8(self.architecture, parallel.size, (tokens, eval_tokens), layout.device, self.dtype)
+        self.memory = self._plan(tokens, eval_tokens)
         self._base = None if cfg.assets_dir is None else BaseWeights(cfg.assets_dir / model.base, _first_layers(facts))
+        self._base_digest = None if self._base is None else self._base.digest()
         self.model = Decoder(self.architecture, "meta", self.dtype, facts.lora, parallel)
         load_frozen(self.model, self._base_tensors(), layout.device, self.dtype, model.linear == "fp8")
         self.model.initialise_adapters(lambda name: layout.shared_generator(f"weights/{name}", layout.device))
@@ -67,20 +72,21 @@ class LlamaLora(Workload):
         self._blocks: Decoder | FrozenDecoder = self.model
         if model.blocks == "frozen":
             operations, self.choices = choose(model, self.architecture, self._split, layout.device, self.dtype)
-            self._blocks = FrozenDecoder(self.model, operations, Scratch(layout.device), recomputed)
+            scratch = Scratch(layout.device)
+            if model.linear == "fp8":  # all that will be asked for: graphs keep its address
+                scratch.wide((max(tokens, eval_tokens), 2 * facts.feed_forward // parallel.size), self.dtype)
+            self._blocks = FrozenDecoder(self.model, operations, scratch, recomputed)
         self.choices |= {"linear": model.linear, "blocks": model.blocks}
 
-    def _plan(self) -> MemoryPlan | None:
+    def _plan(self, tokens: int, eval_tokens: int) -> MemoryPlan | None:
         """How the step fits into the GPU; None on a CPU, and where autograd keeps what it wants."""
         model, device = self.own.model, self.layout.device
         if device.type != "cuda" or model.blocks != "frozen":
             return None
-        fp8, itemsize = model.linear == "fp8", self.dtype.itemsize
-        length, ranks = self._split.local_length, self.layout.size("tp")
         workspace = Workspace(
-            self.architecture, self.cfg.micro_batch * length, ranks, self._split.ranks,
-            0 if self.cfg.evaluation.ranks else self.own.reader.eval_rows * length, self.own.facts.lora_rank,
-            itemsize, fp8, model.head_chunk,
+            self.architecture, tokens, self.layout.size("tp"), self._split.ranks,
+            0 if self.cfg.evaluation.ranks else eval_tokens, self.own.facts.lora_rank, self.dtype.itemsize,
+            model.linear == "fp8", model.head_chunk, alone=self.layout.world_size == 1,
         )  # fmt: skip
         recomputed = None if model.recomputed_qkv == AUTO else int(model.recomputed_qkv)
         return plan(workspace, torch.cuda.get_device_properties(device).total_memory, recomputed)
@@ -95,8 +101,7 @@ class LlamaLora(Workload):
             return
         wanted = {name for name, parameter in self.model.named_parameters() if not parameter.requires_grad}
         node = self.layout.node(self.cfg.scale.gpus_per_node)
-        tensors = self._base.tensors_of_node(node, device, self.dtype)
-        yield from ((name, tensor) for name, tensor in tensors if name in wanted)
+        yield from self._base.tensors_of_node(wanted, node, device, self.dtype)
 
     @classmethod
     def declare(cls, cfg: RunConfig) -> Declaration:
@@ -119,7 +124,16 @@ class LlamaLora(Workload):
 
     def base_digest(self) -> str | None:
         """Which base the adapters belong to."""
-        return None if self._base is None else self._base.digest()
+        return self._base_digest
+
+    def weights(self) -> Weights:
+        """The adapters, and with them the scales of FP8 products, which rest in an evaluation. Collective."""
+        scales = {name: buffer for name, buffer in self.model.named_buffers() if name.endswith(("scales", "scale"))}
+        if self.model.parallel.size > 1:  # ranks that evaluate may share layers otherwise: a scale that fits all
+            scales = {name: scale.clone() for name, scale in scales.items()}
+            for scale in scales.values():
+                self.model.parallel.agree_on_scales_(scale)
+        return Weights({**super().weights().tensors, **scales})
 
     def tensor_splits(self) -> dict[str, Split]:
         """Those of the adapters."""
@@ -142,7 +156,7 @@ class LlamaLora(Workload):
         hparams = self.own.hparams
         schedule = cosine(hparams.base_learning_rate, hparams.training_steps, hparams.warmup_steps)
         clip = ClipNorm(self.own.facts.max_grad_norm, "after_reduction")
-        return self.step_with(hparams.adamw(), schedule, clip=clip)
+        return self.step_with(hparams.adamw(), schedule, clip=clip, loss_scale=self.own.model.loss_scale)
 
     def loss(self, micro_batch: Batch) -> Losses:
         """Mean over the rows of each row's mean loss."""

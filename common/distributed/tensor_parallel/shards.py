@@ -1,4 +1,4 @@
-"""Which part of a weight each rank holds: loading a base, saving and initial weights all ask here.
+"""How the weights of a decoder are dealt to the ranks.
 
 A weight is split along one dimension. Where it holds several in a row (query, key and value; gate and up), each of
 these parts is dealt evenly by itself, so that a rank has matching pieces of all of them.

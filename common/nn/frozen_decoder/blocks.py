@@ -212,7 +212,7 @@ class _MlpHalf(torch.autograd.Function):
         gate_up_TF = half.gate_up(x, half.wide(len(residual_sE) * parallel.size, half.gate_up) if half.saved else None)
         del x, y_sE, y8
         act_TF, act8, saved = ops.swiglu.forward(
-            gate_up_TF, fp8=half.down.input_scaling(), save_fp8=half.saved, frozen_scales=resting
+            gate_up_TF, fp8=half.down.input_scaling(), save_fp8=None if resting else half.saved, frozen_scales=resting
         )
         del gate_up_TF
         out_sE = parallel.reduce_scatter(half.down(act_TF if act8 is None else act8))

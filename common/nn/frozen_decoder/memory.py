@@ -13,6 +13,9 @@ ADAPTER_BYTES = 16
 RESERVED = 4_000_000_000
 """CUDA's context (0.4 GB), libraries' workspaces, and what the allocator leaves between blocks: measured on an H200."""
 
+COMMUNICATORS = 1_000_000_000
+"""NCCL's buffers, which lie outside PyTorch's allocator: 0.8 GB were measured for data parallelism on two GPUs."""
+
 
 @dataclass(frozen=True)
 class Workspace:
@@ -28,6 +31,7 @@ class Workspace:
         itemsize: bytes of an activation.
         fp8: products in FP8 and SwiGLU's input kept so.
         head_chunk: tokens whose logits are there at a time.
+        alone: no other ranks, and no communicators.
     """
 
     architecture: DecoderArchitecture
@@ -39,6 +43,7 @@ class Workspace:
     itemsize: int
     fp8: bool
     head_chunk: int
+    alone: bool
 
     def frozen(self) -> int:
         """Bytes of the frozen weights."""
@@ -72,7 +77,8 @@ class Workspace:
     def scratch(self) -> int:
         """Bytes that all layers use one after another: the MLP's product in 16 bits, and a transposed weight in FP8."""
         shape = self.architecture
-        wide = 2 * self.tokens * shape.feed_forward * self.itemsize
+        tokens = max(self.tokens, self.eval_tokens) if self.fp8 else self.tokens
+        wide = 2 * tokens * shape.feed_forward * self.itemsize
         return (wide + 2 * shape.feed_forward * shape.hidden) // self.ranks if self.fp8 else wide // (2 * self.ranks)
 
     def transient(self) -> int:
@@ -87,9 +93,13 @@ class Workspace:
         """Bytes of an evaluation's forward pass in line, whose graph has memory of its own."""
         shape, ranks = self.architecture, self.ranks
         features = 4 * shape.hidden + (2 * shape.qkv_features + shape.attention_features) // ranks
-        act = shape.feed_forward * (1 if self.fp8 else self.itemsize) // ranks
+        act = shape.feed_forward * (1 if self.fp8 else 3 * self.itemsize) // ranks
         head = self.head_chunk * shape.vocabulary * (4 + 2 * self.itemsize) // ranks
         return self.eval_tokens * (features * self.itemsize + act) + (head if self.eval_tokens else 0)
+
+    def reserved(self) -> int:
+        """Bytes beside all tensors."""
+        return RESERVED + (0 if self.alone else COMMUNICATORS)
 
 
 @dataclass(frozen=True)
@@ -109,9 +119,9 @@ class MemoryPlan:
     scratch: int
     transient: int
     evaluation: int
+    reserved: int
     recomputed_qkv: int
     capacity: int
-    reserved: int = RESERVED
 
     @property
     def total(self) -> int:
@@ -149,15 +159,8 @@ def plan(workspace: Workspace, capacity: int, recomputed_qkv: int | None) -> Mem
 
     def with_recomputed(count: int) -> MemoryPlan:
         kept = layers * workspace.layer() - count * workspace.qkv()
-        fixed = (
-            workspace.frozen(),
-            workspace.adapters(),
-            kept,
-            workspace.scratch(),
-            workspace.transient(),
-            workspace.evaluation(),
-        )
-        return MemoryPlan(*fixed, count, capacity)
+        passing = (workspace.scratch(), workspace.transient(), workspace.evaluation(), workspace.reserved())
+        return MemoryPlan(workspace.frozen(), workspace.adapters(), kept, *passing, count, capacity)
 
     if recomputed_qkv is None:
         missing = with_recomputed(0).total - capacity

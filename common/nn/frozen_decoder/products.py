@@ -18,9 +18,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from common.errors import UnsupportedImplementation
+from common.nn.decoder import DecoderArchitecture
 from common.ops import fp8_cast, transpose_fp8
 from common.ops.fp8_cast.plain import E4M3, E5M2, Fp8Tensor, Scaling
 from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.linear import fp8
 from common.ops.linear.fp8 import multiply
 
 INPUT, GRADIENT = range(2)
@@ -32,7 +35,7 @@ class Scratch:
     """Memory that all layers use one after another for what is large and short-lived.
 
     An allocator would cut pieces that a layer keeps out of it as soon as it is free, and the next layer would need as
-    much again. It grows until every size has been met, which is so after the first passes; captured graphs come later.
+    much again. It grows when a larger size comes, to another address: ask for the largest before a graph is captured.
 
     Args:
         device: where it lies.
@@ -203,6 +206,33 @@ class Fp8FrozenProduct(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Fp8FrozenProduct:
         """Move, but never cast."""
         raise TypeError("an FP8 weight stays where it was cast")
+
+
+def check_fp8(
+    architecture: DecoderArchitecture, ranks: int, tokens: Sequence[int], device: torch.device, dtype: torch.dtype
+) -> None:
+    """Make sure that FP8 products of these sizes can run, before any weight is read.
+
+    Args:
+        architecture: of the decoder.
+        ranks: that share each layer.
+        tokens: of the micro-batches, as a rank's products have them.
+        device, dtype: of activations.
+
+    Raises:
+        UnsupportedImplementation: naming ``model.linear=fp8`` and what stands against it.
+    """
+    shape = architecture
+    split = (shape.qkv_features, shape.attention_features, shape.feed_forward)
+    for size in (shape.hidden, *(features // ranks for features in split)):
+        reason = fp8.unsupported(OperationRequest(device, dtype, {"columns": size}))
+        if reason is not None:
+            raise UnsupportedImplementation(f"model.linear=fp8: {reason}")
+    for count in tokens:
+        if count % fp8.MULTIPLE:
+            raise UnsupportedImplementation(
+                f"model.linear=fp8: a product of {count} tokens of a micro-batch; FP8 needs a multiple of {fp8.MULTIPLE}"
+            )
 
 
 @torch.no_grad()

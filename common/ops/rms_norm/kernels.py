@@ -93,6 +93,8 @@ def rms_norm_forward_kernel(
                 place, mask = _place(row, T, E, BLOCK_E)
                 x = _sum(residual_ptr, delta_ptr, place, mask, DELTA)
                 y = x * _inverse_rms(x, row, T, epsilon, E)[:, None] * weight
+                if HALF:
+                    y = y.to(y_ptr.dtype.element_ty).to(tl.float32)
                 sampled = peak_of(sampled, y, ROWS, BLOCK_E, GROUP)
             scale = first_scale(sampled, False)
     for group in tl.range(tl.program_id(0), tl.cdiv(T, ROWS), tl.num_programs(0), num_stages=STAGES):
@@ -105,7 +107,9 @@ def rms_norm_forward_kernel(
         tl.store(inverse_rms_ptr + row, inverse_rms, mask=row < T)
         y = x * inverse_rms[:, None] * weight
         if HALF:
-            tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=mask)
+            rounded = y.to(y_ptr.dtype.element_ty)
+            tl.store(y_ptr + place, rounded, mask=mask)
+            y = rounded.to(tl.float32)
         if FP8:
             peak = peak_of(peak, y, ROWS, BLOCK_E, GROUP)
             tl.store(y8_ptr + place, round_to_fp8(y, scale, False), mask=mask)

@@ -58,15 +58,18 @@ def forward_torch(
         weight_E: of the norm.
         epsilon: added to the mean square.
         half: whether y is wanted.
-        fp8: scale of y in e4m3, if that is wanted.
+        fp8: scale of y in e4m3, if that is wanted; where ``half`` is wanted too it is of the rounded y, so that a cast
+            of that gives the same.
         frozen_scales: leave the scale as it is.
     """
     x_TE = residual_TE if delta_TE is None else (widen(residual_TE) + widen(delta_TE)).to(residual_TE.dtype)
     wide_TE = widen(x_TE)
     inverse_rms_T = (wide_TE.square().mean(1) + epsilon).rsqrt()
     y_TE = _weighted(wide_TE, inverse_rms_T, weight_E)
-    y8 = None if fp8 is None else computed_torch(y_TE, fp8, E4M3, x_TE.dtype, frozen_scales)
-    return Normed(x_TE, inverse_rms_T, y_TE.to(x_TE.dtype) if half else None, y8)
+    if half:
+        y_TE = y_TE.to(x_TE.dtype)
+    y8 = None if fp8 is None else computed_torch(widen(y_TE), fp8, E4M3, x_TE.dtype, frozen_scales)
+    return Normed(x_TE, inverse_rms_T, y_TE if half else None, y8)
 
 
 @torch.no_grad()

@@ -192,3 +192,27 @@ def test_a_row_costs_what_the_rules_network_costs():
     workload = object.__new__(LlamaLora)
     workload.own, workload.architecture = run.workload, run.workload.facts
     assert workload.sample_flops() == pytest.approx(expected, rel=1e-12)
+
+
+def test_an_evaluation_is_given_the_scales_that_rest_in_it():
+    """Ranks that evaluate never train: without these every product there would look for a scale of its own."""
+    trained, other = (built("precision=bf16", "model.linear=fp8") for _ in range(2))
+    for batch in trained.example_batches():
+        trained.loss(batch).total.backward()
+    given = trained.weights().tensors
+    scales = {name: scale for name, scale in given.items() if "scale" in name}
+    assert all((scale > 0).all() for scale in scales.values())
+    assert scales.keys() == {name for name, buffer in other.model.named_buffers() if buffer.dtype == torch.float32}
+    assert not frozen_names(trained.model) & given.keys()
+    assert all(
+        given[name].data_ptr() == buffer.data_ptr() for name, buffer in trained.model.named_buffers() if name in given
+    )
+
+
+def test_a_larger_batch_of_the_evaluation_moves_nothing_that_a_graph_has_seen():
+    workload = built("precision=bf16", "model.linear=fp8", "reader.eval_rows=8", "micro_batch=2")
+    scratch = workload._blocks.scratch
+    shape = (2 * 64, 2 * 64)
+    before = scratch.wide(shape, torch.bfloat16).data_ptr()
+    workload.evaluation(workload.layout).warm_up()
+    assert scratch.wide(shape, torch.bfloat16).data_ptr() == before

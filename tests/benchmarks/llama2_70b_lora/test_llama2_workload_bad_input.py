@@ -114,3 +114,22 @@ def test_a_damaged_base_is_refused(data_of, tmp_path):
         (tmp_path / "base" / path.name).write_bytes(content[:-8] if path.suffix == ".safetensors" else content)
     with pytest.raises(CheckpointError, match=r"\.safetensors"):
         built(f"assets_dir={tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ((), r"model\.linear=fp8: FP8 products are of fp16 and bf16 tensors"),
+        (
+            ("precision=bf16", "benchmark.facts.feed_forward=40"),
+            r"model\.linear=fp8: 40 columns are not a multiple of 16",
+        ),
+        (
+            ("precision=bf16", "benchmark.facts.row_length=60"),
+            r"model\.linear=fp8: a product of 120 tokens",
+        ),
+    ],
+)
+def test_products_that_cannot_be_in_fp8_are_refused_before_any_weight_is_read(overrides, message, tmp_path):
+    with pytest.raises(UnsupportedImplementation, match=message):
+        built("model.linear=fp8", f"assets_dir={tmp_path}", *overrides)

@@ -112,6 +112,13 @@ def test_fp8_follows_wide_products() -> None:
         assert error < 0.45, f"{name}: {error}"
 
 
+def test_fp8_values_are_the_same_where_they_are_computed_again() -> None:
+    kept, again = built(torch.bfloat16, fp8=True), built(torch.bfloat16, fp8=True, recomputed_qkv=ARCHITECTURE.layers)
+    for _ in range(3):
+        found, expected = gradients(again, again.decoder), gradients(kept, kept.decoder)
+        assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
+
+
 def test_resting_scales_rest() -> None:
     frozen = built(torch.bfloat16, fp8=True)
     gradients(frozen, frozen.decoder)
@@ -128,7 +135,7 @@ def test_resting_scales_rest() -> None:
 def test_layers_keep_what_was_planned(fp8: bool, recomputed_qkv: int) -> None:
     """All that the graph holds beyond the weights, by memory and not by tensor: nobody keeps a product's input."""
     frozen = built(torch.bfloat16, fp8, recomputed_qkv)
-    workspace = Workspace(ARCHITECTURE, ROWS * LENGTH, 1, 1, 0, LORA.rank, 2, fp8, 24)
+    workspace = Workspace(ARCHITECTURE, ROWS * LENGTH, 1, 1, 0, LORA.rank, 2, fp8, 24, True)
     own = {
         p.untyped_storage().data_ptr() for p in itertools.chain(frozen.decoder.parameters(), frozen.decoder.buffers())
     }
@@ -152,7 +159,7 @@ def test_layers_keep_what_was_planned(fp8: bool, recomputed_qkv: int) -> None:
 def test_a_plan_recomputes_as_little_as_fits() -> None:
     """Llama 2 70B on 150.7 GB; kept bytes of a layer as they are counted in gigabytes by hand."""
     shape = DecoderArchitecture(32_000, 8192, 80, 64, 8, 128, 28_672, 1e-5, 10_000.0, 0.02)
-    workspace = Workspace(shape, 8192, 1, 1, 8192, 16, 2, True, 2048)
+    workspace = Workspace(shape, 8192, 1, 1, 8192, 16, 2, True, 2048, True)
     assert workspace.frozen() == pytest.approx(68.45e9 + 1.05e9, rel=0.001)
     by_hand = 2 * 134.2e6 + 167.8e6 + 134.2e6 + 2.1e6 + 469.8e6
     assert workspace.layer() == pytest.approx(by_hand, rel=0.002)
