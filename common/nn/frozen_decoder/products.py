@@ -231,7 +231,7 @@ def check_fp8(
     for count in tokens:
         if count % fp8.MULTIPLE:
             raise UnsupportedImplementation(
-                f"model.linear=fp8: a product of {count} tokens of a micro-batch; FP8 needs a multiple of {fp8.MULTIPLE}"
+                f"model.linear=fp8: a product of {count} tokens; FP8 needs a multiple of {fp8.MULTIPLE}"
             )
 
 
