@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from common.distributed.context_parallel.split import ContextSplit
 from common.distributed.tensor_parallel.cross_entropy import NOT_SCORED
 
 
@@ -19,27 +20,19 @@ def row_sums(losses_T: Tensor, labels_BS: Tensor) -> tuple[Tensor, Tensor]:
     return losses_T.view(labels_BS.shape).where(scored_BS, 0.0).sum(1), scored_BS.sum(1)
 
 
-def row_counts(counts_B: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """Scored tokens of whole rows: ``counts_B`` summed over the ranks that share them, as a new tensor."""
-    total_B = counts_B.clone()
-    if group is not None:
-        dist.all_reduce(total_B, group=group)
-    return total_B
-
-
-def training_loss(losses_T: Tensor, labels_BS: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
+def training_loss(losses_T: Tensor, labels_BS: Tensor, split: ContextSplit) -> tuple[Tensor, Tensor]:
     """This rank's part of the mean over the rows of a micro-batch of each row's mean, and the whole, detached.
 
     Args:
         losses_T: of this rank's tokens, row after row.
         labels_BS: int, ``NOT_SCORED`` where nothing counts. A row without any scored token adds 0.
-        group: the ranks that share the rows (cp), over which the parts and their gradients add up; None for one.
+        split: of the rows over the ranks of cp, over which the parts and their gradients add up.
     """
     sums_B, counts_B = row_sums(losses_T, labels_BS)
-    part = (sums_B / row_counts(counts_B, group).clamp(min=1)).mean()
+    part = (sums_B / split.scored(counts_B).clamp(min=1)).mean()
     whole = part.detach().clone()
-    if group is not None:
-        dist.all_reduce(whole, group=group)
+    if split.group is not None:
+        dist.all_reduce(whole, group=split.group)
     return part, whole
 
 

@@ -162,7 +162,7 @@ class LlamaLora(Workload):
         """Mean over the rows of each row's mean loss."""
         tensors = micro_batch.tensors
         losses_T = self._losses(tensors, tensors["dropout_seed"])
-        part, whole = training_loss(losses_T, tensors["labels"], self._split.group)
+        part, whole = training_loss(losses_T, tensors["labels"], self._split)
         return Losses(part, {"loss": whole})
 
     def _losses(self, tensors: dict[str, Tensor], seed: Tensor | None = None) -> Tensor:

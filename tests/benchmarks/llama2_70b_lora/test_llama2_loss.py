@@ -14,6 +14,7 @@ from benchmarks.llama2_70b_lora.loss import means_of_rows, training_loss
 from benchmarks.llama2_70b_lora.workload import LlamaLora
 from common import cli
 from common.config.composition import compose
+from common.distributed.context_parallel.split import ContextSplit
 from common.distributed.layout import Layout
 
 LENGTH = 1024
@@ -41,7 +42,7 @@ def by_hand(losses_T: Tensor, labels_BS: Tensor) -> list[float]:
 
 def test_rows_count_alike_however_many_of_their_tokens_are_scored():
     losses_T, labels_BS = rows_of(1, 10, 1000)
-    part, whole = training_loss(losses_T, labels_BS, None)
+    part, whole = training_loss(losses_T, labels_BS, ContextSplit(labels_BS.shape[1]))
     expected = math.fsum(by_hand(losses_T, labels_BS)) / 3
     assert float(part.detach()) == float(whole) == pytest.approx(expected, rel=1e-14)
     of_tokens = float(losses_T[labels_BS.flatten() != -1].mean())
@@ -50,7 +51,7 @@ def test_rows_count_alike_however_many_of_their_tokens_are_scored():
 
 def test_the_gradient_of_a_token_is_one_over_the_scored_tokens_of_its_row_and_over_the_rows():
     losses_T, labels_BS = rows_of(1, 10, 1000)
-    part, whole = training_loss(losses_T.requires_grad_(), labels_BS, None)
+    part, whole = training_loss(losses_T.requires_grad_(), labels_BS, ContextSplit(labels_BS.shape[1]))
     part.backward()
     assert not whole.requires_grad
     counts_B1 = torch.tensor([[1.0], [10.0], [1000.0]], dtype=torch.float64)
@@ -60,7 +61,7 @@ def test_the_gradient_of_a_token_is_one_over_the_scored_tokens_of_its_row_and_ov
 
 def test_a_row_without_any_scored_token_has_no_loss_and_no_gradient():
     losses_T, labels_BS = rows_of(0, 10)
-    part, _ = training_loss(losses_T.requires_grad_(), labels_BS, None)
+    part, _ = training_loss(losses_T.requires_grad_(), labels_BS, ContextSplit(labels_BS.shape[1]))
     part.backward()
     (mean,) = by_hand(losses_T, labels_BS)
     assert float(part.detach()) == pytest.approx(mean / 2, rel=1e-14)
