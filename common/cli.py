@@ -163,14 +163,15 @@ def list_workloads(argv: list[str]) -> int:
 
     if argv:
         raise ConfigError("list takes no arguments")
-    print(f"{'benchmark':<12}{'target':<30}{'runs':<6}{'last round':<12}scales")
+    width = max(map(len, ("benchmark", *WORKLOADS))) + 2
+    print(f"{'benchmark':<{width}}{'target':<30}{'runs':<6}{'last round':<12}scales")
     for name in sorted(WORKLOADS):
         settings = OmegaConf.load(CONFIGS / "benchmark" / f"{name}.yaml")
         rules = rules_for(name, newest_ruleset(name))
         scales = scales_of(name)
         sign = ">=" if settings.direction == "higher" else "<="
         target = f"{settings.metric} {sign} {settings.target:g}"
-        print(f"{name:<12}{target:<30}{rules.runs:<6}{rules.last_round:<12}{', '.join(scales)}")
+        print(f"{name:<{width}}{target:<30}{rules.runs:<6}{rules.last_round:<12}{', '.join(scales)}")
     return 0
 
 

@@ -70,6 +70,7 @@ def test_the_table_of_workloads():
     assert done.code == 0, done.errors
     heading, *rows = done.output.splitlines()
     assert heading.split() == ["benchmark", "target", "runs", "last", "round", "scales"]
+    assert [row.split()[0] for row in rows] == sorted(WORKLOADS)
     (row,) = [row for row in rows if row.startswith("resnet ")]
     # training_rules: 75.90 % top-1, 5 runs; ResNet-50 was last part of round v4.0.
     assert row.split()[1:6] == ["accuracy", ">=", "0.759", "5", "v4.0"]
