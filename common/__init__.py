@@ -12,6 +12,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("evaluation",),
     ("contract",),
     ("step",),
+    ("detection",),
     ("optim", "nn"),
     ("distributed",),
     ("observe",),

@@ -5,6 +5,9 @@ embeddings, the attention probabilities and the output of both sub-layers. Seque
 capacity, described by ``starts`` and ``lengths`` alone; what belongs to no sequence costs time but changes nothing, and
 its gradient is zero. The heads gather the tokens they need first.
 
+Where the encoder multiplies in FP8, what comes before a product writes its input in FP8 (a product's
+``input_scaling``), and what comes behind it the gradient of its result (its ``handover``); else both are None.
+
 Hidden states go from sub-layer to sub-layer as a pair, one for the next matrix product and one for the residual
 connection: the same values in the same memory, but two gradients, which the operation that made the pair adds itself.
 
@@ -26,6 +29,7 @@ from common.config.ranges import AtLeast, Positive, ProbabilityBelowOne
 from common.errors import ConfigError
 from common.ops import attention, bias_gelu, cross_entropy, dropout, dropout_add_norm, linear
 from common.ops.dropout.plain import DropoutMask
+from common.ops.fp8_cast.plain import Fp8Tensor, Scaling
 from common.ops.implementation import AUTO, OperationRequest, asked_for, select
 from common.ops.linear import Linear
 from common.ops.triton_support import widen
@@ -122,7 +126,7 @@ class _Operations:
     attention: Callable[..., Tensor]
     dropout: Callable[..., Tensor]
     dropout_add_norm: Callable[..., Any]
-    bias_gelu: Callable[..., Tensor]
+    bias_gelu: Callable[..., Any]
     cross_entropy: Callable[..., tuple[Tensor, Tensor]]
 
 
@@ -224,23 +228,31 @@ class Attention(nn.Module):
         self._site = EMBEDDING_SITE + SITES_PER_LAYER * layer + 1
 
     def forward(
-        self, x_TE: Tensor, residual_TE: Tensor, starts_S: Tensor, lengths_S: Tensor, seed: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Map a pair of (T, E) to a pair of (T, E)."""
+        self,
+        x_TE: Tensor | Fp8Tensor,
+        residual_TE: Tensor,
+        starts_S: Tensor,
+        lengths_S: Tensor,
+        seed: Tensor,
+        fp8: Scaling | None,
+    ) -> tuple[Tensor | Fp8Tensor, Tensor]:
+        """Map a pair of (T, E) to a pair of (T, E), the first in FP8 with the scale ``fp8``."""
         architecture, operations, norm = self._architecture, self._operations, self.norm
         p_attention = architecture.attention_dropout if self.training else 0.0
         p = architecture.dropout if self.training else 0.0
-        qkv_T3HD = self.qkv(x_TE, bias_gradient=False).view(-1, 3, architecture.heads, architecture.head_dim)
+        qkv, output = self.qkv.handover(), self.output.handover()
+        qkv_TN = self.qkv(x_TE, bias_gradient=False, handover=qkv)
         context_THD = operations.attention(
-            qkv_T3HD,
+            qkv_TN.view(-1, 3, architecture.heads, architecture.head_dim),
             starts_S,
             lengths_S,
             architecture.max_sequence_length,
             DropoutMask(p_attention, seed, self._site),
             self.qkv.bias,
+            handover=qkv,
         )
-        y_TE = self.output(context_THD.flatten(1), add_bias=False)
-        pair: tuple[Tensor, Tensor] = operations.dropout_add_norm(
+        y_TE = self.output(context_THD.flatten(1), add_bias=False, handover=output)
+        pair: tuple[Tensor | Fp8Tensor, Tensor] = operations.dropout_add_norm(
             y_TE,
             self.output.bias,
             residual_TE,
@@ -249,6 +261,8 @@ class Attention(nn.Module):
             norm.eps,
             DropoutMask(p, seed, self._site + 1),
             twice=True,
+            fp8=fp8,
+            handover=output,
         )
         return pair
 
@@ -266,12 +280,17 @@ class Mlp(nn.Module):
         self._operations = build.operations
         self._site = EMBEDDING_SITE + SITES_PER_LAYER * layer + 3
 
-    def forward(self, x_TE: Tensor, residual_TE: Tensor, seed: Tensor) -> tuple[Tensor, Tensor]:
-        """Map a pair of (T, E) to a pair of (T, E)."""
+    def forward(
+        self, x_TE: Tensor | Fp8Tensor, residual_TE: Tensor, seed: Tensor, fp8: Scaling | None
+    ) -> tuple[Tensor | Fp8Tensor, Tensor]:
+        """Map a pair of (T, E) to a pair of (T, E), the first in FP8 with the scale ``fp8``."""
         p, norm = self._p if self.training else 0.0, self.norm
-        h_TF = self._operations.bias_gelu(self.up(x_TE, add_bias=False), self.up.bias)
-        y_TE = self.down(h_TF, add_bias=False)
-        pair: tuple[Tensor, Tensor] = self._operations.dropout_add_norm(
+        up, down = self.up.handover(), self.down.handover()
+        h_TF = self._operations.bias_gelu(
+            self.up(x_TE, add_bias=False, handover=up), self.up.bias, fp8=self.down.input_scaling(), handover=up
+        )
+        y_TE = self.down(h_TF, add_bias=False, handover=down)
+        pair: tuple[Tensor | Fp8Tensor, Tensor] = self._operations.dropout_add_norm(
             y_TE,
             self.down.bias,
             residual_TE,
@@ -280,6 +299,8 @@ class Mlp(nn.Module):
             norm.eps,
             DropoutMask(p, seed, self._site),
             twice=True,
+            fp8=fp8,
+            handover=down,
         )
         return pair
 
@@ -293,10 +314,17 @@ class Layer(nn.Module):
         self.mlp = Mlp(build, layer)
 
     def forward(
-        self, x_TE: Tensor, residual_TE: Tensor, starts_S: Tensor, lengths_S: Tensor, seed: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Map a pair of (T, E) to a pair of (T, E)."""
-        return self.mlp(*self.attention(x_TE, residual_TE, starts_S, lengths_S, seed), seed)
+        self,
+        x_TE: Tensor | Fp8Tensor,
+        residual_TE: Tensor,
+        starts_S: Tensor,
+        lengths_S: Tensor,
+        seed: Tensor,
+        fp8: Scaling | None,
+    ) -> tuple[Tensor | Fp8Tensor, Tensor]:
+        """Map a pair of (T, E) to a pair of (T, E), the first in FP8 with the scale ``fp8``."""
+        pair = self.attention(x_TE, residual_TE, starts_S, lengths_S, seed, self.mlp.up.input_scaling())
+        return self.mlp(*pair, seed, fp8)
 
 
 class MaskedLm(nn.Module):
@@ -424,8 +452,10 @@ class Bert(nn.Module):
         seed, starts_S, lengths_S = tensors["dropout_seed"], tensors["starts"], tensors["lengths"]
         x_TE = self.embeddings(tensors["input_ids"], tensors["position_ids"], tensors["segment_ids"], seed)
         residual_TE = x_TE
-        for layer in self.layers:
-            x_TE, residual_TE = layer(x_TE, residual_TE, starts_S, lengths_S, seed)
+        layers: list[Any] = list(self.layers)
+        scalings = [layer.attention.qkv.input_scaling() for layer in layers[1:]] + [None]
+        for layer, fp8 in zip(layers, scalings, strict=True):
+            x_TE, residual_TE = layer(x_TE, residual_TE, starts_S, lengths_S, seed, fp8)
 
         masked_labels_M = tensors["masked_labels"]
         # gathered together, so that backward makes one gradient of all tokens, not two and their sum

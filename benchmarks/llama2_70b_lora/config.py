@@ -68,30 +68,55 @@ class ModelConfig:
         base: folder in ``assets_dir`` with the base's safetensors. Without ``assets_dir`` the weights are drawn.
         layers: of the base that are used, for benches; 0 for all.
         blocks: ``frozen``: halves with planned memory; ``autograd``: PyTorch's operations and autograd.
-        linear: of the blocks' products: ``torch``, or ``fp8`` (``blocks=frozen`` only).
-        recomputed_qkv: so many layers compute query, key and value again in the backward pass; ``auto`` as many as
-            memory asks for.
+        linear: of the blocks' products: ``torch``, ``fp8``, or ``te``, FP8 by Transformer Engine; both with
+            ``blocks=frozen`` only.
+        recomputed_qkv: so many layers compute query, key and value again in the backward pass.
+        offloaded_qkv: so many layers send them to the host's pinned memory, and bring them back for the backward pass.
+            ``auto``: as many as memory asks for, of these before those; both are of ``blocks=frozen`` only.
+        transposed_layers: so many layers keep their FP8 weights transposed, too; ``auto`` as many as memory allows.
         head_chunk: tokens whose logits are there at a time.
         loss_scale: initial loss scale with fp16.
         attention, rms_norm, rope, swiglu, lora_input: implementations, or ``auto``.
+        token_products: how tokens move beside the products of ``layout.tp``: ``symmetric_memory``, ``collective``, or
+            ``auto``.
     """
 
     base: str
     layers: Annotated[int, NotNegative]
     blocks: Literal["frozen", "autograd"]
-    linear: Literal["torch", "fp8"]
+    linear: Literal["torch", "fp8", "te"]
     head_chunk: Annotated[int, AtLeast(1)]
     loss_scale: Annotated[float, Positive]
     recomputed_qkv: Annotated[int, NotNegative] | Literal["auto"] = "auto"
+    offloaded_qkv: Annotated[int, NotNegative] | Literal["auto"] = 0
+    transposed_layers: Annotated[int, NotNegative] | Literal["auto"] = "auto"
     attention: str = AUTO
     rms_norm: str = AUTO
     rope: str = AUTO
     swiglu: str = AUTO
     lora_input: str = AUTO
+    token_products: str = AUTO
 
     def __post_init__(self) -> None:
-        if self.linear == "fp8" and self.blocks != "frozen":
-            raise ConfigError("linear=fp8: only frozen blocks multiply in FP8; give model.blocks=frozen as well")
+        if self.linear != "torch" and self.blocks != "frozen":
+            raise ConfigError(
+                f"linear={self.linear}: only frozen blocks multiply in FP8; give model.blocks=frozen as well"
+            )
+        if self.offloaded_qkv and self.blocks != "frozen":
+            raise ConfigError(
+                f"offloaded_qkv={self.offloaded_qkv}: only frozen blocks send anything to the host; "
+                "give model.blocks=frozen as well"
+            )
+        if self.recomputed_qkv not in (0, AUTO) and self.blocks != "frozen":
+            raise ConfigError(
+                f"recomputed_qkv={self.recomputed_qkv}: only frozen blocks compute anything again; "
+                "give model.blocks=frozen as well"
+            )
+        if self.transposed_layers not in (0, AUTO) and self.linear == "torch":
+            raise ConfigError(
+                f"transposed_layers={self.transposed_layers}: only FP8 weights are kept transposed; "
+                "give model.linear=fp8 as well"
+            )
 
 
 @dataclass(frozen=True)

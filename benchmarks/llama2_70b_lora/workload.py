@@ -15,7 +15,7 @@ from benchmarks.llama2_70b_lora.config import LlamaConfig
 from benchmarks.llama2_70b_lora.data import EvaluationRows, example, open_evaluation, open_train
 from benchmarks.llama2_70b_lora.evaluate import MeanOfRows
 from benchmarks.llama2_70b_lora.loss import training_loss
-from common.config.schema import Declaration, RunConfig
+from common.config.schema import Declaration, LoggedPrecision, Role, RunConfig
 from common.contract.evaluation import Weights
 from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource
@@ -23,17 +23,20 @@ from common.distributed.context_parallel.split import ContextSplit
 from common.distributed.layout import Layout
 from common.distributed.tensor_parallel.cross_entropy import next_token_loss
 from common.distributed.tensor_parallel.layers import partial_parameters
+from common.distributed.tensor_parallel.overlap import build_products
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.distributed.tensor_split import Split
+from common.doctor.host import meminfo
 from common.errors import ConfigError
 from common.nn.decoder import Decoder, DecoderArchitecture, split_attention
 from common.nn.frozen import mark_frozen
-from common.nn.frozen_decoder.decoder import FrozenDecoder, load_frozen
-from common.nn.frozen_decoder.memory import MemoryPlan, Workspace, plan
+from common.nn.frozen_decoder.decoder import IN_FP8, FrozenDecoder, load_frozen
+from common.nn.frozen_decoder.memory import Host, MemoryPlan, Workspace, plan
+from common.nn.frozen_decoder.offload import QkvOffload
 from common.nn.frozen_decoder.operations import choose
 from common.nn.frozen_decoder.products import Scratch, check_fp8
 from common.nn.lora import TokenPlaces
-from common.ops.implementation import AUTO
+from common.ops.implementation import AUTO, asked_for
 from common.optim.learning_rate import cosine
 from common.optim.optimizer import ClipNorm, ParameterGroup
 from common.step.train_step import Losses, TrainStep
@@ -56,40 +59,61 @@ class LlamaLora(Workload):
         self._split = ContextSplit.from_layout(layout, facts.row_length)
         parallel = TensorParallel.from_layout(layout)
         self.architecture = _first_layers(facts, model.layers or facts.layers)
-        tokens, eval_tokens = (rows * self._split.local_length for rows in (cfg.micro_batch, self.own.reader.eval_rows))
-        if model.linear == "fp8":
-            check_fp8(self.architecture, parallel.size, (tokens, eval_tokens), layout.device, self.dtype)
-        self.memory = self._plan(tokens, eval_tokens)
+        self.workspace = self._workspace()
+        most_tokens = (self.workspace.tokens, self.workspace.eval_tokens)
+        if model.linear in IN_FP8:
+            check_fp8(model.linear, self.architecture, parallel.size, most_tokens, layout.device, self.dtype)
+        self.memory = self._plan()
         self._base = None if cfg.assets_dir is None else BaseWeights(cfg.assets_dir / model.base, _first_layers(facts))
         self._base_digest = None if self._base is None else self._base.digest()
         self.model = Decoder(self.architecture, "meta", self.dtype, facts.lora, parallel)
-        load_frozen(self.model, self._base_tensors(), layout.device, self.dtype, model.linear == "fp8")
+        recomputed, offloaded, transposed = self._layer_counts()
+        load_frozen(self.model, self._base_tensors(), layout.device, self.dtype, model.linear, transposed)
         self.model.initialise_adapters(lambda name: layout.shared_generator(f"weights/{name}", layout.device))
         mark_frozen(self.model, [name for name, tensor in self.model.named_parameters() if not tensor.requires_grad])
-        recomputed = 0 if self.memory is None else self.memory.recomputed_qkv
-        if model.recomputed_qkv != AUTO:
-            recomputed = int(model.recomputed_qkv)
         self._blocks: Decoder | FrozenDecoder = self.model
         if model.blocks == "frozen":
             operations, self.choices = choose(model, self.architecture, self._split, layout.device, self.dtype)
             scratch = Scratch(layout.device)
-            if model.linear == "fp8":  # all that will be asked for: graphs keep its address
-                scratch.wide((max(tokens, eval_tokens), 2 * facts.feed_forward // parallel.size), self.dtype)
-            self._blocks = FrozenDecoder(self.model, operations, scratch, recomputed)
+            if model.linear in IN_FP8:  # all that will be asked for: graphs keep its address
+                scratch.wide((max(most_tokens), 2 * facts.feed_forward // parallel.size), self.dtype)
+            with asked_for("model.token_products", model.token_products):
+                products = build_products(parallel, layout.device, model.token_products)
+            self.choices["token_products"] = products.name
+            offload = QkvOffload(offloaded, layout.device) if offloaded else None
+            self._blocks = FrozenDecoder(self.model, operations, products, scratch, recomputed, offload)
         self.choices |= {"linear": model.linear, "blocks": model.blocks}
 
-    def _plan(self, tokens: int, eval_tokens: int) -> MemoryPlan | None:
-        """How the step fits into the GPU; None on a CPU, and where autograd keeps what it wants."""
+    def _workspace(self) -> Workspace:
+        """What this rank does: train, evaluate, or both in turn."""
+        model, length = self.own.model, self._split.local_length
+        trains = self.layout.role == "train"
+        evaluates = not (trains and self.cfg.evaluation.ranks)
+        return Workspace(
+            self.architecture, trains * self.cfg.micro_batch * length, self.layout.size("tp"), self._split.ranks,
+            evaluates * self.own.reader.eval_rows * length, self.own.facts.lora_rank, self.dtype.itemsize,
+            model.linear in IN_FP8, model.head_chunk, alone=self.layout.world_size == 1,
+            cast_apart=model.linear == "te",
+        )  # fmt: skip
+
+    def _plan(self) -> MemoryPlan | None:
+        """How it fits into the GPU; None on a CPU, and where autograd keeps what it wants."""
         model, device = self.own.model, self.layout.device
         if device.type != "cuda" or model.blocks != "frozen":
             return None
-        workspace = Workspace(
-            self.architecture, tokens, self.layout.size("tp"), self._split.ranks,
-            0 if self.cfg.evaluation.ranks else eval_tokens, self.own.facts.lora_rank, self.dtype.itemsize,
-            model.linear == "fp8", model.head_chunk, alone=self.layout.world_size == 1,
-        )  # fmt: skip
-        recomputed = None if model.recomputed_qkv == AUTO else int(model.recomputed_qkv)
-        return plan(workspace, torch.cuda.get_device_properties(device).total_memory, recomputed)
+        host = Host(meminfo()["MemAvailable"], min(self.cfg.training_ranks, self.cfg.scale.gpus_per_node))
+        asked = (model.recomputed_qkv, model.offloaded_qkv, model.transposed_layers)
+        counts = (None if count == AUTO else int(count) for count in asked)
+        return plan(self.workspace, torch.cuda.get_device_properties(device).total_memory, host, *counts)
+
+    def _layer_counts(self) -> tuple[int, int, int]:
+        """Layers that compute query, key and value again, send them to the host, and keep weights transposed, too."""
+        if self.memory is not None:
+            return self.memory.recomputed_qkv, self.memory.offloaded_qkv, self.memory.transposed_layers
+        model = self.own.model
+        asked = (model.recomputed_qkv, model.offloaded_qkv, model.transposed_layers)
+        recomputed, offloaded, transposed = (0 if count == AUTO else int(count) for count in asked)
+        return recomputed, min(offloaded, self.architecture.layers), transposed
 
     def _base_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Name and value of every frozen weight; a base is read once a node. Collective."""
@@ -112,10 +136,15 @@ class LlamaLora(Workload):
             broken.append(f"assets_dir=null: training starts from the rules' base ({own.model.base} in assets_dir)")
         if own.model.layers not in (0, own.facts.layers):
             broken.append(f"model.layers={own.model.layers}: the base has {own.facts.layers}")
+        lowest: dict[Role, LoggedPrecision] = {}
+        if own.model.linear in IN_FP8:
+            lowest = {"linear": "fp8"}
+            if cfg.layout["tp"] > 1:  # tokens are gathered as the products want them
+                lowest["comm"] = "fp8"
         return Declaration(
             schedule_options={"last_samples": own.hparams.training_steps * cfg.global_batch},
             forbidden=broken,
-            lowest_precision={"linear": "fp8"} if own.model.linear == "fp8" else {},
+            lowest_precision=lowest,
         )
 
     def memory_plan(self) -> str:
@@ -129,10 +158,12 @@ class LlamaLora(Workload):
     def weights(self) -> Weights:
         """The adapters, and with them the scales of FP8 products, which rest in an evaluation. Collective."""
         scales = {name: buffer for name, buffer in self.model.named_buffers() if name.endswith(("scales", "scale"))}
-        if self.model.parallel.size > 1:  # ranks that evaluate may share layers otherwise: a scale that fits all
-            scales = {name: scale.clone() for name, scale in scales.items()}
-            for scale in scales.values():
-                self.model.parallel.agree_on_scales_(scale)
+        # ranks that evaluate may share layers otherwise: a scale that fits all
+        if scales and self.model.parallel.size > 1:
+            together = torch.cat([scale.view(-1) for scale in scales.values()])
+            self.model.parallel.agree_on_scales_(together)
+            parts = together.split([scale.numel() for scale in scales.values()])
+            scales = {name: part.view_as(scales[name]) for name, part in zip(scales, parts, strict=True)}
         return Weights({**super().weights().tensors, **scales})
 
     def tensor_splits(self) -> dict[str, Split]:

@@ -273,7 +273,7 @@ class Heartbeat:
 
     def _own_view(self, now: float) -> View:
         step, phase, beat = self._state
-        age = now - beat
+        age = max(0.0, now - beat)
         waiting, where = self._locate() if age > self.timeout_seconds / 4 else (False, "")
         allowance, left = self._allowance, self._left.is_set()
         extended = allowance > self.timeout_seconds
@@ -283,29 +283,34 @@ class Heartbeat:
         )  # fmt: skip
 
     def _views(self, now: float) -> list[View]:
+        """What every rank last told, with ages and silences as they are at ``now``."""
         views = []
         for rank in range(self.rank_info.world_size):
             if rank == self.rank_info.rank:
                 views.append(self._own_view(now))
             elif rank in self._peers:
                 view, heard = self._peers[rank]
-                views.append(replace(view, silence=now - heard, beat_age=view.beat_age + now - heard))
+                silence = max(0.0, now - heard)
+                views.append(replace(view, silence=silence, beat_age=view.beat_age + silence))
             else:
-                silence = now - self._started
+                silence = max(0.0, now - self._started)
                 views.append(View(rank, -1, -1, "starting", silence, silence, self.timeout_seconds))
         return views
 
     def _diagnose(self, now: float) -> Diagnosis | None:
-        views = self._views(now)
-        unreachable = now - self._exchanged
-        if self._board is None or unreachable <= self.timeout_seconds:
-            return diagnose(views, self.timeout_seconds)
+        if self._board is None:
+            return diagnose(self._views(now), self.timeout_seconds)
+        exchanged = self._exchanged
+        unreachable = now - exchanged
+        if unreachable <= self.timeout_seconds:
+            # As of the last exchange: through a store that does not answer nobody is heard, which is not their fault.
+            return diagnose(self._views(exchanged), self.timeout_seconds)
         if isinstance(self._board, FileBoard):
             return Diagnosis((), f"{self._board.folder} has been unreachable for {unreachable:.1f} s")
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or self.rank_info.rank == 0:
             return Diagnosis((), f"the launcher's store has been unreachable for {unreachable:.1f} s")
         text = f"rank 0, which hosts the store, gives no sign of life for {unreachable:.1f} s (stopped, killed, or its "
-        return Diagnosis((0,), f"{text}machine is unreachable): {views[0].describe()}")
+        return Diagnosis((0,), f"{text}machine is unreachable): {self._views(now)[0].describe()}")
 
     def _agree(self, diagnosis: Diagnosis) -> _Verdict:
         """One verdict for all ranks: the first that is posted."""

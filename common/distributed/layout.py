@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
+from common.distributed.roles import RoleName
 from common.errors import ConfigError
 
 AXES = ("pp", "dp", "cp", "tp")
@@ -29,6 +29,7 @@ class Layout:
         rank: this process's rank in the role, 0 <= rank < product of the sizes.
         device: the device that this rank computes on.
         seed: the seed of the run; generators derive from it.
+        role: what these ranks do.
 
     Raises:
         ConfigError: an axis is unknown or has no positive size, or the rank lies outside.
@@ -40,6 +41,7 @@ class Layout:
         rank: int = 0,
         device: torch.device | str = "cpu",
         seed: int = 0,
+        role: RoleName = "train",
     ) -> None:
         sizes = dict(sizes or {})
         unknown = sorted(set(sizes) - set(AXES))
@@ -55,8 +57,8 @@ class Layout:
         self.rank = rank
         self.device = torch.device(device)
         self.seed = seed
-        self._groups: dict[tuple[str, tuple[tuple[int, ...], ...]], dist.ProcessGroup | None] = {}
-        self._mesh: DeviceMesh | None = None
+        self.role = role
+        self._groups: dict[tuple[tuple[int, ...], ...], dist.ProcessGroup | None] = {}
 
     def size(self, *axes: str) -> int:
         """Number of ranks along ``axes`` together."""
@@ -74,22 +76,20 @@ class Layout:
                 place = place * self.sizes[axis] + mine[axis]
         return place
 
-    def group(self, *axes: str, purpose: str = "") -> dist.ProcessGroup | None:
+    def group(self, *axes: str) -> dist.ProcessGroup | None:
         """The process group of the ranks that share this rank's place on every other axis.
 
         Collective: every rank asks for the same groups in the same order. None where the group is this rank alone.
 
         Args:
             axes: that the group spans.
-            purpose: groups of different purposes are different communicators, also where their ranks are the same:
-                what one of them moves does not queue behind what another does.
         """
         others = [axis for axis in AXES if axis not in axes]
         families: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.world_size):
             place = self._coordinates(rank)
             families.setdefault(tuple(place[axis] for axis in others), []).append(rank)
-        return self._build([tuple(members) for members in families.values()], purpose)
+        return self._build([tuple(members) for members in families.values()])
 
     def subgroup(self, axis: str, size: int) -> dist.ProcessGroup | None:
         """The process group of ``size`` neighbours along ``axis`` that this rank belongs to (group batch norm).
@@ -132,19 +132,6 @@ class Layout:
         starts = range(0, self.world_size, ranks_per_node)
         return self._build([tuple(range(first, min(first + ranks_per_node, self.world_size))) for first in starts])
 
-    @property
-    def mesh(self) -> DeviceMesh | None:
-        """The axes of more than one rank as PyTorch's mesh, over the same groups as :meth:`group`. Collective.
-
-        None where this rank is alone.
-        """
-        axes = [axis for axis in AXES if self.sizes[axis] > 1]
-        if self._mesh is None and axes:
-            ranks = torch.arange(self.world_size).view([self.sizes[axis] for axis in axes])
-            groups = [group for axis in axes if (group := self.group(axis)) is not None]
-            self._mesh = DeviceMesh.from_group(groups, self.device.type, ranks, mesh_dim_names=tuple(axes))
-        return self._mesh
-
     def generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
         """A generator for ``purpose``: equal on the ranks that share a sample (cp, tp), distinct over dp and pp."""
         place = self._coordinates(self.rank)
@@ -171,13 +158,13 @@ class Layout:
             rank, place[axis] = divmod(rank, self.sizes[axis])
         return place
 
-    def _build(self, families: list[tuple[int, ...]], purpose: str = "") -> dist.ProcessGroup | None:
-        key = purpose, tuple(families)
+    def _build(self, families: list[tuple[int, ...]]) -> dist.ProcessGroup | None:
+        key = tuple(families)
         if key not in self._groups:
             mine = next(members for members in families if self.rank in members)
             if len(mine) == 1:
                 self._groups[key] = None
-            elif len(families) == 1 and len(mine) == dist.get_world_size() and not purpose:
+            elif len(families) == 1 and len(mine) == dist.get_world_size():
                 self._groups[key] = dist.group.WORLD
             else:
                 made: list[Any] = [dist.new_group(list(members)) for members in families]

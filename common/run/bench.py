@@ -72,7 +72,8 @@ OPERATIONS = (
 """Operations of the shared layer with kernels of their own."""
 
 CATEGORIES = (
-    ("communication", r"nccl|all_reduce|reduce_scatter|all_gather"),
+    ("communication", r"nccl|all_reduce|reduce_scatter|all_gather|barrier_kernel"),
+    ("copy from or to the host", r"memcpy (htod|dtoh)"),
     ("attention", r"attention|flash|fmha"),
     ("convolution forward", r"fprop|conv2d_forward"),
     ("convolution backward", r"dgrad|wgrad"),
@@ -159,7 +160,7 @@ def _bench_evaluation(
     """Measure the evaluation on the ranks that only evaluate, for the training ranks' rank 0 to print."""
     if session.bench.only is not None or not session.data_dir.is_dir():
         return 0
-    layout = Layout(run.evaluation.layout, role.rank, device, seed=0)
+    layout = Layout(run.evaluation.layout, role.rank, device, seed=0, role=role.name)
     torch.backends.cudnn.benchmark = not run.deterministic
     workload = workload_type(run, layout)
     evaluation = InlineEvaluation(workload.evaluation(layout))

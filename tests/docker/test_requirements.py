@@ -39,7 +39,7 @@ CHECK = load_check()
 CONSTRAINTS: dict[str, str] = CHECK.read_pins(ROOT / "docker" / "constraints.txt")
 PINS: dict[str, str] = {name: version for path in FILES for name, version in CHECK.read_pins(path).items()}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = ("dali-cu13", "te", "cudnn", "tensorboard")
+EXTRAS = ("dali-cu13", "te", "cudnn", "flash-attention-4", "tensorboard")
 WANTED = [Requirement(text) for extra in EXTRAS for text in PROJECT["optional-dependencies"][extra]]
 WANTED += [Requirement(text) for text in PROJECT["dependencies"]]
 
@@ -98,7 +98,7 @@ def test_a_missing_package_ends_the_build(monkeypatch: pytest.MonkeyPatch):
 
 def offered(name: str, *, wheels: bool, retries: int = 4) -> list[str]:
     """The versions that the configured registry has for the image's interpreter; empty if it can't be asked."""
-    command = [sys.executable, "-m", "pip", "index", "versions", name, "--python-version", PYTHON]
+    command = [sys.executable, "-m", "pip", "index", "versions", "--pre", name, "--python-version", PYTHON]
     if wheels:
         command += ["--only-binary", ":all:", *(word for platform in PLATFORMS for word in ("--platform", platform))]
     done = subprocess.run(

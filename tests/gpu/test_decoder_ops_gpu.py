@@ -11,6 +11,7 @@ from torch import Tensor
 
 from common.ops import causal_attention, lora_input, rms_norm, rope, swiglu, transpose_fp8
 from common.ops.bench import decoder as size
+from common.ops.causal_attention.plain import CausalAttention
 from common.ops.dropout.plain import DropoutMask
 from common.ops.fp8_cast.plain import E4M3, E5M2, Fp8Tensor, Scaling, cast_torch, widen_fp8
 from common.ops.implementation import Implementation, OperationRequest
@@ -194,27 +195,75 @@ def test_transpose_moves_every_byte(shape: tuple[int, int], to: torch.dtype) -> 
     assert torch.equal(found.view(torch.uint8), byte.t())
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("queries", "keys"), [(1024, 1024), (512, 2048)])
-@pytest.mark.parametrize("name", ["cudnn", "flash"])
-def test_attention_of_a_library_equals_float64(name: str, queries: int, keys: int, dtype: torch.dtype) -> None:
+LIBRARIES = pytest.mark.parametrize("name", [name for name in causal_attention.IMPLEMENTATIONS if name != "torch"])
+
+
+def library(name: str, dtype: torch.dtype) -> CausalAttention:
     implementation = causal_attention.IMPLEMENTATIONS[name]
-    request = OperationRequest(torch.device("cuda"), dtype, {"head_size": size.HEAD_SIZE})
-    reason = implementation.unsupported(request)
+    reason = implementation.unsupported(OperationRequest(torch.device("cuda"), dtype, {"head_size": size.HEAD_SIZE}))
     if reason is not None:
         pytest.skip(reason)
+    function: CausalAttention = implementation.function
+    return function
+
+
+def attention_inputs(queries: int, keys: int, kv_heads: int, dtype: torch.dtype) -> list[Tensor]:
+    """q, k, v and the gradient of the context; k and v are the beginnings of longer rows."""
     q, do = (random(2, queries, 16, size.HEAD_SIZE, dtype=dtype, seed=seed) for seed in (0, 1))
-    k, v = (random(2, keys, 2, size.HEAD_SIZE, dtype=dtype, seed=seed) for seed in (2, 3))
-    scale = size.HEAD_SIZE**-0.5
+    k, v = (random(2, keys + 64, kv_heads, size.HEAD_SIZE, dtype=dtype, seed=seed)[:, :keys] for seed in (2, 3))
+    return [q, k, v, do]
+
+
+def assert_attends(found: tuple[Tensor, ...], given: list[Tensor], scale: float, dtype: torch.dtype) -> None:
+    """Context, log-sum-exp and gradients are those of the plain version in float64."""
     plain = causal_attention.IMPLEMENTATIONS["torch"].function
+    *wide, do = (x.double() for x in given)
+    context, saved = plain.forward(*wide, scale)
+    expected = (context, saved.lse, *plain.backward(do, saved))
+    tolerances = (TOLERANCE[dtype], 1e-3, *[2 * TOLERANCE[dtype]] * 3)
+    for value, reference, tolerance in zip(found, expected, tolerances, strict=True):
+        assert value.shape == reference.shape
+        assert_close(value, reference, tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("queries", "keys", "kv_heads"), [(1024, 1024, 2), (512, 2048, 2), (512, 512, 16), (320, 1000, 4), (200, 200, 1)]
+)
+@LIBRARIES
+def test_attention_of_a_library_equals_float64(
+    name: str, queries: int, keys: int, kv_heads: int, dtype: torch.dtype
+) -> None:
+    attention = library(name, dtype)
+    *qkv, do = given = attention_inputs(queries, keys, kv_heads, dtype)
     poison()
-    o, saved = implementation.function.forward(q, k, v, scale)
-    expected, wide = plain.forward(q.double(), k.double(), v.double(), scale)
-    assert_close(o, expected, TOLERANCE[dtype])
-    assert_close(saved.lse, wide.lse, 1e-3)
-    gradients = implementation.function.backward(do, saved)
-    for found, reference in zip(gradients, plain.backward(do.double(), wide), strict=True):
-        assert_close(found, reference, 2 * TOLERANCE[dtype])
+    o, saved = attention.forward(*qkv, 0.1)
+    assert o.is_contiguous()
+    assert_attends((o, saved.lse, *attention.backward(do, saved)), given, 0.1, dtype)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(512, 512), (256, 768)])
+@LIBRARIES
+def test_attention_of_a_library_in_a_graph_follows_its_inputs(name: str, queries: int, keys: int) -> None:
+    attention = library(name, torch.bfloat16)
+    *qkv, do = given = attention_inputs(queries, keys, 2, torch.bfloat16)
+
+    def both() -> tuple[Tensor, ...]:
+        o, saved = attention.forward(*qkv, 0.1)
+        return o, saved.lse, *attention.backward(do, saved)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        both()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            found = both()
+        for replay in range(2):
+            for which, x in enumerate(given):
+                x.copy_(random(*x.shape, seed=10 + 4 * replay + which))
+            graph.replay()
+            assert_attends(found, given, 0.1, torch.bfloat16)
 
 
 def test_a_layers_operations_in_a_graph_follow_their_inputs_and_scales() -> None:

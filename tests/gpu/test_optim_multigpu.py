@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 from common.data.batches import Batch
@@ -154,16 +152,6 @@ def run_rank(rank: int, world: int, folder: str) -> None:
     torch.save(results, f"{folder}/{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
-
-
-@pytest.fixture(scope="module", params=[2, 4])
-def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    world = request.param
-    if torch.cuda.device_count() < world:
-        pytest.skip(f"needs {world} CUDA devices")
-    folder: Path = tmp_path_factory.mktemp("ranks")
-    mp.spawn(run_rank, args=(world, str(folder)), nprocs=world)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(world)]
 
 
 def cases(ranks: list[dict[str, Any]], mode: str, captured: bool) -> dict[str, dict[str, Tensor]]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 
 from common.distributed.context_parallel.split import ContextSplit
@@ -17,9 +15,10 @@ from common.distributed.layout import Layout
 from common.distributed.tensor_parallel.cross_entropy import next_token_loss
 from common.distributed.tensor_parallel.layers import Adapter, ColumnParallelLinear, RowParallelLinear
 from common.distributed.tensor_parallel.overlap import PRODUCTS, SymmetricMemoryProducts, build_products
-from common.distributed.tensor_parallel.products import CollectiveProducts, Scales, TokenProducts
+from common.distributed.tensor_parallel.products import CollectiveProducts, RowProduct, TokenProducts, times
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.errors import UnsupportedImplementation
+from common.ops.linear.fp8 import multiply
 from common.step.capture import capturing
 
 pytestmark = [
@@ -52,17 +51,34 @@ def products_in_full(products: TokenProducts, parallel: TensorParallel, device: 
     x_TK, b_NK = whole(1, TOKENS, HIDDEN, device=device), whole(2, INNER, HIDDEN, device=device)
     wanted_TN = x_TK.float() @ b_NK.float().t()
     own = parallel.own_tokens
-    y_TN, kept = products.gather_product(own(x_TK), b_NK.t(), keep=True)
+    products.begin()
+    T, s, ranks = TOKENS, TOKENS // parallel.size, parallel.size
+    half = {"dtype": torch.bfloat16, "device": device}
+    y_TN, kept, y_sN = torch.empty(T, INNER, **half), torch.empty_like(x_TK), torch.empty(s, INNER, **half)
+    products.gather_product(own(x_TK), None, times(b_NK.t()), y_TN, kept)
     found = {"gather": relative(y_TN, wanted_TN), "kept": relative(kept, x_TK)}
     # Of a scattered product each rank has its part of the columns that are summed over.
-    x_Tk, b_Nk = (t.chunk(parallel.size, 1)[parallel.index].contiguous() for t in (x_TK, b_NK))
-    found["scatter"] = relative(products.product_scatter(x_Tk, b_Nk.t()), own(wanted_TN))
+    x_Tk, b_Nk = (t.chunk(ranks, 1)[parallel.index].contiguous() for t in (x_TK, b_NK))
+    products.product_scatter(x_Tk, None, times(b_Nk.t()), y_sN)
+    found["scatter"] = relative(y_sN, own(wanted_TN))
+
     one = torch.ones((), device=device)
-    scales = Scales(one, one, torch.bfloat16)
+
+    def in_fp8(weight_NK: Tensor) -> RowProduct:
+        def product(x_nK: Tensor, scale_inverse: Tensor | None, y_nN: Tensor) -> None:
+            assert scale_inverse is not None
+            multiply(x_nK, weight_NK.to(E4M3), scale_inverse, one, torch.bfloat16, out=y_nN)
+
+        return product
+
+    # Rank r casts its tokens with the scale 2^r, which changes no bit but the exponent.
+    rows8 = [(rows * 2.0**rank).to(E4M3) for rank, rows in enumerate(x_TK.chunk(ranks))]
+    scale_inverse = one * 2.0**-parallel.index
     wanted_TN = x_TK.to(E4M3).float() @ b_NK.to(E4M3).float().t()
-    y_TN, kept = products.gather_product(own(x_TK).to(E4M3), b_NK.to(E4M3).t(), True, scales)
-    found |= {"gather fp8": relative(y_TN, wanted_TN), "kept fp8": relative(kept, x_TK.to(E4M3))}
-    y_sN = products.product_scatter(x_Tk.to(E4M3), b_Nk.to(E4M3).t(), scales)
+    kept = torch.empty(x_TK.shape, dtype=E4M3, device=device)
+    products.gather_product(rows8[parallel.index], scale_inverse, in_fp8(b_NK), y_TN, kept)
+    found |= {"gather fp8": relative(y_TN, wanted_TN), "kept fp8": relative(kept, torch.cat(rows8))}
+    products.product_scatter(x_Tk.to(E4M3), one, in_fp8(b_Nk), y_sN)
     found["scatter fp8"] = relative(y_sN, own(wanted_TN))
     return found
 
@@ -112,6 +128,7 @@ def layers(parallel: TensorParallel, products: TokenProducts, device: torch.devi
     leaves = [x_sE, *pair.parameters()]
 
     def run() -> list[Tensor]:
+        products.begin()
         y_sE = pair(x_sE)
         return [y_sE.detach(), *torch.autograd.grad(y_sE, leaves, dy_sE)]
 
@@ -140,7 +157,7 @@ def wrong_keys(layout: Layout, device: torch.device) -> int:
 
     def run() -> list[Tensor]:
         k, v = split.all_gather_kv(k_BLKD, -k_BLKD)
-        return [k, v, *split.reduce_scatter_kv(k, v)]
+        return [k, v, *split.start_reduce_scatter_kv([(k, v)])()]
 
     wanted = [k_BSKD, -k_BSKD, split.ranks * k_BLKD, -split.ranks * k_BLKD]
     return sum(int((found != want).sum()) for found, want in zip(replayed(run, device), wanted, strict=True))
@@ -159,7 +176,7 @@ def run_rank(rank: int, world: int, folder: str) -> None:
     ways: dict[str, TokenProducts] = {CollectiveProducts.name: CollectiveProducts(parallel)}
     try:
         build_products(parallel, device, SymmetricMemoryProducts.name)
-        ways[SymmetricMemoryProducts.name] = SymmetricMemoryProducts(parallel, least_operations=0.0)
+        ways[SymmetricMemoryProducts.name] = SymmetricMemoryProducts(parallel, device, 0.0)
     except UnsupportedImplementation as error:
         results["unsupported"] = str(error)
     for name, products in ways.items():
@@ -171,16 +188,6 @@ def run_rank(rank: int, world: int, folder: str) -> None:
     torch.save(results, f"{folder}/{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
-
-
-@pytest.fixture(scope="module", params=[2, 4])
-def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    world = request.param
-    if torch.cuda.device_count() < world:
-        pytest.skip(f"needs {world} CUDA devices")
-    folder: Path = tmp_path_factory.mktemp("layers")
-    mp.spawn(run_rank, args=(world, str(folder)), nprocs=world)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(world)]
 
 
 def supported(ranks: list[dict[str, Any]], name: str) -> None:

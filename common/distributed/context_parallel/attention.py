@@ -10,7 +10,7 @@ K key/value heads, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -35,13 +35,3 @@ def attention(q_BLHD: Tensor, k_BLKD: Tensor, v_BLKD: Tensor, split: ContextSpli
         for own, (_, stop) in zip(split.local_chunks, split.spans, strict=True)
     ]
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-
-
-def sum_of_prefixes(gradients: Sequence[Tensor], length: int) -> Tensor:
-    """The sum (B, length, K, D) of gradients (B, m, K, D) of the first m keys of a row each; one of them is used up."""
-    longest = max(gradients, key=lambda gradient: gradient.shape[1])
-    for gradient in gradients:
-        if gradient is not longest:
-            longest[:, : gradient.shape[1]] += gradient
-    B, m, K, D = longest.shape
-    return longest if m == length else torch.cat((longest, longest.new_zeros(B, length - m, K, D)), 1)

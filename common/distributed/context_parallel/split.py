@@ -11,6 +11,7 @@ Shapes: B rows, S tokens of a whole row, L = S / R those of one rank, K key/valu
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,18 +57,17 @@ class ContextSplit:
             )
 
     @classmethod
-    def from_layout(cls, layout: Layout, row_length: int, purpose: str = "") -> ContextSplit:
+    def from_layout(cls, layout: Layout, row_length: int) -> ContextSplit:
         """The ``cp`` axis of ``layout``. Collective.
 
         Args:
             layout: of all ranks.
             row_length: tokens of a whole row.
-            purpose: see :meth:`common.distributed.layout.Layout.group`.
 
         Raises:
             ConfigError: twice the axis does not divide the row.
         """
-        return cls(row_length, layout.size(AXIS), layout.coordinate(AXIS), layout.group(AXIS, purpose=purpose))
+        return cls(row_length, layout.size(AXIS), layout.coordinate(AXIS), layout.group(AXIS))
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
@@ -124,26 +124,39 @@ class ContextSplit:
         k_BSKD, v_BSKD = whole.view(2, B, R * L, K, D)
         return k_BSKD, v_BSKD
 
-    def reduce_scatter_kv(self, dk_BSKD: Tensor, dv_BSKD: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients (B, L, K, D) of this rank's own keys and values, summed over all ranks' queries. Collective.
+    def start_reduce_scatter_kv(self, pieces: Sequence[tuple[Tensor, Tensor]]) -> Callable[[], tuple[Tensor, Tensor]]:
+        """Begin to sum gradients of keys and values over all ranks' queries, beside what comes next. Collective.
 
         Args:
-            dk_BSKD, dv_BSKD: of whole rows, from this rank's queries.
+            pieces: of one or two chunks of this rank's queries, the gradients (B, m, K, D) of the keys and of the
+                values of a row's first m tokens, m a multiple of a chunk.
+
+        Returns:
+            A function that waits, and gives the gradients (B, L, K, D) of this rank's own keys and values.
         """
         if self.ranks == 1:
-            return dk_BSKD, dv_BSKD
-        B, S, K, D = dk_BSKD.shape
-        R, C = self.ranks, S // (2 * self.ranks)
-        dealt = dk_BSKD.new_empty(R, 2, B, 2, C, K, D)
-        for which, whole in enumerate((dk_BSKD, dv_BSKD)):
-            chunks = whole.unflatten(1, (2 * R, C))
+            (piece,) = pieces
+            return lambda: piece
+        B, _, K, D = pieces[0][0].shape
+        R, C = self.ranks, self.local_length // 2
+        dealt = pieces[0][0].new_empty(R, 2, B, 2, C, K, D)
+        for which in range(2):
             for rank in range(R):
                 for half, chunk in enumerate((rank, 2 * R - 1 - rank)):
-                    dealt[rank, which, :, half] = chunks[:, chunk]
+                    span = slice(chunk * C, (chunk + 1) * C)
+                    parts = [piece[which][:, span] for piece in pieces if piece[which].shape[1] > chunk * C]
+                    _sum_into(dealt[rank, which, :, half], parts)
         own = dealt.new_empty(2, B, 2 * C, K, D)
-        dist.reduce_scatter_tensor(own, dealt.view(R * 2, B, 2 * C, K, D), group=self.group)
-        dk_BLKD, dv_BLKD = own
-        return dk_BLKD, dv_BLKD
+        work = dist.reduce_scatter_tensor(own, dealt.view(R * 2, B, 2 * C, K, D), group=self.group, async_op=True)
+
+        def wait(given: Tensor = dealt) -> tuple[Tensor, Tensor]:
+            """``given`` is held as long as it is read."""
+            assert work is not None
+            work.wait()
+            dk_BLKD, dv_BLKD = own
+            return dk_BLKD, dv_BLKD
+
+        return wait
 
     def scored(self, count: Tensor) -> Tensor:
         """How many tokens of whole rows are scored, from those of this rank, on the device. Collective.
@@ -158,6 +171,16 @@ class ContextSplit:
         return total
 
 
+def _sum_into(target: Tensor, parts: Sequence[Tensor]) -> None:
+    """The sum of none, one or two tensors."""
+    if len(parts) == 2:
+        torch.add(*parts, out=target)
+    elif parts:
+        target.copy_(parts[0])
+    else:
+        target.zero_()
+
+
 class _GatherKeysValues(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, k_BLKD: Tensor, v_BLKD: Tensor, split: ContextSplit) -> tuple[Tensor, Tensor]:
@@ -167,5 +190,5 @@ class _GatherKeysValues(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dk_BSKD: Tensor, dv_BSKD: Tensor) -> tuple[Tensor, Tensor, None]:
-        dk_BLKD, dv_BLKD = ctx.split.reduce_scatter_kv(dk_BSKD, dv_BSKD)
+        dk_BLKD, dv_BLKD = ctx.split.start_reduce_scatter_kv([(dk_BSKD, dv_BSKD)])()
         return dk_BLKD, dv_BLKD, None

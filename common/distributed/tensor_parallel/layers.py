@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from common.distributed.tensor_parallel.products import CollectiveProducts, TokenProducts
+from common.distributed.tensor_parallel.products import CollectiveProducts, TokenProducts, times
 from common.distributed.tensor_parallel.ranks import AXIS, TensorParallel
 from common.distributed.tensor_split import Split
 
@@ -266,13 +266,18 @@ class _GatheredProduct(torch.autograd.Function):
     def forward(ctx: Any, x_sI: Tensor, weight_oI: Tensor, products: TokenProducts, parallel: TensorParallel) -> Tensor:
         ctx.products, ctx.parallel = products, parallel
         ctx.save_for_backward(x_sI if ctx.needs_input_grad[1] else None, weight_oI)
-        return products.gather_product(x_sI, weight_oI.t())[0]
+        y_To = x_sI.new_empty(parallel.size * len(x_sI), len(weight_oI))
+        products.gather_product(x_sI.contiguous(), None, times(weight_oI.t()), y_To)
+        return y_To
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy_To: Tensor) -> tuple[Tensor | None, ...]:
         x_sI, weight_oI = ctx.saved_tensors
-        dx_sI = ctx.products.product_scatter(dy_To, weight_oI) if ctx.needs_input_grad[0] else None
+        dx_sI = None
+        if ctx.needs_input_grad[0]:
+            dx_sI = dy_To.new_empty(ctx.parallel.own_count(len(dy_To)), weight_oI.shape[1])
+            ctx.products.product_scatter(dy_To, None, times(weight_oI), dx_sI)
         dweight_oI = dy_To.t() @ ctx.parallel.all_gather(x_sI) if ctx.needs_input_grad[1] else None
         return dx_sI, dweight_oI, None, None
 
@@ -282,15 +287,20 @@ class _ScatteredProduct(torch.autograd.Function):
     def forward(ctx: Any, x_Ti: Tensor, weight_Oi: Tensor, products: TokenProducts, parallel: TensorParallel) -> Tensor:
         ctx.products, ctx.parallel = products, parallel
         ctx.save_for_backward(x_Ti if ctx.needs_input_grad[1] else None, weight_Oi)
-        return products.product_scatter(x_Ti, weight_Oi.t())
+        y_sO = x_Ti.new_empty(parallel.own_count(len(x_Ti)), len(weight_Oi))
+        products.product_scatter(x_Ti, None, times(weight_Oi.t()), y_sO)
+        return y_sO
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy_sO: Tensor) -> tuple[Tensor | None, ...]:
         x_Ti, weight_Oi = ctx.saved_tensors
-        if not ctx.needs_input_grad[0]:
-            dx_Ti, dy_TO = None, ctx.parallel.all_gather(dy_sO)
-        else:
-            dx_Ti, dy_TO = ctx.products.gather_product(dy_sO, weight_Oi, keep=ctx.needs_input_grad[1])
-        dweight_Oi = dy_TO.t() @ x_Ti if ctx.needs_input_grad[1] else None
+        T, learns = ctx.parallel.size * len(dy_sO), ctx.needs_input_grad[1]
+        dx_Ti, dy_TO = None, dy_sO.new_empty(T, dy_sO.shape[1]) if learns else None
+        if ctx.needs_input_grad[0]:
+            dx_Ti = dy_sO.new_empty(T, weight_Oi.shape[1])
+            ctx.products.gather_product(dy_sO.contiguous(), None, times(weight_Oi), dx_Ti, dy_TO)
+        elif learns:
+            ctx.parallel.all_gather(dy_sO, dy_TO)
+        dweight_Oi = None if dy_TO is None else dy_TO.t() @ x_Ti
         return dx_Ti, dweight_Oi, None, None

@@ -4,33 +4,28 @@ Column-parallel layers gather their tokens before the forward product and scatte
 row-parallel layers do the reverse. So one implementation of the two serves all layers in both passes;
 :mod:`common.distributed.tensor_parallel.overlap` has another.
 
-Operands may be FP8, with the inverses of their scales. What is gathered is one tensor to the product: its scale has to
-be the same on all ranks (:meth:`TensorParallel.agree_on_scales_`). A product that is scattered is each rank's own.
+The product itself is the caller's, a function of any rows. Rows in FP8 come with the inverse of their scale, which
+travels with them: every rank casts its own tokens with a scale of its own, and half as many bytes move.
 
-Shapes: T tokens, s = T / ranks; K the dimension that is summed over, N columns of the result.
+Shapes: T tokens, s = T / ranks, n any number of them; K the dimension that is summed over, N columns of the result.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from common.distributed.tensor_parallel.ranks import TensorParallel
 
+RowProduct = Callable[[Tensor, Tensor | None, Tensor], object]
+"""``product(x_nK, scale_inverse, y_nN)`` writes ``x W`` into y; ``scale_inverse``, 0-d fp32, is that of FP8 rows."""
 
-class Scales(NamedTuple):
-    """What a product of FP8 operands is multiplied with, and what it becomes.
 
-    Attributes:
-        left, right: inverses of the scales that the operands were cast with, 0-d fp32.
-        dtype: of the result, fp16 or bf16.
-    """
-
-    left: Tensor
-    right: Tensor
-    dtype: torch.dtype
+SCALE_STRIDE = 4
+"""Of the scales of several ranks in one tensor: cuBLASLt wants each on a multiple of 16 bytes."""
 
 
 class TokenProducts(Protocol):
@@ -38,24 +33,38 @@ class TokenProducts(Protocol):
 
     name: str
 
+    def begin(self) -> None:
+        """Before the first product of a forward pass, which may be captured and replayed."""
+        ...
+
     def gather_product(
-        self, x_sK: Tensor, b_KN: Tensor, keep: bool = False, scales: Scales | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """``all_gather(x) @ b``: (T, N); and with ``keep`` what was gathered, (T, K).
+        self,
+        x_sK: Tensor,
+        scale_inverse: Tensor | None,
+        product: RowProduct,
+        y_TN: Tensor,
+        x_TK: Tensor | None = None,
+    ) -> None:
+        """``y = all_gather(x) W``.
 
         Args:
             x_sK: contiguous.
-            b_KN: in FP8 its columns are contiguous.
-            keep: whether the second result is wanted.
-            scales: where the operands are FP8.
+            scale_inverse: 0-d fp32, of own rows in FP8; None for other dtypes.
+            product: see :data:`RowProduct`.
+            y_TN: where the result goes.
+            x_TK: where all rows go, for those who want them too.
         """
         ...
 
-    def product_scatter(self, x_TK: Tensor, b_KN: Tensor, scales: Scales | None = None) -> Tensor:
-        """``reduce_scatter(x @ b)``: (s, N).
+    def product_scatter(self, x_TK: Tensor, scale_inverse: Tensor | None, product: RowProduct, y_sN: Tensor) -> None:
+        """``y = reduce_scatter(x W)``, summed in the dtype of y.
 
         Args:
-            x_TK, b_KN, scales: see :meth:`gather_product`.
+            x_TK, scale_inverse, product: see :meth:`gather_product`.
+            y_sN: where the result goes.
+
+        Raises:
+            ValueError: the ranks would not have equally many tokens.
         """
         ...
 
@@ -72,22 +81,41 @@ class CollectiveProducts:
     def __init__(self, parallel: TensorParallel) -> None:
         self._parallel = parallel
 
+    def begin(self) -> None:
+        """Nothing is left over from the pass before."""
+
     def gather_product(
-        self, x_sK: Tensor, b_KN: Tensor, keep: bool = False, scales: Scales | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+        self,
+        x_sK: Tensor,
+        scale_inverse: Tensor | None,
+        product: RowProduct,
+        y_TN: Tensor,
+        x_TK: Tensor | None = None,
+    ) -> None:
         """See :class:`TokenProducts`."""
-        x_TK = self._parallel.all_gather(x_sK)
-        return multiply(x_TK, b_KN, scales), x_TK if keep else None
+        x_TK = self._parallel.all_gather(x_sK, x_TK)
+        if scale_inverse is None:
+            product(x_TK, None, y_TN)
+            return
+        scales = self._parallel.all_gather(scale_inverse.expand(1, SCALE_STRIDE))
+        parts = zip(x_TK.chunk(len(scales)), scales[:, 0], y_TN.chunk(len(scales)), strict=True)
+        for x_nK, scale, y_nN in parts:
+            product(x_nK, scale, y_nN)
 
-    def product_scatter(self, x_TK: Tensor, b_KN: Tensor, scales: Scales | None = None) -> Tensor:
+    def product_scatter(self, x_TK: Tensor, scale_inverse: Tensor | None, product: RowProduct, y_sN: Tensor) -> None:
         """See :class:`TokenProducts`."""
-        return self._parallel.reduce_scatter(multiply(x_TK, b_KN, scales))
+        if self._parallel.size == 1:
+            product(x_TK, scale_inverse, y_sN)
+            return
+        y_TN = y_sN.new_empty(len(x_TK), y_sN.shape[1])
+        product(x_TK, scale_inverse, y_TN)
+        self._parallel.reduce_scatter(y_TN, y_sN)
 
 
-def multiply(x_TK: Tensor, b_KN: Tensor, scales: Scales | None) -> Tensor:
-    """``x @ b`` of operands in FP8 or in any other dtype."""
-    if scales is None:
-        return x_TK @ b_KN
-    return torch._scaled_mm(
-        x_TK, b_KN, scales.left, scales.right, out_dtype=scales.dtype, use_fast_accum=True
-    )  # without scale_result: PyTorch 2.10 and 2.11 ignore it (pytorch issue 190449)
+def times(weight_KN: Tensor) -> RowProduct:
+    """The product with a matrix in the dtype of the rows."""
+
+    def product(x_nK: Tensor, scale_inverse: Tensor | None, y_nN: Tensor) -> None:
+        torch.mm(x_nK, weight_KN, out=y_nN)
+
+    return product

@@ -13,7 +13,7 @@ Shapes: T tokens, s = T / ranks tokens of one rank; further dimensions are any.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,26 @@ from torch.autograd.function import once_differentiable
 from common.distributed.layout import Layout
 
 AXIS = "tp"
+
+
+class Underway(NamedTuple):
+    """A collective that runs beside other work.
+
+    Attributes:
+        given: what it reads, held as long.
+        result: what it writes.
+        work: the collective; None where one rank has nothing to move.
+    """
+
+    given: Tensor
+    result: Tensor
+    work: dist.Work | None
+
+    def wait(self) -> Tensor:
+        """The result, once it is there for what is enqueued from now on."""
+        if self.work is not None:
+            self.work.wait()
+        return self.result
 
 
 @dataclass(frozen=True)
@@ -46,14 +66,13 @@ class TensorParallel:
             raise ValueError(f"{self.size} ranks and {'no group' if self.group is None else 'a group'}")
 
     @classmethod
-    def from_layout(cls, layout: Layout, purpose: str = "") -> TensorParallel:
+    def from_layout(cls, layout: Layout) -> TensorParallel:
         """The ``tp`` axis of ``layout``. Collective.
 
         Args:
             layout: of all ranks.
-            purpose: see :meth:`common.distributed.layout.Layout.group`.
         """
-        return cls(layout.size(AXIS), layout.coordinate(AXIS), layout.group(AXIS, purpose=purpose))
+        return cls(layout.size(AXIS), layout.coordinate(AXIS), layout.group(AXIS))
 
     def gather_tokens(self, x_s: Tensor) -> Tensor:
         """All tokens (T, ...) from each rank's own (s, ...); backward reduce-scatters. Collective in both passes."""
@@ -104,12 +123,27 @@ class TensorParallel:
         dist.reduce_scatter_tensor(out, x_T.contiguous(), group=self.group)
         return out
 
-    def agree_on_scales_(self, scales: Tensor) -> None:
-        """Set the FP8 scales of tensors that are gathered to the smallest of all ranks, in place. Collective.
+    def start_all_gather(self, x_s: Tensor) -> Underway:
+        """Begin :meth:`all_gather` beside what comes next. Collective."""
+        if self.size == 1:
+            return Underway(x_s, x_s, None)
+        x_s = x_s.contiguous()
+        out = x_s.new_empty(self.size * x_s.shape[0], *x_s.shape[1:])
+        return Underway(x_s, out, dist.all_gather_into_tensor(out, x_s, group=self.group, async_op=True))
 
-        Each rank has seen its own tokens' largest value; with the smallest scale no rank's tokens leave FP8's range.
-        Once an iteration, for the scales of all layers together, is enough where scales are delayed. A scale of 0, for
-        none yet, is 0 for all then.
+    def start_reduce_scatter(self, x_T: Tensor) -> Underway:
+        """Begin :meth:`reduce_scatter` beside what comes next. Collective."""
+        if self.size == 1:
+            return Underway(x_T, x_T, None)
+        x_T = x_T.contiguous()
+        out = x_T.new_empty(self.own_count(x_T.shape[0]), *x_T.shape[1:])
+        return Underway(x_T, out, dist.reduce_scatter_tensor(out, x_T, group=self.group, async_op=True))
+
+    def agree_on_scales_(self, scales: Tensor) -> None:
+        """Set FP8 scales to the smallest of all ranks, in place, for those who share layers otherwise. Collective.
+
+        Each rank has seen the largest value of its own tokens and features; with the smallest scale none of them leaves
+        FP8's range. A scale of 0, for none yet, is 0 for all then.
 
         Args:
             scales: contiguous, not their inverses.

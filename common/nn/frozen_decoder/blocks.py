@@ -11,7 +11,8 @@ The adapters' part (:mod:`.adapter`) is in 16 bits: ``u = dropout(x) A^T`` of ev
 input is made again from what the half keeps anyway.
 
 Under tensor parallelism norms and residuals are of a rank's own tokens, products of all tokens and a part of the
-columns. FP8 values of one tensor need one scale: what is gathered is gathered in 16 bits, and cast by every rank alike.
+columns. Tokens move beside the products (:class:`common.distributed.tensor_parallel.products.TokenProducts`), to be
+gathered in FP8, with their rank's scale; what the adapters move is narrow, and begins before the product beside it.
 
 Legend: as in :mod:`common.nn.decoder`; r rank of the adapters, N = (H + 2 K) D / ranks, I = H D / ranks.
 """
@@ -25,13 +26,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from common.distributed.tensor_parallel.products import RowProduct, TokenProducts
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.nn.decoder import DecoderArchitecture
 from common.nn.frozen_decoder.adapter import Adapter
+from common.nn.frozen_decoder.offload import OffloadedLayer
 from common.nn.frozen_decoder.operations import Operations
-from common.nn.frozen_decoder.passing import Handover, Pair, Tokens
-from common.nn.frozen_decoder.products import FrozenProduct, Scratch
-from common.ops.fp8_cast.plain import Fp8Tensor, Scaling
+from common.nn.frozen_decoder.passing import Pair, Tokens
+from common.nn.frozen_decoder.products import FrozenProduct, Operand, Scratch, data_and_scale
+from common.ops.fp8_cast.plain import Fp8Tensor, Handover, Scaling
 
 
 @dataclass(frozen=True)
@@ -39,13 +42,16 @@ class AttentionHalf:
     """Norm, QKV, rotation, attention and output product of one layer.
 
     Attributes:
+        products: how tokens move beside products.
         qkv_adapter, output_adapter: the constants of the adapters of the two products.
-        keep_qkv: keep query, key and value for the backward pass; otherwise they are computed again.
+        keep_qkv: keep query, key and value for the backward pass; otherwise they are computed again, or
+        offload: takes them to the host and back.
     """
 
     architecture: DecoderArchitecture
     operations: Operations
     parallel: TensorParallel
+    products: TokenProducts
     scratch: Scratch
     norm_weight: Tensor
     qkv: FrozenProduct
@@ -53,10 +59,11 @@ class AttentionHalf:
     output: FrozenProduct
     output_adapter: Adapter
     keep_qkv: bool
+    offload: OffloadedLayer | None = None
 
     def __call__(self, pair: Pair, tokens: Tokens, adapters: tuple[Tensor, Tensor, Tensor, Tensor]) -> Pair:
         """The pair behind the attention; ``adapters``: A and B of QKV, A and B of the output product."""
-        handover = Handover(_early(self.output.gradient_scaling(), self.parallel))
+        handover = Handover(self.output.gradient_scaling())
         function: Callable[..., tuple[Tensor, Tensor]] = _AttentionHalf.apply
         residual_sE, delta_sE = function(self, tokens, pair.handover, handover, *pair[:2], *adapters)
         return Pair(residual_sE, delta_sE, handover)
@@ -67,12 +74,14 @@ class MlpHalf:
     """Norm, gate and up, SwiGLU and down of one layer.
 
     Attributes:
+        products: as in :class:`AttentionHalf`.
         saved: the scale with which SwiGLU's input is kept in FP8; None keeps it as it is.
     """
 
     architecture: DecoderArchitecture
     operations: Operations
     parallel: TensorParallel
+    products: TokenProducts
     scratch: Scratch
     norm_weight: Tensor
     gate_up: FrozenProduct
@@ -81,15 +90,14 @@ class MlpHalf:
 
     def __call__(self, pair: Pair, tokens: Tokens) -> Pair:
         """The pair behind the MLP."""
-        handover = Handover(_early(self.down.gradient_scaling(), self.parallel))
+        handover = Handover(self.down.gradient_scaling())
         function: Callable[..., tuple[Tensor, Tensor]] = _MlpHalf.apply
         residual_sE, delta_sE = function(self, tokens, pair.handover, handover, *pair[:2])
         return Pair(residual_sE, delta_sE, handover)
 
-    def wide(self, tokens: int, product: FrozenProduct, turned: bool = False) -> Tensor:
-        """Room for the product's result, or, ``turned``, for the gradient of its input."""
-        rows, columns = product.weight.shape
-        return self.scratch.wide((tokens, columns if turned else rows), self.norm_weight.dtype)
+    def wide(self, tokens: int, features: int) -> Tensor:
+        """Room for what is as wide as the MLP."""
+        return self.scratch.wide((tokens * self.parallel.size, features), self.norm_weight.dtype)
 
 
 @dataclass(frozen=True)
@@ -124,22 +132,25 @@ class _AttentionHalf(torch.autograd.Function):
         ops, parallel, resting = half.operations, half.parallel, tokens.resting
         residual_sE, inverse_rms_s, y_sE, y8 = ops.rms_norm.forward(
             residual_sE, delta_sE, half.norm_weight, half.architecture.norm_epsilon,
-            half=True, fp8=_early(half.qkv.input_scaling(), parallel), frozen_scales=resting,
+            half=True, fp8=half.qkv.input_scaling(), frozen_scales=resting,
         )  # fmt: skip
-        x = _gathered_input(half.qkv, parallel, y_sE, y8, resting)
-        qkv_TN = half.qkv(x)
-        y_scale = x.scale_inverse if isinstance(x, Fp8Tensor) else None
-        del x, y8
-        qkv_u = half.qkv_adapter.input(y_sE, tokens, tokens.own_numbers) @ qkv_a.t()
-        del y_sE
-        qkv_u = parallel.all_gather(qkv_u)
+        u = parallel.start_all_gather(half.qkv_adapter.input(y_sE, tokens, tokens.own_numbers) @ qkv_a.t())
+        x = half.qkv.cast_input(y_sE, resting) if y8 is None else y8
+        del y_sE, y8
+        y_scale = data_and_scale(x)[1]
+        qkv_TN = _gathered(half, half.qkv.multiply, x, len(half.qkv.weight))
+        del x
+        qkv_u = u.wait()
         qkv_TN.addmm_(qkv_u, qkv_b.t(), alpha=half.qkv_adapter.lora.scale)
         q, k, v = _rotate(half, tokens, qkv_TN)
         del qkv_TN
+        ctx.offloaded = None if half.offload is None else half.offload.send(q, k, v)
         o_BSHD, ctx.attended = ops.attention.forward(q, k, v)
         o_TI = o_BSHD.flatten(0, 1).flatten(1)
-        out_sE = parallel.reduce_scatter(half.output(half.output.cast_input(o_TI, resting)))
-        output_u = parallel.reduce_scatter(half.output_adapter.input(o_TI, tokens, tokens.numbers) @ output_a.t())
+        u = parallel.start_reduce_scatter(half.output_adapter.input(o_TI, tokens, tokens.numbers) @ output_a.t())
+        o = half.output.cast_input(o_TI, resting)
+        out_sE = _scattered(half, half.output.multiply, o, len(half.output.weight))
+        output_u = u.wait()
         out_sE.addmm_(output_u, output_b.t(), alpha=half.output_adapter.lora.scale)
         kept = (q, k, v) if half.keep_qkv else (y_scale, None, None)
         ctx.save_for_backward(
@@ -156,23 +167,28 @@ class _AttentionHalf(torch.autograd.Function):
         tokens: Tokens = ctx.tokens
         residual_sE, inverse_rms_s, q, k, v, o_BSHD, *kept = ctx.saved_tensors
         qkv_u, output_u, qkv_a, qkv_b, output_a, output_b = kept
-        if not half.keep_qkv:
+        if half.offload is not None:
+            q, k, v = half.offload.fetch(ctx.offloaded)
+        elif not half.keep_qkv:
             q, k, v = _again(half, tokens, residual_sE, inverse_rms_s, q, qkv_u, qkv_b)
         ops, parallel = half.operations, half.parallel
         o_TI = o_BSHD.flatten(0, 1).flatten(1)
 
         adapter = half.output_adapter
-        d_o_TI = half.output.input_gradient(
-            _gathered_gradient(half.output, parallel, ctx.after, d_out_sE), half.scratch
-        )
         du_sr, d_output_b = _through_b(adapter, d_out_sE, output_u, output_b)
-        du_Tr = parallel.all_gather(du_sr)
-        d_output_a = du_Tr.t() @ adapter.input(o_TI, tokens, tokens.numbers)
+        du = parallel.start_all_gather(du_sr)
+        d_out8 = ctx.after.take()
+        d_out = half.output.cast_gradient(d_out_sE) if d_out8 is None else d_out8
+        d_o_TI = _gathered(half, half.output.towards_input(half.scratch), d_out, half.output.weight.shape[1])
+        du_Tr = du.wait()
         adapter.add_input_gradient(d_o_TI, du_Tr, output_a, tokens, tokens.numbers)
 
-        dq, dk, dv = ops.attention.backward(d_o_TI.view(o_BSHD.shape), q, k, v, o_BSHD, ctx.attended)
+        dq, gradients_of_kv = ops.attention.backward(d_o_TI.view(o_BSHD.shape), q, k, v, o_BSHD, ctx.attended)
         ctx.attended = None
         del q, k, v, d_o_TI
+        d_output_a = du_Tr.t() @ adapter.input(o_TI, tokens, tokens.numbers)
+        dk, dv = gradients_of_kv()
+        del gradients_of_kv
         d_qkv_TN, d_qkv8 = ops.rope.backward(
             *(gradient.flatten(0, 1) for gradient in (dq, dk, dv)), tokens.cos, tokens.sin,
             fp8=half.qkv.gradient_scaling(), half=True,
@@ -180,12 +196,16 @@ class _AttentionHalf(torch.autograd.Function):
         del dq, dk, dv
         adapter = half.qkv_adapter
         du_Tr, d_qkv_b = _through_b(adapter, d_qkv_TN, qkv_u, qkv_b)
-        du_sr = parallel.reduce_scatter(du_Tr)
+        du = parallel.start_reduce_scatter(du_Tr)
+        trains_below = ctx.needs_input_grad[4]  # below the first block there is nothing to train
+        if trains_below:
+            d_qkv = half.qkv.cast_gradient(d_qkv_TN) if d_qkv8 is None else d_qkv8
+            d_y_sE = _scattered(half, half.qkv.towards_input(half.scratch), d_qkv, half.architecture.hidden)
+        du_sr = du.wait()
         d_qkv_a = du_sr.t() @ adapter.input_again(ops.rms_norm, residual_sE, inverse_rms_s, half.norm_weight, tokens)
         adapters = (d_qkv_a, d_qkv_b, d_output_a, d_output_b)
-        if not ctx.needs_input_grad[4]:  # below the first block there is nothing to train
+        if not trains_below:
             return None, None, None, None, None, None, *adapters
-        d_y_sE = parallel.reduce_scatter(half.qkv.input_gradient(d_qkv_TN if d_qkv8 is None else d_qkv8, half.scratch))
         adapter.add_input_gradient(d_y_sE, du_sr, qkv_a, tokens, tokens.own_numbers)
         dx_sE = _through_norm(half, ctx.before, d_y_sE, residual_sE, inverse_rms_s, d_residual_sE)
         return None, None, None, None, dx_sE, dx_sE if ctx.has_delta else None, *adapters
@@ -202,20 +222,23 @@ class _MlpHalf(torch.autograd.Function):
         residual_sE: Tensor,
         delta_sE: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        ops, parallel, resting = half.operations, half.parallel, tokens.resting
-        scaling = _early(half.gate_up.input_scaling(), parallel)
+        ops, resting, scaling = half.operations, tokens.resting, half.gate_up.input_scaling()
         residual_sE, inverse_rms_s, y_sE, y8 = ops.rms_norm.forward(
             residual_sE, delta_sE, half.norm_weight, half.architecture.norm_epsilon,
             half=scaling is None, fp8=scaling, frozen_scales=resting,
         )  # fmt: skip
-        x = _gathered_input(half.gate_up, parallel, y_sE, y8, resting)
-        gate_up_TF = half.gate_up(x, half.wide(len(residual_sE) * parallel.size, half.gate_up) if half.saved else None)
-        del x, y_sE, y8
+        features = len(half.gate_up.weight)
+        wide_TF = half.wide(len(residual_sE), features) if half.saved else None
+        y = half.gate_up.cast_input(y_sE, resting) if y8 is None else y8
+        del y_sE, y8
+        gate_up_TF = _gathered(half, half.gate_up.multiply, y, features, wide_TF)
+        del y
         act_TF, act8, saved = ops.swiglu.forward(
             gate_up_TF, fp8=half.down.input_scaling(), save_fp8=None if resting else half.saved, frozen_scales=resting
         )
         del gate_up_TF
-        out_sE = parallel.reduce_scatter(half.down(act_TF if act8 is None else act8))
+        act = half.down.cast_input(act_TF, resting) if act8 is None else act8
+        out_sE = _scattered(half, half.down.multiply, act, len(half.down.weight))
         kept = (saved.data, saved.scale_inverse) if isinstance(saved, Fp8Tensor) else (saved,)
         ctx.save_for_backward(residual_sE, inverse_rms_s, *kept)
         ctx.half, ctx.before, ctx.after = half, before, after
@@ -225,17 +248,17 @@ class _MlpHalf(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         d_residual_sE, d_out_sE = gradients
         half: MlpHalf = ctx.half
-        parallel = half.parallel
         residual_sE, inverse_rms_s, *kept = ctx.saved_tensors
         saved = kept[0] if len(kept) == 1 else Fp8Tensor(kept[0], None, kept[1], kept[0])
-        d_out = _gathered_gradient(half.down, parallel, ctx.after, d_out_sE)
-        wide_TF = half.wide(len(d_out_sE) * parallel.size, half.down, turned=True)
-        d_act_TF = half.down.input_gradient(d_out, half.scratch, wide_TF)
+        features = half.down.weight.shape[1]
+        wide_TF = half.wide(len(d_out_sE), features)
+        d_out8 = ctx.after.take()
+        d_out = half.down.cast_gradient(d_out_sE) if d_out8 is None else d_out8
+        d_act_TF = _gathered(half, half.down.towards_input(half.scratch), d_out, features, wide_TF)
         d_gate_up, d_gate_up8 = half.operations.swiglu.backward(d_act_TF, saved, fp8=half.gate_up.gradient_scaling())
         del d_act_TF, saved, kept
-        d_y_sE = parallel.reduce_scatter(
-            half.gate_up.input_gradient(d_gate_up if d_gate_up8 is None else d_gate_up8, half.scratch)
-        )
+        d_gate_up = half.gate_up.cast_gradient(d_gate_up) if d_gate_up8 is None else d_gate_up8
+        d_y_sE = _scattered(half, half.gate_up.towards_input(half.scratch), d_gate_up, half.architecture.hidden)
         del d_gate_up, d_gate_up8
         dx_sE = _through_norm(half, ctx.before, d_y_sE, residual_sE, inverse_rms_s, d_residual_sE)
         return None, None, None, None, dx_sE, dx_sE
@@ -259,31 +282,23 @@ class _LastNorm(torch.autograd.Function):
         return None, None, dx_sE, dx_sE
 
 
-def _early(scaling: Scaling | None, parallel: TensorParallel) -> Scaling | None:
-    """The scale with which own tokens are cast before they are gathered: only where there is nothing to gather."""
-    return scaling if parallel.size == 1 else None
+def _gathered(
+    half: AttentionHalf | MlpHalf, product: RowProduct, x: Operand, columns: int, y_TN: Tensor | None = None
+) -> Tensor:
+    """The product of all tokens, given own ones; ``y_TN`` is room for it."""
+    x_sK, scale_inverse = data_and_scale(x)
+    if y_TN is None:
+        y_TN = half.norm_weight.new_empty(half.parallel.size * len(x_sK), columns)
+    half.products.gather_product(x_sK, scale_inverse, product, y_TN)
+    return y_TN
 
 
-def _gathered_input(
-    product: FrozenProduct, parallel: TensorParallel, y_sE: Tensor | None, y8: Fp8Tensor | None, resting: bool
-) -> Tensor | Fp8Tensor:
-    """All tokens as a product wants them, from own ones."""
-    if y8 is not None:
-        return y8
-    assert y_sE is not None
-    result: Tensor | Fp8Tensor = product.cast_input(parallel.all_gather(y_sE), resting)
-    return result
-
-
-def _gathered_gradient(
-    product: FrozenProduct, parallel: TensorParallel, handover: Handover, dy_sO: Tensor
-) -> Tensor | Fp8Tensor:
-    """The gradient of a product's result for all tokens, as its input gradient wants it."""
-    early = handover.take()
-    if early is not None:
-        return early
-    result: Tensor | Fp8Tensor = product.cast_gradient(parallel.all_gather(dy_sO))
-    return result
+def _scattered(half: AttentionHalf | MlpHalf, product: RowProduct, x: Operand, columns: int) -> Tensor:
+    """The product of own tokens, summed over the ranks."""
+    x_TK, scale_inverse = data_and_scale(x)
+    y_sN = half.norm_weight.new_empty(half.parallel.own_count(len(x_TK)), columns)
+    half.products.product_scatter(x_TK, scale_inverse, product, y_sN)
+    return y_sN
 
 
 def _rotate(half: AttentionHalf, tokens: Tokens, qkv_TN: Tensor) -> tuple[Tensor, ...]:
@@ -304,8 +319,8 @@ def _again(
     b_Nr: Tensor,
 ) -> tuple[Tensor, ...]:
     """Query, key and value once more, the norm's output cast with the scale of the forward pass."""
-    y_TE = half.parallel.all_gather(half.operations.rms_norm.recompute(residual_sE, inverse_rms_s, half.norm_weight))
-    qkv_TN = half.qkv(half.qkv.cast_with(y_TE, y_scale))
+    y_sE = half.operations.rms_norm.recompute(residual_sE, inverse_rms_s, half.norm_weight)
+    qkv_TN = _gathered(half, half.qkv.multiply, half.qkv.cast_with(y_sE, y_scale), len(half.qkv.weight))
     qkv_TN.addmm_(u_Tr, b_Nr.t(), alpha=half.qkv_adapter.lora.scale)
     return _rotate(half, tokens, qkv_TN)
 

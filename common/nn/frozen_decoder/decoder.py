@@ -9,19 +9,25 @@ import torch
 from torch import Tensor, nn
 
 from common.distributed.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from common.distributed.tensor_parallel.products import TokenProducts
 from common.errors import CheckpointError
 from common.nn.decoder import Decoder, DecoderBlock
 from common.nn.frozen_decoder.adapter import Adapter
 from common.nn.frozen_decoder.blocks import AttentionHalf, LastNorm, MlpHalf
+from common.nn.frozen_decoder.offload import QkvOffload
 from common.nn.frozen_decoder.operations import Operations
 from common.nn.frozen_decoder.passing import Pair, Tokens
 from common.nn.frozen_decoder.products import Fp8FrozenProduct, FrozenProduct, HalfProduct, Scratch
+from common.nn.frozen_decoder.te_products import TeFrozenProduct
 from common.nn.lora import TokenPlaces
 from common.ops import rope
 from common.ops.fp8_cast.plain import Scaling
 
 PRODUCTS = ("qkv", "output", "gate_up", "down")
 """The products of a block that may be in FP8; embedding and head stay as they are."""
+
+IN_FP8: dict[str, type[Fp8FrozenProduct]] = {"fp8": Fp8FrozenProduct, "te": TeFrozenProduct}
+"""``model.linear`` to the products that it means."""
 
 
 class SavedScale(nn.Module):
@@ -47,18 +53,24 @@ class FrozenDecoder:
     Attributes:
         decoder: holds all weights; its blocks' products are in FP8 where :func:`load_frozen` was told so.
         operations: how they run.
+        products: how tokens move beside products.
         scratch: what they share.
-        recomputed_qkv: the first so many layers compute query, key and value again in the backward pass.
+        recomputed_qkv: so many layers compute query, key and value again in the backward pass: the first, or the first
+            after those that
+        offload: keeps for the backward pass.
     """
 
     decoder: Decoder
     operations: Operations
+    products: TokenProducts
     scratch: Scratch
     recomputed_qkv: int = 0
+    offload: QkvOffload | None = None
 
     def hidden_states(self, tokens_BS: Tensor, places: TokenPlaces) -> Tensor:
         """Normalised hidden states (s, E) of own tokens, which the head reads."""
         shape, parallel = self.decoder.architecture, self.decoder.parallel
+        self.products.begin()
         tables = rope.tables(places.positions, shape.head_size, shape.rope_base)
         own_numbers = parallel.own_tokens(places.numbers)
         tokens = Tokens(places.rows, places.numbers, own_numbers, *tables, places.seed)
@@ -67,22 +79,31 @@ class FrozenDecoder:
             adapters = (block.qkv.lora_a, block.qkv.lora_b, block.output.lora_a, block.output.lora_b)
             pair = self._attention(block)(pair, tokens, adapters)
             pair = self._mlp(block)(pair, tokens)
-        return LastNorm(shape, self.operations, self.decoder.norm.weight)(pair)
+        hidden_sE = LastNorm(shape, self.operations, self.decoder.norm.weight)(pair)
+        if self.offload is not None and hidden_sE.requires_grad:
+            self.offload.settle()
+            hidden_sE.register_hook(self.offload.start_return)
+        return hidden_sE
 
     def _attention(self, block: DecoderBlock) -> AttentionHalf:
         shape, parallel = block.architecture, self.decoder.parallel
-        columns = shape.attention_features
+        columns, offloaded = shape.attention_features, 0 if self.offload is None else self.offload.layers
+        offload = None
+        if self.offload is not None and block.index < offloaded and torch.is_grad_enabled():
+            offload = self.offload.layer(block.index)
         return AttentionHalf(
             shape,
             self.operations,
             parallel,
+            self.products,
             self.scratch,
             block.attention_norm.weight,
             _product(block.qkv),
             self._adapter(block, "qkv", shape.hidden, 0),
             _product(block.output),
             self._adapter(block, "output", columns, parallel.index * columns // parallel.size),
-            block.index >= self.recomputed_qkv,
+            block.index >= offloaded + self.recomputed_qkv,
+            offload,
         )
 
     def _adapter(self, block: DecoderBlock, product: str, columns: int, first_column: int) -> Adapter:
@@ -95,6 +116,7 @@ class FrozenDecoder:
             block.architecture,
             self.operations,
             self.decoder.parallel,
+            self.products,
             self.scratch,
             block.mlp_norm.weight,
             _product(block.gate_up),
@@ -110,7 +132,12 @@ def _product(layer: ColumnParallelLinear | RowParallelLinear) -> FrozenProduct:
 
 @torch.no_grad()
 def load_frozen(
-    decoder: Decoder, tensors: Iterable[tuple[str, Tensor]], device: torch.device, dtype: torch.dtype, fp8: bool
+    decoder: Decoder,
+    tensors: Iterable[tuple[str, Tensor]],
+    device: torch.device,
+    dtype: torch.dtype,
+    linear: str,
+    transposed_layers: int = 0,
 ) -> None:
     """Give a decoder that was built on ``meta`` its weights, one tensor at a time, each rank its part.
 
@@ -118,7 +145,9 @@ def load_frozen(
         decoder: adapters are brought to the device uninitialised.
         tensors: name and value of every frozen weight, whole, on any device, in any order.
         device, dtype: where and in which dtype the network computes.
-        fp8: cast the products of the blocks, each as it comes; they are never there in a wider dtype together.
+        linear: one of ``IN_FP8`` casts the products of the blocks, each as it comes, so that they are never there in a
+            wider dtype together; ``torch`` leaves them.
+        transposed_layers: the first so many keep their FP8 weights transposed, too.
 
     Raises:
         CheckpointError: a weight is missing, unknown, or of another shape.
@@ -131,9 +160,10 @@ def load_frozen(
         if shape != own.shape:
             raise CheckpointError(f"{name} is {tuple(own.shape)}, the network has {shape and tuple(shape)}")
         layer, moved = decoder.get_submodule(name.rpartition(".")[0]), own.to(device, dtype)
-        if fp8 and name.startswith("layers.") and name.split(".")[2] in PRODUCTS:
+        path = name.split(".")
+        if linear in IN_FP8 and path[0] == "layers" and path[2] in PRODUCTS:
             layer.register_parameter("weight", None)
-            layer.fp8 = Fp8FrozenProduct(moved, dtype)
+            layer.fp8 = IN_FP8[linear](moved, dtype, int(path[1]) < transposed_layers)
         else:
             layer.weight = nn.Parameter(moved, requires_grad=False)
     if missing:
@@ -143,6 +173,6 @@ def load_frozen(
             owner, _, own_name = name.rpartition(".")
             fresh = torch.empty(parameter.shape, device=device, dtype=dtype)
             setattr(decoder.get_submodule(owner), own_name, nn.Parameter(fresh))
-    if fp8:
+    if linear in IN_FP8:
         for block in decoder.layers:
             block.saved = SavedScale(device)

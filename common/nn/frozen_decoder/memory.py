@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from common.distributed.tensor_parallel.overlap import SLOTS
 from common.errors import ConfigError
 from common.nn.decoder import DecoderArchitecture
+from common.nn.frozen_decoder.offload import RING
 
 ADAPTER_BYTES = 16
 """Of an adapter's weight: bf16 weight and gradient, fp32 master and two moments."""
@@ -17,13 +20,20 @@ COMMUNICATORS = 1_000_000_000
 """NCCL's buffers, which lie outside PyTorch's allocator: 0.8 GB were measured for data parallelism on two GPUs."""
 
 
+TRAINING_REMEDIES = (
+    "model.recomputed_qkv=auto, model.transposed_layers=auto, model.linear=fp8, a smaller micro_batch, more ranks of "
+    "layout.cp or layout.tp"
+)
+EVALUATION_REMEDIES = "model.linear=fp8, a smaller reader.eval_rows, more ranks of evaluation.layout.tp"
+
+
 @dataclass(frozen=True)
 class Workspace:
-    """A micro-batch on one rank.
+    """The work of one rank.
 
     Attributes:
         architecture: shapes.
-        tokens: T, of the micro-batch, under context parallelism this rank's.
+        tokens: T, of the micro-batch, under context parallelism this rank's; 0 where a rank only evaluates.
         ranks: of tp, each with a part of every layer and of the residual stream's tokens.
         sharers: ranks of cp, all of which have the keys and values of whole rows.
         eval_tokens: tokens of an evaluation's batch on this rank; 0 where other ranks evaluate.
@@ -32,6 +42,7 @@ class Workspace:
         fp8: products in FP8 and SwiGLU's input kept so.
         head_chunk: tokens whose logits are there at a time.
         alone: no other ranks, and no communicators.
+        cast_apart: nothing writes FP8 itself: 16 bits are there beside it.
     """
 
     architecture: DecoderArchitecture
@@ -44,6 +55,7 @@ class Workspace:
     fp8: bool
     head_chunk: int
     alone: bool
+    cast_apart: bool = False
 
     def frozen(self) -> int:
         """Bytes of the frozen weights."""
@@ -53,17 +65,29 @@ class Workspace:
             products * (1 if self.fp8 else self.itemsize) + (shape.parameters - products) * self.itemsize
         ) // self.ranks
 
+    def transposed(self) -> int:
+        """Bytes of a layer's transposed weights, which products in 16 bits do without."""
+        return self.architecture.products_per_layer // self.ranks if self.fp8 else 0
+
     def adapters(self) -> int:
-        """Bytes of the adapters, their gradients and the optimizer's state; half of them is split."""
+        """Bytes of the adapters, half of which is split; in training with gradients and the optimizer's state."""
         shape = self.architecture
         whole, split = 2 * shape.hidden, shape.qkv_features + shape.attention_features
-        return shape.layers * self.rank * (whole + split // self.ranks) * ADAPTER_BYTES
+        each = ADAPTER_BYTES if self.tokens else self.itemsize
+        return shape.layers * self.rank * (whole + split // self.ranks) * each
 
     def qkv(self) -> int:
         """Bytes of a layer's query, key and value."""
         shape = self.architecture
         keys_and_values = (shape.qkv_features - shape.attention_features) * self.sharers
         return self.tokens * (shape.attention_features + keys_and_values) * self.itemsize // self.ranks
+
+    def qkv_on_host(self) -> int:
+        """Bytes of them in pinned memory, which PyTorch takes in powers of two for each tensor."""
+        shape = self.architecture
+        query = self.tokens * shape.attention_features * self.itemsize // self.ranks
+        key = (self.qkv() - query) // 2
+        return _power_of_two(query) + 2 * _power_of_two(key)
 
     def layer(self) -> int:
         """Bytes that a layer keeps for the backward pass, query, key and value among them."""
@@ -82,51 +106,83 @@ class Workspace:
         return (wide + 2 * shape.feed_forward * shape.hidden) // self.ranks if self.fp8 else wide // (2 * self.ranks)
 
     def transient(self) -> int:
-        """Bytes at the highest point beside what is kept: inside an MLP's backward pass, or under the head."""
+        """Bytes at training's highest point beside what is kept: inside an MLP's backward pass, or under the head."""
+        if not self.tokens:
+            return 0
         shape, ranks = self.architecture, self.ranks
         hidden = self.tokens * shape.hidden * self.itemsize
-        gate_up = 2 * self.tokens * shape.feed_forward * (1 if self.fp8 else self.itemsize) // ranks
+        gate_up = 2 * self.tokens * shape.feed_forward * self._computed(self.itemsize) // ranks
         head = self.head_chunk * shape.vocabulary * (4 + 2 * self.itemsize) // ranks
         return 5 * hidden + max(gate_up, head)
 
     def evaluation(self) -> int:
-        """Bytes of an evaluation's forward pass in line, whose graph has memory of its own."""
+        """Bytes of an evaluation's forward pass, whose graph has memory of its own."""
         shape, ranks = self.architecture, self.ranks
         features = 4 * shape.hidden + (2 * shape.qkv_features + shape.attention_features) // ranks
-        act = shape.feed_forward * (1 if self.fp8 else 3 * self.itemsize) // ranks
+        act = shape.feed_forward * self._computed(3 * self.itemsize) // ranks
         head = self.head_chunk * shape.vocabulary * (4 + 2 * self.itemsize) // ranks
         return self.eval_tokens * (features * self.itemsize + act) + (head if self.eval_tokens else 0)
 
+    def _computed(self, half: int) -> int:
+        """Bytes of a value that a product reads next; ``half`` where products are in 16 bits."""
+        return half if not self.fp8 else 1 + self.itemsize * self.cast_apart
+
     def reserved(self) -> int:
-        """Bytes beside all tensors."""
-        return RESERVED + (0 if self.alone else COMMUNICATORS)
+        """Bytes beside the allocator's tensors: those of libraries, and slots in which tokens move between ranks."""
+        slot = max(self.tokens, self.eval_tokens) * self.architecture.hidden * self.itemsize
+        return RESERVED + (0 if self.alone else COMMUNICATORS) + (SLOTS * slot if self.ranks > 1 else 0)
+
+
+@dataclass(frozen=True)
+class Host:
+    """The memory of a rank's machine.
+
+    Attributes:
+        available: bytes that are free.
+        ranks: of these, which share them.
+    """
+
+    available: int
+    ranks: int
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes on one GPU.
+    """Bytes on one GPU, and of the host's pinned memory for it.
 
     Attributes:
         frozen, adapters, kept, scratch, transient, evaluation, reserved: see :class:`Workspace`; ``kept`` is of all
             layers.
-        recomputed_qkv: layers that compute query, key and value again, whose bytes are not in ``kept``.
+        transposed: of all layers' weights that are kept transposed, too.
+        ring: places for query, key and value that come back from the host.
+        recomputed_qkv, offloaded_qkv: layers that compute query, key and value again, and that send them to the host;
+            their bytes are not in ``kept``.
+        transposed_layers: layers whose weights are kept transposed, too.
+        pinned: of the host, for this rank.
         capacity: of the GPU.
     """
 
     frozen: int
     adapters: int
     kept: int
+    transposed: int
+    ring: int
     scratch: int
     transient: int
     evaluation: int
     reserved: int
     recomputed_qkv: int
+    offloaded_qkv: int
+    transposed_layers: int
+    pinned: int
     capacity: int
 
     @property
     def total(self) -> int:
-        """All of it."""
-        return self.frozen + self.adapters + self.kept + self.scratch + self.transient + self.evaluation + self.reserved
+        """All of it on the GPU."""
+        passing = self.scratch + self.transient + self.evaluation
+        lasting = self.frozen + self.adapters + self.kept + self.transposed + self.ring
+        return lasting + passing + self.reserved
 
     def in_words(self) -> str:
         """For people."""
@@ -134,42 +190,86 @@ class MemoryPlan:
             "frozen weights": self.frozen,
             "adapters": self.adapters,
             "kept for the backward pass": self.kept,
+            "transposed weights": self.transposed,
+            "coming back from the host": self.ring,
             "scratch": self.scratch,
             "transients": self.transient,
             "evaluation": self.evaluation,
             "reserved": self.reserved,
         }
-        listed = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in parts.items())
-        again = f"; {self.recomputed_qkv} layers compute query, key and value again" if self.recomputed_qkv else ""
-        return f"{self.total / 1e9:.1f} GB of {self.capacity / 1e9:.1f} ({listed}{again})"
+        listed = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in parts.items() if size)
+        for layers, what in (
+            (self.recomputed_qkv, "compute query, key and value again"),
+            (self.transposed_layers, "keep their weights transposed, too"),
+            (self.offloaded_qkv, f"send query, key and value to the host, {self.pinned / 1e9:.1f} GB of it pinned"),
+        ):
+            listed += f"; {layers} layers {what}" if layers else ""
+        return f"{self.total / 1e9:.1f} GB of {self.capacity / 1e9:.1f} ({listed})"
 
 
-def plan(workspace: Workspace, capacity: int, recomputed_qkv: int | None) -> MemoryPlan:
-    """Fit a training step into ``capacity`` bytes.
+def plan(
+    workspace: Workspace,
+    capacity: int,
+    host: Host,
+    recomputed_qkv: int | None,
+    offloaded_qkv: int | None,
+    transposed_layers: int | None,
+) -> MemoryPlan:
+    """Fit a rank's work into ``capacity`` bytes.
 
     Args:
         workspace: of the rank.
         capacity: of its GPU.
+        host: what is free there.
         recomputed_qkv: layers that compute query, key and value again; None for as few as fit.
+        offloaded_qkv: layers that send them to the host; None for as few as fit with the others.
+        transposed_layers: layers that keep their weights transposed, too; None for as many as fit beside all else.
 
     Raises:
         ConfigError: it does not fit, with bytes and remedies.
     """
-    layers = workspace.architecture.layers
+    layers = workspace.architecture.layers if workspace.tokens else 0
+    turned = min(transposed_layers or 0, layers) if workspace.transposed() else 0
 
-    def with_recomputed(count: int) -> MemoryPlan:
-        kept = layers * workspace.layer() - count * workspace.qkv()
+    def dropping(recomputed: int, offloaded: int) -> MemoryPlan:
+        kept = layers * workspace.layer() - (recomputed + offloaded) * workspace.qkv()
+        ring = RING * workspace.qkv() if offloaded else 0
         passing = (workspace.scratch(), workspace.transient(), workspace.evaluation(), workspace.reserved())
-        return MemoryPlan(workspace.frozen(), workspace.adapters(), kept, *passing, count, capacity)
+        counts = (recomputed, offloaded, turned, offloaded * workspace.qkv_on_host())
+        lasting = (workspace.frozen(), workspace.adapters(), kept, turned * workspace.transposed(), ring)
+        return MemoryPlan(*lasting, *passing, *counts, capacity)
 
+    def fewest(fits: Callable[[int], MemoryPlan], most: int) -> int:
+        """Layers that must drop them; ``most`` if even that is too little."""
+        return next((count for count in range(most) if fits(count).total <= capacity), most)
+
+    if offloaded_qkv is None:
+        recomputed = min(recomputed_qkv or 0, layers)
+        offloaded = fewest(lambda count: dropping(recomputed, count), layers - recomputed)
+    else:
+        offloaded = min(offloaded_qkv, layers)
     if recomputed_qkv is None:
-        missing = with_recomputed(0).total - capacity
-        recomputed_qkv = min(layers, max(0, -(-missing // workspace.qkv())))
-    found = with_recomputed(min(recomputed_qkv, layers))
+        recomputed = fewest(lambda count: dropping(count, offloaded), layers - offloaded)
+    else:
+        recomputed = min(recomputed_qkv, layers - offloaded)
+    if transposed_layers is None and workspace.transposed():
+        room = capacity - dropping(recomputed, offloaded).total
+        turned = min(layers, max(0, room) // workspace.transposed())
+    found = dropping(recomputed, offloaded)
     if found.total > capacity:
         raise ConfigError(
             f"this layout needs {found.in_words()}: {(found.total - capacity) / 1e9:.1f} GB are missing; "
-            "use model.recomputed_qkv=auto, model.linear=fp8, a smaller micro_batch, more ranks of layout.cp or "
-            "layout.tp, or fewer model.layers"
+            f"use {TRAINING_REMEDIES if workspace.tokens else EVALUATION_REMEDIES}, or fewer model.layers"
+        )
+    if found.pinned * host.ranks > host.available:
+        raise ConfigError(
+            f"{found.offloaded_qkv} layers send query, key and value to the host: {found.pinned / 1e9:.1f} GB pinned "
+            f"by each of {host.ranks} ranks, where {host.available / 1e9:.1f} GB are free; use a smaller "
+            "model.offloaded_qkv with model.recomputed_qkv=auto"
         )
     return found
+
+
+def _power_of_two(size: int) -> int:
+    """The first from ``size`` on."""
+    return 1 << max(0, size - 1).bit_length()

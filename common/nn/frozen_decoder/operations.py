@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from common.distributed.context_parallel.attention import sum_of_prefixes
 from common.distributed.context_parallel.split import ContextSplit
 from common.nn.decoder import DecoderArchitecture
 from common.ops import causal_attention, lora_input, rms_norm, rope, swiglu
@@ -26,12 +25,13 @@ class Attending(NamedTuple):
     Attributes:
         gather: ``(k, v)`` of whole rows from this rank's.
         forward: ``(q, k, v) -> o, kept``: (B, S, heads, D), and something small for the backward pass.
-        backward: ``(do, q, k, v, o, kept) -> dq, dk, dv``, the latter of this rank's tokens again.
+        backward: ``(do, q, k, v, o, kept) -> dq, wait``, and ``wait() -> dk, dv``, of this rank's tokens again, which
+            other ranks have their part in.
     """
 
     gather: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     forward: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Any]]
-    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    backward: Callable[..., tuple[Tensor, Callable[[], tuple[Tensor, Tensor]]]]
 
 
 @dataclass(frozen=True)
@@ -117,17 +117,15 @@ def attending(attention: CausalAttention, scale: float, split: ContextSplit) -> 
 
     def backward(
         do_BLHD: Tensor, q_BLHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, o_BLHD: Tensor, kept: Sequence[Saved]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        pieces = []
+    ) -> tuple[Tensor, Callable[[], tuple[Tensor, Tensor]]]:
+        dq_parts, pieces = [], []
         for own, (_, stop), part in zip(split.local_chunks, split.spans, kept, strict=True):
             k, v = k_BSKD[:, :stop], v_BSKD[:, :stop]
-            pieces.append(
-                attention.backward(do_BLHD[:, own], part._replace(q=q_BLHD[:, own], k=k, v=v, o=o_BLHD[:, own]))
-            )
-        if split.ranks == 1:
-            return pieces[0]
-        dk_BSKD, dv_BSKD = (sum_of_prefixes([piece[which] for piece in pieces], split.row_length) for which in (1, 2))
-        dq_BLHD = torch.cat([piece[0] for piece in pieces], 1)
-        return dq_BLHD, *split.reduce_scatter_kv(dk_BSKD, dv_BSKD)
+            saved = part._replace(q=q_BLHD[:, own], k=k, v=v, o=o_BLHD[:, own])
+            dq, dk, dv = attention.backward(do_BLHD[:, own], saved)
+            dq_parts.append(dq)
+            pieces.append((dk, dv))
+        wait = split.start_reduce_scatter_kv(pieces)
+        return dq_parts[0] if len(dq_parts) == 1 else torch.cat(dq_parts, 1), wait
 
     return Attending(split.all_gather_kv, forward, backward)

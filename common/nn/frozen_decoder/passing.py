@@ -7,25 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from common.ops.fp8_cast.plain import Fp8Tensor, Scaling
-
-
-@dataclass
-class Handover:
-    """The gradient of a half's result in FP8, made by the norm that reads the result.
-
-    Attributes:
-        scaling: of this gradient; None where it is cast later, or stays in 16 bits.
-        gradient: what the norm's backward pass left for the half.
-    """
-
-    scaling: Scaling | None
-    gradient: Fp8Tensor | None = None
-
-    def take(self) -> Fp8Tensor | None:
-        """The gradient, once."""
-        taken, self.gradient = self.gradient, None
-        return taken
+from common.ops.fp8_cast.plain import Handover
 
 
 class Pair(NamedTuple):

@@ -18,12 +18,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from common.distributed.tensor_parallel.products import RowProduct, times
 from common.errors import UnsupportedImplementation
 from common.nn.decoder import DecoderArchitecture
 from common.ops import fp8_cast, transpose_fp8
 from common.ops.fp8_cast.plain import E4M3, E5M2, Fp8Tensor, Scaling
 from common.ops.implementation import AUTO, OperationRequest, select
-from common.ops.linear import fp8
+from common.ops.linear import IMPLEMENTATIONS, fp8
 from common.ops.linear.fp8 import multiply
 
 INPUT, GRADIENT = range(2)
@@ -61,8 +62,17 @@ class Scratch:
         return self._slots[name][:needed].view(dtype).view(shape)
 
 
+Operand = Tensor | Fp8Tensor
+"""Rows as a product takes them."""
+
+
+def data_and_scale(operand: Operand) -> tuple[Tensor, Tensor | None]:
+    """The rows, and the inverse of their scale if they are in FP8."""
+    return (operand.data, operand.scale_inverse) if isinstance(operand, Fp8Tensor) else (operand, None)
+
+
 class FrozenProduct(Protocol):
-    """A product whose operands its own casts make: a tensor as it is, or an :class:`Fp8Tensor`."""
+    """A product whose operands its own casts make, or the operations before it with its scales."""
 
     @property
     def weight(self) -> Tensor:
@@ -77,24 +87,24 @@ class FrozenProduct(Protocol):
         """State of the scale of the result's gradient, likewise."""
         ...
 
-    def cast_input(self, x_TI: Tensor, resting: bool) -> Any:
+    def cast_input(self, x_TI: Tensor, resting: bool) -> Operand:
         """The input where its producer has not cast it; ``resting`` leaves the scale as it is."""
         ...
 
-    def cast_with(self, x_TI: Tensor, scale_inverse: Tensor | None) -> Any:
+    def cast_with(self, x_TI: Tensor, scale_inverse: Tensor | None) -> Operand:
         """The input with a scale of before."""
         ...
 
-    def cast_gradient(self, dy_TO: Tensor) -> Any:
+    def cast_gradient(self, dy_TO: Tensor) -> Operand:
         """The gradient where its producer has not cast it."""
         ...
 
-    def __call__(self, x_TI: Any, out: Tensor | None = None) -> Tensor:
-        """``x W^T``, in ``out`` if given."""
+    def multiply(self, x_nI: Tensor, scale_inverse: Tensor | None, y_nO: Tensor) -> None:
+        """``y = x W^T`` of any rows, as :data:`common.distributed.tensor_parallel.products.RowProduct`."""
         ...
 
-    def input_gradient(self, dy_TO: Any, scratch: Scratch, out: Tensor | None = None) -> Tensor:
-        """``dy W``, in ``out`` if given; the scratch is used up until it returns."""
+    def towards_input(self, scratch: Scratch) -> RowProduct:
+        """``dx = dy W`` of any rows; it holds until the scratch is used again."""
         ...
 
 
@@ -126,13 +136,13 @@ class HalfProduct:
         """The gradient itself."""
         return dy_TO
 
-    def __call__(self, x_TI: Tensor, out: Tensor | None = None) -> Tensor:
-        """``x W^T``, in ``out`` if given."""
-        return torch.mm(x_TI, self.weight.t(), out=out)
+    def multiply(self, x_nI: Tensor, scale_inverse: Tensor | None, y_nO: Tensor) -> None:
+        """``y = x W^T``."""
+        torch.mm(x_nI, self.weight.t(), out=y_nO)
 
-    def input_gradient(self, dy_TO: Tensor, scratch: Scratch, out: Tensor | None = None) -> Tensor:
-        """``dy W``, in ``out`` if given."""
-        return torch.mm(dy_TO, self.weight, out=out)
+    def towards_input(self, scratch: Scratch) -> RowProduct:
+        """``dx = dy W``."""
+        return times(self.weight)
 
 
 class Fp8FrozenProduct(nn.Module):
@@ -141,6 +151,7 @@ class Fp8FrozenProduct(nn.Module):
     Args:
         weight_OI: of any floating dtype, on the device; it is read once.
         dtype: of results.
+        keep_transposed: keep the transpose as well, instead of making it for each input gradient.
 
     Attributes:
         weight: e4m3 (O, I).
@@ -152,10 +163,9 @@ class Fp8FrozenProduct(nn.Module):
     scales: Tensor
     pending: Tensor
 
-    def __init__(self, weight_OI: Tensor, dtype: torch.dtype) -> None:
+    def __init__(self, weight_OI: Tensor, dtype: torch.dtype, keep_transposed: bool = False) -> None:
         super().__init__()
         device = weight_OI.device
-        self.dtype = dtype
         request = OperationRequest(device, dtype)
         self._cast = select(fp8_cast.IMPLEMENTATIONS, AUTO, request).function
         transposing = OperationRequest(device, E4M3)
@@ -163,14 +173,17 @@ class Fp8FrozenProduct(nn.Module):
         data, scale_inverse = cast_weight(weight_OI)
         self.weight = nn.Parameter(data, requires_grad=False)
         self.scale_inverse = nn.Parameter(scale_inverse, requires_grad=False)
+        self._transposed_IO: Tensor | None = None
+        if keep_transposed:
+            self._transposed_IO = self._turn(data.new_empty(data.shape[::-1]))
         self.register_buffer("scales", torch.zeros(2, dtype=torch.float32, device=device))
         self.register_buffer("pending", torch.zeros(2, 2, dtype=torch.int32, device=device), persistent=False)
 
-    def input_scaling(self) -> Scaling:
+    def input_scaling(self) -> Scaling | None:
         """State of the scale of the input."""
         return Scaling(self.scales[INPUT], self.pending[INPUT])
 
-    def gradient_scaling(self) -> Scaling:
+    def gradient_scaling(self) -> Scaling | None:
         """State of the scale of the result's gradient."""
         return Scaling(self.scales[GRADIENT], self.pending[GRADIENT])
 
@@ -191,17 +204,31 @@ class Fp8FrozenProduct(nn.Module):
         result: Fp8Tensor = self._cast(dy_TO, self.gradient_scaling(), E5M2, False, False)
         return result
 
-    def forward(self, x8_TI: Fp8Tensor, out: Tensor | None = None) -> Tensor:
-        """``x W^T``, in ``out`` if given."""
-        scales = (x8_TI.scale_inverse, self.scale_inverse)
-        return multiply(x8_TI.data, self.weight, *scales, self.dtype, out=out)
+    def multiply(self, x_nI: Tensor, scale_inverse: Tensor | None, y_nO: Tensor) -> None:
+        """``y = x W^T``."""
+        self._multiply(x_nI, scale_inverse, self.weight, y_nO)
 
-    def input_gradient(self, dy8_TO: Fp8Tensor, scratch: Scratch, out: Tensor | None = None) -> Tensor:
-        """``dy W``, in ``out`` if given; the scratch is used up until it returns."""
-        transposed_IO = scratch.turned(self.weight.shape[::-1], E4M3)
-        self._transpose(self.weight, transposed_IO)
-        scales = (dy8_TO.scale_inverse, self.scale_inverse)
-        return multiply(dy8_TO.data, transposed_IO, *scales, self.dtype, out=out)
+    def towards_input(self, scratch: Scratch) -> RowProduct:
+        """``dx = dy W``; it holds until the scratch is used again."""
+        transposed_IO = self._transposed_IO
+
+        def product(dy_nO: Tensor, scale_inverse: Tensor | None, dx_nI: Tensor) -> None:
+            nonlocal transposed_IO
+            if transposed_IO is None:  # not before: tokens may be on their way to the product meanwhile
+                transposed_IO = self._turn(scratch.turned(self.weight.shape[::-1], E4M3))
+            self._multiply(dy_nO, scale_inverse, transposed_IO, dx_nI)
+
+        return product
+
+    def _multiply(self, left_nK: Tensor, scale_inverse: Tensor | None, right_NK: Tensor, out_nN: Tensor) -> None:
+        """``left right^T``; ``right_NK`` is the weight or its transpose."""
+        assert scale_inverse is not None
+        multiply(left_nK, right_NK, scale_inverse, self.scale_inverse, out_nN.dtype, out=out_nN)
+
+    def _turn(self, target_IO: Tensor) -> Tensor:
+        """The transposed weight, in ``target_IO``."""
+        self._transpose(self.weight, target_IO)
+        return target_IO
 
     def _apply(self, fn: Any, recurse: bool = True) -> Fp8FrozenProduct:
         """Move, but never cast."""
@@ -209,29 +236,35 @@ class Fp8FrozenProduct(nn.Module):
 
 
 def check_fp8(
-    architecture: DecoderArchitecture, ranks: int, tokens: Sequence[int], device: torch.device, dtype: torch.dtype
+    linear: str,
+    architecture: DecoderArchitecture,
+    ranks: int,
+    tokens: Sequence[int],
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> None:
     """Make sure that FP8 products of these sizes can run, before any weight is read.
 
     Args:
+        linear: ``fp8`` or ``te``.
         architecture: of the decoder.
         ranks: that share each layer.
-        tokens: of the micro-batches, as a rank's products have them.
+        tokens: of the micro-batches; products are cut into those of each rank.
         device, dtype: of activations.
 
     Raises:
-        UnsupportedImplementation: naming ``model.linear=fp8`` and what stands against it.
+        UnsupportedImplementation: naming ``model.linear`` and what stands against it.
     """
     shape = architecture
     split = (shape.qkv_features, shape.attention_features, shape.feed_forward)
     for size in (shape.hidden, *(features // ranks for features in split)):
-        reason = fp8.unsupported(OperationRequest(device, dtype, {"columns": size}))
+        reason = IMPLEMENTATIONS[linear].unsupported(OperationRequest(device, dtype, {"columns": size}))
         if reason is not None:
-            raise UnsupportedImplementation(f"model.linear=fp8: {reason}")
+            raise UnsupportedImplementation(f"model.linear={linear}: {reason}")
     for count in tokens:
-        if count % fp8.MULTIPLE:
+        if count % (ranks * fp8.MULTIPLE):
             raise UnsupportedImplementation(
-                f"model.linear=fp8: a product of {count} tokens; FP8 needs a multiple of {fp8.MULTIPLE}"
+                f"model.linear={linear}: a product of {count / ranks:g} tokens; FP8 needs a multiple of {fp8.MULTIPLE}"
             )
 
 

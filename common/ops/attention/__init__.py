@@ -3,24 +3,30 @@
 ``softmax(q k^T / sqrt(D))`` of every sequence and head, dropout on the probabilities, times v. A token attends to the
 tokens of its own sequence only; rows of the buffer that belong to no sequence are zero, outputs and gradients, whatever
 the buffer holds there. The dropout mask's element of (query token t of the buffer, head h, key column j inside the
-sequence) has index (t * H + h) * max_length + j; see :mod:`common.ops.dropout`.
+sequence) has index (t * H + h) * max_length + j, see :mod:`common.ops.dropout`; but Transformer Engine draws its own.
+
+Behind a product in FP8 the gradients of queries, keys and values are written in FP8 at once, with one delayed scale
+(:mod:`common.ops.fp8_cast`) and without a transpose. Its first use takes the scale from the context's gradient.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from common.ops.attention import te
 from common.ops.attention.plain import HEAD_DIMS, attention_torch
 from common.ops.implementation import Implementation, OperationRequest, always
+from common.ops.libraries import no_transformer_engine
 from common.ops.triton_support import triton_unsupported
 
 
-def _attention_triton(*args: Any) -> Tensor:
+def _attention_triton(*args: Any, **kwargs: Any) -> Tensor:
     from common.ops.attention.triton import attention  # triton is imported only where it is used
 
-    return attention(*args)
+    return attention(*args, **kwargs)
 
 
 def _unsupported(request: OperationRequest) -> str | None:
@@ -29,14 +35,28 @@ def _unsupported(request: OperationRequest) -> str | None:
     return triton_unsupported(request)
 
 
+def _te_unsupported(request: OperationRequest) -> str | None:
+    if request.device.type != "cuda":
+        return f"Transformer Engine needs a CUDA device, not {request.device.type}"
+    if request.dtype not in (torch.float16, torch.bfloat16):
+        return f"Transformer Engine's attention takes fp16 and bf16, not {request.dtype}"
+    if request.sizes["head_dim"] % 8 or request.sizes["head_dim"] > 128:
+        return f"the head dimension is a multiple of 8 up to 128, not {request.sizes['head_dim']}"
+    if torch.cuda.get_device_capability(request.device) < (9, 0):
+        return "Transformer Engine's attention within packs needs compute capability 9.0"
+    return no_transformer_engine()
+
+
 IMPLEMENTATIONS = {
     "triton": Implementation("triton", _attention_triton, _unsupported),
+    "te": Implementation("te", te.attention, _te_unsupported),
     "torch": Implementation("torch", attention_torch, always),
 }
-"""Signature: ``attention(qkv_T3HD, starts_S, lengths_S, max_length, dropout, bias_3HD=None)``.
+"""Signature: ``attention(qkv_T3HD, starts_S, lengths_S, max_length, dropout, bias_3HD=None, *,
+handover=None)``.
 
 A request says ``head_dim``.
 """
 
-KERNEL_NAMES = (("attention", r"^attention_"),)
+KERNEL_NAMES = (("attention", r"^attention_|cu_seqlens"),)
 """Kind of work and pattern of the kernels' names, for the breakdown of a step."""

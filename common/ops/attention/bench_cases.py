@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,13 +18,15 @@ from common.ops.bench import transformer as size
 from common.ops.bench.cases import Entry, Pass, both_ways, each
 from common.ops.bench.sweep import Sweep
 from common.ops.dropout.plain import DropoutMask
+from common.ops.fp8_cast.plain import Handover
 
 
-def work(packs: int, dtype: torch.dtype) -> dict[str, tuple[float, float]]:
+def work(packs: int, dtype: torch.dtype, d_qkv_bytes: int = 2) -> dict[str, tuple[float, float]]:
     """Bytes and FLOP of both directions."""
-    hidden = float(packs * size.LENGTH * size.HIDDEN * dtype.itemsize)
+    elements = packs * size.LENGTH * size.HIDDEN
+    hidden = float(elements * dtype.itemsize)
     product = 2.0 * size.HEAD_DIM * size.HEADS * size.pairs(packs)
-    return {"moved": (4 * hidden, 8 * hidden), "flops": (2 * product, 5 * product)}
+    return {"moved": (4 * hidden, 5 * hidden + 3.0 * elements * d_qkv_bytes), "flops": (2 * product, 5 * product)}
 
 
 def context_gradient(packs: int, dtype: torch.dtype) -> Tensor:
@@ -47,6 +48,19 @@ def case(function: Callable[..., Tensor], packs: int, dtype: torch.dtype, *, p: 
         [qkv, bias],
         [context_gradient(packs, dtype)],
         **work(packs, dtype),
+    )
+
+
+def fp8_case(function: Callable[..., Tensor], packs: int, dtype: torch.dtype) -> list[Pass]:
+    """The same with the gradients of queries, keys and values in FP8."""
+    qkv, bias, seed = queries_keys_values(packs, dtype), size.leaf(dtype, 3 * size.HIDDEN), size.seed()
+    starts, lengths = size.sequences(packs)
+    mask, handover = DropoutMask(size.PROBABILITY, seed, size.SITE), Handover(size.fresh_scaling())
+    return both_ways(
+        lambda: function(qkv, starts, lengths, size.LENGTH, mask, bias, handover=handover),
+        [qkv, bias],
+        [context_gradient(packs, dtype)],
+        **work(packs, dtype, d_qkv_bytes=1),
     )
 
 
@@ -106,32 +120,17 @@ def flash_case(packs: int, dtype: torch.dtype) -> list[Pass]:
     return [Pass("forward", forward, moved, flops), Pass("backward", both, moved_back, flops_back, after="forward")]
 
 
-def transformer_engine_case(packs: int, dtype: torch.dtype) -> list[Pass]:
-    """Transformer Engine's DotProductAttention, which picks its back end."""
-    import transformer_engine.pytorch as te
-
-    module = te.DotProductAttention(
-        size.HEADS, size.HEAD_DIM, attention_dropout=size.PROBABILITY, qkv_format="thd", attn_mask_type="padding"
-    )
-    qkv, bounds = queries_keys_values(packs, dtype), cumulative_lengths(packs)
-    sequences: dict[str, Any] = {
-        "cu_seqlens_q": bounds, "cu_seqlens_kv": bounds, "max_seqlen_q": size.LENGTH, "max_seqlen_kv": size.LENGTH
-    }  # fmt: skip
-    gradient = size.normal(dtype, packs * size.LENGTH, size.HIDDEN)
-    return both_ways(lambda: module(*qkv.unbind(1), **sequences), [qkv], [gradient], **work(packs, dtype))
-
-
 def entries() -> list[Entry]:
     """Every implementation, of which a layer has one, and the candidates."""
     ours = attention.IMPLEMENTATIONS["triton"].function
     sizes = {"head_dim": size.HEAD_DIM}
     return [
         *each("attention", attention.IMPLEMENTATIONS, "triton", sizes, case, calls=size.LAYERS),
+        *each("attention to fp8", attention.IMPLEMENTATIONS, "triton", sizes, fp8_case, calls=0),
         Entry("attention triton, no bias gradient", 0, without_bias_case),
         Entry("attention triton, no dropout", 0, functools.partial(case, ours, p=0.0)),
         Entry("attention SDPA", 0, sdpa_case),
         Entry("attention aten flash", 0, flash_case),
-        Entry("attention Transformer Engine", 0, transformer_engine_case),
     ]
 
 

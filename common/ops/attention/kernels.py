@@ -14,6 +14,10 @@ operation. ``attention_query_gradient_kernel`` (a block of queries) leaves dq, a
 block of keys, transposed tiles) leaves dk and dv. Two of the seven matrix products of backward are done twice, so that
 no two programs add to the same gradient.
 
+In FP8 dq, dk and dv go out with one scale: two more kernels of one program each look after it, before the gradients and
+behind them. The first use of a scale takes it from the context's gradient, with room to spare: the gradients themselves
+are known when both kernels are done.
+
 Roofline on an H200 (bf16, D = 64; 23 packs of one 512-token sequence, 2 of two, 23 of three; H = 16): 24,576 tokens
 times 360 tokens in the sequence of a token, H times, are 142 million probabilities. Milliseconds for all of them:
 
@@ -39,12 +43,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from common.ops.attention.plain import GRADIENT_MARGIN
 from common.ops.dropout.kernels import keep_of_rows, mask_keys
+from common.ops.fp8_cast.device import INFINITY_BITS, magnitude_bits, no_peak, peak_of, round_to_fp8, scale_of
 
 GAP_ROWS = 64
 """Tokens that one of the programs behind the last sequence looks after."""
 
 _LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
+_GRADIENT_MARGIN: tl.constexpr = tl.constexpr(GRADIENT_MARGIN)
 
 
 @triton.jit
@@ -86,6 +93,11 @@ def _bits(words, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """The bits of (BLOCK_M, BLOCK_N / 32) words side by side, bool (BLOCK_M, BLOCK_N)."""
     set_ = (words[:, :, None] & (1 << tl.arange(0, 32))[None, None, :]) != 0
     return tl.reshape(set_, (BLOCK_M, BLOCK_N))
+
+
+@triton.jit
+def _note_peak(pending_ptr, peak):
+    tl.atomic_max(pending_ptr, tl.max(tl.max(peak, 1), 0))
 
 
 @triton.jit(do_not_specialize=["site"])
@@ -163,12 +175,14 @@ def attention_query_gradient_kernel(
     context_ptr, d_context_ptr,  # (T, H, D)
     lse_ptr,  # (H, T) fp32
     mask_ptr,  # (H, words_of_row, T) int32 if THRESHOLD
-    dqkv_ptr,  # (T, 3, H, D)
+    dqkv_ptr,  # (T, 3, H, D), e5m2 if FP8
+    scale_ptr,  # 0-d fp32, of dqkv, if FP8
+    pending_ptr,  # (2,) int32, if FP8: bits of the maximum so far
     rows_ptr,  # (2, H, T) fp32: lse, delta / INVERSE_KEEP
     partial_ptr,  # (S * blocks, H * D) fp32 if SUMS
     T, S, words_of_row, scale,
     H: tl.constexpr, D: tl.constexpr, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr, SUMS: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GAP_ROWS: tl.constexpr,
+    FP8: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GAP_ROWS: tl.constexpr,
 ):  # fmt: skip
     """dq, dq's sums and what dk and dv need of one block of queries. Grid (blocks, H, S + gaps).
 
@@ -225,7 +239,11 @@ def attention_query_gradient_kernel(
         dq = tl.dot(d_score.to(k.dtype), k, dq, input_precision=PRECISION)
     dq *= scale * INVERSE_KEEP
     target = dqkv_ptr + token[:, None] * (3 * H * D) + head * D + feature[None, :]
-    tl.store(target, dq.to(dqkv_ptr.dtype.element_ty), mask=exists[:, None])
+    if FP8:
+        _note_peak(pending_ptr, peak_of(no_peak(BLOCK_M, D, 1), dq, BLOCK_M, D, 1))
+        tl.store(target, round_to_fp8(dq, tl.load(scale_ptr), True), mask=exists[:, None])
+    else:
+        tl.store(target, dq.to(dqkv_ptr.dtype.element_ty), mask=exists[:, None])
     if SUMS:
         tl.store(sums_ptr, tl.sum(dq, 0))  # rows that do not exist are zero: their probability is
 
@@ -237,11 +255,13 @@ def attention_key_value_gradient_kernel(
     d_context_ptr,  # (T, H, D)
     rows_ptr,  # (2, H, T) fp32: lse, delta / INVERSE_KEEP
     mask_ptr,  # (H, words_of_row, T) int32 if THRESHOLD
-    dqkv_ptr,  # (T, 3, H, D)
+    dqkv_ptr,  # (T, 3, H, D), e5m2 if FP8
+    scale_ptr,  # 0-d fp32, of dqkv, if FP8
+    pending_ptr,  # (2,) int32, if FP8: bits of the maximum so far
     partial_ptr,  # (S * blocks, 2, H * D) fp32 if SUMS
     T, words_of_row, scale,
     H: tl.constexpr, D: tl.constexpr, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr, SUMS: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    FP8: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """dk, dv and their sums over one block of keys. Grid (blocks, H, S).
 
@@ -298,8 +318,54 @@ def attention_key_value_gradient_kernel(
     dk *= scale * INVERSE_KEEP
     dv *= INVERSE_KEEP
     target = dqkv_ptr + start * (3 * H * D) + H * D + head * D + place
-    tl.store(target, dk.to(dqkv_ptr.dtype.element_ty), mask=exists[:, None])
-    tl.store(target + H * D, dv.to(dqkv_ptr.dtype.element_ty), mask=exists[:, None])
+    dk = tl.where(exists[:, None], dk, 0.0)
+    dv = tl.where(exists[:, None], dv, 0.0)
+    if FP8:
+        scale = tl.load(scale_ptr)
+        peak = peak_of(no_peak(BLOCK_N, D, 1), dk, BLOCK_N, D, 1)
+        _note_peak(pending_ptr, peak_of(peak, dv, BLOCK_N, D, 1))
+        tl.store(target, round_to_fp8(dk, scale, True), mask=exists[:, None])
+        tl.store(target + H * D, round_to_fp8(dv, scale, True), mask=exists[:, None])
+    else:
+        tl.store(target, dk.to(dqkv_ptr.dtype.element_ty), mask=exists[:, None])
+        tl.store(target + H * D, dv.to(dqkv_ptr.dtype.element_ty), mask=exists[:, None])
     if SUMS:
-        tl.store(sums_ptr, tl.sum(tl.where(exists[:, None], dk, 0.0), 0))
-        tl.store(sums_ptr + H * D, tl.sum(tl.where(exists[:, None], dv, 0.0), 0))
+        tl.store(sums_ptr, tl.sum(dk, 0))
+        tl.store(sums_ptr + H * D, tl.sum(dv, 0))
+
+
+@triton.jit
+def attention_gradient_scale_kernel(
+    d_context_ptr,  # (T, H * D)
+    known_ptr,  # 0-d fp32, 0 if nothing is known
+    scale_ptr, scale_inverse_ptr,  # 0-d fp32, written
+    T,
+    WIDTH: tl.constexpr, SAMPLED_ROWS: tl.constexpr,
+):  # fmt: skip
+    """The scale of dq, dk and dv before they are computed. Grid (1,)."""
+    known = tl.load(known_ptr)
+    scale = known
+    if known == 0.0:
+        row = tl.arange(0, SAMPLED_ROWS).to(tl.int64) * tl.cdiv(T, SAMPLED_ROWS)
+        bits = tl.zeros((SAMPLED_ROWS, 64), tl.int32)
+        for first in range(0, WIDTH, 64):
+            column = first + tl.arange(0, 64)
+            mask = (row < T)[:, None] & (column < WIDTH)[None, :]
+            x = tl.load(d_context_ptr + row[:, None] * WIDTH + column[None, :], mask=mask, other=0.0).to(tl.float32)
+            # rows of no sequence may hold anything
+            bits = tl.maximum(bits, tl.where(magnitude_bits(x) < INFINITY_BITS, magnitude_bits(x), 0))
+        amax = tl.max(tl.max(bits, 1), 0).to(tl.float32, bitcast=True)
+        scale = scale_of(amax * _GRADIENT_MARGIN, 1.0, True)
+    tl.store(scale_ptr, scale)
+    tl.store(scale_inverse_ptr, tl.div_rn(1.0, scale))
+
+
+@triton.jit
+def attention_next_scale_kernel(
+    scale_ptr,  # 0-d fp32, updated
+    pending_ptr,  # (2,) int32: bits of the maximum of dq, dk and dv; zeros afterwards
+):  # fmt: skip
+    """The scale of the next use. Grid (1,)."""
+    amax = tl.load(pending_ptr).to(tl.float32, bitcast=True)
+    tl.store(pending_ptr, 0)
+    tl.store(scale_ptr, scale_of(amax, tl.load(scale_ptr), True))

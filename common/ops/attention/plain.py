@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from common.ops.dropout.plain import DropoutMask, keep_rows, scale_of_kept
+from common.ops.fp8_cast.plain import E5M2, SAMPLED_ROWS_OF_COMPUTED, Handover, Scaling, computed_torch, scale_of
 from common.ops.triton_support import widen
 
 HEAD_DIMS = (32, 64, 128)
 """Head dimensions of the Triton kernels."""
+
+LARGEST = torch.finfo(E5M2).max
+GRADIENT_MARGIN = 1024.0
+"""By how much the gradients of queries, keys and values may exceed the context's at the first use of their scale: e5m2
+then is normal down to 2**-20 of the context's."""
 
 
 def attention_torch(
@@ -21,6 +28,8 @@ def attention_torch(
     max_length: int,
     dropout: DropoutMask,
     bias_3HD: Tensor | None = None,
+    *,
+    handover: Handover | None = None,
 ) -> Tensor:
     """Attention over a padded copy of the sequences. Plain version: takes S * H * max_length**2 probabilities.
 
@@ -32,12 +41,17 @@ def attention_torch(
         dropout: of the probabilities.
         bias_3HD: a bias that the matrix product before has already added to ``qkv_T3HD``, detached, any shape of
             3 * H * D elements. It changes nothing here but receives its gradient, the sum of qkv's over all tokens.
+        handover: of the gradient of ``qkv_T3HD`` as (T, 3 * H * D), if that is wanted in e5m2.
 
     Returns:
         context (T, H, D), dtype of ``qkv_T3HD``.
     """
     T, _, H, D = qkv_T3HD.shape
     p, seed, site = dropout
+    dtype = qkv_T3HD.dtype
+    scale: list[Tensor] = []
+    if handover is not None and handover.scaling is not None:
+        qkv_T3HD = _CastGradient.apply(qkv_T3HD, handover, scale)
     if bias_3HD is not None:
         qkv_T3HD = qkv_T3HD + (bias_3HD - bias_3HD.detach()).view(3, H, D)  # zero, with the gradient of a bias
     column_L = torch.arange(max_length, device=qkv_T3HD.device)
@@ -60,4 +74,45 @@ def attention_torch(
     # rows beyond a sequence's end go to one more row, which is cut off
     target = torch.where(inside_SL, token_SL, T).flatten()
     context = context_SLHD.new_zeros(T + 1, H, D).index_copy(0, target, context_SLHD.flatten(0, 1))
-    return context[:T].to(qkv_T3HD.dtype)
+    context_THD = context[:T].to(dtype)
+    if handover is not None and handover.scaling is not None:
+        context_THD = _ScaleOfGradient.apply(context_THD, handover.scaling, scale)
+    return context_THD
+
+
+class _ScaleOfGradient(torch.autograd.Function):
+    """The context itself, whose gradient decides on the scale of a first use."""
+
+    @staticmethod
+    def forward(ctx: Any, context_THD: Tensor, scaling: Scaling, scale: list[Tensor]) -> Tensor:
+        ctx.scaling, ctx.scale = scaling, scale
+        return context_THD.view_as(context_THD)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        d_context_THD = gradients[0]
+        step = -(-len(d_context_THD) // SAMPLED_ROWS_OF_COMPUTED)
+        sampled = d_context_THD[::step].float().abs()
+        amax = sampled.where(sampled.isfinite(), 0.0).amax() * GRADIENT_MARGIN
+        first = scale_of(amax, LARGEST, otherwise=torch.ones_like(amax))
+        known = ctx.scaling.scale
+        ctx.scale[:] = [torch.where(known > 0, known, first)]
+        return d_context_THD, None, None
+
+
+class _CastGradient(torch.autograd.Function):
+    """Queries, keys and values in the dtype of the arithmetic; their gradient goes to the handover."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv_T3HD: Tensor, handover: Handover, scale: list[Tensor]) -> Tensor:
+        ctx.handover, ctx.scale, ctx.dtype = handover, scale, qkv_T3HD.dtype
+        return widen(qkv_T3HD)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        dqkv_T3HD, scaling = gradients[0], ctx.handover.scaling
+        used = Scaling(ctx.scale[0], scaling.pending)
+        dqkv8 = computed_torch(dqkv_T3HD.flatten(1), used, E5M2, ctx.dtype, frozen_scales=True)
+        amax = dqkv_T3HD.float().abs().amax()
+        scaling.scale.copy_(scale_of(amax, LARGEST, otherwise=scaling.scale))
+        return ctx.handover.leave(dqkv8).view(dqkv_T3HD.shape), None, None

@@ -16,6 +16,8 @@ from common.ops.attention import kernels
 from common.ops.attention.plain import HEAD_DIMS
 from common.ops.dropout.plain import DropoutMask
 from common.ops.dropout.triton import Rate, rate
+from common.ops.fp8_cast.plain import E5M2, SAMPLED_ROWS_OF_COMPUTED, Handover, Scaling
+from common.ops.fp8_cast.triton import Result, result
 from common.ops.tiling.column_sums import column_sums
 
 _WORD = 32  # keys whose mask bits share a word
@@ -110,6 +112,37 @@ def forward(
     return context_THD, lse_HT, mask_HWT
 
 
+class Target(NamedTuple):
+    """Where the gradients of queries, keys and values go.
+
+    Attributes:
+        memory: (T, 3, H, D), dtype of qkv, or bytes of e5m2.
+        scale: 0-d fp32, which those have; None in the dtype of qkv.
+        pending: int32 (2,), for the largest of them; None likewise.
+    """
+
+    memory: Tensor
+    scale: Tensor | None
+    pending: Tensor | None
+
+    @property
+    def fp8(self) -> bool:
+        return self.scale is not None
+
+
+def gradient_in_fp8(d_context_THD: Tensor, scaling: Scaling) -> tuple[Target, Result]:
+    """Memory for the gradients in e5m2, as both kernels take it and as (T, 3 * H * D), and their scale."""
+    tokens, heads, dimension = d_context_THD.shape
+    dqkv8 = result(scaling, E5M2, (tokens, 3 * heads * dimension))
+    scale = torch.empty_like(dqkv8.scale_inverse)
+    kernels.attention_gradient_scale_kernel[(1,)](
+        d_context_THD, scaling.scale, scale, dqkv8.scale_inverse, tokens,
+        WIDTH=heads * dimension, SAMPLED_ROWS=SAMPLED_ROWS_OF_COMPUTED,
+    )  # fmt: skip
+    memory = dqkv8.data.view(torch.uint8).view(tokens, 3, heads, dimension)
+    return Target(memory, scale, scaling.pending), dqkv8
+
+
 def query_gradient(
     qkv_T3HD: Tensor,
     starts_S: Tensor,
@@ -118,11 +151,11 @@ def query_gradient(
     d_context_THD: Tensor,
     lse_HT: Tensor,
     mask_HWT: Tensor | None,
-    dqkv_T3HD: Tensor,
+    target: Target,
     call: Call,
     sums: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Write the gradient of the queries, and zeros to the rows of no sequence, into ``dqkv_T3HD``.
+    """Write the gradient of the queries, and zeros to the rows of no sequence, into the target.
 
     Returns:
         lse and delta, fp32 (2, H, T), for :func:`key_value_gradient`; with ``sums`` partial sums of dq over tokens,
@@ -134,8 +167,8 @@ def query_gradient(
     rows_2HT = lse_HT.new_empty((2, heads, tokens))
     partial = lse_HT.new_empty((len(starts_S) * blocks, heads * dimension)) if sums else None
     kernels.attention_query_gradient_kernel[_grid_with_gaps(blocks, qkv_T3HD, len(starts_S))](
-        qkv_T3HD, starts_S, lengths_S, context_THD, d_context_THD, lse_HT, mask_HWT, dqkv_T3HD, rows_2HT, partial,
-        tokens, len(starts_S), _words(call), dimension**-0.5, SUMS=sums, GAP_ROWS=kernels.GAP_ROWS,
+        qkv_T3HD, starts_S, lengths_S, context_THD, d_context_THD, lse_HT, mask_HWT, *target, rows_2HT, partial,
+        tokens, len(starts_S), _words(call), dimension**-0.5, SUMS=sums, FP8=target.fp8, GAP_ROWS=kernels.GAP_ROWS,
         **_constants(qkv_T3HD, call.rate, tile),
     )  # fmt: skip
     return rows_2HT, partial
@@ -148,11 +181,11 @@ def key_value_gradient(
     d_context_THD: Tensor,
     rows_2HT: Tensor,
     mask_HWT: Tensor | None,
-    dqkv_T3HD: Tensor,
+    target: Target,
     call: Call,
     sums: bool,
 ) -> Tensor | None:
-    """Write the gradients of keys and values into ``dqkv_T3HD``.
+    """Write the gradients of keys and values into the target.
 
     Returns:
         With ``sums`` partial sums of dk and dv over tokens, fp32 (., 2 * H * D).
@@ -162,8 +195,8 @@ def key_value_gradient(
     blocks = triton.cdiv(call.max_length, tile.keys)
     partial = rows_2HT.new_empty((len(starts_S) * blocks, 2 * heads * dimension)) if sums else None
     kernels.attention_key_value_gradient_kernel[(blocks, heads, len(starts_S))](
-        qkv_T3HD, starts_S, lengths_S, d_context_THD, rows_2HT, mask_HWT, dqkv_T3HD, partial,
-        tokens, _words(call), dimension**-0.5, SUMS=sums, **_constants(qkv_T3HD, call.rate, tile),
+        qkv_T3HD, starts_S, lengths_S, d_context_THD, rows_2HT, mask_HWT, *target, partial,
+        tokens, _words(call), dimension**-0.5, SUMS=sums, FP8=target.fp8, **_constants(qkv_T3HD, call.rate, tile),
     )  # fmt: skip
     return partial
 
@@ -173,30 +206,41 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any,
         qkv_T3HD: Tensor, bias_3HD: Tensor | None, starts_S: Tensor, lengths_S: Tensor, seed: Tensor, call: Call,
+        handover: Handover | None,
     ) -> Tensor:  # fmt: skip
         qkv_T3HD = qkv_T3HD.contiguous()
         context_THD, lse_HT, mask_HWT = forward(qkv_T3HD, starts_S, lengths_S, seed, call)
         ctx.save_for_backward(qkv_T3HD, starts_S, lengths_S, context_THD, lse_HT, mask_HWT)
         ctx.call, ctx.bias = call, None if bias_3HD is None else (bias_3HD.shape, bias_3HD.dtype)
+        ctx.handover = handover
         return context_THD
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         qkv_T3HD, starts_S, lengths_S, context_THD, lse_HT, mask_HWT = ctx.saved_tensors
         d_context_THD = gradients[0].contiguous()
-        dqkv_T3HD = torch.empty_like(qkv_T3HD)
+        handover: Handover | None = ctx.handover
+        dqkv8 = None
+        if handover is None or handover.scaling is None:
+            target = Target(torch.empty_like(qkv_T3HD), None, None)
+        else:
+            target, dqkv8 = gradient_in_fp8(d_context_THD, handover.scaling)
         sums = ctx.needs_input_grad[1]
         rows_2HT, dq_partial = query_gradient(
-            qkv_T3HD, starts_S, lengths_S, context_THD, d_context_THD, lse_HT, mask_HWT, dqkv_T3HD, ctx.call, sums
+            qkv_T3HD, starts_S, lengths_S, context_THD, d_context_THD, lse_HT, mask_HWT, target, ctx.call, sums
         )
         dkv_partial = key_value_gradient(
-            qkv_T3HD, starts_S, lengths_S, d_context_THD, rows_2HT, mask_HWT, dqkv_T3HD, ctx.call, sums
+            qkv_T3HD, starts_S, lengths_S, d_context_THD, rows_2HT, mask_HWT, target, ctx.call, sums
         )
+        dqkv_T3HD = target.memory
+        if handover is not None and dqkv8 is not None:
+            kernels.attention_next_scale_kernel[(1,)](*dqkv8.scaling)
+            dqkv_T3HD = handover.leave(dqkv8.tensor(qkv_T3HD.dtype)).view(qkv_T3HD.shape)
         d_bias = None
         if dq_partial is not None and dkv_partial is not None:
             shape, dtype = ctx.bias
             d_bias = torch.cat([column_sums(dq_partial, dtype), column_sums(dkv_partial, dtype)]).view(shape)
-        return dqkv_T3HD, d_bias, None, None, None, None
+        return dqkv_T3HD, d_bias, *(None,) * 5
 
 
 def attention(
@@ -206,6 +250,8 @@ def attention(
     max_length: int,
     dropout: DropoutMask,
     bias_3HD: Tensor | None = None,
+    *,
+    handover: Handover | None = None,
 ) -> Tensor:
     """Attention within each sequence; see the plain version in :mod:`common.ops.attention`.
 
@@ -216,6 +262,7 @@ def attention(
         dropout: of the probabilities.
         bias_3HD: as there. Its gradient comes out of registers: as good as free, where a sum over dqkv would read it
             from memory once more.
+        handover: as there.
 
     Raises:
         ValueError: a head dimension that the kernels do not serve.
@@ -223,5 +270,5 @@ def attention(
     if qkv_T3HD.shape[3] not in HEAD_DIMS:
         raise ValueError(f"head dimension {qkv_T3HD.shape[3]} is none of {HEAD_DIMS}")
     call = Call(max_length, rate(dropout.p), dropout.site)
-    result: Tensor = _Attention.apply(qkv_T3HD, bias_3HD, starts_S, lengths_S, dropout.seed, call)
+    result: Tensor = _Attention.apply(qkv_T3HD, bias_3HD, starts_S, lengths_S, dropout.seed, call, handover)
     return result

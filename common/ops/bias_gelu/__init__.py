@@ -1,6 +1,9 @@
 """GELU of a matrix product and its bias, in the tanh form that BERT was trained with.
 
 ``0.5 z (1 + tanh(sqrt(2 / pi) (z + 0.044715 z^3)))`` with z = x + bias: Hendrycks, Gimpel, arXiv:1606.08415, section 2.
+
+Between two products in FP8 the result and the gradient are written in FP8 at once, rounded from the arithmetic's own
+precision with delayed scales (:mod:`common.ops.fp8_cast`).
 """
 
 from __future__ import annotations
@@ -10,21 +13,22 @@ from typing import Any
 from torch import Tensor
 
 from common.ops.bias_gelu.plain import bias_gelu_torch
+from common.ops.fp8_cast.plain import Fp8Tensor
 from common.ops.implementation import Implementation, always
 from common.ops.triton_support import triton_unsupported
 
 
-def _bias_gelu_triton(*args: Any) -> Tensor:
+def _bias_gelu_triton(*args: Any, **kwargs: Any) -> Tensor | Fp8Tensor:
     from common.ops.bias_gelu.triton import bias_gelu  # triton is imported only where it is used
 
-    return bias_gelu(*args)
+    return bias_gelu(*args, **kwargs)
 
 
 IMPLEMENTATIONS = {
     "triton": Implementation("triton", _bias_gelu_triton, triton_unsupported),
     "torch": Implementation("torch", bias_gelu_torch, always),
 }
-"""Signature: ``bias_gelu(x_TF, bias_F)``."""
+"""Signature: ``bias_gelu(x_TF, bias_F, *, fp8=None, handover=None)``."""
 
 KERNEL_NAMES = (("GELU", r"^bias_gelu_"),)
 """Kind of work and pattern of the kernels' names, for the breakdown of a step."""

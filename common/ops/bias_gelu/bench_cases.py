@@ -1,34 +1,51 @@
-"""GELU of the feed-forward layer."""
+"""GELU of the feed-forward layer, between products in 16 bits and between products in FP8."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from common.ops import bias_gelu
 from common.ops.bench import transformer as size
 from common.ops.bench.cases import Entry, Pass, both_ways, each
 from common.ops.bench.sweep import Sweep
+from common.ops.fp8_cast.plain import Handover
 
 
-def case(function: Callable[..., Tensor], packs: int, dtype: torch.dtype) -> list[Pass]:
+def case(function: Callable[..., Any], packs: int, dtype: torch.dtype) -> list[Pass]:
     """Both directions."""
     x, bias = size.leaf(dtype, packs * size.LENGTH, size.FEED_FORWARD), size.leaf(dtype, size.FEED_FORWARD)
     unit = size.size_of(x)
     return both_ways(lambda: function(x, bias), [x, bias], [torch.randn_like(x)], moved=(2 * unit, 3 * unit))
 
 
+def fp8_case(function: Callable[..., Any], packs: int, dtype: torch.dtype) -> list[Pass]:
+    """Both directions, each writing FP8 instead of 16 bits."""
+    x, bias = size.leaf(dtype, packs * size.LENGTH, size.FEED_FORWARD), size.leaf(dtype, size.FEED_FORWARD)
+    unit, in_fp8, fp8, handover = size.size_of(x), x.numel(), size.fresh_scaling(), Handover(size.fresh_scaling())
+    return both_ways(
+        lambda: function(x, bias, fp8=fp8, handover=handover).source,
+        [x, bias],
+        [torch.randn_like(x)],
+        moved=(unit + 1.0 * in_fp8, 2 * unit + 1.0 * in_fp8),
+    )
+
+
 def entries() -> list[Entry]:
     """Every implementation; a layer has one."""
     sizes = {"features": size.FEED_FORWARD}
-    return each("bias_gelu", bias_gelu.IMPLEMENTATIONS, "triton", sizes, case, calls=size.LAYERS)
+    return [
+        *each("bias_gelu", bias_gelu.IMPLEMENTATIONS, "triton", sizes, case, calls=size.LAYERS),
+        *each("bias_gelu to fp8", bias_gelu.IMPLEMENTATIONS, "triton", sizes, fp8_case, calls=0),
+    ]
 
 
 def sweeps() -> dict[str, Sweep]:
-    """Rows, columns, warps and programs of both kernels."""
+    """Rows, columns, warps and programs of all kernels, stages of those that write FP8."""
     from common.ops.bias_gelu import triton
 
     tiles = [(4096 * scale // columns, columns) for columns in (256, 512, 1024) for scale in (1, 2)]
@@ -36,7 +53,18 @@ def sweeps() -> dict[str, Sweep]:
         "forward": [(*tile, warps, 0) for tile in tiles for warps in (4, 8)],
         "backward": [(*tile, warps, programs) for tile in tiles for warps in (4, 8) for programs in (2, 4, 8)],
     }
-    build = functools.partial(case, bias_gelu.IMPLEMENTATIONS["triton"].function, size.PACKS)
+    shapes = ((4, 1024, 4), (4, 1024, 8), (2, 1024, 4), (8, 512, 4), (8, 512, 8), (16, 256, 8))
+    function = bias_gelu.IMPLEMENTATIONS["triton"].function
+    build, build_fp8 = (functools.partial(which, function, size.PACKS) for which in (case, fp8_case))
     return {
         f"bias_gelu {key}": Sweep(triton.TILES, key, tiles, build, key == "backward") for key, tiles in choices.items()
+    } | {
+        f"bias_gelu to fp8 {key}": Sweep(
+            triton.FP8_TILES,
+            key,
+            [(*shape, *rest) for shape, *rest in itertools.product(shapes, (2, 4, 8), (1, 2, 3))],
+            build_fp8,
+            key == "backward",
+        )
+        for key in choices
     }

@@ -5,18 +5,22 @@ be more keys than queries: the queries are then the last of the keys' positions,
 0 ... Sk - Sq + i, as a part of a row does whose earlier keys are gathered from other ranks. The pair of functions works
 without autograd: the caller keeps :class:`Saved`, whose q, k and v it may drop and compute again.
 
-The libraries are called by the name of their operator, so that none silently takes the place of another. They know the
-mask of a square only: what comes before is attended to without one, and the parts merge by log-sum-exp.
+The libraries are called by the name of their operator, so that none silently takes the place of another. Those in
+PyTorch know the mask of a square only: what comes before is attended to without one, and the parts merge by
+log-sum-exp.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
+
 import torch
 
-from common.ops.causal_attention import cudnn, flash
+from common.ops.causal_attention import cudnn, cudnn_frontend, flash, flash_attention_4, te
 from common.ops.causal_attention.parts import Saved, merge, through
 from common.ops.causal_attention.plain import CausalAttention, backward_torch, forward_torch
 from common.ops.implementation import Implementation, OperationRequest, always
+from common.ops.libraries import CUDNN_FRONTEND, FLASH_ATTENTION_4, missing, no_transformer_engine
 
 __all__ = ["IMPLEMENTATIONS", "KERNEL_NAMES", "Saved", "merge"]
 
@@ -48,9 +52,32 @@ def _flash_unsupported(request: OperationRequest) -> str | None:
     return reason
 
 
+def _frontend_unsupported(request: OperationRequest) -> str | None:
+    return _library_unsupported(request, "cuDNN's attention", (8, 0)) or missing(CUDNN_FRONTEND)
+
+
+def _te_unsupported(request: OperationRequest) -> str | None:
+    return _library_unsupported(request, "Transformer Engine's attention", (8, 0)) or no_transformer_engine()
+
+
+def _flash_4_unsupported(request: OperationRequest) -> str | None:
+    reason = _library_unsupported(request, "FlashAttention 4", (9, 0)) or missing(FLASH_ATTENTION_4)
+    if reason is not None:
+        return reason
+    if torch.cuda.get_device_capability(request.device) >= (12, 0):
+        return "FlashAttention 4 is used here on Hopper and on data centers' Blackwell alone"
+    installed, known = importlib.metadata.version(FLASH_ATTENTION_4), flash_attention_4.VERSION
+    return (
+        None if installed == known else f"{FLASH_ATTENTION_4} {installed} is installed, {known} is what is known here"
+    )
+
+
 IMPLEMENTATIONS = {
+    "flash_attention_4": Implementation("flash_attention_4", through(flash_attention_4.LIBRARY), _flash_4_unsupported),
     "cudnn": Implementation("cudnn", through(cudnn.LIBRARY), _cudnn_unsupported),
     "flash": Implementation("flash", through(flash.LIBRARY), _flash_unsupported),
+    "cudnn_frontend": Implementation("cudnn_frontend", through(cudnn_frontend.LIBRARY), _frontend_unsupported),
+    "te": Implementation("te", through(te.LIBRARY), _te_unsupported),
     "torch": Implementation("torch", CausalAttention(forward_torch, backward_torch), always),
 }
 """Functions: :class:`CausalAttention`. A request says ``head_size``."""

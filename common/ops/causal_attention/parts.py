@@ -1,6 +1,7 @@
-"""Attention of queries to more keys than there are queries, through libraries that know the mask of a square only.
+"""Attention of queries to more keys than there are queries, through libraries.
 
-The last Sq keys are those of the queries themselves and take the causal mask; those before take none. Each part gives
+Where a library knows the mask of a square only, the last Sq keys, those of the queries themselves, take it, and those
+before take none. Each part gives
 its context and its log-sum-exp, from which those of all keys follow. Backward of a part with the context and the
 log-sum-exp of all keys gives its share of the gradients: probabilities are ``exp(score - lse)``.
 """
@@ -20,7 +21,7 @@ __all__ = ["Library", "Saved", "merge", "through"]
 
 
 class Forward(Protocol):
-    """Attention of (B, Sq, H, D) to (B, Sk, K, D), all keys or, of a square, causally; K divides H."""
+    """Attention of (B, Sq, H, D) to (B, Sk, K, D), all keys or causally; K divides H."""
 
     def __call__(
         self, q_BQHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, scale: float, causal: bool
@@ -36,10 +37,16 @@ class Backward(Protocol):
 
 
 class Library(NamedTuple):
-    """A library's pair."""
+    """A library's pair.
+
+    Attributes:
+        forward, backward: functions.
+        prefixes: its causal mask lets query i of Sq see keys 0 ... Sk - Sq + i; otherwise Sk is Sq where it is causal.
+    """
 
     forward: Forward
     backward: Backward
+    prefixes: bool = False
 
 
 def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -66,10 +73,14 @@ def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 def through(library: Library) -> CausalAttention:
     """The functions of an implementation, by a library's."""
 
+    def keys_before(q_BQHD: Tensor, k_BSKD: Tensor) -> int:
+        """Those that the library's causal mask leaves out."""
+        return 0 if library.prefixes else k_BSKD.shape[1] - q_BQHD.shape[1]
+
     @torch.no_grad()
     def forward(q_BQHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, scale: float) -> tuple[Tensor, Saved]:
         check(q_BQHD, k_BSKD, v_BSKD)
-        before = k_BSKD.shape[1] - q_BQHD.shape[1]
+        before = keys_before(q_BQHD, k_BSKD)
         o, lse, state = library.forward(q_BQHD, k_BSKD[:, before:], v_BSKD[:, before:], scale, True)
         states = [state]
         if before:
@@ -83,7 +94,7 @@ def through(library: Library) -> CausalAttention:
     @torch.no_grad()
     def backward(do_BQHD: Tensor, saved: Saved) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = saved[:3]
-        before = k.shape[1] - q.shape[1]
+        before = keys_before(q, k)
         own = saved._replace(k=k[:, before:], v=v[:, before:], state=saved.state[0])
         dq, dk, dv = library.backward(do_BQHD, own, True)
         if not before:

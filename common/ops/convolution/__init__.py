@@ -8,13 +8,12 @@ Shapes: N images, C channels, H height, W width.
 
 from __future__ import annotations
 
-import importlib.util
-
 import torch
 from torch import Tensor
 
 from common.ops.convolution.plain import convolution_torch
 from common.ops.implementation import Implementation, OperationRequest, always
+from common.ops.libraries import CUDNN_FRONTEND, missing
 
 
 def _cudnn_unsupported(request: OperationRequest) -> str | None:
@@ -28,9 +27,7 @@ def _cudnn_unsupported(request: OperationRequest) -> str | None:
         return f"{request.sizes['channels']} channels are not a multiple of 8"
     if not torch.backends.cudnn.is_available():
         return "PyTorch has no cuDNN"
-    if importlib.util.find_spec("cudnn") is None:
-        return "nvidia-cudnn-frontend is not installed"
-    return None
+    return missing(CUDNN_FRONTEND)
 
 
 def _convolution_cudnn(x_NCHW: Tensor, weight: Tensor, stride: int, padding: int) -> tuple[Tensor, Tensor | None]:

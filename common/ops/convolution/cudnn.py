@@ -8,7 +8,6 @@ device, so that all of it can be captured. Backward is PyTorch's.
 
 from __future__ import annotations
 
-import functools
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.ops.batch_norm import triton as batch_norm_triton
+from common.ops.libraries import cudnn_handle
 
 LAUNCHES = 20
 """Launches in a timed CUDA graph."""
@@ -26,12 +26,6 @@ LAUNCHES = 20
 ROUGH_LAUNCHES = 3
 WORKSPACE_LIMIT = 1 << 30
 BYTE_ALIGNMENT = 16
-
-
-@functools.cache
-def _handle(device: torch.device) -> Any:
-    with torch.cuda.device(device):
-        return cudnn.create_handle()
 
 
 def _strides(tensor: Tensor) -> list[int]:
@@ -59,10 +53,8 @@ class Plan:
 
     def __init__(self, x_NCHW: Tensor, weight: Tensor, stride: int, padding: int) -> None:
         half, single = cudnn.data_type.HALF, cudnn.data_type.FLOAT
-        self._handle = _handle(x_NCHW.device)
-        graph = cudnn.pygraph(
-            io_data_type=half, intermediate_data_type=single, compute_data_type=single, handle=self._handle
-        )
+        handle = cudnn_handle(x_NCHW.device)
+        graph = cudnn.pygraph(io_data_type=half, intermediate_data_type=single, compute_data_type=single, handle=handle)
         image = graph.tensor(name="x", dim=list(x_NCHW.shape), stride=_strides(x_NCHW), data_type=half)
         filters = graph.tensor(name="weight", dim=list(weight.shape), stride=_strides(weight), data_type=half)
         y = graph.conv_fprop(
@@ -114,9 +106,11 @@ class Plan:
         moments = x_NCHW.new_empty((2, 1, channels), dtype=torch.float32)
         workspace = x_NCHW.new_empty(max(self._workspace, 1), dtype=torch.uint8)
         pointers = [tensor.data_ptr() for tensor in (x_NCHW, weight, y_NCHW, moments[0], moments[1])]
-        cudnn.set_stream(self._handle, torch.cuda.current_stream(x_NCHW.device).cuda_stream)
         self._graph.execute_plan_at_index(
-            dict(zip(self._tensors, pointers, strict=True)), workspace.data_ptr(), self._index, self._handle
+            dict(zip(self._tensors, pointers, strict=True)),
+            workspace.data_ptr(),
+            self._index,
+            cudnn_handle(x_NCHW.device),
         )
         return y_NCHW, moments
 

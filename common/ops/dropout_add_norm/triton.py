@@ -6,6 +6,7 @@ Everything is enqueued on the current stream and nothing waits for the device. S
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor
 from common.ops.dropout.plain import DropoutMask
 from common.ops.dropout.triton import Rate, rate
 from common.ops.dropout_add_norm import kernels
+from common.ops.fp8_cast.plain import E4M3, E5M2, SAMPLED_ROWS_OF_COMPUTED, Fp8Tensor, Handover, Scaling
+from common.ops.fp8_cast.triton import arguments, outputs, result
 from common.ops.tiling.column_sums import column_sums
 from common.ops.triton_support import multiprocessors
 
@@ -33,7 +36,12 @@ class Tile(NamedTuple):
     programs: int
 
 
-TILES: dict[str, Tile] = {"forward": Tile(4, 4, 0), "backward": Tile(2, 4, 4)}
+TILES: dict[str, Tile] = {
+    "forward": Tile(4, 4, 0),
+    "backward": Tile(2, 4, 4),
+    "forward to fp8": Tile(1, 4, 8),
+    "backward to fp8": Tile(1, 4, 5),
+}
 """Pass to its tile. ``bench --sweep`` times others."""
 
 
@@ -44,7 +52,18 @@ class Call(NamedTuple):
     site: int
 
 
-def _constants(x_TE: Tensor, bias_E: Tensor | None, residual_TE: Tensor | None, call: Call, tile: Tile) -> dict:
+def _tile(name: str, fp8: Scaling | None) -> Tile:
+    return TILES[name if fp8 is None else f"{name} to fp8"]
+
+
+def _programs(tile: Tile, x_TE: Tensor) -> int:
+    groups = triton.cdiv(x_TE.shape[0], tile.rows)
+    return min(groups, multiprocessors(x_TE.device) * tile.programs) if tile.programs else groups
+
+
+def _constants(
+    x_TE: Tensor, bias_E: Tensor | None, residual_TE: Tensor | None, call: Call, tile: Tile
+) -> dict[str, Any]:
     features = x_TE.shape[1]
     return {
         "E": features,
@@ -57,6 +76,10 @@ def _constants(x_TE: Tensor, bias_E: Tensor | None, residual_TE: Tensor | None, 
     }
 
 
+def _fp8_constants(x_TE: Tensor) -> dict[str, int]:
+    return {"SAMPLED_ROWS": SAMPLED_ROWS_OF_COMPUTED, "GROUP": min(8, triton.next_power_of_2(x_TE.shape[1]))}
+
+
 def forward(
     x_TE: Tensor,
     bias_E: Tensor | None,
@@ -66,17 +89,26 @@ def forward(
     epsilon: float,
     seed: Tensor,
     call: Call,
-) -> tuple[Tensor, Tensor]:
-    """The result (T, E), and mean and 1 / standard deviation of the rows, fp32 (2, T)."""
+    fp8: Scaling | None = None,
+) -> tuple[Tensor, Fp8Tensor | None, Tensor]:
+    """The result (T, E), the same in e4m3 if there is a scale, mean and 1 / standard deviation of rows, fp32 (2, T).
+
+    The FP8 tensor has the result for its source.
+    """
     tokens = x_TE.shape[0]
-    tile = TILES["forward"]
+    tile = _tile("forward", fp8)
+    grid, constants = (_programs(tile, x_TE),), _constants(x_TE, bias_E, residual_TE, call, tile)
     y_TE = torch.empty_like(x_TE)
     moments_2T = x_TE.new_empty((2, tokens), dtype=torch.float32)
-    kernels.dropout_add_norm_forward_kernel[(triton.cdiv(tokens, tile.rows),)](
-        x_TE, bias_E, residual_TE, weight_E, norm_bias_E, seed, y_TE, moments_2T, tokens, call.site, epsilon,
-        **_constants(x_TE, bias_E, residual_TE, call, tile),
-    )  # fmt: skip
-    return y_TE, moments_2T
+    given = (x_TE, bias_E, residual_TE, weight_E, norm_bias_E, seed, y_TE)
+    if fp8 is None:
+        kernels.dropout_add_norm_forward_kernel[grid](*given, moments_2T, tokens, call.site, epsilon, **constants)
+        return y_TE, None, moments_2T
+    y8 = result(fp8, E4M3, x_TE.shape)
+    kernels.dropout_add_norm_forward_to_fp8_kernel[grid](
+        *given, *y8.arguments(), moments_2T, tokens, call.site, epsilon, **_fp8_constants(x_TE), **constants
+    )
+    return y_TE, replace(y8.tensor(y_TE.dtype), source=y_TE), moments_2T
 
 
 def backward(
@@ -89,26 +121,33 @@ def backward(
     moments_2T: Tensor,
     seed: Tensor,
     call: Call,
-) -> tuple[Tensor, Tensor | None, Tensor]:
+    fp8: Scaling | None = None,
+) -> tuple[Tensor | Fp8Tensor, Tensor | None, Tensor]:
     """Gradients of x and of the residual, and partial sums for the parameters.
 
     Args:
         dy_TE, other_dy_TE: the result's gradient is their sum; None where it has one reader.
+        fp8: scale of dx in e5m2, which then takes the place of that in the dtype of x.
 
     Returns:
         dx (T, E); the residual's gradient, or None without one; fp32 (programs, K * E) with K = 2: weight and norm's
         bias, or with a bias K = 3: and the bias.
     """
     tokens, features = x_TE.shape
-    tile = TILES["backward"]
-    programs = min(triton.cdiv(tokens, tile.rows), multiprocessors(x_TE.device) * tile.programs)
-    dx_TE = torch.empty_like(x_TE)
+    tile = _tile("backward", fp8)
+    programs = _programs(tile, x_TE)
+    dx8 = None if fp8 is None else result(fp8, E5M2, x_TE.shape)
+    dx_TE = torch.empty_like(x_TE) if dx8 is None else None
     d_residual_TE = None if residual_TE is None else torch.empty_like(residual_TE)
     partial = moments_2T.new_empty((programs, (2 if bias_E is None else 3) * features))
     kernels.dropout_add_norm_backward_kernel[(programs,)](
-        dy_TE, other_dy_TE, x_TE, bias_E, residual_TE, weight_E, seed, moments_2T, dx_TE, d_residual_TE, partial,
-        tokens, call.site, TWO=other_dy_TE is not None, **_constants(x_TE, bias_E, residual_TE, call, tile),
+        dy_TE, other_dy_TE, x_TE, bias_E, residual_TE, weight_E, seed, moments_2T, dx_TE, *arguments(dx8),
+        d_residual_TE, partial, tokens, call.site, TWO=other_dy_TE is not None, FP8=dx8 is not None,
+        **_fp8_constants(x_TE), **_constants(x_TE, bias_E, residual_TE, call, tile),
     )  # fmt: skip
+    if dx8 is not None:
+        return dx8.tensor(x_TE.dtype), d_residual_TE, partial
+    assert dx_TE is not None
     return dx_TE, d_residual_TE, partial
 
 
@@ -117,34 +156,37 @@ class _DropoutAddNorm(torch.autograd.Function):
     def forward(
         ctx: Any,
         x_TE: Tensor, bias_E: Tensor | None, residual_TE: Tensor | None, weight_E: Tensor, norm_bias_E: Tensor,
-        epsilon: float, seed: Tensor, call: Call,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        epsilon: float, seed: Tensor, call: Call, fp8: Scaling | None, handover: Handover | None,
+    ) -> tuple[Tensor | None, ...]:  # fmt: skip
         x_TE = x_TE.contiguous()
         residual_TE = None if residual_TE is None else residual_TE.contiguous()
-        y_TE, moments_2T = forward(x_TE, bias_E, residual_TE, weight_E, norm_bias_E, epsilon, seed, call)
+        y_TE, y8, moments_2T = forward(x_TE, bias_E, residual_TE, weight_E, norm_bias_E, epsilon, seed, call, fp8)
         ctx.save_for_backward(x_TE, bias_E, residual_TE, weight_E, moments_2T, seed)
-        ctx.call, ctx.norm_bias_dtype = call, norm_bias_E.dtype
+        ctx.call, ctx.norm_bias_dtype, ctx.handover = call, norm_bias_E.dtype, handover
         ctx.set_materialize_grads(False)
         # a view and not the same tensor: autograd would take both for one output and add its gradients itself
-        return y_TE, y_TE.view_as(y_TE)
+        second_TE = y_TE.view_as(y_TE)
+        return (y_TE, second_TE) if y8 is None else (*outputs(ctx, y8), second_TE)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x_TE, bias_E, residual_TE, weight_E, moments_2T, seed = ctx.saved_tensors
         given = [gradient.contiguous() for gradient in gradients if gradient is not None]
         if not given:
-            return (None,) * 8
+            return (None,) * 10
         dy_TE, other_dy_TE = given if len(given) == 2 else (given[0], None)
-        dx_TE, d_residual_TE, partial = backward(
-            dy_TE, other_dy_TE, x_TE, bias_E, residual_TE, weight_E, moments_2T, seed, ctx.call
+        fp8 = None if ctx.handover is None else ctx.handover.scaling
+        dx, d_residual_TE, partial = backward(
+            dy_TE, other_dy_TE, x_TE, bias_E, residual_TE, weight_E, moments_2T, seed, ctx.call, fp8
         )
+        dx_TE = ctx.handover.leave(dx) if isinstance(dx, Fp8Tensor) else dx
         dtypes = [weight_E.dtype, ctx.norm_bias_dtype] + ([] if bias_E is None else [bias_E.dtype])
         # one launch for all of them where they share a dtype, as they do in a model
         widest = dtypes[0] if len(set(dtypes)) == 1 else torch.float32
         sums = column_sums(partial, widest).view(len(dtypes), -1).unbind()
         d_parameters = [total.to(dtype) for total, dtype in zip(sums, dtypes, strict=True)]
         d_bias = None if bias_E is None else d_parameters[2]
-        return dx_TE, d_bias, d_residual_TE, d_parameters[0], d_parameters[1], None, None, None
+        return dx_TE, d_bias, d_residual_TE, d_parameters[0], d_parameters[1], *(None,) * 5
 
 
 def dropout_add_norm(
@@ -156,14 +198,18 @@ def dropout_add_norm(
     epsilon: float,
     dropout: DropoutMask,
     twice: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+    *,
+    fp8: Scaling | None = None,
+    handover: Handover | None = None,
+) -> Tensor | Fp8Tensor | tuple[Tensor | Fp8Tensor, Tensor]:
     """See :func:`common.ops.dropout_add_norm.plain.dropout_add_norm_torch`.
 
     Two results share one memory. Backward adds their gradients as it reads them.
     """
-    first: Tensor
+    call = Call(rate(dropout.p), dropout.site)
     second: Tensor
-    first, second = _DropoutAddNorm.apply(
-        x_TE, bias_E, residual_TE, weight_E, norm_bias_E, epsilon, dropout.seed, Call(rate(dropout.p), dropout.site)
+    *results, second = _DropoutAddNorm.apply(
+        x_TE, bias_E, residual_TE, weight_E, norm_bias_E, epsilon, dropout.seed, call, fp8, handover
     )
+    first: Tensor | Fp8Tensor = results[0] if fp8 is None else Fp8Tensor(*results)
     return (first, second) if twice else first

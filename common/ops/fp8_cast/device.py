@@ -20,7 +20,6 @@ import triton.language as tl
 from common.ops.fp8_cast import plain
 
 INFINITY_BITS = tl.constexpr(0x7F800000)
-NAN_BYTE = tl.constexpr(0x7F)  # in e4m3fn and in e5m2
 LARGEST_E4M3 = tl.constexpr(448.0)
 LARGEST_E5M2 = tl.constexpr(57344.0)
 LARGEST_SCALE = tl.constexpr(plain.LARGEST_SCALE)
@@ -71,12 +70,12 @@ def first_scale(peak, E5M2: tl.constexpr):
 def round_to_fp8(x, scale, E5M2: tl.constexpr):
     """The bytes of ``scale * x`` in FP8, saturated; NaN where x is not finite."""
     largest: tl.constexpr = LARGEST_E5M2 if E5M2 else LARGEST_E4M3
-    scaled = tl.minimum(tl.maximum(x * scale, -largest), largest)
+    scaled = tl.clamp(x * scale, -largest, largest)
+    # here and not on the bytes, four of which share a register
+    scaled = tl.where(magnitude_bits(x) < INFINITY_BITS, scaled, float("nan"))
     if E5M2:
-        byte = scaled.to(tl.float8e5).to(tl.uint8, bitcast=True)
-    else:
-        byte = scaled.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
-    return tl.where(magnitude_bits(x) < INFINITY_BITS, byte, NAN_BYTE).to(tl.uint8)
+        return scaled.to(tl.float8e5).to(tl.uint8, bitcast=True)
+    return scaled.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
 
 
 @triton.jit

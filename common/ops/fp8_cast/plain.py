@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from common.ops.triton_support import widen
 
 E4M3 = torch.float8_e4m3fn
 E5M2 = torch.float8_e5m2
@@ -50,6 +52,32 @@ class Fp8Tensor:
     source: Tensor
 
 
+@dataclass
+class Handover:
+    """The gradient of a product's result in FP8, which the one operation that reads the result writes itself.
+
+    Autograd casts a gradient to the dtype of what it belongs to; so the FP8 form goes past it, and autograd carries its
+    ``source``.
+
+    Attributes:
+        scaling: of this gradient; None where it is cast later, or stays in 16 bits.
+        gradient: what the reader's backward pass left for the product's.
+    """
+
+    scaling: Scaling | None
+    gradient: Fp8Tensor | None = None
+
+    def leave(self, gradient: Fp8Tensor) -> Tensor:
+        """Leave the gradient for the product; what autograd carries instead."""
+        self.gradient = gradient
+        return gradient.source
+
+    def take(self) -> Fp8Tensor | None:
+        """The gradient, once."""
+        taken, self.gradient = self.gradient, None
+        return taken
+
+
 @torch.no_grad()
 def cast_torch(
     x_MK: Tensor, scaling: Scaling, dtype: torch.dtype, transpose: bool, frozen_scales: bool = False
@@ -69,7 +97,11 @@ def cast_torch(
 
 @torch.no_grad()
 def computed_torch(
-    values_MK: Tensor, scaling: Scaling, dtype: torch.dtype, of: torch.dtype, frozen_scales: bool = False
+    values_MK: Tensor,
+    scaling: Scaling,
+    dtype: torch.dtype,
+    of: torch.dtype,
+    frozen_scales: bool = False,
 ) -> Fp8Tensor:
     """What a kernel writes that computes values and casts them itself.
 
@@ -82,6 +114,31 @@ def computed_torch(
     """
     source = torch.empty((), dtype=of, device=values_MK.device).expand(values_MK.shape)
     return _cast(values_MK.float(), scaling, dtype, SAMPLED_ROWS_OF_COMPUTED, source, frozen_scales)
+
+
+def widened(x_MK: Tensor, handover: Handover | None) -> Tensor:
+    """``x`` in the dtype of the arithmetic, for an operation whose gradient of ``x`` goes to ``handover``, if any.
+
+    Args:
+        x_MK: a product's result.
+        handover: of its gradient, which is cast from the dtype of the arithmetic.
+    """
+    if handover is None or handover.scaling is None:
+        return widen(x_MK)
+    result: Tensor = _Widened.apply(x_MK, handover)
+    return result
+
+
+class _Widened(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_MK: Tensor, handover: Handover) -> Tensor:
+        ctx.handover, ctx.dtype = handover, x_MK.dtype
+        return widen(x_MK)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        dx8 = computed_torch(gradients[0], ctx.handover.scaling, E5M2, ctx.dtype)
+        return ctx.handover.leave(dx8), None
 
 
 def widen_fp8(x8: Fp8Tensor, to: torch.dtype = torch.float32) -> Tensor:
@@ -98,16 +155,17 @@ def _cast(
     rounded_MK = (wide_MK * scale).clamp(-largest, largest)
     data_MK = rounded_MK.masked_fill(~wide_MK.isfinite(), float("nan")).to(dtype)
     if not frozen_scales:
-        known.copy_(_scale_of(wide_MK.abs().amax(), largest, otherwise=known))
+        known.copy_(scale_of(wide_MK.abs().amax(), largest, otherwise=known))
     return Fp8Tensor(data_MK, None, scale.reciprocal(), source)
 
 
 def _first_scale(wide_MK: Tensor, largest: float, sampled: int) -> Tensor:
     step = -(-wide_MK.shape[0] // sampled)
     amax = wide_MK[::step].abs().amax() * FIRST_MARGIN
-    return _scale_of(amax, largest, otherwise=torch.ones_like(amax))
+    return scale_of(amax, largest, otherwise=torch.ones_like(amax))
 
 
-def _scale_of(amax: Tensor, largest: float, otherwise: Tensor) -> Tensor:
+def scale_of(amax: Tensor, largest: float, otherwise: Tensor) -> Tensor:
+    """The scale that maps ``amax`` to a format's ``largest`` value; ``otherwise`` where that is 0 or not finite."""
     scale = (torch.full_like(amax, largest) / amax).clamp(max=LARGEST_SCALE)  # largest / amax would round twice
     return torch.where((amax > 0) & (amax < float("inf")), scale, otherwise)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -14,10 +14,10 @@ from common.ops.triton_support import multiprocessors
 
 
 class Tile(NamedTuple):
-    """How a cast cuts its matrix.
+    """How a kernel cuts a matrix that it writes in FP8.
 
     Attributes:
-        rows, columns: of one tile; both stores write runs of as many bytes.
+        rows, columns: of one tile; a transpose is stored in runs of as many bytes as it has rows.
         warps: of one program.
         programs: per multiprocessor, each walking over many tiles.
         stages: tiles in flight per program through asynchronous copies; 1 for plain loads.
@@ -67,6 +67,13 @@ def result(scaling: Scaling, dtype: torch.dtype, shape: tuple[int, ...]) -> Resu
 def arguments(wanted: Result | None) -> tuple[Tensor | None, ...]:
     """What such kernels take for a result that may not be wanted."""
     return (None,) * 4 if wanted is None else wanted.arguments()
+
+
+def outputs(ctx: Any, x8: Fp8Tensor) -> tuple[Tensor | None, ...]:
+    """The fields of an FP8 tensor as results of an autograd function, of which the last, the source, has a gradient."""
+    ctx.set_materialize_grads(False)  # the others' would be zeros in memory
+    ctx.mark_non_differentiable(x8.data, x8.scale_inverse)
+    return x8.data, None, x8.scale_inverse, x8.source
 
 
 def cast(x_MK: Tensor, scaling: Scaling, dtype: torch.dtype, transpose: bool, frozen_scales: bool = False) -> Fp8Tensor:

@@ -8,11 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from common.ops.fp8_cast.plain import Fp8Tensor, Handover, Scaling
 from common.ops.implementation import Implementation, OperationRequest, always, select
-from common.ops.linear import fp8
+from common.ops.linear import fp8, te
 
-Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""``product(x, weight, bias or None) -> x weight^T + bias``, differentiable."""
+Product = Callable[..., Tensor]
+"""``product(x, weight, bias or None) -> x weight^T + bias``, differentiable. In FP8 a :class:`fp8.Fp8Product`."""
 
 
 class Linear(nn.Module):
@@ -46,17 +47,33 @@ class Linear(nn.Module):
         self.product = chosen.function(self.weight)
         return chosen.name
 
-    def forward(self, x: Tensor, add_bias: bool = True, bias_gradient: bool = True) -> Tensor:
+    def input_scaling(self) -> Scaling | None:
+        """State of the scale of the input, for a producer that writes it in FP8; None where it is wanted in 16 bits."""
+        return self.product.input_scaling() if isinstance(self.product, fp8.Fp8Product) else None
+
+    def handover(self) -> Handover | None:
+        """For the gradient of one result, whose reader writes it in FP8; None where it is wanted in 16 bits."""
+        return self.product.handover() if isinstance(self.product, fp8.Fp8Product) else None
+
+    def forward(
+        self,
+        x: Tensor | Fp8Tensor,
+        add_bias: bool = True,
+        bias_gradient: bool = True,
+        handover: Handover | None = None,
+    ) -> Tensor:
         """Map (..., in_features) to (..., out_features).
 
         Args:
-            x: input.
+            x: input, in FP8 where :meth:`input_scaling` asked for it.
             add_bias: without it the caller adds ``self.bias``.
             bias_gradient: without it the bias is added, but its gradient is left to the caller.
+            handover: of :meth:`handover`, which the one reader of the result has too.
         """
-        if not add_bias:
-            return self.product(x, self.weight, None)
-        return self.product(x, self.weight, self.bias if bias_gradient else self.bias.detach())
+        bias = None if not add_bias else self.bias if bias_gradient else self.bias.detach()
+        if handover is None:
+            return self.product(x, self.weight, bias)
+        return self.product(x, self.weight, bias, handover)
 
 
 def _torch_product(weight: Tensor) -> Product:
@@ -66,6 +83,7 @@ def _torch_product(weight: Tensor) -> Product:
 IMPLEMENTATIONS = {
     "torch": Implementation("torch", _torch_product, always),
     "fp8": Implementation("fp8", fp8.Fp8Product, fp8.unsupported),
+    "te": Implementation("te", te.TeProduct, te.unsupported),
 }
 """Builders of products: ``build(weight) -> Product``. A product with state of its own (scales) is a module, and so
-becomes a part of the layer. ``fp8`` comes last: ``auto`` never changes the precision."""
+becomes a part of the layer. Those in FP8, ``fp8`` and ``te``, come last: ``auto`` never changes the precision."""

@@ -1,4 +1,4 @@
-"""The linear layers of an encoder in half precision, in FP8 and by Transformer Engine, and the products alone.
+"""The linear layers of an encoder in half precision and in FP8, Transformer Engine's MLP, and the products alone.
 
 Layers take their casts with them; the casts alone are those of :mod:`common.ops.fp8_cast`.
 """
@@ -20,7 +20,7 @@ from common.ops.bench.sweep import Sweep
 from common.ops.dropout.plain import DropoutMask
 from common.ops.fp8_cast.plain import E4M3, E5M2, cast_torch
 from common.ops.implementation import AUTO, OperationRequest, select
-from common.ops.linear import Product
+from common.ops.linear import Linear, Product
 from common.ops.linear.fp8 import multiply
 
 DIRECTIONS = ("forward", "input gradient", "weight gradient")
@@ -92,6 +92,15 @@ def parameter(dtype: torch.dtype, *shape: int) -> Tensor:
     return size.normal(dtype, *shape).mul_(0.02).requires_grad_()
 
 
+def whole_layer(build: Callable[[Tensor], Product], dtype: torch.dtype, columns: int, rows: int) -> Linear:
+    """A linear layer with a bias, of the size of BERT's initial ones."""
+    layer = Linear(columns, rows, torch.device(cases.DEVICE), dtype)
+    for weights in layer.parameters():
+        nn.init.normal_(weights, std=0.02)
+    layer.product = build(layer.weight)
+    return layer
+
+
 def layer_case(build: Callable[[Tensor], Product], packs: int, dtype: torch.dtype, *, name: str) -> list[Pass]:
     """One linear layer without its bias."""
     columns, rows = size.LINEAR[name]
@@ -108,25 +117,21 @@ def encoder_layer_case(build: Callable[[Tensor], Product], packs: int, dtype: to
 def mlp_case(build: Callable[[Tensor], Product], packs: int, dtype: torch.dtype) -> list[Pass]:
     """LayerNorm, FC1, GELU and FC2 with biases: what Transformer Engine has as one module."""
     hidden, width = size.LINEAR["FC1"]
-    norm_weight, norm_bias, down_bias = (parameter(dtype, hidden) for _ in range(3))
-    up, up_bias, down = parameter(dtype, width, hidden), parameter(dtype, width), parameter(dtype, hidden, width)
+    norm_weight, norm_bias = parameter(dtype, hidden), parameter(dtype, hidden)
+    up, down = (whole_layer(build, dtype, *sizes) for sizes in ((hidden, width), (width, hidden)))
     request = OperationRequest(torch.device(cases.DEVICE), dtype)
     norm = select(dropout_add_norm.IMPLEMENTATIONS, AUTO, request).function
     gelu = select(bias_gelu.IMPLEMENTATIONS, AUTO, request).function
-    up_product, down_product, mask = build(up), build(down), DropoutMask(0.0, size.seed(), 0)
+    mask = DropoutMask(0.0, size.seed(), 0)
 
     def layer(x: Tensor) -> Tensor:
-        h = norm(x, None, None, norm_weight, norm_bias, 1e-12, mask)
-        return down_product(gelu(up_product(h, up, None), up_bias), down, down_bias)
+        h = norm(x, None, None, norm_weight, norm_bias, 1e-12, mask, fp8=up.input_scaling())
+        handover = up.handover()
+        z = up(h, add_bias=False, handover=handover)
+        result: Tensor = down(gelu(z, up.bias, fp8=down.input_scaling(), handover=handover))
+        return result
 
-    return both_ways(layer, [norm_weight, norm_bias, up, up_bias, down, down_bias], packs, hidden, hidden)
-
-
-def engine_layer_case(packs: int, dtype: torch.dtype, *, name: str) -> list[Pass]:
-    """One linear layer of Transformer Engine."""
-    columns, rows = size.LINEAR[name]
-    module = transformer_engine().Linear(columns, rows, bias=False, params_dtype=dtype, device=cases.DEVICE)
-    return both_ways(under_recipe(module), list(module.parameters()), packs, columns, rows)
+    return both_ways(layer, [norm_weight, norm_bias, *up.parameters(), *down.parameters()], packs, hidden, hidden)
 
 
 def engine_mlp_case(packs: int, dtype: torch.dtype) -> list[Pass]:
@@ -168,7 +173,6 @@ def entries() -> list[Entry]:
     for name, (columns, rows) in size.LINEAR.items():
         sizes, build = {"columns": columns}, functools.partial(layer_case, name=name)
         found += each(f"linear {name}", builders, "torch", sizes, build, calls=size.LAYERS)
-        found.append(Entry(f"linear {name} {ENGINE}", 0, functools.partial(engine_layer_case, name=name)))
         for fp8, what in ((False, "half precision"), (True, "FP8")):
             product = functools.partial(product_case, columns=columns, rows=rows, fp8=fp8)
             found.append(Entry(f"product {name} {what}", 0, product))

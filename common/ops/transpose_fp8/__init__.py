@@ -1,8 +1,9 @@
-"""The transpose of an FP8 weight, in memory that is given.
+"""The transpose of an FP8 matrix, in memory that is given.
 
 A Hopper GPU multiplies FP8 only where both operands run along the summed dimension in memory. The input gradient
 ``dy w`` sums over the rows of ``w``, and so takes its transpose, which for a frozen weight is made where it is needed,
-in a scratch that all layers share, and not kept.
+in a scratch that all layers share, and not kept. The weight's gradient sums over tokens, and takes the transposes of
+input and gradient, which those kernels leave out whose programs hold whole rows.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from common.ops.transpose_fp8.plain import transpose_torch
 from common.ops.triton_support import no_triton
 
 
-def _transpose_triton(weight_NK: Tensor, scratch: Tensor) -> Tensor:
+def _transpose_triton(matrix_NK: Tensor, scratch: Tensor) -> Tensor:
     from common.ops.transpose_fp8.triton import transpose  # triton is imported only where it is used
 
-    return transpose(weight_NK, scratch)
+    return transpose(matrix_NK, scratch)
 
 
 def _unsupported(request: OperationRequest) -> str | None:
     if request.dtype.itemsize != 1:
-        return f"weights are of 8 bits, not {request.dtype}"
+        return f"matrices are of 8 bits, not {request.dtype}"
     return no_triton(request.device)
 
 
@@ -30,8 +31,8 @@ IMPLEMENTATIONS = {
     "triton": Implementation("triton", _transpose_triton, _unsupported),
     "torch": Implementation("torch", transpose_torch, always),
 }
-"""Signature: ``transpose(weight_NK, scratch) -> (K, N)`` in the memory of ``scratch``. The request has the weight's
+"""Signature: ``transpose(matrix_NK, scratch) -> (K, N)`` in the memory of ``scratch``. The request has the matrix's
 dtype."""
 
-KERNEL_NAMES = (("transposes of weights", r"^transpose_fp8_"),)
+KERNEL_NAMES = (("transposes in FP8", r"^transpose_fp8_"),)
 """Kind of work and pattern of the kernels' names, for the breakdown of a step."""

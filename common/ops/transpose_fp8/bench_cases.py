@@ -1,4 +1,5 @@
-"""Transposes of a layer's weights: 1 byte read and 1 written per element."""
+"""Transposes of a decoder layer's weights, and of an encoder's inputs and gradients: 1 byte read and 1 written per
+element."""
 
 from __future__ import annotations
 
@@ -11,19 +12,24 @@ from torch import Tensor
 
 from common.errors import UnsupportedImplementation
 from common.ops import transpose_fp8
-from common.ops.bench import cases
+from common.ops.bench import cases, transformer
 from common.ops.bench import decoder as size
-from common.ops.bench.cases import Entry, Pass
+from common.ops.bench.cases import Entry, Pass, rotating
 from common.ops.bench.sweep import Sweep
 from common.ops.fp8_cast.plain import E4M3
 from common.ops.implementation import Implementation, OperationRequest
 
 
 def case(function: Callable[..., Tensor], dtype: torch.dtype, *, rows: int, columns: int) -> list[Pass]:
-    """One weight; ``dtype`` is that of the activations."""
-    weight = torch.zeros(rows, columns, dtype=E4M3, device=cases.DEVICE)
-    scratch = torch.empty(rows * columns, dtype=E4M3, device=cases.DEVICE)
-    return [Pass("forward", lambda: function(weight, scratch), 2.0 * rows * columns)]
+    """One matrix; ``dtype`` is that of the activations."""
+    elements = rows * columns
+    sets = rotating(lambda: tuple(torch.zeros(2, elements, dtype=E4M3, device=cases.DEVICE)), 2 * elements)
+
+    def run() -> Tensor:
+        matrix, scratch = next(sets)
+        return function(matrix.view(rows, columns), scratch)
+
+    return [Pass("forward", run, 2.0 * elements)]
 
 
 def _requested(implementation: Implementation, shape: tuple[int, int], batch: int, dtype: torch.dtype) -> list[Pass]:
@@ -33,11 +39,16 @@ def _requested(implementation: Implementation, shape: tuple[int, int], batch: in
     return case(implementation.function, dtype, rows=shape[0], columns=shape[1])
 
 
+TOKENS = transformer.PACKS * transformer.LENGTH
+SHAPES = size.LINEAR | {f"x {columns}": (TOKENS, columns) for columns in (transformer.HIDDEN, 3 * transformer.HIDDEN)}
+"""Name to rows and columns."""
+
+
 def entries() -> list[Entry]:
-    """Every weight of a layer in every implementation."""
+    """Every matrix in every implementation."""
     return [
         Entry(f"transpose {name} {each.name}", 0, functools.partial(_requested, each, shape))
-        for name, shape in size.LINEAR.items()
+        for name, shape in SHAPES.items()
         for each in transpose_fp8.IMPLEMENTATIONS.values()
     ]
 
@@ -47,7 +58,10 @@ def sweeps() -> dict[str, Sweep]:
     from common.ops.transpose_fp8 import triton
 
     choices = list(itertools.product((64, 128, 256), (64, 128, 256), (4, 8)))
-    rows, columns = size.LINEAR["gate and up"]
     function = transpose_fp8.IMPLEMENTATIONS["triton"].function
-    build = functools.partial(case, function, rows=rows, columns=columns)
-    return {"transpose": Sweep(triton.TILES, "transpose", choices, build, False)}
+    found = {}
+    for name in ("gate and up", f"x {transformer.HIDDEN}"):
+        rows, columns = SHAPES[name]
+        build = functools.partial(case, function, rows=rows, columns=columns)
+        found[f"transpose {name}"] = Sweep(triton.TILES, "transpose", choices, build, False)
+    return found

@@ -13,7 +13,7 @@ import triton.language as tl
 
 @triton.jit
 def transpose_fp8_kernel(
-    weight_ptr,  # (N, K) uint8
+    matrix_ptr,  # (N, K) uint8
     transposed_ptr,  # (K, N) uint8
     N, K,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -23,6 +23,6 @@ def transpose_fp8_kernel(
     row = tl.program_id(0) // columns * BLOCK_N + tl.arange(0, BLOCK_N)
     column = tl.program_id(0) % columns * BLOCK_K + tl.arange(0, BLOCK_K)
     place = row.to(tl.int64)[:, None] * K + column[None, :]
-    byte = tl.load(weight_ptr + place, mask=(row < N)[:, None] & (column < K)[None, :], other=0)
+    byte = tl.load(matrix_ptr + place, mask=(row < N)[:, None] & (column < K)[None, :], other=0)
     turned = column.to(tl.int64)[:, None] * N + row[None, :]
     tl.store(transposed_ptr + turned, tl.trans(byte), mask=(column < K)[:, None] & (row < N)[None, :])

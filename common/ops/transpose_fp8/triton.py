@@ -1,4 +1,4 @@
-"""Transposes of FP8 weights through the Triton kernel of :mod:`common.ops.transpose_fp8.kernels`."""
+"""Transposes of FP8 matrices through the Triton kernel of :mod:`common.ops.transpose_fp8.kernels`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from common.ops.triton_support import require_contiguous
 
 
 class Tile(NamedTuple):
-    """How the weight is cut.
+    """How the matrix is cut.
 
     Attributes:
         rows, columns: of one tile; loads have runs of ``columns`` bytes, stores of ``rows``.
@@ -30,14 +30,14 @@ TILES: dict[str, Tile] = {"transpose": Tile(128, 128, 8)}
 """``bench --sweep`` times others."""
 
 
-def transpose(weight_NK: Tensor, scratch: Tensor) -> Tensor:
+def transpose(matrix_NK: Tensor, scratch: Tensor) -> Tensor:
     """See :func:`common.ops.transpose_fp8.plain.transpose_torch`. One launch."""
-    require_contiguous(weight=weight_NK, scratch=scratch)
-    target_KN = room(weight_NK, scratch)
-    rows, columns = weight_NK.shape
+    require_contiguous(matrix=matrix_NK, scratch=scratch)
+    target_KN = room(matrix_NK, scratch)
+    rows, columns = matrix_NK.shape
     tile = TILES["transpose"]
     kernels.transpose_fp8_kernel[(triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns),)](
-        weight_NK.view(torch.uint8), target_KN.view(torch.uint8), rows, columns,
+        matrix_NK.view(torch.uint8), target_KN.view(torch.uint8), rows, columns,
         BLOCK_N=tile.rows, BLOCK_K=tile.columns, num_warps=tile.warps,
     )  # fmt: skip
     return target_KN

@@ -68,10 +68,12 @@ def test_a_value_out_of_its_range_is_refused_before_a_rank_starts(override):
 @pytest.mark.parametrize(
     ("overrides", "kind", "message"),
     [
-        (["model.attention=foo"], UnsupportedImplementation, "model.attention=foo: .* auto, triton, torch"),
+        (["model.attention=foo"], UnsupportedImplementation, "model.attention=foo: .* auto, triton, te, torch"),
         (["model.attention=triton"], UnsupportedImplementation, "model.attention=triton: .* not 16"),
         (["model.dropout=triton"], UnsupportedImplementation, "model.dropout=triton: .* needs a GPU"),
         (["model.linear=fp8"], UnsupportedImplementation, "model.linear=fp8: .* not of torch.float32"),
+        (["model.linear=te"], UnsupportedImplementation, "model.linear=te: .* needs a CUDA device"),
+        (["model.attention=te"], UnsupportedImplementation, "model.attention=te: .* needs a CUDA device"),
         (["layout.tp=2", "scale.gpus_per_node=2"], ConfigError, "layout.tp=2: BERT's ranks are data-parallel, use 1"),
         (["reader.eval_rows=61"], ConfigError, "reader.eval_rows=61: .* benchmark.eval_samples=60"),
     ],

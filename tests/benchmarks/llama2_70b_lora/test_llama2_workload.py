@@ -55,6 +55,7 @@ def test_a_recipe_has_the_published_layout_and_hyperparameters(scale, tmp_path):
     assert logged["opt_learning_rate_warmup_factor"] == 0
     assert logged["lowest_numerical_precision_in_linear"] == "fp8"
     assert logged["lowest_numerical_precision_in_attn"] == "bfloat16"
+    assert logged["lowest_numerical_precision_in_comm"] == ("fp8" if tp > 1 else "bfloat16")
     assert (logged["tensor_parallelism"], logged["context_parallelism"]) == (tp, cp)
     assert evaluation_schedule(run).last == steps * batch
 
@@ -194,6 +195,24 @@ def test_a_row_costs_what_the_rules_network_costs():
     assert workload.sample_flops() == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("evaluating_ranks", "role", "tokens", "eval_tokens"),
+    [(0, "train", 2 * 64, 3 * 64), (1, "train", 2 * 64, 0), (1, "evaluate", 0, 3 * 64)],
+)
+def test_memory_is_planned_for_what_a_rank_does(evaluating_ranks, role, tokens, eval_tokens):
+    ranks = [f"scale.gpus_per_node={1 + evaluating_ranks}", f"evaluation.ranks={evaluating_ranks}"]
+    run, _ = loaded("scale=test", "reader.eval_rows=3", *ranks)
+    workload = LlamaLora(run, Layout(role=role))
+    assert (workload.workspace.tokens, workload.workspace.eval_tokens) == (tokens, eval_tokens)
+
+
+def test_as_many_layers_keep_their_weights_transposed_as_are_asked_for():
+    workload = built("precision=bf16", "model.linear=fp8", "model.transposed_layers=1")
+    first, second = (workload.model.layers[number].qkv.fp8 for number in range(2))
+    assert torch.equal(first._transposed_IO.float(), first.weight.float().t())
+    assert second._transposed_IO is None
+
+
 def test_an_evaluation_is_given_the_scales_that_rest_in_it():
     """Ranks that evaluate never train: without these every product there would look for a scale of its own."""
     trained, other = (built("precision=bf16", "model.linear=fp8") for _ in range(2))
@@ -210,9 +229,9 @@ def test_an_evaluation_is_given_the_scales_that_rest_in_it():
 
 
 def test_a_larger_batch_of_the_evaluation_moves_nothing_that_a_graph_has_seen():
-    workload = built("precision=bf16", "model.linear=fp8", "reader.eval_rows=8", "micro_batch=2")
+    workload = built("precision=bf16", "model.linear=fp8", "reader.eval_rows=2", "micro_batch=1")
     scratch = workload._blocks.scratch
-    shape = (2 * 64, 2 * 64)
+    shape = (64, 2 * 64)
     before = scratch.wide(shape, torch.bfloat16).data_ptr()
     workload.evaluation(workload.layout).warm_up()
     assert scratch.wide(shape, torch.bfloat16).data_ptr() == before

@@ -31,19 +31,24 @@ def no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layouts of several ranks can be made in this process; their groups cannot be used."""
     alone = Layout.group
 
-    def group(self: Layout, *axes: str, purpose: str = "") -> object:
-        return alone(self, *axes, purpose=purpose) if self.size(*axes) == 1 else object()
+    def group(self: Layout, *axes: str) -> object:
+        return alone(self, *axes) if self.size(*axes) == 1 else object()
 
     monkeypatch.setattr(Layout, "group", group)
 
 
 REFUSED = {
     "model.linear=fp8 model.blocks=autograd": r"model\.linear=fp8: only frozen blocks .* model\.blocks=frozen",
+    "model.linear=te model.blocks=autograd": r"model\.linear=te: only frozen blocks .* model\.blocks=frozen",
     "model.blocks=torch": "model.blocks=torch: expected one of frozen, autograd",
     "model.linear=int8": "model.linear=int8: expected one of torch, fp8",
     "model.layers=-1": "model.layers=-1: not negative",
     "model.head_chunk=0": "model.head_chunk=0: at least 1",
     "model.recomputed_qkv=-1": "model.recomputed_qkv=-1",
+    "model.offloaded_qkv=-1": "model.offloaded_qkv=-1",
+    "model.offloaded_qkv=auto model.blocks=autograd": "model.offloaded_qkv=auto: only frozen blocks .* as well",
+    "model.recomputed_qkv=1 model.blocks=autograd": "model.recomputed_qkv=1: only frozen blocks .* as well",
+    "model.transposed_layers=1 model.linear=torch": "model.transposed_layers=1: only FP8 weights .* as well",
     "reader.eval_rows=0": "reader.eval_rows=0: at least 1",
     "hparams.training_steps=0": "hparams.training_steps=0: at least 1",
     "hparams.warmup_ratio=1.0": "hparams.warmup_ratio=1.0",
@@ -133,3 +138,8 @@ def test_a_damaged_base_is_refused(data_of, tmp_path):
 def test_products_that_cannot_be_in_fp8_are_refused_before_any_weight_is_read(overrides, message, tmp_path):
     with pytest.raises(UnsupportedImplementation, match=message):
         built("model.linear=fp8", f"assets_dir={tmp_path}", *overrides)
+
+
+def test_transformer_engine_is_refused_without_a_gpu(tmp_path):
+    with pytest.raises(UnsupportedImplementation, match=r"model\.linear=te: .* needs a CUDA device, not cpu"):
+        built("model.linear=te", f"assets_dir={tmp_path}")

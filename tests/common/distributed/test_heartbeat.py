@@ -9,6 +9,8 @@ import heartbeat_ranks
 import pytest
 import torch.distributed as dist
 
+from common.distributed.board import StoreBoard
+from common.distributed.diagnosis import View
 from common.distributed.faults import GracefulStop, Heartbeat, lost_peer
 from common.distributed.rank_info import RankInfo
 from common.errors import RankFailure
@@ -125,6 +127,27 @@ def test_a_stopped_host_of_the_store_is_named_by_the_survivors(job):
     assert codes[1] == RankFailure.exit_code, text
     assert len(errors) == 1, text
     assert "rank 0, which hosts the store" in errors[0]
+
+
+def test_nobody_is_blamed_for_a_store_that_does_not_answer(tmp_path):
+    """Ranks were last heard of up to an interval before the store's last answer: their silence must not count first."""
+    heartbeat = Heartbeat(RankInfo(1, 3, 1, 3, 0, "torchrun"), tmp_path, 6.0)
+    heartbeat._board = StoreBoard(dist.HashStore(), 6.0)
+    now = time.monotonic()
+    heartbeat._exchanged = now
+    heartbeat._state = (4, "train", now)
+    for rank in (0, 2):
+        view = View(rank, 4, 4, "train", beat_age=1.0, silence=0.0, allowance=6.0)
+        heartbeat._peers[rank] = (view, now - 0.5)
+    assert [heartbeat._diagnose(now + late) for late in (0.0, 4.9, 5.1, 5.6, 6.0)] == [None] * 5
+    diagnosis = heartbeat._diagnose(now + 6.1)
+    assert diagnosis is not None
+    assert diagnosis.ranks == (0,)
+    assert "hosts the store" in diagnosis.text
+    heartbeat._exchanged = now + 6.1  # It answers, and still nothing new: now it is their silence.
+    silent = heartbeat._diagnose(now + 6.2)
+    assert silent is not None
+    assert silent.ranks == (0, 2)
 
 
 def test_a_dead_rank_fails_the_collective_of_the_others_with_one_line(job):

@@ -17,9 +17,11 @@ from common.distributed.context_parallel.split import ContextSplit
 from common.distributed.layout import Layout
 from common.distributed.tensor_parallel.cross_entropy import next_token_loss
 from common.distributed.tensor_parallel.layers import partial_parameters
+from common.distributed.tensor_parallel.products import CollectiveProducts
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.nn.decoder import Decoder, DecoderArchitecture, split_attention
 from common.nn.frozen_decoder.decoder import FrozenDecoder, load_frozen
+from common.nn.frozen_decoder.offload import QkvOffload
 from common.nn.frozen_decoder.operations import choose
 from common.nn.frozen_decoder.products import Scratch
 from common.nn.lora import LoraSettings, TokenPlaces
@@ -41,10 +43,10 @@ LAYOUTS: dict[int, dict[str, dict[str, int]]] = {
     4: {"tp4": {"tp": 4}, "tp2xcp2": {"cp": 2, "tp": 2}},
 }
 BLOCKS = ("autograd", "frozen")
-RECOMPUTED = 2
-"""Layers of the halves that compute query, key and value again."""
+RECOMPUTED, OFFLOADED = 1, 1
+"""Layers of the halves that compute query, key and value again, and that leave them with the host; one keeps them."""
 
-FP8_STEPS = 3
+FP8_STEPS = 2
 """The first of which finds its scales in a sample."""
 
 
@@ -65,7 +67,7 @@ def base(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
 def build(parallel: TensorParallel, dtype: torch.dtype, fp8: bool = False) -> Decoder:
     """This rank's part of the same decoder at every layout."""
     decoder = Decoder(ARCHITECTURE, "meta", dtype, LORA, parallel)
-    load_frozen(decoder, base(decoder), CPU, dtype, fp8)
+    load_frozen(decoder, base(decoder), CPU, dtype, "fp8" if fp8 else "torch")
     decoder.initialise_adapters(generator_of)
     splits = decoder.tensor_splits()
     for name, parameter in decoder.named_parameters():
@@ -86,7 +88,8 @@ class Network:
         self._frozen: FrozenDecoder | None = None
         if blocks == "frozen":
             operations, _ = choose(PLAIN, ARCHITECTURE, split, CPU, dtype)
-            self._frozen = FrozenDecoder(self.decoder, operations, Scratch(CPU), RECOMPUTED)
+            products, offload = CollectiveProducts(parallel), QkvOffload(OFFLOADED, CPU)
+            self._frozen = FrozenDecoder(self.decoder, operations, products, Scratch(CPU), RECOMPUTED, offload)
 
     def hidden(self, seed: Tensor | None) -> Tensor:
         """What the head reads of own tokens, (s, E)."""

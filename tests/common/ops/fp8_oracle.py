@@ -1,4 +1,5 @@
-"""FP8 from its definition, in NumPy: all codes decoded from their bits, rounding by search among them.
+"""FP8 from its definition, in NumPy: all codes decoded from their bits, rounding by search among them; and FP8 that a
+kernel computed beside FP8 that the plain version did.
 
 Micikevicius et al., arXiv:2209.05433, table 1.
 """
@@ -7,6 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+
+from common.ops.fp8_cast.plain import Fp8Tensor, Scaling
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 LARGEST = {E4M3: 448.0, E5M2: 57344.0}
@@ -59,3 +62,33 @@ def quantised(x: torch.Tensor, scale: np.float32, dtype: torch.dtype) -> np.ndar
     """What FP8 leaves of ``x`` at a scale, in float64."""
     scaled = x.detach().float().numpy() * np.float32(scale)
     return decode(encode(scaled, dtype), dtype) * np.float64(np.float32(1) / np.float32(scale))
+
+
+def codes(x8: Fp8Tensor) -> torch.Tensor:
+    """Numbers of the codes in order of their values."""
+    byte = x8.data.view(torch.uint8).int()
+    return torch.where(byte < 128, byte, 128 - byte)
+
+
+def assert_same_fp8(
+    found: Fp8Tensor | None, ours: Scaling, expected: Fp8Tensor | None, plain: Scaling, of: torch.dtype
+) -> None:
+    """The same bytes but for a few neighbours, the same scale used, and the same left behind.
+
+    A difference of large terms, a millionth of the largest value or less, has no digits to compare.
+    """
+    assert found is not None
+    assert expected is not None
+    assert found.data.dtype == expected.data.dtype
+    assert found.source.dtype == of
+    assert found.source.shape == found.data.shape
+    sizes = torch.maximum(*(x8.data.float().abs() for x8 in (found, expected)))
+    apart = torch.where(sizes > 1e-6 * sizes.max(), (codes(found) - codes(expected)).abs(), 0)
+    assert apart.max() <= 1
+    assert apart.count_nonzero() <= max(1, apart.numel() // 100)
+    assert (found.transposed is None) == (expected.transposed is None)
+    if found.transposed is not None:
+        assert torch.equal(found.transposed.view(torch.uint8), found.data.view(torch.uint8).t())
+    torch.testing.assert_close(found.scale_inverse, expected.scale_inverse, rtol=1e-6, atol=0)
+    torch.testing.assert_close(ours.scale, plain.scale, rtol=1e-6, atol=0)
+    assert not ours.pending.any()

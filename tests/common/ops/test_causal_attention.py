@@ -110,6 +110,25 @@ def test_parts_of_a_library_that_knows_squares_only(queries: int, keys: int, hea
     check(through(Library(on_cpu_forward, on_cpu_backward)), tensors(queries, keys, heads, kv_heads), 0.3)
 
 
+def prefix_forward(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor, Any]:
+    assert causal
+    o, saved = plain.forward_torch(q, k, v, scale)
+    return o, saved.lse, saved.k.shape
+
+
+def prefix_backward(do: Tensor, saved: Saved, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+    assert saved.state == saved.k.shape
+    return plain.backward_torch(do, saved)
+
+
+@SHAPES
+def test_a_library_that_knows_prefixes_is_given_all_keys_at_once(
+    queries: int, keys: int, heads: int, kv_heads: int
+) -> None:
+    library = Library(prefix_forward, prefix_backward, prefixes=True)
+    check(through(library), tensors(queries, keys, heads, kv_heads), 0.3)
+
+
 def test_keys_may_be_dropped_and_put_back() -> None:
     q, k, v, do = tensors(5, 12, 6, 2)
     attention = through(Library(on_cpu_forward, on_cpu_backward))
@@ -154,9 +173,51 @@ def test_a_librarys_operators_take_what_they_are_given(library: Library, keys: i
     assert [x.shape for x in attention.backward(do, saved)] == [q.shape, k.shape, v.shape]
 
 
-@pytest.mark.parametrize("name", ["cudnn", "flash"])
+@pytest.mark.parametrize("name", [name for name in IMPLEMENTATIONS if name != "torch"])
 def test_a_library_that_was_asked_for_by_name_is_not_replaced(name: str) -> None:
     request = OperationRequest(torch.device("cpu"), torch.bfloat16, {"head_size": 128})
     with pytest.raises(UnsupportedImplementation, match="needs a CUDA device"):
         select(IMPLEMENTATIONS, name, request)
     assert select(IMPLEMENTATIONS, "auto", request).name == "torch"
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [
+        ("cudnn_frontend", "nvidia-cudnn-frontend"),
+        ("te", "transformer-engine"),
+        ("flash_attention_4", "flash-attn-4"),
+    ],
+)
+def test_a_missing_package_is_named(name: str, package: str, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: False)
+    monkeypatch.setattr("sys.path", [])
+    request = OperationRequest(torch.device("cuda"), torch.bfloat16, {"head_size": 128})
+    with pytest.raises(UnsupportedImplementation, match=f"{package} is not installed"):
+        select(IMPLEMENTATIONS, name, request)
+    assert select(IMPLEMENTATIONS, "auto", request).name == "torch"
+
+
+def test_flash_attention_4_needs_hopper(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    request = OperationRequest(torch.device("cuda"), torch.bfloat16, {"head_size": 128})
+    with pytest.raises(UnsupportedImplementation, match=r"needs compute capability 9\.0"):
+        select(IMPLEMENTATIONS, "flash_attention_4", request)
+
+
+@pytest.mark.parametrize(
+    ("capability", "version", "reason"),
+    [((9, 0), "4.0.0b37", r"4\.0\.0b37 is installed, 4\.0\.0b36 is what is known"), ((12, 0), "4.0.0b36", "Hopper")],
+)
+def test_flash_attention_4_is_taken_where_it_is_known(capability, version, reason, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr("common.ops.causal_attention.missing", lambda package: None)
+    monkeypatch.setattr("importlib.metadata.version", lambda package: version)
+    request = OperationRequest(torch.device("cuda"), torch.bfloat16, {"head_size": 128})
+    with pytest.raises(UnsupportedImplementation, match=reason):
+        select(IMPLEMENTATIONS, "flash_attention_4", request)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr("importlib.metadata.version", lambda package: "4.0.0b36")
+    assert select(IMPLEMENTATIONS, "auto", request).name == "flash_attention_4"

@@ -211,10 +211,11 @@ def test_a_detached_bias_is_added_but_not_differentiated() -> None:
     assert layer.bias.grad is None
 
 
-def test_an_fp8_input_gives_what_its_source_gives_and_passes_the_gradient_on() -> None:
+@pytest.mark.parametrize("transpose", [True, False], ids=["with transpose", "without"])
+def test_an_fp8_input_gives_what_its_source_gives_and_passes_the_gradient_on(transpose: bool) -> None:
     x, dy = normal(32, 48).requires_grad_(), normal(32, 16, seed=2)
     given, plain = Layer(48, 16), Layer(48, 16)
-    x8 = cast_torch(x, fresh_scaling(), E4M3, True)
+    x8 = cast_torch(x, fresh_scaling(), E4M3, transpose)
     unwritten = torch.full((), math.nan, dtype=x.dtype).expand(x.shape)
     stand_in = _Same.apply(x, unwritten)
     y = given(Fp8Tensor(x8.data, x8.transposed, x8.scale_inverse, stand_in))
@@ -455,12 +456,6 @@ def test_rows_of_an_input_that_are_no_multiple_of_16_are_refused(rows: int) -> N
 def test_an_input_of_other_columns_is_refused() -> None:
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         Layer(32, 16)(normal(16, 64))
-
-
-def test_an_fp8_input_without_its_transpose_is_refused_where_the_weight_learns() -> None:
-    layer, x8 = Layer(32, 16), cast_torch(normal(16, 32), fresh_scaling(), E4M3, False)
-    with pytest.raises(ValueError, match="needs the transpose"):
-        layer(x8)
 
 
 def test_an_fp8_input_in_evaluation_is_refused() -> None:

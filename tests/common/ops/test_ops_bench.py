@@ -51,9 +51,17 @@ def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(
             implementations, "triton", replace(implementations["triton"], function=plain, unsupported=always)
         )
+    implementations = causal_attention.IMPLEMENTATIONS
+    plain = implementations["torch"].function
     for library in ("cudnn", "flash"):
-        implementations = causal_attention.IMPLEMENTATIONS
         monkeypatch.setitem(implementations, library, replace(implementations[library], unsupported=always))
+    for library in ("cudnn_frontend", "te", "flash_attention_4"):
+        stand_in = replace(implementations[library], function=plain, unsupported=always)
+        monkeypatch.setitem(implementations, library, stand_in)
+    for operation in (attention, linear):
+        implementations = operation.IMPLEMENTATIONS
+        plain = implementations["torch"].function
+        monkeypatch.setitem(implementations, "te", replace(implementations["te"], function=plain, unsupported=always))
     monkeypatch.setitem(linear.IMPLEMENTATIONS, "fp8", replace(linear.IMPLEMENTATIONS["fp8"], unsupported=always))
 
 
@@ -97,7 +105,7 @@ def test_every_pass_of_every_implementation_runs() -> None:
 @pytest.mark.usefixtures("without_memory")
 def test_a_sweep_tries_tiles_of_its_table() -> None:
     pytest.importorskip("triton")
-    assert len(sweeps()) == 21
+    assert len(sweeps()) == 26
     for name, sweep in {**sweeps(), **batch_norm.sweeps()}.items():
         tile = sweep.table[sweep.key]
         assert [tuple(type(tile)(*choice)) for choice in sweep.choices] == list(sweep.choices), name

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fp8_oracle import assert_same_fp8, codes
 from torch import Tensor
 
 from common.ops.dropout.plain import DropoutMask
@@ -60,29 +61,6 @@ def assert_close(found: Tensor | None, expected: Tensor | None, dtype: torch.dty
     assert found.dtype == dtype
     error = (found.double() - expected).norm() / expected.norm().clamp(min=1e-6)
     assert error < TOLERANCE[dtype], f"relative error {error:.2e}"
-
-
-def codes(x8: Fp8Tensor) -> Tensor:
-    """Numbers of the codes in order of their values."""
-    byte = x8.data.view(torch.uint8).int()
-    return torch.where(byte < 128, byte, 128 - byte)
-
-
-def assert_same_fp8(
-    found: Fp8Tensor | None, ours: Scaling, expected: Fp8Tensor | None, plain: Scaling, of: torch.dtype
-) -> None:
-    """The same bytes but for a few neighbours, the same scale used, and the same left behind."""
-    assert found is not None
-    assert expected is not None
-    assert found.data.dtype == expected.data.dtype
-    assert found.source.dtype == of
-    assert found.source.shape == found.data.shape
-    apart = (codes(found) - codes(expected)).abs()
-    assert apart.max() <= 1
-    assert apart.count_nonzero() <= max(1, apart.numel() // 100)
-    torch.testing.assert_close(found.scale_inverse, expected.scale_inverse, rtol=1e-6, atol=0)
-    torch.testing.assert_close(ours.scale, plain.scale, rtol=1e-6, atol=0)
-    assert not ours.pending.any()
 
 
 # RMSNorm

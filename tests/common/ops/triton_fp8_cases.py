@@ -78,7 +78,9 @@ def test_saturates(dtype: torch.dtype) -> None:
 
 @FORMATS
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_becomes_nan_and_leaves_the_scale(value: float, dtype: torch.dtype) -> None:
+def test_what_is_not_finite_becomes_nan_and_leaves_the_scale(
+    value: float, dtype: torch.dtype, rounded_conversions: None
+) -> None:
     x = values_of_the_format(80, 48, dtype)
     x[70, 40] = value
     both(x, 1.0, dtype)

@@ -87,7 +87,10 @@ class ScriptedToy(CosmoFlow):
 
     def evaluation(self, layout: Layout) -> Scripted:  # type: ignore[override]
         """The scripted one."""
-        if int(os.environ["RANK"]) < self.cfg.training_ranks and self.cfg.evaluation.ranks:
+        role = "train" if int(os.environ["RANK"]) < self.cfg.training_ranks else "evaluate"
+        if {layout.role, self.layout.role} != {role}:
+            raise AssertionError(f"a layout of role {self.layout.role} where ranks {role}")
+        if role == "train" and self.cfg.evaluation.ranks:
             raise AssertionError("a training rank builds an evaluation although others evaluate")
         return Scripted()
 

@@ -71,6 +71,9 @@ def test_without_data_the_step_alone_is_measured(tmp_path, capsys):
         ("bias_gelu_forward_kernel", "GELU"),
         ("cross_entropy_backward_kernel", "cross-entropy"),
         ("single_channel_weight_kernel", "convolution, either way"),
+        ("c10d::symmetric_memory::barrier_kernel(unsigned int**, int, int, int, unsigned long)", "communication"),
+        ("Memcpy DtoH (Device -> Pinned)", "copy from or to the host"),
+        ("Memcpy DtoD (Device -> Device)", "copy and fill"),
         ("augment_kernel", "other"),
     ],
 )

@@ -39,7 +39,8 @@ from common.distributed.tensor_parallel.layers import (
     partial_parameters,
 )
 from common.distributed.tensor_parallel.ranks import TensorParallel
-from common.distributed.tensor_parallel.shards import decoder_split, gate_up_parts, qkv_parts, shard_of
+from common.distributed.tensor_parallel.shards import gate_up_parts, qkv_parts
+from common.distributed.tensor_split import Split
 from common.nn.frozen_decoder.operations import attending
 from common.ops import causal_attention
 from common.optim.adaptive import AdamW
@@ -105,7 +106,7 @@ class Decoder(nn.Module):
     def __init__(self, layout: Layout) -> None:
         super().__init__()
         self.layout = layout
-        self.parallel = TensorParallel.from_layout(layout, purpose="tensor")
+        self.parallel = TensorParallel.from_layout(layout)
         self.split = ContextSplit.from_layout(layout, S)
         self.embedding = VocabularyParallelEmbedding(SIZES.vocabulary, SIZES.hidden, self.parallel, dtype=torch.float64)
         self.layers = nn.ModuleList(Layer(self.parallel, self.split) for _ in range(SIZES.layers))
@@ -113,7 +114,14 @@ class Decoder(nn.Module):
         self.head = VocabularyParallelEmbedding(SIZES.vocabulary, SIZES.hidden, self.parallel, dtype=torch.float64)
         for name, full in weights().items():
             with torch.no_grad():
-                self.get_parameter(name).copy_(shard_of(name, full, SIZES, self.parallel))
+                split = self.split_of(name)
+                self.get_parameter(name).copy_(full if split is None else split.local_of(full))
+
+    def split_of(self, name: str) -> Split | None:
+        """How the ranks share a parameter, as its layer says."""
+        layer, _, own_name = name.rpartition(".")
+        splits: dict[str, Split] = getattr(self.get_submodule(layer), "splits", {})
+        return splits.get(own_name)
 
     def freeze_base(self) -> dict[str, nn.Parameter]:
         """The adapters, which are all that learns."""
@@ -144,7 +152,7 @@ class Decoder(nn.Module):
 
     def in_full(self, name: str, local: Tensor) -> Tensor:
         """A whole parameter, or what has its shape, from those of all ``tp`` ranks."""
-        split = decoder_split(name, weights()[name].shape, SIZES, self.parallel)
+        split = self.split_of(name)
         if split is None or self.parallel.size == 1:
             return local.clone()
         return split.full_of(self.parallel.all_gather(local.unsqueeze(0).contiguous()).unbind())
@@ -240,8 +248,8 @@ def explicit_attention(layout: Layout) -> dict[str, tuple[Tensor, ...]]:
     explicit = attending(causal_attention.IMPLEMENTATIONS["torch"].function, q.shape[-1] ** -0.5, split)
     k, v = explicit.gather(k, v)
     o_called, kept = explicit.forward(q, k, v)
-    called = explicit.backward(do, q, k, v, o_called, kept)
-    return {"autograd": (o.detach(), *gradients), "called": (o_called, *called)}
+    dq, gradients_of_kv = explicit.backward(do, q, k, v, o_called, kept)
+    return {"autograd": (o.detach(), *gradients), "called": (o_called, dq, *gradients_of_kv())}
 
 
 def movements(layout: Layout) -> dict[str, Any]:
@@ -260,8 +268,6 @@ def movements(layout: Layout) -> dict[str, Any]:
     scales = torch.tensor([2.0 + parallel.index, 9.0 - parallel.index])
     parallel.agree_on_scales_(scales)
     found["scales"] = scales.tolist()
-    named = [layout.group("tp", purpose=purpose) for purpose in ("", "one", "other", "one")]
-    found["groups"] = [named.index(group) for group in named]
     return found
 
 
@@ -274,7 +280,7 @@ def learning_head_in_bf16(layout: Layout) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for case, learns in (("learns", True), ("frozen", False)):
         hidden = parallel.own_tokens(hidden_TE).clone().requires_grad_()
-        head = shard_of("head.weight", head_VE, SIZES, parallel).requires_grad_(learns)
+        head = head_VE.chunk(parallel.size)[parallel.index].clone().requires_grad_(learns)
         losses_T = next_token_loss(hidden, head, labels_BS.flatten(), parallel, CHUNK)
         (losses_T * torch.linspace(0, 2, B * S)).sum().backward()
         assert hidden.grad is not None
@@ -301,10 +307,6 @@ def run_rank(rank: int, world: int, folder: str) -> None:
         if layout.sizes["tp"] == world:
             results["movements"] = movements(layout)
             results["head"] = learning_head_in_bf16(layout)
-        mesh = layout.mesh
-        assert mesh is not None
-        same = all(mesh.get_group(axis) is layout.group(axis) for axis in axes)
-        results[f"mesh/{name}"] = (mesh.mesh_dim_names, tuple(mesh.shape), tuple(mesh.get_coordinate() or ()), same)
         if layout.size("dp") > 1:
             results[f"train/shards/{name}"] = train(layout, "after_reduction", shard="all")
     torch.save(results, f"{folder}/{rank}.pt")

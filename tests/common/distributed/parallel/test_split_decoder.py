@@ -102,25 +102,8 @@ def test_tokens_move_in_any_dtype(ranks, world, dtype):
 
 
 @pytest.mark.parametrize("world", LAYOUTS)
-def test_every_purpose_has_a_communicator_of_its_own(ranks, world):
-    assert [rank["movements"]["groups"] for rank in ranks[world]] == [[0, 1, 2, 1]] * world
-
-
-@pytest.mark.parametrize("world", LAYOUTS)
 def test_ranks_agree_on_scales_that_no_token_overflows(ranks, world):
     assert [rank["movements"]["scales"] for rank in ranks[world]] == [[2.0, 10.0 - world]] * world
-
-
-@pytest.mark.parametrize(
-    ("name", "axes", "places"),
-    [
-        ("cp2", ("cp",), [(0,), (1,)]),
-        ("tp2xcp2", ("cp", "tp"), [(0, 0), (0, 1), (1, 0), (1, 1)]),
-    ],
-)
-def test_the_mesh_has_the_layouts_axes_and_groups(ranks, name, axes, places):
-    found = [rank[f"mesh/{name}"] for rank in ranks[WORLD_OF[name]]]
-    assert found == [(axes, (2,) * len(axes), place, True) for place in places]
 
 
 @pytest.mark.parametrize("world", LAYOUTS)

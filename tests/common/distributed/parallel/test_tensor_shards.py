@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,11 +16,12 @@ from common.distributed.tensor_parallel.layers import (
 )
 from common.distributed.tensor_parallel.overlap import build_products
 from common.distributed.tensor_parallel.ranks import TensorParallel
-from common.distributed.tensor_parallel.shards import decoder_split, gate_up_parts, qkv_parts, shard_of
+from common.distributed.tensor_parallel.shards import gate_up_parts, qkv_parts
 from common.distributed.tensor_split import Split
 from common.errors import ConfigError, UnsupportedImplementation
 
-SIZES = SimpleNamespace(heads=4, kv_heads=2, head_size=2, feed_forward=6, vocabulary=10)
+HIDDEN, HEADS, KV_HEADS, HEAD_SIZE, FEED_FORWARD, VOCABULARY = 3, 4, 2, 2, 6, 10
+ADAPTER = Adapter(5, 4.0)
 
 
 @pytest.fixture(autouse=True)
@@ -35,16 +34,27 @@ def place(index: int, size: int = 2) -> TensorParallel:
     return TensorParallel.from_layout(Layout({"tp": size}, index))
 
 
+def splits(parallel: TensorParallel) -> dict[str, Split]:
+    """How the layers of a decoder say that the ranks share them."""
+    layers: dict[str, torch.nn.Module] = {
+        "qkv": ColumnParallelLinear(HIDDEN, qkv_parts(HEADS, KV_HEADS, HEAD_SIZE, parallel), parallel, adapter=ADAPTER),
+        "gate_up": ColumnParallelLinear(HIDDEN, gate_up_parts(FEED_FORWARD, parallel), parallel),
+        "output": RowParallelLinear(HEADS * HEAD_SIZE, HIDDEN, parallel, adapter=ADAPTER),
+        "down": RowParallelLinear(FEED_FORWARD, HIDDEN, parallel),
+        "embedding": VocabularyParallelEmbedding(VOCABULARY, HIDDEN, parallel),
+    }
+    return {f"{layer}.{name}": split for layer, module in layers.items() for name, split in module.splits.items()}
+
+
 ROWS_OF_RANK_1 = {
     # query heads 2 and 3, key head 1, value head 1, of two rows each
-    "layers.0.qkv.weight": (0, [4, 5, 6, 7, 10, 11, 14, 15], (16, 3)),
-    "layers.0.qkv.lora_b": (0, [4, 5, 6, 7, 10, 11, 14, 15], (16, 5)),
-    "layers.7.gate_up.weight": (0, [3, 4, 5, 9, 10, 11], (12, 3)),
-    "layers.0.output.weight": (1, [4, 5, 6, 7], (3, 8)),
-    "layers.0.output.lora_a": (1, [4, 5, 6, 7], (5, 8)),
-    "layers.0.down.weight": (1, [3, 4, 5], (3, 6)),
+    "qkv.weight": (0, [4, 5, 6, 7, 10, 11, 14, 15], (16, 3)),
+    "qkv.lora_b": (0, [4, 5, 6, 7, 10, 11, 14, 15], (16, 5)),
+    "gate_up.weight": (0, [3, 4, 5, 9, 10, 11], (12, 3)),
+    "output.weight": (1, [4, 5, 6, 7], (3, 8)),
+    "output.lora_a": (1, [4, 5, 6, 7], (5, 8)),
+    "down.weight": (1, [3, 4, 5], (3, 6)),
     "embedding.weight": (0, [5, 6, 7, 8, 9], (10, 3)),
-    "head.weight": (0, [5, 6, 7, 8, 9], (10, 3)),
 }
 
 
@@ -53,7 +63,7 @@ ROWS_OF_RANK_1 = {
 def test_a_rank_has_whole_heads_and_matching_pieces(name, dtype):
     dim, indices, shape = ROWS_OF_RANK_1[name]
     full = torch.arange(shape[0] * shape[1]).view(shape).float().to(dtype)
-    local = shard_of(name, full, SIZES, place(1))
+    local = splits(place(1))[name].local_of(full)
     assert torch.equal(local.float(), full.float().index_select(dim, torch.tensor(indices)))
     assert local.untyped_storage().data_ptr() != full.untyped_storage().data_ptr()
 
@@ -61,14 +71,12 @@ def test_a_rank_has_whole_heads_and_matching_pieces(name, dtype):
 @pytest.mark.parametrize("name", ROWS_OF_RANK_1)
 def test_the_parts_of_all_ranks_make_the_whole(name):
     full = torch.randn(ROWS_OF_RANK_1[name][2])
-    splits = [decoder_split(name, full.shape, SIZES, place(index)) for index in range(2)]
-    assert torch.equal(splits[0].full_of([split.local_of(full) for split in splits]), full)
+    both = [splits(place(index))[name] for index in range(2)]
+    assert torch.equal(both[0].full_of([split.local_of(full) for split in both]), full)
 
 
-@pytest.mark.parametrize("name", ["layers.0.qkv.lora_a", "layers.0.output.lora_b", "layers.0.mlp_norm.weight"])
-def test_what_every_rank_has_whole_is_not_split(name):
-    full = torch.randn(3, 4)
-    assert shard_of(name, full, SIZES, place(1)) is full
+def test_what_every_rank_has_whole_is_not_split():
+    assert splits(place(1)).keys() == ROWS_OF_RANK_1.keys()
 
 
 @pytest.mark.parametrize(
@@ -77,7 +85,6 @@ def test_what_every_rank_has_whole_is_not_split(name):
         (lambda p: qkv_parts(4, 2, 16, p), "layout.tp=4 does not divide the 2 key/value heads"),
         (lambda p: qkv_parts(6, 4, 16, p), "layout.tp=4 does not divide the 6 query heads"),
         (lambda p: gate_up_parts(10, p), "layout.tp=4 does not divide the 10 feed-forward units"),
-        (lambda p: decoder_split("head.weight", (10, 3), SIZES, p), "does not divide the 10 words of the vocabulary"),
         (lambda p: ColumnParallelLinear(3, (8, 6), p), "layout.tp=4 does not divide 6"),
         (lambda p: RowParallelLinear(6, 3, p), "layout.tp=4 does not divide 6"),
         (lambda p: VocabularyParallelEmbedding(10, 3, p), "layout.tp=4 does not divide 10"),

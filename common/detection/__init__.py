@@ -1,0 +1,1 @@
+"""Boxes in pictures: coding, suppression, annotations, COCO's scores."""

@@ -1,0 +1,189 @@
+"""Which detections take which boxes of ground truth, for all pictures and classes at once.
+
+A group is what belongs to one picture and one class. Detections of different groups do not compete, so the first of
+every group take theirs together, then the second of every group, and so on. Only detections that overlap a box of their
+group by the smallest threshold take part.
+
+Shapes: G boxes of ground truth, D detections, C detections that take part, P pairs, T thresholds, S ranges of area.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+PAIRS_AT_ONCE = 4_000_000
+"""Pairs of a detection and a box whose overlap is computed at a time."""
+
+
+@dataclass(frozen=True)
+class GroupedTruth:
+    """Ground truth.
+
+    Attributes:
+        group: (G,) numbers of groups, ascending.
+        box: (G, 4) x, y, width, height; float64.
+        crowd: (G,) whether the box is around many objects.
+        ignored: (G, S) whether it does not count in a range of areas; crowds never do.
+    """
+
+    group: Tensor
+    box: Tensor
+    crowd: Tensor
+    ignored: Tensor
+
+
+@dataclass(frozen=True)
+class GroupedDetections:
+    """Detections.
+
+    Attributes:
+        group: (D,) numbers of groups, in any order; those of a group in the order in which they choose.
+        box: (D, 4) x, y, width, height; float64.
+    """
+
+    group: Tensor
+    box: Tensor
+
+
+@dataclass(frozen=True)
+class Matches:
+    """What detections took.
+
+    Attributes:
+        row: (C,) their rows among all detections, ascending.
+        right: (C, T, S) they took a box that counts.
+        void: (C, T, S) they took a box that does not count.
+    """
+
+    row: Tensor
+    right: Tensor
+    void: Tensor
+
+
+def match(truth: GroupedTruth, found: GroupedDetections, thresholds: tuple[float, ...]) -> Matches:
+    """Let every detection take a box for each threshold, ascending, and each range of areas."""
+    pairs = _pairs(truth, found, thresholds[0])
+    row_C, local_P, count_C = torch.unique_consecutive(pairs.detection, return_inverse=True, return_counts=True)
+    device, taking = row_C.device, len(row_C)
+    ranges, boxes = truth.ignored.shape[1], len(truth.group)
+    right_CTS = torch.zeros((taking, len(thresholds), ranges), dtype=torch.bool, device=device)
+    void_CTS = torch.zeros_like(right_CTS)
+    if not taking:
+        return Matches(row_C, right_CTS, void_CTS)
+
+    # Pairs in the order of their turns: a turn is the n-th best box of the r-th detection of every group. Detections
+    # with more boxes stand first, so that those that have an n-th box are the first rows of those that have one at all.
+    most = int(count_C.max())
+    nth_P = torch.arange(len(local_P), device=device) - (count_C.cumsum(0) - count_C)[local_P]
+    turn_P = rank_of_equals(found.group[row_C])[local_P] * most + nth_P
+    order_P = (turn_P * most + (most - count_C[local_P])).sort(stable=True).indices
+    local_P, box_P, turn_P = local_P[order_P], pairs.box[order_P], turn_P[order_P]
+    reached_PT = pairs.overlap[order_P].unsqueeze(1) >= torch.tensor(thresholds, dtype=torch.float64, device=device)
+
+    # One row more than there are boxes: detections without a box, and with a crowd, take that one.
+    taken_GTS = torch.zeros((boxes + 1, len(thresholds), ranges), dtype=torch.bool, device=device)
+    ignored_GS = torch.cat([truth.ignored, truth.ignored.new_zeros((1, ranges))])
+    taken_as_G = torch.where(truth.crowd, boxes, torch.arange(boxes, device=device))
+    taken_as_G = torch.cat([taken_as_G, taken_as_G.new_full((1,), boxes)])
+    cell_TS = torch.arange(taken_GTS[0].numel(), device=device).view(taken_GTS.shape[1:])
+
+    ends = turn_P.bincount(minlength=-(-int(turn_P[-1] + 1) // most) * most).cumsum(0).tolist()
+    for first in range(0, len(ends), most):
+        start = ends[first - 1] if first else 0
+        choosing_C = local_P[start : ends[first]]
+        choice_CTS = torch.full((len(choosing_C), *taken_GTS.shape[1:]), boxes, device=device)
+        poor_CTS = torch.ones_like(choice_CTS, dtype=torch.bool)
+        for end in ends[first : first + most]:
+            if end == start:
+                break
+            box, rows = box_P[start:end], slice(0, end - start)
+            counts = ~ignored_GS[box].unsqueeze(1)
+            free = reached_PT[start:end].unsqueeze(2) & ~taken_GTS[box]
+            better = free & ((choice_CTS[rows] == boxes) | (poor_CTS[rows] & counts))
+            choice_CTS[rows] = torch.where(better, box[:, None, None], choice_CTS[rows])
+            poor_CTS[rows] = torch.where(better, ~counts, poor_CTS[rows])
+            start = end
+        some_CTS = choice_CTS != boxes
+        right_CTS[choosing_C], void_CTS[choosing_C] = some_CTS & ~poor_CTS, some_CTS & poor_CTS
+        taken_GTS.view(-1)[taken_as_G[choice_CTS] * cell_TS.numel() + cell_TS] = True
+    return Matches(row_C, right_CTS, void_CTS)
+
+
+def rank_of_equals(values_D: Tensor) -> Tensor:
+    """How many equal values stand before each."""
+    sorted_D, order_D = values_D.sort(stable=True)
+    place_D = torch.arange(len(values_D), device=values_D.device)
+    starts_D = torch.ones_like(values_D, dtype=torch.bool)
+    starts_D[1:] = sorted_D[1:] != sorted_D[:-1]
+    rank_D = torch.empty_like(place_D)
+    rank_D[order_D] = place_D - torch.where(starts_D, place_D, 0).cummax(0).values
+    return rank_D
+
+
+def portions(bounds: NDArray[np.int64], limit: int) -> Iterator[tuple[int, int]]:
+    """First and end of consecutive pieces that hold ``limit`` entries together at most, or of one that holds more.
+
+    Args:
+        bounds: where each piece begins, and where the last one ends.
+        limit: entries.
+    """
+    first = 0
+    while first < len(bounds) - 1:
+        end = max(first + 1, int(np.searchsorted(bounds, bounds[first] + limit, side="right")) - 1)
+        yield first, end
+        first = end
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Detections and boxes that they overlap; the pairs of a detection lie together, its best box first.
+
+    Attributes:
+        detection: (P,) rows of detections, ascending.
+        box: (P,) rows of ground truth.
+        overlap: (P,) at least the smallest threshold.
+    """
+
+    detection: Tensor
+    box: Tensor
+    overlap: Tensor
+
+
+def _pairs(truth: GroupedTruth, found: GroupedDetections, threshold: float) -> _Pairs:
+    start_D = torch.searchsorted(truth.group, found.group)
+    count_D = torch.searchsorted(truth.group, found.group, right=True) - start_D
+    row_D = count_D.nonzero().squeeze(1)
+    start_D, count_D = start_D[row_D], count_D[row_D]
+    bounds = np.concatenate([np.zeros(1, np.int64), count_D.cumsum(0).cpu().numpy()])
+    detection_P, box_P, overlap_P = [row_D[:0]], [row_D[:0]], [found.box[:0, 0]]
+    for first, end in portions(bounds, PAIRS_AT_ONCE):
+        count = count_D[first:end]
+        local = torch.repeat_interleave(count)
+        nth = torch.arange(len(local), device=count.device) - (count.cumsum(0) - count)[local]
+        detection, box = row_D[first:end][local], start_D[first:end][local] + nth
+        overlap = _overlap(found.box[detection], truth.box[box], truth.crowd[box])
+        enough = (overlap >= threshold).nonzero().squeeze(1)
+        for values, column in ((detection_P, detection), (box_P, box), (overlap_P, overlap)):
+            values.append(column[enough])
+    detection, box, overlap = torch.cat(detection_P), torch.cat(box_P), torch.cat(overlap_P)
+    order = box.sort(stable=True, descending=True).indices  # of equal overlaps the last box is taken
+    order = order[overlap[order].sort(stable=True, descending=True).indices]
+    order = order[detection[order].sort(stable=True).indices]
+    return _Pairs(detection[order], box[order], overlap[order])
+
+
+def _overlap(detection_P4: Tensor, box_P4: Tensor, crowd_P: Tensor) -> Tensor:
+    """Intersection over union, of a crowd over the detection's area; (P,)."""
+    x, y, width, height = detection_P4.unbind(1)
+    box_x, box_y, box_width, box_height = box_P4.unbind(1)
+    shared_width = torch.minimum(x + width, box_x + box_width) - torch.maximum(x, box_x)
+    shared_height = torch.minimum(y + height, box_y + box_height) - torch.maximum(y, box_y)
+    shared, own = shared_width * shared_height, width * height
+    union = torch.where(crowd_P, own, own + box_width * box_height - shared)
+    return torch.where((shared_width > 0) & (shared_height > 0), shared / union, 0.0)

@@ -1,0 +1,287 @@
+"""COCO's scores of detected boxes: average precision and average recall, of all pictures and classes at once.
+
+What COCO's own evaluation counts (Lin et al., arXiv:1405.0312; cocodataset.org/#detection-eval), in its arithmetic:
+
+- In each picture and class the best 100 detections, by score, take boxes of ground truth one after the other: of those
+  not yet taken that they overlap by a threshold or more, the one that they overlap most, the last of equals. A crowd
+  can be taken often, and is overlapped by the intersection over the detection's own area. Crowds, and boxes outside a
+  range of areas, are taken only by what can take no other; a detection that takes one is neither right nor wrong, like
+  one outside the range that takes nothing.
+- The precision of a class at a recall is the largest over the lists of its best detections that reach it; the average
+  is over 101 recalls, the thresholds, and the classes that have ground truth.
+
+On cores that others use too, give it one thread, or threads that sleep while they wait (``OMP_WAIT_POLICY=passive``):
+those that spin take ten times as long.
+
+Shapes: G boxes of ground truth, D detections, C detections that overlap ground truth, T thresholds, S ranges of area,
+R recalls, M limits of detections, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from common.detection.annotations import Annotations
+from common.detection.coco_matching import (
+    GroupedDetections,
+    GroupedTruth,
+    Matches,
+    match,
+    portions,
+    rank_of_equals,
+)
+
+THRESHOLDS: tuple[float, ...] = tuple(np.linspace(0.5, 0.95, 10).tolist())
+RECALLS: tuple[float, ...] = tuple(np.linspace(0.0, 1.0, 101).tolist())
+AREAS: Mapping[str, tuple[float, float]] = {
+    "all": (0.0, 1e10),
+    "small": (0.0, 32.0**2),
+    "medium": (32.0**2, 96.0**2),
+    "large": (96.0**2, 1e10),
+}
+"""Least and largest area of a box, in pixels; both belong to the range."""
+LIMITS = (1, 10, 100)
+"""Best detections of a picture and class that count."""
+
+DETECTIONS_AT_ONCE = 1_500_000
+"""Detections of as many classes as fit in are scored at a time."""
+
+
+@dataclass(frozen=True)
+class GroundTruth:
+    """The boxes to be found, and where.
+
+    Attributes:
+        pictures: ids of all pictures, ascending, int64.
+        classes: ids of all classes, ascending, int64.
+        picture_id: (G,) ids of the boxes' pictures, int64.
+        class_id: (G,) ids of their classes, int64.
+        box: (G, 4) x, y, width, height in pixels, float64.
+        area: (G,) in pixels, by which ranges are judged; COCO's are of the outline, not of the box; float64.
+        crowd: (G,) whether the box is around many objects, bool.
+    """
+
+    pictures: Tensor
+    classes: Tensor
+    picture_id: Tensor
+    class_id: Tensor
+    box: Tensor
+    area: Tensor
+    crowd: Tensor
+
+    @staticmethod
+    def of(annotations: Annotations, device: torch.device) -> GroundTruth:
+        """The boxes of ``annotations``, on ``device``."""
+
+        def column(values: NDArray[np.generic]) -> Tensor:
+            return torch.from_numpy(values).to(device)
+
+        return GroundTruth(
+            column(np.sort(annotations.picture_id)),
+            column(np.sort(annotations.class_id)),
+            column(annotations.box_picture),
+            column(annotations.box_class),
+            column(annotations.box_xywh),
+            column(annotations.box_area),
+            column(annotations.box_crowd),
+        )
+
+
+@dataclass(frozen=True)
+class Detections:
+    """The boxes that were found.
+
+    Attributes:
+        picture_id: (D,) ids of pictures, int64.
+        class_id: (D,) ids of classes, int64.
+        box: (D, 4) x, y, width, height in pixels, float64.
+        score: (D,) float64. Equal ones of a picture and class keep their order.
+    """
+
+    picture_id: Tensor
+    class_id: Tensor
+    box: Tensor
+    score: Tensor
+
+
+@torch.no_grad()
+def score(truth: GroundTruth, found: Detections) -> dict[str, float]:
+    """COCO's twelve figures; tensors are on one device.
+
+    Returns:
+        ``AP``, ``AP50``, ``AP75``, ``AP_small``, ``AP_medium``, ``AP_large``, ``AR_1``, ``AR_10``, ``AR_100``,
+        ``AR_small``, ``AR_medium``, ``AR_large``. One without any ground truth is -1.
+
+    Raises:
+        ValueError: a picture or class of a box is unknown, or a score, box or area is not finite or not of float64.
+    """
+    for name, values in (("score", found.score), ("box found", found.box), ("box", truth.box), ("area", truth.area)):
+        if values.dtype != torch.float64:
+            raise ValueError(f"a {name} is of {values.dtype}, not of float64")
+        if not bool(values.isfinite().all()):
+            raise ValueError(f"a {name} is not finite")
+    picture_D, class_D = _row(found.picture_id, truth.pictures, "picture"), _row(found.class_id, truth.classes, "class")
+    picture_G, class_G = _row(truth.picture_id, truth.pictures, "picture"), _row(truth.class_id, truth.classes, "class")
+    group_D, group_G = (
+        classes * len(truth.pictures) + pictures for classes, pictures in ((class_D, picture_D), (class_G, picture_G))
+    )
+    # By class and falling score; equal scores by picture, and in their order.
+    order_D = picture_D.sort(stable=True).indices
+    order_D = order_D[found.score[order_D].sort(stable=True, descending=True).indices]
+    order_D = order_D[class_D[order_D].sort(stable=True).indices]
+    order_G = group_G.sort(stable=True).indices
+    bounds_D, bounds_G = (_bounds(column, len(truth.classes)) for column in (class_D, class_G))
+    curves = _Curves()
+    for first, end in portions(bounds_D, DETECTIONS_AT_ONCE):
+        part_G = order_G[bounds_G[first] : bounds_G[end]]
+        part_D = order_D[bounds_D[first] : bounds_D[end]]
+        rank_D = rank_of_equals(group_D[part_D])
+        among_best = (rank_D < LIMITS[-1]).nonzero().squeeze(1)
+        part_D, rank_D = part_D[among_best], rank_D[among_best]
+        crowd_G, box_D4 = truth.crowd[part_G], found.box[part_D]
+        ignored_GS = crowd_G.unsqueeze(1) | ~_in_range(truth.area[part_G])
+        matches = match(
+            GroupedTruth(group_G[part_G], truth.box[part_G], crowd_G, ignored_GS),
+            GroupedDetections(group_D[part_D], box_D4),
+            THRESHOLDS,
+        )
+        boxes_KS = torch.zeros((end - first, len(AREAS)), dtype=torch.int64, device=part_G.device)
+        boxes_KS.index_add_(0, class_G[part_G] - first, (~ignored_GS).long())
+        in_range_DS = _in_range(box_D4[:, 2] * box_D4[:, 3])
+        curves.add(_Part(boxes_KS, class_D[part_D] - first, rank_D, in_range_DS, matches))
+    return curves.figures()
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some classes, numbered from 0, and detections, which stand by class and falling score.
+
+    Attributes:
+        boxes: (K, S) ground truth of each class that counts in each range of areas.
+        number: (D,) of the class.
+        rank: (D,) how many of their picture and class stand before them.
+        in_range: (D, S) whether their area is within a range.
+        matches: what they took.
+    """
+
+    boxes: Tensor
+    number: Tensor
+    rank: Tensor
+    in_range: Tensor
+    matches: Matches
+
+
+class _Curves:
+    """Precisions and recalls of the classes that have ground truth, by range of areas."""
+
+    def __init__(self) -> None:
+        self._precision_TR: list[list[Tensor]] = [[] for _ in AREAS]
+        self._recall_MT: list[list[Tensor]] = [[] for _ in AREAS]
+
+    def add(self, part: _Part) -> None:
+        """Take in some classes."""
+        boxes_KS = part.boxes.tolist()
+        bounds_D = _bounds(part.number, len(boxes_KS))
+        bounds_C = _bounds(part.number[part.matches.row], len(boxes_KS))
+        for number, boxes_S in enumerate(boxes_KS):
+            if not any(boxes_S):
+                continue
+            rows_D, rows_C = (slice(bounds[number], bounds[number + 1]) for bounds in (bounds_D, bounds_C))
+            row_C = part.matches.row[rows_C]
+            in_range_DS = part.in_range[rows_D]
+            in_range_CS = in_range_DS[row_C - rows_D.start]
+            until_CS = in_range_DS.cumsum(0)[row_C - rows_D.start]
+            counted_MC = part.rank[row_C] < torch.tensor(LIMITS, device=row_C.device).unsqueeze(1)
+            for area, boxes in enumerate(boxes_S):
+                if not boxes:
+                    continue
+                right_TC = part.matches.right[rows_C, :, area].T.contiguous()
+                void_TC = part.matches.void[rows_C, :, area].T
+                self._recall_MT[area].append((right_TC & counted_MC.unsqueeze(1)).sum(2).double() / boxes)
+                in_range_C = in_range_CS[:, area]
+                judged_TC = right_TC | (in_range_C & ~void_TC)
+                judged_until_TC = until_CS[:, area] + (judged_TC.long() - in_range_C.long()).cumsum(1)
+                self._precision_TR[area].append(_precisions(right_TC, judged_until_TC, boxes))
+
+    def figures(self) -> dict[str, float]:
+        """Averages over the classes, :func:`score`'s."""
+        area = {name: number for number, name in enumerate(AREAS)}
+
+        def precision(name: str, thresholds: slice = slice(None)) -> float:
+            return _mean([values_TR[thresholds] for values_TR in self._precision_TR[area[name]]])
+
+        def recall(name: str, limit: int) -> float:
+            return _mean([values_MT[LIMITS.index(limit)] for values_MT in self._recall_MT[area[name]]])
+
+        return {
+            "AP": precision("all"),
+            **{f"AP{at}": precision("all", _only(at / 100)) for at in (50, 75)},
+            **{f"AP_{name}": precision(name) for name in list(AREAS)[1:]},
+            **{f"AR_{limit}": recall("all", limit) for limit in LIMITS},
+            **{f"AR_{name}": recall(name, LIMITS[-1]) for name in list(AREAS)[1:]},
+        }
+
+
+def _precisions(right_TC: Tensor, judged_until_TC: Tensor, boxes: int) -> Tensor:
+    """Precision at each recall, (T, R).
+
+    Precision rises only with a detection that is right, so that all others can be left out.
+
+    Args:
+        right_TC: whether a detection is right; they stand by falling score.
+        judged_until_TC: how many until then, and with it, are right or wrong.
+        boxes: what there is to be found.
+    """
+    found_TC = right_TC.long().cumsum(1)
+    spacing = torch.finfo(torch.float64).eps
+    precision_TC = torch.where(right_TC, found_TC.double() / (judged_until_TC.double() + spacing), 0.0)
+    precision_TC = precision_TC.flip(1).cummax(1).values.flip(1)
+    # By how many were found with a detection that is right; what is put at 0, in any order, is not read.
+    by_found = precision_TC.new_zeros((len(precision_TC), boxes + 1))
+    by_found.scatter_(1, torch.where(right_TC, found_TC, 0), precision_TC)
+    return by_found[:, _needed(boxes).to(by_found.device)]
+
+
+def _needed(boxes: int) -> Tensor:
+    """How many of ``boxes`` must be found for each recall, (R,); at least one, since without any precision is 0."""
+    recall_R1 = torch.tensor(RECALLS, dtype=torch.float64).unsqueeze(1)
+    near = (recall_R1 * boxes).floor().long() + torch.arange(-1, 3)
+    return torch.where(near.double() / boxes >= recall_R1, near, boxes).amin(1).clamp(min=1)
+
+
+def _only(threshold: float) -> slice:
+    place = THRESHOLDS.index(threshold)
+    return slice(place, place + 1)
+
+
+def _mean(values: list[Tensor]) -> float:
+    return float(torch.stack(values).mean()) if values else -1.0
+
+
+def _in_range(area_D: Tensor) -> Tensor:
+    """Whether each area is within each range, (D, S)."""
+    least_S, most_S = torch.tensor(list(AREAS.values()), dtype=torch.float64, device=area_D.device).unbind(1)
+    return (area_D.unsqueeze(1) >= least_S) & (area_D.unsqueeze(1) <= most_S)
+
+
+def _row(ids_D: Tensor, known: Tensor, name: str) -> Tensor:
+    """Where each id stands among ``known``, ascending ones."""
+    row_D = torch.searchsorted(known, ids_D.contiguous())
+    unknown_D = row_D == len(known)
+    if len(known):
+        unknown_D = known[row_D.clamp(max=len(known) - 1)] != ids_D
+    if bool(unknown_D.any()):
+        raise ValueError(f"a box is of {name} {int(ids_D[unknown_D][0])}, which is not known")
+    return row_D
+
+
+def _bounds(number_D: Tensor, count: int) -> NDArray[np.int64]:
+    """Where the entries of each number below ``count`` begin once sorted, and where the last ones end."""
+    ends: NDArray[np.int64] = number_D.bincount(minlength=count).cumsum(0).cpu().numpy()
+    return np.concatenate([np.zeros(1, np.int64), ends])

@@ -1,0 +1,77 @@
+"""Boxes as offsets from anchors, and back. Boxes are corners x1, y1, x2, y2. Shapes: A anchors.
+
+Girshick et al., arXiv:1311.2524, appendix C: of an anchor with centre (ax, ay) and size (aw, ah), a box (x, y, w, h) is
+``((x - ax) / aw, (y - ay) / ah, ln(w / aw), ln(h / ah))``, each times a weight. All arithmetic is in fp32, in fp64 of
+fp64.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from common.ops.triton_support import widen
+
+
+@dataclass(frozen=True)
+class BoxCoding:
+    """How boxes are coded.
+
+    Attributes:
+        weights: of x, y, width and height. SSD's variances 0.1 and 0.2 are weights of 10 and 5.
+        most_growth: width and height of a decoded box are at most so many times the anchor's; None sets no limit.
+    """
+
+    weights: tuple[float, float, float, float]
+    most_growth: float | None = None
+
+    def encode(self, boxes_A4: Tensor, anchors_A4: Tensor) -> Tensor:
+        """Offsets, (..., A, 4), of ``boxes_A4``, (..., A, 4), from ``anchors_A4``, (A, 4).
+
+        A box without width or height has an infinite offset: select it away, a product with 0 makes NaN of it.
+        """
+        (x, y, width, height), (anchor_x, anchor_y, anchor_width, anchor_height) = (
+            _centres(widen(boxes)) for boxes in (boxes_A4, anchors_A4)
+        )
+        weight_x, weight_y, weight_width, weight_height = self.weights
+        return torch.stack(
+            [
+                weight_x * (x - anchor_x) / anchor_width,
+                weight_y * (y - anchor_y) / anchor_height,
+                weight_width * torch.log(width / anchor_width),
+                weight_height * torch.log(height / anchor_height),
+            ],
+            -1,
+        )
+
+    def decode(self, offsets_A4: Tensor, anchors_A4: Tensor) -> Tensor:
+        """Boxes, (..., A, 4), of ``offsets_A4``, (..., A, 4), from ``anchors_A4``, which broadcast against them."""
+        anchor_x, anchor_y, anchor_width, anchor_height = _centres(widen(anchors_A4))
+        dx, dy, dw, dh = (
+            offset / weight for offset, weight in zip(widen(offsets_A4).unbind(-1), self.weights, strict=True)
+        )
+        if self.most_growth is not None:
+            most = math.log(self.most_growth)
+            dw, dh = dw.clamp(max=most), dh.clamp(max=most)
+        x, y = dx * anchor_width + anchor_x, dy * anchor_height + anchor_y
+        half_width, half_height = 0.5 * (torch.exp(dw) * anchor_width), 0.5 * (torch.exp(dh) * anchor_height)
+        return torch.stack([x - half_width, y - half_height, x + half_width, y + half_height], -1)
+
+
+def clip(boxes_A4: Tensor, height: float | Tensor, width: float | Tensor) -> Tensor:
+    """Boxes, (..., A, 4), within pictures of ``height`` and ``width``, which broadcast against (..., A)."""
+    x1, y1, x2, y2 = boxes_A4.clamp(min=0).unbind(-1)
+    return torch.stack([_at_most(x1, width), _at_most(y1, height), _at_most(x2, width), _at_most(y2, height)], -1)
+
+
+def _at_most(values: Tensor, limit: float | Tensor) -> Tensor:
+    return torch.minimum(values, limit) if isinstance(limit, Tensor) else values.clamp(max=limit)
+
+
+def _centres(boxes_A4: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x1, y1, x2, y2 = boxes_A4.unbind(-1)
+    width, height = x2 - x1, y2 - y1
+    return x1 + 0.5 * width, y1 + 0.5 * height, width, height

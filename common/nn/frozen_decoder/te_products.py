@@ -1,0 +1,84 @@
+"""The products of a frozen decoder with Transformer Engine's casts, transposes and products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from common.nn.frozen_decoder.products import GRADIENT, INPUT, Fp8FrozenProduct
+from common.ops.fp8_cast.plain import E4M3, E5M2, Fp8Tensor
+from common.ops.linear import te
+
+
+class TeFrozenProduct(Fp8FrozenProduct):
+    """The product in FP8, with the same weights, formats and scales.
+
+    Nobody casts for it: what a norm, SwiGLU or a rotation makes comes in 16 bits and is cast by a pass of its own.
+
+    Args:
+        weight_OI, dtype, keep_transposed: see :class:`.products.Fp8FrozenProduct`.
+
+    Attributes:
+        amaxes: fp32 (1, 2), scratch of the casts, zeros between them.
+    """
+
+    amaxes: Tensor
+
+    def __init__(self, weight_OI: Tensor, dtype: torch.dtype, keep_transposed: bool = False) -> None:
+        super().__init__(weight_OI, dtype, keep_transposed)
+        self.scales.copy_(torch.tensor([1.0, te.first_gradient_scale(dtype)]))
+        self.register_buffer("amaxes", torch.zeros(1, 2, dtype=torch.float32, device=weight_OI.device), False)
+
+    def input_scaling(self) -> None:
+        """No producer casts for this product."""
+
+    def gradient_scaling(self) -> None:
+        """Nor for its input gradient."""
+
+    def cast_input(self, x_TI: Tensor, resting: bool) -> Fp8Tensor:
+        """The input in e4m3; ``resting`` leaves the scale as it is."""
+        return self._rounded(x_TI, INPUT, self.scales[INPUT], resting)
+
+    def cast_with(self, x_TI: Tensor, scale_inverse: Tensor | None) -> Fp8Tensor:
+        """The input in e4m3 with a scale of before."""
+        assert scale_inverse is not None
+        return self._rounded(x_TI, INPUT, scale_inverse.reciprocal(), True)
+
+    def cast_gradient(self, dy_TO: Tensor) -> Fp8Tensor:
+        """The gradient in e5m2."""
+        return self._rounded(dy_TO, GRADIENT, self.scales[GRADIENT], False)
+
+    def _multiply(self, left_nK: Tensor, scale_inverse: Tensor | None, right_NK: Tensor, out_nN: Tensor) -> None:
+        from transformer_engine.pytorch.cpp_extensions import general_gemm
+
+        assert scale_inverse is not None
+        right, left = _engine(right_NK, self.scale_inverse), _engine(left_nK, scale_inverse)
+        general_gemm(right, left, out_dtype=out_nN.dtype, out=out_nN)
+
+    def _turn(self, target_IO: Tensor) -> Tensor:
+        from transformer_engine.pytorch.constants import TE_DType, tex
+
+        tex.fp8_transpose(self.weight.view(torch.uint8), TE_DType[E4M3], out=target_IO.view(torch.uint8))
+        return target_IO
+
+    def _rounded(self, x: Tensor, role: int, scale: Tensor, resting: bool) -> Fp8Tensor:
+        dtype, amaxes = E5M2 if role == GRADIENT else E4M3, self.amaxes[:, role : role + 1]
+        parts = te.cast(x, scale, amaxes[0], dtype, False).get_metadata()
+        if resting:
+            amaxes.zero_()
+        else:
+            te.advance(amaxes, self.scales[role : role + 1], dtype)
+        return Fp8Tensor(parts["data"].view(dtype), None, parts["fp8_scale_inv"].view(()), x)
+
+
+def _engine(data: Tensor, scale_inverse: Tensor) -> Any:
+    """A tensor of Transformer Engine of these FP8 values."""
+    from transformer_engine.pytorch import Float8TensorStorage
+    from transformer_engine.pytorch.constants import TE_DType
+
+    return Float8TensorStorage(
+        data=data.view(torch.uint8), fp8_scale_inv=scale_inverse.view(1), fp8_dtype=TE_DType[data.dtype],
+        data_transpose=None,
+    )  # fmt: skip

@@ -1,0 +1,176 @@
+"""cuDNN's fused attention as graphs of our own (``nvidia-cudnn-frontend``), which see keys before the queries.
+
+PyTorch's operators of the same kernels know the mask of a square only. A graph is built at the first use of its shapes
+and strides; that waits for the device and must come before a capture. cuDNN sees (B, H, S, D), here views of memory in
+the order (B, S, H, D).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from common.ops.causal_attention.parts import Library
+from common.ops.causal_attention.plain import Saved
+from common.ops.libraries import cudnn_handle
+
+
+class Layout(NamedTuple):
+    """Shape and strides of a (B, S, H, D) tensor as cuDNN sees it."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class Key(NamedTuple):
+    """What a graph is built for.
+
+    Attributes:
+        q, k, v: layouts; everything else is contiguous as (B, S, H, D).
+        causal: otherwise every query sees every key.
+        deterministic: of backward.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    q: Layout
+    k: Layout
+    v: Layout
+    scale: float
+    causal: bool
+    deterministic: bool
+
+
+class Graph(NamedTuple):
+    """A built graph.
+
+    Attributes:
+        graph: cuDNN's.
+        operands: inputs, then outputs.
+        workspace: bytes.
+    """
+
+    graph: Any
+    operands: tuple[Any, ...]
+    workspace: int
+
+    def run(self, *tensors: Tensor) -> None:
+        """Enqueue it; ``tensors`` are those of ``operands``."""
+        device = tensors[0].device
+        workspace = torch.empty(max(self.workspace, 1), dtype=torch.uint8, device=device)
+        pointers = {operand: tensor.data_ptr() for operand, tensor in zip(self.operands, tensors, strict=True)}
+        self.graph.execute(pointers, workspace.data_ptr(), handle=cudnn_handle(device))
+
+
+def forward(q_BQHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor, None]:
+    """See :class:`common.ops.causal_attention.parts.Forward`."""
+    o_BQHD = torch.empty_like(q_BQHD, memory_format=torch.contiguous_format)
+    lse_BHQ = q_BQHD.new_empty((q_BQHD.shape[0], q_BQHD.shape[2], q_BQHD.shape[1]), dtype=torch.float32)
+    key = _key(q_BQHD, k_BSKD, v_BSKD, scale, causal)
+    _forward_graph(key).run(q_BQHD, k_BSKD, v_BSKD, o_BQHD, lse_BHQ)
+    return o_BQHD, lse_BHQ, None
+
+
+def backward(do_BQHD: Tensor, saved: Saved, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """See :class:`common.ops.causal_attention.parts.Backward`."""
+    q, k, v = saved[:3]
+    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    given = (x.contiguous() for x in (saved.o, do_BQHD, saved.lse))
+    _backward_graph(_key(q, k, v, saved.scale, causal)).run(q, k, v, *given, dq, dk, dv)
+    return dq, dk, dv
+
+
+def _key(q_BQHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, scale: float, causal: bool) -> Key:
+    q, k, v = (_layout(x) for x in (q_BQHD, k_BSKD, v_BSKD))
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    return Key(q_BQHD.device, q_BQHD.dtype, q, k, v, scale, causal, deterministic)
+
+
+def _layout(x_BSHD: Tensor) -> Layout:
+    x_BHSD = x_BSHD.transpose(1, 2)
+    return Layout(tuple(x_BHSD.shape), x_BHSD.stride())
+
+
+def _contiguous(like: Layout) -> Layout:
+    """The layout of a contiguous (B, S, H, D) tensor of the same shape."""
+    _, heads, length, size = like.shape
+    return Layout(like.shape, (length * heads * size, size, heads * size, 1))
+
+
+def _statistics(q: Layout) -> Layout:
+    """Of the log-sum-exp, one number a query."""
+    rows, heads, queries, _ = q.shape
+    return Layout((rows, heads, queries, 1), (heads * queries, queries, 1, 1))
+
+
+class _Builder:
+    """An empty graph for ``key``, and how it is finished."""
+
+    def __init__(self, key: Key) -> None:
+        import cudnn
+
+        self.dtype = {torch.float16: cudnn.data_type.HALF, torch.bfloat16: cudnn.data_type.BFLOAT16}[key.dtype]
+        self.single = cudnn.data_type.FLOAT
+        self.graph = cudnn.pygraph(
+            io_data_type=self.dtype,
+            intermediate_data_type=self.single,
+            compute_data_type=self.single,
+            handle=cudnn_handle(key.device),
+        )
+        alignment = cudnn.diagonal_alignment
+        square = key.q.shape[2] == key.k.shape[2]
+        self.mask = {
+            "diagonal_alignment": alignment.TOP_LEFT if square else alignment.BOTTOM_RIGHT,
+            "diagonal_band_right_bound": 0 if key.causal else None,
+        }
+        self._heuristics = [cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK]
+
+    def input(self, name: str, layout: Layout, dtype: Any = None) -> Any:
+        return self.graph.tensor(
+            name=name, dim=list(layout.shape), stride=list(layout.strides), data_type=dtype or self.dtype
+        )
+
+    def output(self, tensor: Any, layout: Layout, dtype: Any = None) -> None:
+        tensor.set_output(True).set_dim(list(layout.shape)).set_stride(list(layout.strides))
+        tensor.set_data_type(dtype or self.dtype)
+
+    def finish(self, *operands: Any) -> Graph:
+        self.graph.validate()
+        self.graph.build_operation_graph()
+        self.graph.create_execution_plans(self._heuristics)
+        self.graph.check_support()
+        self.graph.build_plans()
+        return Graph(self.graph, operands, self.graph.get_workspace_size())
+
+
+@functools.cache
+def _forward_graph(key: Key) -> Graph:
+    builder = _Builder(key)
+    q, k, v = (builder.input(name, getattr(key, name)) for name in "qkv")
+    o, lse = builder.graph.sdpa(
+        name="attention", q=q, k=k, v=v, attn_scale=key.scale, generate_stats=True, **builder.mask
+    )
+    builder.output(o, _contiguous(key.q))
+    builder.output(lse, _statistics(key.q), builder.single)
+    return builder.finish(q, k, v, o, lse)
+
+
+@functools.cache
+def _backward_graph(key: Key) -> Graph:
+    builder = _Builder(key)
+    q, k, v = (builder.input(name, getattr(key, name)) for name in "qkv")
+    o, do = (builder.input(name, _contiguous(key.q)) for name in ("o", "do"))
+    lse = builder.input("lse", _statistics(key.q), builder.single)
+    gradients = builder.graph.sdpa_backward(
+        name="attention", q=q, k=k, v=v, o=o, dO=do, stats=lse, attn_scale=key.scale,
+        use_deterministic_algorithm=key.deterministic, **builder.mask,
+    )  # fmt: skip
+    for gradient, layout in zip(gradients, (key.q, key.k, key.v), strict=True):
+        builder.output(gradient, _contiguous(layout))
+    return builder.finish(q, k, v, o, do, lse, *gradients)
+
+
+LIBRARY = Library(forward, backward, prefixes=True)

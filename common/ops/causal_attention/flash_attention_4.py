@@ -1,0 +1,38 @@
+"""FlashAttention 4, kernels in CuTe's Python language for Hopper and Blackwell (``flash-attn-4``).
+
+It takes grouped queries as they are, and aligns its mask to the last key. Its functions without autograd have no public
+name, so that one version alone is used, as ``pyproject.toml`` asks for it. The first use of a dtype, head size and mask
+compiles and waits: it must come before a capture.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from common.ops.causal_attention.parts import Library
+from common.ops.causal_attention.plain import Saved
+
+VERSION = "4.0.0b36"
+
+
+def forward(q_BQHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor, None]:
+    """See :class:`common.ops.causal_attention.parts.Forward`."""
+    from flash_attn.cute.interface import _flash_attn_fwd
+
+    o, lse, *_ = _flash_attn_fwd(q_BQHD, k_BSKD, v_BSKD, softmax_scale=scale, causal=causal, return_lse=True)
+    return o, lse, None
+
+
+def backward(do_BQHD: Tensor, saved: Saved, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """See :class:`common.ops.causal_attention.parts.Backward`."""
+    from flash_attn.cute.interface import _flash_attn_bwd
+
+    dq, dk, dv = _flash_attn_bwd(
+        *saved[:4], do_BQHD, saved.lse, saved.scale, causal,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+    )  # fmt: skip
+    return dq, dk, dv
+
+
+LIBRARY = Library(forward, backward, prefixes=True)

@@ -1,0 +1,69 @@
+"""Suppression against torchvision's, picture by picture."""
+
+import pytest
+import torch
+import torchvision
+
+from common.detection import nms
+
+
+def candidates(seed, pictures, count, classes, decimals=4):
+    random = torch.Generator().manual_seed(seed)
+    corner = torch.randint(60, (pictures, count, 2), generator=random)
+    boxes = torch.cat([corner, corner + torch.randint(1, 40, (pictures, count, 2), generator=random)], 2).float()
+    score = torch.rand((pictures, count), generator=random).mul(10**decimals).round() / 10**decimals
+    return boxes, score, torch.randint(classes, (pictures, count), generator=random)
+
+
+def assert_as_torchvision(boxes, score, classes, threshold, keep):
+    kept, there = nms.suppress(boxes, score, classes, threshold, keep)
+    assert kept.shape == there.shape == (len(boxes), min(keep, boxes.shape[1]))
+    for row in range(len(boxes)):
+        real = (score[row] > -torch.inf).nonzero().squeeze(1)
+        expected = torchvision.ops.batched_nms(boxes[row, real], score[row, real], classes[row, real], threshold)
+        assert kept[row, there[row]].tolist() == real[expected][:keep].tolist()
+        assert not kept[row, ~there[row]].any()
+
+
+@pytest.mark.parametrize(("count", "classes", "decimals"), [(200, 1, 4), (190, 5, 1), (64, 2, 4), (1, 1, 4)])
+@pytest.mark.parametrize("threshold", [0.25, 0.5])  # of fp32: torchvision's CPU and CUDA versions round others apart
+def test_batches_are_suppressed_as_torchvision_does(count, classes, decimals, threshold):
+    assert_as_torchvision(*candidates(count, 3, count, classes, decimals), threshold, keep=count)
+
+
+def test_the_best_are_kept_where_only_some_may_be():
+    boxes, score, classes = candidates(1, 3, 150, 4)
+    _, there = nms.suppress(boxes, score, classes, 0.5, keep=10)
+    assert there.all()
+    assert_as_torchvision(boxes, score, classes, 0.5, keep=10)
+
+
+def test_absent_candidates_are_not_kept_and_suppress_nothing():
+    boxes, score, classes = candidates(2, 4, 100, 2)
+    score[0] = -torch.inf
+    score[1, 30:] = -torch.inf
+    score[2, ::2] = -torch.inf
+    assert_as_torchvision(boxes, score, classes, 0.5, keep=100)
+
+
+def test_many_candidates_with_fractions_of_pixels():
+    """So many that torchvision goes through the classes one by one, and does not keep the order of equal scores."""
+    random = torch.Generator().manual_seed(4)
+    boxes, _, classes = candidates(3, 1, 1200, 3)
+    boxes = boxes + torch.rand(boxes.shape, generator=random)
+    score = torch.randperm(1200, generator=random)[None] / 1200
+    assert_as_torchvision(boxes, score, classes, 0.5, keep=300)
+
+
+def test_a_chain_longer_than_a_block_alternates():
+    """Each box overlaps its neighbours alone: the first suppresses the second, which then leaves the third."""
+    length = 2 * nms.BLOCK + 7
+    left = torch.arange(length, dtype=torch.float32)
+    boxes = torch.stack([left, torch.zeros(length), left + 2, torch.ones(length)], 1)
+    kept, there = nms.suppress(boxes[None], -left[None], torch.zeros(1, length), 0.25, length)
+    assert kept[there].tolist() == list(range(0, length, 2))
+
+
+def test_no_candidates():
+    kept, there = nms.suppress(torch.zeros(2, 0, 4), torch.zeros(2, 0), torch.zeros(2, 0), 0.5, 10)
+    assert kept.shape == there.shape == (2, 0)

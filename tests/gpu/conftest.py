@@ -1,0 +1,21 @@
+"""Ranks on several GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What ``run_rank(rank, world, folder)`` of a test's file saves as ``<rank>.pt``, on each of 2 and of 4 GPUs."""
+    world = request.param
+    if torch.cuda.device_count() < world:
+        pytest.skip(f"needs {world} CUDA devices")
+    folder: Path = tmp_path_factory.mktemp("ranks")
+    mp.spawn(request.module.run_rank, args=(world, str(folder)), nprocs=world)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(world)]

@@ -1,0 +1,82 @@
+"""Parts of detection on a GPU: equal to the CPU's, and captured without a wait for the device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torchvision
+
+from common.detection import bench, nms
+from common.detection.coco_scoring import Detections, GroundTruth, score
+from common.detection.coding import BoxCoding, clip
+from common.ops.anchor_matching import IMPLEMENTATIONS
+from common.ops.anchor_matching.plain import MatchingRule, match_torch
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+CODING = BoxCoding((10.0, 10.0, 5.0, 5.0), most_growth=1000 / 16)
+
+
+def boxes(seed: int, *shape: int) -> torch.Tensor:
+    random = torch.Generator().manual_seed(seed)
+    corner = torch.randint(600, (*shape, 2), generator=random)
+    return torch.cat([corner, corner + torch.randint(8, 200, (*shape, 2), generator=random)], -1).float()
+
+
+@pytest.mark.parametrize("name", sorted(IMPLEMENTATIONS))
+@pytest.mark.parametrize(
+    "rule",
+    [MatchingRule(0.4, 0.5, rescue="every_best"), MatchingRule(0.5, 0.5, exclusive=True, rescue="own_best")],
+    ids=lambda rule: rule.rescue,
+)
+def test_matches_are_the_cpus(name: str, rule: MatchingRule) -> None:
+    arguments = boxes(0, 20_000), boxes(1, 4, 60), torch.tensor([60, 0, 7, 31])
+    matched = IMPLEMENTATIONS[name].function(*(tensor.cuda() for tensor in arguments), rule)
+    assert torch.equal(matched.cpu(), match_torch(*arguments, rule))
+
+
+@pytest.mark.parametrize("pictures", [1, 8])
+def test_suppression_is_torchvisions_on_the_cpu(pictures: int) -> None:
+    found = boxes(2, pictures, 3000)
+    points = torch.stack([torch.randperm(3000, generator=torch.Generator().manual_seed(n)) for n in range(pictures)])
+    classes = torch.randint(5, points.shape, generator=torch.Generator().manual_seed(9))
+    kept, there = nms.suppress(found.cuda(), points.cuda() / 3000, classes.cuda(), 0.5, 300)
+    assert there.all()
+    for row in range(pictures):
+        expected = torchvision.ops.batched_nms(found[row], points[row] / 3000, classes[row], 0.5)
+        assert kept[row].tolist() == expected[:300].tolist()
+
+
+def test_everything_between_pictures_and_detections_is_captured() -> None:
+    anchors, count = boxes(3, 5000).cuda(), torch.tensor([9, 0], device="cuda")
+    truth, offsets = boxes(4, 2, 20).cuda(), (boxes(5, 2, 5000) / 800 - 0.5).cuda()
+    points, classes = (offsets[..., 0] + 1).contiguous(), (offsets[..., 1] * 10).long()
+    rule = MatchingRule(0.4, 0.5, rescue="every_best")
+
+    def work() -> list[torch.Tensor]:
+        matched = match_torch(anchors, truth, count, rule)
+        target = CODING.encode(truth.gather(1, matched.clamp(min=0).unsqueeze(2).expand(-1, -1, 4)), anchors)
+        found = clip(CODING.decode(offsets, anchors), 600.0, 800.0)
+        return [matched, target, *nms.suppress(found, points, classes, 0.5, 100)]
+
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        eager = [tensor.clone() for tensor in work()]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = work()
+    count.fill_(3)
+    graph.replay()
+    assert not torch.equal(captured[0], eager[0])
+    count.copy_(torch.tensor([9, 0]))
+    graph.replay()
+    assert all(torch.equal(one, other) for one, other in zip(captured, eager, strict=True))
+
+
+def test_scores_are_the_cpus() -> None:
+    truth, found = bench.made_up(300, 100, 0.5, torch.device("cpu"))
+    there = GroundTruth(**{name: column.cuda() for name, column in vars(truth).items()})
+    seen = Detections(**{name: column.cuda() for name, column in vars(found).items()})
+    assert score(there, seen) == pytest.approx(score(truth, found), rel=0, abs=1e-12)
