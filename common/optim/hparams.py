@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from common.config.ranges import Decay, FiniteNotNegative, Positive, Range
-from common.optim.adaptive import LAMB, SMALLEST_EPSILON, AdamW
+from common.optim.adaptive import LAMB, SMALLEST_EPSILON, Adam, AdamW
 from common.optim.momentum import LARS, SGD
 
 AdaptiveEpsilon = Range(
@@ -84,6 +84,15 @@ class LambHparams(MomentsHparams):
     def lamb(self) -> LAMB:
         """The update rule."""
         return LAMB(self.beta_1, self.beta_2, self.epsilon)
+
+
+@dataclass(frozen=True)
+class AdamHparams(MomentsHparams):
+    """Those of Adam."""
+
+    def adam(self) -> Adam:
+        """The update rule."""
+        return Adam(self.beta_1, self.beta_2, self.epsilon)
 
 
 @dataclass(frozen=True)

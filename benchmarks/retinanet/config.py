@@ -1,0 +1,140 @@
+"""RetinaNet's own configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from common.config.ranges import (
+    AtLeast,
+    Each,
+    NotNegative,
+    Positive,
+    Probability,
+    Share,
+    ShareAboveZero,
+    ShareBelowOne,
+)
+from common.errors import ConfigError
+from common.ops.implementation import AUTO
+from common.optim.hparams import AdamHparams
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the rules fix beside the target. Pixel values count from 0 to 255.
+
+    Attributes:
+        classes: K; there is no class for background.
+        image_size: height and width that every picture is resized to, px.
+        mirror: probability that a training picture is flipped.
+        mean, std: of each channel.
+        norm_epsilon: added to the variance of every frozen batch norm.
+        match_low, match_high: overlaps below which an anchor is background, and from which it has the box.
+        focal_alpha, focal_gamma: weight of the positive term, and the exponent, of the focal loss.
+        prior: probability that the classifier starts from.
+        score_threshold: detections at or below it are dropped.
+        candidates: detections of a level that go into suppression.
+        nms_threshold: overlap above which the better of two detections of a class suppresses the other.
+        detections: best ones of a picture that are kept.
+    """
+
+    classes: Annotated[int, AtLeast(1)]
+    image_size: Annotated[int, AtLeast(32, "at least 32 px")]
+    mirror: Annotated[float, Probability]
+    mean: tuple[float, float, float]
+    std: Annotated[tuple[float, float, float], Each(Positive)]
+    norm_epsilon: Annotated[float, NotNegative]
+    match_low: Annotated[float, Share]
+    match_high: Annotated[float, Share]
+    focal_alpha: Annotated[float, Share]
+    focal_gamma: Annotated[float, NotNegative]
+    prior: Annotated[float, ShareAboveZero]
+    score_threshold: Annotated[float, ShareBelowOne]
+    candidates: Annotated[int, AtLeast(1)]
+    nms_threshold: Annotated[float, Share]
+    detections: Annotated[int, AtLeast(1)]
+
+    def __post_init__(self) -> None:
+        if self.match_low > self.match_high:
+            raise ConfigError(f"match_low={self.match_low}: at most match_high={self.match_high}")
+
+
+@dataclass(frozen=True)
+class Hparams(AdamHparams):
+    """The tunable hyperparameters: the rows of the rules' table for ``retinanet``.
+
+    Attributes:
+        warmup_epochs: epochs in which the rate rises linearly, iteration by iteration.
+        warmup_factor: of the rate at the first of these iterations.
+    """
+
+    optimizer: Literal["adam"]
+    warmup_epochs: Annotated[int, NotNegative]
+    warmup_factor: Annotated[float, Share]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The network's size and how its operations run.
+
+    The benchmark's backbone is ResNeXt-50 32x4d: stages of 3, 4, 6 and 3 blocks, 64 channels, 32 groups of 4.
+
+    Attributes:
+        layers: blocks of the backbone's four stages.
+        width: channels of its first convolution.
+        groups: of the 3x3 convolutions in its blocks.
+        width_per_group: channels of a group in the first stage.
+        trained_stages: last stages that are trained; what comes before them is frozen, as are all batch norms.
+        pyramid_channels: channels of the pyramid's levels and of the heads.
+        head_convolutions: 3x3 convolutions of a head before its last.
+        backbone: file in ``assets_dir`` with the weights that the backbone starts from, under torchvision's names.
+            Without ``assets_dir`` they are drawn.
+        convolution, focal_loss, anchor_matching, suppression: implementations.
+    """
+
+    layers: tuple[int, int, int, int]
+    width: Annotated[int, AtLeast(1, "at least 1 channel")]
+    groups: Annotated[int, AtLeast(1)]
+    width_per_group: Annotated[int, AtLeast(1)]
+    trained_stages: Annotated[int, AtLeast(0)]
+    pyramid_channels: Annotated[int, AtLeast(1)]
+    head_convolutions: Annotated[int, AtLeast(0)]
+    backbone: str
+    convolution: str = AUTO
+    focal_loss: str = AUTO
+    anchor_matching: str = AUTO
+    suppression: str = AUTO
+
+
+@dataclass(frozen=True)
+class ReaderConfig:
+    """How pictures are read.
+
+    Attributes:
+        threads: CPU threads of the reader.
+        prefetch: batches that the reader works ahead.
+        max_boxes: boxes that a batch has room for, of each picture.
+        hw_decoder_load: share of the pictures for the GPU's JPEG engine.
+        input_batch_multiplier: micro-batches of one run of DALI's pipeline.
+        eval_batch: pictures of one evaluation batch on one rank.
+        reader: ``dali``, ``torchvision``, or ``auto``: DALI where it is installed.
+    """
+
+    threads: Annotated[int, AtLeast(1)]
+    prefetch: Annotated[int, AtLeast(1, "at least 1 batch")]
+    max_boxes: Annotated[int, AtLeast(1)]
+    hw_decoder_load: Annotated[float, Share]
+    input_batch_multiplier: Annotated[int, AtLeast(1)]
+    eval_batch: Annotated[int, AtLeast(1, "at least 1 picture")]
+    reader: Literal["auto", "dali", "torchvision"] = "auto"
+
+
+@dataclass(frozen=True)
+class RetinaNetConfig:
+    """All of it."""
+
+    facts: Facts
+    hparams: Hparams
+    model: ModelConfig
+    reader: ReaderConfig
