@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
-from torchvision.models.detection.retinanet import RetinaNet
-
 from benchmarks.retinanet.anchors import anchors, level_sizes
 from benchmarks.retinanet.model import HeadOutput
+from torch import Tensor, nn
+from torchvision.models.detection.retinanet import RetinaNet
 
 IMAGE_SIZE = 96
 CLASSES = 5
