@@ -152,13 +152,14 @@ class ModelConfig:
         backbone: file in ``assets_dir`` with the weights that the backbone starts from, under torchvision's names.
             Without ``assets_dir`` they are drawn.
         loss_scale: the first scale of the loss in fp16.
-        batch_norm, anchor_matching, suppression: implementations.
+        batch_norm, convolution, anchor_matching, suppression: implementations; the convolutions are those with bias.
     """
 
     input_channels: Literal[3, 4]
     backbone: str
     loss_scale: Annotated[float, Positive]
     batch_norm: str = AUTO
+    convolution: str = AUTO
     anchor_matching: str = AUTO
     suppression: str = AUTO
 

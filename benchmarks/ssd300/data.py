@@ -92,10 +92,10 @@ def read_manifest(root: Path, settings: DataSettings) -> Manifest:
     """The manifest of ``root``, checked against ``settings``.
 
     Raises:
-        DataError: it is missing, garbled, of another format, or has more classes than the settings.
+        DataError: it is missing, garbled, of another format, or has other classes than the settings.
     """
     found = manifest.read(root, FORMAT, PREPARE_COMMAND, COUNTS)
-    if found.counts["classes"] > settings.facts.classes:
+    if found.counts["classes"] != settings.facts.classes:
         raise DataError(
             f"{root} holds {found.counts['classes']} classes where the model has {settings.facts.classes}: "
             "it is another data set"
