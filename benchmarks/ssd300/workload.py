@@ -50,7 +50,7 @@ class Ssd300Detection(Workload):
         facts, model = self.own.facts, self.own.model
         self.model = SSD300(facts, model.input_channels, layout.shared_generator("weights"))
         if cfg.assets_dir is not None:
-            load_backbone(self.model.backbone, cfg.assets_dir / model.backbone)
+            load_backbone(cfg.assets_dir / model.backbone, self.model.backbone)
         self.model = self.model.cast(self.dtype).to(layout.device)
         self.choices |= self.model.choose_implementation(model.batch_norm, model.convolution)
         set_group(self.model, layout.subgroup("dp", self.own.hparams.bn_group))
