@@ -25,6 +25,7 @@ from benchmarks.ssd300.config import Facts
 from common.nn import batch_norm, convolution, fused_convolution
 from common.nn.convolution_flops import convolution_flops, result_size
 from common.nn.fused_convolution import FusedConv2d
+from common.nn.precision import cast_weights
 from common.nn.resnet import ResNetShape, ResNetTrunk, TrainedNorm, draw_weights
 
 LAST_STAGE = 3
@@ -175,9 +176,7 @@ class SSD300(nn.Module):
         Batch norms stay fp32, except beside fp64. Replaces the data of the parameters: call it before an optimizer
         takes them.
         """
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d) or dtype == torch.float64:
-                module.to(dtype)
+        cast_weights(self, dtype)
         return self
 
     def choose_implementation(self, norms: str, convolutions: str) -> dict[str, str]:
