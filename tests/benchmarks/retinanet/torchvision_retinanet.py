@@ -18,7 +18,7 @@ class _NoBackbone(nn.Module):
 
 def torchvision_retinanet(**options: float) -> RetinaNet:
     """torchvision's, of which only loss and choice of detections are used."""
-    return RetinaNet(_NoBackbone(), CLASSES, min_size=IMAGE_SIZE, max_size=IMAGE_SIZE, **options)
+    return RetinaNet(_NoBackbone(), CLASSES, min_size=IMAGE_SIZE, max_size=IMAGE_SIZE, **options).eval()
 
 
 def levels_of(
