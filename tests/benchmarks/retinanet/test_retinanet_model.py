@@ -27,7 +27,7 @@ REAL = Architecture(
     pyramid_channels=256,
     head_convolutions=4,
 )
-NARROW = replace(REAL, classes=5, layers=(1, 2, 1, 1), groups=4, width_per_group=4, pyramid_channels=16)
+NARROW = replace(REAL, classes=5, layers=(1, 2, 2, 1), groups=4, width_per_group=4, pyramid_channels=16)
 """torchvision's stem has 64 channels always."""
 
 SMALL = replace(NARROW, width=8, head_convolutions=1)
@@ -44,38 +44,45 @@ def all_levels(network: RetinaNet, image_NCHW: Tensor) -> tuple[Tensor, Tensor]:
     return logits + network.logit_bias.view(-1, logits.shape[2]).repeat(logits.shape[1] // 9, 1), offsets
 
 
-@pytest.mark.parametrize(
-    ("architecture", "image_size", "dtype", "tolerance"),
-    [
-        (NARROW, 320, torch.float64, 1e-11),
-        (NARROW, 320, torch.float32, 1e-5),
-        (REAL, 128, torch.float32, 1e-5),
-    ],
-)
-def test_outputs_and_gradients_equal_torchvision(
-    architecture: Architecture, image_size: int, dtype: torch.dtype, tolerance: float
-) -> None:
+def both(architecture: Architecture, image_size: int, dtype: torch.dtype) -> tuple[RetinaNet, nn.Module, Tensor]:
+    """Our network and torchvision's with the same random weights, and an image."""
     torch.manual_seed(0)
     theirs = torchvision_network.build(architecture, image_size).to(dtype)
     ours = build(architecture).cast(dtype)
     ours.load_state_dict(torchvision_network.reference_state(theirs))
-    before = {name: value.clone() for name, value in ours.state_dict().items()}
-    image = torch.randn(1, 3, image_size, image_size, dtype=dtype)
-    found, expected = all_levels(ours, image), torchvision_network.outputs(theirs, image)
-    weights = [torch.randn_like(value) for value in expected]
-    for values in (found, expected):
-        sum((value * weight).sum() for value, weight in zip(values, weights, strict=True)).backward()
+    return ours, theirs, torch.randn(1, 3, image_size, image_size, dtype=dtype)
+
+
+def assert_equal(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], tolerance: float) -> None:
     for name, value, other in zip(("logits", "offsets"), found, expected, strict=True):
         assert value.shape == other.shape
         assert (value - other).abs().max() <= tolerance * other.abs().max(), name
+
+
+# In fp32 with few activations: one that rounds to the other side of a ReLU moves gradients by far more than rounding.
+@pytest.mark.parametrize(("image_size", "dtype", "tolerance"), [(320, torch.float64, 1e-12), (96, torch.float32, 1e-5)])
+def test_outputs_and_gradients_equal_torchvision(image_size: int, dtype: torch.dtype, tolerance: float) -> None:
+    ours, theirs, image = both(NARROW, image_size, dtype)
+    before = {name: value.clone() for name, value in ours.state_dict().items()}
+    found, expected = all_levels(ours, image), torchvision_network.outputs(theirs, image)
+    assert_equal(found, expected, tolerance)
+    weights = [torch.randn_like(value) for value in expected]
+    for values in (found, expected):
+        sum((value * weight).sum() for value, weight in zip(values, weights, strict=True)).backward()
     gradients = {torchvision_network.reference_name(name): p.grad for name, p in theirs.named_parameters()}
     for name, parameter in ours.named_parameters():
         expected_gradient = gradients[name]
         assert (parameter.grad is None) == (expected_gradient is None), name
         if expected_gradient is not None:
             error = (parameter.grad - expected_gradient).abs().max() / expected_gradient.abs().max()
-            assert error <= 10 * tolerance, f"{name}: {error:.1e}"
+            assert error <= tolerance, f"{name}: {error:.1e}"
     assert all(torch.equal(value, before[name]) for name, value in ours.state_dict().items())
+
+
+def test_fp32_outputs_equal_torchvision_at_full_width() -> None:
+    ours, theirs, image = both(REAL, 320, torch.float32)
+    with torch.no_grad():
+        assert_equal(all_levels(ours, image), torchvision_network.outputs(theirs, image), 1e-5)
 
 
 def test_parameters_and_names_are_those_of_the_reference() -> None:

@@ -1,4 +1,7 @@
-"""ResNet trunk: parity with torchvision's networks, what frozen batch norm folds and keeps, shapes, FLOPs, files."""
+"""ResNet trunk: parity with torchvision's networks, what frozen batch norm folds and keeps, shapes, FLOPs, files.
+
+That of ResNet-50 is compared where the classifier is (``tests/benchmarks/resnet``).
+"""
 
 from __future__ import annotations
 
@@ -92,7 +95,7 @@ def assert_close(found: Tensor, expected: Tensor, name: str, tolerance: float = 
     assert (found - expected).abs().max() <= tolerance * max(1e-3, expected.abs().max().item()), name
 
 
-@pytest.mark.parametrize("build", [resnet34, resnet50, small_resnext])
+@pytest.mark.parametrize("build", [resnet34, small_resnext])
 def test_stages_gradients_and_statistics_equal_torchvision(build) -> None:
     torch.manual_seed(0)
     shape, theirs = build()
