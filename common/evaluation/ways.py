@@ -14,7 +14,7 @@ from common.evaluation.ranks import RankedEvaluation
 def way_to_evaluate(run: RunConfig, workload: Workload, layout: Layout) -> Evaluations:
     """The training ranks' side: in line, or by the job's evaluation ranks. Only in line an evaluation is built here."""
     if not run.evaluation.ranks:
-        return InlineEvaluation(workload.evaluation(layout))
+        return InlineEvaluation(workload.evaluation(layout), layout)
     return RankedEvaluation(layout, weight_senders(run), run.evaluation.ranks, workload.tensor_splits())
 
 

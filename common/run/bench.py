@@ -163,7 +163,7 @@ def _bench_evaluation(
     layout = Layout(run.evaluation.layout, role.rank, device, seed=0, role=role.name)
     torch.backends.cudnn.benchmark = not run.deterministic
     workload = workload_type(run, layout)
-    evaluation = InlineEvaluation(workload.evaluation(layout))
+    evaluation = InlineEvaluation(workload.evaluation(layout), layout, role.first_rank)
     cuda = device.type == "cuda"
     with torch.cuda.stream(torch.cuda.Stream(device)) if cuda else contextlib.nullcontext():
         evaluation.prepare(workload.weights)
@@ -315,7 +315,7 @@ def _time_run(
     The evaluation of a smaller set than the rules' counts in proportion.
     """
     options, ranks = session.bench, run.evaluation.ranks
-    evaluation = None if ranks else InlineEvaluation(workload.evaluation(workload.layout))
+    evaluation = None if ranks else InlineEvaluation(workload.evaluation(workload.layout), workload.layout)
     workload.warm_up_reader()
     with runner.on_stream():
         if evaluation is not None:

@@ -267,7 +267,7 @@ class Trainer:
                 if ending:
                     break
                 self._save()
-        if ending or last or not self.evaluations.ranked:
+        if ending or last or not self.evaluations.elsewhere:
             if self._settle(0):
                 return self._stopped_early()
             self._rest()
@@ -333,7 +333,7 @@ class Trainer:
         if self._target_reached:
             return True
         self._save()  # before the wait for scores, in which whoever sent the signal may lose patience
-        if self.evaluations.ranked:
+        if self.evaluations.later:
             known = len(self.progress.history)
             if self._await_scores():
                 return True
@@ -355,12 +355,12 @@ class Trainer:
         limit = self.session.timeout_seconds
         with self.heartbeat.extended(limit, "evaluation"):
             weights = self.workload.weights()
-        ranked = self.evaluations.ranked
-        with self.heartbeat.extended(EVALUATION_RANKS_SECONDS if ranked else limit, "evaluation"):
+        longest = EVALUATION_RANKS_SECONDS if self.evaluations.elsewhere else limit
+        with self.heartbeat.extended(longest, "evaluation"):
             self.clock.after(self.progress.step, lambda at: self._evaluation_begins(block, at))
             self.points.submit(weights, self.progress.samples)
             reached = self._poll()
-        return reached and not ranked
+        return reached and not self.evaluations.later
 
     def _evaluation_begins(self, block: Block, at: Moment) -> None:
         counted = self.recording.counted
@@ -372,7 +372,7 @@ class Trainer:
 
     def _await_scores(self) -> bool:
         """Wait for the scores that have not come yet; whether the target is reached, as all ranks know."""
-        if not self.evaluations.ranked:
+        if not self.evaluations.later:
             return False
         with self.heartbeat.extended(EVALUATION_RANKS_SECONDS, "waiting for scores"):
             reached = self._conclude_points(self.points.finish())
@@ -421,7 +421,7 @@ class Trainer:
     def _synchronise(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-        if self.evaluations.ranked:
+        if self.evaluations.elsewhere:
             job_store.meet("initialised", timedelta(minutes=self.rules.init_minutes))
         elif self.rank_info.world_size > 1:
             dist.barrier()

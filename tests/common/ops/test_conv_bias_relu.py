@@ -1,0 +1,83 @@
+"""The plain convolution with its epilogue against PyTorch's parts and their autograd."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conv_bias_relu_oracle import SHAPES, inputs
+
+from common.ops.conv_bias_relu.plain import conv_bias_relu_torch
+
+
+def by_parts(x, weight, bias, stride, padding, groups, relu, residual=None):
+    y = F.conv2d(x, weight, bias, stride, padding, groups=groups)
+    y = y if residual is None else y + residual
+    return y.relu() if relu else y
+
+
+@pytest.mark.parametrize("added", [True, False])
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_result_and_gradients_are_those_of_the_parts(shape, relu, added):
+    case = inputs(shape, torch.float64)
+    leaves = [value.requires_grad_() for value in (case.x, case.weight, case.bias, case.residual)]
+    residual = leaves[3] if added else None
+    leaves = leaves if added else leaves[:3]
+    rest = (shape.stride, shape.padding, shape.groups, relu, residual)
+    found = conv_bias_relu_torch(*leaves[:3], *rest)
+    expected = by_parts(*leaves[:3], *rest)
+    torch.testing.assert_close(found, expected)
+    for mine, theirs in zip(
+        torch.autograd.grad(found, leaves, case.dy), torch.autograd.grad(expected, leaves, case.dy), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_gradients_are_those_of_differences():
+    case = inputs(SHAPES[2], torch.float64)
+    leaves = [value.requires_grad_() for value in (case.x[:1], case.weight, case.bias, case.residual[:1])]
+    assert torch.autograd.gradcheck(
+        lambda x, weight, bias, residual: conv_bias_relu_torch(x, weight, bias, 2, 1, 4, True, residual),
+        [leaf.detach().requires_grad_() for leaf in leaves],
+    )
+
+
+def kept(case, relu, *needed):
+    """Shapes of what is kept for backward, where the tensors ``needed`` need a gradient."""
+    for name in needed:
+        getattr(case, name).requires_grad_()
+    shapes = []
+
+    def pack(tensor):
+        shapes.append(tuple(tensor.shape))
+        return tensor
+
+    shape = SHAPES[0]
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        y = conv_bias_relu_torch(case.x, case.weight, case.bias, shape.stride, shape.padding, 1, relu, case.residual)
+    assert y.requires_grad == bool(needed)
+    return shapes
+
+
+def test_only_input_weight_and_result_are_kept_and_only_if_something_needs_them():
+    def case():
+        return inputs(SHAPES[0], torch.float32)
+
+    x, weight, y = (tuple(value.shape) for value in (case().x, case().weight, case().dy))
+    assert kept(case(), True) == []
+    assert kept(case(), True, "x", "weight", "bias", "residual") == [x, weight, y]
+    assert kept(case(), False, "x") == [x, weight]
+    assert kept(case(), True, "bias", "residual") == [y]
+    assert kept(case(), False, "bias") == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_sum_for_the_bias_is_in_fp32(dtype):
+    case = inputs(SHAPES[0], dtype)
+    dy = torch.full_like(case.dy, 3.0)
+    bias = case.bias.requires_grad_()
+    y = conv_bias_relu_torch(case.x, case.weight, bias, 1, 1, 1, False)
+    (found,) = torch.autograd.grad(y, bias, dy)
+    assert found.dtype == dtype
+    assert torch.equal(found, torch.full_like(found, 3.0 * dy[:, 0].numel()))
