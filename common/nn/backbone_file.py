@@ -40,12 +40,10 @@ def load_backbone(path: Path, trunk: ResNetTrunk) -> None:
 
 
 def _left_out(name: str, stages: int) -> bool:
+    if name.startswith("fc.") or name.endswith(".num_batches_tracked"):
+        return True
     stage = re.match(r"layer(\d+)\.", name)
-    return (
-        name.startswith("fc.")
-        or name.endswith(".num_batches_tracked")
-        or (stage is not None and int(stage[1]) > stages)
-    )
+    return stage is not None and int(stage[1]) > stages
 
 
 def _read(path: Path) -> dict[str, object]:
