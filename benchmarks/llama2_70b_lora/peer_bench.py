@@ -1,8 +1,9 @@
 """Time the same fine-tuning with Hugging Face: ``python -m benchmarks.llama2_70b_lora.peer_bench``.
 
-By transformers and PEFT: the first layers of the base, adapters of the rules' rank on query, key, value and output, bf16, scaled dot-product
-attention, a row of random tokens, AdamW on the adapters; with gradient checkpointing, which all layers need on one GPU,
-and without. ``mlperf-suite bench benchmark=llama2_70b_lora bench.only=step model.layers=…`` is its counterpart.
+By transformers and PEFT: the first layers of the base, adapters of the rules' rank on query, key, value and output,
+bf16, scaled dot-product attention, a row of random tokens, AdamW on the adapters; with gradient checkpointing, which
+all layers need on one GPU, and without. Its counterpart is ``mlperf-suite bench benchmark=llama2_70b_lora
+bench.only=step model.layers=…``.
 """
 
 from __future__ import annotations

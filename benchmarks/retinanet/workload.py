@@ -19,7 +19,7 @@ from benchmarks.retinanet.data_settings import DataSettings
 from benchmarks.retinanet.detect import Detector
 from benchmarks.retinanet.loss import DetectionLoss
 from benchmarks.retinanet.model import Architecture, RetinaNet
-from benchmarks.retinanet.ops import KERNEL_NAMES
+from benchmarks.retinanet.ops import focal_loss
 from benchmarks.retinanet.targets import AnchorTargets
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
@@ -212,4 +212,4 @@ class RetinaNetDetection(Workload):
 
     def kernel_names(self) -> Iterable[tuple[str, str]]:
         """Of the operations that only this workload has."""
-        return KERNEL_NAMES
+        return focal_loss.KERNEL_NAMES

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
-from torchvision.models.detection.retinanet import RetinaNet
-
 from benchmarks.retinanet.anchors import anchors, level_sizes
 from benchmarks.retinanet.model import HeadOutput
+from torch import Tensor, nn
+from torchvision.models.detection.retinanet import RetinaNet
 
 IMAGE_SIZE = 96
 CLASSES = 5
@@ -19,7 +18,7 @@ class _NoBackbone(nn.Module):
 
 def torchvision_retinanet(**options: float) -> RetinaNet:
     """torchvision's, of which only loss and choice of detections are used."""
-    return RetinaNet(_NoBackbone(), CLASSES, min_size=IMAGE_SIZE, max_size=IMAGE_SIZE, **options)
+    return RetinaNet(_NoBackbone(), CLASSES, min_size=IMAGE_SIZE, max_size=IMAGE_SIZE, **options).eval()
 
 
 def levels_of(

@@ -5,18 +5,13 @@ import torch
 from torchvision.models.detection._utils import Matcher
 from torchvision.ops import box_iou
 
-from common.ops.anchor_matching import IMPLEMENTATIONS, plain
-from common.ops.anchor_matching.plain import BELOW, BETWEEN, MatchingRule
+from common.ops.anchor_matching import plain
+from common.ops.anchor_matching.plain import BELOW, BETWEEN, MatchingRule, match_torch
 
 RETINANET = MatchingRule(0.4, 0.5, rescue="every_best")
 PROPOSALS = MatchingRule(0.5, 0.5)
 SSD = MatchingRule(0.5, 0.5, exclusive=True, rescue="own_best")
 COUNTS = [7, 1, 12, 3]
-
-
-@pytest.fixture(params=sorted(IMPLEMENTATIONS))
-def match(request):
-    return IMPLEMENTATIONS[request.param].function
 
 
 def made_up(seed, counts=COUNTS, anchors=300):
@@ -45,54 +40,54 @@ def ssd_by_loops(anchors, boxes):
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("rule", [RETINANET, PROPOSALS])
-def test_thresholds_and_ties_are_torchvisions(match, rule, seed):
+def test_thresholds_and_ties_are_torchvisions(rule, seed):
     anchors, boxes, count = made_up(seed)
     theirs = Matcher(rule.high, rule.low, allow_low_quality_matches=rule.rescue is not None)
-    matched = match(anchors, boxes, count, rule)
+    matched = match_torch(anchors, boxes, count, rule)
     for row, real in enumerate(count.tolist()):
         assert matched[row].tolist() == theirs(box_iou(boxes[row, :real], anchors)).tolist()
     assert set(matched[matched < 0].tolist()) == ({BELOW, BETWEEN} if rule is RETINANET else {BELOW})
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_ssds_rule(match, seed):
+def test_ssds_rule(seed):
     anchors, boxes, count = made_up(seed)
-    matched = match(anchors, boxes, count, SSD)
+    matched = match_torch(anchors, boxes, count, SSD)
     for row, real in enumerate(count.tolist()):
         assert matched[row].tolist() == ssd_by_loops(anchors, boxes[row, :real])
 
 
-def test_the_last_of_boxes_with_one_best_anchor_has_it(match):
+def test_the_last_of_boxes_with_one_best_anchor_has_it():
     anchors = torch.tensor([[0.0, 0.0, 10.0, 10.0], [20.0, 20.0, 30.0, 30.0]])
     boxes = torch.tensor([[[0.0, 0.0, 10.0, 10.0], [0.0, 0.0, 2.0, 2.0]]])
-    assert match(anchors, boxes, torch.tensor([2]), SSD).tolist() == [[1, BELOW]]
+    assert match_torch(anchors, boxes, torch.tensor([2]), SSD).tolist() == [[1, BELOW]]
 
 
-def test_an_overlap_equal_to_the_threshold(match):
+def test_an_overlap_equal_to_the_threshold():
     anchors = torch.tensor([[0.0, 0.0, 2.0, 1.0], [0.0, 0.0, 1.0, 1.0]])
     boxes, count = torch.tensor([[[0.0, 0.0, 1.0, 1.0]]]), torch.tensor([1])
-    assert match(anchors, boxes, count, PROPOSALS).tolist() == [[0, 0]]
-    assert match(anchors, boxes, count, SSD).tolist() == [[BELOW, 0]]
+    assert match_torch(anchors, boxes, count, PROPOSALS).tolist() == [[0, 0]]
+    assert match_torch(anchors, boxes, count, SSD).tolist() == [[BELOW, 0]]
 
 
 @pytest.mark.parametrize("rule", [RETINANET, PROPOSALS, SSD])
 @pytest.mark.parametrize("padding", [0.0, float("nan"), float("inf")])
-def test_padding_and_pictures_without_boxes(match, rule, padding):
+def test_padding_and_pictures_without_boxes(rule, padding):
     anchors, boxes, _ = made_up(5)
     count = torch.tensor([7, 0, 12, 3])
-    expected = match(anchors, boxes, count, rule)
+    expected = match_torch(anchors, boxes, count, rule)
     padded = torch.where((torch.arange(12) >= count[:, None])[..., None], padding, boxes)
-    assert torch.equal(match(anchors, padded, count, rule), expected)
+    assert torch.equal(match_torch(anchors, padded, count, rule), expected)
     assert (expected[1] == BELOW).all()
-    assert match(anchors, boxes[:, :0], count * 0, rule).tolist() == [[BELOW] * len(anchors)] * 4
+    assert match_torch(anchors, boxes[:, :0], count * 0, rule).tolist() == [[BELOW] * len(anchors)] * 4
 
 
 @pytest.mark.parametrize("rule", [RETINANET, SSD])
-def test_a_box_that_overlaps_no_anchor_rescues_none(match, rule):
+def test_a_box_that_overlaps_no_anchor_rescues_none(rule):
     anchors, boxes, count = made_up(6, [1, 1])
     boxes[0] = torch.tensor([500.0, 500.0, 600.0, 600.0])
     boxes[1] = torch.tensor([3.0, 3.0, 3.0, 8.0])
-    assert (match(anchors, boxes, count, rule) == BELOW).all()
+    assert (match_torch(anchors, boxes, count, rule) == BELOW).all()
 
 
 @pytest.mark.parametrize("rule", [RETINANET, SSD])

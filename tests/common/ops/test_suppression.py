@@ -1,10 +1,10 @@
-"""Suppression against torchvision's, picture by picture."""
+"""The plain suppression against torchvision's, picture by picture."""
 
 import pytest
 import torch
 import torchvision
 
-from common.detection import nms
+from common.ops.suppression import plain
 
 
 def candidates(seed, pictures, count, classes, decimals=4):
@@ -16,7 +16,7 @@ def candidates(seed, pictures, count, classes, decimals=4):
 
 
 def assert_as_torchvision(boxes, score, classes, threshold, keep):
-    kept, there = nms.suppress(boxes, score, classes, threshold, keep)
+    kept, there = plain.suppress_torch(boxes, score, classes, threshold, keep)
     assert kept.shape == there.shape == (len(boxes), min(keep, boxes.shape[1]))
     for row in range(len(boxes)):
         real = (score[row] > -torch.inf).nonzero().squeeze(1)
@@ -33,7 +33,7 @@ def test_batches_are_suppressed_as_torchvision_does(count, classes, decimals, th
 
 def test_the_best_are_kept_where_only_some_may_be():
     boxes, score, classes = candidates(1, 3, 150, 4)
-    _, there = nms.suppress(boxes, score, classes, 0.5, keep=10)
+    _, there = plain.suppress_torch(boxes, score, classes, 0.5, keep=10)
     assert there.all()
     assert_as_torchvision(boxes, score, classes, 0.5, keep=10)
 
@@ -57,13 +57,13 @@ def test_many_candidates_with_fractions_of_pixels():
 
 def test_a_chain_longer_than_a_block_alternates():
     """Each box overlaps its neighbours alone: the first suppresses the second, which then leaves the third."""
-    length = 2 * nms.BLOCK + 7
+    length = 2 * plain.BLOCK + 7
     left = torch.arange(length, dtype=torch.float32)
     boxes = torch.stack([left, torch.zeros(length), left + 2, torch.ones(length)], 1)
-    kept, there = nms.suppress(boxes[None], -left[None], torch.zeros(1, length), 0.25, length)
+    kept, there = plain.suppress_torch(boxes[None], -left[None], torch.zeros(1, length), 0.25, length)
     assert kept[there].tolist() == list(range(0, length, 2))
 
 
 def test_no_candidates():
-    kept, there = nms.suppress(torch.zeros(2, 0, 4), torch.zeros(2, 0), torch.zeros(2, 0), 0.5, 10)
+    kept, there = plain.suppress_torch(torch.zeros(2, 0, 4), torch.zeros(2, 0), torch.zeros(2, 0), 0.5, 10)
     assert kept.shape == there.shape == (2, 0)

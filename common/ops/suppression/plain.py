@@ -1,7 +1,4 @@
-"""Non-maximum suppression of many pictures at fixed shapes, without a wait for the device.
-
-Shapes: B pictures, N candidates, K kept, C of a block.
-"""
+"""The plain version of :mod:`common.ops.suppression`. Shapes: B pictures, N candidates, K kept, C of a block."""
 
 from __future__ import annotations
 
@@ -15,10 +12,10 @@ BLOCK = 64
 
 
 @torch.no_grad()
-def suppress(
+def suppress_torch(
     boxes_BN4: Tensor, score_BN: Tensor, class_BN: Tensor, threshold: float, keep: int
 ) -> tuple[Tensor, Tensor]:
-    """The best candidates that no better one of their class overlaps too much.
+    """The best candidates that no better one of their class overlaps too much. Plain version.
 
     In order of score, the first of equals first, a candidate is kept unless one of its class that was kept overlaps it
     by more than ``threshold`` (intersection over union).

@@ -1,0 +1,64 @@
+"""Matches of anchors through the Triton kernels of :mod:`common.ops.anchor_matching.kernels`.
+
+Everything is enqueued on the current stream and nothing waits for the device. Shapes: B pictures, A anchors, M boxes at
+most.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from common.ops.anchor_matching import kernels
+from common.ops.anchor_matching.plain import MatchingRule
+
+
+class Tile(NamedTuple):
+    """What a program has.
+
+    Attributes:
+        anchors: of one picture.
+        warps: of the program; more than one have to meet for every box's maximum.
+    """
+
+    anchors: int
+    warps: int
+
+
+TILES: dict[str, Tile] = {"best": Tile(256, 1), "match": Tile(512, 4)}
+"""Pass to its tile. ``bench --sweep`` times others."""
+
+
+def _launch(tile: Tile, anchors: int, pictures: int) -> tuple[tuple[int, int], dict[str, Any]]:
+    """Grid and constants of a pass."""
+    block = min(tile.anchors, triton.next_power_of_2(anchors))
+    return (triton.cdiv(anchors, block), pictures), {
+        "BLOCK": block,
+        "num_warps": tile.warps,
+        "enable_fp_fusion": False,
+    }
+
+
+@torch.no_grad()
+def match(anchors_A4: Tensor, boxes_BM4: Tensor, count_B: Tensor, rule: MatchingRule) -> Tensor:
+    """See :func:`common.ops.anchor_matching.plain.match_torch`, whose matches these are bit by bit."""
+    anchors_A4, boxes_BM4 = anchors_A4.float().contiguous(), boxes_BM4.float().contiguous()
+    anchors, (pictures, most) = len(anchors_A4), boxes_BM4.shape[:2]
+    matched_BA = torch.empty((pictures, anchors), dtype=torch.int64, device=boxes_BM4.device)
+    if not matched_BA.numel():
+        return matched_BA
+    count_B = count_B.contiguous()
+    best_BM = matched_BA.new_zeros((pictures, most if rule.rescue else 0))
+    if best_BM.numel():
+        grid, constants = _launch(TILES["best"], anchors, pictures)
+        kernels.anchor_matching_best_kernel[grid](anchors_A4, boxes_BM4, count_B, best_BM, anchors, most, **constants)
+    grid, constants = _launch(TILES["match"], anchors, pictures)
+    kernels.anchor_matching_kernel[grid](
+        anchors_A4, boxes_BM4, count_B, best_BM, matched_BA, anchors, most, rule.low, rule.high,
+        EXCLUSIVE=rule.exclusive, EVERY_BEST=rule.rescue == "every_best", OWN_BEST=rule.rescue == "own_best",
+        **constants,
+    )  # fmt: skip
+    return matched_BA
