@@ -7,11 +7,12 @@ from pathlib import Path
 
 from benchmarks.llama2_70b_lora import base
 from benchmarks.llama2_70b_lora.raw import TOKENIZER, RawRows
-from common.data.assets import place
+from common.data.placing import is_there, place
 from common.errors import CheckpointError, DataError
 
 BASE = "base"
 """The folder of the base weights in the assets."""
+
 
 def place_assets(source: RawRows, assets_dir: Path) -> list[Path]:
     """Hard-link tokenizer and base weights of the raw data to ``assets_dir``, or copy them to another disk.
@@ -34,7 +35,11 @@ def place_assets(source: RawRows, assets_dir: Path) -> list[Path]:
             raise DataError(f"{missing[0]} is missing: the base weights are incomplete")
         wanted |= {assets_dir / BASE / path.name: path for path in files}
         _refuse_others(assets_dir / BASE, [path.name for path in files])
-    place(wanted)
+    remedy = "delete {} or name another --assets-dir"
+    for target, path in wanted.items():
+        is_there(path, target, remedy.format(target.parent))
+    for target, path in wanted.items():
+        place(path, target, remedy.format(target.parent))
     return list(wanted)
 
 

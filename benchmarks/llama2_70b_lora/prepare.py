@@ -25,9 +25,9 @@ from benchmarks.llama2_70b_lora.rows import FORMAT, PREPARE_COMMAND, SCORED, TOK
 from benchmarks.llama2_70b_lora.sources import download
 from benchmarks.llama2_70b_lora.stand_in import Generated, Request, generate
 from common.data import atomic, manifest, preparation
-from common.data.assets import assets_of
 from common.data.commands import DataCommands, cores, option
 from common.data.manifest import Manifest, digest
+from common.data.placing import assets_of
 from common.errors import DataError
 
 

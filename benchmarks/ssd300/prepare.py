@@ -9,7 +9,6 @@ the data, since it may be read before ``run_start``.
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import shutil
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from benchmarks.ssd300 import raw
 from benchmarks.ssd300.annotated import FORMAT, PREPARE_COMMAND, SPLITS
@@ -27,12 +25,13 @@ from benchmarks.ssd300.sources import download
 from benchmarks.ssd300.stand_in import Generated, Request, generate
 from common.data import manifest, preparation
 from common.data.ahead import ahead
-from common.data.assets import assets_of, place
 from common.data.commands import DataCommands, cores, option
 from common.data.manifest import Manifest
+from common.data.placing import assets_of, place
 from common.data.stand_in import MARKER
 from common.detection.annotations import Annotations, read_coco
 from common.errors import DataError
+from common.formats.jpeg import jpeg_size
 from common.formats.recordio import ImageRecord, RecordWriter, pack_image
 
 STATE = "prepare.partial"
@@ -56,8 +55,7 @@ def prepare(raw_dir: Path, data_dir: Path, assets_dir: Path | None = None, worke
     """
     source = raw.open_raw(raw_dir)
     with preparation.locked(data_dir):
-        if source.backbone is not None:
-            place({(assets_dir or assets_of(data_dir)) / source.backbone.name: source.backbone})
+        _place_backbone(source, assets_dir or assets_of(data_dir))
         wanted = {"fingerprint": source.fingerprint()}
         if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted):
             return found
@@ -79,6 +77,12 @@ def prepare(raw_dir: Path, data_dir: Path, assets_dir: Path | None = None, worke
 def verify(data_dir: Path) -> Manifest:
     """Check every checksum of ``data_dir``; raises :class:`DataError` at the first that differs."""
     return manifest.verify(data_dir, FORMAT, PREPARE_COMMAND)
+
+
+def _place_backbone(source: RawData, assets_dir: Path) -> None:
+    if source.backbone is not None:
+        remedy = f"delete {assets_dir} or name another --assets-dir"
+        place(source.backbone, assets_dir / source.backbone.name, remedy)
 
 
 def _selected(source: RawData, split: str, data_dir: Path) -> Annotations:
@@ -168,29 +172,13 @@ def _payload(pictures: RawPictures, wanted: Annotations, row: int) -> bytes:
     name = wanted.picture_name[row].decode()
     data = pictures.read(name)
     try:
-        size = _decodable(data)
+        size = jpeg_size(data)
     except ValueError as error:
         raise DataError(f"{pictures.place}: {name} cannot be decoded: {error}; fetch the file again") from error
     said = (int(wanted.picture_width[row]), int(wanted.picture_height[row]))
     if size != said:
         raise DataError(f"{pictures.place}: {name} has {size} px (width, height) where the annotations say {said}")
     return pack_image(ImageRecord(int(wanted.picture_id[row]), (0.0,), data))
-
-
-def _decodable(data: bytes) -> tuple[int, int]:
-    """Width and height of a JPEG all of whose data are there.
-
-    Raises:
-        ValueError: it is truncated or no JPEG.
-    """
-    try:
-        with Image.open(io.BytesIO(data), formats=("JPEG",)) as picture:
-            size = picture.size
-            picture.draft("RGB", (1, 1))  # an eighth of each side: all data are read, few pixels made
-            picture.load()
-            return size
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(str(error)) from error
 
 
 def _description(source: RawData) -> str:

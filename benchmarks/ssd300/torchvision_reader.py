@@ -22,6 +22,7 @@ from benchmarks.ssd300.data_settings import DataSettings
 from common.data.order import EpochStream, EvalShard, sample_generator
 from common.data.pixels import Normalizer
 from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource
+from common.detection.picture_boxes import empty_boxes, evaluation_columns, put_boxes
 
 
 def train_source(
@@ -37,18 +38,13 @@ def train_source(
     room, side = settings.reader.max_boxes, settings.facts.image_size
 
     def begin(samples: list[tuple[int, int]]) -> PendingBatch:
-        tensors = {
-            "boxes": batches.zeros((len(samples), room, 4), torch.float32),
-            "label": batches.zeros((len(samples), room), torch.int64),
-            "count": batches.zeros((len(samples),), torch.int64),
-        }
+        tensors = empty_boxes(len(samples), room, pin_memory)
 
         def pixels(slot: int) -> NDArray[np.uint8]:
             boxes_M4, label_M = pictures.boxes(samples[slot][1])
             random = sample_generator(stream.seed, *samples[slot])
             plan = draw(boxes_M4, settings.facts, settings.crop_attempts, random)
-            count = write_boxes(plan.boxes, label_M[plan.crop.kept], tensors["boxes"][slot], tensors["label"][slot])
-            tensors["count"][slot] = count
+            put_boxes(tensors, slot, plan.boxes.astype(np.float32), label_M[plan.crop.kept])
             return train_pixels(pictures.picture(samples[slot][1]), plan, side)
 
         return batches.begin(len(samples), len(samples), pixels, tensors)
@@ -63,9 +59,7 @@ def eval_source(
     batches = _Batches(settings, pin_memory)
 
     def begin(places: Sequence[int]) -> PendingBatch:
-        tensors = evaluation_tensors(pictures, places, shard.batch)
-        if pin_memory:
-            tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
+        tensors = evaluation_columns(pictures.annotations, places, shard.batch, pin_memory)
 
         def pixels(slot: int) -> NDArray[np.uint8]:
             return eval_pixels(pictures.picture(places[slot]), settings.facts.image_size)
@@ -73,27 +67,6 @@ def eval_source(
         return batches.begin(shard.batch, len(places), pixels, tensors)
 
     return ThreadedEvalSource(shard, batches.threads, begin, pictures.close)
-
-
-def write_boxes(
-    boxes_M4: NDArray[np.float64], label_M: NDArray[np.int64], out_M4: Tensor, out_M: Tensor
-) -> int:
-    """Write boxes and classes to the first rows of a slot; returns how many."""
-    count = len(boxes_M4)
-    out_M4[:count] = torch.from_numpy(boxes_M4)
-    out_M[:count] = torch.from_numpy(label_M)
-    return count
-
-
-def evaluation_tensors(pictures: AnnotatedPictures, places: Sequence[int], batch: int) -> dict[str, Tensor]:
-    """``picture`` and ``size`` of an evaluation batch, padded."""
-    found, mine = pictures.annotations, list(places)
-    picture_B = torch.full((batch,), -1, dtype=torch.int64)
-    size_B2 = torch.ones((batch, 2), dtype=torch.float32)
-    picture_B[: len(mine)] = torch.from_numpy(found.picture_id[mine])
-    size_B2[: len(mine), 0] = torch.from_numpy(found.picture_height[mine])
-    size_B2[: len(mine), 1] = torch.from_numpy(found.picture_width[mine])
-    return {"picture": picture_B, "size": size_B2}
 
 
 class _Batches:
@@ -105,16 +78,13 @@ class _Batches:
         Image.preinit()  # registers the decoders; not in several threads at once
         self.threads = SampleThreads(settings.reader.threads, settings.reader.prefetch)
 
-    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """On the host, pinned where a GPU takes them."""
-        return torch.zeros(shape, dtype=dtype, pin_memory=self._pin_memory)
-
     def begin(
         self, size: int, pictures: int, pixels: Callable[[int], NDArray[np.uint8]], tensors: dict[str, Tensor]
     ) -> PendingBatch:
         """Begin a batch of ``size``, whose first ``pictures`` slots ``pixels`` makes, beside ``tensors``."""
         side = self._settings.facts.image_size
-        image_BHWC = self.zeros((size, side, side, self._settings.channels), self._settings.dtype)
+        shape = (size, side, side, self._settings.channels)
+        image_BHWC = torch.zeros(shape, dtype=self._settings.dtype, pin_memory=self._pin_memory)
 
         def fill(slot: int) -> None:
             self._normalizer.write(pixels(slot), image_BHWC[slot])
