@@ -26,9 +26,7 @@ Extra = Range(
     "three positive numbers, the last of them a stride of 1 or 2",
     lambda extra: min(extra) > 0 and extra[2] in (1, 2),
 )
-Ascending = Range(
-    "positive and ascending", lambda epochs: epochs[0] > 0 and all(a < b for a, b in zip(epochs, epochs[1:]))
-)
+Ascending = Range("two positive epochs, ascending", lambda epochs: 0 < epochs[0] < epochs[1])
 
 
 @dataclass(frozen=True)
