@@ -106,8 +106,8 @@ def test_kinds_are_equally_likely_and_every_crop_keeps_the_rule():
             whole += 1
             continue
         width, height = right - left, bottom - top
-        assert 0.3 <= width + 1e-9
-        assert 0.3 <= height + 1e-9
+        assert width + 1e-9 >= 0.3
+        assert height + 1e-9 >= 0.3
         assert 0.5 - 1e-9 <= width / height <= 2 + 1e-9
         np.testing.assert_allclose(crop.boxes, [[0, 0, 1, 1]], atol=1e-12)
     # A box over the whole picture overlaps a crop by its area: 50 attempts nearly always find one, but for 0.9 of it.

@@ -26,7 +26,7 @@ def network() -> SSD300:
 
 
 def test_parameters_are_counted_as_in_the_benchmark(network):
-    parts = {name: 0 for name in ("conv1", "layer1", "layer2", "layer3", "extras", "heads", "norms")}
+    parts = dict.fromkeys(("conv1", "layer1", "layer2", "layer3", "extras", "heads", "norms"), 0)
     for name, parameter in network.named_parameters():
         part = name.split(".")[1] if name.startswith("backbone") else name.split(".")[0]
         parts["norms" if name.startswith("backbone") and parameter.ndim == 1 else part] += parameter.numel()
