@@ -128,8 +128,8 @@ def _place_backbone(source: RawData, assets_dir: Path) -> None:
 def _compare(part: Split, sha256: NDArray[np.uint8], number: int) -> None:
     if hashlib.sha256(part.read(number)).digest() != sha256[number].tobytes():
         raise DataError(
-            f"{part.path(number)} is another picture than was prepared, or damaged; delete it and {manifest.NAME}, then "
-            f"run '{PREPARE_COMMAND}'"
+            f"{part.path(number)} is another picture than was prepared, or damaged; delete it and {manifest.NAME}, "
+            f"then run '{PREPARE_COMMAND}'"
         )
 
 
@@ -164,9 +164,7 @@ def _forget_lost(stages: Stages, split: str, task: str, names: list[str], folder
         stages.path(split, task).unlink()
 
 
-def _annotations(
-    boxes: RawBoxes, widths: list[int], heights: list[int], names: list[str], classes: int
-) -> Annotations:
+def _annotations(boxes: RawBoxes, widths: list[int], heights: list[int], names: list[str], classes: int) -> Annotations:
     """Boxes in pixels; pictures are counted from 1, classes from 0."""
     width_P, height_P = np.array(widths, np.int64), np.array(heights, np.int64)
     left, right, top, bottom = boxes.edges.T
@@ -186,9 +184,7 @@ def _annotations(
     )
 
 
-def write_coco(
-    file: IO[str], annotations: Annotations, flags: NDArray[np.bool_], classes: tuple[str, ...]
-) -> None:
+def write_coco(file: IO[str], annotations: Annotations, flags: NDArray[np.bool_], classes: tuple[str, ...]) -> None:
     """Write the JSON that the reference's script makes: COCO's format, with OpenImages' flags of each box."""
     categories = [{"id": number, "name": name, "supercategory": None} for number, name in enumerate(classes)]
     head = {"info": {"description": "openimages-mlperf"}, "licenses": [], "categories": categories}

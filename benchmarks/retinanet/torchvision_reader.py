@@ -34,7 +34,9 @@ def resized_pixels(picture: Image.Image, size: int, mirrored: bool) -> Tensor:
     if mirrored:
         pixels_HWC = pixels_HWC[:, ::-1].copy()
     pixels_CHW = torch.from_numpy(pixels_HWC).permute(2, 0, 1).float()
-    resized_CSS = F.interpolate(pixels_CHW[None], (size, size), mode="bilinear", align_corners=False, antialias=False)[0]
+    resized_CSS = F.interpolate(pixels_CHW[None], (size, size), mode="bilinear", align_corners=False, antialias=False)[
+        0
+    ]
     return resized_CSS.permute(1, 2, 0)
 
 
@@ -100,15 +102,16 @@ def train_source(
     return ThreadedTrainSource(stream, eval_samples, stand_in, pictures.threads, begin, pictures.close)
 
 
-def eval_source(
-    split: Split, settings: DataSettings, shard: EvalShard, pin_memory: bool = False
-) -> ThreadedEvalSource:
+def eval_source(split: Split, settings: DataSettings, shard: EvalShard, pin_memory: bool = False) -> ThreadedEvalSource:
     """Evaluation batches of one replica; padding at their end has the id -1. Raises as training does."""
     pictures = _Pictures(settings, split, pin_memory)
 
     def begin(places: Sequence[int]) -> PendingBatch:
         image_BSSC = pictures.empty(shard.batch)
-        tensors = {"image": image_BSSC.permute(0, 3, 1, 2), **evaluation_columns(split.annotations, places, shard.batch, pin_memory)}
+        tensors = {
+            "image": image_BSSC.permute(0, 3, 1, 2),
+            **evaluation_columns(split.annotations, places, shard.batch, pin_memory),
+        }
         return pictures.threads.begin(
             tensors, len(places), lambda slot: pictures.write(places[slot], False, image_BSSC[slot])
         )

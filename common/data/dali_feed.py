@@ -140,7 +140,9 @@ class FedRunner:
                 try:
                     decode(data.tobytes())
                 except ValueError as reason:
-                    raise DataError(f"{path}: the picture cannot be decoded: {reason}; prepare the data anew") from error
+                    raise DataError(
+                        f"{path}: the picture cannot be decoded: {reason}; prepare the data anew"
+                    ) from error
 
 
 class FedTrainSource:
