@@ -41,6 +41,8 @@ STRANGE = 0.1
 """Share of the pictures that have a box of such a class, and of those beside them that have no other."""
 FITTED = 16
 """Pictures that the backbone's batch norms fit."""
+_EVAL = 1 << 32
+"""Number of the first picture to evaluate."""
 HEADER = (
     "ImageID", "Source", "LabelName", "Confidence", "XMin", "XMax", "YMin", "YMax", *FLAGS,
 )  # fmt: skip
@@ -149,7 +151,7 @@ def generate(raw_dir: Path, workers: int = 1, **options: Any) -> Generated:
 def _plans(request: Request, split: str) -> dict[str, PicturePlan]:
     """What to draw, by the pictures' ids: what is selected, and beside it pictures of other classes alone."""
     count = request.train if split == "train" else request.eval
-    first = 0 if split == "train" else 1 << 32
+    first = 0 if split == "train" else _EVAL
     forms: dict[int, Form] = {1: "many", 2: "one tiny"} if split == "train" and count >= SPECIAL else {}
     numbers = range(first, first + count + max(1, int(STRANGE * count)))
     plans = [
@@ -160,9 +162,8 @@ def _plans(request: Request, split: str) -> dict[str, PicturePlan]:
 
 def _picture_id(seed: int, number: int) -> str:
     """16 hexadecimal digits in no order, as OpenImages has them; the last ones make them unlike each other."""
-    return (
-        f"{int(np.random.default_rng([seed, number, 1]).integers(1 << 31)):08x}{number % (1 << 32):07x}{number >> 32:x}"
-    )
+    random = int(np.random.default_rng([seed, number, 1]).integers(1 << 31))
+    return f"{random:08x}{number % _EVAL:07x}{number // _EVAL:x}"
 
 
 def _rows(picture: str, drawn: DrawnPicture, request: Request, number: int) -> Iterator[tuple[str, ...]]:

@@ -34,10 +34,8 @@ def resized_pixels(picture: Image.Image, size: int, mirrored: bool) -> Tensor:
     if mirrored:
         pixels_HWC = pixels_HWC[:, ::-1].copy()
     pixels_CHW = torch.from_numpy(pixels_HWC).permute(2, 0, 1).float()
-    resized_CSS = F.interpolate(pixels_CHW[None], (size, size), mode="bilinear", align_corners=False, antialias=False)[
-        0
-    ]
-    return resized_CSS.permute(1, 2, 0)
+    resized_1CSS = F.interpolate(pixels_CHW[None], (size, size), mode="bilinear", align_corners=False, antialias=False)
+    return resized_1CSS[0].permute(1, 2, 0)
 
 
 class _Pictures:
@@ -108,10 +106,8 @@ def eval_source(split: Split, settings: DataSettings, shard: EvalShard, pin_memo
 
     def begin(places: Sequence[int]) -> PendingBatch:
         image_BSSC = pictures.empty(shard.batch)
-        tensors = {
-            "image": image_BSSC.permute(0, 3, 1, 2),
-            **evaluation_columns(split.annotations, places, shard.batch, pin_memory),
-        }
+        tensors = evaluation_columns(split.annotations, places, shard.batch, pin_memory)
+        tensors["image"] = image_BSSC.permute(0, 3, 1, 2)
         return pictures.threads.begin(
             tensors, len(places), lambda slot: pictures.write(places[slot], False, image_BSSC[slot])
         )

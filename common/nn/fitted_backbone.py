@@ -14,8 +14,8 @@ from common.nn.resnet import ResNetShape, ResNetTrunk, draw_weights
 def fitted_backbone(shape: ResNetShape, image_NCHW: Tensor, seed: int) -> dict[str, Tensor]:
     """A state under torchvision's names, without a classifier.
 
-    In inference the trunk then does to ``image_NCHW`` what it does in training: every batch norm's output has mean 0 and
-    variance 1 over them.
+    In inference the trunk then does to ``image_NCHW`` what it does in training: what every batch norm puts out has mean
+    0 and variance 1 over them.
 
     Args:
         shape: with trained norms, whose momentum is 1: the statistics are those of ``image_NCHW`` alone.
