@@ -242,7 +242,10 @@ def _remarks(made: Manifest, data_dir: Path, assets_dir: Path | None = None, **o
     if "raw_dir" in options:
         assets = assets_dir or assets_of(data_dir)
         placed = [name for name in raw.BACKBONES if (assets / name).is_file()]
-        yield f"{assets}: {placed[0] if placed else 'no weights for the backbone'}, for assets_dir"
+        if placed:
+            yield f"{assets}: {placed[0]}, for assets_dir"
+        else:
+            yield f"{assets}: no weights for the backbone; put {raw.BACKBONES[0]} there, or give its folder as assets_dir"
     found = {name: made.counts[name] for name in BENCHMARK_COUNTS}
     if not made.stand_in and found != BENCHMARK_COUNTS:
         yield f"The benchmark has {BENCHMARK_COUNTS}; training will ask for these."
