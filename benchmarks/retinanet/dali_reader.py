@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks.retinanet.data_settings import DataSettings
 from benchmarks.retinanet.prepared import Split
 from common.data.dali import PipelineEvalSource, new_pipeline
-from common.data.dali_feed import Feed, FedRunner, FedTrainSource, Inputs
+from common.data.dali_feed import FedRunner, FedTrainSource, Feed, Inputs
 from common.data.order import EpochStream, EvalShard
 from common.data.threads import SampleThreads
 from common.detection.picture_boxes import PictureBoxes, empty_boxes, evaluation_columns, put_boxes
@@ -130,9 +130,7 @@ def picture_pipeline(source: Callable[[], Inputs], batch: int, settings: DataSet
     reader, size = settings.reader, settings.facts.image_size
     pipeline = new_pipeline(batch, device, 0, reader.threads, reader.prefetch)
     with pipeline:
-        jpeg, mirrored = fn.external_source(
-            source=source, num_outputs=2, dtype=[types.UINT8, types.INT32], ndim=[1, 0]
-        )
+        jpeg, mirrored = fn.external_source(source=source, num_outputs=2, dtype=[types.UINT8, types.INT32], ndim=[1, 0])
         decoded = fn.decoders.image(jpeg, **_decoder(settings, device))
         resized = fn.resize(
             decoded, size=[size, size], interp_type=types.INTERP_LINEAR, antialias=False, dtype=types.FLOAT

@@ -42,9 +42,7 @@ def open_train(
     split = _open_split(prepared, "train", settings)
     boxes = PictureBoxes.of(split.annotations)
     boxes.require_room(settings.reader.max_boxes, split.names, "raise reader.max_boxes")
-    stream = EpochStream(
-        len(split), micro_batch, accumulation, layout.size("dp"), layout.index("dp"), layout.seed
-    )
+    stream = EpochStream(len(split), micro_batch, accumulation, layout.size("dp"), layout.index("dp"), layout.seed)
     counts = (prepared.samples("eval"), prepared.stand_in)
     if choose_reader(settings.reader.reader) == "dali":
         from benchmarks.retinanet import dali_reader

@@ -128,8 +128,8 @@ def _place_backbone(source: RawData, assets_dir: Path) -> None:
 def _compare(part: Split, sha256: NDArray[np.uint8], number: int) -> None:
     if hashlib.sha256(part.read(number)).digest() != sha256[number].tobytes():
         raise DataError(
-            f"{part.path(number)} is another picture than was prepared, or damaged; delete it and {manifest.NAME}, then "
-            f"run '{PREPARE_COMMAND}'"
+            f"{part.path(number)} is another picture than was prepared, or damaged; delete it and {manifest.NAME}, "
+            f"then run '{PREPARE_COMMAND}'"
         )
 
 
@@ -164,9 +164,7 @@ def _forget_lost(stages: Stages, split: str, task: str, names: list[str], folder
         stages.path(split, task).unlink()
 
 
-def _annotations(
-    boxes: RawBoxes, widths: list[int], heights: list[int], names: list[str], classes: int
-) -> Annotations:
+def _annotations(boxes: RawBoxes, widths: list[int], heights: list[int], names: list[str], classes: int) -> Annotations:
     """Boxes in pixels; pictures are counted from 1, classes from 0."""
     width_P, height_P = np.array(widths, np.int64), np.array(heights, np.int64)
     left, right, top, bottom = boxes.edges.T
@@ -186,9 +184,7 @@ def _annotations(
     )
 
 
-def write_coco(
-    file: IO[str], annotations: Annotations, flags: NDArray[np.bool_], classes: tuple[str, ...]
-) -> None:
+def write_coco(file: IO[str], annotations: Annotations, flags: NDArray[np.bool_], classes: tuple[str, ...]) -> None:
     """Write the JSON that the reference's script makes: COCO's format, with OpenImages' flags of each box."""
     categories = [{"id": number, "name": name, "supercategory": None} for number, name in enumerate(classes)]
     head = {"info": {"description": "openimages-mlperf"}, "licenses": [], "categories": categories}
@@ -246,7 +242,10 @@ def _remarks(made: Manifest, data_dir: Path, assets_dir: Path | None = None, **o
     if "raw_dir" in options:
         assets = assets_dir or assets_of(data_dir)
         placed = [name for name in raw.BACKBONES if (assets / name).is_file()]
-        yield f"{assets}: {placed[0] if placed else 'no weights for the backbone'}, for assets_dir"
+        if placed:
+            yield f"{assets}: {placed[0]}, for assets_dir"
+        else:
+            yield f"{assets}: no weights for the backbone; put {raw.BACKBONES[0]} there, or give its folder as assets_dir"
     found = {name: made.counts[name] for name in BENCHMARK_COUNTS}
     if not made.stand_in and found != BENCHMARK_COUNTS:
         yield f"The benchmark has {BENCHMARK_COUNTS}; training will ask for these."

@@ -81,8 +81,8 @@ class Split:
         expected = (int(self.annotations.picture_width[place]), int(self.annotations.picture_height[place]))
         if (width, height) != expected:
             raise DataError(
-                f"{self.path(place)} is {width} x {height} px, its boxes are for {expected[0]} x {expected[1]}; prepare "
-                "the data anew"
+                f"{self.path(place)} is {width} x {height} px, its boxes are for {expected[0]} x {expected[1]}; "
+                "prepare the data anew"
             )
 
 

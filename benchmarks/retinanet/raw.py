@@ -157,7 +157,8 @@ def read_boxes(path: Path, labels: tuple[str, ...]) -> RawBoxes:
     table = _read_table(path, labels)
     edges_N4 = np.stack([table[name].to_numpy() for name in EDGES], axis=1)
     rows = table["row"].to_numpy()
-    wrong = ~np.isfinite(edges_N4).all(axis=1) | (edges_N4 < 0).any(axis=1) | (np.diff(edges_N4)[:, ::2] < 0).any(axis=1)
+    size_N2 = edges_N4[:, 1::2] - edges_N4[:, ::2]
+    wrong = np.any(~np.isfinite(edges_N4) | (edges_N4 < 0), axis=1) | np.any(size_N2 < 0, axis=1)
     if wrong.any():
         first = int(wrong.argmax())
         edges = ", ".join(f"{name} {value:g}" for name, value in zip(EDGES, edges_N4[first].tolist(), strict=True))

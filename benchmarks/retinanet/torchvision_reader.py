@@ -34,8 +34,8 @@ def resized_pixels(picture: Image.Image, size: int, mirrored: bool) -> Tensor:
     if mirrored:
         pixels_HWC = pixels_HWC[:, ::-1].copy()
     pixels_CHW = torch.from_numpy(pixels_HWC).permute(2, 0, 1).float()
-    resized_CSS = F.interpolate(pixels_CHW[None], (size, size), mode="bilinear", align_corners=False, antialias=False)[0]
-    return resized_CSS.permute(1, 2, 0)
+    resized_1CSS = F.interpolate(pixels_CHW[None], (size, size), mode="bilinear", align_corners=False, antialias=False)
+    return resized_1CSS[0].permute(1, 2, 0)
 
 
 class _Pictures:
@@ -100,15 +100,14 @@ def train_source(
     return ThreadedTrainSource(stream, eval_samples, stand_in, pictures.threads, begin, pictures.close)
 
 
-def eval_source(
-    split: Split, settings: DataSettings, shard: EvalShard, pin_memory: bool = False
-) -> ThreadedEvalSource:
+def eval_source(split: Split, settings: DataSettings, shard: EvalShard, pin_memory: bool = False) -> ThreadedEvalSource:
     """Evaluation batches of one replica; padding at their end has the id -1. Raises as training does."""
     pictures = _Pictures(settings, split, pin_memory)
 
     def begin(places: Sequence[int]) -> PendingBatch:
         image_BSSC = pictures.empty(shard.batch)
-        tensors = {"image": image_BSSC.permute(0, 3, 1, 2), **evaluation_columns(split.annotations, places, shard.batch, pin_memory)}
+        tensors = evaluation_columns(split.annotations, places, shard.batch, pin_memory)
+        tensors["image"] = image_BSSC.permute(0, 3, 1, 2)
         return pictures.threads.begin(
             tensors, len(places), lambda slot: pictures.write(places[slot], False, image_BSSC[slot])
         )

@@ -139,8 +139,8 @@ class FedRunner:
             for path, data in zip(feed.paths, feed.encoded, strict=True):
                 try:
                     decode(data.tobytes())
-                except ValueError as reason:
-                    raise DataError(f"{path}: the picture cannot be decoded: {reason}; prepare the data anew") from error
+                except ValueError as fault:
+                    raise DataError(f"{path}: the picture cannot be decoded: {fault}; prepare the data anew") from error
 
 
 class FedTrainSource:
