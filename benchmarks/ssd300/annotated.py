@@ -16,7 +16,7 @@ from common.data.manifest import Manifest
 from common.data.ragged import bounds_of
 from common.detection.annotations import Annotations
 from common.errors import DataError
-from common.formats.jpeg import decode
+from common.formats.jpeg import decode, jpeg_size
 from common.formats.recordio import RecordReader
 
 FORMAT = "coco-boxes/1"
@@ -76,12 +76,33 @@ class AnnotatedPictures:
             )
         return record.data
 
+    def whole_jpeg(self, place: int) -> bytes:
+        """The encoded picture, which has the size that its annotations say; raises as :meth:`picture` does.
+
+        For decoders that take a truncated picture and leave the rest of it grey.
+        """
+        data = self.jpeg(place)
+        try:
+            found = jpeg_size(data)
+        except ValueError as error:
+            raise self._undecodable(place, error) from error
+        if found != self.size(place):
+            raise DataError(f"{self.describe(place)} is of {found} px, its boxes for {self.size(place)}; {_VERIFY}")
+        return data
+
+    def size(self, place: int) -> tuple[int, int]:
+        """Width and height, px."""
+        return int(self.annotations.picture_width[place]), int(self.annotations.picture_height[place])
+
     def picture(self, place: int) -> Image.Image:
         """The picture; raises :class:`DataError` where it cannot be decoded, or as :meth:`jpeg`."""
         try:
             return decode(self.jpeg(place))
         except ValueError as error:
-            raise DataError(f"{self.describe(place)} cannot be decoded: {error}; {_VERIFY}") from error
+            raise self._undecodable(place, error) from error
+
+    def _undecodable(self, place: int, error: ValueError) -> DataError:
+        return DataError(f"{self.describe(place)} cannot be decoded: {error}; {_VERIFY}")
 
     def describe(self, place: int) -> str:
         """The picture, for messages."""
