@@ -283,6 +283,8 @@ def test_a_copy_folds_its_own_tensors() -> None:
 def test_impossible_shapes_are_refused() -> None:
     with pytest.raises(ConfigError, match="groups=32"):
         ResNetShape((2, 2), 64, bottleneck=False, norm=TRAINED, groups=32, width_per_group=4)
+    with pytest.raises(ConfigError, match="one block in each"):
+        ResNetShape((1, 0), 64, bottleneck=True, norm=TRAINED)
     with pytest.raises(ConfigError, match="5 stages"):
         ResNetShape((1,) * 5, 64, bottleneck=True, norm=TRAINED)
     with pytest.raises(ConfigError, match="trained_stages=6: 0 to 5"):
