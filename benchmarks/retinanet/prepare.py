@@ -245,7 +245,7 @@ def _remarks(made: Manifest, data_dir: Path, assets_dir: Path | None = None, **o
         if placed:
             yield f"{assets}: {placed[0]}, for assets_dir"
         else:
-            yield f"{assets}: no weights for the backbone; put {raw.BACKBONES[0]} there, or give its folder as assets_dir"
+            yield f"{assets}: has no backbone; put {raw.BACKBONES[0]} there, or give its folder as assets_dir"
     found = {name: made.counts[name] for name in BENCHMARK_COUNTS}
     if not made.stand_in and found != BENCHMARK_COUNTS:
         yield f"The benchmark has {BENCHMARK_COUNTS}; training will ask for these."

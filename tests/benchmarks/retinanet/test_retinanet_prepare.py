@@ -262,8 +262,6 @@ def test_the_commands_say_what_is_there(folders, capsys):
     (folders[0] / "backbone.pth").unlink()
     COMMANDS.run("prepare", ["--raw-dir", raw_dir, "--data-dir", f"{data_dir}2", "--workers", "1"])
     said = capsys.readouterr().out.splitlines()
-    assert said[1] == (
-        f"{data_dir}2-assets: no weights for the backbone; put resnext50_32x4d-7cdf4587.pth there, or give its folder as "
-        "assets_dir"
-    )
+    weights = "resnext50_32x4d-7cdf4587.pth"
+    assert said[1] == f"{data_dir}2-assets: has no backbone; put {weights} there, or give its folder as assets_dir"
     assert said[2].startswith("The benchmark has {'train_samples': 1170301, 'eval_samples': 24781")
