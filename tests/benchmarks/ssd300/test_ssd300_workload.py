@@ -21,6 +21,8 @@ from common.distributed.layout import Layout
 from common.errors import CheckpointError, ConfigError
 from common.mlperf.admission import admit
 from common.mlperf.events import hyperparameters
+from common.mlperf.verdict import judge
+from tests.submission import closed_logs
 
 SAMPLES = 117_266
 
@@ -209,3 +211,24 @@ def test_the_order_of_data_depends_on_the_reader(monkeypatch):
     monkeypatch.setattr(dali, "unavailable", lambda: None)
     assert loaded("scale=8xH200")[0].declaration.order_of_data() == "dali"
     assert loaded("scale=8xH200", "reader.reader=torchvision")[0].declaration.order_of_data() == "torchvision"
+
+
+def test_a_log_with_our_keys_and_tensors_is_a_valid_run_of_the_closed_division(tmp_path, monkeypatch):
+    """Evaluations every 5 epochs up to the 50th, the hyperparameters of the recipe of 8 GPUs, and its 119 tensors."""
+    run, _ = loaded("scale=8xH200", f"assets_dir={tmp_path}")
+    given = {key: value for key, value in hyperparameters(run).items() if key != "gradient_accumulation_steps"}
+    recipe = closed_logs.Recipe("ssd", "1.1.0", 5, 50.0, 0.0, 5, 5, 1, 1, 0.22, 0.2305, SAMPLES, 5000, given)
+    monkeypatch.setitem(closed_logs.RECIPES, "ssd", recipe)
+    lines = closed_logs.closed_log("ssd", seed=1).splitlines(keepends=True)
+    at = next(place for place, line in enumerate(lines) if '"init_start"' in line) + 1
+    kind, time_ms = closed_logs.POINT, 1_700_000_000_001
+    tensors = [
+        closed_logs.event(time_ms, kind, "weights_initialization", None, tensor=name) + "\n"
+        for name in run.declaration.initialised_tensors
+    ]
+    for dropped, expected in ((0, "valid"), (1, "refused")):
+        log = tmp_path / f"{expected}.log"
+        log.write_text("".join([*lines[:at], *tensors[dropped:], *lines[at:]]))
+        verdict = judge(log, "1.1.0")
+        assert verdict.kind.startswith(expected), verdict.reasons
+    assert "initialized_tensors" in " ".join(verdict.reasons)
