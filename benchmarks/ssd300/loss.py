@@ -47,8 +47,9 @@ def multibox_loss(
     """
     positive_NA = class_NA != BACKGROUND
     positives_N = positive_NA.sum(1)
-    losses = F.cross_entropy(widen(logits_NAK).flatten(0, 1), class_NA.flatten(), reduction="none")
-    entropy_NA = losses.view(class_NA.shape)
+    wide = torch.promote_types(logits_NAK.dtype, torch.float32)
+    log_share_NAK = F.log_softmax(logits_NAK, 2, dtype=wide)  # on a GPU without a copy of the logits in fp32
+    entropy_NA = -log_share_NAK.gather(2, class_NA.unsqueeze(2)).squeeze(2)
     counts_NA = positive_NA | _hardest(entropy_NA, positive_NA, negatives * positives_N)
     classes_N = torch.where(counts_NA, entropy_NA, 0.0).sum(1)
 

@@ -259,7 +259,9 @@ class _Joined(torch.autograd.Function):
         d_results = []
         parts = zip(*(gradient.contiguous().split(ctx.boxes, 1) for gradient in gradients), strict=True)
         for head, shape, (logits, offsets) in zip(ctx.channels, ctx.shapes, parts, strict=True):
-            d_y_NCHW = gradients[0].new_zeros(shape).contiguous(memory_format=torch.channels_last)
+            d_y_NHWC = gradients[0].new_empty((shape[0], *shape[2:], shape[1]))
+            d_y_NCHW = d_y_NHWC.permute(0, 3, 1, 2)
+            d_y_NCHW[:, head.logits + head.offsets :] = 0
             of_classes, of_boxes = _parts(head, d_y_NCHW)
             of_classes.copy_(logits.view(of_classes.shape))
             of_boxes.copy_(offsets.view(of_boxes.shape))
