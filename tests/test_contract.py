@@ -39,6 +39,7 @@ SHORT = {
     "llama2_70b_lora": ["hparams.training_steps=4"],
     toy.NAME: ["benchmark.schedule.last_epoch=1"],
     "resnet": ["benchmark.schedule.last_epoch=1"],
+    "retinanet": ["benchmark.schedule.last_epoch=1"],
     "unet3d": ["benchmark.schedule.last_epoch=2"],
 }
 """Overrides with which a run of a workload ends with its first block."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -210,6 +210,6 @@ class RetinaNetDetection(Workload):
         """FLOPs of one training picture."""
         return self.model.sample_flops(self.own.facts.image_size)
 
-    def kernel_names(self) -> Iterable[tuple[str, str]]:
+    def kernel_names(self) -> Sequence[tuple[str, str]]:
         """Of the operations that only this workload has."""
         return focal_loss.KERNEL_NAMES
