@@ -40,6 +40,7 @@ SHORT = {
     "llama2_70b_lora": ["hparams.training_steps=4"],
     toy.NAME: ["benchmark.schedule.last_epoch=1"],
     "resnet": ["benchmark.schedule.last_epoch=1"],
+    "retinanet": ["benchmark.schedule.last_epoch=1"],
     "ssd300": ["benchmark.schedule.last_epoch=5"],
     "unet3d": ["benchmark.schedule.last_epoch=2"],
 }

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.llama2_70b_lora.config import Facts
 from common.mlperf.fixed import fixed_facts
@@ -21,7 +22,7 @@ from common.ops.bench.stopwatch import median_ms
 ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
-def build(facts: Facts, layers: int, device: torch.device) -> nn.Module:
+def build(facts: Facts, layers: int, device: torch.device) -> Any:
     """The network with adapters, in bf16 and with random weights."""
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -38,8 +39,8 @@ def build(facts: Facts, layers: int, device: torch.device) -> nn.Module:
         initializer_range=facts.initializer_range,
         max_position_embeddings=facts.row_length,
         use_cache=False,
-        attn_implementation="sdpa",
     )
+    config._attn_implementation = "sdpa"
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -57,7 +58,7 @@ def build(facts: Facts, layers: int, device: torch.device) -> nn.Module:
     return get_peft_model(base, adapters).train()
 
 
-def step_of(model: nn.Module, facts: Facts, device: torch.device, checkpointing: bool) -> Callable[[], Tensor]:
+def step_of(model: Any, facts: Facts, device: torch.device, checkpointing: bool) -> Callable[[], Tensor]:
     """An iteration over a row of random tokens: forward, loss, backward, clipping, update; returns the loss."""
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
