@@ -226,9 +226,7 @@ class RetinaNet(nn.Module):
     @property
     def logit_bias(self) -> nn.Parameter:
         """The classifier's bias, (anchors of a cell x K,), which is missing in the logits of :meth:`forward`."""
-        bias = self.head.classification_head.cls_logits.bias
-        assert bias is not None
-        return bias
+        return self.get_parameter("head.classification_head.cls_logits.bias")
 
     def cast(self, dtype: torch.dtype) -> RetinaNet:
         """Store weights and biases of the convolutions in ``dtype``, see :func:`common.nn.precision.cast_weights`."""

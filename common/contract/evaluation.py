@@ -20,10 +20,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What ``predict`` hands to a Scorer: CPU values that pickle, of which NumPy arrays travel fastest.
-
-    Nobody changes an array that is in them, so that the next evaluation has others.
-    """
+    """What ``predict`` hands to a Scorer: CPU values that pickle, of which NumPy arrays travel fastest."""
 
     values: dict[str, Any]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +13,20 @@ from torch import Tensor
 
 from common.errors import CheckpointError
 from common.nn.resnet import IMAGE_CHANNELS, ResNetTrunk
+
+UNREADABLE = (
+    OSError,
+    RuntimeError,
+    EOFError,
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    struct.error,
+    pickle.UnpicklingError,
+)
+"""What reading a damaged file raises: torchvision's older ones are plain pickles, which can end or say anything."""
 
 
 def load_backbone(path: Path, trunk: ResNetTrunk) -> None:
@@ -40,12 +55,10 @@ def load_backbone(path: Path, trunk: ResNetTrunk) -> None:
 
 
 def _left_out(name: str, stages: int) -> bool:
+    if name.startswith("fc.") or name.endswith(".num_batches_tracked"):
+        return True
     stage = re.match(r"layer(\d+)\.", name)
-    return (
-        name.startswith("fc.")
-        or name.endswith(".num_batches_tracked")
-        or (stage is not None and int(stage[1]) > stages)
-    )
+    return stage is not None and int(stage[1]) > stages
 
 
 def _read(path: Path) -> dict[str, object]:
@@ -53,7 +66,7 @@ def _read(path: Path) -> dict[str, object]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise CheckpointError(f"{path}: there is no such backbone file; `download` or `generate` makes one") from None
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+    except UNREADABLE as error:
         cause = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"{path}: not a file of tensors that PyTorch can read: {cause}") from None
     if not isinstance(content, Mapping):

@@ -77,7 +77,7 @@ class ResNetShape:
         input_channels: 3, or 4 with a fourth channel that is always zero (faster loads in half precision).
 
     Raises:
-        ConfigError: basic blocks with groups, or a number of stages that does not fit.
+        ConfigError: a stage without blocks, basic blocks with groups, or a number of stages that does not fit.
     """
 
     layers: tuple[int, ...]
@@ -91,6 +91,8 @@ class ResNetShape:
 
     def __post_init__(self) -> None:
         stages = len(self.layers)
+        if not stages or min(self.layers) < 1:
+            raise ConfigError(f"layers={self.layers}: at least one stage, and one block in each")
         if not self.bottleneck and (self.groups != 1 or self.width_per_group not in (None, self.width)):
             raise ConfigError(
                 f"groups={self.groups}, width_per_group={self.width_per_group}: basic blocks have one group of all "
@@ -268,7 +270,8 @@ class ResNetTrunk(nn.Module):
         """Outputs of stages.
 
         Args:
-            image_NCHW: normalised images in the weights' dtype; C is 3, or ``input_channels`` with zeros in the rest.
+            image_NCHW: normalised images in the weights' dtype; C is ``input_channels``, with zeros in the fourth. With
+                trained norm 3 will do always.
             stages: numbers of those wanted, ascending, from 1 as in ``layer1``; None for all. Those behind them are not
                 run.
 

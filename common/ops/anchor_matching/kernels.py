@@ -47,7 +47,7 @@ def anchor_matching_best_kernel(
 ):  # fmt: skip
     """Largest overlap of each box, and the first anchor that has it, as one number. Grid (A / BLOCK, B).
 
-    The number is the bits of the overlap, a positive float, before the inverted bits of the anchor, which are the larger
+    The number is the bits of the overlap, a positive float, before the inverted bits of the anchor, which are larger
     the earlier it is. It stays 0 where no anchor overlaps the box.
     """
     anchor, _, x1, y1, x2, y2 = _own_anchors(anchors_ptr, A, BLOCK)
@@ -59,7 +59,7 @@ def anchor_matching_best_kernel(
         if largest > 0:
             first = tl.min(tl.where(overlap == largest, anchor, _LARGEST), 0)
             bits = largest.to(tl.int32, bitcast=True).to(tl.int64)
-            tl.atomic_max(best_ptr + start + box, (bits << 32) | (first ^ _LARGEST).to(tl.int64))
+            tl.atomic_max(best_ptr + start + box, (bits << 32) | (first ^ _LARGEST).to(tl.int64), sem="relaxed")
 
 
 @triton.jit

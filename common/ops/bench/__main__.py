@@ -1,5 +1,6 @@
 """Measure the operations of a transformer in every implementation on one GPU: an encoder's at the sizes of BERT-large,
-a decoder's (rms_norm, rope, swiglu, lora_input, transpose, causal_attention) for a sequence of Llama-2-70B.
+a decoder's (rms_norm, rope, swiglu, lora_input, transpose, causal_attention) for a sequence of Llama-2-70B,
+and those of one-stage detection (conv_bias_relu, matching, suppression) for 32 pictures of RetinaNet.
 
 ``python -m common.ops.bench`` prints for forward and backward of an operation milliseconds of one call, how many of
 them a step has, the bytes that must be moved and their rate as a share of the copy bandwidth, and TFLOP/s of the
@@ -13,12 +14,14 @@ process of their own, and another one continues behind a case that failed, hung 
 
 from __future__ import annotations
 
+from common.ops.anchor_matching import bench_cases as anchor_matching
 from common.ops.attention import bench_cases as attention
 from common.ops.bench import command, transformer
 from common.ops.bench.cases import Entry
 from common.ops.bench.sweep import Sweep
 from common.ops.bias_gelu import bench_cases as bias_gelu
 from common.ops.causal_attention import bench_cases as causal_attention
+from common.ops.conv_bias_relu import bench_cases as conv_bias_relu
 from common.ops.cross_entropy import bench_cases as cross_entropy
 from common.ops.dropout import bench_cases as dropout
 from common.ops.dropout_add_norm import bench_cases as dropout_add_norm
@@ -27,21 +30,23 @@ from common.ops.linear import bench_cases as linear
 from common.ops.lora_input import bench_cases as lora_input
 from common.ops.rms_norm import bench_cases as rms_norm
 from common.ops.rope import bench_cases as rope
+from common.ops.suppression import bench_cases as suppression
 from common.ops.swiglu import bench_cases as swiglu
 from common.ops.transpose_fp8 import bench_cases as transpose_fp8
 
 ENCODER = (dropout, dropout_add_norm, bias_gelu, cross_entropy, attention, linear, fp8_cast)
 DECODER = (rms_norm, rope, swiglu, lora_input, transpose_fp8, causal_attention)
+DETECTION = (conv_bias_relu, anchor_matching, suppression)
 
 
 def entries() -> list[Entry]:
     """Everything that can be measured."""
-    return [entry for cases in (*ENCODER, *DECODER) for entry in cases.entries()]
+    return [entry for cases in (*ENCODER, *DECODER, *DETECTION) for entry in cases.entries()]
 
 
 def sweeps() -> dict[str, Sweep]:
     """Tiles of all kernels."""
-    return {name: sweep for cases in (*ENCODER, *DECODER) for name, sweep in cases.sweeps().items()}
+    return {name: sweep for cases in (*ENCODER, *DECODER, *DETECTION) for name, sweep in cases.sweeps().items()}
 
 
 if __name__ == "__main__":

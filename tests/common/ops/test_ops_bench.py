@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from common.ops import (
+    anchor_matching,
     attention,
     bias_gelu,
     causal_attention,
+    conv_bias_relu,
     cross_entropy,
     dropout,
     dropout_add_norm,
@@ -22,11 +24,12 @@ from common.ops import (
     lora_input,
     rms_norm,
     rope,
+    suppression,
     swiglu,
     transpose_fp8,
 )
 from common.ops.batch_norm import bench_cases as batch_norm
-from common.ops.bench import cases, transformer
+from common.ops.bench import cases, detection, transformer
 from common.ops.bench import sweep as sweep_module
 from common.ops.bench.__main__ import entries, sweeps
 from common.ops.bench.cases import Pass
@@ -36,8 +39,8 @@ from common.ops.bench.table import Measured, line, totals
 from common.ops.implementation import always
 
 OPERATIONS = (
-    attention, bias_gelu, cross_entropy, dropout, dropout_add_norm, fp8_cast,
-    lora_input, rms_norm, rope, swiglu, transpose_fp8,
+    anchor_matching, attention, bias_gelu, cross_entropy, dropout, dropout_add_norm, fp8_cast,
+    lora_input, rms_norm, rope, suppression, swiglu, transpose_fp8,
 )  # fmt: skip
 
 
@@ -58,6 +61,13 @@ def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     for library in ("cudnn_frontend", "te", "flash_attention_4"):
         stand_in = replace(implementations[library], function=plain, unsupported=always)
         monkeypatch.setitem(implementations, library, stand_in)
+    # the plain versions go through these in small steps, each of which takes its time without memory too
+    monkeypatch.setattr(detection, "MOST_BOXES", 4)
+    monkeypatch.setattr(detection, "CANDIDATES", 40)
+    implementations = conv_bias_relu.IMPLEMENTATIONS
+    plain = implementations["torch"].function
+    for name, implementation in list(implementations.items()):
+        monkeypatch.setitem(implementations, name, replace(implementation, function=plain, unsupported=always))
     for operation in (attention, linear):
         implementations = operation.IMPLEMENTATIONS
         plain = implementations["torch"].function
@@ -92,11 +102,15 @@ def test_every_pass_of_every_implementation_runs() -> None:
         "transpose": ["forward"],
         "rms_norm": ["forward", "backward", "once more"],
         "lora_input": ["forward", "backward", "of a norm"],
+        "matching": ["forward"],
+        "suppression": ["forward"],
     }
     for entry in entries():
         if entry.name not in ("attention SDPA", "attention aten flash") and "Transformer Engine" not in entry.name:
             passes = entry.build(16, torch.bfloat16)
             expected = directions.get(entry.name.split()[0], ["forward", "backward"])
+            if "conv_bias_relu stem" in entry.name or "grouped layer1 " in entry.name:  # frozen
+                expected = ["forward"]
             assert [each.name for each in passes] == expected, entry.name
             for each in passes:
                 each.run()
@@ -105,7 +119,7 @@ def test_every_pass_of_every_implementation_runs() -> None:
 @pytest.mark.usefixtures("without_memory")
 def test_a_sweep_tries_tiles_of_its_table() -> None:
     pytest.importorskip("triton")
-    assert len(sweeps()) == 26
+    assert len(sweeps()) == 31
     for name, sweep in {**sweeps(), **batch_norm.sweeps()}.items():
         tile = sweep.table[sweep.key]
         assert [tuple(type(tile)(*choice)) for choice in sweep.choices] == list(sweep.choices), name

@@ -15,13 +15,14 @@ from pathlib import Path
 
 from benchmarks import WORKLOADS
 from common import cli
-from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
+from common.contract.evaluation import Evaluation, Predictions, Weights
 from common.distributed.layout import Layout
 from common.errors import DataError
 from common.run import trainer
 from common.step.in_flight import StepsInFlight
 from common.step.train_step import DeviceResult
 from tests import toy
+from tests.common.evaluation.scripted_scorers import AsPredicted
 from tests.toy.workload import CosmoFlow
 
 
@@ -30,21 +31,16 @@ def largest_error(number: int) -> float:
     return 2.0**-number
 
 
-class AsPredicted(Scorer):
-    """The predictions are the scores."""
-
-    def score(self, predictions: Predictions) -> dict[str, float]:
-        """The error."""
-        return dict(predictions.values)
-
-
 class Scripted(Evaluation):
-    """Scores by the number of the evaluation and the bits of the weights."""
+    """Scores by the number of the evaluation and the bits of the weights.
+
+    A script ``scorer DEED`` is for what scores (:class:`tests.common.evaluation.scripted_scorers.AsPredicted`).
+    """
 
     script = "score"
 
     def __init__(self) -> None:
-        self.scorer = AsPredicted()
+        self.scorer = AsPredicted(self.script.removeprefix("scorer ") if self.script.startswith("scorer ") else "score")
         self.done = 0
 
     def open_data(self, root: Path) -> None:

@@ -1,0 +1,104 @@
+# mypy: allow-untyped-defs
+"""Triton kernel of the focal loss of one level: loss, gradient of the logits and of the bias in one pass.
+
+A row is a place of a picture, C = anchors of a cell * classes logits next to each other, of which VECTOR at a time
+belong to one anchor and are loaded at once. A period is as many rows as fill a whole number of blocks best: 2,376
+columns in blocks of 1,024 would leave 23 % of the lanes without work, three rows of them in seven blocks 0.6 %. A
+program has one block of the period and walks over periods, so that what a lane adds up belongs to one column: the
+bias's gradient is a sum in registers, written once. :mod:`common.ops.tiling.column_sums` adds those of the programs in
+a fixed order.
+
+The pass reads the logits and writes their gradient: at 32 pictures, 120,087 anchors and 264 classes in 16 bit 4.06 GB,
+0.95 ms at 4.26 TB/s on an H200. One exponential and one reciprocal an element, 16 of either a cycle and multiprocessor,
+take 0.55 ms; the logarithm of softplus is a polynomial, which takes the place of a third.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+IGNORED: tl.constexpr = tl.constexpr(-2)
+_MINUS_LOG2_E: tl.constexpr = tl.constexpr(-1.4426950408889634)
+
+
+@triton.jit
+def _log1p(e):
+    """log(1 + e) for e in [0, 1], 3e-7 off at most: e times log(1 + e) / e at its Chebyshev nodes."""
+    quotient = 0.0434938998 - 0.00837115255 * e
+    quotient = -0.106850029 + quotient * e
+    quotient = 0.176874767 + quotient * e
+    quotient = -0.244747742 + quotient * e
+    quotient = 0.332719284 + quotient * e
+    quotient = -0.499971745 + quotient * e
+    return (0.999999781 + quotient * e) * e
+
+
+@triton.jit
+def _power(s, GAMMA: tl.constexpr):
+    """s^gamma of s in [0, 1]."""
+    if GAMMA == 2.0:
+        return s * s
+    elif GAMMA == 0.0:
+        return tl.full(s.shape, 1.0, tl.float32)
+    else:
+        return tl.exp2(GAMMA * tl.log2(s))
+
+
+@triton.jit
+def focal_loss_kernel(
+    logits_ptr,  # (rows, C)
+    bias_ptr,  # (C,)
+    class_ptr,  # (N, anchors of the level), rows class_stride apart
+    weight_ptr,  # (N,) fp32
+    loss_scale_ptr,  # ()
+    d_logits_ptr,  # (rows, C)
+    partial_ptr,  # (programs, PERIOD, C) fp32
+    loss_ptr,  # (programs, blocks) fp32
+    rows, class_stride, alpha, others,
+    GAMMA: tl.constexpr, PLACES: tl.constexpr, ANCHORS: tl.constexpr, CLASSES: tl.constexpr,
+    PERIOD: tl.constexpr, VECTOR: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Grid (blocks of a period, programs). ``others`` is 1 - alpha, PLACES are those of a picture."""
+    vectors_of_row: tl.constexpr = ANCHORS * CLASSES // VECTOR
+    vector = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    lane = tl.arange(0, VECTOR)[None, :]
+    inside = vector < PERIOD * vectors_of_row
+    own_row = vector // vectors_of_row
+    column = vector % vectors_of_row * VECTOR
+    anchor = column // CLASSES
+    own_class = (column % CLASSES)[:, None] + lane
+    offset = vector[:, None] * VECTOR + lane
+    bias = tl.load(bias_ptr + column[:, None] + lane, mask=inside[:, None], other=0.0).to(tl.float32)
+    loss_scale = tl.load(loss_scale_ptr).to(tl.float32)
+    column_sums = tl.zeros((BLOCK, VECTOR), tl.float32)
+    loss = tl.zeros((BLOCK,), tl.float32)
+    for period in tl.range(tl.program_id(1), tl.cdiv(rows, PERIOD), tl.num_programs(1), num_stages=STAGES):
+        row = period * PERIOD + own_row
+        exists = inside & (row < rows)
+        picture = row // PLACES
+        place = (row % PLACES * ANCHORS + anchor).to(tl.int64)
+        class_of_anchor = tl.load(
+            class_ptr + (picture.to(tl.int64) * class_stride + place), mask=exists, other=IGNORED
+        ).to(tl.int32)
+        counts = class_of_anchor != IGNORED
+        weight = tl.where(counts, tl.load(weight_ptr + picture, mask=exists, other=0.0), 0.0)
+        start = tl.full((), PERIOD * ANCHORS * CLASSES, tl.int64) * period
+        x = tl.load(logits_ptr + start + offset, mask=exists[:, None], other=0.0).to(tl.float32) + bias
+        is_own = own_class == class_of_anchor[:, None]
+
+        # where the class is the anchor's, y = -x, and otherwise x: s is 1 - p_t, rest p_t
+        y = tl.where(counts[:, None], tl.where(is_own, -x, x), 0.0)
+        e = tl.exp2(tl.abs(y) * _MINUS_LOG2_E)
+        share = 1.0 / (1.0 + e)
+        s = tl.where(y < 0, e, 1.0) * share
+        rest = tl.where(y < 0, 1.0, e) * share
+        softplus = tl.maximum(y, 0.0) + _log1p(e)
+        common = tl.where(is_own, alpha, others) * weight[:, None] * _power(s, GAMMA)
+        loss += tl.sum(common * softplus, 1)
+        gradient = tl.where(is_own, -common, common) * (s + GAMMA * softplus * rest) * loss_scale
+        column_sums += gradient
+        tl.store(d_logits_ptr + start + offset, gradient.to(d_logits_ptr.dtype.element_ty), mask=exists[:, None])
+    own_partial = tl.full((), PERIOD * ANCHORS * CLASSES, tl.int64) * tl.program_id(1)
+    tl.store(partial_ptr + own_partial + offset, column_sums, mask=inside[:, None])
+    tl.store(loss_ptr + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), tl.sum(loss, 0))

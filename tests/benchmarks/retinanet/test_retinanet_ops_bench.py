@@ -1,0 +1,39 @@
+"""What the benchmark of RetinaNet's operations measures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks.retinanet.ops import focal_loss
+from benchmarks.retinanet.ops.bench import entries, sweeps
+from common.ops.bench import cases
+from common.ops.implementation import always
+
+
+@pytest.fixture
+def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors have shapes only, and the plain implementation stands in for the kernel, which has no such version."""
+    monkeypatch.setattr(cases, "DEVICE", "meta")
+    implementations = focal_loss.IMPLEMENTATIONS
+    stand_in = replace(implementations["triton"], function=implementations["torch"].function, unsupported=always)
+    monkeypatch.setitem(implementations, "triton", stand_in)
+
+
+@pytest.mark.usefixtures("without_memory")
+def test_every_pass_runs_and_moves_the_logits_twice() -> None:
+    for entry in entries():
+        forward, backward = entry.build(32, torch.float16)
+        assert forward.bytes == pytest.approx(32 * 120_087 * (2 * 264 * 2 + 8))
+        forward.run()
+        backward.run()
+
+
+@pytest.mark.usefixtures("without_memory")
+def test_a_sweep_tries_tiles_of_its_table() -> None:
+    pytest.importorskip("triton")
+    for name, sweep in sweeps().items():
+        tile = sweep.table[sweep.key]
+        assert [tuple(type(tile)(*choice)) for choice in sweep.choices] == list(sweep.choices), name
