@@ -105,10 +105,11 @@ def verify(data_dir: Path, workers: int = 1) -> Manifest:
         strangers = {path.name for path in part.folder.iterdir()} - {name.decode() for name in part.names}
         if strangers:
             raise DataError(f"{part.folder / min(strangers)} was not prepared; delete it")
+        tasks = [range(first, min(first + TASK, len(part))) for first in range(0, len(part), TASK)]
         with ThreadPoolExecutor(workers) as pool:
-            compared = pool.map(partial(_compare, part, sha256), range(len(part)))
+            compared = pool.map(partial(_compare, part, sha256), tasks)
             try:
-                for _ in tqdm(compared, f"verify {split}", len(part), unit="picture", disable=None):
+                for _ in tqdm(compared, f"verify {split}", len(tasks), unit="task", disable=None):
                     pass
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
@@ -125,12 +126,13 @@ def _place_backbone(source: RawData, assets_dir: Path) -> None:
         place(path, assets_dir / path.name, f"delete {assets_dir} or name another --assets-dir")
 
 
-def _compare(part: Split, sha256: NDArray[np.uint8], number: int) -> None:
-    if hashlib.sha256(part.read(number)).digest() != sha256[number].tobytes():
-        raise DataError(
-            f"{part.path(number)} is another picture than was prepared, or damaged; delete it and {manifest.NAME}, "
-            f"then run '{PREPARE_COMMAND}'"
-        )
+def _compare(part: Split, sha256: NDArray[np.uint8], numbers: range) -> None:
+    for number in numbers:
+        if hashlib.sha256(part.read(number)).digest() != sha256[number].tobytes():
+            raise DataError(
+                f"{part.path(number)} is another picture than was prepared, or damaged; delete it and {manifest.NAME}, "
+                f"then run '{PREPARE_COMMAND}'"
+            )
 
 
 def _prepare_split(source: RawData, boxes: RawBoxes, data_dir: Path, split: str, stages: Stages) -> list[Path]:
