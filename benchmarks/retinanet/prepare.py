@@ -38,7 +38,7 @@ from benchmarks.retinanet.stand_in import OPTIONS, generate
 from common.data import atomic, manifest, preparation
 from common.data.commands import DataCommands, cores, option
 from common.data.manifest import Manifest
-from common.data.placing import place
+from common.data.placing import assets_of, place
 from common.data.stages import Stages
 from common.detection.annotations import Annotations, read_column
 from common.errors import DataError
@@ -114,11 +114,6 @@ def verify(data_dir: Path, workers: int = 1) -> Manifest:
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
     return found
-
-
-def assets_of(data_dir: Path) -> Path:
-    """Where the backbone of the data in ``data_dir`` lies unless the user says otherwise."""
-    return data_dir.with_name(f"{data_dir.name}-assets")
 
 
 def _place_backbone(source: RawData, assets_dir: Path) -> None:
