@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.retinanet.config import Facts
-from benchmarks.retinanet.loss import rows
 from benchmarks.retinanet.model import HeadOutput, RetinaNet
 from benchmarks.retinanet.targets import CODING
 from common.detection.coding import clip
@@ -58,10 +57,11 @@ class Detector:
         facts, start, found = self._facts, 0, []
         height, width = shape
         for level in levels:
-            logits_NAK = rows(level.logits_NCHW.add_(self._model.logit_bias.view(1, -1, 1, 1)), facts.classes)
+            level.logits_NCHW.add_(self._model.logit_bias.view(1, -1, 1, 1))
+            logits_NAK, offsets_NA4 = level.flat()
             anchors_A4 = self._anchors_A4[start : start + logits_NAK.shape[1]]
             start += logits_NAK.shape[1]
-            found.append(self._candidates(logits_NAK, rows(level.offsets_NCHW, 4), anchors_A4))
+            found.append(self._candidates(logits_NAK, offsets_NA4, anchors_A4))
         boxes_NS4, score_NS, class_NS = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
         boxes_NS4 = clip(boxes_NS4, height, width)
         kept_ND, there_ND = self._suppress.function(

@@ -50,7 +50,7 @@ class DetectionLoss:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        self._classes, self._alpha, self._gamma = classes, alpha, gamma
+        self._alpha, self._gamma = alpha, gamma
         request = OperationRequest(device, dtype, {"classes": classes})
         self._focal_loss = select(focal_loss.IMPLEMENTATIONS, implementation, request)
 
@@ -78,7 +78,7 @@ class DetectionLoss:
                 logits are too small for fp16 without it.
         """
         classes, boxes = [], []
-        for level, part in zip(levels, _parts(levels, self._classes), strict=True):
+        for level, part in zip(levels, _parts(levels), strict=True):
             class_part_NA, offsets_part_NA4 = class_NA[:, part], offsets_NA4[:, part]
             classes.append(
                 self._focal_loss.function(
@@ -91,21 +91,17 @@ class DetectionLoss:
                     loss_scale,
                 )
             )
-            difference_NA4 = widen(rows(level.offsets_NCHW, 4)) - offsets_part_NA4
+            _, offsets_level_NA4 = level.flat()
+            difference_NA4 = widen(offsets_level_NA4) - offsets_part_NA4
             counts_NA1 = (class_part_NA >= 0).unsqueeze(2)
             boxes.append(torch.where(counts_NA1, difference_NA4.abs(), 0.0).sum((1, 2)))
         return DetectionLosses(torch.stack(classes).sum(), (torch.stack(boxes).sum(0) * weight_N).sum())
 
 
-def rows(output_NCHW: Tensor, width: int) -> Tensor:
-    """A convolution's output by anchors, (N, A, ``width``); the same memory where channels lie last."""
-    return output_NCHW.permute(0, 2, 3, 1).reshape(len(output_NCHW), -1, width)
-
-
-def _parts(levels: Sequence[HeadOutput], classes: int) -> Iterator[slice]:
+def _parts(levels: Sequence[HeadOutput]) -> Iterator[slice]:
     """Where the anchors of each level stand among all."""
     start = 0
     for level in levels:
-        anchors = level.logits_NCHW[0].numel() // classes
+        anchors = level.flat()[0].shape[1]
         yield slice(start, start + anchors)
         start += anchors

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
-from common.nn.backbone_file import load_backbone
 from torch import Tensor
 
 from benchmarks.retinanet.anchors import anchors
@@ -28,6 +27,7 @@ from common.data.dali import choose_reader
 from common.detection.coco_scorer import CocoScorer
 from common.detection.evaluation import DetectionEvaluation
 from common.distributed.layout import Layout
+from common.nn.backbone_file import load_backbone
 from common.ops.implementation import asked_for
 from common.optim.learning_rate import warmup_then_constant
 from common.optim.optimizer import ParameterGroup
@@ -53,7 +53,7 @@ class RetinaNetDetection(Workload):
         own, facts = self.own, self.own.facts
         self.model = RetinaNet(Architecture.of(facts, own.model), layout.shared_generator("weights"))
         if cfg.assets_dir is not None:
-            load_backbone(self.model.backbone.body, cfg.assets_dir / own.model.backbone)
+            load_backbone(cfg.assets_dir / own.model.backbone, self.model.backbone.body)
         self.model = self.model.cast(self.dtype).to(layout.device)
         with asked_for("model.convolution", own.model.convolution):
             self.choices["convolution"] = self.model.choose_implementation(own.model.convolution)
@@ -73,7 +73,7 @@ class RetinaNetDetection(Workload):
         for name, tensor in sorted([*self.model.named_parameters(), *self.model.named_buffers()]):
             if name in frozen:
                 made.update(name.encode())
-                made.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+                made.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
         return made.hexdigest()
 
     def base_digest(self) -> str | None:

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from benchmarks.retinanet.anchors import anchors
-from benchmarks.retinanet.model import HeadOutput
 from torchvision_retinanet import (
     CLASSES,
     IMAGE_SIZE,
@@ -13,8 +11,10 @@ from torchvision_retinanet import (
     torchvision_retinanet,
 )
 
+from benchmarks.retinanet.anchors import anchors
 from benchmarks.retinanet.config import Facts
 from benchmarks.retinanet.detect import Detector
+from benchmarks.retinanet.model import HeadOutput
 from common.mlperf.fixed import fixed_facts
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from benchmarks.retinanet.anchors import anchors
 from torchvision_retinanet import CLASSES, IMAGE_SIZE, as_torchvision_has_it, levels_of, torchvision_retinanet
 
+from benchmarks.retinanet.anchors import anchors
 from benchmarks.retinanet.config import Facts
 from benchmarks.retinanet.loss import DetectionLoss
 from benchmarks.retinanet.targets import BACKGROUND, AnchorTargets

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
-from benchmarks.retinanet.anchors import anchors, level_sizes
-from benchmarks.retinanet.model import HeadOutput
 from torch import Tensor, nn
 from torchvision.models.detection.retinanet import RetinaNet
+
+from benchmarks.retinanet.anchors import anchors, level_sizes
+from benchmarks.retinanet.model import HeadOutput
 
 IMAGE_SIZE = 96
 CLASSES = 5
