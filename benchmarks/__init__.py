@@ -9,5 +9,6 @@ WORKLOADS: dict[str, str] = {
     "bert": "benchmarks.bert.workload:BertPretraining",
     "llama2_70b_lora": "benchmarks.llama2_70b_lora.workload:LlamaLora",
     "resnet": "benchmarks.resnet.workload:ResNet",
+    "retinanet": "benchmarks.retinanet.workload:RetinaNetDetection",
     "unet3d": "benchmarks.unet3d.workload:UNet3DSegmentation",
 }

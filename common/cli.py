@@ -137,7 +137,8 @@ def train(argv: list[str]) -> int:
             EvaluationRank(start.workload_type, start.run, start.session, start.rank_info, start.device).evaluate()
             await_conclusion()
             return 0
-        trainer = Trainer(start.workload_type, start.run, start.session, start.rank_info, start.device, start.began_ms)
+        of_a_run = (start.workload_type, start.run, start.session, start.rank_info, start.device)
+        trainer = Trainer(*of_a_run, start.began_ms, start.scorer)
         return conclude(trainer.train(), start)
 
     return with_hydra(argv, lambda tree, arguments: on_ranks("train", arguments, tree, workload_class, work))
@@ -150,7 +151,7 @@ def bench(argv: list[str]) -> int:
     def work(start: Start) -> int:
         from common.run.bench import bench as measure
 
-        return measure(start.workload_type, start.run, start.session, start.rank_info, start.device)
+        return measure(start.workload_type, start.run, start.session, start.rank_info, start.device, start.scorer)
 
     return with_hydra(argv, lambda tree, arguments: on_ranks("bench", arguments, tree, workload_class, work))
 

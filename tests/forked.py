@@ -28,6 +28,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from common import cli
 from common.distributed import launcher, startup
+from common.evaluation import scorer_process
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.preloaded"])
@@ -161,6 +162,33 @@ class ForkedRank:
             os.kill(self.pid, signum)
 
 
+class ForkedScorer(ForkedRank):
+    """The scorer's process of a rank, likewise: with its own end of the connection, in a session of its own."""
+
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int], **others: object
+    ) -> None:
+        assert others == {"stdin": subprocess.DEVNULL, "start_new_session": True}
+        self.code = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.setsid()
+            kept = 0
+            for descriptor in sorted({2, *pass_fds}):
+                os.closerange(max(kept, 3), descriptor)
+                kept = descriptor + 1
+            os.closerange(kept, os.sysconf("SC_OPEN_MAX"))
+            _run(command, env)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """As :meth:`ForkedRank.wait`, for as long as it takes."""
+        return super().wait()
+
+    def kill(self) -> None:
+        """Send SIGKILL, if it runs."""
+        self.send_signal(signal.SIGKILL)
+
+
 def _become(
     command: Sequence[str],
     cwd: Path,
@@ -181,6 +209,8 @@ def _become(
     if environment.get("CUDA_VISIBLE_DEVICES") == "":  # a process that has looked for GPUs cannot be forked
         ranks: Any = SimpleNamespace(Popen=ForkedRank)
         launcher.subprocess = ranks
+        scorers: Any = SimpleNamespace(**{**vars(subprocess), "Popen": ForkedScorer})
+        scorer_process.subprocess = scorers
     if file_size is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
     threads = int(environment["OMP_NUM_THREADS"])

@@ -18,9 +18,11 @@ MODULES = [
 ]  # fmt: skip
 
 os.environ["TRITON_INTERPRET"] = "1"
-if importlib.util.find_spec("triton") is not None:
-    import triton
-    import triton.language  # noqa: F401
-for name in MODULES:
-    importlib.import_module(name)
-del os.environ["TRITON_INTERPRET"]
+try:
+    if importlib.util.find_spec("triton") is not None:
+        import triton
+        import triton.language  # noqa: F401
+    for name in MODULES:
+        importlib.import_module(name)
+finally:  # a fork server passes over a module that cannot be imported
+    del os.environ["TRITON_INTERPRET"]

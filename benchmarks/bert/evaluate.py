@@ -12,10 +12,24 @@ from torch import Tensor, nn
 
 from benchmarks.bert.collate import evaluation_shape, example, example_lengths
 from benchmarks.bert.data import DataSettings, EvaluationData, open_evaluation
-from common.contract.evaluation import Evaluation, Predictions, Weights
+from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
 from common.distributed.layout import Layout
 from common.evaluation.counts import Counts, check_whole_set
 from common.evaluation.forward import ForwardPass
+
+
+class TokenMeans(Scorer):
+    """Accuracy and mean loss over all masked tokens of the set."""
+
+    def score(self, predictions: Predictions) -> dict[str, float]:
+        """Accuracy and mean loss over all masked tokens."""
+        values = predictions.values
+        check_whole_set(values["sequences"], values["expected"], "sequences")
+        return {
+            "masked_lm_accuracy": values["correct"] / values["masked"],
+            "masked_lm_loss": values["loss"] / values["masked"],
+            "eval_samples": values["sequences"],
+        }
 
 
 class MaskedLmAccuracy(Evaluation):
@@ -33,6 +47,7 @@ class MaskedLmAccuracy(Evaluation):
     """
 
     def __init__(self, model: nn.Module, settings: DataSettings, layout: Layout, capture: bool) -> None:
+        self.scorer = TokenMeans()
         self._model = model
         self._settings = settings
         self._layout = layout
@@ -69,17 +84,6 @@ class MaskedLmAccuracy(Evaluation):
             for batch in self._kept:
                 self._forward(batch)
         return Predictions({**self._counts.totals(), "expected": self._data.eval_samples})
-
-    @staticmethod
-    def score(predictions: Predictions) -> dict[str, float]:
-        """Accuracy and mean loss over all masked tokens."""
-        values = predictions.values
-        check_whole_set(values["sequences"], values["expected"], "sequences")
-        return {
-            "masked_lm_accuracy": values["correct"] / values["masked"],
-            "masked_lm_loss": values["loss"] / values["masked"],
-            "eval_samples": values["sequences"],
-        }
 
     def close(self) -> None:
         """Free the graph and forget the sequences."""

@@ -44,7 +44,7 @@ def evaluate(run: RunConfig, data_dir: Path, device: torch.device) -> float:
     workload = BertPretraining(run, layout)
     evaluation = workload.evaluation(layout)
     evaluation.open_data(data_dir)
-    values = evaluation.score(evaluation.predict(workload.weights()))
+    values = evaluation.scorer.score(evaluation.predict(workload.weights()))
     evaluation.close()
     workload.close()
     return values["masked_lm_accuracy"]

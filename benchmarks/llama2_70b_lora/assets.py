@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.llama2_70b_lora import base
 from benchmarks.llama2_70b_lora.raw import TOKENIZER, RawRows
-from common.data.preparation import require_space
+from common.data.placing import is_there, place
 from common.errors import CheckpointError, DataError
 
 BASE = "base"
 """The folder of the base weights in the assets."""
-_NOT_LINKED = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK)
 
 
 def assets_of(data_dir: Path) -> Path:
@@ -44,36 +40,12 @@ def place_assets(source: RawRows, assets_dir: Path) -> list[Path]:
             raise DataError(f"{missing[0]} is missing: the base weights are incomplete")
         wanted |= {assets_dir / BASE / path.name: path for path in files}
         _refuse_others(assets_dir / BASE, [path.name for path in files])
-    left = [(target, path) for target, path in wanted.items() if not _there(target, path)]
-    for target, path in left:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        beside = target.with_name(f"{target.name}.partial")
-        beside.unlink(missing_ok=True)
-        try:
-            os.link(path.resolve(), beside)
-        except OSError as error:
-            if error.errno not in _NOT_LINKED:
-                raise
-            require_space(target.parent, path.stat().st_size)
-            shutil.copy2(path, beside)
-        beside.replace(target)
+    remedy = "delete {} or name another --assets-dir"
+    for target, path in wanted.items():
+        is_there(path, target, remedy.format(target.parent))
+    for target, path in wanted.items():
+        place(path, target, remedy.format(target.parent))
     return list(wanted)
-
-
-def _there(target: Path, path: Path) -> bool:
-    """Whether ``target`` is ``path`` already.
-
-    Raises:
-        DataError: it is another file.
-    """
-    if not target.exists():
-        return False
-    if target.samefile(path):
-        return True
-    mine, other = path.stat(), target.stat()
-    if (mine.st_size, mine.st_mtime_ns) != (other.st_size, other.st_mtime_ns):
-        raise DataError(f"{target} is another file than {path}; delete {target.parent} or name another --assets-dir")
-    return True
 
 
 def _refuse_others(folder: Path, names: Sequence[str]) -> None:

@@ -9,10 +9,20 @@ from torch import Tensor, nn
 
 from benchmarks.llama2_70b_lora.data import EvaluationRows
 from benchmarks.llama2_70b_lora.loss import means_of_rows
-from common.contract.evaluation import Evaluation, Predictions, Weights
+from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
 from common.distributed.layout import Layout
 from common.evaluation.counts import Counts, check_whole_set
 from common.evaluation.forward import ForwardPass
+
+
+class RowMeans(Scorer):
+    """The mean over the rows that have scored tokens."""
+
+    def score(self, predictions: Predictions) -> dict[str, float]:
+        """The mean over the rows."""
+        values = predictions.values
+        check_whole_set(values["rows"], values["expected"], "rows")
+        return {"eval_loss": values["loss"] / values["scored_rows"], "eval_samples": values["rows"]}
 
 
 class MeanOfRows(Evaluation):
@@ -36,6 +46,7 @@ class MeanOfRows(Evaluation):
         open_rows: Callable[[Path], EvaluationRows],
         capture: bool,
     ) -> None:
+        self.scorer = RowMeans()
         self._losses, self._layout, self._open_rows = losses, layout, open_rows
         self._sharers = layout.group("cp")
         self._counts = Counts(layout, ("rows", "scored_rows"), ("loss",))
@@ -59,13 +70,6 @@ class MeanOfRows(Evaluation):
             for batch in self._rows:
                 self._forward(batch.tensors)
         return Predictions({**self._counts.totals(), "expected": self._rows.eval_samples})
-
-    @staticmethod
-    def score(predictions: Predictions) -> dict[str, float]:
-        """The mean over the rows."""
-        values = predictions.values
-        check_whole_set(values["rows"], values["expected"], "rows")
-        return {"eval_loss": values["loss"] / values["scored_rows"], "eval_samples": values["rows"]}
 
     def close(self) -> None:
         """Free the graph and forget the rows."""

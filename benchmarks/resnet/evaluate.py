@@ -12,11 +12,21 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from common.contract.evaluation import Evaluation, Predictions, Weights
+from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
 from common.data.batches import EvalSource
 from common.distributed.layout import Layout
 from common.evaluation.counts import Counts, check_whole_set
 from common.evaluation.forward import ForwardPass
+
+
+class RightAnswers(Scorer):
+    """Right answers over the pictures of the set."""
+
+    def score(self, predictions: Predictions) -> dict[str, float]:
+        """Accuracy: right answers over pictures."""
+        values = predictions.values
+        check_whole_set(values["pictures"], values["expected"], "pictures")
+        return {"accuracy": values["right"] / values["pictures"]}
 
 
 class TopOne(Evaluation):
@@ -40,6 +50,7 @@ class TopOne(Evaluation):
         capture: bool,
         cache_bytes: int = 0,
     ) -> None:
+        self.scorer = RightAnswers()
         self._model = model
         self._open_source = open_source
         self._source: EvalSource | None = None
@@ -80,13 +91,6 @@ class TopOne(Evaluation):
                 kept.append(batch)
             yield batch
         self._kept = kept
-
-    @staticmethod
-    def score(predictions: Predictions) -> dict[str, float]:
-        """Accuracy: right answers over pictures."""
-        values = predictions.values
-        check_whole_set(values["pictures"], values["expected"], "pictures")
-        return {"accuracy": values["right"] / values["pictures"]}
 
     def close(self) -> None:
         """Free the graph, close the reader and forget the pictures."""

@@ -21,7 +21,7 @@ from benchmarks.unet3d.evaluation_volumes import CachedVolume, Read, cache_volum
 from benchmarks.unet3d.ops.window_sums.plain import INTERSECTION, LABELLED, PREDICTED
 from benchmarks.unet3d.sliding_window import SlidingWindow
 from benchmarks.unet3d.volumes import Case, open_volumes
-from common.contract.evaluation import Evaluation, Predictions, Weights
+from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
 from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError
 from common.evaluation.counts import check_whole_set
@@ -51,6 +51,34 @@ class EvaluationSettings:
     implementation: str = AUTO
 
 
+class DiceOfCounts(Scorer):
+    """Dice coefficients of the counts of all cases."""
+
+    def score(self, predictions: Predictions) -> dict[str, float]:
+        """Dice of kidney and tumour, each averaged over the cases, and the mean of both.
+
+        A class that is neither predicted nor labelled in a case has a Dice coefficient of 1 there.
+
+        Raises:
+            DataError: a label is of none of the classes.
+            RuntimeError: not every voxel of a case was evaluated once.
+        """
+        smooth, cases = predictions.values["dice_smooth"], predictions.values["cases"]
+        totals = dict.fromkeys(CLASSES, 0.0)
+        for name, case in cases.items():
+            _check(name, case["counts"], case["voxels"])
+            for label, counts in zip(CLASSES, case["counts"], strict=True):
+                both, either = counts[INTERSECTION], counts[PREDICTED] + counts[LABELLED]
+                totals[label] += (2 * both + smooth) / (either + smooth)
+        kidney, tumour = (totals[label] / len(cases) for label in CLASSES[1:])
+        return {
+            "mean_dice": (kidney + tumour) / 2,
+            "kidney_dice": kidney,
+            "tumour_dice": tumour,
+            "eval_samples": len(cases),
+        }
+
+
 class MeanDice(Evaluation):
     """Counts the voxels of each class per volume, summed over the ranks once an evaluation.
 
@@ -76,6 +104,7 @@ class MeanDice(Evaluation):
     def __init__(
         self, model: nn.Module, settings: EvaluationSettings, layout: Layout, dtype: torch.dtype, capture: bool
     ) -> None:
+        self.scorer = DiceOfCounts()
         self._settings = settings
         self._layout = layout
         self._dtype = dtype
@@ -148,31 +177,6 @@ class MeanDice(Evaluation):
         for case, counts in zip(self._cases, self._sums.all_counts(), strict=True):
             cases[case.name] = {"counts": counts, "voxels": self._settings.window.geometry(case.shape).voxels}
         return Predictions({"cases": cases, "dice_smooth": self._settings.dice_smooth})
-
-    @staticmethod
-    def score(predictions: Predictions) -> dict[str, float]:
-        """Dice of kidney and tumour, each averaged over the cases, and the mean of both.
-
-        A class that is neither predicted nor labelled in a case has a Dice coefficient of 1 there.
-
-        Raises:
-            DataError: a label is of none of the classes.
-            RuntimeError: not every voxel of a case was evaluated once.
-        """
-        smooth, cases = predictions.values["dice_smooth"], predictions.values["cases"]
-        totals = dict.fromkeys(CLASSES, 0.0)
-        for name, case in cases.items():
-            _check(name, case["counts"], case["voxels"])
-            for label, counts in zip(CLASSES, case["counts"], strict=True):
-                both, either = counts[INTERSECTION], counts[PREDICTED] + counts[LABELLED]
-                totals[label] += (2 * both + smooth) / (either + smooth)
-        kidney, tumour = (totals[label] / len(cases) for label in CLASSES[1:])
-        return {
-            "mean_dice": (kidney + tumour) / 2,
-            "kidney_dice": kidney,
-            "tumour_dice": tumour,
-            "eval_samples": len(cases),
-        }
 
     def close(self) -> None:
         """Free the graph and forget the volumes."""

@@ -105,7 +105,7 @@ def load(
 
 
 def _evaluation(values: Any, scale: ScaleConfig) -> EvaluationConfig:
-    """The ranks that only evaluate, with the axes of their layout complete."""
+    """Who predicts and who scores, with the axes of the layout of evaluation ranks complete."""
     given: EvaluationConfig = build(EvaluationConfig, values, "evaluation")
     world_size = scale.nodes * scale.gpus_per_node
     if not 0 <= given.ranks < world_size:
@@ -114,9 +114,15 @@ def _evaluation(values: Any, scale: ScaleConfig) -> EvaluationConfig:
             f"{scale.gpus_per_node}) 0 or more only evaluate, and at least 1 trains"
         )
     if given.ranks == 0:
-        return EvaluationConfig()  # a recipe's layout waits for the ranks that a command line took away
+        # A recipe's layout waits for the ranks that a command line took away.
+        return dataclasses.replace(given, layout={})
+    if given.scoring == "background":
+        raise ConfigError(
+            f"evaluation.scoring=background: with evaluation.ranks={given.ranks} these ranks score while training goes "
+            "on; choose inline, or evaluation.ranks=0"
+        )
     try:
-        return EvaluationConfig(given.ranks, factor(given.ranks, given.layout))
+        return dataclasses.replace(given, layout=factor(given.ranks, given.layout))
     except ConfigError as error:
         raise ConfigError(f"evaluation.{error} of evaluation.ranks") from error
 

@@ -80,15 +80,21 @@ class ScaleConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """Ranks that only evaluate.
+    """Who predicts and who scores.
 
     Attributes:
-        ranks: the last of the job's ranks; with 0 the training ranks evaluate themselves and training stops meanwhile.
+        ranks: the last of the job's ranks, which only evaluate; with 0 the training ranks predict themselves and
+            training stops meanwhile.
         layout: axes of these ranks, complete; of one rank where there are none.
+        scoring: ``inline``: by rank 0 of those that predict; ``background``: by a process of training rank 0, while
+            training goes on.
+        scorer_threads: of that process.
     """
 
     ranks: int = 0
     layout: dict[str, int] = field(default_factory=dict)
+    scoring: Literal["inline", "background"] = "inline"
+    scorer_threads: Annotated[int, AtLeast(1, "at least 1 thread scores")] = 4
 
 
 @dataclass(frozen=True)
@@ -238,7 +244,7 @@ class RunConfig:
         layout: axes of the training ranks, complete.
         workload: the workload's own configuration, of its ``config_type``.
         declaration: what the workload says of all the others.
-        evaluation: the ranks that only evaluate.
+        evaluation: who predicts and who scores.
         cuda_graphs: capture what repeats in CUDA graphs, in training and in evaluation.
         config_file: the recipe, as the log names it: its path in the repository.
     """

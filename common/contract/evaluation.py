@@ -20,7 +20,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What ``predict`` hands to ``score``: CPU values that pickle. The same on every rank."""
+    """What ``predict`` hands to a Scorer: CPU values that pickle, of which NumPy arrays travel fastest."""
 
     values: dict[str, Any]
 
@@ -49,8 +49,29 @@ class Score:
         return max(0.0, self.seconds - self.waited_seconds)
 
 
+class Scorer(ABC):
+    """Makes the metrics of predictions, on one rank or in a process of its own.
+
+    It pickles before :meth:`open_data`, and needs no process group.
+    """
+
+    def open_data(self, root: Path) -> None:
+        """Load the ground truth under ``root``, once, after ``run_start``. Default: nothing."""
+
+    @abstractmethod
+    def score(self, predictions: Predictions) -> dict[str, float]:
+        """The metrics of ``predictions``, by name."""
+
+
 class Evaluation(ABC):
-    """Predict with given weights over the evaluation set, and score the predictions."""
+    """Predict with given weights over the evaluation set; what scores the predictions is an object of its own.
+
+    Attributes:
+        scorer: of the predictions. Only on rank 0 of the evaluation's layout, or in a process of that rank's, does it
+            open data and score; the constructor makes it.
+    """
+
+    scorer: Scorer
 
     def warm_up(self) -> None:
         """Run once on synthetic data before ``run_start``: plans, graphs, memory. Default: nothing."""
@@ -60,13 +81,11 @@ class Evaluation(ABC):
         """Open the evaluation data under ``root``; the first touch of them. After ``run_start``."""
 
     @abstractmethod
-    def predict(self, weights: Weights) -> Predictions:
-        """Predict over the whole evaluation set; collective over the evaluation's layout."""
+    def predict(self, weights: Weights) -> Predictions | None:
+        """Predict over the whole evaluation set; collective over the evaluation's layout.
 
-    @staticmethod
-    @abstractmethod
-    def score(predictions: Predictions) -> dict[str, float]:
-        """The metrics of ``predictions``; on the CPU, possibly in another process."""
+        Only what rank 0 of the layout returns is scored; the other ranks may return None.
+        """
 
     def close(self) -> None:
         """Stop readers and close files. Default: nothing."""
@@ -75,8 +94,10 @@ class Evaluation(ABC):
 class Evaluations(Protocol):
     """A way to run an Evaluation at the evaluation points: on the training ranks themselves, or on ranks of its own."""
 
-    ranked: bool
-    """Whether other ranks evaluate, so that scores come later and to rank 0 alone."""
+    later: bool
+    """Whether scores come later, and to rank 0 alone."""
+    elsewhere: bool
+    """Whether other ranks evaluate, so that training needs not stand still for it."""
     interrupted: bool
     """Whether those ranks were asked by a signal to stop, and so the run is."""
 

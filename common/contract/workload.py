@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from common.config.schema import Declaration, RunConfig
@@ -37,6 +38,7 @@ class Workload(ABC):
         own: the workload's own configuration, of its ``config_type``.
         dtype: of weights, activations and gradients.
         choices: operation to the implementation chosen for it; the constructor fills it.
+        loss_scale: what the loss is multiplied by before the backward pass, 0-d float32 on the device.
 
     Raises:
         ConfigError: the layout has ranks along an axis that the workload does not use.
@@ -63,6 +65,7 @@ class Workload(ABC):
         self.layout = layout
         self.dtype = DTYPES[cfg.precision]
         self.choices: dict[str, str] = {}
+        self.loss_scale = torch.ones((), device=layout.device)
         self._optimizer: Optimizer | None = None
 
     @classmethod
@@ -112,6 +115,8 @@ class Workload(ABC):
         if grad_divisor is None:
             grad_divisor = cfg.grad_accumulation_steps * self.layout.size("dp")
         scale = None if loss_scale is None else LossScale(self.layout.device, self.dtype, loss_scale)
+        if scale is not None:
+            self.loss_scale = scale.value
         self._optimizer = Optimizer(
             groups,
             rule,

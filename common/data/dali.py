@@ -10,7 +10,7 @@ import functools
 import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -87,6 +87,22 @@ def take_pinned_pool(megabytes: int) -> None:
     importlib.import_module("nvidia.dali").backend.PreallocatePinnedMemory(megabytes << 20)
 
 
+class Runner(Protocol):
+    """Gives the batches of a pipeline one after another."""
+
+    def next(self) -> dict[str, Tensor]:
+        """The next batch."""
+        ...
+
+    def skip(self, runs: int) -> None:
+        """Leave out so many batches."""
+        ...
+
+    def close(self) -> None:
+        """Release the pipeline."""
+        ...
+
+
 class PipelineRunner:
     """Runs a built pipeline and hands its outputs over as PyTorch tensors.
 
@@ -139,7 +155,7 @@ class SlicedBatches:
     DALI is slow with tiny batches, so its own are ``multiplier`` micro-batches long.
     """
 
-    def __init__(self, runner: PipelineRunner, micro_batch: int, multiplier: int) -> None:
+    def __init__(self, runner: Runner, micro_batch: int, multiplier: int) -> None:
         self._runner = runner
         self._micro_batch = micro_batch
         self._multiplier = multiplier
@@ -148,7 +164,7 @@ class SlicedBatches:
         """Micro-batches handed out or skipped since the pipeline began."""
 
     def next(self) -> dict[str, Tensor]:
-        """The next micro-batch; raises as :meth:`PipelineRunner.next`."""
+        """The next micro-batch; raises as the runner does."""
         tensors = next(self._slices, None)
         if tensors is None:
             self._slices = self._cut(self._runner.next())
@@ -234,7 +250,7 @@ class PipelineEvalSource:
 
     def __init__(
         self,
-        runner: PipelineRunner,
+        runner: Runner,
         shard: EvalShard,
         finish: Callable[[dict[str, Tensor], int], dict[str, Tensor]],
     ) -> None:

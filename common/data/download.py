@@ -105,6 +105,10 @@ def _transfer(url: str, partial: Path, have: int) -> None:
             resumed = have > 0 and answer.status == 206
             with open(partial, "ab" if resumed else "wb") as out:
                 shutil.copyfileobj(answer, out, _CHUNK)
+                got = out.tell()
+            promised = answer.headers.get("Content-Length")  # what http.client does not compare
+            if promised is not None and got != (whole := int(promised) + (have if resumed else 0)):
+                raise DataError(f"{url} ended after {got} of {whole} bytes; run the command again to continue")
     except urllib.error.HTTPError as error:
         if error.code == 416 and have:  # the range is empty: all bytes are there
             return

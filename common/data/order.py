@@ -128,8 +128,11 @@ class EpochStream:
         """
         if not 0 <= position < self.micro_batches(block):
             raise IndexError(f"block {block.index} has {self.micro_batches(block)} micro-batches, no {position}")
-        group = self.first_micro_batch(block) + position
-        start = (group * self.replicas + self.replica) * self.micro_batch
+        return self.samples_of(self.first_micro_batch(block) + position)
+
+    def samples_of(self, number: int) -> list[tuple[int, int]]:
+        """The (epoch from 0, sample) pairs of this replica's micro-batch ``number``, from 0 over the whole training."""
+        start = (number * self.replicas + self.replica) * self.micro_batch
         places = (divmod(start + i, self.train_samples) for i in range(self.micro_batch))
         return [(epoch, int(self.permutation(epoch)[place])) for epoch, place in places]
 

@@ -34,6 +34,7 @@ class Annotations:
         box_xywh: (N, 4) float64, pixels.
         box_area: (N,) float64, pixels; of the outline where there is one.
         box_crowd: (N,) bool, whether the box is around many objects.
+        picture_name: (P,) bytes, names of the pictures' files in UTF-8; None where nobody asked for them.
     """
 
     picture_id: NDArray[np.int64]
@@ -45,45 +46,64 @@ class Annotations:
     box_xywh: NDArray[np.float64]
     box_area: NDArray[np.float64]
     box_crowd: NDArray[np.bool_]
+    picture_name: NDArray[np.bytes_] | None = None
 
-    def write(self, folder: Path) -> None:
-        """Write each column as ``<name>.npy`` into ``folder``, which is made if need be."""
-        for field in fields(self):
-            with written(folder / f"{field.name}.npy") as partial, open(partial, "wb") as file:
-                np.save(file, getattr(self, field.name), allow_pickle=False)
+    def write(self, folder: Path) -> list[Path]:
+        """Write each column as ``<name>.npy`` into ``folder``, which is made if need be; returns the files."""
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        made = {folder / f"{name}.npy": column for name, column in columns.items() if column is not None}
+        for path, column in made.items():
+            with written(path) as partial, open(partial, "wb") as file:
+                np.save(file, column, allow_pickle=False)
+        return list(made)
 
     @classmethod
-    def read(cls, folder: Path, pictures: int, classes: int, boxes: int) -> Annotations:
-        """The columns in ``folder``, of so many pictures, classes and boxes.
+    def read(cls, folder: Path, pictures: int, classes: int, boxes: int, names: bool = False) -> Annotations:
+        """The columns in ``folder``, of so many pictures, classes and boxes, with ``picture_name`` or without.
 
         Raises:
             DataError: a file is missing, cut off, or of another type or size.
         """
         lengths = {"picture": pictures, "class": classes, "box": boxes}
-        columns = {}
+        columns: dict[str, Any] = {}
         for field in fields(cls):
-            path = folder / f"{field.name}.npy"
             dtype = np.dtype(_DTYPES.get(field.name, np.int64))
             shape = (lengths[field.name.split("_")[0]], *((4,) if field.name == "box_xywh" else ()))
-            try:
-                column = npy.load(path, dtype, shape)
-            except (OSError, ValueError, EOFError) as error:
-                raise DataError(f"{path}: cannot be read: {error}") from error
-            if column.dtype != dtype or column.shape != shape:
-                raise DataError(f"{path}: is {column.dtype} {column.shape}, not {dtype} {shape}; prepare the data anew")
-            columns[field.name] = column
+            if field.name != "picture_name" or names:
+                columns[field.name] = read_column(folder / f"{field.name}.npy", dtype, shape)
         return cls(**columns)
 
 
-_DTYPES: dict[str, Any] = {"box_xywh": np.float64, "box_area": np.float64, "box_crowd": np.bool_}
+_DTYPES: dict[str, Any] = {
+    "box_xywh": np.float64,
+    "box_area": np.float64,
+    "box_crowd": np.bool_,
+    "picture_name": np.bytes_,  # of any length
+}
 
 
-def read_coco(path: Path) -> Annotations:
-    """The boxes of a JSON file of COCO's format.
+def read_column(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """An array of numpy's file ``path``; a ``dtype`` of bytes without a length stands for any length.
+
+    Raises:
+        DataError: the file is missing, cut off, or of another type or size.
+    """
+    try:
+        column = npy.load(path, dtype, shape)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from error
+    same = column.dtype.kind == "S" if dtype == np.dtype(np.bytes_) else column.dtype == dtype
+    if not same or column.shape != shape:
+        raise DataError(f"{path}: is {column.dtype} {column.shape}, not {dtype} {shape}; prepare the data anew")
+    return column
+
+
+def read_coco(path: Path, names: bool = False) -> Annotations:
+    """The boxes of a JSON file of COCO's format; with ``picture_name``, from ``file_name``, if ``names``.
 
     Raises:
         DataError: it is not one; an id of a picture or class comes twice; a box is of an unknown one; a number is
-            missing, negative or not finite.
+            missing, negative or not finite; a name is missing.
     """
     try:
         content = json.loads(path.read_bytes())
@@ -115,6 +135,7 @@ def read_coco(path: Path) -> Annotations:
         box_xywh,
         box_area,
         crowd.astype(np.bool_),
+        pictures.names("file_name") if names else None,
     )
 
 
@@ -161,6 +182,11 @@ class _Entries:
         self.refuse(np.any(~np.isfinite(values), axis=1), key, "finite")
         return values if width else values[:, 0]
 
+    def names(self, key: str) -> NDArray[np.bytes_]:
+        """Texts, in UTF-8."""
+        self._refuse_others(key, _is_name, "a name")
+        return np.array([entry[key].encode() for entry in self.entries], np.bytes_)
+
     def refuse(self, wrong: NDArray[np.bool_], key: str, expected: str) -> None:
         """Raise DataError with the first entry that is ``wrong``."""
         if wrong.any():
@@ -186,6 +212,10 @@ class _Entries:
 def _is_integer(value: Any) -> bool:
     """Whether a value of JSON is an integer of 64 bits; ``true`` is none."""
     return type(value) is int and abs(value) < 2**63
+
+
+def _is_name(value: Any) -> bool:
+    return type(value) is str and value != "" and value.isprintable()
 
 
 def _is_number(value: Any) -> bool:

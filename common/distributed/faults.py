@@ -74,6 +74,10 @@ class _Verdict:
         )
 
 
+class PeerFailed(RuntimeError):
+    """Another rank has told that it failed, and so gives the reason."""
+
+
 class Heartbeat:
     """Watches that every rank makes progress; ends the job with one message when one does not.
 
@@ -426,8 +430,10 @@ class GracefulStop:
 
 
 def lost_peer(error: BaseException, rank: int) -> RankFailure | None:
-    """The one-line error for a collective that failed because another rank is gone; None for any other error."""
-    if not isinstance(error, (dist.DistError, RuntimeError)) or LOST_PEER.search(str(error)) is None:
+    """The one-line error for what failed because another rank did or is gone; None for any other error."""
+    if not isinstance(error, PeerFailed) and (
+        not isinstance(error, (dist.DistError, RuntimeError)) or LOST_PEER.search(str(error)) is None
+    ):
         return None
     return RankFailure(f"rank {rank} lost the connection to another rank; the rank that failed first says why")
 

@@ -1,1 +1,1 @@
-"""The ways to run an evaluation: in line, or on ranks of its own."""
+"""The ways to run an evaluation: in line, scored in the background, or on ranks of its own."""

@@ -41,7 +41,7 @@ class RankedEvaluation:
             may have a ``tp`` of their own.
     """
 
-    ranked = True
+    later = elsewhere = True
 
     def __init__(
         self, layout: Layout, senders: int, evaluation_ranks: int, splits: Mapping[str, Split] | None = None

@@ -7,15 +7,25 @@ from common.contract.evaluation import Evaluations
 from common.contract.workload import Workload
 from common.distributed.layout import Layout
 from common.distributed.weights import senders_for
+from common.evaluation.background import BackgroundEvaluation
 from common.evaluation.inline import InlineEvaluation
 from common.evaluation.ranks import RankedEvaluation
+from common.evaluation.scorer_process import ScorerProcess
 
 
-def way_to_evaluate(run: RunConfig, workload: Workload, layout: Layout) -> Evaluations:
-    """The training ranks' side: in line, or by the job's evaluation ranks. Only in line an evaluation is built here."""
-    if not run.evaluation.ranks:
-        return InlineEvaluation(workload.evaluation(layout))
-    return RankedEvaluation(layout, weight_senders(run), run.evaluation.ranks, workload.tensor_splits())
+def way_to_evaluate(
+    run: RunConfig, workload: Workload, layout: Layout, scorer: ScorerProcess | None = None
+) -> Evaluations:
+    """The training ranks' side: in line, in the background, or by the job's evaluation ranks.
+
+    Only where the training ranks predict an evaluation is built here. ``scorer`` is rank 0's process, where it has one.
+    """
+    if run.evaluation.ranks:
+        return RankedEvaluation(layout, weight_senders(run), run.evaluation.ranks, workload.tensor_splits())
+    if run.evaluation.scoring == "background":
+        assert scorer is not None or layout.rank, "rank 0 has started a scorer"
+        return BackgroundEvaluation(workload.evaluation(layout), scorer)
+    return InlineEvaluation(workload.evaluation(layout), layout)
 
 
 def weight_senders(run: RunConfig) -> int:

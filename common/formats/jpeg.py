@@ -6,6 +6,11 @@ import io
 
 from PIL import Image
 
+_END = b"\xff\xd9"
+"""The marker EOI (ITU-T T.81 section B.1.1.3), which data between markers never contain."""
+_TAIL = 4096
+"""Bytes at the end, some of which may be none of the picture's."""
+
 
 def decode(data: bytes) -> Image.Image:
     """JPEG to an RGB picture.
@@ -16,6 +21,23 @@ def decode(data: bytes) -> Image.Image:
     try:
         with Image.open(io.BytesIO(data), formats=("JPEG",)) as picture:
             return picture.convert("RGB")
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError(str(error)) from error
+
+
+def jpeg_size(data: bytes) -> tuple[int, int]:
+    """Width and height, px, of a JPEG that is whole.
+
+    Only what does not end as JPEGs do is decoded to find out.
+
+    Raises:
+        ValueError: ``data`` is truncated or no JPEG.
+    """
+    try:
+        with Image.open(io.BytesIO(data), formats=("JPEG",)) as picture:
+            if _END not in data[-_TAIL:]:
+                picture.load()
+            return picture.size
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise ValueError(str(error)) from error
 

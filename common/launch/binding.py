@@ -165,6 +165,28 @@ def bind_rank(rank_info: RankInfo, config: BindingConfig) -> int | None:
     return binding.sharers
 
 
+def spare_cpus(rank_info: RankInfo, config: BindingConfig) -> frozenset[int]:
+    """CPUs that no rank of this machine will have, for a process beside them; asked before the rank is bound.
+
+    Empty where ranks do not get CPUs of their own, or it cannot be known which.
+    """
+    if config.cpu != "exclusive":
+        return frozenset()
+    try:
+        pci_ids = pci_bus_ids()
+    except DeviceError:  # as the rank that is bound says
+        return frozenset()
+    if len(pci_ids) < max(1, rank_info.local_world_size):
+        return frozenset()
+    return left_over(read_topology(pci_ids), range(rank_info.local_world_size))
+
+
+def left_over(topology: Topology, bound: Sequence[int]) -> frozenset[int]:
+    """The allowed CPUs that are in no exclusive share of the ranks with the GPUs ``bound``."""
+    shares = [locate(topology, gpu, "exclusive", "none", bound).cpus for gpu in bound]
+    return topology.allowed_cpus.difference(*shares)
+
+
 def _say_once(rank_info: RankInfo, problem: str) -> None:
     if rank_info.local_rank == 0:
         print(f"mlperf-suite: ranks are not bound to their GPU's cores and memory: {problem}", file=sys.stderr)

@@ -16,10 +16,13 @@ class Conv2d(nn.Conv2d):
         in_channels, out_channels: C of input and result.
         kernel: height and width, odd.
         stride: of both.
+        groups: of channels that see each other; several never leave moments.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, kernel: int, stride: int = 1) -> None:
-        super().__init__(in_channels, out_channels, kernel, stride=stride, padding=kernel // 2, bias=False)
+    def __init__(self, in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
+        super().__init__(
+            in_channels, out_channels, kernel, stride=stride, padding=kernel // 2, groups=groups, bias=False
+        )
         self._convolution = ops.IMPLEMENTATIONS["torch"]
 
     def choose(self, requested: str, dtype: torch.dtype) -> str:
@@ -41,7 +44,7 @@ class Conv2d(nn.Conv2d):
 
     def with_moments(self, x_NCHW: Tensor) -> tuple[Tensor, Tensor | None]:
         """The result and, in training and where that is cheap, its moments: what a batch norm layer is called with."""
-        if not self.training:
+        if not self.training or self.groups > 1:
             return self(x_NCHW), None
         result: tuple[Tensor, Tensor | None] = self._convolution.function(
             x_NCHW, self.weight, self.stride[0], self.kernel_size[0] // 2

@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from common.config.schema import RunConfig, SessionConfig
+from common.config.schema import EvaluationConfig, RunConfig, SessionConfig
+from common.contract.evaluation import Evaluations
 from common.contract.workload import Workload
 from common.data.batches import Batch, Block, HostBatch
 from common.data.prefetch import Prefetcher, side_stream
@@ -30,6 +31,8 @@ from common.distributed.layout import Layout
 from common.distributed.rank_info import RankInfo
 from common.distributed.roles import Role
 from common.evaluation.inline import InlineEvaluation
+from common.evaluation.scorer_process import ScorerProcess
+from common.evaluation.ways import way_to_evaluate
 from common.mlperf.admission import evaluation_schedule
 from common.ops import (
     attention,
@@ -112,9 +115,17 @@ class Timing:
 
 
 def bench(
-    workload_type: type[Workload], run: RunConfig, session: SessionConfig, rank_info: RankInfo, device: torch.device
+    workload_type: type[Workload],
+    run: RunConfig,
+    session: SessionConfig,
+    rank_info: RankInfo,
+    device: torch.device,
+    scorer: ScorerProcess | None = None,
 ) -> int:
-    """Measure step and run, and print them on rank 0; returns the exit code."""
+    """Measure step and run, and print them on rank 0; returns the exit code.
+
+    ``scorer`` is the process that scores, on rank 0 where the configuration has one.
+    """
     options = session.bench
     role = Role.of(rank_info, run.evaluation.ranks)
     if role.name == "evaluate":
@@ -146,7 +157,7 @@ def bench(
     if device.type == "cuda":
         say(_breakdown(runner, batches, options.profile_steps, workload.kernel_names()))
     if options.only is None and session.data_dir.is_dir():
-        say(_run_text(_time_run(run, session, workload, runner, block), timing))
+        say(_run_text(_time_run(run, session, workload, runner, block, scorer), timing))
     elif options.only is None:
         say(f"{'run':<{LABEL}}not measured: there are no prepared data in {session.data_dir} (data_dir=…)")
     runner.close()
@@ -163,7 +174,7 @@ def _bench_evaluation(
     layout = Layout(run.evaluation.layout, role.rank, device, seed=0, role=role.name)
     torch.backends.cudnn.benchmark = not run.deterministic
     workload = workload_type(run, layout)
-    evaluation = InlineEvaluation(workload.evaluation(layout))
+    evaluation = InlineEvaluation(workload.evaluation(layout), layout, role.first_rank)
     cuda = device.type == "cuda"
     with torch.cuda.stream(torch.cuda.Stream(device)) if cuda else contextlib.nullcontext():
         evaluation.prepare(workload.weights)
@@ -175,9 +186,17 @@ def _bench_evaluation(
     return 0
 
 
-def _time_evaluations(evaluation: InlineEvaluation, workload: Workload, cuda: bool) -> list[float]:
-    """Seconds of the first evaluation and of one after it."""
-    return [_timed(lambda: evaluation.submit(workload.weights(), 0), cuda) for _ in range(2)]
+def _time_evaluations(evaluations: Evaluations, workload: Workload, cuda: bool) -> list[list[float]]:
+    """Of the first evaluation and of one after it, the seconds that training stands still, and those until the score.
+
+    The latter are those of a score in the background, as rank 0 knows.
+    """
+
+    def wait() -> None:
+        for _ in evaluations.finish():
+            pass
+
+    return [[_timed(lambda: evaluations.submit(workload.weights(), 0), cuda), _timed(wait, cuda)] for _ in range(2)]
 
 
 def _silent(text: str) -> None:
@@ -296,9 +315,10 @@ class _RunTiming:
     data_wait_ms: float
     eval_samples: int
     first_evaluation: float
-    evaluation: float
+    later_evaluation: float
+    scoring: float
     with_evaluations: float
-    evaluation_ranks: int
+    evaluation: EvaluationConfig
 
 
 def _block_between_evaluations(run: RunConfig) -> Block:
@@ -308,19 +328,24 @@ def _block_between_evaluations(run: RunConfig) -> Block:
 
 
 def _time_run(
-    run: RunConfig, session: SessionConfig, workload: Workload, runner: StepRunner, block: Block
+    run: RunConfig,
+    session: SessionConfig,
+    workload: Workload,
+    runner: StepRunner,
+    block: Block,
+    scorer: ScorerProcess | None,
 ) -> _RunTiming:
     """Train through the reader for the given steps, evaluate, and extend to ``block`` and the evaluation after it.
 
     The evaluation of a smaller set than the rules' counts in proportion.
     """
     options, ranks = session.bench, run.evaluation.ranks
-    evaluation = None if ranks else InlineEvaluation(workload.evaluation(workload.layout))
+    evaluations = None if ranks else way_to_evaluate(run, workload, workload.layout, scorer)
     workload.warm_up_reader()
     with runner.on_stream():
-        if evaluation is not None:
-            evaluation.prepare(workload.weights)
-            evaluation.open_data(session.data_dir)
+        if evaluations is not None:
+            evaluations.prepare(workload.weights)
+            evaluations.open_data(session.data_dir)
         source = workload.open_data(session.data_dir)
         samples = (options.warmup_steps + options.steps + 2) * run.global_batch
         batches = itertools.chain(source.batches(Block(0, 1, 0, 0, samples)))
@@ -330,19 +355,22 @@ def _time_run(
         prefetcher.wait_seconds = 0.0
         seconds = _timed(lambda: _feed(prefetcher, runner, options.steps), runner.cuda)
         wait = prefetcher.wait_seconds / options.steps * 1e3
-        if evaluation is not None:
-            times = _time_evaluations(evaluation, workload, runner.cuda)
-            evaluation.close()
+        if evaluations is not None:
+            times = _time_evaluations(evaluations, workload, runner.cuda)
+            evaluations.close()
         else:
             times = json.loads(job_store.from_rank(run.training_ranks, EVALUATION_TIMES, "", EVALUATION_TIMEOUT))
     _drain(batches)
     whole_set = run.benchmark.eval_samples / source.eval_samples
     source.close()
     training = Timing(seconds / options.steps * 1e3, run.global_batch)
-    train_seconds, eval_seconds = block.samples / training.throughput, times[-1] * whole_set
-    # Evaluation ranks hold training up only where they take longer than it does between two evaluations.
-    between = max(train_seconds, eval_seconds) if ranks else train_seconds + eval_seconds
-    return _RunTiming(training, wait, source.eval_samples, times[0], times[-1], block.samples / between, ranks)
+    (first, _), (later, scoring) = times
+    train_seconds, eval_seconds = block.samples / training.throughput, later * whole_set
+    # Who evaluates or scores meanwhile holds training up only by taking longer than it does between two evaluations.
+    between = max(train_seconds, eval_seconds) if ranks else max(train_seconds + eval_seconds, scoring * whole_set)
+    return _RunTiming(
+        training, wait, source.eval_samples, first, later, scoring, block.samples / between, run.evaluation
+    )
 
 
 def _feed(prefetcher: Prefetcher, runner: StepRunner, steps: int) -> None:
@@ -359,13 +387,14 @@ def _drain(batches: Iterator[HostBatch]) -> None:
 
 
 def _run_text(timing: _RunTiming, step: Timing) -> str:
-    run = timing.training
+    run, evaluation = timing.training, timing.evaluation
     rows = {
         "run: training": f"{run.step_ms:.3f} ms, {_rate(run.throughput)} samples/s, "
         f"{run.throughput / step.throughput:.3f} of the step; host waited {timing.data_wait_ms:.2f} ms for data",
-        "run: evaluation": f"{timing.first_evaluation:.2f} s first, {timing.evaluation:.2f} s after, "
+        "run: evaluation": f"{timing.first_evaluation:.2f} s first, {timing.later_evaluation:.2f} s after, "
         f"of {timing.eval_samples:,} samples"
-        + (f", on ranks of its own ({timing.evaluation_ranks})" if timing.evaluation_ranks else ""),
+        + (f", on ranks of its own ({evaluation.ranks})" if evaluation.ranks else "")
+        + (f"; scored in the background, {timing.scoring:.2f} s" if evaluation.scoring == "background" else ""),
         "run: with evaluations": f"{_rate(timing.with_evaluations)} samples/s, "
         f"{timing.with_evaluations / step.throughput:.3f} of the step",
     }

@@ -99,6 +99,8 @@ class EvaluationRank:
             signals = stack.enter_context(GracefulStop())
             with self.heartbeat.extended(OPENING_SECONDS, "opening data"):
                 evaluation.open_data(session.data_dir)
+                if self.reporter is not None:
+                    evaluation.scorer.open_data(session.data_dir)
             stopped_at = self._serve(evaluation, signals)
         if stopped_at:
             raise Interrupted(f"stopped by a signal at step {stopped_at}; the log is closed as aborted")
@@ -155,7 +157,8 @@ class EvaluationRank:
         weights = Weights(own_parts(self.receiver.assemble(arrived), self.splits))
         predictions = evaluation.predict(weights)
         if self.reporter is not None:
-            values = evaluation.score(predictions)
+            assert predictions is not None, "rank 0 predicts"
+            values = evaluation.scorer.score(predictions)
             seconds = time.perf_counter() - began
             self.reporter.report(arrived.samples, values, seconds + arrived.seconds)
             self.passed = self.run.benchmark.reached(values[self.run.benchmark.metric])

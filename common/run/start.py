@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -22,7 +23,8 @@ from common.distributed.rank_info import RankInfo
 from common.distributed.roles import Role
 from common.distributed.startup import find_rank_info, gpu_visible, initialise, pick_device, shutdown
 from common.errors import FULL_DISK, ConfigError, DeviceError, SuiteError, print_error
-from common.launch.binding import bind_rank
+from common.evaluation.scorer_process import ScorerProcess
+from common.launch.binding import bind_rank, spare_cpus
 from common.launch.nccl_settings import variables
 
 FINDING_OUT = timedelta(minutes=30)
@@ -35,6 +37,7 @@ class Start:
 
     Attributes:
         began_ms: when this process began to build anything, milliseconds since the epoch.
+        scorer: the process that scores, on rank 0 where the configuration has one.
     """
 
     workload_type: type[Workload]
@@ -43,6 +46,7 @@ class Start:
     rank_info: RankInfo
     device: torch.device
     began_ms: int
+    scorer: ScorerProcess | None
 
 
 def on_ranks(
@@ -75,16 +79,40 @@ def on_ranks(
             f"but {rank_info.world_size} were started by {rank_info.launcher}"
         )
     _set_environment(run)
-    sharers = bind_rank(rank_info, run.system.binding) if session.device != "cpu" else None
-    device = pick_device(session.device, rank_info.local_rank)
+    with _scorer(run, session, rank_info) as scorer:
+        sharers = _bind(run, session, rank_info, scorer)
+        device = pick_device(session.device, rank_info.local_rank)
 
-    def start() -> int:
-        began_ms = time.time_ns() // 1_000_000
-        initialise(rank_info, device, session.timeout_seconds, sharers, run.evaluation.ranks)
-        cls = workload_type(run.benchmark.name)
-        return work(Start(cls, *_sized(tree, cls, rank_info, device), rank_info, device, began_ms))
+        def start() -> int:
+            began_ms = time.time_ns() // 1_000_000
+            initialise(rank_info, device, session.timeout_seconds, sharers, run.evaluation.ranks)
+            cls = workload_type(run.benchmark.name)
+            return work(Start(cls, *_sized(tree, cls, rank_info, device), rank_info, device, began_ms, scorer))
 
-    return _as_rank(start, rank_info.rank)
+        return _as_rank(start, rank_info.rank)
+
+
+def _scorer(
+    run: RunConfig, session: SessionConfig, rank_info: RankInfo
+) -> contextlib.AbstractContextManager[ScorerProcess | None]:
+    """The process that scores in the background, on rank 0: started before anything touches a GPU or the other ranks.
+
+    It is started before this rank is bound, too, so that its memory is next to the cores that it gets.
+    """
+    if rank_info.rank != 0 or run.evaluation.scoring != "background":
+        return contextlib.nullcontext()
+    return ScorerProcess(run.evaluation.scorer_threads, session.timeout_seconds)
+
+
+def _bind(run: RunConfig, session: SessionConfig, rank_info: RankInfo, scorer: ScorerProcess | None) -> int | None:
+    """Bind this rank, and the scorer to the same cores, or to some that no rank has; how many ranks share them."""
+    sharers, spare = None, frozenset[int]()
+    if session.device != "cpu":
+        spare = spare_cpus(rank_info, run.system.binding) if scorer is not None else spare
+        sharers = bind_rank(rank_info, run.system.binding)
+    if scorer is not None:
+        scorer.keep_to(spare if len(spare) >= run.evaluation.scorer_threads else os.sched_getaffinity(0))
+    return sharers
 
 
 def _start_ranks(command: str, run: RunConfig, session: SessionConfig, argv: list[str]) -> int:

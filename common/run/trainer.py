@@ -23,6 +23,7 @@ from common.distributed.layout import Layout
 from common.distributed.rank_info import RankInfo
 from common.distributed.roles import Role
 from common.errors import ConfigError, DataError, Interrupted
+from common.evaluation.scorer_process import ScorerProcess
 from common.evaluation.ways import way_to_evaluate
 from common.mlperf.admission import admit
 from common.mlperf.mllog import RunLog
@@ -55,6 +56,7 @@ class Trainer:
         rank_info: this process among the ranks; the process group exists when there is more than one.
         device: the device of this rank.
         began_ms: when the process began to build or run the model, milliseconds since the epoch; None for now.
+        scorer: the process that scores, on rank 0 where the configuration has one.
 
     Raises:
         ConfigError: the ranks are not as many as the scale says, or the closed division forbids a value.
@@ -68,9 +70,11 @@ class Trainer:
         rank_info: RankInfo,
         device: torch.device,
         began_ms: int | None = None,
+        scorer: ScorerProcess | None = None,
     ) -> None:
         self.began_ms = time.time_ns() // 1_000_000 if began_ms is None else began_ms
         self.run, self.session, self.rank_info, self.device = run, session, rank_info, device
+        self.scorer = scorer
         self.role = Role.of(rank_info, run.evaluation.ranks)
         if run.system.vboost is not None and device.type != "cuda":
             raise ConfigError(f"system.vboost={run.system.vboost}: this run uses no GPU")
@@ -202,7 +206,7 @@ class Trainer:
             self.step = self.workload.build_step()
             self.runner = StepRunner(self.step, self.workload.model, run.grad_accumulation_steps, run.cuda_graphs)
             stack.callback(self.runner.close)
-            self.evaluations = way_to_evaluate(run, self.workload, self.layout)
+            self.evaluations = way_to_evaluate(run, self.workload, self.layout, self.scorer)
             stack.callback(self.evaluations.close)
             self.runner.warm_up(self.workload.example_batches())
             self.workload.warm_up_reader()
@@ -267,7 +271,7 @@ class Trainer:
                 if ending:
                     break
                 self._save()
-        if ending or last or not self.evaluations.ranked:
+        if ending or last or not self.evaluations.elsewhere:
             if self._settle(0):
                 return self._stopped_early()
             self._rest()
@@ -333,7 +337,7 @@ class Trainer:
         if self._target_reached:
             return True
         self._save()  # before the wait for scores, in which whoever sent the signal may lose patience
-        if self.evaluations.ranked:
+        if self.evaluations.later:
             known = len(self.progress.history)
             if self._await_scores():
                 return True
@@ -355,12 +359,14 @@ class Trainer:
         limit = self.session.timeout_seconds
         with self.heartbeat.extended(limit, "evaluation"):
             weights = self.workload.weights()
-        ranked = self.evaluations.ranked
-        with self.heartbeat.extended(EVALUATION_RANKS_SECONDS if ranked else limit, "evaluation"):
+        longest = EVALUATION_RANKS_SECONDS if self.evaluations.elsewhere else limit
+        if self.evaluations.later:  # whoever scores may be behind, and is waited for as long again
+            longest += limit
+        with self.heartbeat.extended(longest, "evaluation"):
             self.clock.after(self.progress.step, lambda at: self._evaluation_begins(block, at))
             self.points.submit(weights, self.progress.samples)
             reached = self._poll()
-        return reached and not ranked
+        return reached and not self.evaluations.later
 
     def _evaluation_begins(self, block: Block, at: Moment) -> None:
         counted = self.recording.counted
@@ -372,7 +378,7 @@ class Trainer:
 
     def _await_scores(self) -> bool:
         """Wait for the scores that have not come yet; whether the target is reached, as all ranks know."""
-        if not self.evaluations.ranked:
+        if not self.evaluations.later:
             return False
         with self.heartbeat.extended(EVALUATION_RANKS_SECONDS, "waiting for scores"):
             reached = self._conclude_points(self.points.finish())
@@ -421,7 +427,7 @@ class Trainer:
     def _synchronise(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-        if self.evaluations.ranked:
+        if self.evaluations.elsewhere:
             job_store.meet("initialised", timedelta(minutes=self.rules.init_minutes))
         elif self.rank_info.world_size > 1:
             dist.barrier()

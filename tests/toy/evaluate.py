@@ -7,11 +7,21 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from common.contract.evaluation import Evaluation, Predictions, Weights
+from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
 from common.distributed.layout import Layout
 from common.evaluation.counts import Counts, check_whole_set
 from common.evaluation.forward import ForwardPass
 from tests.toy.data import eval_batches
+
+
+class MeanError(Scorer):
+    """The mean over the set."""
+
+    def score(self, predictions: Predictions) -> dict[str, float]:
+        """Error per volume and parameter."""
+        values = predictions.values
+        check_whole_set(values["volumes"], values["expected"], "volumes")
+        return {"mean_absolute_error": values["error"] / values["volumes"]}
 
 
 class MeanAbsoluteError(Evaluation):
@@ -26,6 +36,7 @@ class MeanAbsoluteError(Evaluation):
     """
 
     def __init__(self, model: nn.Module, example: Tensor, parameters: int, layout: Layout, capture: bool) -> None:
+        self.scorer = MeanError()
         self._model, self._layout, self._dtype = model, layout, example.dtype
         batch = len(example)
         target_BP = torch.zeros(batch, parameters, dtype=example.dtype, device=layout.device)
@@ -52,13 +63,6 @@ class MeanAbsoluteError(Evaluation):
             for batch in self._batches:
                 self._forward(batch)
         return Predictions({**self._counts.totals(), "expected": self._size})
-
-    @staticmethod
-    def score(predictions: Predictions) -> dict[str, float]:
-        """The mean over the set."""
-        values = predictions.values
-        check_whole_set(values["volumes"], values["expected"], "volumes")
-        return {"mean_absolute_error": values["error"] / values["volumes"]}
 
     def close(self) -> None:
         """Free graph and volumes."""

@@ -54,6 +54,8 @@ def match_torch(anchors_A4: Tensor, boxes_BM4: Tensor, count_B: Tensor, rule: Ma
         (B, A), int64: the row of the matched box, or :data:`BELOW` or :data:`BETWEEN`.
     """
     anchors_A4, boxes_BM4 = anchors_A4.float(), boxes_BM4.float()
+    if boxes_BM4.device.type == "cpu" and len(count_B):  # where counts can be looked at without a wait
+        boxes_BM4 = boxes_BM4[:, : int(count_B.max())]
     batch, most = boxes_BM4.shape[:2]
     matched_BA = torch.full((batch, len(anchors_A4)), BELOW, dtype=torch.int64, device=boxes_BM4.device)
     if not most:

@@ -19,17 +19,17 @@ def time_graph(launches: Callable[[], int], replays: int = 5) -> float:
         launches()
         with torch.cuda.graph(graph, stream=stream):
             count = launches()
-        return _median_ms(graph.replay, replays) / count
+        return median_ms(graph.replay, replays) / count
 
 
 def copy_bandwidth() -> float:
     """Bytes read plus written per second by a large device-to-device copy."""
     source = torch.empty(COPY_BYTES // 2, dtype=torch.float16, device="cuda").normal_()
     target = torch.empty_like(source)
-    return 2 * COPY_BYTES / (_median_ms(lambda: target.copy_(source), 8) * 1e-3)
+    return 2 * COPY_BYTES / (median_ms(lambda: target.copy_(source), 8) * 1e-3)
 
 
-def _median_ms(run: Callable[[], object], times: int) -> float:
+def median_ms(run: Callable[[], object], times: int) -> float:
     """Median milliseconds of ``run`` on the current stream; waits for the device."""
     events = []
     for _ in range(times):

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-from benchmarks.bert.evaluate import MaskedLmAccuracy
+from benchmarks.bert.evaluate import MaskedLmAccuracy, TokenMeans
 from common.contract.evaluation import Predictions, Weights
 from common.distributed.layout import Layout
 from tests.benchmarks.bert.small_shards import make_packs, make_samples, settings, write_data
@@ -79,7 +79,7 @@ def test_accuracy_and_loss_are_those_of_a_plain_loop(root, samples, eval_rows):
     correct, masked, loss = by_hand(samples)
     values = evaluation.predict(weights_of(model)).values
     assert values == {"correct": correct, "masked": masked, "loss": loss, "sequences": 37, "expected": 37}
-    assert evaluation.score(Predictions(values)) == {
+    assert evaluation.scorer.score(Predictions(values)) == {
         "masked_lm_accuracy": correct / masked, "masked_lm_loss": loss / masked, "eval_samples": 37
     }  # fmt: skip
 
@@ -182,11 +182,11 @@ def test_warm_up_counts_nothing_and_needs_no_data(root, samples):
 def test_a_set_that_was_not_evaluated_wholly_gets_no_score():
     values = {"correct": 1, "masked": 2, "loss": 3.0, "sequences": 9_999, "expected": 10_000}
     with pytest.raises(RuntimeError, match="9999 of 10000 sequences were evaluated"):
-        MaskedLmAccuracy.score(Predictions(values))
+        TokenMeans().score(Predictions(values))
 
 
 def test_scores_are_weighted_by_tokens_not_by_batches():
     values = {"correct": 30, "masked": 40, "loss": 10.0, "sequences": 3, "expected": 3}
-    score = MaskedLmAccuracy.score(Predictions(values))
+    score = TokenMeans().score(Predictions(values))
     assert math.isclose(score["masked_lm_accuracy"], 0.75)
     assert math.isclose(score["masked_lm_loss"], 0.25)

@@ -5,33 +5,21 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from micro_batches import Sample, back_to_back, draw, lay_out
+from small_bert import LARGE, LENGTHS, PLAIN, SMALL, mean_loss
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import BertConfig, BertForPreTraining
 
-from benchmarks.bert.config import Facts
 from benchmarks.bert.model import Architecture, Bert, Heads, Implementations, pretraining_loss
 from benchmarks.bert.tf_checkpoint import load_weights, weights
 from common.errors import ConfigError, UnsupportedImplementation
-from common.mlperf.fixed import fixed_facts
-from common.ops import fp8_cast
 from common.ops.attention import plain as attention_plain
 from common.ops.dropout import plain as dropout_plain
 from common.ops.dropout.plain import keep_mask, keep_rows
-from common.ops.fp8_cast import plain as fp8_cast_plain
-from common.ops.fp8_cast.plain import Fp8Tensor, Handover, widen_fp8
-
-LARGE = fixed_facts(Facts, "bert")
-SMALL = replace(LARGE, vocabulary=150, hidden=32, layers=2, heads=4, feed_forward=56, max_sequence_length=16)
-LENGTHS = [9, 16, 2, 12]
-PLAIN = Implementations(*["torch"] * 6)
-SMALL_FP8 = replace(SMALL, feed_forward=64)
-PLAIN_FP8 = {kind: replace(PLAIN, linear=kind) for kind in ("torch", "fp8")}
 
 
 def build(architecture: Architecture = SMALL, seed: int = 0, dtype: torch.dtype = torch.float64) -> Bert:
@@ -50,11 +38,6 @@ def build(architecture: Architecture = SMALL, seed: int = 0, dtype: torch.dtype 
 def packed(samples: list[Sample], **options: int) -> dict[str, Tensor]:
     """The samples back to back, with room to spare."""
     return lay_out(samples, back_to_back(samples), (60, 6, 12), **options)
-
-
-def mean_loss(heads: Heads) -> Tensor:
-    """Means over what is there, without the reference's 1e-5."""
-    return heads.masked_lm_losses.sum() / heads.masked.sum() + heads.next_sentence_losses.sum() / heads.present.sum()
 
 
 def gradients(model: Bert, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -279,61 +262,6 @@ def test_every_parameter_receives_its_gradient_once() -> None:
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: arrived.append(name))
     mean_loss(model(packed(draw(LENGTHS, SMALL.vocabulary)))).backward()
     assert sorted(arrived) == sorted(name for name, _ in model.named_parameters())
-
-
-@pytest.mark.parametrize("kind", ["torch", "fp8"])
-def test_the_bias_of_queries_keys_and_values_is_added_and_differentiated_once(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = Bert(SMALL_FP8, torch.Generator().manual_seed(0), PLAIN_FP8[kind], dtype=torch.bfloat16).train()
-    qkv, kept, left, leave = model.layers[1].attention.qkv, [], {}, Handover.leave
-
-    def keep(module: object, inputs: tuple[Tensor], given: dict[str, Any], output: Tensor) -> None:
-        output.retain_grad()
-        kept.extend([inputs[0], output, given["handover"]])
-
-    def record(handover: Handover, gradient: Fp8Tensor) -> Tensor:
-        left[id(handover)] = gradient
-        return leave(handover, gradient)
-
-    monkeypatch.setattr(Handover, "leave", record)
-    with torch.no_grad():
-        qkv.bias.normal_(std=100.0, generator=torch.Generator().manual_seed(1))  # twice it, or none, would show
-    qkv.register_forward_hook(keep, with_kwargs=True)
-    samples = draw(LENGTHS, SMALL_FP8.vocabulary)
-    mean_loss(model(lay_out(samples, back_to_back(samples), (64, 6, 12)))).backward()
-    x, y, handover = kept
-    x = x.source if isinstance(x, Fp8Tensor) else x
-    product = x.detach().double() @ qkv.weight.detach().double().t()
-    rounding = 0.5 + 0.1 * product.abs().max()  # half a bf16 step of the sum, and FP8's of the product
-    assert (y.detach().double() - product - qkv.bias.detach().double()).abs().max() < rounding
-    expected = (y.grad if handover is None else widen_fp8(left[id(handover)])).double().sum(0)
-    tolerance = {"torch": 2**-8, "fp8": 2**-3}[kind]
-    for part in (0, 2):  # a key's bias adds the same to all scores of a row: rounding is all that its gradient has
-        found, reference = (gradient.chunk(3)[part].double() for gradient in (qkv.bias.grad, expected))
-        assert reference.norm() > 0
-        assert (found - reference).norm() < tolerance * reference.norm()
-
-
-@pytest.mark.parametrize("layers", [1, 3])
-def test_in_fp8_producers_write_what_products_read(layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Casts of their own are left for weights, the first layer's input and the attention's contexts."""
-    cast: list[tuple[int, ...]] = []
-    original = fp8_cast_plain.cast_torch
-
-    def record(x: Tensor, *rest: Any) -> Fp8Tensor:
-        cast.append(tuple(x.shape))
-        return original(x, *rest)
-
-    implementations = fp8_cast.IMPLEMENTATIONS
-    monkeypatch.setitem(implementations, "torch", replace(implementations["torch"], function=record))
-    architecture = replace(SMALL_FP8, layers=layers)
-    model = Bert(architecture, torch.Generator().manual_seed(0), PLAIN_FP8["fp8"], dtype=torch.bfloat16).train()
-    samples = draw(LENGTHS, architecture.vocabulary)
-    mean_loss(model(lay_out(samples, back_to_back(samples), (64, 6, 12)))).backward()
-    weights = [tuple(p.shape) for name, p in model.named_parameters() if "layers." in name and p.ndim == 2]
-    activations = [(64, architecture.hidden)] * (1 + layers)
-    assert sorted(cast) == sorted(weights + activations)
 
 
 # Dropout.

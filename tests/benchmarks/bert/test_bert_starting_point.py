@@ -61,7 +61,7 @@ def test_the_checkpoint_is_evaluated_and_compared(data, tmp_path, monkeypatch, c
     assets, workload = saved_network(tmp_path / "assets")
     evaluation = workload.evaluation(Layout())
     evaluation.open_data(data)
-    accuracy = evaluation.score(evaluation.predict(workload.weights()))["masked_lm_accuracy"]
+    accuracy = evaluation.scorer.score(evaluation.predict(workload.weights()))["masked_lm_accuracy"]
     given = [*SMALL, f"data_dir={data}", f"assets_dir={assets}", "model.initial_checkpoint=weights.pt"]
     assert starting_point.main(given) == CheckpointError.exit_code
     assert f"masked_lm_accuracy {accuracy:.5f} where" in capsys.readouterr().err

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.llama2_70b_lora.data import open_evaluation
-from benchmarks.llama2_70b_lora.evaluate import MeanOfRows
+from benchmarks.llama2_70b_lora.evaluate import MeanOfRows, RowMeans
 from common.contract.evaluation import Predictions, Weights
 from common.distributed.layout import Layout
 from tests.benchmarks.llama2_70b_lora.small_rows import LENGTH, Facts, write_prepared
@@ -72,7 +72,7 @@ def evaluation_of(root: Path, layout: Layout, rows: int) -> tuple[MeanOfRows, We
 def test_the_score_is_the_plain_mean_over_the_rows_that_have_a_mean(root, rows):
     evaluation, weights = evaluation_of(root, Layout(), rows)
     for _ in range(2):
-        score = evaluation.score(evaluation.predict(weights))
+        score = evaluation.scorer.score(evaluation.predict(weights))
         means = by_hand(root)
         assert len(means) == ROWS - 1
         assert score == {"eval_loss": pytest.approx(math.fsum(means) / (ROWS - 1), rel=1e-13), "eval_samples": ROWS}
@@ -94,4 +94,4 @@ def test_the_parts_of_all_replicas_add_up_to_the_whole_set(root, replicas, monke
 def test_a_set_that_was_not_evaluated_wholly_gets_no_score():
     values = {"rows": 172, "scored_rows": 172, "loss": 200.0, "expected": 173}
     with pytest.raises(RuntimeError, match="172 of 173 rows were evaluated"):
-        MeanOfRows.score(Predictions(values))
+        RowMeans().score(Predictions(values))

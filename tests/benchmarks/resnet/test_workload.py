@@ -11,7 +11,7 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from benchmarks.resnet.evaluate import TopOne
+from benchmarks.resnet.evaluate import RightAnswers, TopOne
 from benchmarks.resnet.workload import ResNet
 from common import cli
 from common.config.composition import compose
@@ -289,9 +289,9 @@ def test_accuracy_counts_each_picture_once_and_no_padding():
     for offset, right in ((0.0, 4), (9.0, 0), (0.0, 4)):  # the second model answers one class less
         predictions = evaluation.predict(Weights({"offset": torch.tensor(offset)}))
         assert predictions.values == {"right": right, "pictures": 6, "expected": 6}
-        assert evaluation.score(predictions) == {"accuracy": right / 6}
+        assert evaluation.scorer.score(predictions) == {"accuracy": right / 6}
 
 
 def test_an_evaluation_that_missed_pictures_is_no_score():
     with pytest.raises(RuntimeError, match="5 of 6 pictures were evaluated"):
-        TopOne.score(Predictions({"right": 5, "pictures": 5, "expected": 6}))
+        RightAnswers().score(Predictions({"right": 5, "pictures": 5, "expected": 6}))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.unet3d.evaluate import EvaluationSettings, MeanDice
+from benchmarks.unet3d.evaluate import DiceOfCounts, EvaluationSettings, MeanDice
 from benchmarks.unet3d.ops.window_sums.plain import count_classes_torch
 from benchmarks.unet3d.volumes import CASES, FORMAT, Case
 from common.contract.evaluation import Predictions
@@ -104,7 +104,7 @@ def test_counts_of_one_voxel_after_another():
 
 def score_of(*cases):
     named = {f"case_{number}": {"counts": c, "voxels": sum(row[2] for row in c)} for number, c in enumerate(cases)}
-    return MeanDice.score(Predictions({"cases": named, "dice_smooth": 1e-6}))
+    return DiceOfCounts().score(Predictions({"cases": named, "dice_smooth": 1e-6}))
 
 
 def test_dice_is_averaged_over_cases_and_classes():
@@ -145,13 +145,13 @@ def test_dice_is_monais():
 def test_a_case_that_was_not_evaluated_wholly_gets_no_score():
     values = {"cases": {"case_00003": {"counts": [[1, 1, 2], [0, 0, 0], [0, 0, 0]], "voxels": 2}}, "dice_smooth": 1e-6}
     with pytest.raises(RuntimeError, match="1 of 2 voxels of case_00003 were evaluated"):
-        MeanDice.score(Predictions(values))
+        DiceOfCounts().score(Predictions(values))
 
 
 def test_a_label_of_no_class_is_an_error():
     values = {"cases": {"case_00003": {"counts": [[1, 2, 1], [0, 0, 0], [0, 0, 0]], "voxels": 2}}, "dice_smooth": 1e-6}
     with pytest.raises(DataError, match="case_00003: 1 of 2 voxels have a label above 2"):
-        MeanDice.score(Predictions(values))
+        DiceOfCounts().score(Predictions(values))
 
 
 def write_data(root, cases):
@@ -184,7 +184,7 @@ def test_prepared_evaluation_cases_are_evaluated_and_nothing_is_read_again(tmp_p
     for file in root.iterdir():
         file.unlink()
     assert counts_of(evaluation, model) == expected
-    score = evaluation.score(evaluation.predict(weights_of(model)))
+    score = evaluation.scorer.score(evaluation.predict(weights_of(model)))
     assert score["eval_samples"] == len(EVAL_CASES)
 
 
@@ -273,5 +273,5 @@ def test_other_weights_are_evaluated_and_leave_those_in_training_as_they_were():
 def test_a_network_that_has_diverged_gets_a_score():
     model = Pattern(factor=float("nan"))
     evaluation = evaluation_of(model)
-    score = evaluation.score(evaluation.predict(weights_of(model)))
+    score = evaluation.scorer.score(evaluation.predict(weights_of(model)))
     assert score["eval_samples"] == len(EVAL_CASES)

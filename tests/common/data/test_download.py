@@ -28,7 +28,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return
         body = BODY[start:] if self.path == "/whole" else BODY[start : start + 1000]
         self.send_response(206 if start else 200)
-        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Length", str(len(body) + (100 if self.path == "/cut" else 0)))
         self.end_headers()
         self.wfile.write(body)
 
@@ -70,6 +70,16 @@ def test_early_end_keeps_what_arrived(url, tmp_path):
         check_or_download([RemoteFile("f", f"{url}/short", "free", len(BODY), MD5)], tmp_path)
     assert (tmp_path / "f.partial").stat().st_size == 1000
     assert not (tmp_path / "f").exists()
+
+
+def test_early_end_is_noticed_where_no_size_is_known(url, tmp_path):
+    with pytest.raises(DataError, match=r"ended after 1000 of 1100 bytes; run the command again"):
+        check_or_download([RemoteFile("f", f"{url}/cut", "free")], tmp_path)
+    assert (tmp_path / "f.partial").stat().st_size == 1000
+    with pytest.raises(DataError, match=r"ended after 2000 of 2100 bytes"):
+        check_or_download([RemoteFile("f", f"{url}/cut", "free")], tmp_path)
+    check_or_download([RemoteFile("f", f"{url}/whole", "free")], tmp_path)
+    assert (tmp_path / "f").read_bytes() == BODY
 
 
 def test_wrong_checksum_is_thrown_away(url, tmp_path):

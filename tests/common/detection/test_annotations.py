@@ -39,7 +39,8 @@ def assert_columns(annotations):
         "box_area": ("float64", [11.5, 300, 0]),
         "box_crowd": ("bool", [False, True, False]),
     }
-    assert {name: (str(column.dtype), column.tolist()) for name, column in vars(annotations).items()} == expected
+    columns = {name: column for name, column in vars(annotations).items() if column is not None}
+    assert {name: (str(column.dtype), column.tolist()) for name, column in columns.items()} == expected
 
 
 def test_columns_are_as_the_file_has_them(tmp_path):
@@ -50,6 +51,38 @@ def test_columns_come_back_from_numpys_files(tmp_path):
     read_coco(written(tmp_path, CONTENT)).write(tmp_path / "columns")
     assert_columns(Annotations.read(tmp_path / "columns", 2, 2, 3))
     assert np.load(tmp_path / "columns" / "box_area.npy").tolist() == [11.5, 300, 0]
+
+
+def named(*names):
+    content = copy.deepcopy(CONTENT)
+    for image, name in zip(content["images"], names, strict=True):
+        image["file_name"] = name
+    return content
+
+
+def test_names_come_where_they_are_asked_for(tmp_path):
+    path = written(tmp_path, named("b.jpg", "größer.jpg"))
+    assert read_coco(path).picture_name is None
+    annotations = read_coco(path, names=True)
+    annotations.write(tmp_path / "columns")
+    for found in (annotations, Annotations.read(tmp_path / "columns", 2, 2, 3, names=True)):
+        assert [name.decode() for name in found.picture_name] == ["b.jpg", "größer.jpg"]
+    assert_columns(Annotations.read(tmp_path / "columns", 2, 2, 3))
+
+
+@pytest.mark.parametrize("name", ["", 3, None, "a\0", "\ud800"])
+def test_what_is_no_name_is_refused(tmp_path, name):
+    with pytest.raises(DataError, match=r"images\[1\]: 'file_name' is .*, but must be a name"):
+        read_coco(written(tmp_path, named("b.jpg", name)), names=True)
+
+
+def test_columns_without_names_are_refused_where_names_are_asked_for(tmp_path):
+    read_coco(written(tmp_path, CONTENT)).write(tmp_path)
+    with pytest.raises(DataError, match=r"picture_name\.npy: cannot be read"):
+        Annotations.read(tmp_path, 2, 2, 3, names=True)
+    np.save(tmp_path / "picture_name.npy", np.zeros(2))
+    with pytest.raises(DataError, match=r"picture_name\.npy: is float64 \(2,\), not"):
+        Annotations.read(tmp_path, 2, 2, 3, names=True)
 
 
 def test_a_set_without_boxes(tmp_path):

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from common.config.schema import BindingConfig
+from common.distributed.rank_info import RankInfo
 from common.launch import binding
-from common.launch.binding import Binding, Topology, locate, parse_list, read_topology
+from common.launch.binding import Binding, CpuBinding, Topology, left_over, locate, parse_list, read_topology
 
 PAIRS = {cpu: cpu % 8 for cpu in range(16)}
 """8 physical cores; CPU c + 8 is the hyperthread of CPU c."""
@@ -40,6 +42,27 @@ def test_an_exclusive_share_is_whole_cores_with_their_hyperthreads() -> None:
         parse_list("0-1,8-9"), parse_list("2-3,10-11"), parse_list("4-5,12-13"), parse_list("6-7,14-15"),
     ]  # fmt: skip
     assert {share.sharers for share in shares} == {1}
+
+
+def test_cores_next_to_no_gpu_are_left_over_by_exclusive_shares() -> None:
+    near_node_0 = Topology(
+        TWO_NODES.allowed_cpus, TWO_NODES.allowed_nodes, TWO_NODES.gpu_cpus[:2], TWO_NODES.gpu_nodes[:2], PAIRS
+    )
+    assert left_over(near_node_0, range(2)) == parse_list("4-7,12-15")
+    assert left_over(TWO_NODES, range(4)) == frozenset()
+    assert left_over(TWO_NODES, range(2)) == parse_list("4-7,12-15")  # two of the four GPUs have a rank
+
+
+@pytest.mark.parametrize(("cpu", "spare"), [("exclusive", "4-7,12-15"), ("node", ""), ("none", "")])
+def test_only_exclusive_ranks_leave_cores_to_a_process_beside_them(
+    cpu: CpuBinding, spare: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(binding, "pci_bus_ids", lambda: ["0000:00:00.0", "0000:01:00.0"])
+    monkeypatch.setattr(binding, "read_topology", lambda ids: TWO_NODES)
+    one_machine = RankInfo(0, 2, 0, 2, 0, "torchrun")
+    assert binding.spare_cpus(one_machine, BindingConfig(cpu=cpu)) == parse_list(spare)
+    # The scheduler shows each rank its own GPU only: nobody knows what the others have.
+    assert binding.spare_cpus(RankInfo(0, 4, 0, 4, 0, "slurm"), BindingConfig(cpu=cpu)) == frozenset()
 
 
 def test_a_cpuset_is_respected() -> None:

@@ -22,6 +22,7 @@ from common.run import trainer
 from common.step.in_flight import StepsInFlight
 from common.step.train_step import DeviceResult
 from tests import toy
+from tests.common.evaluation.scripted_scorers import AsPredicted
 from tests.toy.workload import CosmoFlow
 
 
@@ -31,11 +32,15 @@ def largest_error(number: int) -> float:
 
 
 class Scripted(Evaluation):
-    """Scores by the number of the evaluation and the bits of the weights."""
+    """Scores by the number of the evaluation and the bits of the weights.
+
+    A script ``scorer DEED`` is for what scores (:class:`tests.common.evaluation.scripted_scorers.AsPredicted`).
+    """
 
     script = "score"
 
     def __init__(self) -> None:
+        self.scorer = AsPredicted(self.script.removeprefix("scorer ") if self.script.startswith("scorer ") else "score")
         self.done = 0
 
     def open_data(self, root: Path) -> None:
@@ -57,11 +62,6 @@ class Scripted(Evaluation):
         hashed = int.from_bytes(made.digest()[:4], "big") / 2**32
         largest, next_largest = largest_error(self.done), largest_error(self.done + 1)
         return Predictions({"mean_absolute_error": largest - hashed * (largest - next_largest)})
-
-    @staticmethod
-    def score(predictions: Predictions) -> dict[str, float]:
-        """The error."""
-        return dict(predictions.values)
 
 
 class CountedSteps(StepsInFlight):

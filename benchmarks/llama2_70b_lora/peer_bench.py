@@ -1,0 +1,102 @@
+"""Time the same fine-tuning with Hugging Face: ``python -m benchmarks.llama2_70b_lora.peer_bench``.
+
+By transformers and PEFT: the first layers of the base, adapters of the rules' rank on query, key, value and output,
+bf16, scaled dot-product attention, a row of random tokens, AdamW on the adapters; with gradient checkpointing, which
+all layers need on one GPU, and without. Its counterpart is ``mlperf-suite bench benchmark=llama2_70b_lora
+bench.only=step model.layers=…``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.llama2_70b_lora.config import Facts
+from common.mlperf.fixed import fixed_facts
+from common.ops.bench.stopwatch import median_ms
+
+ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+def build(facts: Facts, layers: int, device: torch.device) -> nn.Module:
+    """The network with adapters, in bf16 and with random weights."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=facts.vocabulary,
+        hidden_size=facts.hidden,
+        intermediate_size=facts.feed_forward,
+        num_hidden_layers=layers,
+        num_attention_heads=facts.heads,
+        num_key_value_heads=facts.kv_heads,
+        head_dim=facts.head_size,
+        rms_norm_eps=facts.norm_epsilon,
+        initializer_range=facts.initializer_range,
+        max_position_embeddings=facts.row_length,
+        use_cache=False,
+        attn_implementation="sdpa",
+    )
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with device:
+            base = LlamaForCausalLM(config)
+    finally:
+        torch.set_default_dtype(before)
+    adapters = LoraConfig(
+        r=facts.lora_rank,
+        lora_alpha=int(facts.lora_alpha),
+        lora_dropout=facts.lora_dropout,
+        target_modules=list(ADAPTED),
+        task_type="CAUSAL_LM",
+    )
+    return get_peft_model(base, adapters).train()
+
+
+def step_of(model: nn.Module, facts: Facts, device: torch.device, checkpointing: bool) -> Callable[[], Tensor]:
+    """An iteration over a row of random tokens: forward, loss, backward, clipping, update; returns the loss."""
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.enable_input_require_grads()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=4e-4, weight_decay=1e-4, fused=device.type == "cuda")
+    generator = torch.Generator(device).manual_seed(1)
+    row = torch.randint(facts.vocabulary, (1, facts.row_length), generator=generator, device=device)
+
+    def step() -> Tensor:
+        loss = model(input_ids=row, labels=row).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, facts.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def main() -> None:
+    """Print milliseconds of an iteration, and memory, without gradient checkpointing and with it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--layers", type=int, default=16, help="of the base's 80 (default: 16)")
+    parser.add_argument("--steps", type=int, default=10, help="timed, after 3 (default: 10)")
+    args = parser.parse_args()
+    facts, device = fixed_facts(Facts, "llama2_70b_lora"), torch.device("cuda")
+    for checkpointing in (False, True):
+        torch.cuda.reset_peak_memory_stats()
+        model = build(facts, args.layers, device)
+        step = step_of(model, facts, device, checkpointing)
+        for _ in range(3):
+            step()
+        milliseconds = median_ms(step, args.steps)
+        memory = torch.cuda.max_memory_allocated() / 1e9
+        kind = "with gradient checkpointing" if checkpointing else "without gradient checkpointing"
+        print(f"{args.layers} layers, {facts.row_length} tokens, {kind}: {milliseconds:.1f} ms, {memory:.1f} GB")
+        del model, step
+
+
+if __name__ == "__main__":
+    main()

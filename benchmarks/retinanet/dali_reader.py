@@ -1,0 +1,180 @@
+"""The DALI reader: threads read the files, in the suite's own order, DALI decodes, resizes and normalises on the GPU.
+
+Which pictures are mirrored is decided here, by the same random numbers as in the other reader, so that the boxes, which
+stay on the host, are mirrored with them. Resizing has no antialiasing and no rounding, as the reference's has none.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from nvidia import dali
+from PIL import Image
+from torch import Tensor
+
+from benchmarks.retinanet.data_settings import DataSettings
+from benchmarks.retinanet.prepared import Split
+from common.data.dali import PipelineEvalSource, new_pipeline
+from common.data.dali_feed import FedRunner, FedTrainSource, Feed, Inputs
+from common.data.order import EpochStream, EvalShard
+from common.data.threads import SampleThreads
+from common.detection.picture_boxes import PictureBoxes, empty_boxes, evaluation_columns, put_boxes
+from common.errors import DataError
+from common.formats.jpeg import jpeg_size
+
+fn: Any = dali.fn  # DALI's type stubs lack part of what it has
+types: Any = dali.types
+
+# Sizes that DALI allocates ahead, so that no allocation happens in the middle of training.
+DECODER_SIDE = 7360  # px, of the hardware decoder's buffer: as NVIDIA's submissions have it
+PADDING_BYTES = 64 << 20  # of nvJPEG's device and pinned buffers
+
+
+def train_source(
+    split: Split,
+    boxes: PictureBoxes,
+    settings: DataSettings,
+    stream: EpochStream,
+    eval_samples: int,
+    stand_in: bool,
+    device: torch.device,
+) -> FedTrainSource:
+    """Training batches of one replica; a picture that cannot be read or decoded is a :class:`DataError`."""
+    multiplier = settings.reader.input_batch_multiplier
+    size, room, pinned = settings.facts.image_size, settings.reader.max_boxes, device.type == "cuda"
+    threads = SampleThreads(settings.reader.threads, settings.reader.prefetch)
+
+    def begin(number: int) -> Feed:
+        samples = [sample for part in range(multiplier) for sample in stream.samples_of(number + part)]
+        mirrored = [settings.mirrors(stream.seed, epoch, place) for epoch, place in samples]
+        tensors = empty_boxes(len(samples), room, pinned)
+
+        def put(slot: int) -> None:
+            put_boxes(tensors, slot, *boxes.resized(samples[slot][1], size, size, mirrored[slot]))
+
+        return _feed(threads, split, [place for _, place in samples], mirrored, tensors, put)
+
+    batch = stream.micro_batch * multiplier
+    runner = _runner(batch, settings, device, threads, begin, multiplier, split.folder)
+    return FedTrainSource(runner, stream, multiplier, eval_samples, stand_in, _channels_first)
+
+
+def eval_source(split: Split, settings: DataSettings, shard: EvalShard, device: torch.device) -> PipelineEvalSource:
+    """Evaluation batches of one replica; padding at their end has the id -1. Raises as training does."""
+    threads = SampleThreads(settings.reader.threads, settings.reader.prefetch)
+
+    def begin(number: int) -> Feed:
+        real = list(shard.samples(number % shard.batches))
+        tensors = evaluation_columns(split.annotations, real, shard.batch, device.type == "cuda")
+        padding = [real[-1] if real else 0] * (shard.batch - len(real))
+        return _feed(threads, split, real + padding, [False] * shard.batch, tensors, lambda slot: None)
+
+    runner = _runner(shard.batch, settings, device, threads, begin, 1, split.folder)
+    return PipelineEvalSource(runner, shard, lambda tensors, valid: _channels_first(tensors))
+
+
+def _feed(
+    threads: SampleThreads,
+    split: Split,
+    places: list[int],
+    mirrored: list[bool],
+    tensors: dict[str, Tensor],
+    put: Callable[[int], None],
+) -> Feed:
+    """Begin to read the pictures ``places``, and to ``put`` what else belongs to them into ``tensors``."""
+    encoded = [np.empty(0, np.uint8)] * len(places)
+
+    def fill(slot: int) -> None:
+        encoded[slot] = np.frombuffer(_whole(split, places[slot]), np.uint8)
+        put(slot)
+
+    paths = [split.path(place) for place in places]
+    return Feed(paths, encoded, np.array(mirrored, np.int32), threads.begin(tensors, len(places), fill))
+
+
+def _whole(split: Split, place: int) -> bytes:
+    """The encoded picture ``place``; nvJPEG would decode a truncated one, and leave the rest grey."""
+    data = split.read(place)
+    try:
+        width, height = jpeg_size(data)
+    except ValueError as error:
+        raise DataError(f"{split.path(place)}: no whole JPEG: {error}; prepare the data anew") from error
+    split.check_size(place, width, height)
+    return data
+
+
+def _runner(
+    batch: int,
+    settings: DataSettings,
+    device: torch.device,
+    threads: SampleThreads,
+    begin: Callable[[int], Feed],
+    step: int,
+    folder: Path,
+) -> FedRunner:
+    def build(source: Callable[[], Inputs]) -> Any:
+        return picture_pipeline(source, batch, settings, device)
+
+    # DALI asks for its prefetched runs at once; as many files are read while it works on those
+    prefetch = settings.reader.prefetch
+    return FedRunner(build, begin, step, threads, prefetch, ("image",), (settings.dtype,), folder)
+
+
+def picture_pipeline(source: Callable[[], Inputs], batch: int, settings: DataSettings, device: torch.device) -> Any:
+    """Decode, resize, mirror where the flag says so, and normalise; outputs pictures (N, S, S, 3)."""
+    reader, size = settings.reader, settings.facts.image_size
+    pipeline = new_pipeline(batch, device, 0, reader.threads, reader.prefetch)
+    with pipeline:
+        jpeg, mirrored = fn.external_source(source=source, num_outputs=2, dtype=[types.UINT8, types.INT32], ndim=[1, 0])
+        decoded = fn.decoders.image(jpeg, **_decoder(settings, device))
+        resized = fn.resize(
+            decoded, size=[size, size], interp_type=types.INTERP_LINEAR, antialias=False, dtype=types.FLOAT
+        )
+        normalised = fn.crop_mirror_normalize(
+            resized,
+            dtype=types.FLOAT16 if settings.dtype == torch.float16 else types.FLOAT,
+            output_layout="HWC",
+            crop=[size, size],
+            mean=list(settings.facts.mean),
+            std=list(settings.facts.std),
+            mirror=mirrored,
+        )
+        pipeline.set_outputs(normalised)
+    pipeline.build()
+    return pipeline
+
+
+def warm_up(settings: DataSettings, device: torch.device, batch: int) -> None:
+    """Run every operator once on a picture made up here, so that libraries, memory pools and kernels are there.
+
+    Touches no file; for use before ``run_start``.
+    """
+    buffer = io.BytesIO()
+    Image.new("RGB", (1024, 768), (120, 60, 30)).save(buffer, "JPEG")
+    inputs = ([np.frombuffer(buffer.getvalue(), np.uint8)] * batch, np.zeros(batch, np.int32))
+    picture_pipeline(lambda: inputs, batch, settings, device).run()
+
+
+def _decoder(settings: DataSettings, device: torch.device) -> dict[str, Any]:
+    """Pixels as they are stored: the benchmark's reference ignores EXIF's orientation."""
+    if device.type != "cuda":
+        return {"device": "cpu", "output_type": types.RGB, "adjust_orientation": False}
+    return {
+        "device": "mixed",
+        "output_type": types.RGB,
+        "adjust_orientation": False,
+        "hw_decoder_load": settings.reader.hw_decoder_load,
+        "preallocate_width_hint": DECODER_SIDE,
+        "preallocate_height_hint": DECODER_SIDE,
+        "device_memory_padding": PADDING_BYTES,
+        "host_memory_padding": PADDING_BYTES,
+    }
+
+
+def _channels_first(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return tensors | {"image": tensors["image"].permute(0, 3, 1, 2)}

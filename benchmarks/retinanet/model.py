@@ -1,0 +1,273 @@
+"""RetinaNet (Lin et al., arXiv:1708.02002): ResNeXt trunk with frozen batch norm, feature pyramid, and two heads.
+
+Parameters are named as in the reference. The heads' weights are shared by all levels; their outputs stay as the last
+convolutions leave them, since in channels_last memory they are already anchors x classes.
+
+Shapes: N images, C channels, H height, W width, A anchors of a level, K classes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.retinanet.anchors import ANCHORS_PER_CELL
+from benchmarks.retinanet.config import Facts, ModelConfig
+from common.nn import fused_convolution
+from common.nn.convolution_flops import LayerFlops, convolution_flops
+from common.nn.feature_pyramid import FeaturePyramid
+from common.nn.fused_convolution import FusedConv2d
+from common.nn.precision import cast_weights
+from common.nn.resnet import FrozenNorm, ResNetShape, ResNetTrunk, draw_weights
+
+BOX = 4
+"""Numbers of a box."""
+
+HEAD_STD = 0.01
+"""Standard deviation of the heads' initial weights."""
+
+PYRAMID_STAGES = (2, 3, 4)
+"""Stages of the trunk that the pyramid is built on."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The shape of the network.
+
+    Attributes:
+        classes: K.
+        norm_epsilon: added to the variance of every frozen batch norm.
+        prior: probability of every class that the classifier starts from.
+        layers: blocks of the trunk's four stages.
+        width: channels of its first convolution.
+        groups: of the 3x3 convolutions in its blocks.
+        width_per_group: channels of a group in the first stage.
+        trained_stages: last stages that are trained; what comes before them is frozen.
+        pyramid_channels: channels of the pyramid's levels and of the heads.
+        head_convolutions: 3x3 convolutions of a head before its last.
+    """
+
+    classes: int
+    norm_epsilon: float
+    prior: float
+    layers: tuple[int, int, int, int]
+    width: int
+    groups: int
+    width_per_group: int
+    trained_stages: int
+    pyramid_channels: int
+    head_convolutions: int
+
+    @classmethod
+    def of(cls, facts: Facts, model: ModelConfig) -> Architecture:
+        """The shape that a configuration describes."""
+        return cls(
+            facts.classes,
+            facts.norm_epsilon,
+            facts.prior,
+            model.layers,
+            model.width,
+            model.groups,
+            model.width_per_group,
+            model.trained_stages,
+            model.pyramid_channels,
+            model.head_convolutions,
+        )
+
+    def trunk(self) -> ResNetShape:
+        """The shape of the trunk.
+
+        Raises:
+            ConfigError: more trained stages than a trunk with a frozen start has.
+        """
+        norm = FrozenNorm(self.norm_epsilon, self.trained_stages)
+        return ResNetShape(
+            self.layers,
+            self.width,
+            bottleneck=True,
+            norm=norm,
+            groups=self.groups,
+            width_per_group=self.width_per_group,
+        )
+
+
+class HeadOutput(NamedTuple):
+    """What the heads say of one level.
+
+    Attributes:
+        logits_NCHW: (N, anchors of a cell x K, H, W) in channels_last memory, without the classifier's bias.
+        offsets_NCHW: (N, anchors of a cell x 4, H, W) in channels_last memory.
+    """
+
+    logits_NCHW: Tensor
+    offsets_NCHW: Tensor
+
+    def flat(self) -> tuple[Tensor, Tensor]:
+        """Logits (N, A, K), still without bias, and offsets (N, A, 4), in the order of the anchors; views."""
+        cells = self.offsets_NCHW.shape[2] * self.offsets_NCHW.shape[3]
+        images, anchors = self.offsets_NCHW.shape[0], cells * (self.offsets_NCHW.shape[1] // BOX)
+        logits_NHWC, offsets_NHWC = (output.permute(0, 2, 3, 1) for output in self)
+        return logits_NHWC.view(images, anchors, -1), offsets_NHWC.view(images, anchors, BOX)
+
+
+class HiddenConvolutions(nn.ModuleDict):
+    """3x3 convolutions with ReLU. They are numbered in twos, since the reference counts each ReLU as a layer.
+
+    Args:
+        channels: of all of them.
+        count: how many.
+    """
+
+    def __init__(self, channels: int, count: int) -> None:
+        super().__init__({str(2 * index): FusedConv2d(channels, channels, 3) for index in range(count)})
+
+    def forward(self, x_NCHW: Tensor) -> Tensor:
+        """Map (N, C, H, W)."""
+        for convolution in self.values():
+            x_NCHW = convolution(x_NCHW, relu=True)
+        return x_NCHW
+
+
+class ClassificationHead(nn.Module):
+    """Logits of every class at every anchor."""
+
+    def __init__(self, channels: int, convolutions: int, classes: int) -> None:
+        super().__init__()
+        self.conv = HiddenConvolutions(channels, convolutions)
+        self.cls_logits = nn.Conv2d(channels, ANCHORS_PER_CELL * classes, 3, padding=1)
+
+    def forward(self, level_NCHW: Tensor) -> Tensor:
+        """Logits without the bias, whose gradient the loss makes from the logits' own while it has them at hand."""
+        return F.conv2d(self.conv(level_NCHW), self.cls_logits.weight, padding=1)
+
+
+class RegressionHead(nn.Module):
+    """Offsets of a box from every anchor."""
+
+    def __init__(self, channels: int, convolutions: int) -> None:
+        super().__init__()
+        self.conv = HiddenConvolutions(channels, convolutions)
+        self.bbox_reg = FusedConv2d(channels, ANCHORS_PER_CELL * BOX, 3)
+
+    def forward(self, level_NCHW: Tensor) -> Tensor:
+        """Offsets."""
+        offsets_NCHW: Tensor = self.bbox_reg(self.conv(level_NCHW))
+        return offsets_NCHW
+
+
+class Backbone(nn.Module):
+    """Trunk and pyramid."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.body = ResNetTrunk(architecture.trunk())
+        stages = [self.body.shape.out_channels[number - 1] for number in PYRAMID_STAGES]
+        self.fpn = FeaturePyramid(stages, architecture.pyramid_channels, "convolutions")
+
+    def forward(self, image_NCHW: Tensor) -> list[Tensor]:
+        """Levels of the pyramid, from the finest."""
+        levels: list[Tensor] = self.fpn(self.body.features(image_NCHW, PYRAMID_STAGES))
+        return levels
+
+
+class Heads(nn.Module):
+    """Both heads."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        channels, convolutions = architecture.pyramid_channels, architecture.head_convolutions
+        self.classification_head = ClassificationHead(channels, convolutions, architecture.classes)
+        self.regression_head = RegressionHead(channels, convolutions)
+
+    def forward(self, level_NCHW: Tensor) -> HeadOutput:
+        """Map a level of the pyramid."""
+        outputs = self.classification_head(level_NCHW), self.regression_head(level_NCHW)
+        return HeadOutput(*(output.contiguous(memory_format=torch.channels_last) for output in outputs))
+
+
+class RetinaNet(nn.Module):
+    """The network.
+
+    Args:
+        architecture: its shape.
+        generator: source of the initial weights (a CPU generator), the trunk's included; those of a file replace them
+            by :func:`common.nn.backbone_file.load_backbone` into ``backbone.body``.
+
+    Raises:
+        ConfigError: see :class:`common.nn.resnet.ResNetShape`.
+    """
+
+    def __init__(self, architecture: Architecture, generator: torch.Generator) -> None:
+        super().__init__()
+        self.architecture = architecture
+        self.backbone = Backbone(architecture)
+        self.head = Heads(architecture)
+        draw_weights(self.backbone.body, generator)
+        self.backbone.fpn.draw_weights(generator)
+        self._draw_heads(generator)
+        self.to(memory_format=torch.channels_last)
+
+    @torch.no_grad()
+    def _draw_heads(self, generator: torch.Generator) -> None:
+        """N(0, 0.01) for the weights, 0 for the biases, but for the classifier's, which gives every class its prior."""
+        for module in self.head.modules():
+            if isinstance(module, nn.Conv2d):
+                module.weight.normal_(0.0, HEAD_STD, generator=generator)
+                assert module.bias is not None
+                module.bias.zero_()
+        prior = self.architecture.prior
+        self.logit_bias.fill_(math.log(prior / (1 - prior)))
+
+    @property
+    def logit_bias(self) -> nn.Parameter:
+        """The classifier's bias, (anchors of a cell x K,), which is missing in the logits of :meth:`forward`."""
+        return self.get_parameter("head.classification_head.cls_logits.bias")
+
+    def cast(self, dtype: torch.dtype) -> RetinaNet:
+        """Store weights and biases of the convolutions in ``dtype``, see :func:`common.nn.precision.cast_weights`."""
+        cast_weights(self, dtype)
+        return self
+
+    def choose_implementation(self, requested: str = "auto") -> str:
+        """Choose how convolutions run; call it on the final device after :meth:`cast`. Returns the names chosen.
+
+        Raises:
+            UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+        """
+        return fused_convolution.choose(self, requested, self.logit_bias.dtype)
+
+    def forward(self, image_NCHW: Tensor) -> list[HeadOutput]:
+        """Detect.
+
+        Args:
+            image_NCHW: normalised images in the weights' dtype, 3 channels.
+
+        Returns:
+            Outputs of the levels P3 to P7, in the dtype of the weights.
+        """
+        return [self.head(level_NCHW) for level_NCHW in self.backbone(image_NCHW)]
+
+    def flops(self, image_size: int) -> list[LayerFlops]:
+        """FLOPs of every convolution, once for each level that it runs over, for one image.
+
+        Args:
+            image_size: height and width of the image.
+        """
+        body, fpn = self.backbone.body, self.backbone.fpn
+        layers, sizes = body.flops(image_size)
+        trained = [number >= body.shape.first_trained_stage for number in PYRAMID_STAGES]
+        more, levels = fpn.flops([sizes[number - 1] for number in PYRAMID_STAGES], trained)
+        layers += more
+        for name, module in self.head.named_modules():
+            if isinstance(module, nn.Conv2d):
+                layers += [convolution_flops(name, module, size) for size in levels]
+        return layers
+
+    def sample_flops(self, image_size: int) -> float:
+        """Model FLOPs (2 per multiply-add) to train on one image: forward, and the gradients that are needed."""
+        return sum(layer.training for layer in self.flops(image_size))

@@ -1,0 +1,87 @@
+"""Time the same training with torchvision's RetinaNet: ``python -m benchmarks.retinanet.peer_bench``.
+
+The network of the rules with the same three trained stages and frozen batch norms, channels_last, PyTorch's automatic
+mixed precision in fp16 with its gradient scaler and fused Adam, over pictures of noise with a few boxes. What compares
+with it is ``mlperf-suite bench benchmark=retinanet scale=1xH200 bench.only=step``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torchvision.models.detection import RetinaNet
+from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
+from torchvision.ops.feature_pyramid_network import LastLevelP6P7
+
+from benchmarks.retinanet.config import Facts
+from common.mlperf.fixed import fixed_facts
+from common.ops.bench.stopwatch import median_ms
+
+TRAINED_STAGES = 3
+BOXES = 7
+"""Boxes of a picture, as many as one of OpenImages has on average."""
+
+
+def build(facts: Facts, device: torch.device) -> RetinaNet:
+    """The network with random weights, in fp32."""
+    backbone = resnet_fpn_backbone(
+        backbone_name="resnext50_32x4d",
+        weights=None,
+        trainable_layers=TRAINED_STAGES,
+        returned_layers=[2, 3, 4],
+        extra_blocks=LastLevelP6P7(256, 256),
+    )
+    model = RetinaNet(backbone, facts.classes, min_size=facts.image_size, max_size=facts.image_size)
+    return model.to(device, memory_format=torch.channels_last).train()
+
+
+def step_of(model: nn.Module, facts: Facts, batch: int, device: torch.device) -> Callable[[], Tensor]:
+    """An iteration over a batch of noise: forward, loss, backward, update; returns the loss."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    gpu = device.type == "cuda"
+    optimizer = torch.optim.Adam(trained, lr=1e-4, fused=gpu)
+    scaler = torch.amp.GradScaler(device.type, enabled=gpu)
+    generator = torch.Generator(device).manual_seed(1)
+    side = facts.image_size
+    pictures = list(torch.rand((batch, 3, side, side), generator=generator, device=device))
+    corners = torch.rand((batch, BOXES, 2, 2), generator=generator, device=device).sort(2).values * (side - 2)
+    boxes = (corners + torch.tensor([[0.0], [1.0]], device=device)).flatten(2)
+    labels = torch.randint(facts.classes, (batch, BOXES), generator=generator, device=device)
+    targets = [{"boxes": own, "labels": classes} for own, classes in zip(boxes, labels, strict=True)]
+
+    def step() -> Tensor:
+        with torch.autocast(device.type, torch.float16 if gpu else torch.bfloat16, enabled=gpu):
+            loss = sum(model(pictures, targets).values())
+        assert isinstance(loss, Tensor)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def main() -> None:
+    """Print milliseconds of an iteration, pictures a second, and memory."""
+    parser = argparse.ArgumentParser(description="time torchvision's RetinaNet on a GPU")
+    parser.add_argument("--batch", type=int, default=32, help="pictures of an iteration (default: 32)")
+    parser.add_argument("--steps", type=int, default=20, help="timed, after 5 (default: 20)")
+    args = parser.parse_args()
+    facts, device = fixed_facts(Facts, "retinanet"), torch.device("cuda")
+    torch.backends.cudnn.benchmark = True
+    step = step_of(build(facts, device), facts, args.batch, device)
+    for _ in range(5):
+        step()
+    milliseconds = median_ms(step, args.steps)
+    memory = torch.cuda.max_memory_allocated() / 1e9
+    print(
+        f"{args.batch} pictures: {milliseconds:.1f} ms, {args.batch / milliseconds * 1e3:.1f} images/s, {memory:.1f} GB"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,269 @@
+"""Download, prepare, verify and generate the data of RetinaNet: OpenImages' pictures with a box of 264 classes.
+
+What is read: :mod:`benchmarks.retinanet.raw`; what is written: :mod:`benchmarks.retinanet.prepared`. The weights that
+the backbone starts from go to a folder of their own beside the data, since they may be read before ``run_start``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from benchmarks.retinanet import raw
+from benchmarks.retinanet.pictures import place_pictures
+from benchmarks.retinanet.prepared import (
+    BOXES,
+    BYTES,
+    FORMAT,
+    LABELS,
+    PREPARE_COMMAND,
+    SHA256,
+    SPLITS,
+    Prepared,
+    Split,
+)
+from benchmarks.retinanet.raw import FLAGS, RawBoxes, RawData, picture_name
+from benchmarks.retinanet.sources import CONNECTIONS, download
+from benchmarks.retinanet.stand_in import OPTIONS, generate
+from common.data import atomic, manifest, preparation
+from common.data.commands import DataCommands, cores, option
+from common.data.manifest import Manifest
+from common.data.placing import place
+from common.data.stages import Stages
+from common.detection.annotations import Annotations, read_column
+from common.errors import DataError
+
+RECORDS = "records"
+TASK = 2000  # pictures of a task
+BENCHMARK_COUNTS = {"train_samples": 1_170_301, "eval_samples": 24_781, "classes": 264}
+_ROWS = 50_000  # of the JSON, made at a time
+
+
+def prepare(raw_dir: Path, data_dir: Path, assets_dir: Path | None = None, workers: int = 1) -> Manifest:
+    """Write the prepared data set, and place the backbone; does nothing where both are there.
+
+    It continues after an interruption.
+
+    Args:
+        raw_dir: see :mod:`benchmarks.retinanet.raw`.
+        data_dir: receives pictures, boxes and manifest. Pictures are hard links where that is the same disk.
+        assets_dir: receives the backbone; None for ``data_dir`` with ``-assets`` behind its name.
+        workers: processes that read and place pictures.
+
+    Raises:
+        DataError: the raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` or
+            ``assets_dir`` were made from another source, or another process prepares them now.
+    """
+    source = raw.open_raw(raw_dir)
+    wanted = {"fingerprint": source.fingerprint()}
+    with preparation.locked(data_dir):
+        _place_backbone(source, assets_dir or assets_of(data_dir))
+        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted):
+            return found
+        preparation.begin_or_continue(data_dir, data_dir / RECORDS / "source.json", wanted)
+        files: list[Path] = []
+        counts = {"classes": len(source.classes)}
+        with Stages(data_dir / RECORDS, workers) as stages:
+            for split in SPLITS:
+                boxes = source.boxes(SPLITS[split])
+                counts |= {f"{split}_samples": len(boxes.picture), f"{split}_boxes": len(boxes.box_class)}
+                files += _prepare_split(source, boxes, data_dir, SPLITS[split], stages)
+        description = "OpenImages v6" if source.stand_in is None else json.dumps(source.stand_in, sort_keys=True)
+        made = Manifest(
+            FORMAT,
+            manifest.describe_files(data_dir, sorted(path.relative_to(data_dir).as_posix() for path in files)),
+            counts,
+            source.stand_in is not None,
+            {**wanted, "description": description, "prepared": preparation.now()},
+        )
+        manifest.write(data_dir, made)
+        shutil.rmtree(data_dir / RECORDS)
+        return made
+
+
+def verify(data_dir: Path, workers: int = 1) -> Manifest:
+    """Compare every file of ``data_dir`` with its checksum; reads all data, ``workers`` pictures at a time.
+
+    Raises:
+        DataError: a file is missing, too many, or another than was prepared; the message names the first.
+    """
+    found = manifest.verify(data_dir, FORMAT, PREPARE_COMMAND)
+    prepared = Prepared(data_dir, found)
+    for split in SPLITS:
+        part = prepared.split(split)
+        sha256 = read_column(data_dir / SPLITS[split] / BOXES / SHA256, np.dtype(np.uint8), (len(part), 32))
+        strangers = {path.name for path in part.folder.iterdir()} - {name.decode() for name in part.names}
+        if strangers:
+            raise DataError(f"{part.folder / min(strangers)} was not prepared; delete it")
+        with ThreadPoolExecutor(workers) as pool:
+            compared = pool.map(partial(_compare, part, sha256), range(len(part)))
+            try:
+                for _ in tqdm(compared, f"verify {split}", len(part), unit="picture", disable=None):
+                    pass
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+    return found
+
+
+def assets_of(data_dir: Path) -> Path:
+    """Where the backbone of the data in ``data_dir`` lies unless the user says otherwise."""
+    return data_dir.with_name(f"{data_dir.name}-assets")
+
+
+def _place_backbone(source: RawData, assets_dir: Path) -> None:
+    if path := source.backbone:
+        place(path, assets_dir / path.name, f"delete {assets_dir} or name another --assets-dir")
+
+
+def _compare(part: Split, sha256: NDArray[np.uint8], number: int) -> None:
+    if hashlib.sha256(part.read(number)).digest() != sha256[number].tobytes():
+        raise DataError(
+            f"{part.path(number)} is another picture than was prepared, or damaged; delete it and {manifest.NAME}, "
+            f"then run '{PREPARE_COMMAND}'"
+        )
+
+
+def _prepare_split(source: RawData, boxes: RawBoxes, data_dir: Path, split: str, stages: Stages) -> list[Path]:
+    """Write pictures, columns and JSON of a split; returns the files that the manifest names."""
+    source.require_pictures(split, boxes.picture)
+    names = [picture_name(picture) for picture in boxes.picture]
+    tasks = {f"{first:07d}": names[first : first + TASK] for first in range(0, len(names), TASK)}
+    folder = data_dir / split
+    for task, wanted in tasks.items():
+        _forget_lost(stages, split, task, wanted, folder / "data")
+    arguments = {task: (source.folder / split, folder / "data", wanted) for task, wanted in tasks.items()}
+    noted = list(stages.run(split, arguments, place_pictures).values())
+    columns = {key: [value for record in noted for value in record[key]] for key in ("width", "height", "bytes")}
+    annotations = _annotations(boxes, columns["width"], columns["height"], names, len(source.classes))
+    files = annotations.write(folder / BOXES)
+    sha256 = [bytes.fromhex(value) for record in noted for value in record["sha256"]]
+    files.append(_save(folder / BOXES / BYTES, np.array(columns["bytes"], np.int64)))
+    files.append(_save(folder / BOXES / SHA256, np.frombuffer(b"".join(sha256), np.uint8).reshape(-1, 32)))
+    with atomic.written(folder / LABELS) as beside, open(beside, "w", encoding="utf-8") as file:
+        write_coco(file, annotations, boxes.flags, source.classes)
+    return [*files, folder / LABELS]
+
+
+def _forget_lost(stages: Stages, split: str, task: str, names: list[str], folder: Path) -> None:
+    """Delete the record of a task whose pictures are not there as it says, so that it is done again."""
+    record = stages.record(split, task)
+    if record is None:
+        return
+    there = [(folder / name).stat().st_size if (folder / name).is_file() else -1 for name in names]
+    if there != record.get("bytes") or any(len(column) != len(names) for column in record.values()):
+        stages.path(split, task).unlink()
+
+
+def _annotations(boxes: RawBoxes, widths: list[int], heights: list[int], names: list[str], classes: int) -> Annotations:
+    """Boxes in pixels; pictures are counted from 1, classes from 0."""
+    width_P, height_P = np.array(widths, np.int64), np.array(heights, np.int64)
+    left, right, top, bottom = boxes.edges.T
+    width_N, height_N = width_P[boxes.box_picture], height_P[boxes.box_picture]
+    xywh = np.stack([left * width_N, top * height_N, (right - left) * width_N, (bottom - top) * height_N], axis=1)
+    return Annotations(
+        picture_id=np.arange(1, len(names) + 1),
+        picture_height=height_P,
+        picture_width=width_P,
+        class_id=np.arange(classes),
+        box_picture=boxes.box_picture + 1,
+        box_class=boxes.box_class,
+        box_xywh=xywh,
+        box_area=xywh[:, 2] * xywh[:, 3],
+        box_crowd=boxes.flags[:, FLAGS.index("IsGroupOf")],
+        picture_name=np.array([name.encode() for name in names], np.bytes_),
+    )
+
+
+def write_coco(file: IO[str], annotations: Annotations, flags: NDArray[np.bool_], classes: tuple[str, ...]) -> None:
+    """Write the JSON that the reference's script makes: COCO's format, with OpenImages' flags of each box."""
+    categories = [{"id": number, "name": name, "supercategory": None} for number, name in enumerate(classes)]
+    head = {"info": {"description": "openimages-mlperf"}, "licenses": [], "categories": categories}
+    file.write(json.dumps(head)[:-1])
+    for name, entries in (("images", _images(annotations)), ("annotations", _boxes(annotations, flags))):
+        file.write(f', "{name}": [')
+        for number, entry in enumerate(entries):
+            file.write(f"{',' if number else ''}\n{json.dumps(entry)}")
+        file.write("]")
+    file.write("}\n")
+
+
+def _images(annotations: Annotations) -> Iterator[dict[str, Any]]:
+    assert annotations.picture_name is not None
+    columns = (annotations.picture_id, annotations.picture_name, annotations.picture_height, annotations.picture_width)
+    for number, name, height, width in _rows(*columns):
+        yield {
+            "id": number,
+            "file_name": name.decode(),
+            "height": height,
+            "width": width,
+            "license": None,
+            "coco_url": None,
+        }
+
+
+def _boxes(annotations: Annotations, flags: NDArray[np.bool_]) -> Iterator[dict[str, Any]]:
+    columns = (annotations.box_picture, annotations.box_class, annotations.box_xywh, annotations.box_area, flags)
+    for number, (picture, class_id, xywh, area, said) in enumerate(_rows(*columns), 1):
+        flag = dict(zip(FLAGS, said, strict=True))
+        yield {
+            "id": number,
+            "image_id": picture,
+            "category_id": class_id,
+            "bbox": xywh,
+            "area": area,
+            "iscrowd": int(flag["IsGroupOf"]),
+            **flag,
+        }
+
+
+def _rows(*columns: NDArray[Any]) -> Iterator[tuple[Any, ...]]:
+    """The rows of columns as plain values, a piece of the columns at a time."""
+    for first in range(0, len(columns[0]), _ROWS):
+        yield from zip(*(column[first : first + _ROWS].tolist() for column in columns), strict=True)
+
+
+def _save(path: Path, array: NDArray[Any]) -> Path:
+    with atomic.written(path) as beside, open(beside, "wb") as file:
+        np.save(file, array, allow_pickle=False)
+    return path
+
+
+def _remarks(made: Manifest, data_dir: Path, assets_dir: Path | None = None, **options: Any) -> Iterator[str]:
+    if "raw_dir" in options:
+        assets = assets_dir or assets_of(data_dir)
+        placed = [name for name in raw.BACKBONES if (assets / name).is_file()]
+        if placed:
+            yield f"{assets}: {placed[0]}, for assets_dir"
+        else:
+            yield f"{assets}: no weights for the backbone; put {raw.BACKBONES[0]} there, or give its folder as assets_dir"
+    found = {name: made.counts[name] for name in BENCHMARK_COUNTS}
+    if not made.stand_in and found != BENCHMARK_COUNTS:
+        yield f"The benchmark has {BENCHMARK_COUNTS}; training will ask for these."
+
+
+COMMANDS = DataCommands(
+    "retinanet",
+    raw="tables and pictures of OpenImages",
+    prepared="prepared pictures and boxes",
+    real="OpenImages",
+    download=download,
+    generate=generate,
+    prepare=prepare,
+    verify=verify,
+    remarks=_remarks,
+    workers={"download": lambda: CONNECTIONS, "generate": cores, "prepare": cores, "verify": cores},
+    options={
+        "prepare": (option("--assets-dir", type=Path, help="for the backbone's weights (default: DATA_DIR-assets)"),),
+        "generate": OPTIONS,
+    },
+)

@@ -1,0 +1,203 @@
+"""OpenImages as it is published: tables of boxes and classes, and folders of pictures.
+
+- ``oidv6-train-annotations-bbox.csv``, ``validation-annotations-bbox.csv``: a box a row, in shares of the picture;
+- ``class-descriptions-boxable.csv``: labels such as ``/m/01g317``, and the names of their classes;
+- ``train/<ImageID>.jpg``, ``validation/<ImageID>.jpg``;
+- ``resnext50_32x4d-7cdf4587.pth`` (torchvision's), or ``backbone.pth`` of a stand-in: what the backbone starts from.
+
+Selected are the pictures with a box of one of the classes, sorted by id, and their boxes of these classes.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+from numpy.typing import NDArray
+from pyarrow import compute
+from pyarrow import csv as arrow_csv
+
+from benchmarks.retinanet.classes import class_names
+from common.data.manifest import digest
+from common.data.stand_in import MARKER, description_of
+from common.errors import DataError
+
+SPLITS = {"train": "oidv6-train-annotations-bbox.csv", "validation": "validation-annotations-bbox.csv"}
+"""Splits, which are the names of the folders of pictures too, to their tables of boxes."""
+CLASSES = "class-descriptions-boxable.csv"
+BACKBONES = ("resnext50_32x4d-7cdf4587.pth", "backbone.pth")
+"""Names of the file that the backbone starts from: torchvision's, and a stand-in's."""
+FLAGS = ("IsOccluded", "IsTruncated", "IsGroupOf", "IsDepiction", "IsInside")
+"""Columns of a box; -1 says that it is unknown, which the reference takes for 1."""
+EDGES = ("XMin", "XMax", "YMin", "YMax")
+_ID = re.compile(r"[0-9A-Za-z_-]+")
+_NAMED = 3  # pictures that one message names
+
+
+@dataclass(frozen=True)
+class RawBoxes:
+    """The selected pictures of a split (P) and their boxes (N), which are sorted by picture and else as the table is.
+
+    Attributes:
+        picture: ids, sorted.
+        box_picture: (N,) int64, places of the boxes' pictures.
+        box_class: (N,) int64, places of the boxes' classes in the list.
+        edges: (N, 4) float64, XMin, XMax, YMin, YMax, shares of the picture's width and height.
+        flags: (N, 5) bool, in the order of ``FLAGS``.
+    """
+
+    picture: list[str]
+    box_picture: NDArray[np.int64]
+    box_class: NDArray[np.int64]
+    edges: NDArray[np.float64]
+    flags: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class RawData:
+    """A raw folder.
+
+    Attributes:
+        folder: where it is.
+        classes: names of the classes, in their order.
+        labels: label of each class in the tables.
+        stand_in: what the generated data are; None for OpenImages.
+    """
+
+    folder: Path
+    classes: tuple[str, ...]
+    labels: tuple[str, ...]
+    stand_in: dict[str, Any] | None
+
+    def fingerprint(self) -> str:
+        """SHA-256 over classes and tables, which decide pictures and boxes; reads the tables."""
+        lines = [*self.classes, *self.labels, *(digest(self.folder / name, "sha256") for name in SPLITS.values())]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    def boxes(self, split: str) -> RawBoxes:
+        """The selected pictures and boxes of a split; see :func:`read_boxes`."""
+        return read_boxes(self.folder / SPLITS[split], self.labels)
+
+    def require_pictures(self, split: str, ids: list[str]) -> None:
+        """Raise :class:`DataError` where files of pictures are missing."""
+        folder = self.folder / split
+        there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+        missing = [name for name in map(picture_name, ids) if name not in there]
+        if missing:
+            raise DataError(
+                f"{folder} lacks {len(missing)} of {len(ids)} pictures, such as {', '.join(missing[:_NAMED])}; "
+                "'mlperf-suite download benchmark=retinanet' fetches those that are not there"
+            )
+
+    @property
+    def backbone(self) -> Path | None:
+        """The file that the backbone starts from; None where there is none."""
+        return next((self.folder / name for name in BACKBONES if (self.folder / name).is_file()), None)
+
+
+def picture_name(picture: str) -> str:
+    """The name of a picture's file."""
+    return f"{picture}.jpg"
+
+
+def open_raw(raw_dir: Path) -> RawData:
+    """Look into ``raw_dir`` without reading boxes.
+
+    Raises:
+        DataError: the folder or a table is missing, a class is in no table, or ``STAND_IN`` is damaged.
+    """
+    if not raw_dir.is_dir():
+        raise DataError(f"raw folder {raw_dir} does not exist; download OpenImages there or generate a stand-in")
+    for name in (CLASSES, *SPLITS.values()):
+        if not (raw_dir / name).is_file():
+            raise DataError(f"{raw_dir / name} is missing; 'mlperf-suite download benchmark=retinanet' fetches it")
+    stand_in = description_of(raw_dir)
+    classes = class_names() if stand_in is None else class_names()[: _classes_of(raw_dir, stand_in)]
+    return RawData(raw_dir, classes, _labels_of(raw_dir / CLASSES, classes), stand_in)
+
+
+def _classes_of(raw_dir: Path, stand_in: dict[str, Any]) -> int:
+    count = stand_in.get("classes")
+    if type(count) is not int or not 1 <= count <= len(class_names()):
+        raise DataError(
+            f"{raw_dir / MARKER}: 'classes' is {count!r}, but must be how many of the {len(class_names())} classes, "
+            "the first ones, the data have"
+        )
+    return count
+
+
+def _labels_of(path: Path, classes: tuple[str, ...]) -> tuple[str, ...]:
+    """The labels of ``classes`` by the table ``path``."""
+    label_of: dict[str, str] = {}
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            for row in csv.reader(file):
+                if len(row) != 2 or label_of.setdefault(row[1], row[0]) != row[0]:
+                    raise DataError(f"{path}: the row {row} is no label and name of a class, or the name came before")
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: cannot be read as a table: {error}") from error
+    if missing := [name for name in classes if name not in label_of]:
+        raise DataError(f"{path} has no class {missing[0]!r}, which the benchmark has; fetch the file again")
+    return tuple(label_of[name] for name in classes)
+
+
+def read_boxes(path: Path, labels: tuple[str, ...]) -> RawBoxes:
+    """The boxes of ``labels`` in a table of OpenImages, and their pictures.
+
+    Raises:
+        DataError: it is no such table, a box of these labels is negative or not finite, an id is no name of a file, or
+            no box is of these labels. The message names the row.
+    """
+    table = _read_table(path, labels)
+    edges_N4 = np.stack([table[name].to_numpy() for name in EDGES], axis=1)
+    rows = table["row"].to_numpy()
+    size_N2 = edges_N4[:, 1::2] - edges_N4[:, ::2]
+    wrong = np.any(~np.isfinite(edges_N4) | (edges_N4 < 0), axis=1) | np.any(size_N2 < 0, axis=1)
+    if wrong.any():
+        first = int(wrong.argmax())
+        edges = ", ".join(f"{name} {value:g}" for name, value in zip(EDGES, edges_N4[first].tolist(), strict=True))
+        raise DataError(
+            f"{path}, line {rows[first]}: a box with {edges}; shares of the picture are finite, not negative, and "
+            "no minimum lies above its maximum; fetch the file again"
+        )
+    encoded = compute.dictionary_encode(table["ImageID"].combine_chunks())
+    ids = encoded.dictionary.to_pylist()
+    if strange := next((name for name in ids if not _ID.fullmatch(name)), None):
+        raise DataError(f"{path}: {strange!r} is no id of a picture; fetch the file again")
+    by_name = sorted(range(len(ids)), key=ids.__getitem__)
+    place = np.empty(len(ids), np.int64)
+    place[by_name] = np.arange(len(ids))
+    box_picture = place[encoded.indices.to_numpy()]
+    order = np.argsort(box_picture, kind="stable")
+    flags_N5 = np.stack([table[name].to_numpy() != 0 for name in FLAGS], axis=1)
+    return RawBoxes(
+        [ids[number] for number in by_name],
+        box_picture[order],
+        table["class"].to_numpy().astype(np.int64)[order],
+        edges_N4[order],
+        flags_N5[order],
+    )
+
+
+def _read_table(path: Path, labels: tuple[str, ...]) -> pyarrow.Table:
+    """The rows of ``labels``, with the places of these as ``class`` and the lines of the file as ``row``."""
+    types = {"ImageID": pyarrow.string(), "LabelName": pyarrow.string()}
+    types |= {name: pyarrow.float64() for name in EDGES} | {name: pyarrow.int8() for name in FLAGS}
+    # what is not given or no number stays visible
+    options = arrow_csv.ConvertOptions(column_types=types, include_columns=list(types), null_values=[])
+    try:
+        table = arrow_csv.read_csv(path, convert_options=options)
+    except (OSError, pyarrow.ArrowInvalid, KeyError) as error:
+        raise DataError(f"{path}: cannot be read as OpenImages' boxes: {error}; fetch the file again") from error
+    table = table.append_column("row", pyarrow.array(np.arange(2, len(table) + 2)))
+    table = table.append_column("class", compute.index_in(table["LabelName"], pyarrow.array(labels)))
+    table = table.filter(compute.is_valid(table["class"]))
+    if not len(table):
+        raise DataError(f"{path} has no box of the benchmark's {len(labels)} classes")
+    return table

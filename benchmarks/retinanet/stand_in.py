@@ -1,0 +1,231 @@
+"""A stand-in in OpenImages' raw format: pictures of drawn shapes, tables of their boxes, and a backbone that fits them.
+
+A class is a shape in a colour, named as one of the benchmark's. Besides what is selected there are boxes of classes
+that the benchmark does not have, and pictures with such boxes alone. From 100 training pictures on, one of them has
+more than 300 objects, and one nothing but an object of 2 px.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from benchmarks.retinanet.classes import class_names
+from benchmarks.retinanet.config import Facts
+from benchmarks.retinanet.raw import BACKBONES, CLASSES, FLAGS, SPLITS, picture_name
+from benchmarks.retinanet.torchvision_reader import resized_pixels
+from common.data import stand_in
+from common.data.commands import Option, option
+from common.detection.drawn_pictures import LOOKS, DrawnBox, DrawnPicture, Form, PicturePlan, draw
+from common.errors import ConfigError
+from common.mlperf.fixed import fixed_facts
+from common.nn.fitted_backbone import fitted_backbone, write_backbone
+from common.nn.resnet import ResNetShape, TrainedNorm
+
+WORTH_PROCESSES = 64
+"""Pictures from which on other processes draw them."""
+SPECIAL = 100
+"""Training pictures from which on some are special."""
+STRANGERS = ("Tree", "Person", "Car")
+"""Classes of OpenImages that the benchmark does not have."""
+STRANGE = 0.1
+"""Share of the pictures that have a box of such a class, and of those beside them that have no other."""
+FITTED = 16
+"""Pictures that the backbone's batch norms fit."""
+_EVAL = 1 << 32
+"""Number of the first picture to evaluate."""
+HEADER = (
+    "ImageID", "Source", "LabelName", "Confidence", "XMin", "XMax", "YMin", "YMax", *FLAGS,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to generate.
+
+    Attributes:
+        train, eval: selected pictures of each split.
+        classes: the first ones of the benchmark's.
+        size: least and largest side of a picture, px.
+        boxes: objects of a picture at most.
+        image_size: that pictures are resized to before the backbone's norms are fitted.
+        layers, width, groups, width_per_group: of the backbone; see ``ModelConfig``.
+        seed: decides everything else.
+    """
+
+    train: int = 512
+    eval: int = 64
+    classes: int = 264
+    size: tuple[int, int] = (400, 1200)
+    boxes: int = 20
+    image_size: int = 800
+    layers: tuple[int, ...] = (3, 4, 6, 3)
+    width: int = 64
+    groups: int = 32
+    width_per_group: int = 4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("train", "eval", "classes", "image_size", "width", "groups", "width_per_group"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"--{name.replace('_', '-')}={getattr(self, name)}: at least 1")
+        if self.classes > len(class_names()):
+            raise ConfigError(f"--classes={self.classes}: the benchmark has {len(class_names())}")
+        if len(self.size) != 2:
+            raise ConfigError("--size: the least and the largest side, such as 400,1200")
+        if len(self.layers) != 4 or min(self.layers) < 1:
+            raise ConfigError("--layers: blocks of four stages, such as 3,4,6,3")
+        _ = self.plan(0), self.backbone  # refuse what cannot be drawn or built
+
+    def plan(self, number: int, form: Form = "plain", strange: bool = False) -> PicturePlan:
+        """Picture ``number``; with objects of classes that the benchmark does not have only, if ``strange``."""
+        known = tuple(range(self.classes))
+        others = tuple(range(LOOKS - len(STRANGERS), LOOKS))
+        return PicturePlan(self.seed, number, others if strange else known, self.size, self.boxes, form=form)
+
+    @property
+    def backbone(self) -> ResNetShape:
+        """Bottleneck blocks, whose norms take the statistics of one batch."""
+        return ResNetShape(self.layers, self.width, True, TrainedNorm(1e-5, 1.0), self.groups, self.width_per_group)
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What was written."""
+
+    pictures: dict[str, int]
+    boxes: int
+    bytes: int
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{count} pictures to {split}" for split, count in self.pictures.items())
+        return f"{counts}; {self.boxes} boxes; {self.bytes / sum(self.pictures.values()) / 1000:.1f} KB a picture"
+
+
+def generate(raw_dir: Path, workers: int = 1, **options: Any) -> Generated:
+    """Write pictures, tables and backbone to ``raw_dir`` and mark it as a stand-in.
+
+    Args:
+        raw_dir: an empty or new folder.
+        workers: processes that draw.
+        options: of a :class:`Request`.
+
+    Raises:
+        ConfigError: the sizes do not fit one another.
+        DataError: ``raw_dir`` holds something already.
+    """
+    request = Request(**options)
+    stand_in.require_unused(raw_dir)
+    pictures: dict[str, int] = {}
+    boxes = size = 0
+    with stand_in.generated(raw_dir) as partial:
+        _write_table(partial / CLASSES, _labels(), ("LabelName", "DisplayName"))
+        for split, table in SPLITS.items():
+            plans = _plans(request, split)
+            pictures[split] = len(plans)
+            rows: list[tuple[str, ...]] = []
+            (partial / split).mkdir()
+            made = stand_in.drawn(draw, list(plans.values()), workers if len(plans) >= WORTH_PROCESSES else 1, chunk=8)
+            for (picture, plan), drawn in zip(plans.items(), made, strict=True):
+                (partial / split / picture_name(picture)).write_bytes(drawn.jpeg)
+                rows += _rows(picture, drawn, request, plan.number)
+                size += len(drawn.jpeg)
+            boxes += len(rows)
+            _write_table(partial / table, rows, HEADER)
+            if split == "train":
+                fitted = list(plans)[: min(FITTED, request.train)]
+                write_backbone(partial / BACKBONES[-1], _backbone(request, partial / split, fitted))
+        stand_in.mark(partial, asdict(request))
+    return Generated(pictures, boxes, size)
+
+
+def _plans(request: Request, split: str) -> dict[str, PicturePlan]:
+    """What to draw, by the pictures' ids: what is selected, and beside it pictures of other classes alone."""
+    count = request.train if split == "train" else request.eval
+    first = 0 if split == "train" else _EVAL
+    forms: dict[int, Form] = {1: "many", 2: "one tiny"} if split == "train" and count >= SPECIAL else {}
+    numbers = range(first, first + count + max(1, int(STRANGE * count)))
+    plans = [
+        request.plan(number, forms.get(number - first, "plain"), strange=number - first >= count) for number in numbers
+    ]
+    return {_picture_id(request.seed, plan.number): plan for plan in plans}
+
+
+def _picture_id(seed: int, number: int) -> str:
+    """16 hexadecimal digits in no order, as OpenImages has them; the last ones make them unlike each other."""
+    random = int(np.random.default_rng([seed, number, 1]).integers(1 << 31))
+    return f"{random:08x}{number % _EVAL:07x}{number // _EVAL:x}"
+
+
+def _rows(picture: str, drawn: DrawnPicture, request: Request, number: int) -> Iterator[tuple[str, ...]]:
+    """The rows of a picture's boxes, and now and then one of a class that the benchmark does not have."""
+    random = np.random.default_rng([request.seed, number, 2])
+    boxes = list(drawn.boxes)
+    if random.random() < STRANGE:
+        boxes.append(DrawnBox(LOOKS - 1, 0, 0, drawn.width, drawn.height))
+    for box in boxes:
+        edges = (
+            box.x / drawn.width,
+            (box.x + box.width) / drawn.width,
+            box.y / drawn.height,
+            (box.y + box.height) / drawn.height,
+        )
+        occluded, truncated, depiction, inside = random.integers(0, 2, 4)
+        flags = (occluded, truncated, int(box.crowd), depiction, inside)
+        label = _label(box.class_index, request)
+        yield (picture, "drawn", label, "1", *(f"{edge:.6f}" for edge in edges), *map(str, flags))
+
+
+def _label(class_index: int, request: Request) -> str:
+    """The label of a drawn class in the tables."""
+    known = class_index < request.classes
+    return f"/m/0{class_index:03d}" if known else f"/m/0{len(class_names()) + LOOKS - 1 - class_index:03d}"
+
+
+def _labels() -> Iterator[tuple[str, ...]]:
+    """Labels and names of the benchmark's classes, drawn or not, and of those that it does not have."""
+    for index, name in enumerate((*class_names(), *STRANGERS)):
+        yield f"/m/0{index:03d}", name
+
+
+def _backbone(request: Request, folder: Path, pictures: Iterable[str]) -> dict[str, Tensor]:
+    """Random weights, and norms that fit pictures as training reads them."""
+    facts = fixed_facts(Facts, "retinanet")
+    images = []
+    for picture in pictures:
+        with Image.open(folder / picture_name(picture)) as opened:
+            pixels_SSC = resized_pixels(opened.convert("RGB"), request.image_size, mirrored=False)
+        images.append((pixels_SSC - torch.tensor(facts.mean)) / torch.tensor(facts.std))
+    return fitted_backbone(request.backbone, torch.stack(images).permute(0, 3, 1, 2), request.seed)
+
+
+def _write_table(path: Path, rows: Iterable[tuple[str, ...]], header: tuple[str, ...]) -> None:
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(rows)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """``96,160`` as whole numbers."""
+    return tuple(int(part) for part in text.split(","))
+
+
+def _option(field: dataclasses.Field[Any]) -> Option:
+    default = field.default
+    shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+    kind = _numbers if isinstance(default, tuple) else int
+    return option(f"--{field.name.replace('_', '-')}", type=kind, default=default, help=f"(default {shown})")
+
+
+OPTIONS = tuple(_option(field) for field in dataclasses.fields(Request))
+"""What the command takes beside folder and workers."""

@@ -1,0 +1,64 @@
+"""What the network has to say at every anchor. Shapes: B pictures, M boxes at most, A anchors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from benchmarks.retinanet.config import Facts
+from common.detection.coding import BoxCoding
+from common.ops.anchor_matching import IMPLEMENTATIONS
+from common.ops.anchor_matching.plain import BELOW, BETWEEN, MatchingRule
+from common.ops.implementation import OperationRequest, select
+
+CODING = BoxCoding(weights=(1.0, 1.0, 1.0, 1.0), most_growth=1000 / 16)
+
+BACKGROUND, IGNORED = BELOW, BETWEEN
+"""In the place of a class."""
+
+
+class AnchorTargets:
+    """Makes targets of boxes, on the device and at fixed shapes.
+
+    Args:
+        facts: thresholds.
+        anchors_A4: corners x1, y1, x2, y2 in px of the resized picture.
+        implementation: of the matching, by name.
+
+    Raises:
+        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+    """
+
+    def __init__(self, facts: Facts, anchors_A4: Tensor, implementation: str) -> None:
+        self._anchors_A4 = anchors_A4
+        self._rule = MatchingRule(facts.match_low, facts.match_high, rescue="every_best")
+        request = OperationRequest(anchors_A4.device, torch.float32, {"anchors": len(anchors_A4)})
+        self._match = select(IMPLEMENTATIONS, implementation, request)
+
+    @property
+    def choice(self) -> str:
+        """The implementation of the matching."""
+        return self._match.name
+
+    @torch.no_grad()
+    def __call__(self, boxes_BM4: Tensor, label_BM: Tensor, count_B: Tensor) -> dict[str, Tensor]:
+        """The targets of a micro-batch; waits for nothing.
+
+        Args:
+            boxes_BM4: corners of each picture's boxes in px, then padding.
+            label_BM: their classes.
+            count_B: how many boxes each picture has.
+
+        Returns:
+            ``class`` (B, A), int32: that of the anchor's box, :data:`BACKGROUND`, or :data:`IGNORED`; ``offsets``
+            (B, A, 4), fp32: the box from the anchor, 0 where it has none; ``weight`` (B,), fp32: of a picture's losses
+            in the mean over the batch, which divides them by the anchors that have a box.
+        """
+        row_BA = self._match.function(self._anchors_A4, boxes_BM4, count_B, self._rule)
+        has_box_BA = row_BA >= 0
+        known_BA = row_BA.clamp(min=0)
+        class_BA = torch.where(has_box_BA, label_BM.gather(1, known_BA), row_BA)
+        box_BA4 = boxes_BM4.gather(1, known_BA.unsqueeze(2).expand(-1, -1, 4))
+        offsets_BA4 = torch.where(has_box_BA.unsqueeze(2), CODING.encode(box_BA4, self._anchors_A4), 0.0)
+        weight_B = 1.0 / (has_box_BA.sum(1).clamp(min=1) * len(row_BA))
+        return {"class": class_BA.int(), "offsets": offsets_BA4.float(), "weight": weight_B.float()}

@@ -1,0 +1,215 @@
+"""RetinaNet as a workload: wires model, data, optimizer and evaluation."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from benchmarks.retinanet.anchors import anchors
+from benchmarks.retinanet.config import RetinaNetConfig
+from benchmarks.retinanet.data import ground_truth, open_eval, open_train, warm_up
+from benchmarks.retinanet.data_settings import DataSettings
+from benchmarks.retinanet.detect import Detector
+from benchmarks.retinanet.loss import DetectionLoss
+from benchmarks.retinanet.model import Architecture, RetinaNet
+from benchmarks.retinanet.ops import focal_loss
+from benchmarks.retinanet.targets import AnchorTargets
+from common.config.schema import Declaration, RunConfig
+from common.contract.workload import Workload
+from common.data.batches import Batch, DataSource, EvalSource, HostBatch
+from common.data.dali import choose_reader
+from common.detection.coco_scorer import CocoScorer
+from common.detection.evaluation import DetectionEvaluation
+from common.distributed.layout import Layout
+from common.nn.backbone_file import load_backbone
+from common.ops.implementation import asked_for
+from common.optim.learning_rate import warmup_then_constant
+from common.optim.optimizer import ParameterGroup
+from common.step.train_step import Losses, TrainStep
+
+FIRST_LOSS_SCALE = 65536.0
+"""Of fp16, as in the reference and in NVIDIA's submissions."""
+
+EXAMPLE_BOXES = 7
+"""Boxes of a made-up picture, as many as a picture of OpenImages has on average."""
+
+
+class RetinaNetDetection(Workload):
+    """Object detection with RetinaNet."""
+
+    config_type: ClassVar[type] = RetinaNetConfig
+    title = "RetinaNet"
+    own: RetinaNetConfig
+    model: RetinaNet
+
+    def __init__(self, cfg: RunConfig, layout: Layout) -> None:
+        super().__init__(cfg, layout)
+        own, facts = self.own, self.own.facts
+        self.model = RetinaNet(Architecture.of(facts, own.model), layout.shared_generator("weights"))
+        if cfg.assets_dir is not None:
+            load_backbone(cfg.assets_dir / own.model.backbone, self.model.backbone.body)
+        self.model = self.model.cast(self.dtype).to(layout.device)
+        with asked_for("model.convolution", own.model.convolution):
+            self.choices["convolution"] = self.model.choose_implementation(own.model.convolution)
+        self._anchors_A4 = anchors(facts.image_size).to(layout.device)
+        with asked_for("model.anchor_matching", own.model.anchor_matching):
+            self._targets = AnchorTargets(facts, self._anchors_A4, own.model.anchor_matching)
+        with asked_for("model.focal_loss", own.model.focal_loss):
+            self._loss = DetectionLoss(
+                facts.classes, facts.focal_alpha, facts.focal_gamma, own.model.focal_loss, layout.device, self.dtype
+            )
+        self.choices |= {"anchor_matching": self._targets.choice, "focal_loss": self._loss.choice}
+        self._base_digest = self._digest()
+
+    def _digest(self) -> str:
+        """Identity of stem, first stages and batch norms, which never change."""
+        made, frozen = hashlib.sha256(), self.frozen()
+        for name, tensor in sorted([*self.model.named_parameters(), *self.model.named_buffers()]):
+            if name in frozen:
+                made.update(name.encode())
+                made.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
+        return made.hexdigest()
+
+    def base_digest(self) -> str | None:
+        """Which backbone the trained weights stand on."""
+        return self._base_digest
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """All that is trained, alike."""
+        trained = {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+        return [ParameterGroup(trained, weight_decay=self.own.hparams.weight_decay)]
+
+    @classmethod
+    def declare(cls, cfg: RunConfig) -> Declaration:
+        """What the closed division fixes and no key of the log shows."""
+        own: RetinaNetConfig = cfg.workload
+        model, fixed = (
+            own.model,
+            {
+                "layers": (3, 4, 6, 3),
+                "width": 64,
+                "groups": 32,
+                "width_per_group": 4,
+                "trained_stages": 3,
+                "pyramid_channels": 256,
+                "head_convolutions": 4,
+            },
+        )
+        broken = [
+            f"model.{name}={getattr(model, name)}: the benchmark's model has {value}"
+            for name, value in fixed.items()
+            if getattr(model, name) != value
+        ]
+        moments = (own.hparams.beta_1, own.hparams.beta_2, own.hparams.epsilon)
+        if moments != (0.9, 0.999, 1e-8):
+            broken.append(f"hparams.beta_1, beta_2, epsilon={moments}: the reference's Adam has 0.9, 0.999 and 1e-8")
+        if cfg.assets_dir is None:
+            broken.append(f"assets_dir=null: training starts from torchvision's {model.backbone}, in assets_dir")
+        return Declaration(forbidden=broken, order_of_data=lambda: choose_reader(own.reader.reader))
+
+    def build_step(self) -> TrainStep:
+        """Accumulated micro-batches, then Adam at a rate that stays after its warm-up."""
+        hparams = self.own.hparams
+        steps_of_epoch = math.ceil(self.cfg.benchmark.train_samples / self.cfg.global_batch)
+        schedule = warmup_then_constant(
+            hparams.base_learning_rate,
+            hparams.base_learning_rate * hparams.warmup_factor,
+            hparams.warmup_epochs * steps_of_epoch,
+            first_step=0,
+        )
+        return self.step_with(hparams.adam(), schedule, loss_scale=FIRST_LOSS_SCALE)
+
+    def loss(self, micro_batch: Batch) -> Losses:
+        """Focal loss plus L1 of the offsets, the mean over the micro-batch.
+
+        ``micro_batch`` holds ``image`` (N, C, H, W) and what :class:`benchmarks.retinanet.targets.AnchorTargets` makes.
+        """
+        tensors = micro_batch.tensors
+        levels = self.model(tensors["image"])
+        parts = self._loss(
+            levels,
+            self.model.logit_bias,
+            tensors["class"],
+            tensors["offsets"],
+            tensors["weight"],
+            self.loss_scale,
+        )
+        total = parts.classes + parts.boxes
+        metrics = {"loss": total, "classification_loss": parts.classes, "box_loss": parts.boxes}
+        return Losses(total, {name: value.detach() for name, value in metrics.items()})
+
+    def example_batches(self) -> Iterable[Batch]:
+        """One micro-batch of noise with a few boxes; all of training has the same shapes."""
+        generator, facts, count = self.layout.generator("example"), self.own.facts, self.cfg.micro_batch
+        corners = torch.rand((count, EXAMPLE_BOXES, 2, 2), generator=generator).sort(2).values * facts.image_size
+        boxes = {
+            "boxes": corners.flatten(2),
+            "label": torch.randint(facts.classes, (count, EXAMPLE_BOXES), generator=generator),
+            "count": torch.full((count,), EXAMPLE_BOXES),
+        }
+        targets = self._targets(**self._as_targets_take_them(self.to_device(boxes)))
+        yield Batch({"image": self._example_images(count, generator), **targets}, self.nominal_samples)
+
+    def _example_images(self, count: int, generator: torch.Generator) -> Tensor:
+        size = self.own.facts.image_size
+        image_NCHW = torch.randn((count, 3, size, size), generator=generator)
+        return image_NCHW.to(self.layout.device, self.dtype, memory_format=torch.channels_last)
+
+    @staticmethod
+    def _as_targets_take_them(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"boxes_BM4": tensors["boxes"], "label_BM": tensors["label"], "count_B": tensors["count"]}
+
+    def prepare(self, batch: HostBatch) -> Batch:
+        """Copy pictures and boxes to the device, and match the boxes there."""
+        tensors = self.to_device(batch.tensors)
+        targets = self._targets(**self._as_targets_take_them(tensors))
+        return Batch({"image": tensors["image"], **targets}, batch.samples, batch.key)
+
+    def _data_settings(self) -> DataSettings:
+        return DataSettings(self.own.facts, self.own.reader, self.dtype)
+
+    def warm_up_reader(self) -> None:
+        """Load DALI, where it reads, and run each of its operators once."""
+        warm_up(self._data_settings(), self.layout, self.cfg.micro_batch)
+
+    def open_data(self, root: Path) -> DataSource:
+        """Open the training pictures."""
+        return open_train(
+            root, self._data_settings(), self.layout, self.cfg.micro_batch, self.cfg.grad_accumulation_steps
+        )
+
+    def evaluation(self, layout: Layout) -> DetectionEvaluation:
+        """COCO's mean average precision on the ranks of ``layout``."""
+        own, settings, batch = self.own, self._data_settings(), self.own.reader.eval_batch
+
+        def open_source(root: Path) -> EvalSource:
+            return open_eval(root, settings, layout, batch)
+
+        with asked_for("model.suppression", own.model.suppression):
+            detect = Detector(self.model, own.facts, self._anchors_A4, own.model.suppression)
+        self.choices["suppression"] = detect.choice
+        scorer = CocoScorer(ground_truth, layout.device)
+        return DetectionEvaluation(
+            self.model,
+            detect,
+            open_source,
+            self._example_images(batch, layout.generator("example")),
+            own.facts.detections,
+            layout,
+            self.cfg.cuda_graphs,
+            scorer,
+        )
+
+    def sample_flops(self) -> float:
+        """FLOPs of one training picture."""
+        return self.model.sample_flops(self.own.facts.image_size)
+
+    def kernel_names(self) -> Iterable[tuple[str, str]]:
+        """Of the operations that only this workload has."""
+        return focal_loss.KERNEL_NAMES

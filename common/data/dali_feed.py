@@ -1,0 +1,187 @@
+"""DALI pipelines that are fed with encoded files by this process, so that the order of samples is the suite's own.
+
+Threads of this process read the files, DALI decodes them. A pipeline can begin anywhere in the order of
+:mod:`common.data.order`: resuming is a position, and what DALI makes of a sample is decided here too, such as whether
+it is mirrored. Tensors that DALI has no part in, such as boxes, go past the pipeline with their samples.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from common.data.ahead import ahead
+from common.data.batches import Block, HostBatch
+from common.data.dali import PipelineRunner, SlicedBatches
+from common.data.order import EpochStream
+from common.data.threads import PendingBatch, SampleThreads
+from common.errors import DataError
+from common.formats.jpeg import decode
+
+Inputs = tuple[list[NDArray[np.uint8]], NDArray[np.int32]]
+"""What a run of a pipeline is given: encoded files, and a number for each, such as whether it is mirrored."""
+
+
+@dataclass(frozen=True)
+class Feed:
+    """What a run of a pipeline takes, of N samples.
+
+    Attributes:
+        paths: where the samples come from, for messages.
+        encoded: their files, (bytes,) each; ``pending`` puts them there.
+        flags: (N,) a number for each.
+        pending: reads the files, and fills the tensors (N, ...) that go past the pipeline.
+    """
+
+    paths: Sequence[Path]
+    encoded: list[NDArray[np.uint8]]
+    flags: NDArray[np.int32]
+    pending: PendingBatch
+
+
+class FedRunner:
+    """Runs a pipeline on feeds, in their order; a :class:`common.data.dali.Runner`.
+
+    Args:
+        build: makes the pipeline around the source of its inputs, which is called once a run.
+        begin: begins the feed of a run, by its number, on ``threads``.
+        step: how far the numbers of runs that follow one another are apart.
+        threads: read the files.
+        prefetch: feeds that are begun beside the one that is wanted.
+        names, dtypes: of the pipeline's outputs, see :class:`common.data.dali.PipelineRunner`.
+        folder: of the files, for messages.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[Callable[[], Inputs]], Any],
+        begin: Callable[[int], Feed],
+        step: int,
+        threads: SampleThreads,
+        prefetch: int,
+        names: tuple[str, ...],
+        dtypes: tuple[torch.dtype, ...],
+        folder: Path,
+    ) -> None:
+        self._build, self._begin, self._step = build, begin, step
+        self._threads, self._prefetch = threads, prefetch
+        self._outputs = (names, dtypes, folder)
+        self._feeds: Iterator[Feed] = iter(())
+        self._fed: deque[Feed] = deque()
+        self._pipeline: PipelineRunner | None = self._built()
+        self._has_run = False
+        self.start(0)
+
+    def start(self, number: int) -> None:
+        """Let the next run be ``number``. What DALI has made ahead of it is dropped with its pipeline."""
+        if self._has_run:
+            self._release()
+            self._pipeline, self._has_run = self._built(), False
+        self._feeds = ahead(
+            map(self._begin, itertools.count(number, self._step)), self._prefetch, lambda feed: feed.pending.abandon()
+        )
+
+    def next(self) -> dict[str, Tensor]:
+        """The outputs of the next run, and the tensors that went past it.
+
+        Raises:
+            DataError: a file could not be read or decoded; the message names it.
+        """
+        assert self._pipeline is not None, "closed"
+        self._has_run = True
+        try:
+            outputs = self._pipeline.next()
+        except DataError as error:
+            if self._fed:
+                self._name_culprit(error)
+            raise
+        return outputs | self._fed.popleft().pending.tensors
+
+    def skip(self, runs: int) -> None:
+        """Run ``runs`` times and drop the outputs."""
+        for _ in range(runs):
+            self.next()
+
+    def close(self) -> None:
+        """Release the pipeline and stop the threads."""
+        self._release()
+        self._threads.close()
+
+    def _built(self) -> PipelineRunner:
+        names, dtypes, folder = self._outputs
+        return PipelineRunner(self._build(self._inputs), names, dtypes, folder)
+
+    def _inputs(self) -> Inputs:
+        feed = next(self._feeds)
+        feed.pending.finish()
+        self._fed.append(feed)
+        return feed.encoded, feed.flags
+
+    def _release(self) -> None:
+        if self._pipeline is not None:
+            self._pipeline.close()
+            self._pipeline = None
+        self._fed.clear()
+        self._feeds = iter(())  # the old one, no longer referred to, abandons what it has begun
+
+    def _name_culprit(self, error: DataError) -> None:
+        """Raise the error of the first picture in DALI's hands that Pillow cannot decode either, if there is one."""
+        for feed in self._fed:
+            for path, data in zip(feed.paths, feed.encoded, strict=True):
+                try:
+                    decode(data.tobytes())
+                except ValueError as fault:
+                    raise DataError(f"{path}: the picture cannot be decoded: {fault}; prepare the data anew") from error
+
+
+class FedTrainSource:
+    """Training batches of one replica from any position; a :class:`common.data.batches.DataSource`.
+
+    Args:
+        runner: run ``number`` gives the micro-batches from ``number`` on, counted over the whole training.
+        stream: the order of samples.
+        multiplier: micro-batches of a run.
+        eval_samples, stand_in: of the data set.
+        finish: makes the tensors of a batch of what the runner gives.
+    """
+
+    def __init__(
+        self,
+        runner: FedRunner,
+        stream: EpochStream,
+        multiplier: int,
+        eval_samples: int,
+        stand_in: bool,
+        finish: Callable[[dict[str, Tensor]], dict[str, Tensor]],
+    ) -> None:
+        self.train_samples, self.eval_samples, self.stand_in = stream.train_samples, eval_samples, stand_in
+        self.stream = stream
+        self._runner, self._multiplier, self._finish = runner, multiplier, finish
+        self._begun = 0
+        self._sliced = SlicedBatches(runner, stream.micro_batch, multiplier)
+
+    def batches(self, block: Block, start: int = 0) -> Iterator[HostBatch]:
+        """Yield the micro-batches of ``block`` from position ``start``; a jump builds the pipeline anew.
+
+        Raises:
+            DataError: a file could not be read or decoded.
+        """
+        first, nominal = self.stream.first_micro_batch(block) + start, self.stream.micro_batch * self.stream.replicas
+        if first != self._begun + self._sliced.delivered:
+            self._runner.start(first)
+            self._begun, self._sliced = first, SlicedBatches(self._runner, self.stream.micro_batch, self._multiplier)
+        for position in range(start, self.stream.micro_batches(block)):
+            yield HostBatch(self._finish(self._sliced.next()), samples=nominal, position=position)
+
+    def close(self) -> None:
+        """Release the pipeline and stop the threads."""
+        self._runner.close()

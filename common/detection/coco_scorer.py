@@ -1,0 +1,60 @@
+"""Scores an evaluation's detections as COCO does; in the process of a rank, on its device, or in one of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from common.contract.evaluation import Predictions, Scorer
+from common.detection.annotations import Annotations
+from common.detection.coco_scoring import Detections, GroundTruth, score
+from common.evaluation.counts import check_whole_set
+
+
+class CocoScorer(Scorer):
+    """COCO's figures of what a :class:`common.detection.detections.DetectionBuffer` gathered.
+
+    Args:
+        read: the ground truth below the data's folder; a function of a module, so that another process can have it.
+        device: where it is computed.
+    """
+
+    def __init__(self, read: Callable[[Path], Annotations], device: torch.device) -> None:
+        self._read, self._device = read, device
+        self._truth: GroundTruth | None = None
+
+    def open_data(self, root: Path) -> None:
+        """Load the ground truth."""
+        self._truth = GroundTruth.of(self._read(root), self._device)
+
+    def score(self, predictions: Predictions) -> dict[str, float]:
+        """``mean_average_precision`` (over thresholds from 0.5 to 0.95, all areas), COCO's other figures by their names
+        (:func:`common.detection.coco_scoring.score`), and ``eval_samples``.
+
+        Raises:
+            RuntimeError: not every picture was evaluated once.
+            ValueError: a detection is of an unknown picture or class, or not finite.
+        """
+        assert self._truth is not None, "open_data comes first"
+        values = predictions.values
+        pictures = np.unique(values["pictures"])
+        check_whole_set(len(values["pictures"]), len(self._truth.pictures), "pictures")
+        check_whole_set(len(pictures), len(self._truth.pictures), "different pictures")
+
+        def column(name: str, dtype: torch.dtype) -> torch.Tensor:
+            return torch.from_numpy(values[name]).to(self._device, dtype)
+
+        figures = score(
+            self._truth,
+            Detections(
+                column("picture_id", torch.int64),
+                column("class_id", torch.int64),
+                column("box", torch.float64),
+                column("score", torch.float64),
+            ),
+        )
+        precision = figures.pop("AP")
+        return {"mean_average_precision": precision, **figures, "eval_samples": len(pictures)}

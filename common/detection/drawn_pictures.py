@@ -1,0 +1,293 @@
+"""Drawn pictures with known boxes, as JPEG: stand-ins for the photographs of detection's data sets.
+
+A class is a shape, a colour and a filling; classes that follow one another differ in shape and colour. Objects lie on
+grain of a muted colour, each mostly in view. Everything about a picture follows from its plan.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from common.errors import ConfigError
+
+Form = Literal["plain", "many", "one tiny", "empty"]
+
+COLOURS: tuple[tuple[int, int, int], ...] = (
+    (215, 15, 15),
+    (10, 160, 30),
+    (25, 50, 220),
+    (220, 210, 10),
+    (215, 20, 200),
+    (10, 205, 215),
+    (222, 222, 222),
+    (220, 115, 0),
+    (0, 0, 0),
+    (110, 40, 160),
+    (120, 220, 90),
+)
+"""RGB, with room for the grain above."""
+SHAPES = ("disc", "rectangle", "triangle", "cross", "ring", "diamond", "frame", "saltire")
+FILLINGS = ("plain", "rows", "columns", "squares")
+LOOKS = len(SHAPES) * len(COLOURS) * len(FILLINGS)
+"""Classes that can be told apart; a class beyond them looks like an earlier one."""
+
+MANY = 310
+"""Objects of a picture of the form ``many``: more than a detector keeps."""
+TINY = 2
+"""Sides of a tiny object, px."""
+LEAST_SIDE = 40
+"""Sides of the smallest picture, px: ``many`` objects have room."""
+_RECOGNISABLE = 8
+"""Sides, px, below which an object is a rectangle, whatever its class."""
+_GRAIN = 32
+"""Levels of the noise: it adds 0 to 31."""
+_TABLE = 1536
+"""Sides of the table of noise, px; pictures that are larger repeat it."""
+_GREY = (70, 130)
+"""Levels that the background lies between, before grain and slope."""
+_SLOPE = 30
+"""Levels by which the background rises at most from left to right, and from top to bottom."""
+_BANDS = 5
+"""Bands of an object's filling, every other one paler."""
+_ATTEMPTS = 12
+_HIDDEN = 0.15
+"""Share of an object that others may hide, and the reverse."""
+
+
+@dataclass(frozen=True)
+class PicturePlan:
+    """What to draw.
+
+    Attributes:
+        seed, number: decide everything random; each number is another picture.
+        classes: those of the objects, each as likely.
+        sides: least and largest width and height, px, both included.
+        boxes: objects at most, at least 1; how many is uniform, fewer where there is no room.
+        crowd: probability of a cluster of small objects with one box around, beside the others.
+        tiny: probability of an object of 2 px, beside the others.
+        form: ``plain``; ``many``: 310 small objects; ``one tiny``: nothing but an object of 2 px; ``empty``.
+    """
+
+    seed: int
+    number: int
+    classes: tuple[int, ...]
+    sides: tuple[int, int]
+    boxes: int = 8
+    crowd: float = 0.1
+    tiny: float = 0.02
+    form: Form = "plain"
+
+    def __post_init__(self) -> None:
+        if not LEAST_SIDE <= self.sides[0] <= self.sides[1]:
+            raise ConfigError(f"sides of {self.sides[0]} to {self.sides[1]} px: ascending, from {LEAST_SIDE} px on")
+        if self.boxes < 1 or not self.classes or min(self.classes) < 0:
+            raise ConfigError(f"{self.boxes} boxes of {len(self.classes)} classes: at least 1 of each, counted from 0")
+
+
+class DrawnBox(NamedTuple):
+    """The pixels of an object, or of a crowd of one class: left, top, width and height in px."""
+
+    class_index: int
+    x: int
+    y: int
+    width: int
+    height: int
+    crowd: bool = False
+
+
+@dataclass(frozen=True)
+class DrawnPicture:
+    """An encoded picture, its size in px, and its boxes."""
+
+    jpeg: bytes
+    width: int
+    height: int
+    boxes: tuple[DrawnBox, ...]
+
+
+def draw(plan: PicturePlan) -> DrawnPicture:
+    """Draw and encode a picture."""
+    pixels_HWC, boxes = paint(plan)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels_HWC).save(buffer, "JPEG", quality=90)
+    return DrawnPicture(buffer.getvalue(), pixels_HWC.shape[1], pixels_HWC.shape[0], tuple(boxes))
+
+
+def paint(plan: PicturePlan) -> tuple[NDArray[np.uint8], list[DrawnBox]]:
+    """The pixels (H, W, 3) before they are encoded, and the boxes."""
+    random = np.random.default_rng([plan.seed, plan.number])
+    width, height = (int(side) for side in random.integers(plan.sides[0], plan.sides[1] + 1, 2))
+    pixels_HWC = _background(height, width, random)
+    boxes: list[DrawnBox] = []
+    if plan.form == "many":
+        boxes = [DrawnBox(_one_of(plan.classes, random), *cell) for cell in _grid((0, 0, width, height), MANY, random)]
+        for box in boxes:
+            _put(pixels_HWC, box, random)
+    elif plan.form == "one tiny":
+        _place(pixels_HWC, _one_of(plan.classes, random), (TINY, TINY), boxes, random)
+    elif plan.form == "plain":
+        crowded = random.random() < plan.crowd
+        for number in range(int(random.integers(1, plan.boxes + 1))):
+            _place(pixels_HWC, _one_of(plan.classes, random), _size(width, height, random), boxes, random)
+            if number == 0 and crowded:  # while there is room
+                _place_crowd(pixels_HWC, _one_of(plan.classes, random), boxes, random)
+        if random.random() < plan.tiny:
+            _place(pixels_HWC, _one_of(plan.classes, random), (TINY, TINY), boxes, random)
+    return pixels_HWC, boxes
+
+
+def shape_of(class_index: int, height: int, width: int) -> NDArray[np.bool_]:
+    """The pixels (height, width) that an object of the class has in its box: some in every outer row and column."""
+    shape = SHAPES[class_index % len(SHAPES)]
+    v = np.abs(np.arange(1 - height, height, 2, dtype=np.float32) / np.float32(height))[:, None]
+    u = np.abs(np.arange(1 - width, width, 2, dtype=np.float32) / np.float32(width))[None, :]
+    # of a pixel's points the one nearest to the middle; 0 to below 1 from the middle to the border
+    b, a = np.maximum(v - np.float32(1 / height), 0), np.maximum(u - np.float32(1 / width), 0)
+    whole: NDArray[np.bool_] = np.ones((height, width), np.bool_)
+    if min(height, width) < _RECOGNISABLE or shape == "rectangle":
+        return whole
+    if shape == "disc":
+        return np.asarray(a * a + b * b <= 1)
+    if shape == "triangle":
+        below = np.arange(1, height + 1, dtype=np.float32)[:, None] / np.float32(height)
+        return np.asarray(a <= below)
+    if shape == "cross":
+        return np.asarray((a <= 0.3) | (b <= 0.3))
+    if shape == "ring":
+        return np.asarray((a * a + b * b <= 1) & (u * u + v * v >= 0.3))
+    if shape == "diamond":
+        return np.asarray(a + b <= 1)
+    if shape == "frame":
+        return np.asarray(np.maximum(u, v) >= 0.55)
+    return np.asarray(np.abs(u - v) <= 0.3)
+
+
+def _one_of(classes: Sequence[int], random: np.random.Generator) -> int:
+    return classes[int(random.integers(len(classes)))]
+
+
+def _size(width: int, height: int, random: np.random.Generator) -> tuple[int, int]:
+    """Width and height of an object: a tenth to three fifths of the shorter side, of a ratio of 0.6 to 1.7."""
+    shorter = min(width, height)
+    side = shorter * math.exp(random.uniform(math.log(0.1), math.log(0.6)))
+    stretch = math.exp(random.uniform(-0.25, 0.25))
+    across, down = (max(round(length), _RECOGNISABLE) for length in (side * stretch, side / stretch))
+    return across, down
+
+
+def _place(
+    pixels_HWC: NDArray[np.uint8],
+    class_index: int,
+    size: tuple[int, int],
+    boxes: list[DrawnBox],
+    random: np.random.Generator,
+) -> None:
+    """Draw an object where it hides little of the others, and note its box; draw none where there is no such place."""
+    if found := _free_place(pixels_HWC, size, boxes, random):
+        boxes.append(DrawnBox(class_index, *found))
+        _put(pixels_HWC, boxes[-1], random)
+
+
+def _place_crowd(
+    pixels_HWC: NDArray[np.uint8], class_index: int, boxes: list[DrawnBox], random: np.random.Generator
+) -> None:
+    """Draw a cluster of small objects, and note one box around them."""
+    shorter = min(pixels_HWC.shape[:2])
+    across, down = (int(side) for side in random.integers(shorter // 4, shorter // 2 + 1, 2))
+    if found := _free_place(pixels_HWC, (across, down), boxes, random):
+        members = [DrawnBox(class_index, *cell) for cell in _grid(found, int(random.integers(6, 13)), random)]
+        for member in members:
+            _put(pixels_HWC, member, random)
+        left, top = min(box.x for box in members), min(box.y for box in members)
+        right, bottom = max(box.x + box.width for box in members), max(box.y + box.height for box in members)
+        boxes.append(DrawnBox(class_index, left, top, right - left, bottom - top, crowd=True))
+
+
+def _free_place(
+    pixels_HWC: NDArray[np.uint8], size: tuple[int, int], boxes: list[DrawnBox], random: np.random.Generator
+) -> tuple[int, int, int, int] | None:
+    """Left, top, width and height somewhere, so that of no two boxes much lies in the other."""
+    height, width = pixels_HWC.shape[:2]
+    for _ in range(_ATTEMPTS):
+        x, y = int(random.integers(width - size[0] + 1)), int(random.integers(height - size[1] + 1))
+        for box in boxes:
+            across = min(x + size[0], box.x + box.width) - max(x, box.x)
+            down = min(y + size[1], box.y + box.height) - max(y, box.y)
+            smaller = min(size[0] * size[1], box.width * box.height)
+            if across > 0 and down > 0 and across * down > _HIDDEN * smaller:
+                break
+        else:
+            return (x, y, *size)
+    return None
+
+
+def _grid(place: tuple[int, int, int, int], count: int, random: np.random.Generator) -> list[tuple[int, int, int, int]]:
+    """``count`` cells of ``place``, both as left, top, width and height; each is an object smaller than its cell."""
+    left, top, width, height = place
+    columns = min(max(1, math.ceil(math.sqrt(count * width / height))), count)
+    wide, high = width // columns, height // math.ceil(count / columns)
+    found = []
+    for number in range(count):
+        w, h = (int(random.integers(max(1, cell // 2), max(2, cell))) for cell in (wide, high))
+        x = left + number % columns * wide + int(random.integers(wide - w + 1))
+        y = top + number // columns * high + int(random.integers(high - h + 1))
+        found.append((x, y, w, h))
+    return found
+
+
+def _put(pixels_HWC: NDArray[np.uint8], box: DrawnBox, random: np.random.Generator) -> None:
+    """Draw one object."""
+    inside_HW = shape_of(box.class_index, box.height, box.width)
+    colour = np.asarray(COLOURS[box.class_index % len(COLOURS)], np.float64) * random.uniform(0.85, 1)
+    filling = box.class_index // (len(SHAPES) * len(COLOURS)) % len(FILLINGS)
+    rows, columns = (np.arange(side) * _BANDS // side % 2 == 1 for side in (box.height, box.width))
+    _fill(pixels_HWC, box, inside_HW, colour, random)
+    if filling:
+        bands_HW = (rows[:, None] & (filling & 1 > 0)) ^ (columns[None, :] & (filling & 2 > 0))
+        _fill(pixels_HWC, box, inside_HW & bands_HW, 0.3 * colour + 0.7 * 112, random)
+
+
+def _fill(
+    pixels_HWC: NDArray[np.uint8],
+    box: DrawnBox,
+    mask_HW: NDArray[np.bool_],
+    colour: NDArray[np.float64],
+    random: np.random.Generator,
+) -> None:
+    """Give the pixels of the mask the colour, with grain."""
+    painted = _grain_of(box.height, box.width, random)
+    painted += np.tile(colour.astype(np.uint8), box.width)
+    region_HWC = pixels_HWC[box.y : box.y + box.height, box.x : box.x + box.width]
+    np.copyto(region_HWC, painted.reshape(region_HWC.shape), where=mask_HW[:, :, None])
+
+
+def _background(height: int, width: int, random: np.random.Generator) -> NDArray[np.uint8]:
+    """Grain on a slope of a random muted colour, as pixels (H, W, 3)."""
+    base, across, down = random.integers(*_GREY, 3), random.integers(_SLOPE), random.integers(_SLOPE)
+    pixels = _grain_of(height, width, random)  # (H, 3 W): numpy is slow over rows of three values
+    pixels += (base + np.linspace(0, across, width)[:, None]).astype(np.uint8).reshape(-1)
+    pixels += np.linspace(0, down, height).astype(np.uint8)[:, None]
+    return pixels.reshape(height, width, 3)
+
+
+def _grain_of(height: int, width: int, random: np.random.Generator) -> NDArray[np.uint8]:
+    """Noise (H, 3 W), cut from the table."""
+    rows, columns = (-(-side // _TABLE) for side in (height, width))
+    table = _grain() if rows == columns == 1 else np.tile(_grain(), (rows, columns))
+    top, left = int(random.integers(len(table) - height + 1)), int(random.integers(table.shape[1] // 3 - width + 1))
+    return table[top : top + height, 3 * left : 3 * (left + width)].copy()
+
+
+@functools.cache
+def _grain() -> NDArray[np.uint8]:
+    """The table of noise, (H, 3 W), uniform from 0."""
+    return np.random.default_rng(0).integers(_GRAIN, size=(_TABLE, 3 * _TABLE), dtype=np.uint8)

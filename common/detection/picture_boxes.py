@@ -1,0 +1,124 @@
+"""Annotations as batches have them: boxes to train on, by the picture's place, and what an evaluation is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from common.data.ragged import bounds_of
+from common.detection.annotations import Annotations
+from common.errors import DataError
+
+
+@dataclass(frozen=True)
+class PictureBoxes:
+    """What :class:`Annotations` say, by the place of a picture among them; boxes in their order.
+
+    Attributes:
+        size: (P, 2) int64, height and width of each picture, px.
+        bounds: (P + 1,) int64, where the boxes of each picture begin, and where the last one's end.
+        corners: (N, 4) float32, x1, y1, x2, y2, px, clamped to the picture and never empty.
+        class_id: (N,) int64, ids of classes.
+    """
+
+    size: NDArray[np.int64]
+    bounds: NDArray[np.int64]
+    corners: NDArray[np.float32]
+    class_id: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, annotations: Annotations) -> PictureBoxes:
+        """Boxes around many objects are among them; those of which nothing lies in the picture are not."""
+        by_id = np.argsort(annotations.picture_id)
+        place_N = by_id[np.searchsorted(annotations.picture_id, annotations.box_picture, sorter=by_id)]
+        size_P2 = np.stack([annotations.picture_height, annotations.picture_width], 1)
+        corners_N4 = annotations.box_xywh.copy()
+        corners_N4[:, 2:] += corners_N4[:, :2]
+        limits_N2 = size_P2[place_N][:, ::-1]
+        for corner_N2 in (corners_N4[:, :2], corners_N4[:, 2:]):
+            np.clip(corner_N2, 0, limits_N2, out=corner_N2)
+        corners_N4 = corners_N4.astype(np.float32)
+        kept = np.flatnonzero(np.all(corners_N4[:, 2:] > corners_N4[:, :2], axis=1))
+        kept = kept[np.argsort(place_N[kept], kind="stable")]
+        bounds = bounds_of(np.bincount(place_N[kept], minlength=len(size_P2)))
+        return cls(size_P2, bounds, corners_N4[kept], annotations.box_class[kept])
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """(P,) boxes of each picture."""
+        return np.diff(self.bounds)
+
+    def require_room(self, room: int, names: NDArray[np.bytes_], remedy: str) -> None:
+        """Raise :class:`DataError` with a picture of more than ``room`` boxes, by its name, and the ``remedy``."""
+        most = int(self.counts.argmax())
+        if self.counts[most] > room:
+            name = names[most].decode()
+            raise DataError(f"{name} has {self.counts[most]} boxes, a batch has room for {room} of a picture; {remedy}")
+
+    def resized(
+        self, place: int, height: int, width: int, mirrored: bool
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """The corners (M, 4) and classes (M,) of a picture's boxes once it is mirrored, or not, and then resized.
+
+        Args:
+            place: of the picture.
+            height, width: that it is resized to, px.
+            mirrored: left to right.
+        """
+        part = slice(self.bounds[place], self.bounds[place + 1])
+        corners_M4 = self.corners[part].copy()
+        old_height, old_width = self.size[place].tolist()
+        if mirrored:
+            corners_M4[:, [0, 2]] = np.float32(old_width) - corners_M4[:, [2, 0]]
+        corners_M4 *= np.array([width / old_width, height / old_height] * 2, np.float32)
+        return corners_M4, self.class_id[part]
+
+
+def empty_boxes(pictures: int, room: int, pin_memory: bool = False) -> dict[str, Tensor]:
+    """``boxes`` (B, M, 4) fp32, ``label`` (B, M) int64 and ``count`` (B,) int64 of a batch, all zero.
+
+    Args:
+        pictures: B.
+        room: M.
+        pin_memory: for copies to a GPU that nobody waits for.
+    """
+    return {
+        "boxes": torch.zeros((pictures, room, 4), pin_memory=pin_memory),
+        "label": torch.zeros((pictures, room), dtype=torch.int64, pin_memory=pin_memory),
+        "count": torch.zeros(pictures, dtype=torch.int64, pin_memory=pin_memory),
+    }
+
+
+def put_boxes(
+    tensors: dict[str, Tensor], slot: int, corners_M4: NDArray[np.float32], class_M: NDArray[np.int64]
+) -> None:
+    """Write the boxes of one picture into ``slot`` of what :func:`empty_boxes` made."""
+    count = len(class_M)
+    tensors["boxes"][slot, :count] = torch.from_numpy(corners_M4)
+    tensors["label"][slot, :count] = torch.from_numpy(class_M)
+    tensors["count"][slot] = count
+
+
+def evaluation_columns(
+    annotations: Annotations, places: Sequence[int], batch: int, pin_memory: bool = False
+) -> dict[str, Tensor]:
+    """``picture`` (B,) int64 and ``size`` (B, 2) fp32 of the pictures at ``places``: their ids, height and width.
+
+    Args:
+        annotations: of all pictures.
+        places: of at most ``batch`` pictures; the others are padding, which has the id -1 and no size.
+        batch: B.
+        pin_memory: for copies to a GPU that nobody waits for.
+    """
+    chosen = np.asarray(places, np.int64)
+    picture_B = torch.full((batch,), -1, pin_memory=pin_memory)
+    size_B2 = torch.zeros((batch, 2), pin_memory=pin_memory)
+    picture_B[: len(chosen)] = torch.from_numpy(annotations.picture_id[chosen])
+    for number, column in enumerate((annotations.picture_height, annotations.picture_width)):
+        size_B2[: len(chosen), number] = torch.from_numpy(column[chosen])
+    return {"picture": picture_B, "size": size_B2}

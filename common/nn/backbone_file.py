@@ -1,0 +1,99 @@
+"""A trunk's weights out of a file of torchvision's: a state dict, such as ``resnext50_32x4d-7cdf4587.pth``."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from common.errors import CheckpointError
+from common.nn.resnet import IMAGE_CHANNELS, ResNetTrunk
+
+UNREADABLE = (
+    OSError,
+    RuntimeError,
+    EOFError,
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    struct.error,
+    pickle.UnpicklingError,
+)
+"""What reading a damaged file raises: torchvision's older ones are plain pickles, which can end or say anything."""
+
+
+def load_backbone(path: Path, trunk: ResNetTrunk) -> None:
+    """Give ``trunk`` the weights, and the batch norms' statistics, of a file.
+
+    The file's classifier (``fc``), counters of batches, and stages that the trunk ends before are left out. Values are
+    converted to the dtypes of the trunk.
+
+    Raises:
+        CheckpointError: the file is missing, unreadable, or of another architecture; the message names a tensor.
+    """
+    state = {name: tensor for name, tensor in _read(path).items() if not _left_out(name, len(trunk.shape.layers))}
+    own = trunk.state_dict()
+    if missing := [name for name in own if name not in state]:
+        raise CheckpointError(
+            f"{path}: tensor {missing[0]} is missing, with {len(missing) - 1} others: a backbone of another "
+            f"architecture than {_describe(trunk)}"
+        )
+    for name, tensor in state.items():
+        if name not in own:
+            raise CheckpointError(
+                f"{path}: the network has no tensor {name}: a backbone of another architecture than {_describe(trunk)}"
+            )
+        _check(path, name, tensor, own[name], trunk)
+    trunk.load_state_dict(state)
+
+
+def _left_out(name: str, stages: int) -> bool:
+    if name.startswith("fc.") or name.endswith(".num_batches_tracked"):
+        return True
+    stage = re.match(r"layer(\d+)\.", name)
+    return stage is not None and int(stage[1]) > stages
+
+
+def _read(path: Path) -> dict[str, object]:
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: there is no such backbone file; `download` or `generate` makes one") from None
+    except UNREADABLE as error:
+        cause = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"{path}: not a file of tensors that PyTorch can read: {cause}") from None
+    if not isinstance(content, Mapping):
+        raise CheckpointError(f"{path}: holds no state of a model, but a {type(content).__name__}")
+    return {str(name): value for name, value in content.items()}
+
+
+def _check(path: Path, name: str, tensor: object, own: Tensor, trunk: ResNetTrunk) -> None:
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+        kind = str(tensor.dtype) if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise CheckpointError(f"{path}: {name} is {kind}, and weights are floating-point tensors")
+    expected = tuple(own.shape)
+    if name == "conv1.weight":  # the trunk pads it
+        expected = (expected[0], IMAGE_CHANNELS, *expected[2:])
+    if tuple(tensor.shape) != expected:
+        raise CheckpointError(
+            f"{path}: tensor {name} is {tuple(tensor.shape)}, the network has {expected}: a backbone of another "
+            f"architecture than {_describe(trunk)}"
+        )
+    if not tensor.isfinite().all():
+        count = int((~tensor.isfinite()).sum())
+        raise CheckpointError(
+            f"{path}: tensor {name} has {count} of {tensor.numel()} values that are not finite: no run starts from it"
+        )
+
+
+def _describe(trunk: ResNetTrunk) -> str:
+    shape = trunk.shape
+    blocks = "bottleneck" if shape.bottleneck else "basic"
+    return f"the {blocks} blocks {shape.layers} of width {shape.width} and {shape.groups} groups that are configured"

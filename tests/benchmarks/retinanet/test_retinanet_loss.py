@@ -1,0 +1,77 @@
+"""Targets and losses against torchvision's, which takes pictures one by one and boxes as they are, without padding."""
+
+import pytest
+import torch
+from torchvision_retinanet import CLASSES, IMAGE_SIZE, as_torchvision_has_it, levels_of, torchvision_retinanet
+
+from benchmarks.retinanet.anchors import anchors
+from benchmarks.retinanet.config import Facts
+from benchmarks.retinanet.loss import DetectionLoss
+from benchmarks.retinanet.targets import BACKGROUND, AnchorTargets
+from common.mlperf.fixed import fixed_facts
+
+ROOM = 12
+"""Boxes that a batch has room for."""
+
+
+def boxes_of(counts, generator):
+    """Boxes, classes and counts of pictures, with rubbish behind the boxes."""
+    boxes = torch.full((len(counts), ROOM, 4), -7.0)
+    label = torch.full((len(counts), ROOM), 10**6)
+    for picture, count in enumerate(counts):
+        corner = torch.randint(0, 60, (count, 2), generator=generator).float()
+        side = torch.randint(8, 36, (count, 2), generator=generator).float()
+        boxes[picture, :count] = torch.cat([corner, corner + side], 1)
+        label[picture, :count] = torch.randint(CLASSES, (count,), generator=generator)
+    return boxes, label, torch.tensor(counts)
+
+
+def facts(**changes):
+    return fixed_facts(Facts, "retinanet", classes=CLASSES, image_size=IMAGE_SIZE, **changes)
+
+
+def targets_of(boxes, label, count):
+    return AnchorTargets(facts(), anchors(IMAGE_SIZE), "torch")(boxes, label, count)
+
+
+@pytest.mark.parametrize("counts", [[3, 1, 12], [5, 0, 2], [0, 0, 0]], ids=str)
+def test_losses_and_their_gradients_are_torchvisions(counts):
+    generator = torch.Generator().manual_seed(sum(counts))
+    levels, bias = levels_of(len(counts), generator, torch.float64)
+    leaves = [tensor.requires_grad_() for level in levels for tensor in (level.logits_NCHW, level.offsets_NCHW)]
+    leaves.append(bias.requires_grad_())
+    boxes, label, count = boxes_of(counts, generator)
+
+    outputs = {name: torch.cat(parts, 1) for name, parts in as_torchvision_has_it(levels, bias).items()}
+    model = torchvision_retinanet()
+    given = [
+        {"boxes": boxes[picture, :own].double(), "labels": label[picture, :own]} for picture, own in enumerate(counts)
+    ]
+    expected = model.compute_loss(given, outputs, [anchors(IMAGE_SIZE).double()] * len(counts))
+    gradients = torch.autograd.grad(sum(expected.values()), leaves)
+
+    targets = targets_of(boxes, label, count)
+    loss = DetectionLoss(CLASSES, 0.25, 2.0, "torch", torch.device("cpu"), torch.float64)
+    scale = torch.tensor(1.0, dtype=torch.float64)
+    found = loss(levels, bias, targets["class"], targets["offsets"].double(), targets["weight"].double(), scale)
+    assert found.classes.item() == pytest.approx(expected["classification"].item(), rel=1e-6)
+    assert found.boxes.item() == pytest.approx(expected["bbox_regression"].item(), rel=1e-6, abs=1e-12)
+    for own, others in zip(torch.autograd.grad(found.classes + found.boxes, leaves), gradients, strict=True):
+        torch.testing.assert_close(own, others, rtol=1e-5, atol=1e-9)
+
+
+def test_the_loss_is_that_of_the_pictures_alone_whatever_lies_behind_their_boxes():
+    generator = torch.Generator().manual_seed(3)
+    boxes, label, count = boxes_of([4, 7], generator)
+    targets = targets_of(boxes, label, count)
+    boxes[0, 4:], boxes[1, 7:] = float("nan"), float("inf")
+    for name, expected in targets.items():
+        torch.testing.assert_close(targets_of(boxes, label, count)[name], expected, rtol=0, atol=0, msg=name)
+
+
+def test_a_picture_without_boxes_is_all_background_and_has_a_weight():
+    boxes, label, count = boxes_of([0, 2], torch.Generator().manual_seed(1))
+    targets = targets_of(boxes, label, count)
+    assert (targets["class"][0] == BACKGROUND).all()
+    assert targets["offsets"].isfinite().all()
+    assert targets["weight"][0] == 0.5  # of two pictures

@@ -1,0 +1,120 @@
+"""Drawn pictures: their boxes are where the pixels say, and everything follows from the plan."""
+
+import io
+import pickle
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from common.detection import drawn_pictures
+from common.detection.drawn_pictures import LOOKS, MANY, SHAPES, DrawnBox, PicturePlan, draw, paint, shape_of
+from common.errors import ConfigError
+
+SIDES = (96, 160)
+
+
+def plan(number=0, **changes):
+    return PicturePlan(**{"seed": 5, "number": number, "classes": tuple(range(20)), "sides": SIDES, **changes})
+
+
+@pytest.mark.parametrize("shape", range(len(SHAPES)), ids=SHAPES)
+def test_a_shape_reaches_every_border_of_its_box(shape):
+    for height in range(1, 40):
+        for width in range(max(1, height // 2), 2 * height + 1):
+            inside = shape_of(shape, height, width)
+            assert inside.shape == (height, width)
+            rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
+            assert (rows[0], rows[-1], columns[0], columns[-1]) == (0, height - 1, 0, width - 1), (height, width)
+
+
+def test_shapes_are_told_apart():
+    drawn = [shape_of(shape, 24, 30) for shape in range(len(SHAPES))]
+    for one in range(len(SHAPES)):
+        for other in range(one):
+            assert np.mean(drawn[one] != drawn[other]) > 0.08, (SHAPES[one], SHAPES[other])
+
+
+def test_every_class_looks_different():
+    looks = []
+    for number in range(LOOKS):
+        pixels = np.full((20, 20, 3), 112, np.uint8)
+        drawn_pictures._put(pixels, DrawnBox(number, 0, 0, 20, 20), np.random.default_rng(0))
+        looks.append(pixels.astype(np.int64))
+    assert LOOKS >= 264
+    for one in range(1, LOOKS):
+        assert np.abs(np.array(looks[:one]) - looks[one]).mean((1, 2, 3)).min() > 2, one
+
+
+def test_pixels_change_within_the_boxes_alone(monkeypatch):
+    for number in range(20):
+        drawn, boxes = paint(plan(number, crowd=0.5, tiny=0.5))
+        with monkeypatch.context() as patched:
+            patched.setattr(drawn_pictures, "_fill", lambda *_: None)
+            bare, _ = paint(plan(number, crowd=0.5, tiny=0.5))
+        outside = np.ones(drawn.shape[:2], bool)
+        for box in boxes:
+            outside[box.y : box.y + box.height, box.x : box.x + box.width] = False
+        assert np.array_equal(drawn[outside], bare[outside])
+
+
+def test_boxes_lie_in_the_picture_and_hide_little_of_one_another():
+    for number in range(40):
+        pixels, boxes = paint(plan(number, boxes=12))
+        height, width = pixels.shape[:2]
+        assert boxes
+        assert SIDES[0] <= min(height, width) <= max(height, width) <= SIDES[1]
+        covered = np.zeros((height, width), np.int64)
+        for box in boxes:
+            assert min(box.x, box.y) >= 0
+            assert box.x + box.width <= width
+            assert box.y + box.height <= height
+            covered[box.y : box.y + box.height, box.x : box.x + box.width] += 1
+        assert (covered > 1).sum() <= 0.3 * (covered > 0).sum()
+
+
+def test_a_picture_is_decided_by_seed_and_number():
+    assert draw(pickle.loads(pickle.dumps(plan(3)))) == draw(plan(3))
+    others = [draw(plan(number)).jpeg for number in range(5)] + [draw(plan(3, seed=6)).jpeg]
+    assert len(set(others)) == 6
+
+
+def test_the_file_is_the_picture_that_was_painted():
+    drawn = draw(plan(1))
+    with Image.open(io.BytesIO(drawn.jpeg)) as picture:
+        assert (picture.format, picture.size) == ("JPEG", (drawn.width, drawn.height))
+        decoded = np.asarray(picture.convert("RGB")).astype(np.float64)
+    painted, boxes = paint(plan(1))
+    assert tuple(boxes) == drawn.boxes
+    assert np.abs(decoded - painted).mean() < 12
+
+
+def test_special_forms_have_the_boxes_of_their_name():
+    assert draw(plan(form="empty")).boxes == ()
+    [tiny] = draw(plan(form="one tiny")).boxes
+    assert (tiny.width, tiny.height) == (2, 2)
+    for sides in ((40, 40), (40, 400), (600, 700)):
+        many = draw(plan(form="many", sides=sides))
+        assert len(many.boxes) == MANY > 300
+        assert min(min(box.width, box.height) for box in many.boxes) >= 1
+        painted = np.zeros((many.height, many.width), np.int64)
+        for box in many.boxes:
+            painted[box.y : box.y + box.height, box.x : box.x + box.width] += 1
+        assert painted.max() == 1
+
+
+def test_crowds_are_one_box_around_their_members():
+    crowds = [box for number in range(20) for box in draw(plan(number, boxes=1, crowd=1.0)).boxes if box.crowd]
+    assert len(crowds) > 10
+    assert not [box for number in range(5) for box in draw(plan(number, crowd=0.0)).boxes if box.crowd]
+
+
+def test_pictures_larger_than_the_table_of_noise_repeat_it():
+    drawn = draw(plan(sides=(1600, 1600), boxes=1))
+    assert (drawn.width, drawn.height) == (1600, 1600)
+
+
+@pytest.mark.parametrize("changes", [{"sides": (30, 90)}, {"sides": (90, 80)}, {"boxes": 0}, {"classes": ()}])
+def test_impossible_plans_are_refused(changes):
+    with pytest.raises(ConfigError, match=r"sides of|boxes of"):
+        plan(**changes)
