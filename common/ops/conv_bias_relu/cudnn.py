@@ -1,8 +1,9 @@
 """The convolution through cuDNN, its epilogue fused into it where cuDNN can, and Triton kernels for what it cannot.
 
 PyTorch's ``cudnn_convolution_relu`` and ``cudnn_convolution_add_relu`` run bias, residual and ReLU on the accumulators
-of the convolution. They have no kernels for groups, for channels that aren't multiples of 8, or without a ReLU: there
-the epilogue is one pass over the result (PyTorch's own, where it is a bias only).
+of the convolution; the former hands cuDNN its own result as a residual times 0. They have no kernels for groups, for
+channels that aren't multiples of 8, or without a ReLU: there the epilogue is one pass over the result (PyTorch's own,
+where it is a bias only).
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from torch import Tensor
 from common.ops.conv_bias_relu import cudnn, grouped_kernels
 from common.ops.conv_bias_relu.plain import Passes, Shape, apply, convolution_gradients, grouped_3x3
 from common.ops.conv_bias_relu.triton import channels_last, masked
-from common.ops.tiling.column_sums import column_sums
 from common.ops.triton_support import multiprocessors
 
 _FEWEST_CHANNELS = 16
@@ -119,7 +118,7 @@ def weight_gradient(dz_NCHW: Tensor, x_NCHW: Tensor, weight: Tensor, stride: int
         dz_NCHW, x_NCHW, partial, pictures, *x_NCHW.shape[2:], height, width, channels,
         G=group, STRIDE=stride, BLOCK_P=tile.places, BLOCK_C=block, num_warps=tile.warps,
     )  # fmt: skip
-    return column_sums(partial, weight.dtype).view(channels, 3, 3, group).permute(0, 3, 1, 2)
+    return partial.sum(0).to(weight.dtype).view(channels, 3, 3, group).permute(0, 3, 1, 2)
 
 
 def gradients(

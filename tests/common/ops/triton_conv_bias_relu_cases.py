@@ -20,12 +20,12 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions", "
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 DTYPES = list(TOLERANCE)
 GROUPED = [
-    Case(2, 16, 16, 5, 7, 3, 1, 1, 4),
-    Case(2, 16, 16, 7, 5, 3, 2, 1, 4),
-    Case(1, 24, 24, 6, 8, 3, 2, 1, 3),
-    Case(3, 40, 40, 3, 2, 3, 1, 1, 20),
-    Case(1, 64, 64, 4, 5, 3, 1, 1, 2),
-    Case(1, 32, 32, 1, 1, 3, 2, 1, 4),
+    Case(2, 16, 16, 5, 5, 3, 1, 1, 4),
+    Case(2, 16, 16, 5, 3, 3, 2, 1, 4),
+    Case(1, 24, 24, 4, 6, 3, 2, 1, 3),
+    Case(1, 20, 20, 3, 2, 3, 1, 1, 10),
+    Case(1, 64, 64, 1, 2, 3, 1, 1, 2),
+    Case(1, 16, 16, 1, 1, 3, 2, 1, 4),
 ]
 
 
@@ -35,7 +35,7 @@ def several_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "multiprocessors", lambda device: 3)
     for name, tile in triton.TILES.items():
         monkeypatch.setitem(triton.TILES, name, tile._replace(columns=16, elements=128, programs=1))
-    monkeypatch.setattr(grouped, "multiprocessors", lambda device: 12)
+    monkeypatch.setattr(grouped, "multiprocessors", lambda device: 6)
     for name in grouped.TILES:
         monkeypatch.setitem(grouped.TILES, name, grouped.Tile(places=16, channels=16, warps=4, programs=1))
 
@@ -49,12 +49,11 @@ def check(
 ) -> None:
     leaves = [value.requires_grad_() for value in (given.x, given.weight, given.bias, given.residual)]
     leaves = leaves if added else leaves[:3]
-    y = conv_then_epilogue(*leaves[:3], case.stride, case.padding, case.groups, relu, given.residual if added else None)
+    y = function(*leaves[:3], case.stride, case.padding, case.groups, relu, given.residual if added else None)
     found = [y.detach(), *torch.autograd.grad(y, leaves, given.dy)]
-    names = ["y", "x", "weight", "bias", "residual"]
-    for name, value, formula in zip(
-        names, found, expected(case, given, relu, added, mask=y.detach() > 0), strict=False
-    ):
+    names = ["y", "x", "weight", "bias", "residual"][: len(found)]
+    formulas = expected(case, given, relu, added, mask=y.detach() > 0)
+    for name, value, formula in zip(names, found, formulas, strict=True):
         assert value.dtype == given.x.dtype, name
         error = (value.double() - formula).norm() / formula.norm()
         assert error < TOLERANCE[given.x.dtype], f"{name}: relative error {error:.2e}"
