@@ -82,7 +82,7 @@ class CaptureError(SuiteError):
 
 
 class RankFailure(SuiteError):
-    """A rank died, stopped, or left the others waiting in a collective."""
+    """A rank died, stopped, or left the others waiting in a collective; or what scores for one died or is stuck."""
 
     exit_code = 7
 

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import pickle
 import random
 import shutil
 import signal
@@ -145,6 +146,16 @@ def trainer_on(workload: str, place: Path, output: Path, *overrides: str) -> Tra
     run_config, session = composed(workload, *given)
     assert str(place) not in repr(run_config), "the workload's configuration names the data folder"
     return Trainer(cli.workload_class(workload), run_config, session, find_rank_info({}), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("workload", ALL)
+def test_what_scores_goes_to_another_process_before_its_data_are_open(workload):
+    run_config, _ = composed(workload)
+    layout = Layout(run_config.layout)
+    built = cli.workload_class(workload)(run_config, layout)
+    scorer = built.evaluation(layout).scorer
+    built.close()
+    assert type(pickle.loads(pickle.dumps(scorer))) is type(scorer)
 
 
 @pytest.mark.parametrize(("workload", "overrides"), readers())

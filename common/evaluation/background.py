@@ -83,12 +83,10 @@ class BackgroundEvaluation:
         self._submitted.append(_Submitted(samples, waited - behind, waited))
 
     def poll(self) -> list[Score]:
-        """The scores that have come since the last poll; on ranks other than 0 none ever. Raises as :meth:`submit`."""
-        if self._process is not None:
-            for judged in self._process.poll():
-                self._take(judged)
-        scores, self._scores = self._scores, []
-        return scores
+        """The next score if it has come; on ranks other than 0 none ever. Raises as :meth:`submit`."""
+        if self._process is not None and not self._scores:
+            self._take(self._process.poll())
+        return self._told()
 
     def finish(self) -> Iterator[Score]:
         """Yield the scores as they come until none is outstanding; on ranks other than 0 nothing.
@@ -96,13 +94,13 @@ class BackgroundEvaluation:
         Raises:
             RankFailure, SuiteError, RuntimeError: as :meth:`submit`.
         """
-        yield from self.poll()
+        yield from self._told()
         while self._process is not None and self._submitted:
             began = time.perf_counter()
             judged = self._process.wait()
             self._submitted[0].waited += time.perf_counter() - began
             self._take(judged)
-            yield from self.poll()
+            yield from self._told()
 
     def dismiss(self, stopped_at: int) -> None:
         """No other rank evaluates: nothing to do."""
@@ -113,8 +111,12 @@ class BackgroundEvaluation:
         if self._process is not None:
             self._process.close()
 
+    def _told(self) -> list[Score]:
+        scores, self._scores = self._scores, []
+        return scores
+
     def _take(self, judged: Judged | None) -> None:
-        """Note a score; None is word that the ground truth is loaded."""
+        """Note a score, if it is one."""
         if judged is None:
             return
         of = self._submitted.popleft()

@@ -1,7 +1,7 @@
 """Predictions on their way to another process: copied once, into memory that both processes then see.
 
-Arrays go there as they are, outside the pickle. Seven million detections of 28 bytes are handed over in 0.06 s; through
-a pipe they would take ten times as long, and hold up whoever predicts until all are read.
+Arrays go there as they are, outside the pickle. That takes as long as a copy does; through a pipe several copies would
+be made, and whoever predicts held up until the other process has read all of it.
 """
 
 from __future__ import annotations

@@ -31,13 +31,13 @@ def main(argv: Sequence[str]) -> int:
     connection = Connection(descriptor)
     try:
         cpus, threads = connection.recv()
-        os.sched_setaffinity(0, cpus)
-        # Not before the process has its cores: libraries start threads when they are imported.
-        from common.evaluation.scorer_service import serve
-
-        serve(connection, threads)
     except (EOFError, ConnectionError):
-        pass  # rank 0 wants nothing more, or is gone
+        return 0  # rank 0 wants nothing, or is gone
+    os.sched_setaffinity(0, cpus)
+    # Not before the process has its cores: libraries start threads when they are imported.
+    from common.evaluation.scorer_service import serve
+
+    serve(connection, threads)
     return 0
 
 

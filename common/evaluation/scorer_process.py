@@ -119,18 +119,18 @@ class ScorerProcess:
         finally:
             os.close(descriptor)
 
-    def poll(self) -> list[Judged]:
-        """The scores that have come; waits for nothing.
+    def poll(self) -> Judged | None:
+        """The next score if it has come; waits for nothing. One at a time, so that no failure takes one with it.
 
         Raises:
             RankFailure: the process has ended, or owes an answer for too long.
             SuiteError: as it was raised there.
             RuntimeError: anything else was; the message has the traceback.
         """
-        answers = []
         while self._owed and (answer := self._next(wait=False)) is not None:
-            answers.append(answer)
-        return [answer for answer in answers if isinstance(answer, Judged)]
+            if isinstance(answer, Judged):
+                return answer
+        return None
 
     def wait(self) -> Judged | None:
         """Wait for the next answer, and return it if it is a score; raises as :meth:`poll` does."""

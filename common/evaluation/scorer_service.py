@@ -90,33 +90,47 @@ Answer = Done | Judged | Failed
 
 
 def serve(connection: Connection[Any, Any], threads: int) -> None:
-    """Answer requests.
-
-    Raises:
-        EOFError, ConnectionError: the other side has gone.
-    """
+    """Answer requests with so many threads, until the other side is gone."""
     torch.set_num_threads(threads)
-    scorer: Scorer | None = None
+    service = _Service()
     while True:
-        request: Request = connection.recv()
-        descriptor = recv_handle(connection) if isinstance(request, Judge) else -1
-        answer: Answer
         try:
-            if isinstance(request, Begin):
-                scorer, answer = pickle.loads(request.scorer), Done()
-            else:
-                assert scorer is not None, "a scorer comes first"
-                answer = _open(scorer, request) if isinstance(request, Open) else _judge(scorer, request, descriptor)
+            request: Request = connection.recv()
+            descriptor = recv_handle(connection) if isinstance(request, Judge) else None
+        except (EOFError, ConnectionError):
+            return
+        answer = service.answer(request, descriptor)
+        try:
+            connection.send(answer)
+        except ConnectionError:
+            return
+
+
+class _Service:
+    """The scorer, once there is one."""
+
+    def __init__(self) -> None:
+        self._scorer: Scorer | None = None
+
+    def answer(self, request: Request, descriptor: int | None) -> Answer:
+        """Do what is asked for; ``descriptor`` is that of the predictions, if there are any."""
+        try:
+            return self._do(request, descriptor)
         except SuiteError as error:
-            answer = Failed(type(error), str(error))
+            return Failed(type(error), str(error))
         except Exception:  # noqa: BLE001 - rank 0 ends with it, whatever it is
-            answer = Failed(None, traceback.format_exc())
-        connection.send(answer)
+            return Failed(None, traceback.format_exc())
 
-
-def _open(scorer: Scorer, request: Open) -> Done:
-    scorer.open_data(request.root)
-    return Done()
+    def _do(self, request: Request, descriptor: int | None) -> Answer:
+        if isinstance(request, Begin):
+            self._scorer = pickle.loads(request.scorer)
+            return Done()
+        assert self._scorer is not None, "a scorer comes first"
+        if isinstance(request, Open):
+            self._scorer.open_data(request.root)
+            return Done()
+        assert descriptor is not None, "predictions come with it"
+        return _judge(self._scorer, request, descriptor)
 
 
 def _judge(scorer: Scorer, request: Judge, descriptor: int) -> Judged:

@@ -68,8 +68,12 @@ class EvaluationPoints:
         self._evaluations.submit(weights, samples)
 
     def poll(self) -> bool:
-        """Note the scores that have come; whether one has reached the target by now."""
-        self._known.extend(self._evaluations.poll())
+        """Note the scores that have come; whether one has reached the target by now.
+
+        Then nothing counts any more, nor does what goes wrong in an evaluation.
+        """
+        if self.passed is None:
+            self._known.extend(self._evaluations.poll())
         while self._known and self._begun:
             self._note(self._known.popleft())
         return self.passed is not None

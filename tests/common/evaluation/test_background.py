@@ -196,7 +196,7 @@ def test_a_score_that_never_comes_is_an_error_while_training_goes_on(silent):
     process.submit(Predictions({}), samples=16)
     for _ in range(10):
         clock.now += 1
-        assert process.poll() == []
+        assert process.poll() is None
     clock.now += 1
     with pytest.raises(RankFailure, match="is stuck"):
         process.poll()
@@ -206,7 +206,7 @@ def test_time_in_which_this_process_was_stopped_is_not_the_scorers(silent):
     process, clock = silent
     process.submit(Predictions({}), samples=16)
     clock.now += 3600
-    assert process.poll() == []
+    assert process.poll() is None
 
 
 # What training waits for.
@@ -243,9 +243,11 @@ class Scores:
         self.clock.now += 1
         self.owed.append(samples)
 
-    def poll(self) -> list[Judged]:
-        found, self.there = self.there, 0
-        return [self._judged() for _ in range(found)]
+    def poll(self) -> Judged | None:
+        if not self.there:
+            return None
+        self.there -= 1
+        return self._judged()
 
     def wait(self) -> Judged:
         self.clock.now += 5
@@ -289,10 +291,31 @@ def test_training_waits_for_a_scorer_that_is_behind(clock):
     assert process.owes == MOST_OWED
     assert [score.samples for score in evaluations.poll()] == [1]
     process.there = MOST_OWED
-    later = evaluations.poll()
+    later = [score for _ in range(MOST_OWED) for score in evaluations.poll()]
     assert [score.samples for score in later] == list(range(2, MOST_OWED + 2))
     assert [score.waited_seconds for score in later] == [3.0] * (MOST_OWED - 1) + [8.0]
     assert {score.seconds for score in later} == {10.0}
+
+
+class LastWords(Scores):
+    """After its first answer it is dead."""
+
+    def _judged(self) -> Judged:
+        if len(self.owed) < 2:
+            raise RankFailure("the scorer is dead")
+        return super()._judged()
+
+
+def test_a_score_that_came_before_a_failure_is_told_before_it(clock):
+    for tell in (lambda made: made.poll(), lambda made: [next(made.finish())]):
+        process = LastWords(clock)
+        evaluations = BackgroundEvaluation(Predicted(clock), process)  # type: ignore[arg-type]
+        evaluations.submit(WEIGHTS, 16)
+        evaluations.submit(WEIGHTS, 32)
+        process.there = 2
+        assert [score.samples for score in tell(evaluations)] == [16]
+        with pytest.raises(RankFailure, match="is dead"):
+            tell(evaluations)
 
 
 def test_ranks_without_the_process_predict_and_know_no_score(clock):

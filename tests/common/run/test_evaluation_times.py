@@ -214,6 +214,15 @@ def test_after_a_score_that_reaches_the_target_no_other_is_told(points):
     assert made.history == ((99, 0.7),)
 
 
+def test_after_a_score_that_reaches_the_target_no_evaluation_can_fail_the_run(points):
+    made, scores, _ = points
+    begin(made, 100, at=1)
+    scores.known = [score(100, 0.8)]
+    assert made.poll()
+    del scores.known
+    assert made.poll()
+
+
 def test_nobody_waits_for_scores_after_the_one_that_reaches_the_target(points):
     made, scores, _ = points
     begin(made, 100, at=1)
