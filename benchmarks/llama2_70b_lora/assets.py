@@ -14,11 +14,6 @@ BASE = "base"
 """The folder of the base weights in the assets."""
 
 
-def assets_of(data_dir: Path) -> Path:
-    """Where the assets of the data in ``data_dir`` lie unless the user says otherwise."""
-    return data_dir.with_name(f"{data_dir.name}-assets")
-
-
 def place_assets(source: RawRows, assets_dir: Path) -> list[Path]:
     """Hard-link tokenizer and base weights of the raw data to ``assets_dir``, or copy them to another disk.
 

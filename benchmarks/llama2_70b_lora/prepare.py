@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.llama2_70b_lora import raw
-from benchmarks.llama2_70b_lora.assets import BASE, assets_of, place_assets
+from benchmarks.llama2_70b_lora.assets import BASE, place_assets
 from benchmarks.llama2_70b_lora.preparation.examples import read_tokenizer, rows_of_texts
 from benchmarks.llama2_70b_lora.preparation.packing import Rows
 from benchmarks.llama2_70b_lora.preparation.published import check_rows, rows_of_object_array, rows_of_parquet
@@ -27,6 +27,7 @@ from benchmarks.llama2_70b_lora.stand_in import Generated, Request, generate
 from common.data import atomic, manifest, preparation
 from common.data.commands import DataCommands, cores, option
 from common.data.manifest import Manifest, digest
+from common.data.placing import assets_of
 from common.errors import DataError
 
 

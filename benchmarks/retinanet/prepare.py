@@ -38,7 +38,7 @@ from benchmarks.retinanet.stand_in import OPTIONS, generate
 from common.data import atomic, manifest, preparation
 from common.data.commands import DataCommands, cores, option
 from common.data.manifest import Manifest
-from common.data.placing import place
+from common.data.placing import assets_of, place
 from common.data.stages import Stages
 from common.detection.annotations import Annotations, read_column
 from common.errors import DataError
@@ -105,19 +105,15 @@ def verify(data_dir: Path, workers: int = 1) -> Manifest:
         strangers = {path.name for path in part.folder.iterdir()} - {name.decode() for name in part.names}
         if strangers:
             raise DataError(f"{part.folder / min(strangers)} was not prepared; delete it")
+        tasks = [range(first, min(first + TASK, len(part))) for first in range(0, len(part), TASK)]
         with ThreadPoolExecutor(workers) as pool:
-            compared = pool.map(partial(_compare, part, sha256), range(len(part)))
+            compared = pool.map(partial(_compare, part, sha256), tasks)
             try:
-                for _ in tqdm(compared, f"verify {split}", len(part), unit="picture", disable=None):
+                for _ in tqdm(compared, f"verify {split}", len(tasks), unit="task", disable=None):
                     pass
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
     return found
-
-
-def assets_of(data_dir: Path) -> Path:
-    """Where the backbone of the data in ``data_dir`` lies unless the user says otherwise."""
-    return data_dir.with_name(f"{data_dir.name}-assets")
 
 
 def _place_backbone(source: RawData, assets_dir: Path) -> None:
@@ -125,12 +121,13 @@ def _place_backbone(source: RawData, assets_dir: Path) -> None:
         place(path, assets_dir / path.name, f"delete {assets_dir} or name another --assets-dir")
 
 
-def _compare(part: Split, sha256: NDArray[np.uint8], number: int) -> None:
-    if hashlib.sha256(part.read(number)).digest() != sha256[number].tobytes():
-        raise DataError(
-            f"{part.path(number)} is another picture than was prepared, or damaged; delete it and {manifest.NAME}, "
-            f"then run '{PREPARE_COMMAND}'"
-        )
+def _compare(part: Split, sha256: NDArray[np.uint8], numbers: range) -> None:
+    for number in numbers:
+        if hashlib.sha256(part.read(number)).digest() != sha256[number].tobytes():
+            raise DataError(
+                f"{part.path(number)} is another picture than was prepared, or damaged; delete it and {manifest.NAME}, "
+                f"then run '{PREPARE_COMMAND}'"
+            )
 
 
 def _prepare_split(source: RawData, boxes: RawBoxes, data_dir: Path, split: str, stages: Stages) -> list[Path]:
@@ -245,7 +242,7 @@ def _remarks(made: Manifest, data_dir: Path, assets_dir: Path | None = None, **o
         if placed:
             yield f"{assets}: {placed[0]}, for assets_dir"
         else:
-            yield f"{assets}: no weights for the backbone; put {raw.BACKBONES[0]} there, or give its folder as assets_dir"
+            yield f"{assets}: has no backbone; put {raw.BACKBONES[0]} there, or give its folder as assets_dir"
     found = {name: made.counts[name] for name in BENCHMARK_COUNTS}
     if not made.stand_in and found != BENCHMARK_COUNTS:
         yield f"The benchmark has {BENCHMARK_COUNTS}; training will ask for these."

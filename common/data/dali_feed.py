@@ -101,7 +101,7 @@ class FedRunner:
         try:
             outputs = self._pipeline.next()
         except DataError as error:
-            if self._fed:
+            if isinstance(error.__cause__, RuntimeError):  # DALI's, not of a file that could not be read
                 self._name_culprit(error)
             raise
         return outputs | self._fed.popleft().pending.tensors

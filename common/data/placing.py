@@ -13,6 +13,11 @@ from common.errors import DataError
 _NOT_LINKED = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK)
 
 
+def assets_of(data_dir: Path) -> Path:
+    """Where lies, unless the user says otherwise, what may be read before ``run_start`` and is no data."""
+    return data_dir.with_name(f"{data_dir.name}-assets")
+
+
 def place(path: Path, target: Path, remedy: str) -> None:
     """Hard-link ``path`` to ``target``, or copy it where that is another disk; nothing to do where it is there.
 

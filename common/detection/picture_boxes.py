@@ -37,12 +37,10 @@ class PictureBoxes:
         by_id = np.argsort(annotations.picture_id)
         place_N = by_id[np.searchsorted(annotations.picture_id, annotations.box_picture, sorter=by_id)]
         size_P2 = np.stack([annotations.picture_height, annotations.picture_width], 1)
-        corners_N4 = annotations.box_xywh.copy()
-        corners_N4[:, 2:] += corners_N4[:, :2]
         limits_N2 = size_P2[place_N][:, ::-1]
-        for corner_N2 in (corners_N4[:, :2], corners_N4[:, 2:]):
-            np.clip(corner_N2, 0, limits_N2, out=corner_N2)
-        corners_N4 = corners_N4.astype(np.float32)
+        first_N2, size_N2 = annotations.box_xywh[:, :2], annotations.box_xywh[:, 2:]
+        clamped = [np.clip(corner_N2, 0, limits_N2) for corner_N2 in (first_N2, first_N2 + size_N2)]
+        corners_N4 = np.concatenate(clamped, axis=1).astype(np.float32)
         kept = np.flatnonzero(np.all(corners_N4[:, 2:] > corners_N4[:, :2], axis=1))
         kept = kept[np.argsort(place_N[kept], kind="stable")]
         bounds = bounds_of(np.bincount(place_N[kept], minlength=len(size_P2)))

@@ -25,8 +25,8 @@ READER = {
 
 
 def settings(dtype: torch.dtype = torch.float32, **changes: object) -> DataSettings:
-    """Settings for pictures of 16 px and 3 classes; ``changes`` are of the benchmark's facts or of the reader."""
-    facts = {**benchmark_settings("retinanet")["facts"], "image_size": 16, "classes": 3}
+    """Settings for pictures of 32 px and 3 classes; ``changes`` are of the benchmark's facts or of the reader."""
+    facts = {**benchmark_settings("retinanet")["facts"], "image_size": 32, "classes": 3}
     facts |= {name: value for name, value in changes.items() if name in facts}
     reader = READER | {name: value for name, value in changes.items() if name not in facts}
     return DataSettings(build(Facts, facts, "benchmark.facts"), build(ReaderConfig, reader, "reader"), dtype)

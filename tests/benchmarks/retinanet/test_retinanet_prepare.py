@@ -10,9 +10,10 @@ import pytest
 from pycocotools.coco import COCO
 
 from benchmarks.retinanet import prepare as preparing
-from benchmarks.retinanet.prepare import COMMANDS, assets_of, prepare, verify
+from benchmarks.retinanet.prepare import COMMANDS, prepare, verify
 from benchmarks.retinanet.prepared import open_prepared
 from common.data import manifest
+from common.data.placing import assets_of
 from common.detection.annotations import read_coco
 from common.errors import DataError
 from tests.benchmarks.retinanet.small_pictures import label, row, smooth, write_raw
@@ -262,8 +263,6 @@ def test_the_commands_say_what_is_there(folders, capsys):
     (folders[0] / "backbone.pth").unlink()
     COMMANDS.run("prepare", ["--raw-dir", raw_dir, "--data-dir", f"{data_dir}2", "--workers", "1"])
     said = capsys.readouterr().out.splitlines()
-    assert said[1] == (
-        f"{data_dir}2-assets: no weights for the backbone; put resnext50_32x4d-7cdf4587.pth there, or give its folder as "
-        "assets_dir"
-    )
+    weights = "resnext50_32x4d-7cdf4587.pth"
+    assert said[1] == f"{data_dir}2-assets: has no backbone; put {weights} there, or give its folder as assets_dir"
     assert said[2].startswith("The benchmark has {'train_samples': 1170301, 'eval_samples': 24781")
