@@ -39,6 +39,12 @@ def _cudnn(*args: Any, **kwargs: Any) -> Tensor:
     return conv_bias_relu(*args, **kwargs)
 
 
+def _grouped(*args: Any, **kwargs: Any) -> Tensor:
+    from common.ops.conv_bias_relu.grouped import conv_bias_relu
+
+    return conv_bias_relu(*args, **kwargs)
+
+
 def _epilogue(*args: Any, **kwargs: Any) -> Tensor:
     from common.ops.conv_bias_relu.cudnn import conv_then_epilogue
 
@@ -48,11 +54,16 @@ def _epilogue(*args: Any, **kwargs: Any) -> Tensor:
 IMPLEMENTATIONS = {
     "cudnn": Implementation("cudnn", _cudnn, _cudnn_unsupported),
     "epilogue": Implementation("epilogue", _epilogue, _epilogue_unsupported),
+    "triton": Implementation("triton", _grouped, _cudnn_unsupported),
     "torch": Implementation("torch", conv_bias_relu_torch, always),
 }
 """Signature: ``conv_bias_relu(x_NCHW, weight, bias_C, stride, padding, groups, relu, residual_NCHW=None)``.
 
-One choice serves all convolutions of a network. ``epilogue`` is ``cudnn`` with a pass of its own behind each."""
+One choice serves all convolutions of a network. ``epilogue`` is ``cudnn`` with a pass of its own behind each.
+``triton`` is ``cudnn`` but for 3x3 convolutions in groups of up to 32 channels, for which it has kernels of ours."""
 
-KERNEL_NAMES = (("convolution's epilogue", r"^conv_(epilogue|masked_gradient)_"),)
+KERNEL_NAMES = (
+    ("convolution's epilogue", r"^conv_(epilogue|masked_gradient)_"),
+    ("convolution, either way", r"^grouped_"),
+)
 """Kind of work and pattern of the kernels' names, for the breakdown of a step."""

@@ -120,11 +120,19 @@ def entries() -> list[Entry]:
 
 
 def sweeps() -> dict[str, Sweep]:
-    """Tiles of the passes around a convolution."""
-    from common.ops.conv_bias_relu import triton
+    """Tiles of the passes around a convolution, and of grouped convolutions."""
+    from common.ops.conv_bias_relu import grouped, triton
 
     tiles = list(itertools.product((64, 128, 256), (2048, 4096, 8192), (4, 8), (4, 8), (1, 2, 3)))
     head = next(layer for layer in LAYERS if layer.name == "head 100")
-    function = conv_bias_relu.IMPLEMENTATIONS["epilogue"].function
-    build = functools.partial(case, function, size.PICTURES, layer=head)
-    return {f"conv_bias_relu {key}": Sweep(triton.TILES, key, tiles, build, key == "gradient") for key in triton.TILES}
+    wide = next(layer for layer in LAYERS if layer.name == "grouped layer2")
+    around = functools.partial(case, conv_bias_relu.IMPLEMENTATIONS["epilogue"].function, size.PICTURES, layer=head)
+    inside = functools.partial(case, conv_bias_relu.IMPLEMENTATIONS["triton"].function, size.PICTURES, layer=wide)
+    shapes = list(itertools.product((64, 128, 256), (32, 64), (4, 8)))
+    found = {
+        f"conv_bias_relu {key}": Sweep(triton.TILES, key, tiles, around, key == "gradient") for key in triton.TILES
+    }
+    for key in grouped.TILES:
+        choices = [(*shape, programs) for shape in shapes for programs in ((2, 4, 8) if key == "weight" else (0,))]
+        found[f"conv_bias_relu grouped {key}"] = Sweep(grouped.TILES, key, choices, inside, key != "forward")
+    return found

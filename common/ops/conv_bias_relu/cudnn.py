@@ -1,8 +1,9 @@
 """The convolution through cuDNN, its epilogue fused into it where cuDNN can, and Triton kernels for what it cannot.
 
 PyTorch's ``cudnn_convolution_relu`` and ``cudnn_convolution_add_relu`` run bias, residual and ReLU on the accumulators
-of the convolution. They have no kernels for groups, for channels that aren't multiples of 8, or without a ReLU: there
-the epilogue is one pass over the result (PyTorch's own, where it is a bias only).
+of the convolution; the former hands cuDNN its own result as a residual times 0. They have no kernels for groups, for
+channels that aren't multiples of 8, or without a ReLU: there the epilogue is one pass over the result (PyTorch's own,
+where it is a bias only).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ def fused_forward(
     """One kernel where cuDNN has it."""
     if not relu or shape.groups > 1 or weight.shape[0] % _CHANNELS or weight.shape[1] % _CHANNELS:
         return separate_forward(x_NCHW, weight, bias_C, residual_NCHW, shape, relu)
+    x_NCHW = triton.channels_last(x_NCHW)
     rest = ([shape.stride] * 2, [shape.padding] * 2, [1, 1], shape.groups)
     if residual_NCHW is None:
         return torch.cudnn_convolution_relu(x_NCHW, weight, bias_C, *rest)
@@ -34,6 +36,7 @@ def separate_forward(
     x_NCHW: Tensor, weight: Tensor, bias_C: Tensor, residual_NCHW: Tensor | None, shape: Shape, relu: bool
 ) -> Tensor:
     """The convolution, then one pass over its result."""
+    x_NCHW = triton.channels_last(x_NCHW)
     bias_only = residual_NCHW is None and not relu
     y_NCHW = F.conv2d(x_NCHW, weight, bias_C if bias_only else None, shape.stride, shape.padding, groups=shape.groups)
     return y_NCHW if bias_only else triton.epilogue_(y_NCHW, bias_C, residual_NCHW, relu)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +22,24 @@ class Shape(NamedTuple):
     stride: int
     padding: int
     groups: int
+
+
+WIDEST_GROUP = 32
+"""Channels of a group up to which Triton's kernels of grouped convolutions take it."""
+
+
+def grouped_3x3(weight_shape: Sequence[int], shape: Shape) -> bool:
+    """Whether Triton's kernels of grouped convolutions are written for it: as many channels in as out, 3x3, padded."""
+    filters, width, *kernel = weight_shape
+    return (
+        shape.groups > 1
+        and filters == width * shape.groups
+        and width <= WIDEST_GROUP
+        and width & (width - 1) == 0
+        and kernel == [3, 3]
+        and shape.padding == 1
+        and shape.stride in (1, 2)
+    )
 
 
 class Passes(NamedTuple):

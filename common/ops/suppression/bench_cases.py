@@ -40,6 +40,6 @@ def sweeps() -> dict[str, Sweep]:
     """Candidates at a time and warps."""
     from common.ops.suppression import triton
 
-    tiles = list(itertools.product((32, 64, 128), (4, 8, 16)))
+    tiles = list(itertools.product((32, 64), (4, 8, 16)))
     build = functools.partial(case, suppression.IMPLEMENTATIONS["triton"].function, size.PICTURES)
     return {"suppression": Sweep(triton.TILES, "suppress", tiles, build, False)}

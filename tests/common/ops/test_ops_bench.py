@@ -119,7 +119,7 @@ def test_every_pass_of_every_implementation_runs() -> None:
 @pytest.mark.usefixtures("without_memory")
 def test_a_sweep_tries_tiles_of_its_table() -> None:
     pytest.importorskip("triton")
-    assert len(sweeps()) == 31
+    assert len(sweeps()) == 34
     for name, sweep in {**sweeps(), **batch_norm.sweeps()}.items():
         tile = sweep.table[sweep.key]
         assert [tuple(type(tile)(*choice)) for choice in sweep.choices] == list(sweep.choices), name

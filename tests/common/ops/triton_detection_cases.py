@@ -47,13 +47,25 @@ def boxes(random: torch.Generator, *shape: int, fractions: bool = False) -> Tens
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_matches_are_the_plain_versions(rule: MatchingRule, fractions: bool) -> None:
     random = torch.Generator().manual_seed(1)
-    anchors, real = boxes(random, 300, fractions=fractions), boxes(random, 4, 9, fractions=fractions)
+    anchors, real = boxes(random, 200, fractions=fractions), boxes(random, 4, 9, fractions=fractions)
+    anchors = torch.cat([anchors, anchors.flip(0)])  # the first of two, in different programs, is a box's own best
     count = torch.tensor([9, 0, 1, 6])
     real[1:] = torch.where((torch.arange(9) >= count[1:, None]).unsqueeze(2), torch.nan, real[1:])
     found = matching_triton.match(anchors, real, count, rule)
     assert found.dtype == torch.int64
     assert torch.equal(found, match_torch(anchors, real, count, rule))
     assert found[0].max() > 0
+
+
+def test_only_anchors_that_no_other_overlaps_more_are_rescued() -> None:
+    """The overlaps are 0.3, one that is smaller by the last bits, and 0.3 again."""
+    right = torch.tensor(30.0)
+    anchors = torch.zeros(3, 4)
+    anchors[:, 3] = 100
+    anchors[:, 2] = torch.stack([right, right.nextafter(torch.tensor(0.0)), right])
+    real = torch.tensor([[[0.0, 0.0, 100.0, 100.0]]])
+    matched = matching_triton.match(anchors, real, torch.tensor([1]), RULES[0])
+    assert matched.tolist() == [[0, BELOW, 0]]
 
 
 @pytest.mark.parametrize("rule", RULES[:3], ids=str)
