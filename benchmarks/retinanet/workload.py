@@ -194,7 +194,8 @@ class RetinaNetDetection(Workload):
         with asked_for("model.suppression", own.model.suppression):
             detect = Detector(self.model, own.facts, self._anchors_A4, own.model.suppression)
         self.choices["suppression"] = detect.choice
-        scorer = CocoScorer(ground_truth, layout.device)
+        on_device = self.cfg.evaluation.scoring == "inline"
+        scorer = CocoScorer(ground_truth, layout.device if on_device else torch.device("cpu"))
         return DetectionEvaluation(
             self.model,
             detect,

@@ -35,10 +35,12 @@ from common.evaluation.scorer_process import ScorerProcess
 from common.evaluation.ways import way_to_evaluate
 from common.mlperf.admission import evaluation_schedule
 from common.ops import (
+    anchor_matching,
     attention,
     batch_norm,
     bias_gelu,
     causal_attention,
+    conv_bias_relu,
     cross_entropy,
     dropout,
     dropout_add_norm,
@@ -47,6 +49,7 @@ from common.ops import (
     lora_input,
     rms_norm,
     rope,
+    suppression,
     swiglu,
     transpose_fp8,
 )
@@ -57,10 +60,12 @@ PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
 """Dense bf16/fp16 matrix FLOP/s of a GPU, by a part of its name (vendor's data sheets)."""
 
 OPERATIONS = (
+    anchor_matching,
     attention,
     batch_norm,
     bias_gelu,
     causal_attention,
+    conv_bias_relu,
     cross_entropy,
     dropout,
     dropout_add_norm,
@@ -69,6 +74,7 @@ OPERATIONS = (
     lora_input,
     rms_norm,
     rope,
+    suppression,
     swiglu,
     transpose_fp8,
 )

@@ -1,0 +1,180 @@
+"""RetinaNet as a workload: published recipes, learning rate, what is trained, and what the closed division fixes."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+
+from benchmarks.retinanet.workload import RetinaNetDetection
+from common import cli
+from common.config.composition import compose
+from common.config.schema import RunConfig, SessionConfig
+from common.data.batches import HostBatch
+from common.distributed.layout import Layout
+from common.errors import CheckpointError, ConfigError, UnsupportedImplementation
+from common.mlperf.admission import admit, evaluation_schedule
+from common.mlperf.constraints import missing_hyperparameters
+from common.mlperf.events import hyperparameters
+
+
+def loaded(*overrides: str) -> tuple[RunConfig, SessionConfig]:
+    return cli.load(compose(["benchmark=retinanet", "device=cpu", *overrides]))
+
+
+def built(*overrides: str, seed: int = 3) -> RetinaNetDetection:
+    """The workload of the ``test`` recipe, on one rank."""
+    run, _ = loaded("scale=test", *overrides)
+    return RetinaNetDetection(run, Layout(run.layout, seed=seed))
+
+
+# Results of MLPerf Training v3.1 and v4.0 (NVIDIA): GPUs, pictures of a step on each, global batch, learning rate,
+# epochs of warm-up.
+PUBLISHED = {
+    "8xH200": (8, 32, 256, 8.5e-5, 0),
+    "8xH100": (8, 32, 256, 8.5e-5, 0),
+    "64xH100": (64, 4, 256, 1e-4, 1),
+    "2048xH100": (2048, 1, 2048, 1.35e-4, 1),
+    "2528xH100": (2528, 1, 2528, 1.35e-4, 1),
+}
+
+
+@pytest.mark.parametrize("scale", list(PUBLISHED))
+def test_a_recipe_has_the_published_hyperparameters(scale, tmp_path):
+    gpus, pictures, batch, rate, warmup = PUBLISHED[scale]
+    run, session = loaded(f"scale={scale}", f"assets_dir={tmp_path}")
+    logged = admit(run, session).hyperparameters
+    assert (run.training_ranks, run.micro_batch, run.grad_accumulation_steps) == (gpus, pictures, 1)
+    assert logged["global_batch_size"] == batch
+    assert logged["opt_name"] == "adam"
+    assert (logged["opt_base_learning_rate"], logged["opt_weight_decay"]) == (rate, 0.0)
+    assert logged["opt_learning_rate_warmup_epochs"] == warmup
+    assert logged["opt_learning_rate_warmup_factor"] == 0.001
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4])
+def test_fewer_gpus_accumulate_to_the_batch_of_eight(gpus):
+    run, _ = loaded(f"scale={gpus}xH200")
+    assert (run.micro_batch, run.grad_accumulation_steps, run.global_batch) == (32, 8 // gpus, 256)
+
+
+@pytest.mark.parametrize(
+    ("ruleset", "name"), [("2.0.0", "ssd"), ("4.1.0", "ssd"), ("5.0.0", "retinanet"), ("5.1.0", "retinanet")]
+)
+def test_the_log_has_every_hyperparameter_and_the_name_of_the_round(ruleset, name, tmp_path):
+    run, session = loaded("scale=8xH200", f"ruleset={ruleset}", f"assets_dir={tmp_path}")
+    assert missing_hyperparameters("retinanet", ruleset, hyperparameters(run)) == []
+    assert admit(run, session).rules.log_name == name
+
+
+def test_an_evaluation_follows_every_epoch():
+    run, _ = loaded("scale=8xH200")
+    assert list(evaluation_schedule(run).points()) == list(range(1, 9))
+
+
+@pytest.mark.parametrize(("step", "share"), [(0, 0.001), (2, 0.5005), (4, 1.0), (1000, 1.0)])
+def test_the_learning_rate_rises_linearly_from_a_share_of_itself(step, share):
+    workload = built("hparams.warmup_epochs=1")  # 16 pictures, 4 a step
+    (optimizer,) = workload.build_step().updaters
+    assert float(optimizer._schedule(torch.tensor(step))) == pytest.approx(2e-3 * share, rel=1e-6)
+
+
+def test_without_a_warm_up_the_rate_is_there_at_once():
+    (optimizer,) = built("hparams.warmup_epochs=0").build_step().updaters
+    assert float(optimizer._schedule(torch.tensor(0))) == pytest.approx(2e-3, rel=1e-6)
+
+
+def test_what_comes_before_the_second_stage_and_every_batch_norm_is_frozen():
+    workload = built()
+    trained = {name for group in workload.parameter_groups() for name in group.parameters}
+    others = {name for name, _ in workload.model.named_parameters()} - trained
+    body = "backbone.body."
+    assert others == {name for name in others if name.startswith((f"{body}conv1", f"{body}layer1"))}
+    assert others <= workload.frozen()
+    assert {name for name, _ in workload.model.named_buffers()} <= workload.frozen()
+    assert not trained & workload.frozen()
+
+
+def test_the_digest_tells_backbones_apart():
+    assert built().base_digest() == built().base_digest() != built(seed=4).base_digest()
+
+
+def test_targets_are_made_of_the_boxes_that_come():
+    workload = built()
+    host = HostBatch(
+        {
+            "image": torch.zeros(2, 3, 64, 64),
+            "boxes": torch.tensor([[[0.0, 0.0, 32.0, 32.0]], [[0.0, 0.0, 0.0, 0.0]]]),
+            "label": torch.tensor([[2], [0]]),
+            "count": torch.tensor([1, 0]),
+        },
+        samples=2,
+        position=0,
+    )
+    batch = workload.prepare(host)
+    assert set(batch.tensors["class"][0].tolist()) <= {2, -1, -2}
+    assert (batch.tensors["class"][0] == 2).any()
+    assert (batch.tensors["class"][1] == -1).all()
+    losses = workload.loss(batch)
+    assert losses.total.isfinite()
+    assert set(losses.metrics) == {"loss", "classification_loss", "box_loss"}
+
+
+def test_the_loss_at_the_start_is_that_of_guessing_the_prior():
+    workload = built()
+    batch = next(iter(workload.example_batches()))
+    found = workload.loss(batch).metrics["classification_loss"].item()
+    classes, prior, cells = batch.tensors["class"], 0.01, 3
+    # Focal loss of a right class guessed at 1 %, and of the others; logits are the biases plus a little noise.
+    logit = torch.logit(torch.tensor(prior, dtype=torch.float64))
+    right = 0.25 * (1 - prior) ** 2 * torch.nn.functional.softplus(-logit)
+    wrong = 0.75 * prior**2 * torch.nn.functional.softplus(logit)
+    positive = (classes >= 0).sum(1)
+    counted = cells * (classes != -2).sum(1)
+    expected = ((positive * right + (counted - positive) * wrong) / positive.clamp(min=1)).mean().item()
+    assert found == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.layers=[3,4,23,3]", r"model\.layers=\(3, 4, 23, 3\): the benchmark's model"),
+        ("model.trained_stages=4", r"model\.trained_stages=4"),
+        ("hparams.beta_1=0.95", r"the reference's Adam"),
+        ("assets_dir=null", r"assets_dir=null: training starts from torchvision's"),
+        ("benchmark.facts.nms_threshold=0.6", r"the rules fix"),
+        ("hparams.weight_decay=1e-4", r"opt_weight_decay"),
+    ],
+)
+def test_the_closed_division_fixes_network_and_start(override, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        admit(*loaded("scale=8xH200", f"assets_dir={tmp_path}", override))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kind", "message"),
+    [
+        (["layout.tp=2", "scale.gpus_per_node=2"], ConfigError, "layout.tp=2: RetinaNet's ranks"),
+        (["model.focal_loss=triton"], UnsupportedImplementation, "model.focal_loss=triton: .*a GPU"),
+        (["model.anchor_matching=foo"], UnsupportedImplementation, "model.anchor_matching=foo"),
+        (["model.convolution=cudnn"], UnsupportedImplementation, "model.convolution=cudnn"),
+        (["assets_dir=/nowhere"], CheckpointError, ".*nowhere/backbone.pth"),
+    ],
+)
+def test_what_the_workload_cannot_be_built_with_is_named(overrides, kind, message):
+    run, _ = loaded("scale=test", *overrides)
+    with pytest.raises(kind, match=f"^{message}"):
+        RetinaNetDetection(run, Layout(run.layout))
+
+
+def test_an_unknown_suppression_is_named():
+    workload = built("model.suppression=foo")
+    with pytest.raises(UnsupportedImplementation, match=r"^model\.suppression=foo"):
+        workload.evaluation(workload.layout)
+
+
+def test_in_the_background_the_scorer_keeps_to_the_cpu_and_travels():
+    workload = built("evaluation.scoring=background")
+    scorer = pickle.loads(pickle.dumps(workload.evaluation(workload.layout).scorer))
+    assert scorer._device == torch.device("cpu")
