@@ -29,7 +29,7 @@ OWN: dict[str, set[tuple[str, str]]] = {
     "unet3d": {("target", "eval_accuracy"), ("check", "train_samples"), ("check", "eval_samples")},
     "llama2_70b_lora": {("check", "lora_rank"), ("check", "train_samples")},
     "retinanet": set(),
-    "ssd300": {("target", "eval_accuracy"), ("end", None), ("check", "train_samples")},
+    "ssd300": {("target", "eval_accuracy"), ("end", ""), ("check", "train_samples")},
 }
 """What the closed division's rules may have against a demo's log: a target, a network and a data set of its own."""
 
