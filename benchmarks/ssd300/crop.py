@@ -1,11 +1,12 @@
 """SSD's random crop, on the boxes alone: a pure function of a generator, for every reader.
 
 Liu et al., arXiv:1512.02325, section 2.2, "Data augmentation", with the MLPerf reference's rule of acceptance. Boxes
-and crops are corners x1, y1, x2, y2 as shares of the picture. Shapes: M boxes.
+and crops are corners x1, y1, x2, y2 as shares of the picture. Shapes: M boxes, C corners, X the two coordinates.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,31 +51,29 @@ def random_crop(boxes_M4: NDArray[np.float64], facts: Facts, attempts: int, rand
         attempts: crops that are tried of a kind.
         random: source of all that is drawn.
     """
-    kinds = (None, *facts.crop_overlaps, -np.inf)
+    kinds = (None, *facts.crop_overlaps, -math.inf)
+    x1, y1, x2, y2 = boxes_M4.T
+    area_M = (x2 - x1) * (y2 - y1)
     while True:
         least = kinds[int(random.integers(len(kinds)))]
         if least is None:
             return Crop(WHOLE, np.ones(len(boxes_M4), np.bool_), boxes_M4)
         for _ in range(attempts):
-            width, height = random.uniform(*facts.crop_scale, 2)
+            width, height = random.uniform(*facts.crop_scale, 2).tolist()
             if not facts.crop_aspect[0] <= width / height <= facts.crop_aspect[1]:
                 continue
             left, top = random.uniform(0, 1 - width), random.uniform(0, 1 - height)
-            crop_4 = np.array([left, top, left + width, top + height])
-            if not np.all(_overlaps(boxes_M4, crop_4) > least):
-                continue
-            centre_M2 = (boxes_M4[:, :2] + boxes_M4[:, 2:]) / 2
-            kept_M = np.all((centre_M2 > crop_4[:2]) & (centre_M2 < crop_4[2:]), axis=1)
+            right, bottom = left + width, top + height
+            if least >= 0:
+                across_M = np.minimum(x2, right) - np.maximum(x1, left)
+                down_M = np.minimum(y2, bottom) - np.maximum(y1, top)
+                both_M = np.maximum(across_M, 0) * np.maximum(down_M, 0)
+                if (both_M <= least * (area_M + width * height - both_M)).any():
+                    continue
+            x_M, y_M = (x1 + x2) / 2, (y1 + y2) / 2
+            kept_M = (x_M > left) & (x_M < right) & (y_M > top) & (y_M < bottom)
             if kept_M.any():
-                inside_M4 = np.clip(boxes_M4[kept_M], np.tile(crop_4[:2], 2), np.tile(crop_4[2:], 2))
-                shares_M4 = (inside_M4 - np.tile(crop_4[:2], 2)) / np.tile([width, height], 2)
-                return Crop((left, top, left + width, top + height), kept_M, shares_M4)
-
-
-def _overlaps(boxes_M4: NDArray[np.float64], crop_4: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Intersection over union of each box with the crop; 0 without an intersection."""
-    sides_M2 = np.minimum(boxes_M4[:, 2:], crop_4[2:]) - np.maximum(boxes_M4[:, :2], crop_4[:2])
-    both_M = sides_M2.clip(min=0).prod(axis=1)
-    area_M = (boxes_M4[:, 2:] - boxes_M4[:, :2]).prod(axis=1)
-    overlaps: NDArray[np.float64] = both_M / (area_M + (crop_4[2:] - crop_4[:2]).prod() - both_M)
-    return overlaps
+                inside_MCX = boxes_M4[kept_M].reshape(-1, 2, 2)
+                inside_MCX = np.minimum(np.maximum(inside_MCX, (left, top)), (right, bottom))
+                shares_M4 = ((inside_MCX - (left, top)) / (width, height)).reshape(-1, 4)
+                return Crop((left, top, right, bottom), kept_M, shares_M4)
