@@ -150,7 +150,8 @@ class ModelConfig:
         backbone: file in ``assets_dir`` with the weights that the backbone starts from, under torchvision's names.
             Without ``assets_dir`` they are drawn.
         loss_scale: the first scale of the loss in fp16.
-        batch_norm, convolution, anchor_matching, suppression: implementations; the convolutions are those with bias.
+        batch_norm, convolution, class_entropy, anchor_matching, suppression: implementations; the convolutions are
+            those with bias.
     """
 
     input_channels: Literal[3, 4]
@@ -158,6 +159,7 @@ class ModelConfig:
     loss_scale: Annotated[float, Positive]
     batch_norm: str = AUTO
     convolution: str = AUTO
+    class_entropy: str = AUTO
     anchor_matching: str = AUTO
     suppression: str = AUTO
 

@@ -1,7 +1,6 @@
 """SSD's loss with hard-negative mining, inside a captured graph: fixed shapes, no index that depends on values.
 
-Liu et al., arXiv:1512.02325, section 2.2, as the MLPerf reference computes it. Shapes: N pictures, A default boxes,
-K classes with background.
+Liu et al., arXiv:1512.02325, section 2.2, as the MLPerf reference computes it. Shapes: N pictures, A default boxes.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class DetectionLosses:
 
 
 def multibox_loss(
-    logits_NAK: Tensor,
+    entropy_NA: Tensor,
     offsets_NA4: Tensor,
     class_NA: Tensor,
     target_NA4: Tensor,
@@ -39,17 +38,14 @@ def multibox_loss(
     A picture without positives adds 0 to the mean over the pictures.
 
     Args:
-        logits_NAK: of each class, background first. The arithmetic is in fp32, in fp64 of fp64.
-        offsets_NA4: what the network says of the boxes.
+        entropy_NA: cross-entropy of each default box's class, fp32 or fp64.
+        offsets_NA4: what the network says of the boxes; the arithmetic is in fp32, in fp64 of fp64.
         class_NA: the classes, int64; 0 is background.
         target_NA4: what it should say; background's count for nothing.
         negatives: background per positive.
     """
     positive_NA = class_NA != BACKGROUND
     positives_N = positive_NA.sum(1)
-    wide = torch.promote_types(logits_NAK.dtype, torch.float32)
-    log_share_NAK = F.log_softmax(logits_NAK, 2, dtype=wide)  # on a GPU without a copy of the logits in fp32
-    entropy_NA = -log_share_NAK.gather(2, class_NA.unsqueeze(2)).squeeze(2)
     counts_NA = positive_NA | _hardest(entropy_NA, positive_NA, negatives * positives_N)
     classes_N = torch.where(counts_NA, entropy_NA, 0.0).sum(1)
 

@@ -12,16 +12,14 @@ Shapes: N pictures, C channels, H height, W width, A default boxes, K classes wi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from benchmarks.ssd300.config import Facts
+from benchmarks.ssd300.ops.head_results import HeadChannels, Joined
 from common.nn import batch_norm, convolution, fused_convolution
 from common.nn.convolution_flops import convolution_flops, result_size
 from common.nn.fused_convolution import FusedConv2d
@@ -80,29 +78,6 @@ class ExtraBlock(nn.Module):
         """Map (N, C, H, W) to the next level."""
         y_NCHW: Tensor = self.conv2(self.conv1(x_NCHW, relu=True), relu=True)
         return y_NCHW
-
-
-@dataclass(frozen=True)
-class HeadChannels:
-    """The channels of a level's head.
-
-    Attributes:
-        kinds: default boxes of a cell.
-        classes: K.
-    """
-
-    kinds: int
-    classes: int
-
-    @property
-    def logits(self) -> int:
-        """Channels of the classes, which come first."""
-        return self.kinds * self.classes
-
-    @property
-    def offsets(self) -> int:
-        """Channels of the boxes, which follow."""
-        return self.kinds * 4
 
 
 class Head(FusedConv2d):
@@ -207,6 +182,15 @@ class SSD300(nn.Module):
             levels.append(extra(levels[-1]))
         return levels
 
+    @property
+    def channels(self) -> list[HeadChannels]:
+        """Those of each head."""
+        return [head.channels for head in self.heads if isinstance(head, Head)]
+
+    def results(self, image_NCHW: Tensor) -> list[Tensor]:
+        """What the heads give, (N, C, H, W) each, see :class:`Head`; the picture as :meth:`forward` takes it."""
+        return [head(level) for head, level in zip(self.heads, self.levels(image_NCHW), strict=True)]
+
     def forward(self, image_NCHW: Tensor) -> Predictions:
         """Find boxes.
 
@@ -216,9 +200,7 @@ class SSD300(nn.Module):
         Returns:
             Logits and offsets in the weights' dtype.
         """
-        results = [head(level) for head, level in zip(self.heads, self.levels(image_NCHW), strict=True)]
-        channels = [head.channels for head in self.heads if isinstance(head, Head)]
-        return Predictions(*_Joined.apply(channels, *results))
+        return Predictions(*Joined.apply(self.channels, *self.results(image_NCHW)))
 
     def sample_flops(self, image_size: int) -> float:
         """Model FLOPs (2 per multiply-add) to train on one picture: forward, gradients of inputs and of weights."""
@@ -234,44 +216,3 @@ class SSD300(nn.Module):
             assert isinstance(head, Head)
             layers.append(convolution_flops("head", head, size))
         return sum(layer.training for layer in layers)
-
-
-class _Joined(torch.autograd.Function):
-    """The heads' results, level behind level, each value copied once forward and once backward."""
-
-    @staticmethod
-    def forward(ctx: Any, channels: Sequence[HeadChannels], *results: Tensor) -> tuple[Tensor, Tensor]:
-        boxes = [head.kinds * y_NCHW[0, 0].numel() for head, y_NCHW in zip(channels, results, strict=True)]
-        logits_NAK = results[0].new_empty((len(results[0]), sum(boxes), channels[0].classes))
-        offsets_NA4 = results[0].new_empty((len(results[0]), sum(boxes), 4))
-        ctx.channels, ctx.boxes, ctx.shapes = channels, boxes, [y_NCHW.shape for y_NCHW in results]
-        for head, y_NCHW, logits, offsets in zip(
-            channels, results, logits_NAK.split(boxes, 1), offsets_NA4.split(boxes, 1), strict=True
-        ):
-            of_classes, of_boxes = _parts(head, y_NCHW)
-            logits.view(of_classes.shape).copy_(of_classes)
-            offsets.view(of_boxes.shape).copy_(of_boxes)
-        return logits_NAK, offsets_NA4
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        d_results = []
-        parts = zip(*(gradient.contiguous().split(ctx.boxes, 1) for gradient in gradients), strict=True)
-        for head, shape, (logits, offsets) in zip(ctx.channels, ctx.shapes, parts, strict=True):
-            d_y_NHWC = gradients[0].new_empty((shape[0], *shape[2:], shape[1]))
-            d_y_NCHW = d_y_NHWC.permute(0, 3, 1, 2)
-            d_y_NCHW[:, head.logits + head.offsets :] = 0
-            of_classes, of_boxes = _parts(head, d_y_NCHW)
-            of_classes.copy_(logits.view(of_classes.shape))
-            of_boxes.copy_(offsets.view(of_boxes.shape))
-            d_results.append(d_y_NCHW)
-        return None, *d_results
-
-
-def _parts(head: HeadChannels, y_NCHW: Tensor) -> tuple[Tensor, Tensor]:
-    """Views of classes and offsets, (N, H, W, kinds, K) and (N, H, W, kinds, 4), of a head's result."""
-    y_NHWC = y_NCHW.permute(0, 2, 3, 1)
-    of_classes = y_NHWC[..., : head.logits].unflatten(3, (head.kinds, head.classes))
-    of_boxes = y_NHWC[..., head.logits : head.logits + head.offsets].unflatten(3, (head.kinds, 4))
-    return of_classes, of_boxes

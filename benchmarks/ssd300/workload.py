@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,6 +15,7 @@ from benchmarks.ssd300.data_settings import DataSettings
 from benchmarks.ssd300.detect import Detector
 from benchmarks.ssd300.loss import multibox_loss
 from benchmarks.ssd300.model import SSD300
+from benchmarks.ssd300.ops import class_entropy
 from benchmarks.ssd300.schedule import decay_steps, warmup_steps, warmup_then_falls
 from benchmarks.ssd300.targets import Targets
 from benchmarks.ssd300.weight_names import initialised_tensors
@@ -29,7 +30,7 @@ from common.distributed.layout import Layout
 from common.nn.backbone_file import load_backbone
 from common.nn.batch_norm import set_group
 from common.nn.running_statistics import averaged_statistics
-from common.ops.implementation import asked_for
+from common.ops.implementation import OperationRequest, asked_for, select
 from common.optim.optimizer import ParameterGroup
 from common.step.train_step import Losses, TrainStep
 
@@ -55,7 +56,10 @@ class Ssd300Detection(Workload):
         self.choices |= self.model.choose_implementation(model.batch_norm, model.convolution)
         set_group(self.model, layout.subgroup("dp", self.own.hparams.bn_group))
         self._targets = Targets(facts, model.anchor_matching, layout.device)
-        self.choices["anchor_matching"] = self._targets.chosen
+        with asked_for("model.class_entropy", model.class_entropy):
+            request = OperationRequest(layout.device, self.dtype, {"classes": self.model.classes})
+            self._class_entropy = select(class_entropy.IMPLEMENTATIONS, model.class_entropy, request)
+        self.choices |= {"anchor_matching": self._targets.chosen, "class_entropy": self._class_entropy.name}
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """All parameters alike: batch norms and biases decay too.
@@ -110,10 +114,10 @@ class Ssd300Detection(Workload):
         ``micro_batch`` holds ``image`` (N, C, H, W), and ``class`` (N, A) and ``offsets`` (N, A, 4) as
         :class:`benchmarks.ssd300.targets.Targets` makes them.
         """
-        tensors = micro_batch.tensors
-        said = self.model(tensors["image"])
-        negatives = self.own.facts.negatives
-        losses = multibox_loss(said.logits, said.offsets, tensors["class"], tensors["offsets"], negatives)
+        tensors, negatives = micro_batch.tensors, self.own.facts.negatives
+        results = self.model.results(tensors["image"])
+        entropy_NA, offsets_NA4 = self._class_entropy.function(self.model.channels, results, tensors["class"])
+        losses = multibox_loss(entropy_NA, offsets_NA4, tensors["class"], tensors["offsets"], negatives)
         metrics = {"loss": losses.total, "classification_loss": losses.classes, "box_loss": losses.boxes}
         return Losses(losses.total, {name: value.detach() for name, value in metrics.items()})
 
@@ -186,3 +190,7 @@ class Ssd300Detection(Workload):
     def sample_flops(self) -> float:
         """FLOPs of one training picture."""
         return self.model.sample_flops(self.own.facts.image_size)
+
+    def kernel_names(self) -> Sequence[tuple[str, str]]:
+        """Of the operation that only this workload has."""
+        return class_entropy.KERNEL_NAMES

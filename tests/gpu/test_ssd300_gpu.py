@@ -14,12 +14,14 @@ from benchmarks.ssd300.default_boxes import reference_rows
 from benchmarks.ssd300.detect import Detector
 from benchmarks.ssd300.loss import multibox_loss
 from benchmarks.ssd300.model import SSD300, Predictions
+from benchmarks.ssd300.ops import class_entropy
 from benchmarks.ssd300.targets import Targets
 from common.data import dali
 from common.data.batches import Block
 from common.distributed.layout import Layout
 from common.mlperf.fixed import fixed_facts
 from common.nn.fused_convolution import FusedConv2d
+from common.ops.implementation import OperationRequest, select
 from common.step.capture import capturing
 
 pytestmark = pytest.mark.gpu
@@ -78,10 +80,13 @@ def targets(facts: Facts, seed: int = 2) -> tuple[Tensor, Tensor]:
     return found[0].cuda(), found[1].cuda()
 
 
-def losses_and_gradients(network: SSD300) -> dict[str, Tensor]:
+def losses_and_gradients(network: SSD300, entropies: str) -> dict[str, Tensor]:
     """The loss, and the gradient of every parameter, by name and in float64."""
-    said = network(images(network.backbone.conv1.weight.dtype))
-    total = multibox_loss(said.logits, said.offsets, *targets(SMALL), SMALL.negatives).total
+    dtype, (classes, wanted) = network.backbone.conv1.weight.dtype, targets(SMALL)
+    request = OperationRequest(GPU, dtype, {"classes": network.classes})
+    chosen = select(class_entropy.IMPLEMENTATIONS, entropies, request)
+    entropy, offsets = chosen.function(network.channels, network.results(images(dtype)), classes)
+    total = multibox_loss(entropy, offsets, classes, wanted, SMALL.negatives).total
     (128 * total).backward()
     found = {"loss": total.detach().double()}
     for name, parameter in network.named_parameters():
@@ -92,8 +97,8 @@ def losses_and_gradients(network: SSD300) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_loss_and_gradients_follow_float64(dtype: torch.dtype) -> None:
-    expected = losses_and_gradients(build(torch.float64))
-    usual, found = (losses_and_gradients(build(dtype, name)) for name in ("torch", "auto"))
+    expected = losses_and_gradients(build(torch.float64), "torch")
+    usual, found = (losses_and_gradients(build(dtype, name), name) for name in ("torch", "auto"))
     for name, reference in expected.items():
         error, plain = ((one[name] - reference).norm() / reference.norm() for one in (found, usual))
         assert error < max(2e-2, 1.5 * plain), f"{name}: {error:.1e}, plain version {plain:.1e}"
@@ -126,13 +131,13 @@ def test_a_captured_loss_is_the_eager_one_whatever_the_boxes() -> None:
     """The mining ranks other negatives in every replay, and one picture has no boxes."""
     generator = torch.Generator(GPU).manual_seed(3)
     count = len(reference_rows(SMALL))
-    logits = torch.zeros((PICTURES, count, 8), device=GPU, dtype=torch.float16, requires_grad=True)
+    entropy = torch.zeros((PICTURES, count), device=GPU, requires_grad=True)
     offsets = torch.zeros((PICTURES, count, 4), device=GPU, dtype=torch.float16, requires_grad=True)
     classes, wanted = targets(SMALL)
 
     def step() -> tuple[Tensor, ...]:
-        total = multibox_loss(logits, offsets, classes, wanted, SMALL.negatives).total
-        return (total, *torch.autograd.grad(128 * total, [logits, offsets]))
+        total = multibox_loss(entropy, offsets, classes, wanted, SMALL.negatives).total
+        return (total, *torch.autograd.grad(128 * total, [entropy, offsets]))
 
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -145,7 +150,7 @@ def test_a_captured_loss_is_the_eager_one_whatever_the_boxes() -> None:
         recorded = step()
     for seed in (2, 5, 9):
         with torch.no_grad():
-            logits.copy_(torch.randn(logits.shape, device=GPU, generator=generator) * 3)
+            entropy.copy_(torch.rand(entropy.shape, device=GPU, generator=generator) * 9)
             offsets.copy_(torch.randn(offsets.shape, device=GPU, generator=generator))
             for tensor, value in zip((classes, wanted), targets(SMALL, seed), strict=True):
                 tensor.copy_(value)

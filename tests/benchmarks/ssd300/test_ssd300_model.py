@@ -13,7 +13,8 @@ import yaml
 from small_ssd300 import FACTS, SMALL
 from torch import nn
 
-from benchmarks.ssd300.model import SSD300, Head, _Joined
+from benchmarks.ssd300.model import SSD300, Head
+from benchmarks.ssd300.ops.head_results import Joined
 from benchmarks.ssd300.weight_names import initialised_tensors
 from common.nn.backbone_file import load_backbone
 from common.nn.fused_convolution import FusedConv2d
@@ -116,7 +117,7 @@ def test_the_heads_results_are_joined_with_their_gradients():
         torch.randn(2, (c.logits + c.offsets + 7) // 8 * 8, side, side, dtype=torch.float64, requires_grad=True)
         for c, side in zip(channels, (3, 2, 1), strict=True)
     ]
-    assert torch.autograd.gradcheck(lambda *given: _Joined.apply(channels, *given), results)
+    assert torch.autograd.gradcheck(lambda *given: Joined.apply(channels, *given), results)
 
 
 def test_half_precision_leaves_the_norms_wide():
