@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.resnet.config import ResNetConfig
@@ -23,6 +22,7 @@ from common.data.dali import choose_reader
 from common.distributed.layout import Layout
 from common.mlperf.admission import evaluation_schedule
 from common.nn.batch_norm import set_group
+from common.nn.running_statistics import averaged_statistics
 from common.optim.learning_rate import ScheduleSteps, nvidia_steps, polynomial, reference_steps
 from common.optim.optimizer import ParameterGroup
 from common.step.train_step import Losses, TrainStep
@@ -173,19 +173,9 @@ class ResNet(Workload):
             root, self._data_settings(), self.layout, self.cfg.micro_batch, self.cfg.grad_accumulation_steps
         )
 
-    @torch.no_grad()
     def weights(self) -> Weights:
         """Parameters, and batch-norm statistics averaged over the replicas in one all-reduce of 53,120 floats."""
-        tensors = dict(self.model.state_dict())
-        group = self.layout.group("dp")
-        if group is not None:
-            names = [name for name, _ in self.model.named_buffers()]
-            flat = torch.cat([tensors[name].flatten() for name in names])
-            dist.all_reduce(flat, group=group)
-            flat /= self.layout.size("dp")
-            for name, average in zip(names, flat.split([tensors[name].numel() for name in names]), strict=True):
-                tensors[name] = average
-        return Weights(tensors)
+        return Weights({**self.model.state_dict(), **averaged_statistics(self.model, self.layout)})
 
     def evaluation(self, layout: Layout) -> TopOne:
         """Top-1 accuracy on the ranks of ``layout``."""

@@ -27,8 +27,8 @@ from common.data.threads import PendingBatch, SampleThreads
 from common.errors import DataError
 from common.formats.jpeg import decode
 
-Inputs = tuple[list[NDArray[np.uint8]], NDArray[np.int32]]
-"""What a run of a pipeline is given: encoded files, and a number for each, such as whether it is mirrored."""
+Inputs = tuple[list[NDArray[np.uint8]], NDArray[Any]]
+"""What a run of a pipeline is given: encoded files, and numbers for each, such as whether it is mirrored."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class Feed:
     Attributes:
         paths: where the samples come from, for messages.
         encoded: their files, (bytes,) each; ``pending`` puts them there.
-        flags: (N,) a number for each.
+        flags: (N,) a number for each, or (N, F) several.
         pending: reads the files, and fills the tensors (N, ...) that go past the pipeline.
     """
 
-    paths: Sequence[Path]
+    paths: Sequence[Path | str]
     encoded: list[NDArray[np.uint8]]
-    flags: NDArray[np.int32]
+    flags: NDArray[Any]
     pending: PendingBatch
 
 
@@ -59,6 +59,7 @@ class FedRunner:
         prefetch: feeds that are begun beside the one that is wanted.
         names, dtypes: of the pipeline's outputs, see :class:`common.data.dali.PipelineRunner`.
         folder: of the files, for messages.
+        close_data: closes what ``begin`` reads.
     """
 
     def __init__(
@@ -71,7 +72,9 @@ class FedRunner:
         names: tuple[str, ...],
         dtypes: tuple[torch.dtype, ...],
         folder: Path,
+        close_data: Callable[[], None] = lambda: None,
     ) -> None:
+        self._close_data = close_data
         self._build, self._begin, self._step = build, begin, step
         self._threads, self._prefetch = threads, prefetch
         self._outputs = (names, dtypes, folder)
@@ -112,9 +115,10 @@ class FedRunner:
             self.next()
 
     def close(self) -> None:
-        """Release the pipeline and stop the threads."""
+        """Release the pipeline, stop the threads and close the data."""
         self._release()
         self._threads.close()
+        self._close_data()
 
     def _built(self) -> PipelineRunner:
         names, dtypes, folder = self._outputs

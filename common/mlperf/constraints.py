@@ -59,6 +59,13 @@ TEXT_RULES: dict[str, tuple[TextRule, ...]] = {
             "sgd_opt_learning_rate_decay_poly_power", "2", lambda v: v["sgd_opt_learning_rate_decay_poly_power"] == 2
         ),
     ),
+    "ssd300": (
+        TextRule(
+            "opt_learning_rate_decay_boundary_epochs",
+            "[40, 50] * (1 + k / 10) with one integer k for both; the checker looks at the second alone",
+            lambda v: _ssd_boundaries(v["opt_learning_rate_decay_boundary_epochs"]),
+        ),
+    ),
     "gpt3": (
         TextRule(
             "opt_base_learning_rate",
@@ -68,6 +75,14 @@ TEXT_RULES: dict[str, tuple[TextRule, ...]] = {
     ),
 }
 """Benchmark to the further rules of the hyperparameter table (training rules, hyperparameters and optimizer)."""
+
+
+def _ssd_boundaries(epochs: object) -> bool:
+    """Whether the boundaries are 4 n and 5 n of a whole n."""
+    if not isinstance(epochs, list | tuple) or len(epochs) != 2:
+        return False
+    first, second = epochs
+    return bool(second % 5 == 0 and 5 * first == 4 * second)
 
 
 def _gpt3_learning_rate(global_batch: float, learning_rate: float) -> bool:

@@ -104,6 +104,19 @@ def test_gpt3_learning_rate_depends_on_the_batch(batch: int, rate: float, allowe
             check_hyperparameters("gpt3", None, values)
 
 
+@pytest.mark.parametrize(
+    ("epochs", "allowed"),
+    [((40, 50), True), ([44, 55], True), ((68, 85), True), ((41, 50), False), ((44, 50), False), ((40, 50, 60), False)],
+)
+def test_ssd300s_learning_rate_falls_at_a_multiple_of_40_and_50_epochs(epochs: object, allowed: bool) -> None:
+    given = {"opt_learning_rate_decay_boundary_epochs": epochs}
+    if allowed:
+        check_hyperparameters("ssd300", "1.1.0", given)
+    else:
+        with pytest.raises(ConfigError, match="opt_learning_rate_decay_boundary_epochs"):
+            check_hyperparameters("ssd300", "1.1.0", given)
+
+
 def test_missing_keys_are_named() -> None:
     values = {key: value for key, value in LARS.items() if key not in ("lars_epsilon", "global_batch_size")}
     assert sorted(missing_hyperparameters("resnet", None, values)) == ["global_batch_size", "lars_epsilon"]

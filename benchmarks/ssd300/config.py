@@ -1,0 +1,195 @@
+"""SSD300's own configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from common.config.ranges import (
+    AtLeast,
+    Each,
+    NotNegative,
+    Positive,
+    Probability,
+    Range,
+    Share,
+    ShareAboveZero,
+    ShareBelowOne,
+)
+from common.errors import ConfigError
+from common.ops.implementation import AUTO
+from common.optim.hparams import SgdHparams
+
+Interval = Range("two positive numbers, ascending", lambda pair: 0 < pair[0] <= pair[1])
+Shares = Range("two shares above 0, ascending", lambda pair: 0 < pair[0] <= pair[1] <= 1)
+Extra = Range(
+    "three positive numbers, the last of them a stride of 1 or 2",
+    lambda extra: min(extra) > 0 and extra[2] in (1, 2),
+)
+Ascending = Range("two positive epochs, ascending", lambda epochs: 0 < epochs[0] < epochs[1])
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the rules fix beside the target. Pixel values count from 0 to 255.
+
+    Attributes:
+        classes: K, without background.
+        image_size: height and width that every picture is resized to, px.
+        width: channels of the backbone's first convolution.
+        layers: basic blocks of its three stages.
+        extras: of each block behind the backbone the channels of its 1x1 and of its 3x3 convolution, and the stride of
+            the latter; with stride 1 it is not padded.
+        steps: px between two default boxes of a level.
+        box_sizes: px, of the smallest default box of each level; one more than there are levels.
+        aspect_ratios: of each level; a ratio also counts as its inverse.
+        deviations: what the offsets of centres and of sizes are divided by.
+        match_overlap: overlap above which a default box has a box.
+        negatives: background that counts, per default box that has a box.
+        crop_overlaps: of the crops with a smallest overlap; a crop without, and no crop, are as likely as each.
+        crop_scale: width and height of a crop as shares of the picture's.
+        crop_aspect: width over height of these shares.
+        mirror: probability that a training picture is flipped.
+        brightness, contrast, saturation: largest change of the factor 1.
+        hue: largest change, as a share of the circle of hues.
+        mean, std: of each channel.
+        bn_epsilon, bn_momentum: of the batch norms.
+        decay_factor: of the learning rate, at every boundary.
+        score_threshold: detections at or below it are dropped.
+        candidates: detections of a class that go into suppression.
+        nms_threshold: overlap from which on the better of two detections of a class suppresses the other.
+        detections: best ones of a picture that are kept.
+    """
+
+    classes: Annotated[int, AtLeast(1)]
+    image_size: Annotated[int, AtLeast(16, "at least 16 px")]
+    width: Annotated[int, AtLeast(1, "at least 1 channel")]
+    layers: Annotated[tuple[int, int, int], Each(AtLeast(1))]
+    extras: Annotated[tuple[tuple[int, int, int], ...], Each(Extra)]
+    steps: Annotated[tuple[float, ...], Each(Positive)]
+    box_sizes: Annotated[tuple[float, ...], Each(Positive)]
+    aspect_ratios: tuple[Annotated[tuple[float, ...], Each(Positive)], ...]
+    deviations: Annotated[tuple[float, float], Each(Positive)]
+    match_overlap: Annotated[float, Share]
+    negatives: Annotated[int, AtLeast(1)]
+    crop_overlaps: Annotated[tuple[float, ...], Each(ShareBelowOne)]
+    crop_scale: Annotated[tuple[float, float], Shares]
+    crop_aspect: Annotated[tuple[float, float], Interval]
+    mirror: Annotated[float, Probability]
+    brightness: Annotated[float, Share]
+    contrast: Annotated[float, Share]
+    saturation: Annotated[float, Share]
+    hue: Annotated[float, Range("a share of at most a half", lambda hue: 0 <= hue <= 0.5)]
+    mean: tuple[float, float, float]
+    std: Annotated[tuple[float, float, float], Each(Positive)]
+    bn_epsilon: Annotated[float, Positive]
+    bn_momentum: Annotated[float, ShareAboveZero]
+    decay_factor: Annotated[float, ShareAboveZero]
+    score_threshold: Annotated[float, ShareBelowOne]
+    candidates: Annotated[int, AtLeast(1)]
+    nms_threshold: Annotated[float, ShareAboveZero]
+    detections: Annotated[int, AtLeast(1)]
+
+    def __post_init__(self) -> None:
+        levels = len(self.extras) + 1
+        for name, wanted in (("steps", levels), ("aspect_ratios", levels), ("box_sizes", levels + 1)):
+            if (found := len(getattr(self, name))) != wanted:
+                raise ConfigError(f"{name}: {found} entries, where {levels - 1} extras make {levels} levels: {wanted}")
+        if min(self.level_sizes) < 1:
+            raise ConfigError(
+                f"image_size={self.image_size}: too small for the extras, whose levels have sides {self.level_sizes}"
+            )
+
+    @property
+    def level_sizes(self) -> tuple[int, ...]:
+        """Height and width of each level: an eighth of the picture, then what each extra block leaves of it."""
+        size = self.image_size
+        for _ in range(3):  # first convolution, pooling and second stage
+            size = (size - 1) // 2 + 1
+        sizes = [size]
+        for *_, stride in self.extras:
+            sizes.append(sizes[-1] - 2 if stride == 1 else (sizes[-1] - 1) // 2 + 1)
+        return tuple(sizes)
+
+    @property
+    def boxes_per_cell(self) -> tuple[int, ...]:
+        """Default boxes in each cell of each level: two squares, and two of each aspect ratio."""
+        return tuple(2 + 2 * len(ratios) for ratios in self.aspect_ratios)
+
+
+@dataclass(frozen=True)
+class Hparams(SgdHparams):
+    """The tunable hyperparameters: the rows of the rules' table for ``ssd``.
+
+    Attributes:
+        variant: ``reference`` counts the iterations of the warm-up from 0, ``nvidia`` from 1 and keeps the learning
+            rate in the momentum buffer.
+        base_learning_rate: before the first boundary; already scaled to the global batch.
+        warmup_epochs: length of the warm-up; its iterations are rounded down.
+        warmup_factor: f; the warm-up begins 2**-f below the learning rate.
+        decay_epochs: after so many epochs the learning rate falls.
+        crop_attempts: crops that are tried before another kind of crop is drawn.
+        bn_group: ranks that share batch-norm statistics.
+    """
+
+    optimizer: Literal["sgd"]
+    variant: Literal["nvidia", "reference"]
+    warmup_epochs: Annotated[float, NotNegative]
+    warmup_factor: Annotated[int, NotNegative]
+    decay_epochs: Annotated[tuple[int, int], Ascending]
+    crop_attempts: Literal[1, 50]
+    bn_group: Annotated[int, AtLeast(1)]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """How the network starts and how its operations run.
+
+    Attributes:
+        input_channels: of the pictures; the fourth is zero, so that half-precision loads are aligned.
+        backbone: file in ``assets_dir`` with the weights that the backbone starts from, under torchvision's names.
+            Without ``assets_dir`` they are drawn.
+        loss_scale: the first scale of the loss in fp16.
+        batch_norm, convolution, anchor_matching, suppression: implementations; the convolutions are those with bias.
+    """
+
+    input_channels: Literal[3, 4]
+    backbone: str
+    loss_scale: Annotated[float, Positive]
+    batch_norm: str = AUTO
+    convolution: str = AUTO
+    anchor_matching: str = AUTO
+    suppression: str = AUTO
+
+
+@dataclass(frozen=True)
+class ReaderConfig:
+    """How pictures are read.
+
+    Attributes:
+        threads: CPU threads of the reader.
+        prefetch: batches that the reader works ahead.
+        max_boxes: boxes that a batch has room for, of each picture.
+        hw_decoder_load: share of the pictures for the GPU's JPEG engine.
+        input_batch_multiplier: micro-batches of one run of DALI's pipeline.
+        eval_batch: pictures of one evaluation batch on one rank.
+        reader: ``dali``, ``torchvision``, or ``auto``: DALI where it is installed.
+    """
+
+    threads: Annotated[int, AtLeast(1)]
+    prefetch: Annotated[int, AtLeast(1, "at least 1 batch")]
+    max_boxes: Annotated[int, AtLeast(1)]
+    hw_decoder_load: Annotated[float, Share]
+    input_batch_multiplier: Annotated[int, AtLeast(1)]
+    eval_batch: Annotated[int, AtLeast(1, "at least 1 picture")]
+    reader: Literal["auto", "dali", "torchvision"] = "auto"
+
+
+@dataclass(frozen=True)
+class Ssd300Config:
+    """All of it."""
+
+    facts: Facts
+    hparams: Hparams
+    model: ModelConfig
+    reader: ReaderConfig

@@ -1,0 +1,213 @@
+"""The DALI reader: threads read the records, in the suite's order, DALI decodes, crops, resizes and changes colours.
+
+What is done with a picture is drawn here, by the same random numbers as in the other reader, so that the boxes, which
+stay on the host, are cropped and mirrored with it. Of the changes of colour DALI makes brightness, contrast, saturation
+and hue in an order of its own, and contrast around the middle grey, as in NVIDIA's submissions.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from nvidia import dali
+from PIL import Image
+from torch import Tensor
+
+from benchmarks.ssd300.annotated import AnnotatedPictures
+from benchmarks.ssd300.augment import Augmentation, draw
+from benchmarks.ssd300.data_settings import DataSettings
+from common.data.dali import PipelineEvalSource, new_pipeline
+from common.data.dali_feed import Feed, FedRunner, FedTrainSource, Inputs
+from common.data.order import EpochStream, EvalShard, sample_generator
+from common.data.threads import SampleThreads
+from common.detection.picture_boxes import empty_boxes, evaluation_columns, put_boxes
+
+fn: Any = dali.fn  # DALI's type stubs lack part of what it has
+types: Any = dali.types
+
+# Sizes that DALI allocates ahead, so that no allocation happens in the middle of training: COCO's sides are at most
+# 640 px.
+DECODER_SIDE = 640  # px, of the hardware decoder's buffer
+PADDING_BYTES = 16 << 20  # of nvJPEG's device and pinned buffers
+
+UNCHANGED = (0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 0.0)
+"""The numbers of a picture that stays as it is: left, top, width and height of the crop as shares, whether it is
+mirrored, the factors of brightness, contrast and saturation, and the turn of the hue in degrees."""
+
+
+def train_source(
+    pictures: AnnotatedPictures,
+    settings: DataSettings,
+    stream: EpochStream,
+    eval_samples: int,
+    stand_in: bool,
+    device: torch.device,
+) -> FedTrainSource:
+    """Training batches of one replica; a picture that cannot be read or decoded is a :class:`DataError`."""
+    multiplier, pinned = settings.reader.input_batch_multiplier, device.type == "cuda"
+    threads = SampleThreads(settings.reader.threads, settings.reader.prefetch)
+
+    def begin(number: int) -> Feed:
+        samples = [sample for part in range(multiplier) for sample in stream.samples_of(number + part)]
+        tensors = empty_boxes(len(samples), settings.reader.max_boxes, pinned)
+        numbers_BF = np.empty((len(samples), len(UNCHANGED)), np.float32)
+
+        def put(slot: int) -> None:
+            epoch, place = samples[slot]
+            boxes_M4, label_M = pictures.boxes(place)
+            random = sample_generator(stream.seed, epoch, place)
+            plan = draw(boxes_M4, settings.facts, settings.crop_attempts, random)
+            put_boxes(tensors, slot, plan.boxes.astype(np.float32), label_M[plan.crop.kept])
+            numbers_BF[slot] = numbers_of(plan, *pictures.size(place))
+
+        return _feed(threads, pictures, [place for _, place in samples], numbers_BF, tensors, put)
+
+    batch = stream.micro_batch * multiplier
+    runner = _runner(pictures, batch, settings, device, threads, begin, multiplier, training=True)
+    return FedTrainSource(runner, stream, multiplier, eval_samples, stand_in, _channels_first)
+
+
+def eval_source(
+    pictures: AnnotatedPictures, settings: DataSettings, shard: EvalShard, device: torch.device
+) -> PipelineEvalSource:
+    """Evaluation batches of one replica; padding at their end has the id -1. Raises as training does."""
+    threads = SampleThreads(settings.reader.threads, settings.reader.prefetch)
+
+    def begin(number: int) -> Feed:
+        real = list(shard.samples(number % shard.batches))
+        tensors = evaluation_columns(pictures.annotations, real, shard.batch, device.type == "cuda")
+        padding = [real[-1] if real else 0] * (shard.batch - len(real))
+        numbers_BF = np.tile(np.array(UNCHANGED, np.float32), (shard.batch, 1))
+        return _feed(threads, pictures, real + padding, numbers_BF, tensors, lambda slot: None)
+
+    runner = _runner(pictures, shard.batch, settings, device, threads, begin, 1, training=False)
+    return PipelineEvalSource(runner, shard, lambda tensors, valid: _channels_first(tensors))
+
+
+def numbers_of(plan: Augmentation, width: int, height: int) -> Sequence[float]:
+    """What DALI is told of a picture of ``width`` x ``height`` px, as :data:`UNCHANGED` has it."""
+    left, top, right, bottom = plan.crop.pixels(width, height)
+    # Shares of whole pixels: what DALI rounds is what the other reader crops.
+    crop = (left / width, top / height, (right - left) / width, (bottom - top) / height)
+    factors = (plan.amount("brightness"), plan.amount("contrast"), plan.amount("saturation"))
+    return (*crop, float(plan.flip), *factors, 360 * plan.amount("hue"))
+
+
+def _feed(
+    threads: SampleThreads,
+    pictures: AnnotatedPictures,
+    places: list[int],
+    numbers_BF: NDArray[np.float32],
+    tensors: dict[str, Tensor],
+    put: Callable[[int], None],
+) -> Feed:
+    """Begin to read the pictures ``places``, and to ``put`` what else belongs to them into the other arguments."""
+    encoded = [np.empty(0, np.uint8)] * len(places)
+
+    def fill(slot: int) -> None:
+        encoded[slot] = np.frombuffer(pictures.whole_jpeg(places[slot]), np.uint8)
+        put(slot)
+
+    names = [pictures.describe(place) for place in places]
+    return Feed(names, encoded, numbers_BF, threads.begin(tensors, len(places), fill))
+
+
+def _runner(
+    pictures: AnnotatedPictures,
+    batch: int,
+    settings: DataSettings,
+    device: torch.device,
+    threads: SampleThreads,
+    begin: Callable[[int], Feed],
+    step: int,
+    training: bool,
+) -> FedRunner:
+    def build(source: Callable[[], Inputs]) -> Any:
+        return picture_pipeline(source, batch, settings, device, training)
+
+    # DALI asks for its prefetched runs at once; as many files are read while it works on those
+    prefetch = settings.reader.prefetch
+    return FedRunner(
+        build, begin, step, threads, prefetch, ("image",), (settings.dtype,), pictures.path, pictures.close
+    )
+
+
+def picture_pipeline(
+    source: Callable[[], Inputs], batch: int, settings: DataSettings, device: torch.device, training: bool
+) -> Any:
+    """Decode, crop, resize, change colours, mirror and normalise; outputs pictures (N, S, S, C).
+
+    Without ``training`` pictures are only resized, and the numbers are not looked at.
+    """
+    reader, size = settings.reader, settings.facts.image_size
+    pipeline = new_pipeline(batch, device, 0, reader.threads, reader.prefetch)
+    with pipeline:
+        if training:
+            jpeg, numbers = fn.external_source(
+                source=source, num_outputs=2, dtype=[types.UINT8, types.FLOAT], ndim=[1, 1]
+            )
+        else:
+            jpeg = fn.external_source(source=lambda: source()[0], dtype=types.UINT8, ndim=1)
+        picture = fn.decoders.image(jpeg, **_decoder(settings, device))
+        mirrored: Any = 0
+        if training:
+            picture = fn.slice(
+                picture, numbers[0:2], numbers[2:4], axis_names="WH", normalized_anchor=True, normalized_shape=True
+            )
+            mirrored = fn.cast(numbers[4], dtype=types.INT32)
+        # Bilinear with an antialiasing (triangular) filter, as Pillow does it
+        picture = fn.resize(picture, size=[size, size], interp_type=types.INTERP_LINEAR, antialias=True)
+        if training:
+            picture = fn.color_twist(
+                picture, brightness=numbers[5], contrast=numbers[6], saturation=numbers[7], hue=numbers[8]
+            )
+        normalised = fn.crop_mirror_normalize(
+            picture,
+            dtype=types.FLOAT16 if settings.dtype == torch.float16 else types.FLOAT,
+            output_layout="HWC",
+            crop=[size, size],
+            mean=list(settings.facts.mean),
+            std=list(settings.facts.std),
+            mirror=mirrored,
+            pad_output=settings.channels == 4,
+        )
+        pipeline.set_outputs(normalised)
+    pipeline.build()
+    return pipeline
+
+
+def warm_up(settings: DataSettings, device: torch.device, batch: int) -> None:
+    """Run every operator once on a picture made up here, so that libraries, memory pools and kernels are there.
+
+    Touches no file; for use before ``run_start``.
+    """
+    buffer = io.BytesIO()
+    Image.new("RGB", (640, 480), (120, 60, 30)).save(buffer, "JPEG")
+    numbers_BF = np.tile(np.array(UNCHANGED, np.float32), (batch, 1))
+    inputs = ([np.frombuffer(buffer.getvalue(), np.uint8)] * batch, numbers_BF)
+    picture_pipeline(lambda: inputs, batch, settings, device, training=True).run()
+
+
+def _decoder(settings: DataSettings, device: torch.device) -> dict[str, Any]:
+    """Pixels as they are stored: the benchmark's reference ignores EXIF's orientation."""
+    if device.type != "cuda":
+        return {"device": "cpu", "output_type": types.RGB, "adjust_orientation": False}
+    return {
+        "device": "mixed",
+        "output_type": types.RGB,
+        "adjust_orientation": False,
+        "hw_decoder_load": settings.reader.hw_decoder_load,
+        "preallocate_width_hint": DECODER_SIDE,
+        "preallocate_height_hint": DECODER_SIDE,
+        "device_memory_padding": PADDING_BYTES,
+        "host_memory_padding": PADDING_BYTES,
+    }
+
+
+def _channels_first(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return tensors | {"image": tensors["image"].permute(0, 3, 1, 2)}

@@ -1,0 +1,95 @@
+"""From what the network says to at most 200 detections of each picture, batched and at fixed shapes.
+
+As the MLPerf reference: of each class the best 200 above the threshold, less those that a better one of the class
+overlaps by half or more, and of all classes the best 200. Boxes are not cut to the picture. Nothing waits for the
+device: slots that stay empty are dropped after the evaluation.
+
+Shapes: N pictures, A default boxes, K classes without background, T candidates of a class, D detections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.ssd300.config import Facts
+from benchmarks.ssd300.default_boxes import coding, reference_boxes, reference_rows
+from benchmarks.ssd300.model import SSD300, Predictions
+from common.detection.detections import Found, in_picture
+from common.ops import suppression
+from common.ops.implementation import OperationRequest, select
+from common.ops.triton_support import widen
+
+
+class Detector:
+    """Finds boxes in a batch of an evaluation.
+
+    Args:
+        model: the network.
+        facts: default boxes, thresholds and numbers of candidates.
+        implementation: of the suppression, by name.
+        device: of the network.
+
+    Attributes:
+        class_ids: (K,) int64 on the device: what each class is called in detections; counted from 1 at first.
+
+    Raises:
+        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+    """
+
+    def __init__(self, model: SSD300, facts: Facts, implementation: str, device: torch.device) -> None:
+        self._model, self._facts, self._coding = model, facts, coding(facts)
+        request = OperationRequest(device, torch.float32, {"candidates": facts.candidates})
+        self._suppress = select(suppression.IMPLEMENTATIONS, implementation, request)
+        self._boxes_A4 = reference_boxes(facts)[reference_rows(facts)].to(device)
+        # Suppressed is what overlaps by the threshold or more; the operation suppresses what overlaps by more.
+        self._most_overlap = float(np.nextafter(np.float32(facts.nms_threshold), np.float32(0)))
+        self.class_ids = torch.arange(1, facts.classes + 1, device=device)
+
+    @property
+    def choice(self) -> str:
+        """The implementation of the suppression."""
+        return self._suppress.name
+
+    def name_classes(self, class_ids: Sequence[int]) -> None:
+        """Call the classes so in detections, in place: a captured graph sees it."""
+        self.class_ids.copy_(torch.tensor(class_ids, dtype=torch.int64))
+
+    def __call__(self, batch: Mapping[str, Tensor]) -> Found:
+        """The detections of ``image`` (N, C, H, W), in pictures whose ``size`` (N, 2) was so before resizing."""
+        return self.select(self._model(batch["image"]), batch["size"])
+
+    @torch.no_grad()
+    def select(self, said: Predictions, size_N2: Tensor) -> Found:
+        """The detections by what the network says of pictures of ``size_N2``, height and width in px."""
+        facts = self._facts
+        score_NKA = torch.softmax(widen(said.logits), 2)[:, :, 1:].transpose(1, 2)
+        score_NKT, row_NKT = score_NKA.topk(min(facts.candidates, score_NKA.shape[2]), dim=2)
+        score_NKT = torch.where(score_NKT > facts.score_threshold, score_NKT, -torch.inf)
+        corners_NA4 = self._coding.decode(said.offsets, self._boxes_A4)
+        pictures, classes, candidates = score_NKT.shape
+        corners_NKT4 = corners_NA4.gather(1, row_NKT.flatten(1).unsqueeze(2).expand(-1, -1, 4)).view(
+            pictures, classes, candidates, 4
+        )
+
+        # Classes do not see each other: each of a picture is suppressed as if it were a picture.
+        kept, there = self._suppress.function(
+            corners_NKT4.flatten(0, 1),
+            score_NKT.flatten(0, 1),
+            torch.zeros_like(row_NKT).flatten(0, 1),
+            self._most_overlap,
+            candidates,
+        )
+        kept_NKT, there_NKT = kept.view_as(row_NKT), there.view_as(row_NKT)
+        score_NKT = torch.where(there_NKT, score_NKT.gather(2, kept_NKT), -torch.inf)
+
+        score_ND, place_ND = score_NKT.flatten(1).topk(min(facts.detections, classes * candidates), dim=1)
+        class_ND = place_ND // candidates
+        row_ND = class_ND * candidates + kept_NKT.flatten(1).gather(1, place_ND)
+        corners_ND4 = corners_NKT4.flatten(1, 2).gather(1, row_ND.unsqueeze(2).expand(-1, -1, 4))
+        return Found(
+            in_picture(corners_ND4, 1.0, 1.0, size_N2), score_ND, self.class_ids[class_ND], score_ND > -torch.inf
+        )

@@ -1,0 +1,71 @@
+"""SSD's loss with hard-negative mining, inside a captured graph: fixed shapes, no index that depends on values.
+
+Liu et al., arXiv:1512.02325, section 2.2, as the MLPerf reference computes it. Shapes: N pictures, A default boxes,
+K classes with background.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.ssd300.targets import BACKGROUND
+from common.ops.triton_support import widen
+
+
+@dataclass(frozen=True)
+class DetectionLosses:
+    """Means over the pictures, 0-d: of the sum, and of its two parts."""
+
+    total: Tensor
+    boxes: Tensor
+    classes: Tensor
+
+
+def multibox_loss(
+    logits_NAK: Tensor,
+    offsets_NA4: Tensor,
+    class_NA: Tensor,
+    target_NA4: Tensor,
+    negatives: int,
+) -> DetectionLosses:
+    """Smooth L1 of the positives' offsets and cross-entropy of positives and hard negatives, per positive.
+
+    A picture's loss is the sum over both, divided by the number of its positives: the default boxes that have a box.
+    The negatives that count are ``negatives`` times as many: those of the largest cross-entropy, the first of equals.
+    A picture without positives adds 0 to the mean over the pictures.
+
+    Args:
+        logits_NAK: of each class, background first. The arithmetic is in fp32, in fp64 of fp64.
+        offsets_NA4: what the network says of the boxes.
+        class_NA: the classes, int64; 0 is background.
+        target_NA4: what it should say; background's count for nothing.
+        negatives: background per positive.
+    """
+    positive_NA = class_NA != BACKGROUND
+    positives_N = positive_NA.sum(1)
+    wide = torch.promote_types(logits_NAK.dtype, torch.float32)
+    log_share_NAK = F.log_softmax(logits_NAK, 2, dtype=wide)  # on a GPU without a copy of the logits in fp32
+    entropy_NA = -log_share_NAK.gather(2, class_NA.unsqueeze(2)).squeeze(2)
+    counts_NA = positive_NA | _hardest(entropy_NA, positive_NA, negatives * positives_N)
+    classes_N = torch.where(counts_NA, entropy_NA, 0.0).sum(1)
+
+    offsets_NA4 = widen(offsets_NA4)
+    distance_NA = F.smooth_l1_loss(offsets_NA4, target_NA4.to(offsets_NA4.dtype), reduction="none").sum(2)
+    boxes_N = torch.where(positive_NA, distance_NA, 0.0).sum(1)
+
+    share_N = torch.where(positives_N > 0, 1.0 / positives_N.clamp(min=1), 0.0).to(entropy_NA.dtype)
+    boxes, found = (boxes_N * share_N).mean(), (classes_N * share_N).mean()
+    return DetectionLosses(boxes + found, boxes, found)
+
+
+@torch.no_grad()
+def _hardest(entropy_NA: Tensor, positive_NA: Tensor, count_N: Tensor) -> Tensor:
+    """(N, A) bool: the ``count_N`` negatives of each picture with the largest cross-entropy."""
+    order_NA = entropy_NA.masked_fill(positive_NA, -torch.inf).sort(dim=1, descending=True, stable=True).indices
+    place_A = torch.arange(order_NA.shape[1], device=order_NA.device)
+    rank_NA = torch.empty_like(order_NA).scatter_(1, order_NA, place_A.expand_as(order_NA))
+    return (rank_NA < count_N.unsqueeze(1)) & ~positive_NA

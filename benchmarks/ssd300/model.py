@@ -1,0 +1,277 @@
+"""SSD300 with a ResNet-34 as backbone.
+
+Liu et al., arXiv:1512.02325, with the MLPerf reference's changes: the backbone ends with the third stage of ResNet-34,
+whose stride is 1, and its batch norms are trained. ``backbone.*`` is named as in torchvision's ``resnet34``. Each level
+has one convolution for classes and offsets, whose channels are, cell by cell, first kinds of default boxes x classes,
+then kinds x 4: in channels_last memory its result is what the loss takes, in the order of
+:mod:`benchmarks.ssd300.default_boxes`.
+
+Shapes: N pictures, C channels, H height, W width, A default boxes, K classes with background.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from benchmarks.ssd300.config import Facts
+from common.nn import batch_norm, convolution, fused_convolution
+from common.nn.convolution_flops import convolution_flops, result_size
+from common.nn.fused_convolution import FusedConv2d
+from common.nn.precision import cast_weights
+from common.nn.resnet import ResNetShape, ResNetTrunk, TrainedNorm, draw_weights
+
+LAST_STAGE = 3
+"""Of the backbone, whose output is the first level."""
+CHANNEL_MULTIPLE = 8
+"""What tensor cores want the channels of a half-precision convolution to be a multiple of."""
+
+
+class Predictions(NamedTuple):
+    """What the network says of every default box.
+
+    Attributes:
+        logits: (N, A, K), background first.
+        offsets: (N, A, 4).
+    """
+
+    logits: Tensor
+    offsets: Tensor
+
+
+class UnpaddedConv2d(FusedConv2d):
+    """A 3x3 convolution at stride 1 that sees no padding."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__(in_channels, out_channels, 3)
+        self.padding = (0, 0)
+
+    def run(
+        self, x_NCHW: Tensor, weight: Tensor, bias_C: Tensor, relu: bool, residual_NCHW: Tensor | None = None
+    ) -> Tensor:
+        """See :meth:`common.nn.fused_convolution.FusedConv2d.run`."""
+        y_NCHW: Tensor = self._conv_bias_relu.function(x_NCHW, weight, bias_C, 1, 0, 1, relu, residual_NCHW)
+        return y_NCHW
+
+
+class ExtraBlock(nn.Module):
+    """A 1x1 and a 3x3 convolution, each with bias and ReLU; the latter makes the level smaller.
+
+    Args:
+        in_channels: C of the input.
+        between: C behind the 1x1 convolution.
+        out_channels: C of the level.
+        stride: of the 3x3 convolution: 2, or 1 without padding.
+    """
+
+    def __init__(self, in_channels: int, between: int, out_channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = FusedConv2d(in_channels, between, 1)
+        self.conv2 = UnpaddedConv2d(between, out_channels) if stride == 1 else FusedConv2d(between, out_channels, 3, 2)
+
+    def forward(self, x_NCHW: Tensor) -> Tensor:
+        """Map (N, C, H, W) to the next level."""
+        y_NCHW: Tensor = self.conv2(self.conv1(x_NCHW, relu=True), relu=True)
+        return y_NCHW
+
+
+@dataclass(frozen=True)
+class HeadChannels:
+    """The channels of a level's head.
+
+    Attributes:
+        kinds: default boxes of a cell.
+        classes: K.
+    """
+
+    kinds: int
+    classes: int
+
+    @property
+    def logits(self) -> int:
+        """Channels of the classes, which come first."""
+        return self.kinds * self.classes
+
+    @property
+    def offsets(self) -> int:
+        """Channels of the boxes, which follow."""
+        return self.kinds * 4
+
+
+class Head(FusedConv2d):
+    """Classes and offsets of a level, by one 3x3 convolution whose channels are padded with zeros while it runs.
+
+    Args:
+        in_channels: C of the level.
+        channels: of the result.
+    """
+
+    def __init__(self, in_channels: int, channels: HeadChannels) -> None:
+        super().__init__(in_channels, channels.logits + channels.offsets, 3)
+        self.channels = channels
+
+    def forward(self, x_NCHW: Tensor, relu: bool = False, residual_NCHW: Tensor | None = None) -> Tensor:
+        """Map (N, C, H, W) to (N, C', H, W), of which the last channels, up to a multiple of 8, are zero."""
+        assert self.bias is not None
+        padding = -self.out_channels % CHANNEL_MULTIPLE
+        weight = F.pad(self.weight, (0, 0, 0, 0, 0, 0, 0, padding)).contiguous(memory_format=torch.channels_last)
+        return self.run(x_NCHW, weight, F.pad(self.bias, (0, padding)), relu, residual_NCHW)
+
+
+class SSD300(nn.Module):
+    """The network.
+
+    Args:
+        facts: its shape.
+        input_channels: 3, or 4 with a fourth channel that is always zero.
+        generator: source of the initial weights (a CPU generator).
+    """
+
+    def __init__(self, facts: Facts, input_channels: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.classes = facts.classes + 1
+        norm = TrainedNorm(facts.bn_epsilon, facts.bn_momentum)
+        shape = ResNetShape(
+            facts.layers, facts.width, bottleneck=False, norm=norm, strides=(1, 2, 1), input_channels=input_channels
+        )
+        self.backbone = ResNetTrunk(shape)
+        channels = [shape.out_channels[-1]]
+        self.extras = nn.ModuleList()
+        for between, out_channels, stride in facts.extras:
+            self.extras.append(ExtraBlock(channels[-1], between, out_channels, stride))
+            channels.append(out_channels)
+        self.heads = nn.ModuleList(
+            Head(in_channels, HeadChannels(kinds, self.classes))
+            for in_channels, kinds in zip(channels, facts.boxes_per_cell, strict=True)
+        )
+        draw_weights(self.backbone, generator)
+        self._draw(generator)
+        self.to(memory_format=torch.channels_last)
+
+    @torch.no_grad()
+    def _draw(self, generator: torch.Generator) -> None:
+        """Glorot-uniform weights for extras and heads, classes and offsets apart; PyTorch's usual biases."""
+        for module in [*self.extras.modules(), *self.heads.modules()]:
+            if not isinstance(module, FusedConv2d):
+                continue
+            assert module.bias is not None
+            parts = [module.weight]
+            if isinstance(module, Head):
+                parts = list(module.weight.split([module.channels.logits, module.channels.offsets]))
+            for weight in parts:
+                nn.init.xavier_uniform_(weight, generator=generator)
+            bound = 1 / math.sqrt(module.weight[0].numel())
+            module.bias.uniform_(-bound, bound, generator=generator)
+
+    def cast(self, dtype: torch.dtype) -> SSD300:
+        """Store the convolutions' weights in ``dtype``, which the activations then have too.
+
+        Batch norms stay fp32, except beside fp64. Replaces the data of the parameters: call it before an optimizer
+        takes them.
+        """
+        cast_weights(self, dtype)
+        return self
+
+    def choose_implementation(self, norms: str, convolutions: str) -> dict[str, str]:
+        """Choose how batch norms and the convolutions with bias run; on the final device, after :meth:`cast`.
+
+        Args:
+            norms: as for ResNet-50: ``cudnn`` is Triton's batch norm with convolutions that leave it their moments.
+            convolutions: of :mod:`common.ops.conv_bias_relu`.
+
+        Returns:
+            The operations and what was chosen for them.
+
+        Raises:
+            UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+        """
+        dtype = self.backbone.conv1.weight.dtype
+        chosen = batch_norm.choose(self, "triton" if norms == "cudnn" else norms, dtype)
+        moments = convolution.choose(self, "cudnn" if norms == "cudnn" else "torch", dtype)
+        return {
+            "batch_norm": chosen if moments == "torch" else f"{chosen}, moments by {moments}",
+            "convolution": fused_convolution.choose(self, convolutions, dtype),
+        }
+
+    def levels(self, image_NCHW: Tensor) -> list[Tensor]:
+        """The maps, (N, C, H, W) each, that boxes are found on."""
+        levels = self.backbone.features(image_NCHW, [LAST_STAGE])
+        for extra in self.extras:
+            levels.append(extra(levels[-1]))
+        return levels
+
+    def forward(self, image_NCHW: Tensor) -> Predictions:
+        """Find boxes.
+
+        Args:
+            image_NCHW: normalised pictures in the weights' dtype; C is 3, or ``input_channels`` with zeros in the rest.
+
+        Returns:
+            Logits and offsets in the weights' dtype.
+        """
+        results = [head(level) for head, level in zip(self.heads, self.levels(image_NCHW), strict=True)]
+        channels = [head.channels for head in self.heads if isinstance(head, Head)]
+        return Predictions(*_Joined.apply(channels, *results))
+
+    def sample_flops(self, image_size: int) -> float:
+        """Model FLOPs (2 per multiply-add) to train on one picture: forward, gradients of inputs and of weights."""
+        layers, sizes = self.backbone.flops(image_size)
+        size, level_sizes = sizes[-1], [sizes[-1]]
+        for extra in self.extras:
+            assert isinstance(extra, ExtraBlock)
+            layers.append(convolution_flops("conv1", extra.conv1, size))
+            layers.append(convolution_flops("conv2", extra.conv2, size))
+            size = result_size(extra.conv2, size)
+            level_sizes.append(size)
+        for head, size in zip(self.heads, level_sizes, strict=True):
+            assert isinstance(head, Head)
+            layers.append(convolution_flops("head", head, size))
+        return sum(layer.training for layer in layers)
+
+
+class _Joined(torch.autograd.Function):
+    """The heads' results, level behind level, each value copied once forward and once backward."""
+
+    @staticmethod
+    def forward(ctx: Any, channels: Sequence[HeadChannels], *results: Tensor) -> tuple[Tensor, Tensor]:
+        boxes = [head.kinds * y_NCHW[0, 0].numel() for head, y_NCHW in zip(channels, results, strict=True)]
+        logits_NAK = results[0].new_empty((len(results[0]), sum(boxes), channels[0].classes))
+        offsets_NA4 = results[0].new_empty((len(results[0]), sum(boxes), 4))
+        ctx.channels, ctx.boxes, ctx.shapes = channels, boxes, [y_NCHW.shape for y_NCHW in results]
+        for head, y_NCHW, logits, offsets in zip(
+            channels, results, logits_NAK.split(boxes, 1), offsets_NA4.split(boxes, 1), strict=True
+        ):
+            of_classes, of_boxes = _parts(head, y_NCHW)
+            logits.view(of_classes.shape).copy_(of_classes)
+            offsets.view(of_boxes.shape).copy_(of_boxes)
+        return logits_NAK, offsets_NA4
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        d_results = []
+        parts = zip(*(gradient.contiguous().split(ctx.boxes, 1) for gradient in gradients), strict=True)
+        for head, shape, (logits, offsets) in zip(ctx.channels, ctx.shapes, parts, strict=True):
+            d_y_NHWC = gradients[0].new_empty((shape[0], *shape[2:], shape[1]))
+            d_y_NCHW = d_y_NHWC.permute(0, 3, 1, 2)
+            d_y_NCHW[:, head.logits + head.offsets :] = 0
+            of_classes, of_boxes = _parts(head, d_y_NCHW)
+            of_classes.copy_(logits.view(of_classes.shape))
+            of_boxes.copy_(offsets.view(of_boxes.shape))
+            d_results.append(d_y_NCHW)
+        return None, *d_results
+
+
+def _parts(head: HeadChannels, y_NCHW: Tensor) -> tuple[Tensor, Tensor]:
+    """Views of classes and offsets, (N, H, W, kinds, K) and (N, H, W, kinds, 4), of a head's result."""
+    y_NHWC = y_NCHW.permute(0, 2, 3, 1)
+    of_classes = y_NHWC[..., : head.logits].unflatten(3, (head.kinds, head.classes))
+    of_boxes = y_NHWC[..., head.logits : head.logits + head.offsets].unflatten(3, (head.kinds, 4))
+    return of_classes, of_boxes

@@ -1,0 +1,146 @@
+"""COCO 2017 as it is published: annotations and pictures, as archives or unpacked.
+
+- ``annotations/instances_{train,val}2017.json``, or ``annotations_trainval2017.zip`` with them in it;
+- ``{train,val}2017/*.jpg``, or ``{train,val}2017.zip`` with them in it;
+- ``resnet34-333f7ec4.pth`` (torchvision's), or ``backbone.pth`` of a stand-in: what the backbone starts from.
+
+What is unpacked takes precedence. Archives are read in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any
+
+from common.data.stand_in import description_of
+from common.errors import DataError
+
+SPLITS = {"train": "train2017", "val": "val2017"}
+"""Splits to the folders of their pictures, whose names with ``.zip`` are their archives'."""
+ANNOTATIONS_ZIP = "annotations_trainval2017.zip"
+BACKBONES = ("resnet34-333f7ec4.pth", "backbone.pth")
+"""Names of the file that the backbone starts from: torchvision's, and a stand-in's."""
+_AGAIN = "'mlperf-suite download benchmark=ssd300' fetches it"
+
+
+def annotations_name(split: str) -> str:
+    """The file of a split's annotations, in the raw folder and in the archive."""
+    return f"annotations/instances_{SPLITS[split]}.json"
+
+
+@dataclass(frozen=True)
+class RawPictures:
+    """The files of a split's pictures.
+
+    Attributes:
+        place: folder or archive.
+        sizes: bytes of each file, by its name.
+    """
+
+    place: Path
+    sizes: dict[str, int]
+    _archive: zipfile.ZipFile | None = field(default=None, repr=False)
+
+    def read(self, name: str) -> bytes:
+        """The encoded picture; several threads may read at once.
+
+        Raises:
+            DataError: there is no such file, or the archive is damaged there.
+        """
+        try:
+            if self._archive is None:
+                return (self.place / name).read_bytes()
+            return self._archive.read(f"{self.place.stem}/{name}")
+        except (OSError, KeyError, zipfile.BadZipFile, EOFError) as error:
+            raise DataError(f"{self.place}: {name} cannot be read: {error}; {_AGAIN}") from error
+
+
+@dataclass(frozen=True)
+class RawData:
+    """A raw folder.
+
+    Attributes:
+        folder: where it is.
+        stand_in: what the generated data are; None for COCO.
+    """
+
+    folder: Path
+    stand_in: dict[str, Any] | None
+
+    @contextlib.contextmanager
+    def annotations(self, split: str) -> Iterator[IO[bytes]]:
+        """The file of a split's annotations, open.
+
+        Raises:
+            DataError: it is missing, or the archive is damaged.
+        """
+        path, archive = self.folder / annotations_name(split), self.folder / ANNOTATIONS_ZIP
+        if path.is_file():
+            with open(path, "rb") as file:
+                yield file
+            return
+        if not archive.is_file():
+            raise DataError(f"{path} is missing, and so is {archive}; {_AGAIN}")
+        with _opened(archive) as opened:
+            try:
+                with opened.open(annotations_name(split)) as member:
+                    yield member
+            except (KeyError, zipfile.BadZipFile, EOFError) as error:
+                raise DataError(f"{archive}: {annotations_name(split)} cannot be read: {error}; {_AGAIN}") from error
+
+    @cached_property
+    def pictures(self) -> dict[str, RawPictures]:
+        """The pictures of each split; raises :class:`DataError` where both folder and archive are missing."""
+        return {split: self._pictures(name) for split, name in SPLITS.items()}
+
+    def _pictures(self, name: str) -> RawPictures:
+        folder, archive = self.folder / name, self.folder / f"{name}.zip"
+        if folder.is_dir():
+            return RawPictures(folder, {entry.name: entry.stat().st_size for entry in os.scandir(folder)})
+        if not archive.is_file():
+            raise DataError(f"{folder} is missing, and so is {archive}; {_AGAIN}")
+        opened = _opened(archive)
+        inside = f"{name}/"
+        members = {info.filename.removeprefix(inside): info.file_size for info in opened.infolist()}
+        return RawPictures(archive, members, opened)
+
+    def fingerprint(self) -> str:
+        """SHA-256 over the annotations and the names and sizes of all pictures; reads the annotations."""
+        digest = hashlib.sha256()
+        for split in SPLITS:
+            with self.annotations(split) as file:
+                while block := file.read(1 << 20):
+                    digest.update(block)
+            for name, size in sorted(self.pictures[split].sizes.items()):
+                digest.update(f"{name}\t{size}\n".encode())
+        return digest.hexdigest()
+
+    @property
+    def backbone(self) -> Path | None:
+        """The file that the backbone starts from; None where there is none."""
+        return next((self.folder / name for name in BACKBONES if (self.folder / name).is_file()), None)
+
+
+def open_raw(raw_dir: Path) -> RawData:
+    """Look into ``raw_dir`` without reading it.
+
+    Raises:
+        DataError: the folder is missing, or ``STAND_IN`` is damaged.
+    """
+    if not raw_dir.is_dir():
+        raise DataError(f"raw folder {raw_dir} does not exist; download COCO there or generate a stand-in")
+    return RawData(raw_dir, description_of(raw_dir))
+
+
+def _opened(archive: Path) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(archive)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise DataError(f"{archive} is damaged or no archive: {error}; delete it, and {_AGAIN}") from error

@@ -1,0 +1,189 @@
+"""Drawn pictures in COCO's raw layout, so that preparing and reading them exercises the real code.
+
+Ids of pictures and categories have gaps, as COCO's have; some boxes are around many objects; a picture of each split
+has none. The backbone's weights are drawn, and its batch norms have the statistics of the pictures.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from benchmarks.ssd300.augment import eval_pixels
+from benchmarks.ssd300.config import Facts
+from benchmarks.ssd300.raw import BACKBONES, SPLITS, annotations_name
+from common.data import stand_in
+from common.data.pixels import Normalizer
+from common.detection.drawn_pictures import LOOKS, DrawnPicture, Form, PicturePlan, draw
+from common.errors import ConfigError
+from common.mlperf.fixed import fixed_facts
+from common.nn.batch_norm import BatchNorm2d
+from common.nn.resnet import ResNetShape, ResNetTrunk, TrainedNorm, draw_weights
+
+WORTH_PROCESSES = 256
+"""Pictures from which on other processes draw them."""
+_BATCHES, _BATCH = 4, 16  # of pictures, that the backbone's statistics are taken over
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to generate.
+
+    Attributes:
+        train: training pictures with a box; there is one more, without.
+        eval: validation pictures, the last of them without a box if there are several.
+        classes: of objects.
+        sides: least and largest width and height of a picture, px.
+        boxes: objects of a picture at most, beside crowds and tiny ones.
+        width, layers: of the backbone.
+        image_size: px, that the backbone's pictures are resized to.
+        seed: of everything.
+    """
+
+    train: int = 2000
+    eval: int = 200
+    classes: int = 80
+    sides: tuple[int, int] = (300, 640)
+    boxes: int = 8
+    width: int = 64
+    layers: tuple[int, int, int] = (3, 4, 6)
+    image_size: int = 300
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What was written: pictures and boxes of each split."""
+
+    pictures: dict[str, int]
+    boxes: dict[str, int]
+
+    def __str__(self) -> str:
+        return "; ".join(
+            f"{split}: {self.pictures[split]} pictures with {self.boxes[split]} boxes" for split in self.pictures
+        )
+
+
+def generate(raw_dir: Path, request: Request, workers: int = 1) -> Generated:
+    """Write a stand-in for COCO 2017 to ``raw_dir`` and mark it as one.
+
+    Args:
+        raw_dir: an empty or new folder.
+        request: what to generate.
+        workers: processes that draw.
+
+    Raises:
+        ConfigError: a number is out of its range.
+        DataError: ``raw_dir`` holds something already.
+    """
+    if min(request.train, request.eval) < 1:
+        raise ConfigError("generate needs at least one training and one validation picture")
+    if not 1 <= request.classes <= LOOKS:
+        raise ConfigError(f"classes={request.classes}: 1 to {LOOKS} can be told apart")
+    stand_in.require_unused(raw_dir)
+    if raw_dir.exists():
+        raw_dir.rmdir()
+    plans = {"train": _plans(request, 0, request.train, empty_besides=True)}
+    plans["val"] = _plans(request, len(plans["train"]), request.eval, empty_besides=False)
+    boxes: dict[str, int] = {}
+    with stand_in.generated(raw_dir) as partial:
+        (partial / "annotations").mkdir()
+        for split, wanted in plans.items():
+            drawn = stand_in.drawn(draw, wanted, workers if len(wanted) >= WORTH_PROCESSES else 1, chunk=32)
+            boxes[split] = _write_split(partial, split, wanted, drawn, request.classes)
+        torch.save(_backbone(partial / SPLITS["train"], request), partial / BACKBONES[-1])
+        stand_in.mark(partial, asdict(request))
+    return Generated({split: len(wanted) for split, wanted in plans.items()}, boxes)
+
+
+def category_ids(classes: int) -> list[int]:
+    """Ids of so many categories, with gaps."""
+    return [number for number in range(1, 2 * classes + 1) if number % 3 != 2][:classes]
+
+
+def _plans(request: Request, first: int, count: int, empty_besides: bool) -> list[PicturePlan]:
+    """``count`` pictures, and one without a box besides or, of several, as the last."""
+    forms: list[Form] = ["plain"] * count
+    if empty_besides:
+        forms.append("empty")
+    elif count > 1:
+        forms[-1] = "empty"
+    classes = tuple(range(request.classes))
+    return [
+        PicturePlan(request.seed, first + number, classes, request.sides, request.boxes, form=form)
+        for number, form in enumerate(forms)
+    ]
+
+
+def _write_split(
+    raw_dir: Path, split: str, plans: Sequence[PicturePlan], drawn: Iterator[DrawnPicture], classes: int
+) -> int:
+    """Write the pictures of a split and their annotations; returns the number of boxes."""
+    folder, ids = raw_dir / SPLITS[split], category_ids(classes)
+    folder.mkdir()
+    images: list[dict[str, Any]] = []
+    boxes: list[dict[str, Any]] = []
+    for plan, picture in zip(plans, drawn, strict=True):
+        picture_id = 9 + 7 * plan.number
+        name = f"{picture_id:012d}.jpg"
+        (folder / name).write_bytes(picture.jpeg)
+        images.append({"id": picture_id, "file_name": name, "width": picture.width, "height": picture.height})
+        for box in picture.boxes:
+            boxes.append(
+                {
+                    "id": len(boxes) + 1,
+                    "image_id": picture_id,
+                    "category_id": ids[box.class_index],
+                    "bbox": [box.x, box.y, box.width, box.height],
+                    "area": box.width * box.height,
+                    "iscrowd": int(box.crowd),
+                    "segmentation": [],
+                }
+            )
+    categories = [{"id": number, "name": f"shape {place}"} for place, number in enumerate(ids)]
+    content = {"info": {}, "images": images, "annotations": boxes, "categories": categories}
+    (raw_dir / annotations_name(split)).write_text(json.dumps(content), encoding="utf-8")
+    return len(boxes)
+
+
+def _backbone(folder: Path, request: Request) -> dict[str, Tensor]:
+    """A state dict as torchvision's, with the statistics of some of the pictures in ``folder``."""
+    facts = fixed_facts(Facts, "ssd300")
+    norm = TrainedNorm(facts.bn_epsilon, facts.bn_momentum)
+    trunk = ResNetTrunk(ResNetShape(request.layers, request.width, bottleneck=False, norm=norm, strides=(1, 2, 1)))
+    generator = torch.Generator().manual_seed(request.seed)
+    draw_weights(trunk, generator)
+    norms = [module for module in trunk.modules() if isinstance(module, BatchNorm2d)]
+    with torch.no_grad():
+        for number, image_NCHW in enumerate(_batches(folder, request.image_size, facts)):
+            for layer in norms:
+                layer.momentum = 1 / (number + 1)  # the mean over the batches
+            trunk.features(image_NCHW)
+    classifier = torch.randn((request.classes, trunk.shape.out_channels[-1]), generator=generator)
+    return {
+        **trunk.state_dict(),
+        "bn1.num_batches_tracked": torch.tensor(_BATCHES),
+        "fc.weight": classifier,
+        "fc.bias": torch.zeros(request.classes),
+    }
+
+
+def _batches(folder: Path, image_size: int, facts: Facts) -> Iterator[Tensor]:
+    normalizer = Normalizer(facts.mean, facts.std, torch.float32)
+    paths = sorted(folder.iterdir())
+    for first in range(0, min(len(paths), _BATCHES * _BATCH), _BATCH):
+        part = paths[first : first + _BATCH]
+        image_NHWC = torch.empty((len(part), image_size, image_size, 3))
+        for out_HWC, path in zip(image_NHWC, part, strict=True):
+            with Image.open(io.BytesIO(path.read_bytes())) as picture:
+                normalizer.write(np.asarray(eval_pixels(picture.convert("RGB"), image_size)), out_HWC)
+        yield image_NHWC.permute(0, 3, 1, 2)

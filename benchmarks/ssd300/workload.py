@@ -1,0 +1,188 @@
+"""SSD300 as a workload: wires model, data, optimizer and evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from benchmarks.ssd300.config import Ssd300Config
+from benchmarks.ssd300.data import ground_truth, open_eval, open_train, warm_up
+from benchmarks.ssd300.data_settings import DataSettings
+from benchmarks.ssd300.detect import Detector
+from benchmarks.ssd300.loss import multibox_loss
+from benchmarks.ssd300.model import SSD300
+from benchmarks.ssd300.schedule import decay_steps, warmup_steps, warmup_then_falls
+from benchmarks.ssd300.targets import Targets
+from benchmarks.ssd300.weight_names import initialised_tensors
+from common.config.schema import Declaration, RunConfig
+from common.contract.evaluation import Weights
+from common.contract.workload import Workload
+from common.data.batches import Batch, DataSource, EvalSource, HostBatch
+from common.data.dali import choose_reader
+from common.detection.coco_scorer import CocoScorer
+from common.detection.evaluation import DetectionEvaluation
+from common.distributed.layout import Layout
+from common.nn.backbone_file import load_backbone
+from common.nn.batch_norm import set_group
+from common.nn.running_statistics import averaged_statistics
+from common.ops.implementation import asked_for
+from common.optim.optimizer import ParameterGroup
+from common.step.train_step import Losses, TrainStep
+
+EXAMPLE_BOXES = 7
+"""Boxes of a made-up picture, as many as a picture of COCO has on average."""
+
+
+class Ssd300Detection(Workload):
+    """Object detection with SSD300."""
+
+    config_type: ClassVar[type] = Ssd300Config
+    title = "SSD300"
+    own: Ssd300Config
+    model: SSD300
+
+    def __init__(self, cfg: RunConfig, layout: Layout) -> None:
+        super().__init__(cfg, layout)
+        facts, model = self.own.facts, self.own.model
+        self.model = SSD300(facts, model.input_channels, layout.shared_generator("weights"))
+        if cfg.assets_dir is not None:
+            load_backbone(cfg.assets_dir / model.backbone, self.model.backbone)
+        self.model = self.model.cast(self.dtype).to(layout.device)
+        self.choices |= self.model.choose_implementation(model.batch_norm, model.convolution)
+        set_group(self.model, layout.subgroup("dp", self.own.hparams.bn_group))
+        self._targets = Targets(facts, model.anchor_matching, layout.device)
+        self.choices["anchor_matching"] = self._targets.chosen
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """All parameters alike: batch norms and biases decay too.
+
+        In the reference the momentum buffer holds directions; in NVIDIA's submissions, steps.
+        """
+        hparams = self.own.hparams
+        named = dict(self.model.named_parameters())
+        inside = hparams.variant == "nvidia"
+        return [ParameterGroup(named, weight_decay=hparams.weight_decay, learning_rate_in_momentum=inside)]
+
+    @staticmethod
+    def _warmup_steps(cfg: RunConfig) -> int:
+        hparams = cfg.workload.hparams
+        return warmup_steps(hparams.warmup_epochs, cfg.benchmark.train_samples, cfg.global_batch)
+
+    @classmethod
+    def declare(cls, cfg: RunConfig) -> Declaration:
+        """Length of the warm-up and span of batch norm for the log; training starts from the rules' backbone."""
+        own: Ssd300Config = cfg.workload
+        broken = []
+        if cfg.assets_dir is None:
+            broken.append(f"assets_dir=null: training starts from torchvision's {own.model.backbone}, in assets_dir")
+        if own.hparams.momentum != 0.9:
+            broken.append(f"hparams.momentum={own.hparams.momentum}: the reference's SGD has 0.9, and no rule frees it")
+        return Declaration(
+            initialised_tensors=initialised_tensors(own.facts.layers, len(own.facts.steps)),
+            derived_values={
+                "model_bn_span": cfg.micro_batch * own.hparams.bn_group,
+                "warmup_steps": cls._warmup_steps(cfg),
+            },
+            forbidden=broken,
+            order_of_data=lambda: choose_reader(own.reader.reader),
+        )
+
+    def build_step(self) -> TrainStep:
+        """Accumulated micro-batches, then SGD."""
+        hparams, facts, samples = self.own.hparams, self.own.facts, self.cfg.benchmark.train_samples
+        schedule = warmup_then_falls(
+            hparams.base_learning_rate,
+            decay_steps(hparams.decay_epochs, samples, self.cfg.global_batch),
+            facts.decay_factor,
+            self._warmup_steps(self.cfg),
+            hparams.warmup_factor,
+            first_step=1 if hparams.variant == "nvidia" else 0,
+        )
+        return self.step_with(hparams.sgd(), schedule, loss_scale=self.own.model.loss_scale)
+
+    def loss(self, micro_batch: Batch) -> Losses:
+        """Smooth L1 of the offsets plus cross-entropy with hard negatives, the mean over the micro-batch.
+
+        ``micro_batch`` holds ``image`` (N, C, H, W), and ``class`` (N, A) and ``offsets`` (N, A, 4) as
+        :class:`benchmarks.ssd300.targets.Targets` makes them.
+        """
+        tensors = micro_batch.tensors
+        said = self.model(tensors["image"])
+        negatives = self.own.facts.negatives
+        losses = multibox_loss(said.logits, said.offsets, tensors["class"], tensors["offsets"], negatives)
+        metrics = {"loss": losses.total, "classification_loss": losses.classes, "box_loss": losses.boxes}
+        return Losses(losses.total, {name: value.detach() for name, value in metrics.items()})
+
+    def example_batches(self) -> Iterable[Batch]:
+        """One micro-batch of noise with a few boxes; all of training has the same shapes."""
+        generator, count = self.layout.generator("example"), self.cfg.micro_batch
+        boxes = {
+            "boxes": torch.rand((count, EXAMPLE_BOXES, 2, 2), generator=generator).sort(2).values.flatten(2),
+            "label": torch.randint(1, self.own.facts.classes + 1, (count, EXAMPLE_BOXES), generator=generator),
+            "count": torch.full((count,), EXAMPLE_BOXES),
+        }
+        image_NCHW = self._example_images(count, generator)
+        yield self._with_targets(image_NCHW, self.to_device(boxes), self.nominal_samples)
+
+    def _example_images(self, count: int, generator: torch.Generator) -> Tensor:
+        size, channels = self.own.facts.image_size, self.own.model.input_channels
+        image_NCHW = torch.randn((count, channels, size, size), generator=generator)
+        image_NCHW[:, 3:] = 0
+        return image_NCHW.to(self.layout.device, self.dtype, memory_format=torch.channels_last)
+
+    def prepare(self, batch: HostBatch) -> Batch:
+        """Copy pictures and boxes to the device, and match the boxes there."""
+        tensors = self.to_device(batch.tensors)
+        return self._with_targets(tensors["image"], tensors, batch.samples)
+
+    def _with_targets(self, image_NCHW: Tensor, boxes: dict[str, Tensor], samples: int) -> Batch:
+        class_NA, offsets_NA4 = self._targets(boxes["boxes"], boxes["label"], boxes["count"])
+        return Batch({"image": image_NCHW, "class": class_NA, "offsets": offsets_NA4}, samples)
+
+    def _data_settings(self) -> DataSettings:
+        own = self.own
+        return DataSettings(own.facts, own.reader, own.hparams.crop_attempts, own.model.input_channels, self.dtype)
+
+    def warm_up_reader(self) -> None:
+        """Load DALI, where it reads, and run each of its operators once."""
+        warm_up(self._data_settings(), self.layout, self.cfg.micro_batch)
+
+    def open_data(self, root: Path) -> DataSource:
+        """Open the training pictures."""
+        return open_train(
+            root, self._data_settings(), self.layout, self.cfg.micro_batch, self.cfg.grad_accumulation_steps
+        )
+
+    def weights(self) -> Weights:
+        """Parameters, and batch-norm statistics averaged over the replicas."""
+        return Weights({**super().weights().tensors, **averaged_statistics(self.model, self.layout)})
+
+    def evaluation(self, layout: Layout) -> DetectionEvaluation:
+        """COCO's mean average precision on the ranks of ``layout``."""
+        own, settings, batch = self.own, self._data_settings(), self.own.reader.eval_batch
+        with asked_for("model.suppression", own.model.suppression):
+            detect = Detector(self.model, own.facts, own.model.suppression, layout.device)
+        self.choices["suppression"] = detect.choice
+
+        def open_source(root: Path) -> EvalSource:
+            detect.name_classes(ground_truth(root).class_id.tolist())
+            return open_eval(root, settings, layout, batch)
+
+        return DetectionEvaluation(
+            self.model,
+            detect,
+            open_source,
+            self._example_images(batch, layout.generator("example")),
+            own.facts.detections,
+            layout,
+            self.cfg.cuda_graphs,
+            CocoScorer(ground_truth, layout.device),
+        )
+
+    def sample_flops(self) -> float:
+        """FLOPs of one training picture."""
+        return self.model.sample_flops(self.own.facts.image_size)

@@ -1,0 +1,25 @@
+"""Small data sets that several tests read."""
+
+from pathlib import Path
+
+import pytest
+from small_ssd300 import REQUEST
+
+from benchmarks.ssd300.prepare import prepare
+from benchmarks.ssd300.stand_in import generate
+
+
+@pytest.fixture(scope="session")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Raw: 12 training pictures, one without a box, and 5 for validation."""
+    raw = tmp_path_factory.mktemp("drawn") / "raw"
+    generate(raw, REQUEST)
+    return raw
+
+
+@pytest.fixture(scope="session")
+def prepared(drawn: Path) -> Path:
+    """What :func:`drawn` gives, prepared."""
+    data = drawn.parent / "data"
+    prepare(drawn, data, workers=2)
+    return data

@@ -1,0 +1,110 @@
+"""The DALI reader's CPU pipeline against the reader that runs anywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+
+import pytest
+import torch
+
+pytest.importorskip("nvidia.dali")
+
+from small_ssd300 import REQUEST, SMALL, reader
+
+from benchmarks.ssd300.data import open_eval, open_train, warm_up
+from benchmarks.ssd300.data_settings import DataSettings
+from common.data.batches import Block
+from common.distributed.layout import Layout
+from common.errors import DataError
+
+# Colours that do not change, so that pixels can be compared: DALI changes them in an order of its own.
+PLAIN = dataclasses.replace(SMALL, brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0)
+BLOCK = Block(0, 1, 2, 0, 2 * REQUEST.train)
+
+
+def settings(kind: str, facts=PLAIN, dtype=torch.float32, **changes) -> DataSettings:
+    return DataSettings(facts, reader(reader=kind, **changes), crop_attempts=1, channels=4, dtype=dtype)
+
+
+def train(root, kind, start=0, replicas=1, rank=0, **changes):
+    source = open_train(root, settings(kind, **changes), Layout({"dp": replicas}, rank, seed=5), 2)
+    found = [batch.tensors for batch in source.batches(BLOCK, start)]
+    source.close()
+    return found
+
+
+def assert_alike(found, expected):
+    assert len(found) == len(expected) > 0
+    for mine, other in zip(found, expected, strict=True):
+        assert mine.keys() == other.keys()
+        for name in mine.keys() - {"image"}:
+            assert torch.equal(mine[name], other[name])
+        difference = (mine["image"] - other["image"]).abs() * 58
+        assert difference.mean() < 1.5, "levels of 255, between two decoders and resizes"
+
+
+def test_batches_are_those_of_the_other_reader(prepared):
+    assert_alike(train(prepared, "dali"), train(prepared, "torchvision"))
+
+
+def test_replicas_share_the_same_batches(prepared):
+    for rank in (0, 1):
+        assert_alike(train(prepared, "dali", 0, 2, rank), train(prepared, "torchvision", 0, 2, rank))
+
+
+@pytest.mark.parametrize("multiplier", [1, 3])
+def test_training_goes_on_from_any_batch(prepared, multiplier):
+    whole = train(prepared, "dali")
+    for start in (0, 1, 4):
+        found = train(prepared, "dali", start, input_batch_multiplier=multiplier)
+        for mine, other in zip(found, whole[start:], strict=True):
+            assert all(torch.equal(mine[name], other[name]) for name in mine)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_pictures_have_the_form_that_the_network_takes(prepared, dtype):
+    image = train(prepared, "dali", dtype=dtype)[0]["image"]
+    assert (image.shape, image.dtype) == ((2, 4, 64, 64), dtype)
+    assert image.is_contiguous(memory_format=torch.channels_last)
+    assert not image[:, 3].any()
+
+
+def test_colours_change_as_they_are_drawn(prepared):
+    plain, changed = train(prepared, "dali"), train(prepared, "dali", facts=SMALL)
+    expected = train(prepared, "torchvision", facts=SMALL)
+    for name in ("boxes", "label", "count"):
+        assert torch.equal(changed[0][name], plain[0][name])
+    assert not torch.equal(changed[0]["image"], plain[0]["image"])
+    means = [
+        torch.stack([batch["image"][:, :3].mean((1, 2, 3)) for batch in batches]).flatten()
+        for batches in (changed, expected, plain)
+    ]
+    closer = (means[0] - means[1]).abs().mean() / (means[2] - means[1]).abs().mean()
+    assert closer < 0.7, "pictures are as bright and as contrasted as the other reader's"
+
+
+def test_an_evaluation_is_that_of_the_other_reader(prepared):
+    sources = {kind: open_eval(prepared, settings(kind), Layout(), batch=2) for kind in ("dali", "torchvision")}
+    for _ in range(2):
+        found, expected = ([batch.tensors for batch in source] for source in sources.values())
+        for mine, other in zip(found, expected, strict=True):
+            real = other["picture"] >= 0
+            assert torch.equal(mine["picture"], other["picture"])
+            assert torch.equal(mine["size"], other["size"])
+            assert ((mine["image"] - other["image"])[real].abs() * 58).mean() < 1.5
+    for source in sources.values():
+        source.close()
+
+
+def test_a_damaged_picture_is_named(prepared, tmp_path):
+    shutil.copytree(prepared, tmp_path / "data")
+    with open(tmp_path / "data" / "train.rec", "r+b") as file:
+        file.seek(60)
+        file.write(bytes(100))
+    with pytest.raises(DataError, match=r"train.rec: picture \d+:? .*cannot be decoded"):
+        train(tmp_path / "data", "dali")
+
+
+def test_everything_is_warmed_up_without_data():
+    warm_up(settings("dali", facts=SMALL), Layout(), 2)

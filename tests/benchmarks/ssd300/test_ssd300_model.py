@@ -1,0 +1,137 @@
+"""The network: counts of the benchmark, the backbone against torchvision's, initial weights, and names for the log."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import mlperf_logging.compliance_checker
+import pytest
+import torch
+import torchvision
+import yaml
+from small_ssd300 import FACTS, SMALL
+from torch import nn
+
+from benchmarks.ssd300.model import SSD300, Head, _Joined
+from benchmarks.ssd300.weight_names import initialised_tensors
+from common.nn.backbone_file import load_backbone
+from common.nn.fused_convolution import FusedConv2d
+
+
+@pytest.fixture(scope="module")
+def network() -> SSD300:
+    """The benchmark's."""
+    return SSD300(FACTS, 3, torch.Generator().manual_seed(0))
+
+
+def test_parameters_are_counted_as_in_the_benchmark(network):
+    parts = dict.fromkeys(("conv1", "layer1", "layer2", "layer3", "extras", "heads", "norms"), 0)
+    for name, parameter in network.named_parameters():
+        part = name.split(".")[1] if name.startswith("backbone") else name.split(".")[0]
+        parts["norms" if name.startswith("backbone") and parameter.ndim == 1 else part] += parameter.numel()
+    assert parts == {
+        "conv1": 9_408,
+        "layer1": 221_184,
+        "layer2": 1_114_112,
+        "layer3": 6_815_744,
+        "extras": 3_574_400,
+        "heads": 387_192 + 7_840_638,
+        "norms": 128 + 768 + 2_304 + 6_656,
+    }
+    assert sum(parts.values()) == 19_972_534
+
+
+def test_flops_are_those_of_15_86_billion_multiply_adds(network):
+    assert network.sample_flops(300) == pytest.approx(3 * 2 * 15.86e9, rel=0.005)
+
+
+def test_a_picture_of_300_px_gives_8732_boxes(network):
+    network.eval()
+    with torch.no_grad():
+        levels = network.levels(torch.randn(1, 3, 300, 300))
+    assert [tuple(level.shape[1:]) for level in levels] == [
+        (256, 38, 38),
+        (512, 19, 19),
+        (512, 10, 10),
+        (256, 5, 5),
+        (256, 3, 3),
+        (256, 1, 1),
+    ]
+
+
+def test_the_backbone_is_torchvisions_resnet34_whose_third_stage_has_stride_1(tmp_path):
+    torch.manual_seed(0)
+    backbone = SSD300(FACTS, 3, torch.Generator().manual_seed(0)).backbone
+    theirs = torchvision.models.resnet34(weights=None)
+    for module in theirs.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2)
+    torch.save(theirs.state_dict(), tmp_path / "resnet34.pth")
+    theirs.layer3[0].conv1.stride = theirs.layer3[0].downsample[0].stride = (1, 1)
+    load_backbone(tmp_path / "resnet34.pth", backbone)
+    backbone.double(), theirs.double()
+    image = torch.randn(2, 3, 64, 64, dtype=torch.float64)
+    for training in (False, True):
+        backbone.train(training), theirs.train(training)
+        x = theirs.maxpool(theirs.relu(theirs.bn1(theirs.conv1(image))))
+        expected = theirs.layer3(theirs.layer2(theirs.layer1(x)))
+        torch.testing.assert_close(backbone.features(image, [3])[0], expected)
+
+
+def test_weights_begin_glorot_uniform_with_classes_and_offsets_apart(network):
+    fresh = SSD300(FACTS, 3, torch.Generator().manual_seed(1))
+    checked = 0
+    for module in [*fresh.extras.modules(), *fresh.heads.modules()]:
+        if not isinstance(module, FusedConv2d):
+            continue
+        kernel = module.kernel_size[0] ** 2
+        parts = [module.weight]
+        if isinstance(module, Head):
+            parts = list(module.weight.split([module.channels.logits, module.channels.offsets]))
+        for weight in parts:
+            bound = math.sqrt(6 / (kernel * (weight.shape[0] + weight.shape[1])))
+            assert 0.98 * bound < weight.abs().max().item() <= bound
+            assert weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.03)
+            checked += 1
+        limit = 1 / math.sqrt(kernel * module.in_channels)
+        assert 0.9 * limit < module.bias.abs().max().item() <= limit
+    assert checked == 10 + 12
+
+
+def test_the_same_seed_gives_the_same_weights_whatever_the_channels_of_the_pictures():
+    three, four = (SSD300(SMALL, channels, torch.Generator().manual_seed(3)) for channels in (3, 4))
+    image = torch.randn(2, 3, 64, 64)
+    padded = torch.cat([image, torch.zeros(2, 1, 64, 64)], 1)
+    for found, expected in zip(four(padded), three(image), strict=True):
+        assert found.shape == expected.shape
+    assert not four.backbone.conv1.weight[:, 3:].any()
+
+
+def test_the_heads_results_are_joined_with_their_gradients():
+    network = SSD300(SMALL, 3, torch.Generator().manual_seed(2)).double()
+    channels = [head.channels for head in network.heads]
+    results = [
+        torch.randn(2, (c.logits + c.offsets + 7) // 8 * 8, side, side, dtype=torch.float64, requires_grad=True)
+        for c, side in zip(channels, (3, 2, 1), strict=True)
+    ]
+    assert torch.autograd.gradcheck(lambda *given: _Joined.apply(channels, *given), results)
+
+
+def test_half_precision_leaves_the_norms_wide():
+    network = SSD300(SMALL, 4, torch.Generator().manual_seed(2)).cast(torch.bfloat16)
+    said = network(torch.randn(2, 4, 64, 64).bfloat16())
+    assert said.logits.dtype == said.offsets.dtype == torch.bfloat16
+    assert {parameter.dtype for name, parameter in network.named_parameters() if ".bn" in name} == {torch.float32}
+    (said.logits.float().sum() + said.offsets.float().sum()).backward()
+    assert all(parameter.grad is not None for parameter in network.parameters())
+
+
+def test_the_log_gives_the_119_tensors_that_the_checker_lists():
+    rules = Path(mlperf_logging.compliance_checker.__file__).parent / "training_1.1.0" / "closed_ssd.yaml"
+    [end] = [entry["END"]["CHECK"] for entry in yaml.safe_load(rules.read_text()) if "END" in entry]
+    names = initialised_tensors(FACTS.layers, 6)
+    assert len(names) == len(set(names)) == 119
+    initialized = {"initialized_tensors": names}
+    assert eval(end, {"s": initialized, "sorted": sorted})

@@ -1,0 +1,231 @@
+"""SSD300 on one GPU: network, targets, loss and detections against float64 and the CPU, and inside a graph."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.ssd300.config import Facts
+from benchmarks.ssd300.default_boxes import reference_rows
+from benchmarks.ssd300.detect import Detector
+from benchmarks.ssd300.loss import multibox_loss
+from benchmarks.ssd300.model import SSD300, Predictions
+from benchmarks.ssd300.targets import Targets
+from common.data import dali
+from common.data.batches import Block
+from common.distributed.layout import Layout
+from common.mlperf.fixed import fixed_facts
+from common.nn.fused_convolution import FusedConv2d
+from common.step.capture import capturing
+
+pytestmark = pytest.mark.gpu
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+FACTS = fixed_facts(Facts, "ssd300")
+SMALL = fixed_facts(
+    Facts,
+    "ssd300",
+    classes=7,
+    image_size=96,
+    width=32,
+    layers=[1, 2, 1],
+    extras=[[32, 64, 2], [32, 64, 2], [32, 64, 1]],
+    steps=[8, 16, 32, 96],
+    box_sizes=[12, 24, 42, 60, 90],
+    aspect_ratios=[[2], [2, 3], [2], [2]],
+)
+GPU = torch.device("cuda")
+PICTURES, ROOM = 6, 20
+
+
+def build(dtype: torch.dtype, implementation: str = "torch") -> SSD300:
+    """A network with the same weights in every dtype, whose norms are not those of a fresh one."""
+    generator = torch.Generator().manual_seed(0)
+    network = SSD300(SMALL, 4, generator)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if ".bn" in name or ".downsample.1" in name:
+                parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
+            parameter.copy_(parameter.half())
+    network.cast(dtype).to(GPU)
+    network.choose_implementation(implementation, implementation)
+    return network
+
+
+def images(dtype: torch.dtype, pictures: int = PICTURES) -> Tensor:
+    image_NCHW = torch.randn((pictures, 4, 96, 96), generator=torch.Generator().manual_seed(1)).half()
+    image_NCHW[:, 3] = 0
+    return image_NCHW.to(GPU, dtype, memory_format=torch.channels_last)
+
+
+def boxes(facts: Facts, seed: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    """Boxes of six pictures, the second of them without, on the CPU."""
+    generator = torch.Generator().manual_seed(seed)
+    corners = torch.rand((PICTURES, ROOM, 2, 2), generator=generator).sort(2).values.flatten(2)
+    labels = torch.randint(1, facts.classes + 1, (PICTURES, ROOM), generator=generator)
+    return corners, labels, torch.tensor([3, 0, ROOM, 1, 7, 12])
+
+
+def targets(facts: Facts, seed: int = 2) -> tuple[Tensor, Tensor]:
+    """Classes and offsets of every default box, on the GPU."""
+    found = Targets(facts, "torch", torch.device("cpu"))(*boxes(facts, seed))
+    return found[0].cuda(), found[1].cuda()
+
+
+def losses_and_gradients(network: SSD300) -> dict[str, Tensor]:
+    """The loss, and the gradient of every parameter, by name and in float64."""
+    said = network(images(network.backbone.conv1.weight.dtype))
+    total = multibox_loss(said.logits, said.offsets, *targets(SMALL), SMALL.negatives).total
+    (128 * total).backward()
+    found = {"loss": total.detach().double()}
+    for name, parameter in network.named_parameters():
+        assert parameter.grad is not None, name
+        found[name] = parameter.grad.double() / 128
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_loss_and_gradients_follow_float64(dtype: torch.dtype) -> None:
+    expected = losses_and_gradients(build(torch.float64))
+    usual, found = (losses_and_gradients(build(dtype, name)) for name in ("torch", "auto"))
+    for name, reference in expected.items():
+        error, plain = ((one[name] - reference).norm() / reference.norm() for one in (found, usual))
+        assert error < max(2e-2, 1.5 * plain), f"{name}: {error:.1e}, plain version {plain:.1e}"
+
+
+def test_results_keep_channels_last() -> None:
+    network, seen = build(torch.float16, "auto"), {}
+    for name, layer in network.named_modules():
+        if isinstance(layer, FusedConv2d):
+            layer.register_forward_hook(lambda module, args, y_NCHW, name=name: seen.update({name: y_NCHW}))
+    said = network(images(torch.float16))
+    assert said.logits.is_contiguous()
+    assert len(seen) == 2 * 3 + 4
+    for name, y_NCHW in seen.items():
+        assert y_NCHW.is_contiguous(memory_format=torch.channels_last), name
+        if name.startswith("heads"):
+            assert y_NCHW.shape[1] % 8 == 0, "tensor cores want channels padded"
+
+
+@pytest.mark.parametrize("facts", [SMALL, FACTS], ids=["small", "benchmark"])
+def test_targets_are_those_of_the_cpu(facts: Facts) -> None:
+    given = boxes(facts)
+    expected = Targets(facts, "torch", torch.device("cpu"))(*given)
+    found = Targets(facts, "auto", GPU)(*(tensor.cuda() for tensor in given))
+    assert torch.equal(found[0].cpu(), expected[0])
+    torch.testing.assert_close(found[1].cpu(), expected[1], rtol=1e-5, atol=1e-5)
+
+
+def test_a_captured_loss_is_the_eager_one_whatever_the_boxes() -> None:
+    """The mining ranks other negatives in every replay, and one picture has no boxes."""
+    generator = torch.Generator(GPU).manual_seed(3)
+    count = len(reference_rows(SMALL))
+    logits = torch.zeros((PICTURES, count, 8), device=GPU, dtype=torch.float16, requires_grad=True)
+    offsets = torch.zeros((PICTURES, count, 4), device=GPU, dtype=torch.float16, requires_grad=True)
+    classes, wanted = targets(SMALL)
+
+    def step() -> tuple[Tensor, ...]:
+        total = multibox_loss(logits, offsets, classes, wanted, SMALL.negatives).total
+        return (total, *torch.autograd.grad(128 * total, [logits, offsets]))
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with capturing(graph, stream):
+        recorded = step()
+    for seed in (2, 5, 9):
+        with torch.no_grad():
+            logits.copy_(torch.randn(logits.shape, device=GPU, generator=generator) * 3)
+            offsets.copy_(torch.randn(offsets.shape, device=GPU, generator=generator))
+            for tensor, value in zip((classes, wanted), targets(SMALL, seed), strict=True):
+                tensor.copy_(value)
+        graph.replay()
+        replayed = [tensor.clone() for tensor in recorded]
+        for found, expected in zip(replayed, step(), strict=True):
+            torch.testing.assert_close(found, expected)
+        assert replayed[0].isfinite()
+
+
+def test_detections_in_a_graph_are_those_of_the_cpu() -> None:
+    generator = torch.Generator().manual_seed(4)
+    count = len(reference_rows(SMALL))
+    given = [
+        Predictions(
+            torch.randn((PICTURES, count, 8), generator=generator) * 3,
+            torch.randn((PICTURES, count, 4), generator=generator),
+        )
+        for _ in range(2)
+    ]
+    size = torch.tensor([[480.0, 640.0], [300.0, 200.0]] * 3)
+    network = SSD300(SMALL, 4, torch.Generator().manual_seed(0))
+    plain, fast = (
+        Detector(network, SMALL, name, device) for name, device in (("torch", torch.device("cpu")), ("auto", GPU))
+    )
+    inputs, sizes = Predictions(*(tensor.cuda() for tensor in given[0])), size.cuda()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            fast.select(inputs, sizes)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with capturing(graph, stream):
+        recorded = fast.select(inputs, sizes)
+    for said in reversed(given):
+        for tensor, value in zip(inputs, said, strict=True):
+            tensor.copy_(value)
+        graph.replay()
+        expected = plain.select(said, size)
+        assert expected.there.any()
+        assert torch.equal(recorded.there.cpu(), expected.there)
+        assert torch.equal(recorded.class_id.cpu()[expected.there], expected.class_id[expected.there])
+        torch.testing.assert_close(recorded.score.cpu(), expected.score, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            recorded.box.cpu()[expected.there], expected.box[expected.there], rtol=1e-4, atol=1e-2
+        )
+
+
+@pytest.mark.skipif(dali.unavailable() is not None, reason="needs DALI")
+def test_dali_on_the_gpu_reads_what_the_other_reader_reads(tmp_path: Path) -> None:
+    from benchmarks.ssd300.config import ReaderConfig
+    from benchmarks.ssd300.data import open_eval, open_train, warm_up
+    from benchmarks.ssd300.data_settings import DataSettings
+    from benchmarks.ssd300.prepare import prepare
+    from benchmarks.ssd300.stand_in import Request, generate
+
+    generate(tmp_path / "raw", Request(24, 6, 7, (96, 160), 3, 8, (1, 1, 1), 96))
+    prepare(tmp_path / "raw", tmp_path / "data")
+    plain = dataclasses.replace(SMALL, brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0)
+    block = Block(0, 1, 1, 0, 24)
+    found = {}
+    for kind, device in (("torchvision", torch.device("cpu")), ("dali", torch.device("cuda", 0))):
+        reader = ReaderConfig(2, 2, 16, 0.5, 2, 4, kind)
+        settings, layout = DataSettings(plain, reader, 1, 4, torch.float16), Layout(device=device, seed=5)
+        warm_up(settings, layout, 4)
+        train, evaluation = (
+            open_train(tmp_path / "data", settings, layout, 4),
+            open_eval(tmp_path / "data", settings, layout, 4),
+        )
+        batches = [batch.tensors for batch in (*train.batches(block), *evaluation)]
+        found[kind] = [{name: tensor.cpu() for name, tensor in batch.items()} for batch in batches]
+        if kind == "dali":
+            assert batches[0]["image"].is_cuda
+            assert batches[0]["image"].is_contiguous(memory_format=torch.channels_last)
+        train.close()
+        evaluation.close()
+    assert len(found["dali"]) == 6 + 2
+    for mine, other in zip(found["dali"], found["torchvision"], strict=True):
+        for name in other.keys() - {"image"}:
+            assert torch.equal(mine[name], other[name]), name
+        real = other["picture"] >= 0 if "picture" in other else slice(None)
+        assert ((mine["image"].float() - other["image"].float())[real].abs() * 58).mean() < 2.5, "levels of 255"
