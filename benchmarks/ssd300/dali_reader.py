@@ -22,7 +22,7 @@ from benchmarks.ssd300.annotated import AnnotatedPictures
 from benchmarks.ssd300.augment import Augmentation, draw
 from benchmarks.ssd300.data_settings import DataSettings
 from common.data.dali import PipelineEvalSource, new_pipeline
-from common.data.dali_feed import Feed, FedRunner, FedTrainSource, Inputs
+from common.data.dali_feed import FedRunner, FedTrainSource, Feed, Inputs
 from common.data.order import EpochStream, EvalShard, sample_generator
 from common.data.threads import SampleThreads
 from common.detection.picture_boxes import empty_boxes, evaluation_columns, put_boxes
