@@ -90,6 +90,7 @@ class ModelConfig:
         head_convolutions: 3x3 convolutions of a head before its last.
         backbone: file in ``assets_dir`` with the weights that the backbone starts from, under torchvision's names.
             Without ``assets_dir`` they are drawn.
+        loss_scale: initial loss scale with fp16.
         convolution, focal_loss, anchor_matching, suppression: implementations.
     """
 
@@ -101,6 +102,7 @@ class ModelConfig:
     pyramid_channels: Annotated[int, AtLeast(1)]
     head_convolutions: Annotated[int, AtLeast(0)]
     backbone: str
+    loss_scale: Annotated[float, Positive]
     convolution: str = AUTO
     focal_loss: str = AUTO
     anchor_matching: str = AUTO

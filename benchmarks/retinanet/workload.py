@@ -33,9 +33,6 @@ from common.optim.learning_rate import warmup_then_constant
 from common.optim.optimizer import ParameterGroup
 from common.step.train_step import Losses, TrainStep
 
-FIRST_LOSS_SCALE = 65536.0
-"""Of fp16, as in the reference and in NVIDIA's submissions."""
-
 EXAMPLE_BOXES = 7
 """Boxes of a made-up picture, as many as a picture of OpenImages has on average."""
 
@@ -123,7 +120,7 @@ class RetinaNetDetection(Workload):
             hparams.warmup_epochs * steps_of_epoch,
             first_step=0,
         )
-        return self.step_with(hparams.adam(), schedule, loss_scale=FIRST_LOSS_SCALE)
+        return self.step_with(hparams.adam(), schedule, loss_scale=self.own.model.loss_scale)
 
     def loss(self, micro_batch: Batch) -> Losses:
         """Focal loss plus L1 of the offsets, the mean over the micro-batch.
