@@ -18,7 +18,7 @@ from common.config.schema import RunConfig, SessionConfig
 from common.data import dali
 from common.data.batches import HostBatch
 from common.distributed.layout import Layout
-from common.errors import CheckpointError, ConfigError
+from common.errors import CheckpointError, ConfigError, UnsupportedImplementation
 from common.mlperf.admission import admit
 from common.mlperf.events import hyperparameters
 from common.mlperf.verdict import judge
@@ -205,6 +205,12 @@ def test_implementations_are_logged():
     workload = built("model.suppression=torch")
     workload.evaluation(Layout())
     assert {"batch_norm", "convolution", "anchor_matching", "suppression"} <= workload.implementations().keys()
+
+
+@pytest.mark.parametrize("option", ["batch_norm", "convolution", "class_entropy", "anchor_matching", "suppression"])
+def test_an_implementation_that_cannot_run_here_is_named_with_its_option(option):
+    with pytest.raises(UnsupportedImplementation, match=f"model.{option}=triton"):
+        built(f"model.{option}=triton").evaluation(Layout())
 
 
 def test_the_order_of_data_depends_on_the_reader(monkeypatch):
