@@ -17,6 +17,7 @@ from common.errors import CheckpointError, ConfigError, UnsupportedImplementatio
 from common.mlperf.admission import admit, evaluation_schedule
 from common.mlperf.constraints import missing_hyperparameters
 from common.mlperf.events import hyperparameters
+from tests.capturable import Capturable
 
 
 def loaded(*overrides: str) -> tuple[RunConfig, SessionConfig]:
@@ -178,3 +179,20 @@ def test_in_the_background_the_scorer_keeps_to_the_cpu_and_travels():
     workload = built("evaluation.scoring=background")
     scorer = pickle.loads(pickle.dumps(workload.evaluation(workload.layout).scorer))
     assert scorer._device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_step_can_be_captured(precision):
+    workload = built(f"precision={precision}")
+    step, batch = workload.build_step(), next(iter(workload.example_batches()))
+    step([batch] * workload.cfg.grad_accumulation_steps)  # folds what is frozen, as a warm-up does
+    with Capturable():
+        step([batch] * workload.cfg.grad_accumulation_steps)
+
+
+def test_an_evaluation_can_be_captured():
+    workload = built()
+    forward = workload.evaluation(workload.layout)._forward
+    forward.warm_up()
+    with forward.evaluating(workload.weights()), Capturable():
+        forward()
