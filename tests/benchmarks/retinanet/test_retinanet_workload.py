@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
@@ -11,12 +14,13 @@ from benchmarks.retinanet.workload import RetinaNetDetection
 from common import cli
 from common.config.composition import compose
 from common.config.schema import RunConfig, SessionConfig
-from common.data.batches import HostBatch
+from common.data.batches import Block, HostBatch
 from common.distributed.layout import Layout
 from common.errors import CheckpointError, ConfigError, UnsupportedImplementation
 from common.mlperf.admission import admit, evaluation_schedule
 from common.mlperf.constraints import missing_hyperparameters
-from common.mlperf.events import hyperparameters
+from common.mlperf.events import RunEvents, hyperparameters
+from common.mlperf.mllog import RunLog
 from tests.capturable import Capturable
 
 
@@ -67,6 +71,29 @@ def test_the_log_has_every_hyperparameter_and_the_name_of_the_round(ruleset, nam
     run, session = loaded("scale=8xH200", f"ruleset={ruleset}", f"assets_dir={tmp_path}")
     assert missing_hyperparameters("retinanet", ruleset, hyperparameters(run)) == []
     assert admit(run, session).rules.log_name == name
+
+
+@pytest.mark.parametrize("ruleset", ["4.1.0", "5.1.0"])
+def test_the_official_checker_accepts_the_log_of_a_run(ruleset, tmp_path):
+    run, session = loaded("scale=8xH200", f"ruleset={ruleset}", f"assets_dir={tmp_path}", "submission.org=acme")
+    admission, began = admit(run, session), time.time_ns() // 1_000_000
+    with RunLog(tmp_path / "mlperf.log", 0) as log:
+        events = RunEvents(log, admission.rules.progress_key)
+        events.begin(run, session, admission.rules, None, began, gpus=True)
+        events.settings(7, admission.hyperparameters, {}, run.declaration.initialised_tensors)
+        events.initialised()
+        events.run_start()
+        events.data_opened(1_170_301, 24_781)
+        block = Block(0, 1, 0, 0, 1_170_301)
+        events.block_start(block, 0)
+        events.block_stop(block, 1, 2400.0)
+        events.eval_start(1)
+        events.accuracy(0.341, 1, time.time_ns() // 1_000_000)
+        events.eval_stop(1)
+        events.run_stop("success", 1, None)
+    command = [sys.executable, "-m", "mlperf_logging.compliance_checker", "--ruleset", ruleset, str(log.path)]
+    done = subprocess.run([*command, "--log_output", str(tmp_path / "checked")], capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def test_an_evaluation_follows_every_epoch():
