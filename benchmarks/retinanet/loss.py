@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from benchmarks.retinanet.model import HeadOutput
 from benchmarks.retinanet.ops import focal_loss
 from common.ops.implementation import OperationRequest, select
-from common.ops.triton_support import widen
 
 
 @dataclass(frozen=True)
@@ -77,25 +78,50 @@ class DetectionLoss:
             loss_scale: what the sum of the losses is multiplied by before it is differentiated, 0-d: gradients of the
                 logits are too small for fp16 without it.
         """
-        classes, boxes = [], []
-        for level, part in zip(levels, _parts(levels), strict=True):
-            class_part_NA, offsets_part_NA4 = class_NA[:, part], offsets_NA4[:, part]
-            classes.append(
-                self._focal_loss.function(
-                    level.logits_NCHW,
-                    logit_bias_C,
-                    class_part_NA,
-                    weight_N,
-                    self._alpha,
-                    self._gamma,
-                    loss_scale,
-                )
+        classes = [
+            self._focal_loss.function(
+                level.logits_NCHW, logit_bias_C, class_NA[:, part], weight_N, self._alpha, self._gamma, loss_scale
             )
-            _, offsets_level_NA4 = level.flat()
-            difference_NA4 = widen(offsets_level_NA4) - offsets_part_NA4
-            counts_NA1 = (class_part_NA >= 0).unsqueeze(2)
-            boxes.append(torch.where(counts_NA1, difference_NA4.abs(), 0.0).sum((1, 2)))
-        return DetectionLosses(torch.stack(classes).sum(), (torch.stack(boxes).sum(0) * weight_N).sum())
+            for level, part in zip(levels, _parts(levels), strict=True)
+        ]
+        boxes = OffsetLoss.apply(class_NA, offsets_NA4, weight_N, *(level.offsets_NCHW for level in levels))
+        return DetectionLosses(torch.stack(classes).sum(), boxes)
+
+
+class OffsetLoss(torch.autograd.Function):
+    """Weighted sum of ``|offset - target|`` over the anchors that have a box, all levels at once.
+
+    Beside the logits the offsets are few, and what costs is the number of kernels: so the levels' are joined, and the
+    slope, the only thing that is kept, comes from the forward pass.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, class_NA: Tensor, target_NA4: Tensor, weight_N: Tensor, *levels_NCHW: Tensor) -> Tensor:
+        rows_NA4 = [
+            level_NCHW.permute(0, 2, 3, 1).reshape(len(level_NCHW), -1, target_NA4.shape[2])
+            for level_NCHW in levels_NCHW
+        ]
+        has_box_NA1 = (class_NA >= 0).unsqueeze(2)
+        # in the wider dtype, that of the targets
+        difference_NA4 = torch.where(has_box_NA1, torch.cat(rows_NA4, 1) - target_NA4, 0.0)
+        slope_NA4 = difference_NA4.sign().mul_(weight_N[:, None, None])
+        ctx.save_for_backward(slope_NA4)
+        ctx.anchors = [rows.shape[1] for rows in rows_NA4]
+        ctx.shapes, ctx.dtype = [level_NCHW.shape for level_NCHW in levels_NCHW], levels_NCHW[0].dtype
+        return difference_NA4.mul_(slope_NA4).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (slope_NA4,) = ctx.saved_tensors
+        d_levels = []
+        for part_NA4, (pictures, channels, height, width) in zip(
+            slope_NA4.split(ctx.anchors, 1), ctx.shapes, strict=True
+        ):
+            part_NCHW = part_NA4.view(pictures, height, width, channels).permute(0, 3, 1, 2)
+            d_level_NCHW = torch.empty_like(part_NCHW, dtype=ctx.dtype, memory_format=torch.channels_last)
+            d_levels.append(torch.mul(part_NCHW, gradients[0], out=d_level_NCHW))
+        return None, None, None, *d_levels
 
 
 def _parts(levels: Sequence[HeadOutput]) -> Iterator[slice]:

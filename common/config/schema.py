@@ -29,7 +29,6 @@ class BenchmarkConfig:
 
     Attributes:
         name: name on the command line; also the key of ``WORKLOADS``.
-        log_name: name that the log carries as ``submission_benchmark``.
         metric: the score that is compared with ``target``.
         direction: whether a larger or a smaller metric is better.
         train_samples, eval_samples: sizes of the data set.
@@ -41,7 +40,6 @@ class BenchmarkConfig:
     """
 
     name: str
-    log_name: str
     description: str
     metric: str
     direction: Literal["higher", "lower"]

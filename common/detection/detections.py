@@ -38,14 +38,15 @@ class Found:
 
 
 def in_picture(corners_BK4: Tensor, height: float, width: float, size_B2: Tensor) -> Tensor:
-    """Boxes x, y, width, height in pixels of the pictures as they were read.
+    """Boxes x, y, width, height in pixels of the pictures as they were read. Capturable.
 
     Args:
         corners_BK4: x1, y1, x2, y2 in a resized picture.
         height, width: of the resized pictures.
         size_B2: height and width of the pictures as they were read.
     """
-    scale_y_B1, scale_x_B1 = (size_B2.float() / size_B2.new_tensor([height, width]).float()).split(1, 1)
+    height_B1, width_B1 = size_B2.float().split(1, 1)
+    scale_y_B1, scale_x_B1 = height_B1 / height, width_B1 / width
     x1, y1, x2, y2 = corners_BK4.float().unbind(2)
     x1, y1, x2, y2 = x1 * scale_x_B1, y1 * scale_y_B1, x2 * scale_x_B1, y2 * scale_y_B1
     return torch.stack([x1, y1, x2 - x1, y2 - y1], 2)

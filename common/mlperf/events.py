@@ -12,6 +12,7 @@ from common.config.schema import RunConfig, SessionConfig
 from common.data.batches import Block
 from common.errors import ConfigError
 from common.mlperf.mllog import RunLog
+from common.mlperf.rules import Rules
 
 SILENT = -1
 """No rank's number: a log of it writes nothing."""
@@ -65,17 +66,17 @@ class RunEvents:
         return progress * (self._epoch_samples or 1)
 
     def begin(
-        self, run: RunConfig, session: SessionConfig, ruleset: str, resumed_from: str | None, time_ms: int, gpus: bool
+        self, run: RunConfig, session: SessionConfig, rules: Rules, resumed_from: str | None, time_ms: int, gpus: bool
     ) -> None:
         """Everything up to ``init_start``, as of ``time_ms``, when this process began to build anything."""
         log, who = self._log, session.submission
         log.event("cache_clear", session.cache_cleared, time_ms=time_ms)
-        log.event("submission_benchmark", run.benchmark.log_name, time_ms=time_ms)
+        log.event("submission_benchmark", rules.log_name, time_ms=time_ms)
         log.event("submission_org", who.org, time_ms=time_ms)
         log.event("submission_division", who.division, time_ms=time_ms)
         log.event("submission_status", who.status, time_ms=time_ms)
         log.event("submission_platform", who.platform, time_ms=time_ms)
-        log.event("ruleset", ruleset, time_ms=time_ms)
+        log.event("ruleset", rules.ruleset, time_ms=time_ms)
         log.event("data_set", run.benchmark.data_set, time_ms=time_ms)
         log.event("quality_target", run.benchmark.target, time_ms=time_ms)
         log.event("number_of_nodes", run.scale.nodes, time_ms=time_ms)

@@ -159,7 +159,7 @@ class Trainer:
         self.clock = TimedRun(log, self.rules, self.schedule, run.benchmark.train_samples)
         resumed_from = str(session.resume) if session.resume else None
         gpus = self.device.type == "cuda"
-        self.clock.events.begin(run, session, self.ruleset, resumed_from, self.began_ms, gpus)
+        self.clock.events.begin(run, session, self.rules, resumed_from, self.began_ms, gpus)
         return session.output_dir / name
 
     def _open_meter(self, stack: contextlib.ExitStack) -> GpuMeter:

@@ -6,7 +6,7 @@ from torchvision_retinanet import CLASSES, IMAGE_SIZE, as_torchvision_has_it, le
 
 from benchmarks.retinanet.anchors import anchors
 from benchmarks.retinanet.config import Facts
-from benchmarks.retinanet.loss import DetectionLoss
+from benchmarks.retinanet.loss import DetectionLoss, OffsetLoss
 from benchmarks.retinanet.targets import BACKGROUND, AnchorTargets
 from common.mlperf.fixed import fixed_facts
 
@@ -75,3 +75,56 @@ def test_a_picture_without_boxes_is_all_background_and_has_a_weight():
     assert (targets["class"][0] == BACKGROUND).all()
     assert targets["offsets"].isfinite().all()
     assert targets["weight"][0] == 0.5  # of two pictures
+
+
+def test_an_offset_that_does_not_count_may_be_anything_and_has_no_gradient():
+    generator = torch.Generator().manual_seed(5)
+    levels, _ = levels_of(2, generator)
+    boxes, label, count = boxes_of([2, 3], generator)
+    targets = targets_of(boxes, label, count)
+    arguments = targets["class"], targets["offsets"], targets["weight"]
+    offsets = [level.offsets_NCHW for level in levels]
+    has_box = (targets["class"] >= 0).split([level[0].numel() // 4 for level in offsets], 1)
+    expected = OffsetLoss.apply(*arguments, *offsets)
+    strange = []
+    for level, own in zip(offsets, has_box, strict=True):
+        there = own.view(2, *level.shape[2:], 9).permute(0, 3, 1, 2).repeat_interleave(4, 1)
+        strange.append(torch.where(there, level, torch.inf).contiguous(memory_format=torch.channels_last))
+    leaves = [level.requires_grad_() for level in strange]
+    found = OffsetLoss.apply(*arguments, *leaves)
+    assert found == expected
+    for level, gradient in zip(leaves, torch.autograd.grad(found, leaves), strict=True):
+        assert torch.equal(gradient != 0, level.isfinite())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_offsets_of_half_precision_have_the_gradient_of_their_values_times_the_scale(dtype):
+    generator, scale = torch.Generator().manual_seed(6), 1024.0
+    levels, _ = levels_of(2, generator, dtype)
+    boxes, label, count = boxes_of([4, 1], generator)
+    targets = targets_of(boxes, label, count)
+    leaves = [level.offsets_NCHW.requires_grad_() for level in levels]
+    loss = OffsetLoss.apply(targets["class"], targets["offsets"], targets["weight"], *leaves)
+    found = torch.autograd.grad(loss * scale, leaves)
+
+    wide = [level.detach().double().requires_grad_() for level in leaves]
+    rows = torch.cat([level.permute(0, 2, 3, 1).reshape(2, -1, 4) for level in wide], 1)
+    counts = (targets["class"] >= 0).unsqueeze(2)
+    distance = torch.where(counts, (rows - targets["offsets"]).abs(), 0.0)
+    expected = (distance * targets["weight"].double()[:, None, None]).sum()
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    for own, others in zip(found, torch.autograd.grad(expected * scale, wide), strict=True):
+        assert own.is_contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(own, others.to(dtype), rtol=1e-2, atol=0)
+
+
+def test_offsets_keep_one_number_each_for_the_gradient():
+    generator, kept = torch.Generator().manual_seed(7), []
+    levels, _ = levels_of(2, generator, torch.float16)
+    boxes, label, count = boxes_of([4, 1], generator)
+    targets = targets_of(boxes, label, count)
+    leaves = [level.offsets_NCHW.requires_grad_() for level in levels]
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        OffsetLoss.apply(targets["class"], targets["offsets"], targets["weight"], *leaves)
+    assert sum(tensor.numel() for tensor in kept) == sum(leaf.numel() for leaf in leaves)

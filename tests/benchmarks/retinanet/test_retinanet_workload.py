@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import pickle
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
@@ -11,12 +15,14 @@ from benchmarks.retinanet.workload import RetinaNetDetection
 from common import cli
 from common.config.composition import compose
 from common.config.schema import RunConfig, SessionConfig
-from common.data.batches import HostBatch
+from common.data.batches import Block, HostBatch
 from common.distributed.layout import Layout
 from common.errors import CheckpointError, ConfigError, UnsupportedImplementation
 from common.mlperf.admission import admit, evaluation_schedule
 from common.mlperf.constraints import missing_hyperparameters
-from common.mlperf.events import hyperparameters
+from common.mlperf.events import RunEvents, hyperparameters
+from common.mlperf.mllog import RunLog
+from tests.capturable import Capturable
 
 
 def loaded(*overrides: str) -> tuple[RunConfig, SessionConfig]:
@@ -53,6 +59,14 @@ def test_a_recipe_has_the_published_hyperparameters(scale, tmp_path):
     assert logged["opt_learning_rate_warmup_factor"] == 0.001
 
 
+@pytest.mark.parametrize("scale", list(PUBLISHED))
+def test_the_sum_of_all_ranks_gradients_stays_in_the_range_of_fp16(scale):
+    run, _ = loaded(f"scale={scale}")
+    assert run.precision == "fp16"
+    assert run.training_ranks / 2 < run.optimizer.grad_predivide <= run.training_ranks
+    assert math.log2(run.optimizer.grad_predivide).is_integer()  # loses no bit
+
+
 @pytest.mark.parametrize("gpus", [1, 2, 4])
 def test_fewer_gpus_accumulate_to_the_batch_of_eight(gpus):
     run, _ = loaded(f"scale={gpus}xH200")
@@ -66,6 +80,29 @@ def test_the_log_has_every_hyperparameter_and_the_name_of_the_round(ruleset, nam
     run, session = loaded("scale=8xH200", f"ruleset={ruleset}", f"assets_dir={tmp_path}")
     assert missing_hyperparameters("retinanet", ruleset, hyperparameters(run)) == []
     assert admit(run, session).rules.log_name == name
+
+
+@pytest.mark.parametrize("ruleset", ["4.1.0", "5.1.0"])
+def test_the_official_checker_accepts_the_log_of_a_run(ruleset, tmp_path):
+    run, session = loaded("scale=8xH200", f"ruleset={ruleset}", f"assets_dir={tmp_path}", "submission.org=acme")
+    admission, began = admit(run, session), time.time_ns() // 1_000_000
+    with RunLog(tmp_path / "mlperf.log", 0) as log:
+        events = RunEvents(log, admission.rules.progress_key)
+        events.begin(run, session, admission.rules, None, began, gpus=True)
+        events.settings(7, admission.hyperparameters, {}, run.declaration.initialised_tensors)
+        events.initialised()
+        events.run_start()
+        events.data_opened(1_170_301, 24_781)
+        block = Block(0, 1, 0, 0, 1_170_301)
+        events.block_start(block, 0)
+        events.block_stop(block, 1, 2400.0)
+        events.eval_start(1)
+        events.accuracy(0.341, 1, time.time_ns() // 1_000_000)
+        events.eval_stop(1)
+        events.run_stop("success", 1, None)
+    command = [sys.executable, "-m", "mlperf_logging.compliance_checker", "--ruleset", ruleset, str(log.path)]
+    done = subprocess.run([*command, "--log_output", str(tmp_path / "checked")], capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def test_an_evaluation_follows_every_epoch():
@@ -178,3 +215,20 @@ def test_in_the_background_the_scorer_keeps_to_the_cpu_and_travels():
     workload = built("evaluation.scoring=background")
     scorer = pickle.loads(pickle.dumps(workload.evaluation(workload.layout).scorer))
     assert scorer._device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_step_can_be_captured(precision):
+    workload = built(f"precision={precision}")
+    step, batch = workload.build_step(), next(iter(workload.example_batches()))
+    step([batch] * workload.cfg.grad_accumulation_steps)  # folds what is frozen, as a warm-up does
+    with Capturable():
+        step([batch] * workload.cfg.grad_accumulation_steps)
+
+
+def test_an_evaluation_can_be_captured():
+    workload = built()
+    forward = workload.evaluation(workload.layout)._forward
+    forward.warm_up()
+    with forward.evaluating(workload.weights()), Capturable():
+        forward()

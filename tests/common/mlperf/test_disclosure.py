@@ -59,7 +59,7 @@ def run_of(**changes: Any) -> RunConfig:
     keys = {"global_batch_size": "global_batch", "gradient_accumulation_steps": "grad_accumulation_steps"}
     run = RunConfig(
         benchmark=BenchmarkConfig(
-            NAME, NAME, "", "evaluation_loss", "lower", 0.925, 3901, 173, "stand-in", {}, {},
+            NAME, "", "evaluation_loss", "lower", 0.925, 3901, 173, "stand-in", {}, {},
             {"always": keys | {key: f"hparams.{key}" for key in HPARAMS}},
         ),
         scale=ScaleConfig(8, 8), system=cast(Any, SimpleNamespace()), layout={"pp": 1, "dp": 8, "cp": 2, "tp": 4},
@@ -82,7 +82,7 @@ def write_log(path: Path, ruleset: str) -> Path:
     admission, began = admit(run, session), time.time_ns() // 1_000_000
     with RunLog(path, 0) as log:
         events = RunEvents(log, admission.rules.progress_key)
-        events.begin(run, session, ruleset, None, began, gpus=True)
+        events.begin(run, session, admission.rules, None, began, gpus=True)
         events.settings(7, admission.hyperparameters, {}, ())
         events.initialised()
         events.run_start()

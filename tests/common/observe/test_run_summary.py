@@ -30,7 +30,6 @@ OUTCOME = Outcome(
 )
 BENCHMARK = BenchmarkConfig(
     name="resnet",
-    log_name="resnet",
     description="ResNet-50",
     metric="eval_accuracy",
     direction="higher",
