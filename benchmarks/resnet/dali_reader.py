@@ -20,7 +20,14 @@ from PIL import Image
 from torch import Tensor
 
 from benchmarks.resnet.data_settings import DataSettings
-from common.data.dali import PipelineEvalSource, PipelineRunner, PipelineTrainSource, derived_seed, new_pipeline
+from common.data.dali import (
+    PipelineEvalSource,
+    PipelineRunner,
+    PipelineTrainSource,
+    decoder_arguments,
+    derived_seed,
+    new_pipeline,
+)
 from common.data.order import EpochStream, EvalShard
 
 fn: Any = dali.fn  # DALI's type stubs lack part of what it has
@@ -159,20 +166,9 @@ def _reader(rec: Path, settings: DataSettings, shards: int, shard: int, cached: 
 
 
 def _decoder(settings: DataSettings, device: torch.device) -> dict[str, Any]:
-    """Pixels as they are stored: the benchmark's reference ignores EXIF's orientation."""
-    if device.type != "cuda":
-        return {"device": "cpu", "output_type": types.RGB, "adjust_orientation": False}
-    return {
-        "device": "mixed",
-        "output_type": types.RGB,
-        "adjust_orientation": False,
-        "hw_decoder_load": settings.reader.hw_decoder_load,
-        "preallocate_width_hint": DECODER_WIDTH,
-        "preallocate_height_hint": DECODER_HEIGHT,
-        "bytes_per_sample_hint": DECODED_BYTES,
-        "device_memory_padding": PADDING_BYTES,
-        "host_memory_padding": PADDING_BYTES,
-    }
+    load = settings.reader.hw_decoder_load
+    options = decoder_arguments(device, load, DECODER_WIDTH, DECODER_HEIGHT, PADDING_BYTES)
+    return {**options, "bytes_per_sample_hint": DECODED_BYTES} if device.type == "cuda" else options
 
 
 def _cache(megabytes: int) -> dict[str, Any]:

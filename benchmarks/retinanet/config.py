@@ -15,6 +15,7 @@ from common.config.ranges import (
     ShareAboveZero,
     ShareBelowOne,
 )
+from common.detection.reader_config import ReaderConfig
 from common.errors import ConfigError
 from common.ops.implementation import AUTO
 from common.optim.hparams import AdamHparams
@@ -107,29 +108,6 @@ class ModelConfig:
     focal_loss: str = AUTO
     anchor_matching: str = AUTO
     suppression: str = AUTO
-
-
-@dataclass(frozen=True)
-class ReaderConfig:
-    """How pictures are read.
-
-    Attributes:
-        threads: CPU threads of the reader.
-        prefetch: batches that the reader works ahead.
-        max_boxes: boxes that a batch has room for, of each picture.
-        hw_decoder_load: share of the pictures for the GPU's JPEG engine.
-        input_batch_multiplier: micro-batches of one run of DALI's pipeline.
-        eval_batch: pictures of one evaluation batch on one rank.
-        reader: ``dali``, ``torchvision``, or ``auto``: DALI where it is installed.
-    """
-
-    threads: Annotated[int, AtLeast(1)]
-    prefetch: Annotated[int, AtLeast(1, "at least 1 batch")]
-    max_boxes: Annotated[int, AtLeast(1)]
-    hw_decoder_load: Annotated[float, Share]
-    input_batch_multiplier: Annotated[int, AtLeast(1)]
-    eval_batch: Annotated[int, AtLeast(1, "at least 1 picture")]
-    reader: Literal["auto", "dali", "torchvision"] = "auto"
 
 
 @dataclass(frozen=True)

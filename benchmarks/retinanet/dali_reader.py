@@ -19,7 +19,7 @@ from torch import Tensor
 
 from benchmarks.retinanet.data_settings import DataSettings
 from benchmarks.retinanet.prepared import Split
-from common.data.dali import PipelineEvalSource, new_pipeline
+from common.data.dali import PipelineEvalSource, decoder_arguments, new_pipeline
 from common.data.dali_feed import FedRunner, FedTrainSource, Feed, Inputs
 from common.data.order import EpochStream, EvalShard
 from common.data.threads import SampleThreads
@@ -131,7 +131,9 @@ def picture_pipeline(source: Callable[[], Inputs], batch: int, settings: DataSet
     pipeline = new_pipeline(batch, device, 0, reader.threads, reader.prefetch)
     with pipeline:
         jpeg, mirrored = fn.external_source(source=source, num_outputs=2, dtype=[types.UINT8, types.INT32], ndim=[1, 0])
-        decoded = fn.decoders.image(jpeg, **_decoder(settings, device))
+        load = settings.reader.hw_decoder_load
+        decoder = decoder_arguments(device, load, DECODER_SIDE, DECODER_SIDE, PADDING_BYTES)
+        decoded = fn.decoders.image(jpeg, **decoder)
         resized = fn.resize(
             decoded, size=[size, size], interp_type=types.INTERP_LINEAR, antialias=False, dtype=types.FLOAT
         )
@@ -158,22 +160,6 @@ def warm_up(settings: DataSettings, device: torch.device, batch: int) -> None:
     Image.new("RGB", (1024, 768), (120, 60, 30)).save(buffer, "JPEG")
     inputs = ([np.frombuffer(buffer.getvalue(), np.uint8)] * batch, np.zeros(batch, np.int32))
     picture_pipeline(lambda: inputs, batch, settings, device).run()
-
-
-def _decoder(settings: DataSettings, device: torch.device) -> dict[str, Any]:
-    """Pixels as they are stored: the benchmark's reference ignores EXIF's orientation."""
-    if device.type != "cuda":
-        return {"device": "cpu", "output_type": types.RGB, "adjust_orientation": False}
-    return {
-        "device": "mixed",
-        "output_type": types.RGB,
-        "adjust_orientation": False,
-        "hw_decoder_load": settings.reader.hw_decoder_load,
-        "preallocate_width_hint": DECODER_SIDE,
-        "preallocate_height_hint": DECODER_SIDE,
-        "device_memory_padding": PADDING_BYTES,
-        "host_memory_padding": PADDING_BYTES,
-    }
 
 
 def _channels_first(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

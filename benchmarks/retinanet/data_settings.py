@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.retinanet.config import Facts, ReaderConfig
+from benchmarks.retinanet.config import Facts
 from common.data.order import sample_generator
+from common.detection.reader_config import ReaderConfig
 
 
 @dataclass(frozen=True)

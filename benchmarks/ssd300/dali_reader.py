@@ -21,7 +21,7 @@ from torch import Tensor
 from benchmarks.ssd300.annotated import AnnotatedPictures
 from benchmarks.ssd300.augment import Augmentation, draw
 from benchmarks.ssd300.data_settings import DataSettings
-from common.data.dali import PipelineEvalSource, new_pipeline
+from common.data.dali import PipelineEvalSource, decoder_arguments, new_pipeline
 from common.data.dali_feed import FedRunner, FedTrainSource, Feed, Inputs
 from common.data.order import EpochStream, EvalShard, sample_generator
 from common.data.threads import SampleThreads
@@ -153,7 +153,9 @@ def picture_pipeline(
             )
         else:
             jpeg = fn.external_source(source=lambda: source()[0], dtype=types.UINT8, ndim=1)
-        picture = fn.decoders.image(jpeg, **_decoder(settings, device))
+        load = settings.reader.hw_decoder_load
+        decoder = decoder_arguments(device, load, DECODER_SIDE, DECODER_SIDE, PADDING_BYTES)
+        picture = fn.decoders.image(jpeg, **decoder)
         mirrored: Any = 0
         if training:
             picture = fn.slice(
@@ -191,22 +193,6 @@ def warm_up(settings: DataSettings, device: torch.device, batch: int) -> None:
     numbers_BF = np.tile(np.array(UNCHANGED, np.float32), (batch, 1))
     inputs = ([np.frombuffer(buffer.getvalue(), np.uint8)] * batch, numbers_BF)
     picture_pipeline(lambda: inputs, batch, settings, device, training=True).run()
-
-
-def _decoder(settings: DataSettings, device: torch.device) -> dict[str, Any]:
-    """Pixels as they are stored: the benchmark's reference ignores EXIF's orientation."""
-    if device.type != "cuda":
-        return {"device": "cpu", "output_type": types.RGB, "adjust_orientation": False}
-    return {
-        "device": "mixed",
-        "output_type": types.RGB,
-        "adjust_orientation": False,
-        "hw_decoder_load": settings.reader.hw_decoder_load,
-        "preallocate_width_hint": DECODER_SIDE,
-        "preallocate_height_hint": DECODER_SIDE,
-        "device_memory_padding": PADDING_BYTES,
-        "host_memory_padding": PADDING_BYTES,
-    }
 
 
 def _channels_first(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

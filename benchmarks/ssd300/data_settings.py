@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.ssd300.config import Facts, ReaderConfig
+from benchmarks.ssd300.config import Facts
+from common.detection.reader_config import ReaderConfig
 
 
 @dataclass(frozen=True)

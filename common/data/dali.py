@@ -103,6 +103,32 @@ class Runner(Protocol):
         ...
 
 
+def decoder_arguments(
+    device: torch.device, hardware_load: float, width: int, height: int, padding_bytes: int
+) -> dict[str, Any]:
+    """What DALI's decoder of whole pictures is called with; pixels come as they are stored, whatever EXIF says.
+
+    Args:
+        device: where the pictures are wanted.
+        hardware_load: share of them for the GPU's JPEG engine.
+        width, height: of the largest, px, for which memory is taken ahead.
+        padding_bytes: of the decoder's buffers on the device and of its pinned ones.
+    """
+    types = importlib.import_module("nvidia.dali").types
+    common = {"output_type": types.RGB, "adjust_orientation": False}
+    if device.type != "cuda":
+        return {**common, "device": "cpu"}
+    return {
+        **common,
+        "device": "mixed",
+        "hw_decoder_load": hardware_load,
+        "preallocate_width_hint": width,
+        "preallocate_height_hint": height,
+        "device_memory_padding": padding_bytes,
+        "host_memory_padding": padding_bytes,
+    }
+
+
 class PipelineRunner:
     """Runs a built pipeline and hands its outputs over as PyTorch tensors.
 

@@ -202,11 +202,11 @@ def test_detections_in_a_graph_are_those_of_the_cpu() -> None:
 
 @pytest.mark.skipif(dali.unavailable() is not None, reason="needs DALI")
 def test_dali_on_the_gpu_reads_what_the_other_reader_reads(tmp_path: Path) -> None:
-    from benchmarks.ssd300.config import ReaderConfig
     from benchmarks.ssd300.data import open_eval, open_train, warm_up
     from benchmarks.ssd300.data_settings import DataSettings
     from benchmarks.ssd300.prepare import prepare
     from benchmarks.ssd300.stand_in import Request, generate
+    from common.detection.reader_config import ReaderConfig
 
     generate(tmp_path / "raw", Request(24, 6, 7, (96, 160), 3, 8, (1, 1, 1), 96))
     prepare(tmp_path / "raw", tmp_path / "data")

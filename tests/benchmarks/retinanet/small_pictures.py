@@ -9,9 +9,10 @@ import torch
 from PIL import Image
 
 from benchmarks.retinanet.classes import class_names
-from benchmarks.retinanet.config import Facts, ReaderConfig
+from benchmarks.retinanet.config import Facts
 from benchmarks.retinanet.data_settings import DataSettings
 from common.config.loading import build
+from common.detection.reader_config import ReaderConfig
 from common.mlperf.fixed import benchmark_settings
 
 COLUMNS = (

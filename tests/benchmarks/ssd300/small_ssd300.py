@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.ssd300.config import Facts, ReaderConfig
+from benchmarks.ssd300.config import Facts
 from benchmarks.ssd300.stand_in import Request
 from common.config.loading import build
+from common.detection.reader_config import ReaderConfig
 from common.mlperf.fixed import fixed_facts
 
 FACTS = fixed_facts(Facts, "ssd300")

@@ -72,11 +72,13 @@ def test_the_sum_of_all_ranks_gradients_stays_in_the_range_of_fp16(scale):
 @pytest.mark.parametrize("scale", [*PUBLISHED, "1xGPU", "1xH200", "2xH200", "4xH200"])
 def test_every_recipe_keeps_what_the_rules_fix(scale, tmp_path):
     run, session = loaded(f"scale={scale}", f"assets_dir={tmp_path}")
-    schedule = admit(run, session).schedule
+    admission = admit(run, session)
+    schedule = admission.schedule
     assert list(itertools.islice(schedule.points(), 4)) == [5, 10, 15, 20]
     assert run.declaration.forbidden == []
     assert len(run.declaration.initialised_tensors) == 119
     assert (run.benchmark.train_samples, run.benchmark.eval_samples, run.benchmark.target) == (SAMPLES, 5000, 0.23)
+    assert admission.rules.log_name == "ssd"
 
 
 def test_one_gpu_accumulates_nvidias_batch():
