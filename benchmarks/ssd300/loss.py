@@ -53,7 +53,7 @@ def multibox_loss(
     distance_NA = F.smooth_l1_loss(offsets_NA4, target_NA4.to(offsets_NA4.dtype), reduction="none").sum(2)
     boxes_N = torch.where(positive_NA, distance_NA, 0.0).sum(1)
 
-    share_N = torch.where(positives_N > 0, 1.0 / positives_N.clamp(min=1), 0.0).to(entropy_NA.dtype)
+    share_N = torch.where(positives_N > 0, positives_N.clamp(min=1).to(entropy_NA.dtype).reciprocal(), 0.0)
     boxes, found = (boxes_N * share_N).mean(), (classes_N * share_N).mean()
     return DetectionLosses(boxes + found, boxes, found)
 

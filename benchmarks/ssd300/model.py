@@ -25,6 +25,7 @@ from common.nn.convolution_flops import convolution_flops, result_size
 from common.nn.fused_convolution import FusedConv2d
 from common.nn.precision import cast_weights
 from common.nn.resnet import ResNetShape, ResNetTrunk, TrainedNorm, draw_weights
+from common.ops.implementation import asked_for
 
 LAST_STAGE = 3
 """Of the backbone, whose output is the first level."""
@@ -168,12 +169,13 @@ class SSD300(nn.Module):
             UnsupportedImplementation: see :func:`common.ops.implementation.select`.
         """
         dtype = self.backbone.conv1.weight.dtype
-        chosen = batch_norm.choose(self, "triton" if norms == "cudnn" else norms, dtype)
-        moments = convolution.choose(self, "cudnn" if norms == "cudnn" else "torch", dtype)
-        return {
-            "batch_norm": chosen if moments == "torch" else f"{chosen}, moments by {moments}",
-            "convolution": fused_convolution.choose(self, convolutions, dtype),
-        }
+        with asked_for("model.batch_norm", norms):
+            chosen = batch_norm.choose(self, "triton" if norms == "cudnn" else norms, dtype)
+            moments = convolution.choose(self, "cudnn" if norms == "cudnn" else "torch", dtype)
+        with asked_for("model.convolution", convolutions):
+            biased = fused_convolution.choose(self, convolutions, dtype)
+        norms = chosen if moments == "torch" else f"{chosen}, moments by {moments}"
+        return {"batch_norm": norms, "convolution": biased}
 
     def levels(self, image_NCHW: Tensor) -> list[Tensor]:
         """The maps, (N, C, H, W) each, that boxes are found on."""

@@ -31,17 +31,17 @@ class Targets:
         device: of the boxes.
 
     Attributes:
-        chosen: the implementation.
+        choice: the implementation.
 
     Raises:
         UnsupportedImplementation: see :func:`common.ops.implementation.select`.
     """
 
     def __init__(self, facts: Facts, implementation: str, device: torch.device) -> None:
-        request = OperationRequest(device, torch.float32, {"boxes": 0})
+        request = OperationRequest(device, torch.float32, {"anchors": len(reference_rows(facts))})
         with asked_for("model.anchor_matching", implementation):
             found = select(anchor_matching.IMPLEMENTATIONS, implementation, request)
-        self.chosen = found.name
+        self.choice = found.name
         self._match = found.function
         overlap = facts.match_overlap
         self._rule = MatchingRule(overlap, overlap, exclusive=True, rescue="own_best")

@@ -59,7 +59,7 @@ class Ssd300Detection(Workload):
         with asked_for("model.class_entropy", model.class_entropy):
             request = OperationRequest(layout.device, self.dtype, {"classes": self.model.classes})
             self._class_entropy = select(class_entropy.IMPLEMENTATIONS, model.class_entropy, request)
-        self.choices |= {"anchor_matching": self._targets.chosen, "class_entropy": self._class_entropy.name}
+        self.choices |= {"anchor_matching": self._targets.choice, "class_entropy": self._class_entropy.name}
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """All parameters alike: batch norms and biases decay too.

@@ -18,10 +18,11 @@ from common.config.schema import RunConfig, SessionConfig
 from common.data import dali
 from common.data.batches import HostBatch
 from common.distributed.layout import Layout
-from common.errors import CheckpointError, ConfigError
+from common.errors import CheckpointError, ConfigError, UnsupportedImplementation
 from common.mlperf.admission import admit
 from common.mlperf.events import hyperparameters
 from common.mlperf.verdict import judge
+from tests.capturable import Capturable
 from tests.submission import closed_logs
 
 SAMPLES = 117_266
@@ -59,6 +60,13 @@ def test_a_recipe_has_the_published_hyperparameters_and_is_admitted(scale, tmp_p
     assert list(logged["opt_learning_rate_decay_boundary_epochs"]) == boundaries
     assert (logged["opt_learning_rate_warmup_steps"], logged["opt_learning_rate_warmup_factor"]) == (warmup, 0)
     assert (logged["model_bn_span"], logged["max_samples"]) == (span, 1)
+
+
+@pytest.mark.parametrize("scale", list(PUBLISHED))
+def test_the_sum_of_all_ranks_gradients_stays_in_the_range_of_fp16(scale):
+    run, _ = loaded(f"scale={scale}")
+    assert run.precision == "fp16"
+    assert run.optimizer.grad_predivide == run.training_ranks
 
 
 @pytest.mark.parametrize("scale", [*PUBLISHED, "1xGPU", "1xH200", "2xH200", "4xH200"])
@@ -196,6 +204,21 @@ def test_batches_are_prepared_as_the_loss_takes_them_with_boxes_or_without():
     )
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_graph_can_hold_the_step(precision):
+    workload = built(f"precision={precision}")
+    step, [example] = workload.build_step(), workload.example_batches()
+    with Capturable():
+        step([example] * workload.cfg.grad_accumulation_steps)
+
+
+def test_a_graph_can_hold_an_evaluation():
+    workload = built()
+    forward = workload.evaluation(workload.layout)._forward
+    with forward.evaluating(workload.weights()), Capturable():
+        forward()
+
+
 def test_the_weights_that_are_evaluated_are_parameters_and_statistics():
     workload = built()
     named = dict(workload.model.named_parameters()) | dict(workload.model.named_buffers())
@@ -206,6 +229,12 @@ def test_implementations_are_logged():
     workload = built("model.suppression=torch")
     workload.evaluation(Layout())
     assert {"batch_norm", "convolution", "anchor_matching", "suppression"} <= workload.implementations().keys()
+
+
+@pytest.mark.parametrize("option", ["batch_norm", "convolution", "class_entropy", "anchor_matching", "suppression"])
+def test_an_implementation_that_cannot_run_here_is_named_with_its_option(option):
+    with pytest.raises(UnsupportedImplementation, match=f"model.{option}=triton"):
+        built(f"model.{option}=triton").evaluation(Layout())
 
 
 def test_the_order_of_data_depends_on_the_reader(monkeypatch):
