@@ -74,6 +74,10 @@ class AlignedBuffers:
     Raises:
         ValueError: no buffer, or a size that is not aligned.
         DeviceError: the memory cannot be pinned.
+
+    Attributes:
+        size: bytes of each.
+        pinned: whether they are pinned now.
     """
 
     def __init__(self, count: int, size: int, pin_memory: bool | None = None) -> None:
@@ -81,6 +85,8 @@ class AlignedBuffers:
             raise ValueError(f"{count} buffers of {size} bytes: at least 1, of a multiple of {ALIGNMENT} bytes")
         self.size = size
         self.pinned = torch.cuda.is_available() if pin_memory is None else pin_memory
+        if self.pinned and not torch.cuda.is_available():
+            raise DeviceError("host memory is to be pinned for reading files, and this process sees no GPU")
         # Shared with forked processes, or a fork could move pages away from under a read that is on its way.
         memory = mmap.mmap(-1, count * size)
         self._buffers = [AlignedBuffer(memory, index * size, size) for index in range(count)]

@@ -18,7 +18,7 @@ from torch import Tensor
 from common.data import direct_reader
 from common.data.aligned_buffers import ALIGNMENT, AlignedBuffers
 from common.data.direct_reader import DirectFile, Mode, NoDirectReads, Piece
-from common.errors import DataError
+from common.errors import DataError, DeviceError
 
 SIZE = 37 * ALIGNMENT + 1234
 PIECE = 4 * ALIGNMENT
@@ -329,7 +329,8 @@ def test_short_reads_within_the_file_go_on(file: DirectFile, path: Path, monkeyp
     preadv = os.preadv
 
     def short(descriptor: int, buffers: list[memoryview], offset: int) -> int:
-        return preadv(descriptor, [buffers[0][: max(ALIGNMENT, len(buffers[0]) // 2)]], offset)
+        assert offset % ALIGNMENT == 0
+        return min(preadv(descriptor, buffers, offset), max(ALIGNMENT, len(buffers[0]) - ALIGNMENT - 99))
 
     monkeypatch.setattr(os, "preadv", short)
     ranges = [(3, SIZE - 3)]
@@ -412,3 +413,11 @@ def test_sizes_that_do_not_fit_one_another_are_refused(file: DirectFile) -> None
             file.read(1, PIECE, buffers[0])
     with pytest.raises(ValueError, match="at least 1, of a multiple"):
         AlignedBuffers(1, ALIGNMENT + 8, pin_memory=False)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+def test_memory_is_not_pinned_without_a_gpu() -> None:
+    with AlignedBuffers(1, ALIGNMENT) as buffers:
+        assert not buffers.pinned
+    with pytest.raises(DeviceError, match="sees no GPU"):
+        AlignedBuffers(1, ALIGNMENT, pin_memory=True)
