@@ -23,7 +23,6 @@ from benchmarks.retinanet.targets import AnchorTargets
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource, EvalSource, HostBatch
-from common.data.dali import choose_reader
 from common.detection.coco_scorer import CocoScorer
 from common.detection.evaluation import DetectionEvaluation
 from common.distributed.layout import Layout
@@ -108,7 +107,7 @@ class RetinaNetDetection(Workload):
             broken.append(f"hparams.beta_1, beta_2, epsilon={moments}: the reference's Adam has 0.9, 0.999 and 1e-8")
         if cfg.assets_dir is None:
             broken.append(f"assets_dir=null: training starts from torchvision's {model.backbone}, in assets_dir")
-        return Declaration(forbidden=broken, order_of_data=lambda: choose_reader(own.reader.reader))
+        return Declaration(forbidden=broken)  # all readers have one order
 
     def build_step(self) -> TrainStep:
         """Accumulated micro-batches, then Adam at a rate that stays after its warm-up."""

@@ -55,6 +55,9 @@ class Scorer(ABC):
     It pickles before :meth:`open_data`, and needs no process group.
     """
 
+    def warm_up(self) -> None:
+        """Run once on made-up data before ``run_start``, so that kernels are loaded. Default: nothing."""
+
     def open_data(self, root: Path) -> None:
         """Load the ground truth under ``root``, once, after ``run_start``. Default: nothing."""
 

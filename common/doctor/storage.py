@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import mmap
 import os
 import secrets
 import threading
@@ -12,7 +10,10 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from common.data.aligned_buffers import AlignedBuffers
+from common.data.direct_reader import DirectFile, NoDirectReads
 from common.doctor.reading import Reading, first_line
+from common.errors import DataError
 
 BLOCK = 4 << 20
 THREADS = 8
@@ -40,10 +41,12 @@ def read_storage(path: Path, size: int, seconds: float) -> Reading:
             missing = f"{path} has no file to read and may not be written" if path.is_dir() else f"no {path}"
             return Reading(failed=missing)
         return _read_files(files, size, seconds)
-    except OSError as error:
-        if error.errno == errno.EINVAL:
-            return Reading(missing=f"the file system of {path} has no reads past the page cache (O_DIRECT)")
-        return Reading(failed=f"{path}: {error.strerror or first_line(error)}")
+    except NoDirectReads:
+        return Reading(missing=f"the file system of {path} has no reads past the page cache (O_DIRECT)")
+    except (DataError, OSError) as error:
+        system = error if isinstance(error, OSError) else error.__cause__
+        said = system.strerror if isinstance(system, OSError) else None
+        return Reading(failed=f"{path}: {said or first_line(error)}")
 
 
 @contextlib.contextmanager
@@ -94,27 +97,23 @@ def _read_files(files: Sequence[Path], size: int, seconds: float) -> Reading:
     blocks = _blocks(files, size)
     lock = threading.Lock()
     deadline = time.perf_counter() + seconds
-    totals, errors = [0] * THREADS, list[OSError]()
+    totals, errors = [0] * THREADS, list[DataError | OSError]()
 
     def work(index: int) -> None:
-        buffer = mmap.mmap(-1, BLOCK)  # aligned to a page, as O_DIRECT demands
-        opened: tuple[Path | None, int] = (None, -1)
         try:
-            while time.perf_counter() < deadline:
-                with lock:
-                    file, offset = next(blocks, (None, 0))
-                if file is None:
-                    return
-                if file != opened[0]:
-                    _close(opened[1])
-                    opened = (None, -1)
-                    opened = (file, os.open(file, os.O_RDONLY | os.O_DIRECT))
-                totals[index] += os.preadv(opened[1], [buffer], offset)
-        except OSError as error:
+            with AlignedBuffers(1, BLOCK, pin_memory=False) as buffers, contextlib.ExitStack() as opened:
+                file: DirectFile | None = None
+                while time.perf_counter() < deadline:
+                    with lock:
+                        path, offset, length = next(blocks, (None, 0, 0))
+                    if path is None:
+                        return
+                    if file is None or file.path != path:
+                        opened.close()
+                        file = opened.enter_context(DirectFile(path, mode="direct"))
+                    totals[index] += len(file.read(offset, length, buffers[0]))
+        except (DataError, OSError) as error:
             errors.append(error)
-        finally:
-            _close(opened[1])
-            buffer.close()
 
     started = time.perf_counter()
     threads = [threading.Thread(target=work, args=(index,)) for index in range(THREADS)]
@@ -129,17 +128,13 @@ def _read_files(files: Sequence[Path], size: int, seconds: float) -> Reading:
     return Reading(total / elapsed / GB) if total else Reading(failed=f"{files[0]} is empty")
 
 
-def _blocks(files: Sequence[Path], size: int) -> Iterator[tuple[Path, int]]:
-    """File and offset of each read, ``size`` bytes in all."""
+def _blocks(files: Sequence[Path], size: int) -> Iterator[tuple[Path, int, int]]:
+    """File, offset and length of each read, whole blocks until ``size`` bytes are reached."""
     left = size
     for file in files:
-        for offset in range(0, file.stat().st_size, BLOCK):
+        end = file.stat().st_size
+        for offset in range(0, end, BLOCK):
             if left <= 0:
                 return
             left -= BLOCK
-            yield file, offset
-
-
-def _close(descriptor: int) -> None:
-    if descriptor >= 0:
-        os.close(descriptor)
+            yield file, offset, min(BLOCK, end - offset)

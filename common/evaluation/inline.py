@@ -37,6 +37,8 @@ class InlineEvaluation:
     def prepare(self, weights: Callable[[], Weights]) -> None:
         """Run on synthetic data before ``run_start``."""
         self._evaluation.warm_up()
+        if self._layout.rank == 0:
+            self._evaluation.scorer.warm_up()
 
     def open_data(self, root: Path) -> None:
         """Open the evaluation data, and the ground truth where it is scored; after ``run_start``."""

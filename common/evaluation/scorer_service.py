@@ -124,6 +124,7 @@ class _Service:
     def _do(self, request: Request, descriptor: int | None) -> Answer:
         if isinstance(request, Begin):
             self._scorer = pickle.loads(request.scorer)
+            self._scorer.warm_up()
             return Done()
         assert self._scorer is not None, "a scorer comes first"
         if isinstance(request, Open):

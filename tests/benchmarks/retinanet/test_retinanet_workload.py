@@ -105,6 +105,11 @@ def test_the_official_checker_accepts_the_log_of_a_run(ruleset, tmp_path):
     assert done.returncode == 0, done.stdout
 
 
+def test_a_checkpoint_of_one_reader_may_go_on_with_the_other():
+    declared = [loaded("scale=test", f"reader.reader={name}")[0].declaration for name in ("dali", "torchvision")]
+    assert declared[0].order_of_data() == declared[1].order_of_data()
+
+
 def test_an_evaluation_follows_every_epoch():
     run, _ = loaded("scale=8xH200")
     assert list(evaluation_schedule(run).points()) == list(range(1, 9))

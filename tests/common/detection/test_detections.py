@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from common.contract.evaluation import Predictions
+from common.detection import coco_scorer
 from common.detection.annotations import Annotations
 from common.detection.coco_scorer import CocoScorer
 from common.detection.detections import PADDING, DetectionBuffer, Found, in_picture
@@ -101,6 +102,17 @@ def test_a_scorer_that_travelled_to_another_process_gives_the_mean_over_the_clas
     figures = scorer.score(predictions())
     assert figures["mean_average_precision"] == pytest.approx(0.5)  # class 3 is found, class 5 is not
     assert figures["eval_samples"] == 2
+
+
+def test_a_warm_up_scores_on_the_scorers_device_and_leaves_no_trace(monkeypatch):
+    scorer, seen = CocoScorer(two_pictures, torch.device("cpu")), []
+    original = coco_scorer.score
+    monkeypatch.setattr(coco_scorer, "score", lambda *parts: seen.append(original(*parts)))
+    scorer.warm_up()
+    assert 0 < seen[0]["AP"] < 1, "what is right and what is wrong take different ways"
+    monkeypatch.undo()
+    scorer.open_data(Path())
+    assert scorer.score(predictions())["mean_average_precision"] == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("seen", [[139], [139, 285, 285], [139, 139]], ids=["one missed", "one too many", "one twice"])

@@ -64,8 +64,13 @@ class Witness(Scorer):
 
     def __init__(self, *signals: int) -> None:
         self.signals = signals
+        self.warmed_up = 0
         self.opened = 0
         self.truth = np.zeros(0)
+
+    def warm_up(self) -> None:
+        """Counts."""
+        self.warmed_up += 1
 
     def open_data(self, root: Path) -> None:
         """Read numbers from a file."""
@@ -81,6 +86,7 @@ class Witness(Scorer):
         found += 1  # a scorer may work where the predictions lie
         return {
             "agreeing": agreeing,
+            "warmed up": self.warmed_up,
             "opened": self.opened,
             "process": os.getpid(),
             "session": os.getsid(0),

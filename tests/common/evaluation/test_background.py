@@ -95,6 +95,7 @@ def test_what_scores_has_its_data_once_and_its_own_cores_and_no_gpu_and_outlives
     assert (first["agreeing"], second["agreeing"]) == (100_000, 99_995)
     assert process.owes == 0
     same = {
+        "warmed up": 1,
         "opened": 1,
         "process": process.pid,
         "session": process.pid,

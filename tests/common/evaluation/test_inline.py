@@ -26,6 +26,9 @@ class Scores(Scorer):
         self.fails = fails
         self.asked: list[object] = []
 
+    def warm_up(self) -> None:
+        self.asked.append("warm-up")
+
     def open_data(self, root: Path) -> None:
         self.asked.append(root)
 
@@ -96,3 +99,10 @@ def test_rank_0_tells_that_it_failed_so_that_nobody_waits(told):
         other.submit(WEIGHTS, 16)
     assert lost_peer(caught.value, 1) is not None
     assert lost_peer(RuntimeError(str(caught.value)), 1) is None
+
+
+def test_the_scorer_is_warmed_up_where_it_scores(told):
+    for rank, asked in ((0, ["warm-up"]), (1, [])):
+        made = Predicting(rank, fails=False)
+        InlineEvaluation(made, Layout({"dp": 2}, rank), first_rank=6).prepare(lambda: WEIGHTS)
+        assert made.scorer.asked == asked

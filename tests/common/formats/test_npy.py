@@ -34,3 +34,35 @@ def test_a_truncated_file_is_an_error(tmp_path: Path) -> None:
         (tmp_path / "a.npy").write_bytes(content[:size])
         with pytest.raises((ValueError, EOFError)):
             npy.load(tmp_path / "a.npy", FLOAT, (100,))
+
+
+@pytest.mark.parametrize("fortran_order", [False, True])
+def test_a_header_says_what_numpy_says(tmp_path: Path, fortran_order: bool) -> None:
+    made = np.arange(12, dtype=np.int16).reshape(3, 4)
+    path = tmp_path / "a.npy"
+    np.save(path, np.asfortranarray(made) if fortran_order else made)
+    header = npy.read_header(path)
+    mapped = np.load(path, mmap_mode="r")
+    assert header == npy.Header(made.dtype, (3, 4), fortran_order, mapped.offset)
+
+
+def test_a_header_of_the_second_format_is_read(tmp_path: Path) -> None:
+    made = np.zeros((2, 3), FLOAT)
+    with open(tmp_path / "a.npy", "wb") as file:
+        np.lib.format.write_array(file, made, version=(2, 0))
+    mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
+    assert npy.read_header(tmp_path / "a.npy") == npy.Header(FLOAT, (2, 3), False, mapped.offset)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x93NUM", b"\x93NUMPY\x01\x00\x76\x00{'descr", b"no header" * 20])
+def test_a_file_without_a_header_is_an_error(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.npy").write_bytes(content)
+    with pytest.raises(ValueError, match=r"magic|EOF"):
+        npy.read_header(tmp_path / "a.npy")
+
+
+def test_a_header_of_an_unknown_format_is_an_error(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="NumPy"):
+        np.save(tmp_path / "a.npy", np.zeros(1, [("\u03b1", "<f4")]))
+    with pytest.raises(ValueError, match=r"format 3\.0"):
+        npy.read_header(tmp_path / "a.npy")

@@ -1,0 +1,200 @@
+"""Rows of large flat files, as tensors, read past the page cache: files without a header, and numpy's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.data.aligned_buffers import AlignedBuffers, Awaited
+from common.data.direct_reader import AHEAD, PIECE_BYTES, THREADS, DirectFile, Mode, Piece
+from common.errors import DataError
+from common.formats import npy
+
+
+@dataclass(frozen=True)
+class RowPiece:
+    """Some rows, in a buffer that will be filled again.
+
+    Attributes:
+        first: number of the first of them.
+        values: in the dtype of the rows, [rows, *row_shape].
+        piece: their bytes.
+    """
+
+    first: int
+    values: Tensor
+    piece: Piece
+
+    def keep_until(self, event: Awaited) -> None:
+        """Leave the rows as they are until ``event``, such as one recorded behind an asynchronous copy to a GPU."""
+        self.piece.keep_until(event)
+
+
+class DirectRows:
+    """Rows of one shape and dtype, one behind the other; a context manager, which closes the file.
+
+    :meth:`headerless` and :meth:`from_npy` open them.
+
+    Args:
+        file: holds them.
+        offset: bytes before the first row.
+        dtype, row_shape: of a row; () where a row is one number.
+        count: rows.
+    """
+
+    def __init__(
+        self, file: DirectFile, offset: int, dtype: torch.dtype, row_shape: tuple[int, ...], count: int
+    ) -> None:
+        self.file = file
+        self.dtype = dtype
+        self.row_shape = row_shape
+        self.row_bytes = _row_bytes(dtype, row_shape)
+        self._offset = offset
+        self._count = count
+
+    @classmethod
+    def headerless(
+        cls,
+        path: Path,
+        dtype: torch.dtype,
+        row_shape: tuple[int, ...],
+        rows: int | None = None,
+        mode: Mode = "auto",
+    ) -> DirectRows:
+        """Open a file that holds nothing but rows, whatever its name ends in.
+
+        Args:
+            path: the file.
+            dtype, row_shape: of a row.
+            rows: how many there must be; None: as many as there are.
+            mode: as :class:`common.data.direct_reader.DirectFile`.
+
+        Raises:
+            DataError: its size is not that of whole rows, or of so many; it has numpy's header; or it cannot be read.
+        """
+        row_bytes = _row_bytes(dtype, row_shape)
+        file = DirectFile(path, mode=mode)
+        try:
+            count, rest = divmod(file.size, row_bytes)
+            begin = torch.zeros(min(len(npy.MAGIC), file.size), dtype=torch.uint8)
+            file.read_into(0, begin)
+            if bytes(begin.tolist()) == npy.MAGIC:
+                raise DataError(f"{path} has numpy's header and is expected to have none; read it as an .npy file")
+            if rest:
+                raise DataError(
+                    f"{path} has {file.size:,} bytes, no whole number of rows of {row_bytes:,} bytes "
+                    f"({dtype}, {row_shape}): offset {count * row_bytes:,} begins one that is cut off; fetch it again"
+                )
+            if rows is not None and count != rows:
+                raise DataError(f"{path} has {count:,} rows of {row_bytes:,} bytes and not {rows:,}; fetch it again")
+        except BaseException:
+            file.close()
+            raise
+        return cls(file, 0, dtype, row_shape, count)
+
+    @classmethod
+    def from_npy(
+        cls,
+        path: Path,
+        dtype: torch.dtype,
+        row_shape: tuple[int, ...],
+        rows: int | None = None,
+        mode: Mode = "auto",
+    ) -> DirectRows:
+        """Open numpy's file of an array [rows, *row_shape], by one thread at a time.
+
+        A dtype that numpy lacks (bfloat16, those of 8 bits) is expected as integers of its size.
+
+        Args:
+            path, dtype, row_shape, rows, mode: as :meth:`headerless`.
+
+        Raises:
+            DataError: the header is missing or damaged, or says another dtype, shape or order; the size is not what it
+                says; or the file cannot be read.
+        """
+        try:
+            header = npy.read_header(path)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path} cannot be read as an .npy file: {error}; is it one without a header?") from error
+        expected = _numpy_dtypes(dtype)
+        if header.dtype not in expected:
+            names = " or ".join(kind.str for kind in expected)
+            raise DataError(f"{path} holds {header.dtype.str} and not {names} ({dtype}); prepare it again")
+        count = header.shape[0] if header.shape else 0
+        wrong_count = rows is not None and count != rows
+        if not header.shape or header.shape[1:] != row_shape or header.fortran_order or wrong_count:
+            found = f"{header.shape}{' in Fortran order' if header.fortran_order else ''}"
+            wanted = ", ".join(str(size) for size in ("rows" if rows is None else rows, *row_shape))
+            raise DataError(f"{path} holds an array {found} and not ({wanted}) in C order; prepare it again")
+        size = header.offset + count * _row_bytes(dtype, row_shape)
+        return cls(DirectFile(path, size, mode), header.offset, dtype, row_shape, count)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __enter__(self) -> DirectRows:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()
+
+    def read(
+        self,
+        first: int,
+        last: int,
+        piece_bytes: int = PIECE_BYTES,
+        ahead: int = AHEAD,
+        threads: int = THREADS,
+        buffers: AlignedBuffers | None = None,
+    ) -> Iterator[RowPiece]:
+        """Read rows ``first`` to ``last``, the latter not among them, in as many whole rows at a time as a piece has.
+
+        Rows stay as they are while the following ``ahead`` pieces are taken, or longer
+        (:meth:`common.data.direct_reader.DirectFile.pieces`, which has the other arguments, too).
+
+        Raises:
+            DataError: there are not so many rows; the file has become shorter or cannot be read.
+            ValueError: sizes that don't fit one another.
+        """
+        if not 0 <= first <= last:
+            raise ValueError(f"rows {first} to {last} of {self.file.path}")
+        if last > self._count:
+            raise DataError(f"{self.file.path} has {self._count:,} rows, too few for rows {first:,} to {last:,}")
+        place = (self._offset + first * self.row_bytes, (last - first) * self.row_bytes)
+        return self._rows(self.file.pieces([place], piece_bytes, ahead, threads, self.row_bytes, buffers))
+
+    def _rows(self, pieces: Iterator[Piece]) -> Iterator[RowPiece]:
+        for piece in pieces:
+            values = piece.values
+            if values.storage_offset() % self.dtype.itemsize:
+                values = values.clone()  # behind a header of a length that only other writers than numpy choose
+            number = (piece.offset - self._offset) // self.row_bytes
+            yield RowPiece(number, values.view(self.dtype).view(-1, *self.row_shape), piece)
+
+
+def _row_bytes(dtype: torch.dtype, row_shape: tuple[int, ...]) -> int:
+    size = math.prod(row_shape) * dtype.itemsize
+    if size < 1:
+        raise ValueError(f"rows of shape {row_shape} have no bytes")
+    return size
+
+
+def _numpy_dtypes(dtype: torch.dtype) -> tuple[np.dtype[np.generic], ...]:
+    """The dtypes of numpy's that hold ``dtype``, as this machine stores numbers."""
+    try:
+        return (torch.empty(0, dtype=dtype).numpy().dtype,)
+    except TypeError:
+        return np.dtype(f"u{dtype.itemsize}"), np.dtype(f"i{dtype.itemsize}")
