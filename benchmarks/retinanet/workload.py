@@ -35,6 +35,9 @@ from common.step.train_step import Losses, TrainStep
 FIRST_LOSS_SCALE = 65536.0
 """Of fp16, as in the reference and in NVIDIA's submissions."""
 
+BACKBONE = "resnext50_32x4d-7cdf4587.pth"
+"""torchvision's weights, from which the rules have training start; the name has the beginning of their SHA-256."""
+
 EXAMPLE_BOXES = 7
 """Boxes of a made-up picture, as many as a picture of OpenImages has on average."""
 
@@ -98,6 +101,7 @@ class RetinaNetDetection(Workload):
                 "trained_stages": 3,
                 "pyramid_channels": 256,
                 "head_convolutions": 4,
+                "backbone": BACKBONE,
             },
         )
         broken = [

@@ -183,6 +183,7 @@ def test_the_loss_at_the_start_is_that_of_guessing_the_prior():
     [
         ("model.layers=[3,4,23,3]", r"model\.layers=\(3, 4, 23, 3\): the benchmark's model"),
         ("model.trained_stages=4", r"model\.trained_stages=4"),
+        ("model.backbone=other.pth", r"model\.backbone=other\.pth: the benchmark's model has resnext50_32x4d-7cdf4587"),
         ("hparams.beta_1=0.95", r"the reference's Adam"),
         ("assets_dir=null", r"assets_dir=null: training starts from torchvision's"),
         ("benchmark.facts.nms_threshold=0.6", r"the rules fix"),
