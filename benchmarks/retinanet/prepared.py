@@ -126,9 +126,12 @@ def open_prepared(root: Path) -> Prepared:
     """Find out what ``root`` holds.
 
     Raises:
-        DataError: neither a prepared folder nor the reference's, or the manifest is not as it should be.
+        DataError: neither a prepared folder nor the reference's, or the manifest is missing beside columns, as where
+            `prepare` was cut off, or not as it should be.
     """
-    if not (root / manifest.NAME).exists() and all((root / folder / LABELS).is_file() for folder in SPLITS.values()):
+    folders = [root / folder for folder in SPLITS.values()]
+    ours = (root / manifest.NAME).exists() or any((folder / BOXES).exists() for folder in folders)
+    if not ours and all((folder / LABELS).is_file() for folder in folders):
         return Prepared(root, None)
     return Prepared(root, manifest.read(root, FORMAT, PREPARE_COMMAND, COUNTS))
 

@@ -32,6 +32,9 @@ from common.optim.learning_rate import warmup_then_constant
 from common.optim.optimizer import ParameterGroup
 from common.step.train_step import Losses, TrainStep
 
+BACKBONE = "resnext50_32x4d-7cdf4587.pth"
+"""torchvision's weights, from which the rules have training start; the name has the beginning of their SHA-256."""
+
 EXAMPLE_BOXES = 7
 """Boxes of a made-up picture, as many as a picture of OpenImages has on average."""
 
@@ -95,6 +98,7 @@ class RetinaNetDetection(Workload):
                 "trained_stages": 3,
                 "pyramid_channels": 256,
                 "head_convolutions": 4,
+                "backbone": BACKBONE,
             },
         )
         broken = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import re
 import struct
@@ -33,10 +34,11 @@ def load_backbone(path: Path, trunk: ResNetTrunk) -> None:
     """Give ``trunk`` the weights, and the batch norms' statistics, of a file.
 
     The file's classifier (``fc``), counters of batches, and stages that the trunk ends before are left out. Values are
-    converted to the dtypes of the trunk.
+    converted to the dtypes of the trunk. A name such as ``resnet34-333f7ec4.pth`` says how the SHA-256 begins.
 
     Raises:
-        CheckpointError: the file is missing, unreadable, or of another architecture; the message names a tensor.
+        CheckpointError: the file is missing, unreadable, not what its name says, or of another architecture; the
+            message names a tensor.
     """
     state = {name: tensor for name, tensor in _read(path).items() if not _left_out(name, len(trunk.shape.layers))}
     own = trunk.state_dict()
@@ -54,6 +56,20 @@ def load_backbone(path: Path, trunk: ResNetTrunk) -> None:
     trunk.load_state_dict(state)
 
 
+def _check_digest(path: Path) -> None:
+    """Refuse a file whose SHA-256 does not begin as its name, if that is one of torchvision's, says."""
+    named = re.search(r"-([0-9a-f]{8,64})$", path.stem)
+    if named is None:
+        return
+    with open(path, "rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if not found.startswith(named[1]):
+        raise CheckpointError(
+            f"{path}: its SHA-256 is {found}, but by its name begins with {named[1]}: damaged, or other weights; fetch "
+            "it again"
+        )
+
+
 def _left_out(name: str, stages: int) -> bool:
     if name.startswith("fc.") or name.endswith(".num_batches_tracked"):
         return True
@@ -63,6 +79,7 @@ def _left_out(name: str, stages: int) -> bool:
 
 def _read(path: Path) -> dict[str, object]:
     try:
+        _check_digest(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise CheckpointError(f"{path}: there is no such backbone file; `download` or `generate` makes one") from None

@@ -342,5 +342,12 @@ def test_data_that_are_not_prepared_are_one_error(tmp_path):
         ground_truth(tmp_path)
 
 
+def test_a_folder_whose_preparation_was_cut_off_is_not_the_references(root, tmp_path):
+    shutil.copytree(root, tmp_path / "cut off")
+    (tmp_path / "cut off/manifest.json").unlink()
+    with pytest.raises(DataError, match=r"manifest\.json is missing"):
+        open_train(tmp_path / "cut off", settings(), Layout(), 4)
+
+
 def test_warming_up_needs_no_data():
     warm_up(settings(), Layout(), 4)

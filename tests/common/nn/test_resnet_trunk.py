@@ -6,6 +6,7 @@ That of ResNet-50 is compared where the classifier is (``tests/benchmarks/resnet
 from __future__ import annotations
 
 import copy
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -395,4 +396,19 @@ def test_a_file_that_is_cut_off_anywhere_is_one_error(tmp_path: Path, legacy: bo
     for length in (0, *range(1, len(whole), len(whole) // 60)):
         path.write_bytes(whole[:length])
         with pytest.raises(CheckpointError, match=r"cut\.pth: not a file of tensors"):
+            load_backbone(path, trunk)
+
+
+@pytest.mark.parametrize("right", [True, False], ids=["the file's own", "another's"])
+def test_a_digest_in_the_name_of_a_backbone_is_checked(right: bool, tmp_path: Path) -> None:
+    trunk = ResNetTrunk(ResNetShape((1,), 8, bottleneck=False, norm=TRAINED))
+    state = {name: torch.full_like(tensor, 0.5) for name, tensor in trunk.state_dict().items()}
+    path = save(tmp_path / "resnet.pth", state)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8] if right else "0badcafe"
+    path = path.rename(tmp_path / f"resnet-{digest}.pth")
+    if right:
+        load_backbone(path, trunk)
+        assert (trunk.conv1.weight == 0.5).all()
+    else:
+        with pytest.raises(CheckpointError, match="by its name begins with 0badcafe"):
             load_backbone(path, trunk)
