@@ -19,6 +19,7 @@ from benchmarks.retinanet.detect import Detector
 from benchmarks.retinanet.loss import DetectionLoss
 from benchmarks.retinanet.model import Architecture, RetinaNet
 from benchmarks.retinanet.ops import focal_loss
+from benchmarks.retinanet.raw import BACKBONES
 from benchmarks.retinanet.targets import AnchorTargets
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
@@ -31,9 +32,6 @@ from common.ops.implementation import asked_for
 from common.optim.learning_rate import warmup_then_constant
 from common.optim.optimizer import ParameterGroup
 from common.step.train_step import Losses, TrainStep
-
-BACKBONE = "resnext50_32x4d-7cdf4587.pth"
-"""torchvision's weights, from which the rules have training start; the name has the beginning of their SHA-256."""
 
 EXAMPLE_BOXES = 7
 """Boxes of a made-up picture, as many as a picture of OpenImages has on average."""
@@ -98,7 +96,7 @@ class RetinaNetDetection(Workload):
                 "trained_stages": 3,
                 "pyramid_channels": 256,
                 "head_convolutions": 4,
-                "backbone": BACKBONE,
+                "backbone": BACKBONES[0],
             },
         )
         broken = [
