@@ -23,7 +23,6 @@ from common.config.schema import Declaration, RunConfig
 from common.contract.evaluation import Weights
 from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource, EvalSource, HostBatch
-from common.data.dali import choose_reader
 from common.detection.coco_scorer import CocoScorer
 from common.detection.evaluation import DetectionEvaluation
 from common.distributed.layout import Layout
@@ -78,7 +77,10 @@ class Ssd300Detection(Workload):
 
     @classmethod
     def declare(cls, cfg: RunConfig) -> Declaration:
-        """Length of the warm-up and span of batch norm for the log; training starts from the rules' backbone."""
+        """Length of the warm-up and span of batch norm for the log; training starts from the rules' backbone.
+
+        All readers have one order of data.
+        """
         own: Ssd300Config = cfg.workload
         broken = []
         if cfg.assets_dir is None:
@@ -92,7 +94,6 @@ class Ssd300Detection(Workload):
                 "warmup_steps": cls._warmup_steps(cfg),
             },
             forbidden=broken,
-            order_of_data=lambda: choose_reader(own.reader.reader),
         )
 
     def build_step(self) -> TrainStep:
