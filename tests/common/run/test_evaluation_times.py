@@ -159,7 +159,7 @@ class Scores:
 @pytest.fixture
 def points() -> tuple[EvaluationPoints, Scores, Recorder]:
     benchmark = BenchmarkConfig(
-        "resnet", "resnet", "", "accuracy", "higher", 0.7, 100, 10, "stand-in", {}, {}, {}
+        "resnet", "", "accuracy", "higher", 0.7, 100, 10, "stand-in", {}, {}, {}
     )  # fmt: skip
     scores, events = Scores(), Recorder()
     made = EvaluationPoints(scores, benchmark, events, Recorder(), Recorder())  # type: ignore[arg-type]
