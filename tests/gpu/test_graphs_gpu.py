@@ -125,8 +125,10 @@ def _drawn_like(name: str, example: Tensor, generator: torch.Generator) -> Tenso
     """Noise where ``example`` is not zero, which may be padding; integers of the example, drawn anew.
 
     Sequences in a buffer (``starts``, ``lengths``) stay where they are and only get shorter: drawn anew they would
-    overlap, and reach beyond the buffer's end.
+    overlap, and reach beyond the buffer's end. Weights of a loss stay: noise would take fp16 gradients out of range.
     """
+    if name == "weight":
+        return example.clone()
     if example.dtype.is_floating_point:
         noise = torch.randn(example.shape, generator=generator).to(example.dtype)
         return torch.empty_like(example).copy_(torch.where(example == 0, torch.zeros_like(example), noise))
