@@ -80,6 +80,12 @@ def ground_truth(root: Path) -> Annotations:
     return read_annotations(root, "val", manifest.read(root, FORMAT, PREPARE_COMMAND, COUNTS))
 
 
+def category_ids(root: Path, settings: DataSettings) -> list[int]:
+    """What the data under ``root`` call the classes, in their order; raises :class:`DataError` as :func:`open_train`."""
+    found: list[int] = read_annotations(root, "val", read_manifest(root, settings)).class_id.tolist()
+    return found
+
+
 def warm_up(settings: DataSettings, layout: Layout, batch: int) -> None:
     """Load and warm the reader's libraries without touching data; before ``run_start``. ``batch`` as in training."""
     if choose_reader(settings.reader.reader) == "dali":

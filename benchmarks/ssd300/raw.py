@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import os
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,6 +28,8 @@ SPLITS = {"train": "train2017", "val": "val2017"}
 ANNOTATIONS_ZIP = "annotations_trainval2017.zip"
 BACKBONES = ("resnet34-333f7ec4.pth", "backbone.pth")
 """Names of the file that the backbone starts from: torchvision's, and a stand-in's."""
+_DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError)
+"""What reading a member of a damaged archive raises."""
 _AGAIN = "'mlperf-suite download benchmark=ssd300' fetches it"
 
 
@@ -58,7 +61,7 @@ class RawPictures:
             if self._archive is None:
                 return (self.place / name).read_bytes()
             return self._archive.read(f"{self.place.stem}/{name}")
-        except (OSError, KeyError, zipfile.BadZipFile, EOFError) as error:
+        except (OSError, KeyError, *_DAMAGED) as error:
             raise DataError(f"{self.place}: {name} cannot be read: {error}; {_AGAIN}") from error
 
 
@@ -92,7 +95,7 @@ class RawData:
             try:
                 with opened.open(annotations_name(split)) as member:
                     yield member
-            except (KeyError, zipfile.BadZipFile, EOFError) as error:
+            except (KeyError, *_DAMAGED) as error:
                 raise DataError(f"{archive}: {annotations_name(split)} cannot be read: {error}; {_AGAIN}") from error
 
     @cached_property

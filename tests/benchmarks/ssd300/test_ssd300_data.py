@@ -18,11 +18,12 @@ from small_ssd300 import REQUEST, SMALL, reader
 
 from benchmarks.ssd300 import raw
 from benchmarks.ssd300.augment import draw, train_pixels
-from benchmarks.ssd300.data import ground_truth, open_eval, open_train
+from benchmarks.ssd300.data import category_ids, ground_truth, open_eval, open_train
 from benchmarks.ssd300.data_settings import DataSettings
 from benchmarks.ssd300.model import SSD300
 from benchmarks.ssd300.prepare import prepare, verify
-from benchmarks.ssd300.stand_in import category_ids, generate
+from benchmarks.ssd300.stand_in import category_ids as drawn_ids
+from benchmarks.ssd300.stand_in import generate
 from common.data.batches import Block
 from common.data.order import EpochStream, sample_generator
 from common.detection.coco_scoring import Detections, GroundTruth, score
@@ -59,7 +60,7 @@ def test_generated_data_are_cocos_with_gaps_between_ids_crowds_and_pictures_with
     coco = annotations(drawn, "train")
     assert len(coco.imgs) == REQUEST.train + 1
     assert [picture for picture in coco.imgs if not coco.getAnnIds(picture)] == [max(coco.imgs)]
-    assert sorted(coco.cats) == category_ids(3) == [1, 3, 4]
+    assert sorted(coco.cats) == drawn_ids(3) == [1, 3, 4]
     steps = np.diff(sorted(coco.imgs))
     assert set(steps.tolist()) == {7}
     for split in raw.SPLITS:
@@ -313,6 +314,28 @@ def test_raw_data_that_are_missing_are_named(tmp_path):
     (tmp_path / "raw" / "annotations_trainval2017.zip").write_bytes(b"no archive")
     with pytest.raises(DataError, match="damaged or no archive"):
         prepare(tmp_path / "raw", tmp_path / "data")
+
+
+def test_an_archive_whose_compressed_bytes_are_damaged_is_one_error(drawn, tmp_path):
+    folder = tmp_path / "raw"
+    shutil.copytree(drawn, folder)
+    for name, members in (("annotations_trainval2017", "annotations"), ("train2017", "train2017")):
+        with zipfile.ZipFile(folder / f"{name}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+            for path in sorted((folder / members).iterdir()):
+                archive.write(path, path.relative_to(folder))
+        shutil.rmtree(folder / members)
+        data = bytearray((folder / f"{name}.zip").read_bytes())
+        intact, data[100:140] = bytes(data), bytes([255] * 40)  # within the first member
+        (folder / f"{name}.zip").write_bytes(data)
+        with pytest.raises(DataError, match=rf"{name}.zip: .* cannot be read: .*; .*download"):
+            prepare(folder, tmp_path / "data")
+        (folder / f"{name}.zip").write_bytes(intact)
+
+
+def test_the_ids_of_categories_are_those_of_the_data_and_other_data_are_refused(prepared):
+    assert category_ids(prepared, SETTINGS) == [1, 3, 4]
+    with pytest.raises(DataError, match="holds 3 classes where the model has 80"):
+        category_ids(prepared, dataclasses.replace(SETTINGS, facts=dataclasses.replace(SMALL, classes=80)))
 
 
 def test_generating_wants_pictures_classes_and_an_unused_folder(drawn, tmp_path):
