@@ -16,6 +16,8 @@ from torch import Tensor
 
 from common.distributed.layout import Layout
 
+_FARTHEST = 1e30
+"""Px, in place of infinity; areas in fp64 stay finite."""
 PADDING = -1
 """In the place of a picture's id: the slot of the batch holds none."""
 
@@ -44,12 +46,16 @@ def in_picture(corners_BK4: Tensor, height: float, width: float, size_B2: Tensor
         corners_BK4: x1, y1, x2, y2 in a resized picture.
         height, width: of the resized pictures.
         size_B2: height and width of the pictures as they were read.
+
+    Returns:
+        (B, K, 4), always finite, since scores have no place for others: a box whose decoding overflowed, of a network
+        that diverged or has not learnt yet, becomes one that finds nothing.
     """
     height_B1, width_B1 = size_B2.float().split(1, 1)
     scale_y_B1, scale_x_B1 = height_B1 / height, width_B1 / width
     x1, y1, x2, y2 = corners_BK4.float().unbind(2)
     x1, y1, x2, y2 = x1 * scale_x_B1, y1 * scale_y_B1, x2 * scale_x_B1, y2 * scale_y_B1
-    return torch.stack([x1, y1, x2 - x1, y2 - y1], 2)
+    return torch.stack([x1, y1, x2 - x1, y2 - y1], 2).nan_to_num_(0.0, _FARTHEST, -_FARTHEST)
 
 
 class DetectionBuffer:

@@ -48,6 +48,30 @@ def test_columns_hold_what_is_there_in_the_order_of_the_pictures(buffer):
         np.testing.assert_array_equal(columns[name], expected)
 
 
+def test_a_box_whose_decoding_overflowed_is_a_finite_one_that_finds_nothing():
+    inf, nan = float("inf"), float("nan")
+    corners = torch.tensor([[[-inf, -inf, inf, inf], [nan, 0.0, nan, 1.0], [0.1, 0.2, 0.3, 0.5]]])
+    box = in_picture(corners, 1.0, 1.0, torch.tensor([[100.0, 200.0]]))
+    assert box.isfinite().all()
+    torch.testing.assert_close(box[0, 2], torch.tensor([20.0, 20.0, 40.0, 30.0]))
+    truth = Annotations(
+        *(np.array([value], np.int64) for value in (7, 100, 200, 3, 7, 3)),
+        np.array([[0.0, 0.0, 200.0, 100.0]]),
+        np.array([20_000.0]),
+        np.zeros(1, np.bool_),
+    )
+    scorer = CocoScorer(lambda root: truth, torch.device("cpu"))
+    scorer.open_data(Path())
+    columns = {
+        "pictures": np.array([7]),
+        "picture_id": np.array([7, 7, 7]),
+        "class_id": np.array([3, 3, 3]),
+        "box": box[0].numpy(),
+        "score": np.array([0.9, 0.8, 0.7], np.float32),
+    }
+    assert scorer.score(Predictions(columns))["mean_average_precision"] == 0
+
+
 def test_a_picture_with_fewer_slots_than_are_kept_leaves_none_of_an_earlier_evaluation(buffer):
     buffer.begin(1)
     buffer.add(torch.tensor([7]), found_of([[1, 1, 1, 1]]))
