@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.ssd300.config import Ssd300Config
-from benchmarks.ssd300.data import ground_truth, open_eval, open_train, warm_up
+from benchmarks.ssd300.data import category_ids, ground_truth, open_eval, open_train, warm_up
 from benchmarks.ssd300.data_settings import DataSettings
 from benchmarks.ssd300.detect import Detector
 from benchmarks.ssd300.loss import multibox_loss
 from benchmarks.ssd300.model import SSD300
 from benchmarks.ssd300.ops import class_entropy
+from benchmarks.ssd300.raw import BACKBONES
 from benchmarks.ssd300.schedule import decay_steps, warmup_steps, warmup_then_falls
 from benchmarks.ssd300.targets import Targets
 from benchmarks.ssd300.weight_names import initialised_tensors
@@ -83,8 +84,10 @@ class Ssd300Detection(Workload):
         """
         own: Ssd300Config = cfg.workload
         broken = []
+        if own.model.backbone != BACKBONES[0]:
+            broken.append(f"model.backbone={own.model.backbone}: training starts from torchvision's {BACKBONES[0]}")
         if cfg.assets_dir is None:
-            broken.append(f"assets_dir=null: training starts from torchvision's {own.model.backbone}, in assets_dir")
+            broken.append(f"assets_dir=null: training starts from torchvision's {BACKBONES[0]}, in assets_dir")
         if own.hparams.momentum != 0.9:
             broken.append(f"hparams.momentum={own.hparams.momentum}: the reference's SGD has 0.9, and no rule frees it")
         return Declaration(
@@ -169,12 +172,13 @@ class Ssd300Detection(Workload):
     def evaluation(self, layout: Layout) -> DetectionEvaluation:
         """COCO's mean average precision on the ranks of ``layout``."""
         own, settings, batch = self.own, self._data_settings(), self.own.reader.eval_batch
+        on_device = self.cfg.evaluation.scoring == "inline"
         with asked_for("model.suppression", own.model.suppression):
             detect = Detector(self.model, own.facts, own.model.suppression, layout.device)
         self.choices["suppression"] = detect.choice
 
         def open_source(root: Path) -> EvalSource:
-            detect.name_classes(ground_truth(root).class_id.tolist())
+            detect.name_classes(category_ids(root, settings))
             return open_eval(root, settings, layout, batch)
 
         return DetectionEvaluation(
@@ -185,7 +189,7 @@ class Ssd300Detection(Workload):
             own.facts.detections,
             layout,
             self.cfg.cuda_graphs,
-            CocoScorer(ground_truth, layout.device),
+            CocoScorer(ground_truth, layout.device if on_device else torch.device("cpu")),
         )
 
     def sample_flops(self) -> float:

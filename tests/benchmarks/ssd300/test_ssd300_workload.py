@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 from pathlib import Path
 
 import mlperf_logging.compliance_checker
@@ -112,6 +113,7 @@ def test_the_log_has_every_key_of_the_rule_file(tmp_path):
         ("benchmark.target=0.2", "the rules fix 0.23"),
         ("benchmark.facts.width=32", "the rules fix 64"),
         ("hparams.momentum=0.8", "the reference's SGD has 0.9"),
+        ("model.backbone=backbone.pth", "training starts from torchvision's resnet34-333f7ec4.pth"),
         ("benchmark.schedule.last_epoch=abc", "last_epoch"),
         ("hparams.bn_group=0", "at least 1"),
     ],
@@ -216,6 +218,13 @@ def test_a_graph_can_hold_an_evaluation():
     forward = workload.evaluation(workload.layout)._forward
     with forward.evaluating(workload.weights()), Capturable():
         forward()
+
+
+@pytest.mark.parametrize(("scoring", "device"), [("background", "cpu"), ("inline", "meta")])
+def test_in_the_background_the_scorer_leaves_the_device_to_training(scoring, device):
+    workload = built(f"evaluation.scoring={scoring}")
+    scorer = workload.evaluation(Layout(device="meta")).scorer
+    assert pickle.loads(pickle.dumps(scorer))._device == torch.device(device)
 
 
 def test_the_weights_that_are_evaluated_are_parameters_and_statistics():
