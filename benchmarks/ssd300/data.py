@@ -81,7 +81,7 @@ def ground_truth(root: Path) -> Annotations:
 
 
 def category_ids(root: Path, settings: DataSettings) -> list[int]:
-    """What the data under ``root`` call the classes, in their order; raises :class:`DataError` as :func:`open_train`."""
+    """What the data under ``root`` call the classes, in their order; raises as :func:`open_train`."""
     found: list[int] = read_annotations(root, "val", read_manifest(root, settings)).class_id.tolist()
     return found
 

@@ -16,29 +16,49 @@ TWO_BOXES = np.array([[0.2, 0.3, 0.6, 0.7], [0.5, 0.1, 0.9, 0.45]])
 
 
 class Scripted:
-    """A generator that gives what a test wants, and knows what it was asked for."""
+    """A generator that gives what a test wants: kinds, each with the crops that are tried of it.
 
-    def __init__(self, *given: object) -> None:
-        self.given = list(given)
+    What is drawn besides, with these or after them, is the whole picture, or crops that are as good as any.
 
-    def integers(self, high: int) -> int:
-        kind = self.given.pop(0)
-        assert isinstance(kind, int)
-        assert 0 <= kind < high == 7
-        return kind
+    Args:
+        attempts: crops of a kind.
+        given: a kind, then width and height as one tuple, left and top of each crop; the next kind.
+    """
 
-    def uniform(self, low: float, high: float, size: int | None = None):
-        share = self.given.pop(0)
-        if size is not None:
-            assert len(share) == size
-        assert np.all((low <= np.array(share)) & (np.array(share) <= high))
-        return np.array(share) if size is not None else share
+    def __init__(self, attempts: int, *given: object) -> None:
+        self.attempts = attempts
+        self.kinds: list[tuple[int, list[list[float]]]] = []
+        for value in given:
+            if isinstance(value, int):
+                self.kinds.append((value, []))
+            elif isinstance(value, tuple):
+                self.kinds[-1][1].append([*value])
+            else:
+                self.kinds[-1][1][-1].append(value)
+
+    def integers(self, high: int, size: int):
+        assert high == 7
+        self.drawn = (self.kinds + [(0, [])] * size)[:size]
+        del self.kinds[:size]
+        crops = [crops + [[0.5, 0.5]] * (self.attempts - len(crops)) for _, crops in self.drawn]
+        self.crops = np.array([[*crop, 0.0, 0.0][:4] for tried in crops for crop in tried])
+        return np.array([kind for kind, _ in self.drawn])
+
+    def uniform(self, low: float, high: float, size: tuple[int, int]):
+        assert size == (len(self.crops), 2)
+        assert np.all((low <= self.crops[:, :2]) & (self.crops[:, :2] <= high))
+        return self.crops[:, :2]
+
+    def random(self, size: tuple[int, int]):
+        assert size == (len(self.crops), 2)
+        room = 1 - self.crops[:, :2]
+        return np.divide(self.crops[:, 2:], room, out=np.zeros(size), where=room > 0)
 
 
 def cropped(boxes, *given, attempts=1):
-    random = Scripted(*given)
+    random = Scripted(attempts, *given)
     crop = random_crop(np.array(boxes, float), FACTS, attempts, random)
-    assert not random.given
+    assert not random.kinds
     return crop
 
 
@@ -86,6 +106,8 @@ def test_of_a_kind_as_many_crops_are_tried_as_attempts():
     refused = [(0.3, 0.3), 0.0, 0.7]
     crop = cropped(TWO_BOXES, 5, *refused * 50, 0, attempts=50)
     assert crop.corners == WHOLE
+    crop = cropped(TWO_BOXES, 6, *refused * 49, (0.5, 0.4), 0.1, 0.3, attempts=50)
+    assert crop.corners == pytest.approx((0.1, 0.3, 0.6, 0.7))
 
 
 def test_a_box_without_area_passes_only_without_a_least_overlap():
