@@ -205,7 +205,7 @@ def test_batches_are_prepared_as_the_loss_takes_them_with_boxes_or_without():
     )
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 def test_a_graph_can_hold_the_step(precision):
     workload = built(f"precision={precision}")
     step, [example] = workload.build_step(), workload.example_batches()
