@@ -87,5 +87,5 @@ def random_crop(boxes_M4: NDArray[np.float64], facts: Facts, attempts: int, rand
         start_X, end_X, kept_M = start_TX[first], end_TX[first], kept_TM[first]
         inside_MCX = np.minimum(np.maximum(corners_M22[kept_M], start_X), end_X)
         shares_M4 = ((inside_MCX - start_X) / size_TX[first]).reshape(-1, 4)
-        left, top, right, bottom = *start_X.tolist(), *end_X.tolist()
+        (left, top), (right, bottom) = start_X.tolist(), end_X.tolist()
         return Crop((left, top, right, bottom), kept_M, shares_M4)
