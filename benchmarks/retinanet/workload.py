@@ -145,11 +145,12 @@ class RetinaNetDetection(Workload):
     def example_batches(self) -> Iterable[Batch]:
         """One micro-batch of noise with a few boxes; all of training has the same shapes."""
         generator, facts, count = self.layout.generator("example"), self.own.facts, self.cfg.micro_batch
-        corners = torch.rand((count, EXAMPLE_BOXES, 2, 2), generator=generator).sort(2).values * facts.image_size
+        room = self.own.reader.max_boxes  # as the reader's batches have it, for which kernels are compiled
+        corners = torch.rand((count, room, 2, 2), generator=generator).sort(2).values * facts.image_size
         boxes = {
             "boxes": corners.flatten(2),
-            "label": torch.randint(facts.classes, (count, EXAMPLE_BOXES), generator=generator),
-            "count": torch.full((count,), EXAMPLE_BOXES),
+            "label": torch.randint(facts.classes, (count, room), generator=generator),
+            "count": torch.full((count,), min(EXAMPLE_BOXES, room)),
         }
         targets = self._targets(**self._as_targets_take_them(self.to_device(boxes)))
         yield Batch({"image": self._example_images(count, generator), **targets}, self.nominal_samples)

@@ -128,10 +128,11 @@ class Ssd300Detection(Workload):
     def example_batches(self) -> Iterable[Batch]:
         """One micro-batch of noise with a few boxes; all of training has the same shapes."""
         generator, count = self.layout.generator("example"), self.cfg.micro_batch
+        room = self.own.reader.max_boxes  # as the reader's batches have it, for which kernels are compiled
         boxes = {
-            "boxes": torch.rand((count, EXAMPLE_BOXES, 2, 2), generator=generator).sort(2).values.flatten(2),
-            "label": torch.randint(1, self.own.facts.classes + 1, (count, EXAMPLE_BOXES), generator=generator),
-            "count": torch.full((count,), EXAMPLE_BOXES),
+            "boxes": torch.rand((count, room, 2, 2), generator=generator).sort(2).values.flatten(2),
+            "label": torch.randint(1, self.own.facts.classes + 1, (count, room), generator=generator),
+            "count": torch.full((count,), min(EXAMPLE_BOXES, room)),
         }
         image_NCHW = self._example_images(count, generator)
         yield self._with_targets(image_NCHW, self.to_device(boxes), self.nominal_samples)
