@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from benchmarks.retinanet.model import Architecture
 from common.config.ranges import (
     AtLeast,
     Each,
@@ -12,7 +13,6 @@ from common.config.ranges import (
     Positive,
     Probability,
     Share,
-    ShareAboveZero,
     ShareBelowOne,
 )
 from common.detection.reader_config import ReaderConfig
@@ -22,35 +22,31 @@ from common.optim.hparams import AdamHparams
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What the rules fix beside the target. Pixel values count from 0 to 255.
+class Facts(Architecture):
+    """What the rules fix beside the target: the network, which takes them as they are, pictures, losses and detections.
+
+    Pixel values count from 0 to 255.
 
     Attributes:
-        classes: K; there is no class for background.
         image_size: height and width that every picture is resized to, px.
         mirror: probability that a training picture is flipped.
         mean, std: of each channel.
-        norm_epsilon: added to the variance of every frozen batch norm.
         match_low, match_high: overlaps below which an anchor is background, and from which it has the box.
         focal_alpha, focal_gamma: weight of the positive term, and the exponent, of the focal loss.
-        prior: probability that the classifier starts from.
         score_threshold: detections at or below it are dropped.
         candidates: detections of a level that go into suppression.
         nms_threshold: overlap above which the better of two detections of a class suppresses the other.
         detections: best ones of a picture that are kept.
     """
 
-    classes: Annotated[int, AtLeast(1)]
     image_size: Annotated[int, AtLeast(32, "at least 32 px")]
     mirror: Annotated[float, Probability]
     mean: tuple[float, float, float]
     std: Annotated[tuple[float, float, float], Each(Positive)]
-    norm_epsilon: Annotated[float, NotNegative]
     match_low: Annotated[float, Share]
     match_high: Annotated[float, Share]
     focal_alpha: Annotated[float, Share]
     focal_gamma: Annotated[float, NotNegative]
-    prior: Annotated[float, ShareAboveZero]
     score_threshold: Annotated[float, ShareBelowOne]
     candidates: Annotated[int, AtLeast(1)]
     nms_threshold: Annotated[float, Share]
@@ -77,31 +73,15 @@ class Hparams(AdamHparams):
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The network's size and how its operations run.
-
-    The benchmark's backbone is ResNeXt-50 32x4d: stages of 3, 4, 6 and 3 blocks, 64 channels, 32 groups of 4.
+    """What the backbone starts from, and how operations run.
 
     Attributes:
-        layers: blocks of the backbone's four stages.
-        width: channels of its first convolution.
-        groups: of the 3x3 convolutions in its blocks.
-        width_per_group: channels of a group in the first stage.
-        trained_stages: last stages that are trained; what comes before them is frozen, as are all batch norms.
-        pyramid_channels: channels of the pyramid's levels and of the heads.
-        head_convolutions: 3x3 convolutions of a head before its last.
         backbone: file in ``assets_dir`` with the weights that the backbone starts from, under torchvision's names.
             Without ``assets_dir`` they are drawn.
         loss_scale: initial loss scale with fp16.
         convolution, focal_loss, anchor_matching, suppression: implementations.
     """
 
-    layers: tuple[int, int, int, int]
-    width: Annotated[int, AtLeast(1, "at least 1 channel")]
-    groups: Annotated[int, AtLeast(1)]
-    width_per_group: Annotated[int, AtLeast(1)]
-    trained_stages: Annotated[int, AtLeast(0)]
-    pyramid_channels: Annotated[int, AtLeast(1)]
-    head_convolutions: Annotated[int, AtLeast(0)]
     backbone: str
     loss_scale: Annotated[float, Positive]
     convolution: str = AUTO

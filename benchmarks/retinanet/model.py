@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.retinanet.anchors import ANCHORS_PER_CELL
-from benchmarks.retinanet.config import Facts, ModelConfig
+from common.config.ranges import AtLeast, NotNegative, ShareAboveZero
 from common.nn import fused_convolution
 from common.nn.convolution_flops import LayerFlops, convolution_flops
 from common.nn.feature_pyramid import FeaturePyramid
@@ -40,44 +40,28 @@ class Architecture:
     """The shape of the network.
 
     Attributes:
-        classes: K.
+        classes: K; there is no class for background.
         norm_epsilon: added to the variance of every frozen batch norm.
         prior: probability of every class that the classifier starts from.
         layers: blocks of the trunk's four stages.
         width: channels of its first convolution.
         groups: of the 3x3 convolutions in its blocks.
         width_per_group: channels of a group in the first stage.
-        trained_stages: last stages that are trained; what comes before them is frozen.
+        trained_stages: last stages that are trained; what comes before them is frozen, as are all batch norms.
         pyramid_channels: channels of the pyramid's levels and of the heads.
         head_convolutions: 3x3 convolutions of a head before its last.
     """
 
-    classes: int
-    norm_epsilon: float
-    prior: float
+    classes: Annotated[int, AtLeast(1)]
+    norm_epsilon: Annotated[float, NotNegative]
+    prior: Annotated[float, ShareAboveZero]
     layers: tuple[int, int, int, int]
-    width: int
-    groups: int
-    width_per_group: int
-    trained_stages: int
-    pyramid_channels: int
-    head_convolutions: int
-
-    @classmethod
-    def of(cls, facts: Facts, model: ModelConfig) -> Architecture:
-        """The shape that a configuration describes."""
-        return cls(
-            facts.classes,
-            facts.norm_epsilon,
-            facts.prior,
-            model.layers,
-            model.width,
-            model.groups,
-            model.width_per_group,
-            model.trained_stages,
-            model.pyramid_channels,
-            model.head_convolutions,
-        )
+    width: Annotated[int, AtLeast(1, "at least 1 channel")]
+    groups: Annotated[int, AtLeast(1)]
+    width_per_group: Annotated[int, AtLeast(1)]
+    trained_stages: Annotated[int, AtLeast(0)]
+    pyramid_channels: Annotated[int, AtLeast(1)]
+    head_convolutions: Annotated[int, AtLeast(0)]
 
     def trunk(self) -> ResNetShape:
         """The shape of the trunk.

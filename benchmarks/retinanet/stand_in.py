@@ -58,7 +58,7 @@ class Request:
         size: least and largest side of a picture, px.
         boxes: objects of a picture at most.
         image_size: that pictures are resized to before the backbone's norms are fitted.
-        layers, width, groups, width_per_group: of the backbone; see ``ModelConfig``.
+        layers, width, groups, width_per_group: of the backbone; see :class:`benchmarks.retinanet.model.Architecture`.
         seed: decides everything else.
     """
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks.retinanet.data import ground_truth, open_eval, open_train, warm_up
+from benchmarks.retinanet.data import ground_truth, open_eval, open_train
 from benchmarks.retinanet.prepare import prepare
 from common.data.batches import Block
 from common.data.order import EpochStream
@@ -347,7 +347,3 @@ def test_a_folder_whose_preparation_was_cut_off_is_not_the_references(root, tmp_
     (tmp_path / "cut off/manifest.json").unlink()
     with pytest.raises(DataError, match=r"manifest\.json is missing"):
         open_train(tmp_path / "cut off", settings(), Layout(), 4)
-
-
-def test_warming_up_needs_no_data():
-    warm_up(settings(), Layout(), 4)

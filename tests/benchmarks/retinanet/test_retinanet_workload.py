@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 
-from benchmarks.retinanet.model import Architecture, RetinaNet
+from benchmarks.retinanet.model import RetinaNet
 from benchmarks.retinanet.workload import RetinaNetDetection
 from common import cli
 from common.config.composition import compose
@@ -72,7 +72,7 @@ def test_the_sum_of_all_ranks_gradients_stays_in_the_range_of_fp16(scale):
 def test_the_heads_are_the_first_bucket_that_is_reduced():
     """Their gradients are final while the backward passes of pyramid and trunk are still to come."""
     run, _ = loaded("scale=8xH200")
-    model = RetinaNet(Architecture.of(run.workload.facts, run.workload.model), torch.Generator()).cast(torch.float16)
+    model = RetinaNet(run.workload.facts, torch.Generator()).cast(torch.float16)
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     size = run.optimizer.arguments()["bucket_bytes"]
     *others, first = FlatBuffer([trained], bucket_bytes=size).buckets
@@ -194,9 +194,9 @@ def test_the_loss_at_the_start_is_that_of_guessing_the_prior():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model.layers=[3,4,23,3]", r"model\.layers=\(3, 4, 23, 3\): the benchmark's model"),
-        ("model.trained_stages=4", r"model\.trained_stages=4"),
-        ("model.backbone=other.pth", r"model\.backbone=other\.pth: the benchmark's model has resnext50_32x4d-7cdf4587"),
+        ("benchmark.facts.layers=[3,4,23,3]", r"benchmark\.facts\.layers=\[3, 4, 23, 3\].*the rules fix"),
+        ("benchmark.facts.trained_stages=4", r"benchmark\.facts\.trained_stages=4.*the rules fix"),
+        ("model.backbone=other.pth", r"model\.backbone=other\.pth: training starts from torchvision's resnext50_32x4d-7cdf4587"),
         ("hparams.beta_1=0.95", r"the reference's Adam"),
         ("assets_dir=null", r"assets_dir=null: training starts from torchvision's"),
         ("benchmark.facts.nms_threshold=0.6", r"the rules fix"),
