@@ -164,15 +164,16 @@ def list_workloads(argv: list[str]) -> int:
 
     if argv:
         raise ConfigError("list takes no arguments")
-    width = max(map(len, ("benchmark", *WORKLOADS))) + 2
-    print(f"{'benchmark':<{width}}{'target':<30}{'runs':<6}{'last round':<12}scales")
+    rows = [("benchmark", "target", "runs", "last round", "scales")]
     for name in sorted(WORKLOADS):
         settings = OmegaConf.load(CONFIGS / "benchmark" / f"{name}.yaml")
         rules = rules_for(name, newest_ruleset(name))
-        scales = scales_of(name)
         sign = ">=" if settings.direction == "higher" else "<="
         target = f"{settings.metric} {sign} {settings.target:g}"
-        print(f"{name:<{width}}{target:<30}{rules.runs:<6}{rules.last_round:<12}{', '.join(scales)}")
+        rows.append((name, target, str(rules.runs), rules.last_round, ", ".join(scales_of(name))))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(f"{entry:<{width}}" for entry, width in zip(row, widths, strict=True)).rstrip())
     return 0
 
 

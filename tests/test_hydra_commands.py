@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import yaml
 
 from benchmarks import WORKLOADS
@@ -75,3 +77,6 @@ def test_the_table_of_workloads():
     # training_rules: 75.90 % top-1, 5 runs; ResNet-50 was last part of round v4.0.
     assert row.split()[1:6] == ["accuracy", ">=", "0.759", "5", "v4.0"]
     assert "8xH200" in row
+    for row in rows:  # also of the longest names
+        assert re.fullmatch(r"\w+ +\w+ [<>]= [\d.]+  +\d+  +v\d\.\d  +\w.*", row)
+        assert row.index(" v") + 1 == heading.index("last round")
