@@ -1,0 +1,1 @@
+"""R-GAT on IGBH: a relational graph attention network that classifies papers."""

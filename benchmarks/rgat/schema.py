@@ -1,0 +1,100 @@
+"""Which kinds of nodes a graph has, and which relations join them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SEPARATOR = "__"
+REVERSED = "rev_"
+
+
+@dataclass(frozen=True)
+class Relation:
+    """Edges of one kind, from ``source`` to ``target``."""
+
+    source: str
+    name: str
+    target: str
+
+    @classmethod
+    def parse(cls, text: str) -> Relation:
+        """The relation of a folder's name, such as ``paper__cites__paper``.
+
+        Raises:
+            ValueError: it has not three parts.
+        """
+        parts = text.split(SEPARATOR)
+        if len(parts) != 3 or not all(parts):
+            raise ValueError(f"{text!r} is no relation: source__name__target")
+        return cls(*parts)
+
+    def __str__(self) -> str:
+        return SEPARATOR.join((self.source, self.name, self.target))
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether it joins nodes of one type, and so gets its reverse edges into itself."""
+        return self.source == self.target
+
+    @property
+    def reverse(self) -> Relation:
+        """The relation with weights of its own that its reversed edges make."""
+        return Relation(self.target, REVERSED + self.name, self.source)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The types of nodes and the relations that a network sees, both in a fixed order.
+
+    Attributes:
+        types: names of the node types.
+        relations: between them.
+        seeds: the type whose nodes are classified.
+    """
+
+    types: tuple[str, ...]
+    relations: tuple[Relation, ...]
+    seeds: str
+
+    @classmethod
+    def augmented(cls, types: Sequence[str], stored: Sequence[str], seeds: str) -> Schema:
+        """The schema that files of the ``stored`` relations become: symmetric ones stay, every other gets a reverse.
+
+        Raises:
+            ValueError: a relation is none, or joins types that are not there.
+        """
+        forward = [Relation.parse(text) for text in stored]
+        backward = [relation.reverse for relation in forward if not relation.symmetric]
+        return cls(tuple(types), (*forward, *backward), seeds)
+
+    def __post_init__(self) -> None:
+        if self.seeds not in self.types:
+            raise ValueError(f"nodes of type {self.seeds!r} are classified, and the types are {', '.join(self.types)}")
+        for relation in self.relations:
+            for end in (relation.source, relation.target):
+                if end not in self.types:
+                    raise ValueError(f"{relation} joins {end!r}, and the types are {', '.join(self.types)}")
+        for what, names in (("types", self.types), ("relations", self.relations)):
+            if len(set(names)) < len(names):
+                raise ValueError(f"two {what} are the same: {', '.join(str(name) for name in names)}")
+
+    @functools.cached_property
+    def seed_type(self) -> int:
+        """Number of the seeds' type."""
+        return self.types.index(self.seeds)
+
+    @functools.cached_property
+    def sources(self) -> tuple[int, ...]:
+        """Number of each relation's source type."""
+        return tuple(self.types.index(relation.source) for relation in self.relations)
+
+    @functools.cached_property
+    def targets(self) -> tuple[int, ...]:
+        """Number of each relation's target type."""
+        return tuple(self.types.index(relation.target) for relation in self.relations)
+
+    def into(self, node_type: int) -> tuple[int, ...]:
+        """Numbers of the relations whose targets are of a type."""
+        return tuple(number for number, target in enumerate(self.targets) if target == node_type)
