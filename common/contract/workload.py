@@ -85,6 +85,14 @@ class Workload(ABC):
     def example_batches(self) -> Iterable[Batch]:
         """Synthetic micro-batches on the device, one for each key that training meets."""
 
+    def examples_of_data(self) -> Iterable[Batch]:
+        """Micro-batches, one for each key, whose shapes only the data tell; asked once after :meth:`open_data`.
+
+        What can be warmed up without data belongs into :meth:`example_batches`: the clock runs while these are
+        captured. Default: none.
+        """
+        return ()
+
     @abstractmethod
     def build_step(self) -> TrainStep:
         """The training step: usually what :meth:`step_with` returns."""

@@ -51,18 +51,28 @@ class RunEvents:
         epoch_samples: samples of an epoch, where the schedule counts epochs and the ruleset samples (3D U-Net since
             v3.1). Progress is then logged in samples, and blocks without their epochs, of which there are thousands.
         quality_key: the key that the metric is logged under.
+        fraction_of: samples of an epoch, where the ruleset counts fractions of epochs. Progress is then logged in
+            hundredths of an epoch, as submissions round it.
     """
 
     def __init__(
-        self, log: RunLog, unit: str, epoch_samples: int | None = None, quality_key: str = "eval_accuracy"
+        self,
+        log: RunLog,
+        unit: str,
+        epoch_samples: int | None = None,
+        quality_key: str = "eval_accuracy",
+        fraction_of: int | None = None,
     ) -> None:
         self._log = log
         self._unit = unit
         self._epoch_samples = epoch_samples
         self._quality_key = quality_key
+        self._fraction_of = fraction_of
 
-    def _in_unit(self, progress: int) -> int:
+    def _in_unit(self, progress: int) -> int | float:
         """``progress`` as the ruleset counts it."""
+        if self._fraction_of is not None:
+            return round(progress / self._fraction_of, 2)
         return progress * (self._epoch_samples or 1)
 
     def begin(
@@ -129,7 +139,8 @@ class RunEvents:
         else:
             self._log.end("block_stop", None, {"samples_count": samples}, time_ms)
         if not block.epochs or self._epoch_samples is not None:
-            self._log.event("tracked_stats", {"throughput": throughput}, {self._unit: samples}, time_ms)
+            at = samples if self._fraction_of is None else self._in_unit(samples)
+            self._log.event("tracked_stats", {"throughput": throughput}, {self._unit: at}, time_ms)
 
     def epoch_start(self, epoch: int, time_ms: int | None = None) -> None:
         """An epoch begins, or began at ``time_ms``; epochs count from 1."""

@@ -224,11 +224,17 @@ def deepseekv3(global_batch: int, last_samples: int | None = None, ruleset: str 
     return Schedule(first * global_batch, global_batch, last_samples, "samples")
 
 
-def rgat(global_batch: int, train_samples: int = IGBH_SEEDS, last_epoch: int = 3, ranks: int = 1) -> Schedule:
+def rgat(
+    global_batch: int,
+    train_samples: int = IGBH_SEEDS,
+    last_epoch: int = 3,
+    ranks: int = 1,
+    last_samples: int | None = None,
+) -> Schedule:
     """20 times per epoch: every int(0.05 * batches of an epoch) iterations, counted anew in each epoch.
 
     Each rank has floor(seeds / ranks) seeds and batches of GBS / ranks, as in the reference, so that the number of
-    batches can depend on the number of ranks.
+    batches can depend on the number of ranks. No evaluation comes after ``last_epoch`` epochs or ``last_samples``.
 
     Raises:
         ValueError: if the global batch does not divide by the ranks, or an epoch has fewer than 20 batches.
@@ -240,7 +246,10 @@ def rgat(global_batch: int, train_samples: int = IGBH_SEEDS, last_epoch: int = 3
         raise ValueError(f"{train_samples} samples are {batches} batches of {global_batch}: too few for 20 evaluations")
     interval = batches // 20 * global_batch
     epoch = batches * global_batch
-    return Schedule(interval, interval, last_epoch * epoch, "samples", period=epoch)
+    last = last_epoch * epoch
+    return Schedule(
+        interval, interval, last if last_samples is None else min(last, last_samples), "samples", period=epoch
+    )
 
 
 def flux1(global_batch: int, last_samples: int | None = None) -> Schedule:

@@ -353,6 +353,7 @@ def _time_run(
             evaluations.prepare(workload.weights)
             evaluations.open_data(session.data_dir)
         source = workload.open_data(session.data_dir)
+        runner.warm_up(workload.examples_of_data())
         samples = (options.warmup_steps + options.steps + 2) * run.global_batch
         batches = itertools.chain(source.batches(Block(0, 1, 0, 0, samples)))
         prefetcher = Prefetcher(workload.prepare, run.grad_accumulation_steps, side_stream(workload.layout.device))

@@ -235,13 +235,15 @@ class Trainer:
         self.signals = stack.enter_context(GracefulStop())
         self.clock.start(self.progress.step)
         job_store.from_rank_0("run_start", str(self.clock.start_ms))
-        with self.heartbeat.extended(30 * 60, "opening data"):
+        with self.heartbeat.extended(30 * 60, "opening data"), self.runner.on_stream():
             root = self.session.data_dir
             self.evaluations.open_data(root)
             self.data: DataSource = self.workload.open_data(root)
         stack.callback(self.data.close)
         self._check_data()
         self.clock.events.data_opened(self.data.train_samples, self.data.eval_samples)
+        with self.heartbeat.extended(30 * 60, "capturing the shapes of the data"):
+            self.runner.warm_up(self.workload.examples_of_data())
         with self.runner.on_stream():
             blocks = self.schedule.blocks(self.data.train_samples, self.run.global_batch)
             for block, following in itertools.pairwise(itertools.chain(blocks, (None,))):

@@ -1,0 +1,115 @@
+"""R-GAT's data: prepared graph, features and seeds to blocks with their features, all on the device.
+
+A batch has the tensors of a :class:`benchmarks.rgat.block.Block`, whose shape is the batch's key, ``features``
+[nodes, F], ``label`` (B,) int64, :data:`benchmarks.rgat.seeds.NO_LABEL` for seeds that are not there, and ``seed``, 0-d
+int64, of the dropout. The block after the next is sampled and the features of the next are gathered while one trains.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.rgat.block import Block, BlockShape
+from benchmarks.rgat.capacities import Capacities
+from benchmarks.rgat.graph import Graph
+from benchmarks.rgat.sampling import BlockSampler, BuildSampler, SeedBatch, measured
+from benchmarks.rgat.seeds import SeedStream
+from benchmarks.rgat.stores.features import FeatureStore
+from common.data.batches import Block as Between
+from common.data.batches import HostBatch
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What blocks are made of.
+
+    Attributes:
+        graph: sampled from.
+        features: of all nodes.
+        fanouts: edges of each relation that a node draws, by hop.
+        build: makes a sampler.
+    """
+
+    graph: Graph
+    features: FeatureStore
+    fanouts: tuple[int, ...]
+    build: BuildSampler
+
+    def room(
+        self, seeds: int, batches: Iterable[SeedBatch], sigma: float, group: dist.ProcessGroup | None
+    ) -> BlockShape:
+        """The shape that holds nearly every block, by what some batches of all ranks of ``group`` fill. Collective."""
+        found = measured(self.graph, self.fanouts, self.build, seeds, batches)
+        return reduced(found, group, self.graph.device).shape(sigma)
+
+    def sampler(self, shape: BlockShape) -> BlockSampler:
+        """A sampler of blocks of a shape."""
+        return BlockSampler(self.graph, self.fanouts, self.build, shape)
+
+    def tensors(
+        self, sampler: BlockSampler, batches: Iterable[tuple[SeedBatch, Tensor]]
+    ) -> Iterator[tuple[BlockShape, dict[str, Tensor]]]:
+        """Yield the shape and tensors of each batch; all is queued on the current stream."""
+        under_way: deque[tuple[SeedBatch, Tensor]] = deque()
+
+        def begun() -> Iterator[SeedBatch]:
+            for batch, label in batches:
+                under_way.append((batch, label))
+                yield batch
+
+        for block in sampler.blocks(begun()):
+            batch, label = under_way.popleft()
+            yield block.shape, {**block.tensors(), **self._rest(block), "label": label, "seed": batch.seed}
+
+    def _rest(self, block: Block) -> dict[str, Tensor]:
+        rows = block.shape.node_offsets(block.shape.hops)[-1]
+        features_NF = torch.empty((rows, self.features.width), dtype=self.features.dtype, device=self.graph.device)
+        self.features.gather(block, self.features.plan(block), features_NF)
+        return {"features": features_NF}
+
+
+def reduced(found: Capacities, group: dist.ProcessGroup | None, device: torch.device) -> Capacities:
+    """What the blocks of all ranks of a group fill. Collective."""
+    if group is not None:
+        sums = found.sums.to(device)
+        dist.all_reduce(sums, group=group)
+        found.sums.copy_(sums)
+    return found
+
+
+class BlockSource:
+    """Training micro-batches of one replica; a :class:`common.data.batches.DataSource`.
+
+    Args:
+        sources: what blocks are made of.
+        stream: the seeds.
+        shape: of nearly every block.
+        eval_samples: seeds of the evaluation.
+        stand_in: whether the data are generated.
+    """
+
+    def __init__(
+        self, sources: Sources, stream: SeedStream, shape: BlockShape, eval_samples: int, stand_in: bool
+    ) -> None:
+        self.train_samples = len(stream.labelled)
+        self.eval_samples = eval_samples
+        self.stand_in = stand_in
+        self.shape = shape
+        self.sampler = sources.sampler(shape)
+        self._sources, self._stream = sources, stream
+
+    def batches(self, block: Between, start: int = 0) -> Iterator[HostBatch]:
+        """Yield the micro-batches of ``block`` from position ``start``."""
+        mine = self._stream.mine
+        made = self._sources.tensors(self.sampler, self._stream.batches(block, start))
+        for position, (shape, tensors) in enumerate(made, start):
+            yield HostBatch(tensors, mine.micro_batch * mine.replicas, position, shape)
+
+    def close(self) -> None:
+        """Nothing is held beside the sources."""

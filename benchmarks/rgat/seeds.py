@@ -1,0 +1,199 @@
+"""The seeds of training and evaluation: which nodes are classified, in which order, in which micro-batch.
+
+Every lane, a micro-batch of each global batch, has a contiguous part of the training seeds of its own, floor(n / lanes)
+of them, and goes through it in a new order in each epoch, as the ranks of the reference do. What is left over is not
+trained on; the last micro-batch of an epoch may be short.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from benchmarks.rgat.sampling import SeedBatch
+from common.data.batches import Block
+from common.data.order import EvalShard, MicroBatches, sample_generator
+from common.errors import ConfigError
+
+NO_LABEL = -1
+"""Of a seed that is not there."""
+
+_ORDER, _EVALUATION, _MEASURING = 11, 12, 13
+"""Purposes of random numbers."""
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Nodes and their classes.
+
+    Attributes:
+        nodes: int32, (n,).
+        labels: int16, (n,).
+    """
+
+    nodes: NDArray[np.int32]
+    labels: NDArray[np.int16]
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+
+class SeedStream:
+    """The seeds of one replica's micro-batches.
+
+    Args:
+        labelled: all training seeds.
+        mine: this replica's part of every global batch.
+        seed: of the orders.
+        device: of the batches.
+
+    Raises:
+        ConfigError: there are too few seeds for a micro-batch of each lane.
+    """
+
+    def __init__(self, labelled: Labelled, mine: MicroBatches, seed: int, device: torch.device) -> None:
+        self.labelled, self.mine, self.seed, self.device = labelled, mine, seed, device
+        self._orders: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        if self.lane_seeds < self.mine.micro_batch:
+            raise ConfigError(
+                f"micro_batch={self.mine.micro_batch}: {len(self.labelled)} training seeds over {self.mine.lanes} "
+                f"micro-batches of a global batch are only {self.lane_seeds} for each"
+            )
+
+    @property
+    def lane_seeds(self) -> int:
+        """Seeds of a lane in an epoch."""
+        return len(self.labelled) // self.mine.lanes
+
+    @property
+    def steps_of_epoch(self) -> int:
+        """Global batches of an epoch."""
+        return -(-self.lane_seeds // self.mine.micro_batch)
+
+    def batches(self, block: Block, start: int = 0) -> Iterator[tuple[SeedBatch, Tensor]]:
+        """Yield this replica's micro-batches of ``block`` from ``start`` on: seeds, and labels [B], int64."""
+        first = self.mine.first(block)
+        for position in range(start, self.mine.count(block)):
+            yield self.batch(first + position)
+
+    def batch(self, number: int) -> tuple[SeedBatch, Tensor]:
+        """This replica's micro-batch ``number`` of the whole training."""
+        step, accumulation_step = self.mine.place(number)
+        epoch, index = divmod(step, self.steps_of_epoch)
+        nodes, labels = self._epoch(self.mine.lane(accumulation_step), epoch)
+        begin = index * self.mine.micro_batch
+        return padded(nodes, labels, begin, self.mine.micro_batch, self.mine.random_seed(self.seed, number))
+
+    def measuring(self, batches: int) -> Iterator[SeedBatch]:
+        """Batches that show how large blocks become; those of the first lane's first epoch, drawn otherwise."""
+        nodes, labels = self._epoch(self.mine.lane(0), 0)
+        for index in range(batches):
+            begin = index % (self.lane_seeds // self.mine.micro_batch) * self.mine.micro_batch
+            drawn = int(sample_generator(self.seed, _MEASURING, self.mine.lane(0), index).integers(2**63))
+            yield padded(nodes, labels, begin, self.mine.micro_batch, drawn)[0]
+
+    def _epoch(self, lane: int, epoch: int) -> tuple[Tensor, Tensor]:
+        """Seeds and labels of a lane in the order of an epoch, on the device."""
+        if (lane, epoch) not in self._orders:
+            self._orders = {key: kept for key, kept in self._orders.items() if key[1] == epoch}
+            self._orders[lane, epoch] = self._drawn(lane, epoch)
+        return self._orders[lane, epoch]
+
+    def _drawn(self, lane: int, epoch: int) -> tuple[Tensor, Tensor]:
+        order = sample_generator(self.seed, _ORDER, epoch, lane).permutation(self.lane_seeds) + lane * self.lane_seeds
+        nodes, labels = self.labelled.nodes[order], self.labelled.labels[order]
+        return torch.from_numpy(nodes).to(self.device), torch.from_numpy(labels).to(self.device)
+
+
+@dataclass(frozen=True)
+class EvaluationSeeds:
+    """The evaluation seeds of one rank: those of every lane that is its own, in batches of one size.
+
+    What is drawn around them depends on the lane and the batch alone, so that any number of ranks finds the same.
+
+    Attributes:
+        labelled: all evaluation seeds.
+        batch: seeds of a batch.
+        lanes: into which they are dealt, contiguous parts; a multiple of ``ranks``.
+        ranks, rank: that share them.
+        seed: of what is drawn; the same in every evaluation.
+        device: of the batches.
+    """
+
+    labelled: Labelled
+    batch: int
+    lanes: int
+    ranks: int
+    rank: int
+    seed: int
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        if self.lanes % self.ranks:
+            raise ConfigError(
+                f"evaluation ranks: {self.ranks} do not divide the {self.lanes} parts in which seeds are evaluated, "
+                "the micro-batches of a global batch"
+            )
+
+    def batches(self) -> Iterator[tuple[SeedBatch, Tensor]]:
+        """Yield seeds and labels [B], int64, of each batch; every rank has the same number of batches."""
+        nodes, labels = self._all
+        for lane in range(self.rank, self.lanes, self.ranks):
+            shard = EvalShard(len(self.labelled), self.batch, self.lanes, lane)
+            for index in range(shard.batches):
+                drawn = int(sample_generator(self.seed, _EVALUATION, lane, index).integers(2**63))
+                begin = shard.start + index * self.batch
+                yield padded(nodes, labels, begin, self.batch, drawn, shard.valid(index))
+
+    def measuring(self, batches: int) -> Iterator[SeedBatch]:
+        """Batches that show how large blocks become."""
+        nodes, labels = self._all
+        for index in range(batches):
+            begin = (self.rank * batches + index) * self.batch % max(1, len(nodes) - self.batch + 1)
+            drawn = int(sample_generator(self.seed, _MEASURING, self.rank, index, 1).integers(2**63))
+            yield padded(nodes, labels, begin, self.batch, drawn)[0]
+
+    @functools.cached_property
+    def _all(self) -> tuple[Tensor, Tensor]:
+        """All seeds and labels on the device: 5 MB of the real set."""
+        nodes, labels = torch.from_numpy(self.labelled.nodes), torch.from_numpy(self.labelled.labels)
+        return nodes.to(self.device), labels.to(self.device)
+
+
+def padded(
+    nodes: Tensor, labels: Tensor, begin: int, size: int, drawn: int, count: int | None = None
+) -> tuple[SeedBatch, Tensor]:
+    """The seeds from ``begin`` on, and labels, filled up to ``size``.
+
+    Args:
+        nodes, labels: int32 and int16, on the device.
+        begin: the first.
+        size: of the batch.
+        drawn: seed of what is drawn around them.
+        count: so many; None for all that there are, up to ``size``.
+    """
+    count = min(size, len(nodes) - begin) if count is None else count
+    seeds = nodes[begin : begin + count]
+    label = labels[begin : begin + count].to(torch.int64)
+    if count < size:
+        seeds = torch.cat([seeds, seeds.new_zeros(size - count)])
+        label = torch.cat([label, label.new_full((size - count,), NO_LABEL)])
+    return SeedBatch(seeds, count, _on_device(drawn, nodes.device)), label
+
+
+def _on_device(number: int, device: torch.device) -> Tensor:
+    """0-d int64, without waiting."""
+    value = torch.tensor(number, dtype=torch.int64)
+    return value.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else value
+
+
+def read_labelled(root: Path, split: str) -> Labelled:
+    """The seeds of a split, ``train`` or ``eval``, of prepared data."""
+    return Labelled(np.load(root / "seeds" / f"{split}.npy"), np.load(root / "seeds" / f"{split}_labels.npy"))

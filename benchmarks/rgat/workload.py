@@ -1,0 +1,193 @@
+"""R-GAT as a workload: wires model, stores, sampler, optimizer and evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from benchmarks.rgat.block import Block, BlockShape
+from benchmarks.rgat.config import RgatConfig
+from benchmarks.rgat.data import BlockSource, Sources
+from benchmarks.rgat.evaluate import NodeClassification
+from benchmarks.rgat.example import example_sources
+from benchmarks.rgat.model import RGAT
+from benchmarks.rgat.ops import edge_attention, gather_rows, projection, sample
+from benchmarks.rgat.prepared import open_prepared
+from benchmarks.rgat.seeds import NO_LABEL, EvaluationSeeds, SeedStream, padded, read_labelled
+from benchmarks.rgat.stores.features import open_features
+from benchmarks.rgat.stores.graph import open_graph
+from common.config.schema import Declaration, RunConfig
+from common.contract.workload import Workload
+from common.data.batches import Batch
+from common.data.order import MicroBatches
+from common.distributed.layout import Layout
+from common.ops.implementation import OperationRequest, asked_for, select
+from common.optim.learning_rate import constant
+from common.optim.optimizer import ParameterGroup
+from common.step.train_step import SAMPLES, Losses, TrainStep
+
+
+class RgatClassification(Workload):
+    """Classification of papers with R-GAT."""
+
+    config_type: ClassVar[type] = RgatConfig
+    title = "R-GAT"
+    own: RgatConfig
+    model: RGAT
+
+    def __init__(self, cfg: RunConfig, layout: Layout) -> None:
+        super().__init__(cfg, layout)
+        own, facts = self.own, self.own.facts
+        self._schema = facts.schema
+        generator = layout.shared_generator("weights")
+        self.model = RGAT(
+            facts, self._schema, len(facts.fanouts), own.model, layout.device, self.dtype, cfg.deterministic, generator
+        )
+        request = OperationRequest(layout.device, self.dtype)
+        with asked_for("reader.sample", own.reader.sample):
+            self._sample = select(sample.IMPLEMENTATIONS, own.reader.sample, request)
+        self.choices |= {**self.model.choices, "sample": self._sample.name}
+        self._opened: tuple[Path, Sources] | None = None
+        self._captured: list[Batch] = []
+
+    @property
+    def _lanes(self) -> int:
+        """Micro-batches of a global batch over all ranks."""
+        return self.cfg.global_batch // self.cfg.micro_batch
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """All, alike. Weights of relations that reach no seed in the last convolution get zero gradients and stay."""
+        return [ParameterGroup(dict(self.model.named_parameters()), weight_decay=self.own.hparams.weight_decay)]
+
+    @classmethod
+    def declare(cls, cfg: RunConfig) -> Declaration:
+        """Micro-batches have seeds of their own, so that an epoch's length depends on how many there are."""
+        own: RgatConfig = cfg.workload
+        lanes = cfg.global_batch // cfg.micro_batch
+        broken = []
+        moments = (own.hparams.beta_1, own.hparams.beta_2, own.hparams.epsilon, own.hparams.weight_decay)
+        if moments != (0.9, 0.999, 1e-8, 0.0):
+            broken.append(
+                f"hparams.beta_1, beta_2, epsilon, weight_decay={moments}: the reference's Adam has 0.9, 0.999, 1e-8, 0"
+            )
+        return Declaration(
+            schedule_options={"train_samples": cfg.benchmark.train_samples, "ranks": lanes}, forbidden=broken
+        )
+
+    def build_step(self) -> TrainStep:
+        """Accumulated micro-batches, then Adam at a constant rate."""
+        hparams = self.own.hparams
+        return self.step_with(
+            hparams.adam(), constant(hparams.base_learning_rate), loss_scale=self.own.model.loss_scale
+        )
+
+    def loss(self, micro_batch: Batch) -> Losses:
+        """Cross-entropy, the mean over the seeds of the micro-batch; see :mod:`benchmarks.rgat.data`."""
+        tensors, shape = micro_batch.tensors, micro_batch.key
+        assert isinstance(shape, BlockShape)
+        logits_BC = self.model(tensors["features"], Block.of(shape, tensors), tensors["seed"])
+        label_B = tensors["label"]
+        wide = torch.float64 if self.dtype == torch.float64 else torch.float32
+        total = torch.nn.functional.cross_entropy(logits_BC.to(wide), label_B, ignore_index=NO_LABEL)
+        real_B = label_B != NO_LABEL
+        right = ((logits_BC.detach().argmax(1) == label_B) & real_B).sum() / real_B.sum()
+        return Losses(total, {"loss": total.detach(), "accuracy": right, SAMPLES: real_B.sum()})
+
+    def example_batches(self) -> Iterable[Batch]:
+        """A micro-batch from a made-up graph: what is captured in training has the shape that the data have."""
+        shape, tensors = self._example(self.cfg.micro_batch)
+        yield Batch(tensors, self.nominal_samples, shape)
+
+    def _example(self, seeds: int) -> tuple[BlockShape, dict[str, Tensor]]:
+        """Shape and tensors of a made-up batch; of fewer seeds where its graph has not so many."""
+        own, device = self.own, self.layout.device
+        sources = example_sources(own, self._schema, seeds, self._sample.function, device)
+        nodes = torch.arange(seeds, dtype=torch.int32, device=device)
+        labels = torch.randint(own.facts.classes, (seeds,), generator=self.layout.generator("example"))
+        made = padded(nodes, labels.to(device), 0, seeds, self.layout.seed)
+        shape = sources.room(seeds, [made[0]] * 2, own.reader.capacity_sigma, None)
+        return next(sources.tensors(sources.sampler(shape), [made]))
+
+    def examples_of_data(self) -> Iterable[Batch]:
+        """The first micro-batch: its room is that of nearly all others."""
+        return self._captured
+
+    def _sources(self, root: Path) -> Sources:
+        """Graph and features under ``root``, opened once for training and evaluation."""
+        if self._opened is None or self._opened[0] != root:
+            own, reader, layout = self.own, self.own.reader, self.layout
+            prepared = open_prepared(root, own.facts)
+            per_node = self.cfg.scale.gpus_per_node
+            graph = open_graph(root, self._schema, prepared.nodes, reader.graph, layout, per_node, layout.device)
+            features = open_features(
+                root,
+                self._schema,
+                prepared.nodes,
+                own.facts.feature_size,
+                prepared.feature_dtype,
+                reader.features,
+                layout,
+                per_node,
+                layout.device,
+                reader.gather_programs or None,
+            )
+            self._opened = root, Sources(graph, features, own.facts.fanouts, self._sample.function)
+        return self._opened[1]
+
+    def open_data(self, root: Path) -> BlockSource:
+        """Load graph, features and seeds, and find out how much room a block needs. Collective."""
+        cfg, own, layout = self.cfg, self.own, self.layout
+        sources, prepared = self._sources(root), open_prepared(root, own.facts)
+        mine = MicroBatches(cfg.micro_batch, cfg.grad_accumulation_steps, layout.size("dp"), layout.index("dp"))
+        stream = SeedStream(read_labelled(root, "train"), mine, layout.seed, layout.device)
+        measuring = stream.measuring(own.reader.capacity_batches)
+        shape = sources.room(cfg.micro_batch, measuring, own.reader.capacity_sigma, layout.group("dp"))
+        source = BlockSource(sources, stream, shape, prepared.eval_seeds, prepared.stand_in)
+        for found, tensors in sources.tensors(
+            sources.sampler(shape), ((batch, label) for batch, label in [stream.batch(0)])
+        ):
+            if found == shape:
+                self._captured = [Batch(tensors, self.nominal_samples, shape)]
+        return source
+
+    def evaluation(self, layout: Layout) -> NodeClassification:
+        """Accuracy on the ranks of ``layout``."""
+        reader = self.own.reader
+
+        def open_sources(root: Path) -> tuple[Sources, EvaluationSeeds]:
+            seeds = EvaluationSeeds(
+                read_labelled(root, "eval"),
+                reader.eval_batch,
+                self._lanes,
+                layout.size("dp"),
+                layout.index("dp"),
+                layout.seed,
+                layout.device,
+            )
+            return self._sources(root), seeds
+
+        return NodeClassification(
+            self.model,
+            self._example(reader.eval_batch),
+            open_sources,
+            reader.capacity_batches,
+            reader.capacity_sigma,
+            layout,
+            self.cfg.cuda_graphs,
+        )
+
+    def kernel_names(self) -> Sequence[tuple[str, str]]:
+        """Of the operations that only this workload has."""
+        return [
+            pair for operation in (projection, edge_attention, sample, gather_rows) for pair in operation.KERNEL_NAMES
+        ]
+
+    def close(self) -> None:
+        """Release the stores."""
+        if self._opened is not None:
+            self._opened[1].features.close()
+            self._opened = None
