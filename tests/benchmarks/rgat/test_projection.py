@@ -1,0 +1,87 @@
+"""The plain products of R-GAT against their definition in float64, and which requests are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from random_rows import ROOM, Case, case, expected, filled, random_block
+from torch import Tensor
+
+from benchmarks.rgat.ops import projection
+from benchmarks.rgat.ops.projection.plain import Projection, project_stock
+
+PLAIN: Projection = projection.IMPLEMENTATIONS["torch"].function
+TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+HALVES = [(torch.float8_e4m3fn, torch.bfloat16), (torch.bfloat16, torch.bfloat16), (torch.float16, torch.float16)]
+TYPES = [(torch.float64, torch.float64), (torch.float32, torch.float32), *HALVES]
+
+
+def assert_close(found: Tensor, formula: Tensor, tolerance: float) -> None:
+    error = (found.double() - formula).norm() / formula.norm()
+    assert error < tolerance, f"relative error {error:.2e}"
+
+
+def small(seed: int, level: int, x_dtype: torch.dtype, dtype: torch.dtype, *, full: bool = False) -> Case:
+    return case(random_block(seed, full=full), level, 24, 3, 8, x_dtype, dtype)
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("level", [1, 2, 3])
+@pytest.mark.parametrize("types", TYPES, ids=str)
+def test_the_products_are_those_of_the_definition(
+    types: tuple[torch.dtype, torch.dtype], level: int, full: bool
+) -> None:
+    given = small(level, level, *types, full=full)
+    formula, there, tolerance = expected(given), filled(given.block, level), TOLERANCE[types[1]]
+    for project in (PLAIN.project, project_stock):
+        z, source_term = project(given.x_NK, given.block, level, given.weight_RKD, given.att_source_RAd)
+        assert z.dtype == types[1]
+        assert_close(z[there.rows], formula.z, tolerance)
+        assert_close(source_term[there.rows], formula.source_term, tolerance)
+    term = PLAIN.target_terms(given.x_NK, given.block, level, given.v_RKA)
+    assert source_term.dtype == term.dtype == torch.promote_types(types[1], torch.float32)
+    assert_close(term[there.targets], formula.term, TOLERANCE[term.dtype])
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("level", [1, 2, 3])
+@pytest.mark.parametrize("types", TYPES, ids=str)
+def test_the_gradients_are_autograds(types: tuple[torch.dtype, torch.dtype], level: int, full: bool) -> None:
+    given = small(level, level, *types, full=full)
+    formula, there, tolerance = expected(given), filled(given.block, level), TOLERANCE[types[1]]
+    dweight = PLAIN.weight_gradient(given.x_NK, given.dz_MD, given.block, level, torch.float32)
+    assert dweight.dtype == torch.float32
+    assert_close(dweight, formula.weight_gradient, max(tolerance, 1e-6))
+    assert (dweight[formula.weight_gradient.sum((1, 2)) == 0] == 0).all()
+    dv = PLAIN.target_terms_gradient(given.x_NK, given.dterm_TA, given.block, level)
+    assert_close(dv, formula.term_gradient, TOLERANCE[dv.dtype])
+    if level < ROOM.hops:
+        dx = PLAIN.input_gradient(given.dz_MD, given.dterm_TA, given.block, level, given.weight_RKD, given.v_RKA)
+        assert dx.dtype == types[1]
+        assert_close(dx[there.nodes], formula.input_gradient, tolerance)
+
+
+def test_the_product_of_a_row_worked_by_hand() -> None:
+    """Row 2 of papers that are cited is paper 5, whose inputs follow those of all authors."""
+    block = random_block(0, full=True)
+    block.rows[2] = 5
+    given = case(block, 2, 2, 2, 1, torch.float64, torch.float64)
+    given.x_NK[ROOM.nodes[2][0] + 5] = torch.tensor([1.0, 10.0])
+    given.weight_RKD[0] = torch.tensor([[2.0, 3.0], [0.5, 0.25]])
+    given.att_source_RAd[0] = torch.tensor([[-1.0], [2.0]])
+    z, source_term = PLAIN.project(given.x_NK, block, 2, given.weight_RKD, given.att_source_RAd)
+    assert z[2].tolist() == [7.0, 5.5]
+    assert source_term[2].tolist() == [-7.0, 11.0]
+
+
+def test_inputs_of_another_level_are_refused() -> None:
+    given = small(0, 2, torch.float32, torch.float32)
+    for level in (1, 3):
+        with pytest.raises(ValueError, match=f"at level {level}"):
+            PLAIN.project(given.x_NK, given.block, level, given.weight_RKD, given.att_source_RAd)
+    with pytest.raises(ValueError, match="the block has 3 hops"):
+        PLAIN.target_terms(given.x_NK, given.block, 4, given.v_RKA)
+    with pytest.raises(ValueError, match="dz has 5 rows"):
+        PLAIN.weight_gradient(given.x_NK, given.dz_MD[:5], given.block, 2, torch.float32)
+    with pytest.raises(ValueError, match="levels 1 to 2 of 3 hops"):
+        PLAIN.input_gradient(given.dz_MD, given.dterm_TA, given.block, 3, given.weight_RKD, given.v_RKA)
