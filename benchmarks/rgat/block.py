@@ -28,7 +28,7 @@ def _offsets(sizes: list[int]) -> tuple[int, ...]:
     return tuple(accumulate(sizes, initial=0))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BlockShape:
     """Room of a block: upper bounds.
 
@@ -57,6 +57,10 @@ class BlockShape:
                 raise ValueError(f"{name}={table}: {width} numbers for each hop")
             if any(a > b for line, after in pairwise(table) for a, b in zip(line, after, strict=True)):
                 raise ValueError(f"{name}={table}: later hops have room for less")
+
+    def __repr__(self) -> str:
+        seeds, nodes, edges = self.seeds, sum(self.nodes[-1]), sum(self.edges[-1])
+        return f"BlockShape({seeds:,} seeds, {nodes:,} nodes, {edges:,} edges)"
 
     @property
     def hops(self) -> int:

@@ -26,6 +26,7 @@ from benchmarks.rgat.schema import Schema
 from common.config.ranges import AtLeast, FiniteNotNegative, ProbabilityBelowOne
 from common.ops.dropout.plain import DropoutMask
 from common.ops.implementation import AUTO, OperationRequest, asked_for, select
+from common.ops.triton_support import widen
 
 
 @dataclass(frozen=True)
@@ -193,8 +194,8 @@ class _Convolve(torch.autograd.Function):
             deterministic=deterministic,
         )
         wide = dbias_RD.dtype
-        dv_RKA = products.target_terms_gradient(x_NK, dtarget_term_TA, block, level)
-        dweight_RKD = products.weight_gradient(x_NK, dz_MD, block, level, wide)
+        dv_RKA = products.target_terms_gradient(x_NK, dtarget_term_TA, block, level, deterministic)
+        dweight_RKD = products.weight_gradient(x_NK, dz_MD, block, level, wide, deterministic)
         relations, inputs, heads = dv_RKA.shape
         dweight_RKAd = dweight_RKD.view(relations, inputs, heads, -1)
         dweight_RKAd += dv_RKA.unsqueeze(-1) * target_RAd.to(wide).unsqueeze(1)
@@ -214,15 +215,9 @@ class _Convolve(torch.autograd.Function):
 
 
 def _folded(weight_RKD: Tensor, att_RAd: Tensor) -> Tensor:
-    """``W att`` of every relation and head, [R, K, A], in the dtype of the weights."""
+    """``W att`` of every relation and head, [R, K, A], fp32 (fp64 of fp64)."""
     relations, heads, size = att_RAd.shape
-    weight_RKAd = weight_RKD.view(relations, -1, heads, size)
-    return (weight_RKAd * att_RAd.unsqueeze(1)).sum(-1, dtype=_wide(weight_RKD.dtype)).to(weight_RKD.dtype)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of sums."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+    return torch.einsum("rkad,rad->rka", widen(weight_RKD).view(relations, -1, heads, size), widen(att_RAd))
 
 
 class RGAT(nn.Module):
