@@ -6,18 +6,23 @@ import torch
 from torch import Tensor
 
 
-def words(index: Tensor, seed: Tensor, site: int = 0) -> Tensor:
+def words(index: Tensor, seed: Tensor, site: int | Tensor = 0) -> Tensor:
     """``hash(index)``.
 
     Args:
         index: integers, 0 ... 2**32 - 1.
         seed: int64, on the device of ``index``; its shape and that of ``index`` broadcast.
-        site: number of the place that asks, not negative; each has bits of its own.
+        site: number of the place that asks, not negative; each has bits of its own. A tensor of them, on the same
+            device, broadcasts too.
 
     Returns:
-        int32 with the 32 bits of the hash, of the shape that both broadcast to.
+        int32 with the 32 bits of the hash, of the shape that all broadcast to.
     """
-    number = torch.full((), _int32(site * 0x9E3779B9 + 1), dtype=torch.int32, device=seed.device)
+    if isinstance(site, Tensor):
+        number = (site.long() * 0x9E3779B9 + 1).to(torch.int32)
+        site = site.to(torch.int32)
+    else:
+        number = torch.full((), _int32(site * 0x9E3779B9 + 1), dtype=torch.int32, device=seed.device)
     low, high = (seed & 0xFFFFFFFF).to(torch.int32), (seed >> 32).to(torch.int32)
     first = _mix(low ^ _mix(number))
     second = _mix(high + _mix(first ^ site))

@@ -44,6 +44,12 @@ def test_seeds_and_indices_broadcast():
     assert torch.equal(together, torch.stack([words(index, seed) for seed in seeds]))
 
 
+def test_sites_broadcast():
+    sites, index = torch.tensor([0, 1, 77, 2**31 - 1]), torch.arange(100)
+    together = words(index, torch.tensor(SEEDS[4]), sites[:, None])
+    assert torch.equal(together, torch.stack([words(index, torch.tensor(SEEDS[4]), int(site)) for site in sites]))
+
+
 def test_every_bit_is_set_half_of_the_time_and_in_another_half_for_another_seed():
     index, bits = torch.arange(1 << 16), torch.arange(32)
     some, others = ((words(index, torch.tensor(seed))[:, None] >> bits) & 1 for seed in (3, 4))

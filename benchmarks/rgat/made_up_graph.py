@@ -1,0 +1,142 @@
+"""Random graphs with the skew of real ones, from a handful of nodes to a share of IGBH that fills a GPU.
+
+The nodes of a type have ranks of popularity, r of N. With skew s, the node of rank r has (1 - s) * ((r + 1/2) / N)^-s
+times the mean number of edges as a target, and is the source of others' edges as often in proportion: a power law whose
+exponent is 1 + 1/s, at both ends of an edge, as in a graph whose citations go both ways. Ranks are spread over a type's
+numbers by an affine map, as a permutation of the nodes would. Relations are drawn apart: a reversed one has the degrees
+of its kind, not the edges of the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from benchmarks.rgat.graph import Graph
+from benchmarks.rgat.schema import Schema
+
+PIECE = 1 << 24
+"""Targets, or edges, that are drawn at a time."""
+
+GOLDEN = (math.sqrt(5) - 1) / 2
+"""Neighbours in rank lie this share of all nodes apart, which no small multiple brings together."""
+
+
+@dataclass(frozen=True)
+class _Spread:
+    """Number of the node of a rank: rank * factor modulo the nodes."""
+
+    nodes: int
+    factor: int
+
+    @classmethod
+    def over(cls, nodes: int) -> _Spread:
+        factor = max(1, round(nodes * GOLDEN))
+        while math.gcd(factor, nodes) != 1:
+            factor += 1
+        return cls(nodes, factor)
+
+    def number(self, rank: Tensor) -> Tensor:
+        return rank.mul_(self.factor).remainder_(self.nodes)
+
+    def rank(self, number: Tensor) -> Tensor:
+        return number.mul_(pow(self.factor, -1, self.nodes)).remainder_(self.nodes)
+
+
+def made_up_graph(
+    schema: Schema,
+    nodes: Sequence[int],
+    degrees: Mapping[str, float],
+    seed: int,
+    device: torch.device,
+    skew: float = 0.5,
+) -> Graph:
+    """A random graph of one shard, the same for the same seed on the same kind of device.
+
+    Args:
+        schema: its types and relations.
+        nodes: of each type.
+        degrees: mean number of edges of a target, by relation; none for the relations that are left out.
+        seed: of the generator.
+        device: that makes it and holds it; beyond the graph it needs about 1 GB.
+        skew: s, 0 for equal nodes to less than 1.
+
+    Raises:
+        ValueError: ``degrees`` names another relation, or ``skew`` is none.
+    """
+    unknown = degrees.keys() - {str(relation) for relation in schema.relations}
+    if unknown:
+        raise ValueError(f"no such relation: {', '.join(sorted(unknown))}")
+    if not 0 <= skew < 1:
+        raise ValueError(f"skew={skew}: 0 to less than 1")
+    indptr, indices = [], []
+    for number, (relation, source, target) in enumerate(
+        zip(schema.relations, schema.sources, schema.targets, strict=True)
+    ):
+        generator = torch.Generator(device).manual_seed(seed + number)
+        starts = _starts(nodes[target], degrees.get(str(relation), 0.0), skew, generator)
+        indptr.append((starts,))
+        indices.append((_sources(nodes[source], int(starts[-1]), skew, generator),))
+    return Graph(schema, tuple(nodes), tuple(indptr), tuple(indices), device)
+
+
+def _starts(targets: int, mean: float, skew: float, generator: torch.Generator) -> Tensor:
+    """[targets + 1], int64: where the edges of each begin; a degree's fraction is the chance of one more."""
+    spread = _Spread.over(targets)
+    starts = torch.zeros(targets + 1, dtype=torch.int64, device=generator.device)
+    for first in range(0, targets, PIECE):
+        piece = torch.arange(first, min(first + PIECE, targets), device=generator.device)
+        weight = spread.rank(piece).double().add_(0.5).div_(targets).pow_(-skew).mul_((1 - skew) * mean)
+        chance = torch.rand(len(piece), dtype=torch.float64, device=generator.device, generator=generator)
+        part = starts[first + 1 : first + 1 + len(piece)]
+        part.copy_(weight.add_(chance))  # rounded down
+        part.copy_(part.cumsum(0)).add_(starts[first])
+    return starts
+
+
+def _sources(nodes: int, edges: int, skew: float, generator: torch.Generator) -> Tensor:
+    """[edges], int32: popular nodes more often."""
+    spread = _Spread.over(nodes)
+    sources = torch.empty(edges, dtype=torch.int32, device=generator.device)
+    for part in sources.split(PIECE):
+        share = torch.rand(len(part), dtype=torch.float64, device=generator.device, generator=generator)
+        rank = share.pow_(1 / (1 - skew)).mul_(nodes).long().clamp_(max=nodes - 1)
+        part.copy_(spread.number(rank))
+    return sources
+
+
+IGBH_NODES = {
+    "paper": 269_346_174,
+    "author": 277_220_883,
+    "fos": 712_960,
+    "institute": 26_918,
+    "journal": 49_052,
+    "conference": 4_547,
+}
+"""Of IGBH-Full."""
+
+IGBH_EDGES = {
+    "paper__cites__paper": 7_992_884_008,  # both ways, with two self-loops of each paper
+    "paper__written_by__author": 716_761_549,
+    "author__affiliated_to__institute": 48_521_486,
+    "paper__topic__fos": 1_050_280_600,
+    "paper__published__journal": 80_803_852,  # a guess: 0.3 of each paper
+    "paper__venue__conference": 80_803_852,
+}
+"""Of IGBH-Full; every relation but the first has as many reversed edges."""
+
+
+def made_up_igbh(divisor: int, seed: int, device: torch.device, skew: float = 0.5) -> Graph:
+    """A random graph with the types, relations and mean degrees of IGBH-Full and 1 / ``divisor`` of its nodes."""
+    schema = Schema.augmented(tuple(IGBH_NODES), tuple(IGBH_EDGES), "paper")
+    edges = {**IGBH_EDGES}
+    for relation in schema.relations:
+        if str(relation) in IGBH_EDGES and not relation.symmetric:
+            edges[str(relation.reverse)] = IGBH_EDGES[str(relation)]
+    degrees = {str(relation): edges[str(relation)] / IGBH_NODES[relation.target] for relation in schema.relations}
+    nodes = [max(1, count // divisor) for count in IGBH_NODES.values()]
+    return made_up_graph(schema, nodes, degrees, seed, device, skew)
