@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.rgat.block import Block, BlockShape
-from benchmarks.rgat.capacities import Capacities
 from benchmarks.rgat.graph import Graph
+from benchmarks.rgat.room import Filled
 from benchmarks.rgat.sampling import BlockSampler, BuildSampler, SeedBatch, measured
 from benchmarks.rgat.seeds import SeedStream
 from benchmarks.rgat.stores.features import FeatureStore
@@ -52,6 +52,12 @@ class Sources:
         """A sampler of blocks of a shape."""
         return BlockSampler(self.graph, self.fanouts, self.build, shape)
 
+    def example(self, shape: BlockShape, batch: tuple[SeedBatch, Tensor]) -> dict[str, Tensor]:
+        """The tensors of a batch in a shape, cut where it lacks room: for warm-up."""
+        seeds, label = batch
+        block = self.build(self.graph, self.fanouts, shape)(seeds.seeds, seeds.count, seeds.seed)
+        return self._with_features(block, seeds, label)
+
     def tensors(
         self, sampler: BlockSampler, batches: Iterable[tuple[SeedBatch, Tensor]]
     ) -> Iterator[tuple[BlockShape, dict[str, Tensor]]]:
@@ -65,16 +71,16 @@ class Sources:
 
         for block in sampler.blocks(begun()):
             batch, label = under_way.popleft()
-            yield block.shape, {**block.tensors(), **self._rest(block), "label": label, "seed": batch.seed}
+            yield block.shape, self._with_features(block, batch, label)
 
-    def _rest(self, block: Block) -> dict[str, Tensor]:
+    def _with_features(self, block: Block, batch: SeedBatch, label: Tensor) -> dict[str, Tensor]:
         rows = block.shape.node_offsets(block.shape.hops)[-1]
         features_NF = torch.empty((rows, self.features.width), dtype=self.features.dtype, device=self.graph.device)
         self.features.gather(block, self.features.plan(block), features_NF)
-        return {"features": features_NF}
+        return {**block.tensors(), "features": features_NF, "label": label, "seed": batch.seed}
 
 
-def reduced(found: Capacities, group: dist.ProcessGroup | None, device: torch.device) -> Capacities:
+def reduced(found: Filled, group: dist.ProcessGroup | None, device: torch.device) -> Filled:
     """What the blocks of all ranks of a group fill. Collective."""
     if group is not None:
         sums = found.sums.to(device)

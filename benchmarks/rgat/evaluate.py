@@ -82,12 +82,8 @@ class NodeClassification(Evaluation):
         self._shape = sources.room(seeds.batch, seeds.measuring(self._batches), self._sigma, self._group)
         sampler = sources.sampler(self._shape)
         self._opened = sources, seeds, sampler
-        for shape, tensors in sources.tensors(sampler, seeds.batches()):
-            if shape == self._shape:
-                self._forward = self._pass(tensors)
-                self._forward.warm_up()
-                break
-        self._counts.clear()
+        self._forward = self._pass(sources.example(self._shape, next(seeds.batches())))
+        self._forward.warm_up()
 
     def predict(self, weights: Weights) -> Predictions:
         """Count right answers and seeds over all ranks. Collective."""

@@ -12,6 +12,7 @@ Shapes: see :mod:`benchmarks.rgat.block`; K inputs and D = A x d outputs of a co
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
@@ -278,6 +279,21 @@ class RGAT(nn.Module):
         bound = 1 / math.sqrt(self.lin.in_features)  # PyTorch's own for linear layers
         self.lin.weight.uniform_(-bound, bound, generator=generator)
         self.lin.bias.uniform_(-bound, bound, generator=generator)
+
+    def training_flops(self, rows: Sequence[float], seeds: float) -> float:
+        """FLOPs of the projections and the classifier, forward and backward; all else is small.
+
+        Args:
+            rows: of all relations, at levels 1 to H.
+            seeds: of the batch.
+        """
+        total = 6.0 * seeds * self.lin.in_features * self.lin.out_features
+        for layer, convolution in enumerate(self.convs):
+            assert isinstance(convolution, Convolution)
+            _, inputs, width = convolution.weight.shape
+            products = 3 if layer else 2  # the features need no gradient
+            total += 2.0 * products * rows[convolution.level - 1] * inputs * width
+        return total
 
     def forward(self, x_NF: Tensor, block: Block, seed: Tensor) -> Tensor:
         """Logits of the seeds.

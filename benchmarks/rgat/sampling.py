@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.rgat.block import Block, BlockShape
-from benchmarks.rgat.capacities import Capacities, grown, largest_shape
+from benchmarks.rgat.capacities import largest_shape
 from benchmarks.rgat.graph import Graph
+from benchmarks.rgat.room import Filled, at_most, grown
 
 FIRST_ROOM = 64
 """Nodes, edges and rows of each kind for every seed, before anything is known."""
@@ -121,7 +122,7 @@ class BlockSampler:
 
 def measured(
     graph: Graph, fanouts: Sequence[int], build: BuildSampler, seeds: int, batches: Iterable[SeedBatch]
-) -> Capacities:
+) -> Filled:
     """What the blocks of some batches fill, for the room that others will need.
 
     Args:
@@ -130,8 +131,8 @@ def measured(
         batches: to sample.
     """
     bounds = largest_shape(graph, seeds, fanouts)
-    sampler = BlockSampler(graph, fanouts, build, bounds.at_most(FIRST_ROOM * seeds))
-    found = Capacities(bounds)
+    sampler = BlockSampler(graph, fanouts, build, at_most(bounds, FIRST_ROOM * seeds))
+    found = Filled(bounds)
     for block in sampler.blocks(batches):
-        found.add(block.counts)
+        found.add(block.counts.cpu())
     return found

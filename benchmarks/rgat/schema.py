@@ -40,8 +40,9 @@ class Relation:
 
     @property
     def reverse(self) -> Relation:
-        """The relation with weights of its own that its reversed edges make."""
-        return Relation(self.target, REVERSED + self.name, self.source)
+        """The relation with weights of its own that its reversed edges make; of such a one the stored relation."""
+        name = self.name.removeprefix(REVERSED) if self.name.startswith(REVERSED) else REVERSED + self.name
+        return Relation(self.target, name, self.source)
 
 
 @dataclass(frozen=True)

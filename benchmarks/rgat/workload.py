@@ -17,6 +17,7 @@ from benchmarks.rgat.example import example_sources
 from benchmarks.rgat.model import RGAT
 from benchmarks.rgat.ops import edge_attention, gather_rows, projection, sample
 from benchmarks.rgat.prepared import open_prepared
+from benchmarks.rgat.sampling import BuildSampler
 from benchmarks.rgat.seeds import NO_LABEL, EvaluationSeeds, SeedStream, padded, read_labelled
 from benchmarks.rgat.stores.features import open_features
 from benchmarks.rgat.stores.graph import open_graph
@@ -53,6 +54,12 @@ class RgatClassification(Workload):
         self.choices |= {**self.model.choices, "sample": self._sample.name}
         self._opened: tuple[Path, Sources] | None = None
         self._captured: list[Batch] = []
+
+    @property
+    def build_sampler(self) -> BuildSampler:
+        """Makes a sampler of the chosen implementation."""
+        build: BuildSampler = self._sample.function
+        return build
 
     @property
     def _lanes(self) -> int:
@@ -105,12 +112,12 @@ class RgatClassification(Workload):
     def _example(self, seeds: int) -> tuple[BlockShape, dict[str, Tensor]]:
         """Shape and tensors of a made-up batch; of fewer seeds where its graph has not so many."""
         own, device = self.own, self.layout.device
-        sources = example_sources(own, self._schema, seeds, self._sample.function, device)
+        sources = example_sources(own, self._schema, seeds, self.build_sampler, device)
         nodes = torch.arange(seeds, dtype=torch.int32, device=device)
         labels = torch.randint(own.facts.classes, (seeds,), generator=self.layout.generator("example"))
-        made = padded(nodes, labels.to(device), 0, seeds, self.layout.seed)
+        made = padded(nodes, labels.to(device, torch.int16), 0, seeds, self.layout.seed)
         shape = sources.room(seeds, [made[0]] * 2, own.reader.capacity_sigma, None)
-        return next(sources.tensors(sources.sampler(shape), [made]))
+        return shape, sources.example(shape, made)
 
     def examples_of_data(self) -> Iterable[Batch]:
         """The first micro-batch: its room is that of nearly all others."""
@@ -135,7 +142,7 @@ class RgatClassification(Workload):
                 layout.device,
                 reader.gather_programs or None,
             )
-            self._opened = root, Sources(graph, features, own.facts.fanouts, self._sample.function)
+            self._opened = root, Sources(graph, features, own.facts.fanouts, self.build_sampler)
         return self._opened[1]
 
     def open_data(self, root: Path) -> BlockSource:
@@ -147,11 +154,7 @@ class RgatClassification(Workload):
         measuring = stream.measuring(own.reader.capacity_batches)
         shape = sources.room(cfg.micro_batch, measuring, own.reader.capacity_sigma, layout.group("dp"))
         source = BlockSource(sources, stream, shape, prepared.eval_seeds, prepared.stand_in)
-        for found, tensors in sources.tensors(
-            sources.sampler(shape), ((batch, label) for batch, label in [stream.batch(0)])
-        ):
-            if found == shape:
-                self._captured = [Batch(tensors, self.nominal_samples, shape)]
+        self._captured = [Batch(sources.example(shape, stream.batch(0)), self.nominal_samples, shape)]
         return source
 
     def evaluation(self, layout: Layout) -> NodeClassification:

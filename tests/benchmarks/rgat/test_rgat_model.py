@@ -13,7 +13,7 @@ from benchmarks.rgat.block import Block
 from benchmarks.rgat.capacities import largest_shape
 from benchmarks.rgat.graph import Graph
 from benchmarks.rgat.model import RGAT, Architecture, Implementations
-from benchmarks.rgat.ops.sample.plain import TorchSampler
+from benchmarks.rgat.ops.sample.plain import plain_sampler
 from benchmarks.rgat.schema import Schema
 from common.mlperf.fixed import benchmark_settings
 
@@ -128,7 +128,7 @@ def test_logits_and_gradients_are_those_of_pytorch_geometric(fanouts: tuple[int,
     torch.manual_seed(0)
     graph = random_graph(1)
     shape = largest_shape(graph, 12, fanouts)
-    block = TorchSampler(graph, fanouts, shape)(torch.arange(12, dtype=torch.int32), 9, torch.tensor(5))
+    block = plain_sampler(graph, fanouts, shape)(torch.arange(12, dtype=torch.int32), 9, torch.tensor(5))
     features = [torch.randn(count, SMALL.feature_size) for count in NODES]
     model = network(SMALL, SCHEMA, 3).eval()
     x_NF, by_type = features_of(block, features)
@@ -145,7 +145,9 @@ def test_logits_and_gradients_are_those_of_pytorch_geometric(fanouts: tuple[int,
     for layer, convolution in enumerate(model.convs):
         for name in ("weight", "att_src", "att_dst", "bias"):
             gradient = getattr(convolution, name).grad
-            torch.testing.assert_close(gradient, peer.gradients(layer, name), atol=1e-5, rtol=1e-5, msg=f"{layer} {name}")
+            torch.testing.assert_close(
+                gradient, peer.gradients(layer, name), atol=1e-5, rtol=1e-5, msg=f"{layer} {name}"
+            )
     assert torch.equal(model.convs[0].weight.grad[2], torch.zeros_like(model.convs[0].weight[2]))
     assert model.convs[0].weight.grad[0].abs().sum() > 0
 

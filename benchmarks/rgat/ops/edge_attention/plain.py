@@ -61,12 +61,14 @@ def relations_at(block: Block, level: int) -> Iterator[RelationEdges]:
         exists_E = torch.arange(room, device=count.device) < count
         edges = slice(shape.edge_offsets[relation], shape.edge_offsets[relation] + room)
         first = shape.indptr_offsets[relation]
+        filled_n1 = torch.arange(targets + 1, device=count.device) <= block.node_counts[level - 1, target]
+        first_n1 = torch.where(filled_n1, block.indptr[first : first + targets + 1], count).minimum(count)
         yield RelationEdges(
             relation,
             exists_E,
             torch.where(exists_E, block.edge_row[edges], 0).long(),
             torch.where(exists_E, block.edge_target[edges], 0).long(),
-            block.indptr[first : first + targets + 1].minimum(count).long(),
+            first_n1.long(),
             slice(row_start[relation], row_start[relation + 1]),
             slice(target_start[relation], target_start[relation + 1]),
             slice(node_start[target], node_start[target + 1]),
