@@ -67,6 +67,8 @@ def _shape(wanted: Iterable[int], bounds: BlockShape) -> BlockShape:
     values, tables = iter(wanted), []
     for most in (bounds.nodes, bounds.edges, bounds.rows):
         lines = [[min(bound, max(next(values), 1)) for bound in hop] for hop in most]
+        if most is bounds.nodes:
+            lines[0] = list(bounds.nodes[0])
         columns = [accumulate(column, max) for column in zip(*lines, strict=True)]
         tables.append(tuple(zip(*columns, strict=True)))
-    return BlockShape(bounds.schema, (bounds.nodes[0], *tables[0][1:]), tables[1], tables[2])
+    return BlockShape(bounds.schema, *tables)
