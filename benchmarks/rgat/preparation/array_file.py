@@ -1,0 +1,82 @@
+"""Arrays in numpy's format that several processes write, each its own rows, and that have their names when all did."""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class ArrayFile:
+    """One array.
+
+    Attributes:
+        path: its file, once it is complete.
+        dtype: numpy's name of it.
+        shape: of the array.
+    """
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return int(np.prod(self.shape[1:], dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return len(self._header) + self.shape[0] * self.row_bytes
+
+    def begin(self) -> bool:
+        """Make room for all rows; returns False where they, or some of them, are there already."""
+        for path in (self.path, self._partial):
+            if path.is_file() and path.stat().st_size == self.size:
+                return False
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self._partial, "wb") as file:
+            file.write(self._header)
+            file.truncate(self.size)
+        return True
+
+    def write(self, first: int, values: NDArray[Any]) -> None:
+        """Write rows from ``first`` on, to the disk."""
+        if values.dtype != np.dtype(self.dtype) or values.shape[1:] != self.shape[1:]:
+            raise ValueError(f"{self.path}: {values.dtype} {values.shape} for {self.dtype} {self.shape}")
+        if not 0 <= first <= first + len(values) <= self.shape[0]:
+            raise ValueError(f"{self.path}: rows {first} to {first + len(values)} of {self.shape[0]}")
+        with open(self._partial, "r+b") as file:
+            file.seek(len(self._header) + first * self.row_bytes)
+            file.write(np.ascontiguousarray(values).data)
+            file.flush()
+            os.fdatasync(file.fileno())
+
+    def finish(self) -> None:
+        """Give it its name; nothing to do where it has it."""
+        if self._partial.exists():
+            with open(self._partial, "rb") as file:
+                os.fsync(file.fileno())
+            self._partial.replace(self.path)
+
+    @property
+    def _partial(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.partial")
+
+    @property
+    def _header(self) -> bytes:
+        written = io.BytesIO()
+        described = {
+            "descr": np.lib.format.dtype_to_descr(np.dtype(self.dtype)),
+            "fortran_order": False,
+            "shape": self.shape,
+        }
+        np.lib.format.write_array_header_1_0(written, described)
+        return written.getvalue()

@@ -1,0 +1,217 @@
+"""Edges by their targets, in bounded memory.
+
+Each *piece* of a relation's file is renumbered and sorted by target (:func:`write_piece`), once for the relation and
+once for its reversed edges. Each *bucket*, a range of targets, then collects its edges from all pieces, sorts them by
+target and writes them to where they belong (:func:`write_bucket`). Both sorts are stable, so a target's edges are in
+the order of the file, however many pieces and buckets there are; in a relation between nodes of one type its own edges
+come first, then its self-loop, then the reversed edges, then the self-loop again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.rgat.preparation import permutation
+from benchmarks.rgat.preparation.array_file import ArrayFile
+from benchmarks.rgat.raw import RawArray
+from benchmarks.rgat.schema import Relation
+from common.data.atomic import written
+from common.data.stages import Record
+from common.errors import DataError
+
+EDGE_MEMORY = 48
+"""Bytes of memory that an edge of a piece, and an edge or target of a bucket, takes at the most."""
+BLOCK_EDGES = 1 << 20
+"""Edges that are read at once, where the memory allows."""
+_BINS = 1 << 20  # ranges of targets whose edges a piece counts
+_DIGIT = 16  # numpy sorts numbers of so many bits by counting
+
+Pairs = tuple[NDArray[np.int32], NDArray[np.int32]]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Targets ``first`` to ``last``, the latter not among them, whose edges are ``edges`` from ``begin`` on."""
+
+    first: int
+    last: int
+    begin: int
+    edges: int
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """Edges of a piece by their targets, in three files.
+
+    Attributes:
+        path: what the files' names begin with.
+        targets: nodes of the target's type.
+    """
+
+    path: Path
+    targets: int
+
+    @property
+    def width(self) -> int:
+        """Targets of a bin."""
+        return -(-self.targets // _BINS)
+
+    def write(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
+        """Write edges, whose targets ascend."""
+        firsts = bin_bounds(self.targets, self.width).astype(np.int32)
+        bounds = np.searchsorted(targets, firsts).astype(np.int32)
+        for name, values in (("sources", sources), ("targets", targets), ("bounds", bounds)):
+            with written(self._file(name)) as partial, open(partial, "wb") as file:
+                file.write(values.data)
+
+    def bounds(self) -> NDArray[np.int32]:
+        """[bins + 1]: the first edge of each bin, and the number of all."""
+        return np.fromfile(self._file("bounds"), np.int32)
+
+    def read(self, first: int, last: int, block: int) -> Iterator[Pairs]:
+        """Sources and targets of edges whose targets are in a range of whole bins, at most ``block`` at a time."""
+        low, high = (
+            int(np.fromfile(self._file("bounds"), np.int32, 1, offset=4 * -(-target // self.width))[0])
+            for target in (first, last)
+        )
+        for begin in range(low, high, block):
+            count = min(block, high - begin)
+            sources, targets = (
+                np.fromfile(self._file(name), np.int32, count, offset=4 * begin) for name in ("sources", "targets")
+            )
+            yield sources, targets
+
+    def _file(self, name: str) -> Path:
+        return self.path.with_name(f"{self.path.name}.{name}")
+
+
+def write_piece(
+    source: RawArray, permutations: Path, relation: Relation, first: int, last: int, forward: Sorted, backward: Sorted
+) -> Record:
+    """Renumber edges ``first`` to ``last`` of a file, and write them by target and, reversed, by source.
+
+    Self-loops of a relation between nodes of one type are left out.
+
+    Raises:
+        DataError: an edge has a node beyond its type's.
+    """
+    maps = [permutation.load(permutations, name) for name in (relation.source, relation.target)]
+    ends = [np.empty(last - first, np.int32) for _ in maps]
+    kept = 0
+    for begin in range(first, last, BLOCK_EDGES):
+        block = source.read(begin, min(begin + BLOCK_EDGES, last))
+        for column, (name, numbers) in enumerate(zip((relation.source, relation.target), maps, strict=True)):
+            _require_nodes(source, begin, block, column, name, len(numbers))
+        if relation.symmetric:
+            block = block[block[:, 0] != block[:, 1]]
+        for column in range(2):
+            ends[column][kept : kept + len(block)] = maps[column][block[:, column]]
+        kept += len(block)
+    sources, targets = (values[:kept] for values in ends)
+    for sort, (here, there) in ((forward, (sources, targets)), (backward, (targets, sources))):
+        order = stable_order(there, sort.targets)
+        sort.write(here[order], there[order])
+    return {"edges": kept}
+
+
+def buckets(parts: Sequence[Sequence[Sorted]], loops: int, limit: int) -> list[Bucket]:
+    """Deal a relation's targets into ranges of whole bins.
+
+    Args:
+        parts: pieces whose edges the relation has: its own, and, between nodes of one type, the reversed ones.
+        loops: self-loops that each target gets.
+        limit: edges and targets of a range, unless a bin alone has more.
+    """
+    pieces = [piece for part in parts for piece in part]
+    targets, width = pieces[0].targets, pieces[0].width
+    bounds = bin_bounds(targets, width)
+    before = loops * bounds  # edges before each bin
+    for piece in pieces:
+        before += piece.bounds()
+    load = before + bounds
+    found, low = [], 0
+    while low < len(bounds) - 1:
+        high = max(low + 1, int(np.searchsorted(load, load[low] + limit, side="right")) - 1)
+        found.append(Bucket(int(bounds[low]), int(bounds[high]), int(before[low]), int(before[high] - before[low])))
+        low = high
+    return found
+
+
+def bin_bounds(targets: int, width: int) -> NDArray[np.int64]:
+    """[bins + 1]: the first target of each bin, and the number of all."""
+    return np.minimum(np.arange(-(-targets // width) + 1, dtype=np.int64) * width, targets)
+
+
+def write_bucket(
+    parts: Sequence[Sequence[Sorted]], loops: bool, bucket: Bucket, block: int, indptr: ArrayFile, indices: ArrayFile
+) -> Record:
+    """Write the edges of a range of targets.
+
+    Args:
+        parts: pieces of the relation's own edges and, between nodes of one type, of the reversed ones.
+        loops: whether each target gets a self-loop after the edges of each part.
+        bucket: the range.
+        block: edges that are read at once.
+        indptr, indices: receive where each target's edges begin, and their sources.
+
+    Raises:
+        DataError: the pieces have not as many edges as were planned.
+    """
+    streams = []
+    for part in parts:
+        streams += [piece.read(bucket.first, bucket.last, block) for piece in part]
+        streams += [_loops(bucket.first, bucket.last)] if loops else []
+    if bucket.last - bucket.first == 1:  # one that perhaps has more edges than the memory: nothing is to be sorted
+        written_edges = 0
+        for sources, _ in chain(*streams):
+            indices.write(bucket.begin + written_edges, sources)
+            written_edges += len(sources)
+        ends = np.array([bucket.begin + written_edges], np.int64)
+    else:
+        sources, targets = (np.empty(bucket.edges, np.int32) for _ in range(2))
+        written_edges = 0
+        for some_sources, some_targets in chain(*streams):
+            place = slice(written_edges, written_edges + len(some_sources))
+            sources[place], targets[place] = some_sources, some_targets
+            written_edges = place.stop
+        targets -= bucket.first
+        count = bucket.last - bucket.first
+        ends = bucket.begin + np.cumsum(np.bincount(targets[:written_edges], minlength=count))
+        indices.write(bucket.begin, sources[stable_order(targets, count)])
+    if written_edges != bucket.edges:
+        raise DataError(f"{parts[0][0].path.parent} has {written_edges} of {bucket.edges} edges; prepare afresh")
+    indptr.write(bucket.first + 1, ends)
+    return {"edges": written_edges}
+
+
+def stable_order(keys: NDArray[np.int32], count: int) -> NDArray[np.int64]:
+    """What sorts ``keys``, which are below ``count``, and leaves equal ones in their order: by digits of 16 bits."""
+    order: NDArray[np.int64] = np.argsort(keys.astype(np.uint16), kind="stable")
+    if count > 1 << _DIGIT:
+        high = (keys >> _DIGIT).astype(np.uint16)[order]
+        order = order[np.argsort(high, kind="stable")]
+    return order
+
+
+def _loops(first: int, last: int) -> Iterator[Pairs]:
+    every = np.arange(first, last, dtype=np.int32)
+    yield every, every
+
+
+def _require_nodes(
+    source: RawArray, first: int, block: NDArray[np.integer], column: int, name: str, nodes: int
+) -> None:
+    values = block[:, column]
+    if values.min(initial=0) >= 0 and values.max(initial=0) < nodes:
+        return
+    row = int(np.flatnonzero((values < 0) | (values >= nodes))[0])
+    raise DataError(
+        f"{source.path}: row {first + row:,} has the {('source', 'target')[column]} {values[row]:,}, and there are "
+        f"{nodes:,} nodes of type {name}"
+    )

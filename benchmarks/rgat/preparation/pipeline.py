@@ -1,0 +1,213 @@
+"""From raw files to the files that a run reads, stage by stage; every stage continues where it was interrupted.
+
+Permutations, then features of one type after the other, edges of one relation after the other, seeds, checksums. What
+lies between the raw files and a type's or relation's own is deleted when these are done.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from benchmarks.rgat.layout import features_name, indices_name, indptr_name, prepared_files
+from benchmarks.rgat.preparation import edges, features, permutation, seeds
+from benchmarks.rgat.preparation.array_file import ArrayFile
+from benchmarks.rgat.preparation.edges import Sorted
+from benchmarks.rgat.prepared import FEATURE_DTYPES
+from benchmarks.rgat.raw import RawArray, RawGraph
+from benchmarks.rgat.schema import Relation
+from common.data.manifest import FileEntry, file_entry
+from common.data.stages import Record, Stages
+
+_MOST_EDGES = 1 << 30
+"""Of a piece, whose bounds are int32."""
+_FEATURES_DONE, _EDGES_DONE = "features", "edges"
+
+
+@dataclass(frozen=True)
+class Made:
+    """What the stages made.
+
+    Attributes:
+        files: below the prepared folder.
+        edges: of each relation.
+        seeds: of each split.
+    """
+
+    files: dict[str, FileEntry]
+    edges: dict[str, int]
+    seeds: dict[str, int]
+
+
+class Pipeline:
+    """One preparation.
+
+    Args:
+        source: raw files.
+        kind: of features, a name in ``FEATURE_DTYPES``.
+        data_dir: receives the files.
+        work_dir: receives what lies between, and the records of the stages.
+        workers: processes.
+        memory: bytes that one of them has.
+    """
+
+    def __init__(self, source: RawGraph, kind: str, data_dir: Path, work_dir: Path, workers: int, memory: int) -> None:
+        self.source = source
+        self.kind = kind
+        self.data_dir = data_dir
+        self.work_dir = work_dir
+        self.memory = memory
+        self.permutations = work_dir / "permutations"
+        self.stages = Stages(work_dir / "records", workers, functools.partial(torch.set_num_threads, 1))
+
+    def run(self) -> Made:
+        """Do all that is left to do.
+
+        Raises:
+            DataError: raw files are damaged.
+        """
+        with self.stages:
+            self.stages.run(
+                "permutation", {"all": (self.permutations, self.source.nodes)}, permutation.write_permutations
+            )
+            for name, array in self.source.features.items():
+                self._write_features(name, array)
+            made_edges: dict[str, int] = {}
+            for text, array in self.source.edges.items():
+                made_edges.update(self._write_edges(Relation.parse(text), array))
+            arguments = (
+                self.source.labels, self.source.settings, self.source.labelled, self.permutations, self.data_dir
+            )  # fmt: skip
+            sizes = self.stages.run("seeds", {"all": arguments}, seeds.write_seeds)["all"]
+            return Made(self._checksums(), made_edges, sizes)
+
+    def space(self) -> int:
+        """Bytes of disk at the worst moment: all files, the permutations, and what lies between for one of them."""
+        width = FEATURE_DTYPES[self.kind][0].itemsize * self.source.settings.feature_size
+        nodes = self.source.nodes
+        by_type = {name: count * width for name, count in nodes.items()}
+        files, between = 4 * sum(nodes.values()) + sum(by_type.values()), list(by_type.values())
+        for relation in self.source.settings.schema.relations:
+            files += 8 * nodes[relation.target]
+        for text, array in self.source.edges.items():
+            relation = Relation.parse(text)
+            loops = 2 * nodes[relation.source] if relation.symmetric else 0
+            files += 4 * (2 * array.rows + loops)
+            between.append(16 * array.rows)
+        return files + max(between) + 6 * self.source.labelled
+
+    def _write_features(self, name: str, source: RawArray) -> None:
+        done, stage = self.stages.record(_FEATURES_DONE, name), f"features-{name}"
+        target = ArrayFile(
+            self.data_dir / features_name(name), FEATURE_DTYPES[self.kind][1], (source.rows, source.width)
+        )
+        if target.begin():
+            self._forget(_FEATURES_DONE, name, stage)
+        elif done is not None:
+            return
+        row_memory = target.row_bytes + features.ROW_EXTRA
+        step = max(1, self.memory // row_memory)
+        folder = self._between(stage)
+        ranges = [(first, min(first + step, source.rows)) for first in range(0, source.rows, step)]
+        pieces = {f"{number:06d}": folder / f"{number:06d}" for number in range(len(ranges))}
+        self.stages.run(
+            f"{stage}-pieces",
+            {
+                piece: (source, self.permutations, name, first, last, self.kind, self.memory, path)
+                for (piece, path), (first, last) in zip(pieces.items(), ranges, strict=True)
+            },
+            features.write_piece,
+        )
+        self.stages.run(
+            f"{stage}-buckets",
+            {
+                f"{number:06d}": (list(pieces.values()), first, last, self.memory, target)
+                for number, (first, last) in enumerate(ranges)
+            },
+            features.write_bucket,
+        )
+        target.finish()
+        self.stages.keep(_FEATURES_DONE, name, {"rows": source.rows})
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def _write_edges(self, relation: Relation, source: RawArray) -> dict[str, int]:
+        """Edges of the relation and, between nodes of two types, of the reverse one; how many each has."""
+        made = [relation] if relation.symmetric else [relation, relation.reverse]
+        done, stage = self.stages.record(_EDGES_DONE, str(relation)), f"edges-{relation}"
+        if done is not None and all(
+            (self.data_dir / name(one)).is_file() for one in made for name in (indptr_name, indices_name)
+        ):
+            return {name: int(count) for name, count in done.items()}
+        if done is not None:
+            self._forget(_EDGES_DONE, str(relation), stage)
+        forward, backward = self._sorted(stage, relation, source)
+        parts = {relation: [forward, backward]} if relation.symmetric else {relation: [forward], made[1]: [backward]}
+        counts = {str(one): self._collect(stage, one, parts[one]) for one in made}
+        self.stages.keep(_EDGES_DONE, str(relation), counts)
+        shutil.rmtree(self._between(stage), ignore_errors=True)
+        return counts
+
+    def _sorted(self, stage: str, relation: Relation, source: RawArray) -> tuple[list[Sorted], list[Sorted]]:
+        """Pieces of a file by target and, reversed, by source."""
+        nodes, folder = self.source.nodes, self._between(stage)
+        step = min(max(1, self.memory // edges.EDGE_MEMORY), _MOST_EDGES)
+        tasks, forward, backward = {}, [], []
+        for number, first in enumerate(range(0, source.rows, step)) if source.rows else [(0, 0)]:
+            name = f"{number:06d}"
+            forward.append(Sorted(folder / f"{name}.forward", nodes[relation.target]))
+            backward.append(Sorted(folder / f"{name}.backward", nodes[relation.source]))
+            last = min(first + step, source.rows)
+            tasks[name] = (source, self.permutations, relation, first, last, forward[-1], backward[-1])
+        self.stages.run(f"{stage}-pieces", tasks, edges.write_piece)
+        return forward, backward
+
+    def _collect(self, stage: str, relation: Relation, parts: list[list[Sorted]]) -> int:
+        """Write what a run reads of a relation; returns its number of edges."""
+        loops = relation.symmetric
+        buckets = edges.buckets(parts, len(parts) if loops else 0, max(1, self.memory // edges.EDGE_MEMORY))
+        total, targets = sum(bucket.edges for bucket in buckets), self.source.nodes[relation.target]
+        indptr = ArrayFile(self.data_dir / indptr_name(relation), "<i8", (targets + 1,))
+        indices = ArrayFile(self.data_dir / indices_name(relation), "<i4", (total,))
+        stage = f"{stage}-{relation.name}-buckets"
+        if any([indptr.begin(), indices.begin()]):  # not one of them alone
+            self._drop(stage)
+        block = min(edges.BLOCK_EDGES, max(1, self.memory // edges.EDGE_MEMORY))
+        self.stages.run(
+            stage,
+            {f"{bucket.first:010d}": (parts, loops, bucket, block, indptr, indices) for bucket in buckets},
+            edges.write_bucket,
+        )
+        indptr.finish()
+        indices.finish()
+        return total
+
+    def _checksums(self) -> dict[str, FileEntry]:
+        names = prepared_files(self.source.settings.schema)
+        names.sort(key=lambda name: (self.data_dir / name).stat().st_size, reverse=True)
+        tasks = {name.replace("/", "."): (self.data_dir / name,) for name in names}
+        records = self.stages.run("checksums", tasks, checksum).values()
+        return {name: FileEntry(**record) for name, record in zip(names, records, strict=True)}
+
+    def _between(self, stage: str) -> Path:
+        return self.work_dir / "between" / stage
+
+    def _forget(self, done: str, name: str, stage: str) -> None:
+        """Let a type or relation be done again, whose files are gone."""
+        self.stages.path(done, name).unlink(missing_ok=True)
+        shutil.rmtree(self._between(stage), ignore_errors=True)
+        for folder in self.stages.folder.glob(f"{stage}-*"):
+            shutil.rmtree(folder)
+        self._drop("checksums")
+
+    def _drop(self, stage: str) -> None:
+        shutil.rmtree(self.stages.folder / stage, ignore_errors=True)
+
+
+def checksum(path: Path) -> Record:
+    """Size and checksum of a file."""
+    entry = file_entry(path)
+    return {"bytes": entry.bytes, "sha256": entry.sha256}

@@ -1,0 +1,194 @@
+"""Download, prepare, verify and generate the data of R-GAT: IGBH as features, a graph and seeds in one random order.
+
+What is prepared, :mod:`benchmarks.rgat.layout` says; how, :mod:`benchmarks.rgat.preparation.pipeline`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from benchmarks.rgat import raw
+from benchmarks.rgat.preparation import permutation, seeds
+from benchmarks.rgat.preparation.pipeline import Made, Pipeline
+from benchmarks.rgat.prepared import (
+    FEATURE_DTYPES,
+    FORMAT,
+    PREPARE_COMMAND,
+    SCALE,
+    edges_count,
+    nodes_count,
+    seeds_mark,
+)
+from benchmarks.rgat.raw import RawGraph
+from benchmarks.rgat.sources import download
+from benchmarks.rgat.stand_in import Generated, Request, generate
+from benchmarks.rgat.verification import verify
+from common.data import atomic, manifest, preparation
+from common.data.commands import DataCommands, cores, option
+from common.data.manifest import Manifest
+from common.errors import ConfigError
+
+STATE, INTERMEDIATE = "source.json", "intermediate"
+BYTES_PER_WORKER = 1 << 28
+"""Bytes of raw files that are worth a process."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What the command line may choose.
+
+    Attributes:
+        workers: processes.
+        memory: bytes that they have together for what they sort; beside it lie the permutations, 4 bytes per node, and
+            labels and seeds, 20 bytes per labelled node.
+        features: name of the features' dtype, in ``FEATURE_DTYPES``.
+        size: of IGBH, a name in ``raw.NODES``; None for what the number of papers says.
+    """
+
+    workers: int = 1
+    memory: int = 32 << 30
+    features: str = "float8"
+    size: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.memory < 1:
+            raise ConfigError(f"--memory-gb={self.memory / 1e9:g}: more than nothing")
+
+
+def prepare(raw_dir: Path, data_dir: Path, options: Options = Options()) -> Manifest:
+    """Write the prepared data set; does nothing when it is there, and continues after an interruption.
+
+    Args:
+        raw_dir: see :mod:`benchmarks.rgat.raw`.
+        data_dir: receives the files and the manifest.
+        options: the rest of the command line. A preparation that continues keeps to the memory of each process that it
+            began with; fewer workers take less.
+
+    Raises:
+        ConfigError: an option is wrong.
+        DataError: the raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` holds data
+            that were prepared from another source or otherwise, or another process prepares them now.
+    """
+    source = raw.open_raw(raw_dir, options.size)
+    settings = {**dataclasses.asdict(source.settings), "features": options.features}
+    wanted = {"fingerprint": source.fingerprint(), "settings": json.dumps(settings, sort_keys=True)}
+    with preparation.locked(data_dir):
+        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted):
+            return found
+        work_dir = data_dir / INTERMEDIATE
+        preparation.begin_or_continue(data_dir, work_dir / STATE, wanted)
+        workers = min(options.workers, 1 + _bytes(source) // BYTES_PER_WORKER)
+        memory = _memory_per_worker(work_dir / "memory", options.memory // workers)
+        pipeline = Pipeline(source, options.features, data_dir, work_dir, workers, memory)
+        preparation.require_space(data_dir, pipeline.space() - _occupied(data_dir))
+        made = pipeline.run()
+        written = _manifest(source, made, data_dir, wanted)
+        manifest.write(data_dir, written)
+        shutil.rmtree(work_dir)
+        return written
+
+
+def _manifest(source: RawGraph, made: Made, data_dir: Path, wanted: dict[str, str]) -> Manifest:
+    description = source.name if source.stand_in is None else json.dumps(source.stand_in, sort_keys=True)
+    counts = {
+        **{f"{split}_samples": count for split, count in made.seeds.items()},
+        "labelled": source.labelled,
+        "classes": source.settings.classes,
+        **{nodes_count(name): count for name, count in source.nodes.items()},
+        **{edges_count(name): count for name, count in made.edges.items()},
+    }
+    origin = {
+        **wanted,
+        "description": description,
+        "feature_scale": str(SCALE),
+        "permutation_seed": str(permutation.SEED),
+        "split_seed": str(seeds.SEED),
+        "seeds": seeds_mark(data_dir),
+        "torch": torch.__version__,
+        "prepared": preparation.now(),
+    }
+    reduced = source.name != f"IGBH-{raw.FULL}"
+    return Manifest(FORMAT, made.files, counts, reduced, origin)
+
+
+def _memory_per_worker(path: Path, memory: int) -> int:
+    """What the preparation began with: it decides the pieces, some of which may be there."""
+    if not path.exists():
+        atomic.write_text(path, f"{max(1, memory)}\n")
+    return int(path.read_text(encoding="utf-8"))
+
+
+def _bytes(source: RawGraph) -> int:
+    arrays = (*source.features.values(), *source.edges.values())
+    return sum(array.path.stat().st_size for array in arrays)
+
+
+def _occupied(folder: Path) -> int:
+    """Bytes of disk that a folder's files take; of those with holes what is written."""
+    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
+
+
+def _generate(raw_dir: Path, workers: int, **sizes: Any) -> Generated:
+    return generate(raw_dir, Request(**sizes), workers)
+
+
+def _prepare(raw_dir: Path, data_dir: Path, workers: int, memory_gb: float, **chosen: Any) -> Manifest:
+    return prepare(raw_dir, data_dir, Options(workers, int(memory_gb * 1e9), **chosen))
+
+
+def _remarks(made: Manifest, **options: Any) -> Iterator[str]:
+    description = made.source.get("description", "")
+    if made.stand_in and description.startswith("IGBH-"):
+        yield f"A stand-in for the benchmark's data, because they are {description}."
+
+
+def _usual_memory_gb() -> int:
+    return int(min(32, max(1, psutil.virtual_memory().total / 2e9)))
+
+
+_DEFAULTS = Request()
+
+COMMANDS = DataCommands(
+    "rgat",
+    raw="IGBH's features, labels and edges",
+    prepared="prepared features, graph and seeds",
+    real=f"IGBH-{raw.FULL}",
+    download=download,
+    generate=_generate,
+    prepare=_prepare,
+    verify=verify,
+    remarks=_remarks,
+    workers={"prepare": cores, "verify": cores, "generate": cores},
+    options={
+        "download": (option("--size", choices=list(raw.NODES), default=raw.FULL, help="of IGBH (default full)"),),
+        "prepare": (
+            option("--size", choices=list(raw.NODES), help="of IGBH (default: by the number of papers)"),
+            option("--features", choices=list(FEATURE_DTYPES), default="float8"),
+            option(
+                "--memory-gb",
+                type=float,
+                default=_usual_memory_gb(),
+                help="for sorting, of all processes; permutations take 2 GB, labels and seeds 3 GB beside it",
+            ),
+        ),
+        "generate": (
+            option("--papers", type=int, default=_DEFAULTS.papers),
+            option("--classes", type=int, default=_DEFAULTS.classes),
+            option("--size", dest="feature_size", type=int, default=_DEFAULTS.feature_size, help="of features"),
+            option("--alone", type=float, default=_DEFAULTS.alone, help="accuracy that features alone allow"),
+            option("--homophily", type=float, default=_DEFAULTS.homophily, help="of citations within a class"),
+            option("--labelled", type=int, help="papers with a label (default: 0.8 of them)"),
+            option("--train-share", type=float, default=_DEFAULTS.train_share, help="of these papers"),
+            option("--eval-share", type=float, default=_DEFAULTS.eval_share, help="likewise"),
+            option("--seed", type=int, default=_DEFAULTS.seed),
+        ),
+    },
+)

@@ -1,0 +1,194 @@
+"""Prepared data as a run opens them: by the manifest, which every file's header is compared with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.rgat.layout import SPLITS, features_name, indices_name, indptr_name, labels_name, seeds_name
+from benchmarks.rgat.raw import Settings
+from benchmarks.rgat.schema import Schema
+from common.data import manifest
+from common.data.direct_reader import Mode
+from common.data.direct_rows import DirectRows
+from common.data.manifest import Manifest
+from common.errors import DataError
+from common.formats import npy
+
+FORMAT = "rgat-csc/1"
+PREPARE_COMMAND = "mlperf-suite prepare benchmark=rgat --raw-dir RAW --data-dir DATA"
+FEATURE_DTYPES: dict[str, tuple[torch.dtype, str]] = {
+    "float8": (torch.float8_e4m3fn, "|u1"),
+    "float16": (torch.float16, "<f2"),
+    "float32": (torch.float32, "<f4"),
+}
+"""Names of the features' dtypes, with numpy's of the file: the bits of float8, which numpy lacks, are bytes there."""
+SCALE = 1.0
+"""What features were multiplied by before they were converted."""
+_MARKED = 1 << 10  # seeds of each file that the manifest's mark is of
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A prepared data set; T types, R relations.
+
+    Attributes:
+        folder: where it is.
+        manifest: of it.
+        settings: what it was prepared for; the seeds have ``settings.classes`` classes.
+        schema: its types and relations.
+        features: name of the features' dtype, in ``FEATURE_DTYPES``.
+        nodes: [T], of each type.
+        edges: [R], of each relation.
+        labelled: the number of seeds that the splits were drawn from.
+        seeds: of each split.
+    """
+
+    folder: Path
+    manifest: Manifest
+    settings: Settings
+    schema: Schema
+    features: str
+    nodes: tuple[int, ...]
+    edges: tuple[int, ...]
+    labelled: int
+    seeds: Mapping[str, int]
+
+    @property
+    def stand_in(self) -> bool:
+        """Whether it is anything but IGBH-Full."""
+        return self.manifest.stand_in
+
+    @property
+    def feature_size(self) -> int:
+        """F."""
+        return self.settings.feature_size
+
+    @property
+    def feature_dtype(self) -> torch.dtype:
+        """Of the features."""
+        return FEATURE_DTYPES[self.features][0]
+
+    def feature_rows(self, node_type: int, mode: Mode = "auto") -> DirectRows:
+        """The features of a type by its number, [N, F] of ``feature_dtype``, to be read past the page cache."""
+        path = self.folder / features_name(self.schema.types[node_type])
+        return DirectRows.from_npy(path, self.feature_dtype, (self.feature_size,), self.nodes[node_type], mode)
+
+    def indptr(self, relation: int, mode: Mode = "auto") -> DirectRows:
+        """Where each target's edges begin, by the relation's number, int64 [targets + 1], to be read likewise."""
+        targets = self.nodes[self.schema.targets[relation]]
+        path = self.folder / indptr_name(self.schema.relations[relation])
+        return DirectRows.from_npy(path, torch.int64, (), targets + 1, mode)
+
+    def indices(self, relation: int, mode: Mode = "auto") -> DirectRows:
+        """The sources of a relation's edges, by its number, int32 [E], to be read likewise."""
+        path = self.folder / indices_name(self.schema.relations[relation])
+        return DirectRows.from_npy(path, torch.int32, (), self.edges[relation], mode)
+
+    def seeds_of(self, split: str) -> NDArray[np.int32]:
+        """The nodes of a split in its order, mapped from the disk."""
+        return _mapped(self.folder / seeds_name(split))
+
+    def labels_of(self, split: str) -> NDArray[np.int16]:
+        """Their classes."""
+        return _mapped(self.folder / labels_name(split))
+
+
+def open_prepared(data_dir: Path) -> Prepared:
+    """Read the manifest and every file's header, and compare them.
+
+    Raises:
+        DataError: a file is missing, of another size, dtype or shape than the manifest says, or the seeds are those of
+            another preparation.
+    """
+    found = manifest.read(data_dir, FORMAT, PREPARE_COMMAND, [f"{split}_samples" for split in SPLITS])
+    prepared = _described(data_dir, found)
+    schema, seeds = prepared.schema, prepared.seeds
+    expected: list[tuple[str, str, tuple[int, ...]]] = [
+        (features_name(name), FEATURE_DTYPES[prepared.features][1], (count, prepared.feature_size))
+        for name, count in zip(schema.types, prepared.nodes, strict=True)
+    ]
+    for relation, target, count in zip(schema.relations, schema.targets, prepared.edges, strict=True):
+        expected.append((indptr_name(relation), "<i8", (prepared.nodes[target] + 1,)))
+        expected.append((indices_name(relation), "<i4", (count,)))
+    for split in SPLITS:
+        expected += [(seeds_name(split), "<i4", (seeds[split],)), (labels_name(split), "<i2", (seeds[split],))]
+    for name, dtype, shape in expected:
+        _compare(data_dir / name, dtype, shape)
+    if seeds_mark(data_dir) != found.source.get("seeds"):
+        raise DataError(
+            f"{data_dir / seeds_name(SPLITS[0]).rpartition('/')[0]} holds seeds of another permutation or split than "
+            f"{manifest.NAME} says; run '{PREPARE_COMMAND}' into an empty folder"
+        )
+    return prepared
+
+
+def seeds_mark(data_dir: Path) -> str:
+    """SHA-256 over the first seeds and labels of both splits: what a permutation and a split are known by."""
+    digest = hashlib.sha256()
+    for split in SPLITS:
+        for name in (seeds_name(split), labels_name(split)):
+            digest.update(_mapped(data_dir / name)[:_MARKED].tobytes())
+    return digest.hexdigest()
+
+
+def _described(data_dir: Path, found: Manifest) -> Prepared:
+    try:
+        values = json.loads(found.source["settings"])
+        settings, features = Settings.parse(values), str(values["features"])
+        schema, counts = settings.schema, found.counts
+        if features not in FEATURE_DTYPES:
+            raise ValueError(f"features={features}")
+        return Prepared(
+            data_dir,
+            found,
+            settings,
+            schema,
+            features,
+            tuple(counts[nodes_count(name)] for name in schema.types),
+            tuple(counts[edges_count(str(relation))] for relation in schema.relations),
+            counts["labelled"],
+            {split: counts[f"{split}_samples"] for split in SPLITS},
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        path = data_dir / manifest.NAME
+        raise DataError(f"{path} lacks or garbles {error}; run '{PREPARE_COMMAND}' into an empty folder") from error
+
+
+def nodes_count(node_type: str) -> str:
+    """The name under which a manifest counts the nodes of a type."""
+    return f"{node_type}_nodes"
+
+
+def edges_count(relation: str) -> str:
+    """The name under which it counts a relation's edges."""
+    return f"{relation}_edges"
+
+
+def _compare(path: Path, dtype: str, shape: tuple[int, ...]) -> None:
+    try:
+        header = npy.read_header(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} has no header of numpy's: {error}; run '{PREPARE_COMMAND}'") from error
+    if (header.dtype.str, header.shape, header.fortran_order) != (
+        dtype,
+        shape,
+        header.fortran_order and len(shape) < 2,
+    ):
+        raise DataError(
+            f"{path} holds {header.dtype.str} {header.shape} where {manifest.NAME} says {dtype} {shape}; "
+            f"run '{PREPARE_COMMAND}' into an empty folder"
+        )
+
+
+def _mapped(path: Path) -> NDArray[Any]:
+    found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    return found

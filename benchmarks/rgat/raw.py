@@ -1,0 +1,355 @@
+"""IGBH as it is published: features and labels of nodes, and edges, in one folder per type and relation.
+
+- ``<type>/node_feat.npy``: float32 (N, F);
+- ``paper/node_label_2K.npy``: float32 (N,), of which the first papers are labelled;
+- ``<relation>/edge_index.npy``: integers (E, 2), source and target; the relation as :class:`Relation` writes it.
+
+In the sizes ``large`` and ``full`` papers' and authors' features and the labels are raw float32 without numpy's header,
+though their names end in ``.npy``. What a file is, its first bytes say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.rgat.schema import Relation, Schema
+from common.data.stand_in import MARKER, description_of
+from common.errors import ConfigError, DataError
+from common.formats import npy
+from common.mlperf.fixed import benchmark_settings
+
+FEATURES, LABELS, EDGES = "node_feat.npy", "node_label_2K.npy", "edge_index.npy"
+FULL = "full"
+NODES: dict[str, dict[str, int]] = {
+    "full": {
+        "paper": 269_346_174,
+        "author": 277_220_883,
+        "institute": 26_918,
+        "fos": 712_960,
+        "journal": 49_052,
+        "conference": 4_547,
+    },
+    "large": {
+        "paper": 100_000_000,
+        "author": 116_959_896,
+        "institute": 26_524,
+        "fos": 649_707,
+        "journal": 48_820,
+        "conference": 4_490,
+    },
+    "medium": {"paper": 10_000_000, "author": 15_544_654, "institute": 23_256, "fos": 415_054},
+    "small": {"paper": 1_000_000, "author": 1_926_066, "institute": 14_751, "fos": 190_449},
+    "tiny": {"paper": 100_000, "author": 357_041, "institute": 8_738, "fos": 84_220},
+}
+"""Nodes of every published size, of the types that the benchmark's reference reads of it."""
+_LARGEST = (1 << 31) - 1  # nodes are numbered in int32
+_MOST_CLASSES = 1 << 15  # labels are int16
+_ENDS = 1 << 16  # bytes of each end of a file that its fingerprint has
+_DOWNLOAD = "'mlperf-suite download benchmark=rgat' fetches it"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What raw data consist of.
+
+    Attributes:
+        types: of nodes, in the order in which their permutations are drawn.
+        relations: that are stored, by their folders' names.
+        seeds: the type whose nodes are classified.
+        feature_size: F, numbers of a node's features.
+        classes: of the seeds.
+        labelled: the first so many of them have a label; None: all.
+        train_share, eval_share: of the labelled.
+    """
+
+    types: tuple[str, ...]
+    relations: tuple[str, ...]
+    seeds: str
+    feature_size: int
+    classes: int
+    labelled: int | None
+    train_share: float
+    eval_share: float
+
+    def __post_init__(self) -> None:
+        schema = self.schema
+        if not min(self.feature_size, self.classes, 1 if self.labelled is None else self.labelled) >= 1:
+            raise ValueError("feature_size, classes and labelled are 1 or more")
+        if self.classes > _MOST_CLASSES:
+            raise ValueError(f"classes={self.classes}: at most {_MOST_CLASSES}")
+        if not (self.train_share > 0 and self.eval_share > 0 and self.train_share + self.eval_share <= 1):
+            raise ValueError(
+                f"train_share={self.train_share} and eval_share={self.eval_share} are no shares of one set"
+            )
+        if len({*schema.sources, *schema.targets}) < len(self.types):
+            raise ValueError("a type has no edges")
+
+    @property
+    def schema(self) -> Schema:
+        """Types, and relations as they are augmented."""
+        return Schema.augmented(self.types, self.relations, self.seeds)
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> Settings:
+        """Settings of what JSON or YAML has made of them.
+
+        Raises:
+            KeyError, TypeError, ValueError: a value is missing, or is none of its kind.
+        """
+        labelled = values["labelled"]
+        return cls(
+            tuple(str(name) for name in values["types"]),
+            tuple(str(name) for name in values["relations"]),
+            str(values["seeds"]),
+            int(values["feature_size"]),
+            int(values["classes"]),
+            None if labelled is None else int(labelled),
+            float(values["train_share"]),
+            float(values["eval_share"]),
+        )
+
+
+@dataclass(frozen=True)
+class RawArray:
+    """An array in a file, with numpy's header or without one.
+
+    Attributes:
+        path: the file.
+        offset: bytes before the values.
+        dtype: of the values.
+        rows, width: the array's shape; width 1 of labels.
+        by_columns: whether the first column lies before the second, as Fortran has it.
+    """
+
+    path: Path
+    offset: int
+    dtype: np.dtype[Any]
+    rows: int
+    width: int
+    by_columns: bool = False
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return self.width * self.dtype.itemsize
+
+    def read(self, first: int, last: int) -> NDArray[Any]:
+        """Rows ``first`` to ``last``, the latter not among them: [last - first, width].
+
+        Raises:
+            DataError: the file has become shorter.
+        """
+        if not self.by_columns:
+            return self._values(first * self.width, (last - first) * self.width).reshape(-1, self.width)
+        columns = [self._values(column * self.rows + first, last - first) for column in range(self.width)]
+        return np.stack(columns, axis=1)
+
+    def _values(self, first: int, count: int) -> NDArray[Any]:
+        offset = self.offset + first * self.dtype.itemsize
+        found: NDArray[Any] = np.fromfile(self.path, self.dtype, count, offset=offset)
+        if len(found) < count:
+            raise DataError(f"{self.path} ends {count - len(found):,} values too early; {_DOWNLOAD}")
+        return found
+
+
+@dataclass(frozen=True)
+class RawGraph:
+    """A raw folder.
+
+    Attributes:
+        folder: where it is.
+        name: of the published size, or what stands in for one.
+        stand_in: what the generated data are; None for IGBH.
+        settings: what it consists of.
+        features: of each type.
+        labels: of the seeds' type.
+        edges: of each stored relation.
+    """
+
+    folder: Path
+    name: str
+    stand_in: dict[str, Any] | None
+    settings: Settings
+    features: dict[str, RawArray]
+    labels: RawArray
+    edges: dict[str, RawArray]
+
+    @property
+    def nodes(self) -> dict[str, int]:
+        """Of each type."""
+        return {name: array.rows for name, array in self.features.items()}
+
+    @property
+    def labelled(self) -> int:
+        """The first so many seeds have a label."""
+        return self.labels.rows if self.settings.labelled is None else self.settings.labelled
+
+    def fingerprint(self) -> str:
+        """SHA-256 over sizes and ends of all files, and the stand-in's marker; reads 128 KiB of each."""
+        digest = hashlib.sha256(json.dumps(self.stand_in, sort_keys=True).encode())
+        for array in (*self.features.values(), self.labels, *self.edges.values()):
+            size = array.path.stat().st_size
+            digest.update(f"{array.path.relative_to(self.folder)}\t{size}\n".encode())
+            with open(array.path, "rb") as file:
+                digest.update(file.read(_ENDS))
+                file.seek(max(0, size - _ENDS))
+                digest.update(file.read())
+        return digest.hexdigest()
+
+
+def published(size: str) -> Settings:
+    """What IGBH consists of in one of its sizes, by the benchmark's facts."""
+    facts = benchmark_settings("rgat")["facts"]
+    types = [name for name in facts["node_types"] if name in NODES[size]]
+    return Settings.parse(
+        {
+            **facts,
+            "types": types,
+            "relations": [text for text in facts["relations"] if _joins(text, types)],
+            "labelled": facts["labelled"] if size == FULL else None,
+        }
+    )
+
+
+def open_raw(raw_dir: Path, size: str | None = None) -> RawGraph:
+    """Look into ``raw_dir`` without reading it.
+
+    Args:
+        raw_dir: types and relations, or ``processed`` with them in it.
+        size: of IGBH, a name in ``NODES``; None for what the number of papers says.
+
+    Raises:
+        ConfigError: a size is named for a stand-in.
+        DataError: the folder or a file is missing, is not of its kind or has not so many rows, or ``STAND_IN`` is
+            damaged.
+    """
+    if not raw_dir.is_dir():
+        raise DataError(f"raw folder {raw_dir} does not exist; download IGBH there or generate a stand-in")
+    folder = next((place for place in (raw_dir, raw_dir / "processed") if (place / MARKER).exists()), None)
+    folder = folder or (raw_dir / "processed" if (raw_dir / "processed").is_dir() else raw_dir)
+    stand_in = description_of(folder)
+    if stand_in is not None:
+        if size is not None:
+            raise ConfigError(f"--size={size}: {folder} holds a stand-in, whose file {MARKER} says what it is")
+        return _opened(folder, "stand-in", stand_in, _settings(folder / MARKER, stand_in), None)
+    name = size or _size_of(folder)
+    return _opened(folder, f"IGBH-{name}", None, published(name), NODES[name])
+
+
+def open_array(
+    path: Path, kinds: Sequence[str], width: int | None, rows: int | None = None, headerless: bool = False
+) -> RawArray:
+    """Find out what ``path`` holds, by its first bytes.
+
+    Args:
+        path: the file.
+        kinds: dtypes that it may have; the first is that of a file without a header.
+        width: numbers of a row; None for an array of one dimension.
+        rows: how many there must be; None: as many as there are.
+        headerless: whether it may lack numpy's header.
+
+    Raises:
+        DataError: the file is missing, is of another dtype or shape, or its length is not what its rows take.
+    """
+    row_shape = () if width is None else (width,)
+    try:
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            has_header = file.read(len(npy.MAGIC)) == npy.MAGIC
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; {_DOWNLOAD}") from error
+    if has_header:
+        array = _with_header(path, kinds, row_shape, size)
+    elif headerless:
+        dtype = np.dtype(kinds[0])
+        row_bytes = dtype.itemsize * math.prod(row_shape)
+        count, rest = divmod(size, row_bytes)
+        if rest:
+            raise DataError(
+                f"{path} has no numpy header and {size:,} bytes, no whole number of rows of {row_bytes:,} bytes "
+                f"({dtype.name} {row_shape}): it was cut off or is of another width; {_DOWNLOAD}"
+            )
+        array = RawArray(path, 0, dtype, count, width or 1)
+    else:
+        raise DataError(f"{path} does not begin with numpy's header; {_DOWNLOAD}")
+    if rows is not None and array.rows != rows:
+        raise DataError(f"{path} has {array.rows:,} rows and not {rows:,}; {_DOWNLOAD}")
+    return array
+
+
+def _with_header(path: Path, kinds: Sequence[str], row_shape: tuple[int, ...], size: int) -> RawArray:
+    try:
+        header = npy.read_header(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} has a damaged numpy header: {error}; {_DOWNLOAD}") from error
+    if header.dtype not in [np.dtype(kind) for kind in kinds]:
+        raise DataError(f"{path} holds {header.dtype.str} where {' or '.join(kinds)} is expected")
+    if len(header.shape) != 1 + len(row_shape) or header.shape[1:] != row_shape:
+        expected = ", ".join(["rows", *map(str, row_shape)])
+        raise DataError(f"{path} holds an array {header.shape} where ({expected}) is expected")
+    needed = header.offset + math.prod(header.shape) * header.dtype.itemsize
+    if size != needed:
+        raise DataError(f"{path} has {size:,} bytes where its header says {needed:,}: it was cut off; {_DOWNLOAD}")
+    by_columns = header.fortran_order and len(row_shape) == 1
+    return RawArray(path, header.offset, header.dtype, header.shape[0], math.prod(row_shape), by_columns)
+
+
+def _opened(
+    folder: Path, name: str, stand_in: dict[str, Any] | None, settings: Settings, nodes: Mapping[str, int] | None
+) -> RawGraph:
+    features = {
+        kind: open_array(
+            folder / kind / FEATURES,
+            ("<f4",),
+            settings.feature_size,
+            None if nodes is None else nodes[kind],
+            headerless=True,
+        )
+        for kind in settings.types
+    }
+    for array in features.values():
+        if not 1 <= array.rows <= _LARGEST:
+            raise DataError(f"{array.path} has {array.rows:,} rows; a type has 1 to {_LARGEST:,} nodes")
+    seeds = features[settings.seeds].rows
+    labels = open_array(folder / settings.seeds / LABELS, ("<f4",), None, seeds, headerless=True)
+    if settings.labelled is not None and settings.labelled > seeds:
+        raise DataError(f"{folder}: {settings.labelled:,} of {seeds:,} nodes of type {settings.seeds} have a label")
+    edges = {text: open_array(folder / text / EDGES, ("<i8", "<i4", "<u4", "<u8"), 2) for text in settings.relations}
+    return RawGraph(folder, name, stand_in, settings, features, labels, edges)
+
+
+def _size_of(folder: Path) -> str:
+    """The published size whose papers a folder has."""
+    facts = benchmark_settings("rgat")["facts"]
+    papers = open_array(folder / facts["seeds"] / FEATURES, ("<f4",), facts["feature_size"], headerless=True)
+    for name, nodes in NODES.items():
+        if nodes[facts["seeds"]] == papers.rows:
+            return name
+    known = ", ".join(f"{nodes[facts['seeds']]:,} ({name})" for name, nodes in NODES.items())
+    raise DataError(
+        f"{papers.path} has {papers.rows:,} rows and IGBH's sizes {known}: fetch it again, or, for other data, put a "
+        f"file {MARKER} into the folder that says what they are"
+    )
+
+
+def _settings(marker: Path, stand_in: Mapping[str, Any]) -> Settings:
+    try:
+        return Settings.parse(stand_in["settings"])
+    except (KeyError, TypeError, ValueError) as error:
+        names = ", ".join(field.name for field in dataclasses.fields(Settings))
+        raise DataError(f"{marker} lacks or garbles its settings ({names}): {error}") from error
+
+
+def _joins(text: str, types: Sequence[str]) -> bool:
+    relation = Relation.parse(text)
+    return relation.source in types and relation.target in types
