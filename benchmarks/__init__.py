@@ -10,6 +10,7 @@ WORKLOADS: dict[str, str] = {
     "llama2_70b_lora": "benchmarks.llama2_70b_lora.workload:LlamaLora",
     "resnet": "benchmarks.resnet.workload:ResNet",
     "retinanet": "benchmarks.retinanet.workload:RetinaNetDetection",
+    "rgat": "benchmarks.rgat.workload:RgatClassification",
     "ssd300": "benchmarks.ssd300.workload:Ssd300Detection",
     "unet3d": "benchmarks.unet3d.workload:UNet3DSegmentation",
 }

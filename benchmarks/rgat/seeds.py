@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -107,9 +106,11 @@ class SeedStream:
         return self._orders[lane, epoch]
 
     def _drawn(self, lane: int, epoch: int) -> tuple[Tensor, Tensor]:
-        order = sample_generator(self.seed, _ORDER, epoch, lane).permutation(self.lane_seeds) + lane * self.lane_seeds
-        nodes, labels = self.labelled.nodes[order], self.labelled.labels[order]
-        return torch.from_numpy(nodes).to(self.device), torch.from_numpy(labels).to(self.device)
+        order = sample_generator(self.seed, _ORDER, epoch, lane).permutation(self.lane_seeds)
+        part = slice(lane * self.lane_seeds, (lane + 1) * self.lane_seeds)
+        arrays = (np.asarray(each[part])[order] for each in (self.labelled.nodes, self.labelled.labels))
+        nodes, labels = (torch.from_numpy(array).to(self.device) for array in arrays)
+        return nodes, labels
 
 
 @dataclass(frozen=True)
@@ -163,8 +164,9 @@ class EvaluationSeeds:
     @functools.cached_property
     def _all(self) -> tuple[Tensor, Tensor]:
         """All seeds and labels on the device: 5 MB of the real set."""
-        nodes, labels = torch.from_numpy(self.labelled.nodes), torch.from_numpy(self.labelled.labels)
-        return nodes.to(self.device), labels.to(self.device)
+        arrays = (np.array(each) for each in (self.labelled.nodes, self.labelled.labels))
+        nodes, labels = (torch.from_numpy(array).to(self.device) for array in arrays)
+        return nodes, labels
 
 
 def padded(
@@ -192,8 +194,3 @@ def _on_device(number: int, device: torch.device) -> Tensor:
     """0-d int64, without waiting."""
     value = torch.tensor(number, dtype=torch.int64)
     return value.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else value
-
-
-def read_labelled(root: Path, split: str) -> Labelled:
-    """The seeds of a split, ``train`` or ``eval``, of prepared data."""
-    return Labelled(np.load(root / "seeds" / f"{split}.npy"), np.load(root / "seeds" / f"{split}_labels.npy"))

@@ -16,9 +16,9 @@ from benchmarks.rgat.evaluate import NodeClassification
 from benchmarks.rgat.example import example_sources
 from benchmarks.rgat.model import RGAT
 from benchmarks.rgat.ops import edge_attention, gather_rows, projection, sample
-from benchmarks.rgat.prepared import open_prepared
+from benchmarks.rgat.prepared import Prepared, open_prepared
 from benchmarks.rgat.sampling import BuildSampler
-from benchmarks.rgat.seeds import NO_LABEL, EvaluationSeeds, SeedStream, padded, read_labelled
+from benchmarks.rgat.seeds import NO_LABEL, EvaluationSeeds, Labelled, SeedStream, padded
 from benchmarks.rgat.stores.features import open_features
 from benchmarks.rgat.stores.graph import open_graph
 from common.config.schema import Declaration, RunConfig
@@ -26,6 +26,7 @@ from common.contract.workload import Workload
 from common.data.batches import Batch
 from common.data.order import MicroBatches
 from common.distributed.layout import Layout
+from common.errors import DataError
 from common.ops.implementation import OperationRequest, asked_for, select
 from common.optim.learning_rate import constant
 from common.optim.optimizer import ParameterGroup
@@ -127,7 +128,7 @@ class RgatClassification(Workload):
         """Graph and features under ``root``, opened once for training and evaluation."""
         if self._opened is None or self._opened[0] != root:
             own, reader, layout = self.own, self.own.reader, self.layout
-            prepared = open_prepared(root, own.facts)
+            prepared = self._prepared(root)
             per_node = self.cfg.scale.gpus_per_node
             graph = open_graph(root, self._schema, prepared.nodes, reader.graph, layout, per_node, layout.device)
             features = open_features(
@@ -145,15 +146,27 @@ class RgatClassification(Workload):
             self._opened = root, Sources(graph, features, own.facts.fanouts, self.build_sampler)
         return self._opened[1]
 
+    def _prepared(self, root: Path) -> Prepared:
+        """The data under ``root``, which have to be those of the facts."""
+        facts, prepared = self.own.facts, open_prepared(root)
+        found = (prepared.schema, prepared.feature_size, prepared.settings.classes)
+        if found != (self._schema, facts.feature_size, facts.classes):
+            raise DataError(
+                f"{root} holds {prepared.settings.classes} classes, {prepared.feature_size} features and the relations "
+                f"{', '.join(prepared.settings.relations)}; the recipe is for {facts.classes}, {facts.feature_size} and "
+                f"{', '.join(facts.relations)}: give the data_dir that belongs to it"
+            )
+        return prepared
+
     def open_data(self, root: Path) -> BlockSource:
         """Load graph, features and seeds, and find out how much room a block needs. Collective."""
         cfg, own, layout = self.cfg, self.own, self.layout
-        sources, prepared = self._sources(root), open_prepared(root, own.facts)
+        sources, prepared = self._sources(root), self._prepared(root)
         mine = MicroBatches(cfg.micro_batch, cfg.grad_accumulation_steps, layout.size("dp"), layout.index("dp"))
-        stream = SeedStream(read_labelled(root, "train"), mine, layout.seed, layout.device)
+        stream = SeedStream(labelled_of(prepared, "train"), mine, layout.seed, layout.device)
         measuring = stream.measuring(own.reader.capacity_batches)
         shape = sources.room(cfg.micro_batch, measuring, own.reader.capacity_sigma, layout.group("dp"))
-        source = BlockSource(sources, stream, shape, prepared.eval_seeds, prepared.stand_in)
+        source = BlockSource(sources, stream, shape, prepared.seeds["eval"], prepared.stand_in)
         self._captured = [Batch(sources.example(shape, stream.batch(0)), self.nominal_samples, shape)]
         return source
 
@@ -163,7 +176,7 @@ class RgatClassification(Workload):
 
         def open_sources(root: Path) -> tuple[Sources, EvaluationSeeds]:
             seeds = EvaluationSeeds(
-                read_labelled(root, "eval"),
+                labelled_of(self._prepared(root), "eval"),
                 reader.eval_batch,
                 self._lanes,
                 layout.size("dp"),
@@ -194,3 +207,8 @@ class RgatClassification(Workload):
         if self._opened is not None:
             self._opened[1].features.close()
             self._opened = None
+
+
+def labelled_of(prepared: Prepared, split: str) -> Labelled:
+    """The seeds of a split, mapped from the disk."""
+    return Labelled(prepared.seeds_of(split), prepared.labels_of(split))
