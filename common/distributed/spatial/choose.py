@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from common.distributed.spatial.halo import HaloExchange, Transport
+from common.distributed.spatial.mailboxes import SymmetricMemory, try_symmetric_memory
 from common.distributed.spatial.point_to_point import PointToPoint
 from common.distributed.spatial.split import VolumeSplit
-from common.distributed.spatial.symmetric_memory import SymmetricMemory, try_symmetric_memory
 from common.errors import UnsupportedImplementation
 from common.ops.implementation import AUTO
 

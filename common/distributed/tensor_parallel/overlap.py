@@ -14,13 +14,11 @@ Shapes: see :mod:`common.distributed.tensor_parallel.products`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
-import torch.distributed._symmetric_memory as symmetric_memory
 from torch import Tensor
 
-from common.distributed import one_machine
+from common.distributed.symmetric_memory import PeerMemory, attempt
 from common.distributed.tensor_parallel.products import SCALE_STRIDE, CollectiveProducts, RowProduct, TokenProducts
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.errors import UnsupportedImplementation
@@ -54,23 +52,19 @@ class Slot:
         assert parallel.group is not None
         self.capacity = capacity
         self._channel = channel
-        self._memory = symmetric_memory.empty(HEADER + capacity, dtype=torch.uint8, device=device)
-        self._handle: Any = symmetric_memory.rendezvous(self._memory, parallel.group)
+        self._memory = PeerMemory.allocate(HEADER + capacity, parallel.group, device)
 
     def rows(self, rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The rows that lie on a rank."""
-        count = torch.Size(shape).numel() * dtype.itemsize
-        found: Tensor = self._handle.get_buffer(rank, (count,), torch.uint8, HEADER)
-        return found.view(dtype).view(shape)
+        return self._memory.tensor(rank, shape, dtype, HEADER)
 
     def scale(self, rank: int) -> Tensor:
         """The scale that lies on a rank, 0-d fp32."""
-        found: Tensor = self._handle.get_buffer(rank, (), torch.float32, 0)
-        return found
+        return self._memory.tensor(rank, (), torch.float32)
 
     def barrier(self) -> None:
         """Wait, on the current stream, until all ranks have come here."""
-        self._handle.barrier(channel=self._channel)
+        self._memory.barrier(self._channel)
 
 
 class SymmetricMemoryProducts:
@@ -228,14 +222,4 @@ def _try_symmetric_memory(
     """Build it where every rank can, or say why not."""
     if parallel.group is None:
         return None, "one rank moves nothing"
-    refused = one_machine.refusal(parallel.group, device)
-    if refused is not None:
-        return None, refused
-    products, reason = None, "another rank cannot map its neighbours' memory"
-    try:
-        products = SymmetricMemoryProducts(parallel, device)
-    except RuntimeError as error:
-        reason = f"the GPUs cannot map each other's memory: {str(error).splitlines()[0]}"
-    if not all(one_machine.gathered(int(products is not None), parallel.group, device)):
-        return None, reason
-    return products, None
+    return attempt(lambda: SymmetricMemoryProducts(parallel, device), parallel.group, device)

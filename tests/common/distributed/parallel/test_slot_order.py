@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from common.distributed.symmetric_memory import PeerMemory
 from common.distributed.tensor_parallel import overlap
 from common.distributed.tensor_parallel.overlap import Slot, SymmetricMemoryProducts
 from common.distributed.tensor_parallel.ranks import TensorParallel
@@ -170,15 +171,14 @@ def enqueued(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, tuple[str, ...]]
         notes = Stream.notes = Notes()
         made: Mapping[int, list[int]] = defaultdict(list)
 
-        def empty(count: int, **_: object) -> Tensor:
+        def allocate(capacity: int, *_: object) -> PeerMemory:
             number = len(made[notes.rank])
             made[notes.rank].append(number)
             if number == len(notes.slots):
-                notes.slots.append({rank: torch.empty(count, dtype=torch.uint8) for rank in range(size)})
-            return notes.slots[number][notes.rank]
+                notes.slots.append({rank: torch.empty(capacity, dtype=torch.uint8) for rank in range(size)})
+            return PeerMemory(notes.slots[number][notes.rank], Handle(notes, number), notes.rank, size)
 
-        monkeypatch.setattr(overlap.symmetric_memory, "empty", empty)
-        monkeypatch.setattr(overlap.symmetric_memory, "rendezvous", lambda *_: Handle(notes, made[notes.rank][-1]))
+        monkeypatch.setattr(PeerMemory, "allocate", allocate)
         for notes.rank in range(size):
             Stream.current = Stream()
             parallel = TensorParallel(size, notes.rank, object())  # type: ignore[arg-type]

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from common.distributed.spatial.halo import Message
-from common.distributed.spatial.symmetric_memory import Mailboxes
+from common.distributed.spatial.mailboxes import Mailboxes
+from common.distributed.symmetric_memory import PeerMemory
 
 CAPACITY = 256
 DEADLINE = 200.0  # seconds
@@ -62,6 +63,10 @@ class Handle:
         self._node.wait(self._rank, src_rank, channel)
 
 
+def memory(node: Node, rank: int, ranks: int) -> PeerMemory:
+    return PeerMemory(node.buffers[rank], Handle(node, rank), rank, ranks)
+
+
 def plane(rank: int, exchange: int, peer: int) -> Tensor:
     """What a rank sends to a peer; sizes and dtypes differ from exchange to exchange."""
     shape = (1, 2, 2 + exchange % 3, 3)
@@ -71,7 +76,7 @@ def plane(rank: int, exchange: int, peer: int) -> Tensor:
 
 def run_rank(node: Node, rank: int, ranks: int, directions: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
     """What a rank received, and what it should have."""
-    mailboxes = Mailboxes(Handle(node, rank), rank, ranks, CAPACITY)
+    mailboxes = Mailboxes(memory(node, rank, ranks))
     found = []
     for exchange in range(EXCHANGES):
         targets = [rank + step for step in directions if 0 <= rank + step < ranks]
@@ -101,7 +106,7 @@ def test_every_plane_arrives_whoever_is_ahead(order, directions):
 def test_mailboxes_of_the_two_neighbours_do_not_overlap():
     node = Node(3)
     with ThreadPoolExecutor(3) as pool:
-        everyone = [pool.submit(Mailboxes, Handle(node, rank), rank, 3, CAPACITY) for rank in range(3)]
+        everyone = [pool.submit(Mailboxes, memory(node, rank, 3)) for rank in range(3)]
         first, middle, last = (future.result(DEADLINE) for future in everyone)
         full = CAPACITY // 4
         sent = [torch.full((full,), 1.0), torch.full((full,), 2.0)]

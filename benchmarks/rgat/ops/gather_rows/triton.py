@@ -1,0 +1,86 @@
+"""Rows through the Triton kernel of :mod:`benchmarks.rgat.ops.gather_rows.kernels`.
+
+One launch on the current stream; nothing waits for the device. Shapes: N places, B bytes of a row, T types.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from benchmarks.rgat.ops.gather_rows import kernels
+from benchmarks.rgat.ops.gather_rows.plain import ShardedRows, check
+from common.ops.triton_support import multiprocessors
+
+VECTOR = 16
+"""Bytes that a thread loads at once."""
+
+WORDS = {4: torch.int32, 2: torch.int16, 1: torch.uint8}
+"""What rows are copied as, by the bytes of a word."""
+
+
+class Tile(NamedTuple):
+    """How a program copies.
+
+    Attributes:
+        bytes: of rows that it has under way.
+        warps: of it.
+        programs: per multiprocessor, where the caller does not say how many there are in all.
+    """
+
+    bytes: int
+    warps: int
+    programs: int
+
+
+TILES: dict[str, Tile] = {"all": Tile(16384, 4, 4), "capped": Tile(65536, 16, 1)}
+"""For programs on all multiprocessors, and for a number that the caller gives. ``bench --sweep`` times others."""
+
+
+@torch.no_grad()
+def gather_rows(
+    rows: ShardedRows,
+    node_N: Tensor,
+    count_T: Tensor,
+    offsets: Sequence[int],
+    out_NB: Tensor,
+    programs: int | None = None,
+) -> None:
+    """See :func:`benchmarks.rgat.ops.gather_rows.plain.gather_rows_torch`.
+
+    ``programs`` are those that copy, each of which takes up to half a multiprocessor; None: as many as fill all.
+    """
+    check(rows, node_N, count_T, offsets, out_NB)
+    if programs is not None and programs < 1:
+        raise ValueError(f"{programs} programs gather")
+    alignment = math.gcd(VECTOR, rows.row_bytes)
+    if any(tensor.data_ptr() % alignment for tensor in (*rows.shards, out_NB)):
+        raise ValueError(f"rows of {rows.row_bytes} bytes begin at multiples of {alignment}")
+    if not offsets[-1]:
+        return
+    tile = TILES["all" if programs is None else "capped"]
+    size = min(alignment, max(WORDS))
+    words = rows.row_bytes // size
+    columns = triton.next_power_of_2(words)
+    together = max(1, tile.bytes // (columns * size))
+    most = multiprocessors(out_NB.device) * tile.programs if programs is None else programs
+    table = _type_table(tuple(offsets[:-1]), rows.rows_per_shard, rows.first_rows, out_NB.device)
+    kernels.gather_rows_kernel[(min(most, triton.cdiv(offsets[-1], together) + len(offsets) - 1),)](
+        rows.addresses, table, count_T, node_N, out_NB.view(WORDS[size]),
+        WORD_BYTES=size, WORDS=words, COLUMNS=columns, ALIGNMENT=alignment,
+        TYPES=len(rows.first_rows), ONE_SHARD=len(rows.shards) == 1, ROWS=together, num_warps=tile.warps,
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=64)
+def _type_table(
+    offsets: tuple[int, ...], rows_per_shard: tuple[int, ...], first_rows: tuple[int, ...], device: torch.device
+) -> Tensor:
+    """[3, T], int64: first place, rows per shard and first row in a shard of each type."""
+    return torch.tensor([offsets, rows_per_shard, first_rows], dtype=torch.int64, device=device)
