@@ -60,7 +60,7 @@ class Hparams(AdamHparams):
     optimizer: Literal["adam"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig(Implementations):
     """The choices of a recipe that change no result but by rounding.
 
@@ -73,7 +73,7 @@ class ModelConfig(Implementations):
     example_papers: Annotated[int, AtLeast(1)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ReaderConfig:
     """Where the graph lies and how blocks are sampled from it.
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from benchmarks.rgat.config import RgatConfig
 from benchmarks.rgat.data import Sources
 from benchmarks.rgat.made_up_graph import IGBH_EDGES, IGBH_NODES, made_up_graph
 from benchmarks.rgat.sampling import BuildSampler
 from benchmarks.rgat.schema import Relation, Schema
-from benchmarks.rgat.stores.features import made_up_features
+from benchmarks.rgat.stores.features import build_features
+from benchmarks.rgat.stores.partition import Partition
+from common.distributed.layout import Layout
 
 PER_SEED = 1.0
 """Nodes, and edges of a relation, to a seed, where IGBH has none of the kind."""
 
 _SEED = 1
+_ONE = 0x38  # the bits of 1 in e4m3
 
 
 def proportions(schema: Schema, papers: int) -> tuple[list[int], dict[str, float]]:
@@ -29,7 +33,9 @@ def proportions(schema: Schema, papers: int) -> tuple[list[int], dict[str, float
     return nodes, {str(relation): edges(relation) * share / nodes[target] for relation, target in pairs}
 
 
-def example_sources(own: RgatConfig, schema: Schema, seeds: int, build: BuildSampler, device: torch.device) -> Sources:
+def example_sources(
+    own: RgatConfig, schema: Schema, seeds: int, build: BuildSampler, layout: Layout, placement: str = "local"
+) -> Sources:
     """A graph with random edges, and features in FP8.
 
     Args:
@@ -37,9 +43,19 @@ def example_sources(own: RgatConfig, schema: Schema, seeds: int, build: BuildSam
         schema: types and relations.
         seeds: of a batch; there are at least so many papers.
         build: makes a sampler.
-        device: where everything lies.
+        layout: of the ranks; each has the graph.
+        placement: of the features; collective for all but ``local``.
     """
     nodes, degrees = proportions(schema, max(own.model.example_papers, seeds))
-    graph = made_up_graph(schema, nodes, degrees, _SEED, device)
-    features = made_up_features(schema, nodes, own.facts.feature_size, torch.float8_e4m3fn, _SEED, device)
+    graph = made_up_graph(schema, nodes, degrees, _SEED, layout.device)
+    ranks = layout.world_size
+    features = build_features(
+        tuple(nodes), own.facts.feature_size, torch.float8_e4m3fn, placement, layout, ranks, layout.device, _noise
+    )
     return Sources(graph, features, own.facts.fanouts, build)
+
+
+def _noise(partition: Partition, shard: int, own_RF: Tensor) -> None:
+    """Numbers from 0 to less than 1."""
+    generator = torch.Generator(own_RF.device).manual_seed(_SEED + shard)
+    own_RF.view(torch.uint8).random_(0, _ONE, generator=generator)

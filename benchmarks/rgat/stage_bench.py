@@ -62,7 +62,7 @@ class Stages:
         self.runner = StepRunner(self.workload.build_step(), self.workload.model, 1, run.cuda_graphs)
         own = run.workload
         self.sources: Sources = example_sources(
-            own, own.facts.schema, run.micro_batch, self.workload.build_sampler, device
+            own, own.facts.schema, run.micro_batch, self.workload.build_sampler, self.layout
         )
         seeds = self.sources.graph.nodes[own.facts.schema.seed_type]
         random = np.random.default_rng(0)

@@ -113,7 +113,7 @@ class RgatClassification(Workload):
     def _example(self, seeds: int) -> tuple[BlockShape, dict[str, Tensor]]:
         """Shape and tensors of a made-up batch; of fewer seeds where its graph has not so many."""
         own, device = self.own, self.layout.device
-        sources = example_sources(own, self._schema, seeds, self.build_sampler, device)
+        sources = example_sources(own, self._schema, seeds, self.build_sampler, self.layout)
         nodes = torch.arange(seeds, dtype=torch.int32, device=device)
         labels = torch.randint(own.facts.classes, (seeds,), generator=self.layout.generator("example"))
         made = padded(nodes, labels.to(device, torch.int16), 0, seeds, self.layout.seed)
@@ -152,9 +152,9 @@ class RgatClassification(Workload):
         found = (prepared.schema, prepared.feature_size, prepared.settings.classes)
         if found != (self._schema, facts.feature_size, facts.classes):
             raise DataError(
-                f"{root} holds {prepared.settings.classes} classes, {prepared.feature_size} features and the relations "
-                f"{', '.join(prepared.settings.relations)}; the recipe is for {facts.classes}, {facts.feature_size} and "
-                f"{', '.join(facts.relations)}: give the data_dir that belongs to it"
+                f"{root} has {prepared.settings.classes} classes, {prepared.feature_size} features and the relations "
+                f"{', '.join(prepared.settings.relations)}; the recipe is for {facts.classes}, {facts.feature_size} "
+                f"and {', '.join(facts.relations)}: give the data_dir that belongs to it"
             )
         return prepared
 
