@@ -1,0 +1,160 @@
+"""Features in shards on all ranks, whose rows are sent to those that ask: the way over several nodes.
+
+Of a block the numbers of its nodes are sorted by the rank that has their rows. How many go where is exchanged as soon
+as the block is sampled, and is on the host by the time that its rows are gathered, which is a step later: nothing waits
+for the device in between. Numbers go one way, rows the other, and both are copied by the kernel that reads shards in
+place elsewhere.
+
+Rows from ranks of the same node take this way, too; there they could be read in place, over NVLink.
+
+Shapes: N places of a block, S ranks, T types.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.rgat.block import Block
+from benchmarks.rgat.ops import gather_rows
+from benchmarks.rgat.ops.gather_rows.plain import LARGEST, ShardedRows
+from benchmarks.rgat.stores.feature_store import as_bytes
+from benchmarks.rgat.stores.partition import Partition
+from common.ops.implementation import AUTO, OperationRequest, select
+
+
+@dataclass(frozen=True)
+class ExchangePlan:
+    """Who has what of a block.
+
+    Attributes:
+        wanted: int32, [N]: rows of their owners' shards, rank after rank; as many as ``counts`` says.
+        answer: int32, [N]: which of the rows that come in is that of a place.
+        received: int32, [1]: rows that others want, all together.
+        counts: int64, [2, S], on the host once ``ready``: rows wanted from each rank, and by each.
+        ready: behind all of this, on a GPU.
+    """
+
+    wanted: Tensor
+    answer: Tensor
+    received: Tensor
+    counts: Tensor
+    ready: torch.cuda.Event | None
+
+
+class ExchangedFeatures:
+    """One shard on every rank. Collective to plan and to gather, in the same order on all ranks.
+
+    ``plan`` and ``gather`` run on one stream, or on several that wait for one another; ``gather`` waits on the host for
+    the numbers of its plan, which are there if it was made a step before.
+
+    Args:
+        partition: of the nodes, a shard for each rank of ``group``.
+        own: uint8, [partition.rows, bytes of a row]: this rank's shard.
+        dtype, width: of a row.
+        group: the ranks; nothing else is sent in it.
+        gather_programs: that copy rows at a time; None: as many as the GPU holds.
+    """
+
+    name = "exchange"
+
+    def __init__(
+        self,
+        partition: Partition,
+        own: Tensor,
+        dtype: torch.dtype,
+        width: int,
+        group: dist.ProcessGroup,
+        gather_programs: int | None = None,
+    ) -> None:
+        if partition.shards != group.size() or own.shape != (partition.rows, width * dtype.itemsize):
+            raise ValueError(f"{partition} for {group.size()} ranks, and a shard of {tuple(own.shape)}")
+        self.dtype, self.width = dtype, width
+        self._partition, self._group, self._programs = partition, group, gather_programs
+        self._device = own.device
+        self._shard: ShardedRows | None = ShardedRows((own,), (LARGEST,), (0,), own.device)
+        self._gather = select(gather_rows.IMPLEMENTATIONS, AUTO, OperationRequest(own.device, torch.uint8)).function
+        self._rooms: dict[str, Tensor] = {}
+
+    def plan(self, block: Block) -> ExchangePlan:
+        """Sort a block's nodes by owner, and tell every owner how many rows are wanted of it."""
+        owner_N, row_N = self._owners(block)
+        sorted_N, order_N = torch.sort(owner_N, stable=True)
+        ranks = torch.arange(self._partition.shards + 1, dtype=sorted_N.dtype, device=self._device)
+        sent_S = torch.searchsorted(sorted_N, ranks).diff()
+        counts = torch.empty((2, self._partition.shards), dtype=torch.int64, device=self._device)
+        counts[0] = sent_S
+        dist.all_to_all_single(counts[1], counts[0], group=self._group)
+        answer_N = torch.empty_like(row_N)
+        answer_N[order_N] = torch.arange(len(row_N), dtype=torch.int32, device=self._device)
+        received = counts[1].sum().int().view(1)
+        if self._device.type != "cuda":
+            return ExchangePlan(row_N[order_N], answer_N, received, counts, None)
+        on_host = torch.empty(counts.shape, dtype=counts.dtype, pin_memory=True)
+        on_host.copy_(counts, non_blocking=True)
+        wanted_N, ready = row_N[order_N], torch.cuda.Event()
+        ready.record()
+        return ExchangePlan(wanted_N, answer_N, received, on_host, ready)
+
+    def gather(self, block: Block, plan: ExchangePlan, out_NF: Tensor) -> None:
+        """See :class:`benchmarks.rgat.stores.feature_store.FeatureStore`."""
+        if self._shard is None:
+            raise ValueError("this store has been closed")
+        self._await(plan)
+        out_NB = as_bytes(out_NF, self.dtype, self.width)
+        sent, received = plan.counts.tolist()
+        row_bytes = self._shard.row_bytes
+        asked = self._room("asked", (sum(received),), torch.int32)
+        dist.all_to_all_single(asked, plan.wanted[: sum(sent)], received, sent, group=self._group)
+        given = self._room("given", (sum(received), row_bytes), torch.uint8)
+        self._gather(self._shard, asked, plan.received, (0, sum(received)), given, self._programs)
+        arrived = self._room("arrived", (sum(sent), row_bytes), torch.uint8)
+        dist.all_to_all_single(arrived, given, sent, received, group=self._group)
+        hops, types = block.shape.hops, len(self._partition.nodes)
+        rows = ShardedRows((arrived,), (LARGEST,) * types, (0,) * types, self._device)
+        offsets = block.shape.node_offsets(hops)
+        self._gather(rows, plan.answer, block.node_counts[hops], offsets, out_NB, self._programs)
+
+    def close(self) -> None:
+        """See :class:`benchmarks.rgat.stores.feature_store.FeatureStore`."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._shard = None
+        self._rooms.clear()
+
+    def _owners(self, block: Block) -> tuple[Tensor, Tensor]:
+        """Of each place the rank that has its row, int16, S where nothing is there; and the row in its shard, int32."""
+        hops, partition = block.shape.hops, self._partition
+        offsets, count_T = block.shape.node_offsets(hops), block.node_counts[hops]
+        owner_N = torch.empty(offsets[-1], dtype=torch.int16, device=self._device)
+        row_N = torch.empty(offsets[-1], dtype=torch.int32, device=self._device)
+        for number, (per_shard, first_row) in enumerate(
+            zip(partition.rows_per_shard, partition.first_rows, strict=True)
+        ):
+            own = slice(offsets[number], offsets[number + 1])
+            node = block.nodes[own]
+            owner = torch.div(node, per_shard, rounding_mode="floor")
+            there = torch.arange(len(node), device=self._device) < count_T[number]
+            row_N[own] = node - owner * per_shard + first_row
+            owner_N[own] = owner.where(there, partition.shards)
+        return owner_N, row_N
+
+    def _await(self, plan: ExchangePlan) -> None:
+        if plan.ready is None:
+            return
+        plan.ready.synchronize()
+        stream = torch.cuda.current_stream(self._device)
+        stream.wait_event(plan.ready)
+        for tensor in (plan.wanted, plan.answer, plan.received):
+            tensor.record_stream(stream)
+
+    def _room(self, purpose: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Memory that is used again for every block, larger where one needs more."""
+        size = torch.Size(shape).numel() * dtype.itemsize
+        if purpose not in self._rooms or self._rooms[purpose].numel() < size:
+            self._rooms.pop(purpose, None)
+            self._rooms[purpose] = torch.empty(size * 9 // 8 + 16, dtype=torch.uint8, device=self._device)
+        return self._rooms[purpose][:size].view(dtype).view(shape)

@@ -1,0 +1,110 @@
+"""What gathers the features of a block's nodes, and the store whose shards the device reads where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from benchmarks.rgat.block import Block
+from benchmarks.rgat.ops import gather_rows
+from benchmarks.rgat.ops.gather_rows.plain import ShardedRows
+from benchmarks.rgat.stores.partition import Partition
+from common.ops.implementation import AUTO, OperationRequest, select
+
+
+class FeatureStore(Protocol):
+    """Rows of F features of every node. Used on one stream, or on several that wait for one another.
+
+    Attributes:
+        name: ``local``, ``peers``, ``host`` or ``exchange``.
+        dtype, width: of a row.
+    """
+
+    name: str
+    dtype: torch.dtype
+    width: int
+
+    def plan(self, block: Block) -> Any:
+        """What :meth:`gather` needs of a block that has been sampled; all ranks, in the same order."""
+        ...
+
+    def gather(self, block: Block, plan: Any, out_NF: Tensor) -> None:
+        """Copy the rows of the nodes that are there; what lies beyond a type's count stays as it is.
+
+        Args:
+            block: sampled.
+            plan: of this block.
+            out_NF: of the store's dtype, [shape.node_offsets(H)[-1], F].
+        """
+        ...
+
+    def close(self) -> None:
+        """Give the memory back, once the device has done what was enqueued."""
+        ...
+
+
+class InPlaceFeatures:
+    """Shards that the device can read: its own memory, other GPUs' that it has mapped, or pinned memory of the host.
+
+    Args:
+        name: of the placement.
+        partition: of the nodes.
+        shards: uint8, [partition.rows, bytes of a row].
+        dtype, width: of a row.
+        device: of what gathers.
+        gather_programs: that copy at a time, so that the rest of the GPU is left to others; None: as many as it holds.
+        release: gives back what the shards lie in.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        partition: Partition,
+        shards: tuple[Tensor, ...],
+        dtype: torch.dtype,
+        width: int,
+        device: torch.device,
+        gather_programs: int | None = None,
+        release: Callable[[], None] | None = None,
+    ) -> None:
+        if len(shards) != partition.shards or any(len(shard) != partition.rows for shard in shards):
+            raise ValueError(f"{[len(shard) for shard in shards]} rows, and {partition} has {partition.rows} in each")
+        self.name, self.dtype, self.width = name, dtype, width
+        self._rows = ShardedRows(shards, partition.rows_per_shard, partition.first_rows, device)
+        if self._rows.row_bytes != width * dtype.itemsize:
+            raise ValueError(f"rows of {self._rows.row_bytes} bytes, and {width} of {dtype}")
+        self._programs = gather_programs
+        self._release = release
+        self._gather = select(gather_rows.IMPLEMENTATIONS, AUTO, OperationRequest(device, torch.uint8)).function
+
+    def plan(self, block: Block) -> None:
+        """Nothing: rows are read where they lie."""
+
+    def gather(self, block: Block, plan: None, out_NF: Tensor) -> None:
+        """See :class:`FeatureStore`."""
+        hops = block.shape.hops
+        out_NB = as_bytes(out_NF, self.dtype, self.width)
+        offsets = block.shape.node_offsets(hops)
+        self._gather(self._rows, block.nodes, block.node_counts[hops], offsets, out_NB, self._programs)
+
+    def close(self) -> None:
+        """See :class:`FeatureStore`."""
+        if self._rows.device.type == "cuda":
+            torch.cuda.synchronize(self._rows.device)
+        del self._rows
+        if self._release is not None:
+            self._release()
+
+
+def as_bytes(rows_NF: Tensor, dtype: torch.dtype, width: int) -> Tensor:
+    """The bytes of rows, [N, bytes].
+
+    Raises:
+        ValueError: they are of another dtype or width, or not contiguous.
+    """
+    if rows_NF.dtype != dtype or rows_NF.dim() != 2 or rows_NF.shape[1] != width or not rows_NF.is_contiguous():
+        raise ValueError(f"rows {tuple(rows_NF.shape)} of {rows_NF.dtype}, and {width} of {dtype} are to be contiguous")
+    return rows_NF.view(torch.uint8)

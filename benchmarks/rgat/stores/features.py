@@ -1,0 +1,190 @@
+"""The features of a graph, built where they fit: from prepared files, or by whoever makes them up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.rgat.schema import Schema
+from benchmarks.rgat.stores.exchange import ExchangedFeatures
+from benchmarks.rgat.stores.feature_store import FeatureStore, InPlaceFeatures
+from benchmarks.rgat.stores.files import Loader, feature_file
+from benchmarks.rgat.stores.host_memory import NodeMemory
+from benchmarks.rgat.stores.partition import Partition
+from benchmarks.rgat.stores.placement import EXCHANGE, HOST, LOCAL, PEERS, Ranks, Room, candidates
+from common.data.direct_rows import DirectRows
+from common.distributed import one_machine
+from common.distributed.layout import Layout
+from common.distributed.symmetric_memory import PeerMemory, attempt
+from common.errors import ConfigError, UnsupportedImplementation
+
+DTYPES = (torch.float8_e4m3fn, torch.float16, torch.float32)
+
+Fill = Callable[[Partition, int, Tensor], None]
+"""Writes the rows of a shard: of (partition, number of the shard, its rows [partition.rows, F])."""
+
+
+def open_features(
+    root: Path,
+    schema: Schema,
+    nodes: tuple[int, ...],
+    width: int,
+    dtype: torch.dtype,
+    placement: str,
+    layout: Layout,
+    ranks_per_node: int,
+    device: torch.device,
+    gather_programs: int | None = None,
+) -> FeatureStore:
+    """The features of a prepared folder. Collective.
+
+    Args:
+        root: the folder.
+        schema: whose types have the files.
+        nodes: of each type.
+        width, dtype: of a row: e4m3, fp16 or fp32.
+        placement: as :func:`build_features`. Each rank reads its shard, so that a row is read by one rank; ``local``
+            has every rank read all.
+        layout, ranks_per_node, device, gather_programs: as :func:`build_features`.
+
+    Raises:
+        DataError: a file is missing, damaged, or of another dtype or shape.
+        ConfigError: the features do not fit where they are to lie, or anywhere.
+        UnsupportedImplementation: the GPUs cannot map each other's memory, and that was asked for.
+    """
+
+    def fill(partition: Partition, shard: int, own_RF: Tensor) -> None:
+        with Loader(device) as loader:
+            for number, (name, begin) in enumerate(zip(schema.types, partition.first_rows, strict=True)):
+                first, last = partition.share(number, shard)
+                with DirectRows.from_npy(feature_file(root, name), dtype, (width,), nodes[number]) as rows:
+                    for _ in loader.copy(rows, first, last, own_RF[begin : begin + last - first]):
+                        pass
+
+    return build_features(nodes, width, dtype, placement, layout, ranks_per_node, device, fill, gather_programs)
+
+
+def build_features(
+    nodes: tuple[int, ...],
+    width: int,
+    dtype: torch.dtype,
+    placement: str,
+    layout: Layout,
+    ranks_per_node: int,
+    device: torch.device,
+    fill: Fill,
+    gather_programs: int | None = None,
+) -> FeatureStore:
+    """Features that ``fill`` writes into the place that holds them. Collective.
+
+    Args:
+        nodes: of each type.
+        width, dtype: of a row.
+        placement: ``local``: every device has all rows; ``peers``: the GPUs of one node have a shard each, which all
+            read in place; ``host``: the same in pinned memory of the host; ``exchange``: every rank has a shard, and
+            rows are sent to those that ask. ``auto``: on one node the first of local, peers, exchange and host that
+            fits the memory that is free, peers where GPUs can map each other's memory; over several nodes exchange,
+            with which each row is read by one rank.
+        layout: of the ranks that hold the features.
+        ranks_per_node: of them.
+        device: this rank's.
+        fill: called once, with this rank's shard.
+        gather_programs: that copy rows in place at a time; None: as many as the GPU holds.
+
+    Raises:
+        ConfigError: the features do not fit where they are to lie, or anywhere.
+        UnsupportedImplementation: the GPUs cannot map each other's memory, and that was asked for.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"features are one of {', '.join(str(known) for known in DTYPES)}, not {dtype}")
+    ranks = Ranks(layout.world_size, ranks_per_node, device.type == "cuda")
+    names = candidates(placement, ranks, nodes, width * dtype.itemsize, Room.measured(layout, device))
+    reason = ""
+    for name in names:
+        partition = Partition(nodes, 1 if name == LOCAL else layout.world_size)
+        own = _Own(partition, layout.rank % partition.shards, width, dtype, fill)
+        if name == PEERS:
+            store, reason = _peers(own, layout, ranks_per_node, device, gather_programs)
+            if store is not None:
+                return store
+        elif name == HOST:
+            return _host(own, layout, ranks_per_node, device, gather_programs)
+        elif name == EXCHANGE:
+            # A communicator of its own: what training sends at the same time must not wait for it.
+            group: Any = dist.new_group(list(range(layout.world_size)))
+            rows = own.filled(torch.empty(own.bytes, dtype=torch.uint8, device=device))
+            return ExchangedFeatures(partition, rows, dtype, width, group, gather_programs)
+        else:
+            rows = own.filled(torch.empty(own.bytes, dtype=torch.uint8, device=device))
+            return InPlaceFeatures(LOCAL, partition, (rows,), dtype, width, device, gather_programs)
+    raise UnsupportedImplementation(f"features cannot be placed as {PEERS!r}: {reason}")
+
+
+@dataclass(frozen=True)
+class _Own:
+    """The shard of this rank, wherever it is going to lie."""
+
+    partition: Partition
+    shard: int
+    width: int
+    dtype: torch.dtype
+    fill: Fill
+
+    @property
+    def bytes(self) -> int:
+        return self.partition.rows * self.width * self.dtype.itemsize
+
+    def rows(self, memory: Tensor) -> Tensor:
+        """A shard's memory as rows of bytes."""
+        return memory.view(self.partition.rows, -1)
+
+    def filled(self, memory: Tensor) -> Tensor:
+        """The same, with what ``fill`` has written."""
+        rows = self.rows(memory)
+        self.fill(self.partition, self.shard, rows.view(self.dtype))
+        return rows
+
+
+def _peers(
+    own: _Own, layout: Layout, ranks_per_node: int, device: torch.device, gather_programs: int | None
+) -> tuple[FeatureStore | None, str]:
+    group = layout.node(ranks_per_node)
+    assert group is not None  # one rank has no peers
+    memory, reason = attempt(lambda: PeerMemory.allocate(own.bytes, group, device), group, device)
+    if memory is None:
+        return None, reason
+    shards = memory.tensors((own.bytes,), torch.uint8)
+    own.filled(shards[memory.rank])
+    one_machine.gathered(0, group, device)  # all have filled theirs
+    rows = tuple(own.rows(shard) for shard in shards)
+    return (
+        InPlaceFeatures(PEERS, own.partition, rows, own.dtype, own.width, device, gather_programs, memory.close),
+        "",
+    )
+
+
+def _host(
+    own: _Own, layout: Layout, ranks_per_node: int, device: torch.device, gather_programs: int | None
+) -> FeatureStore:
+    memory = NodeMemory(own.bytes, layout.node(ranks_per_node), device)
+    own.filled(memory.own)
+    memory.share()
+    rows = tuple(own.rows(shard) for shard in memory.buffers)
+    return InPlaceFeatures(HOST, own.partition, rows, own.dtype, own.width, device, gather_programs, memory.close)
+
+
+def from_tables(tables: Sequence[Tensor]) -> Fill:
+    """What :func:`build_features` fills shards with: the rows of all nodes of each type, [nodes, F]."""
+
+    def fill(partition: Partition, shard: int, own_RF: Tensor) -> None:
+        for number, (table_NF, begin) in enumerate(zip(tables, partition.first_rows, strict=True)):
+            first, last = partition.share(number, shard)
+            own_RF[begin : begin + last - first].view(torch.uint8).copy_(table_NF[first:last].view(torch.uint8))
+
+    return fill

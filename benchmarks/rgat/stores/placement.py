@@ -1,0 +1,147 @@
+"""Where features may lie, what each place takes of a GPU and of a host, and which of them is chosen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.rgat.stores.partition import Partition
+from common.distributed import one_machine
+from common.distributed.layout import AXES, Layout
+from common.doctor.host import meminfo
+from common.errors import ConfigError
+from common.ops.implementation import AUTO
+
+LOCAL, PEERS, HOST, EXCHANGE = PLACEMENTS = ("local", "peers", "host", "exchange")
+"""All rows on every device; shards on the GPUs of one node, read in place; shards in the memory of one host, read in
+place; shards on all devices, whose rows are sent to those that ask."""
+
+LEFT_FREE = 2e9
+"""Bytes of a device, and of a host, that no store takes."""
+
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class Room:
+    """Memory that is free.
+
+    Attributes:
+        device: bytes of each GPU, the least of all; 0 where the ranks compute on CPUs.
+        host: bytes of each node.
+    """
+
+    device: float
+    host: float
+
+    @classmethod
+    def measured(cls, layout: Layout, device: torch.device) -> Room:
+        """What is free now. Collective."""
+        found = [0, meminfo().get("MemAvailable", 1 << 62)]
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            found[0] = torch.cuda.mem_get_info(device)[0]
+        group = layout.group(*AXES)
+        if group is not None:
+            found = [min(one_machine.gathered(value, group, device)) for value in found]
+        return cls(max(0.0, found[0] - LEFT_FREE), max(0.0, found[1] - LEFT_FREE))
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Those that hold the features.
+
+    Attributes:
+        count: of all nodes.
+        per_node: of a node.
+        gpus: whether they compute on GPUs.
+    """
+
+    count: int
+    per_node: int
+    gpus: bool
+
+    @property
+    def one_node(self) -> bool:
+        """Whether all are on one."""
+        return self.count <= self.per_node
+
+    def refusal(self, placement: str) -> str | None:
+        """Why they cannot use a placement however much memory they have; None if they may."""
+        if placement == PEERS and not self.gpus:
+            return "it needs GPUs"
+        if placement in (PEERS, HOST) and not self.one_node:
+            return f"it serves the ranks of one node, and there are {self.count}, {self.per_node} on each"
+        if placement in (PEERS, EXCHANGE) and self.count == 1:
+            return "it needs two ranks or more"
+        return None
+
+    def needs(self, placement: str, nodes: tuple[int, ...], row_bytes: int) -> Room:
+        """What the rows take."""
+        shards = 1 if placement == LOCAL else self.count
+        shard = float(Partition(nodes, shards).rows * row_bytes)
+        on_node = min(self.count, self.per_node)
+        if placement == HOST:
+            return Room(0.0, on_node * shard)
+        return Room(shard, 0.0) if self.gpus else Room(0.0, on_node * shard)
+
+    def in_order(self) -> tuple[str, ...]:
+        """What ``auto`` tries: rows are nearest in a device's own memory, then in that of its peers.
+
+        Over several nodes shards are exchanged even where all would fit each device: the rules let each row be read
+        by one node only (training_rules.adoc, section on node classification).
+        """
+        return (LOCAL, PEERS, EXCHANGE, HOST) if self.one_node else (EXCHANGE,)
+
+
+def feature_bytes(nodes: tuple[int, ...], width: int, dtype: torch.dtype) -> int:
+    """Of all rows."""
+    return sum(nodes) * width * dtype.itemsize
+
+
+def candidates(requested: str, ranks: Ranks, nodes: tuple[int, ...], row_bytes: int, room: Room) -> tuple[str, ...]:
+    """The placements that serve, best first: the one that is asked for, or for ``auto`` all that fit.
+
+    Raises:
+        ConfigError: none does; it says what is needed, what there is, and which one would fit.
+    """
+    if requested not in (AUTO, *PLACEMENTS):
+        raise ConfigError(
+            f"unknown placement of features {requested!r}; choose one of {', '.join((AUTO, *PLACEMENTS))}"
+        )
+    fitting = []
+    for name in ranks.in_order():
+        needs = ranks.needs(name, nodes, row_bytes)
+        if ranks.refusal(name) is None and needs.device <= room.device and needs.host <= room.host:
+            fitting.append(name)
+    if requested == AUTO and fitting:
+        return tuple(fitting)
+    if requested != AUTO:
+        reason = ranks.refusal(requested)
+        if reason is not None:
+            raise ConfigError(f"features cannot be placed as {requested!r}: {reason}; {_advice(fitting)}")
+        needs = ranks.needs(requested, nodes, row_bytes)
+        if needs.device <= room.device and needs.host <= room.host:
+            return (requested,)
+    total = sum(nodes) * row_bytes
+    where = [requested] if requested != AUTO else [name for name in ranks.in_order() if ranks.refusal(name) is None]
+    told = " or ".join(f"{_told(ranks.needs(name, nodes, row_bytes))} ({name})" for name in where)
+    raise ConfigError(
+        f"features of {total / GB:.1f} GB do not fit: they need {told}, and {_free(ranks, room)}; {_advice(fitting)}"
+    )
+
+
+def _told(needs: Room) -> str:
+    return f"{needs.device / GB:.1f} GB of each GPU" if needs.device else f"{needs.host / GB:.1f} GB of each host"
+
+
+def _free(ranks: Ranks, room: Room) -> str:
+    host = f"{room.host / GB:.1f} GB of each host are free"
+    return f"{room.device / GB:.1f} GB of each GPU and {host}" if ranks.gpus else host
+
+
+def _advice(fitting: list[str]) -> str:
+    if fitting:
+        return f"choose {' or '.join(repr(name) for name in fitting)}"
+    return "use more GPUs, a smaller graph, or features of fewer bits"
