@@ -15,10 +15,28 @@ an edge whose source or row has no room at its hop has the last one that has.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from benchmarks.rgat.block import BlockShape
+from benchmarks.rgat.graph import Graph
 from benchmarks.rgat.ops.sample.plain import plain_sampler
-from common.ops.implementation import Implementation, always
+from benchmarks.rgat.ops.sample.sampler import Sampler
+from common.ops.implementation import Implementation, OperationRequest, always
+from common.ops.triton_support import no_triton
+
+
+def _triton_sampler(graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> Sampler:
+    from benchmarks.rgat.ops.sample.triton import triton_sampler  # triton is imported only where it is used
+
+    return triton_sampler(graph, fanouts, shape)
+
+
+def _unsupported(request: OperationRequest) -> str | None:
+    return no_triton(request.device)
+
 
 IMPLEMENTATIONS = {
+    "triton": Implementation("triton", _triton_sampler, _unsupported),
     "torch": Implementation("torch", plain_sampler, always),
 }
 """Signature: ``build(graph, fanouts, shape) -> Sampler``; see :mod:`benchmarks.rgat.ops.sample.sampler`."""

@@ -1,0 +1,211 @@
+"""Sampling through the Triton kernels of :mod:`benchmarks.rgat.ops.sample.kernels`; nothing waits for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from benchmarks.rgat.block import Block, BlockShape
+from benchmarks.rgat.graph import Graph
+from benchmarks.rgat.ops.sample import kernels
+from benchmarks.rgat.ops.sample.sampler import SITES, UNSEEN, require_room, unseen
+
+
+class Tile(NamedTuple):
+    """How much a program works on.
+
+    Attributes:
+        items: of one relation or type.
+        warps: of the program.
+    """
+
+    items: int
+    warps: int
+
+
+TILES: dict[str, Tile] = {"targets": Tile(128, 4), "edges": Tile(512, 4), "nodes": Tile(512, 4)}
+"""By what the items are; ``bench --sweep`` times others."""
+
+
+class _Grid:
+    """Programs of kernels that work on the same items of relations or types.
+
+    Attributes:
+        table: [2, programs], int32: the relation and the first item of each.
+        block: items of a program.
+        warps: of a program.
+    """
+
+    def __init__(self, items: Sequence[int], tile: str, device: torch.device) -> None:
+        self.block, self.warps = TILES[tile]
+        each = [(number, first) for number, room in enumerate(items) for first in range(0, max(room, 1), self.block)]
+        self.table = torch.tensor(each, dtype=torch.int32, device=device).t().contiguous()
+        self.programs = (len(each),)
+
+
+class TritonSampler:
+    """See :class:`benchmarks.rgat.ops.sample.sampler.Sampler`. About 40 launches on the current stream."""
+
+    def __init__(self, graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> None:
+        require_room(graph, fanouts, shape)
+        self._graph, self._fanouts, self._shape = graph, tuple(fanouts), shape
+        schema, device, hops = graph.schema, graph.device, range(shape.hops)
+        self._stamp_offsets = (0, *accumulate(graph.nodes))
+        self._tables = torch.tensor([self._fields(hop) for hop in hops], dtype=torch.int64, device=device)
+        self._rooms = torch.tensor(shape.nodes, dtype=torch.int32, device=device)
+        self._per_shard = torch.tensor(graph.targets_per_shard, dtype=torch.int32, device=device)
+        self._types = torch.tensor(
+            [shape.node_offsets(shape.hops)[:-1], self._stamp_offsets[:-1]], dtype=torch.int64, device=device
+        )
+        targets = [[shape.nodes[hop][target] for target in schema.targets] for hop in hops]
+        self._targets = [_Grid(items, "targets", device) for items in targets]
+        self._edges = [_Grid(items, "edges", device) for items in shape.edges]
+        self._inner = _Grid([shape.nodes[-2][source] for source in schema.sources], "nodes", device)
+        self._all = _Grid(shape.nodes[-1], "nodes", device)
+        self._pointers = graph.pointers
+
+        def entries(count: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.empty(count, dtype=dtype, device=device)
+
+        most, edges = sum(targets[-1]), shape.edge_offsets[-1]
+        self._stamps = unseen(graph)
+        self._row_stamps = entries(sum(shape.nodes[-1][source] for source in schema.sources))
+        self._begin, self._degree = entries(most, torch.int64), entries(most)
+        self._source, self._opening, self._key = entries(edges), entries(edges), entries(edges)
+        self._items, self._sums = entries(max(most, edges)), entries(max(most, edges))
+
+    def _fields(self, hop: int) -> list[list[int]]:
+        """[FIELDS][R]: see :mod:`benchmarks.rgat.ops.sample.kernels`."""
+        shape, schema = self._shape, self._shape.schema
+        relations, nodes = range(len(schema.relations)), shape.node_offsets(shape.hops)
+        row_stamps = (0, *accumulate(shape.nodes[-1][source] for source in schema.sources))
+        by_field = {
+            kernels.SOURCE: schema.sources,
+            kernels.TARGET: schema.targets,
+            kernels.STAMPS: [self._stamp_offsets[source] for source in schema.sources],
+            kernels.SOURCE_NODES: [nodes[source] for source in schema.sources],
+            kernels.TARGET_NODES: [nodes[target] for target in schema.targets],
+            kernels.TARGETS: shape.target_offsets(hop + 1),
+            kernels.TARGET_ROOM: [shape.nodes[hop][target] for target in schema.targets],
+            kernels.EDGES: shape.edge_offsets,
+            kernels.HOP_EDGES: (0, *accumulate(shape.edges[hop])),
+            kernels.EDGE_ROOM: shape.edges[hop],
+            kernels.SOURCE_ROOM: [shape.nodes[hop + 1][source] for source in schema.sources],
+            kernels.ROW_ROOM: shape.rows[hop],
+            kernels.INDPTR: shape.indptr_offsets,
+            kernels.ROWS: shape.row_offsets(shape.hops),
+            kernels.ROW_INDPTR: shape.row_indptr_offsets,
+            kernels.NODE_ROW: shape.node_row_offsets,
+            kernels.ROW_STAMPS: row_stamps,
+        }
+        columns = {field.value: values for field, values in by_field.items()}
+        return [[columns[field][relation] for relation in relations] for field in range(kernels.FIELDS.value)]
+
+    @torch.no_grad()
+    def __call__(self, seeds: Tensor, count: Tensor | int, seed: Tensor) -> Block:
+        block = Block.empty(self._shape, self._graph.device)
+        self._start(block, seeds, count)
+        for hop in range(self._shape.hops):
+            self._draw(hop, block, seed)
+            self._discover(hop, block)
+        self._number_rows(block)
+        self._clear(block)
+        return block
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        return {"R": len(self._shape.schema.relations), "T": len(self._shape.schema.types), "H": self._shape.hops}
+
+    def _start(self, block: Block, seeds: Tensor, count: Tensor | int) -> None:
+        shape, schema = self._shape, self._shape.schema
+        if not isinstance(count, Tensor):
+            count = torch.full((), count, dtype=torch.int32, device=seeds.device)
+        size, warps = TILES["nodes"]
+        first = shape.node_offsets(shape.hops)[schema.seed_type]
+        kernels.sample_start_kernel[(max(1, triton.cdiv(shape.seeds, size)),)](
+            seeds, count, block.nodes[first:], self._stamps[self._stamp_offsets[schema.seed_type] :], block.counts,
+            shape.seeds, schema.seed_type, shape.counts - 1, T=len(schema.types),
+            T_LANES=triton.next_power_of_2(len(schema.types)), BLOCK=size, num_warps=warps,
+        )  # fmt: skip
+
+    def _draw(self, hop: int, block: Block, seed: Tensor) -> None:
+        """Draw the hop's edges."""
+        shape, grid, table = self._shape, self._targets[hop], self._tables[hop]
+        items = shape.target_offsets(hop + 1)[-1]
+        take, sums = self._items[:items], self._sums[:items]
+        sizes = self._sizes
+        kernels.sample_degree_kernel[grid.programs](
+            grid.table, table, block.counts, self._pointers, self._per_shard, block.nodes, self._begin, self._degree,
+            take, self._graph.shards, HOP=hop, FANOUT=self._fanouts[hop], R=sizes["R"], T=sizes["T"],
+            BLOCK=grid.block, num_warps=grid.warps,
+        )  # fmt: skip
+        torch.cumsum(take, 0, dtype=torch.int32, out=sums)
+        kernels.sample_draw_kernel[grid.programs](
+            grid.table, table, block.counts, self._pointers, self._per_shard, block.nodes, self._begin, self._degree,
+            take, sums, seed, self._stamps, block.indptr, block.edge_target, self._source, self._graph.shards,
+            shape.counts - 1, HOP=hop, FANOUT=self._fanouts[hop], **sizes, SITES=SITES,
+            BLOCK=grid.block, num_warps=grid.warps,
+        )  # fmt: skip
+
+    def _discover(self, hop: int, block: Block) -> None:
+        """Number the nodes that the hop's edges reached first."""
+        shape, grid, table = self._shape, self._edges[hop], self._tables[hop]
+        flag, sums = self._items[: sum(shape.edges[hop])], self._sums[: sum(shape.edges[hop])]
+        sizes = self._sizes
+        kernels.sample_flag_kernel[grid.programs](
+            grid.table, table, block.counts, self._stamps, self._source, flag,
+            HOP=hop, **sizes, BLOCK=grid.block, num_warps=grid.warps,
+        )  # fmt: skip
+        torch.cumsum(flag, 0, dtype=torch.int32, out=sums)
+        kernels.sample_number_kernel[grid.programs](
+            grid.table, table, block.counts, self._stamps, self._source, flag, sums, self._rooms[hop + 1], block.nodes,
+            shape.counts - 1, HOP=hop, **sizes, R_LANES=triton.next_power_of_2(sizes["R"]),
+            T_LANES=triton.next_power_of_2(sizes["T"]), BLOCK=grid.block, num_warps=grid.warps,
+        )  # fmt: skip
+
+    def _number_rows(self, block: Block) -> None:
+        """Number the rows of all relations, and write the block's second order of edges."""
+        shape, grid, inner, last = self._shape, self._edges[-1], self._inner, self._shape.counts - 1
+        flag, sums = self._items[: shape.edge_offsets[-1]], self._sums[: shape.edge_offsets[-1]]
+        how = {**self._sizes, "BLOCK": grid.block, "num_warps": grid.warps}
+        self._row_stamps.fill_(UNSEEN)
+        kernels.sample_source_kernel[grid.programs](
+            grid.table, self._tables, block.counts, self._stamps, self._source, self._row_stamps, **how
+        )
+        kernels.sample_row_flag_kernel[grid.programs](
+            grid.table, self._tables, block.counts, self._source, self._row_stamps, self._opening, flag, **how
+        )
+        torch.cumsum(flag, 0, dtype=torch.int32, out=sums)
+        kernels.sample_row_kernel[grid.programs](
+            grid.table, self._tables, block.counts, self._source, self._opening, sums, block.edge_row, block.rows,
+            self._key, last, **how,
+        )  # fmt: skip
+        key, order = self._key.sort(stable=True)
+        kernels.sample_transpose_kernel[grid.programs](
+            grid.table, self._tables, block.counts, key, order, block.row_edges, block.row_indptr, **how
+        )
+        kernels.sample_node_row_kernel[inner.programs](
+            inner.table, self._tables, block.counts, self._row_stamps, sums, block.node_row,
+            **self._sizes, BLOCK=inner.block, num_warps=inner.warps,
+        )  # fmt: skip
+
+    def _clear(self, block: Block) -> None:
+        """Put back the stamps of all nodes of the block; those that had no room have been put back by their hop."""
+        kernels.sample_clear_kernel[self._all.programs](
+            self._all.table, self._types, block.counts, block.nodes, self._stamps, T=len(self._shape.schema.types),
+            H=self._shape.hops, BLOCK=self._all.block, num_warps=self._all.warps,
+        )  # fmt: skip
+
+
+def triton_sampler(graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> TritonSampler:
+    """A sampler whose calls launch kernels alone, for GPUs.
+
+    Raises:
+        ValueError: see :func:`benchmarks.rgat.ops.sample.sampler.require_room`.
+    """
+    return TritonSampler(graph, fanouts, shape)

@@ -1,0 +1,243 @@
+"""The plain sampler against one in lists and dictionaries, and against what sampling means."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+import torch
+from scipy.stats import chi2
+
+from benchmarks.rgat.block import Block, BlockShape
+from benchmarks.rgat.capacities import largest_shape
+from benchmarks.rgat.graph import Graph
+from benchmarks.rgat.ops.sample.plain import plain_sampler
+from benchmarks.rgat.schema import Schema
+from tests.benchmarks.rgat.sample_oracle import (
+    NODES,
+    SCHEMA,
+    filled,
+    graph_of,
+    neighbours,
+    sampled,
+    sharded,
+    small_graph,
+)
+from tests.benchmarks.rgat.small_rooms import SMALL_ROOMS, smaller
+
+FANOUTS = (4, 3, 2)
+SEEDS = 7
+CITES = SCHEMA.relations.index(next(each for each in SCHEMA.relations if each.symmetric))
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+
+def some_seeds(number: int = 0, count: int = SEEDS) -> torch.Tensor:
+    return torch.randperm(NODES[1], generator=torch.Generator().manual_seed(number))[:count].int()
+
+
+def sample(graph: Graph, fanouts: tuple[int, ...], seeds: torch.Tensor, seed: int = 5) -> Block:
+    shape = largest_shape(graph, len(seeds), fanouts)
+    return plain_sampler(graph, fanouts, shape)(seeds, len(seeds), torch.tensor(seed))
+
+
+def star(sources: int, centres: int) -> Graph:
+    """Every target of the only relation has the same neighbours."""
+    schema = Schema.augmented(("hub", "leaf"), ("leaf__in__hub",), "hub")
+    return graph_of(schema, (centres, sources), {"leaf__in__hub": [list(range(sources))] * centres})
+
+
+@pytest.mark.parametrize("fanouts", [FANOUTS, (16, 5), (1,), (2, 1, 1, 1)], ids=str)
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_block_is_what_one_edge_after_the_other_gives(number: int, fanouts: tuple[int, ...]) -> None:
+    graph, seeds = small_graph(number), some_seeds(number)
+    for seed in (0, 1 << 40):
+        assert filled(sample(graph, fanouts, seeds, seed)) == sampled(graph, fanouts, seeds.tolist(), seed)
+
+
+def test_the_small_graph_has_what_real_ones_have() -> None:
+    graph = small_graph()
+    cited = [neighbours(graph, CITES, paper) for paper in range(NODES[1])]
+    assert any(len(set(each)) < len(each) for each in cited)
+    assert any(paper in each for paper, each in enumerate(cited))
+    assert max(map(len, cited)) > 16
+    assert 0 in graph.edges
+    rev_of = [str(relation) for relation in SCHEMA.relations].index("field__rev_of__paper")
+    assert not all(neighbours(graph, rev_of, paper) for paper in range(NODES[1]))
+
+
+def test_targets_have_so_many_of_their_edges() -> None:
+    graph, seeds = small_graph(2), some_seeds(2)
+    block = filled(sample(graph, FANOUTS, seeds))
+    for relation, (source, target) in enumerate(zip(SCHEMA.sources, SCHEMA.targets, strict=True)):
+        each = block["relations"][relation]
+        for place, node in enumerate(block["nodes"][target][: block["nodes_within"][-2][target]]):
+            hop = sum(place >= within[target] for within in block["nodes_within"])
+            there = neighbours(graph, relation, node)
+            edges = range(each["indptr"][place], each["indptr"][place + 1])
+            drawn = [block["nodes"][source][each["rows"][each["edge_row"][edge]]] for edge in edges]
+            assert len(drawn) == min(len(there), FANOUTS[hop])
+            assert not Counter(drawn) - Counter(there)
+            assert all(each["edge_target"][edge] == place for edge in edges)
+
+
+def test_nodes_and_rows_are_there_once() -> None:
+    block = filled(sample(small_graph(3), FANOUTS, some_seeds(3)))
+    for nodes in block["nodes"]:
+        assert len(set(nodes)) == len(nodes)
+    for each in block["relations"]:
+        assert len(set(each["rows"])) == len(each["rows"])
+
+
+def test_the_levels_of_a_block_are_its_prefixes() -> None:
+    graph, seeds = small_graph(4), some_seeds(4)
+    whole = filled(sample(graph, FANOUTS, seeds))
+    for hops in (1, 2):
+        inner = filled(sample(graph, FANOUTS[:hops], seeds))
+        assert inner["nodes_within"] == whole["nodes_within"][: hops + 1]
+        assert inner["edges_within"] == whole["edges_within"][:hops]
+        assert inner["rows_within"] == whole["rows_within"][:hops]
+        for few, all_nodes in zip(inner["nodes"], whole["nodes"], strict=True):
+            assert few == all_nodes[: len(few)]
+        for few, all_edges in zip(inner["relations"], whole["relations"], strict=True):
+            for name in ("indptr", "edge_row", "edge_target", "rows"):
+                assert few[name] == all_edges[name][: len(few[name])]
+
+
+def picks_of(sources: int, fanout: int, centres: int) -> torch.Tensor:
+    """[centres, fanout]: positions that the centres of stars draw."""
+    graph = star(sources, centres)
+    block = sample(graph, (fanout,), torch.arange(centres, dtype=torch.int32))
+    rows = block.nodes[block.shape.node_offsets(1)[1] :][block.rows[block.edge_row[: centres * fanout]]]
+    return rows.view(centres, fanout)
+
+
+def test_every_position_is_drawn_as_often() -> None:
+    degree, fanout, centres = 50, 15, 4000
+    picks = picks_of(degree, fanout, centres)
+    assert (picks.sort(1).values.diff(dim=1) > 0).all()
+    share = fanout / degree
+    deviation = picks.flatten().bincount(minlength=degree).double() - centres * share
+    # Of draws without replacement, the variance of each is n p (1 - p), and the deviations sum to 0.
+    statistic = float((deviation**2).sum() / (centres * share * (1 - share))) * (degree - 1) / degree
+    assert chi2.ppf(0.001, degree - 1) < statistic < chi2.ppf(0.999, degree - 1)
+
+
+def test_every_set_of_positions_is_drawn_as_often() -> None:
+    centres = 4000
+    drawn = Counter(tuple(sorted(row)) for row in picks_of(6, 3, centres).tolist())
+    sets = list(combinations(range(6), 3))
+    expected = centres / len(sets)
+    statistic = sum((drawn[each] - expected) ** 2 / expected for each in sets)
+    assert statistic < chi2.ppf(0.999, len(sets) - 1)
+
+
+def test_a_fanout_above_all_degrees_takes_all_edges() -> None:
+    schema = Schema.augmented(("paper",), ("paper__cites__paper",), "paper")
+    graph = graph_of(schema, (4,), {"paper__cites__paper": [[1, 1, 0], [2, 3], [], [3]]})
+    block = filled(sample(graph, (16, 16), torch.tensor([0], dtype=torch.int32)))
+    assert block["nodes"] == [[0, 1, 2, 3]]
+    assert block["relations"][0]["edge_target"] == [0, 0, 0, 1, 1]
+    assert block["relations"][0]["edge_row"] == [0, 0, 1, 2, 3]
+    assert block["relations"][0]["rows"] == [1, 0, 2, 3]
+    assert block["relations"][0]["row_edges"] == [0, 1, 2, 3, 4]
+    assert block["relations"][0]["node_row"] == [1, 0]
+
+
+@pytest.mark.parametrize("count", [0, 1, SEEDS - 1])
+def test_a_short_batch_reads_no_more_seeds(count: int) -> None:
+    graph, seeds = small_graph(), some_seeds()
+    sampler = plain_sampler(graph, FANOUTS, largest_shape(graph, SEEDS, FANOUTS))
+    expected = sampled(graph, FANOUTS, seeds[:count].tolist(), 9)
+    seeds[count:] = -1
+    for given in (count, torch.tensor(count, dtype=torch.int32), torch.tensor([count], dtype=torch.int32)):
+        assert filled(sampler(seeds, given, torch.tensor(9))) == expected
+
+
+def test_calls_know_nothing_of_each_other() -> None:
+    graph = small_graph()
+    shape = largest_shape(graph, SEEDS, FANOUTS)
+    sampler = plain_sampler(graph, FANOUTS, shape)
+    calls = [(some_seeds(number), torch.tensor(number)) for number in (0, 1, 0)]
+    blocks = [sampler(seeds, SEEDS, seed) for seeds, seed in calls]
+    for block, (seeds, seed) in zip(blocks, calls, strict=True):
+        assert filled(block) == filled(plain_sampler(graph, FANOUTS, shape)(seeds, SEEDS, seed))
+    assert filled(blocks[0]) != filled(blocks[1])
+
+
+def test_shards_make_no_difference() -> None:
+    graph, seeds = small_graph(), some_seeds()
+    whole = filled(sample(graph, FANOUTS, seeds))
+    for shards in (2, 7):
+        assert filled(sample(sharded(graph, shards), FANOUTS, seeds)) == whole
+
+
+def assert_within(block: Block) -> None:
+    """What a kernel reads by the block's numbers lies within the room of its level."""
+    shape, schema, found = block.shape, block.shape.schema, filled(block)
+    for hop in range(shape.hops):
+        for counts, room in (
+            ("nodes_within", shape.nodes[1:]),
+            ("edges_within", shape.edges),
+            ("rows_within", shape.rows),
+        ):
+            have = found[counts][1:] if counts == "nodes_within" else found[counts]
+            assert all(count <= most for count, most in zip(have[hop], room[hop], strict=True))
+        for relation, (source, target) in enumerate(zip(schema.sources, schema.targets, strict=True)):
+            each, edges = found["relations"][relation], found["edges_within"][hop][relation]
+            rows = found["rows_within"][hop][relation]
+            assert each["indptr"][found["nodes_within"][hop][target]] == edges
+            assert all(row < rows for row in each["edge_row"][:edges])
+            assert all(node < found["nodes_within"][hop + 1][source] for node in each["rows"][:rows])
+    for each in found["relations"]:
+        assert each["indptr"] == sorted(each["indptr"])
+        assert each["row_indptr"] == sorted(each["row_indptr"])
+        assert each["row_indptr"][-1] == len(each["row_edges"])
+        for row, (first, end) in enumerate(zip(each["row_indptr"], each["row_indptr"][1:], strict=False)):
+            assert all(each["edge_row"][edge] == row for edge in each["row_edges"][first:end])
+
+
+@pytest.mark.parametrize(("table", "hop", "name"), SMALL_ROOMS)
+def test_what_has_no_room_is_left_out_and_leaves_no_trace(table: str, hop: int, name: str) -> None:
+    graph, seeds = small_graph(), some_seeds()
+    full = plain_sampler(graph, FANOUTS, largest_shape(graph, SEEDS, FANOUTS))(seeds, SEEDS, torch.tensor(1))
+    shape = smaller(full, table, hop, name)
+    sampler = plain_sampler(graph, FANOUTS, shape)
+    cut = sampler(seeds, SEEDS, torch.tensor(1))
+    assert cut.overflow.item() != 0
+    assert_within(cut)
+    for number in (2, 1):
+        again, fresh = (
+            each(some_seeds(number), SEEDS, torch.tensor(number))
+            for each in (sampler, plain_sampler(graph, FANOUTS, shape))
+        )
+        assert filled(again) == filled(fresh)
+
+
+def test_a_block_that_just_fits_is_whole() -> None:
+    graph, seeds = small_graph(), some_seeds()
+    largest = largest_shape(graph, SEEDS, FANOUTS)
+    block = plain_sampler(graph, FANOUTS, largest)(seeds, SEEDS, torch.tensor(1))
+    rooms = (block.node_counts, block.edge_counts, block.row_counts)
+    nodes, edges, rows = (tuple(map(tuple, counts.tolist())) for counts in rooms)
+    exact = plain_sampler(graph, FANOUTS, BlockShape(SCHEMA, nodes, edges, rows))(seeds, SEEDS, torch.tensor(1))
+    assert filled(exact) == filled(block)
+
+
+def test_what_cannot_be_sampled_is_refused() -> None:
+    graph = small_graph()
+    shape = largest_shape(graph, SEEDS, FANOUTS)
+    for fanouts in ((4, 3), (4, 3, 0), (17, 3, 2)):
+        with pytest.raises(ValueError, match="one for each of 3 hops, 1 to 16"):
+            plain_sampler(graph, fanouts, shape)
+    other = replace(shape, schema=replace(SCHEMA, seeds="author"))
+    with pytest.raises(ValueError, match="another schema"):
+        plain_sampler(graph, FANOUTS, other)
+    rows = ((0,) * len(SCHEMA.relations), *shape.rows[1:])
+    with pytest.raises(ValueError, match="hop 1: paper__cites__paper has room for edges and no row"):
+        plain_sampler(graph, FANOUTS, replace(shape, rows=rows))
+    huge = tuple((1 << 30,) * len(SCHEMA.types) for _ in shape.nodes)
+    with pytest.raises(ValueError, match="more than int32 numbers"):
+        plain_sampler(graph, FANOUTS, replace(shape, nodes=huge))
