@@ -15,7 +15,13 @@ of A heads, R relations.
 
 from __future__ import annotations
 
+from typing import Any
+
+from torch import Tensor
+
 from benchmarks.rgat.ops.projection.plain import (
+    MOST_COLUMNS,
+    Projected,
     Projection,
     input_gradient_torch,
     project_torch,
@@ -23,9 +29,61 @@ from benchmarks.rgat.ops.projection.plain import (
     target_terms_torch,
     weight_gradient_torch,
 )
-from common.ops.implementation import Implementation, always
+from common.ops.implementation import Implementation, OperationRequest, always
+from common.ops.triton_support import triton_unsupported
+
+
+# triton is imported only where it is used
+def _project_triton(*args: Any, **kwargs: Any) -> Projected:
+    from benchmarks.rgat.ops.projection import triton
+
+    return triton.project(*args, **kwargs)
+
+
+def _weight_gradient_triton(*args: Any, **kwargs: Any) -> Tensor:
+    from benchmarks.rgat.ops.projection import triton
+
+    return triton.weight_gradient(*args, **kwargs)
+
+
+def _target_terms_triton(*args: Any, **kwargs: Any) -> Tensor:
+    from benchmarks.rgat.ops.projection import triton
+
+    return triton.target_terms(*args, **kwargs)
+
+
+def _target_terms_gradient_triton(*args: Any, **kwargs: Any) -> Tensor:
+    from benchmarks.rgat.ops.projection import triton
+
+    return triton.target_terms_gradient(*args, **kwargs)
+
+
+def _input_gradient_triton(*args: Any, **kwargs: Any) -> Tensor:
+    from benchmarks.rgat.ops.projection import triton
+
+    return triton.input_gradient(*args, **kwargs)
+
+
+def unsupported(request: OperationRequest) -> str | None:
+    """Why our kernels cannot serve a request of ``heads`` and ``head_size``, whose dtype is the weight's."""
+    heads, head_size = request.sizes["heads"], request.sizes["head_size"]
+    if heads * head_size > MOST_COLUMNS and MOST_COLUMNS % head_size:
+        return f"{heads} heads of {head_size} are not whole heads of {MOST_COLUMNS} columns"
+    return triton_unsupported(request)
+
 
 IMPLEMENTATIONS = {
+    "triton": Implementation(
+        "triton",
+        Projection(
+            _project_triton,
+            _weight_gradient_triton,
+            _target_terms_triton,
+            _target_terms_gradient_triton,
+            _input_gradient_triton,
+        ),
+        unsupported,
+    ),
     "torch": Implementation(
         "torch",
         Projection(
@@ -38,4 +96,7 @@ IMPLEMENTATIONS = {
         always,
     ),
 }
-"""Functions: :class:`Projection`."""
+"""Functions: :class:`Projection`. Sizes of the request: ``heads``, ``head_size``."""
+
+KERNEL_NAMES = (("products", r"^projection_"),)
+"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

@@ -15,6 +15,9 @@ from torch import Tensor
 from benchmarks.rgat.block import Block, BlockShape
 from common.ops.triton_support import widen
 
+MOST_COLUMNS = 256
+"""Of z in one program of our kernel, which are whole heads."""
+
 
 class Projected(NamedTuple):
     """What a convolution's products give its edges.
@@ -149,16 +152,13 @@ def project_stock(x_NK: Tensor, block: Block, level: int, weight_RKD: Tensor, at
 
 
 @torch.no_grad()
-def weight_gradient_torch(
-    x_NK: Tensor, dz_MD: Tensor, block: Block, level: int, out_dtype: torch.dtype, deterministic: bool = True
-) -> Tensor:
+def weight_gradient_torch(x_NK: Tensor, dz_MD: Tensor, block: Block, level: int, out_dtype: torch.dtype) -> Tensor:
     """Gradient of :func:`project_torch`'s weight. Plain version.
 
     Args:
         x_NK, block, level: as there; the inputs are brought to the dtype of ``dz_MD``.
         dz_MD: gradient of z, that by way of the source's term included; what is not filled may hold anything.
         out_dtype: of the result.
-        deterministic: whether the sums are added in the same order every time.
 
     Returns:
         (R, K, D); zeros for relations without rows.
@@ -205,15 +205,12 @@ def target_terms_torch(x_NK: Tensor, block: Block, level: int, v_RKA: Tensor) ->
 
 
 @torch.no_grad()
-def target_terms_gradient_torch(
-    x_NK: Tensor, dterm_TA: Tensor, block: Block, level: int, deterministic: bool = True
-) -> Tensor:
+def target_terms_gradient_torch(x_NK: Tensor, dterm_TA: Tensor, block: Block, level: int) -> Tensor:
     """Gradient of :func:`target_terms_torch`'s v. Plain version.
 
     Args:
         x_NK, block, level: as there.
         dterm_TA: gradient of the terms, fp32; what is not filled may hold anything.
-        deterministic: whether the sums are added in the same order every time.
 
     Returns:
         (R, K, A), fp32 (fp64 of fp64); zeros for relations without targets.

@@ -1,0 +1,233 @@
+"""The products through the Triton kernels of this folder.
+
+Everything is enqueued on the current stream and nothing waits for the device. A gradient that is a sum takes two
+launches, all else one. Legend: that of :mod:`benchmarks.rgat.ops.projection`, S splits.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from benchmarks.rgat.block import Block
+from benchmarks.rgat.ops.projection import kernels, sum_kernels, tables, term_kernels
+from benchmarks.rgat.ops.projection.plain import MOST_COLUMNS, Projected, check_gradient_level, check_level, check_parts
+from common.ops.triton_support import multiprocessors, require_contiguous
+
+_LEAST = 16
+"""Of each side of a product in matrix units; what is smaller is filled up with zeros."""
+
+_SUMMED = 1024
+"""Elements of a program that adds partial sums."""
+
+
+class Tile(NamedTuple):
+    """How a kernel cuts its product.
+
+    Attributes:
+        rows: of the result; where the product is a sum over rows, of what is added at once.
+        columns: of the result; of the weights' gradient, of D.
+        depth: of what is added at once; where the product is a sum over rows, of K, of the result.
+        warps: warps of one program.
+        stages: of the pipeline that loads factors.
+        programs: per multiprocessor, between which a sum over rows is split; 0 where there is none.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+    programs: int = 0
+
+
+TILES: dict[str, Tile] = {
+    "rows": Tile(128, 256, 64, 8, 4),
+    "weight_gradient": Tile(64, 256, 128, 8, 3, 8),
+    "terms": Tile(128, 0, 128, 4, 3),
+    "terms_gradient": Tile(64, 0, 128, 4, 3, 8),
+    "input_gradient": Tile(128, 256, 64, 8, 3),
+}
+"""Kernel to its tile. ``bench --sweep`` times others."""
+
+WIDE_TILES: dict[str, Tile] = {
+    "rows": Tile(64, 64, 32, 4, 2),
+    "weight_gradient": Tile(32, 64, 64, 4, 2, 8),
+    "terms": Tile(64, 0, 32, 4, 2),
+    "terms_gradient": Tile(32, 0, 64, 4, 2, 8),
+    "input_gradient": Tile(64, 64, 32, 4, 2),
+}
+"""The same for fp32 factors, which take twice the memory and no matrix unit."""
+
+
+def _tile(kernel: str, dtype: torch.dtype) -> Tile:
+    return (WIDE_TILES if dtype == torch.float32 else TILES)[kernel]
+
+
+def _block(size: int, most: int) -> int:
+    """Side of a tile: a power of two, no larger than ``size`` needs."""
+    return max(_LEAST, min(most, triton.next_power_of_2(size)))
+
+
+def _whole_heads(columns: int, head_size: int) -> int:
+    """Most columns of a tile of z, of which the last may end within a head only where z ends."""
+    return max(columns, head_size) if head_size & (head_size - 1) == 0 else MOST_COLUMNS
+
+
+def _vectors(x: Tensor) -> Tensor:
+    return x.float().contiguous()
+
+
+def project(x_NK: Tensor, block: Block, level: int, weight_RKD: Tensor, att_source_RAd: Tensor) -> Projected:
+    """See :func:`benchmarks.rgat.ops.projection.plain.project_torch`. One launch."""
+    require_contiguous(x=x_NK, weight=weight_RKD)
+    shape, device = block.shape, x_NK.device
+    check_level(shape, level, x_NK)
+    (_, inputs, outputs), (heads, head_size) = weight_RKD.shape, att_source_RAd.shape[1:]
+    tile, room = _tile("rows", weight_RKD.dtype), shape.row_offsets(level)[-1]
+    cut = tables.tiles(shape.rows[level - 1], tile.rows, device)
+    columns = _block(outputs, _whole_heads(tile.columns, head_size))
+    found = Projected(weight_RKD.new_empty((room, outputs)), x_NK.new_empty((room, heads), dtype=torch.float32))
+    if cut.count:
+        kernels.projection_rows_kernel[(cut.count * triton.cdiv(outputs, columns),)](
+            x_NK, block.rows, block.row_counts[level - 1], weight_RKD, _vectors(att_source_RAd), *found,
+            tables.relations(shape, level, device), cut.table, K=inputs, D=outputs, A=heads,
+            BLOCK_M=tile.rows, BLOCK_K=_block(inputs, tile.depth), BLOCK_D=columns,
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+    return found
+
+
+def weight_gradient(x_NK: Tensor, dz_MD: Tensor, block: Block, level: int, out_dtype: torch.dtype) -> Tensor:
+    """See :func:`benchmarks.rgat.ops.projection.plain.weight_gradient_torch`. Two launches."""
+    require_contiguous(x=x_NK, dz=dz_MD)
+    shape, device = block.shape, x_NK.device
+    check_level(shape, level, x_NK)
+    check_parts("dz", dz_MD, shape.row_offsets(level)[-1])
+    inputs, outputs, relations = x_NK.shape[1], dz_MD.shape[1], len(shape.schema.relations)
+    tile = _tile("weight_gradient", dz_MD.dtype)
+    depth, columns = _block(inputs, tile.depth), _block(outputs, tile.columns)
+    tiles = triton.cdiv(inputs, depth) * triton.cdiv(outputs, columns)
+    chunk = _chunk(tile, len(dz_MD), tiles, device)
+    cut = tables.tiles(shape.rows[level - 1], chunk, device)
+    partial_SKD = x_NK.new_empty((cut.count, inputs, outputs), dtype=torch.float32)
+    counts = block.row_counts[level - 1]
+    if cut.count:
+        sum_kernels.projection_weight_gradient_kernel[(cut.count * tiles,)](
+            x_NK, block.rows, counts, dz_MD, partial_SKD, tables.relations(shape, level, device), cut.table, chunk,
+            K=inputs, D=outputs, BLOCK_M=tile.rows, BLOCK_K=depth, BLOCK_D=columns,
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+    lines = tuple((relation, cut.firsts[relation], cut.counts[relation], 0) for relation in range(relations))
+    return _sums(partial_SKD, outputs, counts, lines, chunk, out_dtype)
+
+
+def target_terms(x_NK: Tensor, block: Block, level: int, v_RKA: Tensor) -> Tensor:
+    """See :func:`benchmarks.rgat.ops.projection.plain.target_terms_torch`. One launch."""
+    require_contiguous(x=x_NK)
+    shape, device = block.shape, x_NK.device
+    check_level(shape, level, x_NK)
+    _, inputs, heads = v_RKA.shape
+    tile, columns = _tile("terms", x_NK.dtype), tables.into(shape, heads, device)
+    cut = tables.tiles(tables.target_rooms(shape, level), tile.rows, device)
+    term_TA = x_NK.new_empty((shape.target_offsets(level)[-1], heads), dtype=torch.float32)
+    if cut.count:
+        term_kernels.projection_terms_kernel[(cut.count,)](
+            x_NK, block.node_counts[level - 1], _vectors(v_RKA), term_TA, tables.relations(shape, level, device),
+            columns.table, tables.node_offsets(shape, level, device), cut.table,
+            K=inputs, A=heads, COLUMNS=columns.columns, PRODUCT=_product(x_NK),
+            BLOCK_T=tile.rows, BLOCK_K=_block(inputs, tile.depth), num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+    return term_TA
+
+
+def target_terms_gradient(x_NK: Tensor, dterm_TA: Tensor, block: Block, level: int) -> Tensor:
+    """See :func:`benchmarks.rgat.ops.projection.plain.target_terms_gradient_torch`. Two launches."""
+    require_contiguous(x=x_NK, dterm=dterm_TA)
+    shape, device = block.shape, x_NK.device
+    check_level(shape, level, x_NK)
+    check_parts("dterm", dterm_TA, shape.target_offsets(level)[-1])
+    inputs, heads = x_NK.shape[1], dterm_TA.shape[1]
+    # a gradient may be below what fp16 can hold, which is why fp16 inputs are widened instead
+    wide = x_NK.dtype in (torch.float16, torch.float32)
+    tile, columns = _tile("terms_gradient", torch.float32 if wide else x_NK.dtype), tables.into(shape, heads, device)
+    depth, rooms = _block(inputs, tile.depth), tables.target_rooms(shape, level)
+    tiles = triton.cdiv(inputs, depth)
+    chunk = _chunk(tile, sum(rooms), tiles, device)
+    cut = tables.tiles(rooms, chunk, device)
+    partial_SKC = x_NK.new_empty((cut.count, inputs, columns.columns), dtype=torch.float32)
+    counts = block.node_counts[level - 1]
+    if cut.count:
+        sum_kernels.projection_terms_gradient_kernel[(cut.count * tiles,)](
+            x_NK, counts, dterm_TA, partial_SKC, tables.relations(shape, level, device), columns.table,
+            tables.node_offsets(shape, level, device), cut.table, chunk,
+            K=inputs, A=heads, COLUMNS=columns.columns, PRODUCT=triton.language.float32 if wide else _product(x_NK),
+            PRECISION="ieee" if x_NK.dtype == torch.float32 else "tf32", BLOCK_T=tile.rows, BLOCK_K=depth,
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+    lines = tuple(
+        (target, cut.firsts[target], cut.counts[target], columns.firsts[relation])
+        for relation, target in enumerate(shape.schema.targets)
+    )
+    return _sums(partial_SKC, heads, counts, lines, chunk, torch.float32)
+
+
+def input_gradient(
+    dz_MD: Tensor, dterm_TA: Tensor, block: Block, level: int, weight_RKD: Tensor, v_RKA: Tensor
+) -> Tensor:
+    """See :func:`benchmarks.rgat.ops.projection.plain.input_gradient_torch`. One launch."""
+    require_contiguous(dz=dz_MD, dterm=dterm_TA, weight=weight_RKD)
+    shape, device = block.shape, dz_MD.device
+    check_gradient_level(shape, level)
+    check_parts("dz", dz_MD, shape.row_offsets(level)[-1])
+    check_parts("dterm", dterm_TA, shape.target_offsets(level)[-1])
+    (_, inputs, outputs), heads = weight_RKD.shape, v_RKA.shape[2]
+    tile = _tile("input_gradient", dz_MD.dtype)
+    columns, origins = tables.into(shape, heads, device), tables.from_types(shape, level, device)
+    cut, width = tables.tiles(shape.nodes[level], tile.rows, device), _block(inputs, tile.columns)
+    dx_NK = dz_MD.new_empty((shape.node_offsets(level)[-1], inputs))
+    if cut.count:
+        kernels.projection_input_gradient_kernel[(cut.count * triton.cdiv(inputs, width),)](
+            dz_MD, dterm_TA, block.node_row, block.node_counts[level], block.row_counts[level - 1],
+            block.node_counts[level - 1], weight_RKD, _vectors(v_RKA), dx_NK, tables.relations(shape, level, device),
+            origins.indptr, origins.relations, columns.table, tables.node_offsets(shape, level, device), cut.table,
+            K=inputs, D=outputs, A=heads, COLUMNS=columns.columns,
+            PRECISION="ieee" if dz_MD.dtype == torch.float32 else "tf32",
+            BLOCK_N=tile.rows, BLOCK_K=width, BLOCK_D=_block(outputs, tile.depth),
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+    return dx_NK
+
+
+def _product(x: Tensor) -> triton.language.dtype:
+    """What inputs are multiplied in."""
+    return {torch.float32: triton.language.float32, torch.float16: triton.language.float16}.get(
+        x.dtype, triton.language.bfloat16
+    )
+
+
+def _chunk(tile: Tile, rows: int, tiles: int, device: torch.device) -> int:
+    """Rows of a split, whole tiles, such that the splits of a result of so many tiles fill the device."""
+    splits = max(1, multiprocessors(device) * tile.programs // tiles)
+    return triton.cdiv(max(rows, 1), splits * tile.rows) * tile.rows
+
+
+def _sums(
+    partial_SKP: Tensor,
+    width: int,
+    counts: Tensor,
+    lines: tuple[tuple[int, int, int, int], ...],
+    chunk: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The partial sums of each relation, (R, K, ``width``)."""
+    _, inputs, columns = partial_SKP.shape
+    sums_RKW = partial_SKP.new_empty((len(lines), inputs, width), dtype=dtype)
+    sum_kernels.projection_sums_kernel[(triton.cdiv(inputs * width, _SUMMED), len(lines))](
+        partial_SKP, sums_RKW, counts, tables.parts(lines, partial_SKP.device), chunk,
+        K=inputs, P=columns, W=width, BLOCK=_SUMMED, num_warps=4,
+    )  # fmt: skip
+    return sums_RKW
