@@ -27,7 +27,7 @@ def defined(
     shape, schema = block.shape, block.shape.schema
     heads, width = inputs.att_source_RAd.shape[1:]
     names = ("z_MD", "target_term_TA", "bias_RD", "att_source_RAd")
-    leaves = {name: getattr(inputs, name).double().clone().requires_grad_() for name in names}
+    leaves = {name: getattr(inputs, name).detach().double().clone().requires_grad_() for name in names}
     out_PD = [torch.zeros(heads * width, dtype=torch.float64) for _ in range(shape.node_offsets(level - 1)[-1])]
     log_sums = {}
     for kind, first in enumerate(shape.node_offsets(level - 1)[:-1]):

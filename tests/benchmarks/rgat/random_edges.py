@@ -36,6 +36,7 @@ def random_block(
     fanouts: tuple[int, ...] = (3, 2, 3),
     without: tuple[int, ...] = (),
     slack: int = 3,
+    hub: float = 0.0,
 ) -> Block:
     """A block of random edges in a graph of ``graph`` nodes of each type.
 
@@ -44,6 +45,7 @@ def random_block(
     Args:
         without: relations without an edge.
         slack: room beyond what is filled.
+        hub: share of the edges that come from node 0, beside its own.
     """
     random = torch.Generator().manual_seed(seed)
     nodes: list[dict[int, int]] = [{} for _ in schema.types]  # in the graph to in the block
@@ -61,7 +63,9 @@ def random_block(
                 degree = (
                     0 if number in without else int(torch.randint(-1, fanout + 1, (), generator=random).clamp(min=0))
                 )
-                for source in torch.randint(graph, (degree,), generator=random).tolist():
+                sources = torch.randint(graph, (degree,), generator=random)
+                sources *= torch.rand(degree, generator=random) >= hub
+                for source in sources.tolist():
                     node = found.setdefault(source, len(found))
                     relation.row.append(relation.rows.setdefault(node, len(relation.rows)))
                     relation.target.append(target)

@@ -18,10 +18,39 @@ head, D = A d. Of rows, targets and nodes only those that the block's counts say
 
 from __future__ import annotations
 
+from typing import Any
+
+from torch import Tensor
+
 from benchmarks.rgat.ops.edge_attention.plain import EdgeAttention, backward_torch, forward_torch
-from common.ops.implementation import Implementation, always
+from common.ops.implementation import Implementation, OperationRequest, always
+from common.ops.triton_support import triton_unsupported
+
+
+def _forward_triton(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    from benchmarks.rgat.ops.edge_attention import triton  # triton is imported only where it is used
+
+    return triton.forward(*args, **kwargs)
+
+
+def _backward_triton(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    from benchmarks.rgat.ops.edge_attention import triton  # triton is imported only where it is used
+
+    return triton.backward(*args, **kwargs)
+
+
+def _unsupported(request: OperationRequest) -> str | None:
+    heads = request.sizes.get("heads", 1)
+    if heads & (heads - 1):
+        return f"{heads} heads, and a power of two is needed"
+    return triton_unsupported(request)
+
 
 IMPLEMENTATIONS = {
+    "triton": Implementation("triton", EdgeAttention(_forward_triton, _backward_triton), _unsupported),
     "torch": Implementation("torch", EdgeAttention(forward_torch, backward_torch), always),
 }
-"""Functions: :class:`EdgeAttention`."""
+"""Functions: :class:`EdgeAttention`; a request's size is ``heads``."""
+
+KERNEL_NAMES = (("attention over edges", r"^edge_attention_"),)
+"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

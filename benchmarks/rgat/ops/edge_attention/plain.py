@@ -1,5 +1,5 @@
-"""The plain version of :mod:`benchmarks.rgat.ops.edge_attention`; its legend holds here. E edges of a relation, n a
-relation's targets.
+"""The plain version of :mod:`benchmarks.rgat.ops.edge_attention`; its legend holds here. E edges, m
+rows and n targets of a relation.
 
 Everything has the size of the room, and what a block does not fill is masked, so that nothing waits for the device.
 """
@@ -88,20 +88,16 @@ def _sum_by_row(values_E: Tensor, row_E: Tensor, rows: int, deterministic: bool)
     return sums.index_add_(0, row_E, values_E)
 
 
-def filled_nodes(block: Block, level: int) -> Tensor:
-    """[P, 1]: which output nodes of ``level`` exist."""
-    rooms = block.shape.nodes[level - 1]
-    counts = block.node_counts[level - 1]
-    return torch.cat(
-        [torch.arange(room, device=counts.device) < count for room, count in zip(rooms, counts, strict=True)]
-    )[:, None]
+def filled_nodes(block: Block, hop: int) -> Tensor:
+    """Which nodes within ``hop`` hops exist, (nodes, 1)."""
+    rooms, counts = block.shape.nodes[hop], block.node_counts[hop]
+    exists = [torch.arange(room, device=counts.device) < count for room, count in zip(rooms, counts, strict=True)]
+    return torch.cat(exists)[:, None]
 
 
-def logits_of(source_term_MA: Tensor, target_term_TA: Tensor, edges: RelationEdges) -> Tensor:
-    """The edges' sums of both terms, (E, A); 0 where there is no edge."""
-    sum_EA = source_term_MA[edges.rows].index_select(0, edges.row_E) + target_term_TA[edges.targets].index_select(
-        0, edges.target_E
-    )
+def logits_of(source_term_mA: Tensor, target_term_nA: Tensor, edges: RelationEdges) -> Tensor:
+    """The sums of both terms of a relation's edges, (E, A); 0 where there is no edge."""
+    sum_EA = source_term_mA.index_select(0, edges.row_E) + target_term_nA.index_select(0, edges.target_E)
     return torch.where(edges.exists_E[:, None], sum_EA, 0.0)
 
 
@@ -136,7 +132,7 @@ def finish(
         sum_PD = torch.nn.functional.leaky_relu(sum_PD, activation_slope)
     if dropout is not None and dropout.p:
         sum_PD = torch.where(_kept(sum_PD, dropout), sum_PD * scale_of_kept(dropout.p), 0.0)
-    return torch.where(filled_nodes(block, level), sum_PD, 0.0)
+    return torch.where(filled_nodes(block, level - 1), sum_PD, 0.0)
 
 
 def _kept(x_PD: Tensor, dropout: DropoutMask) -> Tensor:
@@ -179,7 +175,7 @@ def forward_torch(
     out_PD = biases(bias_RD.to(z_MD.dtype), block, level)
     log_sum_TA = torch.full_like(target_term_TA, -torch.inf, dtype=z_MD.dtype)
     for edges in relations_at(block, level):
-        logit_EA = logits_of(source_term_MA, target_term_TA, edges)
+        logit_EA = logits_of(source_term_MA[edges.rows], target_term_TA[edges.targets], edges)
         leaky_EA = torch.nn.functional.leaky_relu(logit_EA, slope)
         log_sum_TA[edges.targets] = log_sum_nA = log_sums(leaky_EA, edges)
         alpha_EA = attention(leaky_EA, log_sum_nA, edges)
@@ -202,7 +198,7 @@ def through_finish(
         gradient_PD = torch.where(_kept(gradient_PD, dropout), gradient_PD * scale_of_kept(dropout.p), 0.0)
     if activation_slope is not None:  # a dropped element, whose sign is lost, has no gradient
         gradient_PD = torch.where(out_PD > 0, gradient_PD, gradient_PD * activation_slope)
-    return torch.where(filled_nodes(block, level), gradient_PD, 0.0)
+    return torch.where(filled_nodes(block, level - 1), gradient_PD, 0.0)
 
 
 @torch.no_grad()
@@ -245,7 +241,7 @@ def backward_torch(
     dtarget_term_TA = torch.zeros_like(target_term_TA, dtype=z_MD.dtype)
     datt_source_RAd = torch.zeros_like(att_source_RAd)
     for edges in relations_at(block, level):
-        logit_EA = logits_of(source_term_MA, target_term_TA, edges)
+        logit_EA = logits_of(source_term_MA[edges.rows], target_term_TA[edges.targets], edges)
         leaky_EA = torch.nn.functional.leaky_relu(logit_EA, slope)
         alpha_EA = attention(leaky_EA, log_sum_TA[edges.targets], edges)
         exists_E11 = edges.exists_E[:, None, None]

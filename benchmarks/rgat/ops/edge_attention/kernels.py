@@ -1,0 +1,127 @@
+# mypy: allow-untyped-defs
+"""Triton kernel of attention over edges, forward, and what the kernels of its backward pass share.
+
+A program has one target of one type and goes over the relations into it, and over the edges of each, ``EDGES`` at a
+time: their rows of z lie in registers as [EDGES, A, d]; the maximum, denominator and weighted sum of the softmax run
+along per head. Biases, activation and dropout happen there too, so that a result is written once.
+
+What counts is bytes: with 2,048 seeds the first convolution reads 3.7 million rows of 512 bf16, 3.8 GB: 0.9 ms on an
+H200 at 4.3 TB/s. The rest is small beside it: terms, indices and results are about 0.8 GB.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from common.ops.dropout.kernels import keep_of_rows, mask_keys
+
+LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def record_of(program, table_ptr, RECORDS: tl.constexpr, LENGTH: tl.constexpr):
+    """Number of the record that ``program`` belongs to: the last whose first number is not above it."""
+    found = 0
+    for record in tl.static_range(1, RECORDS):
+        found = tl.where(program >= tl.load(table_ptr + record * LENGTH), record, found)
+    return found
+
+
+@triton.jit
+def leaky(x, slope):
+    """Leaky ReLU with a slope up to 1. No product is left that could be fused with a difference that follows: the
+    logit of an only edge equals the logarithm of its sum in every kernel."""
+    return tl.maximum(x, x * slope)
+
+
+@triton.jit
+def load_rows(
+    pointer, row, exists, A: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, EVICT: tl.constexpr
+):  # fmt: skip
+    """Rows of A heads, [rows, A, BLOCK_D], as they are stored; zeros where there are none."""
+    column = tl.arange(0, BLOCK_D)
+    place = tl.arange(0, A)[:, None] * WIDTH + column[None, :]
+    offset = row.to(tl.int64)[:, None, None] * (A * WIDTH) + place[None, :, :]
+    mask = exists[:, None, None] & (column < WIDTH)[None, None, :]
+    return tl.load(pointer + offset, mask=mask, other=0.0, eviction_policy=EVICT)
+
+
+@triton.jit
+def load_row(pointer, row, A: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
+    """A row of A heads, fp32 [A, BLOCK_D]."""
+    column = tl.arange(0, BLOCK_D)
+    offset = row.to(tl.int64) * (A * WIDTH) + tl.arange(0, A)[:, None] * WIDTH + column[None, :]
+    return tl.load(pointer + offset, mask=(column < WIDTH)[None, :], other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_row(pointer, row, value, A: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
+    column = tl.arange(0, BLOCK_D)
+    offset = row.to(tl.int64) * (A * WIDTH) + tl.arange(0, A)[:, None] * WIDTH + column[None, :]
+    tl.store(pointer + offset, value.to(pointer.dtype.element_ty), mask=(column < WIDTH)[None, :])
+
+
+@triton.jit(do_not_specialize=["site"])
+def edge_attention_forward_kernel(
+    z_ptr,  # (M, D)
+    source_term_ptr,  # (M, A) fp32
+    target_term_ptr,  # (T, A) fp32
+    bias_ptr,  # (R, D)
+    out_ptr,  # (P, D)
+    log_sum_ptr,  # (T, A) fp32
+    counts_ptr, indptr_ptr, edge_row_ptr,  # of the block
+    kinds_ptr, relations_ptr,  # see ByKind
+    seed_ptr,  # 0-d int64, if THRESHOLD
+    site, slope, activation_slope,
+    A: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, KINDS: tl.constexpr,
+    ACTIVATION: tl.constexpr, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr, EDGES: tl.constexpr,
+):  # fmt: skip
+    """Grid (P,)."""
+    program = tl.program_id(0)
+    kind_ptr = kinds_ptr + record_of(program, kinds_ptr, KINDS, 6) * 6
+    node = program - tl.load(kind_ptr)
+    out_row = tl.load(kind_ptr + 1) + node
+    head = tl.arange(0, A)
+    slot = tl.arange(0, EDGES)
+    total = tl.zeros((A, BLOCK_D), tl.float32)
+    if node < tl.load(counts_ptr + tl.load(kind_ptr + 2)):
+        first_relation = tl.load(kind_ptr + 4)
+        for relation in range(first_relation, first_relation + tl.load(kind_ptr + 5)):
+            relation_ptr = relations_ptr + relation * 5
+            first_edge_ptr = indptr_ptr + tl.load(relation_ptr + 1) + node
+            begin = tl.load(first_edge_ptr)
+            end = tl.load(first_edge_ptr + 1)
+            total += load_row(bias_ptr, tl.load(relation_ptr), A, WIDTH, BLOCK_D)
+            if begin < end:
+                first_edge = tl.load(relation_ptr + 2)
+                first_row = tl.load(relation_ptr + 3)
+                place = (tl.load(relation_ptr + 4) + node).to(tl.int64) * A + head
+                target_term = tl.load(target_term_ptr + place)
+                highest = tl.full((A,), float("-inf"), tl.float32)
+                denominator = tl.zeros((A,), tl.float32)
+                weighted = tl.zeros((A, BLOCK_D), tl.float32)
+                for first in range(begin, end, EDGES):
+                    exists = first + slot < end
+                    row = first_row + tl.load(edge_row_ptr + first_edge + first + slot, mask=exists, other=0)
+                    term_place = row.to(tl.int64)[:, None] * A + head[None, :]
+                    source_term = tl.load(source_term_ptr + term_place, mask=exists[:, None], other=0.0)
+                    z = load_rows(z_ptr, row, exists, A, WIDTH, BLOCK_D, "evict_first").to(tl.float32)
+                    logit = leaky(source_term + target_term[None, :], slope)
+                    logit = tl.where(exists[:, None], logit, float("-inf"))
+                    higher = tl.maximum(highest, tl.max(logit, 0))
+                    shrink = tl.exp2((highest - higher) * LOG2_E)
+                    share = tl.exp2((logit - higher[None, :]) * LOG2_E)
+                    denominator = denominator * shrink + tl.sum(share, 0)
+                    weighted = weighted * shrink[:, None] + tl.sum(share[:, :, None] * z, 0)
+                    highest = higher
+                total += weighted / denominator[:, None]
+                tl.store(log_sum_ptr + place, highest + tl.log(denominator))
+        if ACTIVATION:
+            total = leaky(total, activation_slope)
+        if THRESHOLD > 0:
+            key, second_key = mask_keys(seed_ptr, site)
+            start = (out_row.to(tl.int64) * (A * WIDTH) + head * WIDTH).to(tl.uint32)
+            keep = keep_of_rows(start, BLOCK_D, WIDTH % 2 == 0, key, second_key, THRESHOLD)
+            total = tl.where(keep, total * INVERSE_KEEP, 0.0)
+    store_row(out_ptr, out_row, total, A, WIDTH, BLOCK_D)

@@ -1,0 +1,185 @@
+# mypy: allow-untyped-defs
+"""Triton kernels of the backward pass over rows: dz by the transposed index, without atomics.
+
+A row's gradient is the sum over its edges of share times gradient of the target, and the sum of the gradients of their
+logits times the vector of attention. Most rows have one or two edges, some have tens of thousands (a common topic): the
+entries of ``row_edges`` are cut into chunks of ``CHUNK``, wherever rows begin. What of a chunk belongs to a row that
+began before is summed by a program of the first kernel; the second adds up these sums of each row that has several;
+a program of the third sums its rows' entries up to the end of the chunk in which they begin, and adds what the second
+left. All in a fixed order.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from benchmarks.rgat.ops.edge_attention.kernels import load_row, load_rows, record_of, store_row
+
+
+@triton.jit
+def _shares_of(shares_ptr, edge, exists, A: tl.constexpr):
+    """Shares and gradients of logits of some edges, [edges, A]."""
+    place = edge.to(tl.int64)[:, None] * (2 * A) + tl.arange(0, A)[None, :]
+    share = tl.load(shares_ptr + place, mask=exists[:, None], other=0.0)
+    return share, tl.load(shares_ptr + place + A, mask=exists[:, None], other=0.0)
+
+
+@triton.jit
+def _continued(program, record_ptr, counts_ptr, row_indptr_ptr, edge_row_ptr, row_edges_ptr, CHUNK: tl.constexpr):
+    """The row that a chunk's first entry belongs to, if it began before and the entry counts at the level.
+
+    Returns:
+        First entry of the chunk, first of the row, and the entry behind its last; 0 where no row continues.
+    """
+    first = (program - tl.load(record_ptr)) * CHUNK
+    row_indptr_ptr += tl.load(record_ptr + 2)
+    begin = tl.zeros((), tl.int32)
+    end = tl.zeros((), tl.int32)
+    if first < tl.load(row_indptr_ptr + tl.load(counts_ptr + tl.load(record_ptr + 6))):
+        first_edge = tl.load(record_ptr + 1)
+        edge = tl.load(row_edges_ptr + first_edge + first)
+        if edge < tl.load(counts_ptr + tl.load(record_ptr + 7)):
+            row = tl.load(edge_row_ptr + first_edge + edge)
+            begin = tl.load(row_indptr_ptr + row)
+            if begin < first:
+                end = tl.load(row_indptr_ptr + row + 1)
+    return first, begin, end
+
+
+@triton.jit
+def edge_attention_chunks_kernel(
+    gradient_ptr,  # (P, D)
+    shares_ptr,  # (edges, 2, A) fp32
+    partial_ptr,  # (chunks, D) fp32
+    partial_term_ptr,  # (chunks, A) fp32
+    counts_ptr, row_indptr_ptr, edge_row_ptr, edge_target_ptr, row_edges_ptr,  # of the block
+    relations_ptr,  # see ByRelation
+    A: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, RELATIONS: tl.constexpr,
+    CHUNK: tl.constexpr, EDGES: tl.constexpr,
+):  # fmt: skip
+    """Sums of what begins a chunk and continues a row. Grid (chunks,)."""
+    program = tl.program_id(0)
+    record_ptr = relations_ptr + record_of(program, relations_ptr, RELATIONS, 8) * 8
+    first, _, end = _continued(program, record_ptr, counts_ptr, row_indptr_ptr, edge_row_ptr, row_edges_ptr, CHUNK)
+    if end > 0:
+        end = tl.minimum(end, first + CHUNK)
+        first_edge = tl.load(record_ptr + 1)
+        first_node = tl.load(record_ptr + 5)
+        edges = tl.load(counts_ptr + tl.load(record_ptr + 7))
+        total = tl.zeros((A, BLOCK_D), tl.float32)
+        total_term = tl.zeros((A,), tl.float32)
+        for start in range(first, end, EDGES):
+            entry = start + tl.arange(0, EDGES)
+            edge = tl.load(row_edges_ptr + first_edge + entry, mask=entry < end, other=edges)
+            exists = edge < edges
+            node = first_node + tl.load(edge_target_ptr + first_edge + edge, mask=exists, other=0)
+            share, dlogit = _shares_of(shares_ptr, first_edge + edge, exists, A)
+            gradient = load_rows(gradient_ptr, node, exists, A, WIDTH, BLOCK_D, "").to(tl.float32)
+            total += tl.sum(share[:, :, None] * gradient, 0)
+            total_term += tl.sum(dlogit, 0)
+        store_row(partial_ptr, program, total, A, WIDTH, BLOCK_D)
+        tl.store(partial_term_ptr + program * A + tl.arange(0, A), total_term)
+
+
+@triton.jit
+def edge_attention_long_rows_kernel(
+    partial_ptr,  # (chunks, D) fp32
+    partial_term_ptr,  # (chunks, A) fp32
+    counts_ptr, row_indptr_ptr, edge_row_ptr, row_edges_ptr,  # of the block
+    relations_ptr,  # see ByRelation
+    A: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, RELATIONS: tl.constexpr,
+    CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """Adds a row's sums of chunks to that of the first that it continues into, CHUNKS at a time. Grid (chunks,)."""
+    program = tl.program_id(0)
+    record_ptr = relations_ptr + record_of(program, relations_ptr, RELATIONS, 8) * 8
+    first, begin, end = _continued(program, record_ptr, counts_ptr, row_indptr_ptr, edge_row_ptr, row_edges_ptr, CHUNK)
+    if (begin >= first - CHUNK) & (end > first + CHUNK):
+        row_edges_ptr += tl.load(record_ptr + 1)
+        edges = tl.load(counts_ptr + tl.load(record_ptr + 7))
+        total = tl.zeros((A, BLOCK_D), tl.float32)
+        total_term = tl.zeros((A,), tl.float32)
+        chunks = (end - first + CHUNK - 1) // CHUNK
+        start = tl.zeros((), tl.int32)
+        while start < chunks:
+            index = start + tl.arange(0, CHUNKS)
+            edge = tl.load(row_edges_ptr + first + index * CHUNK, mask=index < chunks, other=edges)
+            exists = edge < edges
+            total += tl.sum(load_rows(partial_ptr, program + index, exists, A, WIDTH, BLOCK_D, ""), 0)
+            place = (program + index)[:, None] * A + tl.arange(0, A)[None, :]
+            total_term += tl.sum(tl.load(partial_term_ptr + place, mask=exists[:, None], other=0.0), 0)
+            last = tl.max(edge, 0)  # a row's edges ascend, so nothing follows one of a later hop
+            start = tl.where(last < edges, start + CHUNKS, chunks)
+        tl.debug_barrier()  # what one thread overwrites, others have read
+        store_row(partial_ptr, program, total, A, WIDTH, BLOCK_D)
+        tl.store(partial_term_ptr + program * A + tl.arange(0, A), total_term)
+
+
+@triton.jit
+def edge_attention_rows_kernel(
+    gradient_ptr,  # (P, D)
+    shares_ptr,  # (edges, 2, A) fp32
+    att_source_ptr,  # (R, D)
+    partial_ptr,  # (chunks, D) fp32, of rows that continue into a chunk
+    partial_term_ptr,  # (chunks, A) fp32
+    dz_ptr,  # (M, D)
+    counts_ptr, row_indptr_ptr, edge_target_ptr, row_edges_ptr,  # of the block
+    relations_ptr,  # see ByRelation
+    A: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, RELATIONS: tl.constexpr,
+    CHUNK: tl.constexpr, ROWS: tl.constexpr, EDGES: tl.constexpr,
+):  # fmt: skip
+    """dz of ROWS rows of a relation a program, EDGES edges of each at a time. Grid (programs,)."""
+    program = tl.program_id(0)
+    relation = record_of(program, relations_ptr, RELATIONS, 8)
+    record_ptr = relations_ptr + relation * 8
+    rows = tl.load(counts_ptr + tl.load(record_ptr + 6))
+    first_own = (program - tl.load(record_ptr)) * ROWS
+    if first_own < rows:
+        first_edge = tl.load(record_ptr + 1)
+        row_indptr_ptr += tl.load(record_ptr + 2)
+        row_edges_ptr += first_edge
+        edge_target_ptr += first_edge
+        first_row = tl.load(record_ptr + 3)
+        first_chunk = tl.load(record_ptr + 4)
+        first_node = tl.load(record_ptr + 5)
+        edges = tl.load(counts_ptr + tl.load(record_ptr + 7))
+
+        lane = tl.arange(0, ROWS * EDGES)
+        own = first_own + lane // EDGES
+        begin = tl.load(row_indptr_ptr + own, mask=own < rows, other=0)
+        end = tl.load(row_indptr_ptr + own + 1, mask=own < rows, other=0)
+        border = (begin // CHUNK + 1) * CHUNK
+        entry = begin + lane % EDGES
+        own_end = tl.minimum(end, border)
+        total = tl.zeros((ROWS * EDGES, A, BLOCK_D), tl.float32)
+        total_term = tl.zeros((ROWS * EDGES, A), tl.float32)
+        for _ in range(0, tl.max(own_end - begin, 0), EDGES):
+            edge = tl.load(row_edges_ptr + entry, mask=entry < own_end, other=edges)
+            exists = edge < edges
+            node = first_node + tl.load(edge_target_ptr + edge, mask=exists, other=0)
+            share, dlogit = _shares_of(shares_ptr, first_edge + edge, exists, A)
+            gradient = load_rows(gradient_ptr, node, exists, A, WIDTH, BLOCK_D, "").to(tl.float32)
+            total += share[:, :, None] * gradient
+            total_term += dlogit
+            entry += EDGES
+
+        goes_on = (end > border) & (lane % EDGES == 0)
+        if tl.max(goes_on.to(tl.int32), 0) > 0:
+            edge = tl.load(row_edges_ptr + border, mask=goes_on, other=edges)
+            exists = edge < edges
+            chunk = first_chunk + border // CHUNK
+            total += load_rows(partial_ptr, chunk, exists, A, WIDTH, BLOCK_D, "")
+            place = chunk[:, None] * A + tl.arange(0, A)[None, :]
+            total_term += tl.load(partial_term_ptr + place, mask=exists[:, None], other=0.0)
+
+        total = tl.sum(tl.reshape(total, (ROWS, EDGES, A, BLOCK_D)), 1)
+        total_term = tl.sum(tl.reshape(total_term, (ROWS, EDGES, A)), 1)
+        att_source = load_row(att_source_ptr, relation, A, WIDTH, BLOCK_D)
+        total += total_term[:, :, None] * att_source[None, :, :]
+        row = first_own + tl.arange(0, ROWS)
+        column = tl.arange(0, BLOCK_D)
+        place = tl.arange(0, A)[:, None] * WIDTH + column[None, :]
+        offset = (first_row + row).to(tl.int64)[:, None, None] * (A * WIDTH) + place[None, :, :]
+        mask = (row < rows)[:, None, None] & (column < WIDTH)[None, None, :]
+        tl.store(dz_ptr + offset, total.to(dz_ptr.dtype.element_ty), mask=mask)

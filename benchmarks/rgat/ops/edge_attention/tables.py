@@ -1,0 +1,120 @@
+"""Which part of a block each program of a launch has: tables of the host's numbers, on the device.
+
+Programs are dealt to node types, or to relations, in runs; the types with most relations into them come first, so that
+the longest programs do not end a launch. A type's record is ``KIND`` numbers, a relation's ``RELATION``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from benchmarks.rgat.block import BlockShape
+
+
+class ByKind(NamedTuple):
+    """A launch over node types, or over the relations into them.
+
+    Attributes:
+        kinds: [types, 6]: first program; first output node; place of the count of nodes in ``Block.counts``; nodes
+            that there is room for; first record in ``relations``, and how many.
+        relations: [R, 5]: number; where it begins in ``indptr``, among edges, among the rows of the level and among
+            the targets of the level.
+        partials: [R, 3]: the first of the programs that share a relation, their distance, how many; for sums of what
+            programs leave.
+        programs: of the launch.
+    """
+
+    kinds: Tensor
+    relations: Tensor
+    partials: Tensor
+    programs: int
+
+
+class ByRelation(NamedTuple):
+    """A launch over rows, or over entries of ``row_edges``.
+
+    Attributes:
+        relations: [R, 8]: first program; where it begins among edges, in ``row_indptr``, among the rows of the level
+            and among chunks of entries; its target type's first output node; places of the counts of its rows and of
+            its edges in ``Block.counts``.
+        programs: of the launch.
+    """
+
+    relations: Tensor
+    programs: int
+
+
+def _on(device: torch.device, records: Sequence[Sequence[int]]) -> Tensor:
+    return torch.tensor(records, dtype=torch.int32, device=device)
+
+
+@functools.lru_cache(maxsize=64)
+def by_kind(shape: BlockShape, level: int, device: torch.device, nodes: int, each_relation: bool) -> ByKind:
+    """Programs that have ``nodes`` consecutive nodes of a type.
+
+    Args:
+        shape: of the block.
+        level: of the rows.
+        device: where the tables are wanted.
+        nodes: of a program.
+        each_relation: whether every relation into a type has programs of its own; those with the same nodes are then
+            neighbours.
+    """
+    schema, rooms = shape.schema, shape.nodes[level - 1]
+    order = sorted(range(len(rooms)), key=lambda kind: -len(schema.into(kind)))
+    kinds: list[list[int]] = []
+    relations: list[list[int]] = []
+    partials = [[0, 1, 0] for _ in schema.relations]
+    programs = 0
+    for kind in order:
+        into = schema.into(kind)
+        node_count = (level - 1) * len(rooms) + kind
+        first_node = shape.node_offsets(level - 1)[kind]
+        kinds.append([programs, first_node, node_count, rooms[kind], len(relations), len(into)])
+        ranges, lanes = -(-rooms[kind] // nodes), len(into) if each_relation else 1
+        for lane, relation in enumerate(into):
+            partials[relation] = [programs + (lane if each_relation else 0), lanes, ranges]
+            offsets = (shape.indptr_offsets, shape.edge_offsets, shape.row_offsets(level), shape.target_offsets(level))
+            relations.append([relation, *(table[relation] for table in offsets)])
+        programs += ranges * lanes
+    return ByKind(_on(device, kinds), _on(device, relations), _on(device, partials), programs)
+
+
+@functools.lru_cache(maxsize=64)
+def by_relation(shape: BlockShape, level: int, device: torch.device, chunk: int, rows: int | None) -> ByRelation:
+    """Programs that have ``rows`` consecutive rows of a relation at ``level``, or, without, a chunk of ``row_edges``.
+
+    Args:
+        shape: of the block.
+        level: of the rows.
+        device: where the tables are wanted.
+        chunk: entries of a chunk.
+        rows: of a program.
+    """
+    schema = shape.schema
+    chunks = list(accumulate((-(-count // chunk) for count in shape.edges[-1]), initial=0))
+    firsts = chunks
+    if rows is not None:
+        firsts = list(accumulate((-(-count // rows) for count in shape.rows[level - 1]), initial=0))
+    edge_counts = (shape.hops + 1) * len(schema.types) + (level - 1) * len(schema.relations)
+    row_counts = edge_counts + shape.hops * len(schema.relations)
+    records = [
+        [
+            firsts[relation],
+            shape.edge_offsets[relation],
+            shape.row_indptr_offsets[relation],
+            shape.row_offsets(level)[relation],
+            chunks[relation],
+            shape.node_offsets(level - 1)[target],
+            row_counts + relation,
+            edge_counts + relation,
+        ]
+        for relation, target in enumerate(schema.targets)
+    ]
+    return ByRelation(_on(device, records), firsts[-1])

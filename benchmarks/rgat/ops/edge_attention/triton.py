@@ -1,0 +1,210 @@
+"""Attention over edges through Triton kernels; see :mod:`benchmarks.rgat.ops.edge_attention`.
+
+Everything is enqueued on the current stream and nothing waits for the device: grids have the size of the room, and
+programs that a block fills nothing for end at once. The first call for a shape copies tables to the device.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from benchmarks.rgat.block import Block
+from benchmarks.rgat.ops.edge_attention import kernels, row_kernels, target_kernels
+from benchmarks.rgat.ops.edge_attention.tables import ByKind, by_kind, by_relation
+from common.ops.dropout.plain import DropoutMask, scale_of_kept, threshold
+from common.ops.triton_support import require_contiguous
+
+_SUMS = (64, 32)
+"""Rows and columns that a program adds up at a time."""
+
+
+class Tile(NamedTuple):
+    """How a pass cuts its work.
+
+    Attributes:
+        items: what a program has: nodes, targets, rows or entries of the transposed index, one after another but for
+            rows.
+        edges: of an item in registers at a time; for ``gradient`` nodes, for ``long_rows`` chunks.
+        warps: of a program.
+    """
+
+    items: int
+    edges: int
+    warps: int
+
+
+TILES: dict[str, Tile] = {
+    "forward": Tile(1, 4, 2),
+    "gradient": Tile(64, 4, 4),
+    "targets": Tile(32, 4, 2),
+    "chunks": Tile(64, 4, 2),
+    "long_rows": Tile(1, 8, 4),
+    "rows": Tile(4, 1, 4),
+}
+"""Pass to its tile; what has no choice is 1. ``bench --sweep`` times others."""
+
+
+def _widths(heads: int, columns: int) -> dict[str, int]:
+    """Constants of all kernels that see heads.
+
+    Raises:
+        ValueError: heads are no power of two or don't divide the columns.
+    """
+    if heads & (heads - 1) or columns % heads:
+        raise ValueError(f"{heads} heads for {columns} features: a power of two that divides them")
+    return {"A": heads, "WIDTH": columns // heads, "BLOCK_D": triton.next_power_of_2(columns // heads)}
+
+
+class _Finish(NamedTuple):
+    """Activation and dropout as kernels take them."""
+
+    seed: Tensor | None
+    site: int
+    slope: float
+    constants: dict[str, Any]
+
+
+def _finish(activation_slope: float | None, dropout: DropoutMask | None) -> _Finish:
+    p = 0.0 if dropout is None else dropout.p
+    constants = {
+        "ACTIVATION": activation_slope is not None,
+        "THRESHOLD": threshold(p),
+        "INVERSE_KEEP": scale_of_kept(p),
+    }
+    slope = 1.0 if activation_slope is None else activation_slope
+    if dropout is None or not constants["THRESHOLD"]:
+        return _Finish(None, 0, slope, constants)
+    return _Finish(dropout.seed, dropout.site, slope, constants)
+
+
+def forward(
+    z_MD: Tensor,
+    source_term_MA: Tensor,
+    target_term_TA: Tensor,
+    bias_RD: Tensor,
+    block: Block,
+    level: int,
+    *,
+    slope: float,
+    activation_slope: float | None,
+    dropout: DropoutMask | None,
+) -> tuple[Tensor, Tensor]:
+    """See :func:`benchmarks.rgat.ops.edge_attention.plain.forward_torch`. One launch."""
+    require_contiguous(z=z_MD, source_term=source_term_MA, target_term=target_term_TA, bias=bias_RD)
+    tile, heads, columns = TILES["forward"], source_term_MA.shape[1], z_MD.shape[1]
+    table = by_kind(block.shape, level, z_MD.device, tile.items, False)
+    out_PD = z_MD.new_empty((block.shape.node_offsets(level - 1)[-1], columns))
+    log_sum_TA = torch.empty_like(target_term_TA)
+    finish = _finish(activation_slope, dropout)
+    kernels.edge_attention_forward_kernel[(table.programs,)](
+        z_MD, source_term_MA, target_term_TA, bias_RD, out_PD, log_sum_TA,
+        block.counts, block.indptr, block.edge_row, table.kinds, table.relations,
+        finish.seed, finish.site, slope, finish.slope,
+        **_widths(heads, columns), **finish.constants, KINDS=len(table.kinds), EDGES=tile.edges, num_warps=tile.warps,
+    )  # fmt: skip
+    return out_PD, log_sum_TA
+
+
+def backward(
+    dout_PD: Tensor,
+    out_PD: Tensor,
+    z_MD: Tensor,
+    source_term_MA: Tensor,
+    target_term_TA: Tensor,
+    log_sum_TA: Tensor,
+    att_source_RAd: Tensor,
+    block: Block,
+    level: int,
+    *,
+    slope: float,
+    activation_slope: float | None,
+    dropout: DropoutMask | None,
+    deterministic: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """See :func:`benchmarks.rgat.ops.edge_attention.plain.backward_torch`; the bits are always the same."""
+    require_contiguous(
+        dout=dout_PD, out=out_PD, z=z_MD, source_term=source_term_MA, target_term=target_term_TA, log_sum=log_sum_TA,
+        att_source=att_source_RAd,
+    )  # fmt: skip
+    widths = _widths(source_term_MA.shape[1], z_MD.shape[1])
+    gradient_PD, dbias_RD = _through_finish(dout_PD, out_PD, block, level, _finish(activation_slope, dropout))
+    shares_E2A = source_term_MA.new_empty((len(block.edge_row), 2, widths["A"]))
+    dtarget_term_TA = torch.empty_like(target_term_TA)
+
+    tile = TILES["targets"]
+    table = by_kind(block.shape, level, z_MD.device, tile.items, True)
+    partial = shares_E2A.new_empty((table.programs, z_MD.shape[1]))
+    target_kernels.edge_attention_targets_kernel[(table.programs,)](
+        gradient_PD, z_MD, source_term_MA, target_term_TA, log_sum_TA, dtarget_term_TA, shares_E2A, partial,
+        block.counts, block.indptr, block.edge_row, table.kinds, table.relations, slope,
+        **widths, KINDS=len(table.kinds), TARGETS=tile.items, EDGES=tile.edges, num_warps=tile.warps,
+    )  # fmt: skip
+    datt_source_RAd = _sums(partial, table).view(att_source_RAd.shape)
+    dz_MD = _by_row(gradient_PD, shares_E2A, att_source_RAd, z_MD, block, level, widths)
+    return dz_MD, dtarget_term_TA, dbias_RD, datt_source_RAd
+
+
+def _through_finish(
+    dout_PD: Tensor, out_PD: Tensor, block: Block, level: int, finish: _Finish
+) -> tuple[Tensor, Tensor]:
+    """Gradient of the sums over relations, dtype of dout and filled where the block is, and its sums by relation."""
+    tile, columns = TILES["gradient"], dout_PD.shape[1]
+    table = by_kind(block.shape, level, dout_PD.device, tile.items, False)
+    partial = dout_PD.new_empty((table.programs, columns), dtype=torch.float32)
+    same = not (finish.constants["ACTIVATION"] or finish.constants["THRESHOLD"])
+    gradient_PD = dout_PD if same else torch.empty_like(dout_PD)
+    target_kernels.edge_attention_gradient_kernel[(table.programs,)](
+        dout_PD, out_PD, gradient_PD, partial, block.counts, table.kinds, finish.seed, finish.site, finish.slope,
+        D=columns, BLOCK_D=triton.next_power_of_2(columns), **finish.constants, KINDS=len(table.kinds),
+        NODES=tile.items, BLOCK=tile.edges, num_warps=tile.warps,
+    )  # fmt: skip
+    return gradient_PD, _sums(partial, table)
+
+
+def _sums(partial: Tensor, table: ByKind) -> Tensor:
+    """(R, D): sums of what the programs of each relation left."""
+    relations, columns = len(table.partials), partial.shape[1]
+    sums_RD = partial.new_empty((relations, columns))
+    rows, block = _SUMS
+    target_kernels.edge_attention_sums_kernel[(relations, triton.cdiv(columns, block))](
+        partial, sums_RD, table.partials, columns, ROWS=rows, BLOCK_D=block, num_warps=4
+    )
+    return sums_RD
+
+
+def _by_row(
+    gradient_PD: Tensor,
+    shares_E2A: Tensor,
+    att_source_RAd: Tensor,
+    z_MD: Tensor,
+    block: Block,
+    level: int,
+    widths: dict[str, int],
+) -> Tensor:
+    """dz_MD, through the transposed index."""
+    tile, long_tile, row_tile = TILES["chunks"], TILES["long_rows"], TILES["rows"]
+    table = by_relation(block.shape, level, z_MD.device, tile.items, None)
+    constants = {**widths, "RELATIONS": len(table.relations), "CHUNK": tile.items}
+    partial = shares_E2A.new_empty((table.programs, z_MD.shape[1]))
+    partial_term = shares_E2A.new_empty((table.programs, widths["A"]))
+    row_kernels.edge_attention_chunks_kernel[(table.programs,)](
+        gradient_PD, shares_E2A, partial, partial_term,
+        block.counts, block.row_indptr, block.edge_row, block.edge_target, block.row_edges, table.relations,
+        **constants, EDGES=tile.edges, num_warps=tile.warps,
+    )  # fmt: skip
+    row_kernels.edge_attention_long_rows_kernel[(table.programs,)](
+        partial, partial_term, block.counts, block.row_indptr, block.edge_row, block.row_edges, table.relations,
+        **constants, CHUNKS=long_tile.edges, num_warps=long_tile.warps,
+    )  # fmt: skip
+    table = by_relation(block.shape, level, z_MD.device, tile.items, row_tile.items)
+    dz_MD = torch.empty_like(z_MD)
+    row_kernels.edge_attention_rows_kernel[(table.programs,)](
+        gradient_PD, shares_E2A, att_source_RAd, partial, partial_term, dz_MD,
+        block.counts, block.row_indptr, block.edge_target, block.row_edges, table.relations,
+        **constants, ROWS=row_tile.items, EDGES=row_tile.edges, num_warps=row_tile.warps,
+    )  # fmt: skip
+    return dz_MD
