@@ -49,7 +49,7 @@ class _Found(NamedTuple):
     order: list[Tensor]
 
     @property
-    def count(self) -> int:
+    def found(self) -> int:
         return sum(len(part) for part in self.order)
 
     def add(self, drawn: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class _Found(NamedTuple):
         position = torch.arange(len(drawn), device=drawn.device)
         first = torch.full_like(self.number, len(drawn)).scatter_reduce_(0, drawn, position, "amin")
         new = drawn[(first[drawn] == position) & (self.number[drawn] < 0)]
-        self.number[new] = self.count + torch.arange(len(new), device=drawn.device)
+        self.number[new] = self.found + torch.arange(len(new), device=drawn.device)
         self.order.append(new)
         return self.number[drawn]
 
@@ -89,7 +89,7 @@ def bench_block(seeds: int, device: torch.device, scale: int = 1) -> Block:
     edge_row: list[list[Tensor]] = [[] for _ in schema.relations]
     degrees: list[list[Tensor]] = [[] for _ in schema.relations]
     nodes[schema.seed_type].add(torch.arange(seeds, device=device))
-    counts: tuple[list[list[int]], ...] = ([[found.count for found in nodes]], [], [])
+    counts: tuple[list[list[int]], ...] = ([[numbered.found for numbered in nodes]], [], [])
     for hop, fanout in enumerate(FANOUTS):
         before = counts[0][hop - 1] if hop else [0] * len(nodes)
         frontier = [within - earlier for within, earlier in zip(counts[0][hop], before, strict=True)]
@@ -101,9 +101,9 @@ def bench_block(seeds: int, device: torch.device, scale: int = 1) -> Block:
             nodes[source].add(drawn)
             edge_row[relation].append(rows[relation].add(drawn))
             degrees[relation].append(degree)
-        counts[0].append([found.count for found in nodes])
+        counts[0].append([numbered.found for numbered in nodes])
         counts[1].append([sum(len(part) for part in parts) for parts in edge_row])
-        counts[2].append([found.count for found in rows])
+        counts[2].append([numbered.found for numbered in rows])
     return _written(schema, counts, nodes, rows, edge_row, degrees, device)
 
 
@@ -143,7 +143,7 @@ def _written(
         write(block.edge_target, first, torch.arange(len(degree), device=device).repeat_interleave(degree))
         write(block.row_edges, first, row.argsort(stable=True))
         write_ends(block.indptr, shape.indptr_offsets, relation, degree)
-        own = row.bincount(minlength=rows[relation].count)
+        own = row.bincount(minlength=rows[relation].found)
         write_ends(block.row_indptr, shape.row_indptr_offsets, relation, own)
         of_type = torch.cat(rows[relation].order)
         write(block.rows, shape.row_offsets(shape.hops)[relation], nodes[source].number[of_type])
