@@ -37,6 +37,7 @@ def random_block(
     without: tuple[int, ...] = (),
     slack: int = 3,
     hub: float = 0.0,
+    shape: BlockShape | None = None,
 ) -> Block:
     """A block of random edges in a graph of ``graph`` nodes of each type.
 
@@ -46,6 +47,7 @@ def random_block(
         without: relations without an edge.
         slack: room beyond what is filled.
         hub: share of the edges that come from node 0, beside its own.
+        shape: room, in place of ``slack``.
     """
     random = torch.Generator().manual_seed(seed)
     nodes: list[dict[int, int]] = [{} for _ in schema.types]  # in the graph to in the block
@@ -77,8 +79,9 @@ def random_block(
     def room(counts: list[list[int]]) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(count + slack for count in line) for line in counts)
 
-    shape = BlockShape(schema, room(node_counts), room(edge_counts), room(row_counts))
-    shape = BlockShape(schema, ((*_seeds_only(shape, seeds),), *shape.nodes[1:]), shape.edges, shape.rows)
+    if shape is None:
+        rooms = room(node_counts)
+        shape = BlockShape(schema, (tuple(node_counts[0]), *rooms[1:]), room(edge_counts), room(row_counts))
     block = Block.empty(shape, torch.device("cpu"))
     for tensor in block.tensors().values():
         tensor.fill_(GARBAGE)
@@ -107,10 +110,6 @@ def random_block(
     return block
 
 
-def _seeds_only(shape: BlockShape, seeds: int) -> list[int]:
-    return [seeds if kind == shape.schema.seed_type else 0 for kind in range(len(shape.schema.types))]
-
-
 def _write(tensor: Tensor, first: int, values: list[int]) -> None:
     tensor[first : first + len(values)] = torch.tensor(values, dtype=torch.int32)
 
@@ -137,7 +136,8 @@ def filled(block: Block, level: int, what: str) -> Tensor:
     else:
         rooms = tuple(shape.nodes[level - 1][target] for target in schema.targets)
         counts = block.node_counts[level - 1][list(schema.targets)]
-    return torch.cat([torch.arange(room) < count for room, count in zip(rooms, counts, strict=True)])
+    exists = [torch.arange(room, device=counts.device) < count for room, count in zip(rooms, counts, strict=True)]
+    return torch.cat(exists)
 
 
 def random_inputs(

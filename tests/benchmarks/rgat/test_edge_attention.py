@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from benchmarks.rgat.block import Block
+from benchmarks.rgat.ops.bench_block import bench_block
 from benchmarks.rgat.ops.edge_attention.aggregate_first import aggregate_first
 from benchmarks.rgat.ops.edge_attention.plain import backward_torch, forward_torch
 from benchmarks.rgat.schema import Schema
@@ -73,6 +74,12 @@ def test_the_block_has_isolated_targets_and_duplicate_edges_and_a_full_one_works
     assert several
     assert isolated
     assert_as_defined(block, 3)
+
+
+def test_the_block_of_the_bench_is_one() -> None:
+    block = bench_block(2, torch.device("cpu"), 100_000)
+    assert block.edge_counts[2].sum() > 100
+    assert_as_defined(block, 2)
 
 
 @pytest.mark.parametrize("level", [1, 3])

@@ -1,0 +1,173 @@
+"""Attention over edges on a GPU: the kernels against the plain version at real sizes, captured, and bit by bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.rgat.block import Block
+from benchmarks.rgat.ops.bench_block import bench_block
+from benchmarks.rgat.ops.edge_attention import IMPLEMENTATIONS
+from benchmarks.rgat.ops.edge_attention.plain import EdgeAttention
+from common.ops.dropout.plain import DropoutMask
+from tests.benchmarks.rgat.random_edges import filled, random_block, random_inputs
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+CUDA = torch.device("cuda")
+SLOPE = 0.2
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+class Convolution:
+    """Inputs of one convolution; ``garbage`` is NaN where the block fills nothing."""
+
+    def __init__(
+        self,
+        block: Block,
+        level: int,
+        heads: int,
+        width: int,
+        dtype: torch.dtype,
+        activation_slope: float | None = 0.01,
+        p: float | None = 0.2,
+        garbage: bool = True,
+    ) -> None:
+        self.block, self.level = block, level
+        random = torch.Generator(CUDA).manual_seed(level)
+        shape, relations = block.shape, len(block.shape.schema.relations)
+
+        def normal(*size: int) -> Tensor:
+            return torch.randn(size, device=CUDA, generator=random)
+
+        self.z_MD = normal(shape.row_offsets(level)[-1], heads * width).to(dtype)
+        self.dout_PD = normal(shape.node_offsets(level - 1)[-1], heads * width).to(dtype)
+        self.source_term_MA = normal(len(self.z_MD), heads)
+        self.target_term_TA = normal(shape.target_offsets(level)[-1], heads)
+        self.bias_RD, self.att_source_RAd = normal(relations, heads * width), normal(relations, heads, width)
+        self.beyond = ~filled(block, level, "rows")
+        for tensor, what in (
+            (self.z_MD, "rows"), (self.source_term_MA, "rows"), (self.target_term_TA, "targets"),
+            (self.dout_PD, "nodes"),
+        ):  # fmt: skip
+            if garbage:
+                tensor[~filled(block, level, what)] = torch.nan
+        self.seed = torch.tensor(11, device=CUDA)
+        dropout = None if p is None else DropoutMask(p, self.seed, 2)
+        self.options: dict[str, Any] = {"slope": SLOPE, "activation_slope": activation_slope, "dropout": dropout}
+
+    def forward(self, functions: EdgeAttention) -> tuple[Tensor, Tensor]:
+        terms = self.source_term_MA, self.target_term_TA
+        return functions.forward(self.z_MD, *terms, self.bias_RD, self.block, self.level, **self.options)
+
+    def backward(self, functions: EdgeAttention, out_PD: Tensor, log_sum_TA: Tensor) -> tuple[Tensor, ...]:
+        """Gradients; dz is 0 beyond the rows that the block had at first."""
+        dz_MD, *rest = functions.backward(
+            self.dout_PD, out_PD, self.z_MD, self.source_term_MA, self.target_term_TA, log_sum_TA,
+            self.att_source_RAd, self.block, self.level, **self.options, deterministic=True,
+        )  # fmt: skip
+        return dz_MD.masked_fill(self.beyond[:, None], 0), *rest
+
+
+def on_gpu(block: Block) -> Block:
+    return Block.of(block.shape, {name: tensor.to(CUDA) for name, tensor in block.tensors().items()})
+
+
+def assert_near(found: Tensor, expected: Tensor, tolerance: float) -> None:
+    """By the mean size of a column's numbers beside their own, since sums cancel."""
+    assert found.isfinite().all()
+    size = expected.float().square().mean().sqrt().item()
+    torch.testing.assert_close(found.float(), expected.float(), rtol=tolerance, atol=3 * tolerance * max(size, 1e-3))
+
+
+def assert_as_plain(work: Convolution, tolerance: float) -> None:
+    plain, triton = IMPLEMENTATIONS["torch"].function, IMPLEMENTATIONS["triton"].function
+    out_PD, log_sum_TA = work.forward(plain)
+    found_PD, found_log_sum_TA = work.forward(triton)
+    assert_near(found_PD, out_PD, tolerance)
+    there = log_sum_TA.isfinite()
+    torch.testing.assert_close(found_log_sum_TA[there], log_sum_TA[there], rtol=1e-5, atol=1e-5)
+    found, expected = work.backward(triton, out_PD, log_sum_TA), work.backward(plain, out_PD, log_sum_TA)
+    for one, other in zip(found, expected, strict=True):
+        assert_near(one, other, tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_a_block_like_the_data_sets(level: int, dtype: torch.dtype) -> None:
+    last = {"activation_slope": None, "p": None} if level == 1 else {}
+    assert_as_plain(Convolution(bench_block(128, CUDA, 16), level, 4, 128, dtype, **last), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize(("heads", "width"), [(4, 8), (1, 3), (8, 1), (2, 256)])
+def test_other_heads_and_widths(heads: int, width: int) -> None:
+    block = on_gpu(random_block(1, hub=0.3))
+    assert_as_plain(Convolution(block, 3, heads, width, torch.float32), 1e-5)
+
+
+def test_long_rows_with_the_tiles_of_training() -> None:
+    """A source of thousands of edges: through many chunks, of which lower levels count the first entries."""
+    block = on_gpu(random_block(2, graph=600, seeds=200, fanouts=(15, 10, 5), hub=0.4))
+    assert block.row_indptr.diff().max() > 1000
+    for level in (1, 2, 3):
+        assert_as_plain(Convolution(block, level, 4, 128, torch.float32), 1e-5)
+
+
+def test_a_small_block_is_the_cpus() -> None:
+    block = random_block(3)
+    inputs = random_inputs(block, 2, 4, 8)
+    options = {"slope": SLOPE, "activation_slope": 0.01, "dropout": DropoutMask(0.2, torch.tensor(5), 1)}
+    arguments = inputs.z_MD, inputs.source_term_MA, inputs.target_term_TA, inputs.bias_RD
+    expected, _ = IMPLEMENTATIONS["torch"].function.forward(*arguments, block, 2, **options)
+    options["dropout"] = DropoutMask(0.2, torch.tensor(5, device=CUDA), 1)
+    half = [tensor.float().to(CUDA) for tensor in arguments]
+    found, _ = IMPLEMENTATIONS["triton"].function.forward(*half, on_gpu(block), 2, **options)
+    torch.testing.assert_close(found.cpu().double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_same_bits_twice() -> None:
+    work = Convolution(bench_block(128, CUDA, 16), 3, 4, 128, torch.bfloat16)
+    functions = IMPLEMENTATIONS["triton"].function
+    out_PD, log_sum_TA = work.forward(functions)
+    gradients = work.backward(functions, out_PD, log_sum_TA)
+    for _ in range(3):
+        assert torch.equal(work.forward(functions)[0], out_PD)
+        again = work.backward(functions, out_PD, log_sum_TA)
+        assert all(torch.equal(one, other) for one, other in zip(again, gradients, strict=True))
+
+
+@pytest.mark.parametrize("name", ["torch", "triton"])
+def test_a_captured_step_takes_the_next_block_and_seed(name: str) -> None:
+    functions = IMPLEMENTATIONS[name].function
+    large = random_block(4, seeds=6, slack=100)
+    small = random_block(5, seeds=6, fanouts=(2, 1, 1), shape=large.shape)
+    block = on_gpu(small)
+    work = Convolution(block, 2, 4, 8, torch.float32, garbage=False)
+    dropped = torch.zeros(0)
+
+    def step() -> list[Tensor]:
+        out_PD, log_sum_TA = work.forward(functions)
+        return [out_PD, *work.backward(functions, out_PD, log_sum_TA)]
+
+    step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for given, seed in ((small, 11), (large, 11), (large, 12)):
+        for own, tensor in zip(block.tensors().values(), given.tensors().values(), strict=True):
+            own.copy_(tensor)
+        work.seed.fill_(seed)
+        graph.replay()
+        expected = step()
+        for found, other in zip(captured, expected, strict=True):
+            torch.testing.assert_close(found, other, rtol=0, atol=0)
+        before, dropped = dropped, captured[0] == 0
+        assert not torch.equal(before, dropped)
