@@ -42,6 +42,7 @@ SHORT = {
     toy.NAME: ["benchmark.schedule.last_epoch=1"],
     "resnet": ["benchmark.schedule.last_epoch=1"],
     "retinanet": ["benchmark.schedule.last_epoch=1"],
+    "rgat": ["benchmark.schedule.last_samples=16"],
     "ssd300": ["benchmark.schedule.last_epoch=5"],
     "unet3d": ["benchmark.schedule.last_epoch=2"],
 }

@@ -30,6 +30,10 @@ from common.ops.implementation import AUTO, OperationRequest, asked_for, select
 from common.ops.triton_support import widen
 
 
+DROPOUT_SITE = 1 << 16
+"""Call site of the first dropout, beyond those at which neighbours are drawn with the same seed."""
+
+
 @dataclass(frozen=True)
 class Architecture:
     """What the rules fix of the network.
@@ -195,8 +199,8 @@ class _Convolve(torch.autograd.Function):
             deterministic=deterministic,
         )
         wide = dbias_RD.dtype
-        dv_RKA = products.target_terms_gradient(x_NK, dtarget_term_TA, block, level, deterministic)
-        dweight_RKD = products.weight_gradient(x_NK, dz_MD, block, level, wide, deterministic)
+        dv_RKA = products.target_terms_gradient(x_NK, dtarget_term_TA, block, level)
+        dweight_RKD = products.weight_gradient(x_NK, dz_MD, block, level, wide)
         relations, inputs, heads = dv_RKA.shape
         dweight_RKAd = dweight_RKD.view(relations, inputs, heads, -1)
         dweight_RKAd += dv_RKA.unsqueeze(-1) * target_RAd.to(wide).unsqueeze(1)
@@ -311,7 +315,7 @@ class RGAT(nn.Module):
         for layer, convolution in enumerate(self.convs):
             p = architecture.dropout if self.training and layer < last else 0.0
             slope = architecture.activation_slope if layer < last else None
-            h = convolution(h, block, Epilogue(slope, DropoutMask(p, seed, layer) if p else None))
+            h = convolution(h, block, Epilogue(slope, DropoutMask(p, seed, DROPOUT_SITE + layer) if p else None))
         offset = block.shape.node_offsets(0)[self._seed_type]
         logits: Tensor = self.lin(h[offset : offset + block.shape.seeds])
         return logits

@@ -53,7 +53,7 @@ def aggregate_first(
         bias_RD: of the relations.
         slope: of the leaky ReLU of the logits.
         activation_slope: of the leaky ReLU of the result; None without one.
-        dropout: of the result, by its flat index; None without one.
+        dropout: of the result, by type, node and column; None without one.
 
     Returns:
         (P, D), dtype of x, zeros beyond the nodes that exist.

@@ -79,7 +79,7 @@ def edge_attention_forward_kernel(
 ):  # fmt: skip
     """Grid (P,)."""
     program = tl.program_id(0)
-    kind_ptr = kinds_ptr + record_of(program, kinds_ptr, KINDS, 6) * 6
+    kind_ptr = kinds_ptr + record_of(program, kinds_ptr, KINDS, 7) * 7
     node = program - tl.load(kind_ptr)
     out_row = tl.load(kind_ptr + 1) + node
     head = tl.arange(0, A)
@@ -120,8 +120,8 @@ def edge_attention_forward_kernel(
         if ACTIVATION:
             total = leaky(total, activation_slope)
         if THRESHOLD > 0:
-            key, second_key = mask_keys(seed_ptr, site)
-            start = (out_row.to(tl.int64) * (A * WIDTH) + head * WIDTH).to(tl.uint32)
+            key, second_key = mask_keys(seed_ptr, site + tl.load(kind_ptr + 6))
+            start = (node.to(tl.int64) * (A * WIDTH) + head * WIDTH).to(tl.uint32)
             keep = keep_of_rows(start, BLOCK_D, WIDTH % 2 == 0, key, second_key, THRESHOLD)
             total = tl.where(keep, total * INVERSE_KEEP, 0.0)
     store_row(out_ptr, out_row, total, A, WIDTH, BLOCK_D)

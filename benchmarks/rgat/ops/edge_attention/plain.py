@@ -131,14 +131,27 @@ def finish(
     if activation_slope is not None:
         sum_PD = torch.nn.functional.leaky_relu(sum_PD, activation_slope)
     if dropout is not None and dropout.p:
-        sum_PD = torch.where(_kept(sum_PD, dropout), sum_PD * scale_of_kept(dropout.p), 0.0)
+        sum_PD = torch.where(_kept(sum_PD, block, level, dropout), sum_PD * scale_of_kept(dropout.p), 0.0)
     return torch.where(filled_nodes(block, level - 1), sum_PD, 0.0)
 
 
-def _kept(x_PD: Tensor, dropout: DropoutMask) -> Tensor:
-    """Which elements dropout keeps, (P, D)."""
-    rows_P = torch.arange(x_PD.shape[0], device=x_PD.device)
-    return keep_rows(dropout.seed, dropout.site, rows_P, x_PD.shape[1], dropout.p)
+def _kept(x_PD: Tensor, block: Block, level: int, dropout: DropoutMask) -> Tensor:
+    """Which elements dropout keeps, (P, D): of each type by node and column, whatever room there is before it.
+
+    Of T types, number t has the site T * site + t.
+    """
+    rooms = block.shape.nodes[level - 1]
+    kept = [
+        keep_rows(
+            dropout.seed,
+            dropout.site * len(rooms) + kind,
+            torch.arange(room, device=x_PD.device),
+            x_PD.shape[1],
+            dropout.p,
+        )
+        for kind, room in enumerate(rooms)
+    ]
+    return torch.cat(kept)
 
 
 @torch.no_grad()
@@ -164,7 +177,7 @@ def forward_torch(
         level: of the rows, 1 to H.
         slope: of the leaky ReLU of the logits, 0 to 1.
         activation_slope: of the leaky ReLU of the result; None without one.
-        dropout: of the result, by its flat index; None without one.
+        dropout: of the result, by type, node and column; None without one.
 
     Returns:
         (P, D), dtype of z, zeros beyond the nodes that exist. (T, A), fp32: for each relation and target the logarithm
@@ -195,7 +208,8 @@ def through_finish(
     """Gradient of the sums over all relations, (P, D), at least fp32; zeros beyond the nodes that exist."""
     gradient_PD = widen(dout_PD)
     if dropout is not None and dropout.p:
-        gradient_PD = torch.where(_kept(gradient_PD, dropout), gradient_PD * scale_of_kept(dropout.p), 0.0)
+        kept_PD = _kept(gradient_PD, block, level, dropout)
+        gradient_PD = torch.where(kept_PD, gradient_PD * scale_of_kept(dropout.p), 0.0)
     if activation_slope is not None:  # a dropped element, whose sign is lost, has no gradient
         gradient_PD = torch.where(out_PD > 0, gradient_PD, gradient_PD * activation_slope)
     return torch.where(filled_nodes(block, level - 1), gradient_PD, 0.0)

@@ -21,8 +21,8 @@ class ByKind(NamedTuple):
     """A launch over node types, or over the relations into them.
 
     Attributes:
-        kinds: [types, 6]: first program; first output node; place of the count of nodes in ``Block.counts``; nodes
-            that there is room for; first record in ``relations``, and how many.
+        kinds: [types, 7]: first program; first output node; place of the count of nodes in ``Block.counts``; nodes
+            that there is room for; first record in ``relations``, and how many; number of the type.
         relations: [R, 5]: number; where it begins in ``indptr``, among edges, among the rows of the level and among
             the targets of the level.
         partials: [R, 3]: the first of the programs that share a relation, their distance, how many; for sums of what
@@ -76,7 +76,7 @@ def by_kind(shape: BlockShape, level: int, device: torch.device, nodes: int, eac
         into = schema.into(kind)
         node_count = (level - 1) * len(rooms) + kind
         first_node = shape.node_offsets(level - 1)[kind]
-        kinds.append([programs, first_node, node_count, rooms[kind], len(relations), len(into)])
+        kinds.append([programs, first_node, node_count, rooms[kind], len(relations), len(into), kind])
         ranges, lanes = -(-rooms[kind] // nodes), len(into) if each_relation else 1
         for lane, relation in enumerate(into):
             partials[relation] = [programs + (lane if each_relation else 0), lanes, ranges]

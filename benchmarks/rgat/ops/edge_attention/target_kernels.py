@@ -33,14 +33,14 @@ def edge_attention_gradient_kernel(
     """Gradient of the sums over relations, and each program's share of its columns' sums. Grid (programs,), each with
     NODES nodes of a type, BLOCK at a time."""
     program = tl.program_id(0)
-    kind_ptr = kinds_ptr + record_of(program, kinds_ptr, KINDS, 6) * 6
+    kind_ptr = kinds_ptr + record_of(program, kinds_ptr, KINDS, 7) * 7
     first = (program - tl.load(kind_ptr)) * NODES
     first_row = tl.load(kind_ptr + 1)
     end = tl.minimum(first + NODES, tl.load(counts_ptr + tl.load(kind_ptr + 2)))
     column = tl.arange(0, BLOCK_D)
     total = tl.zeros((BLOCK, BLOCK_D), tl.float32)
     if THRESHOLD > 0:
-        key, second_key = mask_keys(seed_ptr, site)
+        key, second_key = mask_keys(seed_ptr, site + tl.load(kind_ptr + 6))
     for start in range(first, end, BLOCK):
         node = start + tl.arange(0, BLOCK)
         row = (first_row + node).to(tl.int64)
@@ -48,7 +48,7 @@ def edge_attention_gradient_kernel(
         mask = (node < end)[:, None] & (column < D)[None, :]
         gradient = tl.load(dout_ptr + place, mask=mask, other=0.0).to(tl.float32)
         if THRESHOLD > 0:
-            keep = keep_of_rows((row * D).to(tl.uint32), BLOCK_D, D % 2 == 0, key, second_key, THRESHOLD)
+            keep = keep_of_rows((node.to(tl.int64) * D).to(tl.uint32), BLOCK_D, D % 2 == 0, key, second_key, THRESHOLD)
             gradient = tl.where(keep, gradient * INVERSE_KEEP, 0.0)
         if ACTIVATION:  # a dropped element, whose sign is lost, has no gradient
             out = tl.load(out_ptr + place, mask=mask, other=0.0).to(tl.float32)
@@ -132,7 +132,7 @@ def edge_attention_targets_kernel(
     """Grid (programs,), each with TARGETS targets of a relation; relations with the same targets follow each other,
     which leaves their gradients in the cache."""
     program = tl.program_id(0)
-    kind_ptr = kinds_ptr + record_of(program, kinds_ptr, KINDS, 6) * 6
+    kind_ptr = kinds_ptr + record_of(program, kinds_ptr, KINDS, 7) * 7
     relations = tl.load(kind_ptr + 5)
     index = program - tl.load(kind_ptr)
     first = index // relations * TARGETS

@@ -60,7 +60,7 @@ def _widths(heads: int, columns: int) -> dict[str, int]:
 
 
 class _Finish(NamedTuple):
-    """Activation and dropout as kernels take them."""
+    """Activation and dropout as kernels take them; ``site`` is that of the first type."""
 
     seed: Tensor | None
     site: int
@@ -68,7 +68,7 @@ class _Finish(NamedTuple):
     constants: dict[str, Any]
 
 
-def _finish(activation_slope: float | None, dropout: DropoutMask | None) -> _Finish:
+def _finish(types: int, activation_slope: float | None, dropout: DropoutMask | None) -> _Finish:
     p = 0.0 if dropout is None else dropout.p
     constants = {
         "ACTIVATION": activation_slope is not None,
@@ -78,7 +78,7 @@ def _finish(activation_slope: float | None, dropout: DropoutMask | None) -> _Fin
     slope = 1.0 if activation_slope is None else activation_slope
     if dropout is None or not constants["THRESHOLD"]:
         return _Finish(None, 0, slope, constants)
-    return _Finish(dropout.seed, dropout.site, slope, constants)
+    return _Finish(dropout.seed, dropout.site * types, slope, constants)
 
 
 def forward(
@@ -99,7 +99,7 @@ def forward(
     table = by_kind(block.shape, level, z_MD.device, tile.items, False)
     out_PD = z_MD.new_empty((block.shape.node_offsets(level - 1)[-1], columns))
     log_sum_TA = torch.empty_like(target_term_TA)
-    finish = _finish(activation_slope, dropout)
+    finish = _finish(len(block.shape.schema.types), activation_slope, dropout)
     kernels.edge_attention_forward_kernel[(table.programs,)](
         z_MD, source_term_MA, target_term_TA, bias_RD, out_PD, log_sum_TA,
         block.counts, block.indptr, block.edge_row, table.kinds, table.relations,
@@ -131,7 +131,8 @@ def backward(
         att_source=att_source_RAd,
     )  # fmt: skip
     widths = _widths(source_term_MA.shape[1], z_MD.shape[1])
-    gradient_PD, dbias_RD = _through_finish(dout_PD, out_PD, block, level, _finish(activation_slope, dropout))
+    finish = _finish(len(block.shape.schema.types), activation_slope, dropout)
+    gradient_PD, dbias_RD = _through_finish(dout_PD, out_PD, block, level, finish)
     shares_E2A = source_term_MA.new_empty((len(block.edge_row), 2, widths["A"]))
     dtarget_term_TA = torch.empty_like(target_term_TA)
 
