@@ -50,8 +50,9 @@ def defined(
             if activation_slope is not None:
                 total_D = torch.nn.functional.leaky_relu(total_D, activation_slope)
             if dropout is not None:
-                element = (first + target) * heads * width + torch.arange(heads * width)
-                keep_D = keep_mask(dropout.seed, dropout.site, element, dropout.p)
+                element = target * heads * width + torch.arange(heads * width)
+                site = len(schema.types) * dropout.site + kind
+                keep_D = keep_mask(dropout.seed, site, element, dropout.p)
                 total_D = total_D * keep_D / (1 - dropout.p)
             out_PD[first + target] = total_D
     result_PD = torch.stack(out_PD)
