@@ -28,7 +28,9 @@ NODES = (50, 31, 2, 1)
 EDGES = (130, 40, 40)
 WIDTH = 24
 UNTOUCHED = 7
+CPU = torch.device("cpu")
 E4M3 = torch.float8_e4m3fn
+DTYPES = (E4M3, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def block(seed: int, device: torch.device, counts: tuple[int, ...] = (17, 12, 2,
     """Some nodes of each type, drawn anyhow, in room for more; only what a store looks at."""
     shape = BlockShape(SCHEMA, ((4, 0, 0, 0), (25, 15, 3, 1)), ((9, 9, 9),), ((9, 9, 9),))
     random = torch.Generator().manual_seed(seed)
-    drawn = Block.empty(shape, torch.device("cpu"))
+    drawn = Block.empty(shape, CPU)
     drawn.nodes.fill_(1 << 30)
     drawn.node_counts[1] = torch.tensor(counts, dtype=torch.int32)
     for first, count, nodes in zip(shape.node_offsets(1), counts, NODES, strict=False):
@@ -94,7 +96,7 @@ def expected(graph: Made, drawn: Block) -> Tensor:
     return out
 
 
-BLOCKS = 5
+BLOCKS = 6
 PLACED = {"auto": "local", "auto over nodes": "exchange", "peers": "peers", "host": "host", "exchange": "exchange"}
 """What is asked for, and the name of what comes."""
 
@@ -130,9 +132,9 @@ def run_rank(rank: int, world: int, folder: str) -> None:
     found: dict[str, Any] = {}
     for asked in PLACED:
         wrong = blocks = 0
-        for dtype in (E4M3, torch.float16):
-            store, graph = _opened(asked, Path(folder) / str(dtype), dtype, Layout({"dp": world}, rank)), made(dtype)
-            wrong += _wrong(store, graph, rank)
+        for dtype in DTYPES:
+            store, graph = opened(asked, Path(folder) / str(dtype), dtype, Layout({"dp": world}, rank)), made(dtype)
+            wrong += wrong_bytes(store, graph, rank)
             blocks += BLOCKS
             found[asked] = (store.name, blocks, wrong)
             store.close()
@@ -145,7 +147,7 @@ def run_graph_rank(rank: int, world: int, folder: str) -> None:
     """Read the graph into shards, and put shards of tensors together; save both as this rank sees them."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
     use_host_for_peers()
-    layout, device = Layout({"dp": world}, rank), torch.device("cpu")
+    layout, device = Layout({"dp": world}, rank), CPU
     read = graphs.open_graph(Path(folder), SCHEMA, NODES, "peers", layout, world, device)
     graph = made()
     cut = graphs.graph_in_memory(SCHEMA, NODES, graph.indptr, graph.indices, world)
@@ -162,24 +164,25 @@ def copied(shards: tuple[tuple[Tensor, ...], ...]) -> tuple[tuple[Tensor, ...], 
     return tuple(tuple(shard.to("cpu", copy=True) for shard in of_relation) for of_relation in shards)
 
 
-def _opened(asked: str, root: Path, dtype: torch.dtype, layout: Layout) -> FeatureStore:
+def opened(asked: str, root: Path, dtype: torch.dtype, layout: Layout) -> FeatureStore:
     placement, _, over_nodes = asked.partition(" ")
     ranks_per_node = 1 if over_nodes else layout.world_size
     return open_features(
-        root, SCHEMA, NODES, WIDTH, dtype, placement, layout, ranks_per_node, torch.device("cpu"), gather_programs=3
+        root, SCHEMA, NODES, WIDTH, dtype, placement, layout, ranks_per_node, layout.device, gather_programs=3
     )
 
 
-def _wrong(store: FeatureStore, graph: Made, rank: int) -> int:
+def wrong_bytes(store: FeatureStore, graph: Made, rank: int, device: torch.device = CPU) -> int:
     """Bytes of all blocks that are not what they should be."""
     counts = [(17, 12, 2, 0), (25, 15, 3, 1), (0, 0, 0, 0), (1, 0, 3, 1)]
-    # One rank asks for nothing where others ask for much.
-    blocks = [block(10 * rank + step, torch.device("cpu"), counts[(step + rank) % 4]) for step in range(BLOCKS)]
+    # Nobody asks for anything at first; later one rank asks for nothing where others ask for much.
+    asked = [(0, 0, 0, 0), *(counts[(step + rank) % 4] for step in range(BLOCKS - 1))]
+    blocks = [block(10 * rank + step, device, filled) for step, filled in enumerate(asked)]
     plans, wrong = [store.plan(one) for one in blocks[:2]], 0
     for step, one in enumerate(blocks):
         out = room(one, store.dtype)
         store.gather(one, plans.pop(0), out)
         if step + 2 < BLOCKS:
             plans.append(store.plan(blocks[step + 2]))
-        wrong += int((out.view(torch.uint8) != expected(graph, one)).sum())
+        wrong += int((out.view(torch.uint8).cpu() != expected(graph, one)).sum())
     return wrong

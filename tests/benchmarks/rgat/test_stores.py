@@ -51,7 +51,7 @@ def test_every_node_that_is_there_gets_its_row(tmp_path, placement, dtype):
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_ranks_get_the_same_rows_from_every_placement(tmp_path, world):
-    for dtype in (small.E4M3, torch.float16):
+    for dtype in small.DTYPES:
         small.write(tmp_path / str(dtype), small.made(dtype))
     mp.start_processes(small.run_rank, args=(world, str(tmp_path)), nprocs=world, start_method="forkserver")
     for rank in range(world):
