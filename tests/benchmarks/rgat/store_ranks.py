@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -126,21 +125,26 @@ def use_host_for_peers() -> None:
 
 
 def run_rank(rank: int, world: int, folder: str) -> None:
-    """Gather blocks of this rank's own through every placement, planned two ahead, and save what was wrong."""
+    """Gather blocks through every placement, and save what was wrong."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
     use_host_for_peers()
-    found: dict[str, Any] = {}
+    torch.save(gathered(Layout({"dp": world}, rank), Path(folder)), f"{folder}/{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def gathered(layout: Layout, folder: Path) -> dict[str, tuple[str, int, int]]:
+    """By what is asked for: the name of what comes, blocks that were gathered, bytes that were wrong."""
+    found = {}
     for asked in PLACED:
         wrong = blocks = 0
         for dtype in DTYPES:
-            store, graph = opened(asked, Path(folder) / str(dtype), dtype, Layout({"dp": world}, rank)), made(dtype)
-            wrong += wrong_bytes(store, graph, rank)
+            store, graph = opened(asked, folder / str(dtype), dtype, layout), made(dtype)
+            wrong += wrong_bytes(store, graph, layout.rank, layout.device)
             blocks += BLOCKS
             found[asked] = (store.name, blocks, wrong)
             store.close()
-    torch.save(found, f"{folder}/{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    return found
 
 
 def run_graph_rank(rank: int, world: int, folder: str) -> None:

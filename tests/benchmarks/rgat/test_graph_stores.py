@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import store_ranks as small
 import torch
 import torch.multiprocessing as mp
 from torch import Tensor
@@ -17,6 +16,7 @@ from benchmarks.rgat.stores.files import indices_file, indptr_file
 from benchmarks.rgat.stores.graphs import graph_bytes, graph_in_memory, open_graph
 from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError
+from tests.benchmarks.rgat import store_ranks as small
 
 CPU = torch.device("cpu")
 RELATION = small.SCHEMA.relations[1]

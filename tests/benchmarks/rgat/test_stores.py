@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import store_ranks as small
 import torch
 import torch.multiprocessing as mp
 
@@ -17,6 +16,7 @@ from benchmarks.rgat.stores.partition import Partition
 from benchmarks.rgat.stores.placement import Ranks, Room, candidates
 from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError
+from tests.benchmarks.rgat import store_ranks as small
 
 CPU = torch.device("cpu")
 
