@@ -48,8 +48,9 @@ class ExchangePlan:
 class ExchangedFeatures:
     """One shard on every rank. Collective to plan and to gather, in the same order on all ranks.
 
-    ``plan`` and ``gather`` run on one stream, or on several that wait for one another; ``gather`` waits on the host for
-    the numbers of its plan, which are there if it was made a step before.
+    ``gather`` waits on the host for the numbers of its plan, which are there if it was made a step before. It always
+    runs on the same stream, and takes twice the memory of the rows that it gathers: those for others, and its own as
+    they come in. Both grow with the largest block so far.
 
     Args:
         partition: of the nodes, a shard for each rank of ``group``.
@@ -77,7 +78,9 @@ class ExchangedFeatures:
         self._device = own.device
         self._shard: ShardedRows | None = ShardedRows((own,), (LARGEST,), (0,), own.device)
         self._gather = select(gather_rows.IMPLEMENTATIONS, AUTO, OperationRequest(own.device, torch.uint8)).function
-        self._rooms: dict[str, Tensor] = {}
+        self._asked = torch.empty(0, dtype=torch.int32, device=own.device)
+        self._given = own.new_empty(0)
+        self._arrived: ShardedRows | None = None
 
     def plan(self, block: Block) -> ExchangePlan:
         """Sort a block's nodes by owner, and tell every owner how many rows are wanted of it."""
@@ -106,15 +109,11 @@ class ExchangedFeatures:
         self._await(plan)
         out_NB = as_bytes(out_NF, self.dtype, self.width)
         sent, received = plan.counts.tolist()
-        row_bytes = self._shard.row_bytes
-        asked = self._room("asked", (sum(received),), torch.int32)
+        asked, given, rows = self._rooms(self._shard, sum(received), sum(sent))
         dist.all_to_all_single(asked, plan.wanted[: sum(sent)], received, sent, group=self._group)
-        given = self._room("given", (sum(received), row_bytes), torch.uint8)
         self._gather(self._shard, asked, plan.received, (0, sum(received)), given, self._programs)
-        arrived = self._room("arrived", (sum(sent), row_bytes), torch.uint8)
-        dist.all_to_all_single(arrived, given, sent, received, group=self._group)
-        hops, types = block.shape.hops, len(self._partition.nodes)
-        rows = ShardedRows((arrived,), (LARGEST,) * types, (0,) * types, self._device)
+        dist.all_to_all_single(rows.shards[0][: sum(sent)], given, sent, received, group=self._group)
+        hops = block.shape.hops
         offsets = block.shape.node_offsets(hops)
         self._gather(rows, plan.answer, block.node_counts[hops], offsets, out_NB, self._programs)
 
@@ -122,8 +121,8 @@ class ExchangedFeatures:
         """See :class:`benchmarks.rgat.stores.feature_store.FeatureStore`."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        self._shard = None
-        self._rooms.clear()
+        self._shard = self._arrived = None
+        self._given = self._given.new_empty(0)
 
     def _owners(self, block: Block) -> tuple[Tensor, Tensor]:
         """Of each place the rank that has its row, int16, S where nothing is there; and the row in its shard, int32."""
@@ -151,10 +150,23 @@ class ExchangedFeatures:
         for tensor in (plan.wanted, plan.answer, plan.received):
             tensor.record_stream(stream)
 
-    def _room(self, purpose: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Memory that is used again for every block, larger where one needs more."""
-        size = torch.Size(shape).numel() * dtype.itemsize
-        if purpose not in self._rooms or self._rooms[purpose].numel() < size:
-            self._rooms.pop(purpose, None)
-            self._rooms[purpose] = torch.empty(size * 9 // 8 + 16, dtype=torch.uint8, device=self._device)
-        return self._rooms[purpose][:size].view(dtype).view(shape)
+    def _rooms(self, shard: ShardedRows, received: int, sent: int) -> tuple[Tensor, Tensor, ShardedRows]:
+        """Numbers from others, rows for them, and rows from them: memory that every block uses again.
+
+        What a kernel knows of it goes to the device when it is made, for which the host waits.
+        """
+        if len(self._asked) <= received:
+            self._given = self._given.new_empty(0)  # gives its memory back before there is more
+            self._asked = torch.empty(_with_reserve(received), dtype=torch.int32, device=self._device)
+            self._given = torch.empty((len(self._asked), shard.row_bytes), dtype=torch.uint8, device=self._device)
+        if self._arrived is None or len(self._arrived.shards[0]) <= sent:
+            self._arrived = None
+            arrived = torch.empty((_with_reserve(sent), shard.row_bytes), dtype=torch.uint8, device=self._device)
+            types = len(self._partition.nodes)
+            self._arrived = ShardedRows((arrived,), (LARGEST,) * types, (0,) * types, self._device)
+        return self._asked[:received], self._given[:received], self._arrived
+
+
+def _with_reserve(rows: int) -> int:
+    """Rows to make room for where so many are needed, so that a few more need no other room."""
+    return rows + rows // 8 + 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,16 +12,24 @@ from torch import Tensor
 
 from benchmarks.rgat.block import Block, BlockShape
 from benchmarks.rgat.schema import Schema
+from benchmarks.rgat.stores import graphs
+from benchmarks.rgat.stores.feature_store import FeatureStore
 from benchmarks.rgat.stores.features import open_features
 from benchmarks.rgat.stores.files import feature_file, indices_file, indptr_file
+from benchmarks.rgat.stores.host_memory import NodeMemory
+from benchmarks.rgat.stores.placement import Ranks
+from common.distributed import one_machine
 from common.distributed.layout import Layout
+from common.distributed.symmetric_memory import PeerMemory
 
 SCHEMA = Schema.augmented(("paper", "author", "fos", "lonely"), ("paper__cites__paper", "paper__by__author"), "paper")
 NODES = (50, 31, 2, 1)
 EDGES = (130, 40, 40)
 WIDTH = 24
 UNTOUCHED = 7
+CPU = torch.device("cpu")
 E4M3 = torch.float8_e4m3fn
+DTYPES = (E4M3, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,7 @@ def block(seed: int, device: torch.device, counts: tuple[int, ...] = (17, 12, 2,
     """Some nodes of each type, drawn anyhow, in room for more; only what a store looks at."""
     shape = BlockShape(SCHEMA, ((4, 0, 0, 0), (25, 15, 3, 1)), ((9, 9, 9),), ((9, 9, 9),))
     random = torch.Generator().manual_seed(seed)
-    drawn = Block.empty(shape, torch.device("cpu"))
+    drawn = Block.empty(shape, CPU)
     drawn.nodes.fill_(1 << 30)
     drawn.node_counts[1] = torch.tensor(counts, dtype=torch.int32)
     for first, count, nodes in zip(shape.node_offsets(1), counts, NODES, strict=False):
@@ -88,27 +95,98 @@ def expected(graph: Made, drawn: Block) -> Tensor:
     return out
 
 
-def run_rank(rank: int, world: int, folder: str, placements: tuple[str, ...]) -> None:
-    """Gather blocks of this rank's own through every placement, planned two ahead, and save what was wrong."""
+BLOCKS = 6
+PLACED = {"auto": "local", "auto over nodes": "exchange", "peers": "peers", "host": "host", "exchange": "exchange"}
+"""What is asked for, and the name of what comes."""
+
+
+class HostHandle:
+    """Memory of the host in the place of what GPUs map from each other."""
+
+    def __init__(self, memory: NodeMemory) -> None:
+        self._memory = memory
+
+    def get_buffer(self, rank: int, sizes: torch.Size, dtype: torch.dtype, storage_offset: int) -> Tensor:
+        start = storage_offset * dtype.itemsize
+        return self._memory.buffers[rank][start : start + sizes.numel() * dtype.itemsize].view(dtype).view(sizes)
+
+
+def use_host_for_peers() -> None:
+    """Let processes without GPUs have peers' memory: only where it lies is another."""
+
+    def allocate(size: int, group: dist.ProcessGroup, device: torch.device) -> PeerMemory:
+        memory = NodeMemory(size, group, device)
+        return PeerMemory(memory.own, HostHandle(memory), group.rank(), group.size())  # type: ignore[arg-type]
+
+    PeerMemory.allocate = allocate  # type: ignore[assignment,method-assign]
+    one_machine.refusal = lambda group, device: None
+    Ranks.refusal = lambda ranks, placement: None  # type: ignore[method-assign]
+    graphs._choose = lambda *_: "peers"
+
+
+def run_rank(rank: int, world: int, folder: str) -> None:
+    """Gather blocks through every placement, and save what was wrong."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
-    layout, device = Layout({"dp": world}, rank), torch.device("cpu")
-    found: dict[str, Any] = {}
-    for dtype in (E4M3, torch.float16):
-        root, graph = Path(folder) / str(dtype), made(dtype)
-        for placement in placements:
-            store = open_features(root, SCHEMA, NODES, WIDTH, dtype, placement, layout, world, device)
-            counts = [(17, 12, 2, 0), (25, 15, 3, 1), (0, 0, 0, 0), (1, 0, 3, 1)]
-            # One rank asks for nothing where others ask for much.
-            blocks = [block(10 * rank + step, device, counts[(step + rank) % 4]) for step in range(5)]
-            plans = [store.plan(one) for one in blocks[:2]]
-            for step, one in enumerate(blocks):
-                out = room(one, dtype)
-                store.gather(one, plans.pop(0), out)
-                if step + 2 < len(blocks):
-                    plans.append(store.plan(blocks[step + 2]))
-                wrong = int((out.view(torch.uint8) != expected(graph, one)).sum())
-                found[f"{placement} {dtype} {step}"] = (store.name, wrong)
-            store.close()
-    torch.save(found, f"{folder}/{rank}.pt")
+    use_host_for_peers()
+    torch.save(gathered(Layout({"dp": world}, rank), Path(folder)), f"{folder}/{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
+
+
+def gathered(layout: Layout, folder: Path) -> dict[str, tuple[str, int, int]]:
+    """By what is asked for: the name of what comes, blocks that were gathered, bytes that were wrong."""
+    found = {}
+    for asked in PLACED:
+        wrong = blocks = 0
+        for dtype in DTYPES:
+            store, graph = opened(asked, folder / str(dtype), dtype, layout), made(dtype)
+            wrong += wrong_bytes(store, graph, layout.rank, layout.device)
+            blocks += BLOCKS
+            found[asked] = (store.name, blocks, wrong)
+            store.close()
+    return found
+
+
+def run_graph_rank(rank: int, world: int, folder: str) -> None:
+    """Read the graph into shards, and put shards of tensors together; save both as this rank sees them."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    use_host_for_peers()
+    layout, device = Layout({"dp": world}, rank), CPU
+    read = graphs.open_graph(Path(folder), SCHEMA, NODES, "peers", layout, world, device)
+    graph = made()
+    cut = graphs.graph_in_memory(SCHEMA, NODES, graph.indptr, graph.indices, world)
+    own_indptr, own_indices = ([shards[rank] for shards in of] for of in (cut.indptr, cut.indices))
+    shared = graphs.share_graph(SCHEMA, NODES, own_indptr, own_indices, layout, world, device)
+    seen = [[copied(graph.indptr), copied(graph.indices)] for graph in (read, shared)]
+    torch.save(seen, f"{folder}/{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def copied(shards: tuple[tuple[Tensor, ...], ...]) -> tuple[tuple[Tensor, ...], ...]:
+    """Tensors of their own on the host, which can be saved."""
+    return tuple(tuple(shard.to("cpu", copy=True) for shard in of_relation) for of_relation in shards)
+
+
+def opened(asked: str, root: Path, dtype: torch.dtype, layout: Layout) -> FeatureStore:
+    placement, _, over_nodes = asked.partition(" ")
+    ranks_per_node = 1 if over_nodes else layout.world_size
+    return open_features(
+        root, SCHEMA, NODES, WIDTH, dtype, placement, layout, ranks_per_node, layout.device, gather_programs=3
+    )
+
+
+def wrong_bytes(store: FeatureStore, graph: Made, rank: int, device: torch.device = CPU) -> int:
+    """Bytes of all blocks that are not what they should be."""
+    counts = [(17, 12, 2, 0), (25, 15, 3, 1), (0, 0, 0, 0), (1, 0, 3, 1)]
+    # Nobody asks for anything at first; later one rank asks for nothing where others ask for much.
+    asked = [(0, 0, 0, 0), *(counts[(step + rank) % 4] for step in range(BLOCKS - 1))]
+    blocks = [block(10 * rank + step, device, filled) for step, filled in enumerate(asked)]
+    plans, wrong = [store.plan(one) for one in blocks[:2]], 0
+    for step, one in enumerate(blocks):
+        out = room(one, store.dtype)
+        store.gather(one, plans.pop(0), out)
+        if step + 2 < BLOCKS:
+            plans.append(store.plan(blocks[step + 2]))
+        wrong += int((out.view(torch.uint8).cpu() != expected(graph, one)).sum())
+    return wrong

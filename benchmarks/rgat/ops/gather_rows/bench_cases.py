@@ -1,0 +1,104 @@
+"""Rows of a sampled block's nodes, out of the features of an eighth of IGBH-Full: in e4m3, 1,024 to a row."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks.rgat.ops import gather_rows
+from benchmarks.rgat.ops.gather_rows.plain import ShardedRows
+from benchmarks.rgat.stores.partition import Partition
+from common.ops.bench import cases
+from common.ops.bench.cases import Entry, Pass, each
+from common.ops.bench.sweep import Sweep
+
+NODES = (33_668_272, 34_652_611, 89_120, 3_365, 6_132, 569)
+"""Papers, authors, fields, institutes, journals, conferences."""
+
+FOUND = (850.0, 370.0, 40.0, 1.6, 3.0, 0.28)
+"""Of a seed, by type."""
+
+ROOM = 1.05
+"""Of what is found."""
+
+ROW_BYTES = 1024
+SEEDS = 2048
+PEERS = 8
+"""Shards, all on this GPU, whose addresses a program looks up as it does those of peers."""
+
+CAPPED = (8, 16, 32, 64)
+"""Programs that leave most of the GPU to others."""
+
+HOST_SHARE = 16
+"""Of the nodes, which are read out of the host's memory: pinning all takes minutes."""
+
+
+def _rows(shards: int, host: bool) -> tuple[ShardedRows, tuple[int, ...]]:
+    """Rows that hold anything, and nodes by type."""
+    nodes = tuple(-(-count // HOST_SHARE) for count in NODES) if host else NODES
+    partition = Partition(nodes, shards)
+    place: dict[str, Any] = {"pin_memory": True} if host else {"device": cases.DEVICE}
+    held = tuple(torch.empty((partition.rows, ROW_BYTES), dtype=torch.uint8, **place) for _ in range(shards))
+    return ShardedRows(held, partition.rows_per_shard, partition.first_rows, torch.device(cases.DEVICE)), nodes
+
+
+def case(
+    function: Callable[..., None],
+    shards: int,
+    host: bool,
+    programs: int | None,
+    batch: int,
+    dtype: torch.dtype,
+) -> list[Pass]:
+    """The rows of all nodes around ``batch`` seeds; the dtype means nothing for bytes."""
+    rows, nodes = _rows(shards, host)
+    found = [round(count * batch) for count in FOUND]
+    offsets = tuple(itertools.accumulate((int(count * ROOM) + 1 for count in found), initial=0))
+    node_N = torch.zeros(offsets[-1], dtype=torch.int32, device=cases.DEVICE)
+    for first, count, existing in zip(offsets, found, nodes, strict=False):
+        node_N[first : first + count] = torch.randint(existing, (count,), dtype=torch.int32, device=cases.DEVICE)
+    count_T = torch.tensor(found, dtype=torch.int32, device=cases.DEVICE)
+    out_NB = torch.empty((offsets[-1], ROW_BYTES), dtype=torch.uint8, device=cases.DEVICE)
+    moved = float(sum(found) * (2 * ROW_BYTES + node_N.element_size()))
+    return [Pass("forward", lambda: function(rows, node_N, count_T, offsets, out_NB, programs), moved)]
+
+
+def entries() -> list[Entry]:
+    """Every implementation; then the kernel with many shards, with few programs, and on the host's memory."""
+
+    def build(shards: int, host: bool, programs: int | None) -> Callable[..., list[Pass]]:
+        def passes(function: Callable[..., None], batch: int, dtype: torch.dtype) -> list[Pass]:
+            return case(function, shards, host, programs, batch, dtype)
+
+        return passes
+
+    kernel = {"triton": gather_rows.IMPLEMENTATIONS["triton"]}
+    found = each("gather_rows", gather_rows.IMPLEMENTATIONS, "triton", {}, build(1, False, None))
+    found += each(f"gather_rows {PEERS} shards", kernel, "", {}, build(PEERS, False, None))
+    for programs in CAPPED:
+        found += each(f"gather_rows {programs} programs", kernel, "", {}, build(1, False, programs))
+    return found + each("gather_rows host", kernel, "", {}, build(1, True, None))
+
+
+def sweeps() -> dict[str, Sweep]:
+    """Bytes under way, warps and programs; with few programs, bytes and warps."""
+    from benchmarks.rgat.ops.gather_rows import triton
+
+    function = gather_rows.IMPLEMENTATIONS["triton"].function
+    sizes = (8192, 16384, 32768, 65536)
+    every = list(itertools.product(sizes, (2, 4, 8), (2, 3, 4, 6, 8)))
+    few = list(itertools.product((*sizes, 131072), (4, 8, 16, 32), (1,)))
+    found = {
+        f"gather_rows {place}": Sweep(
+            triton.TILES, "all", every, functools.partial(case, function, 1, host, None, SEEDS), False
+        )
+        for place, host in (("local", False), ("host", True))
+    }
+    for programs in CAPPED:
+        build = functools.partial(case, function, 1, False, programs, SEEDS)
+        found[f"gather_rows {programs} programs"] = Sweep(triton.TILES, "capped", few, build, False)
+    return found

@@ -1,0 +1,194 @@
+"""R-GAT's stores on one GPU: rows are copied from wherever they lie, without a wait, eager and in a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.rgat.ops.gather_rows import IMPLEMENTATIONS
+from benchmarks.rgat.ops.gather_rows.plain import ShardedRows, gather_rows_torch
+from benchmarks.rgat.stores.exchange import ExchangedFeatures
+from benchmarks.rgat.stores.features import build_features, from_tables, open_features
+from benchmarks.rgat.stores.graphs import open_graph
+from benchmarks.rgat.stores.host_memory import NodeMemory
+from benchmarks.rgat.stores.partition import Partition
+from benchmarks.rgat.stores.placement import LEFT_FREE
+from common.distributed.layout import Layout
+from common.errors import ConfigError
+from common.step.capture import capturing
+from tests.benchmarks.rgat import store_ranks as small
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+CUDA = torch.device("cuda", 0)
+NODES = (40_001, 7, 30_000)
+ROOM, COUNT = (20_000, 0, 9_000), (18_777, 0, 8_500)
+OFFSETS = tuple(accumulate(ROOM, initial=0))
+UNTOUCHED = 7
+
+
+@pytest.fixture
+def no_waiting() -> Iterator[None]:
+    """What waits for the device is an error."""
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def sharded(row_bytes: int, shards: int, pinned: bool) -> tuple[ShardedRows, ShardedRows]:
+    """Rows on the GPU, or in pinned memory that it reads; and the same for CPUs."""
+    partition = Partition(NODES, shards)
+    random = torch.Generator().manual_seed(row_bytes + shards)
+    held = [torch.randint(256, (partition.rows, row_bytes), generator=random, dtype=torch.uint8) for _ in range(shards)]
+    there = tuple(shard.pin_memory() if pinned else shard.to(CUDA) for shard in held)
+    first_rows = partition.first_rows
+    return (
+        ShardedRows(there, partition.rows_per_shard, first_rows, CUDA),
+        ShardedRows(tuple(held), partition.rows_per_shard, first_rows, torch.device("cpu")),
+    )
+
+
+def nodes(seed: int) -> Tensor:
+    random = torch.Generator().manual_seed(seed)
+    drawn = torch.full((OFFSETS[-1],), 1 << 30, dtype=torch.int32)
+    for first, count, existing in zip(OFFSETS, COUNT, NODES, strict=False):
+        drawn[first : first + count] = torch.randint(existing, (count,), generator=random, dtype=torch.int32)
+    return drawn
+
+
+def expected(rows: ShardedRows, node: Tensor, count: tuple[int, ...] = COUNT) -> Tensor:
+    out = torch.full((OFFSETS[-1], rows.row_bytes), UNTOUCHED, dtype=torch.uint8)
+    gather_rows_torch(rows, node, torch.tensor(count, dtype=torch.int32), OFFSETS, out)
+    return out
+
+
+@pytest.mark.parametrize("programs", [None, 1, 8, 300])
+@pytest.mark.parametrize("pinned", [False, True])
+@pytest.mark.parametrize("shards", [1, 3, 8])
+@pytest.mark.parametrize("row_bytes", [1024, 4096, 2048, 96, 6])
+def test_rows_are_those_of_the_cpu(row_bytes: int, shards: int, pinned: bool, programs: int | None) -> None:
+    rows, on_cpu = sharded(row_bytes, shards, pinned)
+    node = nodes(1)
+    out = torch.full((OFFSETS[-1], row_bytes), UNTOUCHED, dtype=torch.uint8, device=CUDA)
+    count = torch.tensor(COUNT, dtype=torch.int32, device=CUDA)
+    IMPLEMENTATIONS["triton"].function(rows, node.to(CUDA), count, OFFSETS, out, programs)
+    assert torch.equal(out.cpu(), expected(on_cpu, node))
+
+
+@pytest.mark.parametrize("name", list(IMPLEMENTATIONS))
+def test_a_graph_gathers_what_its_nodes_and_counts_say_now(name: str) -> None:
+    rows, on_cpu = sharded(1024, 3, False)
+    function, node = IMPLEMENTATIONS[name].function, nodes(1).to(CUDA)
+    count = torch.tensor(COUNT, dtype=torch.int32, device=CUDA)
+    out = torch.full((OFFSETS[-1], 1024), UNTOUCHED, dtype=torch.uint8, device=CUDA)
+    function(rows, node, count, OFFSETS, out)
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with capturing(graph, stream):
+        function(rows, node, count, OFFSETS, out)
+    for seed, filled in enumerate([COUNT, (5, 0, 9_000), (0, 0, 0)]):
+        drawn = nodes(seed)
+        drawn[OFFSETS[2] + COUNT[2] : OFFSETS[2] + filled[2]] = 3
+        node.copy_(drawn)
+        count.copy_(torch.tensor(filled, dtype=torch.int32))
+        out.fill_(UNTOUCHED)
+        graph.replay()
+        assert torch.equal(out.cpu(), expected(on_cpu, drawn, filled))
+    torch.cuda.synchronize()
+    graph.reset()
+
+
+@pytest.mark.parametrize("placement", ["auto", "local", "host"])
+@pytest.mark.parametrize("dtype", [small.E4M3, torch.float16, torch.float32], ids=str)
+@pytest.mark.usefixtures("no_waiting")
+def test_every_node_that_is_there_gets_its_row(tmp_path: Path, placement: str, dtype: torch.dtype) -> None:
+    graph = small.made(dtype)
+    small.write(tmp_path, graph)
+    store = open_features(
+        tmp_path, small.SCHEMA, small.NODES, small.WIDTH, dtype, placement, Layout(device=CUDA), 1, CUDA, 3
+    )
+    assert store.name == ("local" if placement == "auto" else placement)
+    for seed, counts in enumerate([(17, 12, 2, 0), (0, 0, 0, 0), (25, 15, 3, 1)]):
+        block = small.block(seed, CUDA, counts)
+        out = small.room(block, dtype)
+        if seed:
+            torch.cuda.set_sync_debug_mode("error")
+        store.gather(block, store.plan(block), out)
+        torch.cuda.set_sync_debug_mode("default")
+        assert torch.equal(out.view(torch.uint8).cpu(), small.expected(graph, block))
+    store.close()
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
+    """The group of one rank."""
+    dist.init_process_group("nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1, device_id=CUDA)
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_rows_that_are_exchanged_are_waited_for_by_an_event_alone(alone: dist.ProcessGroup) -> None:
+    graph = small.made(torch.float16)
+    partition = Partition(small.NODES, 1)
+    own = torch.cat(graph.features).view(torch.uint8).to(CUDA)
+    store = ExchangedFeatures(partition, own, torch.float16, small.WIDTH, alone)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for seed, counts in enumerate([(25, 15, 3, 1), (0, 0, 0, 0), (17, 12, 2, 0), (25, 15, 3, 1)]):
+            block = small.block(seed, CUDA, counts)
+            out = small.room(block, torch.float16)
+            if seed:
+                torch.cuda.set_sync_debug_mode("error")
+            plan = store.plan(block)
+            store.gather(block, plan, out)
+            torch.cuda.set_sync_debug_mode("default")
+            assert torch.equal(out.view(torch.uint8).cpu(), small.expected(graph, block))
+    store.close()
+
+
+def test_memory_of_the_host_is_pinned_as_long_as_it_is_open() -> None:
+    memory = NodeMemory(1 << 20, None, CUDA)
+    memory.own.fill_(3)
+    memory.share()
+    assert memory.own.is_pinned()
+    memory.close()
+    assert not memory.own.is_pinned()
+    assert memory.own.eq(3).all()
+
+
+def test_features_larger_than_the_gpu_say_where_they_fit() -> None:
+    free = torch.cuda.mem_get_info(CUDA)[0]
+    nodes = (int((free - LEFT_FREE) // 1024) + (1 << 20),)
+
+    def fill(*_: object) -> None:
+        pytest.fail("there was no room to fill")
+
+    with pytest.raises(ConfigError, match=r"GB of each GPU \(local\), and .* GB of each GPU and .* are free;"):
+        build_features(nodes, 1024, small.E4M3, "local", Layout(device=CUDA), 1, CUDA, fill)
+
+
+def test_features_are_made_up_where_they_lie() -> None:
+    graph = small.made()
+    store = build_features(
+        small.NODES, small.WIDTH, small.E4M3, "local", Layout(device=CUDA), 1, CUDA, from_tables(graph.features)
+    )
+    block = small.block(0, CUDA)
+    out = small.room(block, small.E4M3)
+    store.gather(block, store.plan(block), out)
+    assert torch.equal(out.view(torch.uint8).cpu(), small.expected(graph, block))
+
+
+def test_a_graph_is_read_as_it_was_written(tmp_path: Path) -> None:
+    made = small.made()
+    small.write(tmp_path, made)
+    graph = open_graph(tmp_path, small.SCHEMA, small.NODES, "auto", Layout(device=CUDA), 1, CUDA)
+    assert graph.device == CUDA
+    for number in range(len(made.indptr)):
+        assert graph.indptr[number][0].device == CUDA
+        assert torch.equal(graph.indptr[number][0].cpu(), made.indptr[number])
+        assert torch.equal(graph.indices[number][0].cpu(), made.indices[number])

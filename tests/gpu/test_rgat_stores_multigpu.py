@@ -1,0 +1,102 @@
+"""R-GAT's stores over several GPUs: four placements give the same rows, and every GPU sees the graph of all shards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.rgat.stores import graphs
+from common.distributed import one_machine
+from common.distributed.layout import Layout
+from common.distributed.symmetric_memory import PeerMemory, attempt
+from tests.benchmarks.rgat import store_ranks as small
+
+pytestmark = [
+    pytest.mark.multigpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
+]
+
+
+def run_rank(rank: int, world: int, folder: str) -> None:
+    torch.cuda.set_device(rank)
+    device, root = torch.device("cuda", rank), Path(folder)
+    dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=world, device_id=device)
+    layout = Layout({"dp": world}, rank, device=device)
+    if rank == 0:
+        for dtype in small.DTYPES:
+            small.write(root / str(dtype), small.made(dtype))
+    dist.barrier()
+    results: dict[str, Any] = {}
+    group = layout.node(world)
+    assert group is not None
+    memory, reason = attempt(lambda: PeerMemory.allocate(4096, group, device), group, device)
+    if memory is None:
+        results["unsupported"] = reason
+    else:
+        results["addresses"] = own_numbers(memory, group)
+        results["graphs"] = seen_graphs(root / str(small.E4M3), layout)
+        results["stores"] = small.gathered(layout, root)
+    torch.save(results, f"{folder}/{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def own_numbers(memory: PeerMemory, group: dist.ProcessGroup) -> tuple[list[int], list[int], list[int]]:
+    """What each rank wrote into its own buffer, and where its buffer lies by two accounts."""
+    device = torch.device("cuda", memory.rank)
+    parts = memory.tensors((2,), torch.int64, 16)
+    parts[memory.rank].fill_(memory.rank + 10)
+    one_machine.gathered(0, group, device)
+    found = [int(part[1].to(device)) for part in parts]
+    one_machine.gathered(0, group, device)  # none is freed before all have read
+    return found, memory.addresses.tolist(), [part.data_ptr() - 16 for part in parts]
+
+
+def seen_graphs(root: Path, layout: Layout) -> list[tuple[Any, Any]]:
+    """The graph read into shards, and the one that ranks made shards of."""
+    world, device = layout.world_size, layout.device
+    read = graphs.open_graph(root, small.SCHEMA, small.NODES, "peers", layout, world, device)
+    made = small.made()
+    cut = graphs.graph_in_memory(small.SCHEMA, small.NODES, made.indptr, made.indices, world)
+    own: list[list[Tensor]] = [[shards[layout.rank] for shards in of] for of in (cut.indptr, cut.indices)]
+    shared = graphs.share_graph(small.SCHEMA, small.NODES, *own, layout, world, device)
+    found = [(small.copied(graph.indptr), small.copied(graph.indices)) for graph in (read, shared)]
+    dist.barrier()
+    return found
+
+
+def supported(ranks: list[dict[str, Any]]) -> None:
+    if "unsupported" in ranks[0]:
+        pytest.skip(ranks[0]["unsupported"])
+
+
+def test_every_rank_reads_what_the_others_wrote(ranks):
+    supported(ranks)
+    for rank in ranks:
+        numbers, addresses, pointers = rank["addresses"]
+        assert numbers == [10 + number for number in range(len(ranks))]
+        assert addresses == pointers
+
+
+def test_four_placements_give_the_same_rows(ranks):
+    supported(ranks)
+    for rank in ranks:
+        assert {case: name for case, (name, _, _) in rank["stores"].items()} == small.PLACED
+        assert {wrong for _, _, wrong in rank["stores"].values()} == {0}
+
+
+def test_every_rank_sees_the_shards_of_all(ranks):
+    supported(ranks)
+    made = small.made()
+    cut = graphs.graph_in_memory(small.SCHEMA, small.NODES, made.indptr, made.indices, len(ranks))
+    for rank in ranks:
+        for indptr, indices in rank["graphs"]:
+            for number in range(len(made.indptr)):
+                for shard in range(len(ranks)):
+                    assert torch.equal(indptr[number][shard], cut.indptr[number][shard])
+                    assert torch.equal(indices[number][shard], cut.indices[number][shard])
