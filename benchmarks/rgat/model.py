@@ -29,7 +29,6 @@ from common.ops.dropout.plain import DropoutMask
 from common.ops.implementation import AUTO, OperationRequest, asked_for, select
 from common.ops.triton_support import widen
 
-
 DROPOUT_SITE = 1 << 16
 """Call site of the first dropout, beyond those at which neighbours are drawn with the same seed."""
 
@@ -143,7 +142,7 @@ class Convolution(nn.Module):
             [shape.node_offsets(level - 1)[-1], D], in the dtype of the weights; zeros where no node is.
         """
         how = (block, self.level, self._slope, epilogue, self._operations, self._deterministic)
-        return _Convolve.apply(x_NK, self.weight, self.att_src, self.att_dst, self.bias, how)  # type: ignore[no-any-return, no-untyped-call]
+        return _Convolve.apply(x_NK, self.weight, self.att_src, self.att_dst, self.bias, how)
 
 
 class _Convolve(torch.autograd.Function):

@@ -91,7 +91,7 @@ def step_of(model: nn.Module, forward: Callable[..., Tensor], inputs: Any, label
 
     def step() -> Tensor:
         loss = nn.functional.cross_entropy(forward(*inputs).float(), label)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return loss.detach()

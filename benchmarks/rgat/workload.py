@@ -20,7 +20,7 @@ from benchmarks.rgat.prepared import Prepared, open_prepared
 from benchmarks.rgat.sampling import BuildSampler
 from benchmarks.rgat.seeds import NO_LABEL, EvaluationSeeds, Labelled, SeedStream, padded
 from benchmarks.rgat.stores.features import open_features
-from benchmarks.rgat.stores.graph import open_graph
+from benchmarks.rgat.stores.graphs import open_graph
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
 from common.data.batches import Batch
