@@ -130,8 +130,12 @@ IGBH_EDGES = {
 """Of IGBH-Full; every relation but the first has as many reversed edges."""
 
 
-def made_up_igbh(divisor: int, seed: int, device: torch.device, skew: float = 0.5) -> Graph:
-    """A random graph with the types, relations and mean degrees of IGBH-Full and 1 / ``divisor`` of its nodes."""
+def made_up_igbh(divisor: int, seed: int, device: torch.device, skew: float = 0.75) -> Graph:
+    """A random graph with the types, relations and mean degrees of IGBH-Full and 1 / ``divisor`` of its nodes.
+
+    With this skew, a seed's block of fanouts 15, 10, 5 has about 1,300 nodes and 2,600 edges where one paper in 17,000
+    is a seed, as 2,048 of an eighth are; with 0.5 it has 2,050 and 3,250.
+    """
     schema = Schema.augmented(tuple(IGBH_NODES), tuple(IGBH_EDGES), "paper")
     edges = {**IGBH_EDGES}
     for relation in schema.relations:
