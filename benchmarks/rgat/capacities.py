@@ -16,6 +16,7 @@ def largest_shape(graph: Graph, seeds: int, fanouts: Sequence[int]) -> BlockShap
     """Room that no batch of ``seeds`` seeds can exceed, for ``fanouts`` from the seeds outward."""
     schema = graph.schema
     new = [seeds if number == schema.seed_type else 0 for number in range(len(schema.types))]
+    limits = [max(count, first) for count, first in zip(graph.nodes, new, strict=True)]  # a batch may never be full
     nodes, edges, rows = [new], [[0] * len(schema.relations)], []
     for fanout in fanouts:
         drawn = [new[target] * fanout for target in schema.targets]
@@ -23,8 +24,8 @@ def largest_shape(graph: Graph, seeds: int, fanouts: Sequence[int]) -> BlockShap
         new = [0] * len(schema.types)
         for source, count in zip(schema.sources, drawn, strict=True):
             new[source] += count
-        new = [min(count, most) for count, most in zip(new, graph.nodes, strict=True)]
-        nodes.append(_added(nodes[-1], new, graph.nodes))
+        new = [min(count, most) for count, most in zip(new, limits, strict=True)]
+        nodes.append(_added(nodes[-1], new, limits))
         rows.append([min(count, nodes[-1][source]) for count, source in zip(edges[-1], schema.sources, strict=True)])
     return BlockShape(schema, _table(nodes), _table(edges[1:]), _table(rows))
 

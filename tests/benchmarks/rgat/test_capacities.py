@@ -38,6 +38,10 @@ def test_bounds_are_fanouts_and_what_the_graph_has() -> None:
     assert shape.rows == ((12, 7, 0), (100, 7, 70))
 
 
+def test_there_may_be_room_for_more_seeds_than_nodes() -> None:
+    assert largest_shape(small_graph(), 100, (2,)).nodes == ((0, 100, 0), (3, 100, 30))
+
+
 @pytest.mark.parametrize("fanouts", [(2, 2), (16, 16, 16)], ids=str)
 def test_no_batch_exceeds_the_bounds(fanouts: tuple[int, ...]) -> None:
     graph = small_graph()

@@ -115,25 +115,25 @@ class PlainSampler:
         """Where the edges of each target begin in its shard, and how many they are; int64."""
         per_shard, shards = self._graph.targets_per_shard[relation], self._graph.indptr[relation]
         if len(shards) == 1:
-            first = shards[0].index_select(0, targets)
-            return first, shards[0].index_select(0, targets + 1) - first
+            first = _read(shards[0], targets)
+            return first, _read(shards[0], targets + 1) - first
         shard, place = targets // per_shard, targets % per_shard
         first, end = torch.zeros_like(targets), torch.zeros_like(targets)
         for number, indptr in enumerate(shards):
             here = shard == number
-            first[here] = indptr[place[here]].to(first.device)
-            end[here] = indptr[place[here] + 1].to(first.device)
+            first[here] = _read(indptr, place[here])
+            end[here] = _read(indptr, place[here] + 1)
         return first, end - first
 
     def _sources(self, relation: int, targets: Tensor, position: Tensor) -> Tensor:
         """[E]: sources of the edges at ``position`` in the shards of their targets."""
         if self._graph.shards == 1:
-            return self._graph.indices[relation][0].index_select(0, position).long()
+            return _read(self._graph.indices[relation][0], position).long()
         shard = targets // self._graph.targets_per_shard[relation]
         sources = torch.empty_like(position)
         for number, indices in enumerate(self._graph.indices[relation]):
             here = shard == number
-            sources[here] = indices[position[here]].to(sources)
+            sources[here] = _read(indices, position[here]).long()
         return sources
 
     def _discover(
@@ -206,6 +206,11 @@ class PlainSampler:
         stamp = self._stamps[source].index_select(0, sources).long()
         room = self._shape.nodes[hop + 1][source]
         return torch.where(stamp < 0, -1 - stamp, room - 1).clamp(max=room - 1)
+
+
+def _read(shard: Tensor, places: Tensor) -> Tensor:
+    """Entries of a shard, wherever it lies."""
+    return shard.index_select(0, places.to(shard.device)).to(places.device)
 
 
 def _floyd(node_M: Tensor, degree_M: Tensor, site_M: Tensor, fanout: int, seed: Tensor) -> Tensor:
