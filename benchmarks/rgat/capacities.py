@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+
+import torch
+from torch import Tensor
 
 from benchmarks.rgat.block import BlockShape
 from benchmarks.rgat.graph import Graph
@@ -12,18 +16,81 @@ def largest_shape(graph: Graph, seeds: int, fanouts: Sequence[int]) -> BlockShap
     """Room that no batch of ``seeds`` seeds can exceed, for ``fanouts`` from the seeds outward."""
     schema = graph.schema
     new = [seeds if number == schema.seed_type else 0 for number in range(len(schema.types))]
+    limits = [max(count, first) for count, first in zip(graph.nodes, new, strict=True)]  # a batch may never be full
     nodes, edges, rows = [new], [[0] * len(schema.relations)], []
     for fanout in fanouts:
         drawn = [new[target] * fanout for target in schema.targets]
+        edges.append(_added(edges[-1], drawn, graph.edges))
         new = [0] * len(schema.types)
         for source, count in zip(schema.sources, drawn, strict=True):
             new[source] += count
-        new = [min(count, most) for count, most in zip(new, graph.nodes, strict=True)]
-        nodes.append(
-            [min(before + count, most) for before, count, most in zip(nodes[-1], new, graph.nodes, strict=True)]
-        )
-        edges.append(
-            [min(before + count, most) for before, count, most in zip(edges[-1], drawn, graph.edges, strict=True)]
-        )
+        new = [min(count, most) for count, most in zip(new, limits, strict=True)]
+        nodes.append(_added(nodes[-1], new, limits))
         rows.append([min(count, nodes[-1][source]) for count, source in zip(edges[-1], schema.sources, strict=True)])
-    return BlockShape(schema, *(tuple(map(tuple, table)) for table in (nodes, edges[1:], rows)))
+    return BlockShape(schema, _table(nodes), _table(edges[1:]), _table(rows))
+
+
+def _added(before: Sequence[int], new: Sequence[int], most: Sequence[int]) -> list[int]:
+    return [min(old + more, limit) for old, more, limit in zip(before, new, most, strict=True)]
+
+
+def moments(counts: Sequence[Sequence[int]]) -> Tensor:
+    """What :func:`enough_shape` needs of sampled batches; ranks add theirs up.
+
+    Args:
+        counts: ``Block.counts`` of each batch: C numbers.
+
+    Returns:
+        (2 * C + 1,), int64, on the CPU: sums, sums of squares, batches.
+    """
+    each = torch.tensor(counts, dtype=torch.int64)
+    return torch.cat([each.sum(0), (each * each).sum(0), torch.tensor([len(each)])])
+
+
+def enough_shape(moments: Tensor, largest: BlockShape, sigma: float) -> BlockShape:
+    """Room for mean + ``sigma`` * standard deviation of every count, at most that of ``largest``.
+
+    Relations and types that a batch may have at all get room for one. NVIDIA's sigma is 5, of 20 batches on each rank
+    (training_results_v5.0, rgat).
+
+    Args:
+        moments: of all batches, (2 * C + 1,): see the function of this name.
+        largest: see :func:`largest_shape`; its seeds are kept.
+        sigma: standard deviations, of the batches themselves rather than of what they are drawn from.
+
+    Raises:
+        ValueError: they are none or of blocks of another shape, or some block lacks something.
+    """
+    sums, squares, (batches,) = (part.tolist() for part in moments.split([largest.counts, largest.counts, 1]))
+    if batches < 1:
+        raise ValueError("no batch was sampled")
+    if sums[-1]:
+        raise ValueError("a sampled batch had too little room: what it would have taken is not known")
+    wanted = [
+        math.ceil((total + sigma * math.sqrt(batches * square - total * total)) / batches)
+        for total, square in zip(sums, squares, strict=True)
+    ]
+    types, relations, hops = len(largest.schema.types), len(largest.schema.relations), largest.hops
+    lines = iter(wanted)
+    nodes = [[next(lines) for _ in range(types)] for _ in range(hops + 1)]
+    edges, rows = ([[next(lines) for _ in range(relations)] for _ in range(hops)] for _ in range(2))
+    nodes = [list(largest.nodes[0]), *_grown(nodes[1:], largest.nodes[1:], largest.nodes[0])]
+    edges = _grown(edges, largest.edges, [0] * relations)
+    rows = _grown(rows, largest.rows, [0] * relations)
+    for hop, line in enumerate(rows):
+        for relation, source in enumerate(largest.schema.sources):
+            line[relation] = min(line[relation], edges[hop][relation], nodes[hop + 1][source])
+    return BlockShape(largest.schema, _table(nodes), _table(edges), _table(rows))
+
+
+def _grown(wanted: Sequence[Sequence[int]], largest: Sequence[Sequence[int]], least: Sequence[int]) -> list[list[int]]:
+    """Room at each hop, no less than at the one before."""
+    table: list[list[int]] = []
+    for line, limits in zip(wanted, largest, strict=True):
+        before = table[-1] if table else least
+        table.append([min(limit, max(want, old, 1)) for want, old, limit in zip(line, before, limits, strict=True)])
+    return table
+
+
+def _table(lines: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(line) for line in lines)

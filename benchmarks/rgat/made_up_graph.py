@@ -1,10 +1,9 @@
 """Random graphs with the skew of real ones, from a handful of nodes to a share of IGBH that fills a GPU.
 
-The nodes of a type have ranks of popularity, r of N. With skew s, the node of rank r has (1 - s) * ((r + 1/2) / N)^-s
-times the mean number of edges as a target, and is the source of others' edges as often in proportion: a power law whose
-exponent is 1 + 1/s, at both ends of an edge, as in a graph whose citations go both ways. Ranks are spread over a type's
-numbers by an affine map, as a permutation of the nodes would. Relations are drawn apart: a reversed one has the degrees
-of its kind, not the edges of the other.
+The nodes of a type have ranks of popularity. With skew s, the share x of most popular nodes has the share x^(1 - s) of
+all edges, as targets and as sources: degrees follow a power law with the exponent 1 + 1/s at both ends of an edge, as
+in a graph whose citations go both ways. Ranks are spread over a type's numbers by an affine map, as a permutation of
+the nodes would. Relations are drawn apart: a reversed one has the degrees of its kind, not the edges of the other.
 """
 
 from __future__ import annotations
@@ -90,7 +89,8 @@ def _starts(targets: int, mean: float, skew: float, generator: torch.Generator) 
     starts = torch.zeros(targets + 1, dtype=torch.int64, device=generator.device)
     for first in range(0, targets, PIECE):
         piece = torch.arange(first, min(first + PIECE, targets), device=generator.device)
-        weight = spread.rank(piece).double().add_(0.5).div_(targets).pow_(-skew).mul_((1 - skew) * mean)
+        rank = spread.rank(piece).double().div_(targets)
+        weight = (rank + 1 / targets).pow_(1 - skew).sub_(rank.pow_(1 - skew)).mul_(mean * targets)
         chance = torch.rand(len(piece), dtype=torch.float64, device=generator.device, generator=generator)
         part = starts[first + 1 : first + 1 + len(piece)]
         part.copy_(weight.add_(chance))  # rounded down
@@ -130,8 +130,12 @@ IGBH_EDGES = {
 """Of IGBH-Full; every relation but the first has as many reversed edges."""
 
 
-def made_up_igbh(divisor: int, seed: int, device: torch.device, skew: float = 0.5) -> Graph:
-    """A random graph with the types, relations and mean degrees of IGBH-Full and 1 / ``divisor`` of its nodes."""
+def made_up_igbh(divisor: int, seed: int, device: torch.device, skew: float = 0.75) -> Graph:
+    """A random graph with the types, relations and mean degrees of IGBH-Full and 1 / ``divisor`` of its nodes.
+
+    With this skew, a seed's block of fanouts 15, 10, 5 has about 1,300 nodes and 2,600 edges where one paper in 17,000
+    is a seed, as 2,048 of an eighth are; with 0.5 it has 2,050 and 3,250.
+    """
     schema = Schema.augmented(tuple(IGBH_NODES), tuple(IGBH_EDGES), "paper")
     edges = {**IGBH_EDGES}
     for relation in schema.relations:

@@ -19,9 +19,8 @@ SMALL_ROOMS = [
 """Table of :class:`BlockShape`, line of it, and the type or relation that has little room there."""
 
 
-def smaller(block: Block, table: str, hop: int, name: str) -> BlockShape:
-    """The shape of ``block`` where the named type or relation has room for two less than the block has there."""
-    shape = block.shape
+def smaller(block: Block, shape: BlockShape, table: str, hop: int, name: str) -> BlockShape:
+    """``shape`` where the named type or relation has room for two less than ``block`` has there."""
     counts = {"nodes": block.node_counts, "edges": block.edge_counts, "rows": block.row_counts}[table].tolist()
     names = shape.schema.types if table == "nodes" else [str(relation) for relation in shape.schema.relations]
     place = list(names).index(name)

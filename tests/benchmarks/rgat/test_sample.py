@@ -202,8 +202,9 @@ def assert_within(block: Block) -> None:
 @pytest.mark.parametrize(("table", "hop", "name"), SMALL_ROOMS)
 def test_what_has_no_room_is_left_out_and_leaves_no_trace(table: str, hop: int, name: str) -> None:
     graph, seeds = small_graph(), some_seeds()
-    full = plain_sampler(graph, FANOUTS, largest_shape(graph, SEEDS, FANOUTS))(seeds, SEEDS, torch.tensor(1))
-    shape = smaller(full, table, hop, name)
+    largest = largest_shape(graph, SEEDS, FANOUTS)
+    full = plain_sampler(graph, FANOUTS, largest)(seeds, SEEDS, torch.tensor(1))
+    shape = smaller(full, largest, table, hop, name)
     sampler = plain_sampler(graph, FANOUTS, shape)
     cut = sampler(seeds, SEEDS, torch.tensor(1))
     assert cut.overflow.item() != 0

@@ -3,6 +3,8 @@ Fresh memory holds the largest integers here."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
@@ -17,7 +19,6 @@ from tests.benchmarks.rgat.small_rooms import SMALL_ROOMS, smaller
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
-FANOUTS = (4, 3, 2)
 SEEDS = 7
 
 
@@ -31,54 +32,62 @@ def few_items(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sample_triton.TILES, key, Tile(32, 1))
 
 
-def test_blocks_are_the_plain_ones_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    few_items(monkeypatch)
+def assert_as_plain(fanouts: tuple[int, ...]) -> None:
     graph = small_graph()
-    shape = largest_shape(graph, SEEDS, FANOUTS)
-    sampler, plain = triton_sampler(graph, FANOUTS, shape), plain_sampler(graph, FANOUTS, shape)
-    for number, count in ((0, SEEDS), (1, torch.tensor([3], dtype=torch.int32)), (0, SEEDS)):
+    shape = largest_shape(graph, SEEDS, fanouts)
+    sampler, plain = triton_sampler(graph, fanouts, shape), plain_sampler(graph, fanouts, shape)
+    for number, count in ((0, SEEDS), (1, torch.tensor([3], dtype=torch.int32))):
         seeds, seed = some_seeds(number), torch.tensor(number - (1 << 50))
         assert filled(sampler(seeds, count, seed)) == filled(plain(seeds, count, seed))
 
 
-@pytest.mark.parametrize("fanouts", [(16, 2), (1,)], ids=str)
-def test_other_fanouts_and_shards(fanouts: tuple[int, ...]) -> None:
+def test_blocks_are_the_plain_ones_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_items(monkeypatch)
+    assert_as_plain((3, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fanouts", [(4, 3, 2), (16, 5), (2, 1, 1, 1)], ids=str)
+def test_blocks_of_all_hops_and_fanouts_are_the_plain_ones(
+    fanouts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few_items(monkeypatch)
+    assert_as_plain(fanouts)
+
+
+@pytest.mark.parametrize(("fanouts", "count"), [((5,), 5), ((1, 2), 0)], ids=str)
+def test_other_fanouts_and_shards(fanouts: tuple[int, ...], count: int) -> None:
     graph, seeds = sharded(small_graph(1), 2), some_seeds(1)
     shape = largest_shape(graph, SEEDS, fanouts)
-    blocks = [build(graph, fanouts, shape)(seeds, SEEDS, torch.tensor(3)) for build in (triton_sampler, plain_sampler)]
+    blocks = [build(graph, fanouts, shape)(seeds, count, torch.tensor(3)) for build in (triton_sampler, plain_sampler)]
     assert filled(blocks[0]) == filled(blocks[1])
 
 
-def test_no_seeds() -> None:
-    graph = small_graph()
-    shape = largest_shape(graph, SEEDS, (2,))
-    blocks = [build(graph, (2,), shape)(some_seeds(0), 0, torch.tensor(3)) for build in (triton_sampler, plain_sampler)]
-    assert filled(blocks[0]) == filled(blocks[1])
-
-
-def assert_cut_as_plain(table: str, hop: int, name: str) -> None:
+def assert_cut_as_plain(fanouts: tuple[int, ...], rooms: Sequence[tuple[str, int, str]]) -> None:
     graph, seeds = small_graph(), some_seeds(0)
-    full = plain_sampler(graph, FANOUTS, largest_shape(graph, SEEDS, FANOUTS))(seeds, SEEDS, torch.tensor(1))
-    shape = smaller(full, table, hop, name)
-    sampler, plain = triton_sampler(graph, FANOUTS, shape), plain_sampler(graph, FANOUTS, shape)
+    shape = largest_shape(graph, SEEDS, fanouts)
+    full = plain_sampler(graph, fanouts, shape)(seeds, SEEDS, torch.tensor(1))
+    for table, hop, name in rooms:
+        shape = smaller(full, shape, table, hop, name)
+    sampler, plain = triton_sampler(graph, fanouts, shape), plain_sampler(graph, fanouts, shape)
     for number in (1, 2):
         cut, expected = (each(seeds, SEEDS, torch.tensor(number)) for each in (sampler, plain))
         assert expected.overflow.item() == 1 or number == 2
         assert filled(cut) == filled(expected)
 
 
-@pytest.mark.parametrize(("table", "hop", "name"), SMALL_ROOMS[1::3])
-def test_what_has_no_room_is_left_out_as_by_the_plain_one(table: str, hop: int, name: str) -> None:
-    assert_cut_as_plain(table, hop, name)
+def test_what_has_no_room_is_left_out_as_by_the_plain_one() -> None:
+    rooms = [("nodes", 1, "paper"), ("edges", 1, "author__rev_by__paper"), ("rows", 1, "paper__cites__paper")]
+    assert_cut_as_plain((3, 2), rooms)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("table", "hop", "name"), SMALL_ROOMS)
+@pytest.mark.parametrize("room", SMALL_ROOMS, ids=str)
 def test_every_kind_of_room_is_cut_as_by_the_plain_one(
-    table: str, hop: int, name: str, monkeypatch: pytest.MonkeyPatch
+    room: tuple[str, int, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few_items(monkeypatch)
-    assert_cut_as_plain(table, hop, name)
+    assert_cut_as_plain((4, 3, 2), [room])
 
 
 def test_kernels_are_chosen_where_triton_runs() -> None:

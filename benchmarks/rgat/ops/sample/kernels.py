@@ -50,11 +50,6 @@ def _items(programs_ptr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _field(table_ptr, field: tl.constexpr, relation, R: tl.constexpr):
-    return tl.load(table_ptr + field * R + relation)
-
-
-@triton.jit
 def _before(sums_ptr, offset):
     """Sum of everything before ``offset``."""
     return tl.load(sums_ptr + offset - 1, mask=offset > 0, other=0)
@@ -122,13 +117,13 @@ def sample_degree_kernel(
 ):  # fmt: skip
     """Look up how many edges each target has. HOP from 0."""
     relation, first, item = _items(programs_ptr, BLOCK)
-    kind = _field(table_ptr, TARGET, relation, R)
-    room = _field(table_ptr, TARGET_ROOM, relation, R)
-    start = _field(table_ptr, TARGETS, relation, R)
+    kind = tl.load(table_ptr + TARGET * R + relation)
+    room = tl.load(table_ptr + TARGET_ROOM * R + relation)
+    start = tl.load(table_ptr + TARGETS * R + relation)
     low, high = _nodes_within(counts_ptr, HOP - 1, kind, T), _nodes_within(counts_ptr, HOP, kind, T)
     if (first + BLOCK > low) & (first < high):
         fresh = (item >= low) & (item < high)
-        node = tl.load(nodes_ptr + _field(table_ptr, TARGET_NODES, relation, R) + item, mask=fresh, other=0)
+        node = tl.load(nodes_ptr + tl.load(table_ptr + TARGET_NODES * R + relation) + item, mask=fresh, other=0)
         per_shard = tl.load(per_shard_ptr + relation)
         shard = node // per_shard
         indptr = tl.load(pointers_ptr + relation * shards + shard, mask=fresh, other=0).to(tl.pointer_type(tl.int64))
@@ -156,22 +151,22 @@ def sample_draw_kernel(
 ):  # fmt: skip
     """Draw the edges of each target and leave their positions in the stamps of their sources."""
     relation, first, item = _items(programs_ptr, BLOCK)
-    kind = _field(table_ptr, TARGET, relation, R)
-    start = _field(table_ptr, TARGETS, relation, R)
-    room = _field(table_ptr, EDGE_ROOM, relation, R).to(tl.int32)
+    kind = tl.load(table_ptr + TARGET * R + relation)
+    start = tl.load(table_ptr + TARGETS * R + relation)
+    room = tl.load(table_ptr + EDGE_ROOM * R + relation).to(tl.int32)
     low, high = _nodes_within(counts_ptr, HOP - 1, kind, T), _nodes_within(counts_ptr, HOP, kind, T)
     earlier = _edges_within(counts_ptr, HOP, relation, R, T, H)
     before = _before(sums_ptr, start)
-    indptr_ptr += _field(table_ptr, INDPTR, relation, R)
+    indptr_ptr += tl.load(table_ptr + INDPTR * R + relation)
     if first == 0:
-        all_edges = earlier + _before(sums_ptr, start + _field(table_ptr, TARGET_ROOM, relation, R)) - before
+        all_edges = earlier + _before(sums_ptr, start + tl.load(table_ptr + TARGET_ROOM * R + relation)) - before
         tl.store(counts_ptr + (H + 1) * T + HOP * R + relation, tl.minimum(all_edges, room))
         tl.store(indptr_ptr + high, tl.minimum(all_edges, room))
         if all_edges > room:
             tl.store(counts_ptr + last_count, 1)
     if (first + BLOCK > low) & (first < high):
         fresh = (item >= low) & (item < high)
-        node = tl.load(nodes_ptr + _field(table_ptr, TARGET_NODES, relation, R) + item, mask=fresh, other=0)
+        node = tl.load(nodes_ptr + tl.load(table_ptr + TARGET_NODES * R + relation) + item, mask=fresh, other=0)
         degree = tl.load(degree_ptr + start + item, mask=fresh, other=0)
         take = tl.load(take_ptr + start + item, mask=fresh, other=0)
         edge = earlier + tl.load(sums_ptr + start + item, mask=fresh, other=0) - take - before
@@ -195,8 +190,8 @@ def sample_draw_kernel(
         for slot in tl.static_range(FANOUT):
             pick = tl.where(many, picks[slot], slot)
             sources += (tl.load(indices + pick, mask=slot < take, other=0),)
-        stamps_ptr += _field(table_ptr, STAMPS, relation, R)
-        edge += _field(table_ptr, EDGES, relation, R).to(tl.int32)
+        stamps_ptr += tl.load(table_ptr + STAMPS * R + relation)
+        edge += tl.load(table_ptr + EDGES * R + relation).to(tl.int32)
         known = tl.tuple(())
         for slot in tl.static_range(FANOUT):
             known += (tl.load(stamps_ptr + sources[slot].to(tl.int64), mask=slot < take, other=-1),)
@@ -216,16 +211,16 @@ def sample_flag_kernel(
 ):  # fmt: skip
     """Find the edges whose position is the stamp of their source."""
     relation, first, item = _items(programs_ptr, BLOCK)
-    room = _field(table_ptr, EDGE_ROOM, relation, R)
-    edges = _field(table_ptr, EDGES, relation, R)
+    room = tl.load(table_ptr + EDGE_ROOM * R + relation)
+    edges = tl.load(table_ptr + EDGES * R + relation)
     low, high = _edges_within(counts_ptr, HOP, relation, R, T, H), _edges_within(counts_ptr, HOP + 1, relation, R, T, H)
     flag = tl.zeros((BLOCK,), tl.int32)
     if (first + BLOCK > low) & (first < high):
         fresh = (item >= low) & (item < high)
         source = tl.load(source_ptr + edges + item, mask=fresh, other=0).to(tl.int64)
-        stamps_ptr += _field(table_ptr, STAMPS, relation, R)
+        stamps_ptr += tl.load(table_ptr + STAMPS * R + relation)
         flag = (tl.load(stamps_ptr + source, mask=fresh, other=-1) == edges + item).to(tl.int32)
-    tl.store(flag_ptr + _field(table_ptr, HOP_EDGES, relation, R) + item, flag, mask=item < room)
+    tl.store(flag_ptr + tl.load(table_ptr + HOP_EDGES * R + relation) + item, flag, mask=item < room)
 
 
 @triton.jit
@@ -252,20 +247,20 @@ def sample_number_kernel(
     relation, first, item = _items(programs_ptr, BLOCK)
     low, high = _edges_within(counts_ptr, HOP, relation, R, T, H), _edges_within(counts_ptr, HOP + 1, relation, R, T, H)
     if (first + BLOCK > low) & (first < high):
-        start = _field(table_ptr, HOP_EDGES, relation, R)
+        start = tl.load(table_ptr + HOP_EDGES * R + relation)
         fresh = (item >= low) & (item < high)
         opens = tl.load(flag_ptr + start + item, mask=fresh, other=0) > 0
-        source = tl.load(source_ptr + _field(table_ptr, EDGES, relation, R) + item, mask=opens, other=0)
-        kind = _field(table_ptr, SOURCE, relation, R)
+        source = tl.load(source_ptr + tl.load(table_ptr + EDGES * R + relation) + item, mask=opens, other=0)
+        kind = tl.load(table_ptr + SOURCE * R + relation)
         lane, kinds, opened = _opened(table_ptr, sums_ptr, R, R_LANES)
         base = _nodes_within(counts_ptr, HOP, kind, T) + tl.sum(
             tl.where((kinds == kind) & (lane < relation), opened, 0)
         )
         rank = tl.load(sums_ptr + start + item, mask=opens, other=1) - 1 - _before(sums_ptr, start)
         number = base + rank
-        fits = number < _field(table_ptr, SOURCE_ROOM, relation, R)
-        tl.store(nodes_ptr + _field(table_ptr, SOURCE_NODES, relation, R) + number, source, mask=opens & fits)
-        stamps_ptr += _field(table_ptr, STAMPS, relation, R)
+        fits = number < tl.load(table_ptr + SOURCE_ROOM * R + relation)
+        tl.store(nodes_ptr + tl.load(table_ptr + SOURCE_NODES * R + relation) + number, source, mask=opens & fits)
+        stamps_ptr += tl.load(table_ptr + STAMPS * R + relation)
         tl.store(stamps_ptr + source.to(tl.int64), tl.where(fits, -1 - number, UNSEEN), mask=opens)
     if tl.program_id(0) == 0:
         types = tl.arange(0, T_LANES)
@@ -282,10 +277,12 @@ def sample_number_kernel(
 @triton.jit
 def _room_at_hop(table_ptr, counts_ptr, field: tl.constexpr, relation, item, R, T: tl.constexpr, H: tl.constexpr):
     """A field of the table of the hop that each edge belongs to; ``table_ptr`` is that of hop 0 and all follow it."""
-    room = tl.zeros_like(item) + _field(table_ptr + (H - 1) * FIELDS * R, field, relation, R).to(tl.int32)
+    room = tl.zeros_like(item) + tl.load(table_ptr + (H - 1) * FIELDS * R + field * R + relation).to(tl.int32)
     for back in tl.static_range(2, H + 1):
         end = _edges_within(counts_ptr, H - back + 1, relation, R, T, H)
-        room = tl.where(item < end, _field(table_ptr + (H - back) * FIELDS * R, field, relation, R).to(tl.int32), room)
+        room = tl.where(
+            item < end, tl.load(table_ptr + (H - back) * FIELDS * R + field * R + relation).to(tl.int32), room
+        )
     return room
 
 
@@ -302,13 +299,13 @@ def sample_source_kernel(
     count = _edges_within(counts_ptr, H, relation, R, T, H)
     if first < count:
         there = item < count
-        source_ptr += _field(last_ptr, EDGES, relation, R)
+        source_ptr += tl.load(last_ptr + EDGES * R + relation)
         source = tl.load(source_ptr + item, mask=there, other=0).to(tl.int64)
-        stamp = tl.load(stamps_ptr + _field(last_ptr, STAMPS, relation, R) + source, mask=there, other=-1)
+        stamp = tl.load(stamps_ptr + tl.load(last_ptr + STAMPS * R + relation) + source, mask=there, other=-1)
         last = _room_at_hop(table_ptr, counts_ptr, SOURCE_ROOM, relation, item, R, T, H) - 1
         number = tl.where(stamp < 0, tl.minimum(-1 - stamp, last), last)
         tl.store(source_ptr + item, number, mask=there)
-        _lower(row_stamps_ptr + _field(last_ptr, ROW_STAMPS, relation, R), number, item, there)
+        _lower(row_stamps_ptr + tl.load(last_ptr + ROW_STAMPS * R + relation), number, item, there)
 
 
 @triton.jit
@@ -322,16 +319,16 @@ def sample_row_flag_kernel(
     relation, first, item = _items(programs_ptr, BLOCK)
     last_ptr = table_ptr + (H - 1) * FIELDS * R
     count = _edges_within(counts_ptr, H, relation, R, T, H)
-    start = _field(last_ptr, EDGES, relation, R)
+    start = tl.load(last_ptr + EDGES * R + relation)
     flag = tl.zeros((BLOCK,), tl.int32)
     if first < count:
         there = item < count
         source = tl.load(source_ptr + start + item, mask=there, other=0)
-        row_stamps_ptr += _field(last_ptr, ROW_STAMPS, relation, R)
+        row_stamps_ptr += tl.load(last_ptr + ROW_STAMPS * R + relation)
         opening = tl.load(row_stamps_ptr + source, mask=there, other=-1)
         tl.store(opening_ptr + start + item, opening, mask=there)
         flag = (opening == item).to(tl.int32)
-    tl.store(flag_ptr + start + item, flag, mask=item < _field(last_ptr, EDGE_ROOM, relation, R))
+    tl.store(flag_ptr + start + item, flag, mask=item < tl.load(last_ptr + EDGE_ROOM * R + relation))
 
 
 @triton.jit
@@ -347,9 +344,9 @@ def sample_row_kernel(
     relation, first, item = _items(programs_ptr, BLOCK)
     last_ptr = table_ptr + (H - 1) * FIELDS * R
     count = _edges_within(counts_ptr, H, relation, R, T, H)
-    start = _field(last_ptr, EDGES, relation, R)
+    start = tl.load(last_ptr + EDGES * R + relation)
     before = _before(sums_ptr, start)
-    most = _field(last_ptr, ROW_ROOM, relation, R).to(tl.int32)
+    most = tl.load(last_ptr + ROW_ROOM * R + relation).to(tl.int32)
     key = tl.zeros((BLOCK,), tl.int32) + most
     if first < count:
         there = item < count
@@ -360,15 +357,15 @@ def sample_row_kernel(
         tl.store(edge_row_ptr + start + item, row, mask=there)
         opens = there & (opening == item) & (number < most)
         source = tl.load(source_ptr + start + item, mask=opens, other=0)
-        tl.store(rows_ptr + _field(last_ptr, ROWS, relation, R) + number, source, mask=opens)
+        tl.store(rows_ptr + tl.load(last_ptr + ROWS * R + relation) + number, source, mask=opens)
         key = tl.where(there, row, key)
-    key += _field(last_ptr, ROW_INDPTR, relation, R).to(tl.int32)
-    tl.store(key_ptr + start + item, key, mask=item < _field(last_ptr, EDGE_ROOM, relation, R))
+    key += tl.load(last_ptr + ROW_INDPTR * R + relation).to(tl.int32)
+    tl.store(key_ptr + start + item, key, mask=item < tl.load(last_ptr + EDGE_ROOM * R + relation))
     if first == 0:
         for hop in tl.static_range(H):
             end = _edges_within(counts_ptr, hop + 1, relation, R, T, H)
             rows = _before(sums_ptr, start + end) - before
-            room = _field(table_ptr + hop * FIELDS * R, ROW_ROOM, relation, R).to(tl.int32)
+            room = tl.load(table_ptr + hop * FIELDS * R + ROW_ROOM * R + relation).to(tl.int32)
             tl.store(counts_ptr + (H + 1) * T + (H + hop) * R + relation, tl.minimum(rows, room))
             if rows > room:
                 tl.store(counts_ptr + last_count, 1)
@@ -386,8 +383,8 @@ def sample_transpose_kernel(
     relation, first, item = _items(programs_ptr, BLOCK)
     last_ptr = table_ptr + (H - 1) * FIELDS * R
     count = _edges_within(counts_ptr, H, relation, R, T, H)
-    start = _field(last_ptr, EDGES, relation, R)
-    begin = _field(last_ptr, ROW_INDPTR, relation, R).to(tl.int32)
+    start = tl.load(last_ptr + EDGES * R + relation)
+    begin = tl.load(last_ptr + ROW_INDPTR * R + relation).to(tl.int32)
     rows = tl.load(counts_ptr + (H + 1) * T + (2 * H - 1) * R + relation)
     row_indptr_ptr += begin
     if first < count:
@@ -416,15 +413,15 @@ def sample_node_row_kernel(
     """Write the row of each node within H - 1 hops, or -1. Items are nodes of the source type."""
     relation, first, item = _items(programs_ptr, BLOCK)
     last_ptr = table_ptr + (H - 1) * FIELDS * R
-    inner = _nodes_within(counts_ptr, H - 1, _field(last_ptr, SOURCE, relation, R), T)
+    inner = _nodes_within(counts_ptr, H - 1, tl.load(last_ptr + SOURCE * R + relation), T)
     if first < inner:
         there = item < inner
-        stamp = tl.load(row_stamps_ptr + _field(last_ptr, ROW_STAMPS, relation, R) + item, mask=there, other=UNSEEN)
-        start = _field(last_ptr, EDGES, relation, R)
+        stamp = tl.load(row_stamps_ptr + tl.load(last_ptr + ROW_STAMPS * R + relation) + item, mask=there, other=UNSEEN)
+        start = tl.load(last_ptr + EDGES * R + relation)
         has = there & (stamp != UNSEEN)
         row = tl.load(sums_ptr + start + stamp, mask=has, other=0) - 1 - _before(sums_ptr, start)
-        has &= row < _field(last_ptr, ROW_ROOM, relation, R)
-        tl.store(node_row_ptr + _field(last_ptr, NODE_ROW, relation, R) + item, tl.where(has, row, -1), mask=there)
+        has &= row < tl.load(last_ptr + ROW_ROOM * R + relation)
+        tl.store(node_row_ptr + tl.load(last_ptr + NODE_ROW * R + relation) + item, tl.where(has, row, -1), mask=there)
 
 
 @triton.jit

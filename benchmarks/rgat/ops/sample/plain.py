@@ -100,33 +100,40 @@ class PlainSampler:
             indptr = block.indptr[shape.indptr_offsets[relation] :]
             indptr[expanded[target]] = before
             indptr[expanded[target] + 1 : known[target] + 1] = (before + take.cumsum(0)).clamp(max=room)
-            place, _ = there.nonzero(as_tuple=True)
-            place = place[: now - before]
-            position = (spans[relation][0][:, None] + pick)[there][: now - before]
+            drawn = there.flatten().nonzero().flatten()[: now - before]
+            place = drawn // fanout
+            position = spans[relation][0].index_select(0, place) + pick.flatten().index_select(0, drawn)
             start = shape.edge_offsets[relation]
             block.edge_target[start + before : start + now] = expanded[target] + place
-            sampled[relation].sources.append(self._sources(relation, targets[relation][place], position))
+            sampled[relation].sources.append(
+                self._sources(relation, targets[relation].index_select(0, place), position)
+            )
             sampled[relation].edges.append(now)
         block.edge_counts[hop] = block.counts.new_tensor([each.last for each in sampled])
 
     def _span(self, relation: int, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Where the edges of each target begin in its shard, and how many they are; int64."""
         per_shard, shards = self._graph.targets_per_shard[relation], self._graph.indptr[relation]
+        if len(shards) == 1:
+            first = _read(shards[0], targets)
+            return first, _read(shards[0], targets + 1) - first
         shard, place = targets // per_shard, targets % per_shard
         first, end = torch.zeros_like(targets), torch.zeros_like(targets)
         for number, indptr in enumerate(shards):
             here = shard == number
-            first[here] = indptr[place[here]].to(first.device)
-            end[here] = indptr[place[here] + 1].to(first.device)
+            first[here] = _read(indptr, place[here])
+            end[here] = _read(indptr, place[here] + 1)
         return first, end - first
 
     def _sources(self, relation: int, targets: Tensor, position: Tensor) -> Tensor:
         """[E]: sources of the edges at ``position`` in the shards of their targets."""
+        if self._graph.shards == 1:
+            return _read(self._graph.indices[relation][0], position).long()
         shard = targets // self._graph.targets_per_shard[relation]
         sources = torch.empty_like(position)
         for number, indices in enumerate(self._graph.indices[relation]):
             here = shard == number
-            sources[here] = indices[position[here]].to(sources)
+            sources[here] = _read(indices, position[here]).long()
         return sources
 
     def _discover(
@@ -143,7 +150,7 @@ class PlainSampler:
             sources = torch.cat([numbered.new_empty(0, dtype=torch.int64), *reached])
             position = torch.arange(len(sources), dtype=torch.int32, device=sources.device)
             stamps.scatter_reduce_(0, sources, position, "amin")
-            new = sources[stamps[sources] == position]
+            new = sources.index_select(0, (stamps.index_select(0, sources) == position).nonzero().flatten())
             stamps[new] = UNSEEN
             fits = new[: shape.nodes[hop + 1][number] - known[number]]
             now[number] += len(fits)
@@ -163,7 +170,7 @@ class PlainSampler:
             position = torch.arange(len(local), device=local.device)
             first_of = torch.full((shape.nodes[-1][source],), UNSEEN, dtype=torch.int64, device=local.device)
             first_of.scatter_reduce_(0, local, position, "amin")
-            first = first_of[local]
+            first = first_of.index_select(0, local)
             opens = first == position
             number = opens.cumsum(0) - 1
             room_E = torch.cat(
@@ -178,28 +185,32 @@ class PlainSampler:
                 if rows > shape.rows[hop][relation]:
                     block.overflow.fill_(1)
             rows, start = counts[-1][relation], shape.edge_offsets[relation]
-            edge_row = torch.minimum(number[first], room_E - 1)
+            edge_row = torch.minimum(number.index_select(0, first), room_E - 1)
             block.edge_row[start : start + each.last] = edge_row
             begin = shape.row_offsets(shape.hops)[relation]
-            block.rows[begin : begin + rows] = local[opens][:rows]
+            block.rows[begin : begin + rows] = local.index_select(0, opens.nonzero().flatten()[:rows])
             reached = first_of[: inner[source]]
-            row = torch.full_like(reached, -1)
-            row[reached != UNSEEN] = number[reached[reached != UNSEEN]]
+            there = (reached != UNSEEN).nonzero().flatten()
+            row = number.index_select(0, reached.index_select(0, there))
             begin = shape.node_row_offsets[relation]
-            block.node_row[begin : begin + len(row)] = row.where(row < rows, -1)
-            ordered, edges = edge_row.sort(stable=True)
-            block.row_edges[start : start + each.last] = edges
+            node_row = block.node_row[begin : begin + len(reached)].fill_(-1)
+            node_row[there] = row.where(row < rows, -1).to(node_row)
+            block.row_edges[start : start + each.last] = edge_row.to(torch.int32).sort(stable=True).indices
             begin = shape.row_indptr_offsets[relation]
-            block.row_indptr[begin : begin + rows + 1] = torch.searchsorted(
-                ordered, torch.arange(rows + 1, device=ordered.device)
-            )
+            block.row_indptr[begin] = 0
+            block.row_indptr[begin + 1 : begin + rows + 1] = edge_row.bincount(minlength=rows).cumsum(0)
         block.row_counts.copy_(block.counts.new_tensor(counts))
 
     def _local(self, source: int, hop: int, sources: Tensor) -> Tensor:
         """[E], int64: numbers of a hop's sources in their type; the last that has room for one that has none."""
-        stamp = self._stamps[source][sources].long()
+        stamp = self._stamps[source].index_select(0, sources).long()
         room = self._shape.nodes[hop + 1][source]
         return torch.where(stamp < 0, -1 - stamp, room - 1).clamp(max=room - 1)
+
+
+def _read(shard: Tensor, places: Tensor) -> Tensor:
+    """Entries of a shard, wherever it lies."""
+    return shard.index_select(0, places.to(shard.device)).to(places.device)
 
 
 def _floyd(node_M: Tensor, degree_M: Tensor, site_M: Tensor, fanout: int, seed: Tensor) -> Tensor:

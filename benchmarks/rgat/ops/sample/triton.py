@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
@@ -32,20 +33,25 @@ TILES: dict[str, Tile] = {"targets": Tile(128, 4), "edges": Tile(512, 4), "nodes
 """By what the items are; ``bench --sweep`` times others."""
 
 
-class _Grid:
+class _Grid(NamedTuple):
     """Programs of kernels that work on the same items of relations or types.
 
     Attributes:
-        table: [2, programs], int32: the relation and the first item of each.
-        block: items of a program.
-        warps: of a program.
+        table: [2, programs], int32: the relation or type, and the first item, of each program.
+        programs: how many.
+        tile: of each.
     """
 
-    def __init__(self, items: Sequence[int], tile: str, device: torch.device) -> None:
-        self.block, self.warps = TILES[tile]
-        each = [(number, first) for number, room in enumerate(items) for first in range(0, max(room, 1), self.block)]
-        self.table = torch.tensor(each, dtype=torch.int32, device=device).t().contiguous()
-        self.programs = (len(each),)
+    table: Tensor
+    programs: tuple[int]
+    tile: Tile
+
+
+@functools.lru_cache(maxsize=64)
+def _grid(items: tuple[int, ...], tile: Tile, device: torch.device) -> _Grid:
+    """Programs for so many items of each relation or type, and one at least."""
+    each = [(number, first) for number, room in enumerate(items) for first in range(0, max(room, 1), tile.items)]
+    return _Grid(torch.tensor(each, dtype=torch.int32).t().contiguous().to(device), (len(each),), tile)
 
 
 class TritonSampler:
@@ -62,17 +68,12 @@ class TritonSampler:
         self._types = torch.tensor(
             [shape.node_offsets(shape.hops)[:-1], self._stamp_offsets[:-1]], dtype=torch.int64, device=device
         )
-        targets = [[shape.nodes[hop][target] for target in schema.targets] for hop in hops]
-        self._targets = [_Grid(items, "targets", device) for items in targets]
-        self._edges = [_Grid(items, "edges", device) for items in shape.edges]
-        self._inner = _Grid([shape.nodes[-2][source] for source in schema.sources], "nodes", device)
-        self._all = _Grid(shape.nodes[-1], "nodes", device)
         self._pointers = graph.pointers
 
         def entries(count: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.empty(count, dtype=dtype, device=device)
 
-        most, edges = sum(targets[-1]), shape.edge_offsets[-1]
+        most, edges = shape.target_offsets(shape.hops)[-1], shape.edge_offsets[-1]
         self._stamps = unseen(graph)
         self._row_stamps = entries(sum(shape.nodes[-1][source] for source in schema.sources))
         self._begin, self._degree = entries(most, torch.int64), entries(most)
@@ -117,6 +118,9 @@ class TritonSampler:
         self._clear(block)
         return block
 
+    def _grid(self, items: Sequence[int], tile: str) -> _Grid:
+        return _grid(tuple(items), TILES[tile], self._graph.device)
+
     @property
     def _sizes(self) -> dict[str, int]:
         return {"R": len(self._shape.schema.relations), "T": len(self._shape.schema.types), "H": self._shape.hops}
@@ -135,44 +139,48 @@ class TritonSampler:
 
     def _draw(self, hop: int, block: Block, seed: Tensor) -> None:
         """Draw the hop's edges."""
-        shape, grid, table = self._shape, self._targets[hop], self._tables[hop]
+        shape, table = self._shape, self._tables[hop]
+        grid = self._grid([shape.nodes[hop][target] for target in shape.schema.targets], "targets")
         items = shape.target_offsets(hop + 1)[-1]
         take, sums = self._items[:items], self._sums[:items]
         sizes = self._sizes
         kernels.sample_degree_kernel[grid.programs](
             grid.table, table, block.counts, self._pointers, self._per_shard, block.nodes, self._begin, self._degree,
             take, self._graph.shards, HOP=hop, FANOUT=self._fanouts[hop], R=sizes["R"], T=sizes["T"],
-            BLOCK=grid.block, num_warps=grid.warps,
+            BLOCK=grid.tile.items, num_warps=grid.tile.warps,
         )  # fmt: skip
         torch.cumsum(take, 0, dtype=torch.int32, out=sums)
         kernels.sample_draw_kernel[grid.programs](
             grid.table, table, block.counts, self._pointers, self._per_shard, block.nodes, self._begin, self._degree,
             take, sums, seed, self._stamps, block.indptr, block.edge_target, self._source, self._graph.shards,
             shape.counts - 1, HOP=hop, FANOUT=self._fanouts[hop], **sizes, SITES=SITES,
-            BLOCK=grid.block, num_warps=grid.warps,
+            BLOCK=grid.tile.items, num_warps=grid.tile.warps,
         )  # fmt: skip
 
     def _discover(self, hop: int, block: Block) -> None:
         """Number the nodes that the hop's edges reached first."""
-        shape, grid, table = self._shape, self._edges[hop], self._tables[hop]
+        shape, table = self._shape, self._tables[hop]
+        grid = self._grid(shape.edges[hop], "edges")
         flag, sums = self._items[: sum(shape.edges[hop])], self._sums[: sum(shape.edges[hop])]
         sizes = self._sizes
         kernels.sample_flag_kernel[grid.programs](
             grid.table, table, block.counts, self._stamps, self._source, flag,
-            HOP=hop, **sizes, BLOCK=grid.block, num_warps=grid.warps,
+            HOP=hop, **sizes, BLOCK=grid.tile.items, num_warps=grid.tile.warps,
         )  # fmt: skip
         torch.cumsum(flag, 0, dtype=torch.int32, out=sums)
         kernels.sample_number_kernel[grid.programs](
             grid.table, table, block.counts, self._stamps, self._source, flag, sums, self._rooms[hop + 1], block.nodes,
             shape.counts - 1, HOP=hop, **sizes, R_LANES=triton.next_power_of_2(sizes["R"]),
-            T_LANES=triton.next_power_of_2(sizes["T"]), BLOCK=grid.block, num_warps=grid.warps,
+            T_LANES=triton.next_power_of_2(sizes["T"]), BLOCK=grid.tile.items, num_warps=grid.tile.warps,
         )  # fmt: skip
 
     def _number_rows(self, block: Block) -> None:
         """Number the rows of all relations, and write the block's second order of edges."""
-        shape, grid, inner, last = self._shape, self._edges[-1], self._inner, self._shape.counts - 1
+        shape, last = self._shape, self._shape.counts - 1
+        grid = self._grid(shape.edges[-1], "edges")
+        inner = self._grid([shape.nodes[-2][source] for source in shape.schema.sources], "nodes")
         flag, sums = self._items[: shape.edge_offsets[-1]], self._sums[: shape.edge_offsets[-1]]
-        how = {**self._sizes, "BLOCK": grid.block, "num_warps": grid.warps}
+        how = {**self._sizes, "BLOCK": grid.tile.items, "num_warps": grid.tile.warps}
         self._row_stamps.fill_(UNSEEN)
         kernels.sample_source_kernel[grid.programs](
             grid.table, self._tables, block.counts, self._stamps, self._source, self._row_stamps, **how
@@ -191,14 +199,15 @@ class TritonSampler:
         )
         kernels.sample_node_row_kernel[inner.programs](
             inner.table, self._tables, block.counts, self._row_stamps, sums, block.node_row,
-            **self._sizes, BLOCK=inner.block, num_warps=inner.warps,
+            **self._sizes, BLOCK=inner.tile.items, num_warps=inner.tile.warps,
         )  # fmt: skip
 
     def _clear(self, block: Block) -> None:
         """Put back the stamps of all nodes of the block; those that had no room have been put back by their hop."""
-        kernels.sample_clear_kernel[self._all.programs](
-            self._all.table, self._types, block.counts, block.nodes, self._stamps, T=len(self._shape.schema.types),
-            H=self._shape.hops, BLOCK=self._all.block, num_warps=self._all.warps,
+        grid = self._grid(self._shape.nodes[-1], "nodes")
+        kernels.sample_clear_kernel[grid.programs](
+            grid.table, self._types, block.counts, block.nodes, self._stamps, T=len(self._shape.schema.types),
+            H=self._shape.hops, BLOCK=grid.tile.items, num_warps=grid.tile.warps,
         )  # fmt: skip
 
 

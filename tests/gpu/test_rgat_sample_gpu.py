@@ -1,0 +1,141 @@
+"""R-GAT's samplers on a GPU: bit by bit the CPU's, captured without a wait for the device, whatever ran before; and
+made-up graphs, made in bounded memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.rgat.block import Block, BlockShape
+from benchmarks.rgat.capacities import enough_shape, largest_shape, moments
+from benchmarks.rgat.graph import Graph
+from benchmarks.rgat.made_up_graph import made_up_igbh
+from benchmarks.rgat.ops import sample
+from benchmarks.rgat.ops.sample.plain import plain_sampler
+from benchmarks.rgat.ops.sample.triton import triton_sampler
+from tests.benchmarks.rgat.sample_oracle import NODES, filled, on, sharded, small_graph
+from tests.benchmarks.rgat.small_rooms import SMALL_ROOMS, smaller
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+FANOUTS = (4, 3, 2)
+SEEDS = 9
+SHARE = 4000
+"""Of IGBH: 67,000 papers and 2.9 million edges."""
+
+
+def some_seeds(papers: int, count: int, number: int) -> Tensor:
+    return torch.randperm(papers, generator=torch.Generator().manual_seed(number))[:count].int()
+
+
+@pytest.mark.parametrize("name", sorted(sample.IMPLEMENTATIONS))
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("fanouts", [FANOUTS, (16, 5), (1,), (2, 1, 1, 1)], ids=str)
+def test_small_blocks_are_the_cpus(fanouts: tuple[int, ...], shards: int, name: str) -> None:
+    graph = small_graph()
+    shape = largest_shape(graph, SEEDS, fanouts)
+    sampler = sample.IMPLEMENTATIONS[name].function(on("cuda", sharded(graph, shards)), fanouts, shape)
+    plain = plain_sampler(graph, fanouts, shape)
+    for number, count in ((0, SEEDS), (1, 4), (2, SEEDS), (0, SEEDS), (3, 0)):
+        seeds, seed = some_seeds(NODES[1], SEEDS, number), torch.tensor(number - (1 << 50))
+        expected = filled(plain(seeds, count, seed))
+        for given in (count, torch.tensor([count], dtype=torch.int32, device="cuda")):
+            assert filled(sampler(seeds.cuda(), given, seed.cuda())) == expected
+
+
+@pytest.mark.parametrize("room", SMALL_ROOMS, ids=str)
+def test_what_has_no_room_is_left_out_as_on_the_cpu(room: tuple[str, int, str]) -> None:
+    graph, seeds = small_graph(), some_seeds(NODES[1], SEEDS, 0)
+    shape = largest_shape(graph, SEEDS, FANOUTS)
+    full = plain_sampler(graph, FANOUTS, shape)(seeds, SEEDS, torch.tensor(1))
+    shape = smaller(full, shape, *room)
+    sampler, plain = triton_sampler(on("cuda", graph), FANOUTS, shape), plain_sampler(graph, FANOUTS, shape)
+    for number in (1, 2, 3, 1):
+        cut = sampler(seeds.cuda(), SEEDS, torch.tensor(number, device="cuda"))
+        assert filled(cut) == filled(plain(seeds, SEEDS, torch.tensor(number)))
+        assert number != 1 or cut.overflow.item() == 1
+
+
+@pytest.fixture(scope="module")
+def share() -> Graph:
+    return made_up_igbh(SHARE, 0, torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def shape(share: Graph) -> BlockShape:
+    """With the usual margin."""
+    largest = largest_shape(share, 64, (15, 10, 5))
+    sampler = plain_sampler(share, (15, 10, 5), largest)
+    counts = [
+        sampler(some_seeds(share.nodes[0], 64, number), 64, torch.tensor(number)).counts.tolist() for number in range(5)
+    ]
+    return enough_shape(moments(counts), largest, 5.0)
+
+
+@pytest.mark.parametrize("name", sorted(sample.IMPLEMENTATIONS))
+def test_a_large_block_is_the_cpus(name: str, share: Graph, shape: BlockShape) -> None:
+    sampler = sample.IMPLEMENTATIONS[name].function(on("cuda", share), (15, 10, 5), shape)
+    plain = plain_sampler(share, (15, 10, 5), shape)
+    for number in (0, 1, 0):
+        seeds = some_seeds(share.nodes[0], 64, number)
+        block = sampler(seeds.cuda(), 64, torch.tensor(number, device="cuda"))
+        assert int(block.node_counts[-1].sum()) > 30_000
+        assert filled(block) == filled(plain(seeds, 64, torch.tensor(number)))
+
+
+def test_sampling_is_captured(share: Graph, shape: BlockShape) -> None:
+    sampler = triton_sampler(on("cuda", share), (15, 10, 5), shape)
+    seeds, count, seed = (
+        some_seeds(share.nodes[0], 64, 7).cuda(),
+        torch.tensor(64, device="cuda", dtype=torch.int32),
+        torch.tensor(7, device="cuda"),
+    )
+
+    def work() -> Block:
+        return sampler(seeds, count, seed)
+
+    first = filled(work())
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        eager = work()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert filled(eager) == first
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = work()
+    others = some_seeds(share.nodes[0], 64, 8).cuda()
+    for given, many, number in ((others, 50, 8), (seeds.clone(), 64, 7)):
+        seeds.copy_(given)
+        count.fill_(many)
+        seed.fill_(number)
+        graph.replay()
+        assert filled(captured) == filled(work())
+    assert filled(captured) == first
+
+
+def test_a_side_stream_gives_the_same(share: Graph, shape: BlockShape) -> None:
+    sampler = triton_sampler(on("cuda", share), (15, 10, 5), shape)
+    seeds, seed = some_seeds(share.nodes[0], 64, 3).cuda(), torch.tensor(3, device="cuda")
+    expected = filled(sampler(seeds, 64, seed))
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        block = sampler(seeds, 64, seed)
+    stream.synchronize()
+    assert filled(block) == expected
+
+
+def test_a_graph_is_made_in_bounded_memory() -> None:
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    graph = made_up_igbh(64, 0, torch.device("cuda"))
+    held = torch.cuda.memory_allocated() - before
+    assert held == pytest.approx(4 * sum(graph.edges) + 8 * sum(len(each) for (each,) in graph.indptr), rel=0.02)
+    assert torch.cuda.max_memory_allocated() - before - held < 1.5e9
+    for source, ((starts,), (sources,)) in zip(
+        graph.schema.sources, zip(graph.indptr, graph.indices, strict=True), strict=True
+    ):
+        assert int(starts.diff().min()) >= 0
+        assert 0 <= int(sources.min()) <= int(sources.max()) < graph.nodes[source]
