@@ -13,7 +13,15 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.rgat.layout import features_name, indices_name, indptr_name, prepared_files
+from benchmarks.rgat.layout import (
+    SPLITS,
+    features_name,
+    indices_name,
+    indptr_name,
+    labels_name,
+    prepared_files,
+    seeds_name,
+)
 from benchmarks.rgat.preparation import edges, features, permutation, seeds
 from benchmarks.rgat.preparation.array_file import ArrayFile
 from benchmarks.rgat.preparation.edges import Sorted
@@ -79,10 +87,7 @@ class Pipeline:
             made_edges: dict[str, int] = {}
             for text, array in self.source.edges.items():
                 made_edges.update(self._write_edges(Relation.parse(text), array))
-            arguments = (
-                self.source.labels, self.source.settings, self.source.labelled, self.permutations, self.data_dir
-            )  # fmt: skip
-            sizes = self.stages.run("seeds", {"all": arguments}, seeds.write_seeds)["all"]
+            sizes = self._write_seeds()
             return Made(self._checksums(), made_edges, sizes)
 
     def space(self) -> int:
@@ -105,7 +110,8 @@ class Pipeline:
         target = ArrayFile(
             self.data_dir / features_name(name), FEATURE_DTYPES[self.kind][1], (source.rows, source.width)
         )
-        if target.begin():
+        if not target.begun:
+            target.begin()
             self._forget(_FEATURES_DONE, name, stage)
         elif done is not None:
             return
@@ -173,7 +179,9 @@ class Pipeline:
         indptr = ArrayFile(self.data_dir / indptr_name(relation), "<i8", (targets + 1,))
         indices = ArrayFile(self.data_dir / indices_name(relation), "<i4", (total,))
         stage = f"{stage}-{relation.name}-buckets"
-        if any([indptr.begin(), indices.begin()]):  # not one of them alone
+        if not ((self.stages.folder / stage).is_dir() and indptr.begun and indices.begun):
+            indptr.begin()
+            indices.begin()
             self._drop(stage)
         block = min(edges.BLOCK_EDGES, max(1, self.memory // edges.EDGE_MEMORY))
         self.stages.run(
@@ -184,6 +192,15 @@ class Pipeline:
         indptr.finish()
         indices.finish()
         return total
+
+    def _write_seeds(self) -> dict[str, int]:
+        source, stage = self.source, "seeds"
+        names = [name(split) for split in SPLITS for name in (seeds_name, labels_name)]
+        if not all((self.data_dir / name).is_file() for name in names):
+            self._drop(stage)
+            self._drop("checksums")
+        arguments = (source.labels, source.settings, source.labelled, self.permutations, self.data_dir)
+        return self.stages.run(stage, {"all": arguments}, seeds.write_seeds)["all"]
 
     def _checksums(self) -> dict[str, FileEntry]:
         names = prepared_files(self.source.settings.schema)
