@@ -13,8 +13,8 @@ import torch
 
 from benchmarks.rgat import prepare as prepare_module
 from benchmarks.rgat import verification
-from benchmarks.rgat.prepare import COMMANDS, Options, prepare
 from benchmarks.rgat.preparation import edges, features, pipeline, seeds
+from benchmarks.rgat.prepare import COMMANDS, Options, prepare
 from benchmarks.rgat.prepared import open_prepared
 from benchmarks.rgat.raw import RawArray
 from benchmarks.rgat.verification import verify
@@ -408,7 +408,7 @@ def test_seeds_of_another_permutation_are_refused(own_data):
 
 def test_a_manifest_without_its_settings_is_refused(own_data):
     describe_anew(own_data, settings="{}")
-    with pytest.raises(DataError, match="manifest.json lacks or garbles 'labelled'"):
+    with pytest.raises(DataError, match=r"manifest.json lacks or garbles 'labelled'"):
         open_prepared(own_data)
 
 

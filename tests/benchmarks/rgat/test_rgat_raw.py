@@ -141,7 +141,7 @@ def test_a_missing_folder_says_so(tmp_path):
 
 
 def test_a_stand_in_has_no_published_size(folder):
-    with pytest.raises(ConfigError, match="--size=tiny: .* holds a stand-in"):
+    with pytest.raises(ConfigError, match=r"--size=tiny: .* holds a stand-in"):
         raw.open_raw(folder, "tiny")
 
 
@@ -174,14 +174,14 @@ def test_another_number_of_papers_is_no_published_size(tmp_path):
     write_igbh(tmp_path / "raw", {**SIZES["tiny"], "paper": 9})
     with pytest.raises(DataError, match=r"has 9 rows and IGBH's sizes 30 \(full\), 8 \(tiny\)"):
         raw.open_raw(tmp_path / "raw")
-    with pytest.raises(DataError, match="paper/node_feat.npy has 9 rows and not 8"):
+    with pytest.raises(DataError, match=r"paper/node_feat.npy has 9 rows and not 8"):
         raw.open_raw(tmp_path / "raw", "tiny")
 
 
 @pytest.mark.usefixtures("igbh")
 def test_another_number_of_other_nodes_is_refused(tmp_path):
     write_igbh(tmp_path / "raw", {**SIZES["full"], "author": 19})
-    with pytest.raises(DataError, match="author/node_feat.npy has 19 rows and not 20"):
+    with pytest.raises(DataError, match=r"author/node_feat.npy has 19 rows and not 20"):
         raw.open_raw(tmp_path / "raw")
 
 
