@@ -79,7 +79,8 @@ def download(raw_dir: Path, size: str) -> Iterator[str]:
         yield f"IGBH-{size}: about {expected_bytes(size) / 1e9:,.0f} GB, {LICENCE}"
         raw_dir.mkdir(parents=True, exist_ok=True)
         there = sum(path.stat().st_size for path in raw_dir.rglob("*") if path.is_file())
-        require_space(raw_dir, expected_bytes(size) - there)
+        copies = 2 if size in ARCHIVES else 1  # packed, and unpacked
+        require_space(raw_dir, copies * expected_bytes(size) - there)
     if size in ARCHIVES and missing:
         (file,) = remote_files(size)
         (archive,) = downloads.check_or_download([file], raw_dir)
@@ -109,4 +110,4 @@ def _unpack(archive: Path, raw_dir: Path, missing: list[str]) -> None:
     except (tarfile.TarError, zlib.error, EOFError) as error:
         raise DataError(f"{archive} is damaged: {error}; delete it and run the command again") from error
     if left:
-        raise DataError(f"{archive} lacks {', '.join(sorted(left))}")
+        raise DataError(f"{archive} lacks {', '.join(sorted(left))}; delete it and run the command again")
