@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -106,17 +108,14 @@ class Pipeline:
         return files + max(between) + 6 * self.source.labelled
 
     def _write_features(self, name: str, source: RawArray) -> None:
-        done, stage = self.stages.record(_FEATURES_DONE, name), f"features-{name}"
-        target = ArrayFile(
-            self.data_dir / features_name(name), FEATURE_DTYPES[self.kind][1], (source.rows, source.width)
-        )
-        if not target.begun:
-            target.begin()
+        stage = f"features-{name}"
+        shape, dtype = (source.rows, source.width), FEATURE_DTYPES[self.kind][1]
+        target = ArrayFile(self.data_dir / features_name(name), dtype, shape)
+        if self.stages.record(_FEATURES_DONE, name) is not None:
+            if target.begun:
+                return
             self._forget(_FEATURES_DONE, name, stage)
-        elif done is not None:
-            return
-        row_memory = target.row_bytes + features.ROW_EXTRA
-        step = max(1, self.memory // row_memory)
+        step = max(1, self.memory // (target.row_bytes + features.ROW_EXTRA))
         folder = self._between(stage)
         ranges = [(first, min(first + step, source.rows)) for first in range(0, source.rows, step)]
         pieces = {f"{number:06d}": folder / f"{number:06d}" for number in range(len(ranges))}
@@ -128,15 +127,11 @@ class Pipeline:
             },
             features.write_piece,
         )
-        self.stages.run(
-            f"{stage}-buckets",
-            {
-                f"{number:06d}": (list(pieces.values()), first, last, self.memory, target)
-                for number, (first, last) in enumerate(ranges)
-            },
-            features.write_bucket,
-        )
-        target.finish()
+        tasks = {
+            piece: (list(pieces.values()), first, last, self.memory, target)
+            for piece, (first, last) in zip(pieces, ranges, strict=True)
+        }
+        self._write_rows(f"{stage}-buckets", tasks, features.write_bucket, [target])
         self.stages.keep(_FEATURES_DONE, name, {"rows": source.rows})
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -178,20 +173,22 @@ class Pipeline:
         total, targets = sum(bucket.edges for bucket in buckets), self.source.nodes[relation.target]
         indptr = ArrayFile(self.data_dir / indptr_name(relation), "<i8", (targets + 1,))
         indices = ArrayFile(self.data_dir / indices_name(relation), "<i4", (total,))
-        stage = f"{stage}-{relation.name}-buckets"
-        if not ((self.stages.folder / stage).is_dir() and indptr.begun and indices.begun):
-            indptr.begin()
-            indices.begin()
-            self._drop(stage)
         block = min(edges.BLOCK_EDGES, max(1, self.memory // edges.EDGE_MEMORY))
-        self.stages.run(
-            stage,
-            {f"{bucket.first:010d}": (parts, loops, bucket, block, indptr, indices) for bucket in buckets},
-            edges.write_bucket,
-        )
-        indptr.finish()
-        indices.finish()
+        tasks = {f"{bucket.first:010d}": (parts, loops, bucket, block, indptr, indices) for bucket in buckets}
+        self._write_rows(f"{stage}-{relation.name}-buckets", tasks, edges.write_bucket, [indptr, indices])
         return total
+
+    def _write_rows(
+        self, stage: str, tasks: dict[str, tuple[Any, ...]], work: Callable[..., Record], targets: list[ArrayFile]
+    ) -> None:
+        """Do a stage whose tasks write ``targets``; all of them anew where one is gone or of another preparation."""
+        if not ((self.stages.folder / stage).is_dir() and all(target.begun for target in targets)):
+            for target in targets:
+                target.begin()
+            self._drop(stage)
+        self.stages.run(stage, tasks, work)
+        for target in targets:
+            target.finish()
 
     def _write_seeds(self) -> dict[str, int]:
         source, stage = self.source, "seeds"

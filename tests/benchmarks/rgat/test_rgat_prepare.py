@@ -141,7 +141,10 @@ def test_the_benchmarks_split_has_the_published_sizes():
     assert seeds.split_sizes(157_675_969, 0.6, 0.005) == {"train": 94_605_581, "eval": 788_379}
 
 
-def test_little_memory_makes_the_same_bytes(raw_dir, data, tmp_path):
+@pytest.mark.parametrize("bins", [1 << 20, 16])
+def test_little_memory_makes_the_same_bytes(raw_dir, data, tmp_path, monkeypatch, bins):
+    """Ranges of one target, whose edges are more than the memory holds, and of several."""
+    monkeypatch.setattr(edges, "_BINS", bins)
     prepare(raw_dir, tmp_path, Options(features="float32", memory=LITTLE))
     assert small_graph.contents(tmp_path) == small_graph.contents(data)
 
@@ -196,6 +199,19 @@ def test_a_file_that_was_lost_on_the_way_is_made_again(raw_dir, data, tmp_path, 
             prepare(raw_dir, tmp_path, Options(features="float32"))
     (tmp_path / lost).unlink()
     prepare(raw_dir, tmp_path, Options(features="float32"))
+    assert small_graph.contents(tmp_path) == small_graph.contents(data)
+    verify(tmp_path)
+
+
+@pytest.mark.parametrize("memory", [LITTLE, 1 << 30])
+def test_damaged_files_are_prepared_anew_without_their_manifest(raw_dir, data, tmp_path, memory):
+    prepare(raw_dir, tmp_path, Options(features="float32"))
+    (tmp_path / "manifest.json").unlink()
+    for name in small_graph.FILES[:-1]:
+        content = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(content[:-8] + b"12345678")
+    (tmp_path / small_graph.FILES[-1]).unlink()
+    prepare(raw_dir, tmp_path, Options(features="float32", memory=memory))
     assert small_graph.contents(tmp_path) == small_graph.contents(data)
     verify(tmp_path)
 
@@ -257,13 +273,16 @@ def test_float16_keeps_to_its_range():
 
 @pytest.mark.parametrize(("kind", "dtype"), [("float8", torch.float8_e4m3fn), ("float16", torch.float16)])
 def test_features_are_converted_before_they_move(raw_dir, tmp_path, kind, dtype):
-    prepare(raw_dir, tmp_path, Options(features=kind, memory=LITTLE))
+    prepare(raw_dir, tmp_path, Options(features=kind, memory=8 * LITTLE))
     opened = open_prepared(tmp_path)
     assert (opened.features, opened.feature_dtype) == (kind, dtype)
     for name, numbers in small_graph.permutations().items():
         found = np.load(tmp_path / f"features/{name}.npy")[numbers]
         expected = torch.from_numpy(small_graph.raw_features(raw_dir, name)).to(dtype).view(torch.uint8)
         np.testing.assert_array_equal(found.view(np.uint8), expected.numpy())
+    with opened.feature_rows(0, "buffered") as rows:
+        (piece,) = rows.read(0, len(rows))
+        assert (piece.values.dtype, tuple(piece.values.shape)) == (dtype, (120, 12))
 
 
 def test_a_run_opens_what_was_prepared(data):
