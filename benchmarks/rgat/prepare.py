@@ -166,7 +166,7 @@ COMMANDS = DataCommands(
     prepare=_prepare,
     verify=verify,
     remarks=_remarks,
-    workers={"prepare": cores, "verify": cores, "generate": cores},
+    workers={"download": lambda: min(cores(), 4), "prepare": cores, "verify": cores, "generate": cores},
     options={
         "download": (option("--size", choices=list(raw.NODES), default=raw.FULL, help="of IGBH (default full)"),),
         "prepare": (

@@ -9,6 +9,7 @@ import shutil
 import tarfile
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
 from benchmarks.rgat.raw import EDGES, FEATURES, LABELS, NODES, open_raw, published
@@ -64,8 +65,13 @@ def expected_bytes(size: str) -> int:
     return sum(NODES[size].values()) * width + EDGES_OF[size] * _EDGE_BYTES
 
 
-def download(raw_dir: Path, size: str) -> Iterator[str]:
+def download(raw_dir: Path, size: str, workers: int = 1) -> Iterator[str]:
     """Fetch IGBH in one of its sizes; what is there already is not fetched again.
+
+    Args:
+        raw_dir: receives the files.
+        size: a name in ``raw.NODES``.
+        workers: files at a time.
 
     Yields:
         A line for each file, after one that says how much it is and under which licence.
@@ -79,15 +85,20 @@ def download(raw_dir: Path, size: str) -> Iterator[str]:
         yield f"IGBH-{size}: about {expected_bytes(size) / 1e9:,.0f} GB, {LICENCE}"
         raw_dir.mkdir(parents=True, exist_ok=True)
         there = sum(path.stat().st_size for path in raw_dir.rglob("*") if path.is_file())
-        require_space(raw_dir, expected_bytes(size) - there)
+        copies = 2 if size in ARCHIVES else 1  # packed, and unpacked
+        require_space(raw_dir, copies * expected_bytes(size) - there)
     if size in ARCHIVES and missing:
         (file,) = remote_files(size)
         (archive,) = downloads.check_or_download([file], raw_dir)
         _unpack(archive, raw_dir, missing)
         archive.unlink()
-    for file in remote_files(size) if size in FOLDERS else ():
-        downloads.check_or_download([file], raw_dir)
-        yield f"{raw_dir / file.name}: there"
+    elif size in FOLDERS:
+        with ThreadPoolExecutor(workers) as pool:
+            try:
+                for paths in pool.map(lambda file: downloads.check_or_download([file], raw_dir), remote_files(size)):
+                    yield f"{paths[0]}: there"
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
     source = open_raw(raw_dir, size)
     yield f"{raw_dir}: {source.name}, as many nodes of each type as published"
 
@@ -109,4 +120,4 @@ def _unpack(archive: Path, raw_dir: Path, missing: list[str]) -> None:
     except (tarfile.TarError, zlib.error, EOFError) as error:
         raise DataError(f"{archive} is damaged: {error}; delete it and run the command again") from error
     if left:
-        raise DataError(f"{archive} lacks {', '.join(sorted(left))}")
+        raise DataError(f"{archive} lacks {', '.join(sorted(left))}; delete it and run the command again")

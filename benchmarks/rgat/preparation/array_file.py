@@ -36,16 +36,18 @@ class ArrayFile:
         """Bytes of the file."""
         return len(self._header) + self.shape[0] * self.row_bytes
 
-    def begin(self) -> bool:
-        """Make room for all rows; returns False where they, or some of them, are there already."""
-        for path in (self.path, self._partial):
-            if path.is_file() and path.stat().st_size == self.size:
-                return False
+    @property
+    def begun(self) -> bool:
+        """Whether all rows, or some of them, are there."""
+        return any(path.is_file() and path.stat().st_size == self.size for path in (self.path, self._partial))
+
+    def begin(self) -> None:
+        """Make room for all rows, and forget those that are there."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.unlink(missing_ok=True)
         with open(self._partial, "wb") as file:
             file.write(self._header)
             file.truncate(self.size)
-        return True
 
     def write(self, first: int, values: NDArray[Any]) -> None:
         """Write rows from ``first`` on, to the disk."""

@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import functools
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from benchmarks.rgat.layout import features_name, indices_name, indptr_name, prepared_files
+from benchmarks.rgat.layout import (
+    SPLITS,
+    features_name,
+    indices_name,
+    indptr_name,
+    labels_name,
+    prepared_files,
+    seeds_name,
+)
 from benchmarks.rgat.preparation import edges, features, permutation, seeds
 from benchmarks.rgat.preparation.array_file import ArrayFile
 from benchmarks.rgat.preparation.edges import Sorted
@@ -79,10 +89,7 @@ class Pipeline:
             made_edges: dict[str, int] = {}
             for text, array in self.source.edges.items():
                 made_edges.update(self._write_edges(Relation.parse(text), array))
-            arguments = (
-                self.source.labels, self.source.settings, self.source.labelled, self.permutations, self.data_dir
-            )  # fmt: skip
-            sizes = self.stages.run("seeds", {"all": arguments}, seeds.write_seeds)["all"]
+            sizes = self._write_seeds()
             return Made(self._checksums(), made_edges, sizes)
 
     def space(self) -> int:
@@ -101,16 +108,14 @@ class Pipeline:
         return files + max(between) + 6 * self.source.labelled
 
     def _write_features(self, name: str, source: RawArray) -> None:
-        done, stage = self.stages.record(_FEATURES_DONE, name), f"features-{name}"
-        target = ArrayFile(
-            self.data_dir / features_name(name), FEATURE_DTYPES[self.kind][1], (source.rows, source.width)
-        )
-        if target.begin():
+        stage = f"features-{name}"
+        shape, dtype = (source.rows, source.width), FEATURE_DTYPES[self.kind][1]
+        target = ArrayFile(self.data_dir / features_name(name), dtype, shape)
+        if self.stages.record(_FEATURES_DONE, name) is not None:
+            if target.begun:
+                return
             self._forget(_FEATURES_DONE, name, stage)
-        elif done is not None:
-            return
-        row_memory = target.row_bytes + features.ROW_EXTRA
-        step = max(1, self.memory // row_memory)
+        step = max(1, self.memory // (target.row_bytes + features.ROW_EXTRA))
         folder = self._between(stage)
         ranges = [(first, min(first + step, source.rows)) for first in range(0, source.rows, step)]
         pieces = {f"{number:06d}": folder / f"{number:06d}" for number in range(len(ranges))}
@@ -122,15 +127,11 @@ class Pipeline:
             },
             features.write_piece,
         )
-        self.stages.run(
-            f"{stage}-buckets",
-            {
-                f"{number:06d}": (list(pieces.values()), first, last, self.memory, target)
-                for number, (first, last) in enumerate(ranges)
-            },
-            features.write_bucket,
-        )
-        target.finish()
+        tasks = {
+            piece: (list(pieces.values()), first, last, self.memory, target)
+            for piece, (first, last) in zip(pieces, ranges, strict=True)
+        }
+        self._write_rows(f"{stage}-buckets", tasks, features.write_bucket, [target])
         self.stages.keep(_FEATURES_DONE, name, {"rows": source.rows})
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -172,18 +173,31 @@ class Pipeline:
         total, targets = sum(bucket.edges for bucket in buckets), self.source.nodes[relation.target]
         indptr = ArrayFile(self.data_dir / indptr_name(relation), "<i8", (targets + 1,))
         indices = ArrayFile(self.data_dir / indices_name(relation), "<i4", (total,))
-        stage = f"{stage}-{relation.name}-buckets"
-        if any([indptr.begin(), indices.begin()]):  # not one of them alone
-            self._drop(stage)
         block = min(edges.BLOCK_EDGES, max(1, self.memory // edges.EDGE_MEMORY))
-        self.stages.run(
-            stage,
-            {f"{bucket.first:010d}": (parts, loops, bucket, block, indptr, indices) for bucket in buckets},
-            edges.write_bucket,
-        )
-        indptr.finish()
-        indices.finish()
+        tasks = {f"{bucket.first:010d}": (parts, loops, bucket, block, indptr, indices) for bucket in buckets}
+        self._write_rows(f"{stage}-{relation.name}-buckets", tasks, edges.write_bucket, [indptr, indices])
         return total
+
+    def _write_rows(
+        self, stage: str, tasks: dict[str, tuple[Any, ...]], work: Callable[..., Record], targets: list[ArrayFile]
+    ) -> None:
+        """Do a stage whose tasks write ``targets``; all of them anew where one is gone or of another preparation."""
+        if not ((self.stages.folder / stage).is_dir() and all(target.begun for target in targets)):
+            for target in targets:
+                target.begin()
+            self._drop(stage)
+        self.stages.run(stage, tasks, work)
+        for target in targets:
+            target.finish()
+
+    def _write_seeds(self) -> dict[str, int]:
+        source, stage = self.source, "seeds"
+        names = [name(split) for split in SPLITS for name in (seeds_name, labels_name)]
+        if not all((self.data_dir / name).is_file() for name in names):
+            self._drop(stage)
+            self._drop("checksums")
+        arguments = (source.labels, source.settings, source.labelled, self.permutations, self.data_dir)
+        return self.stages.run(stage, {"all": arguments}, seeds.write_seeds)["all"]
 
     def _checksums(self) -> dict[str, FileEntry]:
         names = prepared_files(self.source.settings.schema)

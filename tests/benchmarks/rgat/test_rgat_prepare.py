@@ -1,0 +1,458 @@
+"""The whole preparation against raw files that are renumbered by dictionaries of lists, and all that may go wrong."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections import namedtuple
+
+import numpy as np
+import pytest
+import small_graph
+import torch
+
+from benchmarks.rgat import prepare as prepare_module
+from benchmarks.rgat import verification
+from benchmarks.rgat.preparation import edges, features, pipeline, seeds
+from benchmarks.rgat.prepare import COMMANDS, Options, prepare
+from benchmarks.rgat.prepared import open_prepared
+from benchmarks.rgat.raw import RawArray
+from benchmarks.rgat.verification import verify
+from common.data import manifest
+from common.errors import ConfigError, DataError
+
+STAGES = [
+    (features, "write_piece"),
+    (features, "write_bucket"),
+    (edges, "write_piece"),
+    (edges, "write_bucket"),
+    (seeds, "write_seeds"),
+    (pipeline, "checksum"),
+]
+LITTLE = 1500  # bytes: pieces of 30 rows and of 31 edges
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hurried_disk():
+    """Nothing waits for the disk: a thousand small files are written here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda file: None)
+        patch.setattr("os.fdatasync", lambda file: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def raw_dir(tmp_path_factory):
+    return small_graph.write_raw(tmp_path_factory.mktemp("raw"))
+
+
+@pytest.fixture(scope="module")
+def data(raw_dir, tmp_path_factory):
+    """Prepared at once, with much memory, and not to be changed."""
+    folder = tmp_path_factory.mktemp("data")
+    prepare(raw_dir, folder, Options(features="float32"))
+    return folder
+
+
+@pytest.fixture
+def own_raw(tmp_path):
+    return small_graph.write_raw(tmp_path / "raw")
+
+
+def change(path, row, value):
+    """Write ``value`` to a row of a file with or without a header."""
+    array = np.load(path, mmap_mode="r+") if path.read_bytes()[:1] == b"\x93" else np.memmap(path, np.float32, "r+")
+    array[row] = value
+    array.flush()
+
+
+def describe_anew(folder, **source):
+    """Let the manifest agree with the files as they are."""
+    found = json.loads((folder / "manifest.json").read_text())
+    for name in found["files"]:
+        entry = manifest.file_entry(folder / name)
+        found["files"][name] = {"bytes": entry.bytes, "sha256": entry.sha256}
+    found["source"].update(source)
+    (folder / "manifest.json").write_text(json.dumps(found))
+
+
+def test_a_stand_in_goes_from_nothing_to_verified(tmp_path, capsys):
+    folders, prepared = ["--raw-dir", str(tmp_path / "raw")], ["--data-dir", str(tmp_path / "data")]
+    sizes = ["--papers", "200", "--classes", "4", "--size", "16", "--workers", "1"]
+    assert COMMANDS.run("generate", [*folders, *sizes]) == 0
+    assert COMMANDS.run("prepare", [*folders, *prepared, "--workers", "1", "--memory-gb", "0.0001"]) == 0
+    assert COMMANDS.run("verify", [*prepared, "--workers", "2"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith(f"{tmp_path / 'raw'}: 200 paper, 206 author, 4 institute, 4 fos, 4 journal, 4 conference,")
+    assert out[1].startswith(f"{tmp_path / 'data'}: stand-in, train_samples 96, eval_samples 16, labelled 160, classes")
+    made = {str(path.relative_to(tmp_path / "data")) for path in (tmp_path / "data").rglob("*") if path.is_file()}
+    assert len(made) == 6 + 22 + 4 + 2
+    assert {"manifest.json", "prepare.lock", "seeds/train.npy"} <= made
+    assert "graph/conference__rev_venue__paper/indptr.npy" in made
+
+
+def test_features_are_those_of_the_same_nodes(raw_dir, data):
+    for name, numbers in small_graph.permutations().items():
+        found = np.load(data / f"features/{name}.npy")
+        np.testing.assert_array_equal(found[numbers], small_graph.raw_features(raw_dir, name))
+
+
+def test_edges_are_those_of_the_augmented_graph_in_their_order(raw_dir, data):
+    numbers = small_graph.permutations()
+    for relation, expected in small_graph.augmented(raw_dir).items():
+        source, _, target = relation.split("__")
+        indptr, indices = (np.load(data / f"graph/{relation}/{kind}.npy") for kind in ("indptr", "indices"))
+        assert (indptr.dtype, indices.dtype, len(indptr)) == (np.int64, np.int32, small_graph.NODES[target] + 1)
+        for node, sources in expected.items():
+            new = numbers[target][node]
+            assert indices[indptr[new] : indptr[new + 1]].tolist() == numbers[source][sources].tolist()
+        assert indptr[0] == 0
+        assert indptr[-1] == len(indices) == sum(len(sources) for sources in expected.values())
+
+
+def test_citations_go_both_ways_with_two_self_loops_for_every_paper(raw_dir, data):
+    cited = small_graph.raw_edges(raw_dir, "paper__cites__paper")
+    others = int((cited[:, 0] != cited[:, 1]).sum())
+    assert others < len(cited)
+    papers = small_graph.NODES["paper"]
+    indptr, indices = (np.load(data / f"graph/paper__cites__paper/{kind}.npy") for kind in ("indptr", "indices"))
+    assert len(indices) == 2 * (others + papers)
+    targets = np.repeat(np.arange(papers), np.diff(indptr))
+    assert np.bincount(targets[targets == indices], minlength=papers).tolist() == [2] * papers
+    dense = np.zeros((papers, papers), int)
+    np.add.at(dense, (targets, indices), 1)
+    np.testing.assert_array_equal(dense, dense.T)
+    assert dense.max() > 2  # duplicates are kept
+
+
+def test_seeds_are_the_split_of_the_labelled_renumbered(raw_dir, data):
+    torch.manual_seed(42)
+    drawn = torch.randperm(small_graph.LABELLED).numpy()
+    assert drawn[:6].tolist() == [42, 96, 62, 98, 46, 95]
+    new, labels = small_graph.permutations()["paper"], small_graph.raw_labels(raw_dir)
+    for split, ids in (("train", drawn[:60]), ("eval", drawn[60:80])):
+        found, classes = np.load(data / f"seeds/{split}.npy"), np.load(data / f"seeds/{split}_labels.npy")
+        assert (found.dtype, classes.dtype) == (np.int32, np.int16)
+        assert found.tolist() == new[ids].tolist()
+        assert classes.tolist() == labels[ids].tolist()
+
+
+def test_the_benchmarks_split_has_the_published_sizes():
+    assert seeds.split_sizes(157_675_969, 0.6, 0.005) == {"train": 94_605_581, "eval": 788_379}
+
+
+@pytest.mark.parametrize("bins", [1 << 20, 16])
+def test_little_memory_makes_the_same_bytes(raw_dir, data, tmp_path, monkeypatch, bins):
+    """Ranges of one target, whose edges are more than the memory holds, and of several."""
+    monkeypatch.setattr(edges, "_BINS", bins)
+    prepare(raw_dir, tmp_path, Options(features="float32", memory=LITTLE))
+    assert small_graph.contents(tmp_path) == small_graph.contents(data)
+
+
+@pytest.mark.usefixtures("forked_pools")
+def test_workers_change_nothing(raw_dir, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare_module, "BYTES_PER_WORKER", 1)
+    prepare(raw_dir, tmp_path, Options(workers=2, features="float32", memory=8 * LITTLE))
+    assert small_graph.contents(tmp_path) == small_graph.contents(data)
+
+
+@pytest.mark.usefixtures("forked_pools")
+def test_a_bad_row_ends_all_workers_with_its_name(own_raw, tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare_module, "BYTES_PER_WORKER", 1)
+    change(own_raw / "paper" / "node_feat.npy", 77 * small_graph.WIDTH + 3, np.inf)
+    with pytest.raises(DataError, match=r"paper/node_feat.npy: row 77 has the feature inf at 3"):
+        prepare(own_raw, tmp_path / "data", Options(workers=2, memory=4 * LITTLE))
+
+
+@pytest.mark.parametrize(("module", "name"), STAGES)
+def test_what_was_interrupted_continues_to_the_same_bytes(raw_dir, data, tmp_path, monkeypatch, module, name):
+    original, calls = getattr(module, name), []
+    whole = Options(features="float32", memory=16 * LITTLE)
+
+    def third_fails(*arguments):
+        calls.append(arguments)
+        if len(calls) == 3 or name == "write_seeds":
+            raise DataError("the cable fell out")
+        return original(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, third_fails)
+        with pytest.raises(DataError, match="the cable fell out"):
+            prepare(raw_dir, tmp_path, whole)
+    assert not (tmp_path / "manifest.json").exists()
+    before = len(calls)
+    monkeypatch.setattr(module, name, lambda *arguments: calls.append(arguments) or original(*arguments))
+    # Another memory does not move pieces that are there already.
+    prepare(raw_dir, tmp_path, Options(features="float32", memory=LITTLE))
+    assert small_graph.contents(tmp_path) == small_graph.contents(data)
+    assert not list(tmp_path.rglob("*.partial"))
+    assert not (tmp_path / "intermediate").exists()
+    done = {repr(arguments) for arguments in calls[: before - 1]}
+    assert not done & {repr(arguments) for arguments in calls[before:]}
+
+
+@pytest.mark.parametrize("lost", ["features/author.npy", "graph/paper__topic__fos/indices.npy", "seeds/train.npy"])
+def test_a_file_that_was_lost_on_the_way_is_made_again(raw_dir, data, tmp_path, monkeypatch, lost):
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest, "write", lambda *arguments: (_ for _ in ()).throw(DataError("no power")))
+        with pytest.raises(DataError, match="no power"):
+            prepare(raw_dir, tmp_path, Options(features="float32"))
+    (tmp_path / lost).unlink()
+    prepare(raw_dir, tmp_path, Options(features="float32"))
+    assert small_graph.contents(tmp_path) == small_graph.contents(data)
+    verify(tmp_path)
+
+
+@pytest.mark.parametrize("memory", [LITTLE, 1 << 30])
+def test_damaged_files_are_prepared_anew_without_their_manifest(raw_dir, data, tmp_path, memory):
+    prepare(raw_dir, tmp_path, Options(features="float32"))
+    (tmp_path / "manifest.json").unlink()
+    for name in small_graph.FILES[:-1]:
+        content = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(content[:-8] + b"12345678")
+    (tmp_path / small_graph.FILES[-1]).unlink()
+    prepare(raw_dir, tmp_path, Options(features="float32", memory=memory))
+    assert small_graph.contents(tmp_path) == small_graph.contents(data)
+    verify(tmp_path)
+
+
+def test_pieces_keep_to_their_memory(tmp_path):
+    """Arrays of numpy's alone, which are nearly all: beside them a block is read, and converted."""
+    tracemalloc = pytest.importorskip("tracemalloc")
+    count, memory = 100_000, 4 << 20
+    random = np.random.default_rng(0)
+    values = np.stack([random.integers(count, size=100_000) for _ in range(2)], axis=1)
+    np.save(tmp_path / "edges.npy", values)
+    prepare_module.permutation.write_permutations(tmp_path / "permutations", {"paper": count, "author": count})
+    array = RawArray(tmp_path / "edges.npy", 128, np.dtype(np.int64), len(values), 2)
+    relation = edges.Relation("paper", "written_by", "author")
+    made = [edges.Sorted(tmp_path / name, count) for name in ("forward", "backward")]
+    tracemalloc.start()
+    edges.write_piece(array, tmp_path / "permutations", relation, 0, memory // edges.EDGE_MEMORY, *made)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < memory + (memory // edges.EDGE_MEMORY) * 40  # the block that is read, and what is compared of it
+
+
+def test_sorting_is_stable_beyond_16_bits():
+    keys = np.random.default_rng(0).integers(300_000, size=5000).astype(np.int32) // 7 * 7
+    assert edges.stable_order(keys, 300_000).tolist() == sorted(range(5000), key=lambda place: keys[place])
+
+
+def decoded(bits):
+    """e4m3 by its definition: sign, 4 bits of exponent with bias 7, 3 of mantissa; 0x7f and 0xff are no numbers."""
+    sign, exponent, mantissa = np.where(bits & 0x80, -1.0, 1.0), (bits >> 3 & 15).astype(int), bits & 7
+    small = mantissa * 2.0**-9
+    return sign * np.where(exponent == 0, small, (1 + mantissa / 8) * 2.0 ** (exponent - 7))
+
+
+def test_float8_is_the_nearest_value_and_the_largest_beyond_the_range():
+    random = np.random.default_rng(0)
+    values = (random.standard_normal(20_000) * 2.0 ** random.uniform(-12, 12, 20_000)).astype(np.float32)
+    values[:6] = [448, -448, 465, -1e30, 3e38, 0]
+    bits = features.converted(values.copy(), "float8")
+    assert bits.dtype == np.uint8
+    assert not np.isin(bits, [0x7F, 0xFF]).any()
+    found, exact = decoded(bits), values.astype(np.float64)
+    every = decoded(np.array([code for code in range(256) if code & 0x7F != 0x7F], np.uint8))
+    nearest = np.abs(exact[:2000, None] - every).min(axis=1)
+    np.testing.assert_array_equal(np.abs(found - exact)[:2000], nearest)
+    inside = np.abs(exact) <= 448
+    normal = inside & (np.abs(exact) >= 2.0**-6)
+    assert (np.abs(found - exact)[normal] <= 2.0**-4 * np.abs(exact)[normal]).all()
+    assert (np.abs(found - exact)[inside & ~normal] <= 2.0**-10).all()
+    assert (found[np.abs(exact) < 2.0**-10] == 0).all()
+    assert (found[~inside] == np.sign(exact[~inside]) * 448).all()
+
+
+def test_float16_keeps_to_its_range():
+    found = features.converted(np.array([1e6, -1e6, 0.1], np.float32), "float16")
+    assert found.dtype == np.float16
+    assert found.tolist() == [65504, -65504, np.float16(0.1)]
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("float8", torch.float8_e4m3fn), ("float16", torch.float16)])
+def test_features_are_converted_before_they_move(raw_dir, tmp_path, kind, dtype):
+    prepare(raw_dir, tmp_path, Options(features=kind, memory=8 * LITTLE))
+    opened = open_prepared(tmp_path)
+    assert (opened.features, opened.feature_dtype) == (kind, dtype)
+    for name, numbers in small_graph.permutations().items():
+        found = np.load(tmp_path / f"features/{name}.npy")[numbers]
+        expected = torch.from_numpy(small_graph.raw_features(raw_dir, name)).to(dtype).view(torch.uint8)
+        np.testing.assert_array_equal(found.view(np.uint8), expected.numpy())
+    with opened.feature_rows(0, "buffered") as rows:
+        (piece,) = rows.read(0, len(rows))
+        assert (piece.values.dtype, tuple(piece.values.shape)) == (dtype, (120, 12))
+
+
+def test_a_run_opens_what_was_prepared(data):
+    opened = open_prepared(data)
+    assert [str(relation) for relation in opened.schema.relations] == [
+        "paper__cites__paper",
+        "paper__written_by__author",
+        "paper__topic__fos",
+        "author__rev_written_by__paper",
+        "fos__rev_topic__paper",
+    ]
+    assert opened.nodes == (120, 90, 7)
+    assert opened.edges[1:] == (300, 200, 300, 200)
+    assert (opened.feature_size, opened.settings.classes, opened.labelled) == (12, 5, 100)
+    assert opened.seeds == {"train": 60, "eval": 20}
+    assert opened.stand_in
+    for reader, name, rest in (
+        (opened.feature_rows(1, "buffered"), "features/author.npy", (12,)),
+        (opened.indptr(0, "buffered"), "graph/paper__cites__paper/indptr.npy", ()),
+        (opened.indices(4, "buffered"), "graph/fos__rev_topic__paper/indices.npy", ()),
+    ):
+        expected = np.load(data / name)
+        with reader as rows:
+            found = torch.cat([piece.values.clone() for piece in rows.read(2, len(expected))])
+        assert (len(rows), rows.row_shape) == (len(expected), rest)
+        np.testing.assert_array_equal(found.numpy(), expected[2:])
+    np.testing.assert_array_equal(opened.seeds_of("eval"), np.load(data / "seeds/eval.npy"))
+    np.testing.assert_array_equal(opened.labels_of("eval"), np.load(data / "seeds/eval_labels.npy"))
+
+
+def test_a_relation_may_be_empty(own_raw, tmp_path):
+    np.save(own_raw / "paper__topic__fos" / "edge_index.npy", np.zeros((0, 2), np.int64))
+    prepare(own_raw, tmp_path / "data")
+    assert np.load(tmp_path / "data/graph/fos__rev_topic__paper/indptr.npy").tolist() == [0] * 121
+    assert verify(tmp_path / "data").counts["fos__rev_topic__paper_edges"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "value", "message"),
+    [
+        (
+            "paper__cites__paper/edge_index.npy",
+            650,
+            (3, 120),
+            r"row 650 has the target 120, and there are 120 nodes of",
+        ),
+        (
+            "paper__cites__paper/edge_index.npy",
+            31,
+            (-1, 5),
+            r"row 31 has the source -1, and there are 120 nodes of type",
+        ),
+        (
+            "paper__written_by__author/edge_index.npy",
+            0,
+            (3, 90),
+            r"row 0 has the target 90, and .* 90 nodes of type auth",
+        ),
+        ("paper/node_label_2K.npy", 99, 5, r"row 99 has the label 5 of 5 classes"),
+        ("paper/node_label_2K.npy", 0, -1, r"row 0 has the label -1 of"),
+        ("paper/node_label_2K.npy", 8, 1.5, r"row 8 has the label 1.5 of"),
+        ("paper/node_label_2K.npy", 9, np.nan, r"row 9 has the label nan of"),
+        ("author/node_feat.npy", (60, 4), np.nan, r"author/node_feat.npy: row 60 has the feature nan at 4"),
+        ("author/node_feat.npy", (0, 0), -np.inf, r"row 0 has the feature -inf at 0"),
+    ],
+)
+def test_bad_raw_data_are_named(own_raw, tmp_path, name, row, value, message):
+    change(own_raw / name, row, value)
+    with pytest.raises(DataError, match=message):
+        prepare(own_raw, tmp_path / "data", Options(memory=LITTLE * 4))
+    assert not (tmp_path / "data" / "manifest.json").exists()
+
+
+def test_a_split_without_seeds_is_refused(own_raw, tmp_path):
+    small_graph.mark(own_raw, eval_share=0.005)
+    with pytest.raises(DataError, match="100 labelled nodes leave none for eval"):
+        prepare(own_raw, tmp_path / "data")
+
+
+def test_a_second_preparation_changes_nothing(raw_dir, data):
+    before = {path: path.stat().st_mtime_ns for path in data.rglob("*.npy")}
+    assert prepare(raw_dir, data, Options(features="float32")).counts["train_samples"] == 60
+    assert before == {path: path.stat().st_mtime_ns for path in data.rglob("*.npy")}
+
+
+def test_another_source_and_other_features_are_refused(raw_dir, data, tmp_path):
+    other = small_graph.write_raw(tmp_path / "other", seed=1)
+    with pytest.raises(DataError, match="was prepared from other raw data"):
+        prepare(other, data, Options(features="float32"))
+    with pytest.raises(DataError, match=r"was prepared with .*float32.*, not with .*float8"):
+        prepare(raw_dir, data)
+
+
+def test_one_preparation_at_a_time(raw_dir, tmp_path):
+    with open(tmp_path / "prepare.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(DataError, match="another process is preparing"):
+            prepare(raw_dir, tmp_path)
+
+
+def test_a_disk_that_is_too_small_is_noticed_before_the_work(raw_dir, tmp_path, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage(10**6, 10**6 - 5000, 5000))
+    with pytest.raises(DataError, match=r"needs 0.0 GB more; its disk has 0.0 GB left"):
+        prepare(raw_dir, tmp_path)
+    assert not list(tmp_path.rglob("*.npy"))
+
+
+def test_no_memory_is_refused(raw_dir, tmp_path):
+    with pytest.raises(ConfigError, match="--memory-gb=0: more than nothing"):
+        COMMANDS.run("prepare", ["--raw-dir", str(raw_dir), "--data-dir", str(tmp_path), "--memory-gb", "0"])
+
+
+@pytest.fixture
+def own_data(raw_dir, tmp_path):
+    prepare(raw_dir, tmp_path / "data", Options(features="float16"))
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize("name", ["features/author.npy", "graph/paper__topic__fos/indices.npy", "manifest.json"])
+def test_damage_is_found(own_data, name):
+    content = bytearray((own_data / name).read_bytes())
+    content[-20] ^= 1
+    (own_data / name).write_bytes(content)
+    with pytest.raises(DataError, match=name.split("/")[0]):
+        verify(own_data, workers=2)
+
+
+def test_features_of_another_dtype_are_refused(own_data):
+    path = own_data / "features/fos.npy"
+    np.save(path, np.zeros((7, 12), "<i2"))  # as many bytes
+    with pytest.raises(DataError, match=r"features/fos.npy holds <i2 \(7, 12\) where manifest.json says <f2 \(7, 12\)"):
+        open_prepared(own_data)
+
+
+def test_seeds_of_another_permutation_are_refused(own_data):
+    path = own_data / "seeds/train.npy"
+    np.save(path, np.load(path)[::-1].copy())
+    with pytest.raises(DataError, match="holds seeds of another permutation or split"):
+        open_prepared(own_data)
+
+
+def test_a_manifest_without_its_settings_is_refused(own_data):
+    describe_anew(own_data, settings="{}")
+    with pytest.raises(DataError, match=r"manifest.json lacks or garbles 'labelled'"):
+        open_prepared(own_data)
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "value", "message"),
+    [
+        ("graph/paper__topic__fos/indptr.npy", 0, 1, r"begins with 1 and not with 0"),
+        ("graph/paper__topic__fos/indptr.npy", 3, 10**6, r"indptr.npy falls at 4"),
+        ("graph/paper__topic__fos/indptr.npy", 7, 10**6, r"ends at 1,000,000 and there are 200 edges"),
+        ("graph/paper__topic__fos/indices.npy", 5, 120, r"indices.npy has 120 at 5, and there are 120"),
+        ("graph/paper__topic__fos/indices.npy", 5, -1, r"indices.npy has -1 at 5"),
+        ("seeds/eval_labels.npy", 2, 5, r"eval_labels.npy has 5 at 2, and there are 5"),
+        ("seeds/train.npy", 2, 120, r"train.npy has 120 at 2, and there are 120"),
+        ("seeds/train.npy", 2, 3, r"train.npy: from 0 on, not the seeds that split and permutation draw"),
+    ],
+)
+def test_content_that_cannot_be_is_found(own_data, name, row, value, message):
+    change(own_data / name, row, value)
+    describe_anew(own_data, seeds=prepare_module.seeds_mark(own_data))
+    with pytest.raises(DataError, match=message):
+        verify(own_data)
+
+
+def test_seeds_are_judged_by_the_manifests_split(own_data):
+    """Whoever draws 50 of 100 trains on others: the file has all of 60."""
+    opened = open_prepared(own_data)
+    assert len(set(np.load(own_data / "seeds/train.npy")) | set(np.load(own_data / "seeds/eval.npy"))) == 80
+    verification.check_seeds(opened)

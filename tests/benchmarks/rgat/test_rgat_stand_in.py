@@ -1,0 +1,171 @@
+"""Generated graphs: the published layout with both of its traps, and labels that need the neighbours."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from benchmarks.rgat import stand_in
+from benchmarks.rgat.raw import open_raw
+from benchmarks.rgat.stand_in import Request, classes_of, draw_edges, generate, signal
+from common.errors import ConfigError, DataError
+
+REQUEST = Request(papers=20_000, classes=8, feature_size=128)
+SMALL = Request(papers=300, classes=3, feature_size=8)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """As large as the demo's: 20,000 papers."""
+    folder = tmp_path_factory.mktemp("large") / "raw"
+    generate(folder, REQUEST)
+    return folder
+
+
+def papers_of(folder, request):
+    return np.fromfile(folder / "paper/node_feat.npy", np.float32).reshape(-1, request.feature_size)
+
+
+def linear_accuracy(features, classes, train):
+    """Of least squares on all but the first ``train`` papers."""
+    inputs = np.concatenate([features, np.ones((len(features), 1))], axis=1).astype(np.float64)
+    wanted = np.eye(classes.max() + 1)[classes]
+    weights = np.linalg.lstsq(inputs[:train], wanted[:train], rcond=None)[0]
+    return float(((inputs[train:] @ weights).argmax(1) == classes[train:]).mean())
+
+
+def neighbour_mean(features, edges):
+    """Mean over citing and cited papers."""
+    ends = np.concatenate([edges, edges[:, ::-1]])
+    ends = ends[ends[:, 0] != ends[:, 1]]
+    ends = ends[np.argsort(ends[:, 1], kind="stable")]
+    counts = np.bincount(ends[:, 1], minlength=len(features))
+    assert counts.min() > 0
+    return np.add.reduceat(features[ends[:, 0]], np.cumsum(counts) - counts) / counts[:, None]
+
+
+def test_features_alone_say_little_and_neighbours_much(large):
+    classes, features = classes_of(REQUEST, "paper"), papers_of(large, REQUEST)
+    alone = linear_accuracy(features, classes, 16_000)
+    assert 0.56 < alone < 0.62
+    edges = np.load(large / "paper__cites__paper/edge_index.npy")
+    once = neighbour_mean(features, edges)
+    assert linear_accuracy(np.concatenate([features, once], axis=1), classes, 16_000) > 0.93
+
+
+def test_citations_stay_within_the_class_as_often_as_asked(large):
+    classes = classes_of(REQUEST, "paper")
+    edges = np.load(large / "paper__cites__paper/edge_index.npy")
+    others = edges[edges[:, 0] != edges[:, 1]]
+    assert abs((classes[others[:, 0]] == classes[others[:, 1]]).mean() - 0.7) < 0.01
+    assert (edges[:, 0] == edges[:, 1]).sum() >= 20_000  # a self-loop of every paper
+    cited = np.sort(np.bincount(others[:, 1], minlength=20_000))[::-1]
+    assert cited[0] > 20 * cited.mean()
+    # A power law: popularity falls as rank to the power -0.6 within a class.
+    slope = np.polyfit(np.log(np.arange(80, 4000)), np.log(cited[80:4000]), 1)[0]
+    assert -0.75 < slope < -0.45
+
+
+def test_mean_degrees_are_those_of_igbh(large):
+    per_paper = {
+        name: len(np.load(large / name / "edge_index.npy", mmap_mode="r")) / 20_000
+        for name in (
+            "paper__cites__paper",
+            "paper__written_by__author",
+            "paper__topic__fos",
+            "paper__published__journal",
+        )
+    }
+    assert per_paper == pytest.approx(
+        {
+            "paper__cites__paper": 14,
+            "paper__written_by__author": 2.7,
+            "paper__topic__fos": 3.9,
+            "paper__published__journal": 0.3,
+        },
+        rel=0.03,
+    )
+
+
+def test_both_traps_are_there(tmp_path):
+    generate(tmp_path / "raw", SMALL)
+    heads = {
+        str(path.relative_to(tmp_path / "raw")): path.read_bytes()[:6] == b"\x93NUMPY"
+        for path in (tmp_path / "raw").rglob("*.npy")
+    }
+    without = {name for name, header in heads.items() if not header}
+    assert without == {"paper/node_feat.npy", "author/node_feat.npy", "paper/node_label_2K.npy"}
+    assert len(heads) == 6 + 1 + 6
+    opened = open_raw(tmp_path / "raw")
+    assert opened.labelled == 240
+    labels = opened.labels.read(0, 300)[:, 0]
+    assert np.isnan(labels[240:]).all()  # whoever takes all papers for labelled notices
+    assert labels[:240].astype(int).tolist() == classes_of(SMALL, "paper")[:240].tolist()
+    assert {array.dtype.str for array in opened.edges.values()} == {"<i4", "<i8"}
+    marker = json.loads((tmp_path / "raw" / "STAND_IN").read_text())
+    assert (marker["seed"], marker["settings"]["labelled"]) == (0, 240)
+
+
+def test_every_edge_is_between_nodes_that_there_are(tmp_path):
+    request = Request(papers=50, classes=9, feature_size=16, seed=3)
+    for links in stand_in.LINKS:
+        source, _, target = links.relation.split("__")
+        edges = draw_edges(request, links)
+        assert edges.min() >= 0
+        assert (edges.max(axis=0) < [request.nodes[source], request.nodes[target]]).all()
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_seed_decides_everything(tmp_path, monkeypatch):
+    for name, request in (("a", SMALL), ("b", SMALL), ("c", Request(papers=300, classes=3, feature_size=8, seed=1))):
+        generate(tmp_path / name, request)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    names = contents(tmp_path / "a")
+    assert all(contents(tmp_path / "c")[name] != names[name] for name in names)
+
+
+@pytest.mark.usefixtures("forked_pools")
+def test_workers_change_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(stand_in, "_NUMBERS_PER_WORKER", 1)
+    generate(tmp_path / "one", SMALL, workers=1)
+    generate(tmp_path / "two", SMALL, workers=2)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+@pytest.mark.parametrize("classes", [2, 8])
+def test_the_signal_gives_the_accuracy(classes):
+    """Against drawn numbers: the largest of the noisy scores is the own class's so often."""
+    random = np.random.default_rng(0)
+    scores = random.standard_normal((200_000, classes))
+    scores[:, 0] += signal(0.6, classes)
+    assert abs((scores.argmax(axis=1) == 0).mean() - 0.6) < 4 * math.sqrt(0.24 / 200_000)
+
+
+def test_a_folder_in_use_is_left_alone(tmp_path):
+    (tmp_path / "thesis.txt").write_text("")
+    with pytest.raises(DataError, match="is not empty"):
+        generate(tmp_path, SMALL)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"classes": 1}, "--classes=1: 2 or more"),
+        ({"classes": 129}, "--classes=129: .* at most --size=128"),
+        ({"labelled": 20_001}, "--labelled=20001: 1 to 20000"),
+        ({"alone": 0.1}, "--alone=0.1: more than 1 / classes"),
+        ({"homophily": 1.0}, r"--homophily=1\.0"),
+        ({"seed": -1}, "--seed=-1"),
+        ({"train_share": 0.95}, "are no shares of one set"),
+        ({"eval_share": 1e-5}, "of 16000 labelled papers has none"),
+    ],
+)
+def test_bad_options_are_named(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        Request(**changes)
