@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -81,6 +81,29 @@ def enough_shape(moments: Tensor, largest: BlockShape, sigma: float) -> BlockSha
         for relation, source in enumerate(largest.schema.sources):
             line[relation] = min(line[relation], edges[hop][relation], nodes[hop + 1][source])
     return BlockShape(largest.schema, _table(nodes), _table(edges), _table(rows))
+
+
+def at_most(shape: BlockShape, limit: int) -> BlockShape:
+    """``shape`` with room for ``limit`` of everything but the seeds, where it has more."""
+    return _each(shape, lambda room, largest: min(room, limit), shape)
+
+
+def grown(shape: BlockShape, largest: BlockShape) -> BlockShape:
+    """Twice the room of ``shape``, within ``largest``."""
+    return _each(shape, lambda room, limit: min(2 * room, limit), largest)
+
+
+def _each(shape: BlockShape, change: Callable[[int, int], int], largest: BlockShape) -> BlockShape:
+    tables = []
+    for table, limits in (
+        (shape.nodes[1:], largest.nodes[1:]),
+        (shape.edges, largest.edges),
+        (shape.rows, largest.rows),
+    ):
+        changed = [[change(*pair) for pair in zip(*lines, strict=True)] for lines in zip(table, limits, strict=True)]
+        tables.append(changed)
+    nodes = [list(shape.nodes[0]), *_grown(tables[0], largest.nodes[1:], shape.nodes[0])]
+    return BlockShape(shape.schema, _table(nodes), _table(tables[1]), _table(tables[2]))
 
 
 def _grown(wanted: Sequence[Sequence[int]], largest: Sequence[Sequence[int]], least: Sequence[int]) -> list[list[int]]:

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.rgat.block import Block, BlockShape
+from benchmarks.rgat.capacities import enough_shape, largest_shape
 from benchmarks.rgat.graph import Graph
-from benchmarks.rgat.room import Filled
 from benchmarks.rgat.sampling import BlockSampler, BuildSampler, SeedBatch, measured
 from benchmarks.rgat.seeds import SeedStream
 from benchmarks.rgat.stores.features import FeatureStore
@@ -45,8 +45,10 @@ class Sources:
         self, seeds: int, batches: Iterable[SeedBatch], sigma: float, group: dist.ProcessGroup | None
     ) -> BlockShape:
         """The shape that holds nearly every block, by what some batches of all ranks of ``group`` fill. Collective."""
-        found = measured(self.graph, self.fanouts, self.build, seeds, batches)
-        return reduced(found, group, self.graph.device).shape(sigma)
+        found = measured(self.graph, self.fanouts, self.build, seeds, batches).to(self.graph.device)
+        if group is not None:
+            dist.all_reduce(found, group=group)
+        return enough_shape(found.cpu(), largest_shape(self.graph, seeds, self.fanouts), sigma)
 
     def sampler(self, shape: BlockShape) -> BlockSampler:
         """A sampler of blocks of a shape."""
@@ -78,15 +80,6 @@ class Sources:
         features_NF = torch.empty((rows, self.features.width), dtype=self.features.dtype, device=self.graph.device)
         self.features.gather(block, self.features.plan(block), features_NF)
         return {**block.tensors(), "features": features_NF, "label": label, "seed": batch.seed}
-
-
-def reduced(found: Filled, group: dist.ProcessGroup | None, device: torch.device) -> Filled:
-    """What the blocks of all ranks of a group fill. Collective."""
-    if group is not None:
-        sums = found.sums.to(device)
-        dist.all_reduce(sums, group=group)
-        found.sums.copy_(sums)
-    return found
 
 
 class BlockSource:

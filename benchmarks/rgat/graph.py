@@ -63,6 +63,11 @@ class Graph:
         return tuple(sum(len(shard) for shard in shards) for shards in self.indices)
 
     @functools.cached_property
+    def stamps(self) -> Tensor:
+        """[all nodes], int32, on ``device``: what samplers mark nodes in, one block after the other; all unseen."""
+        return torch.full((sum(self.nodes),), LARGEST, dtype=torch.int32, device=self.device)
+
+    @functools.cached_property
     def pointers(self) -> Tensor:
         """[2, R, S], int64, on ``device``: addresses of all ``indptr``, then of all ``indices``, for kernels."""
         tables = [[[shard.data_ptr() for shard in shards] for shards in which] for which in (self.indptr, self.indices)]

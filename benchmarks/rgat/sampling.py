@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.rgat.block import Block, BlockShape
-from benchmarks.rgat.capacities import largest_shape
+from benchmarks.rgat.capacities import at_most, grown, largest_shape, moments
 from benchmarks.rgat.graph import Graph
-from benchmarks.rgat.room import Filled, at_most, grown
 
 FIRST_ROOM = 64
 """Nodes, edges and rows of each kind for every seed, before anything is known."""
@@ -122,8 +121,8 @@ class BlockSampler:
 
 def measured(
     graph: Graph, fanouts: Sequence[int], build: BuildSampler, seeds: int, batches: Iterable[SeedBatch]
-) -> Filled:
-    """What the blocks of some batches fill, for the room that others will need.
+) -> Tensor:
+    """What the blocks of some batches fill: :func:`benchmarks.rgat.capacities.moments` of them.
 
     Args:
         graph, fanouts, build: see :class:`BlockSampler`.
@@ -132,7 +131,4 @@ def measured(
     """
     bounds = largest_shape(graph, seeds, fanouts)
     sampler = BlockSampler(graph, fanouts, build, at_most(bounds, FIRST_ROOM * seeds))
-    found = Filled(bounds)
-    for block in sampler.blocks(batches):
-        found.add(block.counts.cpu())
-    return found
+    return moments([block.counts.tolist() for block in sampler.blocks(batches)])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.rgat.block import BlockShape
-from benchmarks.rgat.capacities import enough_shape, largest_shape, moments
+from benchmarks.rgat.capacities import at_most, enough_shape, grown, largest_shape, moments
 from benchmarks.rgat.ops.sample.plain import plain_sampler
 from benchmarks.rgat.schema import Schema
 from tests.benchmarks.rgat.sample_oracle import NODES, graph_of, small_graph
@@ -83,3 +83,13 @@ def test_batches_that_say_nothing_are_refused() -> None:
     cut = batch(nodes=[4, 0, 4, 5, 9, 9], edges=[30, 0, 30, 9], rows=[1, 0, 1, 3], overflow=1)
     with pytest.raises(ValueError, match="too little room"):
         enough_shape(moments([cut]), LARGEST, 5.0)
+
+
+def test_growing_ends_at_the_largest_shape() -> None:
+    shape, sizes = at_most(LARGEST, 5), []
+    assert shape.nodes[0] == LARGEST.nodes[0]
+    assert shape.edges == ((5, 0), (5, 5))
+    while shape != LARGEST:
+        sizes.append(sum(shape.edges[-1]))
+        shape = grown(shape, LARGEST)
+    assert sizes == [10, 20, 40, 70]  # and then all 60 and 30

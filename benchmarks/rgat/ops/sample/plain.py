@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.rgat.block import Block, BlockShape
 from benchmarks.rgat.graph import Graph
-from benchmarks.rgat.ops.sample.sampler import SITES, UNSEEN, require_room, unseen
+from benchmarks.rgat.ops.sample.sampler import SITES, UNSEEN, require_room
 from common.ops.random_bits.plain import words
 
 
@@ -39,7 +39,7 @@ class PlainSampler:
         self._graph = graph
         self._fanouts = tuple(fanouts)
         self._shape = shape
-        self._stamps = unseen(graph).split(list(graph.nodes))
+        self._stamps = graph.stamps.split(list(graph.nodes))
 
     @torch.no_grad()
     def __call__(self, seeds: Tensor, count: Tensor | int, seed: Tensor) -> Block:

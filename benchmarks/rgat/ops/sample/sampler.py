@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from benchmarks.rgat.block import Block, BlockShape
@@ -19,7 +18,7 @@ UNSEEN = LARGEST
 
 
 class Sampler(Protocol):
-    """Samples blocks from one graph; owns a stamp for every node of the graph, and so serves one stream at a time."""
+    """Samples blocks from one graph, whose samplers share a stamp for every node: one stream at a time uses them."""
 
     def __call__(self, seeds: Tensor, count: Tensor | int, seed: Tensor) -> Block:
         """A new block around ``seeds``.
@@ -53,8 +52,3 @@ def require_room(graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> Non
     most = max(*drawn, shape.edge_offsets[-1], sum(shape.nodes[-1][source] for source in graph.schema.sources))
     if most > LARGEST:
         raise ValueError(f"{most:,} entries of a block are more than int32 numbers: take fewer seeds")
-
-
-def unseen(graph: Graph) -> Tensor:
-    """[nodes of the graph], int32: stamps of all nodes by type, which no edge has reached."""
-    return torch.full((sum(graph.nodes),), UNSEEN, dtype=torch.int32, device=graph.device)

@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks.rgat.block import Block, BlockShape
 from benchmarks.rgat.graph import Graph
 from benchmarks.rgat.ops.sample import kernels
-from benchmarks.rgat.ops.sample.sampler import SITES, UNSEEN, require_room, unseen
+from benchmarks.rgat.ops.sample.sampler import SITES, UNSEEN, require_room
 
 
 class Tile(NamedTuple):
@@ -74,7 +74,7 @@ class TritonSampler:
             return torch.empty(count, dtype=dtype, device=device)
 
         most, edges = shape.target_offsets(shape.hops)[-1], shape.edge_offsets[-1]
-        self._stamps = unseen(graph)
+        self._stamps = graph.stamps
         self._row_stamps = entries(sum(shape.nodes[-1][source] for source in schema.sources))
         self._begin, self._degree = entries(most, torch.int64), entries(most)
         self._source, self._opening, self._key = entries(edges), entries(edges), entries(edges)
