@@ -8,7 +8,7 @@ from torch import nn
 from benchmarks.rgat.capacities import largest_shape
 from benchmarks.rgat.ops.sample.plain import plain_sampler
 from benchmarks.rgat.peer_bench import Peer, inputs_of, step_of
-from tests.benchmarks.rgat.test_rgat_model import NODES, SCHEMA, SMALL, features_of, network, random_graph
+from tests.benchmarks.rgat.small_rgat import NODES, SCHEMA, SMALL, features_of, network, random_graph
 
 
 def test_the_trimmed_peer_gives_our_logits_and_learns() -> None:

@@ -1,0 +1,54 @@
+"""A graph with every oddity, a small network, and features as the network takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.rgat.block import Block
+from benchmarks.rgat.graph import Graph
+from benchmarks.rgat.model import RGAT, Architecture, Implementations
+from benchmarks.rgat.schema import Schema
+
+CPU = torch.device("cpu")
+SMALL = Architecture(
+    feature_size=6, heads=2, head_size=3, classes=5, attention_slope=0.2, activation_slope=0.01, dropout=0.2
+)
+SCHEMA = Schema.augmented(
+    ["paper", "author", "venue"], ["paper__cites__paper", "paper__written_by__author", "paper__venue__venue"], "paper"
+)
+NODES = (40, 25, 3)
+
+
+def random_graph(seed: int, most: int = 6) -> Graph:
+    """Duplicate edges, targets without any, and a relation without any at all."""
+    random = torch.Generator().manual_seed(seed)
+    indptr, indices = [], []
+    for number, (source, target) in enumerate(zip(SCHEMA.sources, SCHEMA.targets, strict=True)):
+        degree = torch.randint(0, most + 1, (NODES[target],), generator=random) * int(number != 2)
+        indptr.append((torch.cat([torch.zeros(1, dtype=torch.int64), degree.cumsum(0)]),))
+        edges = int(degree.sum())
+        indices.append((torch.randint(0, NODES[source], (edges,), generator=random).int(),))
+    return Graph(SCHEMA, NODES, tuple(indptr), tuple(indices), CPU)
+
+
+def network(architecture: Architecture, schema: Schema, hops: int, dtype: torch.dtype = torch.float32) -> RGAT:
+    """With biases that are not 0."""
+    made = RGAT(architecture, schema, hops, Implementations(), CPU, dtype, False, torch.Generator().manual_seed(3))
+    for convolution in made.convs:
+        nn.init.normal_(convolution.bias, generator=torch.Generator().manual_seed(4))
+    return made
+
+
+def features_of(block: Block, features: Sequence[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """The rows of a block's nodes, NaN beyond them; and those that are there by type."""
+    shape = block.shape
+    x_NF = torch.full((shape.node_offsets(shape.hops)[-1], features[0].shape[1]), torch.nan, dtype=features[0].dtype)
+    by_type = {}
+    for number, name in enumerate(shape.schema.types):
+        at, count = shape.node_offsets(shape.hops)[number], int(block.node_counts[-1, number])
+        by_type[name] = features[number][block.nodes[at : at + count].long()]
+        x_NF[at : at + count] = by_type[name]
+    return x_NF, by_type
