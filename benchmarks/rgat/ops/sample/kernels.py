@@ -1,11 +1,11 @@
 # mypy: allow-untyped-defs
-"""Triton kernels that sample a block: those of a hop, one launch for all relations, and those that number rows.
+"""Triton kernels that sample the edges and nodes of a hop, one launch for all relations.
 
-A program works on BLOCK items of one relation: targets, edges, rows' edges or nodes. Which, ``programs_ptr`` says:
-[2, grid], the relation and the first of its items. Grids are as large as the room; items beyond what the device has
-counted are none. ``table_ptr`` is [FIELDS, R] of a hop: see the names below. R relations, T types, H hops.
+A program works on BLOCK items of one relation: targets, edges or nodes. Which, ``programs_ptr`` says: [2, grid], the
+relation and the first of its items. Grids are as large as the room; items beyond what the device has counted are none.
+``table_ptr`` is [FIELDS, R] of a hop: see the names below. R relations, T types, H hops.
 
-Sums over all relations end to end are inclusive; what comes before an offset is ``_before`` it. A stamp is the smallest
+Sums over all relations end to end are inclusive; what comes before an offset is ``before`` it. A stamp is the smallest
 position of the edges that reach a node, counted over all relations, or -1 - its number once it has one. Reading a stamp
 first spares most atomics on popular nodes: it only ever falls, so an old value costs no more than an atomic too many.
 """
@@ -41,7 +41,7 @@ FIELDS = tl.constexpr(17)
 
 
 @triton.jit
-def _items(programs_ptr, BLOCK: tl.constexpr):
+def items_of(programs_ptr, BLOCK: tl.constexpr):
     """Relation of the program, the first of its items, and all of them."""
     program = tl.program_id(0)
     relation = tl.load(programs_ptr + program)
@@ -50,13 +50,13 @@ def _items(programs_ptr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _before(sums_ptr, offset):
+def before(sums_ptr, offset):
     """Sum of everything before ``offset``."""
     return tl.load(sums_ptr + offset - 1, mask=offset > 0, other=0)
 
 
 @triton.jit
-def _edges_within(counts_ptr, hop: tl.constexpr, relation, R: tl.constexpr, T: tl.constexpr, H: tl.constexpr):
+def edges_within(counts_ptr, hop: tl.constexpr, relation, R: tl.constexpr, T: tl.constexpr, H: tl.constexpr):
     """Edges of a relation of the hops before ``hop``."""
     found = 0
     if hop > 0:
@@ -65,19 +65,12 @@ def _edges_within(counts_ptr, hop: tl.constexpr, relation, R: tl.constexpr, T: t
 
 
 @triton.jit
-def _nodes_within(counts_ptr, hop: tl.constexpr, kind, T: tl.constexpr):
+def nodes_within(counts_ptr, hop: tl.constexpr, kind, T: tl.constexpr):
     """Nodes of a type within ``hop`` hops; none within -1."""
     found = 0
     if hop >= 0:
         found = tl.load(counts_ptr + hop * T + kind)
     return found
-
-
-@triton.jit
-def _lower(stamps_ptr, places, value, mask):
-    """Lower the stamps at ``places`` to ``value`` where they are larger."""
-    known = tl.load(stamps_ptr + places, mask=mask, other=-1)
-    tl.atomic_min(stamps_ptr + places, value, mask=mask & (value < known), sem="relaxed")
 
 
 @triton.jit
@@ -116,11 +109,11 @@ def sample_degree_kernel(
     HOP: tl.constexpr, FANOUT: tl.constexpr, R: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Look up how many edges each target has. HOP from 0."""
-    relation, first, item = _items(programs_ptr, BLOCK)
+    relation, first, item = items_of(programs_ptr, BLOCK)
     kind = tl.load(table_ptr + TARGET * R + relation)
     room = tl.load(table_ptr + TARGET_ROOM * R + relation)
     start = tl.load(table_ptr + TARGETS * R + relation)
-    low, high = _nodes_within(counts_ptr, HOP - 1, kind, T), _nodes_within(counts_ptr, HOP, kind, T)
+    low, high = nodes_within(counts_ptr, HOP - 1, kind, T), nodes_within(counts_ptr, HOP, kind, T)
     if (first + BLOCK > low) & (first < high):
         fresh = (item >= low) & (item < high)
         node = tl.load(nodes_ptr + tl.load(table_ptr + TARGET_NODES * R + relation) + item, mask=fresh, other=0)
@@ -150,16 +143,16 @@ def sample_draw_kernel(
     R: tl.constexpr, T: tl.constexpr, H: tl.constexpr, SITES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Draw the edges of each target and leave their positions in the stamps of their sources."""
-    relation, first, item = _items(programs_ptr, BLOCK)
+    relation, first, item = items_of(programs_ptr, BLOCK)
     kind = tl.load(table_ptr + TARGET * R + relation)
     start = tl.load(table_ptr + TARGETS * R + relation)
     room = tl.load(table_ptr + EDGE_ROOM * R + relation).to(tl.int32)
-    low, high = _nodes_within(counts_ptr, HOP - 1, kind, T), _nodes_within(counts_ptr, HOP, kind, T)
-    earlier = _edges_within(counts_ptr, HOP, relation, R, T, H)
-    before = _before(sums_ptr, start)
+    low, high = nodes_within(counts_ptr, HOP - 1, kind, T), nodes_within(counts_ptr, HOP, kind, T)
+    earlier = edges_within(counts_ptr, HOP, relation, R, T, H)
+    others = before(sums_ptr, start)
     indptr_ptr += tl.load(table_ptr + INDPTR * R + relation)
     if first == 0:
-        all_edges = earlier + _before(sums_ptr, start + tl.load(table_ptr + TARGET_ROOM * R + relation)) - before
+        all_edges = earlier + before(sums_ptr, start + tl.load(table_ptr + TARGET_ROOM * R + relation)) - others
         tl.store(counts_ptr + (H + 1) * T + HOP * R + relation, tl.minimum(all_edges, room))
         tl.store(indptr_ptr + high, tl.minimum(all_edges, room))
         if all_edges > room:
@@ -169,7 +162,7 @@ def sample_draw_kernel(
         node = tl.load(nodes_ptr + tl.load(table_ptr + TARGET_NODES * R + relation) + item, mask=fresh, other=0)
         degree = tl.load(degree_ptr + start + item, mask=fresh, other=0)
         take = tl.load(take_ptr + start + item, mask=fresh, other=0)
-        edge = earlier + tl.load(sums_ptr + start + item, mask=fresh, other=0) - take - before
+        edge = earlier + tl.load(sums_ptr + start + item, mask=fresh, other=0) - take - others
         tl.store(indptr_ptr + item, tl.minimum(edge, room), mask=fresh)
         take = tl.minimum(take, room - edge)  # what has no room is not drawn
         picks = tl.tuple(())
@@ -210,10 +203,10 @@ def sample_flag_kernel(
     HOP: tl.constexpr, R: tl.constexpr, T: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Find the edges whose position is the stamp of their source."""
-    relation, first, item = _items(programs_ptr, BLOCK)
+    relation, first, item = items_of(programs_ptr, BLOCK)
     room = tl.load(table_ptr + EDGE_ROOM * R + relation)
     edges = tl.load(table_ptr + EDGES * R + relation)
-    low, high = _edges_within(counts_ptr, HOP, relation, R, T, H), _edges_within(counts_ptr, HOP + 1, relation, R, T, H)
+    low, high = edges_within(counts_ptr, HOP, relation, R, T, H), edges_within(counts_ptr, HOP + 1, relation, R, T, H)
     flag = tl.zeros((BLOCK,), tl.int32)
     if (first + BLOCK > low) & (first < high):
         fresh = (item >= low) & (item < high)
@@ -231,7 +224,7 @@ def _opened(table_ptr, sums_ptr, R: tl.constexpr, R_LANES: tl.constexpr):
     source = tl.load(table_ptr + SOURCE * R + lane, mask=there, other=-1)
     start = tl.load(table_ptr + HOP_EDGES * R + lane, mask=there, other=0)
     end = start + tl.load(table_ptr + EDGE_ROOM * R + lane, mask=there, other=0)
-    return lane, source, _before(sums_ptr, end) - _before(sums_ptr, start)
+    return lane, source, before(sums_ptr, end) - before(sums_ptr, start)
 
 
 @triton.jit
@@ -244,8 +237,8 @@ def sample_number_kernel(
     H: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Number the nodes that this hop's edges open, and count them."""
-    relation, first, item = _items(programs_ptr, BLOCK)
-    low, high = _edges_within(counts_ptr, HOP, relation, R, T, H), _edges_within(counts_ptr, HOP + 1, relation, R, T, H)
+    relation, first, item = items_of(programs_ptr, BLOCK)
+    low, high = edges_within(counts_ptr, HOP, relation, R, T, H), edges_within(counts_ptr, HOP + 1, relation, R, T, H)
     if (first + BLOCK > low) & (first < high):
         start = tl.load(table_ptr + HOP_EDGES * R + relation)
         fresh = (item >= low) & (item < high)
@@ -253,10 +246,8 @@ def sample_number_kernel(
         source = tl.load(source_ptr + tl.load(table_ptr + EDGES * R + relation) + item, mask=opens, other=0)
         kind = tl.load(table_ptr + SOURCE * R + relation)
         lane, kinds, opened = _opened(table_ptr, sums_ptr, R, R_LANES)
-        base = _nodes_within(counts_ptr, HOP, kind, T) + tl.sum(
-            tl.where((kinds == kind) & (lane < relation), opened, 0)
-        )
-        rank = tl.load(sums_ptr + start + item, mask=opens, other=1) - 1 - _before(sums_ptr, start)
+        base = nodes_within(counts_ptr, HOP, kind, T) + tl.sum(tl.where((kinds == kind) & (lane < relation), opened, 0))
+        rank = tl.load(sums_ptr + start + item, mask=opens, other=1) - 1 - before(sums_ptr, start)
         number = base + rank
         fits = number < tl.load(table_ptr + SOURCE_ROOM * R + relation)
         tl.store(nodes_ptr + tl.load(table_ptr + SOURCE_NODES * R + relation) + number, source, mask=opens & fits)
@@ -275,156 +266,6 @@ def sample_number_kernel(
 
 
 @triton.jit
-def _room_at_hop(table_ptr, counts_ptr, field: tl.constexpr, relation, item, R, T: tl.constexpr, H: tl.constexpr):
-    """A field of the table of the hop that each edge belongs to; ``table_ptr`` is that of hop 0 and all follow it."""
-    room = tl.zeros_like(item) + tl.load(table_ptr + (H - 1) * FIELDS * R + field * R + relation).to(tl.int32)
-    for back in tl.static_range(2, H + 1):
-        end = _edges_within(counts_ptr, H - back + 1, relation, R, T, H)
-        room = tl.where(
-            item < end, tl.load(table_ptr + (H - back) * FIELDS * R + field * R + relation).to(tl.int32), room
-        )
-    return room
-
-
-@triton.jit
-def sample_source_kernel(
-    programs_ptr, table_ptr, counts_ptr, stamps_ptr,
-    source_ptr,  # nodes of the graph become numbers in the block
-    row_stamps_ptr,  # of all relations and nodes of their source types
-    R: tl.constexpr, T: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Replace sources by their numbers, and leave the edges' positions in the stamps of rows."""
-    relation, first, item = _items(programs_ptr, BLOCK)
-    last_ptr = table_ptr + (H - 1) * FIELDS * R
-    count = _edges_within(counts_ptr, H, relation, R, T, H)
-    if first < count:
-        there = item < count
-        source_ptr += tl.load(last_ptr + EDGES * R + relation)
-        source = tl.load(source_ptr + item, mask=there, other=0).to(tl.int64)
-        stamp = tl.load(stamps_ptr + tl.load(last_ptr + STAMPS * R + relation) + source, mask=there, other=-1)
-        last = _room_at_hop(table_ptr, counts_ptr, SOURCE_ROOM, relation, item, R, T, H) - 1
-        number = tl.where(stamp < 0, tl.minimum(-1 - stamp, last), last)
-        tl.store(source_ptr + item, number, mask=there)
-        _lower(row_stamps_ptr + tl.load(last_ptr + ROW_STAMPS * R + relation), number, item, there)
-
-
-@triton.jit
-def sample_row_flag_kernel(
-    programs_ptr, table_ptr, counts_ptr, source_ptr, row_stamps_ptr,
-    opening_ptr,  # of the block's edges: the first edge of their row
-    flag_ptr,  # of the block's edges: 1 for those that open a row
-    R: tl.constexpr, T: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Find the edges that are the first of their row."""
-    relation, first, item = _items(programs_ptr, BLOCK)
-    last_ptr = table_ptr + (H - 1) * FIELDS * R
-    count = _edges_within(counts_ptr, H, relation, R, T, H)
-    start = tl.load(last_ptr + EDGES * R + relation)
-    flag = tl.zeros((BLOCK,), tl.int32)
-    if first < count:
-        there = item < count
-        source = tl.load(source_ptr + start + item, mask=there, other=0)
-        row_stamps_ptr += tl.load(last_ptr + ROW_STAMPS * R + relation)
-        opening = tl.load(row_stamps_ptr + source, mask=there, other=-1)
-        tl.store(opening_ptr + start + item, opening, mask=there)
-        flag = (opening == item).to(tl.int32)
-    tl.store(flag_ptr + start + item, flag, mask=item < tl.load(last_ptr + EDGE_ROOM * R + relation))
-
-
-@triton.jit
-def sample_row_kernel(
-    programs_ptr, table_ptr, counts_ptr, source_ptr, opening_ptr,
-    sums_ptr,  # inclusive sums of the flags
-    edge_row_ptr, rows_ptr,
-    key_ptr,  # of the block's edges: row, counted over all relations; those that are not there stay behind their own
-    last_count,
-    R: tl.constexpr, T: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Number the rows, and count them."""
-    relation, first, item = _items(programs_ptr, BLOCK)
-    last_ptr = table_ptr + (H - 1) * FIELDS * R
-    count = _edges_within(counts_ptr, H, relation, R, T, H)
-    start = tl.load(last_ptr + EDGES * R + relation)
-    before = _before(sums_ptr, start)
-    most = tl.load(last_ptr + ROW_ROOM * R + relation).to(tl.int32)
-    key = tl.zeros((BLOCK,), tl.int32) + most
-    if first < count:
-        there = item < count
-        opening = tl.load(opening_ptr + start + item, mask=there, other=0)
-        number = tl.load(sums_ptr + start + opening, mask=there, other=1) - 1 - before
-        room = _room_at_hop(table_ptr, counts_ptr, ROW_ROOM, relation, item, R, T, H)
-        row = tl.minimum(number, room - 1)
-        tl.store(edge_row_ptr + start + item, row, mask=there)
-        opens = there & (opening == item) & (number < most)
-        source = tl.load(source_ptr + start + item, mask=opens, other=0)
-        tl.store(rows_ptr + tl.load(last_ptr + ROWS * R + relation) + number, source, mask=opens)
-        key = tl.where(there, row, key)
-    key += tl.load(last_ptr + ROW_INDPTR * R + relation).to(tl.int32)
-    tl.store(key_ptr + start + item, key, mask=item < tl.load(last_ptr + EDGE_ROOM * R + relation))
-    if first == 0:
-        for hop in tl.static_range(H):
-            end = _edges_within(counts_ptr, hop + 1, relation, R, T, H)
-            rows = _before(sums_ptr, start + end) - before
-            room = tl.load(table_ptr + hop * FIELDS * R + ROW_ROOM * R + relation).to(tl.int32)
-            tl.store(counts_ptr + (H + 1) * T + (H + hop) * R + relation, tl.minimum(rows, room))
-            if rows > room:
-                tl.store(counts_ptr + last_count, 1)
-
-
-@triton.jit
-def sample_transpose_kernel(
-    programs_ptr, table_ptr, counts_ptr,
-    key_ptr,  # sorted
-    order_ptr,  # (E,) int64: the edge that each key is of
-    row_edges_ptr, row_indptr_ptr,
-    R: tl.constexpr, T: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Write the edges of each row and where they begin. A row that has none begins where the next one does."""
-    relation, first, item = _items(programs_ptr, BLOCK)
-    last_ptr = table_ptr + (H - 1) * FIELDS * R
-    count = _edges_within(counts_ptr, H, relation, R, T, H)
-    start = tl.load(last_ptr + EDGES * R + relation)
-    begin = tl.load(last_ptr + ROW_INDPTR * R + relation).to(tl.int32)
-    rows = tl.load(counts_ptr + (H + 1) * T + (2 * H - 1) * R + relation)
-    row_indptr_ptr += begin
-    if first < count:
-        there = item < count
-        edge = tl.load(order_ptr + start + item, mask=there, other=0) - start
-        tl.store(row_edges_ptr + start + item, edge.to(tl.int32), mask=there)
-        row = tl.load(key_ptr + start + item, mask=there, other=0) - begin
-        previous = tl.load(key_ptr + start + item - 1, mask=there & (item > 0), other=0) - begin
-        previous = tl.where(item > 0, previous, -1)
-        steps = tl.max(tl.where(there, row - previous, 0), 0)
-        for step in range(steps):
-            tl.store(row_indptr_ptr + row - step, item, mask=there & (row - step > previous))
-        if first + BLOCK >= count:
-            tail = tl.max(tl.where(there, row, -1), 0)
-            for empty in range(tail + 1, rows + 1):
-                tl.store(row_indptr_ptr + empty, count)
-    if (first == 0) & (count == 0):
-        tl.store(row_indptr_ptr, 0)
-
-
-@triton.jit
-def sample_node_row_kernel(
-    programs_ptr, table_ptr, counts_ptr, row_stamps_ptr, sums_ptr, node_row_ptr,
-    R: tl.constexpr, T: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Write the row of each node within H - 1 hops, or -1. Items are nodes of the source type."""
-    relation, first, item = _items(programs_ptr, BLOCK)
-    last_ptr = table_ptr + (H - 1) * FIELDS * R
-    inner = _nodes_within(counts_ptr, H - 1, tl.load(last_ptr + SOURCE * R + relation), T)
-    if first < inner:
-        there = item < inner
-        stamp = tl.load(row_stamps_ptr + tl.load(last_ptr + ROW_STAMPS * R + relation) + item, mask=there, other=UNSEEN)
-        start = tl.load(last_ptr + EDGES * R + relation)
-        has = there & (stamp != UNSEEN)
-        row = tl.load(sums_ptr + start + stamp, mask=has, other=0) - 1 - _before(sums_ptr, start)
-        has &= row < tl.load(last_ptr + ROW_ROOM * R + relation)
-        tl.store(node_row_ptr + tl.load(last_ptr + NODE_ROW * R + relation) + item, tl.where(has, row, -1), mask=there)
-
-
-@triton.jit
 def sample_clear_kernel(
     programs_ptr,
     type_table_ptr,  # (2, T) int64: where a type's nodes begin in the block, and its stamps
@@ -432,8 +273,8 @@ def sample_clear_kernel(
     T: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Forget all nodes of the block. Items are nodes of a type."""
-    kind, first, item = _items(programs_ptr, BLOCK)
-    count = _nodes_within(counts_ptr, H, kind, T)
+    kind, first, item = items_of(programs_ptr, BLOCK)
+    count = nodes_within(counts_ptr, H, kind, T)
     if first < count:
         there = item < count
         node = tl.load(nodes_ptr + tl.load(type_table_ptr + kind) + item, mask=there, other=0).to(tl.int64)

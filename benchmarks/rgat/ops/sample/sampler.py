@@ -49,6 +49,7 @@ def require_room(graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> Non
     drawn = [
         sum(shape.nodes[hop][target] for target in graph.schema.targets) * fanout for hop, fanout in enumerate(fanouts)
     ]
-    most = max(*drawn, shape.edge_offsets[-1], sum(shape.nodes[-1][source] for source in graph.schema.sources))
+    row_stamps = sum(shape.nodes[-1][source] for source in graph.schema.sources)
+    most = max(*drawn, shape.edge_offsets[-1], shape.row_indptr_offsets[-1], row_stamps)
     if most > LARGEST:
         raise ValueError(f"{most:,} entries of a block are more than int32 numbers: take fewer seeds")

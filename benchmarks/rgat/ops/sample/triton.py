@@ -1,4 +1,7 @@
-"""Sampling through the Triton kernels of :mod:`benchmarks.rgat.ops.sample.kernels`; nothing waits for the device."""
+"""Sampling through the Triton kernels of :mod:`benchmarks.rgat.ops.sample.kernels` and ``row_kernels``.
+
+A call launches them, prefix sums and one sort on the current stream; nothing waits for the device.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from torch import Tensor
 
 from benchmarks.rgat.block import Block, BlockShape
 from benchmarks.rgat.graph import Graph
-from benchmarks.rgat.ops.sample import kernels
+from benchmarks.rgat.ops.sample import kernels, row_kernels
 from benchmarks.rgat.ops.sample.sampler import SITES, UNSEEN, require_room
 
 
@@ -182,22 +185,22 @@ class TritonSampler:
         flag, sums = self._items[: shape.edge_offsets[-1]], self._sums[: shape.edge_offsets[-1]]
         how = {**self._sizes, "BLOCK": grid.tile.items, "num_warps": grid.tile.warps}
         self._row_stamps.fill_(UNSEEN)
-        kernels.sample_source_kernel[grid.programs](
+        row_kernels.sample_source_kernel[grid.programs](
             grid.table, self._tables, block.counts, self._stamps, self._source, self._row_stamps, **how
         )
-        kernels.sample_row_flag_kernel[grid.programs](
+        row_kernels.sample_row_flag_kernel[grid.programs](
             grid.table, self._tables, block.counts, self._source, self._row_stamps, self._opening, flag, **how
         )
         torch.cumsum(flag, 0, dtype=torch.int32, out=sums)
-        kernels.sample_row_kernel[grid.programs](
+        row_kernels.sample_row_kernel[grid.programs](
             grid.table, self._tables, block.counts, self._source, self._opening, sums, block.edge_row, block.rows,
             self._key, last, **how,
         )  # fmt: skip
         key, order = self._key.sort(stable=True)
-        kernels.sample_transpose_kernel[grid.programs](
+        row_kernels.sample_transpose_kernel[grid.programs](
             grid.table, self._tables, block.counts, key, order, block.row_edges, block.row_indptr, **how
         )
-        kernels.sample_node_row_kernel[inner.programs](
+        row_kernels.sample_node_row_kernel[inner.programs](
             inner.table, self._tables, block.counts, self._row_stamps, sums, block.node_row,
             **self._sizes, BLOCK=inner.tile.items, num_warps=inner.tile.warps,
         )  # fmt: skip

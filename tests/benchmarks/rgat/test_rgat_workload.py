@@ -1,0 +1,223 @@
+"""R-GAT as a workload: published recipes, what is logged, what the closed division fixes, other data than its own."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.rgat.block import Block, BlockShape
+from benchmarks.rgat.workload import RgatClassification
+from common import cli
+from common.config.composition import compose
+from common.config.schema import RunConfig, SessionConfig
+from common.contract.evaluation import Predictions
+from common.data.batches import Block as Between
+from common.distributed.layout import Layout
+from common.errors import ConfigError, DataError, SuiteError
+from common.mlperf.admission import admit, evaluation_schedule
+from common.mlperf.constraints import missing_hyperparameters
+from common.mlperf.events import RunEvents, hyperparameters
+from common.mlperf.mllog import RunLog
+
+
+def loaded(*overrides: str) -> tuple[RunConfig, SessionConfig]:
+    return cli.load(compose(["benchmark=rgat", "device=cpu", *overrides]))
+
+
+def built(*overrides: str, seed: int = 3) -> RgatClassification:
+    """The workload of the ``test`` recipe, on one rank."""
+    run, _ = loaded("scale=test", *overrides)
+    return RgatClassification(run, Layout(run.layout, seed=seed))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The prepared data of the ``test`` recipe."""
+    folder = tmp_path_factory.mktemp("rgat")
+    assert cli.run(["generate", "benchmark=rgat", "scale=test", "--raw-dir", str(folder / "raw")]) == 0
+    prepare = ["prepare", "benchmark=rgat", "--raw-dir", str(folder / "raw"), "--data-dir", str(folder / "data")]
+    assert cli.run(prepare) == 0
+    return folder / "data"
+
+
+# Results of MLPerf Training v4.0 and v4.1 (NVIDIA): GPUs, seeds of a step on each, learning rate, steps between two
+# evaluations, where the features lie.
+PUBLISHED = {
+    "8xH200": (8, 2048, 0.002, 288, "peers"),
+    "8xH100": (8, 2048, 0.002, 288, "host"),
+    "64xH100": (64, 1024, 0.003, 72, "exchange"),
+    "512xH100": (512, 512, 0.005, 18, "exchange"),
+}
+
+
+@pytest.mark.parametrize("scale", list(PUBLISHED))
+def test_a_recipe_has_the_published_settings(scale):
+    gpus, seeds, rate, interval, features = PUBLISHED[scale]
+    run, session = loaded(f"scale={scale}")
+    logged = admit(run, session).hyperparameters
+    assert (run.training_ranks, run.micro_batch, run.grad_accumulation_steps) == (gpus, seeds, 1)
+    assert logged == {
+        "global_batch_size": gpus * seeds,
+        "gradient_accumulation_steps": 1,
+        "opt_name": "adam",
+        "opt_base_learning_rate": rate,
+    }
+    assert evaluation_schedule(run).first == interval * gpus * seeds
+    assert run.workload.reader.features == features
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4])
+def test_fewer_gpus_accumulate_to_the_batch_of_eight(gpus):
+    run, _ = loaded(f"scale={gpus}xH200")
+    assert (run.micro_batch, run.grad_accumulation_steps, run.global_batch) == (2048, 8 // gpus, 16384)
+    assert evaluation_schedule(run) == evaluation_schedule(loaded("scale=8xH200")[0])
+
+
+@pytest.mark.parametrize(
+    ("ruleset", "name"), [("4.0.0", "gnn"), ("4.1.0", "gnn"), ("5.0.0", "rgat"), ("5.1.0", "rgat")]
+)
+def test_the_log_has_every_hyperparameter_and_the_name_of_the_round(ruleset, name):
+    run, session = loaded("scale=8xH200", f"ruleset={ruleset}")
+    assert missing_hyperparameters("rgat", ruleset, hyperparameters(run)) == []
+    assert admit(run, session).rules.log_name == name
+
+
+@pytest.mark.parametrize("ruleset", ["4.1.0", "5.1.0"])
+def test_the_official_checker_accepts_the_log_of_a_run(ruleset, tmp_path):
+    run, session = loaded("scale=8xH200", f"ruleset={ruleset}", "submission.org=acme")
+    admission, began = admit(run, session), time.time_ns() // 1_000_000
+    with RunLog(tmp_path / "mlperf.log", 0) as log:
+        events = RunEvents(log, admission.rules.progress_key, fraction_of=run.benchmark.train_samples)
+        events.begin(run, session, admission.rules, None, began, gpus=True)
+        events.settings(7, admission.hyperparameters, {}, run.declaration.initialised_tensors)
+        events.initialised()
+        events.run_start()
+        events.data_opened(94_605_581, 788_379)
+        samples = 288 * 16384
+        events.block_start(Between(0, 1, 0, 0, samples), 0)
+        events.block_stop(Between(0, 1, 0, 0, samples), samples, 205e3)
+        events.eval_start(samples)
+        events.accuracy(0.7201, samples, time.time_ns() // 1_000_000)
+        events.eval_stop(samples)
+        events.run_stop("success", samples, None)
+    assert log.path.read_text().count('"epoch_num": 0.05') == 5  # tracked_stats and run_stop too
+    command = [sys.executable, "-m", "mlperf_logging.compliance_checker", "--ruleset", ruleset, str(log.path)]
+    done = subprocess.run([*command, "--log_output", str(tmp_path / "checked")], capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("hparams.beta_2=0.99", "the reference's Adam has 0.9, 0.999, 1e-8, 0"),
+        ("hparams.weight_decay=0.01", "the reference's Adam has 0.9, 0.999, 1e-8, 0"),
+        ("benchmark.facts.dropout=0.1", "dropout"),
+        ("benchmark.facts.fanouts=[10,10,10]", "fanouts"),
+        ("benchmark.facts.head_size=64", "head_size"),
+        ("benchmark.eval_samples=1000", "eval_samples"),
+    ],
+)
+def test_the_closed_division_fixes_what_the_rules_fix(override, told):
+    run, session = loaded("scale=8xH200", override)
+    with pytest.raises(ConfigError, match=told):
+        admit(run, session)
+    run, session = loaded("scale=8xH200", override, "submission.division=open")
+    admit(run, session)
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("benchmark.facts.fanouts=[17]", "a number from 1 to 16"),
+        ("benchmark.facts.fanouts=[]", "a number from 1 to 16"),
+        ("benchmark.facts.eval_share=0.5", "with train_share=0.6 more than all"),
+        ("benchmark.facts.relations=[paper__cites]", "source__name__target"),
+        ("benchmark.facts.relations=[paper__in__book]", "'book'"),
+        ("benchmark.facts.seeds=book", "'book'"),
+        ("model.projection=cublas", "model.projection=cublas"),
+        ("reader.capacity_batches=1", "capacity_batches"),
+        ("reader.features=disk", "features"),
+    ],
+)
+def test_a_wrong_setting_is_one_error_that_names_it(override, told):
+    with pytest.raises(SuiteError, match=told):
+        built(override)
+
+
+@pytest.mark.parametrize(
+    "override", ["benchmark.facts.classes=4", "benchmark.facts.feature_size=8", "benchmark.facts.node_types=[paper]"]
+)
+def test_other_data_than_the_recipes_are_refused(override, data):
+    overrides = [override]
+    if "node_types" in override:
+        overrides.append("benchmark.facts.relations=[paper__cites__paper]")
+    workload = built(*overrides)
+    with pytest.raises(DataError, match="give the data_dir that belongs to it"):
+        workload.open_data(data)
+
+
+def test_a_new_network_knows_nothing():
+    small = ["micro_batch=8", "hparams.global_batch_size=8", "model.example_papers=200", "precision=fp32"]
+    run, _ = loaded("scale=1xH200", *small)
+    workload = RgatClassification(run, Layout(run.layout, seed=3))
+    (example,) = workload.example_batches()
+    assert float(workload.loss(example).total.detach()) == pytest.approx(math.log(2983), abs=0.1)
+
+
+def test_a_step_captures_the_shape_that_nearly_all_batches_have(data):
+    workload = built("reader.capacity_batches=20")
+    source = workload.open_data(data)
+    (example,) = workload.examples_of_data()
+    batches = list(source.batches(Between(0, 1, 0, 0, 10 * 8)))
+    usual = [batch for batch in batches if batch.key == example.key]
+    assert len(usual) > 0.9 * len(batches)
+    assert source.sampler.larger == len(batches) - len(usual)
+    for batch in batches:
+        assert isinstance(batch.key, BlockShape)
+        assert not int(Block.of(batch.key, batch.tensors).overflow)
+        if batch.key == example.key:
+            assert {n: (t.shape, t.dtype) for n, t in batch.tensors.items()} == {
+                n: (t.shape, t.dtype) for n, t in example.tensors.items()
+            }
+    workload.close()
+
+
+def test_a_short_batch_counts_its_seeds(data):
+    workload = built("micro_batch=5", "hparams.global_batch_size=20")  # a lane's 96 seeds: 19 batches and one of 1
+    source = workload.open_data(data)
+    batches = [workload.prepare(batch) for batch in source.batches(Between(0, 1, 0, 0, 20 * 20), 72)]
+    counted = [int(workload.loss(batch).metrics["samples"]) for batch in batches]
+    assert counted == [5] * 4 + [1] * 4
+    loss = workload.loss(batches[-1])
+    logits = workload.model.eval()(
+        batches[-1].tensors["features"],
+        Block.of(batches[-1].key, batches[-1].tensors),
+        batches[-1].tensors["seed"],
+    )
+    workload.model.train()
+    assert torch.isfinite(loss.total)
+    assert torch.isfinite(logits).all()
+    workload.close()
+
+
+@pytest.mark.parametrize(("ranks", "batch"), [(1, 5), (1, 32)])
+def test_every_evaluation_seed_is_counted_once(data, ranks, batch):
+    workload = built(f"reader.eval_batch={batch}")
+    evaluation = workload.evaluation(workload.layout)
+    evaluation.warm_up()
+    evaluation.open_data(data)
+    predictions = evaluation.predict(workload.weights())
+    assert predictions.values["seeds"] == predictions.values["expected"] == 32
+    assert 0 <= evaluation.scorer.score(predictions)["accuracy"] <= 1
+    again = evaluation.predict(workload.weights())
+    assert again.values == predictions.values
+    with pytest.raises(RuntimeError, match="31 of 32 seeds"):
+        evaluation.scorer.score(Predictions({"seeds": 31, "right": 1, "expected": 32}))
+    evaluation.close()
+    workload.close()
