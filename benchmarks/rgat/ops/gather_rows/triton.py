@@ -54,7 +54,7 @@ def gather_rows(
 ) -> None:
     """See :func:`benchmarks.rgat.ops.gather_rows.plain.gather_rows_torch`.
 
-    ``programs`` are those that copy, each of which takes up to half a multiprocessor; None: as many as fill all.
+    ``programs`` are those that copy, each of which fills most of a multiprocessor; None: as many as fill all of them.
     """
     check(rows, node_N, count_T, offsets, out_NB)
     if programs is not None and programs < 1:
