@@ -27,7 +27,7 @@ from tests.benchmarks.rgat import store_ranks as small
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 CUDA = torch.device("cuda", 0)
-NODES = (40_001, 7, 30_000)
+NODES = (20_001, 7, 9_000)
 ROOM, COUNT = (20_000, 0, 9_000), (18_777, 0, 8_500)
 OFFSETS = tuple(accumulate(ROOM, initial=0))
 UNTOUCHED = 7
@@ -67,17 +67,34 @@ def expected(rows: ShardedRows, node: Tensor, count: tuple[int, ...] = COUNT) ->
     return out
 
 
-@pytest.mark.parametrize("programs", [None, 1, 8, 300])
 @pytest.mark.parametrize("pinned", [False, True])
 @pytest.mark.parametrize("shards", [1, 3, 8])
 @pytest.mark.parametrize("row_bytes", [1024, 4096, 2048, 96, 6])
-def test_rows_are_those_of_the_cpu(row_bytes: int, shards: int, pinned: bool, programs: int | None) -> None:
+def test_rows_are_those_of_the_cpu(row_bytes: int, shards: int, pinned: bool) -> None:
     rows, on_cpu = sharded(row_bytes, shards, pinned)
     node = nodes(1)
-    out = torch.full((OFFSETS[-1], row_bytes), UNTOUCHED, dtype=torch.uint8, device=CUDA)
-    count = torch.tensor(COUNT, dtype=torch.int32, device=CUDA)
-    IMPLEMENTATIONS["triton"].function(rows, node.to(CUDA), count, OFFSETS, out, programs)
-    assert torch.equal(out.cpu(), expected(on_cpu, node))
+    wanted, count = expected(on_cpu, node), torch.tensor(COUNT, dtype=torch.int32, device=CUDA)
+    for programs in (None, 1, 8, 300):
+        out = torch.full((OFFSETS[-1], row_bytes), UNTOUCHED, dtype=torch.uint8, device=CUDA)
+        IMPLEMENTATIONS["triton"].function(rows, node.to(CUDA), count, OFFSETS, out, programs)
+        assert torch.equal(out.cpu(), wanted), programs
+
+
+def test_rows_behind_two_gigabytes() -> None:
+    count = (5 << 30) // 1024
+    shard = torch.empty((count, 1024), dtype=torch.uint8, device=CUDA)
+    node = torch.tensor([0, 2 << 20, count - 1, (4 << 20) + 1], dtype=torch.int32, device=CUDA)
+    wanted = torch.arange(4, dtype=torch.uint8, device=CUDA)[:, None] + torch.arange(1024, device=CUDA).byte()
+    shard[node.long()] = wanted
+    out = torch.zeros((4, 1024), dtype=torch.uint8, device=CUDA)
+    filled = torch.tensor([4], dtype=torch.int32, device=CUDA)
+    IMPLEMENTATIONS["triton"].function(ShardedRows((shard,), (count,), (0,), CUDA), node, filled, (0, 4), out)
+    assert torch.equal(out, wanted)
+    # As the second type of a shard, whose first rows are many.
+    rows = ShardedRows((shard,), (4 << 20, 1 << 20), (0, 4 << 20), CUDA)
+    filled = torch.tensor([0, 1], dtype=torch.int32, device=CUDA)
+    IMPLEMENTATIONS["triton"].function(rows, torch.ones_like(node), filled, (0, 2, 3), out)
+    assert torch.equal(out[2], wanted[3])
 
 
 @pytest.mark.parametrize("name", list(IMPLEMENTATIONS))
@@ -162,6 +179,7 @@ def test_memory_of_the_host_is_pinned_as_long_as_it_is_open() -> None:
 
 
 def test_features_larger_than_the_gpu_say_where_they_fit() -> None:
+    torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info(CUDA)[0]
     nodes = (int((free - LEFT_FREE) // 1024) + (1 << 20),)
 

@@ -55,7 +55,7 @@ class InPlaceFeatures:
         shards: uint8, [partition.rows, bytes of a row].
         dtype, width: of a row.
         device: of what gathers.
-        gather_programs: that copy at a time, so that the rest of the GPU is left to others; None: as many as it holds.
+        gather_programs: that copy at a time, a multiprocessor each, so that others have the rest; None: as many as fit.
         release: gives back what the shards lie in.
     """
 

@@ -95,7 +95,7 @@ def build_features(
         ranks_per_node: of them.
         device: this rank's.
         fill: called once, with this rank's shard.
-        gather_programs: that copy rows in place at a time; None: as many as the GPU holds.
+        gather_programs: that copy rows at a time, a multiprocessor each; None: as many as the GPU holds.
 
     Raises:
         ConfigError: the features do not fit where they are to lie, or anywhere.

@@ -58,17 +58,15 @@ class Loader:
         Args:
             rows: of the file.
             first, last: of them.
-            into: [last - first, *row_shape], of the rows' dtype or of another as large.
+            into: [last - first, *row_shape], of the rows' dtype.
 
         Raises:
             DataError: the file has become shorter or cannot be read.
         """
-        target = into.view(torch.uint8) if rows.dtype != into.dtype else into
         for piece in rows.read(first, last, self._piece_bytes, buffers=self._buffers):
             begin = piece.first - first
             end = begin + len(piece.values)
-            values = piece.values.view(torch.uint8) if rows.dtype != into.dtype else piece.values
-            target[begin:end].copy_(values, non_blocking=True)
+            into[begin:end].copy_(piece.values, non_blocking=True)
             if into.is_cuda:
                 event = torch.cuda.Event()
                 event.record()

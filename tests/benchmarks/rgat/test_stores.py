@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as mp
 
+from benchmarks.rgat.stores import host_memory
 from benchmarks.rgat.stores import placement as places
 from benchmarks.rgat.stores.features import build_features, from_tables, open_features
 from benchmarks.rgat.stores.files import feature_file
+from benchmarks.rgat.stores.host_memory import NodeMemory
 from benchmarks.rgat.stores.partition import Partition
 from benchmarks.rgat.stores.placement import Ranks, Room, candidates
 from common.distributed.layout import Layout
-from common.errors import ConfigError, DataError
+from common.errors import ConfigError, DataError, DeviceError
 from tests.benchmarks.rgat import store_ranks as small
 
 CPU = torch.device("cpu")
@@ -71,6 +75,23 @@ def test_features_are_made_up_where_they_lie():
     out = small.room(block, torch.float16)
     store.gather(block, store.plan(block), out)
     assert torch.equal(out.view(torch.uint8), small.expected(graph, block))
+
+
+def test_memory_of_a_process_that_is_another_here_is_refused(monkeypatch):
+    """As in containers that number their processes themselves: what is found under the number is not what was meant."""
+    said = {"files": 0}
+
+    def gathered(value: int, group: object, device: torch.device) -> list[int]:
+        return [value, value + said["files"] if value == said.get("inode") else value]
+
+    with open(__file__) as another:
+        said |= {"files": 1, "inode": os.fstat(another.fileno()).st_ino}
+        monkeypatch.setattr(os, "memfd_create", lambda *_: os.dup(another.fileno()))
+        monkeypatch.setattr(os, "ftruncate", lambda *_: None)
+        monkeypatch.setattr(host_memory.one_machine, "gathered", gathered)
+        group = SimpleNamespace(rank=lambda: 0)
+        with pytest.raises(DeviceError, match=r"cannot be mapped: process \d+ is another one here; do they run in one"):
+            NodeMemory(4096, group, CPU)
 
 
 def test_room_of_another_dtype_or_width_is_refused(tmp_path):

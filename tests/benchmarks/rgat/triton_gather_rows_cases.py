@@ -12,7 +12,10 @@ from torch import Tensor
 from benchmarks.rgat.ops import gather_rows
 from benchmarks.rgat.ops.gather_rows import triton as gather_triton
 from benchmarks.rgat.ops.gather_rows.plain import ShardedRows, gather_rows_torch
+from benchmarks.rgat.stores.features import build_features, from_tables
+from common.distributed.layout import Layout
 from common.ops.implementation import AUTO, OperationRequest, select
+from tests.benchmarks.rgat import store_ranks as small
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -90,6 +93,23 @@ def test_any_number_of_programs_copies_all(programs: int) -> None:
     out = torch.full((offsets[-1], 32), UNTOUCHED, dtype=torch.uint8)
     gather_triton.gather_rows(sharded(of_types, 3), node, count, offsets, out, programs)
     assert torch.equal(out, expected(of_types, node, offsets))
+
+
+@pytest.mark.parametrize("dtype", [small.E4M3, torch.float16, torch.float32], ids=str)
+def test_a_store_gathers_by_the_kernel(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, launches = small.made(dtype), []
+    monkeypatch.setattr(
+        gather_triton, "gather_rows", lambda *given, gather=gather_triton.gather_rows: launches.append(gather(*given))
+    )
+    store = build_features(
+        small.NODES, small.WIDTH, dtype, "local", Layout(), 1, CPU, from_tables(graph.features), gather_programs=2
+    )
+    for seed, counts in enumerate([(17, 12, 2, 0), (0, 0, 0, 0), (25, 15, 3, 1)]):
+        one = small.block(seed, CPU, counts)
+        out = small.room(one, dtype)
+        store.gather(one, store.plan(one), out)
+        assert torch.equal(out.view(torch.uint8), small.expected(graph, one))
+    assert len(launches) == 3
 
 
 def test_a_block_without_room() -> None:

@@ -29,7 +29,7 @@ class Tile(NamedTuple):
     """How a program copies.
 
     Attributes:
-        bytes: of rows that it has under way.
+        bytes: of rows that it has under way, where they are copied in the largest words.
         warps: of it.
         programs: per multiprocessor, where the caller does not say how many there are in all.
     """
@@ -54,7 +54,7 @@ def gather_rows(
 ) -> None:
     """See :func:`benchmarks.rgat.ops.gather_rows.plain.gather_rows_torch`.
 
-    ``programs`` are those that copy, each of which takes up to half a multiprocessor; None: as many as fill all.
+    ``programs`` are those that copy, each of which fills most of a multiprocessor; None: as many as fill all of them.
     """
     check(rows, node_N, count_T, offsets, out_NB)
     if programs is not None and programs < 1:
@@ -68,7 +68,7 @@ def gather_rows(
     size = min(alignment, max(WORDS))
     words = rows.row_bytes // size
     columns = triton.next_power_of_2(words)
-    together = max(1, tile.bytes // (columns * size))
+    together = max(1, tile.bytes // max(WORDS) // columns)
     most = multiprocessors(out_NB.device) * tile.programs if programs is None else programs
     table = _type_table(tuple(offsets[:-1]), rows.rows_per_shard, rows.first_rows, out_NB.device)
     kernels.gather_rows_kernel[(min(most, triton.cdiv(offsets[-1], together) + len(offsets) - 1),)](
