@@ -8,31 +8,13 @@ from collections import namedtuple
 
 import numpy as np
 import pytest
+from small_igbh import FACTS, RELATIONS, TYPES
 
 from benchmarks.rgat import raw, sources
 from benchmarks.rgat.prepare import COMMANDS
 from common.data import download as downloads
 from common.errors import DataError
 
-TYPES = ["paper", "author", "institute", "fos", "journal", "conference"]
-RELATIONS = [
-    "paper__cites__paper",
-    "paper__written_by__author",
-    "author__affiliated_to__institute",
-    "paper__topic__fos",
-    "paper__published__journal",
-    "paper__venue__conference",
-]
-FACTS = {
-    "node_types": TYPES,
-    "relations": RELATIONS,
-    "seeds": "paper",
-    "feature_size": 4,
-    "classes": 3,
-    "labelled": 20,
-    "train_share": 0.6,
-    "eval_share": 0.1,
-}
 NODES = {
     "full": dict(zip(TYPES, (30, 20, 5, 6, 4, 3), strict=True)),
     "large": dict(zip(TYPES, (25, 18, 5, 6, 4, 3), strict=True)),

@@ -7,29 +7,11 @@ import json
 import numpy as np
 import pytest
 import small_graph
+from small_igbh import FACTS, RELATIONS, TYPES
 
 from benchmarks.rgat import raw
 from common.errors import ConfigError, DataError
 
-TYPES = ["paper", "author", "institute", "fos", "journal", "conference"]
-RELATIONS = [
-    "paper__cites__paper",
-    "paper__written_by__author",
-    "author__affiliated_to__institute",
-    "paper__topic__fos",
-    "paper__published__journal",
-    "paper__venue__conference",
-]
-FACTS = {
-    "node_types": TYPES,
-    "relations": RELATIONS,
-    "seeds": "paper",
-    "feature_size": 4,
-    "classes": 3,
-    "labelled": 20,
-    "train_share": 0.6,
-    "eval_share": 0.1,
-}
 SIZES = {
     "full": dict(zip(TYPES, (30, 20, 5, 6, 4, 3), strict=True)),
     "tiny": {"paper": 8, "author": 7, "institute": 2, "fos": 3},
