@@ -46,7 +46,7 @@ class Tile(NamedTuple):
 
 TILES: dict[str, Tile] = {
     "rows": Tile(128, 256, 64, 8, 4),
-    "weight_gradient": Tile(64, 256, 128, 8, 5, 8),
+    "weight_gradient": Tile(64, 256, 128, 8, 4, 8),
     "terms": Tile(128, 0, 64, 4, 4),
     "terms_gradient": Tile(64, 0, 128, 4, 3, 8),
     "input_gradient": Tile(128, 128, 64, 4, 3),
@@ -118,7 +118,8 @@ def weight_gradient(x_NK: Tensor, dz_MD: Tensor, block: Block, level: int, out_d
     if len(cut.table):
         sum_kernels.projection_weight_gradient_kernel[(len(cut.table) * tiles,)](
             x_NK, block.rows, counts, dz_MD, partial_SKD, tables.relations(shape, level, device), cut.table, chunk,
-            K=inputs, D=outputs, BLOCK_M=tile.rows, BLOCK_K=depth, BLOCK_D=columns,
+            K=inputs, D=outputs, EARLY=int(x_NK.element_size() == 1),
+            BLOCK_M=tile.rows, BLOCK_K=depth, BLOCK_D=columns,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     lines = tuple((relation, cut.firsts[relation], cut.of_part[relation], 0) for relation in range(relations))
