@@ -22,6 +22,7 @@ from benchmarks.rgat.ops.projection.kernels import (
     ROWS_OF_LEVEL,
     SOURCES,
     TARGETS,
+    brought,
     columns_into,
     own_tile,
 )
@@ -82,10 +83,10 @@ def projection_weight_gradient_kernel(
         else:
             dz = tl.load(dz_ptrs, mask=(row < count)[:, None] & (column < D)[None, :], other=0.0)
         if EARLY:
-            dw = tl.dot(tl.trans(x.to(dz.dtype)), dz, dw, input_precision="ieee")
+            dw = tl.dot(tl.trans(brought(x, dz.dtype)), dz, dw, input_precision="ieee")
             x = loaded
         else:
-            dw = tl.dot(tl.trans(loaded.to(dz.dtype)), dz, dw, input_precision="ieee")
+            dw = tl.dot(tl.trans(brought(loaded, dz.dtype)), dz, dw, input_precision="ieee")
     place = (split.to(tl.int64) * K + depth)[:, None] * D + column[None, :]
     tl.store(partial_ptr + place, dw, mask=(depth < K)[:, None] & (column < D)[None, :])
 
@@ -127,7 +128,7 @@ def projection_terms_gradient_kernel(
             x = tl.load(x_ptrs, mask=(depth < K)[None, :], other=0.0)
         place = (start[None, :] + target[:, None]) * A + head[None, :]
         dterm = tl.load(dterm_ptr + place, mask=(target < count)[:, None] & known[None, :], other=0.0)
-        dv = add_product(tl.trans(x.to(PRODUCT)), dterm, dv, PRECISION)
+        dv = add_product(tl.trans(brought(x, PRODUCT)), dterm, dv, PRECISION)
     place = (split.to(tl.int64) * K + depth)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     tl.store(partial_ptr + place, dv, mask=(depth < K)[:, None])
 
