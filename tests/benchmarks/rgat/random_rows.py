@@ -22,9 +22,9 @@ SCHEMA = Schema.augmented(
 
 ROOM = BlockShape(
     SCHEMA,
-    nodes=((0, 21, 0), (30, 60, 6), (75, 140, 9), (130, 210, 12)),
+    nodes=((0, 11, 0), (16, 30, 4), (35, 50, 6), (45, 70, 7)),
     edges=((0,) * 5, (0,) * 5, (0,) * 5),
-    rows=((40, 0, 0, 35, 0), (80, 41, 9, 70, 6), (150, 60, 20, 120, 7)),
+    rows=((20, 0, 0, 12, 4), (36, 20, 9, 33, 6), (50, 30, 20, 40, 7)),
 )
 """Relations: cites, written_by, at, and the last two reversed; at level 1 only those into papers have room."""
 
@@ -58,7 +58,8 @@ def random_block(seed: int, shape: BlockShape = ROOM, *, full: bool = False, dev
         rows: list[int] = []
         for level in range(1, shape.hops + 1):
             nodes = int(block.node_counts[level, source])
-            others = [node for node in torch.randperm(nodes, generator=random).tolist() if node not in set(rows)]
+            before = set(rows)
+            others = [node for node in torch.randperm(nodes, generator=random).tolist() if node not in before]
             most = min(shape.rows[level - 1][relation], len(rows) + len(others))
             empty = not full and relation == len(shape.schema.relations) - 1
             rows += others[: 0 if empty else drawn(len(rows), most) - len(rows)]

@@ -20,11 +20,13 @@ TERM_TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-6, torch.bfloat16: 2e-5
 CASES = [
     (3, 24, 3, 8, torch.float32, torch.float32),
     (1, 32, 2, 16, torch.float32, torch.float32),
-    (2, 40, 4, 32, torch.float8_e4m3fn, torch.bfloat16),
-    (3, 24, 3, 32, torch.float8_e4m3fn, torch.bfloat16),
+    (2, 20, 3, 16, torch.float8_e4m3fn, torch.bfloat16),
     (2, 16, 2, 24, torch.bfloat16, torch.bfloat16),
-    (2, 64, 4, 16, torch.float16, torch.float16),
+    (2, 16, 2, 16, torch.float16, torch.float16),
+    pytest.param((3, 40, 4, 32, torch.float8_e4m3fn, torch.bfloat16), marks=pytest.mark.slow),
+    pytest.param((2, 64, 4, 16, torch.float16, torch.bfloat16), marks=pytest.mark.slow),
 ]
+"""Level, inputs, heads, head size, dtype of the inputs and of the weight."""
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +43,7 @@ def assert_close(found: Tensor, formula: Tensor, tolerance: float) -> None:
     assert error < tolerance, f"relative error {error:.2e}"
 
 
-@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("full", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("given", CASES, ids=str)
 def test_products_and_gradients_are_the_definitions(
     given: tuple[int, int, int, int, torch.dtype, torch.dtype], full: bool
@@ -51,15 +53,17 @@ def test_products_and_gradients_are_the_definitions(
     x_NK, weight, att, v, dz_MD, dterm_TA = case(block, level, inputs, heads, head_size, x_dtype, dtype)[2:]
     formula = expected(case(block, level, inputs, heads, head_size, x_dtype, dtype))
     there, tolerance = filled(block, level), TOLERANCE[dtype]
+    # fp16 has bits that the product's bf16 loses
+    exact = tolerance if (x_dtype, dtype) == (torch.float16, torch.bfloat16) else 1e-6
 
     z, source_term = projection_triton.project(x_NK, block, level, weight, att)
     assert (z.dtype, source_term.dtype) == (dtype, torch.float32)
     assert_close(z[there.rows], formula.z, tolerance)
-    assert_close(source_term[there.rows], formula.source_term, 1e-6)
+    assert_close(source_term[there.rows], formula.source_term, exact)
 
     dweight = projection_triton.weight_gradient(x_NK, dz_MD, block, level, torch.float32)
     assert dweight.dtype == torch.float32
-    assert_close(dweight, formula.weight_gradient, 1e-6)
+    assert_close(dweight, formula.weight_gradient, exact)
     assert (dweight[formula.weight_gradient.sum((1, 2)) == 0] == 0).all()
     assert projection_triton.weight_gradient(x_NK, dz_MD, block, level, dtype).dtype == dtype
 

@@ -39,6 +39,15 @@ def own_tile(tiles_ptr, tile, counts_ptr):
 
 
 @triton.jit
+def brought(x, DTYPE: tl.constexpr):
+    """x in the dtype of a product; e4m3 by way of fp32, as its direct way to bf16 ends in a conversion of few units."""
+    if x.dtype == tl.float8e4nv:
+        return x.to(tl.float32).to(DTYPE)
+    else:
+        return x.to(DTYPE)
+
+
+@triton.jit
 def columns_into(into_ptr, node_type, COLUMNS: tl.constexpr, A: tl.constexpr):
     """The relation of each column of a type's targets, below 0 where it has none, and the head."""
     column = tl.arange(0, COLUMNS)
@@ -85,7 +94,7 @@ def projection_rows_kernel(
             weight = tl.load(weight_ptrs + k * D)
         else:
             weight = tl.load(weight_ptrs + k * D, mask=(k + depth < K)[:, None] & (column < D)[None, :], other=0.0)
-        z = tl.dot(x.to(weight.dtype), weight, z, input_precision="ieee")
+        z = tl.dot(brought(x, weight.dtype), weight, z, input_precision="ieee")
     exists = row < count
     place = (tl.load(offsets + ROWS_OF_LEVEL) + row).to(tl.int64)
     for own in tl.static_range(heads):

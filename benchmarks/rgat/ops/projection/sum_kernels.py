@@ -22,10 +22,21 @@ from benchmarks.rgat.ops.projection.kernels import (
     ROWS_OF_LEVEL,
     SOURCES,
     TARGETS,
+    brought,
     columns_into,
     own_tile,
 )
 from benchmarks.rgat.ops.projection.term_kernels import add_product
+
+
+@triton.jit
+def _gathered(x_ptr, node, depth, K: tl.constexpr, BLOCK_K: tl.constexpr):
+    """The inputs of some nodes."""
+    x_ptrs = x_ptr + node.to(tl.int64)[:, None] * K + depth[None, :]
+    if K % BLOCK_K == 0:
+        return tl.load(x_ptrs)
+    else:
+        return tl.load(x_ptrs, mask=(depth < K)[None, :], other=0.0)
 
 
 @triton.jit(do_not_specialize_on_alignment=["counts_ptr"])
@@ -38,10 +49,10 @@ def projection_weight_gradient_kernel(
     relations_ptr,  # (R, FIELDS)
     splits_ptr,  # (S, 2)
     chunk,
-    K: tl.constexpr, D: tl.constexpr,
+    K: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Grid (S * K / BLOCK_K * D / BLOCK_D,). A split has ``chunk`` rows."""
+    """Grid (S * K / BLOCK_K * D / BLOCK_D,). A split has ``chunk`` rows. EARLY is 1 for inputs in FP8, otherwise 0."""
     blocks: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
     tiles: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K * blocks
     split, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
@@ -56,21 +67,26 @@ def projection_weight_gradient_kernel(
     depth = tile // blocks * BLOCK_K + tl.arange(0, BLOCK_K)
     column = tile % blocks * BLOCK_D + tl.arange(0, BLOCK_D)
     dw = tl.zeros((BLOCK_K, BLOCK_D), tl.float32)
+    # the compiler's pipeline holds no FP8 that a product reads transposed, so that comes a tile early, in registers; to
+    # all that it holds the numbers of the nodes come a tile early, lest x wait for them
+    node = tl.load(rows_ptrs + tl.minimum(first + lane, count - 1))
+    if EARLY:
+        x = _gathered(x_ptr, nodes + node, depth, K, BLOCK_K)
+        node = tl.load(rows_ptrs + tl.minimum(first + BLOCK_M + lane, count - 1))
     for begin in range(first, tl.minimum(first + chunk, count), BLOCK_M):
+        loaded = _gathered(x_ptr, nodes + node, depth, K, BLOCK_K)
+        node = tl.load(rows_ptrs + tl.minimum(begin + (1 + EARLY) * BLOCK_M + lane, count - 1))
         row = begin + lane
-        node = (nodes + tl.load(rows_ptrs + tl.minimum(row, count - 1))).to(tl.int64)
-        place = (start + row).to(tl.int64)
-        x_ptrs = x_ptr + node[:, None] * K + depth[None, :]
-        dz_ptrs = dz_ptr + place[:, None] * D + column[None, :]
-        if K % BLOCK_K == 0:
-            x = tl.load(x_ptrs)
-        else:
-            x = tl.load(x_ptrs, mask=(depth < K)[None, :], other=0.0)
+        dz_ptrs = dz_ptr + (start + row).to(tl.int64)[:, None] * D + column[None, :]
         if D % BLOCK_D == 0:
             dz = tl.load(dz_ptrs, mask=(row < count)[:, None], other=0.0)
         else:
             dz = tl.load(dz_ptrs, mask=(row < count)[:, None] & (column < D)[None, :], other=0.0)
-        dw = tl.dot(tl.trans(x.to(dz.dtype)), dz, dw, input_precision="ieee")
+        if EARLY:
+            dw = tl.dot(tl.trans(brought(x, dz.dtype)), dz, dw, input_precision="ieee")
+            x = loaded
+        else:
+            dw = tl.dot(tl.trans(brought(loaded, dz.dtype)), dz, dw, input_precision="ieee")
     place = (split.to(tl.int64) * K + depth)[:, None] * D + column[None, :]
     tl.store(partial_ptr + place, dw, mask=(depth < K)[:, None] & (column < D)[None, :])
 
@@ -112,7 +128,7 @@ def projection_terms_gradient_kernel(
             x = tl.load(x_ptrs, mask=(depth < K)[None, :], other=0.0)
         place = (start[None, :] + target[:, None]) * A + head[None, :]
         dterm = tl.load(dterm_ptr + place, mask=(target < count)[:, None] & known[None, :], other=0.0)
-        dv = add_product(tl.trans(x.to(PRODUCT)), dterm, dv, PRECISION)
+        dv = add_product(tl.trans(brought(x, PRODUCT)), dterm, dv, PRECISION)
     place = (split.to(tl.int64) * K + depth)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     tl.store(partial_ptr + place, dv, mask=(depth < K)[:, None])
 
@@ -135,6 +151,6 @@ def projection_sums_kernel(
     inside = element < K * W
     places = partial_ptr + (element // W * P + element % W + tl.load(part + 3))
     total = tl.zeros((BLOCK,), tl.float32)
-    for split in range(splits):
+    for split in tl.range(0, splits, loop_unroll_factor=4):
         total += tl.load(places + (first + split) * (K * P), mask=inside, other=0.0)
     tl.store(sums_ptr + relation.to(tl.int64) * (K * W) + element, total.to(sums_ptr.dtype.element_ty), mask=inside)

@@ -28,15 +28,13 @@ class Tiles(NamedTuple):
 
     Attributes:
         table: [tiles, 2]: the part, which is a relation or a type, and the first of its rows or nodes.
-        count: tiles.
         firsts: first tile of each part.
-        counts: tiles of each part.
+        of_part: tiles of each part.
     """
 
     table: Tensor
-    count: int
     firsts: tuple[int, ...]
-    counts: tuple[int, ...]
+    of_part: tuple[int, ...]
 
 
 def _tensor(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
@@ -47,9 +45,9 @@ def _tensor(values: Sequence[int] | Sequence[Sequence[int]], device: torch.devic
 def tiles(rooms: tuple[int, ...], size: int, device: torch.device) -> Tiles:
     """Parts with room for so many, in pieces of ``size``; a part without room has none."""
     pieces = [[part, first] for part, room in enumerate(rooms) for first in range(0, room, size)]
-    counts = tuple(triton.cdiv(room, size) for room in rooms)
-    firsts = tuple(sum(counts[:part]) for part in range(len(rooms)))
-    return Tiles(_tensor(pieces, device), len(pieces), firsts, counts)
+    of_part = tuple(triton.cdiv(room, size) for room in rooms)
+    firsts = tuple(sum(of_part[:part]) for part in range(len(rooms)))
+    return Tiles(_tensor(pieces, device), firsts, of_part)
 
 
 @functools.lru_cache(maxsize=_REMEMBERED)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from benchmarks.rgat.ops.projection.kernels import FIELDS, TARGETS, columns_into, own_tile
+from benchmarks.rgat.ops.projection.kernels import FIELDS, TARGETS, brought, columns_into, own_tile
 
 
 @triton.jit
@@ -59,7 +59,7 @@ def projection_terms_kernel(
         else:
             x = tl.load(x_ptrs + k, mask=(k + depth < K)[None, :], other=0.0)
             v = tl.load(v_ptrs + k * A, mask=known[None, :] & (k + depth < K)[:, None], other=0.0)
-        term = add_product(x.to(PRODUCT), v, term, "ieee")
+        term = add_product(brought(x, PRODUCT), v, term, "ieee")
     place = tl.load(relations_ptr + relation * FIELDS + TARGETS, mask=known, other=0).to(tl.int64)
     place = (place[None, :] + target[:, None]) * A + head[None, :]
     tl.store(term_ptr + place, term, mask=known[None, :] & (target < count)[:, None])

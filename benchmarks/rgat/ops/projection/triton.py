@@ -46,10 +46,10 @@ class Tile(NamedTuple):
 
 TILES: dict[str, Tile] = {
     "rows": Tile(128, 256, 64, 8, 4),
-    "weight_gradient": Tile(64, 256, 128, 8, 3, 8),
-    "terms": Tile(128, 0, 128, 4, 3),
+    "weight_gradient": Tile(64, 256, 128, 8, 4, 8),
+    "terms": Tile(128, 0, 64, 4, 4),
     "terms_gradient": Tile(64, 0, 128, 4, 3, 8),
-    "input_gradient": Tile(128, 256, 64, 8, 3),
+    "input_gradient": Tile(128, 128, 64, 4, 3),
 }
 """Kernel to its tile. ``bench --sweep`` times others."""
 
@@ -91,8 +91,8 @@ def project(x_NK: Tensor, block: Block, level: int, weight_RKD: Tensor, att_sour
     cut = tables.tiles(shape.rows[level - 1], tile.rows, device)
     columns = _block(outputs, _whole_heads(tile.columns, head_size))
     found = Projected(weight_RKD.new_empty((room, outputs)), x_NK.new_empty((room, heads), dtype=torch.float32))
-    if cut.count:
-        kernels.projection_rows_kernel[(cut.count * triton.cdiv(outputs, columns),)](
+    if len(cut.table):
+        kernels.projection_rows_kernel[(len(cut.table) * triton.cdiv(outputs, columns),)](
             x_NK, block.rows, block.row_counts[level - 1], weight_RKD, _vectors(att_source_RAd), *found,
             tables.relations(shape, level, device), cut.table, K=inputs, D=outputs, A=heads,
             BLOCK_M=tile.rows, BLOCK_K=_block(inputs, tile.depth), BLOCK_D=columns,
@@ -113,15 +113,16 @@ def weight_gradient(x_NK: Tensor, dz_MD: Tensor, block: Block, level: int, out_d
     tiles = triton.cdiv(inputs, depth) * triton.cdiv(outputs, columns)
     chunk = _chunk(tile, len(dz_MD), tiles, device)
     cut = tables.tiles(shape.rows[level - 1], chunk, device)
-    partial_SKD = x_NK.new_empty((cut.count, inputs, outputs), dtype=torch.float32)
+    partial_SKD = x_NK.new_empty((len(cut.table), inputs, outputs), dtype=torch.float32)
     counts = block.row_counts[level - 1]
-    if cut.count:
-        sum_kernels.projection_weight_gradient_kernel[(cut.count * tiles,)](
+    if len(cut.table):
+        sum_kernels.projection_weight_gradient_kernel[(len(cut.table) * tiles,)](
             x_NK, block.rows, counts, dz_MD, partial_SKD, tables.relations(shape, level, device), cut.table, chunk,
-            K=inputs, D=outputs, BLOCK_M=tile.rows, BLOCK_K=depth, BLOCK_D=columns,
+            K=inputs, D=outputs, EARLY=int(x_NK.element_size() == 1),
+            BLOCK_M=tile.rows, BLOCK_K=depth, BLOCK_D=columns,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
-    lines = tuple((relation, cut.firsts[relation], cut.counts[relation], 0) for relation in range(relations))
+    lines = tuple((relation, cut.firsts[relation], cut.of_part[relation], 0) for relation in range(relations))
     return _sums(partial_SKD, outputs, counts, lines, chunk, out_dtype)
 
 
@@ -134,8 +135,8 @@ def target_terms(x_NK: Tensor, block: Block, level: int, v_RKA: Tensor) -> Tenso
     tile, columns = _tile("terms", x_NK.dtype), tables.into(shape, heads, device)
     cut = tables.tiles(tables.target_rooms(shape, level), tile.rows, device)
     term_TA = x_NK.new_empty((shape.target_offsets(level)[-1], heads), dtype=torch.float32)
-    if cut.count:
-        term_kernels.projection_terms_kernel[(cut.count,)](
+    if len(cut.table):
+        term_kernels.projection_terms_kernel[(len(cut.table),)](
             x_NK, block.node_counts[level - 1], _vectors(v_RKA), term_TA, tables.relations(shape, level, device),
             columns.table, tables.node_offsets(shape, level, device), cut.table,
             K=inputs, A=heads, COLUMNS=columns.columns, PRODUCT=_product(x_NK),
@@ -158,10 +159,10 @@ def target_terms_gradient(x_NK: Tensor, dterm_TA: Tensor, block: Block, level: i
     tiles = triton.cdiv(inputs, depth)
     chunk = _chunk(tile, sum(rooms), tiles, device)
     cut = tables.tiles(rooms, chunk, device)
-    partial_SKC = x_NK.new_empty((cut.count, inputs, columns.columns), dtype=torch.float32)
+    partial_SKC = x_NK.new_empty((len(cut.table), inputs, columns.columns), dtype=torch.float32)
     counts = block.node_counts[level - 1]
-    if cut.count:
-        sum_kernels.projection_terms_gradient_kernel[(cut.count * tiles,)](
+    if len(cut.table):
+        sum_kernels.projection_terms_gradient_kernel[(len(cut.table) * tiles,)](
             x_NK, counts, dterm_TA, partial_SKC, tables.relations(shape, level, device), columns.table,
             tables.node_offsets(shape, level, device), cut.table, chunk,
             K=inputs, A=heads, COLUMNS=columns.columns, PRODUCT=triton.language.float32 if wide else _product(x_NK),
@@ -169,7 +170,7 @@ def target_terms_gradient(x_NK: Tensor, dterm_TA: Tensor, block: Block, level: i
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     lines = tuple(
-        (target, cut.firsts[target], cut.counts[target], columns.firsts[relation])
+        (target, cut.firsts[target], cut.of_part[target], columns.firsts[relation])
         for relation, target in enumerate(shape.schema.targets)
     )
     return _sums(partial_SKC, heads, counts, lines, chunk, torch.float32)
@@ -189,8 +190,8 @@ def input_gradient(
     columns, origins = tables.into(shape, heads, device), tables.from_types(shape, level, device)
     cut, width = tables.tiles(shape.nodes[level], tile.rows, device), _block(inputs, tile.columns)
     dx_NK = dz_MD.new_empty((shape.node_offsets(level)[-1], inputs))
-    if cut.count:
-        kernels.projection_input_gradient_kernel[(cut.count * triton.cdiv(inputs, width),)](
+    if len(cut.table):
+        kernels.projection_input_gradient_kernel[(len(cut.table) * triton.cdiv(inputs, width),)](
             dz_MD, dterm_TA, block.node_row, block.node_counts[level], block.row_counts[level - 1],
             block.node_counts[level - 1], weight_RKD, _vectors(v_RKA), dx_NK, tables.relations(shape, level, device),
             origins.indptr, origins.relations, columns.table, tables.node_offsets(shape, level, device), cut.table,

@@ -1,0 +1,159 @@
+"""R-GAT's products on a GPU: against float64, captured, repeatable, and with offsets beyond int32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.rgat.block import BlockShape
+from benchmarks.rgat.ops import projection
+from benchmarks.rgat.ops.projection import triton as projection_triton
+from benchmarks.rgat.ops.projection.plain import Projection, project_stock
+from tests.benchmarks.rgat.random_rows import SCHEMA, Case, case, expected, filled, random_block
+
+pytestmark = pytest.mark.gpu
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 1e-5}
+TERM_TOLERANCE = {torch.float8_e4m3fn: 5e-5, torch.bfloat16: 5e-5, torch.float16: 1e-3, torch.float32: 1e-5}
+TYPES = [
+    (torch.float8_e4m3fn, torch.bfloat16),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.float16, torch.float16),
+    (torch.float32, torch.float32),
+]
+ROOM = BlockShape(
+    SCHEMA,
+    nodes=((0, 300, 0), (500, 900, 20), (1500, 2000, 40), (3000, 4000, 50)),
+    edges=((0,) * 5,) * 3,
+    rows=((500, 0, 0, 300, 10), (1100, 700, 90, 900, 40), (2100, 1500, 200, 1900, 45)),
+)
+SIZES = [(1024, 4, 128), (512, 4, 128), (128, 4, 8), (200, 3, 48), (384, 3, 128)]
+"""Inputs, heads, head size."""
+
+
+def poison() -> None:
+    """Leave NaN in the memory that the allocator hands out next."""
+    held = [torch.full((1 << 20 << power,), float("nan"), device="cuda") for power in range(7)]
+    del held
+
+
+def assert_close(name: str, found: Tensor, formula: Tensor, tolerance: float) -> None:
+    error = (found.cpu().double() - formula).norm() / formula.norm()
+    assert error < tolerance, f"{name}: relative error {error:.2e}"
+
+
+def run(function: Projection, given: Case) -> dict[str, Tensor]:
+    """Everything that there is at the level, by the names of what is expected."""
+    poison()
+    block, level = given.block, given.level
+    found = {}
+    found["z"], found["source_term"] = function.project(
+        given.x_NK, block, level, given.weight_RKD, given.att_source_RAd
+    )
+    found["weight_gradient"] = function.weight_gradient(given.x_NK, given.dz_MD, block, level, torch.float32)
+    found["term"] = function.target_terms(given.x_NK, block, level, given.v_RKA)
+    found["term_gradient"] = function.target_terms_gradient(given.x_NK, given.dterm_TA, block, level)
+    if level < block.shape.hops:
+        found["input_gradient"] = function.input_gradient(
+            given.dz_MD, given.dterm_TA, block, level, given.weight_RKD, given.v_RKA
+        )
+    return found
+
+
+def only_filled(found: dict[str, Tensor], given: Case) -> dict[str, Tensor]:
+    """Without the room that is not filled."""
+    there = filled(given.block, given.level)
+    masks = {"z": there.rows, "source_term": there.rows, "term": there.targets, "input_gradient": there.nodes}
+    return {name: value[masks[name].cuda()] if name in masks else value for name, value in found.items()}
+
+
+@pytest.mark.parametrize("name", sorted(projection.IMPLEMENTATIONS))
+@pytest.mark.parametrize("level", [1, 2, 3])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("types", TYPES, ids=str)
+def test_products_and_gradients_equal_float64(
+    types: tuple[torch.dtype, torch.dtype], size: tuple[int, int, int], level: int, name: str
+) -> None:
+    given = case(random_block(level, ROOM, device="cuda"), level, *size, *types)
+    found = only_filled(run(projection.IMPLEMENTATIONS[name].function, given), given)
+    formula = expected(given)._asdict()
+    for key, value in found.items():
+        tolerance = TERM_TOLERANCE[types[0]] if key.startswith("term") else TOLERANCE[types[1]]
+        assert_close(key, value, formula[key], tolerance)
+
+
+def test_the_stock_way_projects_the_same() -> None:
+    given = case(random_block(1, ROOM, device="cuda"), 3, 1024, 4, 128, torch.float8_e4m3fn, torch.bfloat16)
+    own = filled(given.block, 3).rows.cuda()
+    arguments = (given.x_NK, given.block, 3, given.weight_RKD, given.att_source_RAd)
+    for stock, ours in zip(project_stock(*arguments), projection_triton.project(*arguments), strict=True):
+        assert_close("stock", stock[own], ours[own].cpu().double(), 1e-2)
+
+
+@pytest.mark.parametrize("name", sorted(projection.IMPLEMENTATIONS))
+def test_captured_products_follow_the_blocks_counts_and_give_the_same_bits(name: str) -> None:
+    function = projection.IMPLEMENTATIONS[name].function
+    given = case(random_block(0, ROOM, device="cuda"), 2, 512, 4, 128, torch.bfloat16, torch.bfloat16)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        run(function, given)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            run(function, given)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+            captured = run(function, given)
+        for seed in (1, 2):
+            other = case(random_block(seed, ROOM, device="cuda"), 2, 512, 4, 128, torch.bfloat16, torch.bfloat16)
+            for key, tensor in given.block.tensors().items():
+                tensor.copy_(other.block.tensors()[key])
+            for key in ("x_NK", "weight_RKD", "att_source_RAd", "v_RKA", "dz_MD", "dterm_TA"):
+                getattr(given, key).copy_(getattr(other, key))
+            for tensor in captured.values():
+                tensor.fill_(float("nan"))
+            graph.replay()
+            eager = only_filled(run(function, other), other)
+            for key, value in only_filled(captured, other).items():
+                assert value.isfinite().all(), key
+                if name == "triton":
+                    assert torch.equal(value, eager[key]), key
+                else:
+                    assert_close(key, value, eager[key].cpu().double(), 1e-2)
+
+
+def test_inputs_and_rows_of_more_than_2_31_elements() -> None:
+    """The last rows of the last relation give what they give alone."""
+    inputs, nodes = 1024, 2_200_000
+    room = BlockShape(
+        SCHEMA,
+        nodes=((0, 300, 0), (400, nodes, 20)),
+        edges=((0,) * 5,),
+        rows=((nodes, 0, 0, 300, 10),),
+    )
+    block = random_block(0, room, full=True, device="cuda")
+    assert nodes * inputs > 1 << 31
+    x_NK = torch.randint(0, 120, (room.node_offsets(1)[-1], inputs), dtype=torch.uint8, device="cuda")
+    x_NK = x_NK.view(torch.float8_e4m3fn)
+    weight = torch.randn((5, inputs, 512), device="cuda", dtype=torch.bfloat16)
+    att = torch.randn((5, 4, 128), device="cuda")
+    z, term = projection_triton.project(x_NK, block, 1, weight, att)
+    first = room.row_offsets(1)[0]
+    for own in (slice(0, 100), slice(nodes - 100, nodes)):
+        node = room.node_offsets(1)[1] + block.rows[own].long()
+        formula = x_NK.view(torch.uint8)[node].view(x_NK.dtype).double() @ weight[0].double()
+        assert_close("z", z[first:][own], formula.cpu(), 1e-2)
+        assert_close("term", term[first:][own], (formula.view(-1, 4, 128) * att[0]).sum(2).cpu(), 1e-3)
+    dz = torch.randn_like(z)
+    dweight = projection_triton.weight_gradient(x_NK, dz, block, 1, torch.float32)
+    node = room.node_offsets(1)[1] + block.rows[:nodes].long()
+    formula = torch.zeros((inputs, 512), dtype=torch.float64, device="cuda")
+    for own in torch.arange(nodes, device="cuda").split(200_000):
+        x_MK = x_NK.view(torch.uint8)[node[own]].view(x_NK.dtype)
+        formula += x_MK.double().T @ dz[own].double()
+    assert_close("weight gradient", dweight[0], formula.cpu(), 1e-4)
