@@ -51,6 +51,11 @@ class ByRelation(NamedTuple):
     chunks: int
 
 
+def edge_counts_place(shape: BlockShape, level: int) -> int:
+    """Where the counts of the relations' edges at ``level`` begin in ``Block.counts``."""
+    return (shape.hops + 1) * len(shape.schema.types) + (level - 1) * len(shape.schema.relations)
+
+
 def _on(device: torch.device, records: Sequence[Sequence[int]]) -> Tensor:
     return torch.tensor(records, dtype=torch.int32, device=device)
 
@@ -101,7 +106,7 @@ def by_relation(
         rows, group: of a program; one of them.
     """
     schema, edges = shape.schema, shape.edges[-1]
-    edge_counts = (shape.hops + 1) * len(schema.types) + (level - 1) * len(schema.relations)
+    edge_counts = edge_counts_place(shape, level)
     row_counts = edge_counts + shape.hops * len(schema.relations)
     records, programs, chunks = [], 0, 0
     for relation in sorted(range(len(edges)), key=lambda one: -edges[one] / max(shape.rows[-1][one], 1)):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.rgat.block import Block
 from benchmarks.rgat.ops.edge_attention import kernels, row_kernels, target_kernels
-from benchmarks.rgat.ops.edge_attention.tables import ByKind, by_kind, by_relation
+from benchmarks.rgat.ops.edge_attention.tables import ByKind, by_kind, by_relation, edge_counts_place
 from common.ops.dropout.plain import DropoutMask, scale_of_kept, threshold
 from common.ops.triton_support import require_contiguous
 
@@ -142,7 +142,8 @@ def backward(
     partial = shares_E2A.new_empty((table.programs, z_MD.shape[1]))
     target_kernels.edge_attention_targets_kernel[(table.programs,)](
         gradient_PD, z_MD, source_term_MA, target_term_TA, log_sum_TA, dtarget_term_TA, shares_E2A, partial,
-        block.counts, block.indptr, block.edge_row, table.kinds, table.relations, slope,
+        block.counts, block.indptr, block.edge_row, table.kinds, table.relations,
+        edge_counts_place(block.shape, level), slope,
         **widths, KINDS=len(table.kinds), TARGETS=tile.items, EDGES=tile.edges, num_warps=tile.warps,
     )  # fmt: skip
     datt_source_RAd = _sums(partial, table).view(att_source_RAd.shape)
