@@ -32,7 +32,8 @@ TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol
 @pytest.fixture(autouse=True)
 def several_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tiles, so that rows go on through chunks and programs leave something to add up."""
-    for key, items in (("gradient", 8), ("targets", 4), ("chunks", 4)):
+    monkeypatch.setattr(edge_triton, "CHUNK", 4)
+    for key, items in (("gradient", 8), ("targets", 4), ("chunks", 2), ("long_rows", 4)):
         monkeypatch.setitem(edge_triton.TILES, key, edge_triton.TILES[key]._replace(items=items, edges=2))
 
 

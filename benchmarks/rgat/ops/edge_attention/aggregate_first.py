@@ -42,7 +42,7 @@ def aggregate_first(
     activation_slope: float | None,
     dropout: DropoutMask | None,
 ) -> Tensor:
-    """A whole convolution, differentiable.
+    """A whole convolution, differentiable. Needs room for the features of a relation's edges.
 
     Args:
         x_NK: features of all nodes within ``level`` hops.

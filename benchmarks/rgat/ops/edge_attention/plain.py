@@ -258,19 +258,21 @@ def backward_torch(
         logit_EA = logits_of(source_term_MA[edges.rows], target_term_TA[edges.targets], edges)
         leaky_EA = torch.nn.functional.leaky_relu(logit_EA, slope)
         alpha_EA = attention(leaky_EA, log_sum_TA[edges.targets], edges)
-        exists_E11 = edges.exists_E[:, None, None]
         z_EAd = z_MD[edges.rows].index_select(0, edges.row_E).unflatten(1, (heads, -1))
-        z_EAd = torch.where(exists_E11, z_EAd, 0.0)
+        z_EAd.masked_fill_(~edges.exists_E[:, None, None], 0.0)
         gradient_EAd = gradient_PD[edges.nodes].index_select(0, edges.target_E).unflatten(1, (heads, -1))
         dalpha_EA = (gradient_EAd * z_EAd).sum(2)
         mean_nA = sum_by_target(alpha_EA * dalpha_EA, edges)
         dleaky_EA = alpha_EA * (dalpha_EA - mean_nA.index_select(0, edges.target_E))
         dlogit_EA = torch.where(logit_EA > 0, dleaky_EA, dleaky_EA * slope)
         dtarget_term_TA[edges.targets] = sum_by_target(dlogit_EA, edges)
-        datt_source_RAd[edges.relation] = (dlogit_EA[:, :, None] * z_EAd).sum(0)
-        dz_EAd = alpha_EA[:, :, None] * gradient_EAd + dlogit_EA[:, :, None] * att_source_RAd[edges.relation]
+        datt_source_RAd[edges.relation] = z_EAd.mul_(dlogit_EA[:, :, None]).sum(0)
+        dz_EAd = gradient_EAd.mul_(alpha_EA[:, :, None])
         rows = edges.rows.stop - edges.rows.start
-        dz_MD[edges.rows] = _sum_by_row(dz_EAd.flatten(1), edges.row_E, rows, deterministic)
+        dz_mD = _sum_by_row(dz_EAd.flatten(1), edges.row_E, rows, deterministic)
+        dsource_term_mA = _sum_by_row(dlogit_EA, edges.row_E, rows, deterministic)
+        through_term_mAd = dsource_term_mA[:, :, None] * att_source_RAd[edges.relation]
+        dz_MD[edges.rows] = dz_mD + through_term_mAd.flatten(1)
     nodes = block.shape.node_offsets(level - 1)
     sums = [gradient_PD[nodes[target] : nodes[target + 1]].sum(0) for target in range(len(nodes) - 1)]
     dbias_RD = torch.stack([sums[target] for target in block.shape.schema.targets])

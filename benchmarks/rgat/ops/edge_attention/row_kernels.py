@@ -3,10 +3,9 @@
 
 A row's gradient is the sum over its edges of share times gradient of the target, and the sum of the gradients of their
 logits times the vector of attention. Most rows have one or two edges, some have tens of thousands (a common topic): the
-entries of ``row_edges`` are cut into chunks of ``CHUNK``, wherever rows begin. What of a chunk belongs to a row that
-began before is summed by a program of the first kernel; the second adds up these sums of each row that has several;
-a program of the third sums its rows' entries up to the end of the chunk in which they begin, and adds what the second
-left. All in a fixed order.
+entries of ``row_edges`` are cut into chunks of ``CHUNK``, wherever rows begin. The first kernel sums what of a chunk
+belongs to a row that began before; the second adds up these sums of each row that has several; the third sums its rows'
+entries up to the end of the chunk in which they begin, and adds what the second left. All in a fixed order.
 """
 
 from __future__ import annotations
@@ -26,25 +25,11 @@ def _shares_of(shares_ptr, edge, exists, A: tl.constexpr):
 
 
 @triton.jit
-def _continued(program, record_ptr, counts_ptr, row_indptr_ptr, edge_row_ptr, row_edges_ptr, CHUNK: tl.constexpr):
-    """The row that a chunk's first entry belongs to, if it began before and the entry counts at the level.
-
-    Returns:
-        First entry of the chunk, first of the row, and the entry behind its last; 0 where no row continues.
-    """
-    first = (program - tl.load(record_ptr)) * CHUNK
-    row_indptr_ptr += tl.load(record_ptr + 2)
-    begin = tl.zeros((), tl.int32)
-    end = tl.zeros((), tl.int32)
-    if first < tl.load(row_indptr_ptr + tl.load(counts_ptr + tl.load(record_ptr + 6))):
-        first_edge = tl.load(record_ptr + 1)
-        edge = tl.load(row_edges_ptr + first_edge + first)
-        if edge < tl.load(counts_ptr + tl.load(record_ptr + 7)):
-            row = tl.load(edge_row_ptr + first_edge + edge)
-            begin = tl.load(row_indptr_ptr + row)
-            if begin < first:
-                end = tl.load(row_indptr_ptr + row + 1)
-    return first, begin, end
+def _chunks_of(program, record_ptr, counts_ptr, row_indptr_ptr, CHUNK: tl.constexpr, GROUP: tl.constexpr):
+    """The chunks of a program: the first, and the one behind its last that has entries of the level's rows."""
+    entries = tl.load(row_indptr_ptr + tl.load(record_ptr + 3) + tl.load(counts_ptr + tl.load(record_ptr + 7)))
+    first = (program - tl.load(record_ptr)) * GROUP
+    return first, tl.minimum(first + GROUP, (entries + CHUNK - 1) // CHUNK)
 
 
 @triton.jit
@@ -53,67 +38,91 @@ def edge_attention_chunks_kernel(
     shares_ptr,  # (edges, 2, A) fp32
     partial_ptr,  # (chunks, D) fp32
     partial_term_ptr,  # (chunks, A) fp32
+    behind_ptr,  # (chunks,) int32: chunks that a row goes on through, at the first of them; else 0
     counts_ptr, row_indptr_ptr, edge_row_ptr, edge_target_ptr, row_edges_ptr,  # of the block
     relations_ptr,  # see ByRelation
     A: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, RELATIONS: tl.constexpr,
-    CHUNK: tl.constexpr, EDGES: tl.constexpr,
+    CHUNK: tl.constexpr, GROUP: tl.constexpr, EDGES: tl.constexpr,
 ):  # fmt: skip
-    """Sums of what begins a chunk and continues a row. Grid (chunks,)."""
+    """Sums of what begins a chunk and continues a row. Grid (programs,), each with GROUP chunks."""
     program = tl.program_id(0)
-    record_ptr = relations_ptr + record_of(program, relations_ptr, RELATIONS, 8) * 8
-    first, _, end = _continued(program, record_ptr, counts_ptr, row_indptr_ptr, edge_row_ptr, row_edges_ptr, CHUNK)
-    if end > 0:
-        end = tl.minimum(end, first + CHUNK)
-        first_edge = tl.load(record_ptr + 1)
-        first_node = tl.load(record_ptr + 5)
-        edges = tl.load(counts_ptr + tl.load(record_ptr + 7))
-        total = tl.zeros((A, BLOCK_D), tl.float32)
-        total_term = tl.zeros((A,), tl.float32)
-        for start in range(first, end, EDGES):
-            entry = start + tl.arange(0, EDGES)
-            edge = tl.load(row_edges_ptr + first_edge + entry, mask=entry < end, other=edges)
-            exists = edge < edges
-            node = first_node + tl.load(edge_target_ptr + first_edge + edge, mask=exists, other=0)
-            share, dlogit = _shares_of(shares_ptr, first_edge + edge, exists, A)
-            gradient = load_rows(gradient_ptr, node, exists, A, WIDTH, BLOCK_D, "").to(tl.float32)
-            total += tl.sum(share[:, :, None] * gradient, 0)
-            total_term += tl.sum(dlogit, 0)
-        store_row(partial_ptr, program, total, A, WIDTH, BLOCK_D)
-        tl.store(partial_term_ptr + program * A + tl.arange(0, A), total_term)
+    record_ptr = relations_ptr + record_of(program, relations_ptr, RELATIONS, 9) * 9
+    first_chunk, last_chunk = _chunks_of(program, record_ptr, counts_ptr, row_indptr_ptr, CHUNK, GROUP)
+    first_edge = tl.load(record_ptr + 2)
+    row_indptr_ptr += tl.load(record_ptr + 3)
+    before = tl.load(record_ptr + 5)
+    first_node = tl.load(record_ptr + 6)
+    edges = tl.load(counts_ptr + tl.load(record_ptr + 8))
+    for chunk in range(first_chunk, last_chunk):
+        first = chunk * CHUNK
+        edge = tl.load(row_edges_ptr + first_edge + first)
+        row = tl.load(edge_row_ptr + first_edge + edge)
+        begin = tl.load(row_indptr_ptr + row)
+        end = tl.load(row_indptr_ptr + row + 1)
+        behind = 0
+        if (begin < first) & (edge < edges):
+            if begin >= first - CHUNK:
+                behind = (end - first + CHUNK - 1) // CHUNK
+            last = tl.minimum(end, first + CHUNK)
+            total = tl.zeros((A, BLOCK_D), tl.float32)
+            total_term = tl.zeros((A,), tl.float32)
+            for start in range(first, last, EDGES):
+                entry = start + tl.arange(0, EDGES)
+                own = tl.load(row_edges_ptr + first_edge + entry, mask=entry < last, other=edges)
+                exists = own < edges
+                node = first_node + tl.load(edge_target_ptr + first_edge + own, mask=exists, other=0)
+                share, dlogit = _shares_of(shares_ptr, first_edge + own, exists, A)
+                gradient = load_rows(gradient_ptr, node, exists, A, WIDTH, BLOCK_D, "").to(tl.float32)
+                total += tl.sum(share[:, :, None] * gradient, 0)
+                total_term += tl.sum(dlogit, 0)
+            store_row(partial_ptr, before + chunk, total, A, WIDTH, BLOCK_D)
+            tl.store(partial_term_ptr + (before + chunk) * A + tl.arange(0, A), total_term)
+        tl.store(behind_ptr + before + chunk, behind)
 
 
 @triton.jit
 def edge_attention_long_rows_kernel(
     partial_ptr,  # (chunks, D) fp32
     partial_term_ptr,  # (chunks, A) fp32
-    counts_ptr, row_indptr_ptr, edge_row_ptr, row_edges_ptr,  # of the block
+    behind_ptr,  # (chunks,) int32
+    counts_ptr, row_indptr_ptr, row_edges_ptr,  # of the block
     relations_ptr,  # see ByRelation
     A: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, RELATIONS: tl.constexpr,
-    CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
+    CHUNK: tl.constexpr, GROUP: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """Adds a row's sums of chunks to that of the first that it continues into, CHUNKS at a time. Grid (chunks,)."""
+    """Adds a row's sums of chunks to that of the first that it goes on through, CHUNKS at a time. Grid (programs, A),
+    each with a head of what begins in GROUP chunks."""
     program = tl.program_id(0)
-    record_ptr = relations_ptr + record_of(program, relations_ptr, RELATIONS, 8) * 8
-    first, begin, end = _continued(program, record_ptr, counts_ptr, row_indptr_ptr, edge_row_ptr, row_edges_ptr, CHUNK)
-    if (begin >= first - CHUNK) & (end > first + CHUNK):
-        row_edges_ptr += tl.load(record_ptr + 1)
-        edges = tl.load(counts_ptr + tl.load(record_ptr + 7))
-        total = tl.zeros((A, BLOCK_D), tl.float32)
-        total_term = tl.zeros((A,), tl.float32)
-        chunks = (end - first + CHUNK - 1) // CHUNK
-        start = tl.zeros((), tl.int32)
-        while start < chunks:
-            index = start + tl.arange(0, CHUNKS)
-            edge = tl.load(row_edges_ptr + first + index * CHUNK, mask=index < chunks, other=edges)
-            exists = edge < edges
-            total += tl.sum(load_rows(partial_ptr, program + index, exists, A, WIDTH, BLOCK_D, ""), 0)
-            place = (program + index)[:, None] * A + tl.arange(0, A)[None, :]
-            total_term += tl.sum(tl.load(partial_term_ptr + place, mask=exists[:, None], other=0.0), 0)
-            last = tl.max(edge, 0)  # a row's edges ascend, so nothing follows one of a later hop
-            start = tl.where(last < edges, start + CHUNKS, chunks)
-        tl.debug_barrier()  # what one thread overwrites, others have read
-        store_row(partial_ptr, program, total, A, WIDTH, BLOCK_D)
-        tl.store(partial_term_ptr + program * A + tl.arange(0, A), total_term)
+    head = tl.program_id(1)
+    record_ptr = relations_ptr + record_of(program, relations_ptr, RELATIONS, 9) * 9
+    first_chunk, last_chunk = _chunks_of(program, record_ptr, counts_ptr, row_indptr_ptr, CHUNK, GROUP)
+    row_edges_ptr += tl.load(record_ptr + 2)
+    before = tl.load(record_ptr + 5)
+    edges = tl.load(counts_ptr + tl.load(record_ptr + 8))
+    column = tl.arange(0, BLOCK_D)
+    for chunk in range(first_chunk, last_chunk):
+        behind = tl.load(behind_ptr + before + chunk)
+        if behind > 1:
+            total = tl.zeros((BLOCK_D,), tl.float32)
+            total_term = tl.zeros((), tl.float32)
+            start = chunk
+            while start < chunk + behind:
+                index = start + tl.arange(0, CHUNKS)
+                edge = tl.load(row_edges_ptr + index * CHUNK, mask=index < chunk + behind, other=edges)
+                exists = edge < edges
+                place = (before + index).to(tl.int64) * A + head
+                mask = exists[:, None] & (column < WIDTH)[None, :]
+                total += tl.sum(
+                    tl.load(partial_ptr + place[:, None] * WIDTH + column[None, :], mask=mask, other=0.0), 0
+                )
+                total_term += tl.sum(tl.load(partial_term_ptr + place, mask=exists, other=0.0), 0)
+                start += CHUNKS
+                if tl.max(edge, 0) >= edges:  # a row's edges ascend: nothing follows one of a later hop
+                    start = chunk + behind
+            tl.debug_barrier()  # what one thread overwrites, others have read
+            place = (before + chunk).to(tl.int64) * A + head
+            tl.store(partial_ptr + place * WIDTH + column, total, mask=column < WIDTH)
+            tl.store(partial_term_ptr + place, total_term)
 
 
 @triton.jit
@@ -131,19 +140,19 @@ def edge_attention_rows_kernel(
 ):  # fmt: skip
     """dz of ROWS rows of a relation a program, EDGES edges of each at a time. Grid (programs,)."""
     program = tl.program_id(0)
-    relation = record_of(program, relations_ptr, RELATIONS, 8)
-    record_ptr = relations_ptr + relation * 8
-    rows = tl.load(counts_ptr + tl.load(record_ptr + 6))
+    record_ptr = relations_ptr + record_of(program, relations_ptr, RELATIONS, 9) * 9
+    rows = tl.load(counts_ptr + tl.load(record_ptr + 7))
     first_own = (program - tl.load(record_ptr)) * ROWS
     if first_own < rows:
-        first_edge = tl.load(record_ptr + 1)
-        row_indptr_ptr += tl.load(record_ptr + 2)
+        relation = tl.load(record_ptr + 1)
+        first_edge = tl.load(record_ptr + 2)
+        row_indptr_ptr += tl.load(record_ptr + 3)
         row_edges_ptr += first_edge
         edge_target_ptr += first_edge
-        first_row = tl.load(record_ptr + 3)
-        first_chunk = tl.load(record_ptr + 4)
-        first_node = tl.load(record_ptr + 5)
-        edges = tl.load(counts_ptr + tl.load(record_ptr + 7))
+        first_row = tl.load(record_ptr + 4)
+        before = tl.load(record_ptr + 5)
+        first_node = tl.load(record_ptr + 6)
+        edges = tl.load(counts_ptr + tl.load(record_ptr + 8))
 
         lane = tl.arange(0, ROWS * EDGES)
         own = first_own + lane // EDGES
@@ -168,7 +177,7 @@ def edge_attention_rows_kernel(
         if tl.max(goes_on.to(tl.int32), 0) > 0:
             edge = tl.load(row_edges_ptr + border, mask=goes_on, other=edges)
             exists = edge < edges
-            chunk = first_chunk + border // CHUNK
+            chunk = before + border // CHUNK
             total += load_rows(partial_ptr, chunk, exists, A, WIDTH, BLOCK_D, "")
             place = chunk[:, None] * A + tl.arange(0, A)[None, :]
             total_term += tl.load(partial_term_ptr + place, mask=exists[:, None], other=0.0)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -37,17 +36,24 @@ class ByKind(NamedTuple):
 
 
 class ByRelation(NamedTuple):
-    """A launch over rows, or over entries of ``row_edges``.
+    """A launch over rows, or over chunks of ``row_edges``.
 
     Attributes:
-        relations: [R, 8]: first program; where it begins among edges, in ``row_indptr``, among the rows of the level
-            and among chunks of entries; its target type's first output node; places of the counts of its rows and of
-            its edges in ``Block.counts``.
+        relations: [R, 9]: first program; number; where it begins among edges, in ``row_indptr``, among the rows of the
+            level and among chunks; its target type's first output node; places of the counts of its rows and of its
+            edges in ``Block.counts``. Those with the longest lists of edges come first.
         programs: of the launch.
+        chunks: of all relations.
     """
 
     relations: Tensor
     programs: int
+    chunks: int
+
+
+def edge_counts_place(shape: BlockShape, level: int) -> int:
+    """Where the counts of the relations' edges at ``level`` begin in ``Block.counts``."""
+    return (shape.hops + 1) * len(shape.schema.types) + (level - 1) * len(shape.schema.relations)
 
 
 def _on(device: torch.device, records: Sequence[Sequence[int]]) -> Tensor:
@@ -87,34 +93,29 @@ def by_kind(shape: BlockShape, level: int, device: torch.device, nodes: int, eac
 
 
 @functools.lru_cache(maxsize=64)
-def by_relation(shape: BlockShape, level: int, device: torch.device, chunk: int, rows: int | None) -> ByRelation:
-    """Programs that have ``rows`` consecutive rows of a relation at ``level``, or, without, a chunk of ``row_edges``.
+def by_relation(
+    shape: BlockShape, level: int, device: torch.device, chunk: int, *, rows: int = 0, group: int = 0
+) -> ByRelation:
+    """Programs that have ``rows`` consecutive rows of a relation at ``level``, or ``group`` chunks of ``row_edges``.
 
     Args:
         shape: of the block.
         level: of the rows.
         device: where the tables are wanted.
         chunk: entries of a chunk.
-        rows: of a program.
+        rows, group: of a program; one of them.
     """
-    schema = shape.schema
-    chunks = list(accumulate((-(-count // chunk) for count in shape.edges[-1]), initial=0))
-    firsts = chunks
-    if rows is not None:
-        firsts = list(accumulate((-(-count // rows) for count in shape.rows[level - 1]), initial=0))
-    edge_counts = (shape.hops + 1) * len(schema.types) + (level - 1) * len(schema.relations)
+    schema, edges = shape.schema, shape.edges[-1]
+    edge_counts = edge_counts_place(shape, level)
     row_counts = edge_counts + shape.hops * len(schema.relations)
-    records = [
-        [
-            firsts[relation],
-            shape.edge_offsets[relation],
-            shape.row_indptr_offsets[relation],
-            shape.row_offsets(level)[relation],
-            chunks[relation],
-            shape.node_offsets(level - 1)[target],
-            row_counts + relation,
-            edge_counts + relation,
-        ]
-        for relation, target in enumerate(schema.targets)
-    ]
-    return ByRelation(_on(device, records), firsts[-1])
+    records, programs, chunks = [], 0, 0
+    for relation in sorted(range(len(edges)), key=lambda one: -edges[one] / max(shape.rows[-1][one], 1)):
+        offsets = shape.edge_offsets, shape.row_indptr_offsets, shape.row_offsets(level)
+        starts = [table[relation] for table in offsets]
+        first_node = shape.node_offsets(level - 1)[schema.targets[relation]]
+        counts = row_counts + relation, edge_counts + relation
+        records.append([programs, relation, *starts, chunks, first_node, *counts])
+        own = -(-edges[relation] // chunk)
+        chunks += own
+        programs += -(-shape.rows[level - 1][relation] // rows) if rows else -(-own // group)
+    return ByRelation(_on(device, records), programs, chunks)

@@ -84,13 +84,10 @@ def edge_attention_sums_kernel(
 
 @triton.jit
 def _shares(
-    gradient, target_term, log_sum, z_ptr, source_term_ptr, row_ptr, first_row, first, end, slope,
-    A: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, EDGES: tl.constexpr,
+    gradient, target_term, log_sum, z_ptr, source_term_ptr, row, exists, slope,
+    A: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Of up to EDGES edges of a target: rows of z, shares, their gradients, and the slopes of their logits."""
-    slot = tl.arange(0, EDGES)
-    exists = first + slot < end
-    row = first_row + tl.load(row_ptr + first + slot, mask=exists, other=0)
+    """Of some edges of a target: rows of z, shares, their gradients, and the slopes of their logits."""
     term_place = row.to(tl.int64)[:, None] * A + tl.arange(0, A)[None, :]
     source_term = tl.load(source_term_ptr + term_place, mask=exists[:, None], other=0.0)
     z = load_rows(z_ptr, row, exists, A, WIDTH, BLOCK_D, "").to(tl.float32)
@@ -125,6 +122,7 @@ def edge_attention_targets_kernel(
     partial_ptr,  # (programs, D) fp32: sums of the logits' gradients times z
     counts_ptr, indptr_ptr, edge_row_ptr,  # of the block
     kinds_ptr, relations_ptr,  # see ByKind
+    edges_place,  # of the level's counts of edges among counts
     slope,
     A: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, KINDS: tl.constexpr,
     TARGETS: tl.constexpr, EDGES: tl.constexpr,
@@ -140,18 +138,25 @@ def edge_attention_targets_kernel(
     count = tl.load(counts_ptr + tl.load(kind_ptr + 2))
     first_node = tl.load(kind_ptr + 1)
     relation_ptr = relations_ptr + (tl.load(kind_ptr + 4) + index % relations) * 5
+    relation = tl.load(relation_ptr)
     indptr_ptr += tl.load(relation_ptr + 1)
     first_edge = tl.load(relation_ptr + 2)
     row_ptr = edge_row_ptr + first_edge
     shares_ptr += first_edge.to(tl.int64) * (2 * A)
     first_row = tl.load(relation_ptr + 3)
     first_target = tl.load(relation_ptr + 4)
+    edges = tl.load(counts_ptr + edges_place + relation)
     head = tl.arange(0, A)
+    slot = tl.arange(0, EDGES)
     total = tl.zeros((A, BLOCK_D), tl.float32)
-    for node in range(first, last):
-        exists = node < count
-        begin = tl.load(indptr_ptr + node, mask=exists, other=0)
-        end = tl.load(indptr_ptr + node + 1, mask=exists, other=0)
+    stop = tl.minimum(last, count)
+    begin = tl.load(indptr_ptr + first, mask=first < stop, other=0)
+    end = tl.load(indptr_ptr + first + 1, mask=first < stop, other=0)
+    row = tl.load(row_ptr + begin + slot, mask=begin + slot < edges, other=0)
+    for node in range(first, stop):
+        # What the next target needs is on its way while this one is worked on: its edges begin where these end.
+        next_end = tl.load(indptr_ptr + node + 2, mask=node + 1 < stop, other=0)
+        next_row = tl.load(row_ptr + end + slot, mask=end + slot < edges, other=0)
         place = (first_target + node).to(tl.int64) * A + head
         dtarget_term = tl.zeros((A,), tl.float32)
         if begin < end:
@@ -159,27 +164,37 @@ def edge_attention_targets_kernel(
             target_term = tl.load(target_term_ptr + place)
             log_sum = tl.load(log_sum_ptr + place)
             z, share, dshare, factor = _shares(
-                gradient, target_term, log_sum, z_ptr, source_term_ptr, row_ptr, first_row, begin, end, slope,
-                A, WIDTH, BLOCK_D, EDGES,
+                gradient, target_term, log_sum, z_ptr, source_term_ptr, first_row + row, begin + slot < end, slope,
+                A, WIDTH, BLOCK_D,
             )  # fmt: skip
             mean = tl.sum(share * dshare, 0)
             for start in range(begin + EDGES, end, EDGES):
+                exists = start + slot < end
+                row = tl.load(row_ptr + start + slot, mask=exists, other=0)
                 _, more, dmore, _ = _shares(
-                    gradient, target_term, log_sum, z_ptr, source_term_ptr, row_ptr, first_row, start, end, slope,
-                    A, WIDTH, BLOCK_D, EDGES,
+                    gradient, target_term, log_sum, z_ptr, source_term_ptr, first_row + row, exists, slope,
+                    A, WIDTH, BLOCK_D,
                 )  # fmt: skip
                 mean += tl.sum(more * dmore, 0)
             dtarget_term, dsource = _dlogits(z, share, dshare, factor, mean, shares_ptr, begin, end, A, EDGES)
             total += dsource
             for start in range(begin + EDGES, end, EDGES):
+                exists = start + slot < end
+                row = tl.load(row_ptr + start + slot, mask=exists, other=0)
                 z, share, dshare, factor = _shares(
-                    gradient, target_term, log_sum, z_ptr, source_term_ptr, row_ptr, first_row, start, end, slope,
-                    A, WIDTH, BLOCK_D, EDGES,
+                    gradient, target_term, log_sum, z_ptr, source_term_ptr, first_row + row, exists, slope,
+                    A, WIDTH, BLOCK_D,
                 )  # fmt: skip
                 dmore, dsource = _dlogits(z, share, dshare, factor, mean, shares_ptr, start, end, A, EDGES)
                 dtarget_term += dmore
                 total += dsource
         tl.store(dtarget_term_ptr + place, dtarget_term)
+        begin = end
+        end = next_end
+        row = next_row
+    for node in range(tl.maximum(first, stop), last):
+        place = (first_target + node).to(tl.int64) * A + head
+        tl.store(dtarget_term_ptr + place, tl.zeros((A,), tl.float32))
     column = tl.arange(0, BLOCK_D)
     offset = program.to(tl.int64) * (A * WIDTH) + head[:, None] * WIDTH + column[None, :]
     tl.store(partial_ptr + offset, total, mask=(column < WIDTH)[None, :])

@@ -14,20 +14,22 @@ from torch import Tensor
 
 from benchmarks.rgat.block import Block
 from benchmarks.rgat.ops.edge_attention import kernels, row_kernels, target_kernels
-from benchmarks.rgat.ops.edge_attention.tables import ByKind, by_kind, by_relation
+from benchmarks.rgat.ops.edge_attention.tables import ByKind, by_kind, by_relation, edge_counts_place
 from common.ops.dropout.plain import DropoutMask, scale_of_kept, threshold
 from common.ops.triton_support import require_contiguous
 
 _SUMS = (64, 32)
 """Rows and columns that a program adds up at a time."""
 
+CHUNK = 64
+"""Entries of the transposed index that are summed one after another."""
+
 
 class Tile(NamedTuple):
     """How a pass cuts its work.
 
     Attributes:
-        items: what a program has: nodes, targets, rows or entries of the transposed index, one after another but for
-            rows.
+        items: what a program has: nodes, targets, chunks, or rows, which it has all at once.
         edges: of an item in registers at a time; for ``gradient`` nodes, for ``long_rows`` chunks.
         warps: of a program.
     """
@@ -41,8 +43,8 @@ TILES: dict[str, Tile] = {
     "forward": Tile(1, 4, 2),
     "gradient": Tile(64, 4, 4),
     "targets": Tile(32, 4, 2),
-    "chunks": Tile(64, 4, 2),
-    "long_rows": Tile(1, 8, 4),
+    "chunks": Tile(4, 4, 2),
+    "long_rows": Tile(32, 32, 4),
     "rows": Tile(4, 1, 4),
 }
 """Pass to its tile; what has no choice is 1. ``bench --sweep`` times others."""
@@ -141,7 +143,8 @@ def backward(
     partial = shares_E2A.new_empty((table.programs, z_MD.shape[1]))
     target_kernels.edge_attention_targets_kernel[(table.programs,)](
         gradient_PD, z_MD, source_term_MA, target_term_TA, log_sum_TA, dtarget_term_TA, shares_E2A, partial,
-        block.counts, block.indptr, block.edge_row, table.kinds, table.relations, slope,
+        block.counts, block.indptr, block.edge_row, table.kinds, table.relations,
+        edge_counts_place(block.shape, level), slope,
         **widths, KINDS=len(table.kinds), TARGETS=tile.items, EDGES=tile.edges, num_warps=tile.warps,
     )  # fmt: skip
     datt_source_RAd = _sums(partial, table).view(att_source_RAd.shape)
@@ -187,25 +190,29 @@ def _by_row(
     widths: dict[str, int],
 ) -> Tensor:
     """dz_MD, through the transposed index."""
-    tile, long_tile, row_tile = TILES["chunks"], TILES["long_rows"], TILES["rows"]
-    table = by_relation(block.shape, level, z_MD.device, tile.items, None)
-    constants = {**widths, "RELATIONS": len(table.relations), "CHUNK": tile.items}
-    partial = shares_E2A.new_empty((table.programs, z_MD.shape[1]))
-    partial_term = shares_E2A.new_empty((table.programs, widths["A"]))
+    shape, device, chunks_tile, long_tile, rows_tile = (
+        block.shape, z_MD.device, TILES["chunks"], TILES["long_rows"], TILES["rows"]
+    )  # fmt: skip
+    table = by_relation(shape, level, device, CHUNK, group=chunks_tile.items)
+    constants = {**widths, "RELATIONS": len(table.relations), "CHUNK": CHUNK}
+    partial = shares_E2A.new_empty((table.chunks, z_MD.shape[1]))
+    partial_term = shares_E2A.new_empty((table.chunks, widths["A"]))
+    behind = block.row_edges.new_empty(table.chunks)
     row_kernels.edge_attention_chunks_kernel[(table.programs,)](
-        gradient_PD, shares_E2A, partial, partial_term,
+        gradient_PD, shares_E2A, partial, partial_term, behind,
         block.counts, block.row_indptr, block.edge_row, block.edge_target, block.row_edges, table.relations,
-        **constants, EDGES=tile.edges, num_warps=tile.warps,
+        **constants, GROUP=chunks_tile.items, EDGES=chunks_tile.edges, num_warps=chunks_tile.warps,
     )  # fmt: skip
-    row_kernels.edge_attention_long_rows_kernel[(table.programs,)](
-        partial, partial_term, block.counts, block.row_indptr, block.edge_row, block.row_edges, table.relations,
-        **constants, CHUNKS=long_tile.edges, num_warps=long_tile.warps,
+    table = by_relation(shape, level, device, CHUNK, group=long_tile.items)
+    row_kernels.edge_attention_long_rows_kernel[(table.programs, widths["A"])](
+        partial, partial_term, behind, block.counts, block.row_indptr, block.row_edges, table.relations,
+        **constants, GROUP=long_tile.items, CHUNKS=long_tile.edges, num_warps=long_tile.warps,
     )  # fmt: skip
-    table = by_relation(block.shape, level, z_MD.device, tile.items, row_tile.items)
+    table = by_relation(shape, level, device, CHUNK, rows=rows_tile.items)
     dz_MD = torch.empty_like(z_MD)
     row_kernels.edge_attention_rows_kernel[(table.programs,)](
         gradient_PD, shares_E2A, att_source_RAd, partial, partial_term, dz_MD,
         block.counts, block.row_indptr, block.edge_target, block.row_edges, table.relations,
-        **constants, ROWS=row_tile.items, EDGES=row_tile.edges, num_warps=row_tile.warps,
+        **constants, ROWS=rows_tile.items, EDGES=rows_tile.edges, num_warps=rows_tile.warps,
     )  # fmt: skip
     return dz_MD
