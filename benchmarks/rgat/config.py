@@ -80,7 +80,7 @@ class ReaderConfig:
     Attributes:
         features: where the rows of all nodes lie: ``local``: in each GPU's own memory; ``peers``: over the GPUs of a
             node, read in place; ``host``: in pinned memory of the node, read in place; ``exchange``: over all ranks,
-            fetched by collectives; ``auto``: the first that has room.
+            fetched by collectives; ``auto``: one of these, by ranks and room.
         graph: ``local``: each GPU has all edges; ``peers``: over the GPUs of a node; ``auto``: the first with room.
         gather_programs: of the kernel that gathers rows, at most; 0 for as many as fill the GPU.
         eval_batch: seeds of an evaluation batch of one rank.

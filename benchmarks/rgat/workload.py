@@ -82,6 +82,10 @@ class RgatClassification(Workload):
             broken.append(
                 f"hparams.beta_1, beta_2, epsilon, weight_decay={moments}: the reference's Adam has 0.9, 0.999, 1e-8, 0"
             )
+        if own.reader.features == "local" and cfg.training_ranks > 1:
+            broken.append(
+                "reader.features=local: on several ranks each would hold all features, and none may be cached"
+            )
         return Declaration(
             schedule_options={"train_samples": cfg.benchmark.train_samples, "ranks": lanes}, forbidden=broken
         )

@@ -11,10 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from benchmarks.rgat.layout import features_name
 from benchmarks.rgat.schema import Schema
 from benchmarks.rgat.stores.exchange import ExchangedFeatures
 from benchmarks.rgat.stores.feature_store import FeatureStore, InPlaceFeatures
-from benchmarks.rgat.stores.files import Loader, feature_file
+from benchmarks.rgat.stores.files import Loader
 from benchmarks.rgat.stores.host_memory import NodeMemory
 from benchmarks.rgat.stores.partition import Partition
 from benchmarks.rgat.stores.placement import EXCHANGE, HOST, LOCAL, PEERS, Ranks, Room, candidates
@@ -63,7 +64,7 @@ def open_features(
         with Loader(device) as loader:
             for number, (name, begin) in enumerate(zip(schema.types, partition.first_rows, strict=True)):
                 first, last = partition.share(number, shard)
-                with DirectRows.from_npy(feature_file(root, name), dtype, (width,), nodes[number]) as rows:
+                with DirectRows.from_npy(root / features_name(name), dtype, (width,), nodes[number]) as rows:
                     for _ in loader.copy(rows, first, last, own_RF[begin : begin + last - first]):
                         pass
 
@@ -88,9 +89,10 @@ def build_features(
         width, dtype: of a row.
         placement: ``local``: every device has all rows; ``peers``: the GPUs of one node have a shard each, which all
             read in place; ``host``: the same in pinned memory of the host; ``exchange``: every rank has a shard, and
-            rows are sent to those that ask. ``auto``: on one node the first of local, peers, exchange and host that
-            fits the memory that is free, peers where GPUs can map each other's memory; over several nodes exchange,
-            with which each row is read by one rank.
+            rows are sent to those that ask. ``auto``: a single rank takes local, or host if that does not fit; the
+            ranks of one node the first of peers, exchange and host that fits the memory that is free, peers where
+            GPUs can map each other's memory; those of several nodes exchange. With all but local each row is read by
+            one rank.
         layout: of the ranks that hold the features.
         ranks_per_node: of them.
         device: this rank's.

@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from types import TracebackType
 
 import torch
 from torch import Tensor
 
-from benchmarks.rgat.schema import Relation
 from common.data.aligned_buffers import AlignedBuffers
 from common.data.direct_reader import AHEAD, PIECE_BYTES
 from common.data.direct_rows import DirectRows
-
-
-def feature_file(root: Path, node_type: str) -> Path:
-    """The rows of a type: (nodes, features), e4m3 as uint8."""
-    return root / "features" / f"{node_type}.npy"
-
-
-def indptr_file(root: Path, relation: Relation) -> Path:
-    """Where each target's edges begin: (targets + 1,), int64."""
-    return root / "graph" / str(relation) / "indptr.npy"
-
-
-def indices_file(root: Path, relation: Relation) -> Path:
-    """The edges' sources: (edges,), int32."""
-    return root / "graph" / str(relation) / "indices.npy"
 
 
 class Loader:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.rgat.graph import LARGEST
+from benchmarks.rgat.layout import indices_name, indptr_name
 from benchmarks.rgat.schema import Schema
-from benchmarks.rgat.stores.files import Loader, indices_file, indptr_file
+from benchmarks.rgat.stores.files import Loader
 from benchmarks.rgat.stores.partition import Partition
 from common.data.direct_rows import DirectRows
 from common.errors import DataError
@@ -72,20 +73,20 @@ class GraphFiles:
 
     def _indptr(self, number: int) -> DirectRows:
         relation, target = self._schema.relations[number], self._schema.targets[number]
-        return DirectRows.from_npy(indptr_file(self._root, relation), torch.int64, (), self._nodes[target] + 1)
+        return DirectRows.from_npy(self._root / indptr_name(relation), torch.int64, (), self._nodes[target] + 1)
 
     def _indices(self, number: int) -> DirectRows:
-        return DirectRows.from_npy(indices_file(self._root, self._schema.relations[number]), torch.int32, ())
+        return DirectRows.from_npy(self._root / indices_name(self._schema.relations[number]), torch.int32, ())
 
     def _cuts(self, number: int, partition: Partition) -> tuple[int, ...]:
-        path = indptr_file(self._root, self._schema.relations[number])
+        path = self._root / indptr_name(self._schema.relations[number])
         target = self._schema.targets[number]
         places = [partition.share(target, shard)[0] for shard in range(partition.shards)] + [self._nodes[target]]
         found = np.load(path, mmap_mode="r")[places].tolist()  # a few numbers, each in another page
         if found[0] != 0 or found[-1] != self.edges[number] or sorted(found) != found:
             raise DataError(
                 f"{path} goes from {found[0]:,} to {found[-1]:,} and not from 0 to the {self.edges[number]:,} edges of "
-                f"{indices_file(self._root, self._schema.relations[number]).name}, ascending; prepare it again"
+                f"{(self._root / indices_name(self._schema.relations[number])).name}, ascending; prepare it again"
             )
         return tuple(found)
 
@@ -97,7 +98,7 @@ class GraphFiles:
                 if len(steps):
                     lowest = torch.minimum(lowest, steps.min())
         if int(lowest) < 0:
-            path = indptr_file(self._root, self._schema.relations[number])
+            path = self._root / indptr_name(self._schema.relations[number])
             raise DataError(f"{path} does not ascend among targets {first:,} to {last:,}; prepare it again")
         count = last - first
         into[count + 1 :] = into[count]  # what lies behind the type's last target has no edges
@@ -113,7 +114,7 @@ class GraphFiles:
         source = self._schema.sources[number]
         wrong = int(lowest) if int(lowest) < 0 else int(highest)
         if not 0 <= wrong < min(self._nodes[source], LARGEST + 1):
-            path = indices_file(self._root, self._schema.relations[number])
+            path = self._root / indices_name(self._schema.relations[number])
             raise DataError(
                 f"{path} has an edge from node {wrong:,} of {self._schema.types[source]}, of which there are "
                 f"{self._nodes[source]:,}; prepare it again"

@@ -87,12 +87,14 @@ class Ranks:
         return Room(shard, 0.0) if self.gpus else Room(0.0, on_node * shard)
 
     def in_order(self) -> tuple[str, ...]:
-        """What ``auto`` tries: rows are nearest in a device's own memory, then in that of its peers.
+        """What ``auto`` tries: a device's own memory if there is one device, else that of its peers, then the host's.
 
-        Over several nodes shards are exchanged even where all would fit each device: the rules let each row be read
-        by one node only (training_rules.adoc, section on node classification).
+        Several ranks never hold the same row: the rules let each be read by one of them, and none be kept twice
+        (training_rules.adoc, section on node classification).
         """
-        return (LOCAL, PEERS, EXCHANGE, HOST) if self.one_node else (EXCHANGE,)
+        if self.count == 1:
+            return LOCAL, HOST
+        return (PEERS, EXCHANGE, HOST) if self.one_node else (EXCHANGE,)
 
 
 def feature_bytes(nodes: tuple[int, ...], width: int, dtype: torch.dtype) -> int:

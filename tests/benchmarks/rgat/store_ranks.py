@@ -11,11 +11,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.rgat.block import Block, BlockShape
+from benchmarks.rgat.layout import features_name, indices_name, indptr_name
 from benchmarks.rgat.schema import Schema
 from benchmarks.rgat.stores import graphs
 from benchmarks.rgat.stores.feature_store import FeatureStore
 from benchmarks.rgat.stores.features import open_features
-from benchmarks.rgat.stores.files import feature_file, indices_file, indptr_file
 from benchmarks.rgat.stores.host_memory import NodeMemory
 from benchmarks.rgat.stores.placement import Ranks
 from common.distributed import one_machine
@@ -56,14 +56,14 @@ def made(dtype: torch.dtype = E4M3) -> Made:
 def write(root: Path, graph: Made) -> None:
     """The prepared files."""
     for name, rows in zip(SCHEMA.types, graph.features, strict=True):
-        path = feature_file(root, name)
+        path = root / features_name(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         np.save(path, (rows.view(torch.uint8) if rows.dtype == E4M3 else rows).numpy())
     for relation, indptr, indices in zip(SCHEMA.relations, graph.indptr, graph.indices, strict=True):
-        path = indptr_file(root, relation)
+        path = root / indptr_name(relation)
         path.parent.mkdir(parents=True, exist_ok=True)
         np.save(path, indptr.numpy())
-        np.save(indices_file(root, relation), indices.numpy())
+        np.save(root / indices_name(relation), indices.numpy())
 
 
 def block(seed: int, device: torch.device, counts: tuple[int, ...] = (17, 12, 2, 0)) -> Block:

@@ -11,8 +11,8 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from benchmarks.rgat.graph import Graph
+from benchmarks.rgat.layout import indices_name, indptr_name
 from benchmarks.rgat.stores import placement as places
-from benchmarks.rgat.stores.files import indices_file, indptr_file
 from benchmarks.rgat.stores.graphs import graph_bytes, graph_in_memory, open_graph
 from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError
@@ -99,7 +99,7 @@ def test_files_of_several_pieces_are_checked_across_them(tmp_path, monkeypatch):
     place = (8192 - 128) // 8
     indptr = made.indptr[0].clone()
     indptr[place:] = torch.where(torch.arange(len(indptr) - place) < 5, indptr[place - 1] - 1, indptr[place:])
-    np.save(indptr_file(tmp_path, small.SCHEMA.relations[0]), indptr.numpy())
+    np.save(tmp_path / indptr_name(small.SCHEMA.relations[0]), indptr.numpy())
     with pytest.raises(DataError, match="does not ascend"):
         opened(tmp_path)
 
@@ -108,9 +108,9 @@ def assert_refused(root: Path, indptr: Tensor | None, indices: Tensor | None, me
     """The small graph with other files of one relation is refused."""
     small.write(root, small.made())
     if indptr is not None:
-        np.save(indptr_file(root, RELATION), indptr.numpy())
+        np.save(root / indptr_name(RELATION), indptr.numpy())
     if indices is not None:
-        np.save(indices_file(root, RELATION), indices.numpy())
+        np.save(root / indices_name(RELATION), indices.numpy())
     with pytest.raises(DataError, match=message):
         opened(root)
 
@@ -129,7 +129,7 @@ def test_damaged_files_are_one_error_each(tmp_path):
     assert_refused(tmp_path, indptr[:-1], None, r"\(31,\) and not \(32\)")
     assert_refused(tmp_path, indptr.int(), None, r"holds <i4 and not <i8")
     assert_refused(tmp_path, None, indices.long(), r"holds <i8 and not <i4")
-    indices_file(tmp_path, RELATION).unlink()
+    (tmp_path / indices_name(RELATION)).unlink()
     with pytest.raises(DataError, match=r"indices.npy"):
         opened(tmp_path)
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
+from benchmarks.rgat.layout import features_name
 from benchmarks.rgat.stores import host_memory
 from benchmarks.rgat.stores import placement as places
 from benchmarks.rgat.stores.features import build_features, from_tables, open_features
-from benchmarks.rgat.stores.files import feature_file
 from benchmarks.rgat.stores.host_memory import NodeMemory
 from benchmarks.rgat.stores.partition import Partition
 from benchmarks.rgat.stores.placement import Ranks, Room, candidates
@@ -177,7 +177,7 @@ def assert_refused(root: Path, message: str, **options) -> None:
 
 def test_damaged_files_are_one_error_each(tmp_path):
     small.write(tmp_path, small.made())
-    path = feature_file(tmp_path, "author")
+    path = tmp_path / features_name("author")
     whole = np.load(path)
     assert_refused(tmp_path, r"paper.npy holds .u1 and not <f2", dtype=torch.float16)
     assert_refused(tmp_path, r"paper.npy holds an array \(50, 24\) and not \(50, 12\)", width=12)
