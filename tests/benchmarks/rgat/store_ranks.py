@@ -96,7 +96,7 @@ def expected(graph: Made, drawn: Block) -> Tensor:
 
 
 BLOCKS = 6
-PLACED = {"auto": "local", "auto over nodes": "exchange", "peers": "peers", "host": "host", "exchange": "exchange"}
+PLACED = {"auto": "peers", "auto over nodes": "exchange", "peers": "peers", "host": "host", "exchange": "exchange"}
 """What is asked for, and the name of what comes."""
 
 

@@ -126,11 +126,11 @@ MANY = (10_000_000,)
     [
         (Ranks(1, 8, True), Room(11e9, 50e9), ("local", "host")),
         (Ranks(1, 8, True), Room(9e9, 50e9), ("host",)),
-        (Ranks(4, 8, True), Room(11e9, 50e9), ("local", "peers", "exchange", "host")),
+        (Ranks(4, 8, True), Room(11e9, 50e9), ("peers", "exchange", "host")),
         (Ranks(4, 8, True), Room(3e9, 50e9), ("peers", "exchange", "host")),
         (Ranks(4, 8, True), Room(2e9, 50e9), ("host",)),
         (Ranks(16, 8, True), Room(11e9, 50e9), ("exchange",)),
-        (Ranks(2, 8, False), Room(0.0, 50e9), ("local", "exchange", "host")),
+        (Ranks(2, 8, False), Room(0.0, 50e9), ("exchange", "host")),
         (Ranks(2, 8, False), Room(0.0, 12e9), ("exchange", "host")),
     ],
     ids=str,
@@ -144,12 +144,12 @@ def test_auto_takes_what_fits(ranks, room, expected):
     [
         ("local", Ranks(4, 8, True), Room(3e9, 5e9), r"do not fit: they need 10.0 GB of each GPU \(local\), and "
          r"3.0 GB of each GPU and 5.0 GB of each host are free; choose 'peers' or 'exchange'"),
-        ("host", Ranks(4, 8, True), Room(11e9, 5e9), r"10.0 GB of each host \(host\).*choose 'local' or 'peers' or"),
-        ("auto", Ranks(2, 8, True), Room(3e9, 5e9), r"10.0 GB of each GPU \(local\) or 5.0 GB of each GPU \(peers\) or "
+        ("host", Ranks(4, 8, True), Room(11e9, 5e9), r"10.0 GB of each host \(host\).*choose 'peers' or 'exchange'"),
+        ("auto", Ranks(2, 8, True), Room(3e9, 5e9), r"need 5.0 GB of each GPU \(peers\) or "
          r".*use more GPUs, a smaller graph, or features of fewer bits"),
         ("auto", Ranks(16, 8, True), Room(3e8, 5e9), r"0.6 GB of each GPU \(exchange\), and 0.3 GB of each GPU"),
         ("peers", Ranks(16, 8, True), Room(9e9, 5e9), r"one node, and there are 16, 8 on each; choose 'exchange'"),
-        ("peers", Ranks(2, 8, False), Room(0.0, 50e9), r"it needs GPUs; choose 'local'"),
+        ("peers", Ranks(2, 8, False), Room(0.0, 50e9), r"it needs GPUs; choose 'exchange' or 'host'"),
         ("exchange", Ranks(1, 8, True), Room(11e9, 5e9), r"it needs two ranks or more; choose 'local'"),
         ("shelf", Ranks(1, 8, True), Room(11e9, 5e9), r"'shelf'; choose one of auto, local, peers, host, exchange"),
     ],
