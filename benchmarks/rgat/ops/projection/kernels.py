@@ -128,7 +128,7 @@ def projection_input_gradient_kernel(
 ):  # fmt: skip
     """Grid (tiles * K / BLOCK_K,). A relation in which no node of the tile has a row is left out.
 
-    Nodes that a relation found have neighbouring numbers, so that most tiles are left with one relation or two.
+    That pays where the nodes that a relation found have neighbouring numbers.
     """
     blocks: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     node_type, first, count = own_tile(tiles_ptr, tl.program_id(0) // blocks, counts_ptr)
