@@ -126,7 +126,10 @@ def projection_input_gradient_kernel(
     K: tl.constexpr, D: tl.constexpr, A: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tiles * K / BLOCK_K,). A relation in which no node of the tile has a row is left out."""
+    """Grid (tiles * K / BLOCK_K,). A relation in which no node of the tile has a row is left out.
+
+    That pays where the nodes that a relation found have neighbouring numbers.
+    """
     blocks: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     node_type, first, count = own_tile(tiles_ptr, tl.program_id(0) // blocks, counts_ptr)
     if first >= count:

@@ -66,6 +66,7 @@ def projection_weight_gradient_kernel(
     lane = tl.arange(0, BLOCK_M)
     depth = tile // blocks * BLOCK_K + tl.arange(0, BLOCK_K)
     column = tile % blocks * BLOCK_D + tl.arange(0, BLOCK_D)
+    dz_offset = lane[:, None] * D + column[None, :]
     dw = tl.zeros((BLOCK_K, BLOCK_D), tl.float32)
     # the compiler's pipeline holds no FP8 that a product reads transposed, so that comes a tile early, in registers; to
     # all that it holds the numbers of the nodes come a tile early, lest x wait for them
@@ -77,7 +78,7 @@ def projection_weight_gradient_kernel(
         loaded = _gathered(x_ptr, nodes + node, depth, K, BLOCK_K)
         node = tl.load(rows_ptrs + tl.minimum(begin + (1 + EARLY) * BLOCK_M + lane, count - 1))
         row = begin + lane
-        dz_ptrs = dz_ptr + (start + row).to(tl.int64)[:, None] * D + column[None, :]
+        dz_ptrs = dz_ptr + (start + begin).to(tl.int64) * D + dz_offset
         if D % BLOCK_D == 0:
             dz = tl.load(dz_ptrs, mask=(row < count)[:, None], other=0.0)
         else:
