@@ -11,12 +11,15 @@ behind a case that failed, hung or crashed: it costs one line.
 
 from __future__ import annotations
 
+from benchmarks.rgat.ops.edge_attention import bench_cases as edge_attention
+from benchmarks.rgat.ops.gather_rows import bench_cases as gather_rows
 from benchmarks.rgat.ops.projection import bench_cases as projection
+from benchmarks.rgat.ops.sample import bench_cases as sample
 from common.ops.bench import command
 from common.ops.bench.cases import Entry
 from common.ops.bench.sweep import Sweep
 
-CASES = (projection,)
+CASES = (sample, gather_rows, projection, edge_attention)
 """The ``bench_cases`` of every operation: each has ``entries`` and ``sweeps``."""
 
 
@@ -26,7 +29,7 @@ def entries() -> list[Entry]:
 
 
 def sweeps() -> dict[str, Sweep]:
-    """By name: kernel and convolution."""
+    """By name: kernel, and where it is tried at several sizes which."""
     return {name: sweep for cases in CASES for name, sweep in cases.sweeps().items()}
 
 

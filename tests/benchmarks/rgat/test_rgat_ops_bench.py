@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.rgat.ops import bench_blocks, projection
-from benchmarks.rgat.ops.bench import entries, sweeps
+from benchmarks.rgat.ops import bench, bench_blocks, projection
+from benchmarks.rgat.ops.bench import sweeps
+from benchmarks.rgat.ops.projection.bench_cases import entries
 from common.ops.bench import cases
 from common.ops.implementation import always
 
@@ -20,6 +21,23 @@ def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     implementations = projection.IMPLEMENTATIONS
     stand_in = replace(implementations["triton"], function=implementations["torch"].function, unsupported=always)
     monkeypatch.setitem(implementations, "triton", stand_in)
+
+
+def test_every_operation_is_measured() -> None:
+    names = [entry.name for entry in bench.entries()]
+    assert len(set(names)) == len(names)
+    assert {name.split()[0] for name in names} == {"sample", "gather_rows", "products", "edge_attention"}
+
+
+def test_every_tile_can_be_swept() -> None:
+    pytest.importorskip("triton")
+    from benchmarks.rgat.ops.edge_attention import triton as edge_attention
+    from benchmarks.rgat.ops.gather_rows import triton as gather_rows
+    from benchmarks.rgat.ops.projection import triton as products
+    from benchmarks.rgat.ops.sample import triton as sample
+
+    for operation in (sample, gather_rows, products, edge_attention):
+        assert {sweep.key for sweep in sweeps().values() if sweep.table is operation.TILES} == set(operation.TILES)
 
 
 @pytest.mark.usefixtures("without_memory")

@@ -1,7 +1,9 @@
 """Which part of a block each program of a launch has: tables of the host's numbers, on the device.
 
 Programs are dealt to node types, or to relations, in runs; the types with most relations into them come first, so that
-the longest programs do not end a launch. A type's record is ``KIND`` numbers, a relation's ``RELATION``.
+the longest programs do not end a launch.
+
+No table is ever forgotten, since captured graphs go on reading it: a run has a handful of shapes.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ def _on(device: torch.device, records: Sequence[Sequence[int]]) -> Tensor:
     return torch.tensor(records, dtype=torch.int32, device=device)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.cache
 def by_kind(shape: BlockShape, level: int, device: torch.device, nodes: int, each_relation: bool) -> ByKind:
     """Programs that have ``nodes`` consecutive nodes of a type.
 
@@ -92,7 +94,7 @@ def by_kind(shape: BlockShape, level: int, device: torch.device, nodes: int, eac
     return ByKind(_on(device, kinds), _on(device, relations), _on(device, partials), programs)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.cache
 def by_relation(
     shape: BlockShape, level: int, device: torch.device, chunk: int, *, rows: int = 0, group: int = 0
 ) -> ByRelation:

@@ -78,9 +78,12 @@ def gather_rows(
     )  # fmt: skip
 
 
-@functools.lru_cache(maxsize=64)
+@functools.cache
 def _type_table(
     offsets: tuple[int, ...], rows_per_shard: tuple[int, ...], first_rows: tuple[int, ...], device: torch.device
 ) -> Tensor:
-    """[3, T], int64: first place, rows per shard and first row in a shard of each type."""
+    """[3, T], int64: first place, rows per shard and first row in a shard of each type.
+
+    Never forgotten: captured graphs go on reading it.
+    """
     return torch.tensor([offsets, rows_per_shard, first_rows], dtype=torch.int64, device=device)

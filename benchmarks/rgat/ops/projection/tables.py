@@ -1,7 +1,9 @@
 """Where relations and types lie in the tensors of a level, and how the room is cut into tiles, for kernels to look up.
 
 Every table is int32, made once for a shape, level and device, and before a CUDA graph is captured: it is copied from
-the host. What is cut is the room; how much of a tile is filled the kernels ask the device's counts.
+the host. None is ever forgotten, since captured graphs go on reading it: a run has a handful of shapes, whose
+tables take less than a megabyte each. What is cut is the room; how much of a tile is filled the kernels ask the
+device's counts.
 """
 
 from __future__ import annotations
@@ -15,9 +17,6 @@ import triton
 from torch import Tensor
 
 from benchmarks.rgat.block import BlockShape
-
-_REMEMBERED = 256
-"""Tables of each kind: a few for every shape and level that a run has."""
 
 _LEAST_COLUMNS = 16
 """Of a product in matrix units."""
@@ -41,7 +40,7 @@ def _tensor(values: Sequence[int] | Sequence[Sequence[int]], device: torch.devic
     return torch.tensor(values, dtype=torch.int32, device=device)
 
 
-@functools.lru_cache(maxsize=_REMEMBERED)
+@functools.cache
 def tiles(rooms: tuple[int, ...], size: int, device: torch.device) -> Tiles:
     """Parts with room for so many, in pieces of ``size``; a part without room has none."""
     pieces = [[part, first] for part, room in enumerate(rooms) for first in range(0, room, size)]
@@ -50,7 +49,7 @@ def tiles(rooms: tuple[int, ...], size: int, device: torch.device) -> Tiles:
     return Tiles(_tensor(pieces, device), firsts, of_part)
 
 
-@functools.lru_cache(maxsize=_REMEMBERED)
+@functools.cache
 def relations(shape: BlockShape, level: int, device: torch.device) -> Tensor:
     """[R, 5]: the fields that :mod:`benchmarks.rgat.ops.projection.kernels` numbers."""
     nodes = shape.node_offsets(level)
@@ -67,7 +66,7 @@ def relations(shape: BlockShape, level: int, device: torch.device) -> Tensor:
     return _tensor(lines, device)
 
 
-@functools.lru_cache(maxsize=_REMEMBERED)
+@functools.cache
 def node_offsets(shape: BlockShape, level: int, device: torch.device) -> Tensor:
     """[types]: where each type's nodes begin at a level."""
     return _tensor(shape.node_offsets(level)[:-1], device)
@@ -87,7 +86,7 @@ class Into(NamedTuple):
     firsts: tuple[int, ...]
 
 
-@functools.lru_cache(maxsize=_REMEMBERED)
+@functools.cache
 def into(shape: BlockShape, heads: int, device: torch.device) -> Into:
     """By the schema alone."""
     schema = shape.schema
@@ -111,7 +110,7 @@ class From(NamedTuple):
     relations: Tensor
 
 
-@functools.lru_cache(maxsize=_REMEMBERED)
+@functools.cache
 def from_types(shape: BlockShape, level: int, device: torch.device) -> From:
     """Of a level."""
     indptr, found = [0], []
@@ -129,7 +128,7 @@ def target_rooms(shape: BlockShape, level: int) -> tuple[int, ...]:
     return tuple(room if shape.schema.into(node_type) else 0 for node_type, room in enumerate(rooms))
 
 
-@functools.lru_cache(maxsize=_REMEMBERED)
+@functools.cache
 def parts(lines: tuple[tuple[int, int, int, int], ...], device: torch.device) -> Tensor:
     """[R, 4]: number of a relation's count, its first split, how many there are, and its first column."""
     return _tensor(lines, device)

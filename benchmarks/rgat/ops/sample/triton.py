@@ -50,9 +50,12 @@ class _Grid(NamedTuple):
     tile: Tile
 
 
-@functools.lru_cache(maxsize=64)
+@functools.cache
 def _grid(items: tuple[int, ...], tile: Tile, device: torch.device) -> _Grid:
-    """Programs for so many items of each relation or type, and one at least."""
+    """Programs for so many items of each relation or type, and one at least.
+
+    Never forgotten: captured graphs go on reading it.
+    """
     each = [(number, first) for number, room in enumerate(items) for first in range(0, max(room, 1), tile.items)]
     return _Grid(torch.tensor(each, dtype=torch.int32).t().contiguous().to(device), (len(each),), tile)
 
