@@ -2,7 +2,7 @@
 
 A batch has the tensors of a :class:`benchmarks.rgat.block.Block`, whose shape is the batch's key, ``features``
 [nodes, F], ``label`` (B,) int64, :data:`benchmarks.rgat.seeds.NO_LABEL` for seeds that are not there, and ``seed``, 0-d
-int64, of the dropout. The block after the next is sampled and the features of the next are gathered while one trains.
+int64, of the dropout. While one trains, the features of the next are gathered and one that is needed later is sampled.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -50,21 +51,26 @@ class Sources:
             dist.all_reduce(found, group=group)
         return enough_shape(found.cpu(), largest_shape(self.graph, seeds, self.fanouts), sigma)
 
-    def sampler(self, shape: BlockShape) -> BlockSampler:
-        """A sampler of blocks of a shape."""
-        return BlockSampler(self.graph, self.fanouts, self.build, shape)
+    def sampler(self, shape: BlockShape, group: dist.ProcessGroup | None = None) -> BlockSampler:
+        """A sampler of blocks of a shape; of ``group`` see :class:`benchmarks.rgat.sampling.BlockSampler`."""
+        return BlockSampler(self.graph, self.fanouts, self.build, shape, group)
 
     def example(self, shape: BlockShape, batch: tuple[SeedBatch, Tensor]) -> dict[str, Tensor]:
         """The tensors of a batch in a shape, cut where it lacks room: for warm-up."""
         seeds, label = batch
         block = self.build(self.graph, self.fanouts, shape)(seeds.seeds, seeds.count, seeds.seed)
-        return self._with_features(block, seeds, label)
+        return self._with_features(block, self.features.plan(block), seeds, label)
 
     def tensors(
         self, sampler: BlockSampler, batches: Iterable[tuple[SeedBatch, Tensor]]
     ) -> Iterator[tuple[BlockShape, dict[str, Tensor]]]:
-        """Yield the shape and tensors of each batch; all is queued on the current stream."""
+        """Yield the shape and tensors of each batch; all is queued on the current stream.
+
+        What a store has to know of a block is asked when the block is complete, and used when the next one is, so that
+        nobody waits for it.
+        """
         under_way: deque[tuple[SeedBatch, Tensor]] = deque()
+        planned: tuple[Block, Any] | None = None
 
         def begun() -> Iterator[SeedBatch]:
             for batch, label in batches:
@@ -72,13 +78,17 @@ class Sources:
                 yield batch
 
         for block in sampler.blocks(begun()):
-            batch, label = under_way.popleft()
-            yield block.shape, self._with_features(block, batch, label)
+            plan = self.features.plan(block)
+            if planned is not None:
+                yield planned[0].shape, self._with_features(*planned, *under_way.popleft())
+            planned = (block, plan)
+        if planned is not None:
+            yield planned[0].shape, self._with_features(*planned, *under_way.popleft())
 
-    def _with_features(self, block: Block, batch: SeedBatch, label: Tensor) -> dict[str, Tensor]:
+    def _with_features(self, block: Block, plan: Any, batch: SeedBatch, label: Tensor) -> dict[str, Tensor]:
         rows = block.shape.node_offsets(block.shape.hops)[-1]
         features_NF = torch.empty((rows, self.features.width), dtype=self.features.dtype, device=self.graph.device)
-        self.features.gather(block, self.features.plan(block), features_NF)
+        self.features.gather(block, plan, features_NF)
         return {**block.tensors(), "features": features_NF, "label": label, "seed": batch.seed}
 
 
@@ -91,16 +101,23 @@ class BlockSource:
         shape: of nearly every block.
         eval_samples: seeds of the evaluation.
         stand_in: whether the data are generated.
+        group: of the ranks that train together, beside that in which training sends; None for a rank alone.
     """
 
     def __init__(
-        self, sources: Sources, stream: SeedStream, shape: BlockShape, eval_samples: int, stand_in: bool
+        self,
+        sources: Sources,
+        stream: SeedStream,
+        shape: BlockShape,
+        eval_samples: int,
+        stand_in: bool,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
         self.train_samples = len(stream.labelled)
         self.eval_samples = eval_samples
         self.stand_in = stand_in
         self.shape = shape
-        self.sampler = sources.sampler(shape)
+        self.sampler = sources.sampler(shape, group)
         self._sources, self._stream = sources, stream
 
     def batches(self, block: Between, start: int = 0) -> Iterator[HostBatch]:

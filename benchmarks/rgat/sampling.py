@@ -1,8 +1,11 @@
 """Blocks sampled from a graph: how much room they need, and one ahead of when they are wanted.
 
-Counts stay on the device; a copy of them follows each block to pinned memory and is read when the next one has been
-queued. A block that lacks something is sampled again with more room: it is the same block, since what is drawn is a
-function of seed, relation, node and slot.
+Counts stay on the device; a copy of what tells that room was lacking follows each block to pinned memory and is read
+when the next one has been queued. A block that lacks something is sampled again with more room: it is the same block,
+since what is drawn is a function of seed, relation, node and slot.
+
+Whether collectives are captured must be the same on all ranks that take part (NCCL user guide, "Using NCCL with CUDA
+Graphs"). So where a step has some, all its ranks leave the shape that is captured as soon as one of them must.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.rgat.block import Block, BlockShape
@@ -57,7 +61,7 @@ class SeedBatch:
 class _Begun:
     batch: SeedBatch
     block: Block
-    counts: Tensor
+    lacking: Tensor
     copied: torch.cuda.Event | None
 
 
@@ -69,13 +73,23 @@ class BlockSampler:
         fanouts: edges of each relation that a node draws, by hop.
         build: makes a sampler.
         shape: of the usual block.
+        group: the ranks whose blocks have the shape together, or none of them; nothing else is sent in it at the same
+            time. None: this rank decides alone. With it, sampling is collective: as many batches on all ranks.
 
     Attributes:
-        sampled, larger: blocks so far, and those of them that did not fit the shape.
+        sampled, larger: blocks so far, and those of them that have not the shape.
     """
 
-    def __init__(self, graph: Graph, fanouts: Sequence[int], build: BuildSampler, shape: BlockShape) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        fanouts: Sequence[int],
+        build: BuildSampler,
+        shape: BlockShape,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
         self.shape = shape
+        self._group = group
         self.sampled = self.larger = 0
         self._graph, self._fanouts, self._build = graph, tuple(fanouts), build
         self._bounds = largest_shape(graph, shape.seeds, self._fanouts)
@@ -94,29 +108,31 @@ class BlockSampler:
 
     def _begin(self, batch: SeedBatch) -> _Begun:
         block = self._sampler(batch.seeds, batch.count, batch.seed)
-        if block.counts.device.type != "cuda":
-            return _Begun(batch, block, block.counts, None)
-        counts = torch.empty(block.counts.shape, dtype=block.counts.dtype, pin_memory=True)
-        counts.copy_(block.counts, non_blocking=True)
+        lacking = block.overflow
+        if self._group is not None:
+            lacking = lacking.clone()
+            dist.all_reduce(lacking, dist.ReduceOp.MAX, self._group)
+        if lacking.device.type != "cuda":
+            return _Begun(batch, block, lacking, None)
+        on_host = torch.empty(lacking.shape, dtype=lacking.dtype, pin_memory=True)
+        on_host.copy_(lacking, non_blocking=True)
         copied = torch.cuda.Event()
         copied.record()
-        return _Begun(batch, block, counts, copied)
+        return _Begun(batch, block, on_host, copied)
 
     def _finish(self, begun: _Begun) -> Block:
         if begun.copied is not None:
             begun.copied.synchronize()
         self.sampled += 1
-        block = begun.block
-        if not int(begun.counts[-1]):
-            return block
+        if not int(begun.lacking):
+            return begun.block
         self.larger += 1
-        shape = self.shape
-        while int(block.overflow):
+        batch, shape = begun.batch, self.shape
+        while True:
             shape = grown(shape, self._bounds)
-            block = self._build(self._graph, self._fanouts, shape)(
-                begun.batch.seeds, begun.batch.count, begun.batch.seed
-            )
-        return block
+            block = self._build(self._graph, self._fanouts, shape)(batch.seeds, batch.count, batch.seed)
+            if not int(block.overflow):
+                return block
 
 
 def measured(

@@ -101,7 +101,10 @@ class SeedStream:
     def _epoch(self, lane: int, epoch: int) -> tuple[Tensor, Tensor]:
         """Seeds and labels of a lane in the order of an epoch, on the device."""
         if (lane, epoch) not in self._orders:
-            self._orders = {key: kept for key, kept in self._orders.items() if key[1] == epoch}
+            for other in [key for key in self._orders if key[1] != epoch]:
+                for tensor in self._orders.pop(other):
+                    if tensor.is_cuda:  # it may come from another stream, and this one may still have to read it
+                        tensor.record_stream(torch.cuda.current_stream(tensor.device))
             self._orders[lane, epoch] = self._drawn(lane, epoch)
         return self._orders[lane, epoch]
 

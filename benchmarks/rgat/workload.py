@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.rgat.block import Block, BlockShape
@@ -125,8 +127,21 @@ class RgatClassification(Workload):
         return shape, sources.example(shape, made)
 
     def examples_of_data(self) -> Iterable[Batch]:
-        """The first micro-batch: its room is that of nearly all others."""
-        return self._captured
+        """The first micro-batch, whose room is that of nearly all others; given away: its features take gigabytes."""
+        captured, self._captured = self._captured, []
+        return captured
+
+    @functools.cached_property
+    def _beside(self) -> dist.ProcessGroup | None:
+        """All ranks, with a communicator of its own: what is sent for the next batches meets no gradients."""
+        ranks = self.layout.world_size
+        made: Any = dist.new_group(list(range(ranks))) if ranks > 1 else None
+        return made
+
+    def warm_up_reader(self) -> None:
+        """Connect the ranks for what they say to each other about the next batches. Collective."""
+        if self._beside is not None:
+            dist.all_reduce(torch.zeros(1, device=self.layout.device), group=self._beside)
 
     def _sources(self, root: Path) -> Sources:
         """Graph and features under ``root``, opened once for training and evaluation."""
@@ -170,7 +185,7 @@ class RgatClassification(Workload):
         stream = SeedStream(labelled_of(prepared, "train"), mine, layout.seed, layout.device)
         measuring = stream.measuring(own.reader.capacity_batches)
         shape = sources.room(cfg.micro_batch, measuring, own.reader.capacity_sigma, layout.group("dp"))
-        source = BlockSource(sources, stream, shape, prepared.seeds["eval"], prepared.stand_in)
+        source = BlockSource(sources, stream, shape, prepared.seeds["eval"], prepared.stand_in, self._beside)
         self._captured = [Batch(sources.example(shape, stream.batch(0)), self.nominal_samples, shape)]
         return source
 

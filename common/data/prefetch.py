@@ -43,7 +43,12 @@ class Prefetcher:
         self._next: list[Batch] | None = None
 
     def begin(self, batches: Iterator[HostBatch]) -> None:
-        """Go on with ``batches``, the reader's micro-batches of a block, and fetch those of its first step."""
+        """Go on with ``batches``, the reader's micro-batches of a block, and fetch those of its first step.
+
+        The first ones of all wait for what is queued on the current stream: a reader may read there what others wrote.
+        """
+        if self._stream is not None and self._ready is None:
+            self._stream.wait_stream(torch.cuda.current_stream())
         self._batches = batches
         self._next = self._fetch()
 

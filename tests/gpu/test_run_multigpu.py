@@ -28,3 +28,22 @@ def test_a_run_on_two_gpus_ends_and_measures_its_communication(tmp_path: Path, d
         assert any("power_w" in step for step in steps)
     log = (tmp_path / "run/mlperf.log").read_text()
     assert '"key": "accelerators_per_node", "value": 2' in log
+
+
+@pytest.mark.parametrize("sigma", [0, 100])
+@pytest.mark.parametrize("features", ["peers", "host", "exchange"])
+def test_ranks_that_share_a_graph_train_whether_or_not_blocks_fit(tmp_path: Path, data_of, features, sigma) -> None:
+    # With no margin about half of the blocks of each rank are too large for the captured graph.
+    done = suite(
+        "train", "benchmark=rgat", "scale=test", "scale.gpus_per_node=2", "micro_batch=4", "precision=bf16",
+        f"reader.features={features}", "reader.graph=peers", f"reader.capacity_sigma={sigma}",
+        f"data_dir={data_of('rgat')}", f"output_dir={tmp_path}/run", CUDA_VISIBLE_DEVICES="0,1",
+    )  # fmt: skip
+    assert done.code in (0, 10), done.errors
+    of_rank = [
+        [json.loads(line)["loss"] for line in (tmp_path / f"run/metrics_rank{rank}.jsonl").read_text().splitlines()]
+        for rank in (0, 1)
+    ]
+    assert len(of_rank[0]) == len(of_rank[1]) == 8
+    log = (tmp_path / "run/mlperf.log").read_text()
+    assert log.count('"key": "eval_accuracy"') >= 1

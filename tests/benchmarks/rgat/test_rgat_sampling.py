@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.rgat.block import Block, BlockShape
@@ -17,6 +19,7 @@ from tests.benchmarks.rgat.small_rgat import NODES, SCHEMA, SMALL, features_of, 
 FANOUTS = (3, 2, 2)
 GRAPH = random_graph(2)
 LARGEST = largest_shape(GRAPH, 8, FANOUTS)
+ENOUGH = at_most(LARGEST, max(max(line) for line in LARGEST.edges) - 1)
 
 
 def batches(count: int, real: int = 8) -> Iterator[SeedBatch]:
@@ -59,6 +62,24 @@ def test_blocks_that_fit_have_the_shape_and_come_one_behind_the_sampler() -> Non
     ahead = [len(asked) - number for number, _ in enumerate(sampler.blocks(given()), 1)]
     assert ahead == [1, 1, 1, 1, 0]
     assert (sampler.sampled, sampler.larger) == (5, 0)
+
+
+def test_all_ranks_leave_the_captured_shape_when_one_must(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[int] = []
+
+    def another_rank_lacks_room_once(lacking: Tensor, operation: object, group: object) -> None:
+        said.append(int(lacking))
+        lacking.fill_(max(int(lacking), int(len(said) == 3)))
+
+    monkeypatch.setattr("torch.distributed.all_reduce", another_rank_lacks_room_once)
+    alone = BlockSampler(GRAPH, FANOUTS, plain_sampler, ENOUGH)
+    expected = [filled(block) for block in alone.blocks(batches(5))]
+    assert alone.larger == 0
+    sampler = BlockSampler(GRAPH, FANOUTS, plain_sampler, ENOUGH, cast(dist.ProcessGroup, object()))
+    found = list(sampler.blocks(batches(5)))
+    assert [block.shape == ENOUGH for block in found] == [True, True, False, True, True]
+    assert [filled(block) for block in found] == expected
+    assert (said, sampler.larger) == ([0] * 5, 1)  # a collective for each batch, whatever becomes of it
 
 
 def test_what_batches_fill_is_measured_whatever_room_they_begin_with() -> None:
