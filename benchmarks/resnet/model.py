@@ -15,7 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from common.nn import batch_norm, convolution
+from common.nn.batch_norm import BatchNorm2d
+from common.nn.choice import choose
+from common.nn.convolution import Conv2d
 from common.nn.precision import cast_weights
 from common.nn.resnet import IMAGE_CHANNELS, ResNetShape, ResNetTrunk, TrainedNorm
 
@@ -102,8 +104,8 @@ class ResNet50(ResNetTrunk):
             UnsupportedImplementation: see :func:`common.ops.implementation.select`.
         """
         dtype = self.conv1.weight.dtype
-        norms = batch_norm.choose(self, "triton" if requested == "cudnn" else requested, dtype)
-        convolutions = convolution.choose(self, "cudnn" if requested == "cudnn" else "torch", dtype)
+        norms = choose(self, BatchNorm2d, "triton" if requested == "cudnn" else requested, dtype)
+        convolutions = choose(self, Conv2d, "cudnn" if requested == "cudnn" else "torch", dtype)
         return norms if convolutions == "torch" else f"{norms}, moments by {convolutions}"
 
     def forward(self, image_NCHW: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from benchmarks.retinanet.anchors import ANCHORS_PER_CELL
 from common.config.ranges import AtLeast, NotNegative, ShareAboveZero
-from common.nn import fused_convolution
+from common.nn.choice import choose
 from common.nn.convolution_flops import LayerFlops, convolution_flops
 from common.nn.feature_pyramid import FeaturePyramid
 from common.nn.fused_convolution import FusedConv2d
@@ -223,7 +223,7 @@ class RetinaNet(nn.Module):
         Raises:
             UnsupportedImplementation: see :func:`common.ops.implementation.select`.
         """
-        return fused_convolution.choose(self, requested, self.logit_bias.dtype)
+        return choose(self, FusedConv2d, requested, self.logit_bias.dtype)
 
     def forward(self, image_NCHW: Tensor) -> list[HeadOutput]:
         """Detect.

@@ -86,7 +86,7 @@ class ReaderConfig:
         eval_batch: seeds of an evaluation batch of one rank.
         capacity_batches: batches that are sampled to find out how large one becomes.
         capacity_sigma: room of a captured batch: mean plus so many standard deviations of these.
-        sample, gather_rows: implementations.
+        sample: implementation.
     """
 
     features: Literal["auto", "local", "peers", "host", "exchange"]
@@ -96,7 +96,6 @@ class ReaderConfig:
     capacity_batches: Annotated[int, AtLeast(2)]
     capacity_sigma: Annotated[float, NotNegative]
     sample: str = AUTO
-    gather_rows: str = AUTO
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,9 @@ from torch import Tensor, nn
 
 from benchmarks.ssd300.config import Facts
 from benchmarks.ssd300.ops.head_results import HeadChannels, Joined
-from common.nn import batch_norm, convolution, fused_convolution
+from common.nn.batch_norm import BatchNorm2d
+from common.nn.choice import choose
+from common.nn.convolution import Conv2d
 from common.nn.convolution_flops import convolution_flops, result_size
 from common.nn.fused_convolution import FusedConv2d
 from common.nn.precision import cast_weights
@@ -170,10 +172,10 @@ class SSD300(nn.Module):
         """
         dtype = self.backbone.conv1.weight.dtype
         with asked_for("model.batch_norm", norms):
-            chosen = batch_norm.choose(self, "triton" if norms == "cudnn" else norms, dtype)
-            moments = convolution.choose(self, "cudnn" if norms == "cudnn" else "torch", dtype)
+            chosen = choose(self, BatchNorm2d, "triton" if norms == "cudnn" else norms, dtype)
+            moments = choose(self, Conv2d, "cudnn" if norms == "cudnn" else "torch", dtype)
         with asked_for("model.convolution", convolutions):
-            biased = fused_convolution.choose(self, convolutions, dtype)
+            biased = choose(self, FusedConv2d, convolutions, dtype)
         norms = chosen if moments == "torch" else f"{chosen}, moments by {moments}"
         return {"batch_norm": norms, "convolution": biased}
 

@@ -138,16 +138,3 @@ def set_group(model: nn.Module, group: dist.ProcessGroup | None) -> None:
     for module in model.modules():
         if isinstance(module, BatchNorm2d):
             module.group = group
-
-
-def choose(model: nn.Module, requested: str, dtype: torch.dtype) -> str:
-    """Choose the implementation of every :class:`BatchNorm2d` in ``model``; call it once the model is on its device.
-
-    Returns:
-        The names chosen, joined by ``+`` where layers differ.
-
-    Raises:
-        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
-    """
-    layers = [module for module in model.modules() if isinstance(module, BatchNorm2d)]
-    return "+".join(sorted({layer.choose(requested, dtype) for layer in layers}))

@@ -53,16 +53,3 @@ class Conv2d(nn.Conv2d):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, implementation={self._convolution.name}"
-
-
-def choose(model: nn.Module, requested: str, dtype: torch.dtype) -> str:
-    """Choose the implementation of every :class:`Conv2d` in ``model``; call it once the model is on its device.
-
-    Returns:
-        The names chosen, joined by ``+`` where layers differ.
-
-    Raises:
-        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
-    """
-    layers = [module for module in model.modules() if isinstance(module, Conv2d)]
-    return "+".join(sorted({layer.choose(requested, dtype) for layer in layers}))

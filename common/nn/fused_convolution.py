@@ -78,19 +78,6 @@ class FusedConv2d(nn.Conv2d):
         return f"{super().extra_repr()}, implementation={self._conv_bias_relu.name}"
 
 
-def choose(model: nn.Module, requested: str, dtype: torch.dtype) -> str:
-    """Choose the implementation of every :class:`FusedConv2d` in ``model``; call it once the model is on its device.
-
-    Returns:
-        The names chosen, joined by ``+`` where layers differ.
-
-    Raises:
-        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
-    """
-    layers = [module for module in model.modules() if isinstance(module, FusedConv2d)]
-    return "+".join(sorted({layer.choose(requested, dtype) for layer in layers}))
-
-
 class _Scaled(torch.autograd.Function):
     """``weight * scale`` in the weight's dtype, from fp32 products; its gradient likewise."""
 

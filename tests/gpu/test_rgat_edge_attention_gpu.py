@@ -64,7 +64,7 @@ class Convolution:
         return functions.forward(self.z_MD, *terms, self.bias_RD, self.block, self.level, **self.options)
 
     def backward(self, functions: EdgeAttention, out_PD: Tensor, log_sum_TA: Tensor) -> tuple[Tensor, ...]:
-        """Gradients; dz is 0 beyond the rows that the block had at first."""
+        """Gradients; dz is 0 beyond the rows that exist."""
         dz_MD, *rest = functions.backward(
             self.dout_PD, out_PD, self.z_MD, self.source_term_MA, self.target_term_TA, log_sum_TA,
             self.att_source_RAd, self.block, self.level, **self.options, deterministic=True,
@@ -164,6 +164,7 @@ def test_a_captured_step_takes_the_next_block_and_seed(name: str) -> None:
     for given, seed in ((small, 11), (large, 11), (large, 12)):
         for own, tensor in zip(block.tensors().values(), given.tensors().values(), strict=True):
             own.copy_(tensor)
+        work.beyond.copy_(~filled(block, 2, "rows"))
         work.seed.fill_(seed)
         graph.replay()
         expected = step()

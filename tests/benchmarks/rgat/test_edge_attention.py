@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import pytest
 import torch
 
 from benchmarks.rgat.block import Block
 from benchmarks.rgat.ops.bench_block import bench_block
+from benchmarks.rgat.ops.edge_attention import bench_cases
 from benchmarks.rgat.ops.edge_attention.aggregate_first import aggregate_first
 from benchmarks.rgat.ops.edge_attention.plain import backward_torch, forward_torch
 from benchmarks.rgat.schema import Schema
 from common.ops.dropout.plain import DropoutMask
 from tests.benchmarks.rgat.edge_attention_oracle import defined
 from tests.benchmarks.rgat.random_edges import Inputs, filled, random_block, random_inputs
+from tests.capturable import Capturable
 
 HEADS, WIDTH, SLOPE = 2, 3, 0.2
 MASK = DropoutMask(0.25, torch.tensor(7), 3)
@@ -74,6 +79,41 @@ def test_the_block_has_isolated_targets_and_duplicate_edges_and_a_full_one_works
     assert several
     assert isolated
     assert_as_defined(block, 3)
+
+
+def test_a_graph_can_hold_all_of_it() -> None:
+    block = random_block(6)
+    inputs = random_inputs(block, 2, HEADS, WIDTH)
+    options: dict[str, Any] = {"slope": SLOPE, "activation_slope": 0.01, "dropout": MASK}
+    terms = inputs.source_term_MA, inputs.target_term_TA
+    x_NK = torch.zeros(block.shape.node_offsets(2)[-1], 5, dtype=torch.float64)
+    weight_RKD = torch.zeros(len(inputs.bias_RD), 5, HEADS * WIDTH, dtype=torch.float64, requires_grad=True)
+    att = inputs.att_source_RAd
+    with Capturable():
+        out_PD, log_sum_TA = forward_torch(inputs.z_MD, *terms, inputs.bias_RD, block, 2, **options)
+        backward_torch(
+            inputs.dout_PD, out_PD, inputs.z_MD, *terms, log_sum_TA, att, block, 2, **options, deterministic=True
+        )
+        aggregate_first(x_NK, block, 2, weight_RKD, att, att, inputs.bias_RD, **options).sum().backward()
+
+
+def test_the_bench_runs_its_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_cases.cases, "DEVICE", "cpu")
+    monkeypatch.setattr(bench_cases, "bench_block", functools.partial(bench_block, scale=100_000))
+    monkeypatch.setattr(bench_cases, "WIDTH", 2)
+    torch_entries = [entry for entry in bench_cases.entries() if entry.name.endswith("torch")]
+    moved = []
+    for entry in torch_entries:
+        forward, backward = entry.build(2, torch.float32)
+        forward.run()
+        backward.run()
+        moved.append((forward.bytes, backward.bytes))
+    assert len(moved) == 3
+    assert moved == sorted(moved, reverse=True)
+    pytest.importorskip("triton")
+    for name, sweep in bench_cases.sweeps().items():
+        tile = sweep.table[sweep.key]
+        assert [tuple(type(tile)(*choice)) for choice in sweep.choices] == list(sweep.choices), name
 
 
 def test_the_block_of_the_bench_is_one() -> None:

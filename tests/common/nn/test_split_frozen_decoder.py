@@ -91,7 +91,7 @@ def test_fp8_products_of_two_ranks_follow_those_of_one(ranks, in_fp8):
     for rank in ranks[2]:
         for step, (found, wanted) in enumerate(zip(rank["fp8"]["losses"], in_fp8["losses"], strict=True)):
             for row in range(shared.B):
-                assert float(found[row].sum()) == pytest.approx(float(wanted[row].sum()), rel=0.02), f"step {step}"
+                assert float(found[row].sum()) == pytest.approx(float(wanted[row].sum()), rel=0.04), f"step {step}"
 
 
 def test_fp8_gradients_of_two_ranks_are_as_good_as_those_of_one(ranks, expected, in_fp8):

@@ -25,6 +25,18 @@ def _shares_of(shares_ptr, edge, exists, A: tl.constexpr):
 
 
 @triton.jit
+def _entries(
+    shares_ptr, row_edges_ptr, edge_target_ptr, first_edge, first_node, entry, end, edges, A: tl.constexpr
+):  # fmt: skip
+    """Of some entries before ``end``: output nodes, shares, gradients of logits, and which count at the level."""
+    edge = tl.load(row_edges_ptr + entry, mask=entry < end, other=edges)
+    exists = edge < edges
+    node = first_node + tl.load(edge_target_ptr + edge, mask=exists, other=0)
+    share, dlogit = _shares_of(shares_ptr, first_edge + edge, exists, A)
+    return node, share, dlogit, exists
+
+
+@triton.jit
 def _chunks_of(program, record_ptr, counts_ptr, row_indptr_ptr, CHUNK: tl.constexpr, GROUP: tl.constexpr):
     """The chunks of a program: the first, and the one behind its last that has entries of the level's rows."""
     entries = tl.load(row_indptr_ptr + tl.load(record_ptr + 3) + tl.load(counts_ptr + tl.load(record_ptr + 7)))
@@ -67,11 +79,10 @@ def edge_attention_chunks_kernel(
             total = tl.zeros((A, BLOCK_D), tl.float32)
             total_term = tl.zeros((A,), tl.float32)
             for start in range(first, last, EDGES):
-                entry = start + tl.arange(0, EDGES)
-                own = tl.load(row_edges_ptr + first_edge + entry, mask=entry < last, other=edges)
-                exists = own < edges
-                node = first_node + tl.load(edge_target_ptr + first_edge + own, mask=exists, other=0)
-                share, dlogit = _shares_of(shares_ptr, first_edge + own, exists, A)
+                node, share, dlogit, exists = _entries(
+                    shares_ptr, row_edges_ptr + first_edge, edge_target_ptr + first_edge, first_edge, first_node,
+                    start + tl.arange(0, EDGES), last, edges, A,
+                )  # fmt: skip
                 gradient = load_rows(gradient_ptr, node, exists, A, WIDTH, BLOCK_D, "").to(tl.float32)
                 total += tl.sum(share[:, :, None] * gradient, 0)
                 total_term += tl.sum(dlogit, 0)
@@ -100,7 +111,9 @@ def edge_attention_long_rows_kernel(
     before = tl.load(record_ptr + 5)
     edges = tl.load(counts_ptr + tl.load(record_ptr + 8))
     column = tl.arange(0, BLOCK_D)
-    for chunk in range(first_chunk, last_chunk):
+    index = first_chunk + tl.arange(0, GROUP)
+    most = tl.max(tl.load(behind_ptr + before + index, mask=index < last_chunk, other=0), 0)
+    for chunk in range(first_chunk, tl.where(most > 1, last_chunk, first_chunk)):
         behind = tl.load(behind_ptr + before + chunk)
         if behind > 1:
             total = tl.zeros((BLOCK_D,), tl.float32)
@@ -163,15 +176,20 @@ def edge_attention_rows_kernel(
         own_end = tl.minimum(end, border)
         total = tl.zeros((ROWS * EDGES, A, BLOCK_D), tl.float32)
         total_term = tl.zeros((ROWS * EDGES, A), tl.float32)
+        node, share, dlogit, exists = _entries(
+            shares_ptr, row_edges_ptr, edge_target_ptr, first_edge, first_node, entry, own_end, edges, A
+        )
         for _ in range(0, tl.max(own_end - begin, 0), EDGES):
-            edge = tl.load(row_edges_ptr + entry, mask=entry < own_end, other=edges)
-            exists = edge < edges
-            node = first_node + tl.load(edge_target_ptr + edge, mask=exists, other=0)
-            share, dlogit = _shares_of(shares_ptr, first_edge + edge, exists, A)
             gradient = load_rows(gradient_ptr, node, exists, A, WIDTH, BLOCK_D, "").to(tl.float32)
+            entry += EDGES  # what the next edges need is on its way while the gradients of these are
+            next_node, next_share, next_dlogit, exists = _entries(
+                shares_ptr, row_edges_ptr, edge_target_ptr, first_edge, first_node, entry, own_end, edges, A
+            )
             total += share[:, :, None] * gradient
             total_term += dlogit
-            entry += EDGES
+            node = next_node
+            share = next_share
+            dlogit = next_dlogit
 
         goes_on = (end > border) & (lane % EDGES == 0)
         if tl.max(goes_on.to(tl.int32), 0) > 0:

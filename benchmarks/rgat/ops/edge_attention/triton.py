@@ -18,7 +18,7 @@ from benchmarks.rgat.ops.edge_attention.tables import ByKind, by_kind, by_relati
 from common.ops.dropout.plain import DropoutMask, scale_of_kept, threshold
 from common.ops.triton_support import require_contiguous
 
-_SUMS = (64, 32)
+_SUMS = (256, 16)
 """Rows and columns that a program adds up at a time."""
 
 CHUNK = 64
@@ -42,10 +42,10 @@ class Tile(NamedTuple):
 TILES: dict[str, Tile] = {
     "forward": Tile(1, 4, 2),
     "gradient": Tile(64, 4, 4),
-    "targets": Tile(32, 4, 2),
+    "targets": Tile(64, 4, 2),
     "chunks": Tile(4, 4, 2),
     "long_rows": Tile(32, 32, 4),
-    "rows": Tile(4, 1, 4),
+    "rows": Tile(4, 1, 2),
 }
 """Pass to its tile; what has no choice is 1. ``bench --sweep`` times others."""
 
@@ -175,7 +175,7 @@ def _sums(partial: Tensor, table: ByKind) -> Tensor:
     sums_RD = partial.new_empty((relations, columns))
     rows, block = _SUMS
     target_kernels.edge_attention_sums_kernel[(relations, triton.cdiv(columns, block))](
-        partial, sums_RD, table.partials, columns, ROWS=rows, BLOCK_D=block, num_warps=4
+        partial, sums_RD, table.partials, columns, ROWS=rows, BLOCK_D=block, num_warps=8
     )
     return sums_RD
 
