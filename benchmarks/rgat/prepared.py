@@ -17,8 +17,6 @@ from benchmarks.rgat.layout import SPLITS, features_name, indices_name, indptr_n
 from benchmarks.rgat.raw import Settings
 from benchmarks.rgat.schema import Schema
 from common.data import manifest
-from common.data.direct_reader import Mode
-from common.data.direct_rows import DirectRows
 from common.data.manifest import Manifest
 from common.errors import DataError
 from common.formats import npy
@@ -76,22 +74,6 @@ class Prepared:
     def feature_dtype(self) -> torch.dtype:
         """Of the features."""
         return FEATURE_DTYPES[self.features][0]
-
-    def feature_rows(self, node_type: int, mode: Mode = "auto") -> DirectRows:
-        """The features of a type by its number, [N, F] of ``feature_dtype``, to be read past the page cache."""
-        path = self.folder / features_name(self.schema.types[node_type])
-        return DirectRows.from_npy(path, self.feature_dtype, (self.feature_size,), self.nodes[node_type], mode)
-
-    def indptr(self, relation: int, mode: Mode = "auto") -> DirectRows:
-        """Where each target's edges begin, by the relation's number, int64 [targets + 1], to be read likewise."""
-        targets = self.nodes[self.schema.targets[relation]]
-        path = self.folder / indptr_name(self.schema.relations[relation])
-        return DirectRows.from_npy(path, torch.int64, (), targets + 1, mode)
-
-    def indices(self, relation: int, mode: Mode = "auto") -> DirectRows:
-        """The sources of a relation's edges, by its number, int32 [E], to be read likewise."""
-        path = self.folder / indices_name(self.schema.relations[relation])
-        return DirectRows.from_npy(path, torch.int32, (), self.edges[relation], mode)
 
     def seeds_of(self, split: str) -> NDArray[np.int32]:
         """The nodes of a split in its order, mapped from the disk."""

@@ -1,7 +1,7 @@
 """IGBH as it is published: features and labels of nodes, and edges, in one folder per type and relation.
 
 - ``<type>/node_feat.npy``: float32 (N, F);
-- ``paper/node_label_2K.npy``: float32 (N,), of which the first papers are labelled;
+- ``paper/node_label_2K.npy``: float32 (N,), with a header also integers or float64, of which the first papers are labelled;
 - ``<relation>/edge_index.npy``: integers (E, 2), source and target; the relation as :class:`Relation` writes it.
 
 In the sizes ``large`` and ``full`` papers' and authors' features and the labels are raw float32 without numpy's header,
@@ -52,6 +52,8 @@ NODES: dict[str, dict[str, int]] = {
     "tiny": {"paper": 100_000, "author": 357_041, "institute": 8_738, "fos": 84_220},
 }
 """Nodes of every published size, of the types that the benchmark's reference reads of it."""
+_LABEL_KINDS = ("<f4", "<f8", "<i8", "<i4", "<i2")  # the small sizes' files say theirs in a header
+_EDGE_KINDS = ("<i8", "<i4", "<u4", "<u8")
 _LARGEST = (1 << 31) - 1  # nodes are numbered in int32
 _MOST_CLASSES = 1 << 15  # labels are int16
 _ENDS = 1 << 16  # bytes of each end of a file that its fingerprint has
@@ -321,10 +323,10 @@ def _opened(
         if not 1 <= array.rows <= _LARGEST:
             raise DataError(f"{array.path} has {array.rows:,} rows; a type has 1 to {_LARGEST:,} nodes")
     seeds = features[settings.seeds].rows
-    labels = open_array(folder / settings.seeds / LABELS, ("<f4",), None, seeds, headerless=True)
+    labels = open_array(folder / settings.seeds / LABELS, _LABEL_KINDS, None, seeds, headerless=True)
     if settings.labelled is not None and settings.labelled > seeds:
         raise DataError(f"{folder}: {settings.labelled:,} of {seeds:,} nodes of type {settings.seeds} have a label")
-    edges = {text: open_array(folder / text / EDGES, ("<i8", "<i4", "<u4", "<u8"), 2) for text in settings.relations}
+    edges = {text: open_array(folder / text / EDGES, _EDGE_KINDS, 2) for text in settings.relations}
     return RawGraph(folder, name, stand_in, settings, features, labels, edges)
 
 
