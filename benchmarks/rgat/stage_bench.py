@@ -40,7 +40,7 @@ IGBH_EIGHTH = 33_668_272
 EVALUATED = 1 << 17
 """Seeds of the evaluation that is timed."""
 
-LABEL = 30
+LABEL = 36
 
 
 class Stages:
