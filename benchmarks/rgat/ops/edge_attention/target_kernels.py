@@ -75,7 +75,7 @@ def edge_attention_sums_kernel(
     count = tl.load(record_ptr + 2)
     column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     total = tl.zeros((ROWS, BLOCK_D), tl.float32)
-    for start in range(0, count, ROWS):
+    for start in tl.range(0, count, ROWS, loop_unroll_factor=4):
         index = start + tl.arange(0, ROWS)
         place = (first + index * distance)[:, None] * D + column[None, :]
         total += tl.load(partial_ptr + place, mask=(index < count)[:, None] & (column < D)[None, :], other=0.0)
