@@ -1,7 +1,7 @@
 """IGBH as it is published: features and labels of nodes, and edges, in one folder per type and relation.
 
 - ``<type>/node_feat.npy``: float32 (N, F);
-- ``paper/node_label_2K.npy``: float32 (N,), with a header also integers or float64, of which the first papers are labelled;
+- ``paper/node_label_2K.npy``: float32 (N,), with a header also integers or float64; the first papers are labelled;
 - ``<relation>/edge_index.npy``: integers (E, 2), source and target; the relation as :class:`Relation` writes it.
 
 In the sizes ``large`` and ``full`` papers' and authors' features and the labels are raw float32 without numpy's header,
