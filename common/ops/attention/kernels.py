@@ -117,7 +117,7 @@ def attention_forward_kernel(
         _fill_gap(context_ptr, T, starts_ptr, lengths_ptr, S, H * D, GAP_ROWS)
         return
     head = tl.program_id(1)
-    length = tl.load(lengths_ptr + tl.program_id(2))
+    length = tl.load(lengths_ptr + tl.program_id(2)).to(tl.int32)  # an index of 64 bits would hash to another mask
     query = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     if tl.program_id(0) * BLOCK_M >= length:
         return
@@ -193,7 +193,7 @@ def attention_query_gradient_kernel(
         _fill_gap(dqkv_ptr, T, starts_ptr, lengths_ptr, S, 3 * H * D, GAP_ROWS)
         return
     head = tl.program_id(1)
-    length = tl.load(lengths_ptr + tl.program_id(2))
+    length = tl.load(lengths_ptr + tl.program_id(2)).to(tl.int32)
     query = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     feature = tl.arange(0, D)
     sums_ptr = partial_ptr
@@ -269,7 +269,7 @@ def attention_key_value_gradient_kernel(
     their registers hold them.
     """
     head = tl.program_id(1)
-    length = tl.load(lengths_ptr + tl.program_id(2))
+    length = tl.load(lengths_ptr + tl.program_id(2)).to(tl.int32)
     key = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     feature = tl.arange(0, D)
     sums_ptr = partial_ptr

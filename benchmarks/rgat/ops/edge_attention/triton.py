@@ -40,9 +40,9 @@ class Tile(NamedTuple):
 
 
 TILES: dict[str, Tile] = {
-    "forward": Tile(1, 4, 2),
+    "forward": Tile(1, 4, 1),
     "gradient": Tile(64, 4, 4),
-    "targets": Tile(64, 4, 2),
+    "targets": Tile(16, 8, 1),
     "chunks": Tile(4, 4, 2),
     "long_rows": Tile(32, 32, 4),
     "rows": Tile(4, 1, 2),
