@@ -65,7 +65,15 @@ class DetectionEvaluation(Evaluation):
 
     def open_data(self, root: Path) -> None:
         """Open this rank's share of the evaluation pictures."""
-        self._source = self._open_source(root)
+        self.read_from(self._open_source(root))
+
+    def read_from(self, source: EvalSource) -> None:
+        """Evaluate the pictures of an open source."""
+        self._source = source
+
+    def made_up(self) -> dict[str, Tensor]:
+        """Copies of a batch's inputs as they were before the first batch of the data."""
+        return {name: tensor.clone() for name, tensor in self._forward.inputs.items()}
 
     def predict(self, weights: Weights) -> Predictions | None:
         """Find boxes in every picture; their columns on the first rank. Collective."""
