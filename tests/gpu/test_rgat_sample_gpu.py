@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.rgat.block import Block, BlockShape
-from benchmarks.rgat.capacities import enough_shape, largest_shape, moments
+from benchmarks.rgat.capacities import enough_shape, grown, largest_shape, moments
 from benchmarks.rgat.graph import Graph
 from benchmarks.rgat.made_up_graph import made_up_igbh
 from benchmarks.rgat.ops import sample
@@ -113,6 +113,20 @@ def test_sampling_is_captured(share: Graph, shape: BlockShape) -> None:
         graph.replay()
         assert filled(captured) == filled(work())
     assert filled(captured) == first
+
+
+def test_a_sampler_is_made_and_used_without_waiting(share: Graph, shape: BlockShape) -> None:
+    seeds, seed = some_seeds(share.nodes[0], 64, 7).cuda(), torch.tensor(7, device="cuda")
+    expected = triton_sampler(on("cuda", share), (15, 10, 5), shape)(seeds, 64, seed)
+    graph, roomier = on("cuda", share), grown(shape, largest_shape(share, 64, (15, 10, 5)))
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        block = triton_sampler(graph, (15, 10, 5), roomier)(seeds, 64, seed)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert block.shape != expected.shape
+    assert filled(block) == filled(expected)
 
 
 def test_a_side_stream_gives_the_same(share: Graph, shape: BlockShape) -> None:
