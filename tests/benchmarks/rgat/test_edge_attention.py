@@ -11,10 +11,10 @@ import torch
 from benchmarks.rgat.block import Block
 from benchmarks.rgat.ops.bench_block import bench_block
 from benchmarks.rgat.ops.edge_attention import bench_cases
-from benchmarks.rgat.ops.edge_attention.aggregate_first import aggregate_first
 from benchmarks.rgat.ops.edge_attention.plain import backward_torch, forward_torch
 from benchmarks.rgat.schema import Schema
 from common.ops.dropout.plain import DropoutMask
+from tests.benchmarks.rgat.aggregate_first import aggregate_first
 from tests.benchmarks.rgat.edge_attention_bounds import TOLERANCE, assert_within, backward_terms, forward_terms
 from tests.benchmarks.rgat.edge_attention_oracle import defined
 from tests.benchmarks.rgat.random_edges import Inputs, filled, random_block, random_inputs
