@@ -21,6 +21,7 @@ from torch import Tensor
 from benchmarks.rgat.block import Block, BlockShape
 from benchmarks.rgat.capacities import at_most, grown, largest_shape, moments
 from benchmarks.rgat.graph import Graph
+from benchmarks.rgat.ops.sample.sampler import Sampler
 
 FIRST_ROOM = 64
 """Nodes, edges and rows of each kind for every seed, before anything is known."""
@@ -29,16 +30,8 @@ LEAST_GROWN = 64
 """Nodes, edges and rows of each kind in a larger block: the batches that are measured tell little of what is rare."""
 
 
-class Sampler(Protocol):
-    """Samples blocks of one shape (:mod:`benchmarks.rgat.ops.sample`)."""
-
-    def __call__(self, seeds: Tensor, count: Tensor | int, seed: Tensor) -> Block:
-        """The block around the first ``count`` of ``seeds``."""
-        ...
-
-
 class BuildSampler(Protocol):
-    """Makes a sampler."""
+    """Makes a sampler (:mod:`benchmarks.rgat.ops.sample`)."""
 
     def __call__(self, graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> Sampler:
         """One for a graph, edges drawn at each hop, and the room of a block."""
