@@ -21,6 +21,7 @@ from benchmarks.rgat.block import Block, BlockShape
 from benchmarks.rgat.data import BlockSource, Sources
 from benchmarks.rgat.evaluate import NodeClassification
 from benchmarks.rgat.example import example_sources
+from benchmarks.rgat.made_up_graph import IGBH_EIGHTH
 from benchmarks.rgat.seeds import EvaluationSeeds, Labelled, SeedStream
 from benchmarks.rgat.workload import RgatClassification
 from common.config import loading
@@ -33,9 +34,6 @@ from common.data.order import MicroBatches
 from common.data.prefetch import Prefetcher, side_stream
 from common.distributed.layout import Layout
 from common.step.graphs import StepRunner
-
-IGBH_EIGHTH = 33_668_272
-"""Papers of an eighth of IGBH-Full."""
 
 EVALUATED = 1 << 17
 """Seeds of the evaluation that is timed."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.rgat.block import Block
+from benchmarks.rgat.made_up_graph import IGBH_EIGHTH
 from benchmarks.rgat.ops.bench_block import bench_block
 from benchmarks.rgat.ops.edge_attention import IMPLEMENTATIONS
 from benchmarks.rgat.ops.edge_attention.plain import EdgeAttention
@@ -115,7 +116,7 @@ def assert_exact(work: Convolution, tolerance: float) -> None:
 @pytest.mark.parametrize("level", [1, 2, 3])
 def test_a_block_like_the_data_sets(level: int, dtype: torch.dtype) -> None:
     last = {"activation_slope": None, "p": None} if level == 1 else {}
-    assert_exact(Convolution(bench_block(128, CUDA, 16), level, 4, 128, dtype, **last), TOLERANCE[dtype])
+    assert_exact(Convolution(bench_block(128, CUDA, IGBH_EIGHTH // 16), level, 4, 128, dtype, **last), TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize(("heads", "width"), [(4, 8), (1, 3), (8, 1), (2, 256)])
@@ -145,7 +146,7 @@ def test_a_small_block_is_the_cpus() -> None:
 
 
 def test_the_same_bits_twice() -> None:
-    work = Convolution(bench_block(128, CUDA, 16), 3, 4, 128, torch.bfloat16)
+    work = Convolution(bench_block(128, CUDA, IGBH_EIGHTH // 16), 3, 4, 128, torch.bfloat16)
     functions = IMPLEMENTATIONS["triton"].function
     out_PD, log_sum_TA = work.forward(functions)
     gradients = work.backward(functions, out_PD, log_sum_TA)

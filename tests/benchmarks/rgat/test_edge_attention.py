@@ -134,7 +134,7 @@ def test_rounding_stays_within_the_bounds_and_changed_terms_do_not() -> None:
 
 def test_the_bench_runs_its_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_cases.cases, "DEVICE", "cpu")
-    monkeypatch.setattr(bench_cases, "bench_block", functools.partial(bench_block, scale=100_000))
+    monkeypatch.setattr(bench_cases, "bench_block", functools.partial(bench_block, papers=300))
     monkeypatch.setattr(bench_cases, "WIDTH", 2)
     torch_entries = [entry for entry in bench_cases.entries() if entry.name.endswith("torch")]
     moved = []
@@ -152,7 +152,7 @@ def test_the_bench_runs_its_passes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_block_of_the_bench_is_one() -> None:
-    block = bench_block(2, torch.device("cpu"), 100_000)
+    block = bench_block(2, torch.device("cpu"), 300)
     assert block.edge_counts[2].sum() > 100
     assert_as_defined(block, 2)
 
