@@ -88,9 +88,9 @@ def at_most(shape: BlockShape, limit: int) -> BlockShape:
     return _each(shape, lambda room, largest: min(room, limit), shape)
 
 
-def grown(shape: BlockShape, largest: BlockShape) -> BlockShape:
-    """Twice the room of ``shape``, within ``largest``."""
-    return _each(shape, lambda room, limit: min(2 * room, limit), largest)
+def grown(shape: BlockShape, largest: BlockShape, least: int = 1) -> BlockShape:
+    """Twice the room of ``shape``, and for ``least`` of everything, within ``largest``."""
+    return _each(shape, lambda room, limit: min(max(2 * room, least), limit), largest)
 
 
 def _each(shape: BlockShape, change: Callable[[int, int], int], largest: BlockShape) -> BlockShape:

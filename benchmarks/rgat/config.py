@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from benchmarks.rgat.model import Architecture, Implementations
+from benchmarks.rgat.ops.sample.sampler import SITES
 from benchmarks.rgat.schema import Schema
 from common.config.ranges import AtLeast, NotNegative, Positive, ShareAboveZero
 from common.errors import ConfigError
 from common.ops.implementation import AUTO
 from common.optim.hparams import AdamHparams
-
-MOST_SLOTS = 16
-"""Edges of a relation that a node can draw: their random bits have so many places."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +36,8 @@ class Facts(Architecture):
     fanouts: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if not self.fanouts or not all(1 <= fanout <= MOST_SLOTS for fanout in self.fanouts):
-            raise ConfigError(f"fanouts={list(self.fanouts)}: a number from 1 to {MOST_SLOTS} for each convolution")
+        if not self.fanouts or not all(1 <= fanout <= SITES for fanout in self.fanouts):
+            raise ConfigError(f"fanouts={list(self.fanouts)}: a number from 1 to {SITES} for each convolution")
         if self.train_share + self.eval_share > 1:
             raise ConfigError(f"eval_share={self.eval_share}: with train_share={self.train_share} more than all")
         try:

@@ -7,30 +7,16 @@ from torch import Tensor
 
 from benchmarks.rgat.config import RgatConfig
 from benchmarks.rgat.data import Sources
-from benchmarks.rgat.made_up_graph import IGBH_EDGES, IGBH_NODES, made_up_graph
+from benchmarks.rgat.made_up_graph import made_up_igbh
 from benchmarks.rgat.sampling import BuildSampler
-from benchmarks.rgat.schema import Relation, Schema
+from benchmarks.rgat.schema import Schema
 from benchmarks.rgat.stores.features import build_features
 from benchmarks.rgat.stores.partition import Partition
 from common.distributed.layout import Layout
 
-PER_SEED = 1.0
-"""Nodes, and edges of a relation, to a seed, where IGBH has none of the kind."""
-
 _SEED = 1
+_SKEW = 0.5
 _SIXTEENTH = 0x18  # the bits of 1/16 in e4m3
-
-
-def proportions(schema: Schema, papers: int) -> tuple[list[int], dict[str, float]]:
-    """Nodes of each type, and mean edges of a target by relation, of IGBH-Full with so many papers."""
-    share = papers / IGBH_NODES["paper"]
-    nodes = [max(1, round(IGBH_NODES.get(name, PER_SEED * IGBH_NODES["paper"]) * share)) for name in schema.types]
-
-    def edges(relation: Relation) -> float:
-        return IGBH_EDGES.get(str(relation), IGBH_EDGES.get(str(relation.reverse), PER_SEED * IGBH_NODES["paper"]))
-
-    pairs = zip(schema.relations, schema.targets, strict=True)
-    return nodes, {str(relation): edges(relation) * share / nodes[target] for relation, target in pairs}
 
 
 def example_sources(
@@ -46,11 +32,10 @@ def example_sources(
         layout: of the ranks; each has the graph.
         placement: of the features; collective for all but ``local``.
     """
-    nodes, degrees = proportions(schema, max(own.model.example_papers, seeds))
-    graph = made_up_graph(schema, nodes, degrees, _SEED, layout.device)
+    graph = made_up_igbh(max(own.model.example_papers, seeds), _SEED, layout.device, _SKEW, schema)
     ranks = layout.world_size
     features = build_features(
-        tuple(nodes), own.facts.feature_size, torch.float8_e4m3fn, placement, layout, ranks, layout.device, _noise
+        graph.nodes, own.facts.feature_size, torch.float8_e4m3fn, placement, layout, ranks, layout.device, _noise
     )
     return Sources(graph, features, own.facts.fanouts, build)
 

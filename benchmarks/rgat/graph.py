@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from benchmarks.rgat.device_tables import device_table
 from benchmarks.rgat.schema import Schema
 
 LARGEST = (1 << 31) - 1
@@ -71,4 +72,4 @@ class Graph:
     def pointers(self) -> Tensor:
         """[2, R, S], int64, on ``device``: addresses of all ``indptr``, then of all ``indices``, for kernels."""
         tables = [[[shard.data_ptr() for shard in shards] for shards in which] for which in (self.indptr, self.indices)]
-        return torch.tensor(tables, dtype=torch.int64, device=self.device)
+        return device_table(tables, torch.int64, self.device)

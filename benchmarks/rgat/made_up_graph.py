@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.rgat.graph import Graph
-from benchmarks.rgat.schema import Schema
+from benchmarks.rgat.raw import FULL, NODES, published
+from benchmarks.rgat.schema import Relation, Schema
 
 PIECE = 1 << 24
 """Targets, or edges, that are drawn at a time."""
@@ -109,16 +110,6 @@ def _sources(nodes: int, edges: int, skew: float, generator: torch.Generator) ->
     return sources
 
 
-IGBH_NODES = {
-    "paper": 269_346_174,
-    "author": 277_220_883,
-    "fos": 712_960,
-    "institute": 26_918,
-    "journal": 49_052,
-    "conference": 4_547,
-}
-"""Of IGBH-Full."""
-
 IGBH_EDGES = {
     "paper__cites__paper": 7_992_884_008,  # both ways, with two self-loops of each paper
     "paper__written_by__author": 716_761_549,
@@ -129,18 +120,38 @@ IGBH_EDGES = {
 }
 """Of IGBH-Full; every relation but the first has as many reversed edges."""
 
+IGBH_EIGHTH = 33_668_272
+"""Papers of an eighth of IGBH-Full, what each of eight GPUs has."""
 
-def made_up_igbh(divisor: int, seed: int, device: torch.device, skew: float = 0.75) -> Graph:
-    """A random graph with the types, relations and mean degrees of IGBH-Full and 1 / ``divisor`` of its nodes.
+PER_PAPER = 1.0
+"""Nodes, and edges of a relation, where IGBH has none of the kind."""
+
+
+def igbh_proportions(schema: Schema, papers: int) -> tuple[list[int], dict[str, float]]:
+    """Nodes of each type, and mean edges of a target by relation, of IGBH-Full with so many papers."""
+    igbh = NODES[FULL]
+    share, other = papers / igbh["paper"], PER_PAPER * igbh["paper"]
+    nodes = [max(1, round(igbh.get(name, other) * share)) for name in schema.types]
+
+    def edges(relation: Relation) -> float:
+        return IGBH_EDGES.get(str(relation), IGBH_EDGES.get(str(relation.reverse), other))
+
+    pairs = zip(schema.relations, schema.targets, strict=True)
+    return nodes, {str(relation): edges(relation) * share / nodes[target] for relation, target in pairs}
+
+
+def made_up_igbh(
+    papers: int, seed: int, device: torch.device, skew: float = 0.75, schema: Schema | None = None
+) -> Graph:
+    """A random graph in the proportions of IGBH-Full.
 
     With this skew, a seed's block of fanouts 15, 10, 5 has about 1,300 nodes and 2,600 edges where one paper in 17,000
     is a seed, as 2,048 of an eighth are; with 0.5 it has 2,050 and 3,250.
+
+    Args:
+        papers: as many; of the other types, and edges, in proportion.
+        seed, device, skew: see :func:`made_up_graph`.
+        schema: its types and relations; None for those of IGBH-Full.
     """
-    schema = Schema.augmented(tuple(IGBH_NODES), tuple(IGBH_EDGES), "paper")
-    edges = {**IGBH_EDGES}
-    for relation in schema.relations:
-        if str(relation) in IGBH_EDGES and not relation.symmetric:
-            edges[str(relation.reverse)] = IGBH_EDGES[str(relation)]
-    degrees = {str(relation): edges[str(relation)] / IGBH_NODES[relation.target] for relation in schema.relations}
-    nodes = [max(1, count // divisor) for count in IGBH_NODES.values()]
-    return made_up_graph(schema, nodes, degrees, seed, device, skew)
+    schema = published(FULL).schema if schema is None else schema
+    return made_up_graph(schema, *igbh_proportions(schema, papers), seed, device, skew)

@@ -1,6 +1,6 @@
 """Download, prepare, verify and generate the data of R-GAT: IGBH as features, a graph and seeds in one random order.
 
-What is prepared, :mod:`benchmarks.rgat.layout` says; how, :mod:`benchmarks.rgat.preparation.pipeline`.
+What is prepared, :mod:`benchmarks.rgat.prepared_names` says; how, :mod:`benchmarks.rgat.preparation.pipeline`.
 """
 
 from __future__ import annotations

@@ -21,21 +21,17 @@ from torch import Tensor
 from benchmarks.rgat.block import Block, BlockShape
 from benchmarks.rgat.capacities import at_most, grown, largest_shape, moments
 from benchmarks.rgat.graph import Graph
+from benchmarks.rgat.ops.sample.sampler import Sampler
 
 FIRST_ROOM = 64
 """Nodes, edges and rows of each kind for every seed, before anything is known."""
 
-
-class Sampler(Protocol):
-    """Samples blocks of one shape (:mod:`benchmarks.rgat.ops.sample`)."""
-
-    def __call__(self, seeds: Tensor, count: Tensor | int, seed: Tensor) -> Block:
-        """The block around the first ``count`` of ``seeds``."""
-        ...
+LEAST_GROWN = 64
+"""Nodes, edges and rows of each kind in a larger block: the batches that are measured tell little of what is rare."""
 
 
 class BuildSampler(Protocol):
-    """Makes a sampler."""
+    """Makes a sampler (:mod:`benchmarks.rgat.ops.sample`)."""
 
     def __call__(self, graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> Sampler:
         """One for a graph, edges drawn at each hop, and the room of a block."""
@@ -59,14 +55,25 @@ class SeedBatch:
 
 @dataclass(frozen=True)
 class _Begun:
+    """A block that is being sampled; ``lacking`` is on the host once ``copied``."""
+
     batch: SeedBatch
     block: Block
     lacking: Tensor
     copied: torch.cuda.Event | None
 
+    def lacks(self) -> bool:
+        """Whether it has to be sampled with more room; waits until that is known."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        return bool(int(self.lacking))
+
 
 class BlockSampler:
     """Samples blocks of a shape, and larger ones where that is too small.
+
+    What samples with the usual room, and with that of the next larger shape, is made at once; more than that, which
+    hardly any block needs, is made when it is wanted, and kept.
 
     Args:
         graph: sampled from.
@@ -93,7 +100,9 @@ class BlockSampler:
         self.sampled = self.larger = 0
         self._graph, self._fanouts, self._build = graph, tuple(fanouts), build
         self._bounds = largest_shape(graph, shape.seeds, self._fanouts)
-        self._sampler = build(graph, self._fanouts, shape)
+        self._shapes, self._samplers = [shape], [build(graph, self._fanouts, shape)]
+        if shape != self._bounds:
+            self._of_size(1)
 
     def blocks(self, batches: Iterable[SeedBatch]) -> Iterator[Block]:
         """Yield the block of each batch; that of the next one is sampled meanwhile. None lacks anything."""
@@ -106,10 +115,17 @@ class BlockSampler:
         if waiting is not None:
             yield self._finish(waiting)
 
-    def _begin(self, batch: SeedBatch) -> _Begun:
-        block = self._sampler(batch.seeds, batch.count, batch.seed)
+    def _of_size(self, size: int) -> Sampler:
+        """Samples blocks of the usual shape, 0, or of one that has grown so many times."""
+        while len(self._samplers) <= size:
+            self._shapes.append(grown(self._shapes[-1], self._bounds, LEAST_GROWN))
+            self._samplers.append(self._build(self._graph, self._fanouts, self._shapes[-1]))
+        return self._samplers[size]
+
+    def _begin(self, batch: SeedBatch, size: int = 0) -> _Begun:
+        block = self._of_size(size)(batch.seeds, batch.count, batch.seed)
         lacking = block.overflow
-        if self._group is not None:
+        if self._group is not None and size == 0:
             lacking = lacking.clone()
             dist.all_reduce(lacking, dist.ReduceOp.MAX, self._group)
         if lacking.device.type != "cuda":
@@ -121,18 +137,13 @@ class BlockSampler:
         return _Begun(batch, block, on_host, copied)
 
     def _finish(self, begun: _Begun) -> Block:
-        if begun.copied is not None:
-            begun.copied.synchronize()
+        size = 0
+        while begun.lacks():
+            size += 1
+            begun = self._begin(begun.batch, size)
         self.sampled += 1
-        if not int(begun.lacking):
-            return begun.block
-        self.larger += 1
-        batch, shape = begun.batch, self.shape
-        while True:
-            shape = grown(shape, self._bounds)
-            block = self._build(self._graph, self._fanouts, shape)(batch.seeds, batch.count, batch.seed)
-            if not int(block.overflow):
-                return block
+        self.larger += size > 0
+        return begun.block
 
 
 def measured(

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from benchmarks.rgat.device_tables import to_device
 from benchmarks.rgat.sampling import SeedBatch
 from common.data.batches import Block
 from common.data.order import EvalShard, MicroBatches, sample_generator
@@ -112,7 +113,7 @@ class SeedStream:
         order = sample_generator(self.seed, _ORDER, epoch, lane).permutation(self.lane_seeds)
         part = slice(lane * self.lane_seeds, (lane + 1) * self.lane_seeds)
         arrays = (np.asarray(each[part])[order] for each in (self.labelled.nodes, self.labelled.labels))
-        nodes, labels = (torch.from_numpy(array).to(self.device) for array in arrays)
+        nodes, labels = (to_device(torch.from_numpy(array), self.device) for array in arrays)
         return nodes, labels
 
 
@@ -168,7 +169,7 @@ class EvaluationSeeds:
     def _all(self) -> tuple[Tensor, Tensor]:
         """All seeds and labels on the device: 5 MB of the real set."""
         arrays = (np.array(each) for each in (self.labelled.nodes, self.labelled.labels))
-        nodes, labels = (torch.from_numpy(array).to(self.device) for array in arrays)
+        nodes, labels = (to_device(torch.from_numpy(array), self.device) for array in arrays)
         return nodes, labels
 
 
@@ -190,10 +191,4 @@ def padded(
     if count < size:
         seeds = torch.cat([seeds, seeds.new_zeros(size - count)])
         label = torch.cat([label, label.new_full((size - count,), NO_LABEL)])
-    return SeedBatch(seeds, count, _on_device(drawn, nodes.device)), label
-
-
-def _on_device(number: int, device: torch.device) -> Tensor:
-    """0-d int64, without waiting."""
-    value = torch.tensor(number, dtype=torch.int64)
-    return value.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else value
+    return SeedBatch(seeds, count, to_device(torch.tensor(drawn), nodes.device)), label

@@ -21,6 +21,7 @@ from benchmarks.rgat.block import Block, BlockShape
 from benchmarks.rgat.data import BlockSource, Sources
 from benchmarks.rgat.evaluate import NodeClassification
 from benchmarks.rgat.example import example_sources
+from benchmarks.rgat.made_up_graph import IGBH_EIGHTH
 from benchmarks.rgat.seeds import EvaluationSeeds, Labelled, SeedStream
 from benchmarks.rgat.workload import RgatClassification
 from common.config import loading
@@ -33,9 +34,6 @@ from common.data.order import MicroBatches
 from common.data.prefetch import Prefetcher, side_stream
 from common.distributed.layout import Layout
 from common.step.graphs import StepRunner
-
-IGBH_EIGHTH = 33_668_272
-"""Papers of an eighth of IGBH-Full."""
 
 EVALUATED = 1 << 17
 """Seeds of the evaluation that is timed."""
@@ -90,13 +88,12 @@ class Stages:
         sample()
         counts.zero_()
         yield self._row("sampling", self._timed(sample))
-        mean = counts.double().div(steps).tolist()
-        hops, types = self.shape.hops, len(self.shape.schema.types)
-        nodes = sum(mean[hops * types : (hops + 1) * types])
-        rest = np.array(mean[(hops + 1) * types : -1]).reshape(2, hops, -1).sum(2)
-        yield "a seed", f"{nodes / seeds:,.0f} nodes, {rest[0, -1] / seeds:,.0f} edges, {rest[1, -1] / seeds:,.0f} rows"
+        mean = replace(blocks[-1], counts=counts.double() / steps)
+        nodes, edges = float(mean.node_counts[-1].sum()), float(mean.edge_counts[-1].sum())
+        rows = mean.row_counts.sum(1).tolist()
+        yield "a seed", f"{nodes / seeds:,.0f} nodes, {edges / seeds:,.0f} edges, {rows[-1] / seeds:,.0f} rows"
         width = self.sources.features.width * self.sources.features.dtype.itemsize
-        room = self.shape.node_offsets(hops)[-1]
+        room = self.shape.node_offsets(self.shape.hops)[-1]
         out = torch.empty((room, self.sources.features.width), dtype=self.sources.features.dtype, device=self.device)
 
         def gather() -> None:
@@ -114,7 +111,7 @@ class Stages:
         with self.runner.on_stream():
             self.runner([example])
             seconds = self._timed(lambda: [self.runner([example]) for _ in range(steps)])
-        flops = self.workload.model.training_flops(rest[1].tolist(), seeds)
+        flops = self.workload.model.training_flops(rows, seeds)
         yield self._row(
             "step", seconds, f", {flops * steps / seconds / 1e12:,.0f} TFLOP/s of the projections and classifier"
         )

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.rgat.layout import SPLITS, indices_name, indptr_name, labels_name, seeds_name
 from benchmarks.rgat.preparation import permutation, seeds
 from benchmarks.rgat.prepared import PREPARE_COMMAND, Prepared, open_prepared
+from benchmarks.rgat.prepared_names import SPLITS, indices_name, indptr_name, labels_name, seeds_name
 from common.data import manifest
 from common.data.manifest import Manifest
 from common.errors import DataError

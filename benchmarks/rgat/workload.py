@@ -30,6 +30,7 @@ from common.data.order import MicroBatches
 from common.distributed.layout import Layout
 from common.errors import DataError
 from common.ops.implementation import OperationRequest, asked_for, select
+from common.ops.triton_support import widen
 from common.optim.learning_rate import constant
 from common.optim.optimizer import ParameterGroup
 from common.step.train_step import SAMPLES, Losses, TrainStep
@@ -105,8 +106,7 @@ class RgatClassification(Workload):
         assert isinstance(shape, BlockShape)
         logits_BC = self.model(tensors["features"], Block.of(shape, tensors), tensors["seed"])
         label_B = tensors["label"]
-        wide = torch.float64 if self.dtype == torch.float64 else torch.float32
-        total = torch.nn.functional.cross_entropy(logits_BC.to(wide), label_B, ignore_index=NO_LABEL)
+        total = torch.nn.functional.cross_entropy(widen(logits_BC), label_B, ignore_index=NO_LABEL)
         real_B = label_B != NO_LABEL
         right = ((logits_BC.detach().argmax(1) == label_B) & real_B).sum() / real_B.sum()
         return Losses(total, {"loss": total.detach(), "accuracy": right, SAMPLES: real_B.sum()})

@@ -1,7 +1,8 @@
-"""Attention over edges on a GPU: the kernels against the plain version at real sizes, captured, and bit by bit."""
+"""Attention over edges on a GPU: the kernels against float64 at real sizes, captured, and bit by bit."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -9,17 +10,18 @@ import torch
 from torch import Tensor
 
 from benchmarks.rgat.block import Block
+from benchmarks.rgat.made_up_graph import IGBH_EIGHTH
 from benchmarks.rgat.ops.bench_block import bench_block
 from benchmarks.rgat.ops.edge_attention import IMPLEMENTATIONS
 from benchmarks.rgat.ops.edge_attention.plain import EdgeAttention
 from common.ops.dropout.plain import DropoutMask
+from tests.benchmarks.rgat.edge_attention_bounds import TOLERANCE, assert_within, backward_terms, forward_terms
 from tests.benchmarks.rgat.random_edges import filled, random_block, random_inputs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 CUDA = torch.device("cuda")
 SLOPE = 0.2
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
 class Convolution:
@@ -59,9 +61,27 @@ class Convolution:
         dropout = None if p is None else DropoutMask(p, self.seed, 2)
         self.options: dict[str, Any] = {"slope": SLOPE, "activation_slope": activation_slope, "dropout": dropout}
 
+    def doubled(self) -> Convolution:
+        """The same numbers in float64."""
+        other = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor) and value.is_floating_point():
+                setattr(other, name, value.double())
+        return other
+
     def forward(self, functions: EdgeAttention) -> tuple[Tensor, Tensor]:
         terms = self.source_term_MA, self.target_term_TA
         return functions.forward(self.z_MD, *terms, self.bias_RD, self.block, self.level, **self.options)
+
+    def forward_terms(self) -> Tensor:
+        terms = self.source_term_MA, self.target_term_TA
+        return forward_terms(self.z_MD, *terms, self.bias_RD, self.block, self.level, **self.options)
+
+    def backward_terms(self, out_PD: Tensor, log_sum_TA: Tensor) -> tuple[Tensor, ...]:
+        return backward_terms(
+            self.dout_PD, out_PD, self.z_MD, self.source_term_MA, self.target_term_TA, log_sum_TA,
+            self.att_source_RAd, self.block, self.level, **self.options,
+        )  # fmt: skip
 
     def backward(self, functions: EdgeAttention, out_PD: Tensor, log_sum_TA: Tensor) -> tuple[Tensor, ...]:
         """Gradients; dz is 0 beyond the rows that exist."""
@@ -76,36 +96,33 @@ def on_gpu(block: Block) -> Block:
     return Block.of(block.shape, {name: tensor.to(CUDA) for name, tensor in block.tensors().items()})
 
 
-def assert_near(found: Tensor, expected: Tensor, tolerance: float) -> None:
-    """By the mean size of a column's numbers beside their own, since sums cancel."""
-    assert found.isfinite().all()
-    size = expected.float().square().mean().sqrt().item()
-    torch.testing.assert_close(found.float(), expected.float(), rtol=tolerance, atol=3 * tolerance * max(size, 1e-3))
-
-
-def assert_as_plain(work: Convolution, tolerance: float) -> None:
-    plain, triton = IMPLEMENTATIONS["torch"].function, IMPLEMENTATIONS["triton"].function
-    out_PD, log_sum_TA = work.forward(plain)
+def assert_exact(work: Convolution, tolerance: float) -> None:
+    """Results and gradients against the plain version's in float64, which get the same results of forward."""
+    plain, triton, exact = IMPLEMENTATIONS["torch"].function, IMPLEMENTATIONS["triton"].function, work.doubled()
+    expected_PD, log_sum_TA = exact.forward(plain)
     found_PD, found_log_sum_TA = work.forward(triton)
-    assert_near(found_PD, out_PD, tolerance)
+    assert_within(found_PD, expected_PD, work.forward_terms(), tolerance)
     there = log_sum_TA.isfinite()
-    torch.testing.assert_close(found_log_sum_TA[there], log_sum_TA[there], rtol=1e-5, atol=1e-5)
-    found, expected = work.backward(triton, out_PD, log_sum_TA), work.backward(plain, out_PD, log_sum_TA)
-    for one, other in zip(found, expected, strict=True):
-        assert_near(one, other, tolerance)
+    torch.testing.assert_close(found_log_sum_TA[there].double(), log_sum_TA[there], rtol=1e-5, atol=1e-5)
+    out_PD, log_sum_TA = expected_PD.to(found_PD.dtype), log_sum_TA.float()
+    terms = work.backward_terms(out_PD, log_sum_TA)
+    found = work.backward(triton, out_PD, log_sum_TA)
+    expected = exact.backward(plain, out_PD.double(), log_sum_TA.double())
+    for one, other, of_one in zip(found, expected, terms, strict=True):
+        assert_within(one, other, of_one, tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("level", [1, 2, 3])
 def test_a_block_like_the_data_sets(level: int, dtype: torch.dtype) -> None:
     last = {"activation_slope": None, "p": None} if level == 1 else {}
-    assert_as_plain(Convolution(bench_block(128, CUDA, 16), level, 4, 128, dtype, **last), TOLERANCE[dtype])
+    assert_exact(Convolution(bench_block(128, CUDA, IGBH_EIGHTH // 16), level, 4, 128, dtype, **last), TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize(("heads", "width"), [(4, 8), (1, 3), (8, 1), (2, 256)])
 def test_other_heads_and_widths(heads: int, width: int) -> None:
     block = on_gpu(random_block(1, hub=0.3))
-    assert_as_plain(Convolution(block, 3, heads, width, torch.float32), 1e-5)
+    assert_exact(Convolution(block, 3, heads, width, torch.float32), TOLERANCE[torch.float32])
 
 
 def test_long_rows_with_the_tiles_of_training() -> None:
@@ -113,7 +130,7 @@ def test_long_rows_with_the_tiles_of_training() -> None:
     block = on_gpu(random_block(2, graph=600, seeds=200, fanouts=(15, 10, 5), hub=0.4))
     assert block.row_indptr.diff().max() > 1000
     for level in (1, 2, 3):
-        assert_as_plain(Convolution(block, level, 4, 128, torch.float32), 1e-5)
+        assert_exact(Convolution(block, level, 4, 128, torch.float32), TOLERANCE[torch.float32])
 
 
 def test_a_small_block_is_the_cpus() -> None:
@@ -129,7 +146,7 @@ def test_a_small_block_is_the_cpus() -> None:
 
 
 def test_the_same_bits_twice() -> None:
-    work = Convolution(bench_block(128, CUDA, 16), 3, 4, 128, torch.bfloat16)
+    work = Convolution(bench_block(128, CUDA, IGBH_EIGHTH // 16), 3, 4, 128, torch.bfloat16)
     functions = IMPLEMENTATIONS["triton"].function
     out_PD, log_sum_TA = work.forward(functions)
     gradients = work.backward(functions, out_PD, log_sum_TA)
@@ -146,7 +163,7 @@ def test_a_captured_step_takes_the_next_block_and_seed(name: str) -> None:
     small = random_block(5, seeds=6, fanouts=(2, 1, 1), shape=large.shape)
     block = on_gpu(small)
     work = Convolution(block, 2, 4, 8, torch.float32, garbage=False)
-    dropped = torch.zeros(0)
+    dropped = torch.zeros(0, dtype=torch.bool, device=CUDA)
 
     def step() -> list[Tensor]:
         out_PD, log_sum_TA = work.forward(functions)

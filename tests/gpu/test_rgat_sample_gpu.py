@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.rgat.block import Block, BlockShape
-from benchmarks.rgat.capacities import enough_shape, largest_shape, moments
+from benchmarks.rgat.capacities import grown, largest_shape
 from benchmarks.rgat.graph import Graph
-from benchmarks.rgat.made_up_graph import made_up_igbh
+from benchmarks.rgat.made_up_graph import IGBH_EIGHTH
 from benchmarks.rgat.ops import sample
+from benchmarks.rgat.ops.bench_block import FANOUTS as REAL_FANOUTS
+from benchmarks.rgat.ops.bench_block import bench_graph, bench_room
 from benchmarks.rgat.ops.sample.plain import plain_sampler
 from benchmarks.rgat.ops.sample.triton import triton_sampler
 from tests.benchmarks.rgat.sample_oracle import NODES, filled, on, sharded, small_graph
@@ -21,8 +23,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 FANOUTS = (4, 3, 2)
 SEEDS = 9
-SHARE = 4000
-"""Of IGBH: 67,000 papers and 2.9 million edges."""
+PAPERS = 67_000
+"""Of IGBH's 269 million; 2.9 million edges."""
 
 
 def some_seeds(papers: int, count: int, number: int) -> Tensor:
@@ -59,24 +61,18 @@ def test_what_has_no_room_is_left_out_as_on_the_cpu(room: tuple[str, int, str]) 
 
 @pytest.fixture(scope="module")
 def share() -> Graph:
-    return made_up_igbh(SHARE, 0, torch.device("cpu"))
+    return bench_graph(torch.device("cpu"), PAPERS)
 
 
 @pytest.fixture(scope="module")
 def shape(share: Graph) -> BlockShape:
-    """With the usual margin."""
-    largest = largest_shape(share, 64, (15, 10, 5))
-    sampler = plain_sampler(share, (15, 10, 5), largest)
-    counts = [
-        sampler(some_seeds(share.nodes[0], 64, number), 64, torch.tensor(number)).counts.tolist() for number in range(5)
-    ]
-    return enough_shape(moments(counts), largest, 5.0)
+    return bench_room(share, 64, plain_sampler)
 
 
 @pytest.mark.parametrize("name", sorted(sample.IMPLEMENTATIONS))
 def test_a_large_block_is_the_cpus(name: str, share: Graph, shape: BlockShape) -> None:
-    sampler = sample.IMPLEMENTATIONS[name].function(on("cuda", share), (15, 10, 5), shape)
-    plain = plain_sampler(share, (15, 10, 5), shape)
+    sampler = sample.IMPLEMENTATIONS[name].function(on("cuda", share), REAL_FANOUTS, shape)
+    plain = plain_sampler(share, REAL_FANOUTS, shape)
     for number in (0, 1, 0):
         seeds = some_seeds(share.nodes[0], 64, number)
         block = sampler(seeds.cuda(), 64, torch.tensor(number, device="cuda"))
@@ -85,7 +81,7 @@ def test_a_large_block_is_the_cpus(name: str, share: Graph, shape: BlockShape) -
 
 
 def test_sampling_is_captured(share: Graph, shape: BlockShape) -> None:
-    sampler = triton_sampler(on("cuda", share), (15, 10, 5), shape)
+    sampler = triton_sampler(on("cuda", share), REAL_FANOUTS, shape)
     seeds, count, seed = (
         some_seeds(share.nodes[0], 64, 7).cuda(),
         torch.tensor(64, device="cuda", dtype=torch.int32),
@@ -115,8 +111,22 @@ def test_sampling_is_captured(share: Graph, shape: BlockShape) -> None:
     assert filled(captured) == first
 
 
+def test_a_sampler_is_made_and_used_without_waiting(share: Graph, shape: BlockShape) -> None:
+    seeds, seed = some_seeds(share.nodes[0], 64, 7).cuda(), torch.tensor(7, device="cuda")
+    expected = triton_sampler(on("cuda", share), REAL_FANOUTS, shape)(seeds, 64, seed)
+    graph, roomier = on("cuda", share), grown(shape, largest_shape(share, 64, REAL_FANOUTS))
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        block = triton_sampler(graph, REAL_FANOUTS, roomier)(seeds, 64, seed)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert block.shape != expected.shape
+    assert filled(block) == filled(expected)
+
+
 def test_a_side_stream_gives_the_same(share: Graph, shape: BlockShape) -> None:
-    sampler = triton_sampler(on("cuda", share), (15, 10, 5), shape)
+    sampler = triton_sampler(on("cuda", share), REAL_FANOUTS, shape)
     seeds, seed = some_seeds(share.nodes[0], 64, 3).cuda(), torch.tensor(3, device="cuda")
     expected = filled(sampler(seeds, 64, seed))
     stream = torch.cuda.Stream()
@@ -130,7 +140,7 @@ def test_a_side_stream_gives_the_same(share: Graph, shape: BlockShape) -> None:
 def test_a_graph_is_made_in_bounded_memory() -> None:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    graph = made_up_igbh(64, 0, torch.device("cuda"))
+    graph = bench_graph(torch.device("cuda"), IGBH_EIGHTH // 8)
     held = torch.cuda.memory_allocated() - before
     assert held == pytest.approx(4 * sum(graph.edges) + 8 * sum(len(each) for (each,) in graph.indptr), rel=0.02)
     assert torch.cuda.max_memory_allocated() - before - held < 1.5e9

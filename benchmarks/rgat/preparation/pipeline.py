@@ -15,7 +15,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.rgat.layout import (
+from benchmarks.rgat.preparation import edges, features, permutation, seeds
+from benchmarks.rgat.preparation.array_file import ArrayFile
+from benchmarks.rgat.preparation.edges import Sorted
+from benchmarks.rgat.prepared import FEATURE_DTYPES
+from benchmarks.rgat.prepared_names import (
     SPLITS,
     features_name,
     indices_name,
@@ -24,10 +28,6 @@ from benchmarks.rgat.layout import (
     prepared_files,
     seeds_name,
 )
-from benchmarks.rgat.preparation import edges, features, permutation, seeds
-from benchmarks.rgat.preparation.array_file import ArrayFile
-from benchmarks.rgat.preparation.edges import Sorted
-from benchmarks.rgat.prepared import FEATURE_DTYPES
 from benchmarks.rgat.raw import RawArray, RawGraph
 from benchmarks.rgat.schema import Relation
 from common.data.manifest import FileEntry, file_entry

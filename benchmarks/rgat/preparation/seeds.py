@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.rgat.layout import labels_name, seeds_name
 from benchmarks.rgat.preparation import permutation
+from benchmarks.rgat.prepared_names import labels_name, seeds_name
 from benchmarks.rgat.raw import RawArray, Settings
 from common.data.atomic import written
 from common.data.stages import Record

@@ -151,10 +151,7 @@ class ExchangedFeatures:
             tensor.record_stream(stream)
 
     def _rooms(self, shard: ShardedRows, received: int, sent: int) -> tuple[Tensor, Tensor, ShardedRows]:
-        """Numbers from others, rows for them, and rows from them: memory that every block uses again.
-
-        What a kernel knows of it goes to the device when it is made, for which the host waits.
-        """
+        """Numbers from others, rows for them, and rows from them: memory that every block uses again.""" ""
         if len(self._asked) <= received:
             self._given = self._given.new_empty(0)  # gives its memory back before there is more
             self._asked = torch.empty(_with_reserve(received), dtype=torch.int32, device=self._device)

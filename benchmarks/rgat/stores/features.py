@@ -11,14 +11,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.rgat.layout import features_name
+from benchmarks.rgat.prepared_names import features_name
 from benchmarks.rgat.schema import Schema
 from benchmarks.rgat.stores.exchange import ExchangedFeatures
 from benchmarks.rgat.stores.feature_store import FeatureStore, InPlaceFeatures
-from benchmarks.rgat.stores.files import Loader
 from benchmarks.rgat.stores.host_memory import NodeMemory
 from benchmarks.rgat.stores.partition import Partition
 from benchmarks.rgat.stores.placement import EXCHANGE, HOST, LOCAL, PEERS, Ranks, Room, candidates
+from benchmarks.rgat.stores.row_loader import RowLoader
 from common.data.direct_rows import DirectRows
 from common.distributed import one_machine
 from common.distributed.layout import Layout
@@ -61,7 +61,7 @@ def open_features(
     """
 
     def fill(partition: Partition, shard: int, own_RF: Tensor) -> None:
-        with Loader(device) as loader:
+        with RowLoader(device) as loader:
             for number, (name, begin) in enumerate(zip(schema.types, partition.first_rows, strict=True)):
                 first, last = partition.share(number, shard)
                 with DirectRows.from_npy(root / features_name(name), dtype, (width,), nodes[number]) as rows:

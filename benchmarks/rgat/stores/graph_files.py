@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.rgat.graph import LARGEST
-from benchmarks.rgat.layout import indices_name, indptr_name
+from benchmarks.rgat.prepared_names import indices_name, indptr_name
 from benchmarks.rgat.schema import Schema
-from benchmarks.rgat.stores.files import Loader
 from benchmarks.rgat.stores.partition import Partition
+from benchmarks.rgat.stores.row_loader import RowLoader
 from common.data.direct_rows import DirectRows
 from common.errors import DataError
 
@@ -46,7 +46,7 @@ class GraphFiles:
         return [self._cuts(number, partition) for number in range(len(self._schema.relations))]
 
     def read(
-        self, partition: Partition, shard: int, indptr: Sequence[Tensor], indices: Sequence[Tensor], loader: Loader
+        self, partition: Partition, shard: int, indptr: Sequence[Tensor], indices: Sequence[Tensor], loader: RowLoader
     ) -> None:
         """Read a shard of targets.
 
@@ -90,7 +90,7 @@ class GraphFiles:
             )
         return tuple(found)
 
-    def _read_indptr(self, number: int, first: int, last: int, into: Tensor, loader: Loader) -> None:
+    def _read_indptr(self, number: int, first: int, last: int, into: Tensor, loader: RowLoader) -> None:
         lowest = torch.zeros((), dtype=torch.int64, device=into.device)
         with self._indptr(number) as rows:
             for begin, end in loader.copy(rows, first, last + 1, into[: last + 1 - first]):
@@ -104,7 +104,7 @@ class GraphFiles:
         into[count + 1 :] = into[count]  # what lies behind the type's last target has no edges
         into -= into[0].clone()
 
-    def _read_indices(self, number: int, first: int, last: int, into: Tensor, loader: Loader) -> None:
+    def _read_indices(self, number: int, first: int, last: int, into: Tensor, loader: RowLoader) -> None:
         lowest = torch.zeros((), dtype=torch.int32, device=into.device)
         highest = torch.zeros_like(lowest)
         with self._indices(number) as rows:

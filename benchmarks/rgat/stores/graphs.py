@@ -12,10 +12,10 @@ from torch import Tensor
 
 from benchmarks.rgat.graph import Graph
 from benchmarks.rgat.schema import Schema
-from benchmarks.rgat.stores.files import Loader
 from benchmarks.rgat.stores.graph_files import GraphFiles
 from benchmarks.rgat.stores.partition import Partition
 from benchmarks.rgat.stores.placement import GB, LOCAL, PEERS, Room
+from benchmarks.rgat.stores.row_loader import RowLoader
 from common.distributed import one_machine
 from common.distributed.layout import Layout
 from common.distributed.symmetric_memory import PeerMemory, attempt
@@ -77,7 +77,7 @@ def open_graph(
     files = GraphFiles(root, schema, nodes)
     group = layout.node(ranks_per_node)
     chosen = _choose(placement, graph_bytes(schema, nodes, files.edges), layout, ranks_per_node, device)
-    with Loader(device) as loader:
+    with RowLoader(device) as loader:
         if chosen == PEERS and group is not None:
             partition, shard = Partition(nodes, group.size()), group.rank()
             edges = [cuts[shard + 1] - cuts[shard] for cuts in files.shard_edges(partition)]

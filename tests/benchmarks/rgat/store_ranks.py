@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.rgat.block import Block, BlockShape
-from benchmarks.rgat.layout import features_name, indices_name, indptr_name
+from benchmarks.rgat.prepared_names import features_name, indices_name, indptr_name
 from benchmarks.rgat.schema import Schema
 from benchmarks.rgat.stores import graphs
 from benchmarks.rgat.stores.feature_store import FeatureStore

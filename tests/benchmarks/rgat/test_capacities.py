@@ -93,3 +93,9 @@ def test_growing_ends_at_the_largest_shape() -> None:
         sizes.append(sum(shape.edges[-1]))
         shape = grown(shape, LARGEST)
     assert sizes == [10, 20, 40, 70]  # and then all 60 and 30
+
+
+def test_what_is_rare_grows_to_more_than_twice() -> None:
+    shape = grown(at_most(LARGEST, 12), LARGEST, 32)
+    assert (shape.nodes, shape.edges) == (((4, 0), (4, 20), (32, 32)), ((32, 0), (32, 30)))
+    assert grown(shape, LARGEST, 32).edges == ((40, 0), (60, 30))  # twice 32 is more than there can be

@@ -11,7 +11,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from benchmarks.rgat.graph import Graph
-from benchmarks.rgat.layout import indices_name, indptr_name
+from benchmarks.rgat.prepared_names import indices_name, indptr_name
 from benchmarks.rgat.stores import placement as places
 from benchmarks.rgat.stores.graphs import graph_bytes, graph_in_memory, open_graph
 from common.distributed.layout import Layout
@@ -90,7 +90,7 @@ def test_files_of_several_pieces_are_checked_across_them(tmp_path, monkeypatch):
     monkeypatch.setattr(small, "EDGES", (5000, 4000, 4000))
     made = small.made()
     small.write(tmp_path, made)
-    monkeypatch.setattr("benchmarks.rgat.stores.files.Loader.__init__.__defaults__", (8192,))
+    monkeypatch.setattr("benchmarks.rgat.stores.row_loader.RowLoader.__init__.__defaults__", (8192,))
     graph = opened(tmp_path)
     for number in range(3):
         assert torch.equal(graph.indptr[number][0], made.indptr[number])

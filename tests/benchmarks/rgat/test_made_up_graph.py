@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from benchmarks.rgat import made_up_graph as made_up
-from benchmarks.rgat.made_up_graph import IGBH_NODES, made_up_graph, made_up_igbh
+from benchmarks.rgat.made_up_graph import made_up_graph, made_up_igbh
+from benchmarks.rgat.raw import NODES
 from benchmarks.rgat.schema import Schema
 
 SCHEMA = Schema.augmented(("paper", "author"), ("paper__cites__paper", "paper__by__author"), "paper")
@@ -63,9 +64,11 @@ def test_pieces_and_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_share_of_igbh_has_its_degrees() -> None:
-    graph = made_up_igbh(20_000, 0, CPU)
+    graph = made_up_igbh(13_467, 0, CPU)
     assert len(graph.schema.relations) == 11
-    assert graph.nodes == tuple(max(1, count // 20_000) for count in IGBH_NODES.values())
+    of_each_paper = {name: count / NODES["full"]["paper"] for name, count in NODES["full"].items()}
+    expected = {name: max(1, round(13_467 * each)) for name, each in of_each_paper.items()}
+    assert dict(zip(graph.schema.types, graph.nodes, strict=True)) == expected
     assert graph.edges[0] / graph.nodes[0] == pytest.approx(29.7, rel=0.05)
     assert all(graph.edges)
 

@@ -7,17 +7,29 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.rgat.ops import bench, bench_blocks, projection
+from benchmarks.rgat.block import Block
+from benchmarks.rgat.ops import bench, projection
 from benchmarks.rgat.ops.bench import sweeps
-from benchmarks.rgat.ops.projection.bench_cases import entries
+from benchmarks.rgat.ops.bench_block import bench_block
+from benchmarks.rgat.ops.projection import bench_cases
 from common.ops.bench import cases
 from common.ops.implementation import always
 
+SEEDS = 3
+CPU = torch.device("cpu")
+
+
+def small_block(seeds: int, device: torch.device) -> Block:
+    return bench_block(seeds, device, 300)
+
 
 @pytest.fixture
-def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors have shapes only, and the plain implementation stands in for the kernels, which have no such version."""
-    monkeypatch.setattr(cases, "DEVICE", "meta")
+def small_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small graph, narrow products, and the plain implementation in the place of the kernels."""
+    monkeypatch.setattr(cases, "DEVICE", "cpu")
+    monkeypatch.setattr(bench_cases, "bench_block", small_block)
+    monkeypatch.setattr(bench_cases, "FEATURES", 24)
+    monkeypatch.setattr(bench_cases, "HEAD_SIZE", 3)
     implementations = projection.IMPLEMENTATIONS
     stand_in = replace(implementations["triton"], function=implementations["torch"].function, unsupported=always)
     monkeypatch.setitem(implementations, "triton", stand_in)
@@ -40,23 +52,28 @@ def test_every_tile_can_be_swept() -> None:
         assert {sweep.key for sweep in sweeps().values() if sweep.table is operation.TILES} == set(operation.TILES)
 
 
-@pytest.mark.usefixtures("without_memory")
-def test_every_pass_runs_at_the_real_size() -> None:
-    for entry in entries():
-        for own in entry.build(2048, torch.bfloat16):
+@pytest.mark.usefixtures("small_on_the_cpu")
+def test_every_pass_runs() -> None:
+    for entry in bench_cases.entries():
+        for own in entry.build(SEEDS, torch.bfloat16):
             own.run()
             assert own.bytes > 0
             assert own.flops > 0
 
 
-@pytest.mark.usefixtures("without_memory")
+@pytest.mark.usefixtures("small_on_the_cpu")
 def test_the_first_convolution_projects_its_rows_and_no_more() -> None:
-    entry = next(entry for entry in entries() if entry.calls)
-    forward = entry.build(2048, torch.bfloat16)[0]
-    assert forward.flops == pytest.approx(2048 * 1261.38 * 2 * 1024 * 512, rel=1e-5)
+    entry = next(entry for entry in bench_cases.entries() if entry.calls)
+    forward = entry.build(SEEDS, torch.bfloat16)[0]
+    block = small_block(SEEDS, CPU)
+    rows = [
+        len(set(block.edge_row[first : first + count].tolist()))
+        for first, count in zip(block.shape.edge_offsets, block.edge_counts[2].tolist(), strict=False)
+    ]
+    assert forward.flops == sum(rows) * 2 * 24 * (4 * 3)
 
 
-@pytest.mark.usefixtures("without_memory")
+@pytest.mark.usefixtures("small_on_the_cpu")
 def test_a_sweep_tries_tiles_of_its_table() -> None:
     pytest.importorskip("triton")
     for name, sweep in sweeps().items():
@@ -64,16 +81,17 @@ def test_a_sweep_tries_tiles_of_its_table() -> None:
         assert [tuple(type(tile)(*choice))[: len(choice)] for choice in sweep.choices] == list(sweep.choices), name
 
 
-def test_rows_of_a_made_up_block_are_nodes_of_their_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cases, "DEVICE", "cpu")
-    block = bench_blocks.block(20)
+def test_rows_of_a_made_up_block_are_nodes_of_their_level() -> None:
+    block = small_block(SEEDS, CPU)
     room = block.shape
+    assert int((block.edge_counts[-1] > 0).sum()) > 8
     for relation, source in enumerate(room.schema.sources):
         first, into = room.row_offsets(room.hops)[relation], room.node_row_offsets[relation]
         for level in range(1, room.hops + 1):
             count = int(block.row_counts[level - 1, relation])
             node = block.rows[first : first + count]
-            assert count == bench_blocks.rows(20)[level - 1][relation]
+            edges = block.edge_row[room.edge_offsets[relation] :][: int(block.edge_counts[level - 1, relation])]
+            assert set(edges.tolist()) == set(range(count))
             assert ((node >= 0) & (node < block.node_counts[level, source])).all()
             if level < room.hops:
                 assert torch.equal(block.node_row[into + node.long()], torch.arange(count, dtype=torch.int32))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks.rgat.block import BlockShape
+from benchmarks.rgat.device_tables import device_table
 from tests.benchmarks.rgat.random_edges import SCHEMA
 
 CPU = torch.device("cpu")
@@ -48,3 +49,9 @@ def test_no_table_is_forgotten() -> None:
         for room in range(2, MANY):
             make(room)
         assert make(1) is first, name
+
+
+def test_no_table_is_copied_in_the_capture_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="before a CUDA graph is captured"):
+        device_table([[1, 2], [3, 4]], torch.int32, torch.device("cuda"))

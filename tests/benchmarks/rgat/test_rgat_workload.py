@@ -6,12 +6,17 @@ import math
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.rgat.block import Block, BlockShape
+from benchmarks.rgat.graph import Graph
+from benchmarks.rgat.ops import sample
+from benchmarks.rgat.ops.sample.plain import plain_sampler
+from benchmarks.rgat.ops.sample.sampler import Sampler
 from benchmarks.rgat.workload import RgatClassification
 from common import cli
 from common.config.composition import compose
@@ -24,6 +29,7 @@ from common.mlperf.admission import admit, evaluation_schedule
 from common.mlperf.constraints import missing_hyperparameters
 from common.mlperf.events import RunEvents, hyperparameters
 from common.mlperf.mllog import RunLog
+from common.ops.implementation import Implementation, always
 
 
 def loaded(*overrides: str) -> tuple[RunConfig, SessionConfig]:
@@ -197,6 +203,28 @@ def test_a_step_captures_the_shape_that_nearly_all_batches_have(data):
     workload.close()
 
 
+def test_no_sampler_is_made_once_the_data_are_open(data, monkeypatch):
+    made: list[BlockShape] = []
+
+    def counted(graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> Sampler:
+        made.append(shape)
+        return plain_sampler(graph, fanouts, shape)
+
+    monkeypatch.setitem(sample.IMPLEMENTATIONS, "torch", Implementation("torch", counted, always))
+    workload = built("reader.sample=torch", "reader.eval_batch=5")
+    evaluation = workload.evaluation(workload.layout)
+    source = workload.open_data(data)
+    evaluation.open_data(data)
+    before = len(made)
+    shapes = {batch.key for batch in source.batches(Between(0, 1, 0, 0, 40 * 8))}
+    evaluation.predict(workload.weights())
+    assert source.sampler.larger > 0
+    assert len(shapes) == 2, "the usual one, and the next larger"
+    assert len(made) == before
+    evaluation.close()
+    workload.close()
+
+
 def test_a_short_batch_counts_its_seeds(data):
     workload = built("micro_batch=5", "hparams.global_batch_size=20")  # a lane's 96 seeds: 19 batches and one of 1
     source = workload.open_data(data)
@@ -215,8 +243,8 @@ def test_a_short_batch_counts_its_seeds(data):
     workload.close()
 
 
-@pytest.mark.parametrize(("ranks", "batch"), [(1, 5), (1, 32)])
-def test_every_evaluation_seed_is_counted_once(data, ranks, batch):
+@pytest.mark.parametrize("batch", [5, 32])
+def test_every_evaluation_seed_is_counted_once(data, batch):
     workload = built(f"reader.eval_batch={batch}")
     evaluation = workload.evaluation(workload.layout)
     evaluation.warm_up()

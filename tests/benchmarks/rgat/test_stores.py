@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from benchmarks.rgat.layout import features_name
+from benchmarks.rgat.prepared_names import features_name
 from benchmarks.rgat.stores import host_memory
 from benchmarks.rgat.stores import placement as places
 from benchmarks.rgat.stores.features import build_features, from_tables, open_features

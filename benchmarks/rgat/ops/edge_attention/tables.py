@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.rgat.block import BlockShape
+from benchmarks.rgat.device_tables import device_table
 
 
 class ByKind(NamedTuple):
@@ -59,7 +60,7 @@ def edge_counts_place(shape: BlockShape, level: int) -> int:
 
 
 def _on(device: torch.device, records: Sequence[Sequence[int]]) -> Tensor:
-    return torch.tensor(records, dtype=torch.int32, device=device)
+    return device_table(records, torch.int32, device)
 
 
 @functools.cache

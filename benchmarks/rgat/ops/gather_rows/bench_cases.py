@@ -9,22 +9,17 @@ from typing import Any
 
 import torch
 
+from benchmarks.rgat.made_up_graph import IGBH_EIGHTH, igbh_proportions
 from benchmarks.rgat.ops import gather_rows
+from benchmarks.rgat.ops.bench_block import bench_block
 from benchmarks.rgat.ops.gather_rows.plain import ShardedRows
+from benchmarks.rgat.schema import Schema
 from benchmarks.rgat.stores.partition import Partition
 from common.ops.bench import cases
 from common.ops.bench.cases import Entry, Pass, each
 from common.ops.bench.sweep import Sweep
 
-NODES = (33_668_272, 34_652_611, 89_120, 3_365, 6_132, 569)
-"""Papers, authors, fields, institutes, journals, conferences."""
-
-FOUND = (850.0, 370.0, 40.0, 1.6, 3.0, 0.28)
-"""Of a seed, by type."""
-
-ROOM = 1.05
-"""Of what is found."""
-
+PAPERS = IGBH_EIGHTH
 ROW_BYTES = 1024
 SEEDS = 2048
 PEERS = 8
@@ -37,13 +32,12 @@ HOST_SHARE = 16
 """Of the nodes, which are read out of the host's memory: pinning all takes minutes."""
 
 
-def _rows(shards: int, host: bool) -> tuple[ShardedRows, tuple[int, ...]]:
-    """Rows that hold anything, and nodes by type."""
-    nodes = tuple(-(-count // HOST_SHARE) for count in NODES) if host else NODES
-    partition = Partition(nodes, shards)
+def _rows(schema: Schema, papers: int, shards: int, host: bool) -> ShardedRows:
+    """Rows of all nodes, that hold anything."""
+    partition = Partition(tuple(igbh_proportions(schema, papers)[0]), shards)
     place: dict[str, Any] = {"pin_memory": True} if host else {"device": cases.DEVICE}
     held = tuple(torch.empty((partition.rows, ROW_BYTES), dtype=torch.uint8, **place) for _ in range(shards))
-    return ShardedRows(held, partition.rows_per_shard, partition.first_rows, torch.device(cases.DEVICE)), nodes
+    return ShardedRows(held, partition.rows_per_shard, partition.first_rows, torch.device(cases.DEVICE))
 
 
 def case(
@@ -55,16 +49,13 @@ def case(
     dtype: torch.dtype,
 ) -> list[Pass]:
     """The rows of all nodes around ``batch`` seeds; the dtype means nothing for bytes."""
-    rows, nodes = _rows(shards, host)
-    found = [round(count * batch) for count in FOUND]
-    offsets = tuple(itertools.accumulate((int(count * ROOM) + 1 for count in found), initial=0))
-    node_N = torch.zeros(offsets[-1], dtype=torch.int32, device=cases.DEVICE)
-    for first, count, existing in zip(offsets, found, nodes, strict=False):
-        node_N[first : first + count] = torch.randint(existing, (count,), dtype=torch.int32, device=cases.DEVICE)
-    count_T = torch.tensor(found, dtype=torch.int32, device=cases.DEVICE)
+    papers = PAPERS // HOST_SHARE if host else PAPERS
+    block = bench_block(batch, torch.device(cases.DEVICE), papers)
+    rows, hops = _rows(block.shape.schema, papers, shards, host), block.shape.hops
+    offsets, count_T = block.shape.node_offsets(hops), block.node_counts[hops]
     out_NB = torch.empty((offsets[-1], ROW_BYTES), dtype=torch.uint8, device=cases.DEVICE)
-    moved = float(sum(found) * (2 * ROW_BYTES + node_N.element_size()))
-    return [Pass("forward", lambda: function(rows, node_N, count_T, offsets, out_NB, programs), moved)]
+    moved = float(int(count_T.sum()) * (2 * ROW_BYTES + block.nodes.element_size()))
+    return [Pass("forward", lambda: function(rows, block.nodes, count_T, offsets, out_NB, programs), moved)]
 
 
 def entries() -> list[Entry]:

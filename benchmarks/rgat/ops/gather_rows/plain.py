@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from benchmarks.rgat.device_tables import device_table
+
 LARGEST = (1 << 31) - 1
 """Rows of a shard are numbered in int32."""
 
@@ -54,7 +56,7 @@ class ShardedRows:
     @functools.cached_property
     def addresses(self) -> Tensor:
         """[S], int64, on ``device``: where the shards begin, for kernels."""
-        return torch.tensor([shard.data_ptr() for shard in self.shards], dtype=torch.int64, device=self.device)
+        return device_table([shard.data_ptr() for shard in self.shards], torch.int64, self.device)
 
 
 def check(rows: ShardedRows, node_N: Tensor, count_T: Tensor, offsets: Sequence[int], out_NB: Tensor) -> None:

@@ -14,6 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
+from benchmarks.rgat.device_tables import device_table
 from benchmarks.rgat.ops.gather_rows import kernels
 from benchmarks.rgat.ops.gather_rows.plain import ShardedRows, check
 from common.ops.triton_support import multiprocessors
@@ -86,4 +87,4 @@ def _type_table(
 
     Never forgotten: captured graphs go on reading it.
     """
-    return torch.tensor([offsets, rows_per_shard, first_rows], dtype=torch.int64, device=device)
+    return device_table([offsets, rows_per_shard, first_rows], torch.int64, device)

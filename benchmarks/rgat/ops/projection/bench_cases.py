@@ -9,17 +9,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.rgat.ops import bench_blocks as size
+from benchmarks.rgat.block import Block
 from benchmarks.rgat.ops import projection
+from benchmarks.rgat.ops.bench_block import FANOUTS, bench_block
 from benchmarks.rgat.ops.projection.plain import Projection, project_stock
 from common.ops.bench import cases
 from common.ops.bench.cases import Entry, Pass, each
 from common.ops.bench.sweep import Sweep
 
+HEADS, HEAD_SIZE, FEATURES = 4, 128, 1024
 SEEDS = 2048
-"""At which tiles are tried."""
+"""Of a micro-batch, at which tiles are tried."""
 
-LEVELS = (3, 2, 1)
+LEVELS = tuple(range(len(FANOUTS), 0, -1))
 """Of the convolutions, the first first."""
 
 
@@ -34,9 +36,9 @@ class Given(NamedTuple):
     dterm_TA: Tensor
 
 
-def _given(seeds: int, level: int, dtype: torch.dtype) -> Given:
-    shape, relations = size.shape(seeds), len(size.SCHEMA.relations)
-    inputs = size.FEATURES if level == shape.hops else size.HIDDEN
+def _given(block: Block, level: int, dtype: torch.dtype) -> Given:
+    shape, relations, hidden = block.shape, len(block.shape.schema.relations), HEADS * HEAD_SIZE
+    inputs = FEATURES if level == shape.hops else hidden
 
     def normal(*lengths: int) -> Tensor:
         return torch.randn(lengths, device=cases.DEVICE, dtype=dtype)
@@ -44,23 +46,24 @@ def _given(seeds: int, level: int, dtype: torch.dtype) -> Given:
     x_NK = normal(shape.node_offsets(level)[-1], inputs)
     return Given(
         x_NK.to(torch.float8_e4m3fn) if level == shape.hops else x_NK,
-        normal(relations, inputs, size.HIDDEN) * inputs**-0.5,
-        normal(relations, size.HEADS, size.HEAD_SIZE).float(),
-        normal(relations, inputs, size.HEADS).float(),
-        normal(shape.row_offsets(level)[-1], size.HIDDEN),
-        normal(shape.target_offsets(level)[-1], size.HEADS).float(),
+        normal(relations, inputs, hidden) * inputs**-0.5,
+        normal(relations, HEADS, HEAD_SIZE).float(),
+        normal(relations, inputs, HEADS).float(),
+        normal(shape.row_offsets(level)[-1], hidden),
+        normal(shape.target_offsets(level)[-1], HEADS).float(),
     )
 
 
 def case(level: int, function: Projection, seeds: int, dtype: torch.dtype) -> list[Pass]:
     """One convolution. Bytes are those of what is filled, and each input of a function is read once."""
-    block, given = size.block(seeds), _given(seeds, level, dtype)
-    x, weight, att, v, dz, dterm = given
-    rows, pairs = sum(size.rows(seeds)[level - 1]), sum(size.targets(seeds, level))
-    targets, inputs = sum(size.nodes(seeds)[level - 1]), x.shape[1]
-    x_row, z_row, term_row = inputs * x.element_size(), size.HIDDEN * dtype.itemsize, 4 * size.HEADS
+    block = bench_block(seeds, torch.device(cases.DEVICE))
+    x, weight, att, v, dz, dterm = _given(block, level, dtype)
+    nodes = block.node_counts.tolist()
+    rows, pairs = int(block.row_counts[level - 1].sum()), sum(nodes[level - 1][t] for t in block.shape.schema.targets)
+    targets, inputs, hidden = sum(nodes[level - 1]), x.shape[1], dz.shape[1]
+    x_row, z_row, term_row = inputs * x.element_size(), hidden * dtype.itemsize, 4 * HEADS
     weights = float(weight.numel() * weight.element_size())
-    products, vectors = 2.0 * rows * inputs * size.HIDDEN, 2.0 * pairs * inputs * size.HEADS
+    products, vectors = 2.0 * rows * inputs * hidden, 2.0 * pairs * inputs * HEADS
     projected = rows * (4 + x_row + z_row) + weights
     read_terms = float(targets * x_row + pairs * term_row)
     passes = [
@@ -69,8 +72,8 @@ def case(level: int, function: Projection, seeds: int, dtype: torch.dtype) -> li
         Pass("terms", lambda: function.target_terms(x, block, level, v), read_terms, vectors),
         Pass("terms gradient", lambda: function.target_terms_gradient(x, dterm, block, level), read_terms, vectors),
     ]
-    if level < size.shape(seeds).hops:
-        moved = rows * z_row + pairs * term_row + sum(size.nodes(seeds)[level]) * (inputs * dtype.itemsize) + weights
+    if level < block.shape.hops:
+        moved = rows * z_row + pairs * term_row + sum(nodes[level]) * (inputs * dtype.itemsize) + weights
         run = functools.partial(function.input_gradient, dz, dterm, block, level, weight, v)
         passes.append(Pass("input gradient", run, moved, products + vectors))
     return passes
@@ -78,16 +81,17 @@ def case(level: int, function: Projection, seeds: int, dtype: torch.dtype) -> li
 
 def stock(level: int, seeds: int, dtype: torch.dtype) -> list[Pass]:
     """The projection alone, of every node for every relation of its type; FLOP are those that the rows need."""
-    block, given = size.block(seeds), _given(seeds, level, dtype)
-    rows, inputs = sum(size.rows(seeds)[level - 1]), given.x_NK.shape[1]
+    block = bench_block(seeds, torch.device(cases.DEVICE))
+    given = _given(block, level, dtype)
+    rows, inputs, hidden = int(block.row_counts[level - 1].sum()), given.x_NK.shape[1], given.dz_MD.shape[1]
     run = functools.partial(project_stock, given.x_NK, block, level, given.weight_RKD, given.att_source_RAd)
-    moved = float(rows * (inputs * given.x_NK.element_size() + size.HIDDEN * dtype.itemsize))
-    return [Pass("forward", run, moved, 2.0 * rows * inputs * size.HIDDEN)]
+    moved = float(rows * (inputs * given.x_NK.element_size() + hidden * dtype.itemsize))
+    return [Pass("forward", run, moved, 2.0 * rows * inputs * hidden)]
 
 
 def entries() -> list[Entry]:
     """Every implementation of every convolution."""
-    sizes = {"heads": size.HEADS, "head_size": size.HEAD_SIZE}
+    sizes = {"heads": HEADS, "head_size": HEAD_SIZE}
     found = []
     for number, level in enumerate(LEVELS):
         name = f"products of convolution {number}"

@@ -1,7 +1,7 @@
 """Where relations and types lie in the tensors of a level, and how the room is cut into tiles, for kernels to look up.
 
-Every table is int32, made once for a shape, level and device, and before a CUDA graph is captured: it is copied from
-the host. None is ever forgotten, since captured graphs go on reading it: a run has a handful of shapes, whose
+Every table is int32, made once for a shape, level and device, and before a CUDA graph is captured, as it is copied
+from the host. None is ever forgotten, since captured graphs go on reading it: a run has a handful of shapes, whose
 tables take less than a megabyte each. What is cut is the room; how much of a tile is filled the kernels ask the
 device's counts.
 """
@@ -17,6 +17,7 @@ import triton
 from torch import Tensor
 
 from benchmarks.rgat.block import BlockShape
+from benchmarks.rgat.device_tables import device_table
 
 _LEAST_COLUMNS = 16
 """Of a product in matrix units."""
@@ -37,7 +38,7 @@ class Tiles(NamedTuple):
 
 
 def _tensor(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32, device=device)
+    return device_table(values, torch.int32, device)
 
 
 @functools.cache

@@ -8,19 +8,16 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks.rgat.capacities import enough_shape, largest_shape, moments
 from benchmarks.rgat.graph import Graph
-from benchmarks.rgat.made_up_graph import made_up_igbh
 from benchmarks.rgat.ops import sample
+from benchmarks.rgat.ops.bench_block import FANOUTS, bench_graph, bench_room, bench_seeds
 from benchmarks.rgat.ops.sample.sampler import Sampler
 from common.ops.bench import cases
 from common.ops.bench.cases import Entry, Pass, each
 from common.ops.bench.sweep import Sweep
 
-FANOUTS = (15, 10, 5)
 SEEDS = 2048
-ESTIMATED, SIGMA = 20, 5.0
-"""Batches that room is estimated from, and deviations above their mean."""
+"""Of a micro-batch, at which tiles are tried."""
 
 SECTOR = 32
 """Bytes that a GPU reads or writes at least."""
@@ -28,30 +25,23 @@ SECTOR = 32
 
 @functools.cache
 def _graph() -> Graph:
-    return made_up_igbh(8, 0, torch.device(cases.DEVICE))
+    return bench_graph(torch.device(cases.DEVICE))
 
 
 def case(function: Callable[..., Sampler], batch: int, dtype: torch.dtype) -> list[Pass]:
     """Two accesses at random of an edge, to its source and to that one's stamp, and one of a node, to put that back."""
     graph = _graph()
-    largest = largest_shape(graph, batch, FANOUTS)
-
-    def seeds() -> torch.Tensor:
-        papers = torch.randint(graph.nodes[graph.schema.seed_type], (2 * batch,), device=cases.DEVICE).unique()
-        return papers[torch.randperm(len(papers), device=cases.DEVICE)[:batch]].int()
-
-    first = function(graph, FANOUTS, largest)
-    counts = [
-        first(seeds(), batch, torch.tensor(seed, device=cases.DEVICE)).counts.tolist() for seed in range(ESTIMATED)
-    ]
-    shape = enough_shape(moments(counts), largest, SIGMA)
-    del first
-    sampler = function(graph, FANOUTS, shape)
-    drawn, seed = seeds(), torch.tensor(ESTIMATED, device=cases.DEVICE)
-    block = sampler(drawn, batch, seed)
+    sampler, drawn = function(graph, FANOUTS, bench_room(graph, batch, function)), bench_seeds(graph, batch, 0)
+    block = sampler(drawn.seeds, drawn.count, drawn.seed)
     nodes, edges = int(block.node_counts[-1].sum()), int(block.edge_counts[-1].sum())
     written = sum(tensor.numel() * tensor.element_size() for tensor in block.tensors().values())
-    return [Pass("forward", lambda: sampler(drawn, batch, seed), float(SECTOR * (2 * edges + nodes) + written))]
+    return [
+        Pass(
+            "forward",
+            lambda: sampler(drawn.seeds, drawn.count, drawn.seed),
+            float(SECTOR * (2 * edges + nodes) + written),
+        )
+    ]
 
 
 def entries() -> list[Entry]:

@@ -15,6 +15,7 @@ import triton
 from torch import Tensor
 
 from benchmarks.rgat.block import Block, BlockShape
+from benchmarks.rgat.device_tables import device_table, to_device
 from benchmarks.rgat.graph import Graph
 from benchmarks.rgat.ops.sample import kernels, row_kernels
 from benchmarks.rgat.ops.sample.sampler import SITES, UNSEEN, require_room
@@ -57,7 +58,8 @@ def _grid(items: tuple[int, ...], tile: Tile, device: torch.device) -> _Grid:
     Never forgotten: captured graphs go on reading it.
     """
     each = [(number, first) for number, room in enumerate(items) for first in range(0, max(room, 1), tile.items)]
-    return _Grid(torch.tensor(each, dtype=torch.int32).t().contiguous().to(device), (len(each),), tile)
+    table = torch.tensor(each, dtype=torch.int32).t().contiguous()
+    return _Grid(to_device(table, device), (len(each),), tile)
 
 
 class TritonSampler:
@@ -68,12 +70,10 @@ class TritonSampler:
         self._graph, self._fanouts, self._shape = graph, tuple(fanouts), shape
         schema, device, hops = graph.schema, graph.device, range(shape.hops)
         self._stamp_offsets = (0, *accumulate(graph.nodes))
-        self._tables = torch.tensor([self._fields(hop) for hop in hops], dtype=torch.int64, device=device)
-        self._rooms = torch.tensor(shape.nodes, dtype=torch.int32, device=device)
-        self._per_shard = torch.tensor(graph.targets_per_shard, dtype=torch.int32, device=device)
-        self._types = torch.tensor(
-            [shape.node_offsets(shape.hops)[:-1], self._stamp_offsets[:-1]], dtype=torch.int64, device=device
-        )
+        self._tables = device_table([self._fields(hop) for hop in hops], torch.int64, device)
+        self._rooms = device_table(shape.nodes, torch.int32, device)
+        self._per_shard = device_table(graph.targets_per_shard, torch.int32, device)
+        self._types = device_table([shape.node_offsets(shape.hops)[:-1], self._stamp_offsets[:-1]], torch.int64, device)
         self._pointers = graph.pointers
 
         def entries(count: int, dtype: torch.dtype = torch.int32) -> Tensor:

@@ -13,7 +13,7 @@ from common.data.direct_reader import AHEAD, PIECE_BYTES
 from common.data.direct_rows import DirectRows
 
 
-class Loader:
+class RowLoader:
     """Copies rows of one file after another into tensors; a context manager, whose end is that of all copies.
 
     Args:
@@ -25,7 +25,7 @@ class Loader:
         self._piece_bytes = piece_bytes
         self._buffers = AlignedBuffers(2 * AHEAD + 1, piece_bytes, pin_memory=device.type == "cuda")
 
-    def __enter__(self) -> Loader:
+    def __enter__(self) -> RowLoader:
         return self
 
     def __exit__(

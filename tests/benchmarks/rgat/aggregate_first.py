@@ -4,8 +4,8 @@ A target's sum is linear in the rows: sum_e alpha_e (x[row(e)] W) = (sum_e alpha
 logits are x (W a) in either case. So a relation projects sums of its targets, which are fewer than its rows, and every
 column of W once. Sums are regrouped, so that results differ in rounding.
 
-Shapes beyond those of the package: N nodes within ``level`` hops, K their features; E edges, m rows and n targets of a
-relation.
+Shapes beyond those of the operation: N nodes within ``level`` hops, K their features; E edges, m rows and n targets of
+a relation.
 """
 
 from __future__ import annotations
