@@ -42,10 +42,10 @@ class Tile(NamedTuple):
 TILES: dict[str, Tile] = {
     "forward": Tile(1, 4, 1),
     "gradient": Tile(64, 4, 4),
-    "targets": Tile(16, 8, 1),
-    "chunks": Tile(4, 4, 2),
+    "targets": Tile(32, 8, 1),
+    "chunks": Tile(1, 4, 1),
     "long_rows": Tile(32, 32, 4),
-    "rows": Tile(4, 1, 2),
+    "rows": Tile(1, 1, 1),
 }
 """Pass to its tile; what has no choice is 1. ``bench --sweep`` times others."""
 

@@ -47,8 +47,8 @@ class Tile(NamedTuple):
 TILES: dict[str, Tile] = {
     "rows": Tile(128, 256, 64, 8, 4),
     "weight_gradient": Tile(64, 256, 128, 8, 4, 8),
-    "terms": Tile(128, 0, 64, 4, 4),
-    "terms_gradient": Tile(64, 0, 128, 4, 3, 8),
+    "terms": Tile(256, 0, 64, 8, 3),
+    "terms_gradient": Tile(32, 0, 256, 4, 3, 8),
     "input_gradient": Tile(128, 128, 64, 4, 3),
 }
 """Kernel to its tile. ``bench --sweep`` times others."""
