@@ -203,7 +203,8 @@ def test_the_gradient_of_attention_in_fp8_equals_float64(scale: float) -> None:
     poison()
     found, _, d_bias = case.results("triton", torch.float32, ours)
     expected, _, expected_d_bias = case.results("torch", torch.float64, plain)
-    assert_same_fp8(found, ours, expected, plain, torch.float32)
+    # sums over 512 keys in fp32 are off by some 1e-6 of the largest, a quarter of which parts two codes
+    assert_same_fp8(found, ours, expected, plain, torch.float32, noise=1e-5)
     assert (d_bias.double() - expected_d_bias).norm() < 1e-5 * expected_d_bias.norm()
 
 

@@ -71,11 +71,16 @@ def codes(x8: Fp8Tensor) -> torch.Tensor:
 
 
 def assert_same_fp8(
-    found: Fp8Tensor | None, ours: Scaling, expected: Fp8Tensor | None, plain: Scaling, of: torch.dtype
+    found: Fp8Tensor | None,
+    ours: Scaling,
+    expected: Fp8Tensor | None,
+    plain: Scaling,
+    of: torch.dtype,
+    noise: float = 1e-6,
 ) -> None:
     """The same bytes but for a few neighbours, the same scale used, and the same left behind.
 
-    A difference of large terms, a millionth of the largest value or less, has no digits to compare.
+    A difference of large terms, no more than ``noise`` of the largest value, has no digits to compare.
     """
     assert found is not None
     assert expected is not None
@@ -83,7 +88,7 @@ def assert_same_fp8(
     assert found.source.dtype == of
     assert found.source.shape == found.data.shape
     sizes = torch.maximum(*(x8.data.float().abs() for x8 in (found, expected)))
-    apart = torch.where(sizes > 1e-6 * sizes.max(), (codes(found) - codes(expected)).abs(), 0)
+    apart = torch.where(sizes > noise * sizes.max(), (codes(found) - codes(expected)).abs(), 0)
     assert apart.max() <= 1
     assert apart.count_nonzero() <= max(1, apart.numel() // 100)
     assert (found.transposed is None) == (expected.transposed is None)
