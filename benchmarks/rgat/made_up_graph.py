@@ -124,7 +124,7 @@ IGBH_EIGHTH = 33_668_272
 """Papers of an eighth of IGBH-Full, what each of eight GPUs has."""
 
 PER_PAPER = 1.0
-"""Nodes, and edges of a relation, where IGBH has none of the kind."""
+"""Nodes, and edges of a relation, to a paper, where IGBH has none of the kind."""
 
 
 def igbh_proportions(schema: Schema, papers: int) -> tuple[list[int], dict[str, float]]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.rgat.block import Block, BlockShape
-from benchmarks.rgat.capacities import grown, largest_shape
+from benchmarks.rgat.capacities import at_most, largest_shape
 from benchmarks.rgat.graph import Graph
 from benchmarks.rgat.made_up_graph import IGBH_EIGHTH
 from benchmarks.rgat.ops import sample
@@ -16,6 +16,7 @@ from benchmarks.rgat.ops.bench_block import FANOUTS as REAL_FANOUTS
 from benchmarks.rgat.ops.bench_block import bench_graph, bench_room
 from benchmarks.rgat.ops.sample.plain import plain_sampler
 from benchmarks.rgat.ops.sample.triton import triton_sampler
+from benchmarks.rgat.sampling import BlockSampler, SeedBatch
 from tests.benchmarks.rgat.sample_oracle import NODES, filled, on, sharded, small_graph
 from tests.benchmarks.rgat.small_rooms import SMALL_ROOMS, smaller
 
@@ -111,18 +112,24 @@ def test_sampling_is_captured(share: Graph, shape: BlockShape) -> None:
     assert filled(captured) == first
 
 
-def test_a_sampler_is_made_and_used_without_waiting(share: Graph, shape: BlockShape) -> None:
-    seeds, seed = some_seeds(share.nodes[0], 64, 7).cuda(), torch.tensor(7, device="cuda")
-    expected = triton_sampler(on("cuda", share), REAL_FANOUTS, shape)(seeds, 64, seed)
-    graph, roomier = on("cuda", share), grown(shape, largest_shape(share, 64, REAL_FANOUTS))
+def test_samplers_are_made_and_blocks_sampled_again_without_a_copy_that_waits(share: Graph, shape: BlockShape) -> None:
+    numbers = (7, 8, 9)
+    plain = plain_sampler(share, REAL_FANOUTS, shape)
+    expected = [filled(plain(some_seeds(share.nodes[0], 64, each), 64, torch.tensor(each))) for each in numbers]
+    batches = [
+        SeedBatch(some_seeds(share.nodes[0], 64, each).cuda(), 64, torch.tensor(each, device="cuda"))
+        for each in numbers
+    ]
+    graph, small = on("cuda", share), at_most(shape, 5_000)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        block = triton_sampler(graph, REAL_FANOUTS, roomier)(seeds, 64, seed)
+        sampler = BlockSampler(graph, REAL_FANOUTS, triton_sampler, small)
+        blocks = list(sampler.blocks(batches))
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert block.shape != expected.shape
-    assert filled(block) == filled(expected)
+    assert sampler.larger == len(numbers)
+    assert [filled(block) for block in blocks] == expected
 
 
 def test_a_side_stream_gives_the_same(share: Graph, shape: BlockShape) -> None:

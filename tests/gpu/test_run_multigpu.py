@@ -36,6 +36,7 @@ def test_ranks_that_share_a_graph_train_whether_or_not_blocks_fit(tmp_path: Path
     # With no margin about half of the blocks of each rank are too large for the captured graph.
     done = suite(
         "train", "benchmark=rgat", "scale=test", "scale.gpus_per_node=2", "micro_batch=4", "precision=bf16",
+        "benchmark.schedule.last_samples=64",
         f"reader.features={features}", "reader.graph=peers", f"reader.capacity_sigma={sigma}",
         f"data_dir={data_of('rgat')}", f"output_dir={tmp_path}/run", CUDA_VISIBLE_DEVICES="0,1",
     )  # fmt: skip

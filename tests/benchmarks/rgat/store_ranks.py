@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch import Tensor
 
 from benchmarks.rgat.block import Block, BlockShape
@@ -125,12 +127,22 @@ def use_host_for_peers() -> None:
 
 
 def run_rank(rank: int, world: int, folder: str) -> None:
-    """Gather blocks through every placement, and save what was wrong."""
+    """Gather blocks through every placement, and save what was wrong; and the graph, as this rank sees it."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
     use_host_for_peers()
-    torch.save(gathered(Layout({"dp": world}, rank), Path(folder)), f"{folder}/{rank}.pt")
+    layout = Layout({"dp": world}, rank)
+    found = {"features": gathered(layout, Path(folder)), "graphs": seen(layout, Path(folder) / str(E4M3))}
+    torch.save(found, f"{folder}/{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
+
+
+def ranks_found(world: int, folder: Path) -> list[dict[str, Any]]:
+    """What each of so many ranks saves of the small graph, whose files are written below ``folder``."""
+    for dtype in DTYPES:
+        write(folder / str(dtype), made(dtype))
+    mp.start_processes(run_rank, args=(world, str(folder)), nprocs=world, start_method="forkserver")
+    return [torch.load(folder / f"{rank}.pt") for rank in range(world)]
 
 
 def gathered(layout: Layout, folder: Path) -> dict[str, tuple[str, int, int]]:
@@ -147,20 +159,15 @@ def gathered(layout: Layout, folder: Path) -> dict[str, tuple[str, int, int]]:
     return found
 
 
-def run_graph_rank(rank: int, world: int, folder: str) -> None:
-    """Read the graph into shards, and put shards of tensors together; save both as this rank sees them."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
-    use_host_for_peers()
-    layout, device = Layout({"dp": world}, rank), CPU
-    read = graphs.open_graph(Path(folder), SCHEMA, NODES, "peers", layout, world, device)
+def seen(layout: Layout, folder: Path) -> list[list[tuple[tuple[Tensor, ...], ...]]]:
+    """The graph read into shards, and shards of tensors put together: indptr and indices of both."""
+    world, rank = layout.world_size, layout.rank
+    read = graphs.open_graph(folder, SCHEMA, NODES, "peers", layout, world, CPU)
     graph = made()
     cut = graphs.graph_in_memory(SCHEMA, NODES, graph.indptr, graph.indices, world)
     own_indptr, own_indices = ([shards[rank] for shards in of] for of in (cut.indptr, cut.indices))
-    shared = graphs.share_graph(SCHEMA, NODES, own_indptr, own_indices, layout, world, device)
-    seen = [[copied(graph.indptr), copied(graph.indices)] for graph in (read, shared)]
-    torch.save(seen, f"{folder}/{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    shared = graphs.share_graph(SCHEMA, NODES, own_indptr, own_indices, layout, world, CPU)
+    return [[copied(graph.indptr), copied(graph.indices)] for graph in (read, shared)]
 
 
 def copied(shards: tuple[tuple[Tensor, ...], ...]) -> tuple[tuple[Tensor, ...], ...]:

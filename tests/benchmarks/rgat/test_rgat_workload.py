@@ -211,12 +211,12 @@ def test_no_sampler_is_made_once_the_data_are_open(data, monkeypatch):
         return plain_sampler(graph, fanouts, shape)
 
     monkeypatch.setitem(sample.IMPLEMENTATIONS, "torch", Implementation("torch", counted, always))
-    workload = built("reader.sample=torch", "reader.eval_batch=5")
+    workload = built("reader.sample=torch", "reader.eval_batch=16")
     evaluation = workload.evaluation(workload.layout)
     source = workload.open_data(data)
     evaluation.open_data(data)
     before = len(made)
-    shapes = {batch.key for batch in source.batches(Between(0, 1, 0, 0, 40 * 8))}
+    shapes = {batch.key for batch in source.batches(Between(0, 1, 0, 0, 10 * 8))}
     evaluation.predict(workload.weights())
     assert source.sampler.larger > 0
     assert len(shapes) == 2, "the usual one, and the next larger"

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 
 from benchmarks.rgat.prepared_names import features_name
 from benchmarks.rgat.stores import host_memory
@@ -54,12 +53,9 @@ def test_every_node_that_is_there_gets_its_row(tmp_path, placement, dtype):
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_ranks_get_the_same_rows_from_every_placement(tmp_path, world):
-    for dtype in small.DTYPES:
-        small.write(tmp_path / str(dtype), small.made(dtype))
-    mp.start_processes(small.run_rank, args=(world, str(tmp_path)), nprocs=world, start_method="forkserver")
-    for rank in range(world):
-        found = torch.load(tmp_path / f"{rank}.pt")
+def test_ranks_get_the_same_rows_from_every_placement(store_ranks, world):
+    for of_rank in store_ranks(world):
+        found = of_rank["features"]
         assert {case: name for case, (name, _, _) in found.items()} == small.PLACED
         for case, (_, blocks, wrong) in found.items():
             assert blocks == 2 * small.BLOCKS, case

@@ -35,13 +35,8 @@ def case(function: Callable[..., Sampler], batch: int, dtype: torch.dtype) -> li
     block = sampler(drawn.seeds, drawn.count, drawn.seed)
     nodes, edges = int(block.node_counts[-1].sum()), int(block.edge_counts[-1].sum())
     written = sum(tensor.numel() * tensor.element_size() for tensor in block.tensors().values())
-    return [
-        Pass(
-            "forward",
-            lambda: sampler(drawn.seeds, drawn.count, drawn.seed),
-            float(SECTOR * (2 * edges + nodes) + written),
-        )
-    ]
+    work = functools.partial(sampler, drawn.seeds, drawn.count, drawn.seed)
+    return [Pass("forward", work, float(SECTOR * (2 * edges + nodes) + written))]
 
 
 def entries() -> list[Entry]:
