@@ -53,6 +53,7 @@ class RunEvents:
         quality_key: the key that the metric is logged under.
         fraction_of: samples of an epoch, where the ruleset counts fractions of epochs. Progress is then logged in
             hundredths of an epoch, as submissions round it.
+        fractions_from: what these fractions begin with, 0 or 1.
     """
 
     def __init__(
@@ -62,17 +63,19 @@ class RunEvents:
         epoch_samples: int | None = None,
         quality_key: str = "eval_accuracy",
         fraction_of: int | None = None,
+        fractions_from: int = 0,
     ) -> None:
         self._log = log
         self._unit = unit
         self._epoch_samples = epoch_samples
         self._quality_key = quality_key
         self._fraction_of = fraction_of
+        self._fractions_from = fractions_from
 
     def _in_unit(self, progress: int) -> int | float:
         """``progress`` as the ruleset counts it."""
         if self._fraction_of is not None:
-            return round(progress / self._fraction_of, 2)
+            return round(self._fractions_from + progress / self._fraction_of, 2)
         return progress * (self._epoch_samples or 1)
 
     def begin(

@@ -79,7 +79,7 @@ def ranking_keys(logit_B: Tensor, label_B: Tensor, real: Tensor | int | None = N
 def rank(keys_N: Tensor) -> Ranking:
     """Sort the keys and count pairs; waits for the device.
 
-    Besides the keys it takes some 24 bytes for each of them, for the sort, and 8 for each probability that both labels have.
+    Besides the keys it takes some 24 bytes for each of them, for the sort, and 8 for each probability of both labels.
 
     Args:
         keys_N: int32, of :func:`ranking_keys`, in any order, padding included; not changed.
