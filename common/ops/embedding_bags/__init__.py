@@ -1,0 +1,26 @@
+"""Embedding bags: sums of rows of many tables by key, and updates of rows by the sums of their gradients.
+
+Works without autograd: ``pool`` is the forward pass; ``sort`` finds out which keys have the same row, and needs no
+gradient, so that it may run beside whatever computes one; ``update`` adds up what all keys of a row contribute, in fp32
+and in the order of samples, and only then reads and writes the row and its optimizer's state, once;
+``dense_gradient`` leaves the sums for somebody else. Counts stay on the device, and shapes do not depend on keys.
+"""
+
+from __future__ import annotations
+
+from common.ops.embedding_bags.bags import AdagradRows, Bag, Bags, Rule, SgdRows, SortedKeys
+from common.ops.embedding_bags.plain import (
+    EmbeddingBags,
+    dense_gradient_torch,
+    pool_torch,
+    sort_torch,
+    update_torch,
+)
+from common.ops.implementation import Implementation, always
+
+__all__ = ["IMPLEMENTATIONS", "AdagradRows", "Bag", "Bags", "EmbeddingBags", "Rule", "SgdRows", "SortedKeys"]
+
+IMPLEMENTATIONS = {
+    "torch": Implementation("torch", EmbeddingBags(pool_torch, sort_torch, update_torch, dense_gradient_torch), always),
+}
+"""Functions: :class:`EmbeddingBags`."""
