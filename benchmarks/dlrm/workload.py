@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 import torch
+from common.recommendation.embedding_updater import EmbeddingUpdater
 from torch import Tensor
 
 from benchmarks.dlrm import data
@@ -18,14 +19,14 @@ from common.contract.workload import Workload
 from common.data.batches import Batch, HostBatch
 from common.distributed.layout import Layout
 from common.errors import ConfigError
+from common.ops.embedding_bags import SgdRows
 from common.optim.learning_rate import held_polynomial
 from common.optim.momentum import SGD
 from common.optim.optimizer import ParameterGroup
 from common.optim.precision import LossScale
-from common.recommendation.click_model import ClickModel, made_up
+from common.recommendation.click_model import ClickModel, made_up, sharded_embeddings
 from common.recommendation.criteo.evaluation_rows import EvaluationRows
 from common.recommendation.criteo.training_rows import TrainingRows
-from common.recommendation.embeddings import ShardedEmbeddings
 from common.recommendation.evaluation import ClickRanking
 from common.step.train_step import Losses, TrainStep
 
@@ -56,7 +57,10 @@ class Dlrm(Workload):
             own.hparams.decay_steps,
             own.facts.decay_power,
         )
-        self._embeddings = TODO
+        self._rule = SgdRows()
+        self._embeddings, self._plan = sharded_embeddings(
+            tables, own.embeddings, self._rule, layout, cfg.scale.gpus_per_node, self.dtype
+        )
         self._clicks = ClickModel(self.model, self._embeddings)
         self.choices |= {**self.model.choices, **self._embeddings.choices}
 
@@ -77,7 +81,17 @@ class Dlrm(Workload):
 
     def build_step(self) -> TrainStep:
         """Accumulated micro-batches, then SGD without momentum, of dense weights and of rows."""
-        return self.step_with(SGD(0.0), self._schedule, loss_scale=self._scale, beside=[self._embeddings])
+        cfg = self.cfg
+        rows = EmbeddingUpdater(
+            self._embeddings,
+            self._rule,
+            self._schedule,
+            grad_divisor=cfg.grad_accumulation_steps * self.layout.size("dp"),
+            micro_batches=cfg.grad_accumulation_steps,
+            loss_scale=self._scale,
+            stochastic_rounding=True,
+        )
+        return self.step_with(SGD(0.0), self._schedule, loss_scale=self._scale, beside=[rows])
 
     def loss(self, micro_batch: Batch) -> Losses:
         """Binary cross-entropy, the mean over the micro-batch; see :mod:`common.recommendation.click_model`."""
@@ -122,6 +136,6 @@ class Dlrm(Workload):
         """Of the operations that only this workload has."""
         return list(dot_interaction.KERNEL_NAMES)
 
-    def close(self) -> None:
-        """Release the tables."""
-        self._embeddings.close()
+    def memory_plan(self) -> str:
+        """Where the tables are, and how many bytes they take with their optimizer's state."""
+        return self._plan

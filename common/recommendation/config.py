@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from common.config.ranges import AtLeast
 from common.errors import ConfigError
@@ -22,10 +22,12 @@ class EmbeddingSettings(PlannerSettings):
     Attributes:
         plan: ``auto``, ``hier_auto``, ``table_wise``, ``row_wise`` or the path of a plan
             (:func:`common.recommendation.planner.make_plan`).
+        rows: dtype of the rows; those in fp16 are rounded up or down by chance. The optimizer's state is fp32.
         implementation: of the bags of embeddings.
     """
 
     plan: str = "auto"
+    rows: Literal["fp32", "fp16"] = "fp32"
     implementation: str = AUTO
 
 

@@ -36,7 +36,7 @@ def built(*overrides: str, seed: int = 3) -> DlrmDcnv2:
 
 
 # NVIDIA's results of MLPerf Training v4.0 and v4.1: GPUs, samples of a step on each, learning rate, loss scale, steps
-# between two evaluations, samples of an evaluation batch over all GPUs, plan, bandwidth ratio, GB of a replicated table.
+# between two evaluations, samples of an evaluation batch over all GPUs, plan, bandwidth ratio, GB that are replicated.
 PUBLISHED = {
     "8xH200": (8, 6912, 0.004, 16384, 3793, 1_048_576, "auto", 11, 0.008),
     "8xH100": (8, 6912, 0.004, 16384, 3793, 262_144, "auto", 7, 0.008),
@@ -86,7 +86,9 @@ def test_fewer_gpus_accumulate_to_the_batch_of_eight(gpus):
     assert rows * 1024 / gpus / 1e9 + kept < 120
 
 
-@pytest.mark.parametrize(("scale", "cap", "rows", "gb"), [("1xH200", 5_000_000, 29_184_588, 30), ("1xGPU", 1_000_000, 7_116_632, 8)])
+@pytest.mark.parametrize(
+    ("scale", "cap", "rows", "gb"), [("1xH200", 5_000_000, 29_184_588, 30), ("1xGPU", 1_000_000, 7_116_632, 8)]
+)
 def test_capped_tables_fit_one_gpu_and_are_no_result_of_the_closed_division(scale, cap, rows, gb):
     run, session = loaded(f"scale={scale}")
     whole = loaded("scale=8xH200")[0].workload.facts
