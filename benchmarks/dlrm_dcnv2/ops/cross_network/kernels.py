@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from common.ops.tiling.kernels import load_tile, own_columns, store_tile, tile_at
+from common.ops.tiling.kernels import load_row, load_tile, own_columns, store_tile, tile_at
 
 
 @triton.jit
@@ -33,12 +33,14 @@ def cross_product_kernel(
     group = tl.program_id(0) // (GROUP * columns)
     size = tl.minimum(blocks - group * GROUP, GROUP)
     within = tl.program_id(0) % (GROUP * columns)
-    row = (group * GROUP + within % size) * BLOCK_B + tl.arange(0, BLOCK_B)
-    column = within // size * BLOCK_X + tl.arange(0, BLOCK_X)
+    first_row = (group * GROUP + within % size) * BLOCK_B
+    first_column = within // size * BLOCK_X
+    row = tl.arange(0, BLOCK_B)
+    column = tl.arange(0, BLOCK_X)
     depth = tl.arange(0, BLOCK_R)
     # what lies outside reads a line of its own side again, and is not written
-    u_ptrs = u_ptr + (row % B).to(tl.int64)[:, None] * R + depth[None, :]
-    w_ptrs = w_ptr + (column % X)[None, :] * R + depth[:, None]
+    u_ptrs = u_ptr + first_row.to(tl.int64) * R + (row % (B - first_row))[:, None] * R + depth[None, :]
+    w_ptrs = w_ptr + first_column * R + (column % (X - first_column))[None, :] * R + depth[:, None]
     h = tl.zeros((BLOCK_B, BLOCK_X), tl.float32)
     for r in range(0, R, BLOCK_R):
         if EVEN_R:
@@ -48,14 +50,20 @@ def cross_product_kernel(
             u = tl.load(u_ptrs + r, mask=(r + depth < R)[None, :], other=0.0)
             w = tl.load(w_ptrs + r, mask=(r + depth < R)[:, None], other=0.0)
         h = tl.dot(u, w, h, input_precision="ieee")
-    place = row.to(tl.int64)[:, None] * X + column[None, :]
-    mask = (row < B)[:, None] & (column < X)[None, :]
-    h += tl.load(b_ptr + column % X).to(tl.float32)[None, :]
-    x0 = load_tile(x0_ptr, place, mask, EVEN)
-    x = load_tile(x_ptr, place, mask, EVEN)
-    if KEEP:
-        store_tile(h_ptr, place, h, mask, EVEN)
-    store_tile(y_ptr, place, x0 * h + x, mask, EVEN)
+
+    # half the columns at once, which leaves room in the registers for another program
+    first = first_row.to(tl.int64) * X + first_column
+    halves = tl.split(tl.permute(tl.reshape(h, (BLOCK_B, 2, BLOCK_X // 2)), (0, 2, 1)))
+    for half in tl.static_range(2):
+        column = half * (BLOCK_X // 2) + tl.arange(0, BLOCK_X // 2)
+        mask = (row < B - first_row)[:, None] & (column < X - first_column)[None, :]
+        place = row[:, None] * X + column[None, :]
+        h = halves[half] + load_row(b_ptr + first_column, column, column < X - first_column)
+        x0 = load_tile(x0_ptr + first, place, mask, EVEN)
+        x = load_tile(x_ptr + first, place, mask, EVEN)
+        if KEEP:
+            store_tile(h_ptr + first, place, h, mask, EVEN)
+        store_tile(y_ptr + first, place, x0 * h + x, mask, EVEN)
 
 
 @triton.jit

@@ -41,7 +41,7 @@ class ProductTile(NamedTuple):
     group: int
 
 
-PRODUCT_TILES: dict[str, ProductTile] = {"half": ProductTile(128, 128, 64, 4, 3, 8)}
+PRODUCT_TILES: dict[str, ProductTile] = {"half": ProductTile(128, 128, 64, 8, 3, 8)}
 """Tile of the product of 16-bit factors. ``bench --sweep`` times others."""
 
 WIDE_TILE = ProductTile(64, 64, 32, 4, 2, 8)
