@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -66,10 +67,10 @@ def scalars(write: bool = True, dtype: torch.dtype = torch.float64) -> tuple[Ten
     return torch.tensor(RATE, dtype=dtype), torch.tensor(FACTOR, dtype=dtype), torch.tensor(write)
 
 
-def trained(rule: type[torch.optim.Optimizer], steps: int, **settings: float) -> list[Tensor]:
+def trained(rule: Callable[..., torch.optim.Optimizer], steps: int, **settings: float) -> list[Tensor]:
     """Dense tables after some steps of PyTorch's optimizer."""
     whole = [table.requires_grad_() for table in tables()]
-    optimizer = rule(whole, lr=RATE, **settings)  # type: ignore[arg-type]
+    optimizer = rule(whole, lr=RATE, **settings)
     for step in range(steps):
         optimizer.zero_grad()
         (pooled(whole, batch(step)) * gradients(step) * FACTOR).sum().backward()

@@ -1,0 +1,167 @@
+"""Embedding bags through the Triton kernels of :mod:`common.ops.embedding_bags.kernels`.
+
+``pool`` is one launch, ``sort`` two around PyTorch's sort, ``update`` two, on the current stream; nothing waits for the
+device, and nothing is added up by atomics. Shapes: see :mod:`common.ops.embedding_bags.bags`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from common.ops.embedding_bags import kernels
+from common.ops.embedding_bags.bags import AdagradRows, Bags, Rule, SortedKeys, check_sums, check_update
+
+BLOCK = 1024
+"""Keys of a program that looks at no vectors."""
+
+NARROWEST = 16
+"""Columns of the least product of matrices."""
+
+
+class PoolTile(NamedTuple):
+    """What a program of ``pool`` has.
+
+    Attributes:
+        samples: of one bag.
+        lookups: of each sample, whose rows are under way at a time.
+        warps: of the program.
+    """
+
+    samples: int
+    lookups: int
+    warps: int
+
+
+class UpdateTile(NamedTuple):
+    """What the programs of ``update`` have.
+
+    Attributes:
+        keys: of one program, at least 16: the more there are, the fewer runs cross tiles.
+        warps: of that program.
+        partial_sums: of a long run, that are under way at a time.
+        partial_warps: of the program that adds them up.
+    """
+
+    keys: int
+    warps: int
+    partial_sums: int
+    partial_warps: int
+
+
+TILES: dict[str, PoolTile | UpdateTile] = {"pool": PoolTile(8, 4, 4), "update": UpdateTile(32, 4, 32, 4)}
+"""Pass to its tile. ``bench --sweep`` times others."""
+
+
+@torch.no_grad()
+def pool(rows_RW: Tensor, ids_NL: Tensor, bags: Bags, out_NBW: Tensor) -> None:
+    """See :func:`common.ops.embedding_bags.plain.pool_torch`."""
+    bags.check(ids_NL, out_NBW)
+    width = out_NBW.shape[2]
+    if rows_RW.shape != (bags.rows, width) or not rows_RW.is_contiguous() or out_NBW.stride(2) != 1:
+        raise ValueError(
+            f"rows are contiguous ({bags.rows}, {width}) and vectors dense, not {tuple(rows_RW.shape)} and "
+            f"{tuple(out_NBW.shape)} with strides {rows_RW.stride()} and {out_NBW.stride()}"
+        )
+    if not len(ids_NL):
+        return
+    tile = TILES["pool"]
+    assert isinstance(tile, PoolTile)
+    lookups = min(tile.lookups, triton.next_power_of_2(bags.hotness))
+    kernels.embedding_pool_kernel[(triton.cdiv(len(ids_NL), tile.samples), len(bags))](
+        rows_RW, ids_NL, bags.table_B6, bags.largest_first_B, out_NBW,
+        len(ids_NL), ids_NL.stride(0), out_NBW.stride(0), out_NBW.stride(1),
+        WIDTH=width, BLOCK_W=triton.next_power_of_2(width), SAMPLES=tile.samples, LOOKUPS=lookups,
+        num_warps=tile.warps,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def sort(ids_NL: Tensor, bags: Bags) -> SortedKeys:
+    """See :func:`common.ops.embedding_bags.plain.sort_torch`, whose keys these are.
+
+    Rows are sorted as 32 bits with their places beside them, in half the passes of row and place as one number.
+    """
+    bags.check(ids_NL)
+    keys = len(ids_NL) * bags.lookups
+    row_M = torch.empty(keys, dtype=torch.int32, device=ids_NL.device)
+    source_M = torch.empty_like(row_M)
+    grid = (triton.cdiv(keys, BLOCK),)
+    if keys:
+        kernels.embedding_rows_kernel[grid](
+            ids_NL, bags.table_B6, bags.lookup_K2, row_M, keys, bags.rows, ids_NL.stride(0),
+            LOOKUPS=bags.lookups, BLOCK=BLOCK,
+        )  # fmt: skip
+        row_M, place_M = row_M.sort(stable=True)
+        kernels.embedding_sources_kernel[grid](
+            place_M, bags.lookup_K2, source_M, keys, BAGS=len(bags), LOOKUPS=bags.lookups, BLOCK=BLOCK
+        )
+    return SortedKeys(row_M, source_M, len(bags), bags.rows)
+
+
+@torch.no_grad()
+def update(
+    keys: SortedKeys,
+    gradient_NBW: Tensor,
+    rows_RW: Tensor,
+    state_RW: Tensor | None,
+    rule: Rule,
+    learning_rate: Tensor,
+    grad_factor: Tensor,
+    write: Tensor,
+    rounding_seed: Tensor | None = None,
+) -> None:
+    """See :func:`common.ops.embedding_bags.plain.update_torch`."""
+    check_update(keys, gradient_NBW, rows_RW, state_RW, rule)
+    if torch.float64 in (rows_RW.dtype, gradient_NBW.dtype):
+        raise ValueError(f"the kernels sum in fp32: rows in {rows_RW.dtype}, gradients in {gradient_NBW.dtype}")
+    adagrad = isinstance(rule, AdagradRows)
+    _add_up(
+        keys, gradient_NBW, rows_RW, state_RW, (learning_rate, grad_factor, write),
+        rounding_seed if rows_RW.dtype == torch.float16 else None,
+        rule.epsilon if isinstance(rule, AdagradRows) else 0.0, kernels.ADAGRAD if adagrad else kernels.SGD,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def dense_gradient(keys: SortedKeys, gradient_NBW: Tensor, out_RW: Tensor) -> None:
+    """See :func:`common.ops.embedding_bags.plain.dense_gradient_torch`."""
+    check_sums(keys, gradient_NBW, out_RW)
+    out_RW.zero_()
+    _add_up(keys, gradient_NBW, out_RW, None, (None, None, None), None, 0.0, kernels.DENSE)
+
+
+def _add_up(
+    keys: SortedKeys,
+    gradient_NBW: Tensor,
+    rows_RW: Tensor,
+    state_RW: Tensor | None,
+    scalars: tuple[Tensor | None, Tensor | None, Tensor | None],
+    seed: Tensor | None,
+    epsilon: float,
+    rule: int,
+) -> None:
+    """Both launches. ``scalars`` are rate, factor and permission."""
+    count, width = len(keys.row_M), rows_RW.shape[1]
+    if not keys.rows or not count:
+        return
+    tile = TILES["update"]
+    assert isinstance(tile, UpdateTile)
+    tiles = triton.cdiv(count, tile.keys)
+    partial_PW = torch.empty((2 * tiles, width), dtype=torch.float32, device=rows_RW.device)
+    constants = {
+        "RULE": rule, "WIDTH": width, "BLOCK_W": max(NARROWEST, triton.next_power_of_2(width)), "TILE": tile.keys,
+    }  # fmt: skip
+    kernels.embedding_update_kernel[(tiles,)](
+        keys.row_M, keys.source_M, gradient_NBW, rows_RW, state_RW, partial_PW, *scalars, seed,
+        count, keys.rows, gradient_NBW.stride(0), gradient_NBW.stride(1), epsilon,
+        BAGS=keys.bags, num_warps=tile.warps, **constants,
+    )  # fmt: skip
+    if tiles > 1:
+        kernels.embedding_long_runs_kernel[(tiles - 1,)](
+            keys.row_M, rows_RW, state_RW, partial_PW, *scalars, seed, tiles, keys.rows, epsilon,
+            TOGETHER=tile.partial_sums, num_warps=tile.partial_warps, **constants,
+        )  # fmt: skip
