@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
@@ -49,6 +49,11 @@ class Tables:
             raise ValueError(f"{len(self.tables)} tables of {self.width} elements a row")
         if len({table.name for table in self.tables}) < len(self.tables):
             raise ValueError("two tables have the same name")
+
+    def capped(self, most: int) -> Tables:
+        """The same tables with at most ``most`` rows each."""
+        smaller = (replace(table, rows=min(table.rows, most)) for table in self.tables)
+        return Tables(tuple(smaller), self.width)
 
     def __len__(self) -> int:
         return len(self.tables)
