@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing as mp
-from embedding_ranks import LANES, SEED, TABLES, Reference, Trainee, cases, lane, plans, reference, run_rank
+from embedding_ranks import EARLIER, LANES, SEED, TABLES, Reference, Trainee, cases, lane, plans, reference, run_rank
 from torch import Tensor
 
 from common.distributed.layout import Layout
@@ -94,13 +94,14 @@ def test_lookups_that_are_started_early_change_nothing(found, ranks):
             assert torch.equal(rank["early"][name], value)
 
 
-@pytest.mark.parametrize("ranks", WORLDS)
-@pytest.mark.parametrize(("name", "bound"), [("fp16", 0.01), ("bf16", 0.05), ("fp16_rows", 0.01)])
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("name", "bound"), [("fp16", 0.03), ("bf16", 0.05), ("fp16_rows", 0.1)])
 def test_half_vectors_and_rows_train_nearly_alike(found, expected, ranks, name, bound):
-    results = whole([rank[name] for rank in found[ranks]])
-    errors = [float((table - other).norm()) for table, other in zip(results, expected["adagrad"].rows, strict=True)]
-    sizes = [float(other.norm()) for other in expected["adagrad"].rows]
-    assert 0 < sum(errors) < bound * sum(sizes)
+    start, results = reference(iterations=0).rows, whole([rank[name] for rank in found[ranks]])
+    end = expected["sgd"].rows
+    errors = sum(float((rows - other).norm()) for rows, other in zip(results, end, strict=True))
+    moved = sum(float((other - rows).norm()) for rows, other in zip(start, end, strict=True))
+    assert 0 < errors < bound * moved
 
 
 @pytest.mark.parametrize(("ranks", "name"), CASES)
@@ -136,8 +137,10 @@ def test_a_skipped_iteration_leaves_no_trace(found, expected, ranks):
     assert difference(whole(results), expected["adagrad"].rows) < TOLERANCE
 
 
-@pytest.mark.parametrize(("ranks", "name"), [case for case in CASES if case[0] < 4])
-@pytest.mark.parametrize("earlier", ["table_wise", "row_wise", "replicated", "mixed"])
+@pytest.mark.parametrize(
+    ("ranks", "name", "earlier"),
+    [(ranks, name, earlier) for ranks, name in CASES if ranks < 4 for earlier in EARLIER[ranks]],
+)
 def test_checkpoints_load_under_any_plan_and_number_of_ranks(found, expected, ranks, name, earlier):
     saved = [rank[f"saved/{earlier}"] for rank in found[2 * ranks]]
     resumed = [rank[f"resumed/{earlier}/{name}"] for rank in found[ranks]]
@@ -219,7 +222,7 @@ def test_another_number_of_micro_batches_is_refused():
 def test_the_iteration_can_be_captured(monkeypatch):
     """With the collectives replaced: what two ranks send each other needs no other rank's values to be of its size."""
     layout = Layout({"dp": 2}, 1, seed=SEED)
-    monkeypatch.setattr(Layout, "group", lambda self, *axes: None)
+    monkeypatch.setattr(Layout, "_build", lambda self, families: None)
     trainee = Trainee(plans(2)["mixed"], layout, scale=64.0, dtype=torch.float16)
     monkeypatch.setattr(trainee.embeddings.exchange, "_all_to_all", lambda received, sent, *counts: received.zero_())
     trainee.iterate(0)
