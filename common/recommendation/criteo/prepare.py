@@ -43,7 +43,7 @@ def prepare(raw_dir: Path, data_dir: Path, encoding: Encoding, workers: int = 1,
             were prepared from another source or otherwise, or another process prepares them now.
     """
     raw = open_raw(raw_dir)
-    settings = json.dumps({"format": encoding.sample_format.name, HOTNESS: list(encoding.hotness)}, sort_keys=True)
+    settings = json.dumps({HOTNESS: encoding.hotness, "largest_table": encoding.largest}, sort_keys=True)
     wanted = {"fingerprint": raw.fingerprint(), "settings": settings}
     with preparation.locked(data_dir):
         chosen = encoding.sample_format
@@ -113,7 +113,7 @@ def _manifest(raw: RawDays, made: Made, encoding: Encoding, wanted: Mapping[str,
     }
     counts = {"train_samples": made.train_samples, "eval_samples": made.eval_samples}
     whole = {"train_samples": sum(PUBLISHED_ROWS[:-1]), "eval_samples": -(-PUBLISHED_ROWS[-1] // 2)}
-    reduced = raw.stand_in is not None or counts != whole
+    reduced = raw.stand_in is not None or encoding.reduced or counts != whole
     return Manifest(encoding.sample_format.name, made.files, counts, reduced, origin)
 
 

@@ -172,6 +172,8 @@ class Pipeline:
     def _published(self) -> tuple[tuple[int, ...], RowOutput, RowOutput]:
         if not self.encoding.sample_format.logarithms:
             raise DataError(f"{self.raw.folder} is multi-hot and has logarithms; this benchmark needs the days as text")
+        if self.encoding.reduced:
+            raise DataError(f"{self.raw.folder} is multi-hot: smaller tables need the days as text")
         table_rows = tuple((self.raw.stand_in or {}).get("table_rows", self.encoding.table_rows))
         counted = self.stages.run(
             "counts", {f"{d}": (files,) for d, files in enumerate(self.raw.files)}, published_set.day_rows
