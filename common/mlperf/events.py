@@ -71,6 +71,7 @@ class RunEvents:
         self._quality_key = quality_key
         self._fraction_of = fraction_of
         self._fractions_from = fractions_from
+        self._block_first: float = fractions_from
 
     def _in_unit(self, progress: int) -> int | float:
         """``progress`` as the ruleset counts it."""
@@ -132,7 +133,8 @@ class RunEvents:
             metadata = {"samples_count": samples}
             if self._fraction_of is not None:  # up to v3.1 the checker wants epochs
                 count = block.samples / self._fraction_of
-                metadata |= {"first_epoch_num": self._in_unit(samples), "epoch_count": count}
+                self._block_first = self._in_unit(samples)
+                metadata |= {"first_epoch_num": self._block_first, "epoch_count": count}
         self._log.start("block_start", None, metadata, time_ms)
 
     def block_stop(self, block: Block, samples: int, throughput: float, time_ms: int | None = None) -> None:
@@ -145,7 +147,7 @@ class RunEvents:
         else:
             metadata: dict[str, float] = {"samples_count": samples}
             if self._fraction_of is not None:
-                metadata["first_epoch_num"] = self._in_unit(block.start_sample)
+                metadata["first_epoch_num"] = self._block_first
             self._log.end("block_stop", None, metadata, time_ms)
         if not block.epochs or self._epoch_samples is not None:
             at = samples if self._fraction_of is None else self._in_unit(samples)
