@@ -210,13 +210,16 @@ def resume(plan: Plan, layout: Layout, place: Path) -> dict[str, Any]:
     return restored | {"then": trainee.parts()}
 
 
-def run_rank(rank: int, world: int, folder: str) -> None:
-    """Everything that is to be compared, on one of ``world`` ranks."""
+def run_rank(rank: int, folder: str) -> None:
+    """Everything that is to be compared, on one of four ranks; the first two of them are two ranks then."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
-    torch.save(cases(Layout({"dp": world}, rank, seed=SEED), Path(folder)), f"{folder}/{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    for world in (4, 2):
+        if rank < world:
+            own = Path(folder, str(world))
+            dist.init_process_group("gloo", init_method=f"file://{own}/store", rank=rank, world_size=world)
+            torch.save(cases(Layout({"dp": world}, rank, seed=SEED), own), own / f"{rank}.pt")
+            dist.barrier()
+            dist.destroy_process_group()
 
 
 def cases(layout: Layout, folder: Path) -> dict[str, Any]:

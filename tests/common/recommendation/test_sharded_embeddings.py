@@ -28,13 +28,10 @@ CASES = [(ranks, name) for ranks in WORLDS for name in plans(ranks)]
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder to which four ranks, then two, then this process have written what they found."""
     folder: Path = tmp_path_factory.mktemp("worlds")
-    for ranks in reversed(WORLDS):
-        own = folder / str(ranks)
-        own.mkdir()
-        if ranks == 1:
-            torch.save(cases(Layout(seed=SEED), own), own / "0.pt")
-        else:
-            mp.start_processes(run_rank, args=(ranks, str(own)), nprocs=ranks, start_method="forkserver")
+    for ranks in WORLDS:
+        (folder / str(ranks)).mkdir()
+    mp.start_processes(run_rank, args=(str(folder),), nprocs=max(WORLDS), start_method="forkserver")
+    torch.save(cases(Layout(seed=SEED), folder / "1"), folder / "1" / "0.pt")
     return folder
 
 
