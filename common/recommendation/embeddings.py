@@ -44,8 +44,8 @@ class Lookup:
 class Recorder(Protocol):
     """Who trains the rows."""
 
-    def looked_up(self, lookup: Lookup) -> None:
-        """Called in the forward pass of a micro-batch."""
+    def looked_up(self, ids_BL: Tensor, own_NL: Tensor) -> None:
+        """Called in the forward pass of a micro-batch; see :class:`Lookup`."""
 
     def differentiated(self, gradient_BX: Tensor) -> None:
         """Called in the backward pass of the micro-batch, with the gradient of x0."""
@@ -146,7 +146,7 @@ class ShardedEmbeddings:
             return lookup.x0_BX
         if not bottom_BW.requires_grad:
             raise ValueError("bottom_BW has no gradient, without which the backward pass never comes to the tables")
-        self._recorder.looked_up(lookup)
+        self._recorder.looked_up(lookup.ids_BL, lookup.own_NL)
         x0_BX: Tensor = _Joined.apply(bottom_BW, lookup.x0_BX, self._recorder)
         return x0_BX
 

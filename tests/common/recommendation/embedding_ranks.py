@@ -24,6 +24,7 @@ from common.recommendation.placement import Plan, row_wise, table_wise
 from common.recommendation.tables import Table, Tables
 from common.run import checkpoint
 from common.run.checkpoint import Progress
+from common.step.graphs import StepRunner
 from common.step.train_step import Losses, TrainStep, accumulate
 
 SEED, RATE, EPSILON, DENSE_RATE = 7, 0.125, 1e-8, 0.0625
@@ -90,12 +91,13 @@ class Trainee:
         dtype: torch.dtype = torch.float64,
         scale: float | None = None,
         early: bool = False,
+        captured: bool = False,
         **options: Any,
     ) -> None:
         self.layout, self.early, self.dtype = layout, early, dtype
         rows = torch.float64 if dtype == torch.float64 else options.pop("rows_dtype", torch.float32)
         self.embeddings = ShardedEmbeddings(plan, layout, dtype=dtype, rows_dtype=rows)
-        self.model = Dense(dtype)
+        self.model = Dense(dtype).to(layout.device)
         self.lanes = LANES // layout.size("dp")
         loss_scale = None if scale is None else LossScale(layout.device, dtype, scale)
         optimizer = Optimizer(
@@ -116,6 +118,16 @@ class Trainee:
             **options,
         )
         self.step = TrainStep(accumulate(self.loss, loss_scale), [optimizer, self.updater], layout)
+        self.runner = StepRunner(self.step, self.model, self.lanes, captured)
+        if captured:
+            self.runner.warm_up([self.batch(0, 0)])
+
+    def batch(self, iteration: int, number: int, spoil: int | None = None) -> Batch:
+        """A lane on the device. ``spoil``: the number of one that is not finite."""
+        tensors = lane(iteration, number)
+        if number == spoil:
+            tensors["weight_B"] = tensors["weight_B"] * torch.inf
+        return Batch({name: tensor.to(self.layout.device) for name, tensor in tensors.items()}, SAMPLES, 0)
 
     def loss(self, batch: Batch) -> Losses:
         """Forward pass of a micro-batch."""
@@ -129,13 +141,10 @@ class Trainee:
     def iterate(self, iteration: int, spoil: int | None = None) -> bool:
         """One iteration over this rank's lanes; whether a gradient was not finite. ``spoil``: a lane that is not."""
         first = self.layout.index("dp") * self.lanes
-        batches = []
-        for number in range(first, first + self.lanes):
-            tensors = lane(iteration, number)
-            if number == spoil:
-                tensors["weight_B"] = tensors["weight_B"] * torch.inf
-            batches.append(Batch(tensors, SAMPLES, 0))
-        result = self.step(batches)
+        batches = [self.batch(iteration, number, spoil) for number in range(first, first + self.lanes)]
+        with self.runner.on_stream():
+            result = self.runner(batches)
+        assert not self.runner.uncaptured
         return self.step.read(result.names, result.values.tolist()).overflow
 
     def everything(self) -> dict[str, Tensor]:
@@ -162,6 +171,7 @@ def train(plan: Plan, layout: Layout, iterations: int = ITERATIONS, **options: A
     trainee = Trainee(plan, layout, **options)
     for iteration in range(iterations):
         trainee.iterate(iteration)
+    trainee.runner.close()
     return trainee.parts()
 
 
