@@ -21,7 +21,9 @@ from common.distributed.layout import Layout
 from common.errors import ConfigError
 from common.ops.embedding_bags import IMPLEMENTATIONS, Bag, Bags, EmbeddingBags
 from common.ops.implementation import OperationRequest, asked_for, select
-from common.recommendation.exchange import Exchange
+from common.recommendation import exchange_over_nodes
+from common.recommendation.exchange import Exchange, Meeting
+from common.recommendation.exchange_over_nodes import ExchangeOverNodes
 from common.recommendation.placement import Plan, Shard, row_wise
 from common.recommendation.row_store import RowStore
 
@@ -60,6 +62,8 @@ class ShardedEmbeddings:
         dtype: of the vectors, which ranks send each other.
         rows_dtype: of the rows: fp32, or fp16, or fp64 for checks.
         implementation: of :mod:`common.ops.embedding_bags`: ``auto`` or a name.
+        ranks_per_node: with it, ranks on several nodes whose tables have several shards on one exchange in two steps
+            (:mod:`common.recommendation.exchange_over_nodes`).
 
     Attributes:
         plan: as given; of one rank, nothing is replicated.
@@ -85,6 +89,7 @@ class ShardedEmbeddings:
         dtype: torch.dtype,
         rows_dtype: torch.dtype = torch.float32,
         implementation: str = "auto",
+        ranks_per_node: int | None = None,
     ) -> None:
         if plan.ranks != layout.world_size or layout.size("dp") != layout.world_size:
             raise ConfigError(f"plan: of {plan.ranks} ranks, for a layout of {dict(layout.sizes)}")
@@ -95,9 +100,13 @@ class ShardedEmbeddings:
         with asked_for("model.embedding_bags", implementation):
             chosen = select(IMPLEMENTATIONS, implementation, request)
         self.ops: EmbeddingBags = chosen.function
-        self.exchange = Exchange(plan, layout.rank, layout.group("dp"), self.ops, layout.device)
+        self.exchange: Meeting = Exchange(plan, layout.rank, layout.group("dp"), self.ops, layout.device)
+        steps = ""
+        if ranks_per_node is not None and exchange_over_nodes.pays(plan, ranks_per_node):
+            self.exchange = ExchangeOverNodes(plan, layout, ranks_per_node, self.ops)
+            steps = f", exchanged in nodes of {ranks_per_node} first"
         split = sum(len(ranks) > 1 for ranks in plan.holders)
-        where = f"{len(tables)} tables, {split} split, {len(plan.replicated)} replicated over {plan.ranks} ranks"
+        where = f"{len(tables)} tables, {split} split, {len(plan.replicated)} replicated over {plan.ranks} ranks{steps}"
         self.choices = {"embedding_bags": chosen.name, "embeddings": where}
         seed = layout.shared_generator("embedding tables").initial_seed()
         self.store = RowStore(tables, self.exchange.shards, seed, rows_dtype, layout.device)

@@ -42,7 +42,11 @@ def plans(ranks: int) -> dict[str, Plan]:
     mixtures = {
         1: {"mixed": ((0,), (), (0,), (), (0,), (0,))},
         2: {"mixed": ((1, 0), (0,), (), (0, 1), (1,), ()), "one_rank": ((1,),) * 6},
-        4: {"mixed": ((2, 3), (3, 0, 1, 2), (), (0, 1), (3,), ()), "node": ((0, 1), (2, 3), (0, 1), (2, 3), (), (1,))},
+        4: {
+            "mixed": ((2, 3), (3, 0, 1, 2), (), (0, 1), (3,), ()),
+            "node": ((0, 1), (2, 3), (0, 1), (2, 3), (), (1,)),
+            "one_node": (*((2, 3),) * 5, (2,)),
+        },
     }
     named = {"row_wise": row_wise(TABLES, ranks)}
     if ranks < 4:
@@ -92,11 +96,12 @@ class Trainee:
         scale: float | None = None,
         early: bool = False,
         captured: bool = False,
+        ranks_per_node: int | None = None,
         **options: Any,
     ) -> None:
         self.layout, self.early, self.dtype = layout, early, dtype
         rows = torch.float64 if dtype == torch.float64 else options.pop("rows_dtype", torch.float32)
-        self.embeddings = ShardedEmbeddings(plan, layout, dtype=dtype, rows_dtype=rows)
+        self.embeddings = ShardedEmbeddings(plan, layout, dtype=dtype, rows_dtype=rows, ranks_per_node=ranks_per_node)
         self.model = Dense(dtype).to(layout.device)
         self.lanes = LANES // layout.size("dp")
         loss_scale = None if scale is None else LossScale(layout.device, dtype, scale)
@@ -246,6 +251,7 @@ def cases(layout: Layout, folder: Path) -> dict[str, Any]:
                 found[f"resumed/{earlier}/{name}"] = resume(plan, layout, place)
     mixed = plans(ranks)["mixed"]
     if ranks == 4:
+        found |= {f"nodes/{name}": train(plan, layout, ranks_per_node=2) for name, plan in plans(4).items()}
         found |= {f"saved/{name}": save(plan, layout, folder / name) for name, plan in plans(ranks).items()}
     found["sgd/mixed"] = train(mixed, layout, rule=RULES["sgd"])
     found["early"] = train(mixed, layout, early=True)
