@@ -124,26 +124,34 @@ def _round_by_chance(x, row, column, seed_ptr):
 
 
 @triton.jit
-def _write_rows(
-    rows_ptr, state_ptr, row, column, mask, sums, learning_rate_ptr, grad_factor_ptr, seed_ptr, epsilon,
-    RULE: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """Update these rows by these sums (rows, columns), or write the sums. A seed means rounding by chance."""
-    place = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
-    if RULE == DENSE:
-        tl.store(rows_ptr + place, sums.to(rows_ptr.dtype.element_ty), mask=mask)
-    else:
+def _load_rows(rows_ptr, state_ptr, place, mask, RULE: tl.constexpr):
+    """Rows and state, fp32, as far as the rule needs them."""
+    before, state = 0.0, 0.0
+    if RULE != DENSE:
         before = tl.load(rows_ptr + place, mask=mask, other=0.0).to(tl.float32)
+    if RULE == ADAGRAD:
+        state = tl.load(state_ptr + place, mask=mask, other=0.0)
+    return before, state
+
+
+@triton.jit
+def _store_rows(
+    rows_ptr, state_ptr, place, mask, before, state, sums, row, column,
+    learning_rate_ptr, grad_factor_ptr, seed_ptr, epsilon, RULE: tl.constexpr,
+):  # fmt: skip
+    """Update what was loaded by these sums (rows, columns), or store the sums. A seed means rounding by chance."""
+    if RULE == DENSE:
+        after = sums
+    else:
         gradient = sums * tl.load(grad_factor_ptr)
         if RULE == ADAGRAD:
-            state = tl.load(state_ptr + place, mask=mask, other=0.0)
             state += gradient * gradient
             tl.store(state_ptr + place, state, mask=mask)
             gradient = gradient / (tl.sqrt(state) + epsilon)
         after = before - tl.load(learning_rate_ptr) * gradient
         if seed_ptr is not None:
             after = _round_by_chance(after, row, column, seed_ptr)
-        tl.store(rows_ptr + place, after.to(rows_ptr.dtype.element_ty), mask=mask)
+    tl.store(rows_ptr + place, after.to(rows_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -183,6 +191,9 @@ def embedding_update_kernel(
         column = tl.arange(0, BLOCK_W)
         existing = (column < WIDTH)[None, :]
         source = tl.load(source_ptr + place, mask=own, other=0)
+        target = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+        whole = (begins & (goes_out == 0))[:, None] & existing
+        rows_before, state = _load_rows(rows_ptr, state_ptr, target, whole, RULE)  # under way beside the gradients
         vector = (source // BAGS).to(tl.int64) * sample_stride + (source % BAGS).to(tl.int64) * bag_stride
         gradient = tl.load(gradient_ptr + vector[:, None] + column[None, :], mask=own[:, None] & existing, other=0.0)
         same = tl.where(row[:, None] == row[None, :], 1.0, 0.0).to(gradient.dtype)
@@ -191,9 +202,9 @@ def embedding_update_kernel(
         left = comes_in | (begins & goes_out)
         slot = 2 * tl.program_id(0).to(tl.int64) + tl.where(comes_in, 0, 1)
         tl.store(partial_ptr + slot[:, None] * WIDTH + column[None, :], sums, mask=left[:, None] & existing)
-        _write_rows(
-            rows_ptr, state_ptr, row, column, (begins & (goes_out == 0))[:, None] & existing, sums,
-            learning_rate_ptr, grad_factor_ptr, seed_ptr, epsilon, RULE, WIDTH,
+        _store_rows(
+            rows_ptr, state_ptr, target, whole, rows_before, state, sums, row, column,
+            learning_rate_ptr, grad_factor_ptr, seed_ptr, epsilon, RULE,
         )  # fmt: skip
 
 
@@ -219,6 +230,8 @@ def embedding_long_runs_kernel(
     if allowed & goes_on & (row < rows) & (begun_before == 0):
         column = tl.arange(0, BLOCK_W)
         existing = column < WIDTH
+        target = row.to(tl.int64) * WIDTH + column[None, :]
+        before, state = _load_rows(rows_ptr, state_ptr, target, existing[None, :], RULE)
         lane = tl.arange(0, TOGETHER)
         begin = tl.load(partial_ptr + (2 * tile + 1).to(tl.int64) * WIDTH + column, mask=existing, other=0.0)
         total = tl.where((lane == 0)[:, None], begin[None, :], 0.0)
@@ -235,7 +248,7 @@ def embedding_long_runs_kernel(
             going = tl.min(of_run.to(tl.int32), 0) == 1
             later += TOGETHER
         one = row + tl.zeros((1,), tl.int32)
-        _write_rows(
-            rows_ptr, state_ptr, one, column, existing[None, :], tl.sum(total, 0)[None, :],
-            learning_rate_ptr, grad_factor_ptr, seed_ptr, epsilon, RULE, WIDTH,
+        _store_rows(
+            rows_ptr, state_ptr, target, existing[None, :], before, state, tl.sum(total, 0)[None, :], one, column,
+            learning_rate_ptr, grad_factor_ptr, seed_ptr, epsilon, RULE,
         )  # fmt: skip

@@ -52,7 +52,7 @@ class UpdateTile(NamedTuple):
     partial_warps: int
 
 
-TILES: dict[str, PoolTile | UpdateTile] = {"pool": PoolTile(8, 4, 4), "update": UpdateTile(32, 4, 32, 4)}
+TILES: dict[str, PoolTile | UpdateTile] = {"pool": PoolTile(4, 4, 1), "update": UpdateTile(32, 4, 16, 2)}
 """Pass to its tile. ``bench --sweep`` times others."""
 
 

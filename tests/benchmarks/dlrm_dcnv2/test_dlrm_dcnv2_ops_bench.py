@@ -1,0 +1,36 @@
+"""What the benchmark of DLRM-DCNv2's operations measures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks.dlrm_dcnv2.ops import cross_network
+from benchmarks.dlrm_dcnv2.ops.cross_network.bench_cases import SAMPLES, entries, sweeps
+from common.ops.bench import cases
+from common.ops.implementation import always
+
+
+def test_every_pass_of_every_implementation_runs_at_the_real_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors have shapes only, and the plain implementation stands in for the kernels, which have no such version."""
+    monkeypatch.setattr(cases, "DEVICE", "meta")
+    implementations, plain = cross_network.IMPLEMENTATIONS, cross_network.IMPLEMENTATIONS["torch"].function
+    for name in ("triton", "fused"):
+        monkeypatch.setitem(implementations, name, replace(implementations[name], function=plain, unsupported=always))
+    for entry in entries():
+        passes = entry.build(SAMPLES, torch.bfloat16)
+        for each in passes:
+            each.run()
+        assert sum(each.flops for each in passes) == SAMPLES * 6 * 10_616_832
+        assert passes[1].bytes > passes[0].bytes > 15 * SAMPLES * 3456 * 2
+    assert [entry.name for entry in entries() if entry.calls] == ["cross_network triton"]
+
+
+def test_every_tile_can_be_swept() -> None:
+    triton = pytest.importorskip("benchmarks.dlrm_dcnv2.ops.cross_network.triton")
+    assert {id(sweep.table) for sweep in sweeps().values()} == {id(triton.TILES), id(triton.PRODUCT_TILES)}
+    for sweep in sweeps().values():
+        tile = sweep.table[sweep.key]
+        assert [tuple(type(tile)(*choice)) for choice in sweep.choices] == list(sweep.choices)
