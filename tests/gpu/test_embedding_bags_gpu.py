@@ -70,6 +70,7 @@ def test_everything_is_the_cpus_in_fp64(
     keys, keys_there = sort_torch(ids, bags), function.sort(ids.cuda(), there)
     assert torch.equal(keys_there.row_M.cpu(), keys.row_M)
     assert torch.equal(keys_there.source_M.cpu(), keys.source_M)
+    assert keys_there.ours.item() == keys.ours.item()
 
     gradient, gradient_there = wide_pair(samples, bags, width, dtype)
     dense, dense_there = torch.empty_like(expected), torch.empty(found.shape, device="cuda")

@@ -70,7 +70,8 @@ def sort_torch(ids_NL: Tensor, bags: Bags) -> SortedKeys:
     row_NK = torch.where(own_NK, base_K + key_NK // shards_K, bags.rows)
     row_M, place_M = row_NK.flatten().to(torch.int32).sort(stable=True)
     source_M = place_M // bags.lookups * len(bags) + bag_K[place_M % bags.lookups]
-    return SortedKeys(row_M, source_M.to(torch.int32), len(bags), bags.rows)
+    ours = (row_M < bags.rows).sum(dtype=torch.int32)
+    return SortedKeys(row_M, source_M.to(torch.int32), ours, len(bags), bags.rows)
 
 
 @torch.no_grad()
