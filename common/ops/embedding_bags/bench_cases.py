@@ -124,8 +124,8 @@ def sweeps() -> dict[str, Sweep]:
         (8, 4, 4),
         (4, 8, 4),
     ]
-    update = list(itertools.product((16, 32), (2, 4, 8), (4, 16, 64), (1, 2)))
-    update += list(itertools.product((64,), (4, 8), (4, 16, 64), (1,)))
+    update = list(itertools.product((16, 32), (4, 8), (2, 4, 16), (1, 2, 3)))
+    update += list(itertools.product((64,), (8, 16), (1, 2, 8), (1, 3)))
     long_runs = list(itertools.product((8, 16, 32), (1, 2, 4), (8, 32)))
     found = {}
     for skewed, name in ((False, "uniform"), (True, "skewed")):

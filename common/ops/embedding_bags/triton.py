@@ -45,7 +45,8 @@ class UpdateTile(NamedTuple):
         warps: of the program.
         programs: per multiprocessor, each of which visits many tiles. What they find to do is known on the device only:
             keys that are not ours cost nothing.
-        stages: tiles whose gradients are under way at a time through asynchronous copies; 1 for plain loads.
+        stages: 1 for plain loads; with 3 the sources of a tile, then its gradients, rows and state are under way while
+            earlier tiles are computed. A row is written in one tile only, so none is read too early.
     """
 
     keys: int
@@ -70,7 +71,7 @@ class LongRunsTile(NamedTuple):
 
 TILES: dict[str, Any] = {
     "pool": PoolTile(4, 4, 1),
-    "update": UpdateTile(32, 4, 16, 1),
+    "update": UpdateTile(32, 8, 4, 3),
     "long_runs": LongRunsTile(16, 2, 32),
 }
 """Pass to its tile. ``bench --sweep`` times others."""
