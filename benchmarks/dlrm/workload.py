@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
-from common.recommendation.embedding_updater import EmbeddingUpdater
 from torch import Tensor
 
 from benchmarks.dlrm import data
@@ -24,9 +23,10 @@ from common.optim.learning_rate import held_polynomial
 from common.optim.momentum import SGD
 from common.optim.optimizer import ParameterGroup
 from common.optim.precision import LossScale
-from common.recommendation.click_model import ClickModel, made_up, sharded_embeddings
+from common.recommendation.click_model import ClickModel, made_up, probed, sharded_embeddings, table_bytes
 from common.recommendation.criteo.evaluation_rows import EvaluationRows
 from common.recommendation.criteo.training_rows import TrainingRows
+from common.recommendation.embedding_updater import EmbeddingUpdater
 from common.recommendation.evaluation import ClickRanking
 from common.step.train_step import Losses, TrainStep
 
@@ -64,6 +64,16 @@ class Dlrm(Workload):
         self._clicks = ClickModel(self.model, self._embeddings)
         self.choices |= {**self.model.choices, **self._embeddings.choices}
 
+    @classmethod
+    def probe(cls, cfg: RunConfig, layout: Layout) -> Workload:
+        """With short tables: those of all ranks fit no device."""
+        return cls(probed(cfg), layout)
+
+    @classmethod
+    def unprobed_bytes(cls, cfg: RunConfig) -> float:
+        """The tables."""
+        return table_bytes(cfg, SgdRows())
+
     def parameter_groups(self) -> list[ParameterGroup]:
         """All of the dense network, alike; tables are no parameters."""
         return [ParameterGroup(dict(self.model.named_parameters()))]
@@ -76,6 +86,7 @@ class Dlrm(Workload):
         dense = [f"{name}_dense{number}" for name, sizes in layers for number in range(1, len(sizes) + 1)]
         return Declaration(
             schedule_options={"train_samples": cfg.benchmark.train_samples},
+            largest_micro_batch=cfg.global_batch,
             initialised_tensors=["embeddings", *dense],
         )
 

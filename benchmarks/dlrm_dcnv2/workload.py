@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
-from common.recommendation.embedding_updater import EmbeddingUpdater
 from torch import Tensor
 
 from benchmarks.dlrm_dcnv2 import data
@@ -23,9 +22,10 @@ from common.ops.embedding_bags import AdagradRows
 from common.optim.learning_rate import constant
 from common.optim.optimizer import ParameterGroup
 from common.optim.precision import LossScale
-from common.recommendation.click_model import ClickModel, made_up, sharded_embeddings
+from common.recommendation.click_model import ClickModel, made_up, probed, sharded_embeddings, table_bytes
 from common.recommendation.criteo.evaluation_rows import EvaluationRows
 from common.recommendation.criteo.training_rows import TrainingRows
+from common.recommendation.embedding_updater import EmbeddingUpdater
 from common.recommendation.evaluation import ClickRanking
 from common.step.train_step import Losses, TrainStep
 
@@ -57,6 +57,16 @@ class DlrmDcnv2(Workload):
         self._clicks = ClickModel(self.model, self._embeddings)
         self.choices |= {**self.model.choices, **self._embeddings.choices}
 
+    @classmethod
+    def probe(cls, cfg: RunConfig, layout: Layout) -> Workload:
+        """With short tables: those of all ranks fit no device."""
+        return cls(probed(cfg), layout)
+
+    @classmethod
+    def unprobed_bytes(cls, cfg: RunConfig) -> float:
+        """The tables."""
+        return table_bytes(cfg, AdagradRows(cfg.workload.hparams.epsilon))
+
     def parameter_groups(self) -> list[ParameterGroup]:
         """All of the dense network, alike; tables are no parameters."""
         return [ParameterGroup(dict(self.model.named_parameters()))]
@@ -66,6 +76,7 @@ class DlrmDcnv2(Workload):
         """Adagrad's sums start at 0, and its rate is constant: what the log says of them follows from the rule."""
         return Declaration(
             schedule_options={"train_samples": cfg.benchmark.train_samples},
+            largest_micro_batch=cfg.global_batch,
             derived_values={
                 "initial_accumulator": 0.0,
                 "learning_rate_decay": 0.0,

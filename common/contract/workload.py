@@ -74,6 +74,19 @@ class Workload(ABC):
         """What follows from a configuration; ``cfg`` has no declaration yet. Default: nothing."""
         return Declaration()
 
+    @classmethod
+    def probe(cls, cfg: RunConfig, layout: Layout) -> Workload:
+        """A workload whose iteration needs of one device what this one's does, to measure ``micro_batch=auto`` with.
+
+        Default: itself. Override it where a single device cannot hold what the ranks hold together.
+        """
+        return cls(cfg, layout)
+
+    @classmethod
+    def unprobed_bytes(cls, cfg: RunConfig) -> float:
+        """Bytes that a rank needs beyond those of a :meth:`probe`, whatever the micro-batch. Default: none."""
+        return 0.0
+
     @abstractmethod
     def parameter_groups(self) -> list[ParameterGroup]:
         """The parameters by how they are updated."""

@@ -5,13 +5,16 @@ Legend: B samples, D dense features, L ids of a sample, W width of an embedding,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from common.config.schema import RunConfig
 from common.data.batches import Batch
 from common.distributed.layout import Layout
 from common.ops.embedding_bags import AdagradRows, Rule
@@ -21,6 +24,9 @@ from common.recommendation.embeddings import ShardedEmbeddings
 from common.recommendation.planner import make_plan
 from common.recommendation.tables import Tables
 from common.step.train_step import Losses
+
+PROBED_ROWS = 1 << 12
+"""Of a table where only the memory of an iteration is measured."""
 
 
 class DenseNetwork(Protocol):
@@ -87,13 +93,48 @@ def sharded_embeddings(
     Raises:
         ConfigError: there is no such plan, or the tables do not fit.
     """
-    rows_dtype = torch.float64 if dtype == torch.float64 else DTYPES[settings.rows]
-    state_bytes = 4 if isinstance(rule, AdagradRows) else 0
-    row_bytes = tables.width * (rows_dtype.itemsize + state_bytes)
+    rows_dtype, row_bytes = _rows(tables, settings, rule, dtype)
     plan = make_plan(tables, settings.plan, layout.world_size, ranks_per_node, row_bytes, settings)
-    implementation = settings.implementation
-    made = ShardedEmbeddings(plan, layout, dtype=dtype, rows_dtype=rows_dtype, implementation=implementation)
+    made = ShardedEmbeddings(
+        plan,
+        layout,
+        dtype=dtype,
+        rows_dtype=rows_dtype,
+        implementation=settings.implementation,
+        ranks_per_node=ranks_per_node,
+    )
     return made, plan.text(row_bytes)
+
+
+def probed(cfg: RunConfig) -> RunConfig:
+    """The configuration with short tables, which one rank holds: an iteration needs as much memory beside them."""
+    own = cfg.workload
+    facts = replace(own.facts, table_rows=tuple(min(rows, PROBED_ROWS) for rows in own.facts.table_rows))
+    return replace(cfg, workload=replace(own, facts=facts, embeddings=replace(own.embeddings, plan="row_wise")))
+
+
+def table_bytes(cfg: RunConfig, rule: Rule) -> int:
+    """Bytes of rows and their state on the rank that holds most. Collective, as :func:`make_plan`.
+
+    Args:
+        cfg: of a workload with ``facts.tables`` and ``embeddings``.
+        rule: how rows will be updated.
+
+    Raises:
+        ConfigError: there is no such plan, or the tables do not fit.
+    """
+    tables, settings = cfg.workload.facts.tables, cfg.workload.embeddings
+    _, row_bytes = _rows(tables, settings, rule, DTYPES[cfg.precision])
+    ranks = math.prod(cfg.layout.values())
+    plan = make_plan(tables, settings.plan, ranks, cfg.scale.gpus_per_node, row_bytes, settings)
+    return plan.fullest_bytes(row_bytes)
+
+
+def _rows(tables: Tables, settings: EmbeddingSettings, rule: Rule, dtype: torch.dtype) -> tuple[torch.dtype, int]:
+    """The rows' dtype, and bytes of a row with its state; rows are in fp64 beside a network in fp64, for checks."""
+    rows_dtype = torch.float64 if dtype == torch.float64 else DTYPES[settings.rows]
+    state_bytes = max(4, rows_dtype.itemsize) if isinstance(rule, AdagradRows) else 0
+    return rows_dtype, tables.width * (rows_dtype.itemsize + state_bytes)
 
 
 def made_up(

@@ -18,7 +18,7 @@ from common.errors import CheckpointError
 from common.ops.embedding_bags import AdagradRows, Bags, Rule, SortedKeys
 from common.optim.precision import LossScale
 from common.recommendation import row_files
-from common.recommendation.embeddings import Lookup, ShardedEmbeddings
+from common.recommendation.embeddings import ShardedEmbeddings
 from common.recommendation.replicated_update import update_all
 from common.recommendation.row_store import RowStore
 
@@ -71,8 +71,9 @@ class EmbeddingUpdater:
         self._rounding = torch.zeros((), dtype=torch.int64, device=device) if by_chance else None
         # Replicated rows are rounded alike everywhere: their bits are those of no rank.
         self._rounding_seed = embeddings.layout.shared_generator("rounding of rows").initial_seed() >> 8
-        self._lookups: list[Lookup] = []
+        self._ids: list[tuple[Tensor, Tensor]] = []
         self._gradients: list[tuple[Tensor, Tensor]] = []
+        self._sorting: tuple[Tensor, ...] = ()
         self._keys: tuple[SortedKeys | None, SortedKeys | None] = (None, None)
         self._measured: tuple[Tensor, Tensor, Tensor] | None = None
         embeddings.attach(self)
@@ -88,14 +89,17 @@ class EmbeddingUpdater:
         """Nothing: every backward pass has left its gradients."""
 
     @torch.no_grad()
-    def looked_up(self, lookup: Lookup) -> None:
+    def looked_up(self, ids_BL: Tensor, own_NL: Tensor) -> None:
         """Keep the ids of a micro-batch; after the last, sort those of all."""
-        self._lookups.append(lookup)
-        if len(self._lookups) == self._micro_batches:
+        self._ids.append((ids_BL, own_NL))
+        if len(self._ids) == self._micro_batches:
+            # Kept until the update: another stream reads them meanwhile.
+            self._sorting = tuple(_joined(parts) for parts in zip(*self._ids, strict=True))
+            every_NL, every_own_NL = self._sorting
             with self._embeddings.beside():
-                own = self._sorted([found.own_NL for found in self._lookups], self._embeddings.bags)
-                every = self._sorted([found.ids_BL for found in self._lookups], self._embeddings.replicated_bags)
-            self._keys = (own, every)
+                own = self._sorted(every_own_NL, self._embeddings.bags)
+                replicated = self._sorted(every_NL, self._embeddings.replicated_bags)
+            self._keys = (own, replicated)
 
     @torch.no_grad()
     def differentiated(self, gradient_BX: Tensor) -> None:
@@ -113,9 +117,9 @@ class EmbeddingUpdater:
         Raises:
             RuntimeError: the iteration had another number of forward or backward passes than micro-batches.
         """
-        if not len(self._lookups) == len(self._gradients) == self._micro_batches:
+        if not len(self._ids) == len(self._gradients) == self._micro_batches:
             raise RuntimeError(
-                f"{len(self._lookups)} forward and {len(self._gradients)} backward passes came to the embeddings, "
+                f"{len(self._ids)} forward and {len(self._gradients)} backward passes came to the embeddings, "
                 f"{self._micro_batches} micro-batches were announced"
             )
         self._embeddings.join()
@@ -206,8 +210,8 @@ class EmbeddingUpdater:
         """``learning_rate`` of the last update."""
         return {"learning_rate": self._learning_rate}
 
-    def _sorted(self, ids: Sequence[Tensor], bags: Bags | None) -> SortedKeys | None:
-        return None if bags is None else self._embeddings.ops.sort(_joined(ids), bags)
+    def _sorted(self, ids_NL: Tensor, bags: Bags | None) -> SortedKeys | None:
+        return None if bags is None else self._embeddings.ops.sort(ids_NL, bags)
 
     def _next_seed(self, place: int, places: int) -> Tensor | None:
         """A seed of the ``places`` + 1 ones of this step."""
@@ -216,8 +220,8 @@ class EmbeddingUpdater:
         return self._rounding.copy_(self._step).mul_(places + 1).add_(self._rounding_seed + place)
 
     def _forget(self) -> None:
-        self._lookups, self._gradients, self._measured = [], [], None
-        self._keys = (None, None)
+        self._ids, self._gradients, self._measured = [], [], None
+        self._sorting, self._keys = (), (None, None)
 
 
 def _state(store: RowStore, rule: Rule, dtype: torch.dtype) -> Tensor | None:

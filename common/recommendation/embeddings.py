@@ -21,7 +21,9 @@ from common.distributed.layout import Layout
 from common.errors import ConfigError
 from common.ops.embedding_bags import IMPLEMENTATIONS, Bag, Bags, EmbeddingBags
 from common.ops.implementation import OperationRequest, asked_for, select
-from common.recommendation.exchange import Exchange
+from common.recommendation import exchange_over_nodes
+from common.recommendation.exchange import Exchange, Meeting
+from common.recommendation.exchange_over_nodes import ExchangeOverNodes
 from common.recommendation.placement import Plan, Shard, row_wise
 from common.recommendation.row_store import RowStore
 
@@ -44,8 +46,8 @@ class Lookup:
 class Recorder(Protocol):
     """Who trains the rows."""
 
-    def looked_up(self, lookup: Lookup) -> None:
-        """Called in the forward pass of a micro-batch."""
+    def looked_up(self, ids_BL: Tensor, own_NL: Tensor) -> None:
+        """Called in the forward pass of a micro-batch; see :class:`Lookup`."""
 
     def differentiated(self, gradient_BX: Tensor) -> None:
         """Called in the backward pass of the micro-batch, with the gradient of x0."""
@@ -60,6 +62,8 @@ class ShardedEmbeddings:
         dtype: of the vectors, which ranks send each other.
         rows_dtype: of the rows: fp32, or fp16, or fp64 for checks.
         implementation: of :mod:`common.ops.embedding_bags`: ``auto`` or a name.
+        ranks_per_node: with it, ranks on several nodes whose tables have several shards on one exchange in two steps
+            (:mod:`common.recommendation.exchange_over_nodes`).
 
     Attributes:
         plan: as given; of one rank, nothing is replicated.
@@ -85,6 +89,7 @@ class ShardedEmbeddings:
         dtype: torch.dtype,
         rows_dtype: torch.dtype = torch.float32,
         implementation: str = "auto",
+        ranks_per_node: int | None = None,
     ) -> None:
         if plan.ranks != layout.world_size or layout.size("dp") != layout.world_size:
             raise ConfigError(f"plan: of {plan.ranks} ranks, for a layout of {dict(layout.sizes)}")
@@ -95,9 +100,13 @@ class ShardedEmbeddings:
         with asked_for("model.embedding_bags", implementation):
             chosen = select(IMPLEMENTATIONS, implementation, request)
         self.ops: EmbeddingBags = chosen.function
-        self.exchange = Exchange(plan, layout.rank, layout.group("dp"), self.ops, layout.device)
+        self.exchange: Meeting = Exchange(plan, layout.rank, layout.group("dp"), self.ops, layout.device)
+        steps = ""
+        if ranks_per_node is not None and exchange_over_nodes.pays(plan, ranks_per_node):
+            self.exchange = ExchangeOverNodes(plan, layout, ranks_per_node, self.ops)
+            steps = f", exchanged in nodes of {ranks_per_node} first"
         split = sum(len(ranks) > 1 for ranks in plan.holders)
-        where = f"{len(tables)} tables, {split} split, {len(plan.replicated)} replicated over {plan.ranks} ranks"
+        where = f"{len(tables)} tables, {split} split, {len(plan.replicated)} replicated over {plan.ranks} ranks{steps}"
         self.choices = {"embedding_bags": chosen.name, "embeddings": where}
         seed = layout.shared_generator("embedding tables").initial_seed()
         self.store = RowStore(tables, self.exchange.shards, seed, rows_dtype, layout.device)
@@ -146,7 +155,7 @@ class ShardedEmbeddings:
             return lookup.x0_BX
         if not bottom_BW.requires_grad:
             raise ValueError("bottom_BW has no gradient, without which the backward pass never comes to the tables")
-        self._recorder.looked_up(lookup)
+        self._recorder.looked_up(lookup.ids_BL, lookup.own_NL)
         x0_BX: Tensor = _Joined.apply(bottom_BW, lookup.x0_BX, self._recorder)
         return x0_BX
 

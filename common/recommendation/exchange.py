@@ -11,33 +11,76 @@ ranks, D replicated tables, W width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from common.ops.embedding_bags import Bag, Bags, EmbeddingBags
+from common.recommendation.meeting_places import Places, places
 from common.recommendation.placement import Plan, Shard
 
 
-@dataclass(frozen=True)
-class _Places:
-    """Where vectors lie for a batch size.
+class Meeting(Protocol):
+    """How the ranks bring together ids and rows; every rank of the group calls the same methods in the same order."""
 
-    Attributes:
-        parts_BP: int32, the rows of what was received and found here that make up each table's vector, table by table.
-        sums: the bags of these rows.
-        vectors_M: int64, for every vector that goes to an owner its place among the (B, 1 + F) of x0.
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """Of this rank."""
+
+    @property
+    def bags(self) -> Bags | None:
+        """Of the shards, over the ids that :meth:`ids` returns; None where there are none."""
+
+    def ids(self, ids_BL: Tensor) -> Tensor:
+        """The ids of all ranks' samples for the tables of this rank's shards, at least.
+
+        Args:
+            ids_BL: int32.
+
+        Returns:
+            int32 (N, ids of these tables), the samples rank by rank.
+        """
+
+    def vectors(self, own_NKW: Tensor, replicated_BDW: Tensor, out_BFW: Tensor) -> None:
+        """Bring the sums of rows to the ranks that have the samples.
+
+        Args:
+            own_NKW: sums of this rank's shards, contiguous.
+            replicated_BDW: those of the replicated tables.
+            out_BFW: written: the vector of every table; dense vectors any distance apart.
+        """
+
+    def gradients(self, gradient_BX: Tensor) -> Tensor:
+        """The gradients of the sums of this rank's shards.
+
+        Args:
+            gradient_BX: of x0, contiguous: the bottom's vector, and one of every table.
+
+        Returns:
+            (N, K, W), the samples rank by rank.
+        """
+
+
+def all_to_all(
+    received: Tensor, sent: Tensor, receive: list[int], send: list[int], group: dist.ProcessGroup | None
+) -> None:
+    """Send each rank of the group its piece.
+
+    Args:
+        received, sent: one-dimensional.
+        receive, send: elements of each rank's piece.
+        group: the ranks; None for one alone.
     """
-
-    parts_BP: Tensor
-    sums: Bags
-    vectors_M: Tensor
+    if group is None:
+        received.copy_(sent)
+    else:
+        dist.all_to_all_single(received, sent, receive, send, group=group)
 
 
 class Exchange:
-    """The collectives of one rank; every rank of the group calls the same ones in the same order.
+    """A :class:`Meeting` in which every rank sends to every other one.
 
     Args:
         plan: of the tables, over the ranks of the group.
@@ -68,105 +111,56 @@ class Exchange:
             for place in range(self._hotness(shard))
         ]
         self._columns = torch.tensor(columns, dtype=torch.int64, device=device)
-        self._places: dict[int, _Places] = {}
+        self._places_of: dict[int, Places] = {}
 
     def ids(self, ids_BL: Tensor) -> Tensor:
-        """The ids of all ranks' samples for the tables of this rank's shards.
-
-        Args:
-            ids_BL: int32.
-
-        Returns:
-            int32 (N, ids of these tables), the samples rank by rank.
-        """
+        """See :meth:`Meeting.ids`."""
         batch, ranks = len(ids_BL), self._plan.ranks
         # Transposed, what goes to a rank is one piece.
         sent = ids_BL.t().index_select(0, self._columns).flatten()
         received = sent.new_empty(ranks * self._own_lookups * batch)
-        self._all_to_all(received, sent, [self._own_lookups * batch] * ranks, [n * batch for n in self._lookups_of])
+        counts = [lookups * batch for lookups in self._lookups_of]
+        all_to_all(received, sent, [self._own_lookups * batch] * ranks, counts, self._group)
         received_GLB = received.view(ranks, self._own_lookups, batch)
         return received_GLB.transpose(1, 2).reshape(ranks * batch, self._own_lookups)
 
     def vectors(self, own_NKW: Tensor, replicated_BDW: Tensor, out_BFW: Tensor) -> None:
-        """Bring the sums of rows to the ranks that have the samples.
-
-        Args:
-            own_NKW: sums of this rank's shards, contiguous.
-            replicated_BDW: those of the replicated tables.
-            out_BFW: written: the vector of every table; dense vectors any distance apart.
-        """
+        """See :meth:`Meeting.vectors`."""
         batch, _, width = out_BFW.shape
         counts = [len(shards) * batch * width for shards in self._shards_of]
         parts = own_NKW.new_empty(sum(counts) + replicated_BDW.numel())
-        received = parts[: sum(counts)]
-        self._all_to_all(received, own_NKW.flatten(), counts, [len(self.shards) * batch * width] * self._plan.ranks)
+        own = [len(self.shards) * batch * width] * self._plan.ranks
+        all_to_all(parts[: sum(counts)], own_NKW.flatten(), counts, own, self._group)
         parts[sum(counts) :].view_as(replicated_BDW).copy_(replicated_BDW)
-        places = self._places_of(batch)
-        self._ops.pool(parts.view(-1, width), places.parts_BP, places.sums, out_BFW)
+        at = self._places(batch)
+        self._ops.pool(parts.view(-1, width), at.parts_BP, at.sums, out_BFW)
 
     def gradients(self, gradient_BX: Tensor) -> Tensor:
-        """The gradients of the sums of this rank's shards.
-
-        Args:
-            gradient_BX: of x0, contiguous: the bottom's vector, and one of every table.
-
-        Returns:
-            (N, K, W), the samples rank by rank.
-        """
+        """See :meth:`Meeting.gradients`."""
         batch, width = len(gradient_BX), self._plan.tables.width
-        sent = gradient_BX.view(-1, width).index_select(0, self._places_of(batch).vectors_M).flatten()
-        own = len(self.shards) * batch * width
-        received = sent.new_empty(self._plan.ranks * own)
-        counts = [len(shards) * batch * width for shards in self._shards_of]
-        self._all_to_all(received, sent, [own] * self._plan.ranks, counts)
-        return received.view(self._plan.ranks * batch, len(self.shards), width)
-
-    def _all_to_all(self, received: Tensor, sent: Tensor, receive: list[int], send: list[int]) -> None:
-        if self._group is None:
-            received.copy_(sent)
-        else:
-            dist.all_to_all_single(received, sent, receive, send, group=self._group)
+        shards, ranks = len(self.shards), self._plan.ranks
+        at, counts = self._places(batch), [len(shards) * batch * width for shards in self._shards_of]
+        sent = gradient_BX.view(-1, width).index_select(0, at.sent_M[: sum(counts) // width]).flatten()
+        received = sent.new_empty(ranks * shards * batch * width)
+        all_to_all(received, sent, [shards * batch * width] * ranks, counts, self._group)
+        return received.view(ranks * batch, shards, width)
 
     def _bags(self, shards: tuple[Shard, ...]) -> Bags | None:
-        bags: list[Bag] = []
+        tables, bags = self._plan.tables, []
         column = base = 0
         for shard in shards:
-            table = self._plan.tables.tables[shard.table]
+            table = tables.tables[shard.table]
             bags.append(Bag(column, table.hotness, base, table.rows, shard.shard, shard.shards))
-            column, base = column + table.hotness, base + shard.rows(self._plan.tables)
+            column, base = column + table.hotness, base + shard.rows(tables)
         return Bags(bags, self._device) if bags else None
 
     def _hotness(self, shard: Shard) -> int:
         return self._plan.tables.tables[shard.table].hotness
 
-    def _places_of(self, batch: int) -> _Places:
+    def _places(self, batch: int) -> Places:
         """Made outside of captures: warm-up meets every batch size first."""
-        if batch not in self._places:
-            self._places[batch] = self._place(batch)
-        return self._places[batch]
-
-    def _place(self, batch: int) -> _Places:
-        tables, replicated = len(self._plan.tables), self._plan.replicated
-        sample_B = torch.arange(batch, dtype=torch.int64)
-        parts: list[list[Tensor]] = [[] for _ in range(tables)]
-        vectors: list[Tensor] = []
-        before = 0
-        for shards in self._shards_of:
-            for number, shard in enumerate(shards):
-                parts[shard.table].append(before + sample_B * len(shards) + number)
-            if shards:
-                vector_K = torch.tensor([1 + shard.table for shard in shards])
-                vectors.append((sample_B.unsqueeze(1) * (1 + tables) + vector_K).flatten())
-            before += batch * len(shards)
-        for number, table in enumerate(replicated):
-            parts[table].append(before + sample_B * len(replicated) + number)
-        rows = before + batch * len(replicated)
-        bags: list[Bag] = []
-        for found in parts:
-            bags.append(Bag(sum(bag.hotness for bag in bags), len(found), 0, rows))
-        flat = [part for found in parts for part in found]
-        return _Places(
-            torch.stack(flat, 1).to(self._device, torch.int32),
-            Bags(bags, self._device),
-            torch.cat(vectors).to(self._device) if vectors else torch.empty(0, dtype=torch.int64, device=self._device),
-        )
+        if batch not in self._places_of:
+            senders = [[shard.table for shard in shards] for shards in self._shards_of]
+            senders.append(list(self._plan.replicated))  # this rank itself, after all others
+            self._places_of[batch] = places(batch, len(self._plan.tables), senders, 1, self._device)
+        return self._places_of[batch]

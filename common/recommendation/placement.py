@@ -78,6 +78,10 @@ class Plan:
         """Ids of a sample whose rows are expected on ``rank``, of the shards."""
         return sum(self.tables.tables[shard.table].hotness / shard.shards for shard in self.shards_of(rank))
 
+    def fullest_bytes(self, row_bytes: int) -> int:
+        """Bytes of the rank that holds most, of rows with their optimizer's state of ``row_bytes`` each."""
+        return max(self.rows_of(rank) for rank in range(self.ranks)) * row_bytes
+
     def check_memory(self, row_bytes: int, capacity: int) -> None:
         """Refuse a plan that does not fit.
 

@@ -70,6 +70,7 @@ def test_everything_is_the_cpus_in_fp64(
     keys, keys_there = sort_torch(ids, bags), function.sort(ids.cuda(), there)
     assert torch.equal(keys_there.row_M.cpu(), keys.row_M)
     assert torch.equal(keys_there.source_M.cpu(), keys.source_M)
+    assert keys_there.ours.item() == keys.ours.item()
 
     gradient, gradient_there = wide_pair(samples, bags, width, dtype)
     dense, dense_there = torch.empty_like(expected), torch.empty(found.shape, device="cuda")
@@ -152,6 +153,26 @@ def test_the_benchmarks_batch_has_the_same_bits_twice_and_is_the_plain_versions(
     assert torch.equal(one[1], expected[1])
     torch.testing.assert_close(one[0], expected[0], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(one[2], expected[2], rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("tile", [(16, 4, 16, 1), (16, 2, 2, 2), (32, 4, 64, 2), (32, 8, 4, 3), (64, 8, 1, 3)], ids=str)
+def test_sums_that_are_exact_are_the_same_in_every_tile(tile: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With loads as they come, and under way ahead of their tile."""
+    from common.ops.embedding_bags import triton
+
+    function: EmbeddingBags = IMPLEMENTATIONS["triton"].function
+    monkeypatch.setitem(triton.TILES, "update", triton.UpdateTile(*tile))
+    bags, ids = store("cuda"), batch(3000).cuda()
+    gradient = torch.randint(-8, 9, (3000, 1 + len(bags), 128), device="cuda").half()[:, 1:]
+    rows, state = (torch.zeros(bags.rows, 128, device="cuda") for _ in range(2))
+    expected, expected_state = rows.clone(), state.clone()
+    for _ in range(2):
+        keys = function.sort(ids, bags)
+        function.update(keys, gradient, rows, state, AdagradRows(1e-8), *scalars("cuda"))
+        update_torch(keys, gradient, expected, expected_state, AdagradRows(1e-8), *scalars("cuda"))
+        assert torch.equal(state, expected_state)
+        torch.testing.assert_close(rows, expected, rtol=1e-5, atol=1e-6)
+        ids = ids.flip(0)
 
 
 @NAMES

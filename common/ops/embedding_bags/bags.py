@@ -114,12 +114,14 @@ class SortedKeys(NamedTuple):
     Attributes:
         row_M: int32, row of the store; ``rows`` for a key that is not ours, so that those come last.
         source_M: int32, sample * bags + bag.
+        ours: 0-d int32, on the device, how many keys are ours.
         bags: the number of bags (B).
         rows: of the store (R).
     """
 
     row_M: Tensor
     source_M: Tensor
+    ours: Tensor
     bags: int
     rows: int
 

@@ -107,7 +107,8 @@ def entries() -> list[Entry]:
 
 
 def sweeps() -> dict[str, Sweep]:
-    """Samples, lookups and warps of the forward pass; keys, warps, partial sums and their warps of the update."""
+    """Samples, lookups and warps of the forward pass; keys, warps, programs and stages of the update; then of the runs
+    over several tiles partial sums, warps and programs."""
     from common.ops.embedding_bags import triton
 
     function = embedding_bags.IMPLEMENTATIONS["triton"].function
@@ -123,14 +124,14 @@ def sweeps() -> dict[str, Sweep]:
         (8, 4, 4),
         (4, 8, 4),
     ]
-    update = list(itertools.product((16, 32), (1, 2, 4, 8), ((8, 1), (16, 2), (32, 4))))
-    update += list(itertools.product((64,), (4, 8, 16), ((16, 2), (32, 4))))
+    update = list(itertools.product((16, 32), (4, 8), (2, 4, 16), (1, 2, 3)))
+    update += list(itertools.product((64,), (8, 16), (1, 2, 8), (1, 3)))
+    long_runs = list(itertools.product((8, 16, 32), (1, 2, 4), (8, 32)))
     found = {}
     for skewed, name in ((False, "uniform"), (True, "skewed")):
         build = functools.partial(case, function, skewed, SAMPLES)
-        found[f"embedding_bags {name} forward"] = Sweep(triton.TILES, "pool", pool, build, False)
-        choices = [(tile, warps, *partial) for tile, warps, partial in update]
-        found[f"embedding_bags {name} update"] = Sweep(triton.TILES, "update", choices, build, True)
+        for key, tiles in (("pool", pool), ("update", update), ("long_runs", long_runs)):
+            found[f"embedding_bags {name} {key}"] = Sweep(triton.TILES, key, tiles, build, key != "pool")
     return found
 
 

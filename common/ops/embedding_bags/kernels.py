@@ -58,18 +58,27 @@ def embedding_rows_kernel(
 
 @triton.jit
 def embedding_sources_kernel(
+    row_ptr,  # (M,) int32, sorted
     place_ptr,  # (M,) int64
     lookup_ptr,  # (K, 2) int32
     source_ptr,  # (M,) int32, written
-    keys,
+    ours_ptr,  # 0-d int32, written
+    keys, rows,
     BAGS: tl.constexpr, LOOKUPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Sample and bag of the keys that stood at these places. Grid (keys / BLOCK,)."""
+    """Sample and bag of the keys that stood at these places; and how many keys have a row, which come first.
+
+    Grid (keys / BLOCK rounded up from keys + 1,): one position is the first behind those that have a row.
+    """
     position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = position < keys
     place = tl.load(place_ptr + position, mask=inside, other=0).to(tl.int32)
     bag = tl.load(lookup_ptr + 2 * (place % LOOKUPS))
     tl.store(source_ptr + position, place // LOOKUPS * BAGS + bag, mask=inside)
+    row = tl.load(row_ptr + position, mask=inside, other=rows)
+    before = tl.load(row_ptr + position - 1, mask=(position > 0) & (position <= keys), other=-1)
+    first_behind = (position <= keys) & (row >= rows) & (before < rows)
+    tl.store(ours_ptr + tl.zeros((BLOCK,), tl.int32), position, mask=first_behind)
 
 
 @triton.jit
@@ -158,49 +167,50 @@ def _store_rows(
 def embedding_update_kernel(
     row_ptr,  # (M,) int32, sorted
     source_ptr,  # (M,) int32
+    ours_ptr,  # 0-d int32, keys that have a row
     gradient_ptr,  # (N, B, WIDTH)
     rows_ptr,  # (R, WIDTH), written
     state_ptr,  # (R, WIDTH) fp32, written, if ADAGRAD
     partial_ptr,  # (2 tiles, WIDTH) fp32, written for runs that cross tiles: those from before, those that begin here
     learning_rate_ptr, grad_factor_ptr, write_ptr, seed_ptr,
-    keys, rows, sample_stride, bag_stride, epsilon,
-    RULE: tl.constexpr, BAGS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_W: tl.constexpr, TILE: tl.constexpr,
+    sample_stride, bag_stride, epsilon,
+    RULE: tl.constexpr, BAGS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_W: tl.constexpr,
+    TILE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Rows all of whose keys lie in one tile. Grid (keys / TILE,)."""
-    allowed = True
+    """Rows all of whose keys lie in one tile. Grid (programs,); every program visits each programs-th tile."""
+    count = tl.load(ours_ptr)
     if RULE != DENSE:
-        allowed = tl.load(write_ptr) != 0
-    start = tl.program_id(0) * TILE
-    first_row = tl.load(row_ptr + start)
-    if allowed & (first_row < rows):
-        stop = tl.minimum(start + TILE, keys)
-        last_row = tl.load(row_ptr + stop - 1)
+        count = tl.where(tl.load(write_ptr), count, 0)
+    position = tl.arange(0, TILE)
+    column = tl.arange(0, BLOCK_W)
+    existing = (column < WIDTH)[None, :]
+    for tile in tl.range(tl.program_id(0), tl.cdiv(count, TILE), tl.num_programs(0), num_stages=STAGES):
+        start = tile * TILE
+        stop = tl.minimum(start + TILE, count)
         incoming = tl.load(row_ptr + start - 1, mask=start > 0, other=-1)
-        outgoing = tl.load(row_ptr + stop, mask=stop < keys, other=-1)
-        outgoing = tl.where((outgoing == last_row) & (last_row < rows), last_row, -1)
+        outgoing = tl.load(row_ptr + stop, mask=stop < count, other=-1)
+        last_row = tl.load(row_ptr + stop - 1)
+        outgoing = tl.where(outgoing == last_row, last_row, -1)
 
-        position = tl.arange(0, TILE)
         place = start + position
-        row = tl.load(row_ptr + place, mask=place < keys, other=rows)
-        before = tl.load(row_ptr + place - 1, mask=(place > 0) & (place < keys), other=-1)
-        own = row < rows
-        begins = own & (row != before)
+        inside = place < count
+        row = tl.load(row_ptr + place, mask=inside, other=-1)
+        before = tl.load(row_ptr + place - 1, mask=inside & (place > 0), other=-1)
+        source = tl.load(source_ptr + place, mask=inside, other=0)
+        begins = row != before
         comes_in = (position == 0) & (row == incoming)
         goes_out = row == outgoing
 
-        column = tl.arange(0, BLOCK_W)
-        existing = (column < WIDTH)[None, :]
-        source = tl.load(source_ptr + place, mask=own, other=0)
         target = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
-        whole = (begins & (goes_out == 0))[:, None] & existing
+        whole = (inside & begins & (goes_out == 0))[:, None] & existing
         rows_before, state = _load_rows(rows_ptr, state_ptr, target, whole, RULE)  # under way beside the gradients
         vector = (source // BAGS).to(tl.int64) * sample_stride + (source % BAGS).to(tl.int64) * bag_stride
-        gradient = tl.load(gradient_ptr + vector[:, None] + column[None, :], mask=own[:, None] & existing, other=0.0)
+        gradient = tl.load(gradient_ptr + vector[:, None] + column[None, :], mask=inside[:, None] & existing, other=0.0)
         same = tl.where(row[:, None] == row[None, :], 1.0, 0.0).to(gradient.dtype)
         sums = tl.dot(same, gradient, input_precision="ieee")
 
-        left = comes_in | (begins & goes_out)
-        slot = 2 * tl.program_id(0).to(tl.int64) + tl.where(comes_in, 0, 1)
+        left = inside & (comes_in | (begins & goes_out))
+        slot = (2 * tile + tl.where(comes_in, 0, 1)).to(tl.int64)
         tl.store(partial_ptr + slot[:, None] * WIDTH + column[None, :], sums, mask=left[:, None] & existing)
         _store_rows(
             rows_ptr, state_ptr, target, whole, rows_before, state, sums, row, column,
@@ -211,44 +221,51 @@ def embedding_update_kernel(
 @triton.jit
 def embedding_long_runs_kernel(
     row_ptr,  # (M,) int32, sorted
+    ours_ptr,  # 0-d int32, keys that have a row
     rows_ptr,  # (R, WIDTH), written
     state_ptr,  # (R, WIDTH) fp32, written, if ADAGRAD
     partial_ptr,  # (2 tiles, WIDTH) fp32
-    learning_rate_ptr, grad_factor_ptr, write_ptr, seed_ptr,
-    tiles, rows, epsilon,
+    learning_rate_ptr, grad_factor_ptr, write_ptr, seed_ptr, epsilon,
     RULE: tl.constexpr, WIDTH: tl.constexpr, BLOCK_W: tl.constexpr, TILE: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
-    """Rows whose keys cross tiles: the program of the tile in which a run begins. Grid (tiles - 1,)."""
-    allowed = True
+    """Rows whose keys cross tiles, each by the program at the end of the tile in which its run begins.
+
+    Grid (programs,); every program visits each programs-th end of a tile.
+    """
+    count = tl.load(ours_ptr)
     if RULE != DENSE:
-        allowed = tl.load(write_ptr) != 0
-    tile = tl.program_id(0)
-    start = tile * TILE
-    row = tl.load(row_ptr + start + TILE - 1)
-    goes_on = tl.load(row_ptr + start + TILE) == row
-    begun_before = (start > 0) & (tl.load(row_ptr + tl.maximum(start - 1, 0)) == row)
-    if allowed & goes_on & (row < rows) & (begun_before == 0):
-        column = tl.arange(0, BLOCK_W)
-        existing = column < WIDTH
-        target = row.to(tl.int64) * WIDTH + column[None, :]
-        before, state = _load_rows(rows_ptr, state_ptr, target, existing[None, :], RULE)
-        lane = tl.arange(0, TOGETHER)
-        begin = tl.load(partial_ptr + (2 * tile + 1).to(tl.int64) * WIDTH + column, mask=existing, other=0.0)
-        total = tl.where((lane == 0)[:, None], begin[None, :], 0.0)
-        later = tile + 1
-        going = True
-        while going:
-            others = later + lane
-            of_run = tl.load(row_ptr + others * TILE, mask=others < tiles, other=-1) == row
-            total += tl.load(
-                partial_ptr + (2 * others).to(tl.int64)[:, None] * WIDTH + column[None, :],
-                mask=of_run[:, None] & existing[None, :],
+        count = tl.where(tl.load(write_ptr), count, 0)
+    tiles = tl.cdiv(count, TILE)
+    column = tl.arange(0, BLOCK_W)
+    existing = (column < WIDTH)[None, :]
+    lane = tl.arange(0, TOGETHER)
+    for tile in tl.range(tl.program_id(0), tiles - 1, tl.num_programs(0), num_stages=1):
+        start = tile * TILE
+        row = tl.load(row_ptr + start + TILE - 1)
+        begun_before = tl.load(row_ptr + start - 1, mask=start > 0, other=-1) == row
+        goes_on = tl.load(row_ptr + start + TILE) == row
+        if goes_on & (begun_before == 0):
+            target = row.to(tl.int64) * WIDTH + column[None, :]
+            before, state = _load_rows(rows_ptr, state_ptr, target, existing, RULE)
+            total = tl.load(
+                partial_ptr + (2 * tile + 1 + 0 * lane).to(tl.int64)[:, None] * WIDTH + column[None, :],
+                mask=(lane == 0)[:, None] & existing,
                 other=0.0,
             )
-            going = tl.min(of_run.to(tl.int32), 0) == 1
-            later += TOGETHER
-        one = row + tl.zeros((1,), tl.int32)
-        _store_rows(
-            rows_ptr, state_ptr, target, existing[None, :], before, state, tl.sum(total, 0)[None, :], one, column,
-            learning_rate_ptr, grad_factor_ptr, seed_ptr, epsilon, RULE,
-        )  # fmt: skip
+            later = tile + 1
+            going = True
+            while going:
+                others = later + lane
+                of_run = tl.load(row_ptr + others * TILE, mask=others < tiles, other=-1) == row
+                total += tl.load(
+                    partial_ptr + (2 * others).to(tl.int64)[:, None] * WIDTH + column[None, :],
+                    mask=of_run[:, None] & existing,
+                    other=0.0,
+                )
+                going = tl.min(of_run.to(tl.int32), 0) == 1
+                later += TOGETHER
+            one = row + tl.zeros((1,), tl.int32)
+            _store_rows(
+                rows_ptr, state_ptr, target, existing, before, state, tl.sum(total, 0)[None, :], one, column,
+                learning_rate_ptr, grad_factor_ptr, seed_ptr, epsilon, RULE,
+            )  # fmt: skip

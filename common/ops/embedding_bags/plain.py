@@ -70,7 +70,8 @@ def sort_torch(ids_NL: Tensor, bags: Bags) -> SortedKeys:
     row_NK = torch.where(own_NK, base_K + key_NK // shards_K, bags.rows)
     row_M, place_M = row_NK.flatten().to(torch.int32).sort(stable=True)
     source_M = place_M // bags.lookups * len(bags) + bag_K[place_M % bags.lookups]
-    return SortedKeys(row_M, source_M.to(torch.int32), len(bags), bags.rows)
+    ours = (row_M < bags.rows).sum(dtype=torch.int32)
+    return SortedKeys(row_M, source_M.to(torch.int32), ours, len(bags), bags.rows)
 
 
 @torch.no_grad()
@@ -117,21 +118,22 @@ def update_torch(
     row_S = keys.row_M.new_zeros(slots).scatter_(0, run_M, keys.row_M)
     runs = (new_M & (keys.row_M < keys.rows)).sum()
     slot_S = torch.arange(slots, device=row_S.device).minimum((runs - 1).clamp(min=0))
-    row_S, sum_SW = row_S[slot_S].clamp(max=keys.rows - 1).long(), sum_SW[slot_S]
+    row_S = row_S[slot_S].clamp(max=keys.rows - 1).long()
     allowed = write & (runs > 0)
 
-    gradient_SW = sum_SW * grad_factor
-    before_SW = rows_RW[row_S]
+    # in place where it can be: on a CPU most of the time goes into fresh memory
+    step_SW = sum_SW[slot_S].to(torch.promote_types(sum_SW.dtype, rows_RW.dtype)).mul_(grad_factor)
     if isinstance(rule, AdagradRows):
         assert state_RW is not None  # checked above
         state_SW = state_RW[row_S]
-        added_SW = state_SW + gradient_SW * gradient_SW
-        state_RW.index_copy_(0, row_S, torch.where(allowed, added_SW, state_SW))
-        gradient_SW = gradient_SW / (added_SW.sqrt() + rule.epsilon)
-    after_SW = widen(before_SW) - learning_rate * gradient_SW
+        added_SW = torch.addcmul(state_SW, step_SW, step_SW)
+        state_RW.index_copy_(0, row_S, torch.where(allowed, added_SW, state_SW, out=state_SW))
+        step_SW.div_(added_SW.sqrt_().add_(rule.epsilon))
+    before_SW = rows_RW[row_S]
+    after_SW = torch.sub(before_SW, step_SW.mul_(learning_rate), out=step_SW)
     if rounding_seed is not None and rows_RW.dtype == torch.float16:
         after_SW = round_by_chance(after_SW, rounding_seed, row_S)
-    rows_RW.index_copy_(0, row_S, torch.where(allowed, after_SW.to(rows_RW.dtype), before_SW))
+    rows_RW.index_copy_(0, row_S, torch.where(allowed, after_SW.to(rows_RW.dtype), before_SW, out=before_SW))
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ device, and nothing is added up by atomics. Shapes: see :mod:`common.ops.embeddi
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from common.ops.embedding_bags import kernels
 from common.ops.embedding_bags.bags import AdagradRows, Bags, Rule, SortedKeys, check_sums, check_update
+from common.ops.triton_support import multiprocessors
 
 BLOCK = 1024
 """Keys of a program that looks at no vectors."""
@@ -37,22 +38,42 @@ class PoolTile(NamedTuple):
 
 
 class UpdateTile(NamedTuple):
-    """What the programs of ``update`` have.
+    """What a program of ``update`` has.
 
     Attributes:
-        keys: of one program, at least 16: the more there are, the fewer runs cross tiles.
-        warps: of that program.
-        partial_sums: of a long run, that are under way at a time.
-        partial_warps: of the program that adds them up.
+        keys: of a tile, at least 16: the more there are, the fewer runs cross tiles.
+        warps: of the program.
+        programs: per multiprocessor, each of which visits many tiles. What they find to do is known on the device only:
+            keys that are not ours cost nothing.
+        stages: 1 for plain loads; with 3 the sources of a tile, then its gradients, rows and state are under way while
+            earlier tiles are computed. A row is written in one tile only, so none is read too early.
     """
 
     keys: int
     warps: int
+    programs: int
+    stages: int
+
+
+class LongRunsTile(NamedTuple):
+    """What a program has that adds up the runs over several tiles.
+
+    Attributes:
+        partial_sums: of a run, that are under way at a time.
+        warps: of the program.
+        programs: per multiprocessor.
+    """
+
     partial_sums: int
-    partial_warps: int
+    warps: int
+    programs: int
 
 
-TILES: dict[str, PoolTile | UpdateTile] = {"pool": PoolTile(4, 4, 1), "update": UpdateTile(32, 4, 16, 2)}
+TILES: dict[str, Any] = {
+    "pool": PoolTile(4, 4, 1),
+    "update": UpdateTile(32, 8, 4, 3),
+    "long_runs": LongRunsTile(16, 2, 32),
+}
 """Pass to its tile. ``bench --sweep`` times others."""
 
 
@@ -68,8 +89,7 @@ def pool(rows_RW: Tensor, ids_NL: Tensor, bags: Bags, out_NBW: Tensor) -> None:
         )
     if not len(ids_NL):
         return
-    tile = TILES["pool"]
-    assert isinstance(tile, PoolTile)
+    tile: PoolTile = TILES["pool"]
     lookups = min(tile.lookups, triton.next_power_of_2(bags.hotness))
     kernels.embedding_pool_kernel[(triton.cdiv(len(ids_NL), tile.samples), len(bags))](
         rows_RW, ids_NL, bags.table_B6, bags.largest_first_B, out_NBW,
@@ -88,18 +108,18 @@ def sort(ids_NL: Tensor, bags: Bags) -> SortedKeys:
     bags.check(ids_NL)
     keys = len(ids_NL) * bags.lookups
     row_M = torch.empty(keys, dtype=torch.int32, device=ids_NL.device)
-    source_M = torch.empty_like(row_M)
-    grid = (triton.cdiv(keys, BLOCK),)
+    source_M, ours = torch.empty_like(row_M), torch.zeros((), dtype=torch.int32, device=ids_NL.device)
     if keys:
-        kernels.embedding_rows_kernel[grid](
+        kernels.embedding_rows_kernel[(triton.cdiv(keys, BLOCK),)](
             ids_NL, bags.table_B6, bags.lookup_K2, row_M, keys, bags.rows, ids_NL.stride(0),
             LOOKUPS=bags.lookups, BLOCK=BLOCK,
         )  # fmt: skip
         row_M, place_M = row_M.sort(stable=True)
-        kernels.embedding_sources_kernel[grid](
-            place_M, bags.lookup_K2, source_M, keys, BAGS=len(bags), LOOKUPS=bags.lookups, BLOCK=BLOCK
-        )
-    return SortedKeys(row_M, source_M, len(bags), bags.rows)
+        kernels.embedding_sources_kernel[(triton.cdiv(keys + 1, BLOCK),)](
+            row_M, place_M, bags.lookup_K2, source_M, ours, keys, bags.rows,
+            BAGS=len(bags), LOOKUPS=bags.lookups, BLOCK=BLOCK,
+        )  # fmt: skip
+    return SortedKeys(row_M, source_M, ours, len(bags), bags.rows)
 
 
 @torch.no_grad()
@@ -148,20 +168,20 @@ def _add_up(
     count, width = len(keys.row_M), rows_RW.shape[1]
     if not keys.rows or not count:
         return
-    tile = TILES["update"]
-    assert isinstance(tile, UpdateTile)
-    tiles = triton.cdiv(count, tile.keys)
+    tile: UpdateTile = TILES["update"]
+    long_runs: LongRunsTile = TILES["long_runs"]
+    tiles, processors = triton.cdiv(count, tile.keys), multiprocessors(rows_RW.device)
     partial_PW = torch.empty((2 * tiles, width), dtype=torch.float32, device=rows_RW.device)
     constants = {
         "RULE": rule, "WIDTH": width, "BLOCK_W": max(NARROWEST, triton.next_power_of_2(width)), "TILE": tile.keys,
     }  # fmt: skip
-    kernels.embedding_update_kernel[(tiles,)](
-        keys.row_M, keys.source_M, gradient_NBW, rows_RW, state_RW, partial_PW, *scalars, seed,
-        count, keys.rows, gradient_NBW.stride(0), gradient_NBW.stride(1), epsilon,
-        BAGS=keys.bags, num_warps=tile.warps, **constants,
+    kernels.embedding_update_kernel[(min(tiles, tile.programs * processors),)](
+        keys.row_M, keys.source_M, keys.ours, gradient_NBW, rows_RW, state_RW, partial_PW, *scalars, seed,
+        gradient_NBW.stride(0), gradient_NBW.stride(1), epsilon,
+        BAGS=keys.bags, STAGES=tile.stages, num_warps=tile.warps, **constants,
     )  # fmt: skip
     if tiles > 1:
-        kernels.embedding_long_runs_kernel[(tiles - 1,)](
-            keys.row_M, rows_RW, state_RW, partial_PW, *scalars, seed, tiles, keys.rows, epsilon,
-            TOGETHER=tile.partial_sums, num_warps=tile.partial_warps, **constants,
+        kernels.embedding_long_runs_kernel[(min(tiles - 1, long_runs.programs * processors),)](
+            keys.row_M, keys.ours, rows_RW, state_RW, partial_PW, *scalars, seed, epsilon,
+            TOGETHER=long_runs.partial_sums, num_warps=long_runs.warps, **constants,
         )  # fmt: skip

@@ -110,6 +110,7 @@ def test_keys_are_sorted_by_row_and_then_by_place(shards: int) -> None:
         found.sort(key=lambda pair: pair[0])
         keys = sort_torch(ids, bags)
         assert keys.row_M.dtype == keys.source_M.dtype == torch.int32
+        assert keys.ours == sum(row < bags.rows for row, _ in found)
         assert list(zip(keys.row_M.tolist(), keys.source_M.tolist(), strict=True)) == found
 
 

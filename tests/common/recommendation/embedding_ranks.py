@@ -24,6 +24,7 @@ from common.recommendation.placement import Plan, row_wise, table_wise
 from common.recommendation.tables import Table, Tables
 from common.run import checkpoint
 from common.run.checkpoint import Progress
+from common.step.graphs import StepRunner
 from common.step.train_step import Losses, TrainStep, accumulate
 
 SEED, RATE, EPSILON, DENSE_RATE = 7, 0.125, 1e-8, 0.0625
@@ -41,7 +42,11 @@ def plans(ranks: int) -> dict[str, Plan]:
     mixtures = {
         1: {"mixed": ((0,), (), (0,), (), (0,), (0,))},
         2: {"mixed": ((1, 0), (0,), (), (0, 1), (1,), ()), "one_rank": ((1,),) * 6},
-        4: {"mixed": ((2, 3), (3, 0, 1, 2), (), (0, 1), (3,), ()), "node": ((0, 1), (2, 3), (0, 1), (2, 3), (), (1,))},
+        4: {
+            "mixed": ((2, 3), (3, 0, 1, 2), (), (0, 1), (3,), ()),
+            "node": ((0, 1), (2, 3), (0, 1), (2, 3), (), (1,)),
+            "one_node": (*((2, 3),) * 5, (2,)),
+        },
     }
     named = {"row_wise": row_wise(TABLES, ranks)}
     if ranks < 4:
@@ -90,12 +95,14 @@ class Trainee:
         dtype: torch.dtype = torch.float64,
         scale: float | None = None,
         early: bool = False,
+        captured: bool = False,
+        ranks_per_node: int | None = None,
         **options: Any,
     ) -> None:
         self.layout, self.early, self.dtype = layout, early, dtype
         rows = torch.float64 if dtype == torch.float64 else options.pop("rows_dtype", torch.float32)
-        self.embeddings = ShardedEmbeddings(plan, layout, dtype=dtype, rows_dtype=rows)
-        self.model = Dense(dtype)
+        self.embeddings = ShardedEmbeddings(plan, layout, dtype=dtype, rows_dtype=rows, ranks_per_node=ranks_per_node)
+        self.model = Dense(dtype).to(layout.device)
         self.lanes = LANES // layout.size("dp")
         loss_scale = None if scale is None else LossScale(layout.device, dtype, scale)
         optimizer = Optimizer(
@@ -116,6 +123,16 @@ class Trainee:
             **options,
         )
         self.step = TrainStep(accumulate(self.loss, loss_scale), [optimizer, self.updater], layout)
+        self.runner = StepRunner(self.step, self.model, self.lanes, captured)
+        if captured:
+            self.runner.warm_up([self.batch(0, 0)])
+
+    def batch(self, iteration: int, number: int, spoil: int | None = None) -> Batch:
+        """A lane on the device. ``spoil``: the number of one that is not finite."""
+        tensors = lane(iteration, number)
+        if number == spoil:
+            tensors["weight_B"] = tensors["weight_B"] * torch.inf
+        return Batch({name: tensor.to(self.layout.device) for name, tensor in tensors.items()}, SAMPLES, 0)
 
     def loss(self, batch: Batch) -> Losses:
         """Forward pass of a micro-batch."""
@@ -129,13 +146,10 @@ class Trainee:
     def iterate(self, iteration: int, spoil: int | None = None) -> bool:
         """One iteration over this rank's lanes; whether a gradient was not finite. ``spoil``: a lane that is not."""
         first = self.layout.index("dp") * self.lanes
-        batches = []
-        for number in range(first, first + self.lanes):
-            tensors = lane(iteration, number)
-            if number == spoil:
-                tensors["weight_B"] = tensors["weight_B"] * torch.inf
-            batches.append(Batch(tensors, SAMPLES, 0))
-        result = self.step(batches)
+        batches = [self.batch(iteration, number, spoil) for number in range(first, first + self.lanes)]
+        with self.runner.on_stream():
+            result = self.runner(batches)
+        assert not self.runner.uncaptured
         return self.step.read(result.names, result.values.tolist()).overflow
 
     def everything(self) -> dict[str, Tensor]:
@@ -162,6 +176,7 @@ def train(plan: Plan, layout: Layout, iterations: int = ITERATIONS, **options: A
     trainee = Trainee(plan, layout, **options)
     for iteration in range(iterations):
         trainee.iterate(iteration)
+    trainee.runner.close()
     return trainee.parts()
 
 
@@ -210,13 +225,16 @@ def resume(plan: Plan, layout: Layout, place: Path) -> dict[str, Any]:
     return restored | {"then": trainee.parts()}
 
 
-def run_rank(rank: int, world: int, folder: str) -> None:
-    """Everything that is to be compared, on one of ``world`` ranks."""
+def run_rank(rank: int, folder: str) -> None:
+    """Everything that is to be compared, on one of four ranks; the first two of them are two ranks then."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
-    torch.save(cases(Layout({"dp": world}, rank, seed=SEED), Path(folder)), f"{folder}/{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    for world in (4, 2):
+        if rank < world:
+            own = Path(folder, str(world))
+            dist.init_process_group("gloo", init_method=f"file://{own}/store", rank=rank, world_size=world)
+            torch.save(cases(Layout({"dp": world}, rank, seed=SEED), own), own / f"{rank}.pt")
+            dist.barrier()
+            dist.destroy_process_group()
 
 
 def cases(layout: Layout, folder: Path) -> dict[str, Any]:
@@ -233,6 +251,7 @@ def cases(layout: Layout, folder: Path) -> dict[str, Any]:
                 found[f"resumed/{earlier}/{name}"] = resume(plan, layout, place)
     mixed = plans(ranks)["mixed"]
     if ranks == 4:
+        found |= {f"nodes/{name}": train(plan, layout, ranks_per_node=2) for name, plan in plans(4).items()}
         found |= {f"saved/{name}": save(plan, layout, folder / name) for name, plan in plans(ranks).items()}
     found["sgd/mixed"] = train(mixed, layout, rule=RULES["sgd"])
     found["early"] = train(mixed, layout, early=True)

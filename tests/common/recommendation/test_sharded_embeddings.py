@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.multiprocessing as mp
 from embedding_ranks import EARLIER, LANES, SEED, TABLES, Reference, Trainee, cases, lane, plans, reference, run_rank
 from torch import Tensor
 
 from common.distributed.layout import Layout
 from common.errors import CheckpointError, ConfigError
+from common.recommendation import exchange, exchange_over_nodes
 from common.recommendation.embeddings import ShardedEmbeddings
+from common.recommendation.exchange_over_nodes import pays
 from common.recommendation.placement import Plan, row_wise
 from common.recommendation.tables import Table, Tables
 from common.run import checkpoint
@@ -28,13 +31,10 @@ CASES = [(ranks, name) for ranks in WORLDS for name in plans(ranks)]
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder to which four ranks, then two, then this process have written what they found."""
     folder: Path = tmp_path_factory.mktemp("worlds")
-    for ranks in reversed(WORLDS):
-        own = folder / str(ranks)
-        own.mkdir()
-        if ranks == 1:
-            torch.save(cases(Layout(seed=SEED), own), own / "0.pt")
-        else:
-            mp.start_processes(run_rank, args=(ranks, str(own)), nprocs=ranks, start_method="forkserver")
+    for ranks in WORLDS:
+        (folder / str(ranks)).mkdir()
+    mp.start_processes(run_rank, args=(str(folder),), nprocs=max(WORLDS), start_method="forkserver")
+    torch.save(cases(Layout(seed=SEED), folder / "1"), folder / "1" / "0.pt")
     return folder
 
 
@@ -80,6 +80,19 @@ def test_every_placement_trains_as_tables_of_pytorch(found, expected, ranks, nam
     for rank in results:
         for parameter, value in expected["adagrad"].dense.items():
             torch.testing.assert_close(rank[parameter], value, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", plans(4))
+def test_an_exchange_in_nodes_first_trains_as_tables_of_pytorch(found, expected, name):
+    results = [rank[f"nodes/{name}"] for rank in found[4]]
+    assert difference(whole(results), expected["adagrad"].rows) < TOLERANCE
+    assert difference(whole(results, "state"), expected["adagrad"].states) < TOLERANCE
+
+
+def test_an_exchange_in_nodes_first_is_for_tables_with_several_shards_on_a_node():
+    assert all(pays(plan, 2) for plan in plans(4).values())
+    assert not any(pays(plan, size) for plan in plans(4).values() for size in (1, 3, 4))
+    assert not pays(Plan(TABLES, 4, ((0, 2), (3,), (), (1, 3), (2,), ())), 2)
 
 
 @pytest.mark.parametrize("ranks", WORLDS)
@@ -219,17 +232,21 @@ def test_another_number_of_micro_batches_is_refused():
         trainee.iterate(0)
 
 
-def test_the_iteration_can_be_captured(monkeypatch):
-    """With the collectives replaced: what two ranks send each other needs no other rank's values to be of its size."""
-    layout = Layout({"dp": 2}, 1, seed=SEED)
+@pytest.mark.parametrize("ranks_per_node", [None, 2])
+def test_the_iteration_can_be_captured(monkeypatch, ranks_per_node):
+    """With the collectives replaced: the sizes of what ranks send each other follow from no values."""
+    layout = Layout({"dp": 4}, 1, seed=SEED)
     monkeypatch.setattr(Layout, "_build", lambda self, families: None)
-    trainee = Trainee(plans(2)["mixed"], layout, scale=64.0, dtype=torch.float16)
-    monkeypatch.setattr(trainee.embeddings.exchange, "_all_to_all", lambda received, sent, *counts: received.zero_())
+    trainee = Trainee(
+        plans(4)["mixed"], layout, scale=64.0, dtype=torch.float16, early=True, ranks_per_node=ranks_per_node
+    )
+    for module in (exchange, exchange_over_nodes):
+        monkeypatch.setattr(module, "all_to_all", lambda received, sent, *counts: received.zero_())
+    monkeypatch.setattr(dist, "all_gather_into_tensor", lambda received, sent, group: received.zero_())
     trainee.iterate(0)
+    batches = [trainee.batch(1, number) for number in range(trainee.lanes)]
     with Capturable():
-        tensors = [lane(1, number) for number in range(trainee.lanes)]
-        losses = [trainee.loss(type("Batch", (), {"tensors": entry})()) for entry in tensors]
-        for entry in losses:
-            entry.total.backward()
-        allowed = trainee.updater.measure()
-        trainee.updater.write(~allowed)
+        for batch in batches:
+            trainee.loss(batch).total.backward()
+        overflow = trainee.updater.measure()
+        trainee.updater.write(~overflow)
