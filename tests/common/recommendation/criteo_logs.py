@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -84,7 +85,7 @@ def expected_files(days: list[list[Line]], encoding: Encoding) -> tuple[bytes, b
             matrix.append([*dense, *own, label])
         matrices.append(matrix)
     # The published set went through a matrix of float32, which the other benchmark's ids never did.
-    train = np.array(sum(matrices[:-1], []), np.float32 if encoding.rounded else np.float64)
+    train = np.array([*chain.from_iterable(matrices[:-1])], np.float32 if encoding.rounded else np.float64)
     np.random.seed(0)
     np.random.shuffle(train)
     last = np.array(matrices[-1], np.float64)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -20,19 +19,14 @@ from common.recommendation.criteo.preparation.shuffle import BYTES_PER_ROW
 from common.recommendation.criteo.prepare import prepare, verify
 from common.recommendation.criteo.sample_rows import SampleFormat
 
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
+
 LOGARITHMS = SampleFormat("multi-hot/1", True, "train_data.bin", "val_data.bin", "prepare")
 COUNTS = SampleFormat("one-hot/1", False, "train_data.bin", "test_data.bin", "prepare")
 MULTI_HOT = Encoding(LOGARITHMS, HOTNESS, (LARGEST,) * 26, LARGEST, 2, None, True)
 ONE_HOT = Encoding(COUNTS, (1,) * 26, (40,) * 26, 40, 0, 1009, False)
 FEW_ROWS = 20 * BYTES_PER_ROW
 """Memory with which training samples are five pieces, and the evaluation one."""
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch):
-    """A hundred small files each time, of which none has to outlive the test."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(os, "fdatasync", lambda descriptor: None)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +99,7 @@ def test_what_is_prepared_is_left_alone_and_others_are_refused(raw, tmp_path):
     before = (tmp_path / "train_data.bin").stat().st_mtime_ns
     assert prepare(folder, tmp_path, ONE_HOT) == first
     assert (tmp_path / "train_data.bin").stat().st_mtime_ns == before
-    with pytest.raises(DataError, match="was prepared with"):
+    with pytest.raises(DataError, match=r"was prepared with"):
         prepare(folder, tmp_path, ONE_HOT.capped(7))
 
 
@@ -147,7 +141,7 @@ def test_a_compressed_multi_hot_set_is_refused(published, tmp_path):
     arrays = dict(np.load(path))
     path.unlink()
     np.savez_compressed(path, **arrays)
-    with pytest.raises(DataError, match="day_3_sparse_multi_hot.npz: member 0 is compressed"):
+    with pytest.raises(DataError, match=r"day_3_sparse_multi_hot.npz: member 0 is compressed"):
         prepare(folder, tmp_path / "data", MULTI_HOT)
 
 
@@ -158,12 +152,12 @@ def test_a_multi_hot_set_that_was_cut_off_is_refused(published, tmp_path):
     path.unlink()
     path.write_bytes(content[: len(content) // 2])
     assert not zipfile.is_zipfile(path)
-    with pytest.raises(DataError, match="day_3_sparse_multi_hot.npz is no whole set"):
+    with pytest.raises(DataError, match=r"day_3_sparse_multi_hot.npz is no whole set"):
         prepare(folder, tmp_path / "data", MULTI_HOT)
 
 
 def test_the_one_hot_benchmark_refuses_a_multi_hot_set(published, tmp_path):
-    with pytest.raises(DataError, match="this benchmark needs the days as text"):
+    with pytest.raises(DataError, match=r"this benchmark needs the days as text"):
         prepare(published, tmp_path, ONE_HOT)
 
 
@@ -179,7 +173,7 @@ def test_missing_days_are_named(raw, published, tmp_path, form):
 def test_a_real_day_that_is_not_whole_is_refused(raw, tmp_path):
     folder = copied(raw[0], tmp_path / "raw")
     (folder / stand_in.MARKER).unlink()
-    with pytest.raises(DataError, match="day_0 has 3 samples and not 195,841,983"):
+    with pytest.raises(DataError, match=r"day_0 has 3 samples and not 195,841,983"):
         prepare(folder, tmp_path / "data", MULTI_HOT)
 
 
@@ -203,7 +197,7 @@ def test_verify_finds_impossible_values_that_the_manifest_has_a_checksum_of(raw,
     rows = np.fromfile(tmp_path / "val_data.bin", np.int32).reshape(4, -1)
     rows[3, word] = value
     rows.tofile(tmp_path / "val_data.bin")
-    with pytest.raises(DataError, match="SHA-256"):
+    with pytest.raises(DataError, match=r"SHA-256"):
         verify(tmp_path, LOGARITHMS)
     manifest.write(tmp_path, replace(made, files=manifest.describe_files(tmp_path, made.files)))
     with pytest.raises(DataError, match=message):

@@ -85,7 +85,8 @@ def _check_end(path: Path) -> None:
 def _converted(path: Path, line: int, batch: pyarrow.RecordBatch) -> Lines:
     numbers = [batch.column(place) for place in range(1 + DENSE)]
     if numbers[0].null_count:
-        raise DataError(f"{path}: a line from {line:,} on has no label; fetch it again")
+        absent = int(np.flatnonzero(np.asarray(numbers[0].is_null()))[0])
+        raise DataError(f"{path}: line {line + absent:,} has no label; fetch it again")
     labels, *counts = (np.asarray(column.fill_null(0)) for column in numbers)
     if labels.min() < 0 or labels.max() > 1:
         wrong = int(np.flatnonzero((labels < 0) | (labels > 1))[0])
