@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 
 from common.errors import ConfigError, DataError
 from common.recommendation.criteo.commands import click_log_commands
-from common.recommendation.criteo.planted import World, bayes_auc
+from common.recommendation.criteo.planted import bayes_auc, calibrated, raw_categories, weights
 from common.recommendation.criteo.preparation.encoding import Encoding
 from common.recommendation.criteo.sample_rows import SampleFormat
 from common.recommendation.criteo.stand_in import Request, generate
@@ -82,21 +82,18 @@ def test_the_bayes_auc_is_the_expectation_over_all_labels():
 
 @pytest.fixture(scope="module")
 def drawn():
-    world = World((300, 4, *(40,) * 24), 0.8, 0.25, 0)
-    return world, world.draw(40_000, 5)
+    return calibrated((300, 4, *(40,) * 24), 0.8, 0.25, 0).draw(40_000, 5)
 
 
 def test_clicks_come_at_the_wanted_rate_and_the_true_probabilities_reach_the_wanted_auc(drawn):
-    _, samples = drawn
     deviation = 0.5 / np.sqrt(10_000 * 3 / 4)  # of an AUC of 10,000 clicks among 40,000, at most
-    assert samples.labels.mean() == pytest.approx(0.25, abs=0.01)
-    assert roc_auc_score(samples.labels, samples.click) == pytest.approx(0.8, abs=3 * deviation)
-    assert bayes_auc([samples.click]) == pytest.approx(0.8, abs=0.005)
+    assert drawn.labels.mean() == pytest.approx(0.25, abs=0.01)
+    assert roc_auc_score(drawn.labels, drawn.click) == pytest.approx(0.8, abs=3 * deviation)
+    assert bayes_auc([drawn.click]) == pytest.approx(0.8, abs=0.005)
 
 
 def test_categories_are_zipf_distributed(drawn):
-    _, samples = drawn
-    present = samples.categories[:, 0][samples.categories[:, 0] >= 0]
+    present = drawn.categories[:, 0][drawn.categories[:, 0] >= 0]
     counts = np.bincount(present, minlength=299)
     shares = np.arange(1, 300) ** -1.05
     expected = shares / shares.sum() * len(present)
@@ -105,19 +102,18 @@ def test_categories_are_zipf_distributed(drawn):
 
 
 def test_neither_kind_of_feature_alone_explains_the_clicks(drawn):
-    world, samples = drawn
-    dense, categorical = world._weights
-    logarithms = np.log1p(np.maximum(samples.counts, 0)) @ dense
+    dense, categorical = weights(26, 0)
+    logarithms = np.log1p(np.maximum(drawn.counts, 0)) @ dense
     chosen = sum(
-        np.where(samples.categories[:, k] < 0, 0, effects[samples.categories[:, k] % 64])
+        np.where(drawn.categories[:, k] < 0, 0, effects[drawn.categories[:, k] % 64])
         for k, effects in enumerate(categorical)
     )
-    alone = [roc_auc_score(samples.labels, part) for part in (logarithms, chosen)]
+    alone = [roc_auc_score(drawn.labels, part) for part in (logarithms, chosen)]
     assert all(0.6 < auc < 0.78 for auc in alone)
 
 
-def test_raw_categories_are_different(drawn):
-    found = drawn[0].raw_categories(0)
+def test_raw_categories_are_different():
+    found = raw_categories(299, 0, 0)
     assert len(np.unique(found)) == 299
     assert found.min() > 0
 
