@@ -14,6 +14,7 @@ from common.data.batches import Block
 from common.data.manifest import Manifest
 from common.data.order import MicroBatches
 from common.errors import ConfigError, DataError
+from common.recommendation.criteo import evaluation_rows
 from common.recommendation.criteo.evaluation_rows import open_evaluation
 from common.recommendation.criteo.row_files import ReaderSettings
 from common.recommendation.criteo.sample_rows import SampleFormat, row_words
@@ -118,7 +119,8 @@ def test_counts_become_the_logarithm_of_one_more():
 
 @pytest.mark.parametrize("resident_gb", [0.0, 1.0])
 @pytest.mark.parametrize("replicas", [1, 3])
-def test_every_evaluation_sample_is_seen_once_and_padding_is_counted_out(data, replicas, resident_gb):
+def test_every_evaluation_sample_is_seen_once_and_padding_is_counted_out(data, replicas, resident_gb, monkeypatch):
+    monkeypatch.setattr(evaluation_rows, "PIECE_BYTES", 13 * 4 * WORDS)  # a batch is some parts of 13 rows
     folder, _, evaluation = data
     found = []
     for replica in range(replicas):
