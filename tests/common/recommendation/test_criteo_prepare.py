@@ -131,7 +131,7 @@ def test_a_category_outside_its_table_is_named(published, tmp_path):
     stand_in_rows[2] = 1
     (folder / stand_in.MARKER).unlink()
     stand_in.mark(folder, {"table_rows": stand_in_rows})
-    with pytest.raises(DataError, match=r"day_0_sparse_multi_hot.npz: row \d+ has category \d+ of table 2, of 1 rows"):
+    with pytest.raises(DataError, match=r"day_0_sparse_multi_hot.npz: row \d+ has category \d+ of table C3, of 1 rows"):
         prepare(folder, tmp_path / "data", MULTI_HOT)
 
 
@@ -190,7 +190,7 @@ def test_a_count_without_a_logarithm_is_refused(raw, tmp_path):
 
 @pytest.mark.parametrize(
     ("word", "value", "message"),
-    [(0, 2, "labels that are neither 0 nor 1"), (14 + 4, 9, "row 3 has category 9 of table 2, which has 9 rows")],
+    [(0, 2, "labels that are neither 0 nor 1"), (14 + 4, 9, "row 3 has category 9 of table C3, which has 9 rows")],
 )
 def test_verify_finds_impossible_values_that_the_manifest_has_a_checksum_of(raw, tmp_path, word, value, message):
     made = prepare(raw[0], tmp_path, MULTI_HOT)

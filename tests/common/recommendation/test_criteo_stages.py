@@ -51,8 +51,8 @@ def changed(place, text):
         (changed(0, ""), "line 3 has no label"),
         (changed(0, "2"), "line 3 has the label 2"),
         (changed(4, "seven"), "behind line 0: .*invalid value 'seven'"),
-        (changed(20, "12345g"), "line 3 has '12345g' as category 6"),
-        (changed(20, "123456789"), "line 3 has '123456789' as category 6"),
+        (changed(20, "12345g"), "line 3 has '12345g' as C7"),
+        (changed(20, "123456789"), "line 3 has '123456789' as C7"),
         ("\n", "line 3 has no label"),
     ],
 )

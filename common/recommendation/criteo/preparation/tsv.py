@@ -28,8 +28,8 @@ for _value, _digits in enumerate(zip(b"0123456789abcdef", b"0123456789ABCDEF", s
     _DIGITS_OF[list(_digits)] = _value
 
 LABEL = "label"
-INTEGERS = tuple(f"integer {number}" for number in range(DENSE))
-CATEGORIES = tuple(f"category {number}" for number in range(CATEGORICAL))
+INTEGERS = tuple(f"I{number}" for number in range(1, DENSE + 1))
+CATEGORIES = tuple(f"C{number}" for number in range(1, CATEGORICAL + 1))
 COLUMNS = (LABEL, *INTEGERS, *CATEGORIES)
 
 
@@ -98,7 +98,7 @@ def _converted(path: Path, line: int, batch: pyarrow.RecordBatch) -> Lines:
             row = int(wrong_rows[0])
             text = batch.column(1 + DENSE + place)[row].as_py()
             raise DataError(
-                f"{path}: line {line + row:,} has {text!r} as category {place}, no number of up to {DIGITS} "
+                f"{path}: line {line + row:,} has {text!r} as C{place + 1}, no number of up to {DIGITS} "
                 "hexadecimal digits; fetch it again"
             )
         categories.append(values)
