@@ -16,7 +16,7 @@ from tests.capturable import Capturable
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions", "bfloat16_products")
 
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-EVEN, ODD = (64, 32, 16), (37, 40, 24)
+EVEN, ODD = (64, 32, 16), (70, 40, 24)
 """Samples, columns and rank that the tiles below do and do not divide."""
 
 
@@ -24,10 +24,11 @@ EVEN, ODD = (64, 32, 16), (37, 40, 24)
 def several_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tiles on a device of several multiprocessors, so that there are many programs, which walk over several."""
     monkeypatch.setattr(tiles, "multiprocessors", lambda device: 3)
-    gradient = triton.TILES["gradient"]._replace(columns=16, elements=128, programs=1)
+    gradient = triton.TILES["gradient"]._replace(columns=16, elements=256, programs=1)
     monkeypatch.setitem(triton.TILES, "gradient", gradient)
-    product = triton.ProductTile(16, 16, 16, 4, 2, 2)
-    monkeypatch.setitem(triton.PRODUCT_TILES, "half", product)
+    product = triton.ProductTile(32, 32, 16, 4, 2, 2)
+    for key in triton.PRODUCT_TILES:
+        monkeypatch.setitem(triton.PRODUCT_TILES, key, product)
     monkeypatch.setattr(triton, "WIDE_TILE", product)
 
 
