@@ -118,7 +118,7 @@ class DenseNetwork(nn.Module):
         self.inputs = (1 + tables) * architecture.width
         self.dense_arch = MLP(architecture.dense_features, architecture.bottom_mlp)
         self.crossnet = CrossNet(self.inputs, architecture.cross_rank, architecture.cross_layers)
-        self.over_arch = MLP(self.inputs, architecture.top_mlp, logits=True)
+        self.over_arch = MLP(self.inputs, architecture.top_mlp, logit=True)
 
         def draw(layer: nn.Linear) -> None:
             bound = 1 / math.sqrt(layer.in_features)  # PyTorch's own for linear layers
@@ -169,8 +169,8 @@ class DenseNetwork(nn.Module):
             Logits (B,), fp32 (fp64 of a network in fp64).
         """
         crossed_BX = self.crossnet(x0_BX, self._cross_network.function)
-        logit_B1: Tensor = self.over_arch(crossed_BX)
-        return logit_B1.squeeze(1)
+        logit_B: Tensor = self.over_arch(crossed_BX)
+        return logit_B
 
 
 def loss(logit_B: Tensor, label_B: Tensor) -> Tensor:
