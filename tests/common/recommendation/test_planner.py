@@ -153,4 +153,5 @@ def test_the_printed_plan_lists_lookups_bytes_and_shards():
         "   0     1.50  0.505  a 0/2",
         "   1     3.50  0.515  a 1/2, b",
         "on every rank: c",
+        "sent for a sample: 8 ids, 3 vectors",
     ]
