@@ -142,7 +142,7 @@ class EmbeddingUpdater:
         sum_RW = sums[:-1].view_as(rows_RW)
         if self._keys[1] is not None:
             self._embeddings.ops.dense_gradient(self._keys[1], replicated_NDW, sum_RW)
-        sums[-1] = _not_finite(own_NKW) | _not_finite(replicated_NDW)
+        sums[-1] = not_finite(own_NKW) | not_finite(replicated_NDW)
         if self._group is not None:
             dist.all_reduce(sums, group=self._group)
         self._measured = own_NKW, sum_RW, sums[-1] != 0
@@ -241,8 +241,8 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
-def _not_finite(values: Tensor) -> Tensor:
-    """0-d bool, in one pass."""
+def not_finite(values: Tensor) -> Tensor:
+    """Whether a number is infinite or none at all: 0-d bool, found in one pass."""
     if not values.numel():
         return torch.zeros((), dtype=torch.bool, device=values.device)
     return ~torch.linalg.vector_norm(values, ord=math.inf).isfinite()

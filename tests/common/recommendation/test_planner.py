@@ -155,3 +155,10 @@ def test_the_printed_plan_lists_lookups_bytes_and_shards():
         "on every rank: c",
         "sent for a sample: 8 ids, 3 vectors",
     ]
+
+
+@pytest.mark.parametrize("how", ["auto", "hier_auto"])
+def test_a_rank_alone_holds_all_tables(how):
+    plan = make_plan(CRITEO, how, 1, 8, ROW_BYTES, PlannerSettings(memory_gb=210))
+    assert plan == row_wise(CRITEO, 1)
+    assert plan.text(ROW_BYTES).splitlines()[-1] == "on every rank: -"
