@@ -102,6 +102,7 @@ def sharded_embeddings(
         rows_dtype=rows_dtype,
         implementation=settings.implementation,
         ranks_per_node=ranks_per_node,
+        overlap=settings.overlap,
     )
     return made, plan.text(row_bytes)
 

@@ -24,11 +24,13 @@ class EmbeddingSettings(PlannerSettings):
             (:func:`common.recommendation.planner.make_plan`).
         rows: dtype of the rows; those in fp16 are rounded up or down by chance. The optimizer's state is fp32.
         implementation: of the bags of embeddings.
+        overlap: look up, sort and exchange gradients beside the dense network.
     """
 
     plan: str = "auto"
     rows: Literal["fp32", "fp16"] = "fp32"
     implementation: str = AUTO
+    overlap: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,6 +74,7 @@ class EmbeddingUpdater:
         self._ids: list[tuple[Tensor, Tensor]] = []
         self._gradients: list[tuple[Tensor, Tensor]] = []
         self._sorting: tuple[Tensor, ...] = ()
+        self._exchanging: Tensor | None = None
         self._keys: tuple[SortedKeys | None, SortedKeys | None] = (None, None)
         self._measured: tuple[Tensor, Tensor, Tensor] | None = None
         embeddings.attach(self)
@@ -105,10 +106,17 @@ class EmbeddingUpdater:
     def differentiated(self, gradient_BX: Tensor) -> None:
         """Bring the gradients of a micro-batch to the ranks that have the rows."""
         embeddings = self._embeddings
-        tables = embeddings.plan.tables
-        every_BFW = gradient_BX.view(len(gradient_BX), -1, tables.width)[:, 1:]
-        own_NKW = every_BFW if embeddings.plan.ranks == 1 else embeddings.exchange.gradients(gradient_BX)
-        self._gradients.append((own_NKW, every_BFW.index_select(1, embeddings.replicated_D)))
+        every_BFW = gradient_BX.view(len(gradient_BX), -1, embeddings.plan.tables.width)[:, 1:]
+        replicated_BDW = every_BFW.index_select(1, embeddings.replicated_D)
+        if embeddings.plan.ranks == 1:
+            own_NKW = every_BFW
+        elif len(self._gradients) + 1 < self._micro_batches:
+            own_NKW = embeddings.exchange.gradients(gradient_BX)
+        else:  # beside what is left of the last backward pass
+            self._exchanging = gradient_BX  # kept until the update: another stream reads it meanwhile
+            with embeddings.beside():
+                own_NKW = embeddings.exchange.gradients(gradient_BX)
+        self._gradients.append((own_NKW, replicated_BDW))
 
     @torch.no_grad()
     def measure(self) -> Tensor:
@@ -134,7 +142,7 @@ class EmbeddingUpdater:
         sum_RW = sums[:-1].view_as(rows_RW)
         if self._keys[1] is not None:
             self._embeddings.ops.dense_gradient(self._keys[1], replicated_NDW, sum_RW)
-        sums[-1] = _not_finite(own_NKW) | _not_finite(replicated_NDW)
+        sums[-1] = not_finite(own_NKW) | not_finite(replicated_NDW)
         if self._group is not None:
             dist.all_reduce(sums, group=self._group)
         self._measured = own_NKW, sum_RW, sums[-1] != 0
@@ -221,7 +229,7 @@ class EmbeddingUpdater:
 
     def _forget(self) -> None:
         self._ids, self._gradients, self._measured = [], [], None
-        self._sorting, self._keys = (), (None, None)
+        self._sorting, self._exchanging, self._keys = (), None, (None, None)
 
 
 def _state(store: RowStore, rule: Rule, dtype: torch.dtype) -> Tensor | None:
@@ -233,8 +241,8 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
-def _not_finite(values: Tensor) -> Tensor:
-    """0-d bool, in one pass."""
+def not_finite(values: Tensor) -> Tensor:
+    """Whether a number is infinite or none at all: 0-d bool, found in one pass."""
     if not values.numel():
         return torch.zeros((), dtype=torch.bool, device=values.device)
     return ~torch.linalg.vector_norm(values, ord=math.inf).isfinite()

@@ -64,6 +64,7 @@ class ShardedEmbeddings:
         implementation: of :mod:`common.ops.embedding_bags`: ``auto`` or a name.
         ranks_per_node: with it, ranks on several nodes whose tables have several shards on one exchange in two steps
             (:mod:`common.recommendation.exchange_over_nodes`).
+        overlap: on a GPU, look up, sort and exchange gradients on a stream beside the dense network's.
 
     Attributes:
         plan: as given; of one rank, nothing is replicated.
@@ -90,6 +91,7 @@ class ShardedEmbeddings:
         rows_dtype: torch.dtype = torch.float32,
         implementation: str = "auto",
         ranks_per_node: int | None = None,
+        overlap: bool = True,
     ) -> None:
         if plan.ranks != layout.world_size or layout.size("dp") != layout.world_size:
             raise ConfigError(f"plan: of {plan.ranks} ranks, for a layout of {dict(layout.sizes)}")
@@ -121,7 +123,7 @@ class ShardedEmbeddings:
         self.replicated_D = torch.tensor(plan.replicated, dtype=torch.int64, device=layout.device)
         self._recorder: Recorder | None = None
         self._started: Lookup | None = None
-        self._side = torch.cuda.Stream(layout.device) if layout.device.type == "cuda" else None
+        self._side = torch.cuda.Stream(layout.device) if overlap and layout.device.type == "cuda" else None
 
     def attach(self, recorder: Recorder) -> None:
         """Let ``recorder`` have all that forward and backward passes leave from now on."""

@@ -102,6 +102,10 @@ class Plan:
     def text(self, row_bytes: int) -> str:
         """The plan as a table of ranks: lookups of a sample, bytes, and shards; then the replicated tables.
 
+        Of several ranks, last comes what is sent for a sample where every rank sends to every other one: ids to each
+        shard of their table, and a vector from each shard, as many gradients going back. What a rank sends itself is
+        counted.
+
         Args:
             row_bytes: of a row with its optimizer's state.
         """
@@ -119,7 +123,9 @@ class Plan:
             for line in lines
         ]
         names = ", ".join(self.tables.tables[table].name for table in self.replicated)
-        return "\n".join([*shown, f"on every rank: {names or '-'}"])
+        ids = sum(table.hotness * len(ranks) for table, ranks in zip(self.tables.tables, self.holders, strict=True))
+        sent = f"sent for a sample: {ids} ids, {sum(map(len, self.holders))} vectors"
+        return "\n".join([*shown, f"on every rank: {names or '-'}", *([sent] if self.ranks > 1 else [])])
 
 
 def table_wise(tables: Tables, ranks: int) -> Plan:

@@ -70,7 +70,9 @@ def make_plan(
     Raises:
         ConfigError: there is no plan within the memory, or the file has none for these tables and ranks.
     """
-    if how == "table_wise":
+    if ranks == 1 and how in ("auto", "hier_auto"):
+        plan = row_wise(tables, 1)  # nothing is to be planned, or replicated
+    elif how == "table_wise":
         plan = table_wise(tables, ranks)
     elif how == "row_wise":
         plan = row_wise(tables, ranks)
@@ -80,7 +82,7 @@ def make_plan(
         plan = automatic_over_nodes(tables, ranks, ranks_per_node, row_bytes, settings)
     else:
         plan = plan_file.read(Path(how), tables, ranks)
-    if ranks > 1 and how in ("auto", "hier_auto"):
+    if how in ("auto", "hier_auto"):
         text = job_store.from_rank_0("embedding plan", plan_file.to_text(plan))
         plan = plan_file.from_text(text, "the plan of rank 0", tables, ranks)
     plan.check_memory(row_bytes, int(settings.memory_gb * GIGABYTE))

@@ -30,10 +30,11 @@ def run_rank(rank: int, world: int, folder: str) -> None:
     layout = Layout({"dp": world}, rank, device=device, seed=small.SEED)
     results: dict[str, Any] = {}
     for name, plan in small.plans(world).items():
-        for mode, options in MODES.items():
+        for mode in MODES:
             for early, captured in ((False, False), (True, True)):
                 key = f"{name}.{mode}.{captured}"
-                sgd = small.train(plan, layout, rule=small.RULES["sgd"], early=early, captured=captured, **options)
+                options = {**MODES[mode], "rule": small.RULES["sgd"], "early": early, "captured": captured}
+                sgd = small.train(plan, layout, overlap=early, ranks_per_node=2 if early else None, **options)
                 results[key] = {part: value.cpu() for part, value in sgd.items()}
     for captured in (False, True):
         trainee = small.Trainee(small.plans(world)["mixed"], layout, **MODES["fp16"], captured=captured, early=captured)

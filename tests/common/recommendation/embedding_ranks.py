@@ -97,11 +97,14 @@ class Trainee:
         early: bool = False,
         captured: bool = False,
         ranks_per_node: int | None = None,
+        overlap: bool = True,
         **options: Any,
     ) -> None:
         self.layout, self.early, self.dtype = layout, early, dtype
         rows = torch.float64 if dtype == torch.float64 else options.pop("rows_dtype", torch.float32)
-        self.embeddings = ShardedEmbeddings(plan, layout, dtype=dtype, rows_dtype=rows, ranks_per_node=ranks_per_node)
+        self.embeddings = ShardedEmbeddings(
+            plan, layout, dtype=dtype, rows_dtype=rows, ranks_per_node=ranks_per_node, overlap=overlap
+        )
         self.model = Dense(dtype).to(layout.device)
         self.lanes = LANES // layout.size("dp")
         loss_scale = None if scale is None else LossScale(layout.device, dtype, scale)

@@ -153,4 +153,12 @@ def test_the_printed_plan_lists_lookups_bytes_and_shards():
         "   0     1.50  0.505  a 0/2",
         "   1     3.50  0.515  a 1/2, b",
         "on every rank: c",
+        "sent for a sample: 8 ids, 3 vectors",
     ]
+
+
+@pytest.mark.parametrize("how", ["auto", "hier_auto"])
+def test_a_rank_alone_holds_all_tables(how):
+    plan = make_plan(CRITEO, how, 1, 8, ROW_BYTES, PlannerSettings(memory_gb=210))
+    assert plan == row_wise(CRITEO, 1)
+    assert plan.text(ROW_BYTES).splitlines()[-1] == "on every rank: -"

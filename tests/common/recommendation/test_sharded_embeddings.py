@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from common.distributed.layout import Layout
 from common.errors import CheckpointError, ConfigError
 from common.recommendation import exchange, exchange_over_nodes
+from common.recommendation.embedding_updater import not_finite
 from common.recommendation.embeddings import ShardedEmbeddings
 from common.recommendation.exchange_over_nodes import pays
 from common.recommendation.placement import Plan, row_wise
@@ -250,3 +252,14 @@ def test_the_iteration_can_be_captured(monkeypatch, ranks_per_node):
             trainee.loss(batch).total.backward()
         overflow = trainee.updater.measure()
         trainee.updater.write(~overflow)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_every_number_that_is_not_finite_is_seen(dtype, value):
+    values = torch.full((5, 3, 4), torch.finfo(dtype).max, dtype=dtype)
+    assert not not_finite(values[:, 1:])
+    values[4, 1, 2] = value
+    assert not_finite(values[:, 1:])
+    assert not not_finite(values[:, :1])
+    assert not not_finite(values[:, :0])
