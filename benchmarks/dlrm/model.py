@@ -114,13 +114,14 @@ class DenseNetwork(nn.Module):
         """The bottom MLP.
 
         Args:
-            dense_BD: (B, D), of any floating dtype.
+            dense_BD: (B, D), of any floating dtype; columns beyond D must be finite and count for nothing.
 
         Returns:
             (B, W), in the dtype of the network.
         """
-        columns = dense_BD.shape[1]
-        aligned = F.pad(dense_BD.to(self._dtype), (0, padded_columns(columns) - columns))
+        aligned, columns = dense_BD.to(self._dtype), dense_BD.shape[1]
+        if padded_columns(columns) > columns:
+            aligned = F.pad(aligned, (0, padded_columns(columns) - columns))
         bottom_BW: Tensor = self.bot_l(aligned)
         return bottom_BW
 
