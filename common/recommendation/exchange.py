@@ -117,7 +117,7 @@ class Exchange:
         """See :meth:`Meeting.ids`."""
         batch, ranks = len(ids_BL), self._plan.ranks
         # Transposed, what goes to a rank is one piece.
-        sent = ids_BL.t().index_select(0, self._columns).flatten()
+        sent = ids_BL.t().contiguous().index_select(0, self._columns).flatten()
         received = sent.new_empty(ranks * self._own_lookups * batch)
         counts = [lookups * batch for lookups in self._lookups_of]
         all_to_all(received, sent, [self._own_lookups * batch] * ranks, counts, self._group)

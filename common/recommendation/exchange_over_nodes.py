@@ -70,7 +70,7 @@ class ExchangeOverNodes:
     def ids(self, ids_BL: Tensor) -> Tensor:
         """See :meth:`common.recommendation.exchange.Meeting.ids`."""
         batch, lookups = len(ids_BL), self._lookups
-        sent = ids_BL.t().index_select(0, self._columns).flatten()
+        sent = ids_BL.t().contiguous().index_select(0, self._columns).flatten()
         along = sent.new_empty(self._nodes * lookups * batch)
         counts = [n * batch for n in self._lookups_of]
         all_to_all(along, sent, [lookups * batch] * self._nodes, counts, self._rail)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from common.optim.learning_rate import constant
 from common.optim.momentum import SGD
 from common.optim.optimizer import Optimizer, ParameterGroup
 from common.optim.precision import LossScale
+from common.recommendation import row_files
 from common.recommendation.embedding_updater import EmbeddingUpdater
 from common.recommendation.embeddings import ShardedEmbeddings
 from common.recommendation.initial_rows import fill
@@ -67,6 +69,10 @@ def lane(iteration: int, number: int) -> dict[str, Tensor]:
 
 EARLIER = {1: ("row_wise", "table_wise", "mixed"), 2: ("row_wise", "mixed")}
 """Plans whose checkpoints are resumed by so many ranks; twice as many wrote them."""
+
+
+SEVERAL_CHUNKS = mock.patch.object(row_files, "CHUNK_BYTES", 100)
+"""Three rows each."""
 
 
 class Dense(nn.Module):
@@ -213,7 +219,8 @@ def save(plan: Plan, layout: Layout, folder: Path) -> dict[str, Any]:
     trainee = Trainee(plan, layout)
     for iteration in range(2):
         trainee.iterate(iteration)
-    checkpoint.save(folder, Progress(2, 0, 2), SEED, {}, trainee.model, trainee.step.updaters, layout)
+    with SEVERAL_CHUNKS:
+        checkpoint.save(folder, Progress(2, 0, 2), SEED, {}, trainee.model, trainee.step.updaters, layout)
     return trainee.parts()
 
 
@@ -222,7 +229,8 @@ def resume(plan: Plan, layout: Layout, place: Path) -> dict[str, Any]:
     trainee = Trainee(plan, layout)
     trainee.iterate(8)  # what was there before must not matter
     content = checkpoint.read(place, {}, layout)
-    progress = checkpoint.restore(content, trainee.model, trainee.step.updaters, layout)
+    with SEVERAL_CHUNKS:
+        progress = checkpoint.restore(content, trainee.model, trainee.step.updaters, layout)
     restored = trainee.parts() | {"step": dict(trainee.updater.named_state())["step"].clone()}
     trainee.iterate(progress.step)
     return restored | {"then": trainee.parts()}
