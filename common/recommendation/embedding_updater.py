@@ -20,7 +20,7 @@ from common.optim.precision import LossScale
 from common.recommendation import row_files
 from common.recommendation.embeddings import ShardedEmbeddings
 from common.recommendation.replicated_update import update_all
-from common.recommendation.row_store import RowStore
+from common.recommendation.row_store import RowStore, require_memory
 
 
 class EmbeddingUpdater:
@@ -44,6 +44,7 @@ class EmbeddingUpdater:
 
     Raises:
         ValueError: a number without sense.
+        ConfigError: the device lacks the memory.
     """
 
     def __init__(
@@ -234,7 +235,10 @@ class EmbeddingUpdater:
 
 def _state(store: RowStore, rule: Rule, dtype: torch.dtype) -> Tensor | None:
     """What Adagrad has added up so far: nothing yet."""
-    return torch.zeros_like(store.rows_RW, dtype=dtype) if isinstance(rule, AdagradRows) else None
+    if not isinstance(rule, AdagradRows):
+        return None
+    require_memory(store.rows_RW.numel() * dtype.itemsize, "Adagrad's state", store.rows_RW.device)
+    return torch.zeros_like(store.rows_RW, dtype=dtype)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

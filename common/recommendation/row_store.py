@@ -13,6 +13,22 @@ from common.recommendation.placement import Shard
 from common.recommendation.tables import Tables
 
 
+def require_memory(size: int, what: str, device: torch.device) -> None:
+    """Refuse ``size`` bytes of ``what`` that a GPU does not have.
+
+    Raises:
+        ConfigError: it names the bytes.
+    """
+    if device.type != "cuda":
+        return
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by PyTorch, for whoever asks
+    free = torch.cuda.mem_get_info(device)[0] + kept
+    if free < size:
+        raise ConfigError(
+            f"plan: {size:,} bytes of {what} for {device}, which has {free:,} left; split tables over more ranks"
+        )
+
+
 class RowStore:
     """Rows on a device, with their initial values.
 
@@ -38,11 +54,7 @@ class RowStore:
         self.shards = tuple(shards)
         counts = [shard.rows(tables) for shard in self.shards]
         self.bases = tuple(sum(counts[:number]) for number in range(len(counts)))
-        size = sum(counts) * tables.width * dtype.itemsize
-        if device.type == "cuda" and (free := torch.cuda.mem_get_info(device)[0]) < size:
-            raise ConfigError(
-                f"plan: {size:,} bytes of rows for {device}, which has {free:,} left; split tables over more ranks"
-            )
+        require_memory(sum(counts) * tables.width * dtype.itemsize, "rows", device)
         self.rows_RW = torch.empty(sum(counts), tables.width, dtype=dtype, device=device)
         for shard, base, count in zip(self.shards, self.bases, counts, strict=True):
             rows = self.rows_RW[base : base + count]

@@ -234,13 +234,13 @@ def test_another_number_of_micro_batches_is_refused():
         trainee.iterate(0)
 
 
-@pytest.mark.parametrize("ranks_per_node", [None, 2])
-def test_the_iteration_can_be_captured(monkeypatch, ranks_per_node):
+@pytest.mark.parametrize(("ranks", "ranks_per_node"), [(1, None), (4, None), (4, 2)])
+def test_the_iteration_can_be_captured(monkeypatch, ranks, ranks_per_node):
     """With the collectives replaced: the sizes of what ranks send each other follow from no values."""
-    layout = Layout({"dp": 4}, 1, seed=SEED)
+    layout = Layout({"dp": ranks}, ranks - 1, seed=SEED)
     monkeypatch.setattr(Layout, "_build", lambda self, families: None)
     trainee = Trainee(
-        plans(4)["mixed"], layout, scale=64.0, dtype=torch.float16, early=True, ranks_per_node=ranks_per_node
+        plans(ranks)["mixed"], layout, scale=64.0, dtype=torch.float16, early=True, ranks_per_node=ranks_per_node
     )
     for module in (exchange, exchange_over_nodes):
         monkeypatch.setattr(module, "all_to_all", lambda received, sent, *counts: received.zero_())
