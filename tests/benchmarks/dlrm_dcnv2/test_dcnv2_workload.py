@@ -125,7 +125,7 @@ def test_the_log_has_every_hyperparameter_of_the_round(ruleset):
     assert admit(run, session).rules.log_name == "dlrm_dcnv2"
 
 
-@pytest.mark.parametrize("ruleset", ["4.1.0", "6.0.0"])
+@pytest.mark.parametrize("ruleset", ["3.0.0", "4.1.0", "6.0.0"])
 def test_the_official_checker_accepts_the_log_of_a_run(ruleset, tmp_path):
     run, session = loaded("scale=8xH200", f"ruleset={ruleset}", "submission.org=acme")
     admission, began = admit(run, session), time.time_ns() // 1_000_000
