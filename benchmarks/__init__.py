@@ -7,6 +7,8 @@ imports none of them.
 
 WORKLOADS: dict[str, str] = {
     "bert": "benchmarks.bert.workload:BertPretraining",
+    "dlrm": "benchmarks.dlrm.workload:Dlrm",
+    "dlrm_dcnv2": "benchmarks.dlrm_dcnv2.workload:DlrmDcnv2",
     "llama2_70b_lora": "benchmarks.llama2_70b_lora.workload:LlamaLora",
     "resnet": "benchmarks.resnet.workload:ResNet",
     "retinanet": "benchmarks.retinanet.workload:RetinaNetDetection",

@@ -9,7 +9,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("run", "report"),
     ("doctor", "submission"),
     ("launch",),
-    ("detection",),
+    ("detection", "recommendation"),
     ("evaluation",),
     ("contract",),
     ("step",),

@@ -38,6 +38,8 @@ from tests.conftest import SECONDS, checkpoint, flatten, suite
 ALL = [*sorted(WORKLOADS), toy.NAME]
 SHORT = {
     "bert": ["hparams.training_steps=4"],
+    "dlrm": ["benchmark.schedule.last_samples=16"],
+    "dlrm_dcnv2": ["benchmark.schedule.last_samples=16"],
     "llama2_70b_lora": ["hparams.training_steps=4"],
     toy.NAME: ["benchmark.schedule.last_epoch=1"],
     "resnet": ["benchmark.schedule.last_epoch=1"],
@@ -47,8 +49,8 @@ SHORT = {
     "unet3d": ["benchmark.schedule.last_epoch=2"],
 }
 """Overrides with which a run of a workload ends with its first block."""
-MOMENTS = ("momentum", "exp_avg")
-"""What optimizers call the averages of gradients, at the beginning of the names."""
+MOMENTS = ("momentum", "exp_avg", "sum")
+"""What optimizers call the averages of gradients, and Adagrad their squares, at the beginning of the names."""
 
 
 @pytest.fixture(autouse=True, scope="module")

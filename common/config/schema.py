@@ -211,6 +211,8 @@ class Declaration:
         schedule_options: options of the benchmark's evaluation schedule that follow from the configuration;
             ``benchmark.schedule`` overrides them.
         micro_batch_multiple: samples that cannot be separated: ``micro_batch`` is a multiple of it.
+        largest_micro_batch: beyond which ``micro_batch=auto`` does not look: with most networks larger ones gain
+            nothing on any GPU that we know.
         initialised_tensors: names under which the log says that weights were initialised, for rounds that ask for it.
         derived_values: what the benchmark's table of log keys needs beyond the configuration.
         lowest_precision: of linear layers, of attention and of communication, in the words of the rules, where it is
@@ -223,6 +225,7 @@ class Declaration:
 
     schedule_options: Mapping[str, Any] = field(default_factory=dict)
     micro_batch_multiple: int = 1
+    largest_micro_batch: int = 512
     initialised_tensors: Sequence[str] = ()
     derived_values: Mapping[str, object] = field(default_factory=dict)
     lowest_precision: Mapping[Role, LoggedPrecision] = field(default_factory=dict)

@@ -24,6 +24,7 @@ from common.nn.frozen import frozen_names
 from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
 from common.optim.precision import DTYPES, LossScale
 from common.optim.rules import Rule
+from common.optim.updater import Updater
 from common.step.train_step import Losses, TrainStep, accumulate
 
 
@@ -73,6 +74,19 @@ class Workload(ABC):
         """What follows from a configuration; ``cfg`` has no declaration yet. Default: nothing."""
         return Declaration()
 
+    @classmethod
+    def probe(cls, cfg: RunConfig, layout: Layout) -> Workload:
+        """A workload whose iteration needs of one device what this one's does, to measure ``micro_batch=auto`` with.
+
+        Default: itself. Override it where a single device cannot hold what the ranks hold together.
+        """
+        return cls(cfg, layout)
+
+    @classmethod
+    def unprobed_bytes(cls, cfg: RunConfig) -> float:
+        """Bytes that a rank needs beyond those of a :meth:`probe`, whatever the micro-batch. Default: none."""
+        return 0.0
+
     @abstractmethod
     def parameter_groups(self) -> list[ParameterGroup]:
         """The parameters by how they are updated."""
@@ -105,7 +119,8 @@ class Workload(ABC):
         grad_divisor: float | None = None,
         blocks: Sequence[tuple[str, nn.Module]] = (),
         clip: ClipNorm | None = None,
-        loss_scale: float | None = None,
+        loss_scale: LossScale | float | None = None,
+        beside: Sequence[Updater] = (),
     ) -> TrainStep:
         """Accumulated micro-batches, then one Optimizer over all groups of parameters.
 
@@ -113,7 +128,8 @@ class Workload(ABC):
             rule, schedule, blocks, clip: see :class:`common.optim.optimizer.Optimizer`.
             grad_divisor: of the gradients summed over micro-batches and ranks; None for their number, which suits a
                 loss that is the mean over a micro-batch.
-            loss_scale: the first scale of a loss in fp16; None does not scale.
+            loss_scale: the first scale of a loss in fp16, or what scales it; None does not scale.
+            beside: updaters of what is no parameter; they write after the Optimizer, or nothing is written.
 
         Raises:
             ValueError: a group has a frozen parameter, or calls one that is split otherwise than the model does.
@@ -122,7 +138,9 @@ class Workload(ABC):
         self._check_groups(groups)
         if grad_divisor is None:
             grad_divisor = cfg.grad_accumulation_steps * self.layout.size("dp")
-        scale = None if loss_scale is None else LossScale(self.layout.device, self.dtype, loss_scale)
+        scale = loss_scale
+        if isinstance(scale, int | float):
+            scale = LossScale(self.layout.device, self.dtype, scale)
         if scale is not None:
             self.loss_scale = scale.value
         self._optimizer = Optimizer(
@@ -138,7 +156,7 @@ class Workload(ABC):
             micro_batches=cfg.grad_accumulation_steps,
             loss_scale=scale,
         )
-        return TrainStep(accumulate(self.loss, scale), [self._optimizer], self.layout)
+        return TrainStep(accumulate(self.loss, scale), [self._optimizer, *beside], self.layout)
 
     def _check_groups(self, groups: Sequence[ParameterGroup]) -> None:
         parameters = dict(self.model.named_parameters(remove_duplicate=False))

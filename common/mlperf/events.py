@@ -53,6 +53,7 @@ class RunEvents:
         quality_key: the key that the metric is logged under.
         fraction_of: samples of an epoch, where the ruleset counts fractions of epochs. Progress is then logged in
             hundredths of an epoch, as submissions round it.
+        fractions_from: what these fractions begin with, 0 or 1.
     """
 
     def __init__(
@@ -62,17 +63,20 @@ class RunEvents:
         epoch_samples: int | None = None,
         quality_key: str = "eval_accuracy",
         fraction_of: int | None = None,
+        fractions_from: int = 0,
     ) -> None:
         self._log = log
         self._unit = unit
         self._epoch_samples = epoch_samples
         self._quality_key = quality_key
         self._fraction_of = fraction_of
+        self._fractions_from = fractions_from
+        self._block_first: float = fractions_from
 
     def _in_unit(self, progress: int) -> int | float:
         """``progress`` as the ruleset counts it."""
         if self._fraction_of is not None:
-            return round(progress / self._fraction_of, 2)
+            return round(self._fractions_from + progress / self._fraction_of, 2)
         return progress * (self._epoch_samples or 1)
 
     def begin(
@@ -124,9 +128,13 @@ class RunEvents:
         """Training of a block begins, or began at ``time_ms``, after ``samples`` over all ranks."""
         if block.epochs:
             first, count = self._in_unit(block.first_epoch), self._in_unit(block.epochs)
-            metadata = {"first_epoch_num": first, "epoch_count": count}
+            metadata: dict[str, float] = {"first_epoch_num": first, "epoch_count": count}
         else:
             metadata = {"samples_count": samples}
+            if self._fraction_of is not None:  # up to v3.1 the checker wants epochs
+                count = block.samples / self._fraction_of
+                self._block_first = self._in_unit(samples)
+                metadata |= {"first_epoch_num": self._block_first, "epoch_count": count}
         self._log.start("block_start", None, metadata, time_ms)
 
     def block_stop(self, block: Block, samples: int, throughput: float, time_ms: int | None = None) -> None:
@@ -137,7 +145,10 @@ class RunEvents:
         if block.epochs:
             self._log.end("block_stop", None, {"first_epoch_num": self._in_unit(block.first_epoch)}, time_ms)
         else:
-            self._log.end("block_stop", None, {"samples_count": samples}, time_ms)
+            metadata: dict[str, float] = {"samples_count": samples}
+            if self._fraction_of is not None:
+                metadata["first_epoch_num"] = self._block_first
+            self._log.end("block_stop", None, metadata, time_ms)
         if not block.epochs or self._epoch_samples is not None:
             at = samples if self._fraction_of is None else self._in_unit(samples)
             self._log.event("tracked_stats", {"throughput": throughput}, {self._unit: at}, time_ms)

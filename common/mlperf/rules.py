@@ -121,6 +121,11 @@ class Rules:
         return round_name(self.accepted_by[-1])
 
     @property
+    def fractions_from(self) -> int:
+        """What a log that counts fractions of epochs begins with: the first DLRM's only epoch goes from 1 to 2."""
+        return 1 if self.benchmark == "dlrm" else 0
+
+    @property
     def retired(self) -> bool:
         """Whether the round that takes submissions no longer has the benchmark."""
         return self.accepted_by[-1] != OPEN_ROUNDS[self.usage]

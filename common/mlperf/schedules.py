@@ -168,14 +168,21 @@ def bert(
     return Schedule(every, every, last_samples, "samples")
 
 
-def dlrm(global_batch: int) -> Schedule:
+def dlrm(global_batch: int, train_samples: int = CRITEO_SAMPLES, last_samples: int | None = None) -> Schedule:
     """20 times in the one epoch: every floor(4,195,197,692 / (GBS * 20)) iterations.
 
     The text for the first DLRM names the reference's interval, 102,400 iterations of 2,048 samples, which is a
-    twentieth of the epoch too.
+    twentieth of the epoch too. No evaluation comes after ``last_samples``.
+
+    Raises:
+        ValueError: an epoch has fewer than 20 batches.
     """
-    interval = CRITEO_SAMPLES // (global_batch * 20) * global_batch
-    return Schedule(interval, interval, 20 * interval, "samples")
+    iterations = train_samples // (global_batch * 20)
+    if not iterations:
+        raise ValueError(f"{train_samples} samples are fewer than 20 batches of {global_batch}: one an evaluation")
+    interval = iterations * global_batch
+    last = 20 * interval
+    return Schedule(interval, interval, last if last_samples is None else min(last, last_samples), "samples")
 
 
 def gpt3(global_batch: int, last_samples: int | None = None) -> Schedule:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from common.config.ranges import Decay, FiniteNotNegative, Positive, Range
+from common.optim.adagrad import Adagrad
 from common.optim.adaptive import LAMB, SMALLEST_EPSILON, Adam, AdamW
 from common.optim.momentum import LARS, SGD
 
@@ -102,3 +103,24 @@ class AdamWHparams(MomentsHparams):
     def adamw(self) -> AdamW:
         """The update rule."""
         return AdamW(self.beta_1, self.beta_2, self.epsilon)
+
+
+@dataclass(frozen=True)
+class AdagradHparams:
+    """Those of Adagrad.
+
+    Attributes:
+        source: where the set was published.
+        global_batch_size: samples of one optimizer step.
+        base_learning_rate: of every step.
+        epsilon: added to the root of the sum of squares.
+    """
+
+    source: str
+    global_batch_size: int
+    base_learning_rate: Annotated[float, Positive]
+    epsilon: Annotated[float, AdaptiveEpsilon]
+
+    def adagrad(self) -> Adagrad:
+        """The update rule."""
+        return Adagrad(self.epsilon)

@@ -194,6 +194,52 @@ def cosine(base: float, training_steps: int, warmup_steps: int = 0) -> Schedule:
     return schedule
 
 
+def held_polynomial(
+    base: float,
+    warmup_steps: int,
+    decay_start_step: int,
+    decay_steps: int,
+    power: float = 2.0,
+    first_step: Literal[0, 1] = 1,
+) -> Schedule:
+    """Linear warm-up from 0, a plateau, then polynomial decay; between its regions the rate is held where it was.
+
+    With s = counter + first_step, W, S and D: base * s / W while s < W; base * ((D - (s - S)) / D) ** power while
+    S <= s < S + D; elsewhere what the step before had. So the plateau is base * (W - 1) / W and the end is
+    base / D ** power; without decay steps the rate is base from W on. This is the MLPerf DLRM reference's scheduler,
+    whose first update counts as 1 and whose floor of 1e-7 no published run reaches; HugeCTR's on the GPU counts from 0.
+
+    Args:
+        base: the learning rate that the warm-up heads for.
+        warmup_steps: W; 0 is no warm-up.
+        decay_start_step: S.
+        decay_steps: D; 0 is no decay, and ``decay_start_step`` then counts for nothing.
+        power: exponent of the decay.
+        first_step: what the first update counts as.
+
+    Raises:
+        ValueError: a length is negative, or the decay starts within the warm-up.
+    """
+    if warmup_steps < 0 or decay_steps < 0:
+        raise ValueError(f"warmup_steps={warmup_steps}, decay_steps={decay_steps}: not negative")
+    if decay_steps and decay_start_step < warmup_steps:
+        raise ValueError(f"decay_start_step={decay_start_step}: not before the end of the warm-up, {warmup_steps}")
+    held = base * (warmup_steps - 1) / warmup_steps if warmup_steps and decay_steps else base
+
+    def schedule(step: Tensor) -> Tensor:
+        count = step.to(torch.float64) + first_step
+        rate = torch.full_like(count, held)
+        if decay_steps:
+            left = decay_steps - (count - decay_start_step)
+            decay = base * (left.clamp(min=1.0) / decay_steps) ** power
+            rate = torch.where(count >= decay_start_step, decay, rate)
+        if warmup_steps:
+            rate = torch.where(count < warmup_steps, base * count / warmup_steps, rate)
+        return rate.to(torch.float32)
+
+    return schedule
+
+
 def reference_steps(
     train_samples: int,
     global_batch: int,

@@ -28,7 +28,7 @@ class LossScale:
         dtype: of the gradients; anything but float16 switches the scale off.
         initial: the first scale.
         growth_interval: updates without overflow after which the scale grows.
-        growth, backoff: factors; powers of two, so that scaling is exact.
+        growth, backoff: factors; powers of two, so that scaling is exact. With 1 and 1 the scale is constant.
 
     Attributes:
         enabled: whether there is anything to scale.
@@ -48,10 +48,10 @@ class LossScale:
         growth: float = 2.0,
         backoff: float = 0.5,
     ) -> None:
-        if not (initial > 0 and growth_interval >= 1 and growth >= 1 and 0 < backoff < 1):
+        if not (initial > 0 and growth_interval >= 1 and growth >= 1 and 0 < backoff <= 1):
             raise ValueError(
                 f"loss scale: initial={initial} > 0, growth_interval={growth_interval} >= 1, growth={growth} >= 1 and "
-                f"0 < backoff={backoff} < 1 must hold"
+                f"0 < backoff={backoff} <= 1 must hold"
             )
         self.enabled = dtype == torch.float16
         self._interval, self._growth, self._backoff = growth_interval, growth, backoff

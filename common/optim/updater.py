@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -57,6 +58,28 @@ class Updater(Protocol):
     @property
     def metrics(self) -> dict[str, Tensor]:
         """Name to 0-d device tensor, about the last update; ``learning_rate`` at least."""
+
+
+@runtime_checkable
+class StreamingUpdater(Updater, Protocol):
+    """An updater with more state than one rank holds, or a host: every rank brings its own part to a checkpoint.
+
+    Its ``state_dict`` has the rest, which all ranks load.
+    """
+
+    def save_shards(self, folder: Path) -> None:
+        """Write this rank's part into files of its own in ``folder``, durably; not collective.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+
+    def load_shards(self, folder: Path) -> None:
+        """Take over this rank's part from what all ranks wrote, however many they were; after ``load_state_dict``.
+
+        Raises:
+            CheckpointError: something is missing or damaged, or of another model.
+        """
 
 
 def apply_gradients(updaters: Sequence[Updater], skip: Tensor) -> Tensor:

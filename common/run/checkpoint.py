@@ -10,6 +10,9 @@ samples or layers split over more or fewer ranks, as long as global batch and mi
 counts optimizer steps. Each rank's random state then starts anew, from the seed and the step, and buffers are those of
 the first rank. On the same layout a run goes on as if it had not stopped.
 
+What a :class:`common.optim.updater.StreamingUpdater` has on each rank is in files of that rank in a folder of the
+updater's own, from which any other number of ranks takes its parts.
+
 Frozen tensors (:mod:`common.nn.frozen`) are in no file; the digest of the base that they are is.
 """
 
@@ -34,7 +37,7 @@ from common.distributed.tensor_split import Split, check_splits, gathered, own_p
 from common.errors import CheckpointError
 from common.nn.frozen import frozen_names
 from common.optim.groups import SUMMED_AXES
-from common.optim.updater import Updater
+from common.optim.updater import StreamingUpdater, Updater
 
 FORMAT = 4
 
@@ -133,6 +136,9 @@ def save(
             torch.save(content, file)
             file.flush()
             os.fsync(file.fileno())
+        for number, updater in enumerate(updaters):
+            if isinstance(updater, StreamingUpdater):
+                updater.save_shards(_shards(beside, number))
 
     def publish() -> None:
         if layout.rank == 0:
@@ -202,7 +208,8 @@ def read(place: Path, settings: Mapping[str, object], layout: Layout) -> dict[st
     if written == layout.sizes:
         own = content if layout.rank == writer else _load(place, layout.rank)
         _require_finite(place, layout.rank, {"buffers": own.get("buffers", {})})
-        return {**content, "random": own["random"], "buffers": own.get("buffers", {}), "remarks": remarks}
+        own_state = {"random": own["random"], "buffers": own.get("buffers", {})}
+        return {**content, **own_state, "place": place, "remarks": remarks}
     changed = f"of {written['dp']} replicas, this run has {layout.sizes['dp']}"
     for axis in ("cp", "tp"):
         if written[axis] != layout.sizes[axis]:
@@ -211,7 +218,7 @@ def read(place: Path, settings: Mapping[str, object], layout: Layout) -> dict[st
         f"the checkpoint is {changed}: random states start anew from the seed and the step, and the model's buffers "
         "are those of the first rank"
     )
-    return {**content, "random": None, "buffers": {}, "remarks": remarks}
+    return {**content, "random": None, "buffers": {}, "place": place, "remarks": remarks}
 
 
 def restore(
@@ -252,8 +259,10 @@ def restore(
         problems = [line.strip() for line in str(error).splitlines()[1:]]
         more = f"; and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise CheckpointError(f"the checkpoint is of another model: {problems[0]}{more}") from error
-    for updater, state in zip(updaters, states, strict=True):
+    for number, (updater, state) in enumerate(zip(updaters, states, strict=True)):
         updater.load_state_dict(state)
+        if isinstance(updater, StreamingUpdater):
+            updater.load_shards(_shards(content["place"], number))
     values = dict(content["progress"])
     values["history"] = tuple((int(samples), float(value)) for samples, value in values["history"])
     progress = Progress(**values)
@@ -283,6 +292,11 @@ def _load(place: Path, rank: int) -> dict[str, Any]:
 
 def _file(place: Path, rank: int) -> Path:
     return place / f"rank_{rank}.pt"
+
+
+def _shards(place: Path, number: int) -> Path:
+    """The folder of what the ranks have of an updater."""
+    return place / f"updater_{number}"
 
 
 def _require_finite(place: Path, rank: int, state: Mapping[str, object]) -> None:

@@ -15,7 +15,6 @@ from common.errors import ConfigError
 from common.step.graphs import StepRunner
 
 USABLE = 0.80  # of the free memory: graphs, reader and allocator rounding take the rest
-LARGEST = 512  # larger micro-batches gain nothing on any GPU that we know
 ON_A_CPU = 32
 PROBED = 8
 
@@ -36,13 +35,14 @@ def pick(workload_type: type[Workload], load: Callable[[int], RunConfig], device
     """
     smallest = load(1)
     per_replica, unit = smallest.grad_accumulation_steps, smallest.declaration.micro_batch_multiple
-    choices = [size for size in range(unit, min(per_replica, LARGEST) + 1, unit) if per_replica % size == 0]
+    most = min(per_replica, smallest.declaration.largest_micro_batch)
+    choices = [size for size in range(unit, most + 1, unit) if per_replica % size == 0]
     if not choices:
         raise ConfigError(f"micro_batch=auto: no multiple of {unit} divides the {per_replica} samples of a replica")
     if device.type != "cuda":
         return max([size for size in choices if size <= ON_A_CPU] or choices[:1])
-    batches = 3 * per_replica * _sample_bytes(workload_type(load(choices[0]), Layout(device=device)))
-    room = torch.cuda.mem_get_info(device)[0] * USABLE - batches
+    batches = 3 * per_replica * _sample_bytes(workload_type.probe(load(choices[0]), Layout(device=device)))
+    room = torch.cuda.mem_get_info(device)[0] * USABLE - batches - workload_type.unprobed_bytes(smallest)
     fitting = largest_fitting(choices, lambda size: _peak_bytes(workload_type, load(size), device), room)
     if fitting is None:
         raise ConfigError(
@@ -80,7 +80,7 @@ def _peak_bytes(workload_type: type[Workload], run: RunConfig, device: torch.dev
     before = torch.cuda.memory_allocated(device)
     peak: float | None = None
     with contextlib.suppress(torch.OutOfMemoryError):
-        _train_once(workload_type(run, Layout(device=device)))
+        _train_once(workload_type.probe(run, Layout(device=device)))
         peak = float(torch.cuda.max_memory_allocated(device) - before)
     gc.collect()
     torch.cuda.empty_cache()

@@ -65,7 +65,9 @@ class TimedRun:
         # What the log multiplies epochs with, where the ruleset does not count as the schedule does.
         converted = self._epoch_samples if self._counts_epochs and rules.unit == "samples" else None
         fraction_of = self._epoch_samples if rules.unit == "epoch fraction" else None
-        self.events = RunEvents(log, rules.progress_key, converted, rules.quality_key, fraction_of)
+        self.events = RunEvents(
+            log, rules.progress_key, converted, rules.quality_key, fraction_of, rules.fractions_from
+        )
         self.status = "aborted"
         self.start_ms = self.stop_ms = 0
         self.samples = 0

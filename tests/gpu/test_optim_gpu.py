@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from common.distributed.layout import Layout
-from common.optim.learning_rate import polynomial
+from common.optim.adagrad import Adagrad
+from common.optim.learning_rate import constant, polynomial
 from common.optim.momentum import LARS
 from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
 from common.optim.precision import LossScale
@@ -339,3 +340,33 @@ def test_a_buffer_is_scaled_like_a_product_in_float32(wide: torch.dtype, add: bo
     expected = (x.float() * factor + (result.float() if add else 0.0)).to(wide)
     scale(x, factor, result, add)
     torch.testing.assert_close(result, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_adagrad_in_triton_equals_plain_and_replays(dtype):
+    shapes = {"bottom.0.weight": (512, 13), "cross.0.w": (3456, 512), "top.0.weight": (1024, 3456), "top.4.bias": (1,)}
+    states = []
+    for implementation in ("triton", "torch"):
+        generator = torch.Generator("cuda").manual_seed(0)
+        parameters = {
+            n: nn.Parameter((0.05 * torch.randn(s, generator=generator, device="cuda")).to(dtype))
+            for n, s in shapes.items()
+        }
+        layout, schedule = Layout(device="cuda"), constant(0.004)
+        group = ParameterGroup(parameters)
+        optimizer = Optimizer([group], Adagrad(), schedule, layout, grad_divisor=8.0, implementation=implementation)
+        skip = torch.zeros((), device="cuda")
+        gradients = random_gradients(parameters, 0)
+        iterate(optimizer, parameters, gradients, skip)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            iterate(optimizer, parameters, gradients, skip)
+        for seed in range(1, 4):
+            for name, value in random_gradients(parameters, seed).items():
+                gradients[name].copy_(value)
+            graph.replay()
+        states.append(state_of(optimizer, parameters))
+    tolerance = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+    for name, ours in states[0].items():
+        torch.testing.assert_close(ours, states[1][name], rtol=tolerance.get(ours.dtype, 2e-5), atol=1e-6)

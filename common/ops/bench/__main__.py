@@ -1,6 +1,7 @@
 """Measure the operations of a transformer in every implementation on one GPU: an encoder's at the sizes of BERT-large,
 a decoder's (rms_norm, rope, swiglu, lora_input, transpose, causal_attention) for a sequence of Llama-2-70B,
-and those of one-stage detection (conv_bias_relu, matching, suppression) for 32 pictures of RetinaNet.
+those of one-stage detection (conv_bias_relu, matching, suppression) for 32 pictures of RetinaNet, and those of
+recommendation (linear_relu, logit) for 6,912 samples of DLRM-DCNv2.
 
 ``python -m common.ops.bench`` prints for forward and backward of an operation milliseconds of one call, how many of
 them a step has, the bytes that must be moved and their rate as a share of the copy bandwidth, and TFLOP/s of the
@@ -27,6 +28,8 @@ from common.ops.dropout import bench_cases as dropout
 from common.ops.dropout_add_norm import bench_cases as dropout_add_norm
 from common.ops.fp8_cast import bench_cases as fp8_cast
 from common.ops.linear import bench_cases as linear
+from common.ops.linear_relu import bench_cases as linear_relu
+from common.ops.logit import bench_cases as logit
 from common.ops.lora_input import bench_cases as lora_input
 from common.ops.rms_norm import bench_cases as rms_norm
 from common.ops.rope import bench_cases as rope
@@ -37,16 +40,18 @@ from common.ops.transpose_fp8 import bench_cases as transpose_fp8
 ENCODER = (dropout, dropout_add_norm, bias_gelu, cross_entropy, attention, linear, fp8_cast)
 DECODER = (rms_norm, rope, swiglu, lora_input, transpose_fp8, causal_attention)
 DETECTION = (conv_bias_relu, anchor_matching, suppression)
+RECOMMENDATION = (linear_relu, logit)
+EVERY = (*ENCODER, *DECODER, *DETECTION, *RECOMMENDATION)
 
 
 def entries() -> list[Entry]:
     """Everything that can be measured."""
-    return [entry for cases in (*ENCODER, *DECODER, *DETECTION) for entry in cases.entries()]
+    return [entry for cases in EVERY for entry in cases.entries()]
 
 
 def sweeps() -> dict[str, Sweep]:
     """Tiles of all kernels."""
-    return {name: sweep for cases in (*ENCODER, *DECODER, *DETECTION) for name, sweep in cases.sweeps().items()}
+    return {name: sweep for cases in EVERY for name, sweep in cases.sweeps().items()}
 
 
 if __name__ == "__main__":

@@ -63,7 +63,8 @@ One choice serves all convolutions of a network. ``epilogue`` is ``cudnn`` with 
 ``triton`` is ``cudnn`` but for 3x3 convolutions in groups of up to 32 channels, for which it has kernels of ours."""
 
 KERNEL_NAMES = (
-    ("convolution's epilogue", r"^conv_(epilogue|masked_gradient)_"),
+    ("convolution's epilogue", r"^conv_epilogue_"),
+    ("gradient of ReLU", r"^relu_gradient_"),
     ("convolution, either way", r"^grouped_"),
 )
 """Kind of work and pattern of the kernels' names, for the breakdown of a step."""

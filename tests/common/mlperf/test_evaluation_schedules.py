@@ -40,6 +40,7 @@ EXAMPLES = [
     ("dlrm_dcnv2", 135168, {}, [1551 * 135168]),
     ("dlrm", 55296, {}, [3793 * 55296]),
     ("dlrm", 71680, {}, [2926 * 71680]),
+    ("dlrm", 8, {"train_samples": 500, "last_samples": 48}, [24, 48]),  # floor(3.125) batches
     ("gpt3", 1536, {}, [24576, 49152]),
     ("gpt3", 3584, {}, [7 * 3584, 14 * 3584]),  # ceil(6.86) steps
     ("llama2_70b_lora", 8, {}, [1536, 1920, 2304]),  # the rules' example
@@ -99,6 +100,12 @@ def test_dlrm_evaluates_twenty_times_within_the_epoch() -> None:
         points = list(SCHEDULES["dlrm_dcnv2"](batch).points())
         assert len(points) == 20
         assert points[-1] <= 4_195_197_692
+
+
+def test_dlrm_needs_a_batch_for_each_evaluation() -> None:
+    assert list(SCHEDULES["dlrm"](8, train_samples=160, last_samples=20).points()) == [8, 16]
+    with pytest.raises(ValueError, match="fewer than 20 batches of 8"):
+        SCHEDULES["dlrm"](8, train_samples=159)
 
 
 def test_rgat_counts_anew_in_each_epoch() -> None:

@@ -9,6 +9,7 @@ from common.optim.learning_rate import (
     ScheduleSteps,
     constant,
     cosine,
+    held_polynomial,
     linear_from_zero,
     nvidia_steps,
     polynomial,
@@ -182,3 +183,44 @@ def test_cosine_begins_after_its_warmup():
 def test_impossible_cosine_is_refused(steps):
     with pytest.raises(ValueError, match=f"warmup_steps={steps[1]}"):
         cosine(1.0, *steps)
+
+
+def held_reference(step: int, base: float, warmup: int, start: int, length: int, first: int) -> float:
+    """The DLRM reference's scheduler in plain Python: walked from the first update on, since regions hold the rate."""
+    rate = base
+    for count in range(first, step + first + 1):
+        if count < warmup:
+            rate = base * (1.0 - (warmup - count) / warmup)
+        elif length and start <= count < start + length:
+            rate = base * ((length - (count - start)) / length) ** 2
+        elif not length:
+            rate = base
+    return rate
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize(
+    ("warmup", "start", "length"), [(7, 12, 9), (7, 7, 5), (5, 0, 0), (0, 3, 4), (1, 1, 1), (0, 0, 0)]
+)
+def test_held_polynomial_walks_like_the_dlrm_scheduler(warmup, start, length, first):
+    schedule = held_polynomial(24.0, warmup, start, length, first_step=first)
+    for step in range(30):
+        expected = held_reference(step, 24.0, warmup, start, length, first)
+        assert at(schedule, step) == pytest.approx(expected, rel=1e-6, abs=1e-12), step
+
+
+def test_held_polynomial_at_the_corners_of_batch_55296():
+    schedule = held_polynomial(24.0, 2750, 49315, 27772)
+    assert at(schedule, 0) == pytest.approx(24.0 / 2750)
+    assert at(schedule, 2748) == at(schedule, 20000) == at(schedule, 49313) == pytest.approx(24.0 * 2749 / 2750)
+    assert at(schedule, 49314) == 24.0  # the decay begins at the base
+    assert at(schedule, 75867) == pytest.approx(24.0 * ((27772 - (75868 - 49315)) / 27772) ** 2)
+    assert at(schedule, 49315 + 27772) == pytest.approx(24.0 / 27772**2)
+    assert at(schedule, 200000) == pytest.approx(24.0 / 27772**2)
+
+
+def test_held_polynomial_refuses_a_decay_within_the_warm_up():
+    with pytest.raises(ValueError, match="decay_start_step=4"):
+        held_polynomial(1.0, 5, 4, 3)
+    with pytest.raises(ValueError, match="warmup_steps=-1"):
+        held_polynomial(1.0, -1, 4, 3)

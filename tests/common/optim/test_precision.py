@@ -54,6 +54,13 @@ def test_it_never_grows_beyond_what_is_finite():
     assert scale.value.item() == 2.0**127
 
 
+def test_factors_of_one_make_it_constant():
+    scale = LossScale("cpu", torch.float16, initial=20480.0, growth_interval=1, growth=1.0, backoff=1.0)
+    for overflow in (NO, YES, NO):
+        scale.update(overflow, NO)
+        assert scale.value.item() == 20480.0
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_other_dtypes_have_none(dtype):
     scale, loss = LossScale("cpu", dtype), torch.tensor(3.0)
@@ -63,7 +70,7 @@ def test_other_dtypes_have_none(dtype):
     assert list(scale.named_state()) == []
 
 
-@pytest.mark.parametrize("options", [{"initial": 0.0}, {"growth_interval": 0}, {"backoff": 1.0}, {"growth": 0.5}])
+@pytest.mark.parametrize("options", [{"initial": 0.0}, {"growth_interval": 0}, {"backoff": 1.5}, {"growth": 0.5}])
 def test_factors_without_sense_are_refused(options):
     with pytest.raises(ValueError, match="loss scale"):
         LossScale("cpu", torch.float16, **options)

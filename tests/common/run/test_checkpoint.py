@@ -262,3 +262,46 @@ def test_the_buffers_of_another_rank_than_the_first_are_looked_at_too(tmp_path):
     torch.save(content, place / "rank_1.pt")
     with pytest.raises(CheckpointError, match=r"rank_1.pt: 1 of the 2 numbers of buffers\.1\.running_var"):
         checkpoint.read(place, {}, Layout({"dp": 2}, 1))
+
+
+class Streaming:
+    """An updater whose state lies on the ranks; ``problem`` keeps it from being written."""
+
+    loss_scale, metrics = None, {}
+
+    def __init__(self, rows: list[int], problem: str = "") -> None:
+        self.rows, self.problem = rows, problem
+
+    def nothing(self, *_: object) -> None:
+        pass
+
+    begin = arm = collect = measure = write = materialize = named_state = load_state_dict = nothing
+
+    def state_dict(self) -> dict[str, object]:
+        return {"step": 1}
+
+    def save_shards(self, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "rows_0").write_bytes(bytes(self.rows))
+        if self.problem:
+            raise OSError(self.problem)
+
+    def load_shards(self, folder: Path) -> None:
+        self.rows = list((folder / "rows_0").read_bytes())
+
+
+def test_what_ranks_stream_comes_back(tmp_path):
+    updaters = (Streaming([1, 2]), Streaming([3]))
+    place = checkpoint.save(tmp_path, Progress(step=3), 1, {}, build(0), updaters, Layout())
+    fresh = (Streaming([]), Streaming([]))
+    checkpoint.restore(checkpoint.read(place, {}, Layout()), build(1), fresh, Layout())
+    assert [updater.rows for updater in fresh] == [[1, 2], [3]]
+
+
+def test_a_stream_that_breaks_off_leaves_the_earlier_checkpoint(tmp_path):
+    checkpoint.save(tmp_path, Progress(step=3), 1, {}, build(0), (Streaming([1]),), Layout())
+    with pytest.raises(CheckpointError, match="rank 0: disk full"):
+        checkpoint.save(tmp_path, Progress(step=3), 2, {}, build(0), (Streaming([2], "disk full"),), Layout())
+    assert [path.name for path in tmp_path.iterdir()] == [STEP]
+    assert seed_at(tmp_path / STEP) == 1
+    assert (tmp_path / STEP / "updater_0" / "rows_0").read_bytes() == b"\x01"

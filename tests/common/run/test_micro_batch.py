@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
+from typing import Any
 
-from common.run.micro_batch import largest_fitting
+import pytest
+import torch
+
+from common.config.schema import Declaration
+from common.run import micro_batch
+from common.run.micro_batch import largest_fitting, pick
 
 CHOICES = [1, 2, 4, 7, 8, 14, 28, 56]
 
@@ -24,3 +30,42 @@ def test_a_size_that_runs_out_of_memory_does_not_fit(limit, room, expected):
 
 def test_nothing_fits_where_the_smallest_runs_out_of_memory():
     assert largest_fitting(CHOICES, lambda size: None, 1e9) is None
+
+
+class Pretended:
+    """A workload that no device holds; a probe of it needs 10 bytes a sample, and its rest 60."""
+
+    used = 0.0
+
+    def __init__(self, run: Any, layout: Any) -> None:
+        raise AssertionError("built wholly")
+
+    @classmethod
+    def probe(cls, run: Any, layout: Any) -> Any:
+        batch = SimpleNamespace(tensors={"x": torch.zeros(run.micro_batch, dtype=torch.int8)})
+        return SimpleNamespace(cfg=run, example_batches=lambda: [batch])
+
+    @classmethod
+    def unprobed_bytes(cls, run: Any) -> float:
+        return 60.0
+
+    @classmethod
+    def load(cls, size: int) -> Any:
+        return SimpleNamespace(
+            micro_batch=size, grad_accumulation_steps=32, declaration=Declaration(largest_micro_batch=16)
+        )
+
+
+@pytest.mark.parametrize(("free", "expected"), [(220, 2), (300, 8), (1000, 16)])
+def test_a_probe_stands_for_what_one_device_cannot_hold(monkeypatch, free, expected):
+    def train_once(workload: Any) -> None:
+        Pretended.used = 10.0 * workload.cfg.micro_batch
+
+    monkeypatch.setattr(micro_batch, "_train_once", train_once)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: Pretended.used)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+    for name in ("reset_peak_memory_stats", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda *device: None)
+    # 0.8 of the free bytes, less three times 32 bytes of batches, less the rest.
+    assert pick(Pretended, Pretended.load, torch.device("cuda")) == expected  # type: ignore[arg-type]

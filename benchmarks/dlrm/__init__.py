@@ -1,0 +1,1 @@
+"""DLRM on Criteo Terabyte: a recommendation model with the dot interaction."""

@@ -1,0 +1,77 @@
+# mypy: allow-untyped-defs
+"""Triton kernels of the dot interaction: a program walks over samples, a sample's vectors are one tile in registers.
+
+At 6,912 samples of 27 vectors of 128 in 16 bit forward reads 47.8 MB and writes 6.6 MB, 13 us at 4.1 TB/s on an H200;
+backward reads both and writes a gradient of the former's size, 25 us.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _first_of_row(row):
+    """Pairs in the rows of the strictly lower triangle above ``row``."""
+    return row * (row - 1) // 2
+
+
+@triton.jit
+def dot_interaction_forward_kernel(
+    x_ptr,  # (B, F, W)
+    y_ptr,  # (B, Y)
+    B, Y,
+    F: tl.constexpr, W: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_Y: tl.constexpr,
+    SAMPLES: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Grid (B / SAMPLES,)."""
+    row = tl.arange(0, BLOCK_F)
+    other = tl.arange(0, BLOCK_F)
+    column = tl.arange(0, BLOCK_W)
+    spare = W + F * (F - 1) // 2 + tl.arange(0, BLOCK_Y)
+    pair = _first_of_row(row)[:, None] + other[None, :]
+    place = row[:, None] * W + column[None, :]
+    first = tl.program_id(0) * SAMPLES
+    x_ptr += first.to(tl.int64) * (F * W)
+    y_ptr += first.to(tl.int64) * Y
+    for sample in tl.range(0, tl.minimum(SAMPLES, B - first), num_stages=STAGES):
+        x_ptrs = x_ptr + sample * (F * W)
+        y_ptrs = y_ptr + sample * Y
+        x = tl.load(x_ptrs + place, mask=(row < F)[:, None] & (column < W)[None, :], other=0.0)
+        gram = tl.dot(x, tl.trans(x), input_precision="ieee")
+        below = (row < F)[:, None] & (other[None, :] < row[:, None])
+        tl.store(y_ptrs + W + pair, gram.to(y_ptr.dtype.element_ty), mask=below)
+        tl.store(y_ptrs + column, tl.load(x_ptrs + column, mask=column < W), mask=column < W)
+        tl.store(y_ptrs + spare, tl.zeros((BLOCK_Y,), y_ptr.dtype.element_ty), mask=spare < Y)
+
+
+@triton.jit
+def dot_interaction_backward_kernel(
+    dy_ptr,  # (B, Y)
+    x_ptr,  # (B, F, W)
+    dx_ptr,  # (B, F, W)
+    B, Y,
+    F: tl.constexpr, W: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_W: tl.constexpr,
+    SAMPLES: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Grid (B / SAMPLES,). The gradient of the Gram matrix is symmetric, with zeros on its diagonal."""
+    row = tl.arange(0, BLOCK_F)
+    other = tl.arange(0, BLOCK_F)
+    column = tl.arange(0, BLOCK_W)
+    later = tl.maximum(row[:, None], other[None, :])
+    pair = _first_of_row(later) + tl.minimum(row[:, None], other[None, :])
+    place = row[:, None] * W + column[None, :]
+    inside = (row < F)[:, None] & (column < W)[None, :]
+    first = tl.program_id(0) * SAMPLES
+    dy_ptr += first.to(tl.int64) * Y
+    x_ptr += first.to(tl.int64) * (F * W)
+    dx_ptr += first.to(tl.int64) * (F * W)
+    for sample in tl.range(0, tl.minimum(SAMPLES, B - first), num_stages=STAGES):
+        dy_ptrs = dy_ptr + sample * Y
+        x = tl.load(x_ptr + sample * (F * W) + place, mask=inside, other=0.0)
+        dgram = tl.load(dy_ptrs + W + pair, mask=(row[:, None] != other[None, :]) & (later < F), other=0.0)
+        dx = tl.dot(dgram, x, input_precision="ieee")
+        dfirst = tl.load(dy_ptrs + column, mask=column < W, other=0.0).to(tl.float32)
+        dx += tl.where(row[:, None] == 0, dfirst[None, :], 0.0)
+        tl.store(dx_ptr + sample * (F * W) + place, dx.to(dx_ptr.dtype.element_ty), mask=inside)

@@ -1,0 +1,85 @@
+"""The dot interaction through the Triton kernels of :mod:`benchmarks.dlrm.ops.dot_interaction.kernels`.
+
+Everything is enqueued on the current stream and nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from benchmarks.dlrm.ops.dot_interaction import kernels
+from benchmarks.dlrm.ops.dot_interaction.plain import Passes, apply
+from common.ops.triton_support import require_contiguous
+
+_LEAST = 16
+"""Of each side of a product in matrix units; what is smaller is filled up with zeros."""
+
+
+class Tile(NamedTuple):
+    """How a pass deals samples to programs.
+
+    Attributes:
+        samples: of a program, one after another.
+        warps: of a program.
+        stages: samples in flight per program; 1 for plain loads.
+    """
+
+    samples: int
+    warps: int
+    stages: int
+
+
+TILES: dict[str, Tile] = {"forward": Tile(4, 2, 2), "backward": Tile(4, 2, 2)}
+"""Pass to its tile. ``bench --sweep`` times others."""
+
+
+def _launch(tile: Tile, x_BFW: Tensor) -> tuple[tuple[int], dict[str, Any]]:
+    """Grid and constants of a pass."""
+    samples, vectors, width = x_BFW.shape
+    return (triton.cdiv(samples, tile.samples),), {
+        "F": vectors,
+        "W": width,
+        "BLOCK_F": max(_LEAST, triton.next_power_of_2(vectors)),
+        "BLOCK_W": max(_LEAST, triton.next_power_of_2(width)),
+        "SAMPLES": tile.samples,
+        "STAGES": tile.stages,
+        "num_warps": tile.warps,
+    }
+
+
+def forward(x_BFW: Tensor, columns: int) -> Tensor:
+    """One launch."""
+    require_contiguous(x=x_BFW)
+    samples, vectors, width = x_BFW.shape
+    spare = columns - width - vectors * (vectors - 1) // 2
+    y_BY = x_BFW.new_empty((samples, columns))
+    grid, constants = _launch(TILES["forward"], x_BFW)
+    if samples:
+        kernels.dot_interaction_forward_kernel[grid](
+            x_BFW, y_BY, samples, columns, BLOCK_Y=triton.next_power_of_2(max(spare, 1)), **constants
+        )
+    return y_BY
+
+
+def backward(dy_BY: Tensor, x_BFW: Tensor) -> Tensor:
+    """One launch."""
+    dy_BY = dy_BY.contiguous()
+    dx_BFW = torch.empty_like(x_BFW)
+    grid, constants = _launch(TILES["backward"], x_BFW)
+    if len(x_BFW):
+        kernels.dot_interaction_backward_kernel[grid](
+            dy_BY, x_BFW, dx_BFW, len(x_BFW), dy_BY.shape[1], **constants
+        )  # fmt: skip
+    return dx_BFW
+
+
+PASSES = Passes(forward, backward)
+
+
+def dot_interaction(x_BFW: Tensor, columns: int) -> Tensor:
+    """See :func:`benchmarks.dlrm.ops.dot_interaction.plain.dot_interaction_torch`."""
+    return apply(PASSES, x_BFW, columns)

@@ -1,0 +1,187 @@
+"""Embedding bags through the Triton kernels of :mod:`common.ops.embedding_bags.kernels`.
+
+``pool`` is one launch, ``sort`` two around PyTorch's sort, ``update`` two, on the current stream; nothing waits for the
+device, and nothing is added up by atomics. Shapes: see :mod:`common.ops.embedding_bags.bags`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from common.ops.embedding_bags import kernels
+from common.ops.embedding_bags.bags import AdagradRows, Bags, Rule, SortedKeys, check_sums, check_update
+from common.ops.triton_support import multiprocessors
+
+BLOCK = 1024
+"""Keys of a program that looks at no vectors."""
+
+NARROWEST = 16
+"""Columns of the least product of matrices."""
+
+
+class PoolTile(NamedTuple):
+    """What a program of ``pool`` has.
+
+    Attributes:
+        samples: of one bag.
+        lookups: of each sample, whose rows are under way at a time.
+        warps: of the program.
+    """
+
+    samples: int
+    lookups: int
+    warps: int
+
+
+class UpdateTile(NamedTuple):
+    """What a program of ``update`` has.
+
+    Attributes:
+        keys: of a tile, at least 16: the more there are, the fewer runs cross tiles.
+        warps: of the program.
+        programs: per multiprocessor, each of which visits many tiles. What they find to do is known on the device only:
+            keys that are not ours cost nothing.
+        stages: 1 for plain loads; with 3 the sources of a tile, then its gradients, rows and state are under way while
+            earlier tiles are computed. A row is written in one tile only, so none is read too early.
+    """
+
+    keys: int
+    warps: int
+    programs: int
+    stages: int
+
+
+class LongRunsTile(NamedTuple):
+    """What a program has that adds up the runs over several tiles.
+
+    Attributes:
+        partial_sums: of a run, that are under way at a time.
+        warps: of the program.
+        programs: per multiprocessor.
+    """
+
+    partial_sums: int
+    warps: int
+    programs: int
+
+
+TILES: dict[str, Any] = {
+    "pool": PoolTile(4, 4, 1),
+    "update": UpdateTile(32, 8, 4, 3),
+    "long_runs": LongRunsTile(16, 2, 32),
+}
+"""Pass to its tile. ``bench --sweep`` times others."""
+
+
+@torch.no_grad()
+def pool(rows_RW: Tensor, ids_NL: Tensor, bags: Bags, out_NBW: Tensor) -> None:
+    """See :func:`common.ops.embedding_bags.plain.pool_torch`."""
+    bags.check(ids_NL, out_NBW)
+    width = out_NBW.shape[2]
+    if rows_RW.shape != (bags.rows, width) or not rows_RW.is_contiguous() or out_NBW.stride(2) != 1:
+        raise ValueError(
+            f"rows are contiguous ({bags.rows}, {width}) and vectors dense, not {tuple(rows_RW.shape)} and "
+            f"{tuple(out_NBW.shape)} with strides {rows_RW.stride()} and {out_NBW.stride()}"
+        )
+    if not len(ids_NL):
+        return
+    tile: PoolTile = TILES["pool"]
+    lookups = min(tile.lookups, triton.next_power_of_2(bags.hotness))
+    kernels.embedding_pool_kernel[(triton.cdiv(len(ids_NL), tile.samples), len(bags))](
+        rows_RW, ids_NL, bags.table_B6, bags.largest_first_B, out_NBW,
+        len(ids_NL), ids_NL.stride(0), out_NBW.stride(0), out_NBW.stride(1),
+        WIDTH=width, BLOCK_W=triton.next_power_of_2(width), SAMPLES=tile.samples, LOOKUPS=lookups,
+        num_warps=tile.warps,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def sort(ids_NL: Tensor, bags: Bags) -> SortedKeys:
+    """See :func:`common.ops.embedding_bags.plain.sort_torch`, whose keys these are.
+
+    Rows are sorted as 32 bits with their places beside them, in half the passes of row and place as one number.
+    """
+    bags.check(ids_NL)
+    keys = len(ids_NL) * bags.lookups
+    row_M = torch.empty(keys, dtype=torch.int32, device=ids_NL.device)
+    source_M, ours = torch.empty_like(row_M), torch.zeros((), dtype=torch.int32, device=ids_NL.device)
+    if keys:
+        kernels.embedding_rows_kernel[(triton.cdiv(keys, BLOCK),)](
+            ids_NL, bags.table_B6, bags.lookup_K2, row_M, keys, bags.rows, ids_NL.stride(0),
+            LOOKUPS=bags.lookups, BLOCK=BLOCK,
+        )  # fmt: skip
+        row_M, place_M = row_M.sort(stable=True)
+        kernels.embedding_sources_kernel[(triton.cdiv(keys + 1, BLOCK),)](
+            row_M, place_M, bags.lookup_K2, source_M, ours, keys, bags.rows,
+            BAGS=len(bags), LOOKUPS=bags.lookups, BLOCK=BLOCK,
+        )  # fmt: skip
+    return SortedKeys(row_M, source_M, ours, len(bags), bags.rows)
+
+
+@torch.no_grad()
+def update(
+    keys: SortedKeys,
+    gradient_NBW: Tensor,
+    rows_RW: Tensor,
+    state_RW: Tensor | None,
+    rule: Rule,
+    learning_rate: Tensor,
+    grad_factor: Tensor,
+    write: Tensor,
+    rounding_seed: Tensor | None = None,
+) -> None:
+    """See :func:`common.ops.embedding_bags.plain.update_torch`."""
+    check_update(keys, gradient_NBW, rows_RW, state_RW, rule)
+    if torch.float64 in (rows_RW.dtype, gradient_NBW.dtype):
+        raise ValueError(f"the kernels sum in fp32: rows in {rows_RW.dtype}, gradients in {gradient_NBW.dtype}")
+    adagrad = isinstance(rule, AdagradRows)
+    _add_up(
+        keys, gradient_NBW, rows_RW, state_RW, (learning_rate, grad_factor, write),
+        rounding_seed if rows_RW.dtype == torch.float16 else None,
+        rule.epsilon if isinstance(rule, AdagradRows) else 0.0, kernels.ADAGRAD if adagrad else kernels.SGD,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def dense_gradient(keys: SortedKeys, gradient_NBW: Tensor, out_RW: Tensor) -> None:
+    """See :func:`common.ops.embedding_bags.plain.dense_gradient_torch`."""
+    check_sums(keys, gradient_NBW, out_RW)
+    out_RW.zero_()
+    _add_up(keys, gradient_NBW, out_RW, None, (None, None, None), None, 0.0, kernels.DENSE)
+
+
+def _add_up(
+    keys: SortedKeys,
+    gradient_NBW: Tensor,
+    rows_RW: Tensor,
+    state_RW: Tensor | None,
+    scalars: tuple[Tensor | None, Tensor | None, Tensor | None],
+    seed: Tensor | None,
+    epsilon: float,
+    rule: int,
+) -> None:
+    """Both launches. ``scalars`` are rate, factor and permission."""
+    count, width = len(keys.row_M), rows_RW.shape[1]
+    if not keys.rows or not count:
+        return
+    tile: UpdateTile = TILES["update"]
+    long_runs: LongRunsTile = TILES["long_runs"]
+    tiles, processors = triton.cdiv(count, tile.keys), multiprocessors(rows_RW.device)
+    partial_PW = torch.empty((2 * tiles, width), dtype=torch.float32, device=rows_RW.device)
+    constants = {
+        "RULE": rule, "WIDTH": width, "BLOCK_W": max(NARROWEST, triton.next_power_of_2(width)), "TILE": tile.keys,
+    }  # fmt: skip
+    kernels.embedding_update_kernel[(min(tiles, tile.programs * processors),)](
+        keys.row_M, keys.source_M, keys.ours, gradient_NBW, rows_RW, state_RW, partial_PW, *scalars, seed,
+        gradient_NBW.stride(0), gradient_NBW.stride(1), epsilon,
+        BAGS=keys.bags, STAGES=tile.stages, num_warps=tile.warps, **constants,
+    )  # fmt: skip
+    if tiles > 1:
+        kernels.embedding_long_runs_kernel[(min(tiles - 1, long_runs.programs * processors),)](
+            keys.row_M, keys.ours, rows_RW, state_RW, partial_PW, *scalars, seed, epsilon,
+            TOGETHER=long_runs.partial_sums, num_warps=long_runs.warps, **constants,
+        )  # fmt: skip

@@ -1,0 +1,100 @@
+"""Adagrad on shards, with the sum of squares of each element (not of each row).
+
+With g the gradient times the group's multiplier and the factor, w the float32 weight, lambda the weight decay and lr
+the learning rate times the group's scale:
+
+    d = g + lambda * w;  s <- s + d^2;  w <- w - lr * d / (sqrt(s) + epsilon)
+
+s starts at 0; the rate does not decay with the steps. Duchi, Hazan, Singer, "Adaptive Subgradient Methods for Online
+Learning and Stochastic Optimization" (2011), figure 1 with diagonal matrices; epsilon stands outside the root as in
+``torch.optim.Adagrad``. An element whose gradients were all 0 stays: 0 / (0 + epsilon).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from common.ops.implementation import Implementation, always
+from common.optim.adaptive import SMALLEST_EPSILON
+from common.optim.fragment_runs import note_overflow, runs_of, write_where
+from common.optim.rules import Binding, Formula, Rule, Update, triton_unsupported
+
+
+@dataclass(frozen=True)
+class Adagrad(Rule, Formula):
+    """Adagrad; the weight decay is part of the gradient.
+
+    Args:
+        epsilon: added to the root of the sum of squares.
+
+    Raises:
+        ValueError: epsilon is 0, or so small that float32 does not hold it: an element without a gradient would
+            become 0 / 0.
+    """
+
+    instead: ClassVar[str] = "LAMB"
+
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        if not self.epsilon >= SMALLEST_EPSILON:
+            raise ValueError(f"epsilon={self.epsilon}: it must be at least {SMALLEST_EPSILON:.2g}")
+
+    def formula(self) -> Adagrad:
+        """See :class:`common.optim.rules.Rule`."""
+        return self
+
+    def implementations(self) -> Mapping[str, Implementation]:
+        """See :class:`common.optim.rules.Formula`."""
+        return IMPLEMENTATIONS
+
+
+class TorchAdagrad(Update):
+    """Adagrad in plain PyTorch: one chain of operations per group."""
+
+    implementation = "torch"
+    kinds = ("sum",)
+
+    def __init__(self, formula: Adagrad, binding: Binding) -> None:
+        super().__init__(binding)
+        self._epsilon = formula.epsilon
+        self._runs = runs_of(binding, list(self.states.values()), alone=False)
+
+    def measure(self, stats: Tensor) -> None:
+        """See :class:`common.optim.rules.Update`."""
+        note_overflow(self._shards, stats)
+        for run in self._runs:
+            gradients = run.shard.gradients[run.part]
+            wide = gradients.to(torch.promote_types(gradients.dtype, torch.float32))
+            stats[1] += wide.square().sum() * (run.settings.grad_multiplier**2 * run.settings.norm_share)
+
+    def apply(self, learning_rate: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
+        """See :class:`common.optim.rules.Update`; Adagrad does not depend on ``step``."""
+        for run in self._runs:
+            (total,) = run.states
+            gradients = run.gradients(grad_factor)
+            if run.settings.weight_decay:
+                gradients = gradients + run.settings.weight_decay * run.masters
+            grown = total + gradients.square()
+            rate = learning_rate * run.settings.lr_scale
+            weights = run.masters - rate * (gradients / (grown.sqrt() + self._epsilon))
+            write_where(write, total, grown)
+            run.write(write, weights)
+
+
+def _triton_adagrad(formula: Adagrad, binding: Binding) -> Update:
+    from common.optim.adagrad_triton import TritonAdagrad  # triton is imported only where it is used
+
+    return TritonAdagrad(formula.epsilon, binding)
+
+
+IMPLEMENTATIONS: dict[str, Implementation] = {
+    "triton": Implementation("triton", _triton_adagrad, triton_unsupported),
+    "torch": Implementation("torch", TorchAdagrad, always),
+}
+"""How Adagrad runs: multi-tensor kernels, or plain PyTorch."""

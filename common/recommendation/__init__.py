@@ -1,0 +1,1 @@
+"""What workloads of recommendation share: many large embedding tables, dealt over ranks."""

@@ -1,0 +1,68 @@
+"""What the configurations of the recommendation workloads share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from common.config.ranges import AtLeast
+from common.errors import ConfigError
+from common.ops.implementation import AUTO
+from common.recommendation.criteo.row_files import ReaderSettings
+from common.recommendation.criteo.sample_rows import CATEGORICAL
+from common.recommendation.made_up_ids import Distribution
+from common.recommendation.planner import PlannerSettings
+from common.recommendation.tables import Table, Tables
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingSettings(PlannerSettings):
+    """Where the tables lie and how they are looked up and updated; changes no result but by rounding.
+
+    Attributes:
+        plan: ``auto``, ``hier_auto``, ``table_wise``, ``row_wise`` or the path of a plan
+            (:func:`common.recommendation.planner.make_plan`).
+        rows: dtype of the rows; those in fp16 are rounded up or down by chance. The optimizer's state is fp32.
+        implementation: of the bags of embeddings.
+        overlap: look up, sort and exchange gradients beside the dense network.
+        example_ids: of the samples that are made up for warm-up and ``bench``: ``uniform`` or skewed, ``zipf``.
+    """
+
+    plan: str = "auto"
+    rows: Literal["fp32", "fp16"] = "fp32"
+    implementation: str = AUTO
+    overlap: bool = True
+    example_ids: Distribution = "uniform"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClickReader(ReaderSettings):
+    """How the prepared samples are read.
+
+    Attributes:
+        eval_batch: samples of an evaluation batch of one rank.
+    """
+
+    eval_batch: Annotated[int, AtLeast(1)]
+
+
+def criteo_tables(rows: Sequence[int], hotness: Sequence[int], width: int) -> Tables:
+    """The tables of Criteo's categorical features, C1 to C26.
+
+    Args:
+        rows: of each table.
+        hotness: ids of a sample, of each.
+        width: of a row.
+
+    Raises:
+        ConfigError: there are not 26 of each, or a number is out of range.
+    """
+    for name, values in (("table_rows", rows), ("hotness", hotness)):
+        if len(values) != CATEGORICAL:
+            raise ConfigError(f"{name}: {len(values)} tables, Criteo's samples have {CATEGORICAL} categorical features")
+    try:
+        made = [Table(f"C{n}", *sizes) for n, sizes in enumerate(zip(rows, hotness, strict=True), 1)]
+        return Tables(tuple(made), width)
+    except ValueError as error:
+        raise ConfigError(f"table_rows: {error}") from error

@@ -1,0 +1,118 @@
+"""``mlperf-suite download | generate | prepare | verify`` for click logs, alike for the benchmarks that use them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from common.data.commands import DataCommands, cores, option
+from common.data.download import RemoteFile, check_or_download
+from common.data.manifest import Manifest
+from common.errors import ConfigError
+from common.recommendation.criteo import stand_in
+from common.recommendation.criteo.preparation.encoding import Encoding
+from common.recommendation.criteo.preparation.raw_days import multi_hot_names, open_raw
+from common.recommendation.criteo.prepare import prepare, verify
+from common.recommendation.criteo.prepared import TABLE_ROWS
+from common.recommendation.criteo.sample_rows import DAYS, SampleFormat
+from common.recommendation.criteo.stand_in import Generated, Request
+
+STORE = "https://huggingface.co/datasets/criteo/CriteoClickLogs/resolve/main"
+LICENCE = "CC BY-NC-SA 4.0: https://ailab.criteo.com/download-criteo-1tb-click-logs-dataset"
+
+
+def click_log_commands(benchmark: str, sample_format: SampleFormat, encoding: Callable[[], Encoding]) -> DataCommands:
+    """The commands of a benchmark.
+
+    Args:
+        benchmark: its name.
+        sample_format: of the prepared data.
+        encoding: gives what the benchmark makes of raw data, by its facts; asked only when they are needed.
+    """
+    defaults = Request()
+    return DataCommands(
+        benchmark,
+        raw="Criteo's click logs, or the published multi-hot set",
+        prepared="prepared samples",
+        real="Criteo's click logs",
+        download=download,
+        generate=functools.partial(_generate, encoding),
+        prepare=functools.partial(_prepare, encoding),
+        verify=functools.partial(_verify, sample_format),
+        remarks=_remarks,
+        workers={"generate": cores, "prepare": cores, "verify": cores},
+        options={
+            "prepare": (
+                option("--table-cap", type=int, help="most rows of a table (default: the benchmark's)"),
+                option("--memory-gb", type=float, default=_usual_memory_gb(), help="for rows, of all processes"),
+            ),
+            "generate": (
+                option("--train", type=int, default=defaults.train, help="samples of all days but the last"),
+                option("--eval", dest="evaluation", type=int, default=defaults.evaluation, help="evaluated samples"),
+                option("--cap", type=int, default=defaults.cap, help="most categories of a feature"),
+                option(
+                    "--auc", dest="bayes_auc", type=float, default=defaults.bayes_auc, help="of the best classifier"
+                ),
+                option("--click-rate", type=float, default=defaults.click_rate),
+                option("--seed", type=int, default=defaults.seed),
+            ),
+        },
+    )
+
+
+def download(raw_dir: Path) -> Iterator[str]:
+    """Fetch the days of the log, compressed text; a day that is there in another form is not fetched.
+
+    Yields:
+        A line for each day.
+
+    Raises:
+        DataError: a transfer failed (the command continues it).
+    """
+    for day in range(DAYS):
+        forms = [[f"day_{day}"], list(multi_hot_names(day))]
+        there = next((form for form in forms if all((raw_dir / name).is_file() for name in form)), None)
+        if there is None:
+            name = f"day_{day}.gz"
+            check_or_download([RemoteFile(name, f"{STORE}/{name}", LICENCE)], raw_dir)
+            there = [name]
+        yield f"{raw_dir}: {', '.join(there)} is there; preparation counts its samples"
+    open_raw(raw_dir)
+
+
+def _generate(encoding: Callable[[], Encoding], raw_dir: Path, workers: int, **asked: Any) -> Generated:
+    return stand_in.generate(raw_dir, encoding().table_rows, Request(**asked), workers)
+
+
+def _prepare(
+    encoding: Callable[[], Encoding],
+    raw_dir: Path,
+    data_dir: Path,
+    workers: int,
+    table_cap: int | None,
+    memory_gb: float,
+) -> Manifest:
+    if not memory_gb > 0:
+        raise ConfigError(f"--memory-gb={memory_gb:g}: more than nothing")
+    chosen = encoding()
+    if table_cap is not None:
+        if table_cap < 1:
+            raise ConfigError(f"--table-cap={table_cap}: at least 1")
+        chosen = chosen.capped(table_cap)
+    return prepare(raw_dir, data_dir, chosen, workers, int(memory_gb * 1e9))
+
+
+def _verify(sample_format: SampleFormat, data_dir: Path, workers: int) -> Manifest:
+    return verify(data_dir, sample_format, workers)
+
+
+def _remarks(made: Manifest, **options: Any) -> Iterator[str]:
+    yield f"table rows: {made.source[TABLE_ROWS]}"
+
+
+def _usual_memory_gb() -> int:
+    return int(min(64, max(1, psutil.virtual_memory().total / 4e9)))

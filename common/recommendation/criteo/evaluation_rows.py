@@ -1,0 +1,118 @@
+"""The evaluation samples of prepared click logs, in batches of one size on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from common.data.batches import HostBatch
+from common.data.direct_reader import PIECE_BYTES
+from common.data.order import EvalShard
+from common.recommendation.criteo.prepared import open_prepared
+from common.recommendation.criteo.row_files import ReaderSettings, RowFile
+from common.recommendation.criteo.sample_rows import WORD, SampleFormat
+from common.recommendation.tables import Tables
+
+
+class EvaluationRows:
+    """Evaluation batches of one replica; a :class:`common.data.batches.EvalSource`. Iterate once per evaluation.
+
+    A batch has ``label`` (B,), ``dense`` (B, D) and ``ids`` (B, L), as :meth:`SampleFormat.decode` makes them, and
+    ``count``, 0-d int64: the first ``count`` samples are real, the others padding, whose words are all 0.
+
+    Args:
+        file: of the evaluation samples.
+        sample_format: of its rows.
+        words: of a row.
+        shard: this replica's part.
+        device: of the batches.
+        resident_gb: see :class:`ReaderSettings`.
+
+    Attributes:
+        resident: whether batches stay on the device after the first pass.
+    """
+
+    def __init__(
+        self,
+        file: RowFile,
+        sample_format: SampleFormat,
+        words: int,
+        shard: EvalShard,
+        device: torch.device,
+        resident_gb: float,
+    ) -> None:
+        self.eval_samples = shard.eval_samples
+        self.resident = shard.batches * shard.batch * words * WORD <= resident_gb * 1e9
+        self._file, self._format, self._words = file, sample_format, words
+        self._shard, self._device = shard, device
+        self._kept: list[HostBatch] = []
+
+    def __len__(self) -> int:
+        return self._shard.batches
+
+    def __iter__(self) -> Iterator[HostBatch]:
+        yield from self._kept
+        done = len(self._kept)
+        if done == len(self):
+            return
+        ranges = [part for number in range(done, len(self)) for part in self._parts(number)]
+        read = self._file.read(ranges, self._device.type == "cuda")
+        for number in range(done, len(self)):
+            count = self._shard.valid(number)
+            real = torch.full((), count, dtype=torch.int64, device=self._device)
+            batch = HostBatch({**self._decoded(number, read), "count": real}, count, number)
+            if self.resident:
+                self._kept.append(batch)
+            yield batch
+
+    def close(self) -> None:
+        """Stop the threads, close the file and free what was kept."""
+        self._file.close()
+        self._kept.clear()
+
+    def _parts(self, number: int) -> list[tuple[int, int]]:
+        """The rows of a batch as they are read: pinned memory is for a few of these parts, not for whole batches."""
+        samples = self._shard.samples(number)
+        step = max(1, PIECE_BYTES // (self._words * WORD))
+        return [(first, min(first + step, samples.stop)) for first in range(samples.start, samples.stop, step)]
+
+    def _decoded(self, number: int, read: Iterator[Tensor]) -> dict[str, Tensor]:
+        words_BW = torch.zeros((self._shard.batch, self._words), dtype=torch.int32, device=self._device)
+        begin = self._shard.samples(number).start
+        for first, last in self._parts(number):
+            words_BW[first - begin : last - begin].copy_(next(read), non_blocking=True)
+        return self._format.decode(words_BW)
+
+
+def open_evaluation(
+    root: Path,
+    sample_format: SampleFormat,
+    tables: Tables,
+    batch: int,
+    replicas: int,
+    replica: int,
+    device: torch.device,
+    settings: ReaderSettings,
+) -> EvaluationRows:
+    """Open the evaluation data under ``root``; after ``run_start``.
+
+    Args:
+        root: prepared data.
+        sample_format: of it.
+        tables: of the model.
+        batch: samples of a batch of one replica.
+        replicas, replica: number of data-parallel replicas, and this one, from 0.
+        device: of the batches.
+        settings: how files are read, and whether batches stay on the device.
+
+    Raises:
+        DataError: the folder is incomplete or damaged, or its ids are those of other tables.
+        ConfigError: an impossible batch or replica.
+    """
+    prepared = open_prepared(root, sample_format, tables)
+    shard = EvalShard(prepared.eval_samples, batch, replicas, replica)
+    file = RowFile(root / sample_format.eval_file, prepared.words, prepared.eval_samples, settings)
+    return EvaluationRows(file, sample_format, prepared.words, shard, device, settings.resident_gb)

@@ -1,0 +1,134 @@
+"""What lies between the stages: the days taken apart, and the ids of each categorical feature.
+
+All files are words of 4 bytes without a header. ``heads`` of a day has rows of the label and the dense features, as
+they will be stored; ``raw`` of a day has blocks of lines, of each block the raw numbers of one categorical feature
+behind those of the other. ``ids_K`` has the id of feature K of every sample of all days.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.data.atomic import written
+from common.data.stages import Record
+from common.errors import DataError
+from common.recommendation.criteo.preparation.encoding import Encoding
+from common.recommendation.criteo.preparation.tsv import read_lines
+from common.recommendation.criteo.sample_rows import CATEGORICAL, IDS, WORD
+
+HEADS, RAW = "heads", "raw"
+
+
+@dataclass(frozen=True)
+class Day:
+    """One day taken apart.
+
+    Attributes:
+        folder: of its files.
+        blocks: lines of each block.
+    """
+
+    folder: Path
+    blocks: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        """Samples."""
+        return sum(self.blocks)
+
+    def heads(self, first: int, last: int) -> NDArray[np.int32]:
+        """Labels and dense features of rows ``first`` to ``last``, (last - first, 14)."""
+        words = _read(self.folder / HEADS, first * IDS, (last - first) * IDS)
+        return words.view(np.int32).reshape(-1, IDS)
+
+    def raw(self, feature: int, at_least: int) -> Iterator[NDArray[np.uint32]]:
+        """The raw numbers of a categorical feature in their order, about ``at_least`` at a time."""
+        gathered: list[NDArray[np.uint32]] = []
+        begin = 0
+        for rows in self.blocks:
+            gathered.append(_read(self.folder / RAW, begin + feature * rows, rows))
+            begin += CATEGORICAL * rows
+            if sum(map(len, gathered)) >= at_least:
+                yield np.concatenate(gathered)
+                gathered = []
+        if gathered:
+            yield np.concatenate(gathered)
+
+    def forget_raw(self) -> None:
+        """Delete the raw numbers, once they have been numbered."""
+        (self.folder / RAW).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The samples of all days, one behind the other, with one id of each categorical feature.
+
+    Attributes:
+        days: in their order.
+        folder: of the ids.
+    """
+
+    days: tuple[Day, ...]
+    folder: Path
+
+    def ids_file(self, feature: int) -> Path:
+        """The ids of a feature."""
+        return self.folder / f"ids_{feature}"
+
+    def rows(self, first: int, last: int) -> NDArray[np.int32]:
+        """Samples ``first`` to ``last``: label, dense features, ids; (last - first, 40)."""
+        rows = np.empty((last - first, IDS + CATEGORICAL), np.int32)
+        begin = 0
+        for day in self.days:
+            low, high = max(first, begin), min(last, begin + day.rows)
+            if low < high:
+                rows[low - first : high - first, :IDS] = day.heads(low - begin, high - begin)
+            begin += day.rows
+        for feature in range(CATEGORICAL):
+            rows[:, IDS + feature] = _read(self.ids_file(feature), first, last - first).view(np.int32)
+        return rows
+
+
+def parse_day(path: Path, folder: Path, encoding: Encoding) -> Record:
+    """Take the raw file of a day apart.
+
+    Raises:
+        DataError: the file is damaged, empty, or holds a count that has no logarithm.
+    """
+    blocks: list[int] = []
+    with ExitStack() as complete:
+        partials = [complete.enter_context(written(folder / name)) for name in (HEADS, RAW)]
+        with open(partials[0], "wb") as heads, open(partials[1], "wb") as raw:
+            for lines in read_lines(path):
+                blocks.append(len(lines.labels))
+                try:
+                    dense = encoding.dense_words(lines.counts)
+                except ValueError as error:
+                    last = sum(blocks)
+                    first = last - blocks[-1] + 1
+                    raise DataError(f"{path}: among lines {first:,} to {last:,} is {error}; fetch it again") from error
+                heads.write(np.concatenate([lines.labels[:, None], dense], axis=1).tobytes())
+                for categories in lines.categories:
+                    raw.write(categories.tobytes())
+    if not blocks:
+        raise DataError(f"{path} has no lines; fetch it again")
+    return {"blocks": blocks}
+
+
+def parsed(folders: Sequence[Path], records: Sequence[Record]) -> tuple[Day, ...]:
+    """The days of which :func:`parse_day` left the records."""
+    return tuple(Day(folder, tuple(record["blocks"])) for folder, record in zip(folders, records, strict=True))
+
+
+def _read(path: Path, first: int, count: int) -> NDArray[Any]:
+    values = np.fromfile(path, np.uint32, count, offset=first * WORD)
+    if len(values) != count:
+        raise DataError(f"{path} is shorter than it was; prepare into an empty folder")
+    return values

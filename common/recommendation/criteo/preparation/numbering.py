@@ -1,0 +1,64 @@
+"""Categories numbered in the order of their first appearance, day after day, in memory for the different ones only."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.data.atomic import written
+from common.data.stages import Record
+from common.recommendation.criteo.preparation.days import Samples
+
+CHUNK = 1 << 24
+"""Rows that are numbered at a time, about."""
+
+
+class Numbering:
+    """Numbers of raw categories; equal ones have the same. 8 bytes for each different category, sorted.
+
+    Args:
+        first_id: number of the first category.
+    """
+
+    def __init__(self, first_id: int) -> None:
+        self._first_id = first_id
+        self._known = np.zeros(0, np.uint32)
+        self._numbers = np.zeros(0, np.int32)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def number(self, categories: NDArray[np.uint32]) -> NDArray[np.int32]:
+        """The number of each of ``categories``; those that were not seen before get the next ones in their order."""
+        values, firsts, inverse = np.unique(categories, return_index=True, return_inverse=True)
+        places = np.searchsorted(self._known, values)
+        new = np.ones(len(values), bool)
+        inside = places < len(self._known)
+        new[inside] = self._known[places[inside]] != values[inside]
+        numbers = np.empty(len(values), np.int32)
+        numbers[~new] = self._numbers[places[~new]]
+        order = np.argsort(firsts[new])
+        added = np.empty(len(order), np.int32)
+        added[order] = np.arange(len(order), dtype=np.int32) + (self._first_id + len(self))
+        numbers[new] = added
+        self._known = np.insert(self._known, places[new], values[new])
+        self._numbers = np.insert(self._numbers, places[new], added)
+        return numbers[inverse]
+
+
+def number_feature(samples: Samples, feature: int, first_id: int, modulo: int | None, chunk: int = CHUNK) -> Record:
+    """Number a categorical feature through all days and write its ids.
+
+    Args:
+        samples: of all days.
+        feature: its place, from 0.
+        first_id: number of the first category.
+        modulo: of the raw numbers; None leaves them.
+        chunk: about how many rows at a time, which changes nothing.
+    """
+    numbering = Numbering(first_id)
+    with written(samples.ids_file(feature)) as partial, open(partial, "wb") as file:
+        for day in samples.days:
+            for raw in day.raw(feature, chunk):
+                file.write(numbering.number(raw if modulo is None else raw % np.uint32(modulo)).tobytes())
+    return {"categories": len(numbering)}

@@ -1,0 +1,220 @@
+"""From raw days to the two files that a run reads, stage by stage; every stage continues where it was interrupted.
+
+Text is parsed day by day and numbered feature by feature; training samples are then put into their order, and all
+samples are written with all of their ids. What lies between is deleted with the folder that it is in.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.data.manifest import FileEntry, file_entry
+from common.data.preparation import require_space
+from common.data.stages import Record, Stages
+from common.errors import DataError
+from common.recommendation.criteo.preparation import multi_hot, numbering, published_set, shuffle
+from common.recommendation.criteo.preparation.days import Day, Samples, parse_day, parsed
+from common.recommendation.criteo.preparation.encoding import Encoding
+from common.recommendation.criteo.preparation.raw_days import RawDays
+from common.recommendation.criteo.preparation.row_output import RowOutput
+from common.recommendation.criteo.sample_rows import CATEGORICAL, IDS, WORD
+
+BLOCK_ROWS = 1 << 16
+"""Rows that get all of their ids at a time."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """What the stages made.
+
+    Attributes:
+        files: below the prepared folder.
+        table_rows: of each table: ids are below.
+        train_samples, eval_samples: in the files.
+    """
+
+    files: dict[str, FileEntry]
+    table_rows: tuple[int, ...]
+    train_samples: int
+    eval_samples: int
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Makes rows of one id of each feature to those of the prepared files.
+
+    Attributes:
+        folder: of the ids of tables (:func:`multi_hot.write_id_tables`).
+        table_rows, hotness: of each table.
+    """
+
+    folder: Path
+    table_rows: tuple[int, ...]
+    hotness: tuple[int, ...]
+
+    def write(self, rows: NDArray[np.int32], output: RowOutput, place: int, rounded: bool) -> None:
+        """Write ``rows`` (N, 40) to those of ``output`` from ``place`` on; ids may be ``rounded`` to float32 before."""
+        expand = multi_hot.MultiHot(self.folder, self.table_rows, self.hotness)
+        for first in range(0, len(rows), BLOCK_ROWS):
+            block = rows[first : first + BLOCK_ROWS]
+            ids = block[:, IDS:].astype(np.float32).astype(np.int32) if rounded else block[:, IDS:]
+            output.write(place + first, np.concatenate([block[:, :IDS], expand(ids)], axis=1))
+
+
+def write_bucket(
+    pieces: Sequence[Path], first: int, last: int, encoder: Encoder, output: RowOutput, rounded: bool
+) -> Record:
+    """Write training rows ``first`` to ``last`` of what the pieces hold (:func:`shuffle.read_bucket`)."""
+    encoder.write(shuffle.read_bucket(pieces, first, last), output, first, rounded)
+    return {"rows": last - first}
+
+
+def write_evaluation(
+    samples: Samples, before: int, first: int, last: int, encoder: Encoder, output: RowOutput
+) -> Record:
+    """Write rows ``first`` to ``last`` of those that follow the first ``before`` samples, in their order."""
+    encoder.write(samples.rows(before + first, before + last), output, first, False)
+    return {"rows": last - first}
+
+
+def checksum(path: Path) -> Record:
+    """Size and SHA-256 of a file."""
+    entry = file_entry(path)
+    return {"bytes": entry.bytes, "sha256": entry.sha256}
+
+
+class Pipeline:
+    """One preparation.
+
+    Args:
+        raw: the raw folder.
+        encoding: what the benchmark makes of it.
+        data_dir: receives the two files.
+        work_dir: receives what lies between, and the records of the stages.
+        workers: processes.
+        memory: bytes that one of them has for rows; beside it the order of the training samples takes 8 bytes of each.
+    """
+
+    def __init__(
+        self, raw: RawDays, encoding: Encoding, data_dir: Path, work_dir: Path, workers: int, memory: int
+    ) -> None:
+        self.raw, self.encoding = raw, encoding
+        self.data_dir, self.work_dir = data_dir, work_dir
+        self.rows_at_once = max(1, memory // shuffle.BYTES_PER_ROW)
+        self.stages = Stages(work_dir / "records", workers)
+
+    def run(self) -> Made:
+        """Do all that is left to do.
+
+        Raises:
+            DataError: raw files are damaged, or the disk is too small.
+        """
+        with self.stages:
+            table_rows, train, evaluation = self._published() if self.raw.multi_hot else self._from_text()
+            outputs = (train, evaluation)
+            sums = self.stages.run("checksums", {output.path.name: (output.path,) for output in outputs}, checksum)
+            files = {name: FileEntry(**entry) for name, entry in sums.items()}
+            return Made(files, table_rows, train.rows, evaluation.rows)
+
+    def _from_text(self) -> tuple[tuple[int, ...], RowOutput, RowOutput]:
+        samples = Samples(self._parsed(), self.work_dir / "ids")
+        encoding, run = self.encoding, self.stages.run
+        numbered = run(
+            "numbers",
+            {f"{k}": (samples, k, encoding.first_id, encoding.numbered_modulo) for k in range(CATEGORICAL)},
+            numbering.number_feature,
+        )
+        for day in samples.days:
+            day.forget_raw()
+        table_rows = encoding.rows_for(tuple(record["categories"] for record in numbered.values()))
+        train, evaluation = self._outputs([day.rows for day in samples.days])
+        self._begin((train, evaluation), ("buckets", "evaluation"), train.rows * (shuffle.WORDS + 1) * WORD)
+        drawn = self.work_dir / "multi_hot"
+        run("multi-hot", {"all": (drawn, table_rows, encoding.hotness)}, multi_hot.write_id_tables)
+        encoder = Encoder(drawn, table_rows, encoding.hotness)
+        self._shuffle(samples, encoder, train)
+        parts = enumerate(self._parts(evaluation.rows))
+        run(
+            "evaluation",
+            {f"{n}": (samples, train.rows, *part, encoder, evaluation) for n, part in parts},
+            write_evaluation,
+        )
+        evaluation.finish()
+        return table_rows, train, evaluation
+
+    def _parsed(self) -> tuple[Day, ...]:
+        folders = [self.work_dir / "days" / f"{day}" for day in range(len(self.raw.files))]
+        tasks = {f"{day}": (*self.raw.files[day], folders[day], self.encoding) for day in range(len(folders))}
+        days = parsed(folders, list(self.stages.run("days", tasks, parse_day).values()))
+        for number, day in enumerate(days):
+            self.raw.check_rows(number, day.rows)
+        return days
+
+    def _shuffle(self, samples: Samples, encoder: Encoder, train: RowOutput) -> None:
+        run, places = self.stages.run, self.work_dir / "places"
+        run("order", {"all": (places, train.rows)}, shuffle.write_places)
+        parts = self._parts(train.rows)
+        pieces = [self.work_dir / "pieces" / f"{number}" for number in range(len(parts))]
+        cut = {f"{n}": (samples, places, *part, pieces[n]) for n, part in enumerate(parts)}
+        run("pieces", cut, shuffle.write_piece)
+        filled = {f"{n}": (pieces, *part, encoder, train, self.encoding.rounded) for n, part in enumerate(parts)}
+        run("buckets", filled, write_bucket)
+        train.finish()
+
+    def _published(self) -> tuple[tuple[int, ...], RowOutput, RowOutput]:
+        if not self.encoding.sample_format.logarithms:
+            raise DataError(f"{self.raw.folder} is multi-hot and has logarithms; this benchmark needs the days as text")
+        if self.encoding.reduced:
+            raise DataError(f"{self.raw.folder} is multi-hot: smaller tables need the days as text")
+        table_rows = tuple((self.raw.stand_in or {}).get("table_rows", self.encoding.table_rows))
+        counted = self.stages.run(
+            "counts", {f"{d}": (files,) for d, files in enumerate(self.raw.files)}, published_set.day_rows
+        )
+        counts = [record["rows"] for record in counted.values()]
+        for day, count in enumerate(counts):
+            self.raw.check_rows(day, count)
+        train, evaluation = self._outputs(counts)
+        self._begin((train, evaluation), ("training", "evaluation"), 0)
+        begins = [*itertools.accumulate(counts, initial=0)]
+        hotness = self.encoding.hotness
+        for stage, output, days in (
+            ("training", train, range(len(counts) - 1)),
+            ("evaluation", evaluation, range(len(counts) - 1, len(counts))),
+        ):
+            tasks: dict[str, tuple[Any, ...]] = {}
+            for day in days:
+                before = begins[day] - begins[days.start]
+                for first, last in self._parts(min(counts[day], output.rows - before)):
+                    block = (self.raw.files[day], first, last, output, before + first, table_rows, hotness)
+                    tasks[f"{day}-{first}"] = block
+            self.stages.run(stage, tasks, published_set.convert_block)
+            output.finish()
+        return table_rows, train, evaluation
+
+    def _outputs(self, rows: Sequence[int]) -> tuple[RowOutput, RowOutput]:
+        words, chosen = IDS + sum(self.encoding.hotness), self.encoding.sample_format
+        return (
+            RowOutput(self.data_dir / chosen.train_file, sum(rows[:-1]), words),
+            RowOutput(self.data_dir / chosen.eval_file, -(-rows[-1] // 2), words),
+        )
+
+    def _begin(self, outputs: Sequence[RowOutput], stages: Sequence[str], between: int) -> None:
+        """Make room for files of which nothing is there; what was noted of them is forgotten."""
+        missing = [(output, stage) for output, stage in zip(outputs, stages, strict=True) if not output.begun]
+        if missing:
+            require_space(self.data_dir, between + sum(output.size for output, _ in missing))
+        for output, stage in missing:
+            for stale in (stage, "checksums"):
+                shutil.rmtree(self.stages.folder / stale, ignore_errors=True)
+            output.begin()
+
+    def _parts(self, rows: int) -> list[tuple[int, int]]:
+        return [(first, min(first + self.rows_at_once, rows)) for first in range(0, rows, self.rows_at_once)]

@@ -1,0 +1,106 @@
+"""The published multi-hot data set, as numpy's files of each day, to rows; its training days are shuffled already."""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.data.stages import Record
+from common.errors import DataError
+from common.formats import npy
+from common.recommendation.criteo.preparation.row_output import RowOutput
+from common.recommendation.criteo.sample_rows import DENSE, IDS
+
+_LOCAL_HEADER = 30
+"""Bytes before the name of a member of a zip file; the lengths of name and extra field are the last two numbers."""
+
+
+def day_rows(files: Sequence[Path]) -> Record:
+    """Count the samples of a day, and check dtypes and shapes of labels and dense features.
+
+    Raises:
+        DataError: a file is damaged, or they have not the same number of samples.
+    """
+    labels, dense = _array(files[0], "<i4", 1), _array(files[1], "<f4", DENSE)
+    if len(labels) != len(dense):
+        raise DataError(f"{files[0]} has {len(labels):,} rows and {files[1].name} {len(dense):,}; fetch them again")
+    return {"rows": len(labels)}
+
+
+def convert_block(
+    files: Sequence[Path],
+    first: int,
+    last: int,
+    output: RowOutput,
+    place: int,
+    table_rows: Sequence[int],
+    hotness: Sequence[int],
+) -> Record:
+    """Write samples ``first`` to ``last`` of a day to rows from ``place`` on.
+
+    Args:
+        files: of the day: labels, dense features, ids.
+        first, last: samples of the day.
+        output: the file.
+        place: of the first of them in it.
+        table_rows, hotness: of each table.
+
+    Raises:
+        DataError: a file is damaged, or an id is beyond its table.
+    """
+    rows = np.empty((last - first, IDS + sum(hotness)), np.int32)
+    rows[:, :1] = _array(files[0], "<i4", 1)[first:last]
+    rows[:, 1:IDS] = np.ascontiguousarray(_array(files[1], "<f4", DENSE)[first:last]).view(np.int32)
+    column = IDS
+    for table, (most, hot) in enumerate(zip(table_rows, hotness, strict=True)):
+        ids = _member(files[2], table, hot)[first:last]
+        if len(ids) != last - first:
+            raise DataError(f"{files[2]}: member {table} has fewer rows than {files[0].name}; fetch it again")
+        if ids.min() < 0 or ids.max() >= most:
+            row = int(np.flatnonzero(((ids < 0) | (ids >= most)).any(axis=1))[0])
+            wrong = ids[row][(ids[row] < 0) | (ids[row] >= most)][0]
+            raise DataError(
+                f"{files[2]}: row {first + row:,} has category {wrong:,} of table C{table + 1}, of {most:,} rows"
+            )
+        rows[:, column : column + hot] = ids
+        column += hot
+    output.write(place, rows)
+    return {"rows": last - first}
+
+
+def _array(path: Path, dtype: str, width: int) -> NDArray[Any]:
+    try:
+        header = npy.read_header(path)
+        array: NDArray[Any] = np.load(path, mmap_mode="r")
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is no whole file of numpy's: {error}; fetch it again") from error
+    if header.dtype.str != dtype or (header.fortran_order and width > 1) or array.shape[1:] != (width,):
+        raise DataError(f"{path} holds {header.dtype.str} {header.shape} and not {dtype} (samples, {width})")
+    return array
+
+
+def _member(path: Path, table: int, hot: int) -> NDArray[Any]:
+    """The ids of a table, (samples, hot), mapped where they lie in the zip file."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            info = archive.getinfo(f"{table}.npy")
+        if info.compress_type != zipfile.ZIP_STORED:
+            raise DataError(f"{path}: member {table} is compressed; the published set is not")
+        with open(path, "rb") as file:
+            file.seek(info.header_offset)
+            name, extra = struct.unpack("<2H", file.read(_LOCAL_HEADER)[-4:])
+            file.seek(info.header_offset + _LOCAL_HEADER + name + extra)
+            if np.lib.format.read_magic(file) != (1, 0):
+                raise ValueError("a header of another version than 1.0")
+            shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
+            if dtype.str != "<i4" or fortran_order or shape[1:] != (hot,):
+                raise DataError(f"{path}: member {table} holds {dtype.str} {shape} and not <i4 (samples, {hot})")
+            return np.memmap(path, np.int32, "r", file.tell(), shape)
+    except (OSError, KeyError, ValueError, struct.error, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} is no whole set of {table + 1} or more arrays: {error}; fetch it again") from error

@@ -1,0 +1,94 @@
+"""The order of the training samples: the permutation of the published data set, applied in bounded memory.
+
+The published set was made by shuffling a matrix of all samples with numpy's legacy generator. The same generator puts a
+list of their numbers into the same order, which is all that is kept in memory; 8 bytes a sample. Then each *piece*, a
+range of old rows, is written in the order of its new places, and each *bucket*, a range of new rows, collects its own
+from all pieces. Pieces and buckets are independent of one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.data.atomic import written
+from common.data.stages import Record
+from common.errors import DataError
+from common.recommendation.criteo.preparation.days import Samples
+from common.recommendation.criteo.sample_rows import CATEGORICAL, IDS, WORD
+
+SEED = 0
+WORDS = IDS + CATEGORICAL
+"""Of a sample with one id of each feature."""
+BYTES_PER_ROW = 3 * WORDS * WORD + 16
+"""Memory that a row of a piece takes, and of a bucket: rows, a sorted copy, and what is made of them in blocks."""
+_BLOCK = 1 << 26
+
+
+def shuffled(samples: int) -> NDArray[np.uint32]:
+    """The old number of the sample at each new place.
+
+    Raises:
+        ValueError: too many samples for 32 bits.
+    """
+    if samples >= 2**32:
+        raise ValueError(f"{samples:,} samples have no numbers of 32 bits")
+    order = np.arange(samples, dtype=np.uint32)
+    np.random.RandomState(SEED).shuffle(order)
+    return order
+
+
+def write_places(path: Path, samples: int) -> Record:
+    """Write the new place of each old sample, uint32 without a header."""
+    order = shuffled(samples)
+    places = np.empty(samples, np.uint32)
+    for first in range(0, samples, _BLOCK):
+        last = min(first + _BLOCK, samples)
+        places[order[first:last]] = np.arange(first, last, dtype=np.uint32)
+    with written(path) as partial, open(partial, "wb") as file:
+        places.tofile(file)
+    return {"samples": samples}
+
+
+def write_piece(samples: Samples, places: Path, first: int, last: int, path: Path) -> Record:
+    """Write old rows ``first`` to ``last`` to ``path`` in the order of their new places, and those to a file beside it.
+
+    Raises:
+        DataError: a file is shorter than it was.
+    """
+    own = np.fromfile(places, np.uint32, last - first, offset=first * WORD)
+    order = np.argsort(own)
+    rows = samples.rows(first, last)
+    with written(path) as partial, open(partial, "wb") as file:
+        rows[order].tofile(file)
+    with written(_places(path)) as partial, open(partial, "wb") as file:
+        own[order].tofile(file)
+    return {"rows": last - first}
+
+
+def read_bucket(pieces: Sequence[Path], first: int, last: int) -> NDArray[np.int32]:
+    """Collect new rows ``first`` to ``last`` from all pieces, (last - first, 40).
+
+    Raises:
+        DataError: the pieces have not each of these rows.
+    """
+    rows = np.empty((last - first, WORDS), np.int32)
+    found = 0
+    for path in pieces:
+        places = np.memmap(_places(path), np.uint32, "r")
+        low, high = (int(place) for place in np.searchsorted(places, np.array([first, last], np.uint32)))
+        if low == high:
+            continue
+        block = np.fromfile(path, np.int32, (high - low) * WORDS, offset=low * WORDS * WORD)
+        rows[places[low:high].astype(np.int64) - first] = block.reshape(-1, WORDS)
+        found += high - low
+    if found != len(rows):
+        raise DataError(f"{pieces[0].parent} has {found} of {len(rows)} rows; prepare into an empty folder")
+    return rows
+
+
+def _places(path: Path) -> Path:
+    return path.with_name(f"{path.name}.places")

@@ -1,0 +1,122 @@
+"""Days of the log as Criteo publishes them: lines of a label, 13 integers and 26 hexadecimal categories.
+
+Fields are separated by tabs; all but the label may be empty, which counts as 0. Negative integers occur; categories are
+unsigned numbers of 32 bits.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+from numpy.typing import NDArray
+from pyarrow import csv as arrow_csv
+
+from common.errors import DataError
+from common.recommendation.criteo.sample_rows import CATEGORICAL, DENSE
+
+BLOCK_BYTES = 16 << 20
+"""Bytes of text that are parsed at a time."""
+DIGITS = 8
+"""Most hexadecimal digits of a category."""
+_DIGITS_OF = np.full(256, 255, np.uint8)
+for _value, _digits in enumerate(zip(b"0123456789abcdef", b"0123456789ABCDEF", strict=True)):
+    _DIGITS_OF[list(_digits)] = _value
+
+LABEL = "label"
+INTEGERS = tuple(f"I{number}" for number in range(1, DENSE + 1))
+CATEGORIES = tuple(f"C{number}" for number in range(1, CATEGORICAL + 1))
+COLUMNS = (LABEL, *INTEGERS, *CATEGORIES)
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Some lines of a day, N of them.
+
+    Attributes:
+        labels: int32, (N,), 0 or 1.
+        counts: int32, (N, 13).
+        categories: uint32, 26 times (N,).
+    """
+
+    labels: NDArray[np.int32]
+    counts: NDArray[np.int32]
+    categories: tuple[NDArray[np.uint32], ...]
+
+
+def read_lines(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[Lines]:
+    """Read a day, also one compressed by gzip (``.gz``), a block of text at a time.
+
+    Raises:
+        DataError: the file cannot be read, ends inside a line, or a line is not as it should be.
+    """
+    types = {LABEL: pyarrow.int32(), **dict.fromkeys(INTEGERS, pyarrow.int32())}
+    types |= dict.fromkeys(CATEGORIES, pyarrow.string())
+    line = 1
+    try:
+        _check_end(path)
+        batches = arrow_csv.open_csv(
+            path,
+            arrow_csv.ReadOptions(use_threads=False, block_size=block_bytes, column_names=COLUMNS),
+            arrow_csv.ParseOptions(delimiter="\t", quote_char=False, ignore_empty_lines=False),
+            arrow_csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True),
+        )
+        for batch in batches:
+            yield _converted(path, line, batch)
+            line += batch.num_rows
+    except (OSError, pyarrow.ArrowInvalid) as error:
+        raise DataError(f"{path}, behind line {line - 1:,}: {error}; fetch it again") from error
+
+
+def _check_end(path: Path) -> None:
+    """Refuse a file that was cut off inside a line; one that is compressed says so itself."""
+    with open(path, "rb") as file:
+        file.seek(0, os.SEEK_END)
+        if path.suffix != ".gz" and file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                raise DataError(f"{path} ends inside a line: it was cut off; fetch it again")
+
+
+def _converted(path: Path, line: int, batch: pyarrow.RecordBatch) -> Lines:
+    numbers = [batch.column(place) for place in range(1 + DENSE)]
+    if numbers[0].null_count:
+        absent = int(np.flatnonzero(np.asarray(numbers[0].is_null()))[0])
+        raise DataError(f"{path}: line {line + absent:,} has no label; fetch it again")
+    labels, *counts = (np.asarray(column.fill_null(0)) for column in numbers)
+    if labels.min() < 0 or labels.max() > 1:
+        wrong = int(np.flatnonzero((labels < 0) | (labels > 1))[0])
+        raise DataError(f"{path}: line {line + wrong:,} has the label {labels[wrong]}, not 0 or 1; fetch it again")
+    categories = []
+    for place in range(CATEGORICAL):
+        values, wrong_rows = hexadecimal(batch.column(1 + DENSE + place))
+        if len(wrong_rows):
+            row = int(wrong_rows[0])
+            text = batch.column(1 + DENSE + place)[row].as_py()
+            raise DataError(
+                f"{path}: line {line + row:,} has {text!r} as C{place + 1}, no number of up to {DIGITS} "
+                "hexadecimal digits; fetch it again"
+            )
+        categories.append(values)
+    return Lines(labels, np.stack(counts, axis=1), tuple(categories))
+
+
+def hexadecimal(texts: pyarrow.StringArray) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    """The numbers that texts write, 0 where there is none, and the places of texts that write no number."""
+    _, offsets, data = texts.buffers()
+    bounds = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1].astype(np.int64)
+    if data is None or bounds[-1] == bounds[0]:
+        return np.zeros(len(texts), np.uint32), np.zeros(0, np.int64)
+    digits = _DIGITS_OF[np.frombuffer(data, np.uint8)]
+    lengths, ends = np.diff(bounds), bounds[1:]
+    values, wrong = np.zeros(len(texts), np.uint32), lengths > DIGITS
+    for back in range(DIGITS, 0, -1):
+        there = lengths >= back
+        digit = np.where(there, digits[np.maximum(ends - back, 0)], 0)
+        wrong |= digit > 15
+        values = (values << np.uint32(4)) | digit
+    return values, np.flatnonzero(wrong)

@@ -1,0 +1,124 @@
+"""Prepare and verify click logs for one of the benchmarks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from common.data import atomic, manifest, preparation
+from common.data.manifest import Manifest
+from common.errors import DataError
+from common.recommendation.criteo.preparation.encoding import Encoding
+from common.recommendation.criteo.preparation.pipeline import Made, Pipeline
+from common.recommendation.criteo.preparation.raw_days import PUBLISHED_ROWS, RawDays, open_raw
+from common.recommendation.criteo.prepared import HOTNESS, TABLE_ROWS, Prepared, open_prepared
+from common.recommendation.criteo.sample_rows import IDS, WORD, SampleFormat
+
+STATE, INTERMEDIATE = "source.json", "intermediate"
+BYTES_PER_WORKER = 1 << 27
+"""Bytes of raw files that are worth a process."""
+_BLOCK_BYTES = 64 << 20
+
+
+def prepare(raw_dir: Path, data_dir: Path, encoding: Encoding, workers: int = 1, memory: int = 16 << 30) -> Manifest:
+    """Write the prepared data set; does nothing when it is there, and continues after an interruption.
+
+    Args:
+        raw_dir: see :mod:`common.recommendation.criteo.preparation.raw_days`.
+        data_dir: receives the files and the manifest.
+        encoding: what the benchmark makes of raw data.
+        workers: processes.
+        memory: bytes that they have together for rows. Beside it, the order of the training samples takes 8 bytes of
+            each, numbering a feature 16 of each different category, and the ids of multi-hot tables, 24 GB of the
+            benchmark's, are best held by the page cache. A preparation that continues keeps to what each process began
+            with.
+
+    Raises:
+        DataError: the raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` holds data that
+            were prepared from another source or otherwise, or another process prepares them now.
+    """
+    raw = open_raw(raw_dir)
+    settings = json.dumps({HOTNESS: encoding.hotness, "largest_table": encoding.largest}, sort_keys=True)
+    wanted = {"fingerprint": raw.fingerprint(), "settings": settings}
+    with preparation.locked(data_dir):
+        chosen = encoding.sample_format
+        if found := preparation.already_prepared(data_dir, chosen.name, chosen.command, wanted):
+            return found
+        work_dir = data_dir / INTERMEDIATE
+        preparation.begin_or_continue(data_dir, work_dir / STATE, wanted)
+        workers = min(workers, 1 + sum(path.stat().st_size for day in raw.files for path in day) // BYTES_PER_WORKER)
+        own = _memory_per_worker(work_dir / "memory", memory // workers)
+        made = Pipeline(raw, encoding, data_dir, work_dir, workers, own).run()
+        written = _manifest(raw, made, encoding, wanted)
+        manifest.write(data_dir, written)
+        shutil.rmtree(work_dir)
+        return written
+
+
+def verify(data_dir: Path, sample_format: SampleFormat, workers: int = 1) -> Manifest:
+    """Check every checksum of ``data_dir``, and that labels are 0 or 1 and ids within their tables; reads all files.
+
+    Raises:
+        DataError: a file is missing or changed, or its content is impossible.
+    """
+    prepared = open_prepared(data_dir, sample_format)
+    manifest.verify(data_dir, sample_format.name, sample_format.command)
+    step = max(1, _BLOCK_BYTES // (prepared.words * WORD))
+    blocks = [
+        (data_dir / name, first, min(first + step, rows))
+        for name, rows in (
+            (sample_format.train_file, prepared.train_samples),
+            (sample_format.eval_file, prepared.eval_samples),
+        )
+        for first in range(0, rows, step)
+    ]
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for _ in pool.map(lambda block: _check_rows(prepared, *block), blocks):
+                pass
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+    return prepared.manifest
+
+
+def _check_rows(prepared: Prepared, path: Path, first: int, last: int) -> None:
+    words = np.fromfile(path, np.int32, (last - first) * prepared.words, offset=first * prepared.words * WORD)
+    rows = words.reshape(-1, prepared.words)
+    if rows[:, 0].min() < 0 or rows[:, 0].max() > 1:
+        raise DataError(f"{path}: among rows {first:,} to {last:,} are labels that are neither 0 nor 1; prepare again")
+    limits = np.repeat(np.array(prepared.table_rows), prepared.hotness)
+    wrong = (rows[:, IDS:] < 0) | (rows[:, IDS:] >= limits)
+    if wrong.any():
+        row, column = np.argwhere(wrong)[0]
+        table = int(np.repeat(np.arange(len(prepared.hotness)), prepared.hotness)[column])
+        raise DataError(
+            f"{path}: row {first + row:,} has category {rows[row, IDS + column]:,} of table C{table + 1}, which has "
+            f"{prepared.table_rows[table]:,} rows; prepare again"
+        )
+
+
+def _manifest(raw: RawDays, made: Made, encoding: Encoding, wanted: Mapping[str, str]) -> Manifest:
+    origin = {
+        **wanted,
+        TABLE_ROWS: json.dumps(made.table_rows),
+        HOTNESS: json.dumps(encoding.hotness),
+        "description": "Criteo's click logs" if raw.stand_in is None else json.dumps(raw.stand_in, sort_keys=True),
+        "numpy": np.__version__,
+        "prepared": preparation.now(),
+    }
+    counts = {"train_samples": made.train_samples, "eval_samples": made.eval_samples}
+    whole = {"train_samples": sum(PUBLISHED_ROWS[:-1]), "eval_samples": -(-PUBLISHED_ROWS[-1] // 2)}
+    reduced = raw.stand_in is not None or encoding.reduced or counts != whole
+    return Manifest(encoding.sample_format.name, made.files, counts, reduced, origin)
+
+
+def _memory_per_worker(path: Path, memory: int) -> int:
+    """What the preparation began with: it decides the pieces, some of which may be there."""
+    if not path.exists():
+        atomic.write_text(path, f"{max(1, memory)}\n")
+    return int(path.read_text(encoding="utf-8"))

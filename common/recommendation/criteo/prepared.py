@@ -1,0 +1,115 @@
+"""Prepared click logs as a run opens them: by the manifest, which the tables of the model are compared with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.data import manifest
+from common.data.manifest import Manifest
+from common.errors import DataError
+from common.recommendation.criteo.sample_rows import IDS, WORD, SampleFormat
+from common.recommendation.tables import Tables
+
+TABLE_ROWS, HOTNESS = "table_rows", "hotness"
+"""Entries of the manifest's source: JSON lists, of all tables in their order."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A prepared data set.
+
+    Attributes:
+        folder: where it is.
+        manifest: of it.
+        table_rows: of each table: all of its ids are below.
+        hotness: of each table, ids of a sample.
+    """
+
+    folder: Path
+    manifest: Manifest
+    table_rows: tuple[int, ...]
+    hotness: tuple[int, ...]
+
+    @property
+    def train_samples(self) -> int:
+        """Samples of the training file."""
+        return self.manifest.counts["train_samples"]
+
+    @property
+    def eval_samples(self) -> int:
+        """Samples of the evaluation file."""
+        return self.manifest.counts["eval_samples"]
+
+    @property
+    def words(self) -> int:
+        """Of a row."""
+        return IDS + sum(self.hotness)
+
+
+def open_prepared(root: Path, sample_format: SampleFormat, tables: Tables | None = None) -> Prepared:
+    """Read the manifest, and compare files and tables with it.
+
+    Args:
+        root: prepared data.
+        sample_format: of it.
+        tables: of the model; None for any.
+
+    Raises:
+        DataError: a file is missing or no whole number of rows, the ids are those of other tables, or a table has
+            fewer rows than the data have categories.
+    """
+    found = manifest.read(root, sample_format.name, sample_format.command, ("train_samples", "eval_samples"))
+    path, remedy = root / manifest.NAME, f"run '{sample_format.command}'"
+    try:
+        sizes, hotness = (_numbers(found.source[key]) for key in (TABLE_ROWS, HOTNESS))
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path} lacks or garbles {error}; {remedy}") from error
+    prepared = Prepared(root, found, sizes, hotness)
+    for name, count in ((sample_format.train_file, "train_samples"), (sample_format.eval_file, "eval_samples")):
+        if name not in found.files:
+            raise DataError(f"{path} names no {name}; {remedy}")
+        row_bytes, size = prepared.words * WORD, found.files[name].bytes
+        if size % row_bytes:
+            raise DataError(f"{root / name} has {size:,} bytes, no whole number of rows of {row_bytes}; {remedy}")
+        if size // row_bytes != found.counts[count]:
+            raise DataError(f"{root / name} has {size // row_bytes:,} rows where {path} says {found.counts[count]:,}")
+    if tables is not None:
+        _compare(prepared, tables)
+    return prepared
+
+
+def check_ids(names: Sequence[str], table_rows: Sequence[int], largest: Sequence[int], where: str) -> None:
+    """Refuse ids beyond their table.
+
+    Args:
+        names: of the tables.
+        table_rows: of each.
+        largest: id of each that was found.
+        where: the file, for the message.
+
+    Raises:
+        DataError: naming the first table whose id is outside.
+    """
+    for name, rows, found in zip(names, table_rows, largest, strict=True):
+        if not 0 <= found < rows:
+            raise DataError(f"{where} has category {found:,} of table {name}, which has {rows:,} rows")
+
+
+def _compare(prepared: Prepared, tables: Tables) -> None:
+    path = prepared.folder / manifest.NAME
+    hotness = tuple(table.hotness for table in tables.tables)
+    if hotness != prepared.hotness:
+        raise DataError(f"{path} has {list(prepared.hotness)} ids of each table, and the model takes {list(hotness)}")
+    check_ids(
+        [table.name for table in tables.tables],
+        [table.rows for table in tables.tables],
+        [rows - 1 for rows in prepared.table_rows],
+        str(prepared.folder),
+    )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in json.loads(text))

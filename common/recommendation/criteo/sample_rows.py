@@ -1,0 +1,66 @@
+"""A sample as it lies in a prepared file: a row of 4-byte words, little-endian, without a header.
+
+Word 0 is the label (int32), words 1 to 13 are the dense features, then come the ids (int32) of all tables in their
+order, of each as many as its hotness. B samples, L ids of a sample, D dense features, W words of a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from common.recommendation.tables import Tables
+
+DENSE = 13
+"""Dense features of a sample."""
+CATEGORICAL = 26
+"""Categorical features of a sample, each with a table."""
+DAYS = 24
+"""Days of the log; all but the last are trained on."""
+WORD = 4
+"""Bytes."""
+IDS = 1 + DENSE
+"""The word where the ids begin."""
+
+
+@dataclass(frozen=True)
+class SampleFormat:
+    """What differs between the prepared formats.
+
+    Attributes:
+        name: with a version, as the manifest has it.
+        logarithms: dense features are float32 logarithms, ready to use; otherwise int32 counts, not negative, of which
+            :meth:`decode` takes ln(x + 1).
+        train_file, eval_file: names of the two files.
+        command: the command that makes the data, for messages.
+    """
+
+    name: str
+    logarithms: bool
+    train_file: str
+    eval_file: str
+    command: str
+
+    def decode(self, words_BW: Tensor) -> dict[str, Tensor]:
+        """Take rows apart, on their device and into memory of its own.
+
+        Args:
+            words_BW: int32, rows as they lie in the file.
+
+        Returns:
+            ``label`` (B,) float32, ``dense`` (B, D) float32, ``ids`` (B, L) int32.
+        """
+        words_BD = words_BW[:, 1:IDS]
+        dense_BD = words_BD.view(torch.float32) if self.logarithms else torch.log1p(words_BD.float())
+        return {
+            "label": words_BW[:, 0].float(),
+            "dense": dense_BD.clone(memory_format=torch.contiguous_format),
+            "ids": words_BW[:, IDS:].clone(memory_format=torch.contiguous_format),
+        }
+
+
+def row_words(tables: Tables) -> int:
+    """Words of a row with the ids of ``tables``: 228 of DLRM-DCNv2, 40 of DLRM."""
+    return IDS + tables.lookups

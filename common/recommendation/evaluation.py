@@ -1,0 +1,109 @@
+"""Evaluation of click models: the area under the ROC curve over all samples, each once.
+
+All ranks predict, since the tables lie on all of them, with batches and a captured forward pass of their own. What they
+keep of a sample is the key that it is ranked by, 4 bytes; the first rank gathers and sorts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
+from common.distributed.layout import Layout
+from common.evaluation.counts import check_whole_set
+from common.evaluation.forward import ForwardPass
+from common.recommendation.auc import PADDING, Ranking, gather_keys, rank, ranking_keys
+from common.recommendation.criteo.evaluation_rows import EvaluationRows
+
+
+class AreaUnderCurve(Scorer):
+    """The area under the ROC curve of counted pairs."""
+
+    def score(self, predictions: Predictions) -> dict[str, float]:
+        """The area, as ``auc``.
+
+        Raises:
+            RuntimeError: not all samples were evaluated.
+            ValueError: all samples have one label.
+        """
+        values = predictions.values
+        check_whole_set(values["positives"] + values["negatives"], values["expected"], "samples")
+        return {"auc": Ranking(values["positives"], values["negatives"], values["doubled_wins"]).area}
+
+
+class ClickRanking(Evaluation):
+    """Ranks samples by the predicted probability of a click.
+
+    Args:
+        model: the network, whose weights are those that are given while it evaluates.
+        logits: of a batch's tensors ``dense`` (B, D) and ``ids`` (B, L), (B,); collective over the ranks of ``layout``,
+            capturable.
+        example: made-up tensors of a batch: these, and ``label`` (B,) and ``count``, 0-d: how many are samples.
+        open_source: opens this rank's batches under a folder.
+        layout: the ranks that share the evaluation samples.
+        capture: replay the forward pass as a CUDA graph.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        logits: Callable[[Mapping[str, Tensor]], Tensor],
+        example: dict[str, Tensor],
+        open_source: Callable[[Path], EvaluationRows],
+        layout: Layout,
+        capture: bool,
+    ) -> None:
+        self.scorer = AreaUnderCurve()
+        self._logits, self._open_source, self._group = logits, open_source, layout.group("dp")
+        self._forward = ForwardPass(model, self._rank_batch, example, capture)
+        self._source: EvaluationRows | None = None
+        self._keys_NB = torch.empty((0, len(example["label"])), dtype=torch.int32, device=layout.device)
+
+    def warm_up(self) -> None:
+        """Forward passes on made-up samples, and a sort. Collective."""
+        keys_B = self._forward.warm_up()
+        every = gather_keys(keys_B, self._group)
+        if every is not None:
+            rank(every)
+
+    def open_data(self, root: Path) -> None:
+        """Open this rank's batches, and make room for their keys."""
+        self._source = self._open_source(root)
+        self._keys_NB = self._keys_NB.new_full((len(self._source), self._keys_NB.shape[1]), PADDING)
+
+    def predict(self, weights: Weights) -> Predictions | None:
+        """Predict over all samples, and count pairs on the first rank. Collective.
+
+        Raises:
+            ValueError: a prediction is no number.
+        """
+        assert self._source is not None, "open_data comes first"
+        with self._forward.evaluating(weights):
+            for key_B, batch in zip(self._keys_NB, self._source, strict=True):
+                key_B.copy_(self._forward(batch.tensors))
+        every = gather_keys(self._keys_NB.view(-1), self._group)
+        if every is None:
+            return None
+        found = rank(every)
+        return Predictions(
+            {
+                "positives": found.positives,
+                "negatives": found.negatives,
+                "doubled_wins": found.doubled_wins,
+                "expected": self._source.eval_samples,
+            }
+        )
+
+    def close(self) -> None:
+        """Free the graph and the batches."""
+        self._forward.close()
+        if self._source is not None:
+            self._source.close()
+            self._source = None
+
+    def _rank_batch(self, batch: dict[str, Tensor]) -> Tensor:
+        return ranking_keys(self._logits(batch), batch["label"], batch["count"])

@@ -1,0 +1,166 @@
+"""What ranks send each other: ids to those that hold the rows, sums of rows back, and the sums' gradients the same way.
+
+Every rank has samples of its own and shards of tables. It sends the owners of shards all ids of their tables; an owner
+leaves out those of other shards. It sums rows for the samples of all ranks and sends each rank its samples' sums. Who
+receives them adds up what several owners found for one table. All sizes follow from plan and batch: nothing is counted,
+and nothing can overflow.
+
+Legend: B samples of this rank, G ranks, N = G B, L ids of a sample, F tables, K shards of this rank, J shards of all
+ranks, D replicated tables, W width.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from common.ops.embedding_bags import Bag, Bags, EmbeddingBags
+from common.recommendation.meeting_places import Places, places
+from common.recommendation.placement import Plan, Shard
+
+
+class Meeting(Protocol):
+    """How the ranks bring together ids and rows; every rank of the group calls the same methods in the same order."""
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """Of this rank."""
+
+    @property
+    def bags(self) -> Bags | None:
+        """Of the shards, over the ids that :meth:`ids` returns; None where there are none."""
+
+    def ids(self, ids_BL: Tensor) -> Tensor:
+        """The ids of all ranks' samples for the tables of this rank's shards, at least.
+
+        Args:
+            ids_BL: int32.
+
+        Returns:
+            int32 (N, ids of these tables), the samples rank by rank.
+        """
+
+    def vectors(self, own_NKW: Tensor, replicated_BDW: Tensor, out_BFW: Tensor) -> None:
+        """Bring the sums of rows to the ranks that have the samples.
+
+        Args:
+            own_NKW: sums of this rank's shards, contiguous.
+            replicated_BDW: those of the replicated tables.
+            out_BFW: written: the vector of every table; dense vectors any distance apart.
+        """
+
+    def gradients(self, gradient_BX: Tensor) -> Tensor:
+        """The gradients of the sums of this rank's shards.
+
+        Args:
+            gradient_BX: of x0, contiguous: the bottom's vector, and one of every table.
+
+        Returns:
+            (N, K, W), the samples rank by rank.
+        """
+
+
+def all_to_all(
+    received: Tensor, sent: Tensor, receive: list[int], send: list[int], group: dist.ProcessGroup | None
+) -> None:
+    """Send each rank of the group its piece.
+
+    Args:
+        received, sent: one-dimensional.
+        receive, send: elements of each rank's piece.
+        group: the ranks; None for one alone.
+    """
+    if group is None:
+        received.copy_(sent)
+    else:
+        dist.all_to_all_single(received, sent, receive, send, group=group)
+
+
+class Exchange:
+    """A :class:`Meeting` in which every rank sends to every other one.
+
+    Args:
+        plan: of the tables, over the ranks of the group.
+        rank: of this process in the group.
+        group: the ranks; None for one alone.
+        ops: the implementation that adds up parts.
+        device: of all tensors.
+
+    Attributes:
+        shards: of this rank.
+        bags: of the shards, over the ids that :meth:`ids` returns; None where there are none.
+    """
+
+    def __init__(
+        self, plan: Plan, rank: int, group: dist.ProcessGroup | None, ops: EmbeddingBags, device: torch.device
+    ) -> None:
+        self._plan, self._group, self._ops, self._device = plan, group, ops, device
+        self._shards_of = [plan.shards_of(other) for other in range(plan.ranks)]
+        self.shards = self._shards_of[rank]
+        self._lookups_of = [sum(self._hotness(shard) for shard in shards) for shards in self._shards_of]
+        self._own_lookups = self._lookups_of[rank]
+        self.bags = self._bags(self.shards)
+        tables = plan.tables
+        columns = [
+            tables.columns[shard.table] + place
+            for shards in self._shards_of
+            for shard in shards
+            for place in range(self._hotness(shard))
+        ]
+        self._columns = torch.tensor(columns, dtype=torch.int64, device=device)
+        self._places_of: dict[int, Places] = {}
+
+    def ids(self, ids_BL: Tensor) -> Tensor:
+        """See :meth:`Meeting.ids`."""
+        batch, ranks = len(ids_BL), self._plan.ranks
+        # Transposed, what goes to a rank is one piece.
+        sent = ids_BL.t().contiguous().index_select(0, self._columns).flatten()
+        received = sent.new_empty(ranks * self._own_lookups * batch)
+        counts = [lookups * batch for lookups in self._lookups_of]
+        all_to_all(received, sent, [self._own_lookups * batch] * ranks, counts, self._group)
+        received_GLB = received.view(ranks, self._own_lookups, batch)
+        return received_GLB.transpose(1, 2).reshape(ranks * batch, self._own_lookups)
+
+    def vectors(self, own_NKW: Tensor, replicated_BDW: Tensor, out_BFW: Tensor) -> None:
+        """See :meth:`Meeting.vectors`."""
+        batch, _, width = out_BFW.shape
+        counts = [len(shards) * batch * width for shards in self._shards_of]
+        parts = own_NKW.new_empty(sum(counts) + replicated_BDW.numel())
+        own = [len(self.shards) * batch * width] * self._plan.ranks
+        all_to_all(parts[: sum(counts)], own_NKW.flatten(), counts, own, self._group)
+        parts[sum(counts) :].view_as(replicated_BDW).copy_(replicated_BDW)
+        at = self._places(batch)
+        self._ops.pool(parts.view(-1, width), at.parts_BP, at.sums, out_BFW)
+
+    def gradients(self, gradient_BX: Tensor) -> Tensor:
+        """See :meth:`Meeting.gradients`."""
+        batch, width = len(gradient_BX), self._plan.tables.width
+        shards, ranks = len(self.shards), self._plan.ranks
+        at, counts = self._places(batch), [len(shards) * batch * width for shards in self._shards_of]
+        sent = gradient_BX.view(-1, width).index_select(0, at.sent_M[: sum(counts) // width]).flatten()
+        received = sent.new_empty(ranks * shards * batch * width)
+        all_to_all(received, sent, [shards * batch * width] * ranks, counts, self._group)
+        return received.view(ranks * batch, shards, width)
+
+    def _bags(self, shards: tuple[Shard, ...]) -> Bags | None:
+        tables, bags = self._plan.tables, []
+        column = base = 0
+        for shard in shards:
+            table = tables.tables[shard.table]
+            bags.append(Bag(column, table.hotness, base, table.rows, shard.shard, shard.shards))
+            column, base = column + table.hotness, base + shard.rows(tables)
+        return Bags(bags, self._device) if bags else None
+
+    def _hotness(self, shard: Shard) -> int:
+        return self._plan.tables.tables[shard.table].hotness
+
+    def _places(self, batch: int) -> Places:
+        """Made outside of captures: warm-up meets every batch size first."""
+        if batch not in self._places_of:
+            senders = [[shard.table for shard in shards] for shards in self._shards_of]
+            senders.append(list(self._plan.replicated))  # this rank itself, after all others
+            self._places_of[batch] = places(batch, len(self._plan.tables), senders, 1, self._device)
+        return self._places_of[batch]

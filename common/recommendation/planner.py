@@ -1,0 +1,197 @@
+"""Finds a plan: the greedy search of NVIDIA's submissions for DLRM-DCNv2 (rounds v3.0 to v5.1).
+
+Shards are placed one by one, the hottest first, each on the cheapest rank that has room and no shard of its table. What
+a rank costs is the memory's work, its lookups, and the network's, a vector for each of its shards, weighed by the ratio
+of their bandwidths. A table that fits nowhere is split in two; after a whole plan the hottest table is, and the search
+goes on. The cheapest plan wins, by its most expensive rank; the one that splits every table over all ranks is among
+them. Tables below a size are replicated.
+
+Equals stand in the order that NumPy's default sort gives them, as in the original, which depends on NumPy and on what
+the processor can do. One rank therefore plans for all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.config.ranges import NotNegative, Positive
+from common.distributed import job_store
+from common.errors import ConfigError
+from common.recommendation import plan_file
+from common.recommendation.placement import Plan, row_wise, spread_over_nodes, table_wise
+from common.recommendation.tables import Tables
+
+ROUNDS = 20
+"""Placements that are tried."""
+GIGABYTE = 1e9
+
+
+@dataclass(frozen=True)
+class PlannerSettings:
+    """What the search weighs; the defaults are those of the submissions on H200.
+
+    Attributes:
+        memory_gb: of a rank for tables, 10^9 bytes.
+        bandwidth_ratio: the memory's bandwidth over that of the network between ranks, or nodes where they are planned.
+        work_ratio: bytes that a lookup moves in memory over those that a shard's vector moves in the network.
+        replicate_below_gb: tables with fewer bytes, state included, are replicated, 10^9 bytes.
+    """
+
+    memory_gb: Annotated[float, Positive] = 60.0
+    bandwidth_ratio: Annotated[float, Positive] = 11.0
+    work_ratio: Annotated[float, Positive] = 4.0
+    replicate_below_gb: Annotated[float, NotNegative] = 0.008
+
+    @property
+    def shard_cost(self) -> float:
+        """What a shard costs, in lookups."""
+        return self.bandwidth_ratio / self.work_ratio
+
+
+def make_plan(
+    tables: Tables, how: str, ranks: int, ranks_per_node: int, row_bytes: int, settings: PlannerSettings
+) -> Plan:
+    """The plan of a run, the same on every rank: rank 0 makes it.
+
+    Args:
+        tables: the tables.
+        how: ``auto``, ``hier_auto`` (tables to nodes, inside a node over all its ranks), ``table_wise``, ``row_wise``,
+            or the path of a plan in YAML.
+        ranks: that hold the tables.
+        ranks_per_node: of them; only ``hier_auto`` asks.
+        row_bytes: of a row with its optimizer's state.
+        settings: of the search. Its memory bounds every plan.
+
+    Raises:
+        ConfigError: there is no plan within the memory, or the file has none for these tables and ranks.
+    """
+    if ranks == 1 and how in ("auto", "hier_auto"):
+        plan = row_wise(tables, 1)  # nothing is to be planned, or replicated
+    elif how == "table_wise":
+        plan = table_wise(tables, ranks)
+    elif how == "row_wise":
+        plan = row_wise(tables, ranks)
+    elif how == "auto":
+        plan = automatic(tables, ranks, row_bytes, settings)
+    elif how == "hier_auto":
+        plan = automatic_over_nodes(tables, ranks, ranks_per_node, row_bytes, settings)
+    else:
+        plan = plan_file.read(Path(how), tables, ranks)
+    if how in ("auto", "hier_auto"):
+        text = job_store.from_rank_0("embedding plan", plan_file.to_text(plan))
+        plan = plan_file.from_text(text, "the plan of rank 0", tables, ranks)
+    plan.check_memory(row_bytes, int(settings.memory_gb * GIGABYTE))
+    return plan
+
+
+def automatic(tables: Tables, ranks: int, row_bytes: int, settings: PlannerSettings) -> Plan:
+    """The search over ranks; see :func:`make_plan`."""
+    return Plan(tables, ranks, _search(tables, ranks, row_bytes, settings, settings.memory_gb))
+
+
+def automatic_over_nodes(
+    tables: Tables, ranks: int, ranks_per_node: int, row_bytes: int, settings: PlannerSettings
+) -> Plan:
+    """The search over nodes, each with the memory of its ranks; see :func:`make_plan`.
+
+    Raises:
+        ConfigError: there are not several whole nodes, or there is no plan within the memory.
+    """
+    nodes, rest = divmod(ranks, ranks_per_node)
+    if nodes < 2 or rest:
+        raise ConfigError(f"plan=hier_auto: {ranks} ranks are not several nodes of {ranks_per_node}; use auto")
+    found = _search(tables, nodes, row_bytes, settings, settings.memory_gb * ranks_per_node)
+    return spread_over_nodes(tables, ranks_per_node, nodes, found)
+
+
+def cost(plan: Plan, settings: PlannerSettings) -> float:
+    """What the search minimises: the cost of the most expensive rank, in lookups of a sample."""
+    ranks = range(plan.ranks)
+    return max(plan.lookups_of(rank) + len(plan.shards_of(rank)) * settings.shard_cost for rank in ranks)
+
+
+class _Shards:
+    """The shards in the order in which they are placed."""
+
+    def __init__(self, tables: Tables, numbers: list[int]) -> None:
+        self._hotness = {number: tables.tables[number].hotness for number in numbers}
+        self.shards = dict.fromkeys(numbers, 1)
+        self._table = np.array(numbers, dtype=np.int64)
+        self._cost: NDArray[np.float64 | np.int64] = np.array(list(self._hotness.values()), dtype=np.int64)
+        self.sort()
+
+    @property
+    def in_order(self) -> list[int]:
+        """The table of each shard."""
+        return [int(number) for number in self._table]
+
+    def split(self, number: int) -> None:
+        """Double the shards of a table."""
+        others = self._table != number
+        shards = self.shards[number] = 2 * self.shards[number]
+        self._table = np.concatenate([self._table[others], np.full(shards, number)])
+        self._cost = np.concatenate([self._cost[others], np.full(shards, self._hotness[number] / shards)])
+
+    def sort(self) -> None:
+        """Put the hottest first."""
+        order = np.argsort(self._cost)[::-1]
+        self._table, self._cost = self._table[order], self._cost[order]
+
+
+def _search(
+    tables: Tables, places: int, row_bytes: int, settings: PlannerSettings, memory_gb: float
+) -> tuple[tuple[int, ...], ...]:
+    """For each table the places of its shards, none where it is replicated."""
+    size = [table.rows * row_bytes / GIGABYTE for table in tables.tables]
+    everywhere = (sum(size) / places, (tuple(range(places)),) * len(tables))
+    if everywhere[0] > memory_gb:
+        raise ConfigError(
+            f"plan: {int(sum(size) * GIGABYTE):,} bytes of tables do not fit {places} times "
+            f"{int(memory_gb * GIGABYTE):,} bytes; use more ranks"
+        )
+    fallback = (tables.lookups / places + len(tables) * settings.shard_cost, everywhere[1])
+    replicated = [number for number in range(len(tables)) if size[number] < settings.replicate_below_gb]
+    room = memory_gb - sum(size[number] for number in replicated)
+    if room < 0:
+        raise ConfigError("plan: the tables below replicate_below_gb fill the memory; lower it")
+    candidates = [fallback]
+    dealt = _Shards(tables, [number for number in range(len(tables)) if number not in replicated])
+    for _ in range(ROUNDS):
+        placed, stuck = _place(tables, places, size, room, settings.shard_cost, dealt)
+        if stuck is None:
+            assert placed is not None
+            candidates.append(placed)
+            stuck = next((number for number in dealt.in_order if 2 * dealt.shards[number] <= places), None)
+        elif 2 * dealt.shards[stuck] > places:
+            break
+        if stuck is not None:
+            dealt.split(stuck)
+        dealt.sort()
+    return min(candidates, key=lambda candidate: candidate[0])[1]
+
+
+def _place(
+    tables: Tables, places: int, size: list[float], room: float, shard_cost: float, dealt: _Shards
+) -> tuple[tuple[float, tuple[tuple[int, ...], ...]] | None, int | None]:
+    """A plan with its cost; or None and the table of which a shard fits nowhere."""
+    costs, used = np.zeros(places), np.zeros(places)
+    found: list[list[int]] = [[] for _ in range(len(tables))]
+    for number in dealt.in_order:
+        shards = dealt.shards[number]
+        fitting = (
+            int(place)
+            for place in np.argsort(costs)
+            if int(place) not in found[number] and used[place] + size[number] / shards <= room
+        )
+        place = next(fitting, None)
+        if place is None:
+            return None, number
+        found[number].append(place)
+        used[place] += size[number] / shards
+        costs[place] += tables.tables[number].hotness / shards + shard_cost
+    return (float(costs.max()), tuple(tuple(sorted(ranks)) for ranks in found)), None

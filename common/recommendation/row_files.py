@@ -1,0 +1,233 @@
+"""Rows and their optimizer's state in files: each rank streams its own, and any other plan finds its rows again.
+
+A rank's ``rows_<rank>.bin`` has the rows of one shard after the other and the state of all behind each; what lies where
+is in ``rows_<rank>.json``. Host memory is bounded by one chunk.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from io import BufferedReader, BufferedWriter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from common.errors import CheckpointError
+from common.recommendation.placement import Shard
+from common.recommendation.row_store import RowStore
+from common.recommendation.tables import Tables
+
+CHUNK_BYTES = 64 << 20
+"""Of rows in host memory at a time."""
+DTYPES = {str(dtype): dtype for dtype in (torch.float16, torch.float32, torch.float64)}
+Stored = tuple[RowStore, Tensor | None]
+"""A store, and the state of its rows."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A shard in a rank's file: its table and number, its rows, and the bytes at which rows and state begin."""
+
+    table: str
+    shard: int
+    shards: int
+    rows: int
+    rows_at: int
+    state_at: int
+
+
+@dataclass(frozen=True)
+class _File:
+    """A rank's file: dtypes of rows and state (empty: none), width, bytes, and its parts."""
+
+    path: Path
+    dtype: str
+    state: str
+    width: int
+    size: int
+    parts: tuple[_Part, ...]
+
+
+def description(tables: Tables) -> dict[str, Any]:
+    """What a checkpoint says of its tables, in plain values."""
+    return {"width": tables.width, "rows": {table.name: table.rows for table in tables.tables}}
+
+
+def check_tables(found: Any, tables: Tables) -> None:
+    """Refuse a checkpoint of other tables.
+
+    Args:
+        found: what :func:`description` returned when it was written.
+        tables: of this run.
+
+    Raises:
+        CheckpointError: naming the first difference.
+    """
+    expected = description(tables)
+    if not isinstance(found, Mapping) or found.keys() != expected.keys():
+        raise CheckpointError("the checkpoint is of another model: it has no embedding tables")
+    if found["width"] != expected["width"]:
+        raise CheckpointError(
+            f"the checkpoint is of other tables: rows of {found['width']} elements, this run's have {expected['width']}"
+        )
+    for name in [*expected["rows"], *found["rows"]]:
+        before, now = found["rows"].get(name), expected["rows"].get(name)
+        if before != now:
+            has = "no such table" if before is None else f"{before:,} rows"
+            wants = "has none" if now is None else f"has {now:,}"
+            raise CheckpointError(f"the checkpoint is of other tables: {has} of {name!r}, this run {wants}")
+
+
+def write(folder: Path, names: Sequence[str], rank: int, stores: Sequence[Stored]) -> None:
+    """Write this rank's rows and state; they are on the disk when it returns.
+
+    Args:
+        folder: made if it is not there.
+        names: of the tables.
+        rank: of this process.
+        stores: what is written; all of one dtype.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    folder.mkdir(exist_ok=True)
+    parts: list[_Part] = []
+    path = folder / f"rows_{rank}.bin"
+    with path.open("wb") as file:
+        for store, state_RW in stores:
+            for number, shard in enumerate(store.shards):
+                rows_RW, rows_at = store.part(number, store.rows_RW), file.tell()
+                _write(file, rows_RW)
+                state_at = file.tell()
+                if state_RW is not None:
+                    _write(file, store.part(number, state_RW))
+                parts.append(_Part(names[shard.table], shard.shard, shard.shards, len(rows_RW), rows_at, state_at))
+        size = file.tell()
+        file.flush()
+        os.fsync(file.fileno())
+    (store, state_RW), *_ = stores
+    head = {
+        "dtype": str(store.rows_RW.dtype),
+        "state": "" if state_RW is None else str(state_RW.dtype),
+        "width": store.rows_RW.shape[1],
+        "size": size,
+        "parts": [asdict(part) for part in parts],
+    }
+    with path.with_suffix(".json").open("w") as text:
+        json.dump(head, text)
+        text.flush()
+        os.fsync(text.fileno())
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read(folder: Path, tables: Tables, stores: Sequence[Stored]) -> None:
+    """Fill this rank's stores and states from the files of all ranks that wrote.
+
+    Args:
+        folder: of the files.
+        tables: of this run.
+        stores: what is filled.
+
+    Raises:
+        CheckpointError: a file is missing, damaged or of other dtypes, rows are missing, or a number is not finite.
+    """
+    files = [_opened(path) for path in sorted(folder.glob("rows_*.json"))]
+    _check_complete(folder, files, tables)
+    for store, state_RW in stores:
+        for number, shard in enumerate(store.shards):
+            own_state_RW = None if state_RW is None else store.part(number, state_RW)
+            name = tables.tables[shard.table].name
+            for file in files:
+                for part in file.parts:
+                    if part.table == name:
+                        _take(file, part, shard, store.part(number, store.rows_RW), own_state_RW)
+
+
+def _write(file: BufferedWriter, rows_RW: Tensor) -> None:
+    for first, last in _chunks(rows_RW):
+        file.write(rows_RW[first:last].cpu().contiguous().numpy().data.cast("B"))
+
+
+def _chunks(rows_RW: Tensor, rows: int | None = None) -> Iterator[tuple[int, int]]:
+    count = len(rows_RW) if rows is None else rows
+    step = max(1, CHUNK_BYTES // (rows_RW.shape[1] * rows_RW.element_size()))
+    for first in range(0, count, step):
+        yield first, min(first + step, count)
+
+
+def _opened(path: Path) -> _File:
+    """What a rank's head says, checked against its file."""
+    try:
+        head = json.loads(path.read_text())
+        parts = tuple(_Part(**part) for part in head["parts"])
+        file = _File(path.with_suffix(".bin"), head["dtype"], head["state"], head["width"], head["size"], parts)
+        size = file.path.stat().st_size
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: unreadable ({error})") from error
+    if size != file.size:
+        raise CheckpointError(f"{file.path}: {size:,} bytes of {file.size:,}: the file is damaged")
+    return file
+
+
+def _check_complete(folder: Path, files: Sequence[_File], tables: Tables) -> None:
+    """Refuse files that do not have every row of every table once."""
+    for table in tables.tables:
+        parts = [part for file in files for part in file.parts if part.table == table.name]
+        shards = sorted(part.shard for part in parts)
+        if not parts or shards != list(range(parts[0].shards)) or len({part.shards for part in parts}) > 1:
+            raise CheckpointError(
+                f"{folder}: incomplete, shards {shards} of table {table.name!r} are there; a rank's file is missing"
+            )
+        if sum(part.rows for part in parts) != table.rows:
+            raise CheckpointError(
+                f"{folder}: {sum(part.rows for part in parts):,} rows of table {table.name!r}, this run has "
+                f"{table.rows:,}"
+            )
+
+
+def _take(file: _File, part: _Part, shard: Shard, rows_RW: Tensor, state_RW: Tensor | None) -> None:
+    """Copy the rows that ``part`` and ``shard`` have in common, and their state."""
+    if (part.shard - shard.shard) % math.gcd(part.shards, shard.shards):
+        return  # they have none
+    kinds = [("rows", rows_RW, file.dtype, part.rows_at)]
+    if state_RW is not None:
+        kinds.append(("state", state_RW, file.state, part.state_at))
+    elif file.state:
+        raise CheckpointError(f"{file.path}: rows with an optimizer's state, this run's rule has none")
+    for kind, target_RW, dtype, at in kinds:
+        if dtype != str(target_RW.dtype) or file.width != target_RW.shape[1]:
+            raise CheckpointError(
+                f"{file.path}: {kind} of {file.width} elements in {dtype or 'no dtype'}, this run has "
+                f"{target_RW.shape[1]} in {target_RW.dtype}"
+            )
+        with file.path.open("rb") as stream:
+            stream.seek(at)
+            for first, last in _chunks(target_RW, part.rows):
+                chunk_CW = _read(stream, last - first, file, dtype)
+                if not bool(torch.isfinite(chunk_CW).all()):
+                    raise CheckpointError(
+                        f"{file.path}: {kind} of table {part.table!r} with numbers that are not finite: the run had "
+                        "diverged when it was written, or the file was damaged; resume from an earlier checkpoint"
+                    )
+                key_C = torch.arange(first, last) * part.shards + part.shard
+                place_C = (key_C % shard.shards == shard.shard).nonzero().squeeze(1)
+                row_C = (key_C[place_C] // shard.shards).to(target_RW.device)
+                target_RW.index_copy_(0, row_C, chunk_CW[place_C].to(target_RW.device))
+
+
+def _read(stream: BufferedReader, rows: int, file: _File, dtype: str) -> Tensor:
+    chunk_CW = torch.empty(rows, file.width, dtype=DTYPES[dtype])
+    wanted = chunk_CW.numpy().data.cast("B")
+    if stream.readinto(wanted) != len(wanted):
+        raise CheckpointError(f"{file.path}: it ended while it was read")
+    return chunk_CW

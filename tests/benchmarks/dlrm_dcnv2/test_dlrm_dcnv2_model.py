@@ -1,0 +1,165 @@
+"""The dense network of DLRM-DCNv2 against the formulas of its parts, and its published sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from cross_network_oracle import network as cross_network
+from torch import Tensor, nn
+
+from benchmarks.dlrm_dcnv2.model import Architecture, DenseNetwork, Implementations, loss
+from common.errors import ConfigError, UnsupportedImplementation
+from tests.capturable import Capturable
+
+CPU = torch.device("cpu")
+PUBLISHED = Architecture(13, 128, (512, 256, 128), 3, 512, (1024, 1024, 512, 256, 1))
+SMALL, TABLES = Architecture(13, 8, (16, 8), 2, 4, (12, 8, 1)), 3
+
+
+def small(dtype: torch.dtype = torch.float64, seed: int = 0) -> DenseNetwork:
+    return DenseNetwork(SMALL, TABLES, Implementations(), CPU, dtype, torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(scope="module")
+def published() -> DenseNetwork:
+    """At its full size."""
+    generator = torch.Generator().manual_seed(1)
+    return DenseNetwork(PUBLISHED, 26, Implementations(), CPU, torch.float32, generator)
+
+
+def made_up(samples: int, tables: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Dense features, vectors of the tables, labels."""
+    random = torch.Generator().manual_seed(5)
+    dense = torch.randn(samples, 13, generator=random).to(dtype)
+    vectors = 0.1 * torch.randn(samples, tables * width, generator=random)
+    return dense, vectors.to(dtype), torch.randint(2, (samples,), generator=random).float()
+
+
+def mlp(x: Tensor, layers: nn.ModuleList, last: Callable[[Tensor], Tensor]) -> Tensor:
+    """By einsum; ``last`` follows the last layer."""
+    for number, layer in enumerate(layers):
+        x = torch.einsum("bk,nk->bn", x, layer.weight) + layer.bias
+        x = x.clamp(min=0) if number + 1 < len(layers) else last(x)
+    return x
+
+
+def test_logits_loss_and_gradients_are_the_formulas() -> None:
+    model = small()
+    dense, vectors, label = made_up(11, TABLES, SMALL.width, torch.float64)
+    label = label.double()
+    bottom = model.bottom(dense)
+    mean = loss(model.head(torch.cat([bottom, vectors], 1)), label)
+    found = torch.autograd.grad(mean, list(model.parameters()))
+
+    expected_bottom = mlp(dense, model.dense_arch, lambda x: x.clamp(min=0))
+    torch.testing.assert_close(bottom, expected_bottom)
+    net = model.crossnet
+    crossed = cross_network(
+        torch.cat([expected_bottom, vectors], 1), list(net.V_kernels), list(net.W_kernels), list(net.bias)
+    )
+    probability = 1 / (1 + torch.exp(-mlp(crossed, model.over_arch, lambda x: x)[:, 0]))
+    formula = -(label * probability.log() + (1 - label) * (1 - probability).log()).mean()
+    torch.testing.assert_close(mean, formula)
+    for mine, theirs in zip(found, torch.autograd.grad(formula, list(model.parameters())), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_parameters_are_as_many_as_published(published: DenseNetwork) -> None:
+    parts = (published.dense_arch, published.crossnet, published.over_arch)
+    assert [sum(p.numel() for p in part.parameters()) for part in parts] == [171_392, 10_627_200, 5_245_953]
+    assert sum(p.numel() for p in published.parameters()) == 16_044_545
+    assert published.inputs == 3456
+
+
+def test_a_sample_takes_as_many_flops_as_published(published: DenseNetwork) -> None:
+    assert published.sample_flops() == 6 * (170_496 + 10_616_832 + 5_243_136)
+
+
+def test_names_are_the_references(published: DenseNetwork) -> None:
+    names = dict(published.named_parameters())
+    assert {name.split(".")[0] for name in names} == {"dense_arch", "crossnet", "over_arch"}
+    assert names["crossnet.V_kernels.2"].shape == (512, 3456)
+    assert names["crossnet.W_kernels.0"].shape == (3456, 512)
+    assert names["crossnet.bias.1"].shape == (3456,)
+    assert names["over_arch.4.weight"].shape == (1, 256)
+
+
+@torch.no_grad()
+def test_linear_layers_start_uniform_within_the_root_of_their_inputs(published: DenseNetwork) -> None:
+    for layer in (*published.dense_arch, *published.over_arch):
+        bound = layer.in_features**-0.5
+        for values in (layer.weight, layer.bias):
+            assert values.abs().max() <= bound
+        assert layer.weight.abs().max() > 0.97 * bound
+        count = layer.weight.numel()
+        assert layer.weight.std() == pytest.approx(bound / 3**0.5, rel=5 / count**0.5)
+        assert abs(layer.weight.mean()) < 5 * bound / count**0.5
+
+
+@torch.no_grad()
+def test_the_cross_network_starts_by_glorots_normal_rule(published: DenseNetwork) -> None:
+    net = published.crossnet
+    for kernel in (*net.V_kernels, *net.W_kernels):
+        assert kernel.std() == pytest.approx(math.sqrt(2 / (3456 + 512)), rel=0.005)
+        assert abs(kernel.mean()) < 1e-4
+        assert kernel.abs().max() > 4 * kernel.std()  # not uniform, not truncated
+    assert not any(bias.any() for bias in net.bias)
+
+
+def test_the_first_loss_is_about_the_logarithm_of_two(published: DenseNetwork) -> None:
+    dense, vectors, label = made_up(256, 26, 128, torch.float32)
+    with torch.no_grad():
+        mean = loss(published.head(torch.cat([published.bottom(dense.abs()), 0.1 * vectors], 1)), label)
+    assert mean == pytest.approx(math.log(2), abs=0.03)
+
+
+def test_weights_follow_from_the_generator() -> None:
+    one, same, other = small(seed=4), small(seed=4), small(seed=5)
+    pairs = zip(one.parameters(), same.parameters(), other.parameters(), strict=True)
+    for name, (mine, again, different) in zip(dict(one.named_parameters()), pairs, strict=True):
+        assert torch.equal(mine, again)
+        assert torch.equal(mine, different) == name.startswith("crossnet.bias")
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 0.004), (torch.bfloat16, 0.03)], ids=str)
+def test_half_networks_are_the_exact_one_but_for_rounding(dtype: torch.dtype, bound: float) -> None:
+    exact, half = small(), small(dtype)
+    dense, vectors, _ = made_up(200, TABLES, SMALL.width, torch.float64)
+    bottom = half.bottom(dense.float())
+    assert bottom.dtype == dtype
+    logit = half.head(torch.cat([bottom, vectors.to(dtype)], 1))
+    expected = exact.head(torch.cat([exact.bottom(dense), vectors], 1))
+    assert logit.dtype == torch.float32
+    assert (logit - expected).norm() < bound * expected.norm()
+
+
+def test_a_micro_batch_is_capturable() -> None:
+    model = small(torch.bfloat16)
+    dense, vectors, label = made_up(11, TABLES, SMALL.width, torch.float32)
+    with Capturable():
+        x0 = torch.cat([model.bottom(dense), vectors.bfloat16()], 1)
+        loss(model.head(x0), label).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bottom_mlp": (16, 9)}, r"bottom_mlp=\[16, 9\]: its last layer must be width=8"),
+        ({"bottom_mlp": ()}, r"bottom_mlp=\[\]"),
+        ({"top_mlp": (12, 2)}, r"top_mlp=\[12, 2\]: its last layer must be 1"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(change: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        dataclasses.replace(SMALL, **change)
+
+
+@pytest.mark.parametrize("option", ["linear_relu", "cross_network"])
+def test_an_unknown_implementation_is_refused_by_its_option(option: str) -> None:
+    with pytest.raises(UnsupportedImplementation, match=f"model.{option}=fast: unknown implementation"):
+        DenseNetwork(SMALL, TABLES, Implementations(**{option: "fast"}), CPU, torch.float32, torch.Generator())

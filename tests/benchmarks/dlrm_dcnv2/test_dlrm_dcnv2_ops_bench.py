@@ -1,0 +1,46 @@
+"""What the benchmark of DLRM-DCNv2's operations measures."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.dlrm_dcnv2.ops import cross_network
+from benchmarks.dlrm_dcnv2.ops.cross_network.bench_cases import SAMPLES, entries, sweeps
+from common.ops.bench import cases
+from common.ops.implementation import always
+from common.run.bench import kind_of
+
+
+def test_every_pass_of_every_implementation_runs_at_the_real_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors have shapes only, and the plain implementation stands in for the kernels, which have no such version."""
+    monkeypatch.setattr(cases, "DEVICE", "meta")
+    implementations, plain = cross_network.IMPLEMENTATIONS, cross_network.IMPLEMENTATIONS["torch"].function
+    for name in ("triton", "fused"):
+        monkeypatch.setitem(implementations, name, replace(implementations[name], function=plain, unsupported=always))
+    for entry in entries():
+        passes = entry.build(SAMPLES, torch.bfloat16)
+        for each in passes:
+            each.run()
+        assert sum(each.flops for each in passes) == SAMPLES * 6 * 10_616_832
+        assert passes[1].bytes > passes[0].bytes > 15 * SAMPLES * 3456 * 2
+    assert [entry.name for entry in entries() if entry.calls] == ["cross_network triton"]
+
+
+def test_every_tile_can_be_swept() -> None:
+    triton = pytest.importorskip("benchmarks.dlrm_dcnv2.ops.cross_network.triton")
+    assert {id(sweep.table) for sweep in sweeps().values()} == {id(triton.TILES), id(triton.PRODUCT_TILES)}
+    for sweep in sweeps().values():
+        tile = sweep.table[sweep.key]
+        assert [tuple(type(tile)(*choice)) for choice in sweep.choices] == list(sweep.choices)
+
+
+def test_every_kernel_has_a_kind() -> None:
+    source = Path(cross_network.__file__).with_name("kernels.py").read_text()
+    kernels = re.findall(r"^def (\w+_kernel)\(", source, re.MULTILINE)
+    assert kernels
+    assert {kind_of(kernel, cross_network.KERNEL_NAMES) for kernel in kernels} == {"cross network"}

@@ -1,0 +1,319 @@
+"""A small model over sharded embeddings on gloo ranks, and the same with PyTorch's own tables on one."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from common.data.batches import Batch
+from common.distributed.layout import Layout
+from common.ops.embedding_bags import AdagradRows, Rule, SgdRows
+from common.optim.learning_rate import constant
+from common.optim.momentum import SGD
+from common.optim.optimizer import Optimizer, ParameterGroup
+from common.optim.precision import LossScale
+from common.recommendation import row_files
+from common.recommendation.embedding_updater import EmbeddingUpdater
+from common.recommendation.embeddings import ShardedEmbeddings
+from common.recommendation.initial_rows import fill
+from common.recommendation.placement import Plan, row_wise, table_wise
+from common.recommendation.tables import Table, Tables
+from common.run import checkpoint
+from common.run.checkpoint import Progress
+from common.step.graphs import StepRunner
+from common.step.train_step import Losses, TrainStep, accumulate
+
+SEED, RATE, EPSILON, DENSE_RATE = 7, 0.125, 1e-8, 0.0625
+# The rates have few digits: learning rates are fp32.
+LANES = 4  # micro-batches of an iteration, over all ranks
+SAMPLES, DENSE, ITERATIONS = 3, 5, 3
+TABLES = Tables(
+    (Table("a", 11, 3), Table("b", 40, 1), Table("c", 3, 2), Table("d", 7, 6), Table("e", 25, 1), Table("f", 5, 4)), 4
+)
+RULES: dict[str, Rule] = {"adagrad": AdagradRows(EPSILON), "sgd": SgdRows()}
+
+
+def plans(ranks: int) -> dict[str, Plan]:
+    """Every placement, and mixtures; some with ranks that hold nothing."""
+    mixtures = {
+        1: {"mixed": ((0,), (), (0,), (), (0,), (0,))},
+        2: {"mixed": ((1, 0), (0,), (), (0, 1), (1,), ()), "one_rank": ((1,),) * 6},
+        4: {
+            "mixed": ((2, 3), (3, 0, 1, 2), (), (0, 1), (3,), ()),
+            "node": ((0, 1), (2, 3), (0, 1), (2, 3), (), (1,)),
+            "one_node": (*((2, 3),) * 5, (2,)),
+        },
+    }
+    named = {"row_wise": row_wise(TABLES, ranks)}
+    if ranks < 4:
+        named |= {"table_wise": table_wise(TABLES, ranks), "replicated": Plan(TABLES, ranks, ((),) * 6)}
+    return named | {name: Plan(TABLES, ranks, holders) for name, holders in mixtures[ranks].items()}
+
+
+def lane(iteration: int, number: int) -> dict[str, Tensor]:
+    """A micro-batch: dense features, ids full of duplicates, and what the loss weighs the samples by."""
+    generator = torch.Generator().manual_seed(1000 * iteration + number)
+    ids = [
+        torch.randint(0, max(2, table.rows // 2), (SAMPLES, table.hotness), generator=generator, dtype=torch.int32)
+        for table in TABLES.tables
+    ]
+    dense = torch.randn(SAMPLES, DENSE, generator=generator, dtype=torch.float64)
+    return {"dense_BD": dense, "ids_BL": torch.cat(ids, 1), "weight_B": torch.rand(SAMPLES, generator=generator) + 0.5}
+
+
+EARLIER = {1: ("row_wise", "table_wise", "mixed"), 2: ("row_wise", "mixed")}
+"""Plans whose checkpoints are resumed by so many ranks; twice as many wrote them."""
+
+
+SEVERAL_CHUNKS = mock.patch.object(row_files, "CHUNK_BYTES", 100)
+"""Three rows each."""
+
+
+class Dense(nn.Module):
+    """What makes the bottom's vector, and a loss of the whole."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        width = (1 + len(TABLES)) * TABLES.width
+        self.bottom = nn.Parameter(torch.randn(DENSE, TABLES.width, generator=generator, dtype=torch.float64).to(dtype))
+        self.top = nn.Parameter(torch.randn(width, 3, generator=generator, dtype=torch.float64).to(dtype))
+
+    def loss(self, x0_BX: Tensor, weight_B: Tensor) -> Tensor:
+        """A mean over the samples that depends on x0 non-linearly."""
+        return (torch.tanh(x0_BX @ self.top).square().sum(1) * weight_B).mean()
+
+
+class Trainee:
+    """The model, its embeddings, and a step that trains both."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        layout: Layout,
+        rule: Rule = RULES["adagrad"],
+        dtype: torch.dtype = torch.float64,
+        scale: float | None = None,
+        early: bool = False,
+        captured: bool = False,
+        ranks_per_node: int | None = None,
+        overlap: bool = True,
+        **options: Any,
+    ) -> None:
+        self.layout, self.early, self.dtype = layout, early, dtype
+        rows = torch.float64 if dtype == torch.float64 else options.pop("rows_dtype", torch.float32)
+        self.embeddings = ShardedEmbeddings(
+            plan, layout, dtype=dtype, rows_dtype=rows, ranks_per_node=ranks_per_node, overlap=overlap
+        )
+        self.model = Dense(dtype).to(layout.device)
+        self.lanes = LANES // layout.size("dp")
+        loss_scale = None if scale is None else LossScale(layout.device, dtype, scale)
+        optimizer = Optimizer(
+            [ParameterGroup(dict(self.model.named_parameters()))],
+            SGD(0.0),
+            constant(DENSE_RATE),
+            layout,
+            grad_divisor=LANES,
+            loss_scale=loss_scale,
+        )
+        self.updater = EmbeddingUpdater(
+            self.embeddings,
+            rule,
+            constant(RATE),
+            grad_divisor=LANES,
+            micro_batches=self.lanes,
+            loss_scale=loss_scale,
+            **options,
+        )
+        self.step = TrainStep(accumulate(self.loss, loss_scale), [optimizer, self.updater], layout)
+        self.runner = StepRunner(self.step, self.model, self.lanes, captured)
+        if captured:
+            self.runner.warm_up([self.batch(0, 0)])
+
+    def batch(self, iteration: int, number: int, spoil: int | None = None) -> Batch:
+        """A lane on the device. ``spoil``: the number of one that is not finite."""
+        tensors = lane(iteration, number)
+        if number == spoil:
+            tensors["weight_B"] = tensors["weight_B"] * torch.inf
+        return Batch({name: tensor.to(self.layout.device) for name, tensor in tensors.items()}, SAMPLES, 0)
+
+    def loss(self, batch: Batch) -> Losses:
+        """Forward pass of a micro-batch."""
+        tensors = batch.tensors
+        if self.early:
+            self.embeddings.start(tensors["ids_BL"])
+        bottom_BW = tensors["dense_BD"].to(self.dtype) @ self.model.bottom
+        x0_BX = self.embeddings.forward(bottom_BW, tensors["ids_BL"])
+        return Losses(self.model.loss(x0_BX, tensors["weight_B"].to(self.dtype)), {})
+
+    def iterate(self, iteration: int, spoil: int | None = None) -> bool:
+        """One iteration over this rank's lanes; whether a gradient was not finite. ``spoil``: a lane that is not."""
+        first = self.layout.index("dp") * self.lanes
+        batches = [self.batch(iteration, number, spoil) for number in range(first, first + self.lanes)]
+        with self.runner.on_stream():
+            result = self.runner(batches)
+        assert not self.runner.uncaptured
+        return self.step.read(result.names, result.values.tolist()).overflow
+
+    def everything(self) -> dict[str, Tensor]:
+        """Copies of all that training changes."""
+        tensors = {**dict(self.model.named_parameters()), **dict(self.updater.named_state())}
+        return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+    def parts(self) -> dict[str, Any]:
+        """The dense parameters, and this rank's rows and their state by table, shard and shards."""
+        found: dict[str, Any] = {name: tensor.detach().clone() for name, tensor in self.model.named_parameters()}
+        state = dict(self.updater.named_state())
+        stores = (("rows", self.embeddings.store), ("replicated_rows", self.embeddings.replicated))
+        for name, store in stores:
+            for number, shard in enumerate(store.shards):
+                for kind in ("", ".state"):
+                    if name + kind in state:
+                        part = store.part(number, state[name + kind]).clone()
+                        found[f"{shard.table}/{shard.shard}/{shard.shards}{kind}"] = part
+        return found
+
+
+def train(plan: Plan, layout: Layout, iterations: int = ITERATIONS, **options: Any) -> dict[str, Any]:
+    """What some iterations end with."""
+    trainee = Trainee(plan, layout, **options)
+    for iteration in range(iterations):
+        trainee.iterate(iteration)
+    trainee.runner.close()
+    return trainee.parts()
+
+
+def changed(plan: Plan, layout: Layout, spoil: int | None, skip: float) -> dict[str, Any]:
+    """What an iteration changed that is skipped, or has a lane that is not finite; and what the next one does."""
+    trainee = Trainee(plan, layout)
+    trainee.iterate(0)
+    before = trainee.everything()
+    trainee.step.skip.fill_(skip)
+    overflow = trainee.iterate(1, spoil)
+    trainee.step.skip.fill_(0)
+    now = trainee.everything()
+    trainee.iterate(1)
+    trainee.iterate(2)
+    return {"changed": [n for n in now if not torch.equal(now[n], before[n])], "overflow": overflow} | trainee.parts()
+
+
+def evaluated(plan: Plan, layout: Layout) -> dict[str, Tensor]:
+    """x0 of a larger batch without gradients, with an id that no table has, and the initial rows."""
+    embeddings = ShardedEmbeddings(plan, layout, dtype=torch.float64, rows_dtype=torch.float64)
+    batches = [lane(9, 2 * layout.index("dp") + number) for number in range(2)]
+    ids_BL = torch.cat([batch["ids_BL"] for batch in batches])
+    ids_BL[0, 0], ids_BL[1, 3] = -1, 40
+    bottom_BW = torch.arange(len(ids_BL) * TABLES.width, dtype=torch.float64).view(len(ids_BL), -1)
+    with torch.no_grad():
+        return {"x0_BX": embeddings.forward(bottom_BW, ids_BL), "ids_BL": ids_BL, "bottom_BW": bottom_BW}
+
+
+def save(plan: Plan, layout: Layout, folder: Path) -> dict[str, Any]:
+    """A checkpoint after two iterations, and what is in it."""
+    trainee = Trainee(plan, layout)
+    for iteration in range(2):
+        trainee.iterate(iteration)
+    with SEVERAL_CHUNKS:
+        checkpoint.save(folder, Progress(2, 0, 2), SEED, {}, trainee.model, trainee.step.updaters, layout)
+    return trainee.parts()
+
+
+def resume(plan: Plan, layout: Layout, place: Path) -> dict[str, Any]:
+    """What was restored from a checkpoint, and under ``then`` what the next iteration makes of it."""
+    trainee = Trainee(plan, layout)
+    trainee.iterate(8)  # what was there before must not matter
+    content = checkpoint.read(place, {}, layout)
+    with SEVERAL_CHUNKS:
+        progress = checkpoint.restore(content, trainee.model, trainee.step.updaters, layout)
+    restored = trainee.parts() | {"step": dict(trainee.updater.named_state())["step"].clone()}
+    trainee.iterate(progress.step)
+    return restored | {"then": trainee.parts()}
+
+
+def run_rank(rank: int, folder: str) -> None:
+    """Everything that is to be compared, on one of four ranks; the first two of them are two ranks then."""
+    torch.set_num_threads(1)
+    for world in (4, 2):
+        if rank < world:
+            own = Path(folder, str(world))
+            dist.init_process_group("gloo", init_method=f"file://{own}/store", rank=rank, world_size=world)
+            torch.save(cases(Layout({"dp": world}, rank, seed=SEED), own), own / f"{rank}.pt")
+            dist.barrier()
+            dist.destroy_process_group()
+
+
+def cases(layout: Layout, folder: Path) -> dict[str, Any]:
+    """All cases on the ranks of ``layout``; two ranks resume what four have saved, and one what two have."""
+    ranks = layout.world_size
+    found: dict[str, Any] = {}
+    for name, plan in plans(ranks).items():
+        found[f"adagrad/{name}"] = train(plan, layout)
+        found[f"evaluated/{name}"] = evaluated(plan, layout)
+        if ranks < 4:
+            found[f"saved/{name}"] = save(plan, layout, folder / name)
+            for earlier in EARLIER[ranks]:
+                place = folder.parent / str(2 * ranks) / earlier / "step_00000002"
+                found[f"resumed/{earlier}/{name}"] = resume(plan, layout, place)
+    mixed = plans(ranks)["mixed"]
+    if ranks == 4:
+        found |= {f"nodes/{name}": train(plan, layout, ranks_per_node=2) for name, plan in plans(4).items()}
+        found |= {f"saved/{name}": save(plan, layout, folder / name) for name, plan in plans(ranks).items()}
+    found["sgd/mixed"] = train(mixed, layout, rule=RULES["sgd"])
+    found["early"] = train(mixed, layout, early=True)
+    if ranks < 4:
+        found["fp16"] = train(mixed, layout, rule=RULES["sgd"], dtype=torch.float16, scale=64.0)
+        found["bf16"] = train(mixed, layout, rule=RULES["sgd"], dtype=torch.bfloat16)
+        by_chance = {"rows_dtype": torch.float16, "stochastic_rounding": True}
+        found["fp16_rows"] = train(mixed, layout, rule=RULES["sgd"], dtype=torch.float32, **by_chance)
+    for spoiled in range(0, LANES, 3):
+        found[f"overflow/{spoiled}"] = changed(mixed, layout, spoiled, 0.0)
+    found["skipped"] = changed(mixed, layout, None, 1.0)
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """What PyTorch's own tables end with."""
+
+    rows: list[Tensor]
+    states: list[Tensor]
+    dense: dict[str, Tensor]
+
+
+def reference(rule: str = "adagrad", iterations: int = ITERATIONS) -> Reference:
+    """The same training with ``nn.EmbeddingBag`` and ``torch.optim`` in float64 on one rank."""
+    seed = Layout(seed=SEED).shared_generator("embedding tables").initial_seed()
+    bags = nn.ModuleList()
+    for number, table in enumerate(TABLES.tables):
+        rows = torch.empty(table.rows, TABLES.width, dtype=torch.float64)
+        fill(rows, number, table.rows, seed)
+        bags.append(nn.EmbeddingBag.from_pretrained(rows, freeze=False, mode="sum"))
+    dense = Dense(torch.float64)
+    of_rows: torch.optim.Optimizer = torch.optim.SGD(bags.parameters(), lr=RATE)
+    if rule == "adagrad":
+        of_rows = torch.optim.Adagrad(bags.parameters(), lr=RATE, eps=EPSILON)
+    optimizers = [of_rows, torch.optim.SGD(dense.parameters(), lr=DENSE_RATE)]
+    for iteration in range(iterations):
+        losses = []
+        for number in range(LANES):
+            tensors = lane(iteration, number)
+            hotness = [table.hotness for table in TABLES.tables]
+            columns = tensors["ids_BL"].long().split(hotness, 1)
+            vectors = [bag(ids) for bag, ids in zip(bags, columns, strict=True)]
+            x0_BX = torch.cat([tensors["dense_BD"] @ dense.bottom, *vectors], 1)
+            losses.append(dense.loss(x0_BX, tensors["weight_B"].double()))
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        torch.stack(losses).mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    states = [of_rows.state[bag.weight]["sum"] for bag in bags] if rule == "adagrad" else []
+    return Reference(
+        [bag.weight.detach() for bag in bags], states, {n: p.detach() for n, p in dense.named_parameters()}
+    )

@@ -1,0 +1,265 @@
+"""Embeddings dealt over one, two and four gloo ranks train as PyTorch's own tables on one."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from embedding_ranks import EARLIER, LANES, SEED, TABLES, Reference, Trainee, cases, lane, plans, reference, run_rank
+from torch import Tensor
+
+from common.distributed.layout import Layout
+from common.errors import CheckpointError, ConfigError
+from common.recommendation import exchange, exchange_over_nodes
+from common.recommendation.embedding_updater import not_finite
+from common.recommendation.embeddings import ShardedEmbeddings
+from common.recommendation.exchange_over_nodes import pays
+from common.recommendation.placement import Plan, row_wise
+from common.recommendation.tables import Table, Tables
+from common.run import checkpoint
+from tests.capturable import Capturable
+
+TOLERANCE = 1e-12  # of float64 sums in another order
+WORLDS = (1, 2, 4)
+CASES = [(ranks, name) for ranks in WORLDS for name in plans(ranks)]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder to which four ranks, then two, then this process have written what they found."""
+    folder: Path = tmp_path_factory.mktemp("worlds")
+    for ranks in WORLDS:
+        (folder / str(ranks)).mkdir()
+    mp.start_processes(run_rank, args=(str(folder),), nprocs=max(WORLDS), start_method="forkserver")
+    torch.save(cases(Layout(seed=SEED), folder / "1"), folder / "1" / "0.pt")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(root: Path) -> dict[int, list[dict[str, Any]]]:
+    """Number of ranks to what each of them found, by case."""
+    return {ranks: [torch.load(root / str(ranks) / f"{rank}.pt") for rank in range(ranks)] for ranks in WORLDS}
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Reference]:
+    """What PyTorch's tables end with, by rule."""
+    return {rule: reference(rule) for rule in ("adagrad", "sgd")}
+
+
+def whole(ranks: list[dict[str, Any]], kind: str = "") -> list[Tensor]:
+    """Tables put together of what the ranks have of them; what several have must be the same."""
+    tables = []
+    for number, table in enumerate(TABLES.tables):
+        rows = torch.full((table.rows, TABLES.width), torch.nan, dtype=torch.float64)
+        for parts in ranks:
+            for name, part in parts.items():
+                place, _, suffix = name.partition(".")
+                if place.startswith(f"{number}/") and suffix == kind:
+                    shard, shards = (int(text) for text in place.split("/")[1:])
+                    before = rows[shard::shards]
+                    assert before.isnan().all() or torch.equal(before, part.double())
+                    rows[shard::shards] = part.double()
+        tables.append(rows)
+    return tables
+
+
+def difference(tables: list[Tensor], expected: list[Tensor]) -> float:
+    """The largest difference of an element."""
+    return max(float((table - other).abs().max()) for table, other in zip(tables, expected, strict=True))
+
+
+@pytest.mark.parametrize(("ranks", "name"), CASES)
+def test_every_placement_trains_as_tables_of_pytorch(found, expected, ranks, name):
+    results = [rank[f"adagrad/{name}"] for rank in found[ranks]]
+    assert difference(whole(results), expected["adagrad"].rows) < TOLERANCE
+    assert difference(whole(results, "state"), expected["adagrad"].states) < TOLERANCE
+    for rank in results:
+        for parameter, value in expected["adagrad"].dense.items():
+            torch.testing.assert_close(rank[parameter], value, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", plans(4))
+def test_an_exchange_in_nodes_first_trains_as_tables_of_pytorch(found, expected, name):
+    results = [rank[f"nodes/{name}"] for rank in found[4]]
+    assert difference(whole(results), expected["adagrad"].rows) < TOLERANCE
+    assert difference(whole(results, "state"), expected["adagrad"].states) < TOLERANCE
+
+
+def test_an_exchange_in_nodes_first_is_for_tables_with_several_shards_on_a_node():
+    assert all(pays(plan, 2) for plan in plans(4).values())
+    assert not any(pays(plan, size) for plan in plans(4).values() for size in (1, 3, 4))
+    assert not pays(Plan(TABLES, 4, ((0, 2), (3,), (), (1, 3), (2,), ())), 2)
+
+
+@pytest.mark.parametrize("ranks", WORLDS)
+def test_sgd_trains_as_that_of_pytorch(found, expected, ranks):
+    assert difference(whole([rank["sgd/mixed"] for rank in found[ranks]]), expected["sgd"].rows) < TOLERANCE
+
+
+@pytest.mark.parametrize("ranks", WORLDS)
+def test_lookups_that_are_started_early_change_nothing(found, ranks):
+    for rank in found[ranks]:
+        for name, value in rank["adagrad/mixed"].items():
+            assert torch.equal(rank["early"][name], value)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("name", "bound"), [("fp16", 0.03), ("bf16", 0.05), ("fp16_rows", 0.1)])
+def test_half_vectors_and_rows_train_nearly_alike(found, expected, ranks, name, bound):
+    start, results = reference(iterations=0).rows, whole([rank[name] for rank in found[ranks]])
+    end = expected["sgd"].rows
+    errors = sum(float((rows - other).norm()) for rows, other in zip(results, end, strict=True))
+    moved = sum(float((other - rows).norm()) for rows, other in zip(start, end, strict=True))
+    assert 0 < errors < bound * moved
+
+
+@pytest.mark.parametrize(("ranks", "name"), CASES)
+def test_evaluation_sums_rows_of_ids_in_range(found, ranks, name):
+    tables = reference(iterations=0).rows
+    for rank in found[ranks]:
+        result = rank[f"evaluated/{name}"]
+        rows: list[Tensor] = []
+        for sample in result["ids_BL"].tolist():
+            sums, first = [], 0
+            for table, values in zip(TABLES.tables, tables, strict=True):
+                ids = sample[first : first + table.hotness]
+                sums.append(sum((values[i] for i in ids if 0 <= i < table.rows), torch.zeros(TABLES.width)))
+                first += table.hotness
+            rows.append(torch.cat(sums))
+        expected_BX = torch.cat([result["bottom_BW"], torch.stack(rows)], 1)
+        torch.testing.assert_close(result["x0_BX"], expected_BX, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("ranks", WORLDS)
+@pytest.mark.parametrize("spoiled", range(0, LANES, 3))
+def test_a_gradient_that_is_not_finite_keeps_all_ranks_from_writing(found, expected, ranks, spoiled):
+    results = [rank[f"overflow/{spoiled}"] for rank in found[ranks]]
+    assert [result["overflow"] for result in results] == [True] * ranks
+    assert [result["changed"] for result in results] == [[]] * ranks
+    assert difference(whole(results), expected["adagrad"].rows) < TOLERANCE
+
+
+@pytest.mark.parametrize("ranks", WORLDS)
+def test_a_skipped_iteration_leaves_no_trace(found, expected, ranks):
+    results = [rank["skipped"] for rank in found[ranks]]
+    assert [result["changed"] for result in results] == [[]] * ranks
+    assert difference(whole(results), expected["adagrad"].rows) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("ranks", "name", "earlier"),
+    [(ranks, name, earlier) for ranks, name in CASES if ranks < 4 for earlier in EARLIER[ranks]],
+)
+def test_checkpoints_load_under_any_plan_and_number_of_ranks(found, expected, ranks, name, earlier):
+    saved = [rank[f"saved/{earlier}"] for rank in found[2 * ranks]]
+    resumed = [rank[f"resumed/{earlier}/{name}"] for rank in found[ranks]]
+    for kind in ("", "state"):
+        for restored, written in zip(whole(resumed, kind), whole(saved, kind), strict=True):
+            assert torch.equal(restored, written)
+    assert all(rank["step"] == 2 for rank in resumed)
+    then = [rank["then"] for rank in resumed]
+    assert difference(whole(then), expected["adagrad"].rows) < TOLERANCE
+
+
+def edited(root: Path, tmp_path: Path, file: str, change: Any) -> Path:
+    """A copy of the checkpoint that this process wrote, of which ``change`` made other bytes."""
+    place = tmp_path / "step_00000002"
+    (place / "updater_1").mkdir(parents=True)
+    for path in (root / "1" / "mixed" / "step_00000002").rglob("*.*"):
+        target = place / path.relative_to(root / "1" / "mixed" / "step_00000002")
+        target.write_bytes(change(path.read_bytes()) if path.name == file else path.read_bytes())
+    return place
+
+
+def loaded(place: Path, tables: Tables = TABLES, **options: Any) -> None:
+    layout = Layout(seed=SEED)
+    trainee = Trainee(row_wise(tables, 1), layout, **options)
+    content = checkpoint.read(place, {}, layout)
+    checkpoint.restore(content, trainee.model, trainee.step.updaters, layout)
+
+
+def test_a_checkpoint_of_other_tables_is_refused(root):
+    place = root / "1" / "mixed" / "step_00000002"
+    loaded(place)
+    for rows, name, message in (
+        (12, "a", "11 rows of 'a', this run has 12"),
+        (11, "z", "no such table of 'z', this run has 11"),
+    ):
+        other = Tables((Table(name, rows, 3), *TABLES.tables[1:]), TABLES.width)
+        with pytest.raises(CheckpointError, match=message):
+            loaded(place, other)
+    with pytest.raises(CheckpointError, match=r"rows of 4 elements in torch.float64, this run has 4 in torch.float32"):
+        loaded(place, dtype=torch.float32)
+
+
+def test_damaged_rows_are_refused(root, tmp_path):
+    nan = b"\xff" * 8
+    changes = {
+        "shorter": ("rows_0.bin", lambda content: content[:-1], "bytes of .*: the file is damaged"),
+        "not finite": (
+            "rows_0.bin",
+            lambda content: content[:64] + nan + content[72:],
+            "rows of table 'a' with numbers",
+        ),
+        "state": ("rows_0.bin", lambda content: content[:-8] + nan, "state of table 'f' with numbers"),
+        "head": ("rows_0.json", lambda content: content[:50], "unreadable"),
+        "shard": ("rows_0.json", lambda content: content.replace(b'"shards": 1', b'"shards": 2'), "incomplete"),
+    }
+    for name, (file, change, message) in changes.items():
+        with pytest.raises(CheckpointError, match=message):
+            loaded(edited(root, tmp_path / name, file, change))
+
+
+def test_plans_of_other_ranks_are_refused():
+    with pytest.raises(ConfigError, match="plan: of 2 ranks, for a layout of"):
+        ShardedEmbeddings(row_wise(TABLES, 2), Layout(), dtype=torch.float32)
+
+
+def test_a_bottom_without_gradient_is_refused():
+    trainee = Trainee(Plan(TABLES, 1, ((),) * 6), Layout(seed=SEED))
+    with pytest.raises(ValueError, match="bottom_BW has no gradient"):
+        trainee.embeddings.forward(torch.zeros(3, TABLES.width, dtype=torch.float64), lane(0, 0)["ids_BL"])
+
+
+def test_another_number_of_micro_batches_is_refused():
+    trainee = Trainee(row_wise(TABLES, 1), Layout(seed=SEED))
+    trainee.lanes = LANES - 1
+    with pytest.raises(RuntimeError, match="3 forward and 3 backward passes came to the embeddings, 4 micro-batches"):
+        trainee.iterate(0)
+
+
+@pytest.mark.parametrize(("ranks", "ranks_per_node"), [(1, None), (4, None), (4, 2)])
+def test_the_iteration_can_be_captured(monkeypatch, ranks, ranks_per_node):
+    """With the collectives replaced: the sizes of what ranks send each other follow from no values."""
+    layout = Layout({"dp": ranks}, ranks - 1, seed=SEED)
+    monkeypatch.setattr(Layout, "_build", lambda self, families: None)
+    trainee = Trainee(
+        plans(ranks)["mixed"], layout, scale=64.0, dtype=torch.float16, early=True, ranks_per_node=ranks_per_node
+    )
+    for module in (exchange, exchange_over_nodes):
+        monkeypatch.setattr(module, "all_to_all", lambda received, sent, *counts: received.zero_())
+    monkeypatch.setattr(dist, "all_gather_into_tensor", lambda received, sent, group: received.zero_())
+    trainee.iterate(0)
+    batches = [trainee.batch(1, number) for number in range(trainee.lanes)]
+    with Capturable():
+        for batch in batches:
+            trainee.loss(batch).total.backward()
+        overflow = trainee.updater.measure()
+        trainee.updater.write(~overflow)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_every_number_that_is_not_finite_is_seen(dtype, value):
+    values = torch.full((5, 3, 4), torch.finfo(dtype).max, dtype=dtype)
+    assert not not_finite(values[:, 1:])
+    values[4, 1, 2] = value
+    assert not_finite(values[:, 1:])
+    assert not not_finite(values[:, :1])
+    assert not not_finite(values[:, :0])

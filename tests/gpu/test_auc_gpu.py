@@ -1,0 +1,51 @@
+"""The area under the ROC curve on a GPU: against scikit-learn, and at the size of half a day of Criteo."""
+
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from common.recommendation.auc import rank, ranking_keys
+from common.recommendation.auc_bench import made_keys
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+CRITEO = 89_137_319
+
+
+def test_the_area_is_that_of_scikit_learn():
+    keys = made_keys(3_000_000, torch.device("cuda"))
+    found = rank(keys).area
+    host = keys.cpu()
+    expected = roc_auc_score((host & 1).numpy(), (host >> 1).view(torch.float32).numpy())
+    assert found == pytest.approx(expected, rel=0, abs=1e-12)
+
+
+@pytest.mark.parametrize("logit", [0.0, -3.5])
+def test_half_a_day_of_ties_is_counted_exactly(logit):
+    labels = torch.arange(CRITEO, device="cuda") % 32 == 0
+    found = rank(ranking_keys(torch.full((CRITEO,), logit, device="cuda"), labels))
+    positives = -(-CRITEO // 32)
+    assert (found.positives, found.negatives) == (positives, CRITEO - positives)
+    assert found.doubled_wins == positives * (CRITEO - positives)
+
+
+def test_the_sort_keeps_to_its_memory():
+    keys = made_keys(CRITEO, torch.device("cuda"))
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    rank(keys)
+    assert torch.cuda.max_memory_allocated() - before < 32 * CRITEO
+
+
+def test_keys_are_recorded_in_a_graph():
+    logits, labels = torch.randn(4096, device="cuda"), torch.randint(2, (4096,), device="cuda")
+    count = torch.full((), 4096, dtype=torch.int64, device="cuda")
+    ranking_keys(logits, labels, count)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        keys = ranking_keys(logits, labels, count)
+    logits.normal_()
+    count.fill_(1000)
+    graph.replay()
+    assert torch.equal(keys, ranking_keys(logits, labels, 1000))
