@@ -21,12 +21,12 @@ from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource
 from common.distributed.context_parallel.split import ContextSplit
 from common.distributed.layout import Layout
+from common.distributed.meminfo import meminfo
 from common.distributed.tensor_parallel.cross_entropy import next_token_loss
 from common.distributed.tensor_parallel.layers import partial_parameters
 from common.distributed.tensor_parallel.overlap import build_products
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.distributed.tensor_split import Split
-from common.doctor.host import meminfo
 from common.errors import ConfigError
 from common.nn.decoder import Decoder, DecoderArchitecture, split_attention
 from common.nn.frozen import mark_frozen

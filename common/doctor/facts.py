@@ -16,13 +16,12 @@ from typing import Any
 import pynvml
 import torch
 
+from common.distributed.meminfo import PROC, meminfo
 from common.doctor.host import (
-    PROC,
     SYSFS,
     cpu_model,
     cudnn_version,
     infiniband_ports,
-    meminfo,
     nccl_version,
     operating_system,
 )

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import torch
 
+from common.distributed.meminfo import PROC, meminfo
 from common.doctor.reading import Reading, Readings, Value, read
 
 SYSFS = Path("/sys")
-PROC = Path("/proc")
 GB = 1e9
 COPY_BYTES = 1 << 30
 ACTIVE_PORT = 4
@@ -59,14 +59,6 @@ def read_node(cpus_allowed: int, sysfs: Path = SYSFS, proc: Path = PROC) -> Read
         "temporary_free_gb": read(lambda: shutil.disk_usage(tempfile.gettempdir()).free / GB),
     }
     return {**readings, **_versions(), **_infiniband(sysfs)}
-
-
-def meminfo(proc: Path = PROC) -> dict[str, int]:
-    """``/proc/meminfo``, sizes in bytes; empty where there is none."""
-    with contextlib.suppress(OSError):
-        lines = re.findall(r"^(\S+):\s+(\d+)( kB)?$", (proc / "meminfo").read_text(), re.MULTILINE)
-        return {name: int(value) * (1024 if unit else 1) for name, value, unit in lines}
-    return {}
 
 
 def cpu_model(proc: Path = PROC) -> str:

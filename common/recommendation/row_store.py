@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from common.distributed.meminfo import meminfo
 from common.errors import ConfigError
 from common.recommendation import initial_rows
 from common.recommendation.placement import Shard
@@ -14,15 +15,16 @@ from common.recommendation.tables import Tables
 
 
 def require_memory(size: int, what: str, device: torch.device) -> None:
-    """Refuse ``size`` bytes of ``what`` that a GPU does not have.
+    """Refuse ``size`` bytes of ``what`` that a GPU, or the host in the place of one, does not have.
 
     Raises:
         ConfigError: it names the bytes.
     """
-    if device.type != "cuda":
-        return
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by PyTorch, for whoever asks
-    free = torch.cuda.mem_get_info(device)[0] + kept
+    if device.type == "cuda":
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by PyTorch, for whoever asks
+        free = torch.cuda.mem_get_info(device)[0] + kept
+    else:
+        free = meminfo().get("MemAvailable", size)
     if free < size:
         raise ConfigError(
             f"plan: {size:,} bytes of {what} for {device}, which has {free:,} left; split tables over more ranks"

@@ -9,7 +9,7 @@ import torch
 from benchmarks.rgat.stores.partition import Partition
 from common.distributed import one_machine
 from common.distributed.layout import AXES, Layout
-from common.doctor.host import meminfo
+from common.distributed.meminfo import meminfo
 from common.errors import ConfigError
 from common.ops.implementation import AUTO
 

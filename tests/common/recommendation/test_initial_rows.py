@@ -7,8 +7,12 @@ import math
 import pytest
 import torch
 
-from common.recommendation import initial_rows
+from common.errors import ConfigError
+from common.recommendation import initial_rows, row_store
 from common.recommendation.initial_rows import fill
+from common.recommendation.placement import Shard
+from common.recommendation.row_store import RowStore
+from common.recommendation.tables import Table, Tables
 
 
 def filled(table: int, rows: int, width: int, seed: int = 7, shard: int = 0, shards: int = 1) -> torch.Tensor:
@@ -70,3 +74,12 @@ def test_other_dtypes_round_the_same_values():
 def test_tables_without_enough_bits_are_refused():
     with pytest.raises(ValueError, match="at most 2"):
         fill(torch.empty(1, 1 << 20), 0, 2**31 - 1, 7)
+
+
+def test_rows_beyond_the_hosts_memory_are_refused_before_any_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = Tables((Table("C1", 100, 1),), 4)
+    monkeypatch.setattr(row_store, "meminfo", lambda: {"MemAvailable": 1599})
+    with pytest.raises(ConfigError, match="1,600 bytes of rows for cpu, which has 1,599 left"):
+        RowStore(tables, [Shard(0, 0, 1)], 1, torch.float32, torch.device("cpu"))
+    monkeypatch.setattr(row_store, "meminfo", lambda: {"MemAvailable": 1600})
+    assert len(RowStore(tables, [Shard(0, 0, 1)], 1, torch.float32, torch.device("cpu")).rows_RW) == 100

@@ -1,0 +1,17 @@
+"""How much memory a host has."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+def meminfo(proc: Path = PROC) -> dict[str, int]:
+    """``/proc/meminfo``, sizes in bytes; empty where there is none."""
+    with contextlib.suppress(OSError):
+        lines = re.findall(r"^(\S+):\s+(\d+)( kB)?$", (proc / "meminfo").read_text(), re.MULTILINE)
+        return {name: int(value) * (1024 if unit else 1) for name, value, unit in lines}
+    return {}
