@@ -86,7 +86,7 @@ class DenseNetwork(nn.Module):
         self._pairs = self.vectors * (self.vectors - 1) // 2
         self._width = architecture.width
         self.bot_l = MLP(architecture.dense_features, architecture.bottom_mlp)
-        self.top_l = MLP(self._width + self._pairs, architecture.top_mlp, logits=True)
+        self.top_l = MLP(self._width + self._pairs, architecture.top_mlp, logit=True)
 
         def draw(layer: nn.Linear) -> None:
             layer.weight.normal_(std=math.sqrt(2 / (layer.in_features + layer.out_features)), generator=generator)
@@ -114,13 +114,14 @@ class DenseNetwork(nn.Module):
         """The bottom MLP.
 
         Args:
-            dense_BD: (B, D), of any floating dtype.
+            dense_BD: (B, D), of any floating dtype; columns beyond D must be finite and count for nothing.
 
         Returns:
             (B, W), in the dtype of the network.
         """
-        columns = dense_BD.shape[1]
-        aligned = F.pad(dense_BD.to(self._dtype), (0, padded_columns(columns) - columns))
+        aligned, columns = dense_BD.to(self._dtype), dense_BD.shape[1]
+        if padded_columns(columns) > columns:
+            aligned = F.pad(aligned, (0, padded_columns(columns) - columns))
         bottom_BW: Tensor = self.bot_l(aligned)
         return bottom_BW
 
@@ -136,8 +137,8 @@ class DenseNetwork(nn.Module):
         """
         x_BFW = x0_BX.view(-1, self.vectors, self._width)
         product_BY = self._dot_interaction.function(x_BFW, padded_columns(self._width + self._pairs))
-        logit_B1: Tensor = self.top_l(product_BY)
-        return logit_B1.squeeze(1)
+        logit_B: Tensor = self.top_l(product_BY)
+        return logit_B
 
 
 def loss(logit_B: Tensor, label_B: Tensor) -> Tensor:

@@ -118,7 +118,7 @@ class DenseNetwork(nn.Module):
         self.inputs = (1 + tables) * architecture.width
         self.dense_arch = MLP(architecture.dense_features, architecture.bottom_mlp)
         self.crossnet = CrossNet(self.inputs, architecture.cross_rank, architecture.cross_layers)
-        self.over_arch = MLP(self.inputs, architecture.top_mlp, logits=True)
+        self.over_arch = MLP(self.inputs, architecture.top_mlp, logit=True)
 
         def draw(layer: nn.Linear) -> None:
             bound = 1 / math.sqrt(layer.in_features)  # PyTorch's own for linear layers
@@ -148,13 +148,14 @@ class DenseNetwork(nn.Module):
         """The bottom MLP.
 
         Args:
-            dense_BD: (B, D), of any floating dtype.
+            dense_BD: (B, D), of any floating dtype; columns beyond D must be finite and count for nothing.
 
         Returns:
             (B, W), in the dtype of the network.
         """
-        columns = dense_BD.shape[1]
-        aligned = F.pad(dense_BD.to(self._dtype), (0, padded_columns(columns) - columns))
+        aligned, columns = dense_BD.to(self._dtype), dense_BD.shape[1]
+        if padded_columns(columns) > columns:
+            aligned = F.pad(aligned, (0, padded_columns(columns) - columns))
         bottom_BW: Tensor = self.dense_arch(aligned)
         return bottom_BW
 
@@ -169,8 +170,8 @@ class DenseNetwork(nn.Module):
             Logits (B,), fp32 (fp64 of a network in fp64).
         """
         crossed_BX = self.crossnet(x0_BX, self._cross_network.function)
-        logit_B1: Tensor = self.over_arch(crossed_BX)
-        return logit_B1.squeeze(1)
+        logit_B: Tensor = self.over_arch(crossed_BX)
+        return logit_B
 
 
 def loss(logit_B: Tensor, label_B: Tensor) -> Tensor:

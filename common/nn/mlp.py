@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from common.ops import linear_relu as ops
+from common.ops import linear_relu
+from common.ops import logit as logit_ops
 from common.ops.implementation import OperationRequest, select
-from common.ops.triton_support import widen
 
 COLUMN_MULTIPLE = 8
 """What tensor cores want the inputs of a half-precision product to be a multiple of."""
@@ -26,22 +26,28 @@ def padded_columns(columns: int) -> int:
 
 
 class MLP(nn.ModuleList):
-    """Linear layers, each with ReLU behind it but for the last one of a stack that ends in logits.
+    """Linear layers, each with ReLU behind it but for the last one of a stack that ends in a logit.
 
     The weights are not drawn: see ``draw``.
 
     Args:
         inputs: of the first layer.
         widths: outputs of every layer.
-        logits: whether the last layer has no ReLU; it is computed in fp32 (fp64 of fp64) then, as is its result.
+        logit: whether the last layer's only output is a logit: without ReLU, and in fp32 (fp64 of fp64).
+
+    Raises:
+        ValueError: the last layer of a stack that ends in a logit has several outputs.
     """
 
-    def __init__(self, inputs: int, widths: Sequence[int], logits: bool = False) -> None:
+    def __init__(self, inputs: int, widths: Sequence[int], logit: bool = False) -> None:
+        if logit and widths[-1] != 1:
+            raise ValueError(f"a logit is one output, not {widths[-1]}")
         with torch.device("meta"):  # nothing is drawn from the global generator
             layers = [nn.Linear(*sizes) for sizes in pairwise([inputs, *widths])]
         super().__init__(layer.to_empty(device="cpu") for layer in layers)
-        self._logits = logits
-        self._linear_relu = ops.IMPLEMENTATIONS["torch"]
+        self._ends_in_logit = logit
+        self._linear_relu = linear_relu.IMPLEMENTATIONS["torch"]
+        self._logit = logit_ops.IMPLEMENTATIONS["torch"]
 
     def linears(self) -> list[nn.Linear]:
         """The layers in order."""
@@ -61,13 +67,16 @@ class MLP(nn.ModuleList):
             dtype: of the activations.
 
         Returns:
-            The name chosen.
+            The name chosen for the layers with ReLU; that for the logit is found in the same way.
 
         Raises:
             UnsupportedImplementation: see :func:`common.ops.implementation.select`.
         """
-        request = OperationRequest(self.linears()[0].weight.device, dtype)
-        self._linear_relu = select(ops.IMPLEMENTATIONS, requested, request)
+        last = self.linears()[-1]
+        request = OperationRequest(last.weight.device, dtype, {"inputs": last.in_features})
+        self._linear_relu = select(linear_relu.IMPLEMENTATIONS, requested, request)
+        if self._ends_in_logit:
+            self._logit = select(logit_ops.IMPLEMENTATIONS, requested, request)
         return self._linear_relu.name
 
     @property
@@ -83,17 +92,16 @@ class MLP(nn.ModuleList):
                 only, must be finite; they count as zeros.
 
         Returns:
-            (B, N of the last layer); logits in fp32, all else in the dtype of the weights.
+            (B, N of the last layer) in the dtype of the weights, or logits (B,).
         """
         layers = self.linears()
-        for layer in layers[:-1] if self._logits else layers:
+        for layer in layers[:-1] if self._ends_in_logit else layers:
             weight = layer.weight
             if x_BK.shape[1] > layer.in_features:
                 weight = F.pad(weight, (0, x_BK.shape[1] - layer.in_features))
             x_BK = self._linear_relu.function(x_BK, weight, layer.bias)
-        if self._logits:
-            last = layers[-1]
-            x_BK = F.linear(widen(x_BK), widen(last.weight), widen(last.bias))
+        if self._ends_in_logit:
+            x_BK = self._logit.function(x_BK, layers[-1].weight, layers[-1].bias)
         return x_BK
 
     def extra_repr(self) -> str:

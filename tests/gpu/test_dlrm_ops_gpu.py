@@ -13,7 +13,7 @@ from benchmarks.dlrm import model as dlrm
 from benchmarks.dlrm.ops import dot_interaction
 from benchmarks.dlrm_dcnv2 import model as dlrm_dcnv2
 from benchmarks.dlrm_dcnv2.ops import cross_network
-from common.ops import linear_relu
+from common.ops import linear_relu, logit
 from common.ops.implementation import AUTO, OperationRequest, select
 from tests.benchmarks.dlrm import dot_interaction_oracle
 from tests.benchmarks.dlrm_dcnv2 import cross_network_oracle
@@ -88,6 +88,24 @@ def test_a_gradient_in_wider_rows_is_read_in_place() -> None:
         strict=True,
     ):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", sorted(logit.IMPLEMENTATIONS))
+@pytest.mark.parametrize(("samples", "inputs"), [(SAMPLES, 256), (1001, 200)])
+@DTYPES
+def test_logits_equal_float64(dtype: torch.dtype, samples: int, inputs: int, name: str) -> None:
+    random = torch.Generator("cuda").manual_seed(inputs)
+    leaves = [
+        torch.randn(shape, device="cuda", generator=random).to(dtype).requires_grad_()
+        for shape in ((samples, inputs), (1, inputs), (1,))
+    ]
+    dlogit = torch.randn(samples, device="cuda", generator=random)
+    poison()
+    found = logit.IMPLEMENTATIONS[name].function(*leaves)
+    x, weight, bias = (leaf.detach().double() for leaf in leaves)
+    assert_close([found.detach()], [x @ weight[0] + bias], torch.float32)
+    formulas = [torch.outer(dlogit.double(), weight[0]), (dlogit.double() @ x)[None], dlogit.double().sum()[None]]
+    assert_close(list(torch.autograd.grad(found, leaves, dlogit)), formulas, dtype)
 
 
 # The cross network
@@ -180,8 +198,8 @@ def train(model: torch.nn.Module, dtype: torch.dtype) -> list[Tensor]:
     label = torch.randint(2, (SAMPLES,), device="cuda", generator=random).float()
     vectors = vectors.to(dtype).requires_grad_()
 
-    logit = model.head(torch.cat([model.bottom(dense.to(dtype)), vectors], 1))
-    loss = dlrm_dcnv2.loss(logit, label.to(logit.dtype))
+    click = model.head(torch.cat([model.bottom(dense.to(dtype)), vectors], 1))
+    loss = dlrm_dcnv2.loss(click, label.to(click.dtype))
     return [loss.detach(), *torch.autograd.grad(1024 * loss, [vectors, *model.parameters()])]
 
 
@@ -220,5 +238,7 @@ def test_a_captured_micro_batch_is_the_eager_one(name: str) -> None:
 def test_auto_takes_the_kernels() -> None:
     request = OperationRequest(CUDA, torch.bfloat16)
     assert select(linear_relu.IMPLEMENTATIONS, AUTO, request).name == "fused"
+    sized = OperationRequest(CUDA, torch.bfloat16, {"inputs": 256})
+    assert select(logit.IMPLEMENTATIONS, AUTO, sized).name == "fused"
     assert select(cross_network.IMPLEMENTATIONS, AUTO, request).name == "triton"
     assert select(dot_interaction.IMPLEMENTATIONS, AUTO, request).name == "triton"

@@ -1,7 +1,7 @@
 """Measure the operations of a transformer in every implementation on one GPU: an encoder's at the sizes of BERT-large,
 a decoder's (rms_norm, rope, swiglu, lora_input, transpose, causal_attention) for a sequence of Llama-2-70B,
 those of one-stage detection (conv_bias_relu, matching, suppression) for 32 pictures of RetinaNet, and those of
-recommendation (linear_relu) for 6,912 samples of DLRM-DCNv2.
+recommendation (linear_relu, logit) for 6,912 samples of DLRM-DCNv2.
 
 ``python -m common.ops.bench`` prints for forward and backward of an operation milliseconds of one call, how many of
 them a step has, the bytes that must be moved and their rate as a share of the copy bandwidth, and TFLOP/s of the
@@ -29,6 +29,7 @@ from common.ops.dropout_add_norm import bench_cases as dropout_add_norm
 from common.ops.fp8_cast import bench_cases as fp8_cast
 from common.ops.linear import bench_cases as linear
 from common.ops.linear_relu import bench_cases as linear_relu
+from common.ops.logit import bench_cases as logit
 from common.ops.lora_input import bench_cases as lora_input
 from common.ops.rms_norm import bench_cases as rms_norm
 from common.ops.rope import bench_cases as rope
@@ -39,7 +40,7 @@ from common.ops.transpose_fp8 import bench_cases as transpose_fp8
 ENCODER = (dropout, dropout_add_norm, bias_gelu, cross_entropy, attention, linear, fp8_cast)
 DECODER = (rms_norm, rope, swiglu, lora_input, transpose_fp8, causal_attention)
 DETECTION = (conv_bias_relu, anchor_matching, suppression)
-RECOMMENDATION = (linear_relu,)
+RECOMMENDATION = (linear_relu, logit)
 EVERY = (*ENCODER, *DECODER, *DETECTION, *RECOMMENDATION)
 
 

@@ -6,6 +6,9 @@ A batch is 6,912 samples, an eighth of 55,296, whatever the number of packs.
 from __future__ import annotations
 
 SAMPLES = 6912
+LAST_INPUTS = 256
+"""Of the layer whose output is the logit."""
+
 LAYERS = {
     "bottom 1": (16, 512),
     "bottom 2": (512, 256),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from common.data.batches import HostBatch
+from common.data.direct_reader import PIECE_BYTES
 from common.data.order import EvalShard
 from common.recommendation.criteo.prepared import open_prepared
 from common.recommendation.criteo.row_files import ReaderSettings, RowFile
@@ -54,14 +55,15 @@ class EvaluationRows:
 
     def __iter__(self) -> Iterator[HostBatch]:
         yield from self._kept
-        shard, done = self._shard, len(self._kept)
-        filled = [
-            (samples.start, samples.stop) for samples in map(shard.samples, range(done, len(self))) if len(samples)
-        ]
-        read = self._file.read(filled, self._device.type == "cuda") if done < len(self) else iter(())
+        done = len(self._kept)
+        if done == len(self):
+            return
+        ranges = [part for number in range(done, len(self)) for part in self._parts(number)]
+        read = self._file.read(ranges, self._device.type == "cuda")
         for number in range(done, len(self)):
-            count = shard.valid(number)
-            batch = HostBatch(self._decoded(next(read) if count else None, count), count, number)
+            count = self._shard.valid(number)
+            real = torch.full((), count, dtype=torch.int64, device=self._device)
+            batch = HostBatch({**self._decoded(number, read), "count": real}, count, number)
             if self.resident:
                 self._kept.append(batch)
             yield batch
@@ -71,12 +73,18 @@ class EvaluationRows:
         self._file.close()
         self._kept.clear()
 
-    def _decoded(self, words_NW: Tensor | None, count: int) -> dict[str, Tensor]:
+    def _parts(self, number: int) -> list[tuple[int, int]]:
+        """The rows of a batch as they are read: pinned memory is for a few of these parts, not for whole batches."""
+        samples = self._shard.samples(number)
+        step = max(1, PIECE_BYTES // (self._words * WORD))
+        return [(first, min(first + step, samples.stop)) for first in range(samples.start, samples.stop, step)]
+
+    def _decoded(self, number: int, read: Iterator[Tensor]) -> dict[str, Tensor]:
         words_BW = torch.zeros((self._shard.batch, self._words), dtype=torch.int32, device=self._device)
-        if words_NW is not None:
-            words_BW[:count].copy_(words_NW, non_blocking=True)
-        real = torch.full((), count, dtype=torch.int64, device=self._device)
-        return {**self._format.decode(words_BW), "count": real}
+        begin = self._shard.samples(number).start
+        for first, last in self._parts(number):
+            words_BW[first - begin : last - begin].copy_(next(read), non_blocking=True)
+        return self._format.decode(words_BW)
 
 
 def open_evaluation(

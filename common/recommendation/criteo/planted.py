@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from common.recommendation.criteo.sample_rows import DENSE
+from common.recommendation.criteo.sample_rows import CATEGORICAL, DENSE
 
 ZIPF = 1.05
 """Exponent of the categories' frequencies."""
@@ -48,79 +48,99 @@ class Drawn:
 
 @dataclass(frozen=True)
 class World:
-    """The model.
+    """The model; :func:`calibrated` makes one.
 
     Attributes:
         table_rows: categories of each feature, at least 2; one of them is that the category is missing.
-        bayes_auc: that is aimed at.
-        click_rate: mean probability of a click, likewise.
         seed: decides everything else.
+        scale, offset: of the effects, in the logarithm of the odds.
     """
 
     table_rows: tuple[int, ...]
-    bayes_auc: float
-    click_rate: float
     seed: int
+    scale: float
+    offset: float
 
     def draw(self, samples: int, number: int) -> Drawn:
         """Draw ``samples``, others for each ``number``."""
         random = np.random.default_rng([self.seed, 1, number])
-        scale, offset = self._scale_and_offset
-        counts, categories = self._features(random, samples)
-        click = _sigmoid(scale * self._effect(counts, categories) + offset)
+        counts, categories = _features(random, self.table_rows, samples)
+        effect = _effect(counts, categories, *weights(len(self.table_rows), self.seed))
+        click = _sigmoid(self.scale * effect + self.offset)
         return Drawn(counts, categories, click, (random.random(samples) < click).astype(np.int64))
 
-    def raw_categories(self, feature: int) -> NDArray[np.uint32]:
-        """The raw number of each category of a feature but the missing one: different, of 32 bits, and not 0."""
-        rows = self.table_rows[feature] - 1
-        random = np.random.default_rng([self.seed, 2, feature])
-        drawn = np.unique(random.integers(1, 2**32, 2 * rows + 16, dtype=np.uint32))
-        while len(drawn) < rows:
-            more = random.integers(1, 2**32, rows, dtype=np.uint32)
-            drawn = np.unique(np.concatenate([drawn, more]))
-        return random.permutation(drawn)[:rows]
 
-    @functools.cached_property
-    def _weights(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Of the dense features, (13,), and of categories, (features, EFFECTS); half of the effect is of each kind."""
-        random = np.random.default_rng([self.seed, 0])
-        dense = random.standard_normal(DENSE)
-        categorical = random.standard_normal((len(self.table_rows), EFFECTS))
-        return dense / np.sqrt(DENSE), categorical / np.sqrt(len(self.table_rows))
+def calibrated(table_rows: tuple[int, ...], best_auc: float, click_rate: float, seed: int) -> World:
+    """The world of a Bayes AUC and a click rate, found by bisection over a sample.
 
-    @functools.cached_property
-    def _scale_and_offset(self) -> tuple[float, float]:
-        """What gives the effects the wanted AUC and click rate, by bisection over a sample."""
-        effect = self._effect(*self._features(np.random.default_rng([self.seed, 3]), _PROBE))
-        low, high = 0.0, 64.0
-        for _ in range(30):
-            scale = (low + high) / 2
-            offset = _offset(scale * effect, self.click_rate)
-            below = bayes_auc([_sigmoid(scale * effect + offset)]) < self.bayes_auc
-            low, high = (scale, high) if below else (low, scale)
-        return scale, offset
+    Args:
+        table_rows, seed: of :class:`World`.
+        best_auc: Bayes AUC that is aimed at.
+        click_rate: mean probability of a click, likewise.
+    """
+    features = _features(np.random.default_rng([seed, 3]), table_rows, _PROBE)
+    effect = _effect(*features, *weights(len(table_rows), seed))
+    low, high = 0.0, 64.0
+    for _ in range(30):
+        scale = (low + high) / 2
+        offset = _offset(scale * effect, click_rate)
+        below = bayes_auc([_sigmoid(scale * effect + offset)]) < best_auc
+        low, high = (scale, high) if below else (low, scale)
+    return World(table_rows, seed, scale, offset)
 
-    def _features(self, random: np.random.Generator, samples: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        counts = np.exp(1.5 * random.standard_normal((samples, DENSE)) + 1).astype(np.int32)
-        kind = random.random((samples, DENSE))
-        counts[kind < NEGATIVE_COUNTS] = -1 - (counts[kind < NEGATIVE_COUNTS] % 2)
-        counts[kind > 1 - MISSING_COUNTS] = _NO_COUNT
-        categories = np.empty((samples, len(self.table_rows)), np.int64)
-        for feature, rows in enumerate(self.table_rows):
-            shares = np.cumsum(np.arange(1, rows) ** -ZIPF)
-            categories[:, feature] = np.searchsorted(shares / shares[-1], random.random(samples), side="right")
-        np.minimum(categories, np.array(self.table_rows) - 2, out=categories)
-        categories[random.random(categories.shape) < MISSING_CATEGORIES] = MISSING
-        return counts, categories
 
-    def _effect(self, counts: NDArray[np.int32], categories: NDArray[np.int64]) -> NDArray[np.float64]:
-        dense, categorical = self._weights
-        logarithms = np.log1p(np.maximum(counts, 0))
-        effect = (logarithms - 1.3) / 1.1 @ dense  # about their mean and deviation
-        for feature, effects in enumerate(categorical):
-            chosen = effects[categories[:, feature] % EFFECTS]
-            effect += np.where(categories[:, feature] == MISSING, 0.0, chosen)
-        return effect
+@functools.lru_cache(maxsize=CATEGORICAL)
+def raw_categories(rows: int, feature: int, seed: int) -> NDArray[np.uint32]:
+    """The raw numbers of a feature's categories, as many as ``rows``: different, of 32 bits, and not 0."""
+    random = np.random.default_rng([seed, 2, feature])
+    drawn = np.unique(random.integers(1, 2**32, 2 * rows + 16, dtype=np.uint32))
+    while len(drawn) < rows:
+        more = random.integers(1, 2**32, rows, dtype=np.uint32)
+        drawn = np.unique(np.concatenate([drawn, more]))
+    return random.permutation(drawn)[:rows]
+
+
+def weights(features: int, seed: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Of the dense features, (13,), and of categories, (features, EFFECTS); half of the effect is of each kind."""
+    random = np.random.default_rng([seed, 0])
+    dense = random.standard_normal(DENSE)
+    categorical = random.standard_normal((features, EFFECTS))
+    return dense / np.sqrt(DENSE), categorical / np.sqrt(features)
+
+
+@functools.lru_cache(maxsize=CATEGORICAL)
+def _zipf(categories: int) -> NDArray[np.float64]:
+    """The cumulated frequencies of so many categories."""
+    shares = np.cumsum(np.arange(1, categories + 1) ** -ZIPF)
+    return shares / shares[-1]
+
+
+def _features(
+    random: np.random.Generator, table_rows: tuple[int, ...], samples: int
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    counts = np.exp(1.5 * random.standard_normal((samples, DENSE)) + 1).astype(np.int32)
+    kind = random.random((samples, DENSE))
+    counts[kind < NEGATIVE_COUNTS] = -1 - (counts[kind < NEGATIVE_COUNTS] % 2)
+    counts[kind > 1 - MISSING_COUNTS] = _NO_COUNT
+    categories = np.empty((samples, len(table_rows)), np.int64)
+    for feature, rows in enumerate(table_rows):
+        categories[:, feature] = np.searchsorted(_zipf(rows - 1), random.random(samples), side="right")
+    categories[random.random(categories.shape) < MISSING_CATEGORIES] = MISSING
+    return counts, categories
+
+
+def _effect(
+    counts: NDArray[np.int32],
+    categories: NDArray[np.int64],
+    dense: NDArray[np.float64],
+    categorical: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    logarithms = np.log1p(np.maximum(counts, 0))
+    effect: NDArray[np.float64] = (logarithms - 1.3) / 1.1 @ dense  # about their mean and deviation
+    for feature, effects in enumerate(categorical):
+        chosen = effects[categories[:, feature] % EFFECTS]
+        effect += np.where(categories[:, feature] == MISSING, 0.0, chosen)
+    return effect
 
 
 def bayes_auc(click: Sequence[NDArray[np.float64]]) -> float:

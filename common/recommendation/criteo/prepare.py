@@ -97,7 +97,7 @@ def _check_rows(prepared: Prepared, path: Path, first: int, last: int) -> None:
         row, column = np.argwhere(wrong)[0]
         table = int(np.repeat(np.arange(len(prepared.hotness)), prepared.hotness)[column])
         raise DataError(
-            f"{path}: row {first + row:,} has category {rows[row, IDS + column]:,} of table {table}, which has "
+            f"{path}: row {first + row:,} has category {rows[row, IDS + column]:,} of table C{table + 1}, which has "
             f"{prepared.table_rows[table]:,} rows; prepare again"
         )
 

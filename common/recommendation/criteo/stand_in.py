@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from common.data import stand_in
 from common.errors import ConfigError
-from common.recommendation.criteo.planted import MISSING, World, bayes_auc
+from common.recommendation.criteo.planted import MISSING, World, bayes_auc, calibrated, raw_categories
 from common.recommendation.criteo.sample_rows import DAYS
 
 _SAMPLES_PER_WORKER = 1 << 19
@@ -51,7 +51,7 @@ class Request:
     def world(self, table_rows: tuple[int, ...]) -> World:
         """The model of a benchmark with tables of so many rows."""
         categories = tuple(min(rows, self.cap) for rows in table_rows)
-        return World(categories, self.bayes_auc, self.click_rate, self.seed)
+        return calibrated(categories, self.bayes_auc, self.click_rate, self.seed)
 
     def samples(self, day: int) -> int:
         """Of one day."""
@@ -106,33 +106,37 @@ def generate(raw_dir: Path, table_rows: tuple[int, ...], request: Request = Requ
 
 def _write_day(plan: _Plan) -> NDArray[np.float64]:
     """Write a day; returns the probabilities of its clicks."""
-    raw = [_hexadecimal(plan.world.raw_categories(feature)) for feature in range(len(plan.world.table_rows))]
     clicks = []
     with open(plan.path, "wb") as file:
         for chunk, first in enumerate(range(0, plan.samples, _CHUNK)):
-            samples = min(_CHUNK, plan.samples - first)
-            drawn = plan.world.draw(samples, plan.day * 2**32 + chunk)
+            drawn = plan.world.draw(min(_CHUNK, plan.samples - first), plan.day * 2**32 + chunk)
             counts = np.where(drawn.counts == drawn.no_count, b"", drawn.counts.astype("S11"))
-            fields = [drawn.labels.astype("S1"), *counts.T]
-            fields += [texts[categories] for texts, categories in zip(raw, drawn.categories.T, strict=True)]
+            fields = [_characters(drawn.labels.astype("S1")), *(_characters(column) for column in counts.T)]
+            for feature, (rows, own) in enumerate(zip(plan.world.table_rows, drawn.categories.T, strict=True)):
+                digits = _hexadecimal(raw_categories(rows - 1, feature, plan.world.seed)[own])
+                digits[own == MISSING] = 0
+                fields.append(digits)
             file.write(_lines(fields))
             clicks.append(drawn.click)
     return np.concatenate(clicks)
 
 
-def _hexadecimal(values: NDArray[np.uint32]) -> NDArray[np.bytes_]:
-    """Eight digits of each, and an empty text at the end, where :data:`MISSING` finds it."""
-    assert MISSING == -1
-    return np.array([*(b"%08x" % value for value in values.tolist()), b""], "S8")
+def _hexadecimal(values: NDArray[np.uint32]) -> NDArray[np.uint8]:
+    """Eight digits of each, (N, 8)."""
+    shifts = np.arange(28, -1, -4, dtype=np.uint32)
+    return np.frombuffer(b"0123456789abcdef", np.uint8)[(values[:, None] >> shifts) & np.uint32(15)]
 
 
-def _lines(fields: list[NDArray[np.bytes_]]) -> bytes:
-    """Fields (N,) as N lines, tabs between them; what pads a text to the length of the longest is left out."""
+def _characters(texts: NDArray[np.bytes_]) -> NDArray[np.uint8]:
+    """Texts (N,) as (N, longest), with 0 behind the end of shorter ones."""
+    return np.ascontiguousarray(texts).view(np.uint8).reshape(len(texts), -1)
+
+
+def _lines(fields: list[NDArray[np.uint8]]) -> bytes:
+    """Fields, each (N, characters), as N lines with tabs between the fields and without the characters that are 0."""
     parts = []
     for number, field in enumerate(fields):
-        texts = np.ascontiguousarray(field)
-        parts.append(texts.view(np.uint8).reshape(len(texts), -1))
         end = b"\t" if number < len(fields) - 1 else b"\n"
-        parts.append(np.full((len(texts), 1), end[0], np.uint8))
+        parts += [field, np.full((len(field), 1), end[0], np.uint8)]
     text = np.concatenate(parts, axis=1).reshape(-1)
     return text[text != 0].tobytes()

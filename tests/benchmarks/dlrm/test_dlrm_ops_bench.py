@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from benchmarks.dlrm.ops import dot_interaction
 from benchmarks.dlrm.ops.dot_interaction.bench_cases import SAMPLES, entries, sweeps
 from common.ops.bench import cases
 from common.ops.implementation import always
+from common.run.bench import kind_of
 
 
 def test_every_pass_of_every_implementation_runs_at_the_real_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,3 +37,10 @@ def test_every_tile_can_be_swept() -> None:
     assert {sweep.key for sweep in sweeps().values()} == set(triton.TILES)
     for sweep in sweeps().values():
         assert [tuple(triton.Tile(*choice)) for choice in sweep.choices] == list(sweep.choices)
+
+
+def test_every_kernel_has_a_kind() -> None:
+    source = Path(dot_interaction.__file__).with_name("kernels.py").read_text()
+    kernels = re.findall(r"^def (\w+_kernel)\(", source, re.MULTILINE)
+    assert kernels
+    assert {kind_of(kernel, dot_interaction.KERNEL_NAMES) for kernel in kernels} == {"dot interaction"}

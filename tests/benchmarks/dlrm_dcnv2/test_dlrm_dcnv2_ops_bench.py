@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from benchmarks.dlrm_dcnv2.ops import cross_network
 from benchmarks.dlrm_dcnv2.ops.cross_network.bench_cases import SAMPLES, entries, sweeps
 from common.ops.bench import cases
 from common.ops.implementation import always
+from common.run.bench import kind_of
 
 
 def test_every_pass_of_every_implementation_runs_at_the_real_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,3 +37,10 @@ def test_every_tile_can_be_swept() -> None:
     for sweep in sweeps().values():
         tile = sweep.table[sweep.key]
         assert [tuple(type(tile)(*choice)) for choice in sweep.choices] == list(sweep.choices)
+
+
+def test_every_kernel_has_a_kind() -> None:
+    source = Path(cross_network.__file__).with_name("kernels.py").read_text()
+    kernels = re.findall(r"^def (\w+_kernel)\(", source, re.MULTILINE)
+    assert kernels
+    assert {kind_of(kernel, cross_network.KERNEL_NAMES) for kernel in kernels} == {"cross network"}

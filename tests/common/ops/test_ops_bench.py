@@ -22,6 +22,7 @@ from common.ops import (
     fp8_cast,
     linear,
     linear_relu,
+    logit,
     lora_input,
     rms_norm,
     rope,
@@ -73,9 +74,10 @@ def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         implementations = operation.IMPLEMENTATIONS
         plain = implementations["torch"].function
         monkeypatch.setitem(implementations, "te", replace(implementations["te"], function=plain, unsupported=always))
-    implementations = linear_relu.IMPLEMENTATIONS
-    stand_in = replace(implementations["fused"], function=implementations["torch"].function, unsupported=always)
-    monkeypatch.setitem(implementations, "fused", stand_in)
+    for operation in (linear_relu, logit):
+        implementations = operation.IMPLEMENTATIONS
+        stand_in = replace(implementations["fused"], function=implementations["torch"].function, unsupported=always)
+        monkeypatch.setitem(implementations, "fused", stand_in)
     monkeypatch.setitem(linear.IMPLEMENTATIONS, "fp8", replace(linear.IMPLEMENTATIONS["fp8"], unsupported=always))
 
 
@@ -123,7 +125,7 @@ def test_every_pass_of_every_implementation_runs() -> None:
 @pytest.mark.usefixtures("without_memory")
 def test_a_sweep_tries_tiles_of_its_table() -> None:
     pytest.importorskip("triton")
-    assert len(sweeps()) == 35
+    assert len(sweeps()) == 37
     for name, sweep in {**sweeps(), **batch_norm.sweeps()}.items():
         tile = sweep.table[sweep.key]
         assert [tuple(type(tile)(*choice)) for choice in sweep.choices] == list(sweep.choices), name

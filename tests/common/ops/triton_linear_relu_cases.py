@@ -56,7 +56,7 @@ def test_a_gradient_in_other_memory(wide: bool) -> None:
     check(given, dy)
 
 
-def test_auto_takes_it_and_all_but_the_logits_of_a_stack_run_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_takes_it_and_all_but_the_logit_of_a_stack_run_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (
         select(linear_relu.IMPLEMENTATIONS, AUTO, OperationRequest(torch.device("cpu"), torch.bfloat16)).name == "fused"
     )
@@ -66,7 +66,7 @@ def test_auto_takes_it_and_all_but_the_logits_of_a_stack_run_by_it(monkeypatch: 
         "relu_gradient",
         lambda *args, pass_=triton.relu_gradient, **rest: launches.append(1) or pass_(*args, **rest),
     )
-    stack = MLP(13, (8, 4, 1), logits=True)
+    stack = MLP(13, (8, 4, 1), logit=True)
     stack.draw(lambda layer: [parameter.fill_(0.1) for parameter in layer.parameters()])
     stack.choose(AUTO, torch.float32)
     with Capturable():

@@ -75,6 +75,7 @@ def test_without_data_the_step_alone_is_measured(tmp_path, capsys):
         ("Memcpy DtoH (Device -> Pinned)", "copy from or to the host"),
         ("Memcpy DtoD (Device -> Device)", "copy and fill"),
         ("augment_kernel", "other"),
+        ("relu_gradient_kernel", "gradient of ReLU"),
     ],
 )
 def test_a_kernel_counts_as_the_work_that_it_does(kernel, kind):

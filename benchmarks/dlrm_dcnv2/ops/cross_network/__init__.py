@@ -36,8 +36,9 @@ IMPLEMENTATIONS = {
 }
 """Signature: ``cross_network(x0_BX, v, w, b)``, with V, W and b of every layer.
 
-``triton`` has the cross in the epilogue of a product of ours; ``fused`` takes PyTorch's product and cross. In the
-backward pass of a layer both have one pass of ours, and all products from PyTorch."""
+``triton`` has the cross in the epilogue of a product of ours, and what follows the gradient of a layer's input in that
+of another. ``fused`` has all products and the cross from PyTorch, and one pass of ours in the backward pass of a
+layer."""
 
-KERNEL_NAMES = (("cross network", r"^cross_(product|gradient)_"),)
+KERNEL_NAMES = (("cross network", r"^cross_(product|between|gradient)_"),)
 """Kind of work and pattern of the kernels' names, for the breakdown of a step."""

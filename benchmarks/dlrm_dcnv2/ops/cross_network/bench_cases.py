@@ -31,9 +31,9 @@ def case(function: Callable[..., Tensor], batch: int, dtype: torch.dtype) -> lis
     b = [normal(INPUTS).requires_grad_() for _ in range(LAYERS)]
     unit, narrow = float(x0.numel() * dtype.itemsize), float(batch * RANK * dtype.itemsize)
     flops = 2.0 * LAYERS * batch * 2 * INPUTS * RANK
-    # forward: x twice and x0 in, h and y out. Backward: dy, x0, h and dx0 in, dh and dx0 out; the products read dh
-    # twice and x once, and the last one reads and writes the gradient of x.
-    moved = LAYERS * (5 * unit + 2 * narrow), LAYERS * (11 * unit + 4 * narrow) - unit
+    # forward: x twice and x0 in, h and y out. Backward: dy, x0, h and dx0 in, dy, dh and dx0 out, but for one that
+    # comes last or first; and products read dh twice and x once.
+    moved = LAYERS * (5 * unit + 2 * narrow), LAYERS * (10 * unit + 4 * narrow) - unit
     return both_ways(
         lambda: function(x0, v, w, b), [x0.requires_grad_(), *v, *w, *b], [dy], moved=moved, flops=(flops, 2 * flops)
     )
@@ -56,7 +56,8 @@ def sweeps() -> dict[str, Sweep]:
         for shape, depth, warps, stages, group in itertools.product(shapes, (32, 64), (4, 8), (2, 3, 4), (4, 8, 16))
     ]
     tiles = list(itertools.product((64, 128), (2048, 4096, 8192), (4, 8), (4, 6, 8, 12), (1, 2)))
-    return {
-        "cross_network product": Sweep(triton.PRODUCT_TILES, "half", products, build, False),
-        "cross_network gradient": Sweep(triton.TILES, "gradient", tiles, build, True),
+    found = {
+        f"cross_network product {key}": Sweep(triton.PRODUCT_TILES, key, products, build, key == "backward")
+        for key in triton.PRODUCT_TILES
     }
+    return found | {"cross_network gradient": Sweep(triton.TILES, "gradient", tiles, build, True)}

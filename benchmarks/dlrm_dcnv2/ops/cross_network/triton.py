@@ -6,7 +6,7 @@ Everything is enqueued on the current stream and nothing waits for the device. L
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -41,14 +41,36 @@ class ProductTile(NamedTuple):
     group: int
 
 
-PRODUCT_TILES: dict[str, ProductTile] = {"half": ProductTile(128, 128, 64, 8, 3, 8)}
-"""Tile of the product of 16-bit factors. ``bench --sweep`` times others."""
+PRODUCT_TILES: dict[str, ProductTile] = {
+    "forward": ProductTile(128, 128, 64, 8, 3, 8),
+    "backward": ProductTile(128, 128, 64, 8, 3, 8),
+}
+"""Direction to the tile of its product of 16-bit factors. ``bench --sweep`` times others."""
 
 WIDE_TILE = ProductTile(64, 64, 32, 4, 2, 8)
 """The same for fp32 factors, which take twice the memory and no matrix unit."""
 
 TILES: dict[str, tiles.Tile] = {"gradient": tiles.Tile(128, 4096, 4, 6, 1)}
 """Pass to its tile. ``bench --sweep`` times others."""
+
+
+def _launch(tile: ProductTile, samples: int, inputs: int, rank: int) -> tuple[tuple[int], dict[str, Any]]:
+    """Grid and constants of a product."""
+    depth = max(_LEAST, min(tile.depth, triton.next_power_of_2(rank)))
+    return (triton.cdiv(samples, tile.rows) * triton.cdiv(inputs, tile.columns),), {
+        "EVEN": samples % tile.rows == 0 and inputs % tile.columns == 0,
+        "EVEN_R": rank % depth == 0,
+        "BLOCK_B": tile.rows,
+        "BLOCK_X": tile.columns,
+        "BLOCK_R": depth,
+        "GROUP": tile.group,
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }
+
+
+def _tile(key: str, dtype: torch.dtype) -> ProductTile:
+    return WIDE_TILE if dtype == torch.float32 else PRODUCT_TILES[key]
 
 
 def cross(
@@ -59,44 +81,74 @@ def cross(
     (samples, rank), inputs = u_BR.shape, len(w_XR)
     y_BX = torch.empty_like(x_BX)
     h_BX = torch.empty_like(x_BX) if keep else None
-    tile = WIDE_TILE if u_BR.dtype == torch.float32 else PRODUCT_TILES["half"]
-    depth = max(_LEAST, min(tile.depth, triton.next_power_of_2(rank)))
-    grid = (triton.cdiv(samples, tile.rows) * triton.cdiv(inputs, tile.columns),)
+    grid, constants = _launch(_tile("forward", u_BR.dtype), samples, inputs, rank)
     if samples:
         kernels.cross_product_kernel[grid](
-            u_BR, w_XR, b_X, x0_BX, x_BX, h_BX, y_BX, samples, inputs, rank,
-            KEEP=keep, EVEN=samples % tile.rows == 0 and inputs % tile.columns == 0, EVEN_R=rank % depth == 0,
-            BLOCK_B=tile.rows, BLOCK_X=tile.columns, BLOCK_R=depth, GROUP=tile.group,
-            num_warps=tile.warps, num_stages=tile.stages,
-        )  # fmt: skip
+            u_BR, w_XR, b_X, x0_BX, x_BX, h_BX, y_BX, samples, inputs, rank, KEEP=keep, **constants
+        )
     return h_BX, y_BX
 
 
-def gradient(
-    dy_BX: Tensor, x0_BX: Tensor, h_BX: Tensor, dx0_BX: Tensor | None, first: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of h, of x0, over the one that is given, and of b. Two launches."""
+def gradient(dy_BX: Tensor, x0_BX: Tensor, h_BX: Tensor, first: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of h, of x0 and of b. Two launches."""
+    dx0_BX = torch.empty_like(x0_BX)
+    dh_BX, db_X = _gradient_into(dx0_BX, dy_BX, x0_BX, h_BX, added=False, first=first)
+    return dh_BX, dx0_BX, db_X
+
+
+def _gradient_into(
+    dx0_BX: Tensor, dy_BX: Tensor, x0_BX: Tensor, h_BX: Tensor, added: bool, first: bool
+) -> tuple[Tensor, Tensor]:
+    """Gradients of h and of b; that of x0 over, or, if ``added``, onto the one that is given."""
     dy_BX = dy_BX.contiguous()
     require_contiguous(x0=x0_BX, h=h_BX, dx0=dx0_BX)
     samples, inputs = dy_BX.shape
     dh_BX = torch.empty_like(dy_BX)
-    added, dx0_BX = dx0_BX is not None, torch.empty_like(dy_BX) if dx0_BX is None else dx0_BX
     grid, arguments = tiles.cut(TILES["gradient"], 1, samples, inputs, dy_BX.device, reverse=False)
     partial_PX = dy_BX.new_empty((grid[0], inputs), dtype=torch.float32)
     kernels.cross_gradient_kernel[grid](
         dy_BX, x0_BX, h_BX, dh_BX, dx0_BX, partial_PX, samples, inputs, ADDED=added, FIRST=first, **arguments
     )
-    return dh_BX, dx0_BX, column_sums(partial_PX, torch.float32)
+    return dh_BX, column_sums(partial_PX, torch.float32)
 
 
-TRITON, FUSED = Passes(cross, gradient), Passes(cross_torch, gradient)
+def between(
+    du_BR: Tensor, v_RX: Tensor, dy_BX: Tensor, x0_BX: Tensor, h_BX: Tensor, dx0_BX: Tensor, first: bool
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+    """The product with the next layer's pass in its epilogue. Two launches."""
+    dy_BX = dy_BX.contiguous()
+    require_contiguous(du=du_BR, v=v_RX, x0=x0_BX, h=h_BX, dx0=dx0_BX)
+    (samples, rank), inputs = du_BR.shape, v_RX.shape[1]
+    dh_BX = torch.empty_like(dy_BX)
+    dx_BX = None if first else torch.empty_like(dy_BX)
+    tile = _tile("backward", du_BR.dtype)
+    grid, constants = _launch(tile, samples, inputs, rank)
+    partial_PX = dy_BX.new_empty((triton.cdiv(samples, tile.rows), inputs), dtype=torch.float32)
+    if samples:
+        kernels.cross_between_kernel[grid](
+            du_BR, v_RX, dy_BX, x0_BX, h_BX, dx_BX, dh_BX, dx0_BX, partial_PX, samples, inputs, rank,
+            FIRST=first, **constants,
+        )  # fmt: skip
+    return dx_BX, dh_BX, dx0_BX, column_sums(partial_PX, torch.float32)
+
+
+def add_then_gradient(
+    du_BR: Tensor, v_RX: Tensor, dy_BX: Tensor, x0_BX: Tensor, h_BX: Tensor, dx0_BX: Tensor, first: bool
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+    """PyTorch's product onto the gradient, then the next layer's pass. Three launches."""
+    dx_BX = torch.addmm(dy_BX, du_BR, v_RX)
+    dh_BX, db_X = _gradient_into(dx0_BX, dx_BX, x0_BX, h_BX, added=True, first=first)
+    return dx_BX, dh_BX, dx0_BX, db_X
+
+
+TRITON, FUSED = Passes(cross, gradient, between), Passes(cross_torch, gradient, add_then_gradient)
 
 
 def cross_network(x0_BX: Tensor, v: Sequence[Tensor], w: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    """See :func:`benchmarks.dlrm_dcnv2.ops.cross_network.plain.cross_network_torch`. All by our kernels."""
+    """See :func:`benchmarks.dlrm_dcnv2.ops.cross_network.plain.cross_network_torch`. Epilogues by our kernels."""
     return apply(TRITON, x0_BX, v, w, b)
 
 
 def cross_network_fused(x0_BX: Tensor, v: Sequence[Tensor], w: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    """The same with PyTorch's product and cross in the forward pass."""
+    """The same with all products from PyTorch."""
     return apply(FUSED, x0_BX, v, w, b)

@@ -66,7 +66,7 @@ def convert_block(
             row = int(np.flatnonzero(((ids < 0) | (ids >= most)).any(axis=1))[0])
             wrong = ids[row][(ids[row] < 0) | (ids[row] >= most)][0]
             raise DataError(
-                f"{files[2]}: row {first + row:,} has category {wrong:,} of table {table}, of {most:,} rows"
+                f"{files[2]}: row {first + row:,} has category {wrong:,} of table C{table + 1}, of {most:,} rows"
             )
         rows[:, column : column + hot] = ids
         column += hot

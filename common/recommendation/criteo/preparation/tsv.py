@@ -28,8 +28,8 @@ for _value, _digits in enumerate(zip(b"0123456789abcdef", b"0123456789ABCDEF", s
     _DIGITS_OF[list(_digits)] = _value
 
 LABEL = "label"
-INTEGERS = tuple(f"integer {number}" for number in range(DENSE))
-CATEGORIES = tuple(f"category {number}" for number in range(CATEGORICAL))
+INTEGERS = tuple(f"I{number}" for number in range(1, DENSE + 1))
+CATEGORIES = tuple(f"C{number}" for number in range(1, CATEGORICAL + 1))
 COLUMNS = (LABEL, *INTEGERS, *CATEGORIES)
 
 
@@ -85,7 +85,8 @@ def _check_end(path: Path) -> None:
 def _converted(path: Path, line: int, batch: pyarrow.RecordBatch) -> Lines:
     numbers = [batch.column(place) for place in range(1 + DENSE)]
     if numbers[0].null_count:
-        raise DataError(f"{path}: a line from {line:,} on has no label; fetch it again")
+        absent = int(np.flatnonzero(np.asarray(numbers[0].is_null()))[0])
+        raise DataError(f"{path}: line {line + absent:,} has no label; fetch it again")
     labels, *counts = (np.asarray(column.fill_null(0)) for column in numbers)
     if labels.min() < 0 or labels.max() > 1:
         wrong = int(np.flatnonzero((labels < 0) | (labels > 1))[0])
@@ -97,7 +98,7 @@ def _converted(path: Path, line: int, batch: pyarrow.RecordBatch) -> Lines:
             row = int(wrong_rows[0])
             text = batch.column(1 + DENSE + place)[row].as_py()
             raise DataError(
-                f"{path}: line {line + row:,} has {text!r} as category {place}, no number of up to {DIGITS} "
+                f"{path}: line {line + row:,} has {text!r} as C{place + 1}, no number of up to {DIGITS} "
                 "hexadecimal digits; fetch it again"
             )
         categories.append(values)

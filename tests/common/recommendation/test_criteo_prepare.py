@@ -1,0 +1,204 @@
+"""Raw days to prepared files: byte by byte, after interruptions, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from criteo_logs import HOTNESS, LARGEST, ROWS, expected_files, write_days, write_published
+
+from common.data import manifest, stand_in
+from common.data.stages import Stages
+from common.errors import DataError
+from common.recommendation.criteo.preparation.encoding import Encoding
+from common.recommendation.criteo.preparation.shuffle import BYTES_PER_ROW
+from common.recommendation.criteo.prepare import prepare, verify
+from common.recommendation.criteo.sample_rows import SampleFormat
+
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
+
+LOGARITHMS = SampleFormat("multi-hot/1", True, "train_data.bin", "val_data.bin", "prepare")
+COUNTS = SampleFormat("one-hot/1", False, "train_data.bin", "test_data.bin", "prepare")
+MULTI_HOT = Encoding(LOGARITHMS, HOTNESS, (LARGEST,) * 26, LARGEST, 2, None, True)
+ONE_HOT = Encoding(COUNTS, (1,) * 26, (40,) * 26, 40, 0, 1009, False)
+FEW_ROWS = 20 * BYTES_PER_ROW
+"""Memory with which training samples are five pieces, and the evaluation one."""
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("criteo") / "raw"
+    days = write_days(folder)
+    stand_in.mark(folder, {"kind": "test"})
+    return folder, days
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    [
+        MULTI_HOT,
+        pytest.param(replace(MULTI_HOT, first_id=2**24 - 5), id="ids that float32 rounds"),
+        ONE_HOT,
+    ],
+)
+def test_files_are_those_of_the_definition(raw, tmp_path, encoding):
+    folder, days = raw
+    made = prepare(folder, tmp_path, encoding, 1, FEW_ROWS)
+    train, evaluation, rows = expected_files(days, encoding)
+    assert (tmp_path / encoding.sample_format.train_file).read_bytes() == train
+    assert (tmp_path / encoding.sample_format.eval_file).read_bytes() == evaluation
+    assert json.loads(made.source["table_rows"]) == rows
+    assert made.counts == {"train_samples": sum(ROWS[:-1]), "eval_samples": 4}
+    assert made.stand_in
+    assert not (tmp_path / "intermediate").exists()
+    assert verify(tmp_path, encoding.sample_format) == made
+
+
+def test_rounding_changes_ids(raw):
+    large = replace(MULTI_HOT, first_id=2**24 - 5)
+    assert expected_files(raw[1], large)[0] != expected_files(raw[1], replace(large, rounded=False))[0]
+
+
+def test_a_preparation_that_is_interrupted_again_and_again_ends_as_any_other(raw, tmp_path, monkeypatch):
+    folder, days = raw
+    keep, kept, calls = Stages.keep, [], 0
+
+    class Killed(Exception):
+        pass
+
+    def keep_or_die(self, stage, task, record):
+        if len(kept) == 9:
+            raise Killed
+        kept.append(stage)
+        keep(self, stage, task, record)
+
+    monkeypatch.setattr(Stages, "keep", keep_or_die)
+    stages = []
+    while True:
+        calls += 1
+        try:
+            prepare(folder, tmp_path, MULTI_HOT, 1, FEW_ROWS * calls)
+            break
+        except Killed:
+            stages += kept
+            kept.clear()
+    assert calls > 6
+    assert len(stages + kept) == 24 + 26 + 2 + 6 + 6 + 1 + 2  # each task once
+    train, evaluation, _ = expected_files(days, MULTI_HOT)
+    assert (tmp_path / "train_data.bin").read_bytes() == train
+    assert (tmp_path / "val_data.bin").read_bytes() == evaluation
+
+
+def test_what_is_prepared_is_left_alone_and_others_are_refused(raw, tmp_path):
+    folder, _ = raw
+    first = prepare(folder, tmp_path, ONE_HOT)
+    before = (tmp_path / "train_data.bin").stat().st_mtime_ns
+    assert prepare(folder, tmp_path, ONE_HOT) == first
+    assert (tmp_path / "train_data.bin").stat().st_mtime_ns == before
+    with pytest.raises(DataError, match=r"was prepared with"):
+        prepare(folder, tmp_path, ONE_HOT.capped(7))
+
+
+@pytest.fixture(scope="module")
+def published(raw, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("published") / "set"
+    write_published(folder, raw[1], MULTI_HOT)
+    stand_in.mark(folder, {"table_rows": expected_files(raw[1], MULTI_HOT)[2]})
+    return folder
+
+
+def test_the_published_multi_hot_set_makes_the_same_files(raw, published, tmp_path):
+    prepare(published, tmp_path, MULTI_HOT, 1, 2 * BYTES_PER_ROW)
+    train, evaluation, _ = expected_files(raw[1], MULTI_HOT)
+    assert (tmp_path / "train_data.bin").read_bytes() == train
+    assert (tmp_path / "val_data.bin").read_bytes() == evaluation
+
+
+def copied(folder: Path, target: Path) -> Path:
+    target.mkdir()
+    for path in folder.iterdir():
+        (target / path.name).hardlink_to(path)
+    return target
+
+
+def test_a_category_outside_its_table_is_named(published, tmp_path):
+    folder = copied(published, tmp_path / "raw")
+    stand_in_rows = json.loads((folder / stand_in.MARKER).read_text())["table_rows"]
+    stand_in_rows[2] = 1
+    (folder / stand_in.MARKER).unlink()
+    stand_in.mark(folder, {"table_rows": stand_in_rows})
+    with pytest.raises(DataError, match=r"day_0_sparse_multi_hot.npz: row \d+ has category \d+ of table C3, of 1 rows"):
+        prepare(folder, tmp_path / "data", MULTI_HOT)
+
+
+def test_a_compressed_multi_hot_set_is_refused(published, tmp_path):
+    folder = copied(published, tmp_path / "raw")
+    path = folder / "day_3_sparse_multi_hot.npz"
+    arrays = dict(np.load(path))
+    path.unlink()
+    np.savez_compressed(path, **arrays)
+    with pytest.raises(DataError, match=r"day_3_sparse_multi_hot.npz: member 0 is compressed"):
+        prepare(folder, tmp_path / "data", MULTI_HOT)
+
+
+def test_a_multi_hot_set_that_was_cut_off_is_refused(published, tmp_path):
+    folder = copied(published, tmp_path / "raw")
+    path = folder / "day_3_sparse_multi_hot.npz"
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content[: len(content) // 2])
+    assert not zipfile.is_zipfile(path)
+    with pytest.raises(DataError, match=r"day_3_sparse_multi_hot.npz is no whole set"):
+        prepare(folder, tmp_path / "data", MULTI_HOT)
+
+
+def test_the_one_hot_benchmark_refuses_a_multi_hot_set(published, tmp_path):
+    with pytest.raises(DataError, match=r"this benchmark needs the days as text"):
+        prepare(published, tmp_path, ONE_HOT)
+
+
+@pytest.mark.parametrize("form", ["text", "published"])
+def test_missing_days_are_named(raw, published, tmp_path, form):
+    folder = copied(raw[0] if form == "text" else published, tmp_path / "raw")
+    name = "day_7" if form == "text" else "day_7_dense.npy"
+    (folder / name).unlink()
+    with pytest.raises(DataError, match=rf"lacks {name};"):
+        prepare(folder, tmp_path / "data", MULTI_HOT)
+
+
+def test_a_real_day_that_is_not_whole_is_refused(raw, tmp_path):
+    folder = copied(raw[0], tmp_path / "raw")
+    (folder / stand_in.MARKER).unlink()
+    with pytest.raises(DataError, match=r"day_0 has 3 samples and not 195,841,983"):
+        prepare(folder, tmp_path / "data", MULTI_HOT)
+
+
+def test_a_count_without_a_logarithm_is_refused(raw, tmp_path):
+    folder = copied(raw[0], tmp_path / "raw")
+    text = (folder / "day_5").read_text().splitlines()
+    fields = text[1].split("\t")
+    (folder / "day_5").unlink()
+    (folder / "day_5").write_text("\n".join([text[0], "\t".join([fields[0], "-3", *fields[2:]]), *text[2:]]) + "\n")
+    with pytest.raises(DataError, match=r"day_5: among lines 1 to 4 is the count -3, of which ln\(x \+ 3\) is taken"):
+        prepare(folder, tmp_path / "data", MULTI_HOT)
+    prepare(folder, tmp_path / "other", ONE_HOT)  # negative counts are 0 there
+
+
+@pytest.mark.parametrize(
+    ("word", "value", "message"),
+    [(0, 2, "labels that are neither 0 nor 1"), (14 + 4, 9, "row 3 has category 9 of table C3, which has 9 rows")],
+)
+def test_verify_finds_impossible_values_that_the_manifest_has_a_checksum_of(raw, tmp_path, word, value, message):
+    made = prepare(raw[0], tmp_path, MULTI_HOT)
+    rows = np.fromfile(tmp_path / "val_data.bin", np.int32).reshape(4, -1)
+    rows[3, word] = value
+    rows.tofile(tmp_path / "val_data.bin")
+    with pytest.raises(DataError, match=r"SHA-256"):
+        verify(tmp_path, LOGARITHMS)
+    manifest.write(tmp_path, replace(made, files=manifest.describe_files(tmp_path, made.files)))
+    with pytest.raises(DataError, match=message):
+        verify(tmp_path, LOGARITHMS)
