@@ -109,12 +109,19 @@ class Dlrm(Workload):
         return self._clicks.loss(micro_batch)
 
     def example_batches(self) -> Iterable[Batch]:
-        """A micro-batch of uniform ids."""
+        """A micro-batch whose ids are as ``embeddings.example_ids`` says."""
         yield Batch(self._made_up(self.cfg.micro_batch), self.nominal_samples)
 
     def _made_up(self, samples: int) -> dict[str, Tensor]:
         facts, layout = self.own.facts, self.layout
-        return made_up(facts.tables, facts.dense_features, samples, layout.generator("example"), layout.device)
+        return made_up(
+            facts.tables,
+            facts.dense_features,
+            samples,
+            self.own.embeddings.example_ids,
+            layout.generator("example"),
+            layout.device,
+        )
 
     def open_data(self, root: Path) -> TrainingRows:
         """Open this rank's part of every global batch."""

@@ -122,7 +122,7 @@ class Rules:
 
     @property
     def fractions_from(self) -> int:
-        """What a log that counts fractions of epochs begins with: the first DLRM's counts its only epoch from 1 to 2."""
+        """What a log that counts fractions of epochs begins with: the first DLRM's only epoch goes from 1 to 2."""
         return 1 if self.benchmark == "dlrm" else 0
 
     @property

@@ -179,7 +179,7 @@ def dlrm(global_batch: int, train_samples: int = CRITEO_SAMPLES, last_samples: i
     """
     iterations = train_samples // (global_batch * 20)
     if not iterations:
-        raise ValueError(f"{train_samples} samples are fewer than 20 batches of {global_batch}, one for each evaluation")
+        raise ValueError(f"{train_samples} samples are fewer than 20 batches of {global_batch}: one an evaluation")
     interval = iterations * global_batch
     last = 20 * interval
     return Schedule(interval, interval, last if last_samples is None else min(last, last_samples), "samples")

@@ -21,6 +21,7 @@ from common.ops.embedding_bags import AdagradRows, Rule
 from common.optim.precision import DTYPES
 from common.recommendation.config import EmbeddingSettings
 from common.recommendation.embeddings import ShardedEmbeddings
+from common.recommendation.made_up_ids import Distribution, made_up_ids
 from common.recommendation.planner import make_plan
 from common.recommendation.tables import Tables
 from common.step.train_step import Losses
@@ -139,27 +140,29 @@ def _rows(tables: Tables, settings: EmbeddingSettings, rule: Rule, dtype: torch.
 
 
 def made_up(
-    tables: Tables, dense_features: int, samples: int, generator: torch.Generator, device: torch.device
+    tables: Tables,
+    dense_features: int,
+    samples: int,
+    distribution: Distribution,
+    generator: torch.Generator,
+    device: torch.device,
 ) -> dict[str, Tensor]:
-    """Samples without a meaning, as a reader decodes them; ids are uniform over their tables.
+    """Samples without a meaning, as a reader decodes them.
 
     Args:
         tables: of the ids.
         dense_features: D.
         samples: B.
+        distribution: of the ids, see :mod:`common.recommendation.made_up_ids`.
         generator: of the CPU.
         device: of the tensors.
 
     Returns:
         ``label`` (B,) and ``dense`` (B, D), float32; ``ids`` (B, L), int32.
     """
-    columns = [
-        torch.randint(table.rows, (samples, table.hotness), generator=generator, dtype=torch.int32)
-        for table in tables.tables
-    ]
     made = {
         "label": torch.randint(2, (samples,), generator=generator).float(),
         "dense": 4 * torch.rand((samples, dense_features), generator=generator),
-        "ids": torch.cat(columns, dim=1),
+        "ids": made_up_ids(tables, samples, distribution, generator),
     }
     return {name: tensor.to(device) for name, tensor in made.items()}

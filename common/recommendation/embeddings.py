@@ -99,7 +99,7 @@ class ShardedEmbeddings:
         self.layout, self.dtype, self._device = layout, dtype, layout.device
         tables = plan.tables
         request = OperationRequest(layout.device, rows_dtype, {"width": tables.width})
-        with asked_for("model.embedding_bags", implementation):
+        with asked_for("embeddings.implementation", implementation):
             chosen = select(IMPLEMENTATIONS, implementation, request)
         self.ops: EmbeddingBags = chosen.function
         self.exchange: Meeting = Exchange(plan, layout.rank, layout.group("dp"), self.ops, layout.device)

@@ -21,6 +21,8 @@ DEMOS = {
     "retinanet": ("5.1.0", "mean_average_precision 0."),
     "ssd300": ("1.1.0", "mean_average_precision 0."),
     "rgat": ("5.1.0", "accuracy 0."),
+    "dlrm": ("2.1.0", "auc 0."),
+    "dlrm_dcnv2": ("6.0.0", "auc 0."),
 }
 """Workload: newest ruleset that accepts it, and what a success says."""
 
@@ -32,10 +34,22 @@ OWN: dict[str, set[tuple[str, str]]] = {
     "retinanet": set(),
     "ssd300": {("target", "eval_accuracy"), ("end", ""), ("check", "train_samples")},
     "rgat": set(),
+    "dlrm": {("target", "eval_accuracy")},
+    "dlrm_dcnv2": {("target", "eval_accuracy"), ("check", "eval_samples")},
 }
 """What the closed division's rules may have against a demo's log: a target, a network and a data set of its own."""
 
-SEEDS = {"resnet": 1, "bert": 1, "unet3d": 12, "llama2_70b_lora": 1, "retinanet": 1, "ssd300": 1, "rgat": 1}
+SEEDS = {
+    "resnet": 1,
+    "bert": 1,
+    "unet3d": 12,
+    "llama2_70b_lora": 1,
+    "retinanet": 1,
+    "ssd300": 1,
+    "rgat": 1,
+    "dlrm": 1,
+    "dlrm_dcnv2": 1,
+}
 """With others they reach their targets as well, 3D U-Net's after 12 to 42 of its 60 epochs, Llama's after 4 to 6 of 20
 evaluations."""
 

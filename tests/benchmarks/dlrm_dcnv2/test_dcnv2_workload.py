@@ -21,6 +21,7 @@ from common.mlperf.admission import admit, evaluation_schedule
 from common.mlperf.constraints import missing_hyperparameters
 from common.mlperf.events import RunEvents, hyperparameters
 from common.mlperf.mllog import RunLog
+from common.recommendation.planner import automatic, automatic_over_nodes
 
 SAMPLES = 4_195_197_692
 
@@ -102,6 +103,21 @@ def test_capped_tables_fit_one_gpu_and_are_no_result_of_the_closed_division(scal
         admit(*loaded(f"scale={scale}", "submission.division=closed"))
 
 
+@pytest.mark.parametrize("scale", ["1xGPU", "1xH200", "2xH200", "4xH200", *PUBLISHED])
+def test_the_tables_of_a_recipe_have_a_plan_within_its_memory(scale):
+    run, _ = loaded(f"scale={scale}")
+    own, ranks = run.workload, run.training_ranks
+    tables, settings = own.facts.tables, own.embeddings
+    if settings.plan == "hier_auto":
+        plan = automatic_over_nodes(tables, ranks, run.scale.gpus_per_node, 1024, settings)
+    else:
+        plan = automatic(tables, ranks, 1024, settings)
+    plan.check_memory(1024, int(settings.memory_gb * 1e9))
+    held = sum(plan.rows_of(rank) for rank in range(ranks))
+    replicated = sum(tables.tables[table].rows for table in plan.replicated)
+    assert held == tables.rows + (ranks - 1) * replicated
+
+
 @pytest.mark.parametrize("ruleset", ["3.0.0", "4.1.0", "5.1.0", "6.0.0"])
 def test_the_log_has_every_hyperparameter_of_the_round(ruleset):
     run, session = loaded("scale=8xH200", f"ruleset={ruleset}")
@@ -109,7 +125,7 @@ def test_the_log_has_every_hyperparameter_of_the_round(ruleset):
     assert admit(run, session).rules.log_name == "dlrm_dcnv2"
 
 
-@pytest.mark.parametrize("ruleset", ["4.1.0", "6.0.0"])
+@pytest.mark.parametrize("ruleset", ["3.0.0", "4.1.0", "6.0.0"])
 def test_the_official_checker_accepts_the_log_of_a_run(ruleset, tmp_path):
     run, session = loaded("scale=8xH200", f"ruleset={ruleset}", "submission.org=acme")
     admission, began = admit(run, session), time.time_ns() // 1_000_000
