@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from common.errors import DataError, SuiteError
+
 PADDING = 2**31 - 1
 """The key of what is no sample; it sorts behind all others."""
 INVALID = 2**31 - 2
@@ -47,10 +49,13 @@ class Ranking:
         """The area under the ROC curve: the rounded quotient of exact integers.
 
         Raises:
-            ValueError: all samples have one label, so that there is no curve.
+            DataError: all samples have one label, so that there is no curve.
         """
         if not self.positives or not self.negatives:
-            raise ValueError(f"{self.positives:,} positives and {self.negatives:,} negatives: no ROC curve")
+            raise DataError(
+                f"the evaluation samples are {self.positives:,} positives and {self.negatives:,} negatives: no ROC "
+                "curve; evaluate samples of both labels"
+            )
         return self.doubled_wins / (2 * self.positives * self.negatives)
 
 
@@ -85,13 +90,16 @@ def rank(keys_N: Tensor) -> Ranking:
         keys_N: int32, of :func:`ranking_keys`, in any order, padding included; not changed.
 
     Raises:
-        ValueError: a prediction is no number.
+        SuiteError: a prediction is no number.
     """
     sorted_N = torch.sort(keys_N).values
     ends = torch.searchsorted(sorted_N, torch.tensor([INVALID, PADDING], dtype=torch.int32, device=keys_N.device))
     valid, samples = (int(end) for end in ends.tolist())
     if valid < samples:
-        raise ValueError(f"{samples - valid:,} of {samples:,} predictions are not numbers")
+        raise SuiteError(
+            f"{samples - valid:,} of {samples:,} predictions are not numbers: the run diverged; look at the loss in "
+            "the metrics, the learning rate and the precision"
+        )
     key_S = sorted_N[:samples]
     positives, index_sum = _positives(key_S)
     in_order_or_tied = index_sum - positives * (positives - 1) // 2

@@ -109,10 +109,14 @@ def sharded_embeddings(
 
 
 def probed(cfg: RunConfig) -> RunConfig:
-    """The configuration with short tables, which one rank holds: an iteration needs as much memory beside them."""
+    """The configuration with short tables, which one rank holds, and an iteration of one micro-batch.
+
+    A micro-batch needs as much memory beside the tables as with the real ones.
+    """
     own = cfg.workload
     facts = replace(own.facts, table_rows=tuple(min(rows, PROBED_ROWS) for rows in own.facts.table_rows))
-    return replace(cfg, workload=replace(own, facts=facts, embeddings=replace(own.embeddings, plan="row_wise")))
+    workload = replace(own, facts=facts, embeddings=replace(own.embeddings, plan="row_wise"))
+    return replace(cfg, grad_accumulation_steps=1, workload=workload)
 
 
 def table_bytes(cfg: RunConfig, rule: Rule) -> int:

@@ -28,7 +28,7 @@ class AreaUnderCurve(Scorer):
 
         Raises:
             RuntimeError: not all samples were evaluated.
-            ValueError: all samples have one label.
+            DataError: all samples have one label.
         """
         values = predictions.values
         check_whole_set(values["positives"] + values["negatives"], values["expected"], "samples")
@@ -79,7 +79,7 @@ class ClickRanking(Evaluation):
         """Predict over all samples, and count pairs on the first rank. Collective.
 
         Raises:
-            ValueError: a prediction is no number.
+            SuiteError: a prediction is no number.
         """
         assert self._source is not None, "open_data comes first"
         with self._forward.evaluating(weights):

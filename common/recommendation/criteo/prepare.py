@@ -61,7 +61,9 @@ def prepare(raw_dir: Path, data_dir: Path, encoding: Encoding, workers: int = 1,
 
 
 def verify(data_dir: Path, sample_format: SampleFormat, workers: int = 1) -> Manifest:
-    """Check every checksum of ``data_dir``, and that labels are 0 or 1 and ids within their tables; reads all files.
+    """Check every checksum of ``data_dir``, and that labels, dense features and ids are possible ones.
+
+    It reads all files.
 
     Raises:
         DataError: a file is missing or changed, or its content is impossible.
@@ -79,18 +81,20 @@ def verify(data_dir: Path, sample_format: SampleFormat, workers: int = 1) -> Man
     ]
     with ThreadPoolExecutor(workers) as pool:
         try:
-            for _ in pool.map(lambda block: _check_rows(prepared, *block), blocks):
+            for _ in pool.map(lambda block: _check_rows(prepared, sample_format, *block), blocks):
                 pass
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
     return prepared.manifest
 
 
-def _check_rows(prepared: Prepared, path: Path, first: int, last: int) -> None:
+def _check_rows(prepared: Prepared, sample_format: SampleFormat, path: Path, first: int, last: int) -> None:
     words = np.fromfile(path, np.int32, (last - first) * prepared.words, offset=first * prepared.words * WORD)
     rows = words.reshape(-1, prepared.words)
     if rows[:, 0].min() < 0 or rows[:, 0].max() > 1:
         raise DataError(f"{path}: among rows {first:,} to {last:,} are labels that are neither 0 nor 1; prepare again")
+    if fault := sample_format.fault_of(rows[:, 1:IDS]):
+        raise DataError(f"{path}: among rows {first:,} to {last:,} are dense features {fault}; prepare again")
     limits = np.repeat(np.array(prepared.table_rows), prepared.hotness)
     wrong = (rows[:, IDS:] < 0) | (rows[:, IDS:] >= limits)
     if wrong.any():

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from common.recommendation.tables import Tables
@@ -59,6 +61,12 @@ class SampleFormat:
             "dense": dense_BD.clone(memory_format=torch.contiguous_format),
             "ids": words_BW[:, IDS:].clone(memory_format=torch.contiguous_format),
         }
+
+    def fault_of(self, words_ND: NDArray[np.int32]) -> str:
+        """What no dense features, words of rows as they lie in the file, may be, if some are; else nothing."""
+        if self.logarithms:
+            return "" if np.isfinite(words_ND.view(np.float32)).all() else "that are not finite"
+        return "below 0" if words_ND.min(initial=0) < 0 else ""
 
 
 def row_words(tables: Tables) -> int:

@@ -7,6 +7,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from sklearn.metrics import roc_auc_score
 
+from common.errors import DataError, SuiteError
 from common.recommendation import auc, auc_bench
 from common.recommendation.auc import PADDING, Ranking, gather_keys, rank, ranking_keys
 from tests.capturable import Capturable
@@ -79,15 +80,15 @@ def test_half_predictions_are_widened_before_the_sigmoid():
 def test_a_prediction_that_is_no_number_is_an_error(value):
     logit_N, label_N = predictions("random", 100)
     logit_N[[3, 40]] = value
-    with pytest.raises(ValueError, match="2 of 100 predictions are not numbers"):
+    with pytest.raises(SuiteError, match="2 of 100 predictions are not numbers"):
         rank(ranking_keys(logit_N, label_N))
 
 
 @pytest.mark.parametrize("label", [0.0, 1.0])
 def test_one_label_alone_has_no_curve(label):
-    with pytest.raises(ValueError, match="no ROC curve"):
+    with pytest.raises(DataError, match="no ROC curve"):
         _ = rank(ranking_keys(torch.randn(10), torch.full((10,), label))).area
-    with pytest.raises(ValueError, match="no ROC curve"):
+    with pytest.raises(DataError, match="no ROC curve"):
         _ = rank(torch.full((4,), PADDING, dtype=torch.int32)).area
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from common.contract.evaluation import Predictions, Weights
 from common.data.batches import HostBatch
 from common.distributed.layout import Layout
+from common.errors import SuiteError
 from common.recommendation.evaluation import AreaUnderCurve, ClickRanking
 
 BATCH, SAMPLES, FEATURES = 8, 29, 3
@@ -96,5 +97,5 @@ def test_a_prediction_that_is_no_number_ends_the_evaluation():
         model.bias.fill_(float("nan"))
     evaluated = evaluation(model, Source())
     evaluated.open_data(Path())
-    with pytest.raises(ValueError, match=f"{SAMPLES} of {SAMPLES} predictions are not numbers"):
+    with pytest.raises(SuiteError, match=f"{SAMPLES} of {SAMPLES} predictions are not numbers"):
         evaluated.predict(Weights(dict(model.named_parameters())))

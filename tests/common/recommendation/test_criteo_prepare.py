@@ -135,6 +135,31 @@ def test_a_category_outside_its_table_is_named(published, tmp_path):
         prepare(folder, tmp_path / "data", MULTI_HOT)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [("labels", 2, "labels that are neither 0 nor 1"), ("dense", np.inf, "dense features that are not finite")],
+)
+def test_impossible_values_of_the_multi_hot_set_are_refused(published, tmp_path, name, value, message):
+    folder = copied(published, tmp_path / "raw")
+    path = folder / f"day_4_{name}.npy"
+    values = np.load(path)
+    values[1, 0] = value
+    path.unlink()
+    np.save(path, values)
+    with pytest.raises(DataError, match=f"day_4_{name}.npy: among rows .* are {message}"):
+        prepare(folder, tmp_path / "data", MULTI_HOT)
+
+
+def test_verify_finds_counts_below_0(raw, tmp_path):
+    made = prepare(raw[0], tmp_path, ONE_HOT)
+    rows = np.fromfile(tmp_path / "test_data.bin", np.int32).reshape(4, -1)
+    rows[2, 1] = -1
+    rows.tofile(tmp_path / "test_data.bin")
+    manifest.write(tmp_path, replace(made, files=manifest.describe_files(tmp_path, made.files)))
+    with pytest.raises(DataError, match=r"test_data\.bin: among rows 0 to 4 are dense features below 0"):
+        verify(tmp_path, COUNTS)
+
+
 def test_a_compressed_multi_hot_set_is_refused(published, tmp_path):
     folder = copied(published, tmp_path / "raw")
     path = folder / "day_3_sparse_multi_hot.npz"
@@ -190,7 +215,11 @@ def test_a_count_without_a_logarithm_is_refused(raw, tmp_path):
 
 @pytest.mark.parametrize(
     ("word", "value", "message"),
-    [(0, 2, "labels that are neither 0 nor 1"), (14 + 4, 9, "row 3 has category 9 of table C3, which has 9 rows")],
+    [
+        (0, 2, "labels that are neither 0 nor 1"),
+        (13, 0x7FC00000, "dense features that are not finite"),
+        (14 + 4, 9, "row 3 has category 9 of table C3, which has 9 rows"),
+    ],
 )
 def test_verify_finds_impossible_values_that_the_manifest_has_a_checksum_of(raw, tmp_path, word, value, message):
     made = prepare(raw[0], tmp_path, MULTI_HOT)

@@ -52,11 +52,16 @@ def convert_block(
         table_rows, hotness: of each table.
 
     Raises:
-        DataError: a file is damaged, or an id is beyond its table.
+        DataError: a file is damaged, a label is neither 0 nor 1, a dense feature is not finite, or an id is beyond its
+            table.
     """
     rows = np.empty((last - first, IDS + sum(hotness)), np.int32)
     rows[:, :1] = _array(files[0], "<i4", 1)[first:last]
     rows[:, 1:IDS] = np.ascontiguousarray(_array(files[1], "<f4", DENSE)[first:last]).view(np.int32)
+    if rows[:, 0].min() < 0 or rows[:, 0].max() > 1:
+        raise DataError(f"{files[0]}: among rows {first:,} to {last:,} are labels that are neither 0 nor 1")
+    if not np.isfinite(rows[:, 1:IDS].view(np.float32)).all():
+        raise DataError(f"{files[1]}: among rows {first:,} to {last:,} are dense features that are not finite")
     column = IDS
     for table, (most, hot) in enumerate(zip(table_rows, hotness, strict=True)):
         ids = _member(files[2], table, hot)[first:last]
