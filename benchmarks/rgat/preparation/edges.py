@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.rgat.preparation import permutation
-from benchmarks.rgat.preparation.array_file import ArrayFile
 from benchmarks.rgat.raw import RawArray
 from benchmarks.rgat.schema import Relation
 from common.data.atomic import written
+from common.data.row_output import RowOutput
 from common.data.stages import Record
 from common.errors import DataError
 
@@ -149,7 +149,7 @@ def bin_bounds(targets: int, width: int) -> NDArray[np.int64]:
 
 
 def write_bucket(
-    parts: Sequence[Sequence[Sorted]], loops: bool, bucket: Bucket, block: int, indptr: ArrayFile, indices: ArrayFile
+    parts: Sequence[Sequence[Sorted]], loops: bool, bucket: Bucket, block: int, indptr: RowOutput, indices: RowOutput
 ) -> Record:
     """Write the edges of a range of targets.
 

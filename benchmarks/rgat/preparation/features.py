@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.rgat.preparation import permutation
-from benchmarks.rgat.preparation.array_file import ArrayFile
 from benchmarks.rgat.prepared import FEATURE_DTYPES
 from benchmarks.rgat.raw import RawArray
 from common.data.atomic import written
+from common.data.row_output import RowOutput
 from common.data.stages import Record
 from common.errors import DataError
 
@@ -75,7 +75,7 @@ def write_piece(
     return {"rows": last - first}
 
 
-def write_bucket(pieces: Sequence[Path], first: int, last: int, memory: int, target: ArrayFile) -> Record:
+def write_bucket(pieces: Sequence[Path], first: int, last: int, memory: int, target: RowOutput) -> Record:
     """Write new rows ``first`` to ``last`` of what the pieces hold.
 
     Raises:

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from benchmarks.rgat.preparation import edges, features, permutation, seeds
-from benchmarks.rgat.preparation.array_file import ArrayFile
 from benchmarks.rgat.preparation.edges import Sorted
 from benchmarks.rgat.prepared import FEATURE_DTYPES
 from benchmarks.rgat.prepared_names import (
@@ -31,6 +30,7 @@ from benchmarks.rgat.prepared_names import (
 from benchmarks.rgat.raw import RawArray, RawGraph
 from benchmarks.rgat.schema import Relation
 from common.data.manifest import FileEntry, file_entry
+from common.data.row_output import RowOutput
 from common.data.stages import Record, Stages
 
 _MOST_EDGES = 1 << 30
@@ -110,7 +110,7 @@ class Pipeline:
     def _write_features(self, name: str, source: RawArray) -> None:
         stage = f"features-{name}"
         shape, dtype = (source.rows, source.width), FEATURE_DTYPES[self.kind][1]
-        target = ArrayFile(self.data_dir / features_name(name), dtype, shape)
+        target = RowOutput(self.data_dir / features_name(name), dtype, shape, npy=True)
         if self.stages.record(_FEATURES_DONE, name) is not None:
             if target.begun:
                 return
@@ -171,15 +171,15 @@ class Pipeline:
         loops = relation.symmetric
         buckets = edges.buckets(parts, len(parts) if loops else 0, max(1, self.memory // edges.EDGE_MEMORY))
         total, targets = sum(bucket.edges for bucket in buckets), self.source.nodes[relation.target]
-        indptr = ArrayFile(self.data_dir / indptr_name(relation), "<i8", (targets + 1,))
-        indices = ArrayFile(self.data_dir / indices_name(relation), "<i4", (total,))
+        indptr = RowOutput(self.data_dir / indptr_name(relation), "<i8", (targets + 1,), npy=True)
+        indices = RowOutput(self.data_dir / indices_name(relation), "<i4", (total,), npy=True)
         block = min(edges.BLOCK_EDGES, max(1, self.memory // edges.EDGE_MEMORY))
         tasks = {f"{bucket.first:010d}": (parts, loops, bucket, block, indptr, indices) for bucket in buckets}
         self._write_rows(f"{stage}-{relation.name}-buckets", tasks, edges.write_bucket, [indptr, indices])
         return total
 
     def _write_rows(
-        self, stage: str, tasks: dict[str, tuple[Any, ...]], work: Callable[..., Record], targets: list[ArrayFile]
+        self, stage: str, tasks: dict[str, tuple[Any, ...]], work: Callable[..., Record], targets: list[RowOutput]
     ) -> None:
         """Do a stage whose tasks write ``targets``; all of them anew where one is gone or of another preparation."""
         if not ((self.stages.folder / stage).is_dir() and all(target.begun for target in targets)):

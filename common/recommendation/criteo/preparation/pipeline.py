@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from common.data.manifest import FileEntry, file_entry
 from common.data.preparation import require_space
+from common.data.row_output import RowOutput
 from common.data.stages import Record, Stages
 from common.errors import DataError
 from common.recommendation.criteo.preparation import multi_hot, numbering, published_set, shuffle
 from common.recommendation.criteo.preparation.days import Day, Samples, parse_day, parsed
 from common.recommendation.criteo.preparation.encoding import Encoding
 from common.recommendation.criteo.preparation.raw_days import RawDays
-from common.recommendation.criteo.preparation.row_output import RowOutput
 from common.recommendation.criteo.sample_rows import CATEGORICAL, IDS, WORD
 
 BLOCK_ROWS = 1 << 16
@@ -202,8 +202,8 @@ class Pipeline:
     def _outputs(self, rows: Sequence[int]) -> tuple[RowOutput, RowOutput]:
         words, chosen = IDS + sum(self.encoding.hotness), self.encoding.sample_format
         return (
-            RowOutput(self.data_dir / chosen.train_file, sum(rows[:-1]), words),
-            RowOutput(self.data_dir / chosen.eval_file, -(-rows[-1] // 2), words),
+            RowOutput(self.data_dir / chosen.train_file, "<i4", (sum(rows[:-1]), words), npy=False),
+            RowOutput(self.data_dir / chosen.eval_file, "<i4", (-(-rows[-1] // 2), words), npy=False),
         )
 
     def _begin(self, outputs: Sequence[RowOutput], stages: Sequence[str], between: int) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from common.data.row_output import RowOutput
 from common.data.stages import Record
 from common.errors import DataError
 from common.formats import npy
-from common.recommendation.criteo.preparation.row_output import RowOutput
 from common.recommendation.criteo.sample_rows import DENSE, IDS
 
 _LOCAL_HEADER = 30

@@ -1,4 +1,4 @@
-"""Arrays in numpy's format that several processes write, each its own rows, and that have their names when all did."""
+"""Files of rows that several processes write, each its own, and that have their names when all did."""
 
 from __future__ import annotations
 
@@ -13,18 +13,25 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
-class ArrayFile:
-    """One array.
+class RowOutput:
+    """One file.
 
     Attributes:
-        path: its file, once it is complete.
+        path: of it, once it is complete.
         dtype: numpy's name of it.
-        shape: of the array.
+        shape: of all rows as an array.
+        npy: whether it begins as numpy's files do; otherwise it holds nothing but the rows.
     """
 
     path: Path
     dtype: str
     shape: tuple[int, ...]
+    npy: bool
+
+    @property
+    def rows(self) -> int:
+        """How many it will have."""
+        return self.shape[0]
 
     @property
     def row_bytes(self) -> int:
@@ -34,7 +41,7 @@ class ArrayFile:
     @property
     def size(self) -> int:
         """Bytes of the file."""
-        return len(self._header) + self.shape[0] * self.row_bytes
+        return len(self._header) + self.rows * self.row_bytes
 
     @property
     def begun(self) -> bool:
@@ -53,8 +60,8 @@ class ArrayFile:
         """Write rows from ``first`` on, to the disk."""
         if values.dtype != np.dtype(self.dtype) or values.shape[1:] != self.shape[1:]:
             raise ValueError(f"{self.path}: {values.dtype} {values.shape} for {self.dtype} {self.shape}")
-        if not 0 <= first <= first + len(values) <= self.shape[0]:
-            raise ValueError(f"{self.path}: rows {first} to {first + len(values)} of {self.shape[0]}")
+        if not 0 <= first <= first + len(values) <= self.rows:
+            raise ValueError(f"{self.path}: rows {first} to {first + len(values)} of {self.rows}")
         with open(self._partial, "r+b") as file:
             file.seek(len(self._header) + first * self.row_bytes)
             file.write(np.ascontiguousarray(values).data)
@@ -74,6 +81,8 @@ class ArrayFile:
 
     @property
     def _header(self) -> bytes:
+        if not self.npy:
+            return b""
         written = io.BytesIO()
         described = {
             "descr": np.lib.format.dtype_to_descr(np.dtype(self.dtype)),
