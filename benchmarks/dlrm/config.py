@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from benchmarks.dlrm.model import Architecture, Implementations
+from benchmarks.dlrm.model import Implementations
 from common.config.ranges import NotNegative, Positive
 from common.errors import ConfigError
+from common.recommendation.click_network import ClickArchitecture
 from common.recommendation.config import ClickReader, EmbeddingSettings, criteo_tables
 from common.recommendation.tables import Tables
 
 
 @dataclass(frozen=True)
-class Facts(Architecture):
+class Facts(ClickArchitecture):
     """What the rules fix beside the target: the dense network, the tables, and the shape of the decay.
 
     Attributes:

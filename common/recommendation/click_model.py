@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from common.config.schema import RunConfig
@@ -19,6 +18,7 @@ from common.data.batches import Batch
 from common.distributed.layout import Layout
 from common.ops.embedding_bags import AdagradRows, Rule
 from common.optim.precision import DTYPES
+from common.recommendation.click_network import ClickNetwork, loss
 from common.recommendation.config import EmbeddingSettings
 from common.recommendation.embeddings import ShardedEmbeddings
 from common.recommendation.made_up_ids import Distribution, made_up_ids
@@ -28,16 +28,6 @@ from common.step.train_step import Losses
 
 PROBED_ROWS = 1 << 12
 """Of a table where only the memory of an iteration is measured."""
-
-
-class DenseNetwork(Protocol):
-    """What stands before and behind the embeddings."""
-
-    def bottom(self, dense_BD: Tensor) -> Tensor:
-        """(B, W) of the dense features."""
-
-    def head(self, x0_BX: Tensor) -> Tensor:
-        """Logits (B,) of what :meth:`bottom` gave and the vectors of all tables."""
 
 
 class Embeddings(Protocol):
@@ -58,7 +48,7 @@ class ClickModel:
         embeddings: of all tables.
     """
 
-    def __init__(self, network: DenseNetwork, embeddings: Embeddings) -> None:
+    def __init__(self, network: ClickNetwork, embeddings: Embeddings) -> None:
         self._network, self._embeddings = network, embeddings
 
     def logits(self, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -71,7 +61,7 @@ class ClickModel:
         """Binary cross-entropy of the logits with ``label`` (B,), the mean over the micro-batch."""
         logit_B = self.logits(micro_batch.tensors)
         label_B = micro_batch.tensors["label"].to(logit_B.dtype)
-        mean = F.binary_cross_entropy_with_logits(logit_B, label_B)
+        mean = loss(logit_B, label_B)
         return Losses(mean, {"loss": mean.detach()})
 
 

@@ -15,6 +15,7 @@ from benchmarks.dlrm_dcnv2 import model as dlrm_dcnv2
 from benchmarks.dlrm_dcnv2.ops import cross_network
 from common.ops import linear_relu, logit
 from common.ops.implementation import AUTO, OperationRequest, select
+from common.recommendation.click_network import ClickArchitecture, loss
 from tests.benchmarks.dlrm import dot_interaction_oracle
 from tests.benchmarks.dlrm_dcnv2 import cross_network_oracle
 from tests.common.ops import linear_relu_oracle
@@ -184,9 +185,9 @@ def dense_network(name: str, dtype: torch.dtype) -> torch.nn.Module:
     """At its full size."""
     generator = torch.Generator().manual_seed(1)
     if name == "dlrm":
-        sizes = dlrm.Architecture(13, WIDTH, (512, 256, WIDTH), (1024, 1024, 512, 256, 1))
+        sizes = ClickArchitecture(13, WIDTH, (512, 256, WIDTH), (1024, 1024, 512, 256, 1))
         return dlrm.DenseNetwork(sizes, TABLES, dlrm.Implementations(), CUDA, dtype, generator)
-    crossed = dlrm_dcnv2.Architecture(13, WIDTH, (512, 256, WIDTH), 3, 512, (1024, 1024, 512, 256, 1))
+    crossed = dlrm_dcnv2.Architecture(13, WIDTH, (512, 256, WIDTH), (1024, 1024, 512, 256, 1), 3, 512)
     return dlrm_dcnv2.DenseNetwork(crossed, TABLES, dlrm_dcnv2.Implementations(), CUDA, dtype, generator)
 
 
@@ -199,8 +200,8 @@ def train(model: torch.nn.Module, dtype: torch.dtype) -> list[Tensor]:
     vectors = vectors.to(dtype).requires_grad_()
 
     click = model.head(torch.cat([model.bottom(dense.to(dtype)), vectors], 1))
-    loss = dlrm_dcnv2.loss(click, label.to(click.dtype))
-    return [loss.detach(), *torch.autograd.grad(1024 * loss, [vectors, *model.parameters()])]
+    mean = loss(click, label.to(click.dtype))
+    return [mean.detach(), *torch.autograd.grad(1024 * mean, [vectors, *model.parameters()])]
 
 
 @pytest.mark.parametrize("name", ["dlrm_dcnv2", "dlrm"])
@@ -227,8 +228,8 @@ def test_a_captured_micro_batch_is_the_eager_one(name: str) -> None:
     label = torch.randint(2, (SAMPLES,), device="cuda", generator=random).float()
 
     def step() -> list[Tensor]:
-        loss = dlrm_dcnv2.loss(model.head(torch.cat([model.bottom(dense), vectors], 1)), label)
-        return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
+        mean = loss(model.head(torch.cat([model.bottom(dense), vectors], 1)), label)
+        return [mean.detach(), *torch.autograd.grad(mean, list(model.parameters()))]
 
     eager = step()
     for one, other in zip(captured(step), eager, strict=True):

@@ -10,13 +10,14 @@ import torch
 from dot_interaction_oracle import interaction
 from torch import Tensor, nn
 
-from benchmarks.dlrm.model import Architecture, DenseNetwork, Implementations, loss
+from benchmarks.dlrm.model import DenseNetwork, Implementations
 from common.errors import ConfigError, UnsupportedImplementation
+from common.recommendation.click_network import ClickArchitecture, loss
 from tests.capturable import Capturable
 
 CPU = torch.device("cpu")
-PUBLISHED = Architecture(13, 128, (512, 256, 128), (1024, 1024, 512, 256, 1))
-SMALL, TABLES = Architecture(13, 8, (16, 8), (12, 8, 1)), 3
+PUBLISHED = ClickArchitecture(13, 128, (512, 256, 128), (1024, 1024, 512, 256, 1))
+SMALL, TABLES = ClickArchitecture(13, 8, (16, 8), (12, 8, 1)), 3
 
 
 def small(dtype: torch.dtype = torch.float64, seed: int = 0) -> DenseNetwork:

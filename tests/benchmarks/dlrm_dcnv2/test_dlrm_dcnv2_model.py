@@ -11,13 +11,14 @@ import torch
 from cross_network_oracle import network as cross_network
 from torch import Tensor, nn
 
-from benchmarks.dlrm_dcnv2.model import Architecture, DenseNetwork, Implementations, loss
+from benchmarks.dlrm_dcnv2.model import Architecture, DenseNetwork, Implementations
 from common.errors import ConfigError, UnsupportedImplementation
+from common.recommendation.click_network import loss
 from tests.capturable import Capturable
 
 CPU = torch.device("cpu")
-PUBLISHED = Architecture(13, 128, (512, 256, 128), 3, 512, (1024, 1024, 512, 256, 1))
-SMALL, TABLES = Architecture(13, 8, (16, 8), 2, 4, (12, 8, 1)), 3
+PUBLISHED = Architecture(13, 128, (512, 256, 128), (1024, 1024, 512, 256, 1), 3, 512)
+SMALL, TABLES = Architecture(13, 8, (16, 8), (12, 8, 1), 2, 4), 3
 
 
 def small(dtype: torch.dtype = torch.float64, seed: int = 0) -> DenseNetwork:
