@@ -34,6 +34,7 @@ USAGE = """usage: mlperf-suite COMMAND …
   generate  write stand-in data in the raw data's own format  mlperf-suite generate benchmark=resnet scale=demo
   prepare   turn raw data into the format that training reads
   verify    check prepared data against their manifest
+  score     score the checkpoints of a run that is scored offline   mlperf-suite score runs/stable_diffusion/…
   bench     measure the training step and the whole run       mlperf-suite bench benchmark=resnet scale=1xH200
   doctor    qualify this machine, or every node of a job      mlperf-suite doctor --help
   check     judge logs, a series, or a submission's tree      mlperf-suite check runs/resnet/…/mlperf.log
@@ -138,10 +139,23 @@ def train(argv: list[str]) -> int:
             await_conclusion()
             return 0
         of_a_run = (start.workload_type, start.run, start.session, start.rank_info, start.device)
-        trainer = Trainer(*of_a_run, start.began_ms, start.scorer)
+        trainer = Trainer(*of_a_run, start.began_ms, start.scorer, start.tree)
         return conclude(trainer.train(), start)
 
     return with_hydra(argv, lambda tree, arguments: on_ranks("train", arguments, tree, workload_class, work))
+
+
+def score(argv: list[str]) -> int:
+    """``score``: the checkpoints of a run that has ended its training, on this node's ranks or those of a launcher."""
+    from common.run.score_run import USAGE as SCORE_USAGE
+    from common.run.score_run import configuration, score_run
+    from common.run.start import on_ranks
+
+    if not argv or argv[0] in ("-h", "--help"):
+        print(SCORE_USAGE, end="")
+        return 0 if argv else ConfigError.exit_code
+    tree, arguments = configuration(argv)
+    return on_ranks("score", arguments, tree, workload_class, score_run)
 
 
 def bench(argv: list[str]) -> int:
@@ -160,6 +174,7 @@ def list_workloads(argv: list[str]) -> int:
     """``list``: a table of the workloads."""
     from omegaconf import OmegaConf
 
+    from common.config.schema import TargetConfig
     from common.mlperf.rules import newest_ruleset, rules_for
 
     if argv:
@@ -168,9 +183,9 @@ def list_workloads(argv: list[str]) -> int:
     for name in sorted(WORKLOADS):
         settings = OmegaConf.load(CONFIGS / "benchmark" / f"{name}.yaml")
         rules = rules_for(name, newest_ruleset(name))
-        sign = ">=" if settings.direction == "higher" else "<="
-        target = f"{settings.metric} {sign} {settings.target:g}"
-        rows.append((name, target, str(rules.runs), rules.last_round, ", ".join(scales_of(name))))
+        targets = {metric: TargetConfig(**target) for metric, target in settings.targets.items()}
+        wanted = ", ".join(f"{metric} {target}" for metric, target in targets.items())
+        rows.append((name, wanted, str(rules.runs), rules.last_round, ", ".join(scales_of(name))))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(f"{entry:<{width}}" for entry, width in zip(row, widths, strict=True)).rstrip())
@@ -235,6 +250,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "generate": _data_command("generate"),
     "prepare": _data_command("prepare"),
     "verify": _data_command("verify"),
+    "score": score,
     "bench": bench,
     "doctor": _module_command("common.doctor.command"),
     "check": _module_command("common.submission.check"),
@@ -246,7 +262,7 @@ DRIVER_COMMANDS: dict[str, Callable[[list[str]], int]] = {"series": _series, "ta
 """What the scripts of ``scripts/`` call; nobody types them."""
 READING_COMMANDS = ("check", "summarize", "package", "report")
 """Commands that read what strangers wrote."""
-TRAINING_COMMANDS = ("train", "bench")
+TRAINING_COMMANDS = ("train", "score", "bench")
 """Commands whose ranks may still be connected when one of them ends."""
 
 

@@ -23,7 +23,7 @@ Process = subprocess.Popen[str] | Forked
 PROGRESS = re.compile(r"|block \d+, .*|evaluation at .*|checkpoint .*|resume=.*")
 """Lines of a healthy run on standard error."""
 
-ENDLESS = ["benchmark.schedule.last_epoch=1000000", "benchmark.target=0"]
+ENDLESS = ["benchmark.schedule.last_epoch=1000000", "benchmark.targets.mean_absolute_error.value=0"]
 """Overrides with which the toy's run does not end within a test."""
 
 

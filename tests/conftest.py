@@ -68,7 +68,7 @@ def _finished(
 def prepared(workload: str, root: Path, extra: Sequence[str] = ()) -> Path:
     """Generate and prepare the data of the workload's ``test`` recipe under ``root``."""
     raw, data = root / "raw", root / "data"
-    with toy.known():
+    with toy.known(pictures=False):
         for arguments in (
             ["generate", f"benchmark={workload}", "scale=test", "--raw-dir", str(raw), *extra],
             ["prepare", f"benchmark={workload}", "--raw-dir", str(raw), "--data-dir", str(data)],

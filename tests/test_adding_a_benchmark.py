@@ -28,8 +28,8 @@ def test_the_example_is_as_small_as_the_page_says():
     python, yaml = (
         sum(len([line for line in path.read_text().splitlines() if line.strip()]) for path in files)
         for files in (
-            [path for path in (ROOT / "tests" / "toy").glob("*.py") if not path.name.startswith("__")],
-            (ROOT / "tests" / "toy" / "configs").rglob("*.yaml"),
+            [path for path in (ROOT / "tests" / "toy").glob("[!_]*.py") if path.name != "pictures.py"],
+            [path for path in (ROOT / "tests" / "toy" / "configs").rglob("*.yaml") if "pictures" not in str(path)],
         )
     )
     claimed = re.search(r"(\d+) lines of Python and (\d+) of YAML", PAGE)

@@ -24,6 +24,7 @@ from common.config.composition import compose
 from common.config.schema import RunConfig, SessionConfig
 from common.data import dali
 from common.data.batches import Block
+from common.data.placing import assets_of
 from common.distributed.layout import Layout
 from common.distributed.startup import find_rank_info
 from common.mlperf.events import RunEvents
@@ -46,9 +47,12 @@ SHORT = {
     "retinanet": ["benchmark.schedule.last_epoch=1"],
     "rgat": ["benchmark.schedule.last_samples=16"],
     "ssd300": ["benchmark.schedule.last_epoch=5"],
+    "stable_diffusion": ["benchmark.schedule.last_samples=8"],
     "unet3d": ["benchmark.schedule.last_epoch=2"],
 }
 """Overrides with which a run of a workload ends with its first block."""
+ALIVE = {"stable_diffusion": ["model.zero_std=0.02"]}
+"""Overrides with which all gradients of a first step are others than zero."""
 MOMENTS = ("momentum", "exp_avg", "sum")
 """What optimizers call the averages of gradients, and Adagrad their squares, at the beginning of the names."""
 
@@ -56,7 +60,7 @@ MOMENTS = ("momentum", "exp_avg", "sum")
 @pytest.fixture(autouse=True, scope="module")
 def known_toy() -> Iterator[None]:
     """This process composes the toy's configuration too."""
-    with toy.known():
+    with toy.known(pictures=False):
         yield
 
 
@@ -145,6 +149,12 @@ def at_run_start(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) 
     monkeypatch.setattr(RunEvents, "run_start", run_start)
 
 
+def assets(workload: str, data: Path) -> list[str]:
+    """The override for what lies beside the prepared ``data`` and may be read early, where the recipe needs it."""
+    needed = compose([f"benchmark={workload}", "scale=test"])["assets_dir"] is not None
+    return [f"assets_dir='{assets_of(data)}'"] if needed else []
+
+
 def trainer_on(workload: str, place: Path, output: Path, *overrides: str) -> Trainer:
     """The trainer of a short run on the data at ``place``, in this process."""
     given = [f"data_dir='{place}'", f"output_dir={output}", *SHORT[workload], *overrides]
@@ -154,8 +164,8 @@ def trainer_on(workload: str, place: Path, output: Path, *overrides: str) -> Tra
 
 
 @pytest.mark.parametrize("workload", ALL)
-def test_what_scores_goes_to_another_process_before_its_data_are_open(workload):
-    run_config, _ = composed(workload)
+def test_what_scores_goes_to_another_process_before_its_data_are_open(workload, data_of):
+    run_config, _ = composed(workload, *assets(workload, data_of(workload)))
     layout = Layout(run_config.layout)
     built = cli.workload_class(workload)(run_config, layout)
     scorer = built.evaluation(layout).scorer
@@ -166,7 +176,7 @@ def test_what_scores_goes_to_another_process_before_its_data_are_open(workload):
 @pytest.mark.parametrize(("workload", "overrides"), readers())
 def test_data_that_arrive_at_run_start_are_early_enough(workload, overrides, data_of, tmp_path, monkeypatch):
     place = tmp_path / "arrives at run_start"
-    trainer = trainer_on(workload, place, tmp_path / "out", *overrides)
+    trainer = trainer_on(workload, place, tmp_path / "out", *assets(workload, data_of(workload)), *overrides)
     reached: list[bool] = []
 
     def arrive() -> None:
@@ -182,7 +192,7 @@ def test_data_that_arrive_at_run_start_are_early_enough(workload, overrides, dat
 def test_data_are_opened_only_after_run_start(workload, overrides, data_of, tmp_path, monkeypatch):
     place = tmp_path / "there from the beginning"
     shutil.copytree(data_of(workload), place)
-    trainer = trainer_on(workload, place, tmp_path / "out", *overrides)
+    trainer = trainer_on(workload, place, tmp_path / "out", *assets(workload, data_of(workload)), *overrides)
     before: list[list[str]] = []
     at_run_start(monkeypatch, lambda: before.append(in_use_below(place)))
 
@@ -228,7 +238,7 @@ def test_warm_up_leaves_no_trace(workload):
 def test_two_ranks_equal_one_rank_that_accumulates(workload, data_of, tmp_path):
     # In float64: batch norm over a few samples multiplies rounding differences a hundredfold in a step.
     steps, data = 2, data_of(workload)
-    options = ["checkpoint_every=1", "keep_checkpoints=99", "precision=fp64", *SHORT[workload]]
+    options = [*EVERY_STEP, "precision=fp64", *SHORT[workload], *ALIVE.get(workload, [])]
     one = suite(*run(workload, data, tmp_path / "one", *options))
     two = suite(*run(workload, data, tmp_path / "two", *options, "scale.gpus_per_node=2"))
     assert one.code in (0, 10), one.errors

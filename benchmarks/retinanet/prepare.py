@@ -36,7 +36,7 @@ from benchmarks.retinanet.raw import FLAGS, RawBoxes, RawData, picture_name
 from benchmarks.retinanet.sources import CONNECTIONS, download
 from benchmarks.retinanet.stand_in import OPTIONS, generate
 from common.data import atomic, manifest, preparation
-from common.data.commands import DataCommands, cores, option
+from common.data.commands import DataCommands, cores, option, other_counts
 from common.data.manifest import Manifest
 from common.data.placing import assets_of, place
 from common.data.stages import Stages
@@ -243,9 +243,7 @@ def _remarks(made: Manifest, data_dir: Path, assets_dir: Path | None = None, **o
             yield f"{assets}: {placed[0]}, for assets_dir"
         else:
             yield f"{assets}: has no backbone; put {raw.BACKBONES[0]} there, or give its folder as assets_dir"
-    found = {name: made.counts[name] for name in BENCHMARK_COUNTS}
-    if not made.stand_in and found != BENCHMARK_COUNTS:
-        yield f"The benchmark has {BENCHMARK_COUNTS}; training will ask for these."
+    yield from other_counts(made, BENCHMARK_COUNTS)
 
 
 COMMANDS = DataCommands(

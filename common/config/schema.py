@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from common.config.ranges import AtLeast, Positive, Range
+from common.errors import ConfigError
 
 Precision = Literal["fp64", "fp32", "bf16", "fp16"]
 Role = Literal["linear", "attn", "comm"]
@@ -24,13 +25,32 @@ Divisor = Range("a divisor is positive and finite", Positive.holds)
 
 
 @dataclass(frozen=True)
+class TargetConfig:
+    """What a metric is to reach.
+
+    Attributes:
+        value: the target.
+        direction: whether a larger or a smaller metric is better.
+    """
+
+    value: float
+    direction: Literal["higher", "lower"]
+
+    def met(self, value: float) -> bool:
+        """Whether ``value`` of the metric meets the target; NaN never does."""
+        return value >= self.value if self.direction == "higher" else value <= self.value
+
+    def __str__(self) -> str:
+        return f"{'>=' if self.direction == 'higher' else '<='} {self.value:g}"
+
+
+@dataclass(frozen=True)
 class BenchmarkConfig:
     """What the rules fix of a benchmark, and the facts of its data.
 
     Attributes:
         name: name on the command line; also the key of ``WORKLOADS``.
-        metric: the score that is compared with ``target``.
-        direction: whether a larger or a smaller metric is better.
+        targets: metric to what it is to reach; one evaluation must reach all of them.
         train_samples, eval_samples: sizes of the data set.
         data_set: name of the data; ``stand-in`` for generated data, which can earn no result.
         schedule: options of the evaluation schedule that the rules leave free.
@@ -41,9 +61,7 @@ class BenchmarkConfig:
 
     name: str
     description: str
-    metric: str
-    direction: Literal["higher", "lower"]
-    target: float
+    targets: dict[str, TargetConfig]
     train_samples: Annotated[int, AtLeast(1)]
     eval_samples: Annotated[int, AtLeast(1)]
     data_set: str
@@ -56,9 +74,24 @@ class BenchmarkConfig:
         """Whether the data are generated."""
         return self.data_set == "stand-in"
 
-    def reached(self, value: float) -> bool:
-        """Whether ``value`` of the metric meets the target."""
-        return value >= self.target if self.direction == "higher" else value <= self.target
+    def judged(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Of the metrics of one evaluation those that have a target, in the order of the targets.
+
+        Raises:
+            ValueError: the evaluation lacks one.
+        """
+        missing = [metric for metric in self.targets if metric not in values]
+        if missing:
+            raise ValueError(f"the evaluation of {self.name} gives no {missing[0]}: it has {', '.join(values)}")
+        return {metric: values[metric] for metric in self.targets}
+
+    def reached(self, values: Mapping[str, float]) -> bool:
+        """Whether the metrics of one evaluation meet every target; ValueError if one is lacking."""
+        return all(self.targets[metric].met(value) for metric, value in self.judged(values).items())
+
+    def __post_init__(self) -> None:
+        if not self.targets:
+            raise ConfigError("targets: a benchmark has at least one metric with a target")
 
 
 @dataclass(frozen=True)
@@ -85,14 +118,42 @@ class EvaluationConfig:
             training stops meanwhile.
         layout: axes of these ranks, complete; of one rank where there are none.
         scoring: ``inline``: by rank 0 of those that predict; ``background``: by a process of training rank 0, while
-            training goes on.
+            training goes on; ``offline``: checkpoints are written at the evaluation points and scored apart from the
+            training, by the evaluation ranks meanwhile, or by all ranks after it.
         scorer_threads: of that process.
+        first: offline, the first checkpoint that is scored, counted from 1: the others are scored in ascending order.
+        all: offline, score from the first checkpoint of the run on, as the rules want it of one run in a result.
+        by_command: offline, the run ends with its training, and ``mlperf-suite score`` scores the checkpoints.
+        buffers: offline, copies in host memory of weights that are on their way to the disk; where the disk is behind
+            with all of them, training waits.
     """
 
     ranks: int = 0
     layout: dict[str, int] = field(default_factory=dict)
-    scoring: Literal["inline", "background"] = "inline"
+    scoring: Literal["inline", "background", "offline"] = "inline"
     scorer_threads: Annotated[int, AtLeast(1, "at least 1 thread scores")] = 4
+    first: Annotated[int, AtLeast(1, "checkpoints count from 1")] = 1
+    all: bool = False
+    by_command: bool = False
+    buffers: Annotated[int, AtLeast(1, "at least 1 copy is written from")] = 2
+
+    @property
+    def offline(self) -> bool:
+        """Whether checkpoints are scored apart from the training."""
+        return self.scoring == "offline"
+
+    @property
+    def begins_with(self) -> int:
+        """The first checkpoint that is scored."""
+        return 1 if self.all else self.first
+
+    def __post_init__(self) -> None:
+        if not self.offline:
+            for name, given in (("first", self.first != 1), ("all", self.all), ("by_command", self.by_command)):
+                if given:
+                    raise ConfigError(f"{name}={getattr(self, name)}: is for scoring=offline, this is {self.scoring}")
+        if self.by_command and self.ranks:
+            raise ConfigError(f"by_command=true: the {self.ranks} evaluation ranks would have nothing to do")
 
 
 @dataclass(frozen=True)

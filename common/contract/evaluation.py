@@ -26,15 +26,39 @@ class Predictions:
 
 
 @dataclass(frozen=True)
+class Point:
+    """An evaluation point that training has reached: the weights that are evaluated are known to be done.
+
+    Attributes:
+        number: of the point, from 1.
+        at: what the log calls it: epochs, or real training samples.
+        step: optimizer steps done.
+        samples: nominal training samples done, over all ranks, by which points are told apart.
+        counted: real ones.
+        time_ms: when the last of the weights was updated, milliseconds since the epoch; None for about now.
+    """
+
+    number: int
+    at: int
+    step: int
+    samples: int
+    counted: int
+    time_ms: int | None = None
+
+
+@dataclass(frozen=True)
 class Score:
     """A judged evaluation.
 
     Attributes:
-        samples: training samples, over all ranks, that the weights had seen.
+        samples: nominal training samples, over all ranks, that the weights had seen.
         values: metric name to value.
         time_ms: the time that counts for ``run_stop``, milliseconds since the epoch.
         seconds: that the evaluation took: bringing the weights to where it runs, predicting and scoring.
         waited_seconds: of these, that training stood still for it.
+        point: where the weights are from, if whoever scores them knows it: offline.
+        scored_ms: beginning and end of an evaluation that does not count, milliseconds since the epoch; else None: it
+            begins with the end of the training before it, and ends at ``time_ms``.
     """
 
     samples: int
@@ -42,6 +66,8 @@ class Score:
     time_ms: int
     seconds: float = 0.0
     waited_seconds: float = 0.0
+    point: Point | None = None
+    scored_ms: tuple[int, int] | None = None
 
     @property
     def hidden_seconds(self) -> float:
@@ -94,13 +120,20 @@ class Evaluation(ABC):
         """Stop readers and close files. Default: nothing."""
 
 
+def never() -> bool:
+    """No signal."""
+    return False
+
+
 class Evaluations(Protocol):
     """A way to run an Evaluation at the evaluation points: on the training ranks themselves, or on ranks of its own."""
 
     later: bool
     """Whether scores come later, and to rank 0 alone."""
     elsewhere: bool
-    """Whether other ranks evaluate, so that training needs not stand still for it."""
+    """Whether others evaluate, or these ranks later, so that training needs not stand still for it."""
+    offline: bool
+    """Whether checkpoints are scored, not all and in an order of their own, and the time of one ends the run."""
     interrupted: bool
     """Whether those ranks were asked by a signal to stop, and so the run is."""
 
@@ -120,12 +153,19 @@ class Evaluations(Protocol):
         """Have the weights evaluated that have seen ``samples`` training samples. Collective."""
         ...
 
+    def trained(self, point: Point) -> None:
+        """Note that the training before an evaluation, submitted or to be, is done; in the order of submission."""
+        ...
+
     def poll(self) -> list[Score]:
         """The scores that have become known since the last poll, oldest first; waits for nothing."""
         ...
 
-    def finish(self) -> Iterator[Score]:
-        """Yield the scores that no poll has returned, each as soon as it is known, until none is outstanding."""
+    def finish(self, stopping: Callable[[], bool] = never) -> Iterator[Score]:
+        """Yield the scores that no poll has returned, each as soon as it is known, until none is outstanding.
+
+        Training has ended. ``stopping`` says whether a signal asks to stop: offline that raises Interrupted.
+        """
         ...
 
     def dismiss(self, stopped_at: int) -> None:

@@ -35,6 +35,12 @@ def no_remarks(made: Manifest, **options: Any) -> Iterable[str]:
     return ()
 
 
+def other_counts(made: Manifest, published: Mapping[str, int]) -> Iterator[str]:
+    """A remark, if data that are no stand-in count otherwise than the benchmark's ``published`` ones."""
+    if not made.stand_in and {name: made.counts[name] for name in published} != published:
+        yield f"The benchmark has {published}; training will ask for these."
+
+
 @dataclass(frozen=True)
 class DataCommands:
     """The four commands of one workload. Each function gets the options of its command by their names.
@@ -96,7 +102,8 @@ class DataCommands:
             yield f"{options['raw_dir']}: {self.generate(**options)}"
         else:
             made = (self.prepare if command == "prepare" else self.verify)(**options)
-            counts = ", ".join(f"{name} {count}" for name, count in made.counts.items())
+            totals = {name: count for name, count in made.counts.items() if "/" not in name}  # the others are of files
+            counts = ", ".join(f"{name} {count}" for name, count in totals.items())
             yield f"{options['data_dir']}: {'stand-in' if made.stand_in else self.real}, {counts}"
             yield from self.remarks(made, **options)
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.detection.annotations import Annotations
 from common.detection.coco_matching import (
@@ -185,29 +185,35 @@ class _Curves:
         self._recall_MT: list[list[Tensor]] = [[] for _ in AREAS]
 
     def add(self, part: _Part) -> None:
-        """Take in some classes."""
-        boxes_KS = part.boxes.tolist()
+        """Take in some classes. What is done for each class is few operations: on a GPU their launches count."""
+        device = part.number.device
+        boxes_KS = part.boxes.cpu()
         bounds_D = _bounds(part.number, len(boxes_KS))
         bounds_C = _bounds(part.number[part.matches.row], len(boxes_KS))
-        for number, boxes_S in enumerate(boxes_KS):
+        # Counts may go on through the classes: what was counted before a class is taken away.
+        in_range_SC = part.in_range[part.matches.row].T.contiguous()
+        before_SD = nn.functional.pad(part.in_range.T.contiguous().cumsum(1), (1, 0))
+        until_SC = before_SD[:, 1:].index_select(1, part.matches.row)
+        until_SC -= before_SD[:, torch.from_numpy(bounds_D).to(device)][:, part.number[part.matches.row]]
+        right_STC = part.matches.right.permute(2, 1, 0).contiguous()
+        judged_STC = right_STC | (in_range_SC.unsqueeze(1) & ~part.matches.void.permute(2, 1, 0))
+        judged_STC = judged_STC.long() - in_range_SC.unsqueeze(1).long()
+        counted_MC = part.rank[part.matches.row] < torch.tensor(LIMITS, device=device).unsqueeze(1)
+        needed_KSR = _needed(boxes_KS).to(device)
+        boxes_there_KS1 = boxes_KS.clamp(min=1).unsqueeze(2).to(device)
+        for number, boxes_S in enumerate(boxes_KS.tolist()):
             if not any(boxes_S):
                 continue
-            rows_D, rows_C = (slice(bounds[number], bounds[number + 1]) for bounds in (bounds_D, bounds_C))
-            row_C = part.matches.row[rows_C]
-            in_range_DS = part.in_range[rows_D]
-            in_range_CS = in_range_DS[row_C - rows_D.start]
-            until_CS = in_range_DS.cumsum(0)[row_C - rows_D.start]
-            counted_MC = part.rank[row_C] < torch.tensor(LIMITS, device=row_C.device).unsqueeze(1)
+            rows_C = slice(bounds_C[number], bounds_C[number + 1])
+            right_class_STC = right_STC[:, :, rows_C]
+            found_MST = (right_class_STC & counted_MC[:, None, None, rows_C]).sum(3).double()
+            recall_MST = found_MST / boxes_there_KS1[number]
+            judged_until_STC = judged_STC[:, :, rows_C].cumsum(2) + until_SC[:, None, rows_C]
+            precision_STR = _precisions(right_class_STC, judged_until_STC, max(boxes_S), needed_KSR[number])
             for area, boxes in enumerate(boxes_S):
-                if not boxes:
-                    continue
-                right_TC = part.matches.right[rows_C, :, area].T.contiguous()
-                void_TC = part.matches.void[rows_C, :, area].T
-                self._recall_MT[area].append((right_TC & counted_MC.unsqueeze(1)).sum(2).double() / boxes)
-                in_range_C = in_range_CS[:, area]
-                judged_TC = right_TC | (in_range_C & ~void_TC)
-                judged_until_TC = until_CS[:, area] + (judged_TC.long() - in_range_C.long()).cumsum(1)
-                self._precision_TR[area].append(_precisions(right_TC, judged_until_TC, boxes))
+                if boxes:
+                    self._recall_MT[area].append(recall_MST[:, area])
+                    self._precision_TR[area].append(precision_STR[area])
 
     def figures(self) -> dict[str, float]:
         """Averages over the classes, :func:`score`'s."""
@@ -228,31 +234,37 @@ class _Curves:
         }
 
 
-def _precisions(right_TC: Tensor, judged_until_TC: Tensor, boxes: int) -> Tensor:
-    """Precision at each recall, (T, R).
+def _precisions(right_STC: Tensor, judged_until_STC: Tensor, boxes: int, needed_SR: Tensor) -> Tensor:
+    """Precision at each recall, (S, T, R).
 
     Precision rises only with a detection that is right, so that all others can be left out.
 
     Args:
-        right_TC: whether a detection is right; they stand by falling score.
-        judged_until_TC: how many until then, and with it, are right or wrong.
-        boxes: what there is to be found.
+        right_STC: whether a detection is right; they stand by falling score.
+        judged_until_STC: how many until then, and with it, are right or wrong.
+        boxes: the most that there is to be found in a range.
+        needed_SR: how many must be found for each recall.
     """
-    found_TC = right_TC.long().cumsum(1)
+    found_STC = right_STC.long().cumsum(2)
     spacing = torch.finfo(torch.float64).eps
-    precision_TC = torch.where(right_TC, found_TC.double() / (judged_until_TC.double() + spacing), 0.0)
-    precision_TC = precision_TC.flip(1).cummax(1).values.flip(1)
+    precision_STC = torch.where(right_STC, found_STC.double() / (judged_until_STC.double() + spacing), 0.0)
+    precision_STC = precision_STC.flip(2).cummax(2).values.flip(2)
     # By how many were found with a detection that is right; what is put at 0, in any order, is not read.
-    by_found = precision_TC.new_zeros((len(precision_TC), boxes + 1))
-    by_found.scatter_(1, torch.where(right_TC, found_TC, 0), precision_TC)
-    return by_found[:, _needed(boxes).to(by_found.device)]
+    by_found = precision_STC.new_zeros((*precision_STC.shape[:2], boxes + 1))
+    by_found.scatter_(2, torch.where(right_STC, found_STC, 0), precision_STC)
+    return by_found.gather(2, needed_SR.unsqueeze(1).expand(-1, by_found.shape[1], -1))
 
 
-def _needed(boxes: int) -> Tensor:
-    """How many of ``boxes`` must be found for each recall, (R,); at least one, since without any precision is 0."""
+def _needed(boxes_KS: Tensor) -> Tensor:
+    """How many of ``boxes`` must be found for each recall, (K, S, R); at least one, as without any precision is 0.
+
+    Where there are no boxes, one, which is not read.
+    """
     recall_R1 = torch.tensor(RECALLS, dtype=torch.float64).unsqueeze(1)
-    near = (recall_R1 * boxes).floor().long() + torch.arange(-1, 3)
-    return torch.where(near.double() / boxes >= recall_R1, near, boxes).amin(1).clamp(min=1)
+    boxes_KS11 = boxes_KS[..., None, None]
+    near = (recall_R1 * boxes_KS11).floor().long() + torch.arange(-1, 3)
+    reached = near.double() / boxes_KS11.clamp(min=1) >= recall_R1
+    return torch.where(reached, near, boxes_KS11).amin(3).clamp(min=1)
 
 
 def _only(threshold: float) -> slice:

@@ -158,7 +158,9 @@ def _prepare_rank(rank_info: RankInfo, system: SystemConfig, timeout_seconds: fl
     Returns:
         its device, and why the GPU that is here cannot be used.
     """
-    for name, value in {**variables(system.network), **system.environment}.items():
+    for name, value in system.environment.items():
+        os.environ.setdefault(name, value)
+    for name, value in variables(system.network, os.environ).items():
         os.environ.setdefault(name, value)
     unusable = ""
     sharers = None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.contract.evaluation import Evaluation, Score, Weights
+from common.contract.evaluation import Evaluation, Point, Score, Weights, never
 from common.evaluation.scorer_process import Judged, ScorerProcess
 
 MOST_OWED = 4
@@ -42,7 +42,7 @@ class BackgroundEvaluation:
     """
 
     later = True
-    elsewhere = interrupted = False
+    elsewhere = offline = interrupted = False
 
     def __init__(self, evaluation: Evaluation, process: ScorerProcess | None) -> None:
         self._evaluation, self._process = evaluation, process
@@ -88,7 +88,10 @@ class BackgroundEvaluation:
             self._take(self._process.poll())
         return self._told()
 
-    def finish(self) -> Iterator[Score]:
+    def trained(self, point: Point) -> None:
+        """Known already."""
+
+    def finish(self, stopping: Callable[[], bool] = never) -> Iterator[Score]:
         """Yield the scores as they come until none is outstanding; on ranks other than 0 nothing.
 
         Raises:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
-from common.contract.evaluation import Evaluation, Predictions, Score, Weights
+from common.contract.evaluation import Evaluation, Point, Predictions, Score, Weights, never
 from common.distributed import job_store
 from common.distributed.faults import PeerFailed
 from common.distributed.layout import Layout
@@ -28,7 +28,7 @@ class InlineEvaluation:
         first_rank: the rank in the job of the layout's rank 0.
     """
 
-    later = elsewhere = interrupted = False
+    later = elsewhere = offline = interrupted = False
 
     def __init__(self, evaluation: Evaluation, layout: Layout, first_rank: int = 0) -> None:
         self._evaluation, self._layout, self._first_rank = evaluation, layout, first_rank
@@ -76,7 +76,10 @@ class InlineEvaluation:
         scores, self._scores = self._scores, []
         return scores
 
-    def finish(self) -> Iterator[Score]:
+    def trained(self, point: Point) -> None:
+        """Known already."""
+
+    def finish(self, stopping: Callable[[], bool] = never) -> Iterator[Score]:
         """Yield what no poll has returned; nothing is ever outstanding in line."""
         yield from self.poll()
 

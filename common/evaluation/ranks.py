@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import queue
 import secrets
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from common.contract.evaluation import Score, Weights
+from common.contract.evaluation import Point, Score, Weights, never
 from common.distributed import job_store
-from common.distributed.host_group import HostGroup
 from common.distributed.layout import Layout
+from common.distributed.letters import LetterReceiver, LetterSender
 from common.distributed.tensor_split import Split, gathered
 from common.distributed.weights import Template, Transfer, WeightSender
-
-TRAINING_SIDE, EVALUATION_SIDE = 0, 1
-"""Ranks of the group over which scores travel: the training ranks' rank 0 and the evaluation ranks' rank 0."""
 
 
 class RankedEvaluation:
@@ -42,6 +35,7 @@ class RankedEvaluation:
     """
 
     later = elsewhere = True
+    offline = False
 
     def __init__(
         self, layout: Layout, senders: int, evaluation_ranks: int, splits: Mapping[str, Split] | None = None
@@ -92,7 +86,10 @@ class RankedEvaluation:
         messages = [] if self._score_receiver is None else self._score_receiver.collect()
         return [score for message in messages if (score := self._score(message)) is not None]
 
-    def finish(self) -> Iterator[Score]:
+    def trained(self, point: Point) -> None:
+        """The weights travel without it."""
+
+    def finish(self, stopping: Callable[[], bool] = never) -> Iterator[Score]:
         """Yield the scores as they come until none is outstanding; on ranks other than 0 nothing.
 
         Raises:
@@ -157,17 +154,11 @@ class ScoreReceiver:
     """What the evaluation ranks report, received in a thread on training rank 0."""
 
     def __init__(self, token: str) -> None:
-        self._messages: queue.SimpleQueue[ScoreMessage | RuntimeError] = queue.SimpleQueue()
-        self._group = _score_group(token, TRAINING_SIDE)
-        self._thread = threading.Thread(target=self._receive, name="scores from evaluation ranks", daemon=True)
-        self._thread.start()
+        self._letters = LetterReceiver(f"scores/{token}")
 
     def collect(self) -> list[ScoreMessage]:
         """What has come; waits for nothing."""
-        found = []
-        while not self._messages.empty():
-            found.append(self.next())
-        return found
+        return [ScoreMessage(**letter.content, time_ms=letter.time_ms) for letter in self._letters.collect()]
 
     def next(self) -> ScoreMessage:
         """Wait for the next one.
@@ -175,35 +166,20 @@ class ScoreReceiver:
         Raises:
             RuntimeError: the evaluation rank is gone.
         """
-        message = self._messages.get()
-        if isinstance(message, RuntimeError):
-            raise message
-        return message
+        letter = self._letters.next()
+        assert letter is not None, "it waits for as long as it takes"
+        return ScoreMessage(**letter.content, time_ms=letter.time_ms)
 
     def wait_for_end(self) -> None:
         """Wait until the evaluation ranks have said that they report nothing more, or are gone."""
-        self._thread.join()
-
-    def _receive(self) -> None:
-        length = torch.zeros(1, dtype=torch.int64)
-        try:
-            while True:
-                self._group.receive(length, EVALUATION_SIDE)
-                if not length.item():
-                    return
-                content = torch.zeros(int(length.item()), dtype=torch.uint8)
-                self._group.receive(content, EVALUATION_SIDE)
-                now = time.time_ns() // 1_000_000
-                self._messages.put(ScoreMessage(**json.loads(content.numpy().tobytes()), time_ms=now))
-        except RuntimeError as error:
-            self._messages.put(error)
+        self._letters.wait_for_end()
 
 
 class ScoreSender:
     """Reports scores from evaluation rank 0 to training rank 0."""
 
     def __init__(self, token: str) -> None:
-        self._group = _score_group(token, EVALUATION_SIDE)
+        self._letters = LetterSender(f"scores/{token}")
 
     def report(self, samples: int, values: dict[str, float] | None, seconds: float) -> None:
         """Send what a :class:`ScoreMessage` holds.
@@ -211,17 +187,8 @@ class ScoreSender:
         Raises:
             RuntimeError: training rank 0 is gone.
         """
-        content = json.dumps({"samples": samples, "values": values, "seconds": seconds}).encode()
-        self._send(torch.tensor([len(content)]))
-        self._send(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+        self._letters.send(samples=samples, values=values, seconds=seconds)
 
     def end(self) -> None:
         """Say that nothing more comes."""
-        self._send(torch.zeros(1, dtype=torch.int64))
-
-    def _send(self, tensor: Tensor) -> None:
-        self._group.send(tensor, TRAINING_SIDE)
-
-
-def _score_group(token: str, side: int) -> HostGroup:
-    return HostGroup(f"scores/{token}", side, 2)
+        self._letters.end()

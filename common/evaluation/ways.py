@@ -9,17 +9,31 @@ from common.distributed.layout import Layout
 from common.distributed.weights import senders_for
 from common.evaluation.background import BackgroundEvaluation
 from common.evaluation.inline import InlineEvaluation
+from common.evaluation.offline import OfflineEvaluation, OfflineRun
 from common.evaluation.ranks import RankedEvaluation
 from common.evaluation.scorer_process import ScorerProcess
 
 
 def way_to_evaluate(
-    run: RunConfig, workload: Workload, layout: Layout, scorer: ScorerProcess | None = None
+    run: RunConfig,
+    workload: Workload,
+    layout: Layout,
+    scorer: ScorerProcess | None = None,
+    offline: OfflineRun | None = None,
 ) -> Evaluations:
-    """The training ranks' side: in line, in the background, or by the job's evaluation ranks.
+    """The training ranks' side: in line, in the background, by the job's evaluation ranks, or offline.
 
-    Only where the training ranks predict an evaluation is built here. ``scorer`` is rank 0's process, where it has one.
+    Only where the training ranks predict during the training an evaluation is built here.
+
+    Args:
+        run: the configuration.
+        workload, layout: of the training ranks.
+        scorer: rank 0's process, where it has one.
+        offline: what checkpoints are written for; None where nobody is to write any: then what is scored offline is
+            evaluated in line.
     """
+    if run.evaluation.offline and offline is not None:
+        return OfflineEvaluation(run.evaluation, run.benchmark.reached, workload, layout, offline)
     if run.evaluation.ranks:
         return RankedEvaluation(layout, weight_senders(run), run.evaluation.ranks, workload.tensor_splits())
     if run.evaluation.scoring == "background":

@@ -22,6 +22,9 @@ def members(file: io.BufferedIOBase | io.RawIOBase, source: Path, start: int = 0
             for member in tar:
                 if member.isfile():
                     yield Path(member.name).name, member.offset_data, member.size
+            file.seek(tar.offset)
+            if file.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:  # tarfile ends at any damage
+                raise tarfile.ReadError(f"no end mark at byte {tar.offset}")
     except tarfile.TarError as error:
         raise DataError(f"{source}: the tar at byte {start} is truncated or damaged: {error}") from error
 

@@ -199,6 +199,8 @@ def begin(
     Experiments that an earlier job left without an end are closed first.
     """
     run, session, admission = admit(tree)
+    if run.evaluation.by_command:
+        raise ConfigError("evaluation.by_command=true: the runs of a series are judged when they end: leave it out")
     settings.results.mkdir(parents=True, exist_ok=True)
     for left in _experiments(settings.results, name):
         if left.end is None:
@@ -247,6 +249,8 @@ def begin(
         "seed": entry.seed,
         "log": str(log.absolute()),
         "output_dir": str((settings.results / entry.output_dir).absolute()),
+        # The rules want all checkpoints up to the passing one of one run in a result.
+        "more": ["evaluation.all=true"] if number == 1 and run.evaluation.offline else [],
     }
 
 

@@ -42,6 +42,8 @@ def admit(run: RunConfig, session: SessionConfig) -> Admission:
     name = run.benchmark.name
     ruleset = session.ruleset or newest_ruleset(name)
     rules = rules_for(name, ruleset)
+    if run.evaluation.offline and not rules.scored_offline:
+        raise ConfigError(f"evaluation.scoring=offline: the rules count the evaluation of {name} in a run's time")
     logged = hyperparameters(run)
     if session.submission.division == "closed":
         check_hyperparameters(name, ruleset, logged)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import islice, pairwise
 
+from common.mlperf.log_targets import checkpoint_scores, first_passing, targets_of
 from common.mlperf.parsed_log import ParsedLog
 from common.mlperf.progress import GPT3_SEQUENCE, evaluations_of
 from common.mlperf.rules import Rules
@@ -140,6 +142,36 @@ def misplaced_evaluations(log: ParsedLog, rules: Rules) -> list[str]:
         f"line {first.line}: evaluations after {rules.progress_key} {_listed(points)} are not the rules' schedule: "
         f"from the first on every {schedule.interval}, {_listed(wanted)}"
     ]
+
+
+@dataclass(frozen=True)
+class ReportedCheckpoints:
+    """Which of the checkpoints up to the first that meets the targets a log reports, where it is scored offline.
+
+    Attributes:
+        passed: progress of the first that does.
+        before: whether the one before it is reported, or there is none.
+        all: whether all before it are.
+    """
+
+    passed: float
+    before: bool
+    all: bool
+
+
+def reported_checkpoints(log: ParsedLog, rules: Rules) -> ReportedCheckpoints | None:
+    """What a log reports of its checkpoints; None where none meets the targets, or the batch is not known.
+
+    Published logs round the interval to whole batches, up or down.
+    """
+    batch, scores = log.global_batch, checkpoint_scores(log, rules)
+    passed = first_passing(scores, targets_of(log, rules))
+    if passed is None or not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
+        return None
+    interval = SCHEDULES[rules.benchmark](batch).interval / (batch if rules.unit == "steps" else 1)
+    number = max(1, round(passed / interval))
+    found = {round(at / interval) for at in scores if at < passed}
+    return ReportedCheckpoints(passed, number == 1 or number - 1 in found, found >= set(range(1, number)))
 
 
 def _listed(points: list[float]) -> str:

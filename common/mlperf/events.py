@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from common.config.schema import RunConfig, SessionConfig
+from common.config.schema import BenchmarkConfig, RunConfig, SessionConfig
 from common.data.batches import Block
 from common.errors import ConfigError
 from common.mlperf.mllog import RunLog
@@ -42,6 +42,12 @@ def _look_up(path: str, run: RunConfig) -> object:
     return value
 
 
+def _quality_target(benchmark: BenchmarkConfig) -> float | dict[str, float]:
+    """The target of a single metric; of several, metric to target."""
+    values = {metric: target.value for metric, target in benchmark.targets.items()}
+    return values if len(values) > 1 else next(iter(values.values()))
+
+
 class RunEvents:
     """The events of one run, in the order of the rules.
 
@@ -54,6 +60,7 @@ class RunEvents:
         fraction_of: samples of an epoch, where the ruleset counts fractions of epochs. Progress is then logged in
             hundredths of an epoch, as submissions round it.
         fractions_from: what these fractions begin with, 0 or 1.
+        step_samples: samples of a step, where the ruleset counts steps.
     """
 
     def __init__(
@@ -64,6 +71,7 @@ class RunEvents:
         quality_key: str = "eval_accuracy",
         fraction_of: int | None = None,
         fractions_from: int = 0,
+        step_samples: int | None = None,
     ) -> None:
         self._log = log
         self._unit = unit
@@ -71,13 +79,22 @@ class RunEvents:
         self._quality_key = quality_key
         self._fraction_of = fraction_of
         self._fractions_from = fractions_from
+        self._step_samples = step_samples
         self._block_first: float = fractions_from
 
     def _in_unit(self, progress: int) -> int | float:
         """``progress`` as the ruleset counts it."""
         if self._fraction_of is not None:
             return round(self._fractions_from + progress / self._fraction_of, 2)
+        if self._step_samples is not None:
+            return progress // self._step_samples
         return progress * (self._epoch_samples or 1)
+
+    def _after(self, samples: int) -> dict[str, float]:
+        """How far training is after ``samples``, in a schedule that counts them."""
+        if self._step_samples is not None:
+            return {self._unit: self._in_unit(samples)}
+        return {"samples_count": samples}
 
     def begin(
         self, run: RunConfig, session: SessionConfig, rules: Rules, resumed_from: str | None, time_ms: int, gpus: bool
@@ -92,7 +109,7 @@ class RunEvents:
         log.event("submission_platform", who.platform, time_ms=time_ms)
         log.event("ruleset", rules.ruleset, time_ms=time_ms)
         log.event("data_set", run.benchmark.data_set, time_ms=time_ms)
-        log.event("quality_target", run.benchmark.target, time_ms=time_ms)
+        log.event("quality_target", _quality_target(run.benchmark), time_ms=time_ms)
         log.event("number_of_nodes", run.scale.nodes, time_ms=time_ms)
         log.event("accelerators_per_node", run.scale.gpus_per_node if gpus else 0, time_ms=time_ms)
         if resumed_from is not None:
@@ -130,7 +147,7 @@ class RunEvents:
             first, count = self._in_unit(block.first_epoch), self._in_unit(block.epochs)
             metadata: dict[str, float] = {"first_epoch_num": first, "epoch_count": count}
         else:
-            metadata = {"samples_count": samples}
+            metadata = self._after(samples)
             if self._fraction_of is not None:  # up to v3.1 the checker wants epochs
                 count = block.samples / self._fraction_of
                 self._block_first = self._in_unit(samples)
@@ -145,12 +162,13 @@ class RunEvents:
         if block.epochs:
             self._log.end("block_stop", None, {"first_epoch_num": self._in_unit(block.first_epoch)}, time_ms)
         else:
-            metadata: dict[str, float] = {"samples_count": samples}
+            metadata: dict[str, float] = self._after(samples)
             if self._fraction_of is not None:
                 metadata["first_epoch_num"] = self._block_first
             self._log.end("block_stop", None, metadata, time_ms)
         if not block.epochs or self._epoch_samples is not None:
-            at = samples if self._fraction_of is None else self._in_unit(samples)
+            plain = self._fraction_of is None and self._step_samples is None
+            at = samples if plain else self._in_unit(samples)
             self._log.event("tracked_stats", {"throughput": throughput}, {self._unit: at}, time_ms)
 
     def epoch_start(self, epoch: int, time_ms: int | None = None) -> None:
@@ -172,9 +190,11 @@ class RunEvents:
         """
         self._log.start("eval_start", None, {self._unit: self._in_unit(progress)}, time_ms)
 
-    def accuracy(self, value: float, progress: int, time_ms: int) -> None:
-        """The value of the metric after ``progress`` epochs or samples."""
-        self._log.event(self._quality_key, value, {self._unit: self._in_unit(progress)}, time_ms=time_ms)
+    def accuracy(self, values: Mapping[str, float], progress: int, time_ms: int) -> None:
+        """The values of the metrics after ``progress`` epochs or samples: a line each, with its name where several."""
+        for metric, value in values.items():
+            named = {"metric": metric} if len(values) > 1 else {}
+            self._log.event(self._quality_key, value, {self._unit: self._in_unit(progress), **named}, time_ms=time_ms)
 
     def eval_stop(self, progress: int, time_ms: int | None = None) -> None:
         """An evaluation has ended, at ``time_ms`` when that was earlier."""

@@ -15,7 +15,7 @@ from common.errors import ConfigError
 Facts = TypeVar("Facts")
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "configs" / "benchmark"
-FIXED = ("metric", "direction", "target", "train_samples", "eval_samples")
+FIXED = ("train_samples", "eval_samples")
 FIXED_SECTIONS = ("facts", "schedule")
 """Sections whose entries are fixed; a recipe may add others, such as the first evaluation."""
 
@@ -67,6 +67,11 @@ def _differences(benchmark: BenchmarkConfig) -> list[str]:
     source = f"configs/benchmark/{benchmark.name}.yaml"
     wanted = benchmark_settings(benchmark.name)
     pairs = [(name, getattr(benchmark, name), wanted[name]) for name in FIXED]
+    for metric in {**wanted["targets"], **benchmark.targets}:
+        found_target = benchmark.targets.get(metric)
+        fixed_target: Mapping[str, Any] = wanted["targets"].get(metric, {})
+        for part in ("value", "direction"):
+            pairs.append((f"targets.{metric}.{part}", getattr(found_target, part, None), fixed_target.get(part)))
     for section in FIXED_SECTIONS:
         found: Mapping[str, Any] = getattr(benchmark, section)
         entries: Mapping[str, Any] = wanted[section]

@@ -23,8 +23,8 @@ GPT3_SEQUENCE = 2048
 OLD_RULESETS = frozenset({"0.7.0", "1.0.0", "1.1.0"})
 """Rounds whose published logs have blocks and evaluations that are an epoch apart."""
 
-WITHOUT_BLOCKS = frozenset({"minigo", "stable_diffusion"})
-"""Benchmarks whose evaluations do not end blocks."""
+WITHOUT_BLOCKS = frozenset({"minigo"})
+"""Benchmarks whose evaluations do not end blocks, beside those that are scored offline."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def evaluations_of(log: ParsedLog, rules: Rules) -> list[Evaluation]:
 
 def blocks_of(log: ParsedLog, rules: Rules) -> Blocks | None:
     """The blocks of a log in the unit of its evaluations; None if its numbers are of no known kind."""
-    if rules.unit == "epoch fraction" or rules.benchmark in WITHOUT_BLOCKS:
+    if rules.unit == "epoch fraction" or rules.scored_offline or rules.benchmark in WITHOUT_BLOCKS:
         return None
     points = [e.progress for e in evaluations_of(log, rules) if math.isfinite(e.progress)]
     pairs = list(_pairs(log))

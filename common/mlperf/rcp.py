@@ -17,6 +17,7 @@ from typing import Literal
 import mlperf_logging
 
 from common.mlperf.checker_process import CheckerStopped, one_checker_process
+from common.mlperf.log_targets import checkpoint_scores, first_passing, targets_of
 from common.mlperf.parsed_log import ParsedLog, evaluation_of
 from common.mlperf.rules import Rules, rules_for
 
@@ -76,21 +77,17 @@ def reference_at(rules: Rules, global_batch: int) -> Reference | None:
 def convergence_of(log: ParsedLog, rules: Rules) -> float | None:
     """How far a run had trained when it converged, as the RCP checker reads it, in ``rules.unit``.
 
-    It is the progress of the last evaluation before ``run_stop``; Stable Diffusion's is the first checkpoint that
-    meets both targets. None for a run that did not end with success, or does not say.
+    It is the progress of the last evaluation before ``run_stop``; of a benchmark that is scored offline that of the
+    first checkpoint that meets its targets, those of its stand-in data where the log names them. None for a run that
+    did not end with success, or does not say.
     """
     if log.status != "success":
         return None
     stop = log.all("run_stop")[-1]
     before = [event for event in log.events if event.key == rules.quality_key and event.line < stop.line]
     points = [point for event in before if (point := evaluation_of(event, rules.progress_key)) is not None]
-    if rules.benchmark == "stable_diffusion":
-        scores: dict[float, dict[str, float]] = {}
-        for point in points:
-            scores.setdefault(point.progress, {}).update(point.values)
-        names = {target.metric for target in rules.targets}
-        passing = [at for at, found in scores.items() if names <= set(found) and rules.target_met(found, 0)]
-        return min(passing, default=None)
+    if rules.scored_offline:
+        return first_passing(checkpoint_scores(log, rules), targets_of(log, rules))
     if not points or points[-1].progress_key != rules.progress_key or not math.isfinite(points[-1].progress):
         return None
     return round(points[-1].progress, 3) if rules.progress_key == "epoch_num" else points[-1].progress

@@ -98,6 +98,8 @@ class Rules:
         non_converged: runs of a result that may miss the target.
         init_minutes: longest untimed initialisation in the closed division, minutes.
         accepted_by: all rulesets that accept the benchmark, oldest first.
+        scored_offline: checkpoints are scored apart from the training, in any order and not all of them, without
+            counting; the run ends at the time of the first checkpoint that meets the targets.
     """
 
     benchmark: str
@@ -114,6 +116,7 @@ class Rules:
     non_converged: int
     init_minutes: float
     accepted_by: tuple[str, ...]
+    scored_offline: bool = False
 
     @property
     def last_round(self) -> str:
@@ -187,6 +190,7 @@ class _Benchmark:
     non_converged: int = 1
     init_minutes: float = 30.0
     large_batch_targets: dict[str, tuple[int, tuple[Target, ...]] | None] | None = None
+    scored_offline: bool = False
 
 
 def _at_least(value: float, bound: float | None = 1.0, metric: str = "", bound_allowed: bool = False) -> Target:
@@ -211,6 +215,7 @@ def _of(
     non_converged: int = 1,
     init_minutes: float = 30.0,
     large_batch_targets: dict[str, tuple[int, tuple[Target, ...]] | None] | None = None,
+    scored_offline: bool = False,
 ) -> _Benchmark:
     targets = (target,) if isinstance(target, Target) else target
     return _Benchmark(
@@ -227,6 +232,7 @@ def _of(
         non_converged=non_converged,
         init_minutes=init_minutes,
         large_batch_targets=large_batch_targets,
+        scored_offline=scored_offline,
     )
 
 
@@ -286,6 +292,7 @@ BENCHMARKS: dict[str, _Benchmark] = {
         10,
         {"3.1.0": "steps", "4.0.0": "samples"},
         {"3.1.0": "step_num", "4.0.0": "samples_count"},
+        scored_offline=True,
     ),
     "llama2_70b_lora": _of("llama2_70b_lora", "4.0.0", "6.1.0", _at_most(0.925), 10, "samples", "samples_count"),
     "rgat": _of(
@@ -413,4 +420,5 @@ def rules_for(benchmark: str, ruleset: str | None = None) -> Rules:
         non_converged=entry.non_converged,
         init_minutes=20.0 if version == "0.7.0" else entry.init_minutes,
         accepted_by=_accepted_by(entry),
+        scored_offline=entry.scored_offline,
     )

@@ -31,9 +31,6 @@ FIRST_MS, LAST_MS = 1_262_304_000_000, 4_102_444_800_000
 PHASES = ("before init_start", "in initialisation", "after init_stop", "in the run", "after run_stop")
 _BEFORE, _INITIALISING, _INITIALISED, _RUNNING, _STOPPED = range(5)
 
-SCORED_AFTERWARDS = frozenset({"stable_diffusion"})
-"""Benchmarks whose checkpoints are scored after the run; ``run_stop`` carries the time of the first that passes."""
-
 SELF_PLAY = frozenset({"minigo"})
 """Benchmarks whose training, self-play and evaluation are processes of their own, each with a clock and spans."""
 
@@ -116,7 +113,7 @@ def clock_complaints(log: ParsedLog, rules: Rules) -> list[str]:
 def _has_own_clock(key: str, rules: Rules) -> bool:
     if rules.benchmark in SELF_PLAY:
         return not key.startswith(("init_", "run_"))
-    return rules.benchmark in SCORED_AFTERWARDS and key.startswith("eval_")
+    return rules.scored_offline and key.startswith("eval_")
 
 
 def _is_time(event: Event) -> bool:
@@ -294,7 +291,7 @@ def _end(clock: _Clock) -> None:
         return
     if stop.time_ms <= start.time_ms:
         clock.refuse(stop, f"has the time of run_start in line {start.line}: a run of no length")
-    elif clock.log.status == "success" and clock.rules.benchmark in SCORED_AFTERWARDS:
+    elif clock.log.status == "success" and clock.rules.scored_offline:
         _end_of_checkpoint(clock, stop)
     elif clock.log.status == "success" and clock.rules.benchmark not in SELF_PLAY:
         _end_of_training(clock, stop)

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from common.errors import ConfigError
 from common.mlperf.constraints import TEXT_RULES
+from common.mlperf.evaluation_points import reported_checkpoints
 from common.mlperf.parsed_log import ParsedLog, evaluation_of
 from common.mlperf.progress import evaluations_of
 from common.mlperf.rules import Rules
@@ -65,7 +66,7 @@ def evaluation_complaints(log: ParsedLog, rules: Rules) -> list[str]:
 
 def backward_complaints(log: ParsedLog, rules: Rules) -> list[str]:
     """Evaluations after less training than the one before: events of another run, or written by hand."""
-    if rules.benchmark == "stable_diffusion":  # its checkpoints are scored afterwards, in any order
+    if rules.scored_offline:  # in any order
         return []
     points = evaluations_of(log, rules)
     for before, after in pairwise(points):
@@ -85,8 +86,8 @@ def success_complaints(log: ParsedLog, rules: Rules) -> list[str]:
         return [f"run_stop claims success before any {rules.quality_key}"]
     if rules.progress_key not in before[-1].metadata:
         return [f"the {rules.quality_key} of line {before[-1].line} lacks {rules.progress_key} in its metadata"]
-    if rules.benchmark == "stable_diffusion":
-        return []  # judged by the checker over all checkpoints: FID and CLIP are separate lines
+    if rules.scored_offline:  # the checker looks for a checkpoint that passes
+        return _checkpoint_complaints(log, rules)
     batch = log.global_batch if isinstance(log.global_batch, int) else 0
     evaluation = evaluation_of(before[-1])
     if evaluation is not None and rules.meets_target(evaluation.values, batch):
@@ -94,6 +95,17 @@ def success_complaints(log: ParsedLog, rules: Rules) -> list[str]:
     return [
         f"line {stop.line}: run_stop claims success, but the last {rules.quality_key} before it, in line "
         f"{before[-1].line}, misses the target"
+    ]
+
+
+def _checkpoint_complaints(log: ParsedLog, rules: Rules) -> list[str]:
+    """Whether the checkpoint before the first that passes was scored too (rules, section on the benchmark)."""
+    reported = reported_checkpoints(log, rules)
+    if reported is None or reported.before:
+        return []
+    return [
+        f"the checkpoint before the first that meets the targets, at {rules.progress_key} {reported.passed:.10g}, is "
+        "not reported: the rules want its evaluation too"
     ]
 
 

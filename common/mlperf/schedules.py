@@ -219,9 +219,12 @@ def every_12288(global_batch: int, last_samples: int | None = None) -> Schedule:
     return Schedule(interval, interval, last_samples, "samples")
 
 
-def stable_diffusion(global_batch: int, last_samples: int | None = None) -> Schedule:
-    """A checkpoint every 512,000 images, in whole batches; its evaluation is offline."""
-    interval = _whole_batches(512_000, global_batch)
+def stable_diffusion(global_batch: int, last_samples: int | None = None, interval: int | None = None) -> Schedule:
+    """A checkpoint every 512,000 images, in whole batches; its evaluation is offline.
+
+    ``interval`` replaces the number of images where data stand in for the real ones.
+    """
+    interval = _whole_batches(interval or 512_000, global_batch)
     return Schedule(interval, interval, last_samples, "samples")
 
 

@@ -19,7 +19,7 @@ from common.errors import ConfigError, DataError, printable
 from common.mlperf.agreement import disagreeing_progress, wrong_counts, wrong_sizes
 from common.mlperf.checker_process import CheckerStopped, one_checker_process
 from common.mlperf.compliance import Finding, inadmissible, rule_records
-from common.mlperf.evaluation_points import misplaced_evaluations
+from common.mlperf.evaluation_points import misplaced_evaluations, reported_checkpoints
 from common.mlperf.log_names import distinct_names
 from common.mlperf.parsed_log import ParsedLog, read_log
 from common.mlperf.rcp import check_convergence, has_rcps, olympic_mean
@@ -332,7 +332,19 @@ def _set_complaints(logs: Sequence[ParsedLog], verdicts: Sequence[Verdict], rule
         )
     if len(logs) != rules.runs:
         complaints.append(f"a result of {rules.log_name} has exactly {rules.runs} runs, these are {len(logs)}")
-    return [*complaints, *contradictions(logs, rules)]
+    return [*complaints, *_unreported_checkpoints(logs, rules), *contradictions(logs, rules)]
+
+
+def _unreported_checkpoints(logs: Sequence[ParsedLog], rules: Rules) -> list[str]:
+    """Whether one run of a result that is scored offline reports all checkpoints up to the first that passes."""
+    if not rules.scored_offline or logs[0].division != "closed":
+        return []
+    reported = [found for log in logs if (found := reported_checkpoints(log, rules)) is not None]
+    if not reported or any(found.all for found in reported):
+        return []
+    return [
+        "no run reports all checkpoints up to the first that meets the targets: of one in a result the rules want it"
+    ]
 
 
 def contradictions(logs: Sequence[ParsedLog], rules: Rules) -> list[str]:

@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import pickle
 import re
-import struct
-from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from common.errors import CheckpointError
 from common.nn.resnet import IMAGE_CHANNELS, ResNetTrunk
-
-UNREADABLE = (
-    OSError,
-    RuntimeError,
-    EOFError,
-    LookupError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    AssertionError,
-    struct.error,
-    pickle.UnpicklingError,
-)
-"""What reading a damaged file raises: torchvision's older ones are plain pickles, which can end or say anything."""
+from common.untrusted.tensor_file import read_state
 
 
 def load_backbone(path: Path, trunk: ResNetTrunk) -> None:
@@ -77,24 +60,17 @@ def _left_out(name: str, stages: int) -> bool:
     return stage is not None and int(stage[1]) > stages
 
 
-def _read(path: Path) -> dict[str, object]:
-    try:
+def _read(path: Path) -> dict[str, Tensor]:
+    if not path.exists():
+        raise CheckpointError(f"{path}: there is no such backbone file; `download` or `generate` makes one")
+    if path.is_file():
         _check_digest(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: there is no such backbone file; `download` or `generate` makes one") from None
-    except UNREADABLE as error:
-        cause = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"{path}: not a file of tensors that PyTorch can read: {cause}") from None
-    if not isinstance(content, Mapping):
-        raise CheckpointError(f"{path}: holds no state of a model, but a {type(content).__name__}")
-    return {str(name): value for name, value in content.items()}
+    return read_state(path)
 
 
-def _check(path: Path, name: str, tensor: object, own: Tensor, trunk: ResNetTrunk) -> None:
-    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-        kind = str(tensor.dtype) if isinstance(tensor, Tensor) else type(tensor).__name__
-        raise CheckpointError(f"{path}: {name} is {kind}, and weights are floating-point tensors")
+def _check(path: Path, name: str, tensor: Tensor, own: Tensor, trunk: ResNetTrunk) -> None:
+    if not tensor.is_floating_point():
+        raise CheckpointError(f"{path}: {name} is {tensor.dtype}, and weights are floating-point tensors")
     expected = tuple(own.shape)
     if name == "conv1.weight":  # the trunk pads it
         expected = (expected[0], IMAGE_CHANNELS, *expected[2:])

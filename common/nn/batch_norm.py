@@ -54,18 +54,7 @@ class BatchNorm2d(nn.Module):
         self._evaluate = ops.EVALUATE_IMPLEMENTATIONS["torch"]
 
     def choose(self, requested: str, dtype: torch.dtype) -> str:
-        """Choose the implementation for activations of ``dtype`` on the device of the parameters.
-
-        Args:
-            requested: a name, or ``auto``.
-            dtype: dtype of the activations.
-
-        Returns:
-            The name chosen.
-
-        Raises:
-            UnsupportedImplementation: see :func:`common.ops.implementation.select`.
-        """
+        """See :meth:`common.nn.choice.Choosing.choose`."""
         request = OperationRequest(self.weight.device, dtype, {"channels": self.weight.numel()})
         self._batch_norm = select(ops.IMPLEMENTATIONS, requested, request)
         self._add_relu = select(ops.ADD_RELU_IMPLEMENTATIONS, requested, request)

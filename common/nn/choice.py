@@ -12,7 +12,18 @@ class Choosing(Protocol):
     """A layer with several implementations."""
 
     def choose(self, requested: str, dtype: torch.dtype) -> str:
-        """Choose one for activations of ``dtype`` on the device of the weights; its name."""
+        """Choose one for activations on the device of the layer's parameters.
+
+        Args:
+            requested: a name, or ``auto``.
+            dtype: of the activations.
+
+        Returns:
+            The name chosen.
+
+        Raises:
+            UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+        """
         ...
 
 

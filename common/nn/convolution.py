@@ -26,18 +26,7 @@ class Conv2d(nn.Conv2d):
         self._convolution = ops.IMPLEMENTATIONS["torch"]
 
     def choose(self, requested: str, dtype: torch.dtype) -> str:
-        """Choose the implementation for activations of ``dtype`` on the device of the weights.
-
-        Args:
-            requested: a name, or ``auto``.
-            dtype: dtype of the activations.
-
-        Returns:
-            The name chosen.
-
-        Raises:
-            UnsupportedImplementation: see :func:`common.ops.implementation.select`.
-        """
+        """See :meth:`common.nn.choice.Choosing.choose`."""
         request = OperationRequest(self.weight.device, dtype, {"channels": self.in_channels})
         self._convolution = select(ops.IMPLEMENTATIONS, requested, request)
         return self._convolution.name

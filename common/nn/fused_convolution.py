@@ -36,18 +36,7 @@ class FusedConv2d(nn.Conv2d):
         self._conv_bias_relu = ops.IMPLEMENTATIONS["torch"]
 
     def choose(self, requested: str, dtype: torch.dtype) -> str:
-        """Choose the implementation for activations of ``dtype`` on the device of the weights.
-
-        Args:
-            requested: a name, or ``auto``.
-            dtype: dtype of the activations.
-
-        Returns:
-            The name chosen.
-
-        Raises:
-            UnsupportedImplementation: see :func:`common.ops.implementation.select`.
-        """
+        """See :meth:`common.nn.choice.Choosing.choose`."""
         sizes = {
             "channels": self.in_channels,
             "filters": self.out_channels,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ class Outcome:
         steps: optimizer steps, those before a resumed run's checkpoint too.
         overflows: of the run's own steps, those that changed nothing since their gradients were not finite.
         losses: (training samples, loss) of each step.
-        history: (training samples, quality) of each evaluation.
+        history: (training samples, metric to value) of each evaluation.
         evaluations: how many there were in this run.
         evaluation_seconds: that they took together.
         hidden_seconds: of these, that training went on behind.
@@ -39,7 +39,7 @@ class Outcome:
     steps: int
     overflows: int
     losses: Sequence[tuple[int, float]]
-    history: Sequence[tuple[int, float]]
+    history: Sequence[tuple[int, Mapping[str, float]]]
     evaluations: int
     evaluation_seconds: float
     hidden_seconds: float

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.config.schema import BenchmarkConfig
+from common.config.schema import BenchmarkConfig, TargetConfig
 from common.observe.outcome import Outcome
 
 NOT_A_RESULT = "not an MLPerf result of any division: the data are a stand-in"
@@ -30,6 +30,7 @@ class Summary:
         verdict: what the log earns, in words.
         hardware: machine and number of devices.
         evaluation_ranks: ranks that only evaluated.
+        offline: evaluations are of checkpoints, whose scoring does not count.
         paths: what to where: log, metrics, checkpoints; ``picture`` is added.
     """
 
@@ -38,6 +39,7 @@ class Summary:
     verdict: str
     hardware: str
     evaluation_ranks: int = 0
+    offline: bool = False
     paths: Mapping[str, str | Path] = field(default_factory=dict)
 
     @property
@@ -46,10 +48,18 @@ class Summary:
         return self.outcome.seconds / 60
 
     @property
-    def reached(self) -> float | None:
-        """The best value of the metric, or the passing one; None before the first evaluation."""
-        best = max if self.benchmark.direction == "higher" else min
-        return best((value for _, value in self.outcome.history), default=None)
+    def reached(self) -> Mapping[str, float] | None:
+        """The metrics of the passing evaluation; else the best value of each; None before the first evaluation."""
+        history = [values for _, values in self.outcome.history]
+        passing = [values for values in history if self.benchmark.reached(values)]
+        if passing or not history:
+            return passing[0] if passing else None
+        best = {metric: max if target.direction == "higher" else min for metric, target in self._targets}
+        return {metric: choose(values[metric] for values in history) for metric, choose in best.items()}
+
+    @property
+    def _targets(self) -> list[tuple[str, TargetConfig]]:
+        return list(self.benchmark.targets.items())
 
 
 def write_summary(summary: Summary, output_dir: Path) -> str:
@@ -68,12 +78,15 @@ def write_summary(summary: Summary, output_dir: Path) -> str:
 def format_summary(summary: Summary, paths: Mapping[str, str | Path]) -> str:
     """The summary as lines of text."""
     outcome, benchmark = summary.outcome, summary.benchmark
-    relation = ">=" if benchmark.direction == "higher" else "<="
-    reached = "no evaluation" if summary.reached is None else f"{summary.reached:.5g}"
+    reached = summary.reached
+    quality = [
+        f"{metric} {'no evaluation' if reached is None else f'{reached[metric]:.5g}'} (target {target})"
+        for metric, target in benchmark.targets.items()
+    ]
     rows = {
         "benchmark": benchmark.description,
         "status": _status(summary),
-        "quality": f"{benchmark.metric} {reached} (target {relation} {benchmark.target:g})",
+        "quality": ", ".join(quality),
         "time": f"{summary.minutes:.2f} minutes from run_start to run_stop",
         "throughput": f"{_figure(outcome.throughput)} samples/s",
         "evaluation": _evaluation(summary),
@@ -100,14 +113,17 @@ def draw(summary: Summary, picture: Path) -> None:
     from matplotlib import pyplot as plt
     from matplotlib.ticker import EngFormatter
 
-    figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 6.5), sharex=True, layout="constrained")
+    metrics = list(summary.benchmark.targets)
+    height = 4.5 + 2.0 * len(metrics)
+    figure, (top, *others) = plt.subplots(1 + len(metrics), 1, figsize=(8, height), sharex=True, layout="constrained")
     figure.suptitle(f"{summary.benchmark.description}\n{summary.hardware}", fontsize=12, fontweight="bold")
     top.set_title("\n".join(_title_lines(summary)), fontsize=8.5, color="#444444", loc="left", pad=10)
     _draw_losses(top, summary.outcome.losses)
-    _draw_quality(bottom, summary)
-    bottom.set_xlabel("training samples")
-    bottom.xaxis.set_major_formatter(EngFormatter(sep=" "))
-    for axes in (top, bottom):
+    for axes, metric in zip(others, metrics, strict=True):
+        _draw_quality(axes, summary, metric)
+    others[-1].set_xlabel("training samples")
+    others[-1].xaxis.set_major_formatter(EngFormatter(sep=" "))
+    for axes in (top, *others):
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     picture.parent.mkdir(parents=True, exist_ok=True)
@@ -135,14 +151,12 @@ def _draw_losses(axes: Any, losses: Sequence[tuple[int, float]]) -> None:
         axes.set_yscale("log")
 
 
-def _draw_quality(axes: Any, summary: Summary) -> None:
-    benchmark, history = summary.benchmark, summary.outcome.history
-    axes.set_ylabel(benchmark.metric)
-    axes.axhline(
-        benchmark.target, color=TARGET_COLOUR, linestyle="--", linewidth=1.2, label=f"target {benchmark.target:g}"
-    )
+def _draw_quality(axes: Any, summary: Summary, metric: str) -> None:
+    target, history = summary.benchmark.targets[metric], summary.outcome.history
+    axes.set_ylabel(metric)
+    axes.axhline(target.value, color=TARGET_COLOUR, linestyle="--", linewidth=1.2, label=f"target {target.value:g}")
     if history:
-        samples, values = zip(*history, strict=True)
+        samples, values = zip(*((at, found[metric]) for at, found in history), strict=True)
         label = f"evaluations, last {values[-1]:.4g}"
         axes.plot(samples, values, color=QUALITY_COLOUR, marker="o", markersize=4, linewidth=1.4, label=label)
     else:
@@ -193,6 +207,8 @@ def _evaluation(summary: Summary) -> str:
     ranks = ""
     if summary.evaluation_ranks:
         ranks = f" on {_counted(summary.evaluation_ranks, 'rank')} of {'its' if count == 1 else 'their'} own"
+    if summary.offline:
+        return f"{_counted(count, 'checkpoint')} scored in {seconds:.2f} s{ranks}, which does not count"
     return f"{_counted(count, 'evaluation')} in {seconds:.2f} s{ranks}, {hidden:.0%} of it hidden behind training"
 
 

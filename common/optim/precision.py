@@ -19,9 +19,10 @@ DTYPES: dict[str, torch.dtype] = {
 class LossScale:
     """A factor on the loss that keeps small fp16 gradients from vanishing; it adapts itself on the device.
 
-    The loss is multiplied before the backward pass and the update divides. After a gradient that is not finite the
-    scale falls and nothing is written; after ``growth_interval`` updates in a row without one it rises. The other
-    dtypes have the range of float32 and need none: the scale is then 1 for ever and costs nothing.
+    The loss is multiplied before the backward pass and the update divides. After a gradient that is not finite nothing
+    is written, and the scale falls, with ``hysteresis`` only at that overflow of several in a row and at those that
+    follow it (as in apex's ``update_scale_hysteresis``); after ``growth_interval`` updates in a row without one it
+    rises. The other dtypes have the range of float32 and need none: the scale is then 1 for ever and costs nothing.
 
     Args:
         device: of the loss.
@@ -29,11 +30,13 @@ class LossScale:
         initial: the first scale.
         growth_interval: updates without overflow after which the scale grows.
         growth, backoff: factors; powers of two, so that scaling is exact. With 1 and 1 the scale is constant.
+        hysteresis: which overflow in a row is the first that lowers the scale.
 
     Attributes:
         enabled: whether there is anything to scale.
         value: the scale, 0-d float32.
-        good_steps: updates without overflow since the scale last changed, 0-d int64.
+        good_steps: updates without overflow since the scale last changed, 0-d int64; behind overflows that did not
+            change it their number below 0.
 
     Raises:
         ValueError: a factor or the interval makes no sense.
@@ -47,13 +50,15 @@ class LossScale:
         growth_interval: int = 2000,
         growth: float = 2.0,
         backoff: float = 0.5,
+        hysteresis: int = 1,
     ) -> None:
-        if not (initial > 0 and growth_interval >= 1 and growth >= 1 and 0 < backoff <= 1):
+        if not (initial > 0 and growth_interval >= 1 and growth >= 1 and 0 < backoff <= 1 and hysteresis >= 1):
             raise ValueError(
-                f"loss scale: initial={initial} > 0, growth_interval={growth_interval} >= 1, growth={growth} >= 1 and "
-                f"0 < backoff={backoff} <= 1 must hold"
+                f"loss scale: initial={initial} > 0, growth_interval={growth_interval} >= 1, growth={growth} >= 1, "
+                f"0 < backoff={backoff} <= 1 and hysteresis={hysteresis} >= 1 must hold"
             )
         self.enabled = dtype == torch.float16
+        self._patience = hysteresis - 1
         self._interval, self._growth, self._backoff = growth_interval, growth, backoff
         self.value = torch.full((), initial if self.enabled else 1.0, dtype=torch.float32, device=device)
         self.good_steps = torch.zeros((), dtype=torch.int64, device=device)
@@ -72,12 +77,15 @@ class LossScale:
         """
         if not self.enabled:
             return
-        good = self.good_steps + 1
+        good = self.good_steps.clamp(min=0) + 1
         grows = good >= self._interval
+        bad = self.good_steps.clamp(max=0)
+        falls = overflow & (bad <= -self._patience)
+        bad = (bad - 1).clamp(min=-self._patience)
         grown = self.value * self._growth
         grown = torch.where(torch.isfinite(grown), grown, self.value)
-        after = torch.where(overflow, self.value * self._backoff, torch.where(grows, grown, self.value))
-        good = torch.where(overflow | grows, torch.zeros_like(good), good)
+        after = torch.where(falls, self.value * self._backoff, torch.where(grows & ~overflow, grown, self.value))
+        good = torch.where(overflow, bad, torch.where(grows, torch.zeros_like(good), good))
         self.value.copy_(torch.where(skip, self.value, after))
         self.good_steps.copy_(torch.where(skip, self.good_steps, good))
 

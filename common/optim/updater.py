@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -58,6 +58,21 @@ class Updater(Protocol):
     @property
     def metrics(self) -> dict[str, Tensor]:
         """Name to 0-d device tensor, about the last update; ``learning_rate`` at least."""
+
+
+@runtime_checkable
+class LimitedUpdater(Protocol):
+    """An :class:`Updater` that may meet more than it has room for, and counts that on the device, among its metrics."""
+
+    def check_limits(self, metrics: MutableMapping[str, float]) -> None:
+        """Take the counts of an iteration, which wrote nothing if there was too much, out of its metrics.
+
+        Args:
+            metrics: of an iteration, means over the ranks, the same on all of them.
+
+        Raises:
+            SuiteError: saying what was too much; the run is to end.
+        """
 
 
 @runtime_checkable

@@ -126,6 +126,11 @@ def table_bytes(cfg: RunConfig, rule: Rule) -> int:
     return plan.fullest_bytes(row_bytes)
 
 
+def row_bytes(tables: Tables, settings: EmbeddingSettings, rule: Rule, precision: str) -> int:
+    """Bytes of a row with its optimizer's state, for a network of this precision."""
+    return _rows(tables, settings, rule, DTYPES[precision])[1]
+
+
 def _rows(tables: Tables, settings: EmbeddingSettings, rule: Rule, dtype: torch.dtype) -> tuple[torch.dtype, int]:
     """The rows' dtype, and bytes of a row with its state; rows are in fp64 beside a network in fp64, for checks."""
     rows_dtype = torch.float64 if dtype == torch.float64 else DTYPES[settings.rows]

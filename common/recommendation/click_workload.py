@@ -146,7 +146,10 @@ class ClickPrediction(Workload):
             chosen = self.sample_format
             return open_evaluation(root, chosen, facts.tables, reader.eval_batch, ranks, rank, layout.device, reader)
 
-        return ClickRanking(self.model, self._clicks.logits, example, open_source, layout, self.cfg.cuda_graphs)
+        checked = self._embeddings.checked
+        return ClickRanking(
+            self.model, self._clicks.logits, example, open_source, layout, self.cfg.cuda_graphs, checked
+        )
 
     def sample_flops(self) -> float:
         """Of the dense network; those of the embeddings are few."""

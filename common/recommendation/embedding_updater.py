@@ -6,7 +6,7 @@ Legend: see :mod:`common.recommendation.exchange`; M micro-batches, R rows of a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from common.errors import CheckpointError
 from common.ops.embedding_bags import AdagradRows, Bags, Rule, SortedKeys
 from common.optim.precision import LossScale
 from common.recommendation import row_files
-from common.recommendation.embeddings import ShardedEmbeddings
+from common.recommendation.embeddings import Lookup, ShardedEmbeddings
 from common.recommendation.replicated_update import update_all
 from common.recommendation.row_store import RowStore, require_memory
 
@@ -64,7 +64,12 @@ class EmbeddingUpdater:
         self._divisor, self._micro_batches, self.loss_scale = grad_divisor, micro_batches, loss_scale
         self._group, rows = embeddings.layout.group("dp"), embeddings.store.rows_RW
         device, self._wide = rows.device, torch.float64 if rows.dtype == torch.float64 else torch.float32
-        self._states = [_state(store, rule, self._wide) for store in (embeddings.store, embeddings.replicated)]
+        self._stores = [("rows", embeddings.store), ("replicated_rows", embeddings.replicated)]
+        if embeddings.rare is not None:
+            self._stores.append(("rare_rows", embeddings.rare.store))
+        self._states = [_state(store, rule, self._wide) for _, store in self._stores]
+        # How many ranks had too few slots for a shard of each hybrid table, in the last iteration.
+        self._beyond_H = torch.zeros(len(embeddings.plan.hybrids), dtype=self._wide, device=device)
         self._step = torch.zeros((), dtype=torch.int64, device=device)
         self._learning_rate = torch.zeros((), dtype=torch.float32, device=device)
         self._factor = torch.ones((), dtype=self._wide, device=device)
@@ -72,11 +77,13 @@ class EmbeddingUpdater:
         self._rounding = torch.zeros((), dtype=torch.int64, device=device) if by_chance else None
         # Replicated rows are rounded alike everywhere: their bits are those of no rank.
         self._rounding_seed = embeddings.layout.shared_generator("rounding of rows").initial_seed() >> 8
-        self._ids: list[tuple[Tensor, Tensor]] = []
+        self._lookups: list[Lookup] = []
         self._gradients: list[tuple[Tensor, Tensor]] = []
+        self._rare_gradients: list[Tensor] = []
         self._sorting: tuple[Tensor, ...] = ()
         self._exchanging: Tensor | None = None
-        self._keys: tuple[SortedKeys | None, SortedKeys | None] = (None, None)
+        self._not_finite: list[Tensor] = []
+        self._keys: tuple[SortedKeys | None, SortedKeys | None, SortedKeys | None] = (None, None, None)
         self._measured: tuple[Tensor, Tensor, Tensor] | None = None
         embeddings.attach(self)
 
@@ -91,17 +98,20 @@ class EmbeddingUpdater:
         """Nothing: every backward pass has left its gradients."""
 
     @torch.no_grad()
-    def looked_up(self, ids_BL: Tensor, own_NL: Tensor) -> None:
+    def looked_up(self, lookup: Lookup) -> None:
         """Keep the ids of a micro-batch; after the last, sort those of all."""
-        self._ids.append((ids_BL, own_NL))
-        if len(self._ids) == self._micro_batches:
+        self._lookups.append(lookup)
+        if len(self._lookups) == self._micro_batches:
+            rare = self._embeddings.rare
             # Kept until the update: another stream reads them meanwhile.
-            self._sorting = tuple(_joined(parts) for parts in zip(*self._ids, strict=True))
-            every_NL, every_own_NL = self._sorting
+            every_NL = _joined([found.local_BL for found in self._lookups])
+            every_own_NL = _joined([found.own_NL for found in self._lookups])
+            asked = [found.asked.row_Q1 for found in self._lookups if found.asked is not None]
+            self._sorting = (every_NL, every_own_NL, *([_joined(asked)] if asked else []))
             with self._embeddings.beside():
                 own = self._sorted(every_own_NL, self._embeddings.bags)
                 replicated = self._sorted(every_NL, self._embeddings.replicated_bags)
-            self._keys = (own, replicated)
+                self._keys = own, replicated, None if rare is None else rare.sort(self._sorting[2])
 
     @torch.no_grad()
     def differentiated(self, gradient_BX: Tensor) -> None:
@@ -111,24 +121,28 @@ class EmbeddingUpdater:
         replicated_BDW = every_BFW.index_select(1, embeddings.replicated_D)
         if embeddings.plan.ranks == 1:
             own_NKW = every_BFW
+            with embeddings.beside():
+                self._not_finite.append(not_finite(own_NKW))
         elif len(self._gradients) + 1 < self._micro_batches:
-            own_NKW = embeddings.exchange.gradients(gradient_BX)
+            own_NKW = self._exchanged(gradient_BX, every_BFW)
         else:  # beside what is left of the last backward pass
             self._exchanging = gradient_BX  # kept until the update: another stream reads it meanwhile
             with embeddings.beside():
-                own_NKW = embeddings.exchange.gradients(gradient_BX)
+                own_NKW = self._exchanged(gradient_BX, every_BFW)
         self._gradients.append((own_NKW, replicated_BDW))
 
     @torch.no_grad()
     def measure(self) -> Tensor:
         """Add up the gradients of replicated rows; returns whether a gradient is not finite on any rank: 0-d bool.
 
+        It is also true where a rank had too few slots for its rare rows, which :meth:`check_limits` tells apart.
+
         Raises:
             RuntimeError: the iteration had another number of forward or backward passes than micro-batches.
         """
-        if not len(self._ids) == len(self._gradients) == self._micro_batches:
+        if not len(self._lookups) == len(self._gradients) == self._micro_batches:
             raise RuntimeError(
-                f"{len(self._ids)} forward and {len(self._gradients)} backward passes came to the embeddings, "
+                f"{len(self._lookups)} forward and {len(self._gradients)} backward passes came to the embeddings, "
                 f"{self._micro_batches} micro-batches were announced"
             )
         self._embeddings.join()
@@ -138,15 +152,21 @@ class EmbeddingUpdater:
             self._factor.div_(self.loss_scale.value)
         own_NKW, replicated_NDW = (_joined(parts) for parts in zip(*self._gradients, strict=True))
         rows_RW = self._embeddings.replicated.rows_RW
-        # One buffer, and so one reduction: the sums, and behind them how many ranks have a gradient that is not finite.
-        sums = torch.zeros(rows_RW.numel() + 1, dtype=self._wide, device=rows_RW.device)
-        sum_RW = sums[:-1].view_as(rows_RW)
+        # One buffer, and so one reduction: the sums, and behind them how many ranks have a gradient that is not finite,
+        # and too few slots for each hybrid table.
+        values = rows_RW.numel()
+        sums = torch.zeros(values + 1 + len(self._beyond_H), dtype=self._wide, device=rows_RW.device)
+        sum_RW = sums[:values].view_as(rows_RW)
         if self._keys[1] is not None:
             self._embeddings.ops.dense_gradient(self._keys[1], replicated_NDW, sum_RW)
-        sums[-1] = not_finite(own_NKW) | not_finite(replicated_NDW)
+        sums[values] = torch.stack([*self._not_finite, not_finite(replicated_NDW)]).any()
+        for lookup in self._lookups:
+            if lookup.asked is not None:
+                sums[values + 1 :].add_(lookup.asked.found.beyond_H)
         if self._group is not None:
             dist.all_reduce(sums, group=self._group)
-        self._measured = own_NKW, sum_RW, sums[-1] != 0
+        self._beyond_H.copy_(sums[values + 1 :])
+        self._measured = own_NKW, sum_RW, (sums[values:] != 0).any()
         return self._measured[2]
 
     @torch.no_grad()
@@ -155,26 +175,47 @@ class EmbeddingUpdater:
         assert self._measured is not None, "measure comes before write"
         own_NKW, sum_RW, _ = self._measured
         embeddings, rate, factor = self._embeddings, self._learning_rate, self._factor
-        ranks = embeddings.plan.ranks
+        ranks, rank = embeddings.plan.ranks, embeddings.layout.rank
         if self._keys[0] is not None:
-            rows_RW, seed = embeddings.store.rows_RW, self._next_seed(embeddings.layout.rank, ranks)
+            rows_RW, seed = embeddings.store.rows_RW, self._next_seed(rank)
             embeddings.ops.update(
                 self._keys[0], own_NKW, rows_RW, self._states[0], self._rule, rate, factor, allowed, seed
             )
+        if embeddings.rare is not None and self._keys[2] is not None:
+            rows_RW, seed = embeddings.rare.store.rows_RW, self._next_seed(ranks + 1 + rank)
+            gradient_Q1W, state_RW = _joined(self._rare_gradients), self._states[2]
+            embeddings.ops.update(
+                self._keys[2], gradient_Q1W, rows_RW, state_RW, self._rule, rate, factor, allowed, seed
+            )
         if len(sum_RW):
-            rows_RW, seed = embeddings.replicated.rows_RW, self._next_seed(ranks, ranks)
+            rows_RW, seed = embeddings.replicated.rows_RW, self._next_seed(ranks)
             update_all(rows_RW, self._states[1], sum_RW, self._rule, rate, factor, allowed, seed)
         self._step.add_(allowed)
         self._forget()
 
+    @torch.no_grad()
     def materialize(self) -> None:
-        """Nothing: rows are where they are looked up."""
+        """Bring frequent rows of hybrid tables to their places in the shards; all rows are where they are looked up."""
+        rare = self._embeddings.rare
+        if rare is not None:
+            rare.settle(self._embeddings.replicated.rows_RW, rare.store.rows_RW)
+            if self._states[1] is not None and self._states[2] is not None:
+                rare.settle(self._states[1], self._states[2])
+
+    def check_limits(self, metrics: MutableMapping[str, float]) -> None:
+        """Take this updater's counts out of the metrics of an iteration.
+
+        Raises:
+            ConfigError: a rank had too few slots for its rare rows; it names the table.
+        """
+        beyond = [metrics.pop(name) for name in self._limits]
+        if self._embeddings.rare is not None:
+            self._embeddings.rare.refuse(beyond)
 
     def named_state(self) -> Sequence[tuple[str, Tensor]]:
         """Rows, their state, and the step counter."""
-        stores = (("rows", self._embeddings.store), ("replicated_rows", self._embeddings.replicated))
         named = [("step", self._step)]
-        for (name, store), state in zip(stores, self._states, strict=True):
+        for (name, store), state in zip(self._stores, self._states, strict=True):
             named += [(name, store.rows_RW)] + ([] if state is None else [(f"{name}.state", state)])
         return named
 
@@ -194,14 +235,16 @@ class EmbeddingUpdater:
         self._step.copy_(state["step"])
 
     def save_shards(self, folder: Path) -> None:
-        """Write this rank's rows and their state into files of its own in ``folder``; rank 0 the replicated ones too.
+        """Write this rank's rows and their state into files of its own in ``folder``; rank 0 replicated tables too.
+
+        Frequent rows are written with the shards, where :meth:`materialize` brought them.
 
         Raises:
             OSError: they cannot be written.
         """
-        stores = [(self._embeddings.store, self._states[0])]
-        if self._embeddings.layout.rank == 0:
-            stores.append((self._embeddings.replicated, self._states[1]))
+        stores = self._stored()
+        if self._embeddings.layout.rank != 0:
+            del stores[1]
         names = [table.name for table in self._embeddings.plan.tables.tables]
         row_files.write(folder, names, self._embeddings.layout.rank, stores)
 
@@ -211,26 +254,47 @@ class EmbeddingUpdater:
         Raises:
             CheckpointError: a file is missing or damaged, or of other tables, dtypes or another rule.
         """
-        stores = [(self._embeddings.store, self._states[0]), (self._embeddings.replicated, self._states[1])]
-        row_files.read(folder, self._embeddings.plan.tables, stores)
+        row_files.read(folder, self._embeddings.plan.tables, self._stored())
 
     @property
     def metrics(self) -> dict[str, Tensor]:
-        """``learning_rate`` of the last update."""
-        return {"learning_rate": self._learning_rate}
+        """``learning_rate`` of the last update, and of every hybrid table the shards with too few slots."""
+        return {"learning_rate": self._learning_rate, **dict(zip(self._limits, self._beyond_H, strict=True))}
+
+    @property
+    def _limits(self) -> list[str]:
+        plan = self._embeddings.plan
+        return [f"too_few_slots/{plan.tables.tables[hybrid.table].name}" for hybrid in plan.hybrids]
+
+    def _stored(self) -> list[row_files.Stored]:
+        return [(store, state) for (_, store), state in zip(self._stores, self._states, strict=True)]
+
+    def _exchanged(self, gradient_BX: Tensor, every_BFW: Tensor) -> Tensor:
+        """The gradients of this rank's shards; those of rare rows are kept."""
+        own_NKW = self._embeddings.exchange.gradients(gradient_BX)
+        self._not_finite.append(not_finite(own_NKW))
+        rare, asked = self._embeddings.rare, self._lookups[len(self._gradients)].asked
+        if rare is not None and asked is not None:
+            gradient_BHW = every_BFW.index_select(1, rare.tables_H)
+            gradient_Q1W = rare.gradients(asked, gradient_BHW)
+            self._rare_gradients.append(gradient_Q1W)
+            self._not_finite += [not_finite(gradient_BHW), not_finite(gradient_Q1W)]
+        return own_NKW
 
     def _sorted(self, ids_NL: Tensor, bags: Bags | None) -> SortedKeys | None:
         return None if bags is None else self._embeddings.ops.sort(ids_NL, bags)
 
-    def _next_seed(self, place: int, places: int) -> Tensor | None:
-        """A seed of the ``places`` + 1 ones of this step."""
+    def _next_seed(self, place: int) -> Tensor | None:
+        """A seed of this step: of every rank's shards, of what is replicated, or of every rank's rare rows."""
         if self._rounding is None:
             return None
+        plan = self._embeddings.plan
+        places = 2 * plan.ranks if plan.hybrids else plan.ranks
         return self._rounding.copy_(self._step).mul_(places + 1).add_(self._rounding_seed + place)
 
     def _forget(self) -> None:
-        self._ids, self._gradients, self._measured = [], [], None
-        self._sorting, self._exchanging, self._keys = (), None, (None, None)
+        self._lookups, self._gradients, self._not_finite, self._measured = [], [], [], None
+        self._sorting, self._exchanging, self._keys, self._rare_gradients = (), None, (None, None, None), []
 
 
 def _state(store: RowStore, rule: Rule, dtype: torch.dtype) -> Tensor | None:

@@ -25,6 +25,7 @@ from common.recommendation import exchange_over_nodes
 from common.recommendation.exchange import Exchange, Meeting
 from common.recommendation.exchange_over_nodes import ExchangeOverNodes
 from common.recommendation.placement import Plan, Shard, row_wise
+from common.recommendation.rare_rows import Asked, RareRows
 from common.recommendation.row_store import RowStore
 
 
@@ -36,18 +37,22 @@ class Lookup:
         ids_BL: ids of this rank's samples.
         own_NL: ids of all ranks' samples, of the tables of this rank's shards.
         x0_BX: the result, whose first W columns wait for the bottom's vector.
+        local_BL: ids of this rank's samples, of hybrid tables those of their frequent rows.
+        asked: the rare rows of hybrid tables; None where there are no such tables.
     """
 
     ids_BL: Tensor
     own_NL: Tensor
     x0_BX: Tensor
+    local_BL: Tensor
+    asked: Asked | None = None
 
 
 class Recorder(Protocol):
     """Who trains the rows."""
 
-    def looked_up(self, ids_BL: Tensor, own_NL: Tensor) -> None:
-        """Called in the forward pass of a micro-batch; see :class:`Lookup`."""
+    def looked_up(self, lookup: Lookup) -> None:
+        """Called in the forward pass of a micro-batch."""
 
     def differentiated(self, gradient_BX: Tensor) -> None:
         """Called in the backward pass of the micro-batch, with the gradient of x0."""
@@ -72,10 +77,12 @@ class ShardedEmbeddings:
         ops: the chosen implementation.
         choices: operation to its implementation, in words, for the log.
         exchange: with the other ranks.
-        store, replicated: the rows of this rank's shards, and those that all ranks have.
+        store, replicated: the rows of this rank's shards, and those that all ranks have: the replicated tables, then
+            the frequent rows of hybrid ones.
         bags: of the store, over the ids of :attr:`Lookup.own_NL`; None where it is empty.
-        replicated_bags: of the other, over a sample's ids; None where it is empty.
-        replicated_D: int64, on the device, the numbers of the replicated tables.
+        replicated_bags: of the other, over the ids of :attr:`Lookup.local_BL`; None where it is empty.
+        replicated_D: int64, on the device, the numbers of the tables of these bags.
+        rare: the other rows of hybrid tables; None where there are no such tables.
 
     Raises:
         ConfigError: plan and layout differ in ranks, or the device lacks the memory.
@@ -108,19 +115,28 @@ class ShardedEmbeddings:
             self.exchange = ExchangeOverNodes(plan, layout, ranks_per_node, self.ops)
             steps = f", exchanged in nodes of {ranks_per_node} first"
         split = sum(len(ranks) > 1 for ranks in plan.holders)
-        where = f"{len(tables)} tables, {split} split, {len(plan.replicated)} replicated over {plan.ranks} ranks{steps}"
+        kinds = f"{split} split, {len(plan.replicated)} replicated"
+        if plan.hybrids:
+            kinds += f", {len(plan.hybrids)} hybrid"
+        where = f"{len(tables)} tables, {kinds} over {plan.ranks} ranks{steps}"
         self.choices = {"embedding_bags": chosen.name, "embeddings": where}
         seed = layout.shared_generator("embedding tables").initial_seed()
         self.store = RowStore(tables, self.exchange.shards, seed, rows_dtype, layout.device)
         whole = [Shard(table, 0, 1) for table in plan.replicated]
-        self.replicated = RowStore(tables, whole, seed, rows_dtype, layout.device)
+        self.replicated = RowStore(tables, whole, seed, rows_dtype, layout.device, plan.with_frequent)
         self.bags = self.exchange.bags
+        rows = [tables.tables[number].rows for number in plan.replicated]
+        rows += [len(hybrid.frequent) for hybrid in plan.with_frequent]
         bags = [
-            Bag(tables.columns[number], tables.tables[number].hotness, base, tables.tables[number].rows)
-            for number, base in zip(plan.replicated, self.replicated.bases, strict=True)
+            Bag(tables.columns[number], tables.tables[number].hotness, base, size)
+            for number, base, size in zip(plan.everywhere, self.replicated.bases, rows, strict=True)
         ]
         self.replicated_bags = Bags(bags, layout.device) if bags else None
-        self.replicated_D = torch.tensor(plan.replicated, dtype=torch.int64, device=layout.device)
+        self.replicated_D = torch.tensor(plan.everywhere, dtype=torch.int64, device=layout.device)
+        self.rare: RareRows | None = None
+        if plan.hybrids:
+            group = layout.group("dp")
+            self.rare = RareRows(plan, layout.rank, group, self.ops, seed, rows_dtype, layout.device)
         self._recorder: Recorder | None = None
         self._started: Lookup | None = None
         self._side = torch.cuda.Stream(layout.device) if overlap and layout.device.type == "cuda" else None
@@ -153,13 +169,29 @@ class ShardedEmbeddings:
         else:
             self.join()
         if self._recorder is None or not torch.is_grad_enabled():
+            if self.rare is not None and lookup.asked is not None:
+                self.rare.count(lookup.asked)
             lookup.x0_BX[:, : self.plan.tables.width] = bottom_BW
             return lookup.x0_BX
         if not bottom_BW.requires_grad:
             raise ValueError("bottom_BW has no gradient, without which the backward pass never comes to the tables")
-        self._recorder.looked_up(lookup.ids_BL, lookup.own_NL)
+        self._recorder.looked_up(lookup)
         x0_BX: Tensor = _Joined.apply(bottom_BW, lookup.x0_BX, self._recorder)
         return x0_BX
+
+    @contextlib.contextmanager
+    def checked(self) -> Iterator[None]:
+        """Lookups inside that nothing is trained from have slots enough for their rare rows. Collective.
+
+        Raises:
+            ConfigError: at the end, on every rank: a hybrid table has too few; it names the table.
+        """
+        if self.rare is None:
+            yield
+            return
+        self.rare.forget()
+        yield
+        self.rare.check()
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:
@@ -184,16 +216,22 @@ class ShardedEmbeddings:
         if self.plan.ranks == 1:
             assert self.bags is not None  # one rank holds all tables
             self.ops.pool(self.store.rows_RW, ids_BL, self.bags, vectors_BFW)
-            return Lookup(ids_BL, ids_BL, x0_BX)
+            return Lookup(ids_BL, ids_BL, x0_BX, ids_BL)
         own_NL = self.exchange.ids(ids_BL)
         own_NKW = x0_BX.new_empty(len(own_NL), len(self.exchange.shards), tables.width)
         if self.bags is not None:
             self.ops.pool(self.store.rows_RW, own_NL, self.bags, own_NKW)
-        replicated_BDW = x0_BX.new_empty(batch, len(self.replicated.shards), tables.width)
+        here = len(self.plan.everywhere)
+        local_BL, asked = ids_BL, None
+        replicated_BDW = x0_BX.new_empty(batch, len(self.plan.own_sums), tables.width)
+        if self.rare is not None:
+            asked = self.rare.ask(ids_BL)
+            local_BL = asked.found.local_BL
+            self.rare.sums(asked, replicated_BDW[:, here:])
         if self.replicated_bags is not None:
-            self.ops.pool(self.replicated.rows_RW, ids_BL, self.replicated_bags, replicated_BDW)
+            self.ops.pool(self.replicated.rows_RW, local_BL, self.replicated_bags, replicated_BDW[:, :here])
         self.exchange.vectors(own_NKW, replicated_BDW, vectors_BFW)
-        return Lookup(ids_BL, own_NL, x0_BX)
+        return Lookup(ids_BL, own_NL, x0_BX, local_BL, asked)
 
 
 class _Joined(torch.autograd.Function):

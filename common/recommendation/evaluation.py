@@ -7,6 +7,7 @@ keep of a sample is the key that it is ranked by, 4 bytes; the first rank gather
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -46,6 +47,7 @@ class ClickRanking(Evaluation):
         open_source: opens this rank's batches under a folder.
         layout: the ranks that share the evaluation samples.
         capture: replay the forward pass as a CUDA graph.
+        checked: entered around the forward passes of an evaluation; it raises at the end if they were worth nothing.
     """
 
     def __init__(
@@ -56,8 +58,10 @@ class ClickRanking(Evaluation):
         open_source: Callable[[Path], EvaluationRows],
         layout: Layout,
         capture: bool,
+        checked: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.scorer = AreaUnderCurve()
+        self._checked = checked
         self._logits, self._open_source, self._group = logits, open_source, layout.group("dp")
         self._forward = ForwardPass(model, self._rank_batch, example, capture)
         self._source: EvaluationRows | None = None
@@ -79,10 +83,10 @@ class ClickRanking(Evaluation):
         """Predict over all samples, and count pairs on the first rank. Collective.
 
         Raises:
-            SuiteError: a prediction is no number.
+            SuiteError: a prediction is no number, or the forward passes were worth nothing.
         """
         assert self._source is not None, "open_data comes first"
-        with self._forward.evaluating(weights):
+        with self._checked(), self._forward.evaluating(weights):
             for key_B, batch in zip(self._keys_NB, self._source, strict=True):
                 key_B.copy_(self._forward(batch.tensors))
         every = gather_keys(self._keys_NB.view(-1), self._group)

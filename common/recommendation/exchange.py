@@ -3,10 +3,10 @@
 Every rank has samples of its own and shards of tables. It sends the owners of shards all ids of their tables; an owner
 leaves out those of other shards. It sums rows for the samples of all ranks and sends each rank its samples' sums. Who
 receives them adds up what several owners found for one table. All sizes follow from plan and batch: nothing is counted,
-and nothing can overflow.
+and nothing can overflow. Rare rows of hybrid tables take another way (:mod:`common.recommendation.rare_rows`).
 
 Legend: B samples of this rank, G ranks, N = G B, L ids of a sample, F tables, K shards of this rank, J shards of all
-ranks, D replicated tables, W width.
+ranks, D sums of a rank's own (:attr:`common.recommendation.placement.Plan.own_sums`), W width.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Meeting(Protocol):
 
         Args:
             own_NKW: sums of this rank's shards, contiguous.
-            replicated_BDW: those of the replicated tables.
+            replicated_BDW: those that this rank made for its own samples, in the order of ``Plan.own_sums``.
             out_BFW: written: the vector of every table; dense vectors any distance apart.
         """
 
@@ -161,6 +161,6 @@ class Exchange:
         """Made outside of captures: warm-up meets every batch size first."""
         if batch not in self._places_of:
             senders = [[shard.table for shard in shards] for shards in self._shards_of]
-            senders.append(list(self._plan.replicated))  # this rank itself, after all others
+            senders.append(list(self._plan.own_sums))  # this rank itself, after all others
             self._places_of[batch] = places(batch, len(self._plan.tables), senders, 1, self._device)
         return self._places_of[batch]

@@ -133,7 +133,7 @@ class ExchangeOverNodes:
             number = {table: place for place, table in enumerate(self._tables)}
             among = [[number[shard.table] for shard in shards] for shards in self._shards_of]
             inner = places(self._nodes * batch, len(self._tables), among, 0, self._device)
-            senders = [*self._tables_of, list(self._plan.replicated)]  # this rank itself, after all nodes
+            senders = [*self._tables_of, list(self._plan.own_sums)]  # this rank itself, after all nodes
             outer = places(batch, len(self._plan.tables), senders, 1, self._device)
             self._places_of[batch] = inner, outer
         return self._places_of[batch]

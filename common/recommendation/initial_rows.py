@@ -33,20 +33,38 @@ def fill(rows_RW: Tensor, table: int, table_rows: int, seed: int, shard: int = 0
     Raises:
         ValueError: the table has more elements than there are bits for.
     """
-    count, width = rows_RW.shape
+    step = max(1, CHUNK // rows_RW.shape[1])
+    for first in range(0, len(rows_RW), step):
+        last = min(first + step, len(rows_RW))
+        row_C = torch.arange(first, last, device=rows_RW.device) * shards + shard
+        _fill(rows_RW[first:last], table, table_rows, seed, row_C)
+
+
+@torch.no_grad()
+def fill_chosen(rows_RW: Tensor, table: int, table_rows: int, seed: int, row_R: Tensor) -> None:
+    """Fill chosen rows of a table; see :func:`fill`.
+
+    Args:
+        rows_RW: written.
+        table, table_rows, seed: as there.
+        row_R: int64, the row of the table that each of them is.
+
+    Raises:
+        ValueError: the table has more elements than there are bits for.
+    """
+    step = max(1, CHUNK // rows_RW.shape[1])
+    for rows_CW, row_C in zip(rows_RW.split(step), row_R.split(step), strict=True):
+        _fill(rows_CW, table, table_rows, seed, row_C)
+
+
+def _fill(rows_CW: Tensor, table: int, table_rows: int, seed: int, row_C: Tensor) -> None:
+    width, device = rows_CW.shape[1], rows_CW.device
     if table_rows * width > PLACES << 32:
         raise ValueError(f"a table of {table_rows:,} rows of {width} elements; at most 2**42 elements have own bits")
-    bound = 1.0 / math.sqrt(table_rows)
-    device = rows_RW.device
+    element_CW = row_C.unsqueeze(1) * width + torch.arange(width, device=device)
+    first_CV = element_CW[:, :1] if width & (width - 1) == 0 else element_CW  # such rows never lie across two sites
+    site_CV = table * PLACES + (first_CV >> 32)
     seed_0 = torch.tensor(seed, dtype=torch.int64, device=device)
-    column_W = torch.arange(width, device=device)
-    step = max(1, CHUNK // width)
-    for first in range(0, count, step):
-        last = min(first + step, count)
-        row_C = torch.arange(first, last, device=device) * shards + shard
-        element_CW = row_C.unsqueeze(1) * width + column_W
-        first_CV = element_CW[:, :1] if width & (width - 1) == 0 else element_CW  # such rows never lie across two sites
-        site_CV = table * PLACES + (first_CV >> 32)
-        bits_CW = words(element_CW & 0xFFFFFFFF, seed_0, site_CV)
-        odd_CW = (((bits_CW >> 9) & 0x7FFFFF) * 2 + 1).to(torch.float32)  # exact, and so is what follows
-        rows_RW[first:last] = (odd_CW * 2.0**-23 - 1.0) * bound
+    bits_CW = words(element_CW & 0xFFFFFFFF, seed_0, site_CV)
+    odd_CW = (((bits_CW >> 9) & 0x7FFFFF) * 2 + 1).to(torch.float32)  # exact, and so is what follows
+    rows_CW.copy_((odd_CW * 2.0**-23 - 1.0) * (1.0 / math.sqrt(table_rows)))

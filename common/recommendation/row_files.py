@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from common.errors import CheckpointError
-from common.recommendation.placement import Shard
+from common.recommendation.placement import Hybrid, Shard
 from common.recommendation.row_store import RowStore
 from common.recommendation.tables import Tables
 
@@ -151,6 +151,13 @@ def read(folder: Path, tables: Tables, stores: Sequence[Stored]) -> None:
                 for part in file.parts:
                     if part.table == name:
                         _take(file, part, shard, store.part(number, store.rows_RW), own_state_RW)
+        for number, hybrid in enumerate(store.frequent, len(store.shards)):
+            own_state_RW = None if state_RW is None else store.part(number, state_RW)
+            name = tables.tables[hybrid.table].name
+            for file in files:
+                for part in file.parts:
+                    if part.table == name:
+                        _choose(file, part, hybrid, store.part(number, store.rows_RW), own_state_RW)
 
 
 def _write(file: BufferedWriter, rows_RW: Tensor) -> None:
@@ -199,35 +206,66 @@ def _take(file: _File, part: _Part, shard: Shard, rows_RW: Tensor, state_RW: Ten
     """Copy the rows that ``part`` and ``shard`` have in common, and their state."""
     if (part.shard - shard.shard) % math.gcd(part.shards, shard.shards):
         return  # they have none
-    kinds = [("rows", rows_RW, file.dtype, part.rows_at)]
-    if state_RW is not None:
-        kinds.append(("state", state_RW, file.state, part.state_at))
-    elif file.state:
-        raise CheckpointError(f"{file.path}: rows with an optimizer's state, this run's rule has none")
-    for kind, target_RW, dtype, at in kinds:
-        if dtype != str(target_RW.dtype) or file.width != target_RW.shape[1]:
-            raise CheckpointError(
-                f"{file.path}: {kind} of {file.width} elements in {dtype or 'no dtype'}, this run has "
-                f"{target_RW.shape[1]} in {target_RW.dtype}"
-            )
+    for kind, target_RW, dtype, at in _kinds(file, part, rows_RW, state_RW):
         with file.path.open("rb") as stream:
             stream.seek(at)
             for first, last in _chunks(target_RW, part.rows):
                 chunk_CW = _read(stream, last - first, file, dtype)
-                if not bool(torch.isfinite(chunk_CW).all()):
-                    raise CheckpointError(
-                        f"{file.path}: {kind} of table {part.table!r} with numbers that are not finite: the run had "
-                        "diverged when it was written, or the file was damaged; resume from an earlier checkpoint"
-                    )
+                _check_finite(chunk_CW, kind, file, part)
                 key_C = torch.arange(first, last) * part.shards + part.shard
                 place_C = (key_C % shard.shards == shard.shard).nonzero().squeeze(1)
                 row_C = (key_C[place_C] // shard.shards).to(target_RW.device)
                 target_RW.index_copy_(0, row_C, chunk_CW[place_C].to(target_RW.device))
 
 
+def _choose(file: _File, part: _Part, hybrid: Hybrid, rows_RW: Tensor, state_RW: Tensor | None) -> None:
+    """Copy the frequent rows that ``part`` has, and their state; the others are not read."""
+    key_R = torch.tensor(hybrid.frequent, dtype=torch.int64)
+    row_X = (key_R % part.shards == part.shard).nonzero().squeeze(1)
+    row_X = row_X[key_R[row_X].argsort()]  # in the order of the file
+    place_X = key_R[row_X] // part.shards
+    for kind, target_RW, dtype, at in _kinds(file, part, rows_RW, state_RW):
+        with file.path.open("rb") as stream:
+            for first, last in _chunks(target_RW, len(row_X)):
+                chunk_CW = torch.empty(last - first, file.width, dtype=DTYPES[dtype])
+                for row_W, place in zip(chunk_CW, place_X[first:last].tolist(), strict=True):
+                    stream.seek(at + place * row_W.nbytes)
+                    _read_into(stream, row_W, file)
+                _check_finite(chunk_CW, kind, file, part)
+                target_RW.index_copy_(0, row_X[first:last].to(target_RW.device), chunk_CW.to(target_RW.device))
+
+
+def _kinds(file: _File, part: _Part, rows_RW: Tensor, state_RW: Tensor | None) -> list[tuple[str, Tensor, str, int]]:
+    """What is to be filled: rows and their state, with the dtype of the file and the byte at which they begin there."""
+    kinds = [("rows", rows_RW, file.dtype, part.rows_at)]
+    if state_RW is not None:
+        kinds.append(("state", state_RW, file.state, part.state_at))
+    elif file.state:
+        raise CheckpointError(f"{file.path}: rows with an optimizer's state, this run's rule has none")
+    for kind, target_RW, dtype, _ in kinds:
+        if dtype != str(target_RW.dtype) or file.width != target_RW.shape[1]:
+            raise CheckpointError(
+                f"{file.path}: {kind} of {file.width} elements in {dtype or 'no dtype'}, this run has "
+                f"{target_RW.shape[1]} in {target_RW.dtype}"
+            )
+    return kinds
+
+
+def _check_finite(chunk_CW: Tensor, kind: str, file: _File, part: _Part) -> None:
+    if not bool(torch.isfinite(chunk_CW).all()):
+        raise CheckpointError(
+            f"{file.path}: {kind} of table {part.table!r} with numbers that are not finite: the run had "
+            "diverged when it was written, or the file was damaged; resume from an earlier checkpoint"
+        )
+
+
 def _read(stream: BufferedReader, rows: int, file: _File, dtype: str) -> Tensor:
     chunk_CW = torch.empty(rows, file.width, dtype=DTYPES[dtype])
-    wanted = chunk_CW.numpy().data.cast("B")
+    _read_into(stream, chunk_CW, file)
+    return chunk_CW
+
+
+def _read_into(stream: BufferedReader, target: Tensor, file: _File) -> None:
+    wanted = target.numpy().data.cast("B")
     if stream.readinto(wanted) != len(wanted):
         raise CheckpointError(f"{file.path}: it ended while it was read")
-    return chunk_CW

@@ -10,7 +10,7 @@ from torch import Tensor
 from common.distributed.meminfo import meminfo
 from common.errors import ConfigError
 from common.recommendation import initial_rows
-from common.recommendation.placement import Shard
+from common.recommendation.placement import Hybrid, Shard
 from common.recommendation.tables import Tables
 
 
@@ -40,10 +40,11 @@ class RowStore:
         seed: of initial rows.
         dtype: of rows.
         device: of rows.
+        frequent: hybrid tables whose frequent rows lie behind the shards, in the order in which the plan has them.
 
     Attributes:
-        shards: as given.
-        bases: for each shard the row of the store at which it begins.
+        shards, frequent: as given.
+        bases: for each shard, and then for each of ``frequent``, the row of the store at which it begins.
         rows_RW: the rows.
 
     Raises:
@@ -51,18 +52,27 @@ class RowStore:
     """
 
     def __init__(
-        self, tables: Tables, shards: Sequence[Shard], seed: int, dtype: torch.dtype, device: torch.device
+        self,
+        tables: Tables,
+        shards: Sequence[Shard],
+        seed: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        frequent: Sequence[Hybrid] = (),
     ) -> None:
-        self.shards = tuple(shards)
-        counts = [shard.rows(tables) for shard in self.shards]
+        self.shards, self.frequent = tuple(shards), tuple(frequent)
+        counts = [shard.rows(tables) for shard in self.shards] + [len(hybrid.frequent) for hybrid in self.frequent]
         self.bases = tuple(sum(counts[:number]) for number in range(len(counts)))
         require_memory(sum(counts) * tables.width * dtype.itemsize, "rows", device)
         self.rows_RW = torch.empty(sum(counts), tables.width, dtype=dtype, device=device)
-        for shard, base, count in zip(self.shards, self.bases, counts, strict=True):
-            rows = self.rows_RW[base : base + count]
-            initial_rows.fill(rows, shard.table, tables.tables[shard.table].rows, seed, shard.shard, shard.shards)
+        for number, shard in enumerate(self.shards):
+            rows, size = self.part(number, self.rows_RW), tables.tables[shard.table].rows
+            initial_rows.fill(rows, shard.table, size, seed, shard.shard, shard.shards)
+        for number, hybrid in enumerate(self.frequent, len(self.shards)):
+            rows, size = self.part(number, self.rows_RW), tables.tables[hybrid.table].rows
+            initial_rows.fill_chosen(rows, hybrid.table, size, seed, torch.tensor(hybrid.frequent, device=device))
 
     def part(self, number: int, of: Tensor) -> Tensor:
-        """The shard ``number`` of ``of``, which has a row for each row of the store."""
+        """The shard ``number`` of ``of``, which has a row for each row of the store; after the shards frequent rows."""
         last = self.bases[number + 1] if number + 1 < len(self.bases) else len(of)
         return of[self.bases[number] : last]

@@ -13,6 +13,7 @@ from typing import Any
 
 from common.errors import ConfigError, DataError
 from common.launch.series import RUNS_FILE
+from common.mlperf.log_targets import targets_of
 from common.mlperf.parsed_log import Evaluation, ParsedLog, read_log
 from common.mlperf.rcp import convergence_of
 from common.mlperf.rules import Rules, Target, rules_for
@@ -20,7 +21,7 @@ from common.mlperf.verdict import Verdict, judge
 from common.report.budget import Budget, budget_of
 from common.report.published import same_task
 from common.report.steps import RankSteps, read_steps
-from common.report.words import is_number, legible
+from common.report.words import legible
 from common.submission.score import Score, score
 from common.submission.sources import RESULT, RunSet, find_run_sets
 
@@ -75,7 +76,7 @@ class Run:
     @property
     def targets(self) -> tuple[Target, ...]:
         """What had to be reached; of a stand-in only if its log says so, and then that."""
-        return _targets(self.log, self.rules)
+        return targets_of(self.log, self.rules)
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -324,15 +325,3 @@ def _system(log: ParsedLog, facts: Sequence[dict[str, Any]] | None, chips: int |
     if chips == 0:
         return f"the CPUs of {nodes} nodes" if isinstance(nodes, int) and nodes > 1 else "a CPU"
     return ""
-
-
-def _targets(log: ParsedLog, rules: Rules) -> tuple[Target, ...]:
-    """The targets of a log: those of the rules, or of stand-in data those that the log names, if it does."""
-    batch = log.global_batch if isinstance(log.global_batch, int) else 0
-    targets = rules.targets_at(batch)
-    if not log.stand_in:
-        return targets
-    own = log.value("quality_target")
-    if len(targets) == 1 and is_number(own):
-        return (Target(float(own), targets[0].direction, targets[0].metric),)
-    return ()

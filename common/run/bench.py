@@ -35,6 +35,7 @@ from common.evaluation.scorer_process import ScorerProcess
 from common.evaluation.ways import way_to_evaluate
 from common.mlperf.admission import evaluation_schedule
 from common.ops import (
+    add_layer_norm,
     anchor_matching,
     attention,
     batch_norm,
@@ -42,9 +43,12 @@ from common.ops import (
     causal_attention,
     conv_bias_relu,
     cross_entropy,
+    dense_attention,
     dropout,
     dropout_add_norm,
     fp8_cast,
+    geglu,
+    group_norm,
     linear_relu,
     local_convolution,
     logit,
@@ -54,6 +58,7 @@ from common.ops import (
     suppression,
     swiglu,
     transpose_fp8,
+    upsample_convolution,
 )
 from common.run.reader_bench import time_reader
 from common.step.graphs import StepRunner
@@ -62,6 +67,7 @@ PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
 """Dense bf16/fp16 matrix FLOP/s of a GPU, by a part of its name (vendor's data sheets)."""
 
 OPERATIONS = (
+    add_layer_norm,
     anchor_matching,
     attention,
     batch_norm,
@@ -69,9 +75,12 @@ OPERATIONS = (
     causal_attention,
     conv_bias_relu,
     cross_entropy,
+    dense_attention,
     dropout,
     dropout_add_norm,
     fp8_cast,
+    geglu,
+    group_norm,
     linear_relu,
     local_convolution,
     logit,
@@ -81,6 +90,7 @@ OPERATIONS = (
     suppression,
     swiglu,
     transpose_fp8,
+    upsample_convolution,
 )
 """Operations of the shared layer with kernels of their own."""
 
@@ -377,8 +387,10 @@ def _time_run(
     training = Timing(seconds / options.steps * 1e3, run.global_batch)
     (first, _), (later, scoring) = times
     train_seconds, eval_seconds = block.samples / training.throughput, later * whole_set
-    # Who evaluates or scores meanwhile holds training up only by taking longer than it does between two evaluations.
+    # Who evaluates or scores meanwhile holds training up only by taking longer than it does between two evaluations;
+    # checkpoints, which are scored offline, wait on the disk.
     between = max(train_seconds, eval_seconds) if ranks else max(train_seconds + eval_seconds, scoring * whole_set)
+    between = train_seconds if run.evaluation.offline else between
     return _RunTiming(
         training, wait, source.eval_samples, first, later, scoring, block.samples / between, run.evaluation
     )
@@ -405,7 +417,8 @@ def _run_text(timing: _RunTiming, step: Timing) -> str:
         "run: evaluation": f"{timing.first_evaluation:.2f} s first, {timing.later_evaluation:.2f} s after, "
         f"of {timing.eval_samples:,} samples"
         + (f", on ranks of its own ({evaluation.ranks})" if evaluation.ranks else "")
-        + (f"; scored in the background, {timing.scoring:.2f} s" if evaluation.scoring == "background" else ""),
+        + (f"; scored in the background, {timing.scoring:.2f} s" if evaluation.scoring == "background" else "")
+        + ("; scored offline, which training does not wait for" if evaluation.offline else ""),
         "run: with evaluations": f"{_rate(timing.with_evaluations)} samples/s, "
         f"{timing.with_evaluations / step.throughput:.3f} of the step",
     }

@@ -39,7 +39,7 @@ from common.nn.frozen import frozen_names
 from common.optim.groups import SUMMED_AXES
 from common.optim.updater import StreamingUpdater, Updater
 
-FORMAT = 4
+FORMAT = 5
 
 SHARING_AXES = (*SUMMED_AXES, "tp")
 """Axes whose ranks have the same weights, or the same together; a run may go on with others of them."""
@@ -54,7 +54,7 @@ class Progress:
         block: index of the block.
         position: optimizer steps of the block that are done.
         samples: nominal training samples done, over all ranks: what the schedule counts.
-        history: (counted samples, metric value) of the evaluations so far.
+        history: (counted samples, metric to value, of those with a target) of the evaluations so far.
         counted: real training samples done, over all ranks: what log and rates count.
         unscored: evaluations that had begun and whose scores are not in ``history``, as rank 0 knows.
     """
@@ -63,7 +63,7 @@ class Progress:
     block: int = 0
     position: int = 0
     samples: int = 0
-    history: tuple[tuple[int, float], ...] = ()
+    history: tuple[tuple[int, dict[str, float]], ...] = ()
     counted: int = 0
     unscored: int = 0
 
@@ -264,7 +264,7 @@ def restore(
         if isinstance(updater, StreamingUpdater):
             updater.load_shards(_shards(content["place"], number))
     values = dict(content["progress"])
-    values["history"] = tuple((int(samples), float(value)) for samples, value in values["history"])
+    values["history"] = tuple((int(samples), dict(found)) for samples, found in values["history"])
     progress = Progress(**values)
     if content["random"] is None:
         torch.manual_seed(layout.generator(f"resumed at step {progress.step}").initial_seed())

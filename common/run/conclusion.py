@@ -14,6 +14,7 @@ from common.mlperf.verdict import format_verdict, judge
 from common.observe.outcome import Outcome
 from common.observe.summary import Summary, write_summary
 from common.run.start import Start
+from common.run.timed_run import UNSCORED
 
 CONCLUDED = "suite/concluded"
 CONCLUDING = timedelta(minutes=10)
@@ -45,6 +46,9 @@ def await_conclusion() -> None:
 
 def _conclude(outcome: Outcome, start: Start) -> int:
     run, folder = start.run, outcome.output_dir
+    if outcome.status == UNSCORED:
+        print(f"training is over; its checkpoints wait to be scored: mlperf-suite score {folder}", flush=True)
+        return 0
     verdict = judge(outcome.log, outcome.ruleset)
     print(format_verdict(verdict), flush=True)
     if outcome.overflows:
@@ -56,6 +60,7 @@ def _conclude(outcome: Outcome, start: Start) -> int:
         verdict=verdict.kind,
         hardware=hardware(start.device, run.world_size),
         evaluation_ranks=run.evaluation.ranks,
+        offline=run.evaluation.offline,
         paths={
             "log": outcome.log,
             "metrics": folder / "metrics_rank0.jsonl",

@@ -22,6 +22,9 @@ from common.distributed.roles import Role
 from common.distributed.tensor_split import own_parts
 from common.distributed.weights import Arrived, Ended, Template, Transfer, WeightReceiver
 from common.errors import Interrupted, SuiteError
+from common.evaluation.checkpoint_queue import FOLDER
+from common.evaluation.checkpoint_scoring import CheckpointScoring
+from common.evaluation.offline import OrderedCheckpoints
 from common.evaluation.ranks import ScoreSender
 from common.evaluation.ways import weight_senders
 from common.mlperf.admission import admit
@@ -61,7 +64,7 @@ class EvaluationRank:
         self.passed = False
 
     def evaluate(self) -> None:
-        """Evaluate whatever weights come until none come any more.
+        """Evaluate whatever weights or checkpoints come until none come any more.
 
         Raises:
             Interrupted: a signal stopped the training ranks.
@@ -91,26 +94,69 @@ class EvaluationRank:
         stack.callback(self.metrics.close)
         self.meter = GpuMeter(device_uuid(self.device))
         stack.callback(self.meter.close)
-        with _stream(self.device):
-            with self.heartbeat.extended(60 * self.rules.init_minutes, "initialisation"):
-                evaluation = self._prepare(stack)
-                job_store.meet("initialised", timedelta(minutes=self.rules.init_minutes))
-            job_store.from_rank_0("run_start", "")
-            signals = stack.enter_context(GracefulStop())
-            with self.heartbeat.extended(OPENING_SECONDS, "opening data"):
-                evaluation.open_data(session.data_dir)
-                if self.reporter is not None:
-                    evaluation.scorer.open_data(session.data_dir)
-            stopped_at = self._serve(evaluation, signals)
+        with evaluation_stream(self.device):
+            stopped_at = self._score_checkpoints(stack) if self.run.evaluation.offline else self._evaluate_all(stack)
         if stopped_at:
             raise Interrupted(f"stopped by a signal at step {stopped_at}; the log is closed as aborted")
 
-    def _prepare(self, stack: contextlib.ExitStack) -> Evaluation:
-        run = self.run
-        set_determinism(run.deterministic)
+    def _evaluate_all(self, stack: contextlib.ExitStack) -> int:
+        """Evaluate all weights that the training ranks send; the step at which a signal stopped training, or 0."""
+        session = self.session
+        with self.heartbeat.extended(60 * self.rules.init_minutes, "initialisation"):
+            evaluation = self._prepare(stack)
+            self._meet()
+        job_store.from_rank_0("run_start", "")
+        signals = stack.enter_context(GracefulStop())
+        with self.heartbeat.extended(OPENING_SECONDS, "opening data"):
+            evaluation.open_data(session.data_dir)
+            if self.reporter is not None:
+                evaluation.scorer.open_data(session.data_dir)
+        return self._serve(evaluation, signals)
+
+    def _score_checkpoints(self, stack: contextlib.ExitStack) -> int:
+        """Score the checkpoints that the training ranks write; the step at which a signal stopped training, or 0."""
+        with self.heartbeat.extended(60 * self.rules.init_minutes, "initialisation"):
+            workload = self._build(stack)
+            token, first_rank = job_store.from_rank_0("offline", ""), self.role.first_rank
+            folder = self.output_dir / FOLDER
+            scoring = CheckpointScoring(workload, self.layout, folder, first_rank, self.heartbeat)
+            stack.callback(scoring.close)
+            scoring.prepare()
+            benchmark, config = self.run.benchmark, self.run.evaluation
+            ordered = OrderedCheckpoints(token, config, benchmark.reached) if scoring.leads else None
+            self._meet()
+        job_store.from_rank_0("run_start", "")
+        signals = stack.enter_context(GracefulStop())
+        with self.heartbeat.extended(OPENING_SECONDS, "opening data"):
+            scoring.open_data(self.session.data_dir)
+        if ordered is None:
+            scores = scoring.scores(lambda: None, lambda checkpoint, score: None)
+        else:
+            ordered.signalled = lambda: signals.requested
+            scores = scoring.scores(ordered.next, ordered.note)
+        for index, (checkpoint, score) in enumerate(scores):
+            self.heartbeat.beat(index + 1, "evaluation")
+            seconds = {} if score is None else {"evaluation_ms": 1e3 * score.seconds}
+            self.metrics.evaluated(index, checkpoint.point.samples, **seconds, **self.meter.sample())
+            self.metrics.flush()
+        stopped_at = 0
+        if ordered is not None:
+            stopped_at = ordered.stopped_at or 0
+            ordered.end()
+        return int(job_store.from_rank(first_rank, "stopped at", str(stopped_at)))
+
+    def _meet(self) -> None:
+        job_store.meet("initialised", timedelta(minutes=self.rules.init_minutes))
+
+    def _build(self, stack: contextlib.ExitStack) -> Workload:
+        set_determinism(self.run.deterministic)
         torch.manual_seed(self.layout.generator("torch").initial_seed())
-        workload = self.workload_type(run, self.layout)
+        workload = self.workload_type(self.run, self.layout)
         stack.callback(workload.close)
+        return workload
+
+    def _prepare(self, stack: contextlib.ExitStack) -> Evaluation:
+        run, workload = self.run, self._build(stack)
         self.splits = workload.tensor_splits()
         evaluation = workload.evaluation(self.layout)
         stack.callback(evaluation.close)
@@ -161,7 +207,7 @@ class EvaluationRank:
             values = evaluation.scorer.score(predictions)
             seconds = time.perf_counter() - began
             self.reporter.report(arrived.samples, values, seconds + arrived.seconds)
-            self.passed = self.run.benchmark.reached(values[self.run.benchmark.metric])
+            self.passed = self.run.benchmark.reached(values)
         self.metrics.evaluated(
             arrived.index,
             arrived.samples,
@@ -173,7 +219,7 @@ class EvaluationRank:
 
 
 @contextlib.contextmanager
-def _stream(device: torch.device) -> Iterator[None]:
+def evaluation_stream(device: torch.device) -> Iterator[None]:
     """A stream of its own, on which graphs can be captured; nothing without a GPU."""
     if device.type != "cuda":
         yield

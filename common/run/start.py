@@ -38,6 +38,7 @@ class Start:
     Attributes:
         began_ms: when this process began to build anything, milliseconds since the epoch.
         scorer: the process that scores, on rank 0 where the configuration has one.
+        tree: the composed configuration.
     """
 
     workload_type: type[Workload]
@@ -47,6 +48,7 @@ class Start:
     device: torch.device
     began_ms: int
     scorer: ScorerProcess | None
+    tree: dict[str, Any]
 
 
 def on_ranks(
@@ -87,7 +89,7 @@ def on_ranks(
             began_ms = time.time_ns() // 1_000_000
             initialise(rank_info, device, session.timeout_seconds, sharers, run.evaluation.ranks)
             cls = workload_type(run.benchmark.name)
-            return work(Start(cls, *_sized(tree, cls, rank_info, device), rank_info, device, began_ms, scorer))
+            return work(Start(cls, *_sized(tree, cls, rank_info, device), rank_info, device, began_ms, scorer, tree))
 
         return _as_rank(start, rank_info.rank)
 
@@ -128,7 +130,9 @@ def _start_ranks(command: str, run: RunConfig, session: SessionConfig, argv: lis
 
 def _set_environment(run: RunConfig) -> None:
     """What CUDA and NCCL read when they start, before anything touches the GPU; the user's own values stay."""
-    for name, value in {**variables(run.system.network), **run.system.environment}.items():
+    for name, value in run.system.environment.items():
+        os.environ.setdefault(name, value)
+    for name, value in variables(run.system.network, os.environ).items():
         os.environ.setdefault(name, value)
     if run.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

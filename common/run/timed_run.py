@@ -18,6 +18,9 @@ from common.mlperf.mllog import RunLog
 from common.mlperf.rules import Rules
 from common.mlperf.schedules import Schedule
 
+UNSCORED = "unscored"
+"""Status of a run whose training is over and whose checkpoints wait to be scored."""
+
 
 @dataclass(frozen=True)
 class Moment:
@@ -51,23 +54,27 @@ class TimedRun:
         rules: say what the log counts.
         schedule: says what the run counts, epochs or samples.
         train_samples: training samples of an epoch, unless the schedule counts others.
+        global_batch: samples of a step, for a ruleset that counts steps.
 
     Attributes:
         events: what is logged.
-        status: ``"success"`` or ``"aborted"``.
+        status: ``"success"``, ``"aborted"``, or :data:`UNSCORED`.
         start_ms, stop_ms: milliseconds since the epoch; 0 before.
         samples: training samples that had been done at ``run_stop``, those before a resumed run's checkpoint too.
     """
 
-    def __init__(self, log: RunLog, rules: Rules, schedule: Schedule, train_samples: int) -> None:
+    def __init__(
+        self, log: RunLog, rules: Rules, schedule: Schedule, train_samples: int, global_batch: int = 1
+    ) -> None:
         self._counts_epochs = schedule.unit == "epoch"
         self._epoch_samples = schedule.epoch_samples or train_samples
         # What the log multiplies epochs with, where the ruleset does not count as the schedule does.
         converted = self._epoch_samples if self._counts_epochs and rules.unit == "samples" else None
         fraction_of = self._epoch_samples if rules.unit == "epoch fraction" else None
         self.events = RunEvents(
-            log, rules.progress_key, converted, rules.quality_key, fraction_of, rules.fractions_from
-        )
+            log, rules.progress_key, converted, rules.quality_key, fraction_of, rules.fractions_from,
+            global_batch if rules.unit == "steps" else None,
+        )  # fmt: skip
         self.status = "aborted"
         self.start_ms = self.stop_ms = 0
         self.samples = 0
@@ -142,22 +149,31 @@ class TimedRun:
         """The number of the evaluation after ``block``: epochs, or the ``samples`` that are done."""
         return block.first_epoch + block.epochs - 1 if block.epochs else samples
 
-    def stop(self, status: str, launched: int, counted: int, passed: tuple[Score, int] | None) -> None:
+    def stop(self, status: str, launched: int, counted: int, ending: tuple[Score, int] | None) -> None:
         """Log ``run_stop``, once: of the score that reached the target, or now.
 
         Args:
             status: ``"success"`` or ``"aborted"``.
             launched: nominal training samples that were launched, over all ranks.
             counted: real ones that are done.
-            passed: the score that reached the target and the number of its evaluation; None if none did.
+            ending: the score that ends the run and the number of its evaluation; None if none does.
         """
         if self.stop_ms:
             return
         at = round(launched / self._epoch_samples) if self._counts_epochs else counted
         self.status, self.samples, self.stop_ms = status, counted, time.time_ns() // 1_000_000
-        if passed is not None:
-            self.stop_ms, at = passed[0].time_ms, passed[1]
+        if ending is not None:
+            score, at = ending
+            self.stop_ms = max(score.time_ms, self.start_ms + 1)  # a resumed run's checkpoint may be older
+            self.samples = counted if score.point is None else score.point.counted
         self.events.run_stop(status, at, self.stop_ms)
+
+    def leave(self, counted: int) -> None:
+        """Training is over and nobody knows yet what came of it: the log is left open for whoever scores.
+
+        ``counted``: real training samples that are done.
+        """
+        self.status, self.samples, self.stop_ms = UNSCORED, counted, time.time_ns() // 1_000_000
 
     def _note_epochs(self, samples: int, at: Moment) -> None:
         """Log the epochs that end with ``samples``; those that one step ends share its rate."""

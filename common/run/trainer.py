@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from common.config.schema import RunConfig, SessionConfig
+from common.contract.evaluation import Point, Score
 from common.contract.workload import Workload
 from common.data.batches import Block, DataSource
 from common.data.prefetch import Prefetcher, side_stream
@@ -23,6 +25,7 @@ from common.distributed.layout import Layout
 from common.distributed.rank_info import RankInfo
 from common.distributed.roles import Role
 from common.errors import ConfigError, DataError, Interrupted
+from common.evaluation.offline import OfflineEvaluation, OfflineRun
 from common.evaluation.scorer_process import ScorerProcess
 from common.evaluation.ways import way_to_evaluate
 from common.mlperf.admission import admit
@@ -44,6 +47,8 @@ from common.step.in_flight import StepsInFlight
 
 CATCHING_UP_SECONDS = 24 * 3600.0
 EVALUATION_RANKS_SECONDS = 24 * 3600.0  # to wait for them: they watch their own progress
+STOPPED = "stopped"
+"""What rank 0 tells where a signal ended the wait for scores."""
 
 
 class Trainer:
@@ -57,6 +62,7 @@ class Trainer:
         device: the device of this rank.
         began_ms: when the process began to build or run the model, milliseconds since the epoch; None for now.
         scorer: the process that scores, on rank 0 where the configuration has one.
+        tree: the composed configuration, for whoever scores checkpoints of this run later.
 
     Raises:
         ConfigError: the ranks are not as many as the scale says, or the closed division forbids a value.
@@ -71,10 +77,11 @@ class Trainer:
         device: torch.device,
         began_ms: int | None = None,
         scorer: ScorerProcess | None = None,
+        tree: Mapping[str, Any] | None = None,
     ) -> None:
         self.began_ms = time.time_ns() // 1_000_000 if began_ms is None else began_ms
         self.run, self.session, self.rank_info, self.device = run, session, rank_info, device
-        self.scorer = scorer
+        self.scorer, self.tree = scorer, tree
         self.role = Role.of(rank_info, run.evaluation.ranks)
         if run.system.vboost is not None and device.type != "cuda":
             raise ConfigError(f"system.vboost={run.system.vboost}: this run uses no GPU")
@@ -113,9 +120,11 @@ class Trainer:
             try:
                 self._timed(stack)
             except BaseException as error:
-                if self.clock.running:
+                if isinstance(self.evaluations, OfflineEvaluation) and self.evaluations.complete:
+                    self.bar.line(f"the log is left open: mlperf-suite score {self.session.output_dir} completes it")
+                elif self.clock.running:
                     with contextlib.suppress(OSError):  # a full disk must not hide what failed first
-                        self._stop_clock("aborted")
+                        self._stop_clock("aborted", None)
                 if isinstance(error, Interrupted):
                     self._dismiss(self.progress.step)
                 raise
@@ -153,10 +162,11 @@ class Trainer:
         self.profile = ProfileWindow.parse(session.profile, session.output_dir, rank)
         stack.callback(self.profile.close)
         name = f"mlperf_resumed_at_{self.resumed['progress']['step']}.log" if self.resumed else "mlperf.log"
+        self.log_name = name
         log = RunLog(session.output_dir / name, rank)
         log.before_line = self.bar.clear
         stack.callback(log.close)
-        self.clock = TimedRun(log, self.rules, self.schedule, run.benchmark.train_samples)
+        self.clock = TimedRun(log, self.rules, self.schedule, run.benchmark.train_samples, run.global_batch)
         resumed_from = str(session.resume) if session.resume else None
         gpus = self.device.type == "cuda"
         self.clock.events.begin(run, session, self.rules, resumed_from, self.began_ms, gpus)
@@ -206,7 +216,7 @@ class Trainer:
             self.step = self.workload.build_step()
             self.runner = StepRunner(self.step, self.workload.model, run.grad_accumulation_steps, run.cuda_graphs)
             stack.callback(self.runner.close)
-            self.evaluations = way_to_evaluate(run, self.workload, self.layout, self.scorer)
+            self.evaluations = way_to_evaluate(run, self.workload, self.layout, self.scorer, self._offline_run())
             stack.callback(self.evaluations.close)
             self.runner.warm_up(self.workload.example_batches())
             self.workload.warm_up_reader()
@@ -250,9 +260,19 @@ class Trainer:
                 if block is None or block.index < self.progress.block:
                     continue
                 if self._train_block(block, last=following is None) or self._evaluate(block):
-                    self._stop_clock("success")
-                    return
-            self._stop_clock("success" if self._await_scores() else "aborted")
+                    break
+            self._conclude()
+
+    def _conclude(self) -> None:
+        """Training is over: wait for the scores that decide, and stop the clock."""
+        if self.evaluations.offline and not self.run.evaluation.ranks:
+            self.runner.close()  # the evaluation needs the memory
+        # After a score that reached the target no other counts; in line all ranks know of it.
+        reached = self._await_scores() if self.evaluations.later else self.points.passed is not None
+        if self.run.evaluation.by_command:
+            self.clock.leave(self.recording.counted)
+        else:
+            self._stop_clock("success" if reached else "aborted", self.points.ending())
 
     def _train_block(self, block: Block, last: bool) -> bool:
         """Train until the evaluation point after ``block``; whether the target was found to be reached meanwhile.
@@ -339,7 +359,7 @@ class Trainer:
         if self._target_reached:
             return True
         self._save()  # before the wait for scores, in which whoever sent the signal may lose patience
-        if self.evaluations.later:
+        if self.evaluations.later and not self.evaluations.offline:
             known = len(self.progress.history)
             if self._await_scores():
                 return True
@@ -365,14 +385,16 @@ class Trainer:
         if self.evaluations.later:  # whoever scores may be behind, and is waited for as long again
             longest += limit
         with self.heartbeat.extended(longest, "evaluation"):
-            self.clock.after(self.progress.step, lambda at: self._evaluation_begins(block, at))
+            step, samples = self.progress.step, self.progress.samples
+            self.clock.after(step, lambda at: self._evaluation_begins(block, step, samples, at))
             self.points.submit(weights, self.progress.samples)
             reached = self._poll()
         return reached and not self.evaluations.later
 
-    def _evaluation_begins(self, block: Block, at: Moment) -> None:
+    def _evaluation_begins(self, block: Block, step: int, samples: int, at: Moment) -> None:
         counted = self.recording.counted
-        self.points.begin(self.clock.evaluation_point(block, counted), counted, at.time_ms)
+        number = self.clock.evaluation_point(block, counted)
+        self.points.begin(Point(block.index + 1, number, step, samples, counted, at.time_ms))
 
     def _poll(self) -> bool:
         """Note the scores that have come; whether the target is reached, as far as this rank knows."""
@@ -380,23 +402,40 @@ class Trainer:
 
     def _await_scores(self) -> bool:
         """Wait for the scores that have not come yet; whether the target is reached, as all ranks know."""
-        if not self.evaluations.later:
-            return False
+        longest = timedelta(seconds=EVALUATION_RANKS_SECONDS)
         with self.heartbeat.extended(EVALUATION_RANKS_SECONDS, "waiting for scores"):
-            reached = self._conclude_points(self.points.finish())
-            agreed = job_store.from_rank_0("reached", str(int(reached)), timedelta(seconds=EVALUATION_RANKS_SECONDS))
+            try:
+                reached = self._conclude_points(self.points.finish(lambda: self.signals.requested))
+            except Interrupted:
+                job_store.from_rank_0("reached", STOPPED, longest)
+                raise
+            agreed = job_store.from_rank_0("reached", str(int(reached)), longest)
+        if agreed == STOPPED:
+            raise Interrupted("stopped by a signal while checkpoints were scored: mlperf-suite score goes on")
         return agreed == "1"
 
     def _conclude_points(self, reached: bool) -> bool:
         if self.points.history is not self.progress.history:
             self.progress = replace(self.progress, history=self.points.history)
-        if reached:
-            self._stop_clock("success")
+        if reached and not self.evaluations.offline:  # where an earlier checkpoint may pass too
+            self._stop_clock("success", self.points.passed)
         return reached
 
-    def _stop_clock(self, status: str) -> None:
-        """Log ``run_stop``, once: of the score that reached the target, or now."""
-        self.clock.stop(status, self.progress.samples, self.recording.counted, self.points.passed)
+    def _stop_clock(self, status: str, ending: tuple[Score, int] | None) -> None:
+        """Log ``run_stop``, once: of the score that ends the run, or now."""
+        if self.clock.running:
+            self.points.log_checkpoints()
+        self.clock.stop(status, self.progress.samples, self.recording.counted, ending)
+
+    def _offline_run(self) -> OfflineRun:
+        """What the queue of checkpoints is made of, where they are scored offline."""
+        tree = {**(self.tree or {}), "micro_batch": self.run.micro_batch, "resume": None}
+        tree["data_dir"] = str(self.session.data_dir.absolute())
+        if self.run.assets_dir is not None:
+            tree["assets_dir"] = str(self.run.assets_dir.absolute())
+        resumed_step = None if self.resumed is None else int(self.resumed["progress"]["step"])
+        described = {"configuration": tree, "seed": self.seed, "log": self.log_name}
+        return OfflineRun(self.session.output_dir, described, resumed_step, self.bar.line)
 
     def _save(self) -> None:
         folder = self.session.output_dir / "checkpoints"
@@ -404,6 +443,8 @@ class Trainer:
         with self.heartbeat.extended(self.session.timeout_seconds, "writing a checkpoint"):
             if self.device.type == "cuda":
                 torch.cuda.current_stream().synchronize()
+            if isinstance(self.evaluations, OfflineEvaluation):
+                self.evaluations.wait_for_disk()  # a resumed run never comes by their points again
             saved_to = checkpoint.save(
                 folder, progress, self.seed, self.settings, self.workload.model, self.step.updaters, self.layout,
                 **self._of_the_model(),

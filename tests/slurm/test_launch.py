@@ -57,7 +57,8 @@ def submit(
 
 def endless(data: Path, *more: str) -> list[str]:
     """A run that no test sees end."""
-    return ["scale=test", f"data_dir={data}", "benchmark.schedule.last_epoch=100000", "benchmark.target=2", *more]
+    unreachable = ["benchmark.schedule.last_epoch=100000", "benchmark.targets.accuracy.value=2"]
+    return ["scale=test", f"data_dir={data}", *unreachable, *more]
 
 
 def the_series(folder: Path) -> Series:

@@ -29,7 +29,7 @@ class Key(NamedTuple):
     """What a graph is built for.
 
     Attributes:
-        q, k, v: layouts; everything else is contiguous as (B, S, H, D).
+        q, k, v: layouts; everything else but their gradients is contiguous as (B, S, H, D).
         causal: otherwise every query sees every key.
         deterministic: of backward.
     """
@@ -76,11 +76,18 @@ def forward(q_BQHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, scale: float, causal
 
 def backward(do_BQHD: Tensor, saved: Saved, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
     """See :class:`common.ops.causal_attention.parts.Backward`."""
-    q, k, v = saved[:3]
-    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    given = (x.contiguous() for x in (saved.o, do_BQHD, saved.lse))
-    _backward_graph(_key(q, k, v, saved.scale, causal)).run(q, k, v, *given, dq, dk, dv)
+    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in saved[:3])
+    backward_into(do_BQHD, saved, causal, (dq, dk, dv))
     return dq, dk, dv
+
+
+def backward_into(do_BQHD: Tensor, saved: Saved, causal: bool, gradients: tuple[Tensor, Tensor, Tensor]) -> None:
+    """See :class:`common.ops.causal_attention.parts.BackwardInto`."""
+    q, k, v = saved[:3]
+    dq, dk, dv = gradients
+    given = (x.contiguous() for x in (saved.o, do_BQHD, saved.lse))
+    graph = _backward_graph(_key(q, k, v, saved.scale, causal), (_layout(dq), _layout(dk), _layout(dv)))
+    graph.run(q, k, v, *given, dq, dk, dv)
 
 
 def _key(q_BQHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, scale: float, causal: bool) -> Key:
@@ -159,7 +166,7 @@ def _forward_graph(key: Key) -> Graph:
 
 
 @functools.cache
-def _backward_graph(key: Key) -> Graph:
+def _backward_graph(key: Key, layouts: tuple[Layout, Layout, Layout]) -> Graph:
     builder = _Builder(key)
     q, k, v = (builder.input(name, getattr(key, name)) for name in "qkv")
     o, do = (builder.input(name, _contiguous(key.q)) for name in ("o", "do"))
@@ -168,9 +175,9 @@ def _backward_graph(key: Key) -> Graph:
         name="attention", q=q, k=k, v=v, o=o, dO=do, stats=lse, attn_scale=key.scale,
         use_deterministic_algorithm=key.deterministic, **builder.mask,
     )  # fmt: skip
-    for gradient, layout in zip(gradients, (key.q, key.k, key.v), strict=True):
-        builder.output(gradient, _contiguous(layout))
+    for gradient, layout in zip(gradients, layouts, strict=True):
+        builder.output(gradient, layout)
     return builder.finish(q, k, v, o, do, lse, *gradients)
 
 
-LIBRARY = Library(forward, backward, prefixes=True)
+LIBRARY = Library(forward, backward, prefixes=True, into=backward_into)

@@ -26,13 +26,20 @@ def forward(q_BQHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, scale: float, causal
 
 def backward(do_BQHD: Tensor, saved: Saved, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
     """See :class:`common.ops.causal_attention.parts.Backward`."""
-    from flash_attn.cute.interface import _flash_attn_bwd
-
-    dq, dk, dv = _flash_attn_bwd(
-        *saved[:4], do_BQHD, saved.lse, saved.scale, causal,
-        deterministic=torch.are_deterministic_algorithms_enabled(),
-    )  # fmt: skip
+    dq, dk, dv = (torch.empty_like(x) for x in saved[:3])
+    backward_into(do_BQHD, saved, causal, (dq, dk, dv))
     return dq, dk, dv
 
 
-LIBRARY = Library(forward, backward, prefixes=True)
+def backward_into(do_BQHD: Tensor, saved: Saved, causal: bool, gradients: tuple[Tensor, Tensor, Tensor]) -> None:
+    """See :class:`common.ops.causal_attention.parts.BackwardInto`."""
+    from flash_attn.cute.interface import _flash_attn_bwd
+
+    dq, dk, dv = gradients
+    _flash_attn_bwd(
+        *saved[:4], do_BQHD, saved.lse, saved.scale, causal,
+        deterministic=torch.are_deterministic_algorithms_enabled(), dq=dq, dk=dk, dv=dv,
+    )  # fmt: skip
+
+
+LIBRARY = Library(forward, backward, prefixes=True, into=backward_into)

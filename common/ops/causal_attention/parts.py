@@ -36,17 +36,26 @@ class Backward(Protocol):
         """``saved`` has the keys and values of the part, and context and log-sum-exp of all keys."""
 
 
+class BackwardInto(Protocol):
+    """Gradients of q, k and v by the context's, written where they belong."""
+
+    def __call__(self, do_BQHD: Tensor, saved: Saved, causal: bool, gradients: tuple[Tensor, Tensor, Tensor]) -> None:
+        """``gradients`` have the shapes of q, k and v, any strides but 1 of the last dimension, and get them."""
+
+
 class Library(NamedTuple):
     """A library's pair.
 
     Attributes:
         forward, backward: functions.
         prefixes: its causal mask lets query i of Sq see keys 0 ... Sk - Sq + i; otherwise Sk is Sq where it is causal.
+        into: backward into memory that is given, where the library can.
     """
 
     forward: Forward
     backward: Backward
     prefixes: bool = False
+    into: BackwardInto | None = None
 
 
 def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

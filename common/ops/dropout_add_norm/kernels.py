@@ -28,11 +28,15 @@ import triton.language as tl
 
 from common.ops.dropout.kernels import keep_of_rows, mask_keys
 from common.ops.fp8_cast.device import finish, first_scale, no_peak, peak_of, round_to_fp8
-
-
-@triton.jit
-def _load(pointer, place, mask):
-    return tl.load(pointer + place, mask=mask, other=0.0).to(tl.float32)
+from common.ops.norm.rows import (
+    load_moments,
+    load_wide,
+    place_of_rows,
+    standardised,
+    standardised_again,
+    store_moments,
+    through_norm,
+)
 
 
 @triton.jit
@@ -59,20 +63,18 @@ def _normalised(
     """y of whole rows, zero where there is none, their means and 1 / standard deviations."""
     column = tl.arange(0, BLOCK_E)
     inside = column < E
-    place, mask = row[:, None] * E + column[None, :], (row < T)[:, None] & inside[None, :]
-    total = _load(x_ptr, place, mask)
+    place, mask = place_of_rows(row, T, E, BLOCK_E)
+    total = load_wide(x_ptr, place, mask)
     if BIAS:
-        total += _load(bias_ptr, column, inside)[None, :]
+        total += load_wide(bias_ptr, column, inside)[None, :]
     if THRESHOLD:
         keep = _keep(row, E, BLOCK_E, first, second, THRESHOLD)
         total = tl.where(keep, total * INVERSE_KEEP, 0.0)
     if RESIDUAL:
-        total += _load(residual_ptr, place, mask)
-    mean = tl.sum(total, 1) / E
-    centred = tl.where(inside[None, :], total - mean[:, None], 0.0)
-    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / E + epsilon)
-    y = centred * rstd[:, None] * _load(weight_ptr, column, inside)[None, :]
-    y += _load(norm_bias_ptr, column, inside)[None, :]
+        total += load_wide(residual_ptr, place, mask)
+    normal, mean, rstd = standardised(total, epsilon, E, BLOCK_E)
+    y = normal * load_wide(weight_ptr, column, inside)[None, :]
+    y += load_wide(norm_bias_ptr, column, inside)[None, :]
     return tl.where(mask, y, 0.0), mean, rstd
 
 
@@ -83,26 +85,21 @@ def _gradients(
     BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """Of whole rows: dy, what the norm made of them before its weight, and the gradients of residual and x."""
-    column = tl.arange(0, BLOCK_E)
-    exists, inside = row < T, column < E
-    place, mask = row[:, None] * E + column[None, :], exists[:, None] & inside[None, :]
-    dy = _load(dy_ptr, place, mask)
+    place, mask = place_of_rows(row, T, E, BLOCK_E)
+    dy = load_wide(dy_ptr, place, mask)
     if TWO:
-        dy += _load(other_dy_ptr, place, mask)
-    total = _load(x_ptr, place, mask)
+        dy += load_wide(other_dy_ptr, place, mask)
+    total = load_wide(x_ptr, place, mask)
     if BIAS:
         total += bias
-    mean = tl.load(moments_ptr + row, mask=exists, other=0.0)[:, None]
-    rstd = tl.load(moments_ptr + T + row, mask=exists, other=0.0)[:, None]
+    mean, rstd = load_moments(moments_ptr, row, T)
     if THRESHOLD:
         keep = _keep(row, E, BLOCK_E, first, second, THRESHOLD)
         total = tl.where(keep, total * INVERSE_KEEP, 0.0)
     if RESIDUAL:
-        total += _load(residual_ptr, place, mask)
-    normal = tl.where(inside[None, :], (total - mean) * rstd, 0.0)
-    d_normal = dy * weight
-    along = tl.sum(d_normal * normal, 1)[:, None] / E
-    d_total = rstd * (d_normal - tl.sum(d_normal, 1)[:, None] / E - normal * along)
+        total += load_wide(residual_ptr, place, mask)
+    normal = standardised_again(total, mean, rstd, E, BLOCK_E)
+    d_total = through_norm(dy * weight, normal, rstd, E)
     dx = d_total
     if THRESHOLD:
         dx = tl.where(keep, d_total * INVERSE_KEEP, 0.0)
@@ -114,12 +111,9 @@ def _store_normalised(
     y, mean, rstd, row, y_ptr, moments_ptr, T, E: tl.constexpr, BLOCK_E: tl.constexpr
 ):  # fmt: skip
     """Write whole rows."""
-    column = tl.arange(0, BLOCK_E)
-    exists = row < T
-    place, mask = row[:, None] * E + column[None, :], exists[:, None] & (column < E)[None, :]
+    place, mask = place_of_rows(row, T, E, BLOCK_E)
     tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=mask)
-    tl.store(moments_ptr + row, mean, mask=exists)
-    tl.store(moments_ptr + T + row, rstd, mask=exists)
+    store_moments(moments_ptr, mean, rstd, row, T)
 
 
 @triton.jit(do_not_specialize=["site"])
@@ -175,7 +169,6 @@ def dropout_add_norm_forward_to_fp8_kernel(
             sampled = peak_of(sampled, rounded, ROWS, BLOCK_E, GROUP)
         scale = first_scale(sampled, False)
 
-    column = tl.arange(0, BLOCK_E)
     peak = no_peak(ROWS, BLOCK_E, GROUP)
     for group in range(tl.program_id(0), tl.cdiv(T, ROWS), tl.num_programs(0)):
         row = tl.full((), ROWS, tl.int64) * group + tl.arange(0, ROWS)
@@ -186,7 +179,7 @@ def dropout_add_norm_forward_to_fp8_kernel(
         _store_normalised(y, mean, rstd, row, y_ptr, moments_ptr, T, E, BLOCK_E)
         rounded = y.to(y_ptr.dtype.element_ty).to(tl.float32)
         peak = peak_of(peak, rounded, ROWS, BLOCK_E, GROUP)
-        place, mask = row[:, None] * E + column[None, :], (row < T)[:, None] & (column < E)[None, :]
+        place, mask = place_of_rows(row, T, E, BLOCK_E)
         tl.store(y8_ptr + place, round_to_fp8(rounded, scale, False), mask=mask)
     finish(peak, known, scale, scale_ptr, pending_ptr, scale_inverse_ptr, False, False)
 
@@ -212,10 +205,10 @@ def dropout_add_norm_backward_kernel(
     """Grid (programs,); every program visits each programs-th group of ROWS rows."""
     column = tl.arange(0, BLOCK_E)
     inside = column < E
-    weight = _load(weight_ptr, column, inside)[None, :]
+    weight = load_wide(weight_ptr, column, inside)[None, :]
     bias = 0.0
     if BIAS:
-        bias = _load(bias_ptr, column, inside)[None, :]
+        bias = load_wide(bias_ptr, column, inside)[None, :]
     first, second = _keys(seed_ptr, site, THRESHOLD)
     d_weight = tl.zeros((BLOCK_E,), tl.float32)
     d_norm_bias = tl.zeros((BLOCK_E,), tl.float32)
@@ -241,7 +234,7 @@ def dropout_add_norm_backward_kernel(
             dy_ptr, other_dy_ptr, x_ptr, bias, residual_ptr, weight, first, second, moments_ptr, row, T, TWO,
             E, BIAS, RESIDUAL, THRESHOLD, INVERSE_KEEP, BLOCK_E,
         )  # fmt: skip
-        place, mask = row[:, None] * E + column[None, :], (row < T)[:, None] & inside[None, :]
+        place, mask = place_of_rows(row, T, E, BLOCK_E)
         d_weight += tl.sum(dy * normal, 0)
         d_norm_bias += tl.sum(dy, 0)
         if BIAS:

@@ -18,8 +18,8 @@ from common.ops.dropout.triton import Rate, rate
 from common.ops.dropout_add_norm import kernels
 from common.ops.fp8_cast.plain import E4M3, E5M2, SAMPLED_ROWS_OF_COMPUTED, Fp8Tensor, Handover, Scaling
 from common.ops.fp8_cast.triton import arguments, outputs, result
+from common.ops.norm.row_programs import row_programs
 from common.ops.tiling.column_sums import column_sums
-from common.ops.triton_support import multiprocessors
 
 
 class Tile(NamedTuple):
@@ -57,8 +57,7 @@ def _tile(name: str, fp8: Scaling | None) -> Tile:
 
 
 def _programs(tile: Tile, x_TE: Tensor) -> int:
-    groups = triton.cdiv(x_TE.shape[0], tile.rows)
-    return min(groups, multiprocessors(x_TE.device) * tile.programs) if tile.programs else groups
+    return row_programs(x_TE.shape[0], tile.rows, tile.programs, x_TE.device)
 
 
 def _constants(

@@ -70,9 +70,9 @@ class LongRunsTile(NamedTuple):
 
 
 TILES: dict[str, Any] = {
-    "pool": PoolTile(4, 4, 1),
-    "update": UpdateTile(32, 8, 4, 3),
-    "long_runs": LongRunsTile(16, 2, 32),
+    "pool": PoolTile(4, 2, 1),
+    "update": UpdateTile(16, 4, 16, 3),
+    "long_runs": LongRunsTile(16, 1, 32),
 }
 """Pass to its tile. ``bench --sweep`` times others."""
 

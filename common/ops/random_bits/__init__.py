@@ -10,4 +10,11 @@ In uint32, with a 64-bit seed::
 ``mix`` is the integer hash "lowbias32" of C. Wellons' hash prospector. The bits need no state and no memory: backward,
 another rank, a replayed graph and every implementation compute the same ones from the seed on the device. Indices stay
 below 2**32. :mod:`common.ops.random_bits.kernels` has the same for Triton.
+
+Pairs of independent normal numbers are Box's and Muller's of two words each: with u = (word + 1/2) / 2**32 in fp32,
+which is at most 1 and never 0::
+
+    sqrt(-2 log u(2 index)) * (cos, sin)(2 pi u(2 index + 1))
+
+Words and u are the same everywhere; the rest differs between devices in how logarithm, sine and cosine are rounded.
 """

@@ -58,3 +58,17 @@ def word(index, first, second):
     """The hash of ``index`` (uint32), with the keys of :func:`site_keys`."""
     bits = unfinished_word(index, first, second)
     return bits ^ (bits >> 16)
+
+
+@triton.jit
+def uniform(bits):
+    """Numbers in (0, 1] of hashes: exact steps but for one rounding to fp32."""
+    return (bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10  # 2**-32
+
+
+@triton.jit
+def normal_pair(index, first, second):
+    """Two independent normal numbers, fp32, of ``index`` (uint32, below 2**31), with the keys of :func:`site_keys`."""
+    radius = tl.sqrt_rn(-2.0 * tl.log(uniform(word(2 * index, first, second))))
+    angle = 6.283185307179586 * uniform(word(2 * index + 1, first, second))
+    return radius * tl.cos(angle), radius * tl.sin(angle)

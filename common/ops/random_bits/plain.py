@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -27,6 +29,30 @@ def words(index: Tensor, seed: Tensor, site: int | Tensor = 0) -> Tensor:
     first = _mix(low ^ _mix(number))
     second = _mix(high + _mix(first ^ site))
     return _mix(_mix(index.to(torch.int32) ^ first) ^ second)
+
+
+def normal_pairs(
+    index: Tensor, seed: Tensor, site: int | Tensor = 0, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """Two independent normal numbers of every index.
+
+    Args:
+        index: integers, 0 ... 2**31 - 1.
+        seed, site: as :func:`words` takes them.
+        dtype: fp32, or fp64 where more digits of the same numbers are wanted.
+
+    Returns:
+        Both, of the shape that all broadcast to.
+    """
+    index = index.long()
+    radius = (-2 * _uniform(words(2 * index, seed, site)).to(dtype).log()).sqrt()
+    angle = 2 * math.pi * _uniform(words(2 * index + 1, seed, site)).to(dtype)
+    return radius * angle.cos(), radius * angle.sin()
+
+
+def _uniform(bits: Tensor) -> Tensor:
+    """Numbers in (0, 1] of hashes, fp32."""
+    return ((bits.long() & 0xFFFFFFFF).float() + 0.5) * 2.0**-32
 
 
 def _int32(word: int) -> int:

@@ -88,7 +88,7 @@ def test_the_official_checker_accepts_the_log_of_a_run(ruleset, tmp_path):
         events.block_start(Between(0, 1, 0, 0, samples), 0)
         events.block_stop(Between(0, 1, 0, 0, samples), samples, 35e6)
         events.eval_start(samples)
-        events.accuracy(0.8026, samples, time.time_ns() // 1_000_000)
+        events.accuracy({"metric": 0.8026}, samples, time.time_ns() // 1_000_000)
         events.eval_stop(samples)
         events.run_stop("success", samples, None)
     assert log.path.read_text().count('"epoch_num": 1.05') == 5  # the only epoch counts from 1 to 2

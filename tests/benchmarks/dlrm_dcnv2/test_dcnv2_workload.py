@@ -140,7 +140,7 @@ def test_the_official_checker_accepts_the_log_of_a_run(ruleset, tmp_path):
         events.block_start(Between(0, 1, 0, 0, samples), 0)
         events.block_stop(Between(0, 1, 0, 0, samples), samples, 15e6)
         events.eval_start(samples)
-        events.accuracy(0.8028, samples, time.time_ns() // 1_000_000)
+        events.accuracy({"metric": 0.8028}, samples, time.time_ns() // 1_000_000)
         events.eval_stop(samples)
         events.run_stop("success", samples, None)
     assert log.path.read_text().count('"epoch_num": 0.05') == 5  # tracked_stats and run_stop too

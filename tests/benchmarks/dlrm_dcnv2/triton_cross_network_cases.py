@@ -70,9 +70,9 @@ def test_what_would_be_misread_is_refused() -> None:
         triton.cross(u, given.w[0], given.b[0], given.x0.t().contiguous().t(), given.x0, True)
 
 
-def test_auto_takes_the_kernels_and_both_directions_are_capturable() -> None:
+def test_auto_takes_fused_passes_and_both_directions_are_capturable() -> None:
     chosen = select(cross_network.IMPLEMENTATIONS, AUTO, OperationRequest(torch.device("cpu"), torch.bfloat16))
-    assert chosen.name == "triton"
+    assert chosen.name == "fused"
     given = inputs(*EVEN, 2, torch.float32)
     leaves = [leaf.requires_grad_() for leaf in given.leaves()]
     with Capturable():

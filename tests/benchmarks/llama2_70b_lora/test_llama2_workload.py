@@ -70,7 +70,11 @@ def test_every_recipe_keeps_what_the_rules_fix(scale):
     own = run.workload
     assert (own.facts.lora_dropout, own.facts.row_length) == (0.1, 8192)
     assert (own.hparams.beta_1, own.hparams.beta_2, own.hparams.epsilon) == (0.9, 0.999, 1e-8)
-    assert (run.benchmark.train_samples, run.benchmark.eval_samples, run.benchmark.target) == (3901, 173, 0.925)
+    assert (run.benchmark.train_samples, run.benchmark.eval_samples, run.benchmark.targets["eval_loss"].value) == (
+        3901,
+        173,
+        0.925,
+    )
 
 
 def test_the_reference_points_of_mlcommons_can_be_run():

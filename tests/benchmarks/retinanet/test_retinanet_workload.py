@@ -110,7 +110,7 @@ def test_the_official_checker_accepts_the_log_of_a_run(ruleset, tmp_path):
         events.block_start(block, 0)
         events.block_stop(block, 1, 2400.0)
         events.eval_start(1)
-        events.accuracy(0.341, 1, time.time_ns() // 1_000_000)
+        events.accuracy({"metric": 0.341}, 1, time.time_ns() // 1_000_000)
         events.eval_stop(1)
         events.run_stop("success", 1, None)
     command = [sys.executable, "-m", "mlperf_logging.compliance_checker", "--ruleset", ruleset, str(log.path)]

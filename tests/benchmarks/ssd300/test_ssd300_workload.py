@@ -77,7 +77,11 @@ def test_every_recipe_keeps_what_the_rules_fix(scale, tmp_path):
     assert list(itertools.islice(schedule.points(), 4)) == [5, 10, 15, 20]
     assert run.declaration.forbidden == []
     assert len(run.declaration.initialised_tensors) == 119
-    assert (run.benchmark.train_samples, run.benchmark.eval_samples, run.benchmark.target) == (SAMPLES, 5000, 0.23)
+    assert (
+        run.benchmark.train_samples,
+        run.benchmark.eval_samples,
+        run.benchmark.targets["mean_average_precision"].value,
+    ) == (SAMPLES, 5000, 0.23)
     assert admission.rules.log_name == "ssd"
 
 
@@ -110,7 +114,7 @@ def test_the_log_has_every_key_of_the_rule_file(tmp_path):
         ("hparams.decay_epochs=[55,44]", "ascending"),
         ("hparams.decay_epochs=[41,50]", "opt_learning_rate_decay_boundary_epochs"),
         ("hparams.warmup_epochs=0", "opt_learning_rate_warmup_steps"),
-        ("benchmark.target=0.2", "the rules fix 0.23"),
+        ("benchmark.targets.mean_average_precision.value=0.2", "the rules fix 0.23"),
         ("benchmark.facts.width=32", "the rules fix 64"),
         ("hparams.momentum=0.8", "the reference's SGD has 0.9"),
         ("model.backbone=backbone.pth", "training starts from torchvision's resnet34-333f7ec4.pth"),

@@ -16,6 +16,7 @@ from common.errors import ConfigError
 from common.launch.experiment import assignments, begin, configuration_hash, end, open_series, series_name
 from common.launch.launch_config import LaunchConfig
 from common.launch.series import append, read_runs
+from tests import toy
 
 RUN_START = {"event_type": "INTERVAL_START", "key": "run_start", "value": None, "metadata": {"file": "a", "lineno": 1}}
 
@@ -143,7 +144,9 @@ def test_a_job_of_another_size_is_refused_before_anything_runs(tmp_path: Path) -
 
 
 def test_a_configuration_that_the_closed_division_forbids_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    tree = compose(["benchmark=resnet", "scale=8xH200", "benchmark.target=0.7", f"launch.results={tmp_path}"])
+    tree = compose(
+        ["benchmark=resnet", "scale=8xH200", "benchmark.targets.accuracy.value=0.7", f"launch.results={tmp_path}"]
+    )
     with pytest.raises(ConfigError, match=r"the rules fix 0\.759"):
         open_series(tree, LaunchConfig.load(tree), {}, cli.admitted)
     assert list(tmp_path.iterdir()) == []
@@ -251,3 +254,26 @@ def test_the_open_experiment_of_a_job_that_is_still_there_is_left_alone(tmp_path
     environment = {"SLURM_JOB_ID": "13", "MLPERF_LIVE_JOBS": "13"}
     begun = begin(tree, LaunchConfig.load(tree), "s", [], environment, cli.admitted)
     assert begun["experiment"] == 2
+
+
+def offline_one(results: Path, *more: str) -> dict[str, str | int | Sequence[str]]:
+    """The next experiment of a series whose checkpoints are scored."""
+    with toy.known():
+        overrides = [f"benchmark={toy.PICTURES}", "scale=test", f"launch.results={results}", *more]
+        tree = compose([*overrides, "launch.experiments=2"])
+        return begin(tree, LaunchConfig.load(tree), "s", overrides, {}, cli.admitted)
+
+
+def test_the_first_run_of_a_series_has_all_its_checkpoints_scored(tmp_path: Path) -> None:
+    assert offline_one(tmp_path)["more"] == ["evaluation.all=true"]
+    start_the_clock(tmp_path, 1)
+    finish(tmp_path, 1)
+    assert offline_one(tmp_path)["more"] == []
+    assert next_one(tmp_path / "counted")["more"] == []
+
+
+def test_a_series_leaves_no_run_to_the_command_that_scores(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"evaluation\.by_command=true: the runs of a series are judged when they end"
+    ):
+        offline_one(tmp_path, "evaluation.by_command=true")

@@ -22,4 +22,13 @@ from common.launch.nccl_settings import variables
     ],
 )
 def test_a_setting_becomes_its_variables(settings: NetworkConfig, expected: dict[str, str]) -> None:
-    assert variables(settings) == expected
+    assert variables(settings, {}) == expected
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_buffers_of_expandable_segments_are_registered_only_on_demand(name: str) -> None:
+    environment = {name: "max_split_size_mb:64, expandable_segments:True"}
+    assert variables(NetworkConfig(), environment) == {"NCCL_GRAPH_REGISTER": "0"}
+    asked = {"NCCL_GRAPH_REGISTER": "1", "NCCL_LOCAL_REGISTER": "1"}
+    assert variables(NetworkConfig(user_buffers=True), environment) == asked
+    assert variables(NetworkConfig(), {name: "expandable_segments:False"}) == {}

@@ -21,6 +21,7 @@ from common.config.schema import (
     ScaleConfig,
     SessionConfig,
     SubmissionConfig,
+    TargetConfig,
 )
 from common.data.batches import Block
 from common.mlperf.admission import admit
@@ -59,7 +60,7 @@ def run_of(**changes: Any) -> RunConfig:
     keys = {"global_batch_size": "global_batch", "gradient_accumulation_steps": "grad_accumulation_steps"}
     run = RunConfig(
         benchmark=BenchmarkConfig(
-            NAME, "", "evaluation_loss", "lower", 0.925, 3901, 173, "stand-in", {}, {},
+            NAME, "", {"evaluation_loss": TargetConfig(0.925, "lower")}, 3901, 173, "stand-in", {}, {},
             {"always": keys | {key: f"hparams.{key}" for key in HPARAMS}},
         ),
         scale=ScaleConfig(8, 8), system=cast(Any, SimpleNamespace()), layout={"pp": 1, "dp": 8, "cp": 2, "tp": 4},
@@ -91,7 +92,7 @@ def write_log(path: Path, ruleset: str) -> Path:
         events.block_start(block, 0)
         events.block_stop(block, 1536, 14.0)
         events.eval_start(1536)
-        events.accuracy(0.92, 1536, time.time_ns() // 1_000_000)
+        events.accuracy({"evaluation_loss": 0.92}, 1536, time.time_ns() // 1_000_000)
         events.eval_stop(1536)
         events.run_stop("success", 1536, None)
     return path

@@ -53,6 +53,8 @@ EXAMPLES = [
     ("gpt_oss_20b", 5000, {}, [15000, 30000]),
     ("stable_diffusion", 512, {}, [512000, 1024000]),
     ("stable_diffusion", 384, {}, [512256, 1024512]),  # ceil(1333.3) batches
+    ("stable_diffusion", 32, {"interval": 100}, [128, 256]),
+    ("stable_diffusion", 16, {"interval": 60}, [64, 128]),  # of stand-in data
     ("deepseekv3_671b", 4096, {"ruleset": "6.0.0"}, [4096, 8192]),
     ("deepseekv3_671b", 16384, {}, [43 * 16384, 44 * 16384]),  # floor(42 + 1.5)
     ("flux1", 1024, {}, [262144, 524288]),

@@ -26,9 +26,8 @@ def composed(*overrides: str) -> BenchmarkConfig:
 @pytest.mark.parametrize(
     "override",
     [
-        "benchmark.target=0.7",
-        "benchmark.direction=lower",
-        "benchmark.metric=loss",
+        "benchmark.targets.accuracy.value=0.7",
+        "benchmark.targets.accuracy.direction=lower",
         "benchmark.train_samples=1281166",
         "benchmark.eval_samples=49999",
         "benchmark.facts.image_size=192",
@@ -49,9 +48,15 @@ def test_a_changed_value_is_named_with_the_one_that_the_rules_fix(override: str)
 
 def test_every_broken_rule_is_listed() -> None:
     with pytest.raises(ConfigError) as caught:
-        check_fixed(composed("scale=8xH200", "benchmark.target=0.7"), ["model.width=32: too narrow"])
-    assert "benchmark.target=0.7" in str(caught.value)
+        check_fixed(composed("scale=8xH200", "benchmark.targets.accuracy.value=0.7"), ["model.width=32: too narrow"])
+    assert "benchmark.targets.accuracy.value=0.7" in str(caught.value)
     assert "model.width=32: too narrow" in str(caught.value)
+
+
+def test_a_target_more_is_refused() -> None:
+    override = "+benchmark.targets.loss={value:1.5,direction:lower}"
+    with pytest.raises(ConfigError, match=r"benchmark\.targets\.loss\.value=1\.5: the rules fix null"):
+        check_fixed(composed("scale=8xH200", override), ())
 
 
 def test_a_missing_entry_is_a_changed_one() -> None:
@@ -66,28 +71,38 @@ def test_what_a_recipe_may_choose_passes(override: str) -> None:
 
 
 def test_stand_in_data_have_their_own_values() -> None:
-    check_fixed(composed("scale=demo", "benchmark.target=0.5"), ["model.width=16: too narrow"])
+    check_fixed(composed("scale=demo", "benchmark.targets.accuracy.value=0.5"), ["model.width=16: too narrow"])
 
 
 def test_calling_stand_in_data_real_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"benchmark\.target=0\.95"):
+    with pytest.raises(ConfigError, match=r"benchmark\.targets\.accuracy\.value=0\.95"):
         check_fixed(composed("scale=demo", "benchmark.data_set=imagenet-1k"), ())
 
 
 def test_a_run_in_the_closed_division_is_refused_before_it_starts(tmp_path: Path) -> None:
-    overrides = ["benchmark.target=0.7", "hparams.label_smoothing=0.2", "device=cpu", f"output_dir={tmp_path / 'out'}"]
+    overrides = [
+        "benchmark.targets.accuracy.value=0.7",
+        "hparams.label_smoothing=0.2",
+        "device=cpu",
+        f"output_dir={tmp_path / 'out'}",
+    ]
     done = suite("train", "benchmark=resnet", "scale=1xH200", *overrides)
     assert done.code == ConfigError.exit_code
     assert "Traceback" not in done.errors
-    assert "benchmark.target=0.7: the rules fix 0.759" in done.errors
+    assert "benchmark.targets.accuracy.value=0.7: the rules fix 0.759" in done.errors
     assert "hparams.label_smoothing=0.2: the rules' table allows 0 and 0.1" in done.errors
     assert not (tmp_path / "out").exists()
 
 
 def test_the_open_division_skips_these_rules() -> None:
-    overrides = ["benchmark.target=0.7", "hparams.label_smoothing=0.2", "submission.division=open", "device=cpu"]
+    overrides = [
+        "benchmark.targets.accuracy.value=0.7",
+        "hparams.label_smoothing=0.2",
+        "submission.division=open",
+        "device=cpu",
+    ]
     run, session = cli.load(compose(["benchmark=resnet", "scale=1xH200", *overrides]))
     trainer = Trainer(
         cli.workload_class("resnet"), run, session, RankInfo(0, 1, 0, 1, 0, "single"), torch.device("cpu")
     )
-    assert trainer.run.benchmark.target == 0.7
+    assert trainer.run.benchmark.targets["accuracy"].value == 0.7

@@ -362,7 +362,7 @@ def bad_states() -> dict[str, tuple[object, str]]:
         "another width": ({**good, name: torch.ones(64, 32, 3, 3)}, rf"{name} is \(64, 32, 3, 3\)"),
         "not finite": ({**good, name: good[name] * float("nan")}, f"{name} has 36864 of 36864 values"),
         "integers": ({**good, name: good[name].long()}, rf"{name} is torch\.int64"),
-        "no tensor": ({**good, name: "weights"}, f"{name} is str"),
+        "no tensor": ({**good, name: "weights"}, f"a str under '{name}'"),
         "a list": ([good[name]], "a list"),
         "bottleneck blocks": (without_classifier(ResNet(Bottleneck, [1, 1, 1, 1]), 2), "conv1.weight is"),
     }

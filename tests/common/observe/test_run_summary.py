@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from common.config.schema import BenchmarkConfig
+from common.config.schema import BenchmarkConfig, TargetConfig
 from common.observe.outcome import Outcome
 from common.observe.summary import Summary, write_summary
 
@@ -20,7 +20,7 @@ OUTCOME = Outcome(
     steps=2000,
     overflows=0,
     losses=[(sample, 7.0 - sample / 500) for sample in range(0, 2000, 10)],
-    history=[(1000, 0.5), (2000, 0.7601)],
+    history=[(1000, {"eval_accuracy": 0.5}), (2000, {"eval_accuracy": 0.7601})],
     evaluations=2,
     evaluation_seconds=1.5,
     hidden_seconds=0.0,
@@ -31,9 +31,7 @@ OUTCOME = Outcome(
 BENCHMARK = BenchmarkConfig(
     name="resnet",
     description="ResNet-50",
-    metric="eval_accuracy",
-    direction="higher",
-    target=0.759,
+    targets={"eval_accuracy": TargetConfig(0.759, "higher")},
     train_samples=1_281_167,
     eval_samples=50_000,
     data_set="ILSVRC2012",
@@ -66,7 +64,7 @@ def test_the_text_holds_what_a_reader_needs(tmp_path, capsys):
         ({}, {"data_set": "stand-in"}, "not an MLPerf result of any division"),
         ({"resumed": True}, {}, "a resumed run is not scored"),
         ({"status": "aborted", "history": []}, {}, "no evaluation (target"),
-        ({}, {"direction": "lower"}, "eval_accuracy 0.5 (target <= 0.759"),
+        ({}, {"targets": {"eval_accuracy": TargetConfig(0.759, "lower")}}, "eval_accuracy 0.5 (target <= 0.759"),
     ],
 )
 def test_what_the_run_is_not_is_said(tmp_path, outcome, benchmark, note):

@@ -213,7 +213,7 @@ def test_flash_attention_4_needs_hopper(monkeypatch) -> None:
 )
 def test_flash_attention_4_is_taken_where_it_is_known(capability, version, reason, monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr("common.ops.causal_attention.missing", lambda package: None)
+    monkeypatch.setattr("common.ops.causal_attention.requirements.missing", lambda package: None)
     monkeypatch.setattr("importlib.metadata.version", lambda package: version)
     request = OperationRequest(torch.device("cuda"), torch.bfloat16, {"head_size": 128})
     with pytest.raises(UnsupportedImplementation, match=reason):

@@ -11,15 +11,19 @@ import pytest
 import torch
 
 from common.ops import (
+    add_layer_norm,
     anchor_matching,
     attention,
     bias_gelu,
     causal_attention,
     conv_bias_relu,
     cross_entropy,
+    dense_attention,
     dropout,
     dropout_add_norm,
     fp8_cast,
+    geglu,
+    group_norm,
     linear,
     linear_relu,
     logit,
@@ -29,6 +33,7 @@ from common.ops import (
     suppression,
     swiglu,
     transpose_fp8,
+    upsample_convolution,
 )
 from common.ops.batch_norm import bench_cases as batch_norm
 from common.ops.bench import cases, detection, transformer
@@ -41,8 +46,8 @@ from common.ops.bench.table import Measured, line, totals
 from common.ops.implementation import always
 
 OPERATIONS = (
-    anchor_matching, attention, bias_gelu, cross_entropy, dropout, dropout_add_norm, fp8_cast,
-    lora_input, rms_norm, rope, suppression, swiglu, transpose_fp8,
+    add_layer_norm, anchor_matching, attention, bias_gelu, cross_entropy, dropout, dropout_add_norm, fp8_cast, geglu,
+    group_norm, lora_input, rms_norm, rope, suppression, swiglu, transpose_fp8,
 )  # fmt: skip
 
 
@@ -56,6 +61,9 @@ def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(
             implementations, "triton", replace(implementations["triton"], function=plain, unsupported=always)
         )
+    implementations = group_norm.IMPLEMENTATIONS
+    stand_in = replace(implementations["apex"], function=implementations["torch"].function, unsupported=always)
+    monkeypatch.setitem(implementations, "apex", stand_in)
     implementations = causal_attention.IMPLEMENTATIONS
     plain = implementations["torch"].function
     for library in ("cudnn", "flash"):
@@ -63,6 +71,18 @@ def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     for library in ("cudnn_frontend", "te", "flash_attention_4"):
         stand_in = replace(implementations[library], function=plain, unsupported=always)
         monkeypatch.setitem(implementations, library, stand_in)
+    implementations = dense_attention.IMPLEMENTATIONS
+    plain = implementations["torch"].function
+    for library in ("cudnn", "flash"):
+        monkeypatch.setitem(implementations, library, replace(implementations[library], unsupported=always))
+    for library in ("cudnn_frontend", "flash_attention_3", "flash_attention_4"):
+        stand_in = replace(implementations[library], function=plain, unsupported=always)
+        monkeypatch.setitem(implementations, library, stand_in)
+    implementations = upsample_convolution.IMPLEMENTATIONS
+    stand_in = replace(
+        implementations["transposed"], function=implementations["transposed_torch"].function, unsupported=always
+    )
+    monkeypatch.setitem(implementations, "transposed", stand_in)
     # the plain versions go through these in small steps, each of which takes its time without memory too
     monkeypatch.setattr(detection, "MOST_BOXES", 4)
     monkeypatch.setattr(detection, "CANDIDATES", 40)
@@ -125,7 +145,7 @@ def test_every_pass_of_every_implementation_runs() -> None:
 @pytest.mark.usefixtures("without_memory")
 def test_a_sweep_tries_tiles_of_its_table() -> None:
     pytest.importorskip("triton")
-    assert len(sweeps()) == 37
+    assert len(sweeps()) == 65
     for name, sweep in {**sweeps(), **batch_norm.sweeps()}.items():
         tile = sweep.table[sweep.key]
         assert [tuple(type(tile)(*choice)) for choice in sweep.choices] == list(sweep.choices), name

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.ops.random_bits.plain import words
+from common.ops.random_bits.plain import normal_pairs, words
 
 SEEDS = [0, 1, -1, 1 << 40, -0x0123456789ABCDEF]
 
@@ -55,3 +55,24 @@ def test_every_bit_is_set_half_of_the_time_and_in_another_half_for_another_seed(
     some, others = ((words(index, torch.tensor(seed))[:, None] >> bits) & 1 for seed in (3, 4))
     for ones in (some, some ^ others, some[1:] ^ some[:-1]):
         assert (ones.double().mean(0) - 0.5).abs().max() < 5 * 0.5 / math.sqrt(1 << 16)
+
+
+@pytest.mark.parametrize("site", [0, 77])
+def test_normal_pairs_are_box_and_mullers_of_two_words(site):
+    index = torch.tensor([0, 1, 12345, 2**31 - 1])
+    found = normal_pairs(index, torch.tensor(SEEDS[4]), site, torch.float64)
+    first, second = (
+        (formula((2 * index + which).numpy().astype(np.uint32), SEEDS[4], site) + 0.5) / 2**32 for which in (0, 1)
+    )
+    radius = np.sqrt(-2 * np.log(first))
+    np.testing.assert_allclose(found[0], radius * np.cos(2 * np.pi * second), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(found[1], radius * np.sin(2 * np.pi * second), rtol=1e-6, atol=1e-6)
+    in_single = normal_pairs(index, torch.tensor(SEEDS[4]), site)
+    assert all(torch.allclose(one.double(), other, atol=1e-6) for one, other in zip(in_single, found, strict=True))
+
+
+def test_normal_pairs_are_finite_at_the_hashs_smallest_and_largest_words(monkeypatch):
+    for word in (0, -1):
+        monkeypatch.setattr("common.ops.random_bits.plain.words", lambda *_, word=word: torch.tensor([word]))
+        pair = normal_pairs(torch.tensor([0]), torch.tensor(0))
+        assert all(value.isfinite().all() and value.abs().max() < 6.8 for value in pair)

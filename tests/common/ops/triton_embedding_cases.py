@@ -132,10 +132,11 @@ def test_runs_that_end_and_begin_at_the_borders_of_tiles() -> None:
 
 
 @STORES
-def test_dense_gradients_are_the_plain_versions(bags: Bags) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_dense_gradients_are_the_plain_versions(bags: Bags, dtype: torch.dtype) -> None:
     keys = plain.sort_torch(batch(3), bags)
     gradient = gradient_of(keys, SAMPLES, torch.bfloat16)
-    out, expected = (torch.full((bags.rows, WIDTH), torch.nan) for _ in range(2))
+    out, expected = (torch.full((bags.rows, WIDTH), torch.nan, dtype=dtype) for _ in range(2))
     triton.dense_gradient(keys, gradient, out)
     plain.dense_gradient_torch(keys, gradient, expected)
     assert torch.equal(out, expected)

@@ -31,6 +31,16 @@ def test_it_grows_after_an_interval_without_overflow_and_falls_at_each():
     ]  # fmt: skip
 
 
+def test_with_hysteresis_it_falls_from_the_second_overflow_in_a_row_on():
+    scale, seen = small(hysteresis=2), []
+    for overflow in (1, 0, 1, 1, 1, 0, 0, 1, 0, 0, 0):
+        scale.update(torch.tensor(bool(overflow)), NO)
+        seen.append((scale.value.item(), scale.good_steps.item()))
+    assert seen == [
+        (8, -1), (8, 1), (8, -1), (4, -1), (2, -1), (2, 1), (2, 2), (2, -1), (2, 1), (2, 2), (4, 0)
+    ]  # fmt: skip
+
+
 def test_the_defaults_are_1024_doubled_after_2000_updates():
     scale = LossScale("cpu", torch.float16)
     for _ in range(1999):
@@ -70,7 +80,9 @@ def test_other_dtypes_have_none(dtype):
     assert list(scale.named_state()) == []
 
 
-@pytest.mark.parametrize("options", [{"initial": 0.0}, {"growth_interval": 0}, {"backoff": 1.5}, {"growth": 0.5}])
+@pytest.mark.parametrize(
+    "options", [{"initial": 0.0}, {"growth_interval": 0}, {"backoff": 1.5}, {"growth": 0.5}, {"hysteresis": 0}]
+)
 def test_factors_without_sense_are_refused(options):
     with pytest.raises(ValueError, match="loss scale"):
         LossScale("cpu", torch.float16, **options)

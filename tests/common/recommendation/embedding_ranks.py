@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from common.data.batches import Batch
 from common.distributed.layout import Layout
+from common.errors import ConfigError
 from common.ops.embedding_bags import AdagradRows, Rule, SgdRows
 from common.optim.learning_rate import constant
 from common.optim.momentum import SGD
@@ -22,7 +23,7 @@ from common.recommendation import row_files
 from common.recommendation.embedding_updater import EmbeddingUpdater
 from common.recommendation.embeddings import ShardedEmbeddings
 from common.recommendation.initial_rows import fill
-from common.recommendation.placement import Plan, row_wise, table_wise
+from common.recommendation.placement import Hybrid, Plan, row_wise, table_wise
 from common.recommendation.tables import Table, Tables
 from common.run import checkpoint
 from common.run.checkpoint import Progress
@@ -53,7 +54,26 @@ def plans(ranks: int) -> dict[str, Plan]:
     named = {"row_wise": row_wise(TABLES, ranks)}
     if ranks < 4:
         named |= {"table_wise": table_wise(TABLES, ranks), "replicated": Plan(TABLES, ranks, ((),) * 6)}
-    return named | {name: Plan(TABLES, ranks, holders) for name, holders in mixtures[ranks].items()}
+    named |= {name: Plan(TABLES, ranks, holders) for name, holders in mixtures[ranks].items()}
+    return named | hybrids(ranks)
+
+
+def hybrids(ranks: int) -> dict[str, Plan]:
+    """Plans with hybrid tables: of some, no or all rows frequent; some beside tables of every other placement."""
+    every = tuple(range(ranks))
+    some = tuple(
+        Hybrid(number, tuple(range(table.rows - 1, 0, -3)), every, table.rows, SAMPLES)
+        for number, table in enumerate(TABLES.tables)
+    )
+    mixed = (
+        Hybrid(0, (2, 0, 5), every[::-1], 9, SAMPLES),
+        Hybrid(1, (), every[-1:], 3, 2),
+        Hybrid(4, tuple(range(25)), every[:2], 1, 1),
+    )
+    return {
+        "hybrid": Plan(TABLES, ranks, ((),) * 6, some),
+        "hybrid_mixed": Plan(TABLES, ranks, ((), (), every, (every[-1],), (), ()), mixed),
+    }
 
 
 def lane(iteration: int, number: int) -> dict[str, Tensor]:
@@ -67,7 +87,7 @@ def lane(iteration: int, number: int) -> dict[str, Tensor]:
     return {"dense_BD": dense, "ids_BL": torch.cat(ids, 1), "weight_B": torch.rand(SAMPLES, generator=generator) + 0.5}
 
 
-EARLIER = {1: ("row_wise", "table_wise", "mixed"), 2: ("row_wise", "mixed")}
+EARLIER = {1: ("row_wise", "table_wise", "mixed", "hybrid_mixed"), 2: ("row_wise", "mixed", "hybrid")}
 """Plans whose checkpoints are resumed by so many ranks; twice as many wrote them."""
 
 
@@ -170,13 +190,21 @@ class Trainee:
         """The dense parameters, and this rank's rows and their state by table, shard and shards."""
         found: dict[str, Any] = {name: tensor.detach().clone() for name, tensor in self.model.named_parameters()}
         state = dict(self.updater.named_state())
-        stores = (("rows", self.embeddings.store), ("replicated_rows", self.embeddings.replicated))
-        for name, store in stores:
+        self.step.materialize()
+        stores = {"rows": self.embeddings.store, "replicated_rows": self.embeddings.replicated}
+        if self.embeddings.rare is not None:
+            stores["rare_rows"] = self.embeddings.rare.store
+        for name, store in stores.items():
             for number, shard in enumerate(store.shards):
                 for kind in ("", ".state"):
                     if name + kind in state:
                         part = store.part(number, state[name + kind]).clone()
                         found[f"{shard.table}/{shard.shard}/{shard.shards}{kind}"] = part
+            for number, hybrid in enumerate(store.frequent, len(store.shards)):
+                for kind in ("", ".state"):
+                    if name + kind in state:
+                        part = store.part(number, state[name + kind]).clone()
+                        found[f"frequent/{hybrid.table}{kind}"] = part
         return found
 
 
@@ -212,6 +240,50 @@ def evaluated(plan: Plan, layout: Layout) -> dict[str, Tensor]:
     bottom_BW = torch.arange(len(ids_BL) * TABLES.width, dtype=torch.float64).view(len(ids_BL), -1)
     with torch.no_grad():
         return {"x0_BX": embeddings.forward(bottom_BW, ids_BL), "ids_BL": ids_BL, "bottom_BW": bottom_BW}
+
+
+CROWDED = 2
+"""The lane whose samples have different ids of the table b, where all others have the same id."""
+
+
+def crowded(number: int) -> dict[str, Tensor]:
+    """A lane, or the one that has three different ids of the table b."""
+    tensors = lane(0, number)
+    column = TABLES.columns[1]
+    tensors["ids_BL"][:, column] = torch.arange(SAMPLES) + 7 if number == CROWDED else 7
+    return tensors
+
+
+def few_slots(ranks: int, slots: int) -> Plan:
+    """The table b hybrid, on one rank, with so many slots."""
+    every = tuple(range(ranks))
+    hybrids = (Hybrid(0, (1, 4), every, 9, SAMPLES), Hybrid(1, (), every[-1:], slots, SAMPLES))
+    return Plan(TABLES, ranks, ((), (), every, every, (), ()), hybrids)
+
+
+def overflown(layout: Layout, slots: int) -> dict[str, Any]:
+    """What an iteration with a crowded lane changes and says, on a rank, and what an evaluation of it says."""
+    trainee = Trainee(few_slots(layout.world_size, slots), layout)
+    before = trainee.everything()
+    first = layout.index("dp") * trainee.lanes
+    batches = [Batch(crowded(number), SAMPLES, 0) for number in range(first, first + trainee.lanes)]
+    result = trainee.runner(batches)
+    now = trainee.everything()
+    found: dict[str, Any] = {"changed": [name for name in now if not torch.equal(now[name], before[name])]}
+    found["training"] = found["evaluation"] = found["again"] = ""
+    try:
+        found["metrics"] = list(trainee.step.read(result.names, result.values.tolist()).metrics)
+    except ConfigError as error:
+        found["training"] = str(error)
+    bottom_BW = torch.zeros(SAMPLES, TABLES.width, dtype=torch.float64)
+    for case, numbers in (("evaluation", range(first, first + trainee.lanes)), ("again", [0] * trainee.lanes)):
+        try:
+            with torch.no_grad(), trainee.embeddings.checked():
+                for number in numbers:
+                    trainee.embeddings.forward(bottom_BW, crowded(number)["ids_BL"])
+        except ConfigError as error:
+            found[case] = str(error)
+    return found
 
 
 def save(plan: Plan, layout: Layout, folder: Path) -> dict[str, Any]:
@@ -274,6 +346,15 @@ def cases(layout: Layout, folder: Path) -> dict[str, Any]:
     for spoiled in range(0, LANES, 3):
         found[f"overflow/{spoiled}"] = changed(mixed, layout, spoiled, 0.0)
     found["skipped"] = changed(mixed, layout, None, 1.0)
+    if ranks > 1:
+        hybrid = plans(ranks)["hybrid_mixed"]
+        found["hybrid/early"] = train(hybrid, layout, early=True)
+        found["hybrid/skipped"] = changed(hybrid, layout, None, 1.0)
+        found |= {f"hybrid/overflow/{spoiled}": changed(hybrid, layout, spoiled, 0.0) for spoiled in range(LANES)}
+        by_chance = {"rows_dtype": torch.float16, "stochastic_rounding": True}
+        found["hybrid/fp16"] = train(hybrid, layout, rule=RULES["sgd"], dtype=torch.float16, scale=64.0)
+        found["hybrid/fp16_rows"] = train(hybrid, layout, rule=RULES["sgd"], dtype=torch.float32, **by_chance)
+        found |= {f"slots/{slots}": overflown(layout, slots) for slots in (2, 3)}
     return found
 
 

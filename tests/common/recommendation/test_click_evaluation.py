@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from common.contract.evaluation import Predictions, Weights
 from common.data.batches import HostBatch
 from common.distributed.layout import Layout
-from common.errors import SuiteError
+from common.errors import ConfigError, SuiteError
 from common.recommendation.evaluation import AreaUnderCurve, ClickRanking
 
 BATCH, SAMPLES, FEATURES = 8, 29, 3
@@ -51,7 +52,7 @@ class Source:
         self.closed = True
 
 
-def evaluation(model: nn.Linear, source: Any) -> ClickRanking:
+def evaluation(model: nn.Linear, source: Any, **options: Any) -> ClickRanking:
     def logits(tensors: Mapping[str, Tensor]) -> Tensor:
         assert not model.training
         assert not torch.is_grad_enabled()
@@ -62,7 +63,25 @@ def evaluation(model: nn.Linear, source: Any) -> ClickRanking:
         "dense": torch.zeros(BATCH, FEATURES), "label": torch.ones(BATCH),
         "ids": torch.zeros(BATCH, 1, dtype=torch.int32), "count": torch.tensor(BATCH),
     }  # fmt: skip
-    return ClickRanking(model, logits, example, lambda root: cast(Any, source), Layout(), capture=True)
+    return ClickRanking(model, logits, example, lambda root: cast(Any, source), Layout(), capture=True, **options)
+
+
+def test_forward_passes_that_were_worth_nothing_give_no_area():
+    passes: list[str] = []
+
+    @contextlib.contextmanager
+    def checked() -> Iterator[None]:
+        passes.append("begin")
+        yield
+        raise ConfigError("too few slots")
+
+    evaluated = evaluation(model := nn.Linear(FEATURES, 1), Source(), checked=checked)
+    evaluated.warm_up()
+    evaluated.open_data(Path())
+    assert passes == []
+    with pytest.raises(ConfigError, match="too few slots"):
+        evaluated.predict(Weights(dict(model.named_parameters())))
+    assert passes == ["begin"]
 
 
 def test_the_area_is_that_of_all_real_samples_with_the_given_weights():

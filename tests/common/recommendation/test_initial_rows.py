@@ -9,7 +9,7 @@ import torch
 
 from common.errors import ConfigError
 from common.recommendation import initial_rows, row_store
-from common.recommendation.initial_rows import fill
+from common.recommendation.initial_rows import fill, fill_chosen
 from common.recommendation.placement import Shard
 from common.recommendation.row_store import RowStore
 from common.recommendation.tables import Table, Tables
@@ -28,6 +28,15 @@ def test_shards_have_the_rows_of_the_whole_table(width, shards, monkeypatch):
     monkeypatch.setattr(initial_rows, "CHUNK", 5 * width)
     for shard in range(shards):
         assert torch.equal(filled(3, 40, width, shard=shard, shards=shards), whole[shard::shards])
+
+
+@pytest.mark.parametrize("width", [8, 6])
+def test_chosen_rows_are_those_of_the_whole_table(width, monkeypatch):
+    monkeypatch.setattr(initial_rows, "CHUNK", 3 * width)
+    chosen = torch.tensor([39, 0, 7, 11, 2, 38, 12])
+    found = torch.full((len(chosen), width), torch.nan)
+    fill_chosen(found, 3, 40, 7, chosen)
+    assert torch.equal(found, filled(3, 40, width)[chosen])
 
 
 def test_elements_are_uniform_and_symmetric():

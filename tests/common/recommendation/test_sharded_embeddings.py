@@ -15,7 +15,7 @@ from torch import Tensor
 
 from common.distributed.layout import Layout
 from common.errors import CheckpointError, ConfigError
-from common.recommendation import exchange, exchange_over_nodes
+from common.recommendation import exchange, exchange_over_nodes, rare_rows
 from common.recommendation.embedding_updater import not_finite
 from common.recommendation.embeddings import ShardedEmbeddings
 from common.recommendation.exchange_over_nodes import pays
@@ -92,7 +92,8 @@ def test_an_exchange_in_nodes_first_trains_as_tables_of_pytorch(found, expected,
 
 
 def test_an_exchange_in_nodes_first_is_for_tables_with_several_shards_on_a_node():
-    assert all(pays(plan, 2) for plan in plans(4).values())
+    assert all(pays(plan, 2) for name, plan in plans(4).items() if name != "hybrid")
+    assert not pays(plans(4)["hybrid"], 2)  # rare rows take one step
     assert not any(pays(plan, size) for plan in plans(4).values() for size in (1, 3, 4))
     assert not pays(Plan(TABLES, 4, ((0, 2), (3,), (), (1, 3), (2,), ())), 2)
 
@@ -150,6 +151,65 @@ def test_a_skipped_iteration_leaves_no_trace(found, expected, ranks):
     results = [rank["skipped"] for rank in found[ranks]]
     assert [result["changed"] for result in results] == [[]] * ranks
     assert difference(whole(results), expected["adagrad"].rows) < TOLERANCE
+
+
+@pytest.mark.parametrize("ranks", WORLDS[1:])
+@pytest.mark.parametrize("name", ["hybrid", "hybrid_mixed"])
+def test_all_ranks_have_the_same_frequent_rows(found, expected, ranks, name):
+    for hybrid in plans(ranks)[name].with_frequent:
+        for kind, tables in (("", expected["adagrad"].rows), (".state", expected["adagrad"].states)):
+            kept = [rank[f"adagrad/{name}"][f"frequent/{hybrid.table}{kind}"] for rank in found[ranks]]
+            assert all(torch.equal(rows, kept[0]) for rows in kept)
+            rows = tables[hybrid.table][list(hybrid.frequent)]
+            torch.testing.assert_close(kept[0], rows, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("ranks", WORLDS[1:])
+def test_hybrid_tables_decide_with_all_ranks_and_leave_no_trace(found, expected, ranks):
+    for spoiled in range(LANES):
+        results = [rank[f"hybrid/overflow/{spoiled}"] for rank in found[ranks]]
+        assert [(result["overflow"], result["changed"]) for result in results] == [(True, [])] * ranks
+        assert difference(whole(results), expected["adagrad"].rows) < TOLERANCE
+    results = [rank["hybrid/skipped"] for rank in found[ranks]]
+    assert [(result["overflow"], result["changed"]) for result in results] == [(False, [])] * ranks
+    assert difference(whole(results), expected["adagrad"].rows) < TOLERANCE
+
+
+@pytest.mark.parametrize("ranks", WORLDS[1:])
+def test_too_few_slots_write_nothing_and_end_the_run_on_all_ranks(found, ranks):
+    for rank in found[ranks]:
+        result = rank["slots/2"]
+        assert result["changed"] == []
+        for case in ("training", "evaluation"):
+            assert "rows in a shard of table 'b' than its 2 slots for 3 samples; nothing was written" in result[case]
+        assert result["again"] == ""  # an evaluation counts its own
+
+
+@pytest.mark.parametrize("ranks", WORLDS[1:])
+def test_just_enough_slots_are_enough(found, ranks):
+    for rank in found[ranks]:
+        result = rank["slots/3"]
+        assert (result["training"], result["evaluation"]) == ("", "")
+        assert {"step", "bottom", "top"} <= set(result["changed"])
+        assert not [name for name in result["metrics"] if "slots" in name]
+    assert any("rare_rows" in rank["slots/3"]["changed"] for rank in found[ranks])
+
+
+@pytest.mark.parametrize("ranks", WORLDS[1:])
+def test_rare_rows_that_are_asked_for_early_change_nothing(found, ranks):
+    for rank in found[ranks]:
+        for name, value in rank["adagrad/hybrid_mixed"].items():
+            assert torch.equal(rank["hybrid/early"][name], value)
+
+
+@pytest.mark.parametrize("ranks", WORLDS[1:])
+@pytest.mark.parametrize(("name", "bound"), [("fp16", 0.03), ("fp16_rows", 0.1)])
+def test_half_vectors_and_rows_of_hybrid_tables_train_nearly_alike(found, expected, ranks, name, bound):
+    start, results = reference(iterations=0).rows, whole([rank[f"hybrid/{name}"] for rank in found[ranks]])
+    end = expected["sgd"].rows
+    errors = sum(float((rows - other).norm()) for rows, other in zip(results, end, strict=True))
+    moved = sum(float((other - rows).norm()) for rows, other in zip(start, end, strict=True))
+    assert 0 < errors < bound * moved
 
 
 @pytest.mark.parametrize(
@@ -234,15 +294,18 @@ def test_another_number_of_micro_batches_is_refused():
         trainee.iterate(0)
 
 
-@pytest.mark.parametrize(("ranks", "ranks_per_node"), [(1, None), (4, None), (4, 2)])
-def test_the_iteration_can_be_captured(monkeypatch, ranks, ranks_per_node):
+@pytest.mark.parametrize(
+    ("ranks", "ranks_per_node", "name"),
+    [(1, None, "mixed"), (4, None, "mixed"), (4, 2, "mixed"), (4, None, "hybrid_mixed"), (4, 2, "hybrid_mixed")],
+)
+def test_the_iteration_can_be_captured(monkeypatch, ranks, ranks_per_node, name):
     """With the collectives replaced: the sizes of what ranks send each other follow from no values."""
     layout = Layout({"dp": ranks}, ranks - 1, seed=SEED)
     monkeypatch.setattr(Layout, "_build", lambda self, families: None)
     trainee = Trainee(
-        plans(ranks)["mixed"], layout, scale=64.0, dtype=torch.float16, early=True, ranks_per_node=ranks_per_node
+        plans(ranks)[name], layout, scale=64.0, dtype=torch.float16, early=True, ranks_per_node=ranks_per_node
     )
-    for module in (exchange, exchange_over_nodes):
+    for module in (exchange, exchange_over_nodes, rare_rows):
         monkeypatch.setattr(module, "all_to_all", lambda received, sent, *counts: received.zero_())
     monkeypatch.setattr(dist, "all_gather_into_tensor", lambda received, sent, group: received.zero_())
     trainee.iterate(0)

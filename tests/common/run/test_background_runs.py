@@ -115,7 +115,7 @@ def test_a_run_takes_the_decision_that_it_takes_in_line(ranks, in_line, data_of,
 
 def test_all_ranks_stop_at_the_same_step_after_a_score_that_comes_while_they_train(data_of, tmp_path):
     output, released = tmp_path / "out", tmp_path / "released"
-    overrides = [*ENDLESS, *BACKGROUND, f"benchmark.target={largest_error(1)}"]
+    overrides = [*ENDLESS, *BACKGROUND, f"benchmark.targets.mean_absolute_error.value={largest_error(1)}"]
     with job(data_of(toy.NAME), output, 2, *overrides, deed=f"await {released}") as process:
         log = output / "mlperf.log"
         await_that(lambda: log.exists() and log.read_text().count('"eval_start"') >= 2, process)
@@ -131,7 +131,11 @@ def test_all_ranks_stop_at_the_same_step_after_a_score_that_comes_while_they_tra
 
 def test_a_score_that_comes_after_the_last_block_decides_the_run(data_of, tmp_path):
     output, released = tmp_path / "out", tmp_path / "released"
-    overrides = [*BACKGROUND, "benchmark.schedule.last_epoch=2", f"benchmark.target={largest_error(2)}"]
+    overrides = [
+        *BACKGROUND,
+        "benchmark.schedule.last_epoch=2",
+        f"benchmark.targets.mean_absolute_error.value={largest_error(2)}",
+    ]
     with job(data_of(toy.NAME), output, 2, *overrides, deed=f"await {released}") as process:
         log = output / "mlperf.log"
         await_that(lambda: log.exists() and log.read_text().count('"eval_start"') == 2, process)
@@ -164,7 +168,7 @@ def test_signals_to_every_process_of_a_job_lose_no_score(data_of, tmp_path):
     assert [epoch for _, _, epoch, _ in scores] == [epoch for _, _, epoch, _ in begun]
     (place,) = (output / "checkpoints").glob("step_*")
     progress = torch.load(place / "rank_0.pt", weights_only=True)["progress"]
-    assert [score for _, score in progress["history"]] == [score for _, score, _, _ in scores]
+    assert [score["mean_absolute_error"] for _, score in progress["history"]] == [score for _, score, _, _ in scores]
     assert progress["unscored"] == 0
 
 
@@ -210,7 +214,12 @@ def test_a_scorer_that_fails_ends_the_job_with_one_message(deed, code, reason, d
 
 def test_a_scorer_that_hangs_ends_the_job_with_one_message(data_of, tmp_path):
     output = tmp_path / "out"
-    overrides = [*BACKGROUND, "benchmark.schedule.last_epoch=2", "benchmark.target=0", "timeout_seconds=4"]
+    overrides = [
+        *BACKGROUND,
+        "benchmark.schedule.last_epoch=2",
+        "benchmark.targets.mean_absolute_error.value=0",
+        "timeout_seconds=4",
+    ]
     with job(data_of(toy.NAME), output, 1, *overrides, deed="hang") as process:
         await_that(lambda: (output / "mlperf.log").exists(), process)
         family = descendants(process.pid)

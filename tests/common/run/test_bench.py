@@ -13,6 +13,7 @@ from common.run.bench import kind_of
 from tests.conftest import ROOT
 
 SHARED = (
+    "add_layer_norm",
     "attention",
     "batch_norm",
     "bias_gelu",
@@ -20,7 +21,10 @@ SHARED = (
     "dropout",
     "dropout_add_norm",
     "fp8_cast",
+    "geglu",
+    "group_norm",
     "local_convolution",
+    "upsample_convolution",
 )
 OF_UNET3D = ("augment", "dice_cross_entropy", "instance_norm", "output_convolution", "upsample", "window_sums")
 
@@ -68,6 +72,9 @@ def test_without_data_the_step_alone_is_measured(tmp_path, capsys):
         ("void (anonymous namespace)::softmax_warp_forward<c10::BFloat16, float, 9, false, false>", "cross-entropy"),
         ("fp8_cast_kernel", "FP8 casts"),
         ("dropout_add_norm_backward_kernel", "dropout and layer norm"),
+        ("add_layer_norm_backward_kernel", "layer norm"),
+        ("group_norm_statistics_kernel", "group norm"),
+        ("geglu_forward_kernel", "GEGLU"),
         ("bias_gelu_forward_kernel", "GELU"),
         ("cross_entropy_backward_kernel", "cross-entropy"),
         ("single_channel_weight_kernel", "convolution, either way"),

@@ -95,7 +95,7 @@ def pretend_to_be_written_by(place: Path, **sizes: int) -> None:
 
 
 def test_the_same_layout_gets_everything_back(tmp_path):
-    model, progress = build(0), Progress(3, 1, 2, 48, ((32, 0.5),))
+    model, progress = build(0), Progress(3, 1, 2, 48, ((32, {"accuracy": 0.5}),))
     model(torch.randn(4, 3))
     place = checkpoint.save(tmp_path, progress, 1, {"a": 1}, model, (), Layout())
     expected = torch.rand(3)
@@ -181,7 +181,7 @@ def test_other_settings_are_refused(tmp_path):
 def test_another_format_is_refused(tmp_path):
     place = save(tmp_path, 1)
     torch.save({"format": 1}, place / "rank_0.pt")
-    with pytest.raises(CheckpointError, match="format 1, this suite reads 4"):
+    with pytest.raises(CheckpointError, match="format 1, this suite reads 5"):
         checkpoint.read(place, {}, Layout())
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from common.config.schema import BenchmarkConfig
-from common.contract.evaluation import Score, Weights
+from common.config.schema import BenchmarkConfig, TargetConfig
+from common.contract.evaluation import Point, Score, Weights
 from common.distributed.layout import Layout
 from common.errors import DataError
 from common.evaluation import ranks
@@ -139,35 +139,51 @@ class Recorder:
 class Scores:
     """Evaluations whose scores are those that a test puts there."""
 
-    def __init__(self) -> None:
+    def __init__(self, offline: bool = False) -> None:
+        self.offline = offline
+        self.named: list[Point] = []
         self.known: list[Score] = []
         self.awaited: list[Score] = []
 
     def submit(self, weights: Weights, samples: int) -> None:
         pass
 
+    def trained(self, point: Point) -> None:
+        self.named.append(point)
+
     def poll(self) -> list[Score]:
         known, self.known = self.known, []
         return known
 
-    def finish(self) -> Iterator[Score]:
+    def finish(self, stopping: object) -> Iterator[Score]:
         while self.awaited:
             yield self.awaited.pop(0)
+        if self.offline:
+            return
         raise AssertionError("waits for more scores than can come")
 
 
-@pytest.fixture
-def points() -> tuple[EvaluationPoints, Scores, Recorder]:
+def points_of(scores: Scores) -> tuple[EvaluationPoints, Scores, Recorder]:
     benchmark = BenchmarkConfig(
-        "resnet", "", "accuracy", "higher", 0.7, 100, 10, "stand-in", {}, {}, {}
+        "resnet", "", {"accuracy": TargetConfig(0.7, "higher")}, 100, 10, "stand-in", {}, {}, {}
     )  # fmt: skip
-    scores, events = Scores(), Recorder()
+    events = Recorder()
     made = EvaluationPoints(scores, benchmark, events, Recorder(), Recorder())  # type: ignore[arg-type]
     return made, scores, events
 
 
+@pytest.fixture
+def points() -> tuple[EvaluationPoints, Scores, Recorder]:
+    return points_of(Scores())
+
+
+def point_of(samples: int, at: int, time_ms: int | None = None) -> Point:
+    """A point with fewer real samples than nominal ones, as where rows are packed sequences."""
+    return Point(at, at, samples // 10, samples, samples - 1, time_ms)
+
+
 def begin(points: EvaluationPoints, samples: int, at: int) -> None:
-    points.begin(at, samples - 1)  # real ones, of which a row of packed sequences may have fewer
+    points.begin(point_of(samples, at))
     points.submit(WEIGHTS, samples)
 
 
@@ -183,10 +199,10 @@ def test_scores_are_logged_under_the_points_that_they_belong_to(points):
     assert not made.poll()
     assert events.calls == [
         ("eval_start", 1, None), ("eval_start", 2, None),
-        ("accuracy", 0.1, 1, 1100), ("eval_stop", 1, 1100),
-        ("accuracy", 0.2, 2, 1200), ("eval_stop", 2, 1200),
+        ("accuracy", {"accuracy": 0.1}, 1, 1100), ("eval_stop", 1, 1100),
+        ("accuracy", {"accuracy": 0.2}, 2, 1200), ("eval_stop", 2, 1200),
     ]  # fmt: skip
-    assert made.history == ((99, 0.1), (199, 0.2))
+    assert made.history == ((99, {"accuracy": 0.1}), (199, {"accuracy": 0.2}))
 
 
 def test_a_score_that_comes_before_its_evaluation_is_known_to_have_begun_waits_for_that(points):
@@ -195,10 +211,14 @@ def test_a_score_that_comes_before_its_evaluation_is_known_to_have_begun_waits_f
     made.submit(WEIGHTS, 200)
     scores.known = [score(100, 0.1), score(200, 0.9)]
     assert not made.poll()
-    assert made.history == ((99, 0.1),)
-    made.begin(2, 199, 1150)
+    assert made.history == ((99, {"accuracy": 0.1}),)
+    made.begin(point_of(200, 2, 1150))
     assert made.poll()
-    assert events.calls[3:] == [("eval_start", 2, 1150), ("accuracy", 0.9, 2, 1200), ("eval_stop", 2, 1200)]
+    assert events.calls[3:] == [
+        ("eval_start", 2, 1150),
+        ("accuracy", {"accuracy": 0.9}, 2, 1200),
+        ("eval_stop", 2, 1200),
+    ]
 
 
 def test_after_a_score_that_reaches_the_target_no_other_is_told(points):
@@ -210,8 +230,8 @@ def test_after_a_score_that_reaches_the_target_no_other_is_told(points):
     scores.known = [score(300, 0.1)]
     assert made.poll()
     assert made.passed == (replace(score(100, 0.7), samples=99), 1)
-    assert [call for call in events.calls if call[0] == "accuracy"] == [("accuracy", 0.7, 1, 1100)]
-    assert made.history == ((99, 0.7),)
+    assert [call for call in events.calls if call[0] == "accuracy"] == [("accuracy", {"accuracy": 0.7}, 1, 1100)]
+    assert made.history == ((99, {"accuracy": 0.7}),)
 
 
 def test_after_a_score_that_reaches_the_target_no_evaluation_can_fail_the_run(points):
@@ -237,3 +257,42 @@ def test_a_score_of_another_number_of_samples_than_the_recipes_is_an_error(point
     scores.known = [Score(100, {"accuracy": 0.1, "eval_samples": 9}, 1100)]
     with pytest.raises(DataError, match="9 samples were evaluated, but the recipe is for 10 of stand-in"):
         made.poll()
+
+
+def offline_score(number: int, value: float) -> Score:
+    point = point_of(100 * number, number, 1000 * number)
+    return Score(point.samples, {"accuracy": value}, 1000 * number, 5.0, 0.0, point, (9000 + number, 9100 + number))
+
+
+def test_offline_the_first_passing_checkpoint_counts_whenever_it_was_scored():
+    made, scores, events = points_of(Scores(offline=True))
+    for number in (1, 2, 3):
+        made.begin(point_of(100 * number, number, 1000 * number))
+    assert [point.time_ms for point in scores.named] == [1000, 2000, 3000]
+    scores.known = [offline_score(3, 0.9)]
+    assert made.poll()
+    scores.awaited = [offline_score(2, 0.8), offline_score(1, 0.1)]
+    assert made.finish()
+    assert events.calls == []
+    ending = made.ending()
+    assert ending is not None
+    assert (ending[0].time_ms, ending[0].samples, ending[1]) == (2000, 199, 2)
+    made.log_checkpoints()
+    assert events.calls == [
+        call
+        for number, value in ((3, 0.9), (2, 0.8), (1, 0.1))
+        for call in (
+            ("eval_start", number, 9000 + number),
+            ("accuracy", {"accuracy": value}, number, 9100 + number),
+            ("eval_stop", number, 9100 + number),
+        )
+    ]
+
+
+def test_offline_a_run_that_misses_the_target_ends_with_its_last_checkpoint():
+    made, scores, _ = points_of(Scores(offline=True))
+    scores.awaited = [offline_score(2, 0.2), offline_score(3, 0.3)]
+    assert not made.finish()
+    ending = made.ending()
+    assert ending is not None
+    assert ending[0].time_ms == 3000

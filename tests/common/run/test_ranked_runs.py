@@ -67,7 +67,14 @@ def in_line(data_of, tmp_path_factory) -> list[tuple[object, int | None, str | N
     The last bits of the weights differ between CPUs, and so do the scores; that they fall does not.
     """
     output = tmp_path_factory.mktemp("in line") / "out"
-    ended = done(data_of(toy.NAME), output, 2, 0, "benchmark.schedule.last_epoch=4", "benchmark.target=0")
+    ended = done(
+        data_of(toy.NAME),
+        output,
+        2,
+        0,
+        "benchmark.schedule.last_epoch=4",
+        "benchmark.targets.mean_absolute_error.value=0",
+    )
     assert ended.code == 10, ended.errors
     scores = logged(output, "eval_error")
     largest = [largest_error(number) for number in range(1, 6)]
@@ -81,7 +88,10 @@ def in_line(data_of, tmp_path_factory) -> list[tuple[object, int | None, str | N
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_run_ends_with_the_evaluation_that_ends_it_in_line(ranks, in_line, data_of, tmp_path):
-    overrides = ["benchmark.schedule.last_epoch=9", f"benchmark.target={SECOND_IS_THE_FIRST_TO_REACH}"]
+    overrides = [
+        "benchmark.schedule.last_epoch=9",
+        f"benchmark.targets.mean_absolute_error.value={SECOND_IS_THE_FIRST_TO_REACH}",
+    ]
     ended = done(data_of(toy.NAME), tmp_path / "out", 2, ranks, *overrides)
     assert ended.code == 0, ended.errors
     assert logged(tmp_path / "out", "eval_error") == in_line[:2]
@@ -108,7 +118,7 @@ def in_order(output: Path) -> list[tuple[str, object]]:
 
 
 def test_the_device_is_not_drained_between_blocks_when_other_ranks_evaluate(data_of, tmp_path):
-    overrides = ["benchmark.schedule.last_epoch=3", "benchmark.target=0", "steps_ahead=3"]
+    overrides = ["benchmark.schedule.last_epoch=3", "benchmark.targets.mean_absolute_error.value=0", "steps_ahead=3"]
     counts, steps = {}, {}
     for name, ranks in (("in line", 0), ("ranked", 1)):
         script = f"count {tmp_path / name}.txt"
@@ -125,7 +135,10 @@ def test_the_device_is_not_drained_between_blocks_when_other_ranks_evaluate(data
 
 
 def test_an_evaluation_that_ends_after_the_last_block_decides_the_run(in_line, data_of, tmp_path):
-    overrides = ["benchmark.schedule.last_epoch=2", f"benchmark.target={SECOND_IS_THE_FIRST_TO_REACH}"]
+    overrides = [
+        "benchmark.schedule.last_epoch=2",
+        f"benchmark.targets.mean_absolute_error.value={SECOND_IS_THE_FIRST_TO_REACH}",
+    ]
     released = tmp_path / "released"
     with job(data_of(toy.NAME), tmp_path / "out", 2, 1, *overrides, script=f"await {released}") as process:
         log = tmp_path / "out" / "mlperf.log"
@@ -165,7 +178,7 @@ def test_sigterm_ends_ranks_of_both_roles_and_leaves_a_checkpoint(data_of, tmp_p
 @contextlib.contextmanager
 def stopped_while_evaluated(data: Path, output: Path, target: float) -> Iterator[Process]:
     """A run that got SIGTERM and has written a checkpoint before any evaluation ended; they go on from here."""
-    overrides = [*ENDLESS, f"benchmark.target={target}"]
+    overrides = [*ENDLESS, f"benchmark.targets.mean_absolute_error.value={target}"]
     released = output.with_name("released")
     with job(data, output, 2, 1, *overrides, script=f"await {released}") as process:
         log = output / "mlperf.log"
@@ -185,7 +198,7 @@ def test_sigterm_loses_no_evaluation_that_has_begun(data_of, tmp_path):
     assert [epoch for _, epoch, _ in scores] == [epoch for _, epoch, _ in begun]
     (place,) = (output / "checkpoints").glob("step_*")
     progress = torch.load(place / "rank_0.pt", weights_only=True)["progress"]
-    assert [score for _, score in progress["history"]] == [score for score, _, _ in scores]
+    assert [score["mean_absolute_error"] for _, score in progress["history"]] == [score for score, _, _ in scores]
     assert progress["unscored"] == 0
     assert_closed_as_aborted(output / "mlperf.log")
 

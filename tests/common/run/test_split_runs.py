@@ -20,7 +20,7 @@ from tests.toy.workload import CosmoFlow
 
 EPOCHS, STEPS_OF_AN_EPOCH = 3, 16
 TOLERANCE = 1e-9  # of float64 sums in another order
-FIXED = ("precision=fp64", f"benchmark.schedule.last_epoch={EPOCHS}", "benchmark.target=0")
+FIXED = ("precision=fp64", f"benchmark.schedule.last_epoch={EPOCHS}", "benchmark.targets.mean_absolute_error.value=0")
 
 
 def errors(log: Path) -> list[float]:

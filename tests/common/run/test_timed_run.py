@@ -164,7 +164,7 @@ def test_a_run_resumed_at_the_end_of_a_block_logs_no_epoch_of_it(clock, path):
 def test_the_clock_stops_once_and_when_the_score_came(clock, clocks):
     score = Score(60, {"accuracy": 1.0}, milliseconds(1005.0))
     clocks.seconds = 1006.0
-    clock.stop("success", launched=100, counted=80, passed=(score, 1))
-    clock.stop("aborted", launched=120, counted=120, passed=None)
+    clock.stop("success", launched=100, counted=80, ending=(score, 1))
+    clock.stop("aborted", launched=120, counted=120, ending=None)
     assert (clock.status, clock.stop_ms, clock.samples) == ("success", milliseconds(1005.0), 80)
     assert not clock.running

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from common.data.batches import Batch
 from common.distributed.layout import Layout
+from common.errors import ConfigError
 from common.optim.adaptive import AdamW
 from common.optim.learning_rate import constant
 from common.optim.momentum import SGD
@@ -190,3 +192,27 @@ def test_materialize_reaches_every_updater():
     calls: list[str] = []
     TrainStep(lambda *_: {}, [Recorder(calls), Recorder(calls)], Layout()).materialize()
     assert calls == ["materialize", "materialize"]
+
+
+class Limited(Recorder):
+    """An updater with room for nothing."""
+
+    def check_limits(self, metrics: MutableMapping[str, float]) -> None:
+        if metrics.pop("too_much") > 0:
+            raise ConfigError("there is too much")
+
+
+@pytest.mark.parametrize("too_much", [0.0, 2.0])
+def test_an_updater_that_had_too_much_to_do_ends_the_run(too_much):
+    parameter = nn.Parameter(torch.ones(()))
+    step = TrainStep(
+        accumulate(lambda batch: Losses(parameter * 1, {"loss": parameter.detach()})),
+        [Recorder([], learning_rate=0.5), Limited([], too_much=too_much)],
+        Layout(),
+    )
+    result = step([Batch({}, 1, 0)])
+    if too_much:
+        with pytest.raises(ConfigError, match="there is too much"):
+            step.read(result.names, result.values.tolist())
+    else:
+        assert step.read(result.names, result.values.tolist()).metrics == {"loss": 1.0, "learning_rate": 0.5}

@@ -30,8 +30,8 @@ def _fused(x0_BX: Tensor, v: Sequence[Tensor], w: Sequence[Tensor], b: Sequence[
 
 
 IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _triton, triton_unsupported),
     "fused": Implementation("fused", _fused, triton_unsupported),
+    "triton": Implementation("triton", _triton, triton_unsupported),
     "torch": Implementation("torch", cross_network_torch, always),
 }
 """Signature: ``cross_network(x0_BX, v, w, b)``, with V, W and b of every layer.

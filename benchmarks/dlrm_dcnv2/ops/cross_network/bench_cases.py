@@ -53,7 +53,7 @@ def sweeps() -> dict[str, Sweep]:
     shapes = ((128, 128), (128, 256), (256, 128), (128, 64), (64, 128), (64, 256))
     products = [
         (*shape, depth, warps, stages, group)
-        for shape, depth, warps, stages, group in itertools.product(shapes, (32, 64), (4, 8), (2, 3, 4), (4, 8, 16))
+        for shape, depth, warps, stages, group in itertools.product(shapes, (32, 64), (4, 8), (3, 4), (8,))
     ]
     tiles = list(itertools.product((64, 128), (2048, 4096, 8192), (4, 8), (4, 6, 8, 12), (1, 2)))
     found = {

@@ -37,7 +37,8 @@ def _own_block(B, X, BLOCK_B: tl.constexpr, BLOCK_X: tl.constexpr, GROUP: tl.con
 @triton.jit
 def _product(
     u_ptr, w_ptr, rows, columns, R, stride_x, stride_r,
-    EVEN_R: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_R: tl.constexpr,
+    EVEN: tl.constexpr, EVEN_R: tl.constexpr,
+    BLOCK_B: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     """(B, R) times (R, X), from the first row and column on; a quarter of the columns after another.
 
@@ -45,8 +46,11 @@ def _product(
         rows, columns: that exist from there on; those beyond read others again.
         stride_x, stride_r: elements from a column, and from a line, to the next of the second factor.
     """
-    row = tl.arange(0, BLOCK_B) % rows
-    column = tl.arange(0, BLOCK_X) % columns
+    row = tl.arange(0, BLOCK_B)
+    column = tl.arange(0, BLOCK_X)
+    if not EVEN:  # a remainder hides from the compiler that columns are neighbours, which would load 2 bytes at a time
+        row = row % rows
+        column = column % columns
     depth = tl.arange(0, BLOCK_R)
     u_ptrs = u_ptr + row[:, None] * R + depth[None, :]
     w_ptrs = w_ptr + depth[:, None] * stride_r + column[None, :] * stride_x
@@ -100,7 +104,7 @@ def cross_product_kernel(
     first_row = (block * BLOCK_B).to(tl.int64)
     rows, columns = B - block * BLOCK_B, X - first_column
     quarters = _product(
-        u_ptr + first_row * R, w_ptr + first_column * R, rows, columns, R, R, 1, EVEN_R, BLOCK_B, BLOCK_X, BLOCK_R
+        u_ptr + first_row * R, w_ptr + first_column * R, rows, columns, R, R, 1, EVEN, EVEN_R, BLOCK_B, BLOCK_X, BLOCK_R
     )
     first = first_row * X + first_column
     for number in tl.static_range(4):
@@ -135,7 +139,7 @@ def cross_between_kernel(
     first_row = (block * BLOCK_B).to(tl.int64)
     rows, columns = B - block * BLOCK_B, X - first_column
     quarters = _product(
-        du_ptr + first_row * R, v_ptr + first_column, rows, columns, R, 1, X, EVEN_R, BLOCK_B, BLOCK_X, BLOCK_R
+        du_ptr + first_row * R, v_ptr + first_column, rows, columns, R, 1, X, EVEN, EVEN_R, BLOCK_B, BLOCK_X, BLOCK_R
     )
     first = first_row * X + first_column
     for number in tl.static_range(4):

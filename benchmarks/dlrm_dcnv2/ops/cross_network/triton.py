@@ -42,8 +42,8 @@ class ProductTile(NamedTuple):
 
 
 PRODUCT_TILES: dict[str, ProductTile] = {
-    "forward": ProductTile(128, 128, 64, 8, 3, 8),
-    "backward": ProductTile(128, 128, 64, 8, 3, 8),
+    "forward": ProductTile(64, 256, 32, 8, 4, 8),
+    "backward": ProductTile(64, 256, 32, 4, 4, 8),
 }
 """Direction to the tile of its product of 16-bit factors. ``bench --sweep`` times others."""
 

@@ -12,9 +12,8 @@ program.
 The result may have two readers, as in front of a skip connection: backward then adds their gradients in registers
 (``FORK``), wherever it reads them. Rows of the second may lie farther apart than C, as in a part of joined channels.
 
-Moments are merged from (mean, sum of squares about it) of parts, pairwise (Chan, Golub, LeVeque 1979, updating formulae
-for variances). Within a part the sums are taken about the mean of its first voxels: fp32 then holds the variance of
-two million voxels whatever their mean is. All merges have a fixed order, so results are the same in every run.
+The moments of parts come from :mod:`common.ops.norm.moments` and are merged here. All merges have a fixed order, so
+results are the same in every run.
 
 ``statistics`` is (2, N, C) fp32: mean and 1 / standard deviation. ``sums`` is (2, N, C) fp32: of dz and of dz * xhat,
 where dz is the gradient before the ReLU. Then dx = weight / deviation * (dz - mean(dz) - xhat * mean(dz * xhat)).
@@ -25,50 +24,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from common.ops.norm.moments import voxels_of
 from common.ops.tiling.kernels import load_row, load_tile, own_columns, store_tile, tile_at
-
-
-@triton.jit
-def _voxels_of(program, programs, tiles, V, BLOCK_V: tl.constexpr, REVERSE: tl.constexpr):
-    """Voxels that a program, or each of several, walks over: whole tiles but for the volume's last."""
-    own = (tiles - program + programs - 1) // programs
-    last = 0 if REVERSE else (tiles - 1) % programs
-    return own * BLOCK_V - (program == last).to(tl.int32) * (tiles * BLOCK_V - V)
-
-
-@triton.jit
-def moments_kernel(
-    x_ptr,  # (N, V, C)
-    partial_ptr,  # (2, N, programs, C) fp32: mean of the program's voxels, sum of squares about it
-    V, C,
-    BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, HEAD: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr,
-    REVERSE: tl.constexpr,
-):  # fmt: skip
-    """First pass of forward. Grid (programs, columns / BLOCK_C, N)."""
-    program, programs, sample = tl.program_id(0), tl.num_programs(0), tl.program_id(2)
-    column, inside = own_columns(1, C, BLOCK_C)
-    tiles = tl.cdiv(V, BLOCK_V)
-    first = (tiles - 1 - program if REVERSE else program) * BLOCK_V
-    head = tl.arange(0, HEAD)
-    near_ptr = x_ptr + (sample.to(tl.int64) * V + first) * C
-    near_mask = (first + head < V)[:, None] & inside[None, :]
-    near = tl.load(near_ptr + head[:, None] * C + column[None, :], mask=near_mask, other=0.0).to(tl.float32)
-    pivot = tl.sum(near, 0) / tl.minimum(V - first, HEAD)
-    total = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
-    square = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
-    for index in tl.range(program, tiles, programs, num_stages=STAGES):
-        base, offset, mask = tile_at(index, tiles, column, inside, V, C, BLOCK_V, EVEN, REVERSE)
-        shifted = load_tile(x_ptr + base, offset, mask, EVEN) - pivot[None, :]
-        if not EVEN:
-            shifted = tl.where(mask, shifted, 0.0)
-        total += shifted
-        square += shifted * shifted
-    voxels = _voxels_of(program, programs, tiles, V, BLOCK_V, REVERSE)
-    shift = tl.sum(total, 0) / voxels
-    place = (sample * programs + program) * C + column
-    tl.store(partial_ptr + place, pivot + shift, mask=inside)
-    about_mean = tl.maximum(tl.sum(square, 0) - shift * shift * voxels, 0.0)
-    tl.store(partial_ptr + tl.num_programs(2) * programs * C + place, about_mean, mask=inside)
 
 
 @triton.jit
@@ -83,7 +40,7 @@ def statistics_kernel(
     column, inside = own_columns(0, C, BLOCK_C)
     program = tl.arange(0, BLOCK_P)
     valid = program < programs
-    voxels = tl.where(valid, _voxels_of(program, programs, tl.cdiv(V, BLOCK_V), V, BLOCK_V, REVERSE), 0)[:, None]
+    voxels = tl.where(valid, voxels_of(program, programs, tl.cdiv(V, BLOCK_V), V, BLOCK_V, REVERSE), 0)[:, None]
     offset = (sample * programs + program)[:, None] * C + column[None, :]
     mask = valid[:, None] & inside[None, :]
     means = tl.load(partial_ptr + offset, mask=mask, other=0.0)

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from benchmarks.unet3d.ops.instance_norm import kernels
 from benchmarks.unet3d.ops.instance_norm.plain import whole_volume
 from common.distributed.spatial.split import VolumeSplit
+from common.ops.norm.moments import moments_kernel
 from common.ops.norm.readers import second_reader
 from common.ops.tiling.tiles import Cut, Tile, block_of_columns, channels_last_rows, cut
 
@@ -89,7 +90,7 @@ def statistics(x_NCDHW: Tensor, epsilon: float, split: VolumeSplit | None) -> Te
     pass_ = cut(TILES["moments"], samples, voxels, channels, x_NCDHW.device, reverse=True)
     programs, block_v = pass_.grid[0], pass_.arguments["BLOCK_V"]
     partial = x_NCDHW.new_empty((2, samples, programs, channels), dtype=torch.float32)
-    kernels.moments_kernel[pass_.grid](x_NCDHW, partial, voxels, channels, HEAD=min(_HEAD, block_v), **pass_.arguments)
+    moments_kernel[pass_.grid](x_NCDHW, partial, voxels, channels, HEAD=min(_HEAD, block_v), **pass_.arguments)
     result = partial.new_empty((2, samples, channels))
     block_p = triton.next_power_of_2(programs)
     kernels.statistics_kernel[triton.cdiv(channels, _MERGE_COLUMNS), samples](

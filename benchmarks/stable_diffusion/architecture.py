@@ -1,0 +1,245 @@
+"""The shape of the U-Net: its settings, and the layers that follow from them in the order of the forward pass.
+
+Rombach et al., arXiv:2112.10752, in the sizes of Stable Diffusion v2-base; the benchmark has groups of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+from common.config.ranges import AtLeast, Each, Positive
+from common.errors import ConfigError
+
+TIME_FACTOR = 4
+"""Width of the time embedding, in model channels."""
+
+Count = Annotated[int, AtLeast(1)]
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """The 3x3 convolution that the network begins with."""
+
+    inputs: int
+    channels: int
+    factor: int
+
+    @property
+    def multiply_adds(self) -> int:
+        """Of a place of the result."""
+        return 9 * self.inputs * self.channels
+
+
+@dataclass(frozen=True)
+class Residual:
+    """Two 3x3 convolutions beside a shortcut.
+
+    Attributes:
+        inputs: channels of the input, or of both where a skip connection comes in.
+        channels: of the result.
+        factor: by which height and width are smaller than the latents'.
+    """
+
+    inputs: tuple[int, ...]
+    channels: int
+    factor: int
+
+    @property
+    def shortcut(self) -> bool:
+        """Whether a 1x1 convolution changes the channels of the residual."""
+        return sum(self.inputs) != self.channels
+
+    @property
+    def multiply_adds(self) -> int:
+        """Of a place of the result."""
+        inputs = sum(self.inputs)
+        return self.channels * (9 * inputs + 9 * self.channels + (inputs if self.shortcut else 0))
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """Self-attention, cross-attention and a gated MLP over the places as tokens."""
+
+    channels: int
+    factor: int
+
+
+@dataclass(frozen=True)
+class Downsampling:
+    """A 3x3 convolution of stride 2; ``factor`` is that of its result."""
+
+    channels: int
+    factor: int
+
+    @property
+    def multiply_adds(self) -> int:
+        """Of a place of the result."""
+        return 9 * self.channels**2
+
+
+@dataclass(frozen=True)
+class Upsampling:
+    """Twice the height and width, and a 3x3 convolution; ``factor`` is that of its result."""
+
+    channels: int
+    factor: int
+
+    @property
+    def multiply_adds(self) -> int:
+        """Of a place of the result, as the convolution is defined: our four 2x2 ones need 4/9 of it."""
+        return 9 * self.channels**2
+
+
+Layer = Convolution | Residual | Transformer | Downsampling | Upsampling
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """A block by its published name, and its layers, which are numbered in that name."""
+
+    name: str
+    layers: tuple[Layer, ...]
+
+    @property
+    def channels(self) -> int:
+        """Of the result."""
+        return self.layers[-1].channels
+
+    @property
+    def residuals(self) -> int:
+        """How many of the layers are residual blocks."""
+        return sum(isinstance(layer, Residual) for layer in self.layers)
+
+    @property
+    def transformers(self) -> int:
+        """How many of the layers are transformers."""
+        return sum(isinstance(layer, Transformer) for layer in self.layers)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The shape of the network.
+
+    Attributes:
+        latent_channels: of latents and of what is predicted.
+        latent_size: height and width of the latents.
+        model_channels: of the first level.
+        channel_multipliers: of each level, whose height and width are half those of the level before.
+        residual_blocks: of a level on the way down; there is one more on the way up.
+        attention_levels: numbers of the levels with transformers; the middle has one in any case.
+        head_channels: of one head of an attention.
+        context_width: features of a token of the caption.
+        context_length: tokens of a caption.
+        norm_groups: of the norms in residual blocks and before the last convolution.
+        norm_epsilon: of these, and of the transformers' layer norms.
+        transformer_norm_groups, transformer_norm_epsilon: of the norm that a transformer begins with.
+
+    Raises:
+        ConfigError: groups, heads or levels do not divide what they are of.
+    """
+
+    latent_channels: Count
+    latent_size: Count
+    model_channels: Annotated[int, AtLeast(2)]
+    channel_multipliers: Annotated[tuple[int, ...], Each(AtLeast(1))]
+    residual_blocks: Count
+    attention_levels: Annotated[tuple[int, ...], Each(AtLeast(0))]
+    head_channels: Count
+    context_width: Count
+    context_length: Count
+    norm_groups: Count
+    norm_epsilon: Annotated[float, Positive]
+    transformer_norm_groups: Count
+    transformer_norm_epsilon: Annotated[float, Positive]
+
+    def __post_init__(self) -> None:
+        levels = len(self.channel_multipliers)
+        if not levels:
+            raise ConfigError("channel_multipliers=[]: at least one level")
+        if any(level >= levels for level in self.attention_levels):
+            raise ConfigError(f"attention_levels={list(self.attention_levels)}: there are levels 0 to {levels - 1}")
+        if self.latent_size % 2 ** (levels - 1):
+            raise ConfigError(f"latent_size={self.latent_size}: a multiple of {2 ** (levels - 1)} for {levels} levels")
+        if self.model_channels % 2:
+            raise ConfigError(f"model_channels={self.model_channels}: even, half cosines and half sines of the time")
+        for layer in self.layers():
+            if isinstance(layer, Transformer):
+                self._check(layer.channels, "head_channels", self.head_channels)
+                self._check(layer.channels, "transformer_norm_groups", self.transformer_norm_groups)
+            if isinstance(layer, Residual):
+                for channels in (sum(layer.inputs), layer.channels):
+                    self._check(channels, "norm_groups", self.norm_groups)
+
+    @staticmethod
+    def _check(channels: int, name: str, value: int) -> None:
+        if channels % value:
+            raise ConfigError(f"{name}={value}: a divisor of all channels, and a layer has {channels}")
+
+    @property
+    def time_width(self) -> int:
+        """Features of the time embedding."""
+        return TIME_FACTOR * self.model_channels
+
+    @functools.cached_property
+    def input_blocks(self) -> tuple[BlockPlan, ...]:
+        """The way down, whose every result is kept for the way up."""
+        channels, factor = self.model_channels, 1
+        layers: list[tuple[Layer, ...]] = [(Convolution(self.latent_channels, channels, factor),)]
+        for level, multiplier in enumerate(self.channel_multipliers):
+            for _ in range(self.residual_blocks):
+                residual = Residual((channels,), multiplier * self.model_channels, factor)
+                channels = residual.channels
+                layers.append((residual, *self._transformer(level, channels, factor)))
+            if level + 1 < len(self.channel_multipliers):
+                factor *= 2
+                layers.append((Downsampling(channels, factor),))
+        return tuple(BlockPlan(f"input_blocks.{number}", each) for number, each in enumerate(layers))
+
+    @property
+    def middle_block(self) -> BlockPlan:
+        """At the smallest size."""
+        channels, factor = self.input_blocks[-1].channels, 2 ** (len(self.channel_multipliers) - 1)
+        residual = Residual((channels,), channels, factor)
+        return BlockPlan("middle_block", (residual, Transformer(channels, factor), residual))
+
+    @functools.cached_property
+    def output_blocks(self) -> tuple[BlockPlan, ...]:
+        """The way up: each block takes the result before it and, as the second input, one that was kept."""
+        kept = [block.channels for block in self.input_blocks]
+        channels, factor = self.middle_block.channels, 2 ** (len(self.channel_multipliers) - 1)
+        blocks: list[BlockPlan] = []
+        for level, multiplier in reversed(list(enumerate(self.channel_multipliers))):
+            for number in range(self.residual_blocks + 1):
+                residual = Residual((channels, kept.pop()), multiplier * self.model_channels, factor)
+                channels = residual.channels
+                layers: tuple[Layer, ...] = (residual, *self._transformer(level, channels, factor))
+                if level and number == self.residual_blocks:
+                    factor //= 2
+                    layers = (*layers, Upsampling(channels, factor))
+                blocks.append(BlockPlan(f"output_blocks.{len(blocks)}", layers))
+        return tuple(blocks)
+
+    def _transformer(self, level: int, channels: int, factor: int) -> tuple[Transformer, ...]:
+        return (Transformer(channels, factor),) if level in self.attention_levels else ()
+
+    @property
+    def blocks(self) -> tuple[BlockPlan, ...]:
+        """All of them in the order of the forward pass."""
+        return (*self.input_blocks, self.middle_block, *self.output_blocks)
+
+    def layers(self) -> Iterator[Layer]:
+        """Those of all blocks, in order."""
+        for block in self.blocks:
+            yield from block.layers
+
+    def named(self, kind: type[Layer]) -> list[tuple[str, Layer]]:
+        """Published names and layers of one kind, in order."""
+        return [
+            (f"{block.name}.{number}", layer)
+            for block in self.blocks
+            for number, layer in enumerate(block.layers)
+            if isinstance(layer, kind)
+        ]

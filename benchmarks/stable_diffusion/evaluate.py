@@ -1,0 +1,280 @@
+"""Stable Diffusion's evaluation: FID and CLIP score of a picture for each of the rules' captions.
+
+Rules: 30,000 captions of COCO 2014, 50 steps of DDIM with guidance 8, both metrics on the same checkpoint (MLPerf
+training_rules, benchmark table; the reference). FID sees pictures as they are decoded, in [0, 1]; the CLIP score sees
+them in 8 bits. Every caption counts exactly once, however many ranks there are.
+
+Legend: N pictures of this rank, B of a batch, T tokens, E features of an embedding, F of Inception.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.stable_diffusion.clip_score import ClipTransform, cosines, to_bytes
+from benchmarks.stable_diffusion.config import StableDiffusionConfig
+from benchmarks.stable_diffusion.diffusion import abar, sampling_times
+from benchmarks.stable_diffusion.fid import FeatureStatistics, FeatureSums, FrechetDistance, statistics_of_sums
+from benchmarks.stable_diffusion.frozen.tf32 import tf32_products
+from benchmarks.stable_diffusion.generation import STAGES, GenerationSettings, Generator
+from benchmarks.stable_diffusion.model import UNet
+from benchmarks.stable_diffusion.scoring_networks import ScoringNetworks, published_networks
+from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
+from common.distributed.layout import Layout
+from common.errors import DataError
+from common.evaluation.counts import Counts, check_whole_set
+from common.evaluation.stage_times import StageTimes
+
+ALL_STAGES = (*STAGES, "FID", "CLIP")
+DECODE_BATCH = 8
+"""Pictures decoded together: at 512 x 512 the widest activation of one has 134 MB in 16 bit."""
+
+
+class FidAndClip(Scorer):
+    """Both metrics from the sums over all pictures.
+
+    Args:
+        read_reference: reads the statistics of the real pictures from the data's folder; a function of a module.
+        features: F, of the Inception that looks at generated pictures.
+        device: where eigenvalues are computed.
+    """
+
+    def __init__(
+        self,
+        read_reference: Callable[[Path], FeatureStatistics],
+        features: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self._read_reference, self._features, self._device = read_reference, features, torch.device(device)
+        self._distance: FrechetDistance | None = None
+
+    def warm_up(self) -> None:
+        """Load the solver of eigenvalues."""
+        torch.linalg.eigh(torch.eye(2, dtype=torch.float64, device=self._device))
+
+    def open_data(self, root: Path) -> None:
+        """Read the statistics of the real pictures.
+
+        Raises:
+            DataError: they are of another number of features, or no statistics.
+        """
+        reference = self._read_reference(root)
+        if reference.features != self._features:
+            raise DataError(
+                f"statistics of {reference.features} features in {root}, where the Inception network has "
+                f"{self._features}: they were made with another network"
+            )
+        self._distance = FrechetDistance(reference, self._device)
+
+    def score(self, predictions: Predictions) -> dict[str, float]:
+        """FID, lower is better, and the mean cosine, higher is better.
+
+        Raises:
+            RuntimeError: not every caption has one picture.
+            DataError: features or cosines are not finite.
+        """
+        assert self._distance is not None, "open_data comes first"
+        values = predictions.values
+        check_whole_set(values["pictures"], values["expected"], "captions")
+        clip = values["cosine"] / values["pictures"]
+        if not math.isfinite(clip):
+            raise DataError(f"the CLIP score of generated pictures is {clip}: have the weights diverged?")
+        made = statistics_of_sums(values["feature_sums"], values["product_sums"], values["pictures"])
+        return {"FID": self._distance(made), "CLIP": clip}
+
+
+class PicturesOfCaptions(Evaluation):
+    """Makes a picture of every caption, and sums what FID and CLIP score need over the ranks once an evaluation.
+
+    The network that trains can be the one that is evaluated. Nothing waits for the device before all pictures are
+    made; only the sums leave it.
+
+    Args:
+        model: the U-Net.
+        networks: all that are frozen.
+        settings: of the sampler.
+        eval_samples: captions that the set must have.
+        read_prompts: reads all captions from the data's folder, in their order.
+        read_reference: as :class:`FidAndClip` takes it.
+        layout: the ranks that share the captions; its seed decides the noise, however many they are.
+        capture: replay the sampler's step and the decoding as CUDA graphs.
+        score_on_device: compute eigenvalues there instead of on the CPU: where nothing else runs on it meanwhile.
+
+    Attributes:
+        stage_seconds: that the last evaluation spent in each of :data:`ALL_STAGES`, summed over the ranks.
+    """
+
+    stage_seconds: Mapping[str, float]
+
+    def __init__(
+        self,
+        model: UNet,
+        networks: ScoringNetworks,
+        settings: GenerationSettings,
+        eval_samples: int,
+        read_prompts: Callable[[Path], Sequence[str]],
+        read_reference: Callable[[Path], FeatureStatistics],
+        layout: Layout,
+        capture: bool,
+        score_on_device: bool = False,
+    ) -> None:
+        device, features = layout.device, networks.inception.out
+        self.scorer = FidAndClip(read_reference, features, device if score_on_device else "cpu")
+        self._networks, self._eval_samples, self._read_prompts = networks, eval_samples, read_prompts
+        self._layout, self._group = layout, layout.group("dp")
+        self._stages = StageTimes(ALL_STAGES, device)
+        self._generator = Generator(model, networks, settings, _seed(layout), device, capture, self._stages)
+        vision = networks.vision
+        self._transform = ClipTransform(vision.sizes.resolution, vision.proj.dtype, device)
+        self._sums = FeatureSums(features, device)
+        self._counts = Counts(layout, ("pictures",), ("cosine",))
+        self._seconds = Counts(layout, (), ALL_STAGES)
+        self._prompts_N: Tensor | None = None
+        self._tokens_NT = self._embeddings_NE = torch.empty(0, device=device)
+
+    def warm_up(self) -> None:
+        """A batch of made-up captions through all networks, and the sums over the ranks. Collective."""
+        with torch.no_grad():
+            self._generator.warm_up()
+        prompts_N = torch.arange(self._generator.batch, device=self._layout.device)
+        tokens_NT = self._networks.tokenize([""] * len(prompts_N)).to(self._layout.device)
+        with torch.no_grad():
+            self._add(prompts_N, tokens_NT, self._embedded(tokens_NT), len(prompts_N))
+        self._sum_over_ranks()
+        self._counts.warm_up()
+        self._seconds.warm_up()
+        self._clear()
+
+    def open_data(self, root: Path) -> None:
+        """Read the captions, and encode this rank's for the CLIP score.
+
+        Raises:
+            DataError: there are not as many as the rules say.
+        """
+        self.caption(self._read_prompts(root))
+
+    def caption(self, prompts: Sequence[str]) -> None:
+        """Make ``prompts`` the evaluation set; the same on all ranks.
+
+        Raises:
+            DataError: as :meth:`open_data`.
+        """
+        if len(prompts) != self._eval_samples:
+            raise DataError(f"{len(prompts):,} captions to evaluate, where there must be {self._eval_samples:,}")
+        dp, index, device = self._layout.size("dp"), self._layout.index("dp"), self._layout.device
+        mine = list(prompts[index::dp])
+        self._tokens_NT = self._networks.tokenize(mine).to(device)
+        with torch.no_grad():
+            parts = [self._embedded(part_BT) for part_BT in self._tokens_NT.split(self._generator.batch)]
+        self._embeddings_NE = torch.cat(parts)
+        self._prompts_N = torch.arange(index, len(prompts), dp, device=device)
+
+    def predict(self, weights: Weights) -> Predictions | None:
+        """Make all pictures with ``weights``; the sums on the first rank. Collective."""
+        assert self._prompts_N is not None, "open_data comes first"
+        self._clear()
+        batch, count = self._generator.batch, len(self._prompts_N)
+        with self._generator.sampler.evaluating(weights):
+            self._generator.begin()
+            for first in range(0, count, batch):
+                # The last batch is filled up with its last caption: shapes stay those that were warmed up.
+                rows_B = torch.arange(first, first + batch, device=self._layout.device).clamp_(max=count - 1)
+                prompts_B, tokens_BT, embeddings_BE = (
+                    rows.index_select(0, rows_B) for rows in (self._prompts_N, self._tokens_NT, self._embeddings_NE)
+                )
+                self._add(prompts_B, tokens_BT, embeddings_BE, min(batch, count - first))
+        self._sum_over_ranks()
+        self._seconds.add(*self._stages.seconds().unbind())
+        totals, self.stage_seconds = self._counts.totals(), self._seconds.totals()
+        if self._layout.rank:
+            return None
+        line = rates(round(totals["pictures"]), self.stage_seconds, self._layout.size("dp"))
+        print(line, file=sys.stderr, flush=True)
+        feature_sums, product_sums = self._sums.arrays()
+        return Predictions(
+            {
+                "pictures": totals["pictures"],
+                "expected": self._eval_samples,
+                "cosine": totals["cosine"],
+                "feature_sums": feature_sums,
+                "product_sums": product_sums,
+            }
+        )
+
+    def close(self) -> None:
+        """Free the graph and forget the captions."""
+        self._generator.close()
+        self._prompts_N = None
+        self._tokens_NT = self._embeddings_NE = torch.empty(0, device=self._layout.device)
+
+    def _add(self, prompts_B: Tensor, tokens_BT: Tensor, embeddings_BE: Tensor, count: int) -> None:
+        """Make a batch of pictures and add what the first ``count`` are worth."""
+        images_B3HW = self._generator.pictures(prompts_B, tokens_BT)
+        with self._stages("FID"), tf32_products():
+            self._sums.add(self._networks.inception.features(images_B3HW)[:count])
+        with self._stages("CLIP"), tf32_products():
+            pixels_B3RR = self._transform(to_bytes(images_B3HW))
+            cosines_N = cosines(self._networks.vision.project(pixels_B3RR), embeddings_BE)[:count]
+        pictures = torch.full((), float(count), dtype=torch.float64, device=images_B3HW.device)
+        self._counts.add(pictures, cosines_N.double().sum())
+
+    def _embedded(self, tokens_BT: Tensor) -> Tensor:
+        with tf32_products():
+            return self._networks.text.project(tokens_BT)
+
+    def _clear(self) -> None:
+        for sums in (self._sums, self._counts, self._seconds, self._stages):
+            sums.clear()
+
+    def _sum_over_ranks(self) -> None:
+        if self._group is not None:
+            dist.all_reduce(self._sums.flat, group=self._group)
+
+
+def rates(pictures: int, seconds: Mapping[str, float], ranks: int) -> str:
+    """Pictures per second of every stage on one of ``ranks``, whose ``seconds`` are summed, in a line."""
+    each = ", ".join(f"{stage} {pictures / max(spent, 1e-9):,.1f}" for stage, spent in seconds.items())
+    return f"{pictures:,} pictures on {ranks} rank{'s'[: ranks > 1]}; pictures/s of one: {each}"
+
+
+def build_evaluation(
+    own: StableDiffusionConfig,
+    model: UNet,
+    eval_samples: int,
+    assets_dir: Path | None,
+    read_prompts: Callable[[Path], Sequence[str]],
+    read_reference: Callable[[Path], FeatureStatistics],
+    layout: Layout,
+    capture: bool,
+    score_on_device: bool = False,
+) -> PicturesOfCaptions:
+    """The evaluation that a configuration asks for, with the networks in ``assets_dir``.
+
+    Args:
+        own: the workload's configuration.
+        model, eval_samples, read_prompts, read_reference, layout, capture, score_on_device: as
+            :class:`PicturesOfCaptions` takes them.
+        assets_dir: where the files of the frozen networks lie.
+
+    Raises:
+        ConfigError, CheckpointError, DataError: as :func:`published_networks`.
+    """
+    facts, dtype = own.facts, next(model.parameters()).dtype
+    times = sampling_times(abar(facts.times, facts.first_beta, facts.last_beta), facts.sampling_steps)
+    settings = GenerationSettings(times, facts.guidance, own.reader.eval_batch, DECODE_BATCH)
+    networks = published_networks(own, assets_dir, layout.device, dtype)
+    return PicturesOfCaptions(
+        model, networks, settings, eval_samples, read_prompts, read_reference, layout, capture, score_on_device
+    )
+
+
+def _seed(layout: Layout) -> int:
+    """The same on all ranks, and none that training's noise has."""
+    return int(torch.randint(2**62, (), generator=layout.shared_generator("pictures")))

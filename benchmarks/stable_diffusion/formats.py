@@ -1,0 +1,231 @@
+"""The members that a sample has in a tar: a picture's moments, with or without its encoded caption, and the caption.
+
+- ``KEY.npy``: moments, float32 (1, 2C, H, W) in C order, as the reference's script writes them;
+- ``KEY.pyd``: a pickled dict of ``image_embed``, the same moments, and ``captions_embed``, float32 (T, K), as NVIDIA's
+  submissions have it since round v4.0; read, never written;
+- ``KEY.safetensors``: ``moments`` (2C, H, W) and ``captions`` (T, K), bfloat16: half of the former;
+- ``KEY.txt``: the caption in UTF-8.
+
+Legend: C channels of a latent, of which moments have twice as many, H its height, W its width, T tokens of a caption,
+K features of one.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import threading
+import tokenize
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from torch import Tensor
+
+from common.errors import DataError
+from common.formats.npy import MAGIC
+from common.untrusted.pickled_arrays import load_arrays
+
+CAPTION = "txt"
+"""Suffix of the member that every sample has."""
+MOMENTS, ENCODED, NVIDIA_ENCODED = "npy", "safetensors", "pyd"
+"""Suffixes of the members that a sample has one of."""
+SUFFIXES = (MOMENTS, ENCODED, NVIDIA_ENCODED)
+IMAGE, CAPTIONS = "image_embed", "captions_embed"
+"""Names in NVIDIA's dicts."""
+
+_FLOAT32 = np.dtype("<f4")
+_parsing = threading.Lock()
+"""numpy parses headers with :mod:`ast`, which in CPython 3.11 fails now and then in several threads (gh-106905)."""
+
+
+@dataclass(frozen=True)
+class SampleShape:
+    """What a sample has to be.
+
+    Attributes:
+        moments: (2C, H, W).
+        captions: (T, K).
+    """
+
+    moments: tuple[int, int, int]
+    captions: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a member holds, in the member's dtype and in memory of its own.
+
+    Attributes:
+        moments_CHW: means, then logarithms of variances; C is 2C.
+        captions_TK: the encoded caption; None where the member has none.
+    """
+
+    moments_CHW: Tensor
+    captions_TK: Tensor | None
+
+
+@dataclass(frozen=True)
+class Member:
+    """One kind of member.
+
+    Attributes:
+        dtype: of its tensors.
+        encoded: whether it has the caption too.
+        decode: from content, shape and name, for messages, to the sample.
+    """
+
+    dtype: torch.dtype
+    encoded: bool
+    decode: Callable[[bytes, SampleShape, str], Sample]
+
+
+def encode_moments(moments_CHW: NDArray[np.float32]) -> bytes:
+    """A ``.npy`` of float32 (2C, H, W), with the leading axis of one picture that the format has.
+
+    Raises:
+        ValueError: they have another dtype or number of dimensions.
+    """
+    if moments_CHW.dtype != np.float32 or moments_CHW.ndim != 3:
+        raise ValueError(f"moments are {moments_CHW.dtype} {moments_CHW.shape}, not float32 (2C, H, W)")
+    content = np.ascontiguousarray(moments_CHW, _FLOAT32)
+    return _moments_header((1, *moments_CHW.shape)) + content.tobytes()
+
+
+def decode_moments(content: bytes, shape: SampleShape, name: str = "moments") -> Sample:
+    """What :func:`encode_moments` or ``numpy.save`` wrote.
+
+    Args:
+        content: of the member.
+        shape: that the moments have to have.
+        name: of the member, for messages.
+
+    Raises:
+        DataError: they are cut off, damaged, or of another dtype, shape or order.
+    """
+    expected = (1, *shape.moments)
+    header = _moments_header(expected)
+    offset = len(header) if content.startswith(header) else _parsed_header(content, expected, name)
+    values = math.prod(expected)
+    end = offset + values * _FLOAT32.itemsize
+    if len(content) != end:
+        what = "is cut off" if len(content) < end else "goes on behind its end"
+        raise DataError(f"{name} {what}: {len(content)} bytes, where float32 {expected} has {end}")
+    return Sample(_owned(np.frombuffer(content, _FLOAT32, values, offset), shape.moments), None)
+
+
+def decode_nvidia(content: bytes, shape: SampleShape, name: str = "sample") -> Sample:
+    """NVIDIA's pickle of moments and encoded caption; nothing that a pickle asks for is done.
+
+    Raises:
+        DataError: the pickle is damaged or asks for more than arrays, or one is missing or of another dtype or shape.
+    """
+    arrays = load_arrays(content, name)
+    tensors = []
+    for key, expected in ((IMAGE, (1, *shape.moments)), (CAPTIONS, shape.captions)):
+        if key not in arrays:
+            raise DataError(f"{name} has {', '.join(sorted(arrays)) or 'nothing'}, and {key} is missing")
+        array = arrays[key]
+        _compare(f"{name}: {key}", array.dtype, array.shape, _FLOAT32, expected)
+        tensors.append(_owned(array, expected[-3:]))
+    return Sample(*tensors)
+
+
+def encode_sample(moments_CHW: Tensor, captions_TK: Tensor) -> bytes:
+    """A ``.safetensors`` of (2C, H, W) and (T, K), rounded to bfloat16.
+
+    Raises:
+        ValueError: they have other numbers of dimensions.
+    """
+    if moments_CHW.ndim != 3 or captions_TK.ndim != 2:
+        raise ValueError(f"moments {tuple(moments_CHW.shape)}, captions {tuple(captions_TK.shape)}")
+    tensors = {"moments": moments_CHW, "captions": captions_TK}
+    rounded = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in tensors.items()}
+    return bytes(safetensors.torch.save(rounded))
+
+
+def decode_sample(content: bytes, shape: SampleShape, name: str = "sample") -> Sample:
+    """What :func:`encode_sample` wrote.
+
+    Raises:
+        DataError: it is cut off or damaged, or a tensor is missing or of another dtype or shape.
+    """
+    try:
+        tensors = safetensors.torch.load(content)
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise DataError(f"{name} is damaged, or no safetensors file: {type(error).__name__}: {error}") from error
+    for key, expected in (("moments", shape.moments), ("captions", shape.captions)):
+        if key not in tensors:
+            raise DataError(f"{name} has {', '.join(sorted(tensors)) or 'nothing'}, and {key} are missing")
+        found = tensors[key]
+        _compare(f"{name}: {key}", found.dtype, tuple(found.shape), torch.bfloat16, expected)
+    return Sample(tensors["moments"], tensors["captions"])
+
+
+def encode_caption(caption: str) -> bytes:
+    """A ``.txt``."""
+    return caption.encode("utf-8")
+
+
+def decode_caption(content: bytes, name: str = "caption") -> str:
+    """The text of a ``.txt``.
+
+    Raises:
+        DataError: it is not UTF-8.
+    """
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{name} is no UTF-8: {error}") from error
+
+
+MEMBERS = {
+    MOMENTS: Member(torch.float32, False, decode_moments),
+    ENCODED: Member(torch.bfloat16, True, decode_sample),
+    NVIDIA_ENCODED: Member(torch.float32, True, decode_nvidia),
+}
+"""By suffix."""
+
+
+@lru_cache
+def _moments_header(shape: tuple[int, ...]) -> bytes:
+    """What ``numpy.save`` writes before float32 of ``shape``."""
+    written = io.BytesIO()
+    described = {"descr": _FLOAT32.str, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(written, described)
+    return written.getvalue()
+
+
+def _parsed_header(content: bytes, expected: tuple[int, ...], name: str) -> int:
+    """Bytes before the values, where other bytes than numpy's own of today say the same."""
+    if not content.startswith(MAGIC):
+        raise DataError(f"{name} is no array of numpy's: it begins with {bytes(content[: len(MAGIC)])!r}")
+    file = io.BytesIO(content)
+    try:
+        with _parsing:
+            version = np.lib.format.read_magic(file)
+            if version not in ((1, 0), (2, 0)):
+                raise ValueError(f"it is of numpy's format {version[0]}.{version[1]}, and 1.0 and 2.0 are known")
+            parse = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, fortran_order, dtype = parse(file)
+    except (ValueError, TypeError, EOFError, SyntaxError, RecursionError, tokenize.TokenError) as error:
+        raise DataError(f"{name} is cut off, or no array of numpy's: {error}") from error
+    _compare(name, dtype, shape, _FLOAT32, expected)
+    if fortran_order:
+        raise DataError(f"{name} is in Fortran's order, where the last axis is contiguous")
+    return file.tell()
+
+
+def _compare(name: str, dtype: object, shape: tuple[int, ...], wanted: object, expected: tuple[int, ...]) -> None:
+    if dtype != wanted or shape != expected:
+        raise DataError(f"{name}: {dtype} {shape}, where {wanted} {expected} is expected: it is another data set")
+
+
+def _owned(array: NDArray[np.float32], shape: tuple[int, ...]) -> Tensor:
+    """A tensor with a copy of the values."""
+    return torch.from_numpy(array.reshape(shape).copy())

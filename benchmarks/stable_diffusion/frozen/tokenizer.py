@@ -1,0 +1,214 @@
+"""CLIP's tokenizer: byte-pair encoding of lower-cased text (Sennrich et al. 2016, over bytes as in GPT-2).
+
+The vocabulary is made of a file of merges: ids 0 to 255 are single bytes, 256 to 511 bytes that end a word, then one
+token per merge in the file's order, and at last the marks that begin and end a text.
+"""
+
+from __future__ import annotations
+
+import gzip
+import html
+import importlib
+import unicodedata
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from common.errors import ConfigError, DataError
+
+PUBLISHED_VOCABULARY = 49408
+CONTEXT = 77
+END_OF_WORD = "</w>"
+BEGIN, END = "<start_of_text>", "<end_of_text>"  # OpenCLIP's; CLIP's own are spelt differently
+BYTE_TOKENS = 512
+MARKS = 2
+
+_CONTRACTIONS = ("'s", "'t", "'re", "'ve", "'m", "'ll", "'d")
+_SPACES = frozenset("\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000") | {
+    chr(code) for code in range(0x2000, 0x200B)
+}
+"""Unicode's White_Space: what ``\\s`` is in the expression that the vocabulary was made with."""
+_KEPT_WORDS = 2**16
+
+
+class Tokenizer:
+    """Captions to rows of token ids.
+
+    Args:
+        merges: the published gzip file, or one of its layout: a line with its version, then a pair per line. Of more
+            pairs than the vocabulary has room for, the first are taken.
+        vocabulary: tokens in all.
+        context: ids of a row, T.
+        repair: fix mojibake, typographic quotes and the like with ``ftfy`` first, as the code did that the published
+            networks were trained with. It matters to few captions, needs that package, and never depends on whether
+            it happens to be there; without it texts are brought to Unicode's NFC, which ``ftfy`` does as well.
+
+    Raises:
+        DataError: the file is missing, damaged, or has fewer pairs than the vocabulary needs.
+        ConfigError: ``repair`` without ``ftfy``.
+    """
+
+    def __init__(
+        self, merges: Path, vocabulary: int = PUBLISHED_VOCABULARY, context: int = CONTEXT, repair: bool = False
+    ) -> None:
+        pairs = read_merges(merges, vocabulary - BYTE_TOKENS - MARKS)
+        characters = list(byte_characters().values())
+        tokens = [*characters, *(character + END_OF_WORD for character in characters), *map("".join, pairs)]
+        self.vocabulary = vocabulary
+        self.context = context
+        self.begin, self.end = vocabulary - MARKS, vocabulary - 1
+        self._ids = dict(zip(tokens, range(len(tokens)), strict=True))
+        self._ranks = {pair: rank for rank, pair in enumerate(pairs)}
+        self._bytes = byte_characters()
+        self._repair = _ftfy() if repair else _composed
+        self._known: dict[str, tuple[int, ...]] = {}
+
+    def __call__(self, captions: Sequence[str]) -> Tensor:
+        """Ids of captions.
+
+        Returns:
+            (N, T) int64: begin, the text, end, zeros. What is too long is cut, and the last id is the end then too.
+        """
+        rows = torch.zeros(len(captions), self.context, dtype=torch.int64)
+        for row, caption in zip(rows, captions, strict=True):
+            ids = [self.begin, *self.encode(caption), self.end][: self.context]
+            ids[-1] = self.end
+            row[: len(ids)] = torch.tensor(ids)
+        return rows
+
+    def encode(self, caption: str) -> list[int]:
+        """Ids of a caption, without marks, in any number."""
+        return [token for word in words(self._clean(caption)) for token in self._word_ids(word)]
+
+    def _clean(self, caption: str) -> str:
+        text = html.unescape(html.unescape(self._repair(caption))).strip()
+        return "".join(" " if character in _SPACES else character for character in text).lower()
+
+    def _word_ids(self, word: str) -> tuple[int, ...]:
+        if word not in self._known:
+            if len(self._known) == _KEPT_WORDS:
+                self._known.clear()
+            self._known[word] = self._encode_word(word)
+        return self._known[word]
+
+    def _encode_word(self, word: str) -> tuple[int, ...]:
+        if word in (BEGIN, END):
+            return (self.begin if word == BEGIN else self.end,)
+        return tuple(self._ids[part] for part in merged(byte_symbols(word, self._bytes), self._ranks))
+
+
+def words(text: str) -> Iterator[str]:
+    """The pieces of a lower-cased text within which bytes are merged.
+
+    They are, and the first that fits is taken: a mark, an English contraction, letters, one digit, or anything else
+    that is no space.
+    """
+    start = 0
+    while start < len(text):
+        kind = _kind(text[start])
+        if kind == _SPACE:
+            start += 1
+            continue
+        fixed = next((word for word in (BEGIN, END, *_CONTRACTIONS) if text.startswith(word, start)), None)
+        if fixed is not None:
+            end = start + len(fixed)
+        else:
+            end = start + 1
+            while kind != _NUMBER and end < len(text) and _kind(text[end]) == kind:
+                end += 1
+        yield text[start:end]
+        start = end
+
+
+def merged(symbols: list[str], ranks: dict[tuple[str, str], int]) -> list[str]:
+    """``symbols`` of a word with pairs made one, those of the lowest rank first."""
+    while len(symbols) > 1:
+        best = min(pairwise(symbols), key=lambda pair: ranks.get(pair, len(ranks)))
+        if best not in ranks:
+            break
+        symbols = merge_pair(symbols, best)
+    return symbols
+
+
+def merge_pair(symbols: Sequence[str], pair: tuple[str, str]) -> list[str]:
+    """``symbols`` with ``pair`` made one wherever it stands, from the left."""
+    made: list[str] = []
+    place = 0
+    while place < len(symbols):
+        if tuple(symbols[place : place + 2]) == pair:
+            made.append("".join(pair))
+            place += 2
+        else:
+            made.append(symbols[place])
+            place += 1
+    return made
+
+
+def byte_symbols(word: str, characters: dict[int, str]) -> list[str]:
+    """What merging starts from: a character for each byte, the last with the mark that ends a word."""
+    symbols = [characters[byte] for byte in word.encode("utf-8", "replace")]
+    return [*symbols[:-1], symbols[-1] + END_OF_WORD]
+
+
+def byte_characters() -> dict[int, str]:
+    """A printable character for every byte, in the vocabulary's order.
+
+    Printable bytes of Latin-1 stand for themselves, and come first; the others are the characters from 256 on.
+    """
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + place) for place, byte in enumerate(others)}
+
+
+def read_merges(path: Path, count: int) -> list[tuple[str, str]]:
+    """The first ``count`` pairs of a merges file.
+
+    Raises:
+        DataError: the file is missing, damaged, or has fewer.
+    """
+    try:
+        with gzip.open(path) as file:
+            lines = file.read().decode("utf-8").split("\n")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read as gzip with UTF-8 in it: {error}") from error
+    found = [tuple(line.split()) for line in lines[1 : count + 1] if line.strip()]
+    if len(found) < count:
+        raise DataError(
+            f"{path} has {len(found)} merges, and a vocabulary of {count + BYTE_TOKENS + MARKS} needs {count}"
+        )
+    pairs: list[tuple[str, str]] = []
+    for number, pair in enumerate(found, 2):
+        if len(pair) != 2:
+            raise DataError(f"{path}: line {number} has {len(pair)} symbols, where a pair is expected")
+        pairs.append((pair[0], pair[1]))
+    if len({first + second for first, second in pairs}) < count:
+        raise DataError(f"{path}: two merges make the same token")
+    return pairs
+
+
+_SPACE, _LETTER, _NUMBER, _OTHER = range(4)
+
+
+@lru_cache(_KEPT_WORDS)
+def _kind(character: str) -> int:
+    if character in _SPACES:
+        return _SPACE
+    return {"L": _LETTER, "N": _NUMBER}.get(unicodedata.category(character)[0], _OTHER)
+
+
+def _composed(text: str) -> str:
+    return unicodedata.normalize("NFC", text)
+
+
+def _ftfy() -> Callable[[str], str]:
+    try:
+        ftfy = importlib.import_module("ftfy")
+    except ImportError as error:
+        raise ConfigError("captions are to be repaired, and ftfy is not installed: pip install ftfy") from error
+    fix: Callable[[str], str] = ftfy.fix_text
+    return fix

@@ -1,0 +1,125 @@
+"""The U-Net of Stable Diffusion v2, for velocity prediction.
+
+Everything is in channels_last memory, where the tokens of a transformer are a view. Parameters are named as published,
+but for products of several layers in one (:mod:`benchmarks.stable_diffusion.published_names`).
+
+Legend: N images, C channels, H height, W width, T tokens of a caption, K features of a token, M keys and values of all
+cross-attentions together.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.stable_diffusion.architecture import Architecture
+from benchmarks.stable_diffusion.blocks import Block, CaptionProjections, Output, TimeEmbedding, TimeProjections
+from benchmarks.stable_diffusion.initial_weights import draw_weights
+from benchmarks.stable_diffusion.operations import Implementations, choose_layers, choose_operations
+
+
+class UNet(nn.Module):
+    """The network.
+
+    Args:
+        architecture: its shape.
+        implementations: how the operations run; None for ``auto`` everywhere.
+        generator: source of the initial weights, which are drawn on its device; None leaves them uninitialised, for a
+            model that is loaded or only counted.
+        device, dtype: of all parameters; activations have the same dtype.
+        zero_std: see :func:`benchmarks.stable_diffusion.initial_weights.draw_weights`.
+
+    Attributes:
+        chosen: operation to the names of the implementations that it runs with.
+
+    Raises:
+        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        implementations: Implementations | None = None,
+        generator: torch.Generator | None = None,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        zero_std: float = 0.0,
+    ) -> None:
+        super().__init__()
+        device, requested = torch.device(device), implementations or Implementations()
+        self.architecture = architecture
+        self._dtype = dtype
+        operations = choose_operations(requested, architecture, device, dtype)
+        self.chosen = dict(operations.choices)
+        with torch.device("meta"):  # nothing is drawn from the global generator
+            self.time_embed = TimeEmbedding(architecture.model_channels, architecture.time_width, device, dtype)
+            self.time_projections = TimeProjections(architecture)
+            self.caption_projections = CaptionProjections(architecture)
+            self.input_blocks = nn.ModuleList(Block(p, architecture, operations) for p in architecture.input_blocks)
+            self.middle_block = Block(architecture.middle_block, architecture, operations)
+            self.output_blocks = nn.ModuleList(Block(p, architecture, operations) for p in architecture.output_blocks)
+            self.out = Output(architecture)
+        self.to(dtype=dtype).to(memory_format=torch.channels_last)
+        self.to_empty(device=device)
+        self.chosen |= choose_layers(self, requested, dtype)
+        if generator is not None:
+            draw_weights(self, architecture, generator, zero_std)
+
+    @property
+    def blocks(self) -> list[tuple[str, nn.Module]]:
+        """Names and modules in the order of the forward pass; a block reads its parameters in its own forward only."""
+        down = [(f"input_blocks.{number}", block) for number, block in enumerate(self.input_blocks)]
+        up = [(f"output_blocks.{number}", block) for number, block in enumerate(self.output_blocks)]
+        first = [(name, self.get_submodule(name)) for name in ("time_embed", "time_projections", "caption_projections")]
+        return [*first, *down, ("middle_block", self.middle_block), *up, ("out", self.out)]
+
+    def cross_keys_values(self, context_NTK: Tensor) -> Tensor:
+        """Keys and values of all cross-attentions, (N, T, M), by one product; the same for all steps of a sampler."""
+        keys_values_NTM: Tensor = self.caption_projections(context_NTK.to(self._dtype))
+        return keys_values_NTM
+
+    def forward(
+        self, x_NCHW: Tensor, t_N: Tensor, context_NTK: Tensor | None = None, *, keys_values: Tensor | None = None
+    ) -> Tensor:
+        """Predict the velocity.
+
+        Args:
+            x_NCHW: noised latents.
+            t_N: time steps, integers.
+            context_NTK: encoded captions.
+            keys_values: what :meth:`cross_keys_values` made of them, in place of ``context_NTK``.
+
+        Returns:
+            (N, C, H, W) in channels_last memory, in the dtype of the parameters.
+
+        Raises:
+            ValueError: neither captions nor their keys and values are given, or both.
+        """
+        if (context_NTK is None) == (keys_values is None):
+            raise ValueError("give either the encoded captions or their keys and values")
+        if keys_values is None:
+            assert context_NTK is not None
+            keys_values = self.cross_keys_values(context_NTK)
+        added = list(self.time_projections(self.time_embed(t_N)))
+        captions = self.caption_projections.pairs(keys_values)
+
+        plans = iter(self.architecture.blocks)
+
+        def run(block: nn.Module, *inputs: Tensor) -> Tensor:
+            """The next block, with its own of what all blocks take in turn."""
+            plan = next(plans)
+            mine, of_captions = added[: plan.residuals], captions[: plan.transformers]
+            del added[: plan.residuals], captions[: plan.transformers]
+            result: Tensor = block(inputs, mine, of_captions)
+            return result
+
+        h_NCHW = x_NCHW.to(self._dtype, memory_format=torch.channels_last)
+        skips = []
+        for block in self.input_blocks:
+            h_NCHW = run(block, h_NCHW)
+            skips.append(h_NCHW)
+        h_NCHW = run(self.middle_block, h_NCHW)
+        for block in self.output_blocks:
+            h_NCHW = run(block, h_NCHW, skips.pop())
+        v_NCHW: Tensor = self.out(h_NCHW)
+        return v_NCHW

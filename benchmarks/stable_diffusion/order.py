@@ -1,0 +1,109 @@
+"""The order of training samples: tars with replacement, then a buffer out of which the next sample is drawn.
+
+As in the reference (``WebDataset(resampled=True)`` and a shuffle buffer), but as a pure function of (seed, lane,
+position). A *lane* is one micro-batch of every global batch over all ranks (:mod:`common.data.shard_order`); each has
+tars of its own, any of which may come again at any time. Its stream is tar after tar, each in its own order. A buffer
+of B samples is filled from the stream; what is used is drawn from it, and the next of the stream takes its place.
+
+What was drawn from a place of the buffer entered it when the place was last drawn from, or at the start: so the sample
+at any position follows from the draws before it, some 8 B of them with near certainty, and resuming replays nothing.
+
+Legend: N samples that are asked for, S draws of a chunk, W draws of a window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.data.order import sample_generator
+from common.errors import ConfigError
+
+# The purposes that a seed serves; those of the shared orders are 1 to 3.
+_TURNS, _DRAWS = 4, 5
+_CHUNK_TURNS = 256
+_CHUNK_BUFFERS = 8
+_SMALLEST_CHUNK = 4096
+_KEPT_CHUNKS = 2  # a micro-batch may lie across an end
+
+
+class ResampledLane:
+    """The samples that one lane ever reads.
+
+    Args:
+        samples: of each tar, 1 or more.
+        buffer: B, samples out of which the next one is drawn; 1 keeps the order of the stream.
+        seed: of tars and draws.
+        lane: number of the lane.
+    """
+
+    def __init__(self, samples: Sequence[int], buffer: int, seed: int, lane: int) -> None:
+        if not samples or min(samples) < 1:
+            raise ConfigError(f"{len(samples)} tars of at least {min(samples, default=0)} samples: each needs one")
+        if buffer < 1:
+            raise ConfigError(f"shuffle_buffer={buffer}: it holds at least 1 sample")
+        self._samples = np.asarray(samples, np.int64)
+        self._buffer, self._seed, self._lane = buffer, seed, lane
+        self._chunk = max(_SMALLEST_CHUNK, _CHUNK_BUFFERS * buffer)
+        self._entries: dict[int, NDArray[np.int64]] = {}
+        self._turns = np.zeros(0, np.int64)
+        self._ends = np.zeros(0, np.int64)
+
+    def take(self, first: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Samples ``first`` to ``first + count`` (from 0) of all that the lane ever reads.
+
+        Returns:
+            (N,) number of the tar, and (N,) number of the sample in it.
+        """
+        positions = np.arange(first, first + count)
+        chunks = positions // self._chunk
+        entered = np.empty(count, np.int64)
+        for chunk in np.unique(chunks).tolist():
+            mine = chunks == chunk
+            entered[mine] = self._entered(chunk)[positions[mine] - chunk * self._chunk]
+        return self._in_tars(entered)
+
+    def _entered(self, chunk: int) -> NDArray[np.int64]:
+        """(S,) numbers in the stream of what the draws of ``chunk`` bring."""
+        if chunk not in self._entries:
+            while len(self._entries) >= _KEPT_CHUNKS:
+                del self._entries[min(self._entries)]
+            self._entries[chunk] = self._trace(chunk)
+        return self._entries[chunk]
+
+    def _trace(self, chunk: int) -> NDArray[np.int64]:
+        draws_S = draws_W = self._draws(chunk)
+        first = chunk
+        before_S = _drawn_before(draws_W)
+        while first and before_S.min() < 0:
+            first -= 1
+            draws_W = np.concatenate([self._draws(first), draws_W])
+            before_S = _drawn_before(draws_W)[-self._chunk :]
+        return np.where(before_S < 0, draws_S, before_S + first * self._chunk + self._buffer)
+
+    def _draws(self, chunk: int) -> NDArray[np.int64]:
+        """(S,) places of the buffer."""
+        return sample_generator(self._seed, _DRAWS, self._lane, chunk).integers(self._buffer, size=self._chunk)
+
+    def _in_tars(self, numbers_N: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Tars of samples of the stream, and their places in them."""
+        while not len(self._ends) or self._ends[-1] <= numbers_N.max(initial=0):
+            generator = sample_generator(self._seed, _TURNS, self._lane, len(self._turns) // _CHUNK_TURNS)
+            turns = generator.integers(len(self._samples), size=_CHUNK_TURNS)
+            start = self._ends[-1] if len(self._ends) else 0
+            self._turns = np.concatenate([self._turns, turns])
+            self._ends = np.concatenate([self._ends, start + np.cumsum(self._samples[turns])])
+        turn_N = np.searchsorted(self._ends, numbers_N, side="right")
+        tar_N = self._turns[turn_N]
+        return tar_N, numbers_N - (self._ends[turn_N] - self._samples[tar_N])
+
+
+def _drawn_before(draws_W: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(W,) when each place was last drawn from before; -1 where it was not."""
+    by_place = np.argsort(draws_W, kind="stable")
+    again = draws_W[by_place[1:]] == draws_W[by_place[:-1]]
+    before_W = np.full(len(draws_W), -1)
+    before_W[by_place[1:][again]] = by_place[:-1][again]
+    return before_W

@@ -1,0 +1,295 @@
+"""Download, prepare, verify and generate the data of Stable Diffusion: tars of moments and encoded captions.
+
+What is read: :mod:`benchmarks.stable_diffusion.raw`; what is written: :mod:`benchmarks.stable_diffusion.prepared`. The
+frozen networks go to a folder of their own beside the data, since they may be read before ``run_start``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from benchmarks.stable_diffusion import formats, raw
+from benchmarks.stable_diffusion.prepared import (
+    FORMAT,
+    KIND,
+    PREPARE_COMMAND,
+    PROMPTS,
+    STATISTICS,
+    TRAIN,
+    counts_of,
+    index_name,
+    write_index,
+)
+from benchmarks.stable_diffusion.prompts import read_prompts, read_reference
+from benchmarks.stable_diffusion.raw import FORMS, RawData
+from benchmarks.stable_diffusion.sources import download
+from benchmarks.stable_diffusion.stand_in import OPTIONS, generate
+from benchmarks.stable_diffusion.tar_maker import Plan, forget_networks, make_tar, numbered_processes
+from common.data import manifest, preparation
+from common.data.commands import DataCommands, cores, option, other_counts
+from common.data.manifest import FileEntry, Manifest
+from common.data.placing import assets_of, place
+from common.data.stages import Stages
+from common.errors import ConfigError, DataError
+
+RECORDS = "records"
+STAGE = "tars"
+RAW_TARS = "raw_tars"
+"""Under which the manifest's ``source`` has a digest of the raw tars' sizes."""
+MEMBERS = {"encoded": formats.ENCODED, "moments": formats.MOMENTS, "nvidia": formats.NVIDIA_ENCODED}
+"""What tars may be prepared to have, by the names on the command line."""
+BENCHMARK_COUNTS = {"train_samples": 6_513_144, "eval_samples": 30_000, "tars": raw.BENCHMARK_TARS}
+
+
+def prepare(
+    raw_dir: Path,
+    data_dir: Path,
+    source: str | None = None,
+    members: str = "encoded",
+    assets_dir: Path | None = None,
+    device: str = "auto",
+    workers: int = 1,
+) -> Manifest:
+    """Write the prepared data set, and place the frozen networks; does nothing where both are there.
+
+    It continues after an interruption, with the tars that are not done.
+
+    Args:
+        raw_dir: see :mod:`benchmarks.stable_diffusion.raw`.
+        data_dir: receives tars, captions, statistics and manifest. Files that stay as they are become hard links where
+            that is the same disk.
+        source: form of the raw tars, where ``raw_dir`` has more than one.
+        members: ``encoded``: moments and encoded captions in bf16; ``moments``: fp32, and captions as text; ``nvidia``:
+            the raw tars of NVIDIA's form as they are.
+        assets_dir: receives the frozen networks; None for ``data_dir`` with ``-assets`` behind its name.
+        device: ``cpu``, ``cuda`` for a process on every GPU, or ``auto`` for the GPUs where there are any.
+        workers: processes on the CPU; on GPUs, threads of all processes together that read and decode.
+
+    Raises:
+        ConfigError: a choice is unknown or impossible.
+        DataError: the raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` or
+            ``assets_dir`` were made from another source or with other settings, or another process prepares them now.
+        CheckpointError: the checkpoint of the frozen networks is missing, damaged or another.
+    """
+    if members not in MEMBERS:
+        raise ConfigError(f"--members={members}: one of {', '.join(MEMBERS)}")
+    raw_data = raw.open_raw(raw_dir, source)
+    if members == "nvidia" and raw_data.form != raw.ENCODED:
+        raise ConfigError(f"--members=nvidia: these are kept and never written, and {raw_dir} has {raw_data.form}")
+    kind = _device(device)
+    processes = _processes(kind, len(raw_data.tars), workers)
+    threads = max(1, workers // processes)
+    assets = assets_dir or assets_of(data_dir)
+    plan = _plan(raw_data, MEMBERS[members], assets, kind, threads)
+    wanted = {"fingerprint": raw_data.fingerprint(), "settings": _settings(plan)}
+    with preparation.locked(data_dir):
+        _place_assets(raw_data, assets)
+        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted):
+            _require_same_tars(raw_data, found, data_dir)
+            return found
+        preparation.begin_or_continue(data_dir, data_dir / RECORDS / "source.json", wanted)
+        for path, name in zip(raw_data.validation, (PROMPTS, STATISTICS), strict=True):
+            place(path, data_dir / name, "delete it and prepare again")
+        eval_samples = len(read_prompts(data_dir))
+        read_reference(data_dir)
+        _require_assets(plan)
+        records = _run(raw_data, data_dir, plan, processes)
+        made = _describe(raw_data, data_dir, plan, records, eval_samples, wanted)
+        manifest.write(data_dir, made)
+        shutil.rmtree(data_dir / RECORDS)
+        return made
+
+
+def verify(data_dir: Path, workers: int = 1) -> Manifest:
+    """Compare every file of ``data_dir`` with its checksum; reads all data, ``workers`` files at a time.
+
+    Raises:
+        DataError: a file is missing, too many, or another than was prepared; the message names the first.
+    """
+    found = manifest.read(data_dir, FORMAT, PREPARE_COMMAND)
+    for folder in sorted({name.partition("/")[0] for name in found.files}):
+        strangers = {f"{folder}/{path.name}" for path in (data_dir / folder).iterdir()} - found.files.keys()
+        if strangers:
+            raise DataError(f"{data_dir / min(strangers)} was not prepared; delete it")
+
+    def compare(name: str) -> None:
+        if (sha256 := manifest.digest(data_dir / name, "sha256")) != found.files[name].sha256:
+            raise DataError(
+                f"{data_dir / name}: SHA-256 {sha256} where {manifest.NAME} says {found.files[name].sha256}: the file "
+                f"was changed or damaged; delete it and {manifest.NAME}, then run '{PREPARE_COMMAND}'"
+            )
+
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for _ in tqdm(pool.map(compare, found.files), "verify", len(found.files), unit="file", disable=None):
+                pass
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+    return found
+
+
+def _device(device: str) -> str:
+    if device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"--device={device}: one of auto, cpu, cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device=cuda: PyTorch finds no GPU here")
+    return device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _processes(device: str, tars: int, workers: int) -> int:
+    return max(1, min(tars, torch.cuda.device_count() if device == "cuda" else workers))
+
+
+def _plan(source: RawData, member: str, assets_dir: Path, device: str, threads: int) -> Plan:
+    return Plan(
+        source.form,
+        member,
+        source.image_size,
+        source.vae,
+        source.text,
+        assets_dir / raw.CHECKPOINT,
+        source.checkpoint_digest,
+        assets_dir / raw.VOCABULARY,
+        device,
+        threads,
+    )
+
+
+def _settings(plan: Plan) -> str:
+    """What decides the prepared bytes, beside the raw data."""
+    chosen = {"source": plan.form, "member": plan.member, "image_size": plan.image_size}
+    sizes = {"vae": dataclasses.asdict(plan.vae), "text": dataclasses.asdict(plan.text)}
+    return json.dumps(chosen | sizes, sort_keys=True)
+
+
+def _require_same_tars(source: RawData, found: Manifest, data_dir: Path) -> None:
+    if found.source.get(RAW_TARS) != raw.tar_sizes(source.tars):
+        raise DataError(f"{data_dir} was prepared from tars of other sizes; delete it or name another --data-dir")
+
+
+def _place_assets(source: RawData, assets_dir: Path) -> None:
+    for path in source.assets:
+        place(path, assets_dir / path.name, f"delete {assets_dir} or name another --assets-dir")
+
+
+def _require_assets(plan: Plan) -> None:
+    """Raise where a file is missing that the networks need."""
+    needed = [plan.checkpoint] if plan.encodes_pictures or plan.encodes_captions else []
+    needed += [plan.vocabulary] if plan.encodes_captions else []
+    for path in needed:
+        if not path.is_file():
+            raise DataError(
+                f"{path} is missing, and has what encodes {plan.form}; put it there or into {raw.ASSETS} of the raw "
+                "folder: 'mlperf-suite download benchmark=stable_diffusion' says where it is"
+            )
+
+
+def _run(source: RawData, data_dir: Path, plan: Plan, processes: int) -> dict[str, dict[str, Any]]:
+    """Make the tars that are not done, in ``processes``; see :func:`_make_tars`."""
+    before = torch.get_num_threads()
+    threads = 1 if plan.device == "cuda" else plan.threads  # beside a GPU there are threads enough that decode
+    torch.set_num_threads(threads)
+    try:
+        with Stages(data_dir / RECORDS, processes, numbered_processes(threads)) as stages:
+            return _make_tars(source, data_dir, plan, stages)
+    finally:
+        torch.set_num_threads(before)
+        forget_networks()
+
+
+def _make_tars(source: RawData, data_dir: Path, plan: Plan, stages: Stages) -> dict[str, dict[str, Any]]:
+    """Make the tars that are not done, and their indexes; returns the records of all by the tars' names."""
+    names = {path.stem: f"{TRAIN}/{path.name}" for path in source.tars}
+    for task, name in names.items():
+        _forget_lost(stages, task, source.folder / source.form / f"{task}.tar", data_dir, name)
+    tasks = {path.stem: (path, data_dir, names[path.stem], plan) for path in source.tars}
+    return {names[task]: record for task, record in stages.run(STAGE, tasks, make_indexed).items()}
+
+
+def make_indexed(source: Path, data_dir: Path, name: str, plan: Plan) -> dict[str, Any]:
+    """Make the tar ``name`` below ``data_dir`` of ``source``, and its index; returns what is noted of it."""
+    source_bytes = source.stat().st_size
+    record = make_tar(source, data_dir / name, plan)
+    write_index(data_dir, name, plan.member)
+    return {**record, "source_bytes": source_bytes}
+
+
+def _forget_lost(stages: Stages, task: str, source: Path, data_dir: Path, name: str) -> None:
+    """Delete the record of a tar that is not there as it says, or was made of another raw tar: it is made again."""
+    record = stages.record(STAGE, task)
+    if record is None:
+        return
+    target, index = data_dir / name, data_dir / index_name(name)
+    there = target.stat().st_size if target.is_file() and index.is_file() else -1
+    noted = (record.get("bytes"), record.get("source_bytes"))
+    if noted != (there, source.stat().st_size) or not record.keys() >= {"samples", "sha256"}:
+        stages.path(STAGE, task).unlink()
+
+
+def _describe(
+    source: RawData,
+    data_dir: Path,
+    plan: Plan,
+    records: Mapping[str, Mapping[str, Any]],
+    eval_samples: int,
+    wanted: Mapping[str, str],
+) -> Manifest:
+    files = {name: FileEntry(record["bytes"], record["sha256"]) for name, record in records.items()}
+    noted = {RAW_TARS: raw.tar_sizes(source.tars), KIND: plan.member, "description": _description(source)}
+    return Manifest(
+        FORMAT,
+        files | manifest.describe_files(data_dir, [*map(index_name, records), PROMPTS, STATISTICS]),
+        counts_of({name: record["samples"] for name, record in records.items()}, eval_samples),
+        source.stand_in is not None,
+        {**wanted, **noted, "prepared": preparation.now()},
+    )
+
+
+def _description(source: RawData) -> str:
+    if source.stand_in is not None:
+        return json.dumps(source.stand_in, sort_keys=True)
+    return f"LAION-400M filtered, {source.form}; COCO 2014"
+
+
+def _remarks(made: Manifest, data_dir: Path, assets_dir: Path | None = None, **options: Any) -> Iterator[str]:
+    if "raw_dir" in options:
+        assets = assets_dir or assets_of(data_dir)
+        needed = (raw.CHECKPOINT, raw.CLIP, raw.INCEPTION, raw.VOCABULARY)
+        if missing := [name for name in needed if not (assets / name).is_file()]:
+            yield f"{assets}: lacks {', '.join(missing)}, which training or its evaluation reads; put them there"
+        else:
+            yield f"{assets}: the frozen networks, for assets_dir"
+    yield from other_counts(made, BENCHMARK_COUNTS)
+
+
+COMMANDS = DataCommands(
+    "stable_diffusion",
+    raw="tars of pictures, moments or encoded samples, captions, and frozen networks",
+    prepared="prepared tars",
+    real="LAION-400M filtered",
+    download=download,
+    generate=generate,
+    prepare=prepare,
+    verify=verify,
+    remarks=_remarks,
+    workers={"generate": cores, "prepare": cores, "verify": cores},
+    options={
+        "download": (option("--source", choices=[*FORMS], default=raw.MOMENTS, help="form of the training data"),),
+        "prepare": (
+            option("--source", choices=[*FORMS], help="form of the raw tars, where there is more than one"),
+            option("--members", choices=[*MEMBERS], default="encoded", help="what the prepared tars have"),
+            option("--assets-dir", type=Path, help="for the frozen networks (default: DATA_DIR-assets)"),
+            option("--device", choices=["auto", "cpu", "cuda"], default="auto", help="where networks run"),
+        ),
+        "generate": OPTIONS,
+    },
+)

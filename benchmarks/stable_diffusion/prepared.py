@@ -1,0 +1,166 @@
+"""The prepared format: tars of samples, each with an index, and the captions and statistics of the evaluation.
+
+- ``train/00000.tar`` ...: samples in webdataset's layout, members of a sample beginning with its key up to the first
+  dot (:mod:`benchmarks.stable_diffusion.formats`); every tar of one kind;
+- ``train/00000.index.npy`` ...: int64 (S, 4), for each sample of the tar, in its order, offset and size of what the
+  picture became and of the caption: a reader finds any sample without a look at the others;
+- ``validation/val2014_30k.tsv`` and ``validation/val2014_30k_stats.npz``;
+- ``manifest.json``: counts of training and evaluation samples, of tars, and of the samples of each by its name; under
+  ``source``, ``members`` is the suffix of what a picture became.
+
+Legend: S samples of a tar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.stable_diffusion.formats import CAPTION, MEMBERS
+from common.data import atomic, manifest
+from common.data.manifest import Manifest
+from common.errors import DataError
+from common.formats import npy, tars
+
+FORMAT = "stable-diffusion-moments/1"
+PREPARE_COMMAND = "mlperf-suite prepare benchmark=stable_diffusion --raw-dir RAW --data-dir DATA"
+TRAIN = "train"
+PROMPTS = "validation/val2014_30k.tsv"
+STATISTICS = "validation/val2014_30k_stats.npz"
+COUNTS = ("train_samples", "eval_samples", "tars")
+KIND = "members"
+"""Under which the manifest's ``source`` has the suffix of what a picture became."""
+COLUMNS = 4
+_NAMED = 3  # samples that one message names
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A prepared folder.
+
+    Attributes:
+        root: the folder.
+        manifest: what it consists of.
+        kind: suffix of what a picture became.
+        tars: names of the tars below ``root``, in order.
+        samples: of each tar.
+    """
+
+    root: Path
+    manifest: Manifest
+    kind: str
+    tars: tuple[str, ...]
+    samples: tuple[int, ...]
+
+    def index(self, tar: int) -> NDArray[np.int64]:
+        """(S, 4) of tar number ``tar``, as :func:`index_tar` made it.
+
+        Raises:
+            DataError: it is missing or damaged, or doesn't fit the tar.
+        """
+        name = self.tars[tar]
+        path, shape = self.root / index_name(name), (self.samples[tar], COLUMNS)
+        try:
+            index = npy.load(path, np.dtype(np.int64), shape)
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(f"{path} cannot be read: {error}; run '{PREPARE_COMMAND}'") from error
+        if index.dtype != np.int64 or index.shape != shape:
+            raise DataError(f"{path}: {index.dtype} {index.shape} where int64 {shape} is expected")
+        ends = index[:, ::2] + index[:, 1::2]
+        if index.min() < 0 or ends.max() > self.manifest.files[name].bytes:
+            raise DataError(f"{path} has members outside of {name}; run '{PREPARE_COMMAND}'")
+        return index
+
+
+def index_name(tar: str) -> str:
+    """Of the index of the tar named ``tar``, beside it."""
+    return f"{tar.removesuffix('.tar')}.index.npy"
+
+
+def counts_of(samples: Mapping[str, int], eval_samples: int) -> dict[str, int]:
+    """What a manifest counts.
+
+    Args:
+        samples: of each tar by its name.
+        eval_samples: captions of the evaluation.
+    """
+    return {"train_samples": sum(samples.values()), "eval_samples": eval_samples, "tars": len(samples), **samples}
+
+
+def index_tar(path: Path, kind: str) -> NDArray[np.int64]:
+    """Where the members of every sample of a tar are; reads its headers.
+
+    Args:
+        path: of the tar. Folders in it, and members of other suffixes, are passed over.
+        kind: suffix that a sample has beside the caption.
+
+    Returns:
+        (S, 4): offset and size of ``KEY.kind``, offset and size of ``KEY.txt``, bytes.
+
+    Raises:
+        DataError: the tar is missing, truncated or damaged, a sample lacks one of the two or has it twice, or there
+            is no sample.
+    """
+    columns = {kind: 0, CAPTION: 2}
+    rows: dict[str, list[int | None]] = {}
+    try:
+        with open(path, "rb") as file:
+            for name, offset, size in tars.members(file, path):
+                key, _, suffix = name.partition(".")
+                row = rows.setdefault(key, [None] * COLUMNS)
+                if (column := columns.get(suffix)) is None:
+                    continue
+                if row[column] is not None:
+                    raise DataError(f"{path} has {name} twice")
+                row[column : column + 2] = [offset, size]
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    if not rows:
+        raise DataError(f"{path} has no samples")
+    for suffix, column in columns.items():
+        lacking = [key for key, row in rows.items() if row[column] is None]
+        if lacking:
+            named = ", ".join(lacking[:_NAMED])
+            raise DataError(f"{path}: {len(lacking)} of {len(rows)} samples have no .{suffix}: {named}")
+    return np.array(list(rows.values()), np.int64)
+
+
+def write_index(root: Path, tar: str, kind: str) -> int:
+    """Write the index of the tar named ``tar`` below ``root``, beside it; returns its samples.
+
+    Raises:
+        DataError: as :func:`index_tar`.
+    """
+    index = index_tar(root / tar, kind)
+    with atomic.written(root / index_name(tar)) as partial, open(partial, "wb") as file:
+        np.save(file, index)
+    return len(index)
+
+
+def open_prepared(root: Path) -> Prepared:
+    """Find out what ``root`` holds; reads the manifest alone.
+
+    Raises:
+        DataError: it isn't completely prepared, or a file has another size than the manifest says.
+    """
+    found = manifest.read(root, FORMAT, PREPARE_COMMAND, COUNTS)
+    where = root / manifest.NAME
+    kind = found.source.get(KIND, "")
+    if kind not in MEMBERS:
+        raise DataError(f"{where}: samples of kind {kind!r}, where one of {', '.join(MEMBERS)} is known")
+    names = sorted(name for name in found.files if name.startswith(f"{TRAIN}/") and name.endswith(".tar"))
+    samples = tuple(found.counts.get(name, 0) for name in names)
+    if len(names) != found.counts["tars"] or min(samples) < 1 or sum(samples) != found.counts["train_samples"]:
+        raise DataError(
+            f"{where} names {len(names)} tars of {sum(samples):,} samples, and counts {found.counts['tars']} of "
+            f"{found.counts['train_samples']:,}; run '{PREPARE_COMMAND}'"
+        )
+    needed = [*map(index_name, names), PROMPTS, STATISTICS]
+    for name in needed:
+        if name not in found.files:
+            raise DataError(f"{where} names no {name}; run '{PREPARE_COMMAND}'")
+    return Prepared(root, found, kind, tuple(names), samples)

@@ -1,0 +1,74 @@
+"""What an evaluation reads: the captions that pictures are made of, and the statistics of the real pictures."""
+
+from __future__ import annotations
+
+import csv
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.stable_diffusion.fid import FeatureStatistics
+from benchmarks.stable_diffusion.prepared import PROMPTS, STATISTICS
+from common.errors import DataError
+
+COLUMNS = ("image_id", "id", "caption")
+"""Of the table, which is sorted by ``id``."""
+MEAN, COVARIANCE = "mu", "sigma"
+"""Arrays of the statistics, float64 (F,) and (F, F)."""
+
+
+def read_prompts(root: Path) -> list[str]:
+    """The captions of the evaluation of prepared data, in their order.
+
+    The table is separated by tabs, and quoted as pandas does where a caption has quotation marks.
+
+    Raises:
+        DataError: the table is missing or damaged, has other columns, isn't sorted by id, or a caption is empty.
+    """
+    path = root / PROMPTS
+    captions: list[str] = []
+    before = -1
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            rows = csv.reader(file, delimiter="\t", strict=True)
+            if tuple(found := next(rows, [])) != COLUMNS:
+                raise DataError(f"{path} begins with the columns {found}, not {list(COLUMNS)}")
+            for row in rows:
+                where = f"{path}, line {rows.line_num}"
+                if len(row) != len(COLUMNS):
+                    raise DataError(f"{where}: {len(row)} columns, not {len(COLUMNS)}")
+                picture, number, caption = row
+                if not (picture.isdecimal() and number.isdecimal()):
+                    raise DataError(f"{where}: the ids are {picture!r} and {number!r}, no numbers")
+                if int(number) <= before:
+                    raise DataError(f"{where}: id {number} follows {before}, and they have to rise")
+                if not caption.strip():
+                    raise DataError(f"{where}: the caption of picture {picture} is empty")
+                before = int(number)
+                captions.append(caption)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    return captions
+
+
+def read_reference(root: Path) -> FeatureStatistics:
+    """Mean and covariance of the real pictures' features, of prepared data.
+
+    Raises:
+        DataError: the file is missing or damaged, or its arrays are of other shapes or dtypes, or not finite.
+    """
+    path = root / STATISTICS
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            mean_F, covariance_FF = file[MEAN], file[COVARIANCE]
+    except (OSError, ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path} cannot be read as arrays {MEAN} and {COVARIANCE}: {error}") from error
+    features = mean_F.size
+    for name, array, shape in ((MEAN, mean_F, (features,)), (COVARIANCE, covariance_FF, (features, features))):
+        if array.dtype != np.float64 or array.shape != shape:
+            raise DataError(f"{path}: {name} is {array.dtype} {array.shape} where float64 {shape} is expected")
+        if not np.isfinite(array).all():
+            raise DataError(f"{path}: {name} has values that are not finite")
+    return FeatureStatistics(mean_F, covariance_FF)

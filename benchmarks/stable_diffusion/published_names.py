@@ -1,0 +1,65 @@
+"""The network's tensors under the names that published U-Nets have.
+
+Ours are the same names, but for products of several layers in one: queries, keys and values of a self-attention, the
+keys and values of all cross-attentions, and what the residual blocks add between their convolutions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from benchmarks.stable_diffusion.architecture import Architecture, Transformer
+from benchmarks.stable_diffusion.blocks import caption_rows, time_rows
+from common.errors import CheckpointError
+
+
+def _fused(architecture: Architecture) -> dict[str, list[tuple[str, int]]]:
+    """Our name to the published names of its rows, and how many each has."""
+    times, captions = time_rows(architecture), caption_rows(architecture)
+    fused = {
+        f"time_projections.{ours}": [
+            (f"{name}.{theirs}", count) for name, count in zip(times.names, times.counts, strict=True)
+        ]
+        for ours, theirs in (
+            ("weight", "emb_layers.1.weight"),
+            ("bias", "emb_layers.1.bias"),
+            ("convolution_bias", "in_layers.2.bias"),
+        )
+    }
+    fused["caption_projections.weight"] = [
+        (f"{name}.weight", count) for name, count in zip(captions.names, captions.counts, strict=True)
+    ]
+    for name, layer in architecture.named(Transformer):
+        attention = f"{name}.transformer_blocks.0.attn1"
+        fused[f"{attention}.to_qkv.weight"] = [
+            (f"{attention}.{each}.weight", layer.channels) for each in ("to_q", "to_k", "to_v")
+        ]
+    return fused
+
+
+def to_published(tensors: Mapping[str, Tensor], architecture: Architecture) -> dict[str, Tensor]:
+    """Our tensors, such as parameters or their gradients, by published names; views."""
+    fused, published = _fused(architecture), {}
+    for name, tensor in tensors.items():
+        rows = fused.get(name, [(name, len(tensor))])
+        parts = tensor.split([count for _, count in rows])
+        published.update({each: part for (each, _), part in zip(rows, parts, strict=True)})
+    return published
+
+
+def from_published(tensors: Mapping[str, Tensor], architecture: Architecture) -> dict[str, Tensor]:
+    """Published tensors by our names.
+
+    Raises:
+        CheckpointError: a part of a product is missing.
+    """
+    left, ours = dict(tensors), {}
+    for name, rows in _fused(architecture).items():
+        missing = [each for each, _ in rows if each not in left]
+        if missing:
+            raise CheckpointError(f"the U-Net has no tensor {missing[0]!r}, a part of {name!r}")
+        ours[name] = torch.cat([left.pop(each) for each, _ in rows])
+    return {**left, **ours}

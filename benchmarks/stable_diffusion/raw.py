@@ -1,0 +1,194 @@
+"""LAION-400M's freely licensed part as it is published, in one of three forms, COCO's captions, and frozen networks.
+
+- ``images/00000.tar`` ...: pictures as img2dataset packs them: ``KEY.jpg``, ``KEY.txt`` with the caption, ``KEY.json``;
+- ``moments/00000.tar`` ...: MLCommons': ``KEY.npy`` instead of the picture, what the VAE made of it;
+- ``encoded/00000.tar`` ...: NVIDIA's: ``KEY.pyd``, a pickle of moments and of what the text tower made of the caption;
+- ``validation/val2014_30k.tsv`` and ``validation/val2014_30k_stats.npz``: captions, and statistics of their pictures;
+- ``assets/``: checkpoints of the frozen networks, and the tokenizer's merges.
+
+One of the first three is enough. A stand-in has a file more, which says how large its networks are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.stable_diffusion import formats
+from benchmarks.stable_diffusion.frozen.sizes import TextSizes, VaeSizes
+from common.config.loading import build
+from common.data.manifest import digest
+from common.data.stand_in import MARKER, description_of
+from common.errors import ConfigError, DataError
+from common.formats import tars
+
+IMAGES, MOMENTS, ENCODED = "images", "moments", "encoded"
+PICTURE = "jpg"
+FORMS = {IMAGES: PICTURE, MOMENTS: formats.MOMENTS, ENCODED: formats.NVIDIA_ENCODED}
+"""Folders of tars, and the suffix of what they have of each sample beside its caption."""
+VALIDATION = "validation"
+PROMPTS, STATISTICS = "val2014_30k.tsv", "val2014_30k_stats.npz"
+ASSETS = "assets"
+CHECKPOINT = "512-base-ema.ckpt"
+CLIP = "open_clip_pytorch_model.bin"
+INCEPTION = "pt_inception-2015-12-05-6726825d.pth"
+VOCABULARY = "bpe_simple_vocab_16e6.txt.gz"
+DIGESTS = {
+    CHECKPOINT: "d635794c1fedfdfa261e065370bea59c651fc9bfa65dc6d67ad29e11869a1824",
+    CLIP: "9a78ef8e8c73fd0df621682e7a8e8eb36c6916cb3c16b291a082ecd52ab79cc4",
+    INCEPTION: "bd836944fd6db519dfd8d924aa457f5b3c8357ff",
+}
+"""SHA-256 of the published files, and SHA-1 of the last (mlcommons/training, stable_diffusion/README.md)."""
+IMAGE_SIZE = 512
+BENCHMARK_TARS = 832
+_IMAGE_SIZE, _VAE, _TEXT = "image_size", "vae", "text"
+_NAMED = 3  # files that one message names
+
+
+@dataclass(frozen=True)
+class RawData:
+    """A raw folder.
+
+    Attributes:
+        folder: where it is.
+        form: which of ``FORMS`` is read.
+        tars: its tars, by name.
+        image_size: height and width that the VAE sees, px.
+        vae, text: sizes of the networks.
+        stand_in: what the generated data are; None for the benchmark's.
+    """
+
+    folder: Path
+    form: str
+    tars: tuple[Path, ...]
+    image_size: int
+    vae: VaeSizes
+    text: TextSizes
+    stand_in: dict[str, Any] | None
+
+    @property
+    def checkpoint_digest(self) -> str | None:
+        """What the checkpoint of VAE and text tower must have; None for any."""
+        return DIGESTS[CHECKPOINT] if self.stand_in is None else None
+
+    @property
+    def assets(self) -> list[Path]:
+        """The files of ``assets/``, by name."""
+        folder = self.folder / ASSETS
+        return sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
+
+    @property
+    def validation(self) -> tuple[Path, Path]:
+        """Captions and statistics."""
+        return self.folder / VALIDATION / PROMPTS, self.folder / VALIDATION / STATISTICS
+
+    def fingerprint(self) -> str:
+        """SHA-256 over the names of the tars, and the contents of what is small.
+
+        The checkpoint counts with its contents in a stand-in. The published one has the digest that it must have. Tars
+        count in :func:`tar_sizes`: one that was cut off may be fetched again while the others are prepared.
+        """
+        lines = [self.form, *(path.name for path in self.tars)]
+        lines += [digest(path, "sha256") for path in self.validation]
+        if self.stand_in is not None:
+            lines += [json.dumps(self.stand_in, sort_keys=True)]
+            lines += [f"{path.name} {digest(path, 'sha256')}" for path in self.assets]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def tar_sizes(paths: Sequence[Path]) -> str:
+    """SHA-256 over names and sizes of raw tars; nobody reads hundreds of gigabytes to find out whether they changed."""
+    return hashlib.sha256("\n".join(f"{path.name} {path.stat().st_size}" for path in paths).encode()).hexdigest()
+
+
+def open_raw(raw_dir: Path, form: str | None = None) -> RawData:
+    """Look into ``raw_dir`` without reading samples.
+
+    Args:
+        raw_dir: the folder.
+        form: one of ``FORMS``; None for the one that is there.
+
+    Raises:
+        DataError: folder, tars, captions or statistics are missing, more than one form is there and none was asked
+            for, or ``STAND_IN`` is damaged.
+    """
+    if not raw_dir.is_dir():
+        raise DataError(f"raw folder {raw_dir} does not exist; download the data there or generate a stand-in")
+    found = {name: tuple(sorted((raw_dir / name).glob("*.tar"))) for name in FORMS}
+    there = [name for name in FORMS if found[name]]
+    if form is None and len(there) > 1:
+        raise DataError(f"{raw_dir} has tars in {' and '.join(there)}; say with --source which are to be prepared")
+    form = form or (there[0] if there else None)
+    if form is None or not found[form]:
+        where = raw_dir / form if form else " and ".join(str(raw_dir / name) for name in FORMS)
+        raise DataError(f"no tars in {where}; 'mlperf-suite download benchmark=stable_diffusion' says where they are")
+    stand_in = description_of(raw_dir)
+    _require_whole_set(raw_dir / form, found[form], stand_in)
+    for name in (PROMPTS, STATISTICS):
+        if not (raw_dir / VALIDATION / name).is_file():
+            raise DataError(f"{raw_dir / VALIDATION / name} is missing")
+    image_size, vae, text = IMAGE_SIZE, VaeSizes(), TextSizes()
+    if stand_in is not None:
+        image_size, vae, text = _sizes_of(raw_dir / MARKER, stand_in)
+    return RawData(raw_dir, form, found[form], image_size, vae, text, stand_in)
+
+
+def samples_of(path: Path, suffix: str) -> dict[str, dict[str, tuple[int, int]]]:
+    """Where a tar has its samples: suffix of the member to offset and bytes, by keys, sorted as names of
+    files are.
+
+    Args:
+        path: of the tar.
+        suffix: that a sample must have beside its caption; members with others are left out.
+
+    Raises:
+        DataError: the tar is truncated or damaged, a member is there twice, a sample lacks one, or there is none.
+    """
+    found: dict[str, dict[str, tuple[int, int]]] = {}
+    with open(path, "rb") as file:
+        for name, offset, size in tars.members(file, path):
+            key, _, kind = name.partition(".")
+            if kind in found.setdefault(key, {}):
+                raise DataError(f"{path}: {name} is there twice")
+            found[key][kind] = (offset, size)
+    for key, kinds in found.items():
+        for needed in (suffix, formats.CAPTION):
+            if needed not in kinds:
+                what = "caption" if needed == formats.CAPTION else "picture" if needed == PICTURE else "moments"
+                raise DataError(f"{path}: sample {key} has no {what}: {key}.{needed} is missing; fetch the tar again")
+    if not found:
+        raise DataError(f"{path} has no samples; fetch it again")
+    return {
+        key: {kind: found[key][kind] for kind in (suffix, formats.CAPTION)}
+        for key in sorted(found, key=lambda key: f"{key}.")
+    }
+
+
+def _require_whole_set(folder: Path, found: tuple[Path, ...], stand_in: Mapping[str, Any] | None) -> None:
+    """Raise where tars of the benchmark's data are missing."""
+    if stand_in is not None:
+        return
+    there = {path.name for path in found}
+    missing = [name for name in (f"{number:05d}.tar" for number in range(BENCHMARK_TARS)) if name not in there]
+    if missing:
+        raise DataError(
+            f"{folder} lacks {len(missing)} of {BENCHMARK_TARS} tars, such as {', '.join(missing[:_NAMED])}; put a "
+            f"file {MARKER} into the raw folder if it is to be no more than a part"
+        )
+
+
+def _sizes_of(marker: Path, stand_in: Mapping[str, Any]) -> tuple[int, VaeSizes, TextSizes]:
+    """What a stand-in says of its pictures and networks; what it does not mention is as published."""
+    image_size = stand_in.get(_IMAGE_SIZE, IMAGE_SIZE)
+    try:
+        vae: VaeSizes = build(VaeSizes, stand_in.get(_VAE, {}), _VAE)
+        text: TextSizes = build(TextSizes, stand_in.get(_TEXT, {}), _TEXT)
+    except ConfigError as error:
+        raise DataError(f"{marker}: {error}") from error
+    if type(image_size) is not int or image_size < 1 or image_size % vae.factor:
+        raise DataError(f"{marker}: image_size is {image_size!r}, but must be a multiple of the VAE's {vae.factor}")
+    return image_size, vae, text

@@ -1,0 +1,122 @@
+"""The frozen networks of an evaluation: what conditions the U-Net, decodes its latents, and judges pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.stable_diffusion.config import StableDiffusionConfig
+from benchmarks.stable_diffusion.frozen.inception import Inception
+from benchmarks.stable_diffusion.frozen.published import load_inception, load_text, load_vae, load_vision
+from benchmarks.stable_diffusion.frozen.sizes import InceptionSizes, TextSizes, VaeSizes, VisionSizes
+from benchmarks.stable_diffusion.frozen.text import TextTower
+from benchmarks.stable_diffusion.frozen.tokenizer import Tokenizer
+from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
+from benchmarks.stable_diffusion.frozen.vision import VisionTower
+from benchmarks.stable_diffusion.operations import Implementations, choose_layers
+from common.errors import ConfigError
+
+Network = TypeVar("Network", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class ScoringNetworks:
+    """All on one device.
+
+    Attributes:
+        tokenize: captions to rows of tokens (N, T) int64, on the host.
+        conditioning: its last layer but one is what the U-Net attends to.
+        vae: decodes latents.
+        inception: features of FID.
+        text, vision: the CLIP that compares captions with pictures.
+    """
+
+    tokenize: Callable[[Sequence[str]], Tensor]
+    conditioning: TextTower
+    vae: AutoencoderKL
+    inception: Inception
+    text: TextTower
+    vision: VisionTower
+
+
+def random_networks(
+    tokenize: Callable[[Sequence[str]], Tensor],
+    vae: VaeSizes,
+    text: TextSizes,
+    vision: VisionSizes,
+    inception: InceptionSizes,
+    device: torch.device,
+    dtype: torch.dtype,
+    requested: Implementations | None = None,
+) -> ScoringNetworks:
+    """Networks whose weights are drawn, as a bench has them; to be given those of files.
+
+    What belongs to generation, the conditioning tower and the autoencoder, has the U-Net's dtype. What judges has
+    fp32, or fp64 of fp64.
+
+    Args:
+        tokenize: see :class:`ScoringNetworks`.
+        vae, text, vision, inception: sizes of the networks; both text towers have the same.
+        device: of all.
+        dtype: of the U-Net.
+        requested: how the autoencoder's operations run; None for ``auto``.
+
+    Raises:
+        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+    """
+    judging = torch.promote_types(dtype, torch.float32)
+
+    def placed(build: Callable[[], Network], dtype: torch.dtype) -> Network:
+        with torch.device(device):
+            network = build()
+        return network.to(dtype).to(memory_format=torch.channels_last)
+
+    on_device = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=on_device):  # what is drawn here changes nothing that is drawn later
+        networks = ScoringNetworks(
+            tokenize,
+            placed(lambda: TextTower(text), dtype),
+            placed(lambda: AutoencoderKL(vae), dtype),
+            placed(lambda: Inception(inception.width_factor, inception.resolution), judging),
+            placed(lambda: TextTower(text), judging),
+            placed(lambda: VisionTower(vision), judging),
+        )
+    choose_layers(networks.vae, requested or Implementations(), dtype)
+    return networks
+
+
+def published_networks(
+    own: StableDiffusionConfig, assets_dir: Path | None, device: torch.device, dtype: torch.dtype
+) -> ScoringNetworks:
+    """The networks of the files in ``assets_dir``, by the names and digests of the configuration.
+
+    Args:
+        own: the workload's configuration.
+        assets_dir: where the files lie.
+        device, dtype: as :func:`random_networks` takes them.
+
+    Raises:
+        ConfigError: there is no ``assets_dir``.
+        CheckpointError: a file isn't what the configuration says.
+        DataError: the tokenizer's file isn't.
+        UnsupportedImplementation: as :func:`random_networks`.
+    """
+    if assets_dir is None:
+        raise ConfigError(
+            "assets_dir=null: an evaluation makes and scores pictures with the networks of "
+            f"{own.assets.checkpoint}, {own.assets.clip} and {own.assets.inception} in it"
+        )
+    tokenize = Tokenizer(assets_dir / own.assets.vocabulary, own.text.vocabulary, own.text.context)
+    networks = random_networks(tokenize, own.vae, own.text, own.vision, own.inception, device, dtype, own.model)
+    checkpoint, clip = assets_dir / own.assets.checkpoint, assets_dir / own.assets.clip
+    load_text(checkpoint, own.assets.checkpoint_digest, networks.conditioning)
+    load_vae(checkpoint, None, networks.vae)  # gigabytes, whose digest was right a moment ago
+    load_text(clip, own.assets.clip_digest, networks.text)
+    load_vision(clip, None, networks.vision)
+    load_inception(assets_dir / own.assets.inception, own.assets.inception_digest, networks.inception)
+    return networks

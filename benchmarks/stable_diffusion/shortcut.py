@@ -1,0 +1,75 @@
+"""The end of a residual block whose channels change: its 1x1 shortcut, over one input or a pair, and the sum.
+
+The channel concatenation of a pair is never written: each input has a product with its own columns of the weight, the
+second of which adds to the first. Both convolutions' biases are added by the first product.
+
+Legend: N images, O channels of the result, C channels of all inputs together, R = N H W rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def rows_of(x_NCHW: Tensor) -> Tensor:
+    """(R, C), a view of a tensor in channels_last memory.
+
+    Raises:
+        RuntimeError: it isn't.
+    """
+    return x_NCHW.permute(0, 2, 3, 1).view(-1, x_NCHW.shape[1])
+
+
+def maps_of(x_RC: Tensor, like_NCHW: Tensor) -> Tensor:
+    """(N, C, H, W) in channels_last memory, a view of rows, in the images of ``like_NCHW``."""
+    images, _, height, width = like_NCHW.shape
+    return x_RC.view(images, height, width, -1).permute(0, 3, 1, 2)
+
+
+class _AddShortcut(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y_NOHW: Tensor, bias_O: Tensor, weight_OC11: Tensor, *inputs: Tensor) -> Tensor:
+        weights = _columns(weight_OC11, inputs)
+        rows = [rows_of(x_NCHW) for x_NCHW in inputs]
+        sum_RO = torch.addmm(bias_O, rows[0], weights[0].t())
+        for x_RC, weight_OC in zip(rows[1:], weights[1:], strict=True):
+            sum_RO.addmm_(x_RC, weight_OC.t())
+        sum_RO.add_(rows_of(y_NOHW))
+        ctx.save_for_backward(weight_OC11, *inputs)
+        return maps_of(sum_RO, y_NOHW)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_NOHW: Tensor) -> tuple[Tensor | None, ...]:
+        weight_OC11, *inputs = ctx.saved_tensors
+        d_NOHW = d_NOHW.contiguous(memory_format=torch.channels_last)
+        d_RO = rows_of(d_NOHW)
+        # the products of a pair are put side by side afterwards: the weight is small, and compilers know no other way
+        d_weight_OC = torch.cat([d_RO.t() @ rows_of(x_NCHW) for x_NCHW in inputs], 1)
+        d_inputs = [maps_of(d_RO @ weight_OC, d_NOHW) for weight_OC in _columns(weight_OC11, inputs)]
+        return d_NOHW, d_RO.sum(0), d_weight_OC.view_as(weight_OC11), *d_inputs
+
+
+def _columns(weight_OC11: Tensor, inputs: tuple[Tensor, ...] | list[Tensor]) -> tuple[Tensor, ...]:
+    """The columns of each input."""
+    return weight_OC11.view(weight_OC11.shape[:2]).split([x_NCHW.shape[1] for x_NCHW in inputs], 1)
+
+
+def add_shortcut(y_NOHW: Tensor, bias_O: Tensor, weight_OC11: Tensor, inputs: tuple[Tensor, ...]) -> Tensor:
+    """``y + bias + conv1x1(cat(inputs), weight)``.
+
+    Args:
+        y_NOHW: what the residual block adds, in channels_last memory, without its bias.
+        bias_O: of both convolutions together.
+        weight_OC11: of the shortcut.
+        inputs: one or two (N, C_i, H, W) in channels_last memory.
+
+    Returns:
+        (N, O, H, W) in channels_last memory.
+    """
+    result: Tensor = _AddShortcut.apply(y_NOHW, bias_O, weight_OC11, *inputs)
+    return result

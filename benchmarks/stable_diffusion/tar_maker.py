@@ -1,0 +1,241 @@
+"""One raw tar becomes one prepared tar: pictures to moments, captions to what the text tower makes of them.
+
+A tar's bytes depend on the raw tar and the networks, not on what else is prepared nor on what was cut off before:
+samples are sorted by key, and encoded in fixed groups from the first one on.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import multiprocessing
+import os
+import tarfile
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from benchmarks.stable_diffusion import formats
+from benchmarks.stable_diffusion.captions import CaptionEncoder
+from benchmarks.stable_diffusion.formats import MEMBERS, SampleShape
+from benchmarks.stable_diffusion.frozen.sizes import TextSizes, VaeSizes
+from benchmarks.stable_diffusion.moments import MomentsEncoder, read_picture
+from benchmarks.stable_diffusion.raw import FORMS, PICTURE, samples_of
+from common.data import atomic, preparation
+from common.data.ahead import ahead
+from common.data.placing import place
+from common.errors import DataError
+from common.formats import tars
+
+TOGETHER = 16
+"""Samples that a network encodes at a time; an activation of as many pictures of 512 px has 2 GB, and a few live."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every process needs to know.
+
+    Attributes:
+        form: of the raw tars, one of :data:`benchmarks.stable_diffusion.raw.FORMS`.
+        member: suffix of the prepared samples, one of :data:`benchmarks.stable_diffusion.formats.MEMBERS`.
+        image_size: height and width that the VAE sees, px.
+        vae, text: sizes of the networks.
+        checkpoint: the file that has both.
+        digest: that it must have; None for any.
+        vocabulary: merges of the tokenizer.
+        device: ``cpu``, or ``cuda`` for a GPU of its own for each process.
+        threads: of each process, that read and decode.
+    """
+
+    form: str
+    member: str
+    image_size: int
+    vae: VaeSizes
+    text: TextSizes
+    checkpoint: Path
+    digest: str | None
+    vocabulary: Path
+    device: str
+    threads: int
+
+    @property
+    def as_it_is(self) -> bool:
+        """Whether raw tars are what is wanted."""
+        return FORMS[self.form] == self.member
+
+    @property
+    def encodes_pictures(self) -> bool:
+        """Whether the VAE is needed."""
+        return FORMS[self.form] == PICTURE
+
+    @property
+    def encodes_captions(self) -> bool:
+        """Whether the text tower is needed."""
+        return MEMBERS[self.member].encoded and FORMS[self.form] in (PICTURE, formats.MOMENTS)
+
+    @property
+    def shape(self) -> SampleShape:
+        """Of a sample."""
+        side = self.image_size // self.vae.factor
+        return SampleShape((2 * self.vae.latent_channels, side, side), (self.text.context, self.text.width))
+
+    @property
+    def sample_bytes(self) -> int:
+        """Of a prepared sample, at least."""
+        moments = torch.Size(self.shape.moments).numel()
+        member = MEMBERS[self.member]
+        return member.dtype.itemsize * (moments + member.encoded * torch.Size(self.shape.captions).numel())
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A sample of a raw tar: either a picture or its moments, and perhaps the encoded caption."""
+
+    key: str
+    picture_3SS: Tensor | None
+    moments_CHW: Tensor | None
+    captions_TK: Tensor | None
+    caption: str
+
+
+@dataclass(frozen=True)
+class _Networks:
+    moments: MomentsEncoder | None
+    captions: CaptionEncoder | None
+
+
+class _Hashed:
+    """A file that is written once, from its beginning, and hashed on the way."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.sha256, self.bytes = file, hashlib.sha256(), 0
+
+    def write(self, content: bytes) -> int:
+        self.sha256.update(content)
+        self.bytes += len(content)
+        return self._file.write(content)
+
+
+_process = 0
+"""Number of this process among those that make tars."""
+
+
+def numbered_processes(threads: int) -> Callable[[], None]:
+    """What each process calls first: takes a number, and ``threads`` for PyTorch's operations on the CPU."""
+    counter = multiprocessing.get_context("spawn").Value("i", 0)
+    return functools.partial(_take_number, counter, threads)
+
+
+def _take_number(counter: Any, threads: int) -> None:
+    global _process
+    with counter.get_lock():
+        _process = counter.value
+        counter.value += 1
+    torch.set_num_threads(threads)
+
+
+def make_tar(source: Path, target: Path, plan: Plan) -> dict[str, Any]:
+    """Make ``target`` of ``source``; whole and on the disk when this returns.
+
+    Returns:
+        ``samples`` in it, its ``bytes`` and ``sha256`` (hexadecimal).
+
+    Raises:
+        DataError: the raw tar, a picture or a caption is damaged or missing, moments are of another shape or dtype, or
+            the disk is too small.
+        CheckpointError: the checkpoint is missing, damaged or another.
+    """
+    places = samples_of(source, FORMS[plan.form])
+    if plan.as_it_is:
+        for _ in _loaded(source, places, plan):
+            pass
+        place(source, target, "delete it and prepare again")
+        with open(target, "rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"samples": len(places), "bytes": target.stat().st_size, "sha256": sha256}
+    target.parent.mkdir(parents=True, exist_ok=True)
+    preparation.require_space(target.parent, len(places) * plan.sample_bytes)
+    with atomic.written(target) as beside, open(beside, "wb") as file:
+        hashed = _Hashed(file)
+        with tarfile.open(fileobj=hashed, mode="w|") as tar:  # type: ignore[call-overload]  # has all that is used
+            for key, content, caption in _encoded(_loaded(source, places, plan), plan):
+                tars.add(tar, f"{key}.{plan.member}", content)  # sorted by name: every suffix is before txt
+                tars.add(tar, f"{key}.{formats.CAPTION}", formats.encode_caption(caption))
+    return {"samples": len(places), "bytes": hashed.bytes, "sha256": hashed.sha256.hexdigest()}
+
+
+def forget_networks() -> None:
+    """Free what this process has loaded."""
+    _networks.cache_clear()
+
+
+@functools.lru_cache(maxsize=1)
+def _networks(plan: Plan) -> _Networks:
+    device = torch.device("cpu")
+    if plan.device == "cuda":
+        device = torch.device("cuda", _process % torch.cuda.device_count())
+        torch.cuda.set_device(device)  # Triton launches on the current one
+    moments = captions = None
+    if plan.encodes_pictures:
+        moments = MomentsEncoder(plan.vae, plan.checkpoint, plan.digest, device)
+    if plan.encodes_captions:
+        captions = CaptionEncoder(plan.text, plan.checkpoint, plan.digest, plan.vocabulary, device)
+    return _Networks(moments, captions)
+
+
+def _loaded(source: Path, places: Mapping[str, Mapping[str, tuple[int, int]]], plan: Plan) -> Iterator[Loaded]:
+    """The samples of a raw tar in the order of their keys, decoded in threads and checked."""
+    suffix = FORMS[plan.form]
+    with open(source, "rb") as file, ThreadPoolExecutor(plan.threads) as pool:
+        descriptor = file.fileno()
+
+        def load(key: str) -> Loaded:
+            content, caption = (_content(descriptor, places[key][kind]) for kind in (suffix, formats.CAPTION))
+            text = formats.decode_caption(caption, f"{source}: {key}.{formats.CAPTION}")
+            return _decoded(key, content, text, f"{source}: {key}.{suffix}", plan)
+
+        begun = (pool.submit(load, key) for key in places)
+        for done in ahead(begun, 2 * TOGETHER, Future.cancel):
+            yield done.result()
+
+
+def _content(descriptor: int, where: tuple[int, int]) -> bytes:
+    """A member, without moving the file's position, which threads share."""
+    offset, size = where
+    return os.pread(descriptor, size, offset)
+
+
+def _decoded(key: str, content: bytes, caption: str, name: str, plan: Plan) -> Loaded:
+    if FORMS[plan.form] == PICTURE:
+        try:
+            return Loaded(key, read_picture(content, plan.image_size), None, None, caption)
+        except ValueError as error:
+            raise DataError(f"{name} is no whole JPEG: {error}; fetch the tar again") from error
+    sample = MEMBERS[FORMS[plan.form]].decode(content, plan.shape, name)
+    return Loaded(key, None, sample.moments_CHW, sample.captions_TK, caption)
+
+
+def _encoded(samples: Iterator[Loaded], plan: Plan) -> Iterator[tuple[str, bytes, str]]:
+    """Key, content of the prepared member, and caption."""
+    networks = _networks(plan)
+    while group := list(itertools.islice(samples, TOGETHER)):
+        moments = [sample.moments_CHW for sample in group]
+        captions = [sample.captions_TK for sample in group]
+        if networks.moments is not None:
+            pictures = [sample.picture_3SS for sample in group if sample.picture_3SS is not None]
+            moments = list(networks.moments(torch.stack(pictures)))
+        if networks.captions is not None:
+            captions = list(networks.captions([sample.caption for sample in group]))
+        for sample, moments_CHW, captions_TK in zip(group, moments, captions, strict=True):
+            assert moments_CHW is not None
+            if plan.member == formats.ENCODED:
+                assert captions_TK is not None
+                yield sample.key, formats.encode_sample(moments_CHW, captions_TK), sample.caption
+            else:
+                yield sample.key, formats.encode_moments(moments_CHW.numpy()), sample.caption

@@ -1,0 +1,201 @@
+"""Stable Diffusion as a workload: wires model, data, optimizer and evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from benchmarks.stable_diffusion.captions import TokenEncoder
+from benchmarks.stable_diffusion.config import StableDiffusionConfig
+from benchmarks.stable_diffusion.diffusion import abar
+from benchmarks.stable_diffusion.evaluate import PicturesOfCaptions, build_evaluation
+from benchmarks.stable_diffusion.flops import training_flops
+from benchmarks.stable_diffusion.frozen.sizes import InceptionSizes, TextSizes, VaeSizes, VisionSizes
+from benchmarks.stable_diffusion.model import UNet
+from benchmarks.stable_diffusion.ops import noising, velocity_loss
+from common.config.schema import Declaration, RunConfig
+from common.contract.workload import Workload
+from common.data.batches import Batch, DataSource, HostBatch
+from common.distributed.layout import Layout
+from common.errors import ConfigError
+from common.ops.implementation import OperationRequest, asked_for, select
+from common.optim.learning_rate import Schedule, warmup_then_constant
+from common.optim.optimizer import ParameterGroup
+from common.optim.precision import LossScale
+from common.step.train_step import Losses, TrainStep
+
+REFERENCE_START = 1e-6
+"""Share of the learning rate that the reference's warm-up starts from."""
+PUBLISHED_SIZES = {"vae": VaeSizes(), "text": TextSizes(), "vision": VisionSizes(), "inception": InceptionSizes()}
+
+
+class StableDiffusion(Workload):
+    """Text to image with the U-Net of Stable Diffusion v2."""
+
+    config_type: ClassVar[type] = StableDiffusionConfig
+    title = "Stable Diffusion"
+    own: StableDiffusionConfig
+    model: UNet
+
+    def __init__(self, cfg: RunConfig, layout: Layout) -> None:
+        super().__init__(cfg, layout)
+        own, facts, device = self.own, self.own.facts, layout.device
+        drawn = layout.shared_generator("weights", device)
+        self.model = UNet(facts, own.model, drawn, device, self.dtype, own.model.zero_std)
+        self.choices |= self.model.chosen
+        request = OperationRequest(device, self.dtype)
+        with asked_for("model.noising", own.model.noising):
+            self._noised = select(noising.IMPLEMENTATIONS, own.model.noising, request)
+        with asked_for("model.velocity_loss", own.model.velocity_loss):
+            self._velocity_loss = select(velocity_loss.IMPLEMENTATIONS, own.model.velocity_loss, request)
+        self.choices |= {"noising": self._noised.name, "velocity_loss": self._velocity_loss.name}
+        signal_T = abar(facts.times, facts.first_beta, facts.last_beta)
+        self._tables = noising.tables(signal_T, own.vae.scale, self.dtype, device)
+        self._seed = torch.tensor(layout.seed, dtype=torch.int64, device=device)
+        self._captions = self._token_encoder() if self._encodes else None
+
+    @property
+    def _encodes(self) -> bool:
+        """Whether captions come as tokens, and this is a rank that trains."""
+        return self.own.reader.captions == "tokens" and self.layout.role == "train"
+
+    def _token_encoder(self) -> TokenEncoder:
+        own, assets, folder = self.own, self.own.assets, self.cfg.assets_dir
+        if folder is None:
+            raise ConfigError(
+                f"assets_dir=null: reader.captions=tokens encodes them with the text tower of {assets.checkpoint} in "
+                "it; or use data with encoded captions"
+            )
+        checkpoint, digest = folder / assets.checkpoint, assets.checkpoint_digest
+        return TokenEncoder(own.text, checkpoint, digest, self.layout.device, self.dtype)
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """All, alike: biases and norms decay too."""
+        return [ParameterGroup(dict(self.model.named_parameters()), weight_decay=self.own.hparams.weight_decay)]
+
+    @classmethod
+    def declare(cls, cfg: RunConfig) -> Declaration:
+        """The logged learning rate, what the closed division fixes and no key of the log shows, and the order."""
+        own: StableDiffusionConfig = cfg.workload
+        broken = []
+        if own.model.zero_std:
+            broken.append(f"model.zero_std={own.model.zero_std}: the last layer of a residual branch starts from zero")
+        for name, published in PUBLISHED_SIZES.items():
+            if getattr(own, name) != published:
+                broken.append(f"{name}={getattr(own, name)}: the frozen networks are the published ones")
+        for name in ("checkpoint", "clip", "inception"):
+            if getattr(own.assets, f"{name}_digest") is None:
+                broken.append(f"assets.{name}_digest=null: the frozen networks are the published files")
+        if cfg.assets_dir is None:
+            broken.append("assets_dir=null: pictures are made and scored with the published networks, in assets_dir")
+        reader = own.reader
+        return Declaration(
+            derived_values={"scaled_learning_rate": own.hparams.learning_rate},
+            largest_micro_batch=128,
+            forbidden=broken,
+            order_of_data=lambda: f"shards with replacement, buffer of {reader.shuffle_buffer}",
+        )
+
+    def learning_rate(self) -> Schedule:
+        """A warm-up, then the same for ever."""
+        hparams, rate = self.own.hparams, self.own.hparams.learning_rate
+        if hparams.variant == "nvidia":
+            return warmup_then_constant(rate, 0.0, hparams.warmup_steps + 1, first_step=1)
+        return warmup_then_constant(rate, REFERENCE_START * rate, hparams.warmup_steps, first_step=0)
+
+    def build_step(self) -> TrainStep:
+        """Accumulated micro-batches, then AdamW; the gradient is the mean over the global batch."""
+        model = self.own.model
+        scale = LossScale(
+            self.layout.device,
+            self.dtype,
+            model.loss_scale,
+            growth_interval=model.loss_scale_interval,
+            hysteresis=model.loss_scale_hysteresis,
+        )
+        return self.step_with(
+            self.own.hparams.adamw(), self.learning_rate(), blocks=self.model.blocks, loss_scale=scale
+        )
+
+    def loss(self, micro_batch: Batch) -> Losses:
+        """Mean squared error of the predicted velocity.
+
+        ``micro_batch`` holds ``moments`` (N, 2C, H, W), ``context`` (N, T, K) and ``sample_ids`` (N,) int64, which with
+        the run's seed decide noise and times.
+        """
+        tensors = micro_batch.tensors
+        noised = self._noised.function(tensors["moments"], self._seed, tensors["sample_ids"], self._tables)
+        prediction_NCHW = self.model(noised.x_t_NCHW, noised.t_N, tensors["context"])
+        total = self._velocity_loss.function(prediction_NCHW, noised.target_NCHW)
+        return Losses(total, {"loss": total.detach()})
+
+    def example_batches(self) -> Iterable[Batch]:
+        """One micro-batch of latents with the spread of real ones, and captions of noise."""
+        facts, count = self.own.facts, self.cfg.micro_batch
+        generator = self.layout.generator("example")
+        maps = (count, facts.latent_channels, facts.latent_size, facts.latent_size)
+        mean = torch.randn(maps, generator=generator) / self.own.vae.scale
+        context = torch.randn((count, facts.context_length, facts.context_width), generator=generator)
+        made = {
+            "moments": torch.cat([mean, torch.full(maps, -10.0)], 1),
+            "context": context,
+            "sample_ids": torch.arange(count),
+        }
+        yield Batch(self._finished(self.to_device(made)), self.nominal_samples)
+
+    def prepare(self, batch: HostBatch) -> Batch:
+        """Copy moments and captions to the device; captions that come as tokens are encoded there."""
+        tensors = self.to_device(batch.tensors)
+        if self._captions is not None:
+            tensors["context"] = self._captions(tensors.pop("tokens"))
+        return Batch(self._finished(tensors), batch.samples, batch.key)
+
+    def _finished(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """In the dtypes that the captured step was recorded with, whatever the data have."""
+        wide = torch.float64 if self.dtype == torch.float64 else torch.float32
+        return {
+            "moments": tensors["moments"].to(wide),
+            "context": tensors["context"].to(self.dtype),
+            "sample_ids": tensors["sample_ids"],
+        }
+
+    def warm_up_reader(self) -> None:
+        """Run the text tower once, where it encodes the data's captions."""
+        if self._captions is not None:
+            shape = (self.cfg.micro_batch, self.own.facts.context_length)
+            self._captions(torch.zeros(shape, dtype=torch.int64, device=self.layout.device))
+
+    def open_data(self, root: Path) -> DataSource:
+        """Open the tars of moments and captions."""
+        from benchmarks.stable_diffusion.data import open_train
+
+        cfg = self.cfg
+        return open_train(root, self.own, self.layout, cfg.micro_batch, cfg.grad_accumulation_steps, cfg.assets_dir)
+
+    def evaluation(self, layout: Layout) -> PicturesOfCaptions:
+        """FID and CLIP score of generated pictures on the ranks of ``layout``."""
+        from benchmarks.stable_diffusion.prompts import read_prompts, read_reference
+
+        return build_evaluation(
+            self.own,
+            self.model,
+            self.cfg.benchmark.eval_samples,
+            self.cfg.assets_dir,
+            read_prompts,
+            read_reference,
+            layout,
+            self.cfg.cuda_graphs,
+            score_on_device=self.cfg.evaluation.scoring != "background",
+        )
+
+    def sample_flops(self) -> float:
+        """FLOPs of one training sample: of the U-Net alone."""
+        return training_flops(self.own.facts)
+
+    def kernel_names(self) -> Sequence[tuple[str, str]]:
+        """Of the operations that only this workload has."""
+        return [*noising.KERNEL_NAMES, *velocity_loss.KERNEL_NAMES]

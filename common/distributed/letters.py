@@ -1,0 +1,106 @@
+"""Letters between two ranks of a job, whatever their roles: small values in JSON, which a thread of the receiver takes.
+
+They are for what is said now and then beside the training. Sending waits until the receiver's machine has the letter.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from common.distributed.host_group import HostGroup
+
+SENDER, RECEIVER = 0, 1
+"""Ranks of the group of the two."""
+
+
+@dataclass(frozen=True)
+class Letter:
+    """What was sent.
+
+    Attributes:
+        content: JSON's values.
+        time_ms: of its arrival, milliseconds since the epoch, by the receiver's clock.
+    """
+
+    content: dict[str, Any]
+    time_ms: int
+
+
+class LetterSender:
+    """Sends letters to the receiver of the same name.
+
+    Args:
+        name: that no other pair in the job's store has, of any run.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._group = HostGroup(f"letters/{name}", SENDER, 2)
+
+    def send(self, **content: Any) -> None:
+        """Send a letter; RuntimeError when the receiver is gone."""
+        data = json.dumps(content).encode()
+        self._group.send(torch.tensor([len(data)]), RECEIVER)
+        self._group.send(torch.frombuffer(bytearray(data), dtype=torch.uint8), RECEIVER)
+
+    def end(self) -> None:
+        """Say that no more letters come."""
+        self._group.send(torch.zeros(1, dtype=torch.int64), RECEIVER)
+
+
+class LetterReceiver:
+    """Receives the letters of the sender of the same name."""
+
+    def __init__(self, name: str) -> None:
+        self._letters: queue.SimpleQueue[Letter | RuntimeError] = queue.SimpleQueue()
+        self._group = HostGroup(f"letters/{name}", RECEIVER, 2)
+        self._thread = threading.Thread(target=self._receive, name=f"letters {name}", daemon=True)
+        self._thread.start()
+
+    def collect(self) -> list[Letter]:
+        """The letters that have come since the last call; waits for nothing. Raises as :meth:`next`."""
+        found = []
+        while not self._letters.empty():
+            letter = self.next()
+            assert letter is not None, "nobody else takes letters"
+            found.append(letter)
+        return found
+
+    def next(self, seconds: float | None = None) -> Letter | None:
+        """Wait for the next letter, for ``seconds`` at most; None if none came.
+
+        Raises:
+            RuntimeError: the sender is gone.
+        """
+        try:
+            letter = self._letters.get(timeout=seconds)
+        except queue.Empty:
+            return None
+        if isinstance(letter, RuntimeError):
+            raise letter
+        return letter
+
+    def wait_for_end(self) -> None:
+        """Wait until the sender has said that no more letters come, or is gone."""
+        self._thread.join()
+
+    def _receive(self) -> None:
+        length: Tensor = torch.zeros(1, dtype=torch.int64)
+        try:
+            while True:
+                self._group.receive(length, SENDER)
+                if not length.item():
+                    return
+                data = torch.zeros(int(length.item()), dtype=torch.uint8)
+                self._group.receive(data, SENDER)
+                now = time.time_ns() // 1_000_000
+                self._letters.put(Letter(json.loads(data.numpy().tobytes()), now))
+        except RuntimeError as error:
+            self._letters.put(error)

@@ -1,0 +1,145 @@
+"""Scoring checkpoints one after the other, on whatever ranks: those that trained, or others, meanwhile or later."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+
+from common.contract.evaluation import Evaluation, Predictions, Weights, never
+from common.contract.workload import Workload
+from common.distributed import job_store
+from common.distributed.faults import Heartbeat, PeerFailed
+from common.distributed.layout import Layout
+from common.distributed.tensor_split import own_parts
+from common.errors import Interrupted
+from common.evaluation.checkpoint_queue import Checkpoint, CheckpointScore
+from common.formats.safetensors_file import read_tensors
+
+FOR_EVER = timedelta(days=30)
+"""The next checkpoint may be hours away; a rank that is gone ends the wait."""
+LONGEST_SECONDS = 24 * 3600.0
+"""One evaluation may take hours on few ranks."""
+_FAILED, _STOPPED, _NO_MORE = "failed", "stopped", "no more"
+
+
+class CheckpointScoring:
+    """The evaluation of a workload on the ranks of a layout, which read the weights from files that all of them see.
+
+    Rank 0 of the layout chooses the checkpoints, scores, and tells the others through the job's store.
+
+    Args:
+        workload: built over the same layout.
+        layout: the ranks.
+        folder: of the checkpoints.
+        first_rank: the rank in the job of the layout's rank 0.
+        heartbeat: of this rank, where it is to go on during evaluations.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        layout: Layout,
+        folder: Path,
+        first_rank: int = 0,
+        heartbeat: Heartbeat | None = None,
+    ) -> None:
+        self._workload, self._layout, self._folder = workload, layout, folder
+        self._first_rank, self._heartbeat = first_rank, heartbeat
+        self._evaluation: Evaluation | None = None
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank chooses and scores."""
+        return self._layout.rank == 0
+
+    def prepare(self) -> None:
+        """Build the evaluation, and run it on synthetic data; once."""
+        if self._evaluation is None:
+            self._evaluation = self._workload.evaluation(self._layout)
+            self._evaluation.warm_up()
+            if self.leads:
+                self._evaluation.scorer.warm_up()
+
+    def open_data(self, root: Path) -> None:
+        """Open the evaluation data, and the ground truth where it is scored."""
+        assert self._evaluation is not None, "the evaluation is built first"
+        self._evaluation.open_data(root)
+        if self.leads:
+            self._evaluation.scorer.open_data(root)
+
+    def close(self) -> None:
+        """Close the evaluation data."""
+        if self._evaluation is not None:
+            self._evaluation.close()
+
+    def scores(
+        self,
+        choose: Callable[[], Checkpoint | None],
+        note: Callable[[Checkpoint, CheckpointScore], None],
+        stopping: Callable[[], bool] = never,
+    ) -> Iterator[tuple[Checkpoint, CheckpointScore | None]]:
+        """Score checkpoints until none is chosen any more; collective. Yields each with its score, on rank 0 alone.
+
+        Args:
+            choose: gives the next one on rank 0, as soon as there is one; None for the end.
+            note: takes a score on rank 0, before the next checkpoint is chosen.
+            stopping: whether a signal asks rank 0 to stop, which it does between two checkpoints.
+
+        Raises:
+            Interrupted: a signal did.
+            PeerFailed: rank 0 could not score, or not choose.
+            CheckpointError: a checkpoint is gone or cannot be read.
+        """
+        current: Checkpoint | None = None
+        predictions: Predictions | None = None
+        began, began_ms = 0.0, 0
+        while True:
+            told, score = _FAILED, None
+            try:
+                if self.leads:
+                    if current is not None:
+                        values = self._judge(predictions)
+                        now = time.time_ns() // 1_000_000
+                        score = CheckpointScore(current.file, values, began_ms, now, time.perf_counter() - began)
+                        note(current, score)
+                    with self._waiting():
+                        chosen = None if stopping() else choose()
+                    told = (_STOPPED if stopping() else _NO_MORE) if chosen is None else json.dumps(asdict(chosen))
+            finally:
+                with self._waiting():
+                    told = job_store.from_rank(self._first_rank, "checkpoint to score", told, FOR_EVER)
+            if told == _FAILED:
+                raise PeerFailed("rank 0 could not score the checkpoint")
+            if current is not None:
+                yield current, score
+            if told == _STOPPED:
+                raise Interrupted("stopped by a signal while checkpoints were scored: mlperf-suite score goes on")
+            if told == _NO_MORE:
+                return
+            current = Checkpoint.decode(json.loads(told))
+            began, began_ms = time.perf_counter(), time.time_ns() // 1_000_000
+            with self._working():
+                predictions = self._predict(current.require(self._folder))
+
+    def _predict(self, path: Path) -> Predictions | None:
+        assert self._evaluation is not None, "the evaluation is built first"
+        tensors = read_tensors(path, self._layout.device)
+        return self._evaluation.predict(Weights(own_parts(tensors, self._workload.tensor_splits())))
+
+    def _judge(self, predictions: Predictions | None) -> dict[str, float]:
+        assert self._evaluation is not None, "the evaluation is built first"
+        assert predictions is not None, "rank 0 predicts"
+        return self._evaluation.scorer.score(predictions)
+
+    def _waiting(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._heartbeat is None else self._heartbeat.idle("waiting for checkpoints")
+
+    def _working(self) -> contextlib.AbstractContextManager[None]:
+        if self._heartbeat is None:
+            return contextlib.nullcontext()
+        return self._heartbeat.extended(LONGEST_SECONDS, "evaluation of a checkpoint")

@@ -1,0 +1,145 @@
+"""Weights on their way to the disk while training goes on.
+
+At an evaluation point the weights are copied on the device, on the training stream: that is all that training sees of
+it. A side stream brings the copy into pinned host memory by the GPU's copy engine, and a thread writes it. Of host
+copies there are a fixed number. The copy on the device is overwritten when the one before has left it, which the
+streams see to among themselves. Only where all host copies wait for the disk the host waits for one, and says how long:
+with two, that takes a disk that needs longer for a checkpoint than training from one evaluation point to the next.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from common.distributed.weights import Template
+from common.errors import CheckpointError
+from common.formats.safetensors_file import write_tensors
+
+
+@dataclass(frozen=True)
+class _Order:
+    """A host copy that is to be written to ``path``, once it is complete."""
+
+    path: Path
+    host: Tensor
+    copied: torch.cuda.Event | None
+
+
+class CheckpointWriter:
+    """Writes weights of one template.
+
+    Args:
+        folder: of the files.
+        template: of the weights, in one piece.
+        device: where they are.
+        buffers: copies in host memory.
+
+    Attributes:
+        waited_seconds: that :meth:`write` waited for a free host copy, over all calls.
+    """
+
+    def __init__(self, folder: Path, template: Template, device: torch.device, buffers: int) -> None:
+        self._folder, self._template = folder, template
+        cuda = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if cuda else None
+        # Without a GPU the weights are copied into host memory at once.
+        self._snapshot = torch.zeros(template.bytes, dtype=torch.uint8, device=device) if cuda else None
+        self._free: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
+        for _ in range(buffers):
+            self._free.put(torch.zeros(template.bytes, dtype=torch.uint8, pin_memory=cuda))
+        self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
+        self._written: queue.SimpleQueue[Path] = queue.SimpleQueue()
+        self._error: CheckpointError | None = None
+        self.waited_seconds = 0.0
+        self._submitted = self._collected = 0
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="checkpoints to the disk", daemon=True)
+        self._thread.start()
+
+    @torch.no_grad()
+    def write(self, weights: Mapping[str, Tensor]) -> None:
+        """Write ``weights``, which may change as soon as the current stream is past this call.
+
+        Raises:
+            CheckpointError: an earlier one could not be written.
+        """
+        self.check()
+        host = self._free_copy()
+        copied = None
+        into = host if self._snapshot is None else self._snapshot
+        if self._stream is not None:  # the copy before must have left the device
+            torch.cuda.current_stream().wait_stream(self._stream)
+        views = self._template.views(into)
+        torch._foreach_copy_(list(views.values()), [weights[name] for name in views])
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                host.copy_(into, non_blocking=True)
+                copied = torch.cuda.Event(blocking=True)
+                copied.record()
+        self._submitted += 1
+        self._orders.put(_Order(self._folder / f".weights_{self._submitted}.partial", host, copied))
+
+    def check(self) -> None:
+        """Raise what went wrong in writing: CheckpointError, or RuntimeError where the thread is gone otherwise."""
+        if self._error is not None:
+            raise self._error
+        if not self._closed and not self._thread.is_alive():
+            raise RuntimeError("the thread that writes checkpoints has ended: its own message says why")
+
+    def collect(self, wait: bool = False) -> list[Path]:
+        """The files that are complete and were not collected yet, in the order of their weights.
+
+        Args:
+            wait: until all are.
+
+        Raises:
+            CheckpointError: one could not be written.
+        """
+        self.check()
+        found: list[Path] = []
+        while self._collected < self._submitted and (wait or not self._written.empty()):
+            try:
+                found.append(self._written.get(timeout=0.2))
+                self._collected += 1
+            except queue.Empty:
+                self.check()
+        return found
+
+    def close(self) -> None:
+        """Write what has been submitted, and end the thread."""
+        self._closed = True
+        self._orders.put(None)
+        self._thread.join()
+
+    def _free_copy(self) -> Tensor:
+        began = time.perf_counter()
+        while True:
+            try:
+                host = self._free.get(timeout=0.2)
+                break
+            except queue.Empty:
+                self.check()
+        self.waited_seconds += time.perf_counter() - began
+        return host
+
+    def _run(self) -> None:
+        while (order := self._orders.get()) is not None:
+            if order.copied is not None:
+                order.copied.synchronize()
+            try:
+                write_tensors(order.path, self._template.views(order.host), {"format": "pt"})
+            except OSError as error:
+                order.path.unlink(missing_ok=True)
+                self._error = CheckpointError(f"a checkpoint was not written to {self._folder}: {error.strerror}")
+                return
+            self._free.put(order.host)
+            self._written.put(order.path)

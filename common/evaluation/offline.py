@@ -1,0 +1,339 @@
+"""Evaluation of checkpoints, apart from the training: they queue on the disk, and training goes on.
+
+Where the job has evaluation ranks, these score meanwhile; else the training ranks do once training has ended, or
+``mlperf-suite score`` does when the run is over. In which order, and which of them, says
+:func:`common.evaluation.checkpoint_queue.next_to_score`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from time import time_ns
+from typing import Any
+
+from torch import Tensor
+
+from common.config.schema import EvaluationConfig
+from common.contract.evaluation import Point, Score, Weights, never
+from common.contract.workload import Workload
+from common.distributed import job_store
+from common.distributed.layout import Layout
+from common.distributed.letters import Letter, LetterReceiver, LetterSender
+from common.distributed.tensor_split import gathered
+from common.distributed.weights import Template
+from common.errors import CheckpointError, Interrupted
+from common.evaluation.checkpoint_queue import Checkpoint, CheckpointQueue, CheckpointScore, next_to_score
+from common.evaluation.checkpoint_scoring import CheckpointScoring
+from common.evaluation.checkpoint_writer import CheckpointWriter
+
+SIGNAL_SECONDS = 0.5
+"""How often a wait for scores asks whether a signal came."""
+
+
+@dataclass(frozen=True)
+class OfflineRun:
+    """What a queue of checkpoints is made of.
+
+    Attributes:
+        folder: of the run.
+        described: what another process needs to score the checkpoints, in JSON's values.
+        resumed_step: that the run continues from; None for a run from the beginning.
+        tell: prints a line for the user.
+    """
+
+    folder: Path
+    described: Mapping[str, Any]
+    resumed_step: int | None
+    tell: Callable[[str], None]
+
+
+class OfflineEvaluation:
+    """Writes a checkpoint of the evaluated weights at every evaluation point, and has checkpoints scored.
+
+    Rank 0 writes, and alone knows scores. A score's time, which counts for ``run_stop``, is the checkpoint's: when the
+    last of its weights was updated.
+
+    Args:
+        config: who scores, and from which checkpoint on.
+        reached: whether the metrics of a checkpoint meet the targets.
+        workload: what is trained; it is asked for an evaluation only where the training ranks score.
+        layout: of the training ranks.
+        run: the run.
+    """
+
+    later = elsewhere = offline = True
+
+    def __init__(
+        self,
+        config: EvaluationConfig,
+        reached: Callable[[Mapping[str, float]], bool],
+        workload: Workload,
+        layout: Layout,
+        run: OfflineRun,
+    ) -> None:
+        self._config, self._workload, self._layout, self._run = config, workload, layout, run
+        self._queue = CheckpointQueue(run.folder, reached, config.begins_with)
+        self._scoring: CheckpointScoring | None = None
+        if not config.ranks and not config.by_command:
+            self._scoring = CheckpointScoring(workload, layout, self._queue.folder)
+        self._writer: CheckpointWriter | None = None
+        self._orders: LetterSender | None = None
+        self._reports: LetterReceiver | None = None
+        self._files: deque[Path] = deque()
+        self._points: deque[Point] = deque()
+        self._waits: deque[float] = deque()
+        self._waited: dict[int, float] = {}
+        self._known: list[Score] = []
+        self._root = Path()
+        self._done = False
+        self.interrupted = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether training has ended and all of its checkpoints are on the disk, as rank 0 knows."""
+        return self._queue.complete
+
+    def prepare(self, weights: Callable[[], Weights]) -> None:
+        """Begin the queue, make the memory that the weights are written from, and connect to the evaluation ranks."""
+        tensors = self._whole(weights())
+        token = job_store.from_rank_0("offline", secrets.token_hex(8))
+        if self._layout.rank:
+            return
+        self._queue.begin(self._run.resumed_step, self._run.described)
+        template = Template.of(tensors, 1)
+        self._writer = CheckpointWriter(self._queue.folder, template, self._layout.device, self._config.buffers)
+        if self._config.ranks:
+            self._orders, self._reports = LetterSender(f"orders/{token}"), LetterReceiver(f"scores/{token}")
+            for number, checkpoint in sorted(self._queue.checkpoints.items()):
+                found = self._queue.scores.get(number)
+                self._orders.send(checkpoint=asdict(checkpoint), values=None if found is None else found.values)
+        self._known = [self._score(number, score) for number, score in sorted(self._queue.scores.items())]
+
+    def open_data(self, root: Path) -> None:
+        """Whoever scores opens them."""
+        self._root = root
+
+    def submit(self, weights: Weights, samples: int) -> None:
+        """Have the weights written; collective.
+
+        Waits for nothing, unless ``evaluation.buffers`` checkpoints wait for the disk: then for one of them.
+
+        Raises:
+            CheckpointError: an earlier one could not be written.
+        """
+        tensors = self._whole(weights)
+        if self._writer is None:
+            return
+        before = self._writer.waited_seconds
+        self._writer.write(tensors)
+        self._waits.append(self._writer.waited_seconds - before)
+        if self._waits[-1] > 0.01:
+            self._run.tell(
+                f"training stood still for {self._waits[-1]:.2f} s: the {self._config.buffers} checkpoints of "
+                "evaluation.buffers waited for the disk"
+            )
+
+    def trained(self, point: Point) -> None:
+        """The weights of the next checkpoint are known to be done: now it can be named."""
+        if self._layout.rank == 0:
+            self._points.append(point if point.time_ms else replace(point, time_ms=time_ns() // 1_000_000))
+            self._publish(wait=False)
+
+    def wait_for_disk(self) -> None:
+        """Complete the queue of the checkpoints whose points are known: a run that goes on from here writes no others.
+
+        Raises:
+            CheckpointError: one could not be written.
+        """
+        self._publish(wait=True)
+
+    def poll(self) -> list[Score]:
+        """The scores that have come; on ranks other than 0 none ever.
+
+        Raises:
+            CheckpointError: a checkpoint could not be written.
+            RuntimeError: an evaluation rank is gone.
+        """
+        self._publish(wait=False)
+        if self._reports is not None:
+            for letter in self._reports.collect():
+                self._take(letter)
+        known, self._known = self._known, []
+        return known
+
+    def finish(self, stopping: Callable[[], bool] = never) -> Iterator[Score]:
+        """Complete the queue, and yield scores until the first passing checkpoint is known, or none is left.
+
+        Where ``mlperf-suite score`` is to score, none. Collective; only rank 0 is given any.
+
+        Raises:
+            Interrupted: a signal asked to stop; the queue is complete and can be scored on.
+            CheckpointError: a checkpoint could not be written, or is gone.
+            RuntimeError: an evaluation rank is gone.
+        """
+        self._publish(wait=True)
+        if self._layout.rank == 0:
+            self._queue.end()
+        yield from self.poll()
+        if self._config.ranks:
+            yield from self._reported(stopping)
+        elif self._scoring is not None:
+            yield from self._scored(self._scoring, stopping)
+
+    def dismiss(self, stopped_at: int) -> None:
+        """Tell the evaluation ranks that nothing more comes, and wait until they have left."""
+        if self._orders is not None and self._reports is not None:
+            self._orders.send(stopped_at=stopped_at)
+            self._orders.end()
+            self._reports.wait_for_end()
+
+    def close(self) -> None:
+        """Complete what is on its way to the disk; a failure to do so has been told, or comes too late to matter."""
+        if self._scoring is not None:
+            self._scoring.close()
+        if self._writer is not None:
+            self._writer.close()
+            self._orders = None
+            with contextlib.suppress(CheckpointError):
+                self._publish(wait=False)
+            for partial in self._files:  # of weights whose step was not known to be done
+                partial.unlink(missing_ok=True)
+
+    def _whole(self, weights: Weights) -> dict[str, Tensor]:
+        """The weights with whole tensors in place of parts; collective over ``tp``."""
+        tp_ranks = self._layout.group("tp")
+        if tp_ranks is None:
+            return weights.tensors
+        splits, device = self._workload.tensor_splits(), self._layout.device
+        tensors: dict[str, Tensor] = gathered(weights.tensors, splits, tp_ranks, self._layout, device)
+        return tensors
+
+    def _publish(self, wait: bool) -> None:
+        """Add the checkpoints to the queue that are complete and whose point is known."""
+        if self._writer is None:
+            return
+        self._files.extend(self._writer.collect(wait))
+        while self._files and self._points:
+            checkpoint = Checkpoint.of(self._points.popleft())
+            self._queue.add(checkpoint, self._files.popleft())
+            self._waited[checkpoint.point.number] = self._waits.popleft()
+            if self._orders is not None:
+                self._orders.send(checkpoint=asdict(checkpoint), values=None)
+
+    def _reported(self, stopping: Callable[[], bool]) -> Iterator[Score]:
+        """The scores of the evaluation ranks."""
+        if self._orders is None or self._reports is None:
+            return
+        self._orders.send(complete=True)
+        while not self._done:
+            letter = self._reports.next(SIGNAL_SECONDS)
+            if letter is not None:
+                self._take(letter)
+            elif stopping():
+                raise Interrupted("stopped by a signal while checkpoints were scored: mlperf-suite score goes on")
+            yield from self.poll()
+
+    def _take(self, letter: Letter) -> None:
+        content = letter.content
+        if "number" in content:
+            number, score = int(content["number"]), CheckpointScore(**content["score"])
+            self._queue.note(number, score)
+            self._known.append(self._score(number, score))
+        self._done = self._done or "done" in content
+        self.interrupted = self.interrupted or "interrupted" in content
+
+    def _scored(self, scoring: CheckpointScoring, stopping: Callable[[], bool]) -> Iterator[Score]:
+        """The scores of the training ranks' own evaluation, which is built now."""
+        scoring.prepare()
+        scoring.open_data(self._root)
+
+        def note(checkpoint: Checkpoint, score: CheckpointScore) -> None:
+            self._queue.note(checkpoint.point.number, score)
+
+        for checkpoint, score in scoring.scores(self._queue.next, note, stopping):
+            if score is not None:
+                yield self._score(checkpoint.point.number, score)
+
+    def _score(self, number: int, score: CheckpointScore) -> Score:
+        return score_of(self._queue.checkpoints[number], score, self._waited.get(number, 0.0))
+
+
+def score_of(checkpoint: Checkpoint, score: CheckpointScore, waited_seconds: float = 0.0) -> Score:
+    """A checkpoint's score as the contract has it; ``waited_seconds``: that training stood still for it."""
+    point, between = checkpoint.point, (score.began_ms, score.ended_ms)
+    assert point.time_ms is not None, "a checkpoint has a time"
+    return Score(point.samples, score.values, point.time_ms, score.seconds, waited_seconds, point, between)
+
+
+class OrderedCheckpoints:
+    """What an evaluation rank 0 knows of the queue: the checkpoints that training rank 0 has sent word of.
+
+    Args:
+        token: of the run, as training rank 0 tells it.
+        config: from which checkpoint on scoring begins.
+        reached: whether the metrics of a checkpoint meet the targets.
+        signalled: whether a signal asks this rank to stop, which it passes on.
+    """
+
+    def __init__(
+        self,
+        token: str,
+        config: EvaluationConfig,
+        reached: Callable[[Mapping[str, float]], bool],
+        signalled: Callable[[], bool] = never,
+    ) -> None:
+        self._orders, self._reports = LetterReceiver(f"orders/{token}"), LetterSender(f"scores/{token}")
+        self._first, self._reached = config.begins_with, reached
+        self._checkpoints: dict[int, Checkpoint] = {}
+        self._passed: dict[int, bool] = {}
+        self._complete = self._done = self._told = False
+        self.signalled = signalled
+        self.stopped_at: int | None = None
+
+    def next(self) -> Checkpoint | None:
+        """Wait for the next checkpoint that is to be scored; None once training rank 0 says that nothing more comes.
+
+        Raises:
+            RuntimeError: training rank 0 is gone.
+        """
+        for letter in self._orders.collect():
+            self._take(letter)
+        while self.stopped_at is None:
+            if self.signalled() and not self._told:
+                self._told = True
+                self._reports.send(interrupted=True)
+            number = next_to_score(self._checkpoints, self._passed, self._first, self._complete)
+            if number is not None:
+                return self._checkpoints[number]
+            if self._complete and not self._done:
+                self._done = True
+                self._reports.send(done=True)
+            letter_or_none = self._orders.next(SIGNAL_SECONDS)
+            if letter_or_none is not None:
+                self._take(letter_or_none)
+        return None
+
+    def note(self, checkpoint: Checkpoint, score: CheckpointScore) -> None:
+        """Send the score of a checkpoint to training rank 0."""
+        self._passed[checkpoint.point.number] = self._reached(score.values)
+        self._reports.send(number=checkpoint.point.number, score=asdict(score))
+
+    def end(self) -> None:
+        """Say that no more scores come."""
+        self._reports.end()
+
+    def _take(self, letter: Letter) -> None:
+        content = letter.content
+        if "checkpoint" in content:
+            checkpoint = Checkpoint.decode(content["checkpoint"])
+            self._checkpoints[checkpoint.point.number] = checkpoint
+            if content["values"] is not None:
+                self._passed[checkpoint.point.number] = self._reached(content["values"])
+        self._complete = self._complete or "complete" in content
+        if "stopped_at" in content:
+            self.stopped_at = int(content["stopped_at"])

@@ -1,0 +1,46 @@
+"""Seconds that the device spends in the stages of an evaluation, noted without waiting for it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from common.ops.device_clock import stamp
+
+
+class StageTimes:
+    """Adds up the time between two points of the current stream, stage by stage.
+
+    Args:
+        stages: their names.
+        device: whose stream is looked at.
+    """
+
+    def __init__(self, stages: Sequence[str], device: torch.device | str = "cpu") -> None:
+        self._places = {stage: place for place, stage in enumerate(stages)}
+        self._nanoseconds = torch.zeros(len(self._places), dtype=torch.int64, device=device)
+        self._moments = torch.zeros(2, 1, dtype=torch.int64, device=device)
+
+    def clear(self) -> None:
+        """Begin an evaluation."""
+        self._nanoseconds.zero_()
+
+    @contextlib.contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        """What is queued within counts for ``stage``; stages do not nest.
+
+        Raises:
+            KeyError: there is no such stage.
+        """
+        place = self._places[stage]
+        stamp(self._moments[0])
+        yield
+        stamp(self._moments[1])
+        self._nanoseconds[place] += (self._moments[1] - self._moments[0]).squeeze()
+
+    def seconds(self) -> Tensor:
+        """Of every stage, in their order, float64 on the device."""
+        return self._nanoseconds.double() * 1e-9

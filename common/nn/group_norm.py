@@ -1,0 +1,77 @@
+"""Group norm layers around the fused operation of :mod:`common.ops.group_norm`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from common.ops import group_norm as ops
+from common.ops.group_norm.plain import GroupNormResult
+from common.ops.implementation import OperationRequest, select
+
+
+class GroupNorm(nn.Module):
+    """Group norm with optional fused SiLU; parameters are named as in ``torch.nn.GroupNorm``.
+
+    Statistics are fp32 whatever activations and parameters are.
+
+    Args:
+        channels: C, of all inputs together.
+        groups: divide the channels evenly.
+        eps: added to the variance.
+        silu: whether SiLU follows.
+        inputs: how many inputs :meth:`forward` will get, 1 or 2: not every implementation takes a pair.
+        added: whether it will get what is added to the channels.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        groups: int,
+        eps: float = 1e-5,
+        silu: bool = False,
+        *,
+        inputs: int = 1,
+        added: bool = False,
+    ) -> None:
+        super().__init__()
+        self.groups = groups
+        self.eps = eps
+        self.silu = silu
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self._sizes = {"channels": channels, "groups": groups, "inputs": inputs, "added": int(added)}
+        self._group_norm = ops.IMPLEMENTATIONS["torch"]
+
+    def choose(self, requested: str, dtype: torch.dtype) -> str:
+        """See :meth:`common.nn.choice.Choosing.choose`."""
+        self._group_norm = select(
+            ops.IMPLEMENTATIONS, requested, OperationRequest(self.weight.device, dtype, self._sizes)
+        )
+        return self._group_norm.name
+
+    def forward(self, *inputs: Tensor, added: Tensor | None = None, keep: bool = False) -> GroupNormResult:
+        """See :func:`common.ops.group_norm.plain.group_norm_torch`.
+
+        Args:
+            inputs: one tensor or a pair, (N, C_i, H, W).
+            added: (N, C), added to the one input before its statistics.
+            keep: whether the inputs are handed on.
+
+        Returns:
+            (N, C, H, W) channels_last; with ``keep`` a pair of it and the tuple of the inputs.
+
+        Raises:
+            ValueError: sizes do not fit.
+        """
+        result: GroupNormResult = self._group_norm.function(
+            inputs, self.weight, self.bias, self.groups, self.eps, silu=self.silu, added_NC=added, keep=keep
+        )
+        return result
+
+    def extra_repr(self) -> str:
+        """Sizes and the implementation."""
+        return (
+            f"{self.weight.numel()}, groups={self.groups}, eps={self.eps}, silu={self.silu}, "
+            f"implementation={self._group_norm.name}"
+        )

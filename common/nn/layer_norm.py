@@ -1,0 +1,47 @@
+"""Layer norm with the residual addition in front of it, around :mod:`common.ops.add_layer_norm`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from common.ops import add_layer_norm as ops
+from common.ops.implementation import OperationRequest, select
+
+
+class LayerNorm(nn.Module):
+    """Residual addition and layer norm; parameters are named as in ``torch.nn.LayerNorm``.
+
+    Args:
+        features: C.
+        eps: added to the variance.
+    """
+
+    def __init__(self, features: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(features))
+        self.bias = nn.Parameter(torch.zeros(features))
+        self._add_layer_norm = ops.IMPLEMENTATIONS["torch"]
+
+    def choose(self, requested: str, dtype: torch.dtype) -> str:
+        """See :meth:`common.nn.choice.Choosing.choose`."""
+        request = OperationRequest(self.weight.device, dtype, {"features": self.weight.numel()})
+        self._add_layer_norm = select(ops.IMPLEMENTATIONS, requested, request)
+        return self._add_layer_norm.name
+
+    def forward(
+        self, x_RC: Tensor, residual_RC: Tensor | None = None, *, added: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The sum of ``x``, the residual and what is ``added`` to every row, (C,), and the sum normalised, (R, C) each.
+
+        See :func:`common.ops.add_layer_norm.plain.add_layer_norm_torch`.
+        """
+        result: tuple[Tensor, Tensor] = self._add_layer_norm.function(
+            x_RC, residual_RC, self.weight, self.bias, self.eps, added_C=added
+        )
+        return result
+
+    def extra_repr(self) -> str:
+        """Sizes and the implementation."""
+        return f"{self.weight.numel()}, eps={self.eps}, implementation={self._add_layer_norm.name}"

@@ -1,0 +1,64 @@
+"""Why a library's attention cannot serve a request, which says ``head_size``; None where it can."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+import torch
+
+from common.ops.causal_attention import flash_attention_4
+from common.ops.implementation import OperationRequest
+from common.ops.libraries import CUDNN_FRONTEND, FLASH_ATTENTION_4, missing, no_transformer_engine
+
+
+def library_unsupported(request: OperationRequest, name: str, capability: tuple[int, int]) -> str | None:
+    """What all libraries ask for: a GPU of at least ``capability``, 16 bit, and a head size up to 128."""
+    if request.device.type != "cuda":
+        return f"{name} needs a CUDA device, not {request.device.type}"
+    if request.dtype not in (torch.float16, torch.bfloat16):
+        return f"{name} takes fp16 and bf16, not {request.dtype}"
+    size = request.sizes["head_size"]
+    if size % 8 or size > 128:
+        return f"the head size is a multiple of 8 up to 128, not {size}"
+    if torch.cuda.get_device_capability(request.device) < capability:
+        return f"{name} needs compute capability {capability[0]}.{capability[1]}"
+    return None
+
+
+def cudnn_unsupported(request: OperationRequest) -> str | None:
+    """cuDNN through PyTorch."""
+    reason = library_unsupported(request, "cuDNN's attention", (8, 0))
+    if reason is None and not torch.backends.cudnn.is_available():
+        return "PyTorch has no cuDNN"
+    return reason
+
+
+def flash_unsupported(request: OperationRequest) -> str | None:
+    """FlashAttention 2 through PyTorch."""
+    reason = library_unsupported(request, "FlashAttention", (8, 0))
+    if reason is None and not torch.backends.cuda.is_flash_attention_available():
+        return "PyTorch was built without FlashAttention"
+    return reason
+
+
+def frontend_unsupported(request: OperationRequest) -> str | None:
+    """cuDNN through its own frontend."""
+    return library_unsupported(request, "cuDNN's attention", (8, 0)) or missing(CUDNN_FRONTEND)
+
+
+def te_unsupported(request: OperationRequest) -> str | None:
+    """Transformer Engine."""
+    return library_unsupported(request, "Transformer Engine's attention", (8, 0)) or no_transformer_engine()
+
+
+def flash_4_unsupported(request: OperationRequest) -> str | None:
+    """FlashAttention 4."""
+    reason = library_unsupported(request, "FlashAttention 4", (9, 0)) or missing(FLASH_ATTENTION_4)
+    if reason is not None:
+        return reason
+    if torch.cuda.get_device_capability(request.device) >= (12, 0):
+        return "FlashAttention 4 is used here on Hopper and on data centers' Blackwell alone"
+    installed, known = importlib.metadata.version(FLASH_ATTENTION_4), flash_attention_4.VERSION
+    return (
+        None if installed == known else f"{FLASH_ATTENTION_4} {installed} is installed, {known} is what is known here"
+    )

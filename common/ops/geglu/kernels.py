@@ -1,0 +1,110 @@
+# mypy: allow-untyped-defs
+"""Triton kernels of GEGLU after a bias, over R rows of C values and C gates.
+
+A program owns ``BLOCK_C`` columns, of the values and the gates behind them, and walks over tiles of rows. Forward reads
+both and writes their product; backward reads both and dy and writes both gradients. The bias gradient is two-level: a
+program adds up its tiles element by element and their rows once, at its end, and writes one partial sum, which
+:mod:`common.ops.tiling.column_sums` adds in a fixed order.
+
+With P(z) = 0.5 (1 + erf(z / sqrt(2))) and p its derivative, gelu(z) = z P(z) and gelu'(z) = P(z) + z p(z). The error
+function is that of Abramowitz and Stegun, 7.1.26, off by 1.5e-7 at most, whose exponential is p's too: one exponential
+and one reciprocal an element.
+
+Bytes at 131,072 rows of 1,280 and 16 bit: forward 1.01 GB, backward 1.68 GB.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from common.ops.tiling.kernels import load_row, load_tile, own_columns, store_tile, tile_at
+
+_SQRT_HALF: tl.constexpr = tl.constexpr(0.7071067811865476)
+_HALF_LOG2_E: tl.constexpr = tl.constexpr(0.7213475204444817)
+_INVERSE_SQRT_2_PI: tl.constexpr = tl.constexpr(0.3989422804014327)
+_P: tl.constexpr = tl.constexpr(0.3275911)
+_A1: tl.constexpr = tl.constexpr(0.254829592)
+_A2: tl.constexpr = tl.constexpr(-0.284496736)
+_A3: tl.constexpr = tl.constexpr(1.421413741)
+_A4: tl.constexpr = tl.constexpr(-1.453152027)
+_A5: tl.constexpr = tl.constexpr(1.061405429)
+
+
+@triton.jit
+def _normal(z):
+    """The normal distribution's probability of less than z, and exp(-z^2 / 2)."""
+    bell = tl.exp2(z * z * -_HALF_LOG2_E)
+    t = 1.0 / (1.0 + tl.abs(z) * (_SQRT_HALF * _P))
+    beyond = (((((_A5 * t + _A4) * t) + _A3) * t + _A2) * t + _A1) * t * (0.5 * bell)
+    return tl.where(z < 0, beyond, 1.0 - beyond), bell
+
+
+@triton.jit
+def _biases(bias_ptr, column, inside, C, BIAS: tl.constexpr):
+    """Of values and gates, (1, BLOCK_C) each; zeros without one."""
+    if BIAS:
+        return load_row(bias_ptr, column, inside), load_row(bias_ptr + C, column, inside)
+    else:
+        nothing = tl.zeros_like(column).to(tl.float32)[None, :]
+        return nothing, nothing
+
+
+@triton.jit
+def geglu_forward_kernel(
+    x_ptr,  # (R, 2C)
+    bias_ptr,  # (2C,) if BIAS
+    y_ptr,  # (R, C)
+    R, C,
+    BIAS: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
+):  # fmt: skip
+    """Grid (programs, C / BLOCK_C, 1)."""
+    column, inside = own_columns(1, C, BLOCK_C)
+    value_bias, gate_bias = _biases(bias_ptr, column, inside, C, BIAS)
+    tiles = tl.cdiv(R, BLOCK_V)
+    for index in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
+        base, offset, mask = tile_at(index, tiles, column, inside, R, 2 * C, BLOCK_V, EVEN, REVERSE)
+        value = load_tile(x_ptr + base, offset, mask, EVEN) + value_bias
+        gate = load_tile(x_ptr + base + C, offset, mask, EVEN) + gate_bias
+        base, offset, mask = tile_at(index, tiles, column, inside, R, C, BLOCK_V, EVEN, REVERSE)
+        below, _ = _normal(gate)
+        store_tile(y_ptr + base, offset, value * gate * below, mask, EVEN)
+
+
+@triton.jit
+def geglu_backward_kernel(
+    dy_ptr,  # (R, C)
+    x_ptr,  # (R, 2C)
+    bias_ptr,  # (2C,) if BIAS
+    dx_ptr,  # (R, 2C)
+    partial_ptr,  # (programs, 2C) fp32, written if BIAS
+    R, C,
+    BIAS: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
+):  # fmt: skip
+    """Grid (programs, C / BLOCK_C, 1)."""
+    column, inside = own_columns(1, C, BLOCK_C)
+    value_bias, gate_bias = _biases(bias_ptr, column, inside, C, BIAS)
+    value_total = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
+    gate_total = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
+    tiles = tl.cdiv(R, BLOCK_V)
+    for index in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
+        base, offset, mask = tile_at(index, tiles, column, inside, R, C, BLOCK_V, EVEN, REVERSE)
+        dy = load_tile(dy_ptr + base, offset, mask, EVEN)
+        base, offset, mask = tile_at(index, tiles, column, inside, R, 2 * C, BLOCK_V, EVEN, REVERSE)
+        value = load_tile(x_ptr + base, offset, mask, EVEN) + value_bias
+        gate = load_tile(x_ptr + base + C, offset, mask, EVEN) + gate_bias
+        below, bell = _normal(gate)
+        # rows that don't exist have a dy of 0, and so no gradient
+        d_value = dy * gate * below
+        d_gate = dy * value * (below + gate * bell * _INVERSE_SQRT_2_PI)
+        store_tile(dx_ptr + base, offset, d_value, mask, EVEN)
+        store_tile(dx_ptr + base + C, offset, d_gate, mask, EVEN)
+        if BIAS:
+            value_total += d_value
+            gate_total += d_gate
+    if BIAS:
+        own = partial_ptr + tl.program_id(0) * (2 * C) + column
+        tl.store(own, tl.sum(value_total, 0), mask=inside)
+        tl.store(own + C, tl.sum(gate_total, 0), mask=inside)

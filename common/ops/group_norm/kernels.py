@@ -1,0 +1,217 @@
+# mypy: allow-untyped-defs
+"""Triton kernels of group norm in several launches each way, for samples whose groups no program should read alone.
+
+Forward: moments of each channel in parts (:mod:`common.ops.norm.moments`), merged to those of a group, then x once
+more to normalise it. Backward: two sums over dy and x for each channel in parts, merged, then both once more to write
+the gradient of x. The second pass of either walks in the opposite direction of the first (``REVERSE``), with all
+programs side by side, so that it finds the end of the first pass in the L2 cache. Merges have a fixed order.
+
+What is added to a sample's channel moves its mean and nothing else: the first pass does not read it, the merge does,
+and so its gradient, the sum of dx over the pixels, follows from three sums without a pass of its own.
+
+The passes over pixels see one of the inputs, whose first channel is ``start`` of all ``C``; the merges see all, since a
+group may straddle a pair. ``statistics`` is (2, N, G) fp32: mean and 1 / standard deviation. Shapes: N samples, V
+pixels, G groups of WIDTH channels.
+
+Bytes at 32 x 64 x 64 x 320 and 16 bit: forward 252 MB, of which 168 MB at least from memory, backward 420 and 252 MB.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from common.ops.group_norm.device import activated, before_activation, load_statistics
+from common.ops.norm.moments import voxels_of
+from common.ops.tiling.kernels import load_row, load_tile, own_columns, store_tile, tile_at
+
+
+@triton.jit
+def _load_partial(first_ptr, second_ptr, kind, program, programs, column, mask, C, SPLIT, PAIR: tl.constexpr):
+    """What the programs of this sample left of a group, (BLOCK_P, BLOCK_W), from (kinds, N, programs, channels)."""
+    row = ((kind * tl.num_programs(1) + tl.program_id(1)) * programs + program)[:, None]
+    first_mask = mask & (column < SPLIT)[None, :]
+    value = tl.load(first_ptr + row * SPLIT + column[None, :], mask=first_mask, other=0.0)
+    if PAIR:
+        place = row * (C - SPLIT) + (column - SPLIT)[None, :]
+        value += tl.load(second_ptr + place, mask=mask & (column >= SPLIT)[None, :], other=0.0)
+    return value
+
+
+@triton.jit
+def group_norm_statistics_kernel(
+    first_ptr, second_ptr,  # (2, N, programs, SPLIT) fp32 from the first input, if PAIR the rest from the second
+    added_ptr,  # (N, C) if ADDED
+    statistics_ptr,  # (2, N, G) fp32
+    programs, V, C, SPLIT, eps,
+    PAIR: tl.constexpr, ADDED: tl.constexpr, WIDTH: tl.constexpr, BLOCK_W: tl.constexpr,
+    BLOCK_V: tl.constexpr, REVERSE: tl.constexpr, BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    """Merge what ``moments_kernel`` left. Grid (G, N), BLOCK_P >= programs, BLOCK_W >= WIDTH."""
+    group, sample = tl.program_id(0), tl.program_id(1)
+    local, program = tl.arange(0, BLOCK_W), tl.arange(0, BLOCK_P)
+    column, inside, valid = group * WIDTH + local, local < WIDTH, program < programs
+    mask = valid[:, None] & inside[None, :]
+    means = _load_partial(first_ptr, second_ptr, 0, program, programs, column, mask, C, SPLIT, PAIR)
+    squares = _load_partial(first_ptr, second_ptr, 1, program, programs, column, mask, C, SPLIT, PAIR)
+    if ADDED:
+        means += tl.load(added_ptr + sample * C + column, mask=inside, other=0.0).to(tl.float32)[None, :]
+    tiles = tl.cdiv(V, BLOCK_V)
+    voxels = voxels_of(program, programs, tiles, V, BLOCK_V, REVERSE).to(tl.float32)
+    count = tl.where(mask, voxels[:, None], 0.0)
+    # of about the group's mean, so that little is lost by adding up
+    pivot = tl.sum(tl.sum(tl.where((program == 0)[:, None] & inside[None, :], means, 0.0), 1), 0) / WIDTH
+    shares = count / (V * WIDTH)
+    mean = pivot + tl.sum(tl.sum((means - pivot) * shares, 1), 0)
+    away = means - mean
+    variance = tl.sum(tl.sum(squares / (V * WIDTH) + away * away * shares, 1), 0)
+    place = sample * tl.num_programs(0) + group
+    tl.store(statistics_ptr + place, mean)
+    tl.store(statistics_ptr + tl.num_programs(1) * tl.num_programs(0) + place, 1.0 / tl.sqrt(variance + eps))
+
+
+@triton.jit
+def group_norm_normalise_kernel(
+    x_ptr,  # (N, V, own)
+    added_ptr,  # (N, C) if ADDED
+    weight_ptr, bias_ptr,  # (C,)
+    statistics_ptr,  # (2, N, G) fp32
+    y_ptr,  # (N, V, C)
+    V, own, start, C, G,
+    ADDED: tl.constexpr, SILU: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
+):  # fmt: skip
+    """Second pass of forward, over one input. Grid (programs, columns / BLOCK_C, N)."""
+    column, inside = own_columns(1, own, BLOCK_C)
+    channel = start + column
+    sample, samples = tl.program_id(2), tl.num_programs(2)
+    centre, rstd = load_statistics(statistics_ptr, added_ptr, channel, inside, sample, samples, C, G, WIDTH, ADDED)
+    scale = rstd[None, :] * load_row(weight_ptr, channel, inside)
+    bias = load_row(bias_ptr, channel, inside)
+    tiles = tl.cdiv(V, BLOCK_V)
+    for index in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
+        base, offset, mask = tile_at(index, tiles, column, inside, V, own, BLOCK_V, EVEN, REVERSE)
+        z = (load_tile(x_ptr + base, offset, mask, EVEN) - centre[None, :]) * scale + bias
+        base, offset, mask = tile_at(index, tiles, column, inside, V, C, BLOCK_V, EVEN, REVERSE)
+        store_tile(y_ptr + base + start, offset, activated(z, SILU), mask, EVEN)
+
+
+@triton.jit
+def _normal_and_dz(
+    dy_ptr, x_ptr, centre, rstd, weight, bias, index, tiles, column, inside, V, own, start, C,
+    SILU: tl.constexpr, BLOCK_V: tl.constexpr, EVEN: tl.constexpr, REVERSE: tl.constexpr,
+):  # fmt: skip
+    """The standardised x of a tile, 0 where nothing is, and the gradient in front of the activation."""
+    base, offset, mask = tile_at(index, tiles, column, inside, V, own, BLOCK_V, EVEN, REVERSE)
+    normal = (load_tile(x_ptr + base, offset, mask, EVEN) - centre) * rstd
+    if not EVEN:
+        normal = tl.where(mask, normal, 0.0)
+    base, offset, mask = tile_at(index, tiles, column, inside, V, C, BLOCK_V, EVEN, REVERSE)
+    dy = load_tile(dy_ptr + base + start, offset, mask, EVEN)
+    return normal, before_activation(dy, normal * weight + bias, SILU)
+
+
+@triton.jit
+def group_norm_gradient_sums_kernel(
+    dy_ptr,  # (N, V, C)
+    x_ptr,  # (N, V, own)
+    added_ptr,  # (N, C) if ADDED
+    weight_ptr, bias_ptr,  # (C,)
+    statistics_ptr,  # (2, N, G) fp32
+    partial_ptr,  # (2 or with ADDED 3, N, programs, own) fp32: sums of dz, of dz * normal, of normal
+    V, own, start, C, G,
+    ADDED: tl.constexpr, SILU: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
+):  # fmt: skip
+    """First pass of backward, over one input. Grid (programs, columns / BLOCK_C, N)."""
+    column, inside = own_columns(1, own, BLOCK_C)
+    channel = start + column
+    sample, samples = tl.program_id(2), tl.num_programs(2)
+    centre, rstd = load_statistics(statistics_ptr, added_ptr, channel, inside, sample, samples, C, G, WIDTH, ADDED)
+    weight, bias = load_row(weight_ptr, channel, inside), load_row(bias_ptr, channel, inside)
+    total = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
+    product = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
+    if ADDED:
+        normals = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
+    tiles = tl.cdiv(V, BLOCK_V)
+    for index in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
+        normal, dz = _normal_and_dz(
+            dy_ptr, x_ptr, centre[None, :], rstd[None, :], weight, bias, index, tiles, column, inside, V, own, start, C,
+            SILU, BLOCK_V, EVEN, REVERSE,
+        )  # fmt: skip
+        total += dz
+        product += dz * normal
+        if ADDED:
+            normals += normal
+    plane = samples * tl.num_programs(0) * own
+    place = partial_ptr + (sample * tl.num_programs(0) + tl.program_id(0)) * own + column
+    tl.store(place, tl.sum(total, 0), mask=inside)
+    tl.store(place + plane, tl.sum(product, 0), mask=inside)
+    if ADDED:
+        tl.store(place + 2 * plane, tl.sum(normals, 0), mask=inside)
+
+
+@triton.jit
+def group_norm_coefficients_kernel(
+    first_ptr, second_ptr,  # (2 or with ADDED 3, N, programs, SPLIT) fp32, if PAIR the rest from the second input
+    weight_ptr,  # (C,)
+    statistics_ptr,  # (2, N, G) fp32
+    sums_ptr,  # (N, 2, C) fp32: of dz and of dz * normal
+    coefficients_ptr,  # (2, N, G) fp32: means over the group of weight * dz and of weight * dz * normal
+    d_added_ptr,  # (N, C), written if ADDED
+    programs, V, C, SPLIT,
+    PAIR: tl.constexpr, ADDED: tl.constexpr, WIDTH: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    """Add what the programs of the first pass left. Grid (G, N), BLOCK_P >= programs, BLOCK_W >= WIDTH."""
+    group, sample = tl.program_id(0), tl.program_id(1)
+    local, program = tl.arange(0, BLOCK_W), tl.arange(0, BLOCK_P)
+    column, inside = group * WIDTH + local, local < WIDTH
+    mask = (program < programs)[:, None] & inside[None, :]
+    total = tl.sum(_load_partial(first_ptr, second_ptr, 0, program, programs, column, mask, C, SPLIT, PAIR), 0)
+    product = tl.sum(_load_partial(first_ptr, second_ptr, 1, program, programs, column, mask, C, SPLIT, PAIR), 0)
+    tl.store(sums_ptr + sample * 2 * C + column, total, mask=inside)
+    tl.store(sums_ptr + (sample * 2 + 1) * C + column, product, mask=inside)
+    weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    constant = tl.sum(weight * total, 0) / (V * WIDTH)
+    slope = tl.sum(weight * product, 0) / (V * WIDTH)
+    place, plane = sample * tl.num_programs(0) + group, tl.num_programs(1) * tl.num_programs(0)
+    tl.store(coefficients_ptr + place, constant)
+    tl.store(coefficients_ptr + plane + place, slope)
+    if ADDED:
+        normals = tl.sum(_load_partial(first_ptr, second_ptr, 2, program, programs, column, mask, C, SPLIT, PAIR), 0)
+        rstd = tl.load(statistics_ptr + plane + place)
+        d_added = rstd * (weight * total - constant * V - slope * normals)
+        tl.store(d_added_ptr + sample * C + column, d_added.to(d_added_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def group_norm_input_gradient_kernel(
+    dy_ptr,  # (N, V, C)
+    kept_ptr,  # (N, V, own) if KEPT: added to the gradient
+    x_ptr,  # (N, V, own)
+    added_ptr,  # (N, C) if ADDED
+    weight_ptr, bias_ptr,  # (C,)
+    statistics_ptr, coefficients_ptr,  # (2, N, G) fp32
+    dx_ptr,  # (N, V, own)
+    V, own, start, C, G,
+    KEPT: tl.constexpr, ADDED: tl.constexpr, SILU: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
+):  # fmt: skip
+    """Second pass of backward, over one input. Grid (programs, columns / BLOCK_C, N)."""
+    column, inside = own_columns(1, own, BLOCK_C)
+    channel = start + column
+    sample, samples = tl.program_id(2), tl.num_programs(2)
+    centre, rstd = load_statistics(statistics_ptr, added_ptr, channel, inside, sample, samples, C, G, WIDTH, ADDED)
+    weight, bias = load_row(weight_ptr, channel, inside), load_row(bias_ptr, channel, inside)
+    constant, slope = load_statistics(coefficients_ptr, added_ptr, channel, inside, sample, samples, C, G, WIDTH, False)
+    tiles = tl.cdiv(V, BLOCK_V)
+    for index in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
+        normal, dz = _normal_and_dz(
+            dy_ptr, x_ptr, centre[None, :], rstd[None, :], weight, bias, index, tiles, column, inside, V, own, start, C,
+            SILU, BLOCK_V, EVEN, REVERSE,
+        )  # fmt: skip
+        dx = rstd[None, :] * (dz * weight - constant[None, :] - normal * slope[None, :])
+        base, offset, mask = tile_at(index, tiles, column, inside, V, own, BLOCK_V, EVEN, REVERSE)
+        if KEPT:
+            dx += load_tile(kept_ptr + base, offset, mask, EVEN)
+        store_tile(dx_ptr + base, offset, dx, mask, EVEN)

@@ -1,0 +1,384 @@
+"""Group norm through the Triton kernels of :mod:`common.ops.group_norm.kernels`, and for small samples those of
+:mod:`common.ops.group_norm.slab_kernels`.
+
+Everything is enqueued on the current stream and nothing waits for the device, so that all of it can be captured.
+Activations are channels_last; others are copied into that format first. Shapes: N samples, V pixels, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from common.ops.group_norm import kernels, slab_kernels
+from common.ops.group_norm.plain import GroupNormResult, check
+from common.ops.norm.moments import moments_kernel
+from common.ops.tiling.column_sums import column_sums
+from common.ops.tiling.tiles import Tile, block_of_columns, cut
+
+
+class SlabTile(NamedTuple):
+    """How a kernel whose programs own whole groups of a sample cuts it.
+
+    Attributes:
+        most: most elements of a slab; samples with larger ones take several launches.
+        columns: fewest channels of a slab, which take in more groups if they are narrow.
+        held: most elements that a program holds, so that it reads them once.
+        elements: elements of a tile otherwise.
+        elements_per_warp: elements of one warp, which gives the warps of a program.
+        stages: tiles in flight per program through asynchronous copies; 1 for plain loads.
+    """
+
+    most: int
+    columns: int
+    held: int
+    elements: int
+    elements_per_warp: int
+    stages: int
+
+
+TILES: dict[str, Tile] = {
+    "moments": Tile(64, 4096, 4, 4, 3),
+    "normalise": Tile(64, 4096, 4, 7, 1),
+    "gradient_sums": Tile(64, 2048, 4, 4, 3),
+    "input_gradient": Tile(64, 2048, 4, 5, 1),
+}
+"""Pass to its tile: as many programs as an H200 holds at once by their registers. ``bench --sweep`` times others."""
+
+SLAB_TILES: dict[str, SlabTile] = {
+    "forward": SlabTile(131072, 32, 32768, 4096, 512, 3),
+    "backward": SlabTile(131072, 32, 16384, 4096, 512, 1),
+}
+"""Direction to its tile; a slab of no elements sends every sample through several launches."""
+
+_MOST_WARPS = 16
+_HEAD = 16
+
+
+class Sizes(NamedTuple):
+    """Of a call.
+
+    Attributes:
+        samples, voxels: N and V.
+        parts: channels of each input.
+        groups: G.
+    """
+
+    samples: int
+    voxels: int
+    parts: tuple[int, ...]
+    groups: int
+
+    @classmethod
+    def of(cls, inputs: Sequence[Tensor], groups: int) -> Sizes:
+        """The sizes of a call with these inputs."""
+        samples, _, height, width = inputs[0].shape
+        return cls(samples, height * width, tuple(x_NCHW.shape[1] for x_NCHW in inputs), groups)
+
+    @property
+    def channels(self) -> int:
+        """C, of all inputs."""
+        return sum(self.parts)
+
+    @property
+    def width(self) -> int:
+        """Channels of a group."""
+        return self.channels // self.groups
+
+
+class Affine(NamedTuple):
+    """What a call has besides its inputs.
+
+    Attributes:
+        weight_C, bias_C: scale and shift.
+        added_NC: contiguous, or None for nothing.
+        silu: whether SiLU follows.
+    """
+
+    weight_C: Tensor
+    bias_C: Tensor
+    added_NC: Tensor | None
+    silu: bool
+
+    @property
+    def added(self) -> bool:
+        """Whether something is added."""
+        return self.added_NC is not None
+
+
+def _second(tensors: Sequence[Tensor | None]) -> Tensor | None:
+    return tensors[1] if len(tensors) == 2 else None
+
+
+# One launch: programs that own whole groups
+
+
+class Slabs(NamedTuple):
+    """A launch with a slab for each program: grid, and its constants."""
+
+    grid: tuple[int, int]
+    arguments: dict[str, Any]
+
+
+def cut_slabs(tile: SlabTile, sizes: Sizes) -> Slabs | None:
+    """Cut each sample into slabs; None where they are too large."""
+    width, groups = sizes.width, sizes.groups
+    counts = [count for count in range(1, groups + 1) if groups % count == 0]
+    count = next((count for count in counts if count * width >= tile.columns), groups)
+    block_c = triton.next_power_of_2(count * width)
+    whole = triton.next_power_of_2(sizes.voxels)
+    if sizes.voxels * count * width > tile.most:
+        return None
+    held = whole * block_c <= tile.held
+    block_v = whole if held else max(1, min(tile.elements // block_c, whole))
+    warps = min(max(block_v * block_c // tile.elements_per_warp, 1), _MOST_WARPS)
+    arguments = {
+        "PAIR": len(sizes.parts) == 2,
+        "WIDTH": width,
+        "GROUPS": count,
+        "BLOCK_V": block_v,
+        "BLOCK_C": block_c,
+        "HELD": held,
+        "STAGES": tile.stages,
+        "num_warps": warps,
+    }
+    return Slabs((groups // count, sizes.samples), arguments)
+
+
+# Several launches: passes over pixels, an input at a time, and merges of what their programs leave
+
+
+class Walk(NamedTuple):
+    """The launches of a pass over all inputs.
+
+    Attributes:
+        grids: of each input.
+        arguments: that every pass takes after its own.
+    """
+
+    grids: list[tuple[int, int, int]]
+    arguments: dict[str, Any]
+
+    @property
+    def programs(self) -> int:
+        """That share a column of a sample."""
+        return self.grids[0][0]
+
+
+def cut_parts(tile: Tile, sizes: Sizes, device: torch.device, reverse: bool) -> Walk:
+    """Cut each input into tiles for one pass, all alike, so that their partial sums are as many."""
+    block_c = min(block_of_columns(channels, tile.columns) for channels in sizes.parts)
+    blocks = [triton.cdiv(channels, block_c) for channels in sizes.parts]
+    whole = cut(
+        tile._replace(columns=block_c), sizes.samples, sizes.voxels, sum(blocks) * block_c, device, reverse=reverse
+    )
+    even = whole.arguments["EVEN"] and all(channels % block_c == 0 for channels in sizes.parts)
+    grids = [(whole.grid[0], count, sizes.samples) for count in blocks]
+    return Walk(grids, {**whole.arguments, "EVEN": even})
+
+
+def _starts(sizes: Sizes) -> list[int]:
+    """First channel of each input."""
+    return [0, sizes.parts[0]][: len(sizes.parts)]
+
+
+def _merge(sizes: Sizes, programs: int) -> dict[str, Any]:
+    """Constants of a launch that merges what ``programs`` left."""
+    block_p, block_w = triton.next_power_of_2(programs), triton.next_power_of_2(sizes.width)
+    warps = min(max(block_p * block_w // 1024, 1), 8)
+    return {
+        "PAIR": len(sizes.parts) == 2,
+        "WIDTH": sizes.width,
+        "BLOCK_W": block_w,
+        "BLOCK_P": block_p,
+        "num_warps": warps,
+    }
+
+
+def _statistics(inputs: Sequence[Tensor], sizes: Sizes, added_NC: Tensor | None, eps: float) -> Tensor:
+    """Mean and 1 / standard deviation of every group, fp32 (2, N, G)."""
+    walk = cut_parts(TILES["moments"], sizes, inputs[0].device, reverse=True)
+    block_v = walk.arguments["BLOCK_V"]
+    partials = []
+    for x_NCHW, grid in zip(inputs, walk.grids, strict=True):
+        channels = x_NCHW.shape[1]
+        partial = x_NCHW.new_empty((2, sizes.samples, walk.programs, channels), dtype=torch.float32)
+        moments_kernel[grid](x_NCHW, partial, sizes.voxels, channels, HEAD=min(_HEAD, block_v), **walk.arguments)
+        partials.append(partial)
+    statistics_2NG = partials[0].new_empty((2, sizes.samples, sizes.groups))
+    kernels.group_norm_statistics_kernel[sizes.groups, sizes.samples](
+        partials[0], _second(partials), added_NC, statistics_2NG,
+        walk.programs, sizes.voxels, sizes.channels, sizes.parts[0], eps,
+        ADDED=added_NC is not None, BLOCK_V=block_v, REVERSE=True, **_merge(sizes, walk.programs),
+    )  # fmt: skip
+    return statistics_2NG
+
+
+def forward(inputs: Sequence[Tensor], affine: Affine, groups: int, eps: float) -> tuple[Tensor, Tensor]:
+    """The result (N, C, H, W), and the statistics, fp32 (2, N, G), of channels_last inputs.
+
+    One launch, or three, five of a pair.
+    """
+    sizes = Sizes.of(inputs, groups)
+    first_NCHW = inputs[0]
+    y_NCHW = torch.empty(
+        (sizes.samples, sizes.channels, *first_NCHW.shape[2:]),
+        dtype=first_NCHW.dtype, device=first_NCHW.device, memory_format=torch.channels_last,
+    )  # fmt: skip
+    constants = {"ADDED": affine.added, "SILU": affine.silu}
+    slab = cut_slabs(SLAB_TILES["forward"], sizes)
+    if slab is not None:
+        statistics_2NG = first_NCHW.new_empty((2, sizes.samples, groups), dtype=torch.float32)
+        slab_kernels.group_norm_slab_forward_kernel[slab.grid](
+            first_NCHW, _second(inputs), affine.added_NC, affine.weight_C, affine.bias_C, y_NCHW, statistics_2NG,
+            sizes.voxels, sizes.channels, sizes.parts[0], eps, **constants, **slab.arguments,
+        )  # fmt: skip
+        return y_NCHW, statistics_2NG
+    statistics_2NG = _statistics(inputs, sizes, affine.added_NC, eps)
+    walk = cut_parts(TILES["normalise"], sizes, first_NCHW.device, reverse=False)
+    # what was read last is read first
+    for x_NCHW, start, grid in reversed(list(zip(inputs, _starts(sizes), walk.grids, strict=True))):
+        kernels.group_norm_normalise_kernel[grid](
+            x_NCHW, affine.added_NC, affine.weight_C, affine.bias_C, statistics_2NG, y_NCHW,
+            sizes.voxels, x_NCHW.shape[1], start, sizes.channels, groups,
+            **constants, WIDTH=sizes.width, **walk.arguments,
+        )  # fmt: skip
+    return y_NCHW, statistics_2NG
+
+
+class Gradients(NamedTuple):
+    """What backward gives.
+
+    Attributes:
+        inputs: of each input, channels_last.
+        added_NC: of what was added; None without.
+        sums_N2C: of each sample those of bias and weight, fp32.
+    """
+
+    inputs: list[Tensor]
+    added_NC: Tensor | None
+    sums_N2C: Tensor
+
+
+def backward(
+    dy_NCHW: Tensor,
+    kept: Sequence[Tensor | None],
+    inputs: Sequence[Tensor],
+    affine: Affine,
+    statistics_2NG: Tensor,
+) -> Gradients:
+    """Gradients from channels_last tensors. One launch, or three, five of a pair.
+
+    Args:
+        dy_NCHW: of the result.
+        kept: of each input that was handed on; None for nothing.
+        inputs, affine, statistics_2NG: from forward.
+    """
+    samples, groups = statistics_2NG.shape[1:]
+    sizes = Sizes.of(inputs, groups)
+    found = Gradients(
+        [torch.empty_like(x_NCHW) for x_NCHW in inputs],
+        None if affine.added_NC is None else torch.empty_like(affine.added_NC),
+        statistics_2NG.new_empty((samples, 2, sizes.channels)),
+    )
+    parameters = (affine.added_NC, affine.weight_C, affine.bias_C)
+    constants = {"ADDED": affine.added, "SILU": affine.silu}
+    slab = cut_slabs(SLAB_TILES["backward"], sizes)
+    if slab is not None:
+        slab_kernels.group_norm_slab_backward_kernel[slab.grid](
+            dy_NCHW, kept[0], _second(kept), inputs[0], _second(inputs), *parameters, statistics_2NG,
+            found.inputs[0], _second(found.inputs), found.added_NC, found.sums_N2C,
+            sizes.voxels, sizes.channels, sizes.parts[0],
+            KEPT_FIRST=kept[0] is not None, KEPT_SECOND=_second(kept) is not None,
+            **constants, **slab.arguments,
+        )  # fmt: skip
+        return found
+    walk = cut_parts(TILES["gradient_sums"], sizes, dy_NCHW.device, reverse=False)
+    partials = []
+    for x_NCHW, start, grid in zip(inputs, _starts(sizes), walk.grids, strict=True):
+        kinds = 3 if affine.added else 2
+        partial = statistics_2NG.new_empty((kinds, samples, walk.programs, x_NCHW.shape[1]))
+        kernels.group_norm_gradient_sums_kernel[grid](
+            dy_NCHW, x_NCHW, *parameters, statistics_2NG, partial,
+            sizes.voxels, x_NCHW.shape[1], start, sizes.channels, groups,
+            **constants, WIDTH=sizes.width, **walk.arguments,
+        )  # fmt: skip
+        partials.append(partial)
+    coefficients_2NG = torch.empty_like(statistics_2NG)
+    kernels.group_norm_coefficients_kernel[groups, samples](
+        partials[0], _second(partials), affine.weight_C, statistics_2NG, found.sums_N2C, coefficients_2NG,
+        found.added_NC, walk.programs, sizes.voxels, sizes.channels, sizes.parts[0],
+        ADDED=affine.added, **_merge(sizes, walk.programs),
+    )  # fmt: skip
+    walk = cut_parts(TILES["input_gradient"], sizes, dy_NCHW.device, reverse=True)
+    # what was read last is read first
+    each = zip(inputs, kept, found.inputs, _starts(sizes), walk.grids, strict=True)
+    for x_NCHW, kept_NCHW, dx_NCHW, start, grid in reversed(list(each)):
+        kernels.group_norm_input_gradient_kernel[grid](
+            dy_NCHW, kept_NCHW, x_NCHW, *parameters, statistics_2NG, coefficients_2NG, dx_NCHW,
+            sizes.voxels, x_NCHW.shape[1], start, sizes.channels, groups,
+            KEPT=kept_NCHW is not None, **constants, WIDTH=sizes.width, **walk.arguments,
+        )  # fmt: skip
+    return found
+
+
+def _channels_last(x_NCHW: Tensor) -> Tensor:
+    return x_NCHW.contiguous(memory_format=torch.channels_last)
+
+
+class _GroupNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        weight_C: Tensor, bias_C: Tensor, added_NC: Tensor | None, groups: int, eps: float, silu: bool, keep: bool,
+        *inputs: Tensor,
+    ) -> Tensor | tuple[Tensor, ...]:  # fmt: skip
+        laid_out = tuple(_channels_last(x_NCHW) for x_NCHW in inputs)
+        added_NC = None if added_NC is None else added_NC.contiguous()
+        y_NCHW, statistics_2NG = forward(laid_out, Affine(weight_C, bias_C, added_NC, silu), groups, eps)
+        ctx.save_for_backward(weight_C, bias_C, added_NC, statistics_2NG, *laid_out)
+        ctx.set_materialize_grads(False)
+        ctx.silu = silu
+        return (y_NCHW, *laid_out) if keep else y_NCHW
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        weight_C, bias_C, added_NC, statistics_2NG, *inputs = ctx.saved_tensors
+        dy_NCHW, *kept = (None if given is None else _channels_last(given) for given in gradients)
+        kept = kept or [None] * len(inputs)
+        if dy_NCHW is None:  # nobody read the result
+            return (None,) * 7 + tuple(kept)
+        found = backward(dy_NCHW, kept, inputs, Affine(weight_C, bias_C, added_NC, ctx.silu), statistics_2NG)
+        # one launch for both
+        same = weight_C.dtype == bias_C.dtype
+        sums = column_sums(found.sums_N2C.flatten(1), weight_C.dtype if same else torch.float32).view(2, -1)
+        return (
+            sums[1].to(weight_C.dtype), sums[0].to(bias_C.dtype), found.added_NC, None, None, None, None,
+            *found.inputs,
+        )  # fmt: skip
+
+
+def group_norm(
+    inputs: tuple[Tensor, ...],
+    weight_C: Tensor,
+    bias_C: Tensor,
+    groups: int,
+    eps: float,
+    *,
+    silu: bool,
+    added_NC: Tensor | None = None,
+    keep: bool = False,
+) -> GroupNormResult:
+    """See :func:`common.ops.group_norm.plain.group_norm_torch`."""
+    check(inputs, weight_C, groups, added_NC)
+    result = _GroupNorm.apply(weight_C, bias_C, added_NC, groups, eps, silu, keep, *inputs)
+    if not keep:
+        y_NCHW: Tensor = result
+        return y_NCHW
+    return result[0], tuple(result[1:])

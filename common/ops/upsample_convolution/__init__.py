@@ -1,0 +1,50 @@
+"""Nearest upsampling by two and the 3x3 convolution behind it, padded with zeros, as one.
+
+A place of the result sees 9 places of the upsampled picture, but those are 4 places of the picture itself. Along an
+axis, with weights w0 w1 w2 and x the picture::
+
+    y[2i]     = w0 x[i - 1] + (w1 + w2) x[i]          y[2i + 1] = (w0 + w1) x[i] + w2 x[i + 1]
+
+So four 2x2 convolutions of summed weights, one for each parity of row and column, are the same function at 4/9 of the
+products, borders included. They are one transposed convolution of stride 2 and padding 1, whose four taps along an axis
+are ``(w2, w1 + w2, w0 + w1, w0)``: nothing is upsampled, and nothing is interleaved afterwards. Its kernels are those
+of a strided convolution's gradient. ``folded`` is one 2x2 convolution with four times as many filters, at one more row
+and column of places, and a pass that deals the results out and adds the bias.
+
+Shapes: N pictures, I channels in, O out, H W of the input. The result is (N, O, 2H, 2W).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from common.ops.implementation import Implementation, always
+from common.ops.triton_support import triton_unsupported
+from common.ops.upsample_convolution.folded import upsample_convolution_folded
+from common.ops.upsample_convolution.plain import upsample_convolution_plain
+from common.ops.upsample_convolution.taps import summed_taps
+from common.ops.upsample_convolution.transposed import upsample_convolution_transposed
+
+
+def _transposed(x_NIHW: Tensor, weight_OI33: Tensor, bias_O: Tensor | None) -> Tensor:
+    # triton is imported only where it is used
+    from common.ops.upsample_convolution.triton import summed_taps as summed_taps_triton
+
+    return upsample_convolution_transposed(x_NIHW, summed_taps_triton(weight_OI33), bias_O)
+
+
+def _transposed_torch(x_NIHW: Tensor, weight_OI33: Tensor, bias_O: Tensor | None) -> Tensor:
+    return upsample_convolution_transposed(x_NIHW, summed_taps(weight_OI33), bias_O)
+
+
+IMPLEMENTATIONS = {
+    "transposed": Implementation("transposed", _transposed, triton_unsupported),
+    "transposed_torch": Implementation("transposed_torch", _transposed_torch, always),
+    "folded": Implementation("folded", upsample_convolution_folded, always),
+    "plain": Implementation("plain", upsample_convolution_plain, always),
+}
+"""Signature: ``upsample_convolution(x_NIHW, weight_OI33, bias_O)``. The first two differ in what sums the weights; no
+bias is added where it is None."""
+
+KERNEL_NAMES = (("convolution, either way", r"^(sum|spread)_taps_"),)
+"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

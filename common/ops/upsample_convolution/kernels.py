@@ -1,0 +1,111 @@
+# mypy: allow-untyped-defs
+"""Triton kernels that sum the weights of an upsampling convolution, and deal the sums' gradient out.
+
+A program has a tile of filters and channels and all taps of it, nine of the convolution and sixteen sums. The sums lie
+as a transposed convolution wants them, channels first and filters last: tiles turn over on their way. At 1,280 channels
+and filters in 16 bit either kernel moves 82 MB, 20 us at 4.1 TB/s on an H200; PyTorch's operations take seven passes.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _rows(ptr, filter_stride, channel_stride, FILTERS, CHANNELS, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr):
+    """Addresses of a tile of (filters, channels) and which of them exist."""
+    filter_ = (tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O))[:, None]
+    channel = (tl.program_id(1) * BLOCK_I + tl.arange(0, BLOCK_I))[None, :]
+    place = filter_.to(tl.int64) * filter_stride + channel.to(tl.int64) * channel_stride
+    return ptr + place, (filter_ < FILTERS) & (channel < CHANNELS)
+
+
+@triton.jit
+def _columns(ptr, filter_stride, channel_stride, FILTERS, CHANNELS, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr):
+    """The same of a tile of (channels, filters)."""
+    filter_ = (tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O))[None, :]
+    channel = (tl.program_id(1) * BLOCK_I + tl.arange(0, BLOCK_I))[:, None]
+    place = filter_.to(tl.int64) * filter_stride + channel.to(tl.int64) * channel_stride
+    return ptr + place, (filter_ < FILTERS) & (channel < CHANNELS)
+
+
+@triton.jit
+def _load(ptr, mask):
+    return tl.load(ptr, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _store_four(ptr, mask, step, first, middle, last):
+    """The four taps of three weights of a row, turned over."""
+    dtype = ptr.dtype.element_ty
+    tl.store(ptr, tl.trans(last.to(dtype)), mask=mask)
+    tl.store(ptr + step, tl.trans((middle + last).to(dtype)), mask=mask)
+    tl.store(ptr + 2 * step, tl.trans((first + middle).to(dtype)), mask=mask)
+    tl.store(ptr + 3 * step, tl.trans(first.to(dtype)), mask=mask)
+
+
+@triton.jit
+def sum_taps_kernel(
+    weight_ptr,  # (O, I, 3, 3)
+    taps_ptr,  # (I, O, 4, 4)
+    FILTERS, CHANNELS,
+    weight_o, weight_i, weight_y, weight_x,  # strides
+    taps_o, taps_i, taps_y, taps_x,
+    BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
+):  # fmt: skip
+    """Grid (O / BLOCK_O, I / BLOCK_I)."""
+    weight, mask = _rows(weight_ptr, weight_o, weight_i, FILTERS, CHANNELS, BLOCK_O, BLOCK_I)
+    taps, there = _columns(taps_ptr, taps_o, taps_i, FILTERS, CHANNELS, BLOCK_O, BLOCK_I)
+    w00 = _load(weight, mask)
+    w01 = _load(weight + weight_x, mask)
+    w02 = _load(weight + 2 * weight_x, mask)
+    w10 = _load(weight + weight_y, mask)
+    w11 = _load(weight + weight_y + weight_x, mask)
+    w12 = _load(weight + weight_y + 2 * weight_x, mask)
+    w20 = _load(weight + 2 * weight_y, mask)
+    w21 = _load(weight + 2 * weight_y + weight_x, mask)
+    w22 = _load(weight + 2 * weight_y + 2 * weight_x, mask)
+    _store_four(taps, there, taps_x, w20, w21, w22)
+    _store_four(taps + taps_y, there, taps_x, w10 + w20, w11 + w21, w12 + w22)
+    _store_four(taps + 2 * taps_y, there, taps_x, w00 + w10, w01 + w11, w02 + w12)
+    _store_four(taps + 3 * taps_y, there, taps_x, w00, w01, w02)
+
+
+@triton.jit
+def _load_four(ptr, mask, step):
+    """What each of three weights of a row gets from its four taps."""
+    d0 = _load(ptr, mask)
+    d1 = _load(ptr + step, mask)
+    d2 = _load(ptr + 2 * step, mask)
+    d3 = _load(ptr + 3 * step, mask)
+    return d2 + d3, d1 + d2, d0 + d1
+
+
+@triton.jit
+def _store_three(ptr, mask, step, first, middle, last):
+    dtype = ptr.dtype.element_ty
+    tl.store(ptr, tl.trans(first.to(dtype)), mask=mask)
+    tl.store(ptr + step, tl.trans(middle.to(dtype)), mask=mask)
+    tl.store(ptr + 2 * step, tl.trans(last.to(dtype)), mask=mask)
+
+
+@triton.jit
+def spread_taps_kernel(
+    dtaps_ptr,  # (I, O, 4, 4)
+    dweight_ptr,  # (O, I, 3, 3)
+    FILTERS, CHANNELS,
+    weight_o, weight_i, weight_y, weight_x,  # strides
+    taps_o, taps_i, taps_y, taps_x,
+    BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
+):  # fmt: skip
+    """Grid (O / BLOCK_O, I / BLOCK_I)."""
+    dweight, mask = _rows(dweight_ptr, weight_o, weight_i, FILTERS, CHANNELS, BLOCK_O, BLOCK_I)
+    dtaps, there = _columns(dtaps_ptr, taps_o, taps_i, FILTERS, CHANNELS, BLOCK_O, BLOCK_I)
+    a0, a1, a2 = _load_four(dtaps, there, taps_x)
+    b0, b1, b2 = _load_four(dtaps + taps_y, there, taps_x)
+    c0, c1, c2 = _load_four(dtaps + 2 * taps_y, there, taps_x)
+    d0, d1, d2 = _load_four(dtaps + 3 * taps_y, there, taps_x)
+    _store_three(dweight, mask, weight_x, c0 + d0, c1 + d1, c2 + d2)
+    _store_three(dweight + weight_y, mask, weight_x, b0 + c0, b1 + c1, b2 + c2)
+    _store_three(dweight + 2 * weight_y, mask, weight_x, a0 + b0, a1 + b1, a2 + b2)

@@ -1,0 +1,184 @@
+"""Makes tables of a plan hybrid: finds their frequent rows, and how many slots rare ones need, on training samples.
+
+The most frequent categories of all such tables together are replicated, as in NVIDIA's submissions of DLRM from v1.0
+on, which count them over 20 batches. A shard gets as many slots as the most different rare rows of it that a
+micro-batch of a rank has had, and ten standard deviations of such a count, but no more than it has rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from common.config import loading
+from common.config.composition import compose
+from common.config.schema import RunConfig
+from common.errors import ConfigError
+from common.recommendation import plan_file
+from common.recommendation.click_model import row_bytes
+from common.recommendation.click_workload import ClickPrediction
+from common.recommendation.criteo.prepared import open_prepared
+from common.recommendation.criteo.row_files import RowFile
+from common.recommendation.criteo.sample_rows import IDS, SampleFormat
+from common.recommendation.made_up_ids import made_up_ids
+from common.recommendation.placement import Hybrid, Plan
+from common.recommendation.planner import GIGABYTE, make_plan
+from common.recommendation.tables import Tables
+
+BATCHES = 20
+"""Global batches that are counted."""
+DEVIATIONS = 10
+
+
+def hybrid_plan(plan: Plan, batches: Sequence[Tensor], frequent: int, names: Sequence[str] = ()) -> Plan:
+    """The plan with hybrid tables, over all ranks.
+
+    Args:
+        plan: of the other tables.
+        batches: int32 ids (B, L), each of a micro-batch of one rank; all of one size.
+        frequent: rows that are replicated, of all hybrid tables together; fewer if not so many occur.
+        names: of the tables; none for those of which hybrid rows send fewer vectors than their shards in ``plan``.
+
+    Raises:
+        ConfigError: there is no such table, the batches are none or of several sizes, or the plan has hybrid tables.
+    """
+    if plan.hybrids:
+        raise ConfigError("the plan has hybrid tables already; begin with one that has none")
+    tables, sizes = plan.tables, {len(ids_BL) for ids_BL in batches}
+    if len(sizes) != 1:
+        raise ConfigError(f"batches of {sorted(sizes)} samples: slots are counted on some of one size")
+    known = {table.name: number for number, table in enumerate(tables.tables)}
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigError(f"there is no table {unknown[0]!r}")
+    asked = {known[name] for name in names}
+    numbers = sorted(asked) if asked else [number for number, ranks in enumerate(plan.holders) if ranks]
+    samples = sizes.pop()
+    hybrids = _measured(plan, batches, samples, frequent, numbers)
+    while worse := set() if asked else _worse(plan, hybrids):
+        # The places of their rows go to other tables, which need no more slots than before.
+        numbers = [number for number in numbers if number not in worse]
+        hybrids = _measured(plan, batches, samples, frequent, numbers)
+    hybrid_tables = {hybrid.table for hybrid in hybrids}
+    holders = tuple(() if number in hybrid_tables else ranks for number, ranks in enumerate(plan.holders))
+    return Plan(tables, plan.ranks, holders, hybrids)
+
+
+def most_frequent(batches: Sequence[Tensor], tables: Tables, numbers: Sequence[int], frequent: int) -> list[Tensor]:
+    """The most frequent ids of several tables together.
+
+    Args:
+        batches: int32 ids (B, L).
+        tables: of the ids.
+        numbers: of the tables that are counted.
+        frequent: ids that are wanted; of equally frequent ones those of earlier tables, and the lower ones.
+
+    Returns:
+        For each of ``numbers`` int64, the most frequent first.
+    """
+    counts = []
+    for number in numbers:
+        total_R = torch.zeros(tables.tables[number].rows, dtype=torch.int64)
+        for ids_BL in batches:
+            total_R += torch.bincount(_known(ids_BL, tables, number), minlength=len(total_R))
+        counts.append(total_R)
+    ids = [total_R.nonzero().squeeze(1) for total_R in counts]
+    if not ids:
+        return []
+    flat = torch.cat([total_R[found] for total_R, found in zip(counts, ids, strict=True)])
+    chosen = flat.argsort(descending=True, stable=True)[:frequent]
+    of_table = torch.repeat_interleave(torch.arange(len(ids)), torch.tensor([len(found) for found in ids]))
+    every = torch.cat(ids)
+    return [every[chosen[of_table[chosen] == place]] for place in range(len(ids))]
+
+
+def _measured(
+    plan: Plan, batches: Sequence[Tensor], samples: int, frequent: int, numbers: Sequence[int]
+) -> tuple[Hybrid, ...]:
+    tables, made = plan.tables, []
+    for number, key_R in zip(numbers, most_frequent(batches, tables, numbers, frequent), strict=True):
+        rare_R = torch.ones(tables.tables[number].rows, dtype=torch.bool)
+        rare_R[key_R] = False
+        most = 1
+        for ids_BL in batches:
+            different = _known(ids_BL, tables, number).unique()
+            different = different[rare_R[different]]
+            most = max(most, int(torch.bincount(different % plan.ranks, minlength=1).max()))
+        slots = min(most + math.ceil(DEVIATIONS * math.sqrt(most)), -(-len(rare_R) // plan.ranks))
+        made.append(Hybrid(number, tuple(key_R.tolist()), tuple(range(plan.ranks)), slots, samples))
+    return tuple(made)
+
+
+def _worse(plan: Plan, hybrids: Sequence[Hybrid]) -> set[int]:
+    """The tables of which slots would send no fewer vectors than the shards of the plan."""
+    return {
+        hybrid.table
+        for hybrid in hybrids
+        if hybrid.slots * plan.ranks >= len(plan.holders[hybrid.table]) * hybrid.samples
+    }
+
+
+def _known(ids_BL: Tensor, tables: Tables, number: int) -> Tensor:
+    """The ids of a table that are rows of it, flat."""
+    table, first = tables.tables[number], tables.columns[number]
+    ids = ids_BL[:, first : first + table.hotness].flatten().long()
+    return ids[(ids >= 0) & (ids < table.rows)]
+
+
+def read_batches(root: Path, run: RunConfig, sample_format: SampleFormat, batches: int) -> list[Tensor]:
+    """The ids of the first micro-batches of all ranks, in the order in which they are trained on.
+
+    Args:
+        root: prepared data.
+        run: whose batches they are.
+        sample_format: of the data.
+        batches: global batches, or as many as there are.
+
+    Raises:
+        DataError: the data are incomplete, or of other tables.
+        ConfigError: there is no whole global batch.
+    """
+    prepared = open_prepared(root, sample_format, run.workload.facts.tables)
+    whole = min(batches, prepared.train_samples // run.global_batch)
+    if not whole:
+        raise ConfigError(f"{root} has {prepared.train_samples:,} training samples, no batch of {run.global_batch:,}")
+    each = run.micro_batch
+    ranges = [(first, first + each) for first in range(0, whole * run.global_batch, each)]
+    file = RowFile(root / sample_format.train_file, prepared.words, prepared.train_samples, run.workload.reader)
+    try:
+        return [words_BW[:, IDS:].clone() for words_BW in file.read(ranges, pinned=False)]
+    finally:
+        file.close()
+
+
+def main(benchmark: str, workload_type: type[ClickPrediction], arguments: Sequence[str]) -> None:
+    """Write a plan for a recipe; arguments that no option takes are its overrides, a scale among them.
+
+    Raises:
+        SuiteError: the recipe or the data are wrong, or the plan does not fit the memory.
+    """
+    parser = argparse.ArgumentParser(prog=f"benchmarks.{benchmark}.hybrid_plan", description=__doc__)
+    parser.add_argument("--write", type=Path, required=True, help="the plan, in YAML; frequent rows go beside it")
+    parser.add_argument("--frequent", type=int, required=True, help="rows to be replicated, of all tables together")
+    parser.add_argument("--tables", default="", help="C1,C20,...; without it those that then send fewer vectors")
+    parser.add_argument("--batches", type=int, default=BATCHES, help="global batches to be counted")
+    parser.add_argument("--made-up", action="store_true", help="count the ids that bench makes up, and no data")
+    asked, overrides = parser.parse_known_args(arguments)
+    run, session = loading.load(compose([f"benchmark={benchmark}", *overrides]), lambda _: workload_type)
+    tables, settings = run.workload.facts.tables, run.workload.embeddings
+    if asked.made_up:
+        generator, count = torch.Generator().manual_seed(0), asked.batches * run.global_batch // run.micro_batch
+        batches = [made_up_ids(tables, run.micro_batch, settings.example_ids, generator) for _ in range(count)]
+    else:
+        batches = read_batches(session.data_dir, run, workload_type.sample_format, asked.batches)
+    each = row_bytes(tables, settings, workload_type.row_rule(run), run.precision)
+    ranks, capacity = run.training_ranks, int(settings.memory_gb * GIGABYTE)
+    found = make_plan(tables, settings.plan, ranks, run.scale.gpus_per_node, each, settings)
+    found = hybrid_plan(found, batches, asked.frequent, [name for name in asked.tables.split(",") if name])
+    found.check_memory(each, capacity)
+    plan_file.write(found, asked.write)
+    print(found.text(each))

@@ -1,0 +1,182 @@
+"""The rows of hybrid tables: each rank asks the others for the rare rows of its samples, once each, and sums them.
+
+A row that many samples of a rank have crosses once, and so does its gradient, which the rank has added up before: what
+is sent follows from the plan's slots (:mod:`common.recommendation.slots`), not from samples and shards. Owners add up
+what the ranks send for the same row. The frequent rows, which every rank has, are with the replicated tables
+(:attr:`common.recommendation.embeddings.ShardedEmbeddings.replicated`).
+
+Legend: see :mod:`common.recommendation.slots`; Q slots of all ranks for the shards of this one, W width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from common.errors import ConfigError
+from common.ops.embedding_bags import Bag, Bags, EmbeddingBags, SortedKeys
+from common.recommendation.exchange import all_to_all
+from common.recommendation.placement import Plan
+from common.recommendation.row_store import RowStore
+from common.recommendation.slots import Found, SlotFinder
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The rare rows of a micro-batch.
+
+    Attributes:
+        found: what this rank's ids are.
+        row_Q1: int32, the rows of this rank's store that all ranks ask for, rank by rank; -1 for none.
+    """
+
+    found: Found
+    row_Q1: Tensor
+
+
+class RareRows:
+    """The shards of hybrid tables, and what ranks send each other for them; all ranks call the same methods.
+
+    Args:
+        plan: with hybrid tables.
+        rank: of this process in the group.
+        group: the ranks of the plan.
+        ops: the implementation of pooling, sorting and adding up.
+        seed: of initial rows.
+        dtype: of rows.
+        device: of all tensors.
+
+    Attributes:
+        store: the rows of this rank's shards.
+        bags: of the store, over the rows that are asked for; None where it is empty.
+        tables_H: int64, on the device, the numbers of the hybrid tables.
+
+    Raises:
+        ConfigError: the device lacks the memory.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        group: dist.ProcessGroup | None,
+        ops: EmbeddingBags,
+        seed: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._plan, self._rank, self._group, self._ops = plan, rank, group, ops
+        self.store = RowStore(plan.tables, plan.rare_shards_of(rank), seed, dtype, device)
+        rows = len(self.store.rows_RW)
+        self.bags = Bags([Bag(0, 1, 0, rows)], device) if rows else None
+        self.tables_H = torch.tensor([hybrid.table for hybrid in plan.hybrids], dtype=torch.int64, device=device)
+        self._finder = SlotFinder(plan, device)
+        self._beyond_H = torch.zeros(len(plan.hybrids), dtype=torch.int32, device=device)
+        self._place_X, self._frequent_X = (torch.tensor(v, dtype=torch.int64, device=device) for v in self._shared())
+
+    def ask(self, ids_BL: Tensor) -> Asked:
+        """Ask for the rare rows of a micro-batch's ids (int32)."""
+        found, slots = self._finder.find(ids_BL), self._finder.slots(len(ids_BL))
+        own = slots.counts[self._rank]
+        row_Q = ids_BL.new_empty(own * self._plan.ranks)
+        all_to_all(row_Q, found.wanted_S, [own] * self._plan.ranks, list(slots.counts), self._group)
+        return Asked(found, row_Q.unsqueeze(1))
+
+    def sums(self, asked: Asked, out_BHW: Tensor) -> None:
+        """Write the sums of the rare rows of every sample and hybrid table, which all cross in the dtype of ``out``."""
+        slots, width = self._finder.slots(len(out_BHW)), self._plan.tables.width
+        sent_Q1W = out_BHW.new_empty(len(asked.row_Q1), 1, width)
+        if self.bags is not None:
+            self._ops.pool(self.store.rows_RW, asked.row_Q1, self.bags, sent_Q1W)
+        rows_SW = out_BHW.new_empty(slots.total, width)
+        all_to_all(rows_SW.view(-1), sent_Q1W.view(-1), *self._sizes(len(out_BHW)), self._group)
+        self._ops.pool(rows_SW, asked.found.slot_BK, slots.bags, out_BHW)
+
+    def gradients(self, asked: Asked, gradient_BHW: Tensor) -> Tensor:
+        """The gradients of the rows that all ranks asked for, each rank's added up: (Q, 1, W).
+
+        Args:
+            asked: what :meth:`ask` returned.
+            gradient_BHW: of the sums of the hybrid tables.
+        """
+        slots, width = self._finder.slots(len(gradient_BHW)), self._plan.tables.width
+        sum_SW = gradient_BHW.new_empty(slots.total, width)
+        self._ops.dense_gradient(asked.found.keys, gradient_BHW, sum_SW)
+        received_Q1W = gradient_BHW.new_empty(len(asked.row_Q1), 1, width)
+        receive, send = self._sizes(len(gradient_BHW))
+        all_to_all(received_Q1W.view(-1), sum_SW.view(-1), send, receive, self._group)
+        return received_Q1W
+
+    def sort(self, row_Q1: Tensor) -> SortedKeys | None:
+        """The rows that were asked for, of all micro-batches, sorted for their update; None where there are no rows."""
+        return None if self.bags is None else self._ops.sort(row_Q1, self.bags)
+
+    def settle(self, frequent_RW: Tensor, rows_RW: Tensor) -> None:
+        """Bring the frequent rows of this rank's shards, or their state, to their places in the shards.
+
+        Args:
+            frequent_RW: of the store with the frequent rows.
+            rows_RW: of this store, written.
+        """
+        rows_RW.index_copy_(0, self._place_X, frequent_RW.index_select(0, self._frequent_X))
+
+    def count(self, asked: Asked) -> None:
+        """Remember for :meth:`check` whether there were too few slots. Capturable."""
+        self._beyond_H.add_(asked.found.beyond_H)
+
+    def forget(self) -> None:
+        """Begin to count anew."""
+        self._beyond_H.zero_()
+
+    def check(self) -> None:
+        """Refuse what was counted where a rank had too few slots. Collective; waits for the device.
+
+        Raises:
+            ConfigError: naming the table, on every rank.
+        """
+        beyond_H = self._beyond_H.clone()
+        if self._group is not None:
+            dist.all_reduce(beyond_H, group=self._group)
+        self.refuse(beyond_H.tolist())
+
+    def refuse(self, beyond: Sequence[float]) -> None:
+        """Raise if there were too few slots.
+
+        Args:
+            beyond: for each hybrid table, how often.
+
+        Raises:
+            ConfigError: naming the first such table.
+        """
+        for hybrid, times in zip(self._plan.hybrids, beyond, strict=True):
+            if times > 0:
+                raise ConfigError(
+                    f"plan: the samples of a rank have more different rare rows in a shard of table "
+                    f"{self._plan.tables.tables[hybrid.table].name!r} than its {hybrid.slots:,} slots for "
+                    f"{hybrid.samples:,} samples; nothing was written. Measure the plan on more batches, or raise "
+                    "its slots"
+                )
+
+    def _sizes(self, batch: int) -> tuple[list[int], list[int]]:
+        """Elements of each rank's piece: of the rows that come from it, and of those that go to it."""
+        counts, width = self._finder.slots(batch).counts, self._plan.tables.width
+        return [count * width for count in counts], [counts[self._rank] * width] * self._plan.ranks
+
+    def _shared(self) -> tuple[list[int], list[int]]:
+        """For the frequent rows of this rank's shards: row of this store, and of that with the frequent rows."""
+        places, rows, tables = [], [], self._plan.tables.tables
+        base = {shard.table: (shard, at) for shard, at in zip(self.store.shards, self.store.bases, strict=True)}
+        first = sum(tables[table].rows for table in self._plan.replicated)
+        for hybrid in self._plan.with_frequent:
+            if hybrid.table in base:
+                shard, at = base[hybrid.table]
+                for number, key in enumerate(hybrid.frequent):
+                    if key % shard.shards == shard.shard:
+                        places.append(at + key // shard.shards)
+                        rows.append(first + number)
+            first += len(hybrid.frequent)
+        return places, rows

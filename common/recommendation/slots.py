@@ -1,0 +1,175 @@
+"""Which rows a rank asks others for: each different rare row of its samples has a slot, of a fixed number for a shard.
+
+Ids of hybrid tables are frequent, rare, or outside of their table. The rare ones are sorted by the shard and the row
+that they are; equal ones have one slot, counted from the shard's first. Counts stay on the device, and shapes follow
+from the size of the batch alone. Where a shard has too few slots, rows share its last one, which makes the batch
+worthless: that is counted.
+
+Legend: B samples of this rank, L ids of a sample, K of them of hybrid tables, M = B K, H hybrid tables, P shards of
+hybrid tables on all ranks, S slots for all of them, I rows of hybrid tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from common.ops.embedding_bags import Bag, Bags, SortedKeys
+from common.recommendation.placement import Plan, Shard
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The slots of a batch size.
+
+    Attributes:
+        counts: of each rank, in the order of the ranks.
+        total: S.
+        capacity_P: int64, of each shard, and 1 behind them.
+        first_P: int64, slot with which each shard begins; S behind them.
+        bags: of the hybrid tables, over the slots of a sample's ids.
+    """
+
+    counts: tuple[int, ...]
+    total: int
+    capacity_P: Tensor
+    first_P: Tensor
+    bags: Bags
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the ids of a batch are.
+
+    Attributes:
+        local_BL: int32, the ids, but of hybrid tables which frequent row it is, -1 where it is none.
+        slot_BK: int32, slots of the ids of hybrid tables, -1 where an id has none.
+        keys: the ids of hybrid tables, sorted by slot.
+        wanted_S: int32, the row of its rank's store that each slot asks for, -1 for none.
+        beyond_H: int32, the shards of each hybrid table with more different rows than slots.
+    """
+
+    local_BL: Tensor
+    slot_BK: Tensor
+    keys: SortedKeys
+    wanted_S: Tensor
+    beyond_H: Tensor
+
+
+class SlotFinder:
+    """Finds frequent rows and slots. Holds 4 bytes for every row of hybrid tables on the device.
+
+    Args:
+        plan: with hybrid tables.
+        device: of all tensors.
+    """
+
+    def __init__(self, plan: Plan, device: torch.device) -> None:
+        self._plan, self._device = plan, device
+        tables = plan.tables
+        self._pieces: list[tuple[int, Shard]] = [
+            (rank, shard) for rank in range(plan.ranks) for shard in plan.rare_shards_of(rank)
+        ]
+        number = {hybrid.table: place for place, hybrid in enumerate(plan.hybrids)}
+        piece_HT = torch.zeros(len(number), max(len(hybrid.ranks) for hybrid in plan.hybrids), dtype=torch.int64)
+        starts, bases, within = [0], [], [0] * plan.ranks
+        for piece, (rank, shard) in enumerate(self._pieces):
+            piece_HT[number[shard.table], shard.shard] = piece
+            bases.append(within[rank])
+            within[rank] += shard.rows(tables)
+            starts.append(starts[-1] + shard.rows(tables))
+        # Rare rows are numbered shard by shard; behind the last one is the number of an id that is none.
+        self._none = starts[-1]
+        kind = torch.int32 if self._none < 2**31 - 1 else torch.int64
+        self._start_P = torch.tensor(starts, dtype=kind, device=device)
+        self._base_P = torch.tensor([*bases, 0], dtype=torch.int64, device=device)
+        self._table_P = [number[shard.table] for _, shard in self._pieces]
+        self._of_table_P = torch.tensor(self._table_P, dtype=torch.int64, device=device)
+        self._piece_HT = piece_HT.to(device)
+        self._frequent_I = self._frequent().to(device)
+
+        column, place, rows, shards, first, row = [], [], [], [], [], 0
+        for hybrid in plan.hybrids:
+            table = tables.tables[hybrid.table]
+            for lookup in range(table.hotness):
+                column.append(tables.columns[hybrid.table] + lookup)
+                place.append(number[hybrid.table])
+                rows.append(table.rows)
+                shards.append(len(hybrid.ranks))
+                first.append(row)
+            row += table.rows
+        self._column_K, self._place_K, self._first_K = (
+            torch.tensor(values, dtype=torch.int64, device=device) for values in (column, place, first)
+        )
+        self._rows_K, self._shards_K = (
+            torch.tensor(values, dtype=torch.int32, device=device) for values in (rows, shards)
+        )
+        self._slots_of: dict[int, Slots] = {}
+
+    def slots(self, batch: int) -> Slots:
+        """The slots of a batch size; made outside of captures: warm-up meets every batch size first."""
+        if batch not in self._slots_of:
+            plan, counts, first, capacity = self._plan, [0] * self._plan.ranks, [0], []
+            for (rank, shard), number in zip(self._pieces, self._table_P, strict=True):
+                slots = plan.hybrids[number].capacity(shard, batch, plan.tables)
+                counts[rank] += slots
+                capacity.append(slots)
+                first.append(first[-1] + slots)
+            bags, column = [], 0
+            for hybrid in plan.hybrids:
+                hotness = plan.tables.tables[hybrid.table].hotness
+                bags.append(Bag(column, hotness, 0, first[-1]))
+                column += hotness
+            capacity_P, first_P = (
+                torch.tensor(values, dtype=torch.int64, device=self._device) for values in ([*capacity, 1], first)
+            )
+            made = Slots(tuple(counts), first[-1], capacity_P, first_P, Bags(bags, self._device))
+            self._slots_of[batch] = made
+        return self._slots_of[batch]
+
+    def find(self, ids_BL: Tensor) -> Found:
+        """Frequent rows and slots of a batch's ids (int32). Capturable."""
+        slots = self.slots(len(ids_BL))
+        key_BK = ids_BL.index_select(1, self._column_K)
+        inside_BK = (key_BK >= 0) & (key_BK < self._rows_K)
+        key_BK = key_BK.where(inside_BK, 0)
+        frequent_BK = self._frequent_I[key_BK + self._first_K].where(inside_BK, -1)
+        local_BL = ids_BL.index_copy(1, self._column_K, frequent_BK)
+        piece_BK = self._piece_HT[self._place_K, (key_BK % self._shards_K).long()]
+        number_BK = self._start_P[piece_BK] + key_BK // self._shards_K
+        number_BK = number_BK.where(inside_BK & (frequent_BK < 0), self._none)
+
+        number_M, place_M = number_BK.flatten().sort(stable=True)
+        piece_M = torch.searchsorted(self._start_P, number_M, right=True) - 1
+        new_M = torch.ones_like(number_M, dtype=torch.bool)
+        new_M[1:] = number_M[1:] != number_M[:-1]
+        different_M = torch.nn.functional.pad(new_M.cumsum(0), (1, 0))  # different numbers before each place
+        before_P = different_M[torch.searchsorted(number_M, self._start_P)]
+        rank_M = different_M[1:] - 1 - before_P[piece_M]
+        slot_M = slots.first_P[piece_M] + rank_M.minimum(slots.capacity_P[piece_M] - 1)
+        wanted_S = ids_BL.new_full((slots.total + 1,), -1)
+        row_M = self._base_P[piece_M] + number_M - self._start_P[piece_M]
+        wanted_S.scatter_(0, slot_M, row_M.to(torch.int32))
+
+        slot_M = slot_M.to(torch.int32)
+        slot_BK = torch.empty_like(slot_M).scatter_(0, place_M, slot_M).view_as(key_BK)
+        per_sample, tables = key_BK.shape[1], len(self._plan.hybrids)
+        source_M = place_M // per_sample * tables + self._place_K[place_M % per_sample]
+        ours = (slot_M < slots.total).sum(dtype=torch.int32)
+        keys = SortedKeys(slot_M, source_M.to(torch.int32), ours, tables, slots.total)
+        beyond_P = (before_P.diff() > slots.capacity_P[:-1]).to(torch.int32)
+        beyond_H = beyond_P.new_zeros(tables).index_add_(0, self._of_table_P, beyond_P)
+        return Found(local_BL, slot_BK.where(slot_BK < slots.total, -1), keys, wanted_S[:-1], beyond_H)
+
+    def _frequent(self) -> Tensor:
+        """int32 (I,): which frequent row of its table each row is, -1 for a rare one."""
+        parts = []
+        for hybrid in self._plan.hybrids:
+            place_R = torch.full((self._plan.tables.tables[hybrid.table].rows,), -1, dtype=torch.int32)
+            place_R[torch.tensor(hybrid.frequent, dtype=torch.int64)] = torch.arange(
+                len(hybrid.frequent), dtype=torch.int32
+            )
+            parts.append(place_R)
+        return torch.cat(parts)

@@ -1,0 +1,175 @@
+"""``score``: the checkpoints of a run that has ended its training are scored, and its log is completed.
+
+It can be stopped and started again at any time: every score is on the disk once it is known, and none is made twice.
+The log gets its evaluations and ``run_stop`` together, when the first passing checkpoint is known or all are scored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from common.distributed import job_store
+from common.distributed.faults import GracefulStop, Heartbeat
+from common.distributed.layout import Layout
+from common.distributed.roles import Role
+from common.errors import NOT_CONVERGED, CheckpointError, ConfigError
+from common.evaluation.checkpoint_queue import CHECKPOINTS, Checkpoint, CheckpointQueue, CheckpointScore
+from common.evaluation.checkpoint_scoring import CheckpointScoring
+from common.evaluation.offline import score_of
+from common.mlperf.admission import admit
+from common.mlperf.mllog import RunLog
+from common.mlperf.parsed_log import ParsedLog, read_log
+from common.mlperf.verdict import format_verdict, judge
+from common.run.determinism import set_determinism
+from common.run.evaluation_rank import evaluation_stream
+from common.run.scoring import ending_checkpoint, log_checkpoint_scores, require_whole_set, told
+from common.run.start import Start
+from common.run.timed_run import TimedRun
+
+USAGE = """usage: mlperf-suite score RUN [KEY=VALUE ...]
+
+Score the checkpoints of the run in the folder RUN, which was trained with evaluation.scoring=offline, on the ranks that
+it was trained on, or on as many as scale.nodes and scale.gpus_per_node say, and complete its log. It goes on where it
+was stopped before.
+
+keys: data_dir, assets_dir, device, timeout_seconds, cuda_graphs, micro_batch, and those of evaluation, layout, scale,
+system, reader and model
+"""
+CHOICE = USAGE.partition("\n\n")[2].partition("\n\n")[2].replace("\n", " ").strip()
+KEYS = ("data_dir", "assets_dir", "device", "timeout_seconds", "cuda_graphs", "micro_batch")
+SECTIONS = ("evaluation", "layout", "scale", "system", "reader", "model")
+LOG_EVENTS = ("eval_start", "eval_stop", "eval_accuracy", "eval_error")
+OPENING_SECONDS = 30 * 60
+
+
+def configuration(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """The configuration of the run that the command's arguments name, for scoring; and the arguments for its ranks.
+
+    Raises:
+        ConfigError: an argument is wrong.
+        CheckpointError: the folder is of no run that is scored offline.
+    """
+    folders = [argument for argument in argv if "=" not in argument]
+    if len(folders) != 1:
+        raise ConfigError(f"score: name the folder of one run, these are {len(folders)}: mlperf-suite score RUN")
+    folder = Path(folders[0]).absolute()
+    described = CheckpointQueue(folder, lambda values: False, 1).described()
+    tree: dict[str, Any] = described["configuration"]
+    tree |= {"output_dir": str(folder), "seed": described["seed"]}
+    evaluation, scale = tree["evaluation"], tree["scale"]
+    if evaluation["ranks"] and scale["nodes"] == 1:  # they may not divide the batch together
+        scale["gpus_per_node"] -= evaluation["ranks"]
+    evaluation |= {"ranks": 0, "by_command": False}
+    given = [argument for argument in argv if "=" in argument and not argument.startswith("output_dir=")]
+    for argument in given:
+        _override(tree, argument)
+    if evaluation["ranks"]:
+        raise ConfigError(f"evaluation.ranks={evaluation['ranks']}: all ranks score here, and none trains")
+    return tree, [str(folder), *given, f"output_dir={folder}"]
+
+
+def _override(tree: dict[str, Any], argument: str) -> None:
+    name, _, text = argument.partition("=")
+    *sections, key = name.split(".")
+    if not (name in KEYS or (sections and sections[0] in SECTIONS)):
+        raise ConfigError(f"score: {name} is the run's and cannot be another; {CHOICE}")
+    place = tree
+    for section in sections:
+        if not isinstance(place.get(section), dict):
+            raise ConfigError(f"{name}: unknown configuration key")
+        place = place[section]
+    place[key] = yaml.safe_load(text)
+
+
+def score_run(start: Start) -> int:
+    """Score the checkpoints of a run on this rank and the others; the exit code of ``train`` for its result.
+
+    Raises:
+        CheckpointError: training has not ended, or a checkpoint is gone or cannot be read.
+        Interrupted: a signal asked to stop; what is scored stays scored.
+    """
+    folder, rank = start.session.output_dir, start.rank_info.rank
+    queue = CheckpointQueue(folder, start.run.benchmark.reached, start.run.evaluation.begins_with)
+    log = folder / str(queue.described()["log"])
+    queue.take_over() if rank == 0 else queue.open()
+    if not queue.complete:
+        raise CheckpointError(
+            f"{queue.folder / CHECKPOINTS}: the training of this run has not ended, so that it cannot be judged: "
+            "resume it, or train anew"
+        )
+    finished = read_log(log)
+    unscored = json.dumps(queue.next() is not None) if rank == 0 else ""
+    unscored = job_store.from_rank_0("whether to score", unscored)
+    if unscored == "true":
+        with evaluation_stream(start.device):
+            _score(start, queue)
+    if rank:
+        return 0
+    if unscored == "true" or finished.status is None:
+        _complete(start, queue, finished)
+    verdict = judge(log, start.session.ruleset)
+    print(format_verdict(verdict), flush=True)
+    return 0 if queue.passed() is not None else NOT_CONVERGED
+
+
+def _score(start: Start, queue: CheckpointQueue) -> None:
+    """Score what is left to be scored; collective."""
+    run, session = start.run, start.session
+    assert session.seed is not None, "the run's seed is in its configuration"
+    layout = Layout(run.layout, Role.of(start.rank_info, 0).rank, start.device, session.seed)
+    with contextlib.ExitStack() as stack:
+        beat = Heartbeat(start.rank_info, session.output_dir, session.timeout_seconds, role="evaluate")
+        heartbeat = stack.enter_context(beat)
+        with heartbeat.extended(OPENING_SECONDS, "building the evaluation"):
+            set_determinism(run.deterministic)
+            torch.manual_seed(layout.generator("torch").initial_seed())
+            workload = start.workload_type(run, layout)
+            stack.callback(workload.close)
+            scoring = CheckpointScoring(workload, layout, queue.folder, heartbeat=heartbeat)
+            stack.callback(scoring.close)
+            scoring.prepare()
+            scoring.open_data(session.data_dir)
+        signals = stack.enter_context(GracefulStop())
+
+        def note(checkpoint: Checkpoint, score: CheckpointScore) -> None:
+            require_whole_set(run.benchmark, score.values)
+            queue.note(checkpoint.point.number, score)
+            values = run.benchmark.judged(score.values)
+            print(told(run.benchmark, values, checkpoint.point.at), file=sys.stderr, flush=True)
+
+        for _ in scoring.scores(queue.next, note, lambda: signals.requested):
+            pass
+
+
+def _complete(start: Start, queue: CheckpointQueue, before: ParsedLog) -> None:
+    """Write the log again with the evaluations and ``run_stop`` at its end, complete or not at all.
+
+    Evaluations that it has already are of a command or a run that was cut off while it wrote them.
+    """
+    run, path = start.run, before.path
+    admission = admit(run, start.session)
+    scores = [score_of(queue.checkpoints[number], score) for number, score in queue.scores.items()]
+    scores.sort(key=lambda score: score.scored_ms or (0, 0))
+    partial = path.with_name(f".{path.name}.partial")
+    kept = [event.line for event in before.events if event.key not in (*LOG_EVENTS, "run_stop")]
+    lines = path.read_bytes().splitlines(keepends=True)
+    partial.write_bytes(b"".join(lines[number - 1] for number in kept))
+    ending = ending_checkpoint(run.benchmark, scores)
+    with RunLog(partial, 0, append=True) as log:
+        clock = TimedRun(log, admission.rules, admission.schedule, run.benchmark.train_samples, run.global_batch)
+        clock.start_ms = int(before.all("run_start")[0].time_ms)
+        log_checkpoint_scores(clock.events, run.benchmark, scores)
+        last = max(checkpoint.point.counted for checkpoint in queue.checkpoints.values())
+        clock.stop("success" if queue.passed() is not None else "aborted", last, last, ending)
+    with open(partial, "rb") as file:
+        os.fsync(file.fileno())
+    partial.replace(path)

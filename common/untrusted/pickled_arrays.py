@@ -1,0 +1,214 @@
+"""Pickles of numpy arrays, read without running what they say.
+
+Unpickling calls whatever functions a pickle names. Here names are looked up in a table of a few of numpy's, and even
+these are not numpy's own but stand-ins that take the state of a pickled array apart, check it and make the array of its
+bytes. Beside them a pickle can make only what the format has opcodes for: numbers, texts, bytes, lists, tuples, dicts
+and sets. Protocols 2 to 5 are read, from numpy before and after 2.0.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import DataError
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """Dtypes that arrays may have.
+
+    Attributes:
+        words: what they are, for messages.
+        dtypes: as a pickle names them; :data:`OBJECTS` is that of arrays of objects.
+    """
+
+    words: str
+    dtypes: tuple[str, ...]
+
+
+OBJECTS = "O8"
+INTEGERS = ("b1", *(f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)))
+"""Truth values too."""
+NUMBERS = Admitted("numbers", (*INTEGERS, "f2", "f4", "f8"))
+
+_ARRAY, _DTYPE, _RECONSTRUCT, _FROM_BUFFER, _ENCODE = "ndarray", "dtype", "_reconstruct", "_frombuffer", "encode"
+_ADMITTED = {("numpy", _ARRAY): _ARRAY, ("numpy", _DTYPE): _DTYPE, ("_codecs", _ENCODE): _ENCODE}
+_ADMITTED |= {(f"numpy.{core}.multiarray", _RECONSTRUCT): _RECONSTRUCT for core in ("core", "_core")}
+_ADMITTED |= {(f"numpy.{core}.numeric", _FROM_BUFFER): _FROM_BUFFER for core in ("core", "_core")}
+_EMPTY = "bytes"  # no bytes are a call in protocol 2
+_ADMITTED |= {("__builtin__", _EMPTY): _EMPTY}
+
+DAMAGE = (
+    pickle.UnpicklingError,
+    EOFError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    OverflowError,
+    RecursionError,
+)
+"""What unpickling damaged bytes may raise."""
+
+
+class Refused(Exception):
+    """The pickle asks for more than data. The message says for what, to be put behind the name of the file."""
+
+
+def load_arrays(content: bytes, name: str = "a pickle") -> dict[str, NDArray[Any]]:
+    """The arrays of a pickled dict, such as a sample of encoded pictures and captions.
+
+    Args:
+        content: the pickle, whole.
+        name: of the file or member, for messages.
+
+    Returns:
+        Arrays of truth values, integers or floats by their names. They are views of read-only bytes.
+
+    Raises:
+        DataError: the pickle is cut off or damaged, is no dict of arrays by name, or asks for anything but arrays.
+            Nothing of what it asks for has then been done.
+    """
+    file = io.BytesIO(content)
+    try:
+        found = ArrayUnpickler(file, NUMBERS).load()
+    except Refused as error:
+        raise DataError(f"{name}: {error}; do not use this file, and ask where it comes from") from error
+    except DAMAGE as error:
+        raise DataError(f"{name} is damaged, or no pickle: {type(error).__name__}: {error}") from error
+    if file.read(1):
+        raise DataError(f"{name} goes on behind the end of its pickle")
+    if not isinstance(found, dict):
+        raise DataError(f"{name} holds no dict of arrays, but a {_kind(found)}")
+    arrays = {}
+    for key, value in found.items():
+        if not isinstance(key, str) or not isinstance(value, PickledArray) or not isinstance(value.values, np.ndarray):
+            raise DataError(f"{name} holds a {_kind(value)} under {key!r}, where an array with a name is expected")
+        arrays[key] = value.values
+    return arrays
+
+
+class PickledArray:
+    """A pickled array, empty until its state comes.
+
+    Attributes:
+        values: the array; of an array of objects, the list of them.
+    """
+
+    __slots__ = ("_admitted", "values")
+
+    def __init__(self, admitted: Admitted) -> None:
+        self.values: NDArray[Any] | list[Any] | None = None
+        self._admitted = admitted
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, dtype, fortran, content = state
+        self.fill(shape, dtype, "F" if fortran else "C", content)
+
+    def fill(self, shape: Any, dtype: Any, order: str, content: Any) -> None:
+        """Make the array of its bytes.
+
+        Raises:
+            Refused: its dtype is not among those admitted.
+            ValueError: shape and bytes do not fit.
+        """
+        if not isinstance(dtype, _Dtype) or not isinstance(shape, tuple) or order not in ("C", "F"):
+            raise ValueError("the state of an array is garbled")
+        if not all(type(axis) is int and axis >= 0 for axis in shape):
+            raise ValueError(f"an array of shape {shape}")
+        plain = dtype.numpy(self._admitted)
+        if plain is None:
+            if len(shape) != 1 or not isinstance(content, list) or len(content) != shape[0]:
+                raise ValueError(f"not the objects of an array of shape {shape}")
+            self.values = content
+            return
+        if not isinstance(content, bytes | bytearray) or len(content) != math.prod(shape) * plain.itemsize:
+            raise ValueError(f"not the bytes of an array of shape {shape}")
+        self.values = np.frombuffer(content, plain).reshape(shape, order="F" if order == "F" else "C")
+
+
+class ArrayUnpickler(pickle.Unpickler):
+    """Unpickles arrays as :class:`PickledArray`, and refuses every other name.
+
+    Args:
+        file: where the pickle begins.
+        admitted: dtypes of its arrays.
+    """
+
+    def __init__(self, file: BinaryIO, admitted: Admitted) -> None:
+        super().__init__(file)
+        self._admitted = admitted
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Stand in for one of numpy's names."""
+        kind = _ADMITTED.get((module, name))
+        if kind == _ARRAY:
+            return _ArrayName()
+        if kind == _DTYPE:
+            return lambda name, align=False, copy=True: _Dtype(name, align, copy)
+        if kind == _RECONSTRUCT:
+            return lambda subtype, shape, code: self._reconstruct(subtype, shape)
+        if kind == _FROM_BUFFER:
+            return self._from_buffer
+        if kind == _ENCODE:
+            return lambda text, encoding: _encode(text, encoding)  # one that a pickle may spoil
+        if kind == _EMPTY:
+            return lambda: b""
+        raise Refused(f"its pickle asks for {module}.{name}, which a file of arrays has no use for")
+
+    def _reconstruct(self, subtype: Any, shape: Any) -> PickledArray:
+        if not isinstance(subtype, _ArrayName) or shape != (0,):
+            raise ValueError("an array is made in an unknown way")
+        return PickledArray(self._admitted)
+
+    def _from_buffer(self, content: Any, dtype: Any, shape: Any, order: Any, axes: Any = None) -> PickledArray:
+        if axes is not None:
+            raise ValueError("an array of transposed axes")
+        array = PickledArray(self._admitted)
+        array.fill(shape, dtype, order, bytes(content) if isinstance(content, bytearray) else content)
+        return array
+
+
+class _Dtype:
+    """A pickled dtype: ``dtype(text, align, copy)``, and then its state, of which the byte order matters."""
+
+    __slots__ = ("name", "order")
+
+    def __init__(self, name: str, align: bool, copy: bool) -> None:
+        self.name, self.order = name, "|"
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        if state[1] not in ("<", ">", "|", "="):
+            raise ValueError(f"byte order {state[1]!r}")
+        self.order = state[1]
+
+    def numpy(self, admitted: Admitted) -> np.dtype[Any] | None:
+        """numpy's own; None for objects."""
+        if not isinstance(self.name, str) or self.name not in admitted.dtypes:
+            raise Refused(f"its pickle has an array of dtype {self.name!r}, where {admitted.words} are expected")
+        return None if self.name == OBJECTS else np.dtype(f"{self.order}{self.name}")
+
+
+class _ArrayName:
+    """What stands for the class ``numpy.ndarray``: it can be named, and nothing else."""
+
+    __slots__ = ()
+
+
+def _encode(text: Any, encoding: Any) -> bytes:
+    """Bytes as protocol 2 writes them."""
+    if not isinstance(text, str) or encoding != "latin1":
+        raise ValueError(f"bytes in the encoding {encoding!r}")
+    return text.encode("latin1")
+
+
+def _kind(value: object) -> str:
+    return "array" if isinstance(value, PickledArray) else type(value).__name__

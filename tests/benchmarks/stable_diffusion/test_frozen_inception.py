@@ -1,0 +1,123 @@
+"""FID's Inception."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torchvision.models import inception as torchvision_inception
+
+from benchmarks.stable_diffusion.frozen.inception import Inception
+from common.nn.frozen import frozen_names
+from tests.benchmarks.stable_diffusion.frozen_names import randomized
+
+RESOLUTION = 75
+
+
+@pytest.fixture(scope="module")
+def network():
+    found = Inception(1.0, RESOLUTION)
+    randomized(found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def images():
+    return torch.rand(2, 3, 40, 56, generator=torch.Generator().manual_seed(0))
+
+
+class Patched:
+    """``torch.nn.functional`` with the pooling of TensorFlow's weights."""
+
+    maxima = False
+
+    def __getattr__(self, name):
+        if name == "avg_pool2d":
+            if self.maxima:
+                return F.max_pool2d
+            return functools.partial(F.avg_pool2d, count_include_pad=False)
+        return getattr(F, name)
+
+
+def test_it_is_torchvisions_with_other_pooling(network, images, monkeypatch):
+    patched = Patched()
+    monkeypatch.setattr(torchvision_inception, "F", patched)
+    theirs = torchvision_inception.Inception3(
+        num_classes=1008, aux_logits=False, transform_input=False, init_weights=False
+    ).eval()
+    theirs.fc = torch.nn.Identity()
+    missing = theirs.load_state_dict(network.state_dict(), strict=True)
+    assert not missing.missing_keys
+    theirs.Mixed_7c.register_forward_pre_hook(lambda *_: setattr(patched, "maxima", True))
+    resized = F.interpolate(images, size=(RESOLUTION, RESOLUTION), mode="bilinear", align_corners=False)
+
+    with torch.no_grad():
+        expected = theirs(2 * resized - 1)
+        patched.maxima = False
+        found = network.features(images)
+
+    assert patched.maxima is False
+    assert found.shape == (2, 2048)
+    assert network.out == 2048
+    torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-5 * expected.abs().max().item())
+
+
+def test_unpatched_pooling_would_be_noticed(network, images):
+    theirs = torchvision_inception.Inception3(
+        num_classes=1008, aux_logits=False, transform_input=False, init_weights=False
+    ).eval()
+    theirs.fc = torch.nn.Identity()
+    theirs.load_state_dict(network.state_dict())
+    resized = F.interpolate(images, size=(RESOLUTION, RESOLUTION), mode="bilinear", align_corners=False)
+
+    with torch.no_grad():
+        other = theirs(2 * resized - 1)
+
+    assert (network.features(images) - other).abs().max() > 0.01 * other.abs().max()
+
+
+def test_it_is_pytorch_fids(network, images, monkeypatch):
+    theirs = pytest.importorskip("pytorch_fid.inception")
+    state = {**network.state_dict(), "fc.weight": torch.zeros(1008, 2048), "fc.bias": torch.zeros(1008)}
+    monkeypatch.setattr(theirs, "load_state_dict_from_url", lambda *_, **__: state)
+    model = theirs.InceptionV3([theirs.InceptionV3.BLOCK_INDEX_BY_DIM[2048]], resize_input=False).eval()
+    ours = Inception(1.0, 80)
+    ours.load_state_dict(network.state_dict())
+    sized = torch.rand(2, 3, 80, 80, generator=torch.Generator().manual_seed(3))
+
+    with torch.no_grad():
+        expected = model(sized)[0].flatten(1)
+
+    torch.testing.assert_close(ours.features(sized), expected, rtol=2e-4, atol=2e-5 * expected.abs().max().item())
+
+
+def test_resizing_is_bilinear_between_centres():
+    """From 2 to 4 pixels, neighbours weigh 3/4 and 1/4, and what is at the edge is repeated."""
+    seen = []
+    network = Inception(1 / 32, 4)
+    network.trunk = seen.append
+
+    network.features(torch.tensor([[[[0.0, 1.0], [0.0, 1.0]]] * 3]))
+
+    row = torch.tensor([0.0, 0.25, 0.75, 1.0]) * 2 - 1
+    torch.testing.assert_close(seen[0], row.expand(1, 3, 4, 4))
+
+
+def test_a_narrow_one_has_fewer_features(images):
+    network = Inception(1 / 16, RESOLUTION)
+
+    assert network.out == 128
+    assert network.features(images).shape == (2, 128)
+    assert frozen_names(network) == set(network.state_dict())
+    assert not network.training
+
+
+def test_pictures_of_any_size_and_dtype_are_taken(images):
+    network = Inception(1 / 16, RESOLUTION)
+
+    features = network.features(F.interpolate(images, size=(150, 150), mode="nearest").half())
+
+    assert features.dtype == torch.float32
+    assert features.shape == (2, 128)

@@ -1,0 +1,155 @@
+"""CLIP's tokenizer."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+import random
+import sys
+
+import pytest
+import torch
+from transformers import CLIPTokenizer
+
+from benchmarks.stable_diffusion.frozen.stand_in import small_merges
+from benchmarks.stable_diffusion.frozen.tokenizer import BYTE_TOKENS, Tokenizer, byte_characters, read_merges
+from common.errors import ConfigError, DataError
+
+CAPTIONS = [
+    "a red circle on a blue background",
+    "It's  the 1990s,\tDON'T you'Ve ... 100% ②½ Ⅷ",
+    "日本語 テキスト ñandú naïve e\u0301 café Große ŁÓDŹ",
+    "!!!'s -- 'll ''t (what?!)",
+    "",
+    "  \n ",
+    "emoji 😀👍🏽 flag 🇩🇪 \u200b",
+]
+MERGES = 40
+VOCABULARY = BYTE_TOKENS + MERGES + 2
+
+
+@pytest.fixture(scope="module")
+def merges(tmp_path_factory):
+    path = tmp_path_factory.mktemp("merges") / "bpe.txt.gz"
+    path.write_bytes(small_merges(CAPTIONS, MERGES))
+    return path
+
+
+@pytest.fixture(scope="module")
+def tokenizer(merges):
+    return Tokenizer(merges, VOCABULARY, context=200)
+
+
+@pytest.fixture(scope="module")
+def theirs(merges):
+    characters = list(byte_characters().values())
+    pairs = read_merges(merges, MERGES)
+    marks = ["<|startoftext|>", "<|endoftext|>"]
+    tokens = [*characters, *(f"{one}</w>" for one in characters), *(a + b for a, b in pairs), *marks]
+    return CLIPTokenizer(vocab={token: number for number, token in enumerate(tokens)}, merges=pairs)
+
+
+def made_up(count):
+    pool = "abcXYZ 123'\u2019!?.,-_&;<>|éßøЖд中あ😀\t\n\xa0\u2009²½ǅ\u02bc\u0301 aredcirclebackground"
+    generator = random.Random(0)
+    return ["".join(generator.choices(pool, k=generator.randint(1, 60))) for _ in range(count)]
+
+
+def test_ids_are_those_of_transformers(tokenizer, theirs):
+    for caption in CAPTIONS + [caption for caption in made_up(500) if "&" not in caption]:
+        expected = theirs(caption)["input_ids"]
+        row = tokenizer([caption])[0].tolist()
+        assert row[: len(expected)] == expected, caption
+        assert not any(row[len(expected) :])
+
+
+def test_some_words_are_merged_and_others_stay_bytes(tokenizer):
+    assert len(tokenizer.encode("background")) < len("background")
+    assert len(tokenizer.encode("zzzz")) == 4
+
+
+def test_ids_of_a_hand_made_file(tmp_path):
+    path = tmp_path / "bpe.txt.gz"
+    path.write_bytes(gzip.compress(b"#version: 0.2\na b\nab c</w>\nignored pair\n"))
+    tokenizer = Tokenizer(path, BYTE_TOKENS + 2 + 2, context=8)
+    begin, end, first = BYTE_TOKENS + 2, BYTE_TOKENS + 3, BYTE_TOKENS
+
+    a, b, c = (ord(letter) - ord("!") for letter in "abc")
+    last = 256  # of a word
+
+    assert tokenizer(["ABC ab", "cb", ""]).tolist() == [
+        [begin, first + 1, a, b + last, end, 0, 0, 0],
+        [begin, c, b + last, end, 0, 0, 0, 0],
+        [begin, end, 0, 0, 0, 0, 0, 0],
+    ]
+
+
+def test_what_is_too_long_is_cut_and_ends(merges):
+    tokenizer = Tokenizer(merges, VOCABULARY)
+    long = tokenizer(["red " * 200, "z " * 75, "z " * 76])
+
+    assert long.shape == (3, 77)
+    assert long.dtype == torch.int64
+    assert long[:, 0].tolist() == [VOCABULARY - 2] * 3
+    assert long[:, -1].tolist() == [VOCABULARY - 1] * 3
+    assert long[1, 1:-1].unique().numel() == 1
+    assert torch.equal(long[1], long[2])
+
+
+def test_entities_are_resolved_twice(tokenizer):
+    assert tokenizer.encode("&amp;lt;b&gt; &amp;") == tokenizer.encode("<b> &")
+
+
+def test_marks_in_a_text_are_marks(tokenizer):
+    assert tokenizer.encode("<end_of_text>") == [VOCABULARY - 1]
+    assert tokenizer.encode("<start_of_text> a")[0] == VOCABULARY - 2
+
+
+def test_it_travels_to_other_processes(tokenizer):
+    assert pickle.loads(pickle.dumps(tokenizer))(CAPTIONS).equal(tokenizer(CAPTIONS))
+
+
+def test_it_is_open_clips_on_the_published_merges():
+    theirs = pytest.importorskip("open_clip.tokenizer")
+    ours = Tokenizer(theirs.default_bpe(), repair=True)
+    captions = [
+        *CAPTIONS,
+        *made_up(300),
+        "\u2018curly\u2019 “quotes” — dash… ﬁ \uff46\uff55\uff4c\uff4c",
+        "<end_of_text>!<start_of_text>",
+        "a " * 200,
+    ]
+
+    assert torch.equal(ours(captions), theirs.SimpleTokenizer()(captions))
+
+
+def test_repairing_needs_its_package(merges, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ftfy", None)
+
+    with pytest.raises(ConfigError, match="pip install ftfy"):
+        Tokenizer(merges, VOCABULARY, repair=True)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"no gzip", r"bpe\.txt\.gz cannot be read as gzip"),
+        (gzip.compress(b"#version\na b\nb c\n")[:-9], r"bpe\.txt\.gz cannot be read as gzip"),
+        (gzip.compress(b"#version\na b\n\xff\xfe\n"), r"bpe\.txt\.gz cannot be read as gzip"),
+        (gzip.compress(b"#version\na b\n"), "has 1 merges, and a vocabulary of 516 needs 2"),
+        (gzip.compress(b"#version\na b\na b c\n"), "line 3 has 3 symbols"),
+        (gzip.compress(b"#version\na bc\nab c\n"), "two merges make the same token"),
+    ],
+    ids=["no gzip", "cut off", "no UTF-8", "too few", "three symbols", "twice"],  # gzip writes the time into its bytes
+)
+def test_bad_files_are_refused(tmp_path, content, message):
+    path = tmp_path / "bpe.txt.gz"
+    path.write_bytes(content)
+
+    with pytest.raises(DataError, match=message):
+        Tokenizer(path, BYTE_TOKENS + 2 + 2)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"bpe\.txt\.gz"):
+        Tokenizer(tmp_path / "bpe.txt.gz")

@@ -1,0 +1,451 @@
+"""Preparation of Stable Diffusion's tars: values of other code, bytes of the formats, interruptions, damage."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from PIL import Image
+from torchvision import transforms
+from torchvision.transforms import InterpolationMode
+from transformers import CLIPTextConfig, CLIPTextModel
+
+from benchmarks.stable_diffusion import prepare as module
+from benchmarks.stable_diffusion import raw, sources
+from benchmarks.stable_diffusion.frozen.tokenizer import Tokenizer
+from benchmarks.stable_diffusion.prepare import COMMANDS, prepare, verify
+from benchmarks.stable_diffusion.prepared import open_prepared
+from common.data import manifest
+from common.data.placing import assets_of
+from common.data.stages import Stages
+from common.errors import CheckpointError, ConfigError, DataError
+from tests.benchmarks.stable_diffusion.frozen_names import text_of_transformers
+from tests.benchmarks.stable_diffusion.plain_vae import PlainVae
+from tests.benchmarks.stable_diffusion.small_raw import (
+    SIDE,
+    SIZES,
+    TEXT,
+    VAE,
+    networks,
+    pictures,
+    read_tar,
+    write_raw,
+    write_tar,
+)
+
+RAW = [pictures(0, 3), pictures(1, 18), pictures(2, 2)]  # 18: more than are encoded together
+
+
+@pytest.fixture(scope="module")
+def raw_dir(tmp_path_factory):
+    return write_raw(tmp_path_factory.mktemp("raw"), "images", RAW)
+
+
+@pytest.fixture(scope="module")
+def encoded(raw_dir, tmp_path_factory):
+    data = tmp_path_factory.mktemp("encoded") / "data"
+    prepare(raw_dir, data)
+    return data
+
+
+@pytest.fixture(scope="module")
+def moments(raw_dir, tmp_path_factory):
+    data = tmp_path_factory.mktemp("moments") / "data"
+    prepare(raw_dir, data, members="moments")
+    return data
+
+
+@pytest.fixture
+def copied(raw_dir, tmp_path):
+    return shutil.copytree(raw_dir, tmp_path / "raw")
+
+
+def moments_of_others(members):
+    """Key to float64 (8, 4, 4): torchvision's transforms, and the VAE in numpy."""
+    steps = [transforms.ToTensor(), transforms.Resize(SIDE, InterpolationMode.BICUBIC, antialias=False)]
+    transform = transforms.Compose([*steps, transforms.CenterCrop(SIDE)])
+    vae = PlainVae(networks()[0].state_dict(), len(VAE.multipliers), VAE.blocks, VAE.groups, VAE.epsilon)
+    jpegs = {name[:-4]: content for name, content in members.items() if name.endswith(".jpg")}
+    images = torch.stack([transform(Image.open(io.BytesIO(content))) for content in jpegs.values()])
+    return dict(zip(jpegs, vae.encode(images.double().numpy()), strict=True))
+
+
+def captions_of_others(captions):
+    """(N, T, K): Transformers' CLIP without its last layer."""
+    config = CLIPTextConfig(
+        vocab_size=TEXT.vocabulary, hidden_size=TEXT.width, intermediate_size=TEXT.mlp, hidden_act="gelu",
+        num_hidden_layers=TEXT.layers - 1, num_attention_heads=TEXT.heads, max_position_embeddings=TEXT.context,
+    )  # fmt: skip
+    theirs = CLIPTextModel(config).eval()
+    last = f"text_model.encoder.layers.{TEXT.layers - 1}."
+    state = text_of_transformers(networks()[1].state_dict())
+    names = theirs.state_dict().keys()
+    state = {name: tensor for name, tensor in state.items() if not name.startswith((last, "text_projection"))}
+    if not next(iter(names)).startswith("text_model."):
+        state = {name.removeprefix("text_model."): tensor for name, tensor in state.items()}
+    theirs.load_state_dict(state)
+    with torch.no_grad():
+        return theirs(captions).last_hidden_state
+
+
+def contents(data):
+    return {path.name: path.read_bytes() for path in data.rglob("*") if path.suffix in (".tar", ".npy", ".tsv", ".npz")}
+
+
+def recorded(monkeypatch):
+    """Names of the tars that are made from now on."""
+    done, keep = [], Stages.keep
+    monkeypatch.setattr(Stages, "keep", lambda self, *note: done.append(note[1]) or keep(self, *note))
+    return done
+
+
+def test_moments_are_those_of_torchvision_and_a_vae_in_numpy(moments):
+    for number, members in enumerate(RAW):
+        found = read_tar(moments / f"train/{number:05d}.tar")
+        expected = moments_of_others(members)
+        assert list(found) == sorted(name for key in expected for name in (f"{key}.npy", f"{key}.txt"))
+        for key, values in expected.items():
+            array = np.load(io.BytesIO(found[f"{key}.npy"]), allow_pickle=False)
+            assert array.dtype == np.float32
+            assert array.flags.c_contiguous
+            np.testing.assert_allclose(array, values[None], rtol=1e-4, atol=1e-5)
+            written = io.BytesIO()
+            np.save(written, array)
+            assert found[f"{key}.npy"] == written.getvalue()
+            assert found[f"{key}.txt"] == members[f"{key}.txt"]
+
+
+def test_encoded_samples_are_moments_and_captions_in_bf16(encoded, moments):
+    tokenize = Tokenizer(assets_of(encoded) / raw.VOCABULARY, TEXT.vocabulary, TEXT.context)
+    for number in range(len(RAW)):
+        found, plain = (read_tar(data / f"train/{number:05d}.tar") for data in (encoded, moments))
+        keys = [name[:-4] for name in found if name.endswith(".txt")]
+        assert list(found) == [f"{key}.{kind}" for key in keys for kind in ("safetensors", "txt")]
+        captions_NTK = captions_of_others(tokenize([plain[f"{key}.txt"].decode() for key in keys]))
+        for key, captions_TK in zip(keys, captions_NTK, strict=True):
+            sample = safetensors.torch.load(found[f"{key}.safetensors"])
+            fp32 = torch.from_numpy(np.load(io.BytesIO(plain[f"{key}.npy"])))[0]
+            assert torch.equal(sample["moments"], fp32.to(torch.bfloat16))
+            assert sample["captions"].dtype == torch.bfloat16
+            torch.testing.assert_close(sample["captions"].float(), captions_TK, rtol=2**-8, atol=1e-4)
+            assert found[f"{key}.txt"] == plain[f"{key}.txt"]
+
+
+def test_the_manifest_counts_and_training_can_open_it(encoded):
+    found = open_prepared(encoded)
+    assert found.samples == (3, 18, 2)
+    assert found.kind == "safetensors"
+    assert {name: found.manifest.counts[name] for name in ("train_samples", "eval_samples", "tars")} == {
+        "train_samples": 23,
+        "eval_samples": 5,
+        "tars": 3,
+    }
+    assert found.manifest.stand_in
+    assert json.loads(found.manifest.source["description"]) == json.loads(json.dumps(SIZES))
+    with open(encoded / "train/00001.tar", "rb") as file:
+        offset, size, at, length = found.index(1)[2]
+        assert os.pread(file.fileno(), size, offset) == read_tar(encoded / "train/00001.tar")["000010002.safetensors"]
+        assert os.pread(file.fileno(), length, at) == RAW[1]["000010002.txt"]
+    assert verify(encoded, workers=2) == found.manifest
+    for name in (raw.CHECKPOINT, raw.VOCABULARY):
+        assert (assets_of(encoded) / name).is_file()
+
+
+def test_a_second_preparation_changes_nothing(raw_dir, encoded):
+    stamps = {path: path.stat().st_mtime_ns for path in encoded.rglob("*") if path.name != "prepare.lock"}
+    assert prepare(raw_dir, encoded) == manifest.read(encoded, module.FORMAT, module.PREPARE_COMMAND)
+    assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
+
+
+def test_processes_make_the_same_bytes(raw_dir, moments, tmp_path):
+    prepare(raw_dir, tmp_path / "data", members="moments", workers=2)
+    assert contents(tmp_path / "data") == contents(moments)
+
+
+KILL = """
+import os, pathlib, signal, sys
+from benchmarks.stable_diffusion import prepare, tar_maker
+raw, data, dying = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
+add, calls = tar_maker.tars.add, []
+def counted(*arguments):
+    calls.append(1)
+    if len(calls) == dying:
+        os.kill(os.getpid(), signal.SIGKILL)
+    add(*arguments)
+tar_maker.tars.add = counted
+prepare.prepare(raw, data, members="moments")
+"""
+
+
+def test_a_killed_preparation_continues_to_the_same_bytes(raw_dir, moments, tmp_path, monkeypatch):
+    in_second = 2 * len(RAW[0]) // 3 + 2 * 17  # its first 16 samples are written
+    process = subprocess.run(
+        [sys.executable, "-c", KILL, str(raw_dir), str(tmp_path / "data"), str(in_second)], timeout=100, check=False
+    )
+    assert process.returncode == -signal.SIGKILL
+    assert not (tmp_path / "data/manifest.json").exists()
+    assert [path.name for path in sorted((tmp_path / "data/train").glob("*.tar*"))] == [
+        "00000.tar",
+        "00001.tar.partial",
+    ]
+    done = recorded(monkeypatch)
+
+    prepare(raw_dir, tmp_path / "data", members="moments")
+
+    assert done == ["00001", "00002"]
+    assert contents(tmp_path / "data") == contents(moments)
+    assert not list((tmp_path / "data").rglob("*.partial"))
+
+
+def test_a_tar_that_is_gone_is_made_again(raw_dir, moments, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "counts_of", lambda *given: 1 / 0)  # everything is done but the manifest
+    with pytest.raises(ZeroDivisionError):
+        prepare(raw_dir, tmp_path / "data", members="moments")
+    monkeypatch.undo()
+    (tmp_path / "data/train/00002.tar").unlink()
+    prepare(raw_dir, tmp_path / "data", members="moments")
+    assert contents(tmp_path / "data") == contents(moments)
+
+
+def test_moments_of_others_stay_as_they_are_or_get_captions(encoded, moments, tmp_path):
+    members = [read_tar(moments / f"train/{number:05d}.tar") for number in range(len(RAW))]
+    published = write_raw(tmp_path / "raw", "moments", members)
+
+    prepare(published, tmp_path / "placed", members="moments")
+    prepare(published, tmp_path / "encoded")
+
+    placed = tmp_path / "placed/train/00001.tar"
+    assert placed.samefile(published / "moments/00001.tar")
+    assert verify(tmp_path / "placed").counts["train_samples"] == 23
+    assert contents(tmp_path / "encoded") == contents(encoded)
+
+
+def test_nvidias_samples_stay_as_they_are_or_become_half_as_large(encoded, moments, tmp_path):
+    members = []
+    for number in range(len(RAW)):
+        found = read_tar(encoded / f"train/{number:05d}.tar")
+        pickled = {}
+        for name in found:
+            key, _, kind = name.partition(".")
+            if kind == "txt":
+                pickled[name] = found[name]
+                continue
+            sample = safetensors.torch.load(found[name])
+            arrays = {
+                "image_embed": sample["moments"].float().numpy()[None],
+                "captions_embed": sample["captions"].float().numpy(),
+            }
+            pickled[f"{key}.pyd"] = pickle.dumps(arrays)
+        members.append(pickled)
+    theirs = write_raw(tmp_path / "raw", "encoded", members)
+
+    prepare(theirs, tmp_path / "placed", members="nvidia")
+    prepare(theirs, tmp_path / "ours")
+
+    assert open_prepared(tmp_path / "placed").kind == "pyd"
+    assert read_tar(tmp_path / "placed/train/00001.tar") == members[1]
+    assert contents(tmp_path / "ours") == contents(encoded)
+
+
+def test_a_truncated_tar_is_an_error_and_may_be_fetched_again(copied, tmp_path, monkeypatch):
+    path = copied / "images/00001.tar"
+    with tarfile.open(path) as tar:
+        last = tar.getmembers()[-1]
+    whole = path.read_bytes()
+    for cut in (last.offset_data + 512, last.offset_data + 2):  # where a member ends, and within it
+        os.truncate(path, cut)
+        with pytest.raises(DataError, match=r"images/00001\.tar: the tar at byte 0 is truncated or damaged"):
+            prepare(copied, tmp_path / "data")
+        assert not (tmp_path / "data/train/00001.tar").exists()
+
+    path.write_bytes(whole)
+    done = recorded(monkeypatch)
+    prepare(copied, tmp_path / "data")
+    assert done == ["00001", "00002"]
+
+
+@pytest.mark.parametrize(("kind", "what"), [("txt", "caption"), ("jpg", "picture")])
+def test_a_sample_without_its_caption_or_picture_is_an_error(copied, tmp_path, kind, what):
+    write_tar(copied / "images/00001.tar", {name: data for name, data in RAW[1].items() if name != f"000010005.{kind}"})
+    with pytest.raises(DataError, match=rf"00001\.tar: sample 000010005 has no {what}: 000010005\.{kind} is missing"):
+        prepare(copied, tmp_path / "data")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("000010005.txt", b"caf\xe9", r"00001\.tar: 000010005\.txt is no UTF-8"),
+        ("000010005.jpg", RAW[1]["000010005.jpg"][:-300], r"00001\.tar: 000010005\.jpg is no whole JPEG: .*truncated"),
+        ("000010005.jpg", b"<html>", r"00001\.tar: 000010005\.jpg is no whole JPEG"),
+    ],
+)
+def test_a_damaged_member_is_an_error(copied, tmp_path, name, content, message):
+    write_tar(copied / "images/00001.tar", RAW[1] | {name: content})
+    with pytest.raises(DataError, match=message):
+        prepare(copied, tmp_path / "data")
+
+
+def test_moments_of_another_shape_are_an_error(tmp_path):
+    other = io.BytesIO()
+    np.save(other, np.zeros((1, 8, 8, 8), np.float32))
+    published = write_raw(tmp_path / "raw", "moments", [{"0.npy": other.getvalue(), "0.txt": b"a"}])
+    for number, members in enumerate(("moments", "encoded")):
+        with pytest.raises(DataError, match=r"00000\.tar: 0\.npy: .*\(1, 8, 8, 8\), where .*\(1, 8, 4, 4\)"):
+            prepare(published, tmp_path / f"data{number}", members=members)
+
+
+def test_a_checkpoint_of_another_digest_is_an_error(copied, tmp_path, monkeypatch):
+    monkeypatch.setattr(raw.RawData, "checkpoint_digest", raw.DIGESTS[raw.CHECKPOINT])
+    with pytest.raises(CheckpointError, match=rf"{raw.CHECKPOINT}.*{raw.DIGESTS[raw.CHECKPOINT]}"):
+        prepare(copied, tmp_path / "data")
+
+
+def test_real_data_want_the_published_checkpoint(copied, monkeypatch):
+    (copied / "STAND_IN").unlink()
+    monkeypatch.setattr(raw, "BENCHMARK_TARS", len(RAW))
+    found = raw.open_raw(copied)
+    assert found.stand_in is None
+    assert found.image_size == 512
+    assert found.checkpoint_digest == "d635794c1fedfdfa261e065370bea59c651fc9bfa65dc6d67ad29e11869a1824"
+
+
+def test_real_data_want_all_tars(copied, tmp_path):
+    (copied / "STAND_IN").unlink()
+    with pytest.raises(DataError, match=r"images lacks 829 of 832 tars, such as 00003\.tar, 00004\.tar, 00005\.tar"):
+        prepare(copied, tmp_path / "data")
+
+
+@pytest.mark.parametrize("name", [raw.CHECKPOINT, raw.VOCABULARY])
+def test_a_missing_asset_is_an_error(copied, tmp_path, name):
+    (copied / "assets" / name).unlink()
+    with pytest.raises(DataError, match=rf"data-assets/{name} is missing, and has what encodes images"):
+        prepare(copied, tmp_path / "data")
+
+
+def test_two_forms_need_a_choice(copied, tmp_path):
+    shutil.copytree(copied / "images", copied / "moments")
+    with pytest.raises(DataError, match="has tars in images and moments; say with --source"):
+        prepare(copied, tmp_path / "data")
+    assert raw.open_raw(copied, "images").form == "images"
+
+
+def test_other_settings_or_raw_data_are_refused(raw_dir, copied, encoded, tmp_path):
+    with pytest.raises(DataError, match=r"was prepared with .*safetensors.*, not with .*npy"):
+        prepare(raw_dir, encoded, members="moments")
+    write_tar(copied / "images/00001.tar", pictures(1, 2))
+    with pytest.raises(DataError, match="was prepared from tars of other sizes"):
+        prepare(copied, encoded)
+    write_tar(copied / "images/00003.tar", pictures(3, 1))
+    with pytest.raises(DataError, match="was prepared from other raw data"):
+        prepare(copied, encoded)
+
+
+@pytest.mark.parametrize(
+    ("marked", "message"),
+    [
+        ({"vae": {"chanels": 8}}, r"STAND_IN: vae\.chanels: unknown key"),
+        ({"text": {"width": "16"}}, r"STAND_IN: text\.width"),
+        ({"vae": SIZES["vae"], "image_size": 18}, "STAND_IN: image_size is 18, but must be a multiple of the VAE's 4"),
+    ],
+)
+def test_a_damaged_marker_is_an_error(copied, tmp_path, marked, message):
+    (copied / "STAND_IN").write_text(json.dumps(marked))
+    with pytest.raises(DataError, match=message):
+        prepare(copied, tmp_path / "data")
+
+
+def test_impossible_choices_are_errors(raw_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(
+        ConfigError, match=r"--members=nvidia: these are kept and never written, and .*raw.* has images"
+    ):
+        prepare(raw_dir, tmp_path / "data", members="nvidia")
+    with pytest.raises(ConfigError, match="--device=cuda: PyTorch finds no GPU"):
+        prepare(raw_dir, tmp_path / "data", device="cuda")
+
+
+def test_verify_names_what_is_wrong(encoded, tmp_path):
+    data = shutil.copytree(encoded, tmp_path / "data")
+    (data / "train/00009.tar").write_bytes(b"")
+    with pytest.raises(DataError, match=r"00009\.tar was not prepared"):
+        verify(data)
+    (data / "train/00009.tar").unlink()
+    with open(data / "train/00001.tar", "r+b") as file:
+        file.seek(700)
+        file.write(b"\0\1")
+    with pytest.raises(DataError, match=r"00001\.tar: SHA-256 .* where manifest\.json says"):
+        verify(data)
+
+
+def test_the_commands_say_what_they_did(raw_dir, tmp_path, capsys):
+    data = tmp_path / "data"
+    folders = ["--raw-dir", str(raw_dir), "--data-dir", str(data)]
+    assert COMMANDS.run("prepare", [*folders, "--members", "moments", "--workers", "1"]) == 0
+    said = capsys.readouterr().out
+    assert f"{data}: stand-in, train_samples 23, eval_samples 5, tars 3\n" in said
+    assert f"{data}-assets: lacks {raw.CLIP}, {raw.INCEPTION}" in said
+    assert COMMANDS.run("verify", ["--data-dir", str(data), "--workers", "1"]) == 0
+
+
+def test_download_names_everything_that_is_missing(tmp_path):
+    with pytest.raises(DataError) as caught:
+        list(sources.download(tmp_path))
+    message = str(caught.value)
+    assert "moments/00000.tar … moments/00831.tar (832 of 832 are missing)" in message
+    for name in (
+        "laion-400m-filtered-moments",
+        "validation-prompts",
+        "validation-stats",
+        "sd-checkpoint",
+        "clip-check",
+    ):
+        assert f"https://training.mlcommons-storage.org/metadata/stable-diffusion-{name}" in message.replace(
+            "coco2014-validation", "validation"
+        )
+    for digest in raw.DIGESTS.values():
+        assert digest in message
+
+
+def test_download_checks_what_is_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(raw, "BENCHMARK_TARS", 1)
+    for file in (*sources.PLACED, sources.VOCABULARY):
+        path = tmp_path / file.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"something else")
+    write_tar(tmp_path / "moments/00000.tar", {})
+    with pytest.raises(DataError, match="instead of"):
+        list(sources.download(tmp_path))
+
+
+def test_download_lists_what_is_as_expected(tmp_path, monkeypatch):
+    monkeypatch.setattr(raw, "BENCHMARK_TARS", 2)
+    content = b"captions, networks, merges"
+    known = {"bytes": len(content), "checksum": f"sha256:{hashlib.sha256(content).hexdigest()}"}
+    placed = [dataclasses.replace(file, **known) for file in sources.PLACED]
+    monkeypatch.setattr(sources, "PLACED", placed)
+    monkeypatch.setattr(sources, "VOCABULARY", dataclasses.replace(sources.VOCABULARY, **known))
+    for file in (*sources.PLACED, sources.VOCABULARY):
+        (tmp_path / file.name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file.name).write_bytes(content)
+    for number in range(2):
+        write_tar(tmp_path / f"images/{number:05d}.tar", pictures(number, 1))
+
+    lines = list(sources.download(tmp_path, "images"))
+
+    assert len(lines) == 7
+    assert lines[-1].startswith(f"{tmp_path / 'images'}: 2 tars")
+    with pytest.raises(DataError, match=r"encoded/00000\.tar … encoded/00001\.tar .*published by nobody"):
+        list(sources.download(tmp_path, "encoded"))

@@ -1,0 +1,63 @@
+"""A small U-Net learns four latents of four captions, and a sampler finds them again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.stable_diffusion.architecture import Architecture
+from benchmarks.stable_diffusion.diffusion import abar, eps_of, sampling_times, x0_of
+from benchmarks.stable_diffusion.model import UNet
+from benchmarks.stable_diffusion.ops import noising, velocity_loss
+
+ARCHITECTURE = Architecture(
+    latent_channels=4,
+    latent_size=8,
+    model_channels=32,
+    channel_multipliers=(1, 2),
+    residual_blocks=1,
+    attention_levels=(0, 1),
+    head_channels=8,
+    context_width=16,
+    context_length=4,
+    norm_groups=16,
+    norm_epsilon=1e-5,
+    transformer_norm_groups=32,
+    transformer_norm_epsilon=1e-6,
+)
+BATCH, STEPS, LAST = 16, 300, 50
+
+
+@pytest.mark.demo
+def test_four_captions_give_their_four_latents():
+    model, generator = UNet(ARCHITECTURE, generator=torch.Generator().manual_seed(0)), torch.Generator().manual_seed(1)
+    latents_4CHW = torch.randn((4, 4, 8, 8), generator=generator)
+    captions_4TK = torch.randn((4, 4, 16), generator=generator)
+    tables = noising.tables(abar(), 1.0, torch.float32, torch.device("cpu"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+    losses = []
+    for step in range(STEPS):
+        drawn_N = torch.randint(4, (BATCH,), generator=generator)
+        moments = torch.cat([latents_4CHW[drawn_N], torch.full((BATCH, 4, 8, 8), -6.0)], 1)
+        ids_N = torch.arange(step * BATCH, (step + 1) * BATCH)
+        noised = noising.IMPLEMENTATIONS["torch"].function(moments, torch.tensor(5), ids_N, tables)
+        prediction = model(noised.x_t_NCHW, noised.t_N, captions_4TK[drawn_N])
+        loss = velocity_loss.IMPLEMENTATIONS["torch"].function(prediction, noised.target_NCHW)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[0] == pytest.approx(1.0, abs=0.15)
+    assert sum(losses[-LAST:]) / LAST < 0.2
+
+    wanted_N = torch.arange(32) % 4
+    with torch.no_grad():
+        keys_values = model.cross_keys_values(captions_4TK[wanted_N])
+        x = torch.randn((32, 4, 8, 8), generator=generator)
+        for t, signal, before in zip(*sampling_times(abar(), 50), strict=True):
+            v = model(x, t.expand(32), keys_values=keys_values)
+            x = before.sqrt().float() * x0_of(x, v, signal.float()) + (1 - before).sqrt().float() * eps_of(
+                x, v, signal.float()
+            )
+    distances_N4 = (x.unsqueeze(1) - latents_4CHW).flatten(2).norm(dim=2)
+    assert (distances_N4.argmin(1) == wanted_N).float().mean() >= 0.9

@@ -1,0 +1,27 @@
+"""The whole U-Net on Triton's kernels, interpreted: every kind of block hands on what the next one takes."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.stable_diffusion.model import UNet
+from benchmarks.stable_diffusion.operations import Implementations
+from tests.benchmarks.stable_diffusion.small_unet import SMALL, inputs, small_unet
+
+
+def test_outputs_and_gradients_are_those_of_the_plain_operations():
+    names = dict.fromkeys(("group_norm", "layer_norm", "geglu"), "triton")
+    model = UNet(SMALL, Implementations(**names, upsampling="transposed"))
+    plain = small_unet(
+        torch.float32,
+        implementations=Implementations(**dict.fromkeys(names, "torch"), upsampling="plain"),
+    )
+    model.load_state_dict(plain.state_dict())
+    found, wanted = (each(*inputs(1, torch.float32)) for each in (model, plain))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    for prediction in (found, wanted):
+        prediction.square().sum().backward()
+    for (name, a), b in zip(model.named_parameters(), plain.parameters(), strict=True):
+        assert a.grad is not None, name
+        assert b.grad is not None, name
+        assert (a.grad - b.grad).norm() < 1e-4 * b.grad.norm(), name

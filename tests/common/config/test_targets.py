@@ -1,0 +1,85 @@
+"""One target or several: what reaches them, and what of them is said."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from common.config.loading import build
+from common.config.schema import BenchmarkConfig, TargetConfig
+from common.errors import ConfigError
+from common.mlperf.events import RunEvents
+from common.mlperf.mllog import RunLog
+
+SETTINGS = {
+    "name": "stable_diffusion", "description": "", "train_samples": 1, "eval_samples": 1, "data_set": "stand-in",
+    "schedule": {}, "facts": {}, "log_keys": {},
+}  # fmt: skip
+BOTH = {"FID": {"value": 90.0, "direction": "lower"}, "CLIP": {"value": 0.15, "direction": "higher"}}
+
+
+def benchmark(targets: object = BOTH) -> BenchmarkConfig:
+    made: BenchmarkConfig = build(BenchmarkConfig, {**SETTINGS, "targets": targets}, "benchmark")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("fid", "clip", "reached"),
+    [(90.0, 0.15, True), (90.1, 0.2, False), (50.0, 0.149, False), (math.nan, 0.2, False), (50.0, math.nan, False)],
+)
+def test_all_targets_are_to_be_reached_at_once(fid: float, clip: float, reached: bool) -> None:
+    assert benchmark().reached({"FID": fid, "CLIP": clip, "eval_samples": 1}) is reached
+
+
+def test_the_metrics_with_a_target_are_judged_in_its_order() -> None:
+    values = {"eval_samples": 1.0, "CLIP": 0.2, "loss": 3.0, "FID": 80.0}
+    assert list(benchmark().judged(values).items()) == [("FID", 80.0), ("CLIP", 0.2)]
+
+
+def test_an_evaluation_without_a_metric_is_an_error() -> None:
+    with pytest.raises(ValueError, match="gives no CLIP: it has FID"):
+        benchmark().reached({"FID": 80.0})
+
+
+def test_targets_in_words() -> None:
+    assert [str(target) for target in benchmark().targets.values()] == ["<= 90", ">= 0.15"]
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        ({}, "benchmark.targets: a benchmark has at least one metric with a target"),
+        ({"FID": {"value": 90.0}}, r"benchmark.targets.FID.direction: missing"),
+        ({"FID": {"value": 90.0, "direction": "up"}}, r"benchmark.targets.FID.direction=up: expected one of"),
+        ({"FID": 90.0}, r"benchmark.targets.FID: expected a section of keys"),
+    ],
+)
+def test_targets_that_are_none_are_refused(targets: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        benchmark(targets)
+
+
+@pytest.mark.parametrize(
+    ("values", "metadata"),
+    [
+        ({"accuracy": 0.7}, [{"samples_count": 32}]),
+        ({"FID": 80.0, "CLIP": 0.2}, [{"samples_count": 32, "metric": name} for name in ("FID", "CLIP")]),
+    ],
+)
+def test_the_log_has_a_line_for_each_of_several_metrics(
+    values: dict[str, float], metadata: list[object], tmp_path: Path
+) -> None:
+    with RunLog(tmp_path / "log", 0) as log:
+        RunEvents(log, "samples_count").accuracy(values, 32, 1_700_000_000_000)
+    lines = [json.loads(line.removeprefix(":::MLLOG ")) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [line["value"] for line in lines] == list(values.values())
+    places = ("file", "lineno")
+    assert [{k: v for k, v in line["metadata"].items() if k not in places} for line in lines] == metadata
+
+
+def test_a_single_metric_has_a_single_target() -> None:
+    assert TargetConfig(0.7, "higher").met(0.7)
+    assert not TargetConfig(0.7, "lower").met(0.71)

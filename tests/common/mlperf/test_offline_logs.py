@@ -1,0 +1,130 @@
+"""Logs of runs that are scored offline: which checkpoints they must report, and what they came to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from handwritten_logs import END, POINT, START, Line, replaced, resnet_lines
+
+from common.mlperf.evaluation_points import ReportedCheckpoints, reported_checkpoints
+from common.mlperf.parsed_log import read_log
+from common.mlperf.rcp import convergence_of
+from common.mlperf.rules import rules_for
+from common.mlperf.verdict import judge, judge_together
+
+WriteLog = Callable[..., Path]
+EVERY = 512_000
+Scores = Sequence[tuple[int, float, float]]
+PASSED_AT_4: Scores = ((1, 240.0, 0.06), (2, 160.0, 0.10), (3, 113.0, 0.16), (4, 85.0, 0.16))
+KEYS = {
+    "global_batch_size": 256, "gradient_accumulation_steps": 1, "opt_name": "adamw", "opt_adamw_beta_1": 0.9,
+    "opt_adamw_beta_2": 0.999, "opt_adamw_epsilon": 1e-08, "opt_adamw_weight_decay": 0.01,
+    "opt_base_learning_rate": 7.17e-05, "opt_learning_rate_warmup_steps": 1000,
+}  # fmt: skip
+
+
+def lines_of(scores: Scores, seed: int = 1, data_set: str = "laion-400m", target: object = None) -> list[Line]:
+    """A run of six checkpoints, a minute each, that ends with the fourth; ``scores`` has number, FID and CLIP."""
+    head = [
+        line for line in replaced(resnet_lines(seed=seed), "submission_benchmark", "stable_diffusion") if line[4] < 3
+    ]
+    blocks: list[Line] = []
+    for number in range(6):
+        begun, ended = {"samples_count": EVERY * number}, {"samples_count": EVERY * (number + 1)}
+        blocks += [(START, "block_start", None, begun, 61 + 60 * number)]
+        blocks += [(END, "block_stop", None, ended, 121 + 60 * number)]
+    return [
+        *head,
+        (POINT, "data_set", data_set, {}, 3),
+        *([] if target is None else [(POINT, "quality_target", target, {}, 3)]),
+        *((POINT, key, value, {}, 3) for key, value in KEYS.items()),
+        (END, "init_stop", None, {}, 60),
+        (START, "run_start", None, {}, 61),
+        (POINT, "train_samples", 6_513_144, {}, 62),
+        (POINT, "eval_samples", 30_000, {}, 62),
+        *blocks,
+        *(
+            (POINT, "eval_accuracy", value, {"metric": metric, "samples_count": EVERY * number}, 9000)
+            for number, fid, clip in scores
+            for metric, value in (("FID", fid), ("CLIP", clip))
+        ),
+        (END, "run_stop", None, {"status": "success", "samples_count": 4 * EVERY}, 301),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("scores", "reported"),
+    [
+        (PASSED_AT_4, ReportedCheckpoints(4 * EVERY, before=True, all=True)),
+        (PASSED_AT_4[2:], ReportedCheckpoints(4 * EVERY, before=True, all=False)),
+        ((PASSED_AT_4[0], PASSED_AT_4[3]), ReportedCheckpoints(4 * EVERY, before=False, all=False)),
+        (((1, 80.0, 0.2), (2, 70.0, 0.2)), ReportedCheckpoints(EVERY, before=True, all=True)),
+        (PASSED_AT_4[:3], None),
+    ],
+)
+def test_what_a_log_reports_of_its_checkpoints(
+    scores: Scores, reported: ReportedCheckpoints | None, write_log: WriteLog
+) -> None:
+    log = read_log(write_log(lines_of(scores)))
+    rules = rules_for("stable_diffusion", "5.0.0")
+    assert reported_checkpoints(log, rules) == reported
+    assert convergence_of(log, rules) == (None if reported is None else reported.passed)
+
+
+def test_the_published_interval_may_be_rounded_down(write_log: WriteLog) -> None:
+    """888 steps of 576 images, where the rules' table rounds up to 889."""
+    lines = [
+        (kind, key, value, {**metadata, "samples_count": metadata["samples_count"] // EVERY * 511_488}, second)
+        if "samples_count" in metadata
+        else (kind, key, value, metadata, second)
+        for kind, key, value, metadata, second in replaced(lines_of(PASSED_AT_4), "global_batch_size", 576)
+    ]
+    log = read_log(write_log(lines))
+    found = reported_checkpoints(log, rules_for("stable_diffusion", "5.0.0"))
+    assert found == ReportedCheckpoints(4 * 511_488, before=True, all=True)
+
+
+def test_the_checkpoint_before_the_first_that_passes_belongs_to_a_valid_run(write_log: WriteLog) -> None:
+    assert judge(write_log(lines_of(PASSED_AT_4[2:]))).kind == "valid run"
+    verdict = judge(write_log(lines_of((PASSED_AT_4[0], PASSED_AT_4[3])), "without.txt"))
+    assert verdict.kind == "refused"
+    assert verdict.reasons == (
+        "the checkpoint before the first that meets the targets, at samples_count 2048000, is not reported: the rules "
+        "want its evaluation too",
+    )
+
+
+def test_run_stop_before_the_training_of_the_checkpoint_is_refused(write_log: WriteLog) -> None:
+    lines = [*lines_of(PASSED_AT_4)[:-1], (END, "run_stop", None, {"status": "success"}, 241)]
+    (reason,) = judge(write_log(lines)).reasons
+    assert "which ended the training of the checkpoint at samples_count 2.048e+06" in reason
+
+
+@pytest.mark.parametrize(("first", "kind"), [(PASSED_AT_4, "submittable"), (PASSED_AT_4[2:], "refused")])
+def test_one_run_of_a_result_reports_all_checkpoints(first: Scores, kind: str, write_log: WriteLog) -> None:
+    every = [first, *[PASSED_AT_4[2:]] * 9]
+    paths = [write_log(lines_of(scores, seed=100 + n), f"result_{n}.txt") for n, scores in enumerate(every)]
+    verdict = judge_together([judge(path) for path in paths], None)
+    assert verdict.kind == kind, verdict.reasons
+    if kind == "refused":
+        assert verdict.reasons == (
+            "no run reports all checkpoints up to the first that meets the targets: of one in a result the rules want "
+            "it",
+        )
+    else:  # slower than the reference, whose mean is 1,706,667 samples
+        assert verdict.score == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(
+    ("target", "passed"), [({"FID": 200.0, "CLIP": 0.05}, 2 * EVERY), ({"FID": 1.0, "CLIP": 0.05}, None), (None, None)]
+)
+def test_stand_in_data_have_the_targets_that_their_log_names(
+    target: object, passed: int | None, write_log: WriteLog
+) -> None:
+    lines = lines_of(PASSED_AT_4, data_set="stand-in", target=target)
+    log = read_log(write_log([*lines[:-1], (END, "run_stop", None, {"status": "success"}, 181)]))
+    assert convergence_of(log, rules_for("stable_diffusion", "5.0.0")) == passed
+    verdict = judge(log.path)
+    assert verdict.kind == "format", verdict.reasons

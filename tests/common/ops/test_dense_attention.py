@@ -1,0 +1,329 @@
+"""Attention without a mask against a formula in float64, head by head: plain, through a library's pair of functions,
+packed and apart, and what is asked of the libraries' operators."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from common.errors import UnsupportedImplementation
+from common.ops.causal_attention import cudnn_frontend
+from common.ops.causal_attention.parts import Library
+from common.ops.causal_attention.plain import Saved
+from common.ops.dense_attention import IMPLEMENTATIONS, flash_attention_3
+from common.ops.dense_attention.library import LibraryAttention
+from common.ops.dense_attention.plain import Attention
+from common.ops.implementation import AUTO, OperationRequest, select
+from tests.capturable import Capturable
+
+SHAPES = pytest.mark.parametrize(
+    ("queries", "keys", "heads"), [(7, 7, 3), (16, 5, 2), (3, 11, 1), (1, 1, 2)], ids=["self", "fewer", "more", "one"]
+)
+
+
+def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+def by_formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    rows, queries, heads, size = q.shape
+    parts = []
+    for row in range(rows):
+        for head in range(heads):
+            weights = (q[row, :, head] @ k[row, :, head].T / size**0.5).exp()
+            parts.append(weights @ v[row, :, head] / weights.sum(1, keepdim=True))
+    return torch.stack(parts).view(rows, heads, queries, size).transpose(1, 2)
+
+
+def on_cpu_forward(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor, str]:
+    assert not causal
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    o, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+    return o.transpose(1, 2), lse, "kept"
+
+
+def on_cpu_backward(do: Tensor, saved: Saved, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+    assert not causal
+    assert saved.state == "kept"
+    assert do.is_contiguous()
+    assert saved.o.is_contiguous()
+    gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        *(x.transpose(1, 2) for x in (do, *saved[:4])), saved.lse, 0.0, causal, scale=saved.scale
+    )
+    dq, dk, dv = (x.transpose(1, 2) for x in gradients)
+    return dq, dk, dv
+
+
+def on_cpu_into(do: Tensor, saved: Saved, causal: bool, gradients: tuple[Tensor, Tensor, Tensor]) -> None:
+    assert all(not gradient.is_contiguous() for gradient in gradients)
+    for target, gradient in zip(gradients, on_cpu_backward(do, saved, causal), strict=True):
+        target.copy_(gradient)
+
+
+EVERY = {
+    "plain": IMPLEMENTATIONS["torch"].function,
+    "joined": LibraryAttention(Library(on_cpu_forward, on_cpu_backward)),
+    "in place": LibraryAttention(Library(on_cpu_forward, on_cpu_backward, into=on_cpu_into)),
+}
+KINDS = pytest.mark.parametrize("attention", EVERY.values(), ids=EVERY)
+
+
+def close(found: Tensor, expected: Tensor, tolerance: float = 1e-11) -> None:
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+@KINDS
+@SHAPES
+def test_attention_and_its_gradients_are_the_formula(attention: Attention, queries: int, keys: int, heads: int) -> None:
+    leaves = [random(2, length, heads, 8, seed=length).requires_grad_() for length in (queries, keys, keys)]
+    do = random(2, queries, heads, 8, seed=4)
+    expected, found = by_formula(*leaves), attention(*leaves)
+    assert found.is_contiguous()
+    close(found, expected)
+    for one, other in zip(
+        torch.autograd.grad(found, leaves, do), torch.autograd.grad(expected, leaves, do), strict=True
+    ):
+        close(one, other)
+
+
+@KINDS
+def test_queries_keys_and_values_of_one_product(attention: Attention) -> None:
+    qkv = random(2, 7, 3, 2, 8).requires_grad_()
+    do = random(2, 2, 7, 8, seed=4).transpose(1, 2)  # of other strides than the context
+    expected, found = by_formula(*qkv.unbind(2)), attention.packed(qkv)
+    close(found, expected)
+    (gradient,) = torch.autograd.grad(found, qkv, do)
+    assert gradient.is_contiguous()
+    close(gradient, torch.autograd.grad(expected, qkv, do)[0])
+
+
+@KINDS
+def test_views_of_wider_rows(attention: Attention) -> None:
+    """Keys and values of one block out of those that a single product made for all."""
+    wide = random(2, 5, 3 * 2 * 2 * 8).requires_grad_()
+    k, v = wide[..., 32:64].unflatten(-1, (2, 2, 8)).unbind(2)
+    q = random(2, 6, 2, 8, seed=1).requires_grad_()
+    do = random(2, 6, 2, 8, seed=2)
+    found = torch.autograd.grad(attention(q, k, v), (q, wide), do, retain_graph=True)
+    expected = torch.autograd.grad(by_formula(q, k, v), (q, wide), do)
+    for one, other in zip(found, expected, strict=True):
+        close(one, other)
+
+
+@KINDS
+def test_both_directions_are_capturable(attention: Attention) -> None:
+    qkv = random(2, 7, 3, 2, 8).requires_grad_()
+    with Capturable():
+        torch.autograd.grad(attention.packed(qkv).sum(), qkv)
+        torch.autograd.grad(attention(*qkv.unbind(2)).sum(), qkv)
+
+
+def test_plain_in_half_precision_computes_in_single() -> None:
+    q, k, v = (random(2, 5, 2, 8, seed=seed).half() for seed in range(3))
+    attention = IMPLEMENTATIONS["torch"].function
+    assert torch.equal(attention(q, k, v), attention(q.float(), k.float(), v.float()).half())
+
+
+@KINDS
+def test_shapes_that_mean_nothing_are_refused(attention: Attention) -> None:
+    q, k = random(2, 5, 2, 8), random(2, 6, 2, 8)
+    for wrong in ((q, k, q), (q, k[:1], k[:1]), (q, k[:, :, :1], k[:, :, :1]), (q[0], k[0], k[0])):
+        with pytest.raises(ValueError, match="attention of queries"):
+            attention(*wrong)
+    with pytest.raises(ValueError, match="not \\(rows, length, 3, heads, size\\)"):
+        attention.packed(random(2, 5, 2, 2, 8))
+
+
+# The libraries' operators: shapes only, without a GPU
+
+
+@pytest.mark.parametrize("name", ["cudnn", "flash"])
+@pytest.mark.parametrize(("queries", "keys"), [(64, 64), (64, 77)])
+def test_pytorchs_operators_take_what_they_are_given(name: str, queries: int, keys: int) -> None:
+    attention = IMPLEMENTATIONS[name].function
+    q, k, v = (
+        torch.empty(2, length, 5, 64, dtype=torch.bfloat16, device="meta").requires_grad_()
+        for length in (queries, keys, keys)
+    )
+    o = attention(q, k, v)
+    assert o.shape == q.shape
+    assert o.is_contiguous()
+    gradients = torch.autograd.grad(o, (q, k, v), torch.empty_like(o))
+    assert [x.shape for x in gradients] == [q.shape, k.shape, v.shape]
+    qkv = torch.empty(2, queries, 3, 5, 64, dtype=torch.bfloat16, device="meta").requires_grad_()
+    o = attention.packed(qkv)
+    assert o.is_contiguous()
+    assert torch.autograd.grad(o, qkv, torch.empty_like(o))[0].is_contiguous()
+
+
+SIZES = {"head_size": 64, "queries": 4096, "keys": 77}
+
+
+def on_hopper(dtype: torch.dtype = torch.bfloat16, **sizes: int) -> OperationRequest:
+    return OperationRequest(torch.device("cuda"), dtype, SIZES | sizes)
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91700)
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+
+
+@pytest.mark.usefixtures("hopper")
+def test_cudnn_comes_first_and_flash_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert select(IMPLEMENTATIONS, AUTO, on_hopper()).name == "cudnn"
+    assert select(IMPLEMENTATIONS, AUTO, on_hopper(torch.float32)).name == "torch"
+    assert select(IMPLEMENTATIONS, AUTO, on_hopper(head_size=60)).name == "torch"
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: False)
+    for package in ("common.ops.causal_attention.requirements", "common.ops.dense_attention.flash_attention_3"):
+        monkeypatch.setattr(f"{package}.missing", lambda package: f"{package} is not installed")
+    assert select(IMPLEMENTATIONS, AUTO, on_hopper()).name == "flash"
+
+
+@pytest.mark.usefixtures("hopper")
+def test_an_old_cudnn_takes_multiples_of_64_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 8907)
+    with pytest.raises(UnsupportedImplementation, match="cuDNN 8907 takes multiples of 64 keys, not 77"):
+        select(IMPLEMENTATIONS, "cudnn", on_hopper())
+    assert select(IMPLEMENTATIONS, "cudnn", on_hopper(keys=128)).name == "cudnn"
+
+
+@pytest.mark.parametrize("name", [name for name in IMPLEMENTATIONS if name != "torch"])
+def test_a_library_that_was_asked_for_by_name_is_not_replaced(name: str) -> None:
+    request = OperationRequest(torch.device("cpu"), torch.bfloat16, SIZES)
+    with pytest.raises(UnsupportedImplementation, match="needs a CUDA device"):
+        select(IMPLEMENTATIONS, name, request)
+    assert select(IMPLEMENTATIONS, AUTO, request).name == "torch"
+
+
+# Libraries that nobody has on a CPU: functions of their signatures that compute as PyTorch's do
+
+
+@pytest.fixture
+def operators(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    library = torch.library.Library("flash_attn_3", "DEF")
+    optional = "int? max_seqlen_q=None, int? max_seqlen_k=None, float? softmax_scale=None, bool is_causal=False"
+    library.define(
+        f"fwd(Tensor q, Tensor k, Tensor v, {optional}, int num_splits=0) -> (Tensor, Tensor, Tensor, Tensor)"
+    )
+    library.define(
+        "bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, Tensor(a!)? dq=None, "
+        f"Tensor(b!)? dk=None, Tensor(c!)? dv=None, {optional}, bool deterministic=False) -> Tensor"
+    )
+
+    def fwd(q, k, v, longest_q=None, longest_k=None, scale=None, causal=False, num_splits=0) -> tuple[Tensor, ...]:
+        o, lse, _ = on_cpu_forward(q, k, v, scale, causal)
+        return o, lse, torch.empty(0), torch.empty(0)
+
+    def bwd(do, q, k, v, o, lse, dq, dk, dv, longest_q=None, longest_k=None, scale=None, causal=False) -> Tensor:
+        found = on_cpu_backward(do, Saved(q, k, v, o, lse, scale, "kept"), causal)
+        for target, gradient in zip((dq, dk, dv), found, strict=True):
+            target.copy_(gradient)
+        return torch.empty(0)
+
+    library.impl("fwd", fwd, "CPU")
+    library.impl("bwd", bwd, "CPU")
+    for name in ("flash_attn_3", "flash_attn_3._C"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    yield
+    library._destroy()
+
+
+def check_both_ways(attention: Attention, tolerance: float = 1e-11) -> None:
+    """Packed and apart."""
+    qkv, do = random(2, 7, 3, 2, 8).requires_grad_(), random(2, 7, 2, 8, seed=3)
+    expected = by_formula(*qkv.unbind(2))
+    (reference,) = torch.autograd.grad(expected, qkv, do)
+    for o in (attention.packed(qkv), attention(*qkv.unbind(2))):
+        close(o, expected, tolerance)
+        close(torch.autograd.grad(o, qkv, do)[0], reference, tolerance)
+
+
+@pytest.mark.usefixtures("operators")
+def test_flash_attention_3_is_asked_as_its_signature_says() -> None:
+    check_both_ways(IMPLEMENTATIONS["flash_attention_3"].function)
+
+
+def test_flash_attention_4_is_asked_as_its_signature_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(q, k, v, *, softmax_scale, causal, return_lse) -> tuple[Tensor, Tensor, None]:
+        assert return_lse
+        return (*on_cpu_forward(q, k, v, softmax_scale, causal)[:2], None)
+
+    def backward(q, k, v, out, dout, lse, softmax_scale, causal, *, deterministic, dq, dk, dv) -> None:
+        found = on_cpu_backward(dout, Saved(q, k, v, out, lse, softmax_scale, "kept"), causal)
+        for target, gradient in zip((dq, dk, dv), found, strict=True):
+            target.copy_(gradient)
+
+    interface = types.ModuleType("flash_attn.cute.interface")
+    interface._flash_attn_fwd, interface._flash_attn_bwd = forward, backward
+    for name in ("flash_attn", "flash_attn.cute"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", interface)
+    check_both_ways(IMPLEMENTATIONS["flash_attention_4"].function)
+
+
+def test_cudnns_graph_is_built_for_the_strides_of_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs that compute on a CPU what cuDNN's would."""
+
+    class Forward:
+        def __init__(self, key: cudnn_frontend.Key) -> None:
+            self.key = key
+
+        def run(self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor) -> None:
+            assert [tuple(layout) for layout in self.key[2:5]] == [layout_of(x) for x in (q, k, v)]
+            found = on_cpu_forward(q, k, v, self.key.scale, self.key.causal)
+            o.copy_(found[0])
+            lse.copy_(found[1])
+
+    class Backward(Forward):
+        def __init__(self, key: cudnn_frontend.Key, layouts: tuple[cudnn_frontend.Layout, ...]) -> None:
+            super().__init__(key)
+            self.layouts = layouts
+
+        def run(self, q, k, v, o, do, lse, *gradients) -> None:
+            assert [tuple(layout) for layout in self.layouts] == [layout_of(x) for x in gradients]
+            saved = Saved(q, k, v, o, lse.double(), self.key.scale, "kept")
+            for target, gradient in zip(gradients, on_cpu_backward(do, saved, self.key.causal), strict=True):
+                target.copy_(gradient)
+
+    def layout_of(x_BSHD: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        x_BHSD = x_BSHD.transpose(1, 2)
+        return tuple(x_BHSD.shape), x_BHSD.stride()
+
+    monkeypatch.setattr(cudnn_frontend, "_forward_graph", Forward)
+    monkeypatch.setattr(cudnn_frontend, "_backward_graph", Backward)
+    check_both_ways(IMPLEMENTATIONS["cudnn_frontend"].function, tolerance=1e-6)  # log-sum-exp is fp32
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (None, "does not say how it was built"),
+        ({"FLASHATTENTION_DISABLE_BACKWARD": True}, "built without BACKWARD"),
+        ({"FLASHATTENTION_DISABLE_HDIM64": True}, "built without HDIM64"),
+        ({"FLASHATTENTION_DISABLE_FP16": True}, "built without FP16"),
+        ({"FLASHATTENTION_DISABLE_HDIM96": True}, None),
+    ],
+)
+def test_flash_attention_3_is_taken_as_it_was_built(config, reason, monkeypatch) -> None:
+    module = types.ModuleType("flash_attn_config")
+    if config is not None:
+        module.CONFIG = {"build_flags": config}
+    monkeypatch.setitem(sys.modules, "flash_attn_config", module)
+    monkeypatch.setattr(flash_attention_3, "missing", lambda package: None)
+    found = flash_attention_3.unsupported(on_hopper(torch.float16))
+    assert found is None if reason is None else reason in found
+
+
+def test_flash_attention_3_needs_hopper(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
+    monkeypatch.setattr(flash_attention_3, "missing", lambda package: None)
+    assert flash_attention_3.unsupported(on_hopper()) == "FlashAttention 3 is used here on Hopper alone"

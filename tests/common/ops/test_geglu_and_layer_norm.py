@@ -1,0 +1,88 @@
+"""The plain versions of GEGLU and of the residual addition with LayerNorm: formulas in float64, and what they round."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import ndtr
+from torch import Tensor
+
+from common.errors import UnsupportedImplementation
+from common.ops import add_layer_norm, geglu
+from common.ops.add_layer_norm.plain import add_layer_norm_torch
+from common.ops.geglu.plain import geglu_torch
+from common.ops.implementation import OperationRequest, select
+
+
+def wide(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_geglu_is_the_value_times_the_gate_times_its_normal_probability() -> None:
+    x, bias = wide(7, 10) * 3, wide(10, seed=1)
+    z = (x + bias).numpy()
+    value, gate = z[:, :5], z[:, 5:]
+    np.testing.assert_allclose(geglu_torch(x, bias).numpy(), value * gate * ndtr(gate), rtol=1e-12, atol=1e-14)
+    np.testing.assert_array_equal(geglu_torch(x + bias, None), geglu_torch(x, bias))
+
+
+def test_geglu_differentiates_to_its_difference_quotient() -> None:
+    assert torch.autograd.gradcheck(geglu_torch, [wide(4, 6).requires_grad_(), wide(6, seed=1).requires_grad_()])
+
+
+def test_geglu_in_half_precision_rounds_once() -> None:
+    x, bias = wide(5, 6).half(), wide(6, seed=1).half()
+    assert torch.equal(geglu_torch(x, bias), geglu_torch(x.float(), bias.float()).half())
+
+
+@pytest.mark.parametrize("parts", ["neither", "added", "residual", "both"])
+def test_add_layer_norm_is_its_formula(parts: str) -> None:
+    x, weight, bias = wide(5, 6), wide(6, seed=1), wide(6, seed=2)
+    added = wide(6, seed=3) if parts in ("added", "both") else None
+    residual = wide(5, 6, seed=4) if parts in ("residual", "both") else None
+    total = x.numpy() + (0 if added is None else added.numpy()) + (0 if residual is None else residual.numpy())
+    centred = total - total.mean(1, keepdims=True)
+    normal = centred / np.sqrt((centred**2).mean(1, keepdims=True) + 0.01)
+    found_sum, found_norm = add_layer_norm_torch(x, residual, weight, bias, 0.01, added_C=added)
+    np.testing.assert_allclose(found_sum.numpy(), total, rtol=1e-15)
+    np.testing.assert_allclose(found_norm.numpy(), normal * weight.numpy() + bias.numpy(), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("read", ["sum", "normed", "both"])
+def test_add_layer_norm_differentiates_to_its_difference_quotient(read: str) -> None:
+    tensors = [
+        t.requires_grad_() for t in (wide(3, 8), wide(3, 8, seed=1), wide(8, seed=2), wide(8, seed=3), wide(8, seed=4))
+    ]
+
+    def results(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, added: Tensor) -> tuple[Tensor, ...]:
+        pair = add_layer_norm_torch(x, residual, weight, bias, 1e-5, added_C=added)
+        return {"sum": pair[:1], "normed": pair[1:], "both": pair}[read]
+
+    assert torch.autograd.gradcheck(results, tensors)
+
+
+def test_add_layer_norm_normalises_the_sum_as_it_was_rounded() -> None:
+    x, residual, weight, bias, added = (
+        t.bfloat16() for t in (wide(5, 6), wide(5, 6, seed=1), wide(6, seed=2), wide(6, seed=3), wide(6, seed=4))
+    )
+    total, normed = add_layer_norm_torch(x, residual, weight, bias, 1e-5, added_C=added)
+    assert torch.equal(total, (x.float() + added.float() + residual.float()).bfloat16())
+    again, same = add_layer_norm_torch(total, None, weight, bias, 1e-5)
+    assert again is total
+    assert torch.equal(normed, same)
+
+
+@pytest.mark.parametrize("operation", [geglu, add_layer_norm])
+def test_a_cpu_without_an_interpreter_takes_the_plain_version(operation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    request = OperationRequest(torch.device("cpu"), torch.float32, {"features": 320})
+    assert select(operation.IMPLEMENTATIONS, "auto", request).name == "torch"
+    with pytest.raises(UnsupportedImplementation, match="triton"):
+        select(operation.IMPLEMENTATIONS, "triton", request)
+
+
+def test_rows_that_no_program_can_hold_are_refused() -> None:
+    request = OperationRequest(torch.device("cuda"), torch.float16, {"features": 16384})
+    with pytest.raises(UnsupportedImplementation, match="at most 8192 features, not 16384"):
+        select(add_layer_norm.IMPLEMENTATIONS, "triton", request)

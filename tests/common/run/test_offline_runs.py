@@ -1,0 +1,428 @@
+"""Whole runs that are scored offline: who scores makes no difference, and nothing is scored twice or lost."""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from common import cli
+from common.config.composition import compose
+from common.contract.evaluation import Predictions
+from common.distributed.layout import Layout
+from common.distributed.rank_info import RankInfo
+from common.errors import CheckpointError, ConfigError, Interrupted
+from common.evaluation import checkpoint_writer
+from common.evaluation.checkpoint_writer import CheckpointWriter
+from common.mlperf.parsed_log import read_log
+from common.mlperf.rcp import convergence_of
+from common.mlperf.rules import rules_for
+from common.mlperf.verdict import judge
+from common.run import checkpoint as run_checkpoint
+from common.run.score_run import configuration
+from common.run.trainer import Trainer
+from tests import toy
+from tests.command_line import finish, started, the_message, training
+from tests.conftest import ROOT, SECONDS, Finished, checkpoint
+from tests.toy.evaluate import MeanAbsoluteError
+from tests.toy.pictures import Pictures, TwoMetrics
+
+CHECKPOINT_ERROR, NOT_CONVERGED = 4, 10
+INTERVAL = 64
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a run's log says that scoring has come to: the metrics of each checkpoint, and the end."""
+
+    scores: dict[tuple[int, str], float]
+    status: str
+    samples: int
+
+
+def trained(data: Path, output: Path, *overrides: str, ranks: int = 1) -> Finished:
+    """A run of the toy that is scored offline, ended."""
+    arguments = training(data, output, *overrides, benchmark=toy.PICTURES)
+    return _ended(arguments if ranks == 1 else [*arguments, f"scale.gpus_per_node={ranks}"], ranks)
+
+
+def scored(output: Path, *overrides: str, ranks: int = 1) -> Finished:
+    """``mlperf-suite score`` on the run in ``output``, ended."""
+    return _ended(["score", str(output), *overrides, f"scale.gpus_per_node={ranks}"], ranks)
+
+
+def _ended(arguments: list[str], ranks: int) -> Finished:
+    alone = [sys.executable, "-m", "tests.toy"]
+    launched = [sys.executable, "-m", "tests.common.run.launch_toy", str(ranks)]
+    with started(arguments, command=alone if ranks == 1 else launched) as process:
+        return finish(process, SECONDS)
+
+
+def lines(log: Path, *keys: str) -> list[dict]:
+    """The events of ``keys``, in the order of the log."""
+    events = [json.loads(line.removeprefix(":::MLLOG ")) for line in log.read_text().splitlines()]
+    return [event for event in events if event["key"] in keys]
+
+
+def decision(log: Path) -> Decision:
+    """What the log says; fails where ``run_stop`` does not have the time of its checkpoint."""
+    scores = lines(log, "eval_accuracy")
+    found = {(each["metadata"]["samples_count"], each["metadata"]["metric"]): each["value"] for each in scores}
+    assert len(found) == len(scores), "scored twice"
+    (stop,) = lines(log, "run_stop")
+    samples = stop["metadata"]["samples_count"]
+    assert stop["time_ms"] == timestamps(log.parent)[samples]
+    assert stop == json.loads(log.read_text().splitlines()[-1].removeprefix(":::MLLOG "))
+    return Decision(found, stop["metadata"]["status"], samples)
+
+
+def timestamps(output: Path) -> dict[int, int]:
+    """Samples to the time in the name of each checkpoint."""
+    name = re.compile(r"weights--timestamp=(\d+)-step=(\d+)-consumed_samples=(\d+)\.safetensors")
+    found = [name.fullmatch(path.name) for path in (output / "offline").glob("weights*")]
+    assert all(found)
+    assert all(int(each[3]) == 16 * int(each[2]) for each in found if each)
+    return {int(each[3]): int(each[1]) for each in found if each}
+
+
+def records(output: Path, file: str) -> list[dict]:
+    """The JSON lines of a file of the queue."""
+    return [json.loads(line) for line in (output / "offline" / file).read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def data(data_of: Callable[[str], Path]) -> Path:
+    return data_of(toy.NAME)
+
+
+@pytest.fixture(scope="module")
+def unscored(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of eight checkpoints that nobody has scored; a test works on a copy."""
+    output = tmp_path_factory.mktemp("unscored") / "out"
+    ended = trained(data, output, "evaluation.by_command=true")
+    assert ended.code == 0, ended.errors
+    assert f"mlperf-suite score {output}" in ended.output
+    assert lines(output / "mlperf.log", "eval_accuracy", "eval_start", "run_stop") == []
+    assert list(timestamps(output))
+    assert not list((output / "offline").glob(".*"))
+    return output
+
+
+@pytest.fixture
+def copy(unscored: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(unscored, tmp_path / "copy")
+
+
+@pytest.fixture(scope="module")
+def after(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose own rank scores the checkpoints after training."""
+    output = tmp_path_factory.mktemp("after") / "out"
+    ended = trained(data, output)
+    assert ended.code == 0, ended.errors
+    return output
+
+
+def test_scoring_ends_with_the_first_checkpoint_that_meets_both_targets(after: Path) -> None:
+    found = decision(after / "mlperf.log")
+    assert found.status == "success"
+    passing = [
+        samples
+        for samples in sorted(timestamps(after))
+        if found.scores.get((samples, "FID"), 1e9) <= 90 and found.scores[samples, "CLIP"] >= 0.15
+    ]
+    assert found.samples == passing[0]
+    assert sorted({samples for samples, _ in found.scores}) == list(range(INTERVAL, found.samples + 1, INTERVAL))
+    assert found.samples < 8 * INTERVAL, "a run that passes at its last checkpoint shows nothing"
+    assert [record["samples"] for record in map(json.loads, (after / "evaluations.jsonl").open())] == [
+        INTERVAL * number for number in range(1, found.samples // INTERVAL + 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    "way", ["beside the training", "after it on two ranks", "by the command", "by the command on two ranks"]
+)
+def test_who_scores_makes_no_difference(way: str, after: Path, copy: Path, data: Path, tmp_path: Path) -> None:
+    output = copy
+    if way == "beside the training":  # which goes on until the passing checkpoint is known
+        output = tmp_path / "beside"
+        ended = trained(data, output, "evaluation.ranks=1", "benchmark.schedule.last_samples=100000000", ranks=2)
+    elif way == "after it on two ranks":
+        output = tmp_path / "after"
+        ended = trained(data, output, ranks=2)
+    else:
+        ended = scored(output, ranks=2 if "two" in way else 1)
+    assert ended.code == 0, ended.errors
+    expected, found = decision(after / "mlperf.log"), decision(output / "mlperf.log")
+    assert (found.status, found.samples) == (expected.status, expected.samples)
+    assert found.scores.keys() == expected.scores.keys()
+    for key, value in found.scores.items():  # of two ranks the sum is another
+        assert value == pytest.approx(expected.scores[key], rel=1e-6)
+    verdict = judge(output / "mlperf.log")
+    assert verdict.kind == "format", verdict.reasons
+    assert "Traceback" not in ended.errors
+    assert not list((output / "offline").glob(".*"))
+
+
+@pytest.mark.parametrize("ruleset", ["3.1.0", "4.1.0", "5.0.0"])
+def test_the_checkers_accept_the_log(ruleset: str, after: Path, data: Path, tmp_path: Path) -> None:
+    output = after
+    if ruleset == "3.1.0":  # which counts steps
+        output = tmp_path / "out"
+        ended = trained(data, output, f"ruleset={ruleset}")
+        assert ended.code == 0, ended.errors
+    log = output / "mlperf.log"
+    command = [sys.executable, "-m", "mlperf_logging.compliance_checker", "--ruleset", ruleset, str(log)]
+    command += ["--log_output", str(tmp_path / "checked")]
+    checked = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert "SUCCESS" in checked.stdout + checked.stderr, checked.stdout + checked.stderr
+    rules = rules_for("stable_diffusion", ruleset)
+    (stop,) = lines(log, "run_stop")
+    assert convergence_of(read_log(log), rules) == stop["metadata"][rules.progress_key]
+
+
+def test_as_a_run_on_real_data_the_log_would_be_valid(after: Path, tmp_path: Path) -> None:
+    text = (after / "mlperf.log").read_text()
+    real = {'"stand-in"': '"laion-400m"', '"cache_clear", "value": false': '"cache_clear", "value": true'}
+    real |= {'"train_samples", "value": 256': '"train_samples", "value": 6513144'}
+    real |= {'"eval_samples", "value": 60': '"eval_samples", "value": 30000'}
+    for found, wanted in real.items():
+        assert found in text
+        text = text.replace(found, wanted)
+    log = tmp_path / "result_0.txt"
+    log.write_text(text)
+    verdict = judge(log)
+    assert verdict.kind == "valid run", verdict.reasons
+    (stop,), (start,) = lines(log, "run_stop"), lines(log, "run_start")
+    assert verdict.minutes == pytest.approx((stop["time_ms"] - start["time_ms"]) / 60_000)
+
+
+def test_a_command_that_was_killed_goes_on_and_scores_nothing_twice(after: Path, copy: Path) -> None:
+    for name in ("checkpoints.jsonl", "scores.jsonl"):
+        assert records(after, name)
+    first = scored(copy)
+    assert first.code == 0, first.errors
+    whole, log = (copy / "offline" / "scores.jsonl").read_text(), (copy / "mlperf.log").read_text()
+    kept = whole.splitlines(keepends=True)[:2]
+    (copy / "offline" / "scores.jsonl").write_text("".join(kept) + '{"number": 3, "file": "weig')
+    open_log = [line for line in log.splitlines(keepends=True) if '"run_stop"' not in line and '"eval_' not in line]
+    (copy / "mlperf.log").write_text("".join(open_log))
+    again = scored(copy)
+    assert again.code == 0, again.errors
+    assert (copy / "offline" / "scores.jsonl").read_text().splitlines(keepends=True)[:2] == kept
+    assert [each["number"] for each in records(copy, "scores.jsonl")] == list(range(1, len(whole.splitlines()) + 1))
+    assert decision(copy / "mlperf.log") == decision(after / "mlperf.log")
+    done = (copy / "mlperf.log").read_text()
+    assert scored(copy).code == 0
+    assert (copy / "mlperf.log").read_text() == done
+
+
+def test_scoring_begins_where_it_is_told_to_and_covers_the_checkpoint_before(after: Path, copy: Path) -> None:
+    expected = decision(after / "mlperf.log")
+    passing = expected.samples // INTERVAL
+    ended = scored(copy, f"evaluation.first={passing}")
+    assert ended.code == 0, ended.errors
+    found = decision(copy / "mlperf.log")
+    assert [each["number"] for each in records(copy, "scores.jsonl")] == [passing, passing - 1]
+    assert found.samples == expected.samples
+    every = scored(copy, f"evaluation.first={passing}", "evaluation.all=true")
+    assert every.code == 0, every.errors
+    assert decision(copy / "mlperf.log").scores == expected.scores
+    assert sorted(each["number"] for each in records(copy, "scores.jsonl")) == list(range(1, passing + 1))
+
+
+def test_a_checkpoint_that_is_gone_is_one_clear_error(copy: Path) -> None:
+    (gone,) = (copy / "offline").glob("weights*consumed_samples=128.safetensors")
+    gone.unlink()
+    before = (copy / "mlperf.log").read_text()
+    ended = scored(copy)
+    assert ended.code == CHECKPOINT_ERROR
+    message = ended.errors.splitlines()[-1]
+    assert f"{gone} is gone, and was not scored" in message
+    assert "Traceback" not in ended.errors
+    assert (copy / "mlperf.log").read_text() == before
+
+
+def test_a_run_that_misses_its_targets_ends_with_its_last_checkpoint(data: Path, tmp_path: Path) -> None:
+    ended = trained(
+        data, tmp_path / "out", "benchmark.targets.FID.value=1", "evaluation.first=99", "evaluation.buffers=1"
+    )
+    assert ended.code == NOT_CONVERGED, ended.errors
+    found = decision(tmp_path / "out" / "mlperf.log")
+    assert (found.status, found.samples) == ("aborted", 8 * INTERVAL)
+    assert {samples for samples, _ in found.scores} == {7 * INTERVAL, 8 * INTERVAL}
+
+
+def test_a_resumed_run_goes_on_with_the_queue(data: Path, after: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    first = trained(
+        data, output, "benchmark.schedule.last_samples=192", "checkpoint_every=6", "evaluation.by_command=true"
+    )
+    assert first.code == 0, first.errors
+    assert checkpoint(output, 6)["progress"]["step"] == 6
+    before = timestamps(output)
+    resumed = trained(data, output, f"resume={output / 'checkpoints' / 'step_00000006'}")
+    assert resumed.code == 0, resumed.errors
+    now = timestamps(output)
+    assert sorted(now) == [INTERVAL * number for number in range(1, 9)]
+    assert now[64] == before[64]
+    assert now[128] > before[192], "what lies behind the position is written anew"
+    log = output / "mlperf_resumed_at_6.log"
+    assert decision(log) == decision(after / "mlperf.log")
+
+
+def test_a_second_run_does_not_mix_its_checkpoints_with_those_of_the_first(data: Path, copy: Path) -> None:
+    (copy / "mlperf.log").unlink()
+    ended = trained(data, copy)
+    assert ended.code == 2
+    assert "has the checkpoints of another run" in the_message(ended)
+
+
+def test_a_run_whose_training_was_cut_off_is_not_judged(copy: Path) -> None:
+    queue = copy / "offline" / "checkpoints.jsonl"
+    queue.write_text("".join(queue.read_text().splitlines(keepends=True)[:-1]))
+    ended = scored(copy)
+    assert ended.code == CHECKPOINT_ERROR
+    assert "the training of this run has not ended" in the_message(ended)
+
+
+def trainer_of(data: Path, output: Path, workload: type[Pictures], *overrides: str) -> Trainer:
+    """A run of the toy in this process."""
+    with toy.known():
+        tree = compose(training(data, output, *overrides, benchmark=toy.PICTURES)[1:])
+        run, session = cli.load(tree)
+        alone = RankInfo(0, 1, 0, 1, 0, "single")
+        return Trainer(workload, run, session, alone, torch.device("cpu"), tree=tree)
+
+
+def test_a_full_disk_ends_the_run_as_aborted(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, written = checkpoint_writer.write_tensors, []
+
+    def second_fails(*arguments: Any) -> None:
+        written.append(arguments)
+        if len(written) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(*arguments)
+
+    monkeypatch.setattr(checkpoint_writer, "write_tensors", second_fails)
+    with pytest.raises(CheckpointError, match=r"was not written to .*: No space left on device"):
+        trainer_of(data, tmp_path / "out", Pictures).train()
+    (stop,) = lines(tmp_path / "out" / "mlperf.log", "run_stop")
+    assert stop["metadata"]["status"] == "aborted"
+    assert len(timestamps(tmp_path / "out")) <= 1
+
+
+def test_no_checkpoint_to_resume_from_is_ahead_of_the_queue(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is killed right behind it would never have the weights that were still on their way to the disk."""
+    output, asked, there = tmp_path / "out", threading.Event(), []
+    write, collect, save = checkpoint_writer.write_tensors, CheckpointWriter.collect, run_checkpoint.save
+
+    def slow(*arguments: Any) -> None:  # until somebody waits for it
+        assert asked.wait(SECONDS)
+        write(*arguments)
+
+    def waiting(writer: CheckpointWriter, wait: bool = False) -> list[Path]:
+        if wait:
+            asked.set()
+        return collect(writer, wait)
+
+    def saved(folder: Path, progress: run_checkpoint.Progress, *arguments: Any, **named: Any) -> Path:
+        there.append((progress.step, [each["point"]["step"] for each in records(output, "checkpoints.jsonl")]))
+        return save(folder, progress, *arguments, **named)
+
+    monkeypatch.setattr(checkpoint_writer, "write_tensors", slow)
+    monkeypatch.setattr(CheckpointWriter, "collect", waiting)
+    monkeypatch.setattr(run_checkpoint, "save", saved)
+    trainer_of(data, output, Pictures, "checkpoint_every=5", "benchmark.schedule.last_samples=128").train()
+    assert there == [(5, [4])]
+
+
+class SignalledScorer(TwoMetrics):
+    """A signal comes with the second score."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scored = 0
+
+    def score(self, predictions: Predictions) -> dict[str, float]:
+        """As ever."""
+        self.scored += 1
+        if self.scored == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return super().score(predictions)
+
+
+class Signalled(Pictures):
+    """The toy, which is asked to stop while its checkpoints are scored."""
+
+    def evaluation(self, layout: Layout) -> MeanAbsoluteError:
+        """The same, with another scorer."""
+        made = super().evaluation(layout)
+        made.scorer = SignalledScorer()
+        return made
+
+
+def test_a_signal_between_two_checkpoints_leaves_a_run_that_the_command_completes(
+    data: Path, after: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    with pytest.raises(Interrupted, match="mlperf-suite score goes on"):
+        trainer_of(data, output, Signalled).train()
+    assert [each["number"] for each in records(output, "scores.jsonl")] == [1, 2]
+    assert lines(output / "mlperf.log", "run_stop") == []
+    ended = scored(output)
+    assert ended.code == 0, ended.errors
+    assert decision(output / "mlperf.log") == decision(after / "mlperf.log")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (["nowhere"], CheckpointError, "nowhere: no run whose checkpoints are scored offline"),
+        (["a", "b"], ConfigError, "name the folder of one run, these are 2"),
+        (["RUN", "hparams.base_learning_rate=1"], ConfigError, "is the run's and cannot be another"),
+        (["RUN", "evaluation.ranks=1"], ConfigError, "evaluation.ranks=1: all ranks score here, and none trains"),
+        (["RUN", "layout.dp.x=1"], ConfigError, "layout.dp.x: unknown configuration key"),
+    ],
+)
+def test_a_wrong_command_line_says_so(
+    arguments: list[str], error: type[Exception], message: str, unscored: Path
+) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        configuration([str(unscored) if argument == "RUN" else argument for argument in arguments])
+
+
+def test_scoring_takes_the_ranks_that_trained_and_what_it_is_told(unscored: Path) -> None:
+    tree, arguments = configuration([str(unscored), "data_dir=/elsewhere", "evaluation.all=true"])
+    assert tree["data_dir"] == "/elsewhere"
+    assert tree["evaluation"]["all"] is True
+    assert (tree["evaluation"]["ranks"], tree["evaluation"]["by_command"]) == (0, False)
+    assert tree["seed"] == 1234
+    assert arguments == [str(unscored), "data_dir=/elsewhere", "evaluation.all=true", f"output_dir={unscored}"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["evaluation.scoring=inline", "evaluation.first=2"], "evaluation.first=2: is for scoring=offline"),
+        (["evaluation.scoring=background", "evaluation.all=true"], "evaluation.all=True: is for scoring=offline"),
+        (["evaluation.ranks=1", "evaluation.by_command=true", "scale.gpus_per_node=2"], "would have nothing to do"),
+        (["benchmark=cosmoflow", "evaluation.scoring=offline"], "count the evaluation of cosmoflow in a run's time"),
+    ],
+)
+def test_contradictory_settings_are_refused(overrides: list[str], message: str) -> None:
+    with toy.known(), pytest.raises(ConfigError, match=re.escape(message)):
+        cli.admitted(compose([f"benchmark={toy.PICTURES}", "scale=test", *overrides]))

@@ -1,0 +1,170 @@
+"""Stable Diffusion's frozen networks on one GPU: against the CPU in float64, in half precision, and inside a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from benchmarks.stable_diffusion.frozen.inception import Inception
+from benchmarks.stable_diffusion.frozen.sizes import TextSizes, VaeSizes, VisionSizes
+from benchmarks.stable_diffusion.frozen.text import TextTower
+from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
+from benchmarks.stable_diffusion.frozen.vision import VisionTower
+from benchmarks.stable_diffusion.operations import Implementations, choose_layers
+from common.step.capture import capturing
+from tests.benchmarks.stable_diffusion.frozen_names import randomized
+
+pytestmark = pytest.mark.gpu
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+GPU = torch.device("cuda")
+TEXT = TextSizes(vocabulary=600, context=77, width=128, layers=3, heads=2, mlp=256, embedding=64)
+VISION = VisionSizes(resolution=56, patch=14, width=160, layers=3, heads=2, mlp=320, embedding=64)  # heads of 80, as H
+VAE = VaeSizes(channels=32, multipliers=(1, 2, 4, 4))
+
+PLAIN = Implementations(group_norm="torch", upsampling="plain")
+FUSED = {"group_norm": "triton", "upsampling": "transposed"}
+
+PRECISIONS = {
+    "exact": (torch.float32, False, 5e-4),
+    "tf32": (torch.float32, True, 5e-3),
+    "fp16": (torch.float16, False, 1e-2),
+    "bf16": (torch.bfloat16, False, 6e-2),
+}
+"""dtype, whether convolutions are in TF32, and bound of the error in standard deviations of the result.
+
+Three times what a CPU has with the same roundings, in the deepest network, the autoencoder: 1.6e-3 with operands of
+convolutions rounded as TF32 has them, 2.8e-3 and 2.1e-2 in fp16 and bf16. Without TF32 some 30 convolutions in a row
+may be Winograd's, with errors of 5e-5 and less each.
+"""
+
+Forward = Callable[[nn.Module, Tensor], Tensor]
+
+
+def uniform(*shape: int) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+
+
+def tokens() -> Tensor:
+    rows = torch.randint(1, 598, (3, 77), generator=torch.Generator().manual_seed(0))
+    for row, end in zip(rows, (5, 76, 30), strict=True):
+        row[end] = 599
+        row[end + 1 :] = 0
+    return rows
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], Forward]] = {
+    "moments": (lambda: AutoencoderKL(VAE), lambda: uniform(2, 3, 128, 64), lambda net, x: net.encode_moments(x)),
+    "pictures": (lambda: AutoencoderKL(VAE), lambda: uniform(2, 4, 16, 8), lambda net, x: net.decode(x)),
+    "context": (lambda: TextTower(TEXT), tokens, lambda net, x: net.encode(x)),
+    "texts": (lambda: TextTower(TEXT), tokens, lambda net, x: net.project(x)),
+    "vision": (lambda: VisionTower(VISION), lambda: uniform(3, 3, 56, 56), lambda net, x: net.project(x)),
+    "inception": (lambda: Inception(0.25, 96), lambda: uniform(3, 3, 64, 48), lambda net, x: net.features(x)),
+}
+
+
+def made(case: str) -> tuple[nn.Module, Tensor, Tensor, Forward]:
+    """A network and its input on the CPU, in float64, what it makes of it, and how."""
+    build, given, forward = CASES[case]
+    network = build().double()
+    randomized(network)
+    x = given()
+    return network, x, forward(network, x), forward
+
+
+@pytest.fixture(autouse=True)
+def exact_convolutions() -> Iterator[None]:
+    """No TF32 but where a test asks for it."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+    torch.cuda.empty_cache()
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    return ((found.cpu().double() - expected).square().mean().sqrt() / expected.std()).item()
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_it_computes_what_the_cpu_does_in_float64(precision: str, case: str, last: bool) -> None:
+    dtype, torch.backends.cudnn.allow_tf32, bound = PRECISIONS[precision]
+    network, x, expected, forward = made(case)
+    network.to(GPU, dtype)
+    x = x.to(dtype) if x.is_floating_point() else x
+    if last:
+        if x.ndim != 4:
+            pytest.skip("has no channels")
+        network.to(memory_format=torch.channels_last)
+        x = x.contiguous(memory_format=torch.channels_last)
+    if isinstance(network, AutoencoderKL):
+        assert choose_layers(network, Implementations(), dtype) == FUSED
+
+    found = forward(network, x.to(GPU))
+
+    assert found.dtype == dtype
+    assert error(found, expected) < bound
+
+
+@pytest.mark.parametrize("case", ["moments", "pictures"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_autoencoders_plain_operations_run_on_a_gpu_too(precision: str, case: str) -> None:
+    dtype, torch.backends.cudnn.allow_tf32, bound = PRECISIONS[precision]
+    network, x, expected, forward = made(case)
+    network.to(GPU, dtype).to(memory_format=torch.channels_last)
+    choose_layers(network, PLAIN, dtype)
+    assert error(forward(network, x.to(GPU, dtype)), expected) < bound
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_graph_replays_it_for_other_inputs(case: str) -> None:
+    network, x, _, forward = made(case)
+    network.to(GPU, torch.float32).to(memory_format=torch.channels_last)
+    choose_layers(network, Implementations(), torch.float32)
+    static = x.float().to(GPU) if x.is_floating_point() else x.to(GPU)
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        forward(network, static)
+    torch.cuda.synchronize()
+    with capturing(graph, stream):
+        recorded = forward(network, static)
+
+    replayed = []
+    for _ in range(2):
+        static.copy_(static.flip(0))
+        graph.replay()
+        replayed.append(recorded.clone())
+        # without TF32 another algorithm of cuDNN's differs by the rounding of fp32 alone
+        torch.testing.assert_close(recorded, forward(network, static), rtol=1e-4, atol=1e-4)
+    assert (replayed[1] - replayed[0]).abs().max() > 1e-2
+    torch.testing.assert_close(replayed[1], replayed[0].flip(0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_the_published_autoencoder_decodes_a_batch_of_512_px(precision: str) -> None:
+    dtype, _, bound = PRECISIONS[precision]
+    torch.manual_seed(0)
+    with GPU:
+        network = AutoencoderKL(VaeSizes())
+    latents = torch.randn(16, 4, 64, 64, device=GPU)
+    expected = network.decode(latents[:2]).double().cpu()
+    network.to(dtype).to(memory_format=torch.channels_last)
+    assert choose_layers(network, Implementations(), dtype) == FUSED
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+
+    found = network.decode(latents.to(dtype).contiguous(memory_format=torch.channels_last))
+
+    # the input of a residual block of 256 channels, its norm, and the result of half as many of the convolution take
+    # 5.4 GB; as much again for what cuDNN works in, and half as much to spare
+    assert torch.cuda.max_memory_allocated() - before < 2.5 * 5.4e9
+    assert found.shape == (16, 3, 512, 512)
+    assert found.isfinite().all()
+    assert error(found[:2], expected) < bound

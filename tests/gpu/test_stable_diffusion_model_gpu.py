@@ -1,0 +1,132 @@
+"""The U-Net in its real sizes on a GPU: against its definition and diffusers, in half precision, and captured."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from benchmarks.stable_diffusion.config import Facts
+from benchmarks.stable_diffusion.model import UNet
+from benchmarks.stable_diffusion.published_names import to_published
+from benchmarks.stable_diffusion.workload import StableDiffusion
+from common.config import loading
+from common.config.composition import compose
+from common.distributed.layout import Layout
+from common.mlperf.fixed import fixed_facts
+from common.step.graphs import StepRunner
+from tests.benchmarks.stable_diffusion.diffusers_names import diffusers_name
+from tests.benchmarks.stable_diffusion.small_unet import inputs
+from tests.benchmarks.stable_diffusion.unet_oracle import velocity
+
+pytestmark = pytest.mark.gpu
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def exact_products() -> Iterator[None]:
+    """No TF32; memory of one test is free for the next."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def real(dtype: torch.dtype) -> UNet:
+    generator = torch.Generator(CUDA).manual_seed(0)
+    return UNet(fixed_facts(Facts, "stable_diffusion"), generator=generator, device=CUDA, dtype=dtype, zero_std=0.02)
+
+
+def batch(model: UNet, count: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    return [tensor.to(CUDA) for tensor in inputs(count, dtype, model.architecture)]
+
+
+def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found.float() - wanted.float()).norm() / wanted.float().norm())
+
+
+def test_the_real_size_in_fp32_is_the_definition_with_all_gradients():
+    model = real(torch.float32)
+    x, t, context = batch(model, 1, torch.float32)
+    published = to_published({name: p.detach() for name, p in model.named_parameters()}, model.architecture)
+    state = {name: tensor.clone().requires_grad_() for name, tensor in published.items()}
+    with torch.device(CUDA):  # where the definition makes its frequencies
+        wanted = velocity(x, t, context, state, model.architecture)
+    wanted.square().mean().backward()
+    found = model(x, t, context)
+    found.square().mean().backward()
+    assert distance(found.detach(), wanted.detach()) < 1e-4
+    ours = to_published({name: p.grad for name, p in model.named_parameters()}, model.architecture)
+    far = {name: distance(ours[name], tensor.grad) for name, tensor in state.items()}
+    assert max(far.values()) < 2e-3, max(far, key=lambda name: far[name])
+
+
+def test_the_real_size_in_fp32_is_diffusers_network():
+    pytest.importorskip("diffusers")
+    from benchmarks.stable_diffusion.peer_bench import build
+
+    model = real(torch.float32)
+    shape = model.architecture
+    network = build(shape).to(CUDA)
+    published = to_published({name: p.detach() for name, p in model.named_parameters()}, shape)
+    network.load_state_dict({diffusers_name(name, shape): tensor for name, tensor in published.items()})
+    x, t, context = batch(model, 1, torch.float32)
+    wanted = network(x, t, context, return_dict=False)[0]
+    found = model(x, t, context)
+    assert (found - wanted).abs().max() < 1e-4 * wanted.abs().max()
+    wanted.square().mean().backward()
+    found.square().mean().backward()
+    theirs = {name: p.grad for name, p in network.named_parameters()}
+    ours = to_published({name: p.grad for name, p in model.named_parameters()}, shape)
+    far = {name: distance(tensor, theirs[diffusers_name(name, shape)]) for name, tensor in ours.items()}
+    assert max(far.values()) < 2e-3, max(far, key=lambda name: far[name])
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 0.01), (torch.bfloat16, 0.06)])
+def test_half_precision_stays_near_fp32(dtype, tolerance):
+    model = real(dtype)
+    shape = model.architecture
+    wide = UNet(shape, device=CUDA, dtype=torch.float32)
+    wide.load_state_dict({name: tensor.float() for name, tensor in model.state_dict().items()})
+    x, t, context = batch(model, 2, dtype)
+    found, wanted = model(x, t, context), wide(x.float(), t, context.float())
+    assert distance(found.detach(), wanted.detach()) < tolerance
+    scale = 1024.0
+    (found.float().square().mean() * scale).backward()
+    (wanted.square().mean() * scale).backward()
+    ours = torch.cat([p.grad.float().flatten() for p in model.parameters()])
+    theirs = torch.cat([p.grad.flatten() for p in wide.parameters()])
+    assert torch.isfinite(ours).all()
+    assert distance(ours, theirs) < 3 * tolerance
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_a_captured_iteration_trains_as_an_eager_one_and_warm_up_leaves_no_trace(precision):
+    given = ["benchmark=stable_diffusion", "scale=1xH200", f"precision={precision}", "micro_batch=2"]
+    given += ["hparams.global_batch_size=2", "model.zero_std=0.02", "hparams.warmup_steps=0"]
+    given += ["hparams.base_learning_rate=1.0e-5"]
+    run, _ = loading.load(compose(given), lambda _: StableDiffusion)
+    losses = {}
+    for capture in (False, True):
+        workload = StableDiffusion(run, Layout(device=CUDA, seed=5))
+        before = [parameter.detach().clone() for parameter in workload.model.parameters()]
+        runner = StepRunner(workload.build_step(), workload.model, 1, capture)
+        (example,) = workload.example_batches()
+        runner.warm_up([example])
+        assert all(torch.equal(a, b) for a, b in zip(before, workload.model.parameters(), strict=True))
+        seen = []
+        with runner.on_stream():
+            for _ in range(10):
+                result = runner([example])
+                seen.append(runner.step.read(result.names, result.values.tolist()).metrics["loss"])
+        losses[capture] = seen
+        runner.close()
+        del workload, runner, before
+        gc.collect()
+        torch.cuda.empty_cache()
+    assert losses[True] == pytest.approx(losses[False], rel=0.02)
+    assert losses[True][-1] < losses[True][0]

@@ -1,0 +1,72 @@
+"""The toy under the rules of a benchmark that is scored offline: two metrics of the same error, and AdamW."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from common.config.ranges import NotNegative
+from common.contract.evaluation import Predictions, Scorer
+from common.distributed.layout import Layout
+from common.optim.hparams import AdamWHparams
+from common.step.train_step import TrainStep
+from tests.toy.config import Facts, ModelConfig, ReaderConfig
+from tests.toy.evaluate import MeanAbsoluteError, MeanError
+from tests.toy.workload import CosmoFlow
+
+
+@dataclass(frozen=True)
+class Hparams(AdamWHparams):
+    """The rows of the rules' table."""
+
+    optimizer: Literal["adamw"]
+    warmup_steps: Annotated[int, NotNegative]
+
+
+@dataclass(frozen=True)
+class PicturesConfig:
+    """All of it."""
+
+    facts: Facts
+    hparams: Hparams
+    model: ModelConfig
+    reader: ReaderConfig
+
+
+class TwoMetrics(Scorer):
+    """A metric that falls with the error and one that rises."""
+
+    def __init__(self) -> None:
+        self._error = MeanError()
+
+    def score(self, predictions: Predictions) -> dict[str, float]:
+        """FID, 400 times the error, so that training comes to the rules' 90, and CLIP, what the error lacks to 1."""
+        error = self._error.score(predictions)["mean_absolute_error"]
+        return {"FID": 400 * error, "CLIP": 1 - error}
+
+
+class Pictures(CosmoFlow):
+    """Parameters of a volume, by two layers, scored offline."""
+
+    config_type: ClassVar[type] = PicturesConfig
+    title = "Stable Diffusion's stand-in"
+    own: PicturesConfig  # type: ignore[assignment]
+
+    def build_step(self) -> TrainStep:
+        """Accumulated micro-batches, then AdamW."""
+        hparams = self.own.hparams
+
+        def schedule(step: Tensor) -> Tensor:
+            warmed = ((step + 1).double() / (hparams.warmup_steps + 1)).clamp(max=1.0)
+            return (hparams.base_learning_rate * warmed).to(torch.float32)
+
+        return self.step_with(hparams.adamw(), schedule)
+
+    def evaluation(self, layout: Layout) -> MeanAbsoluteError:
+        """Both metrics on the ranks of ``layout``."""
+        made = super().evaluation(layout)
+        made.scorer = TwoMetrics()
+        return made
