@@ -1,11 +1,11 @@
 """The losses of both stages on fixed slots, their counts on the device: nothing waits, no index depends on values.
 
-Ren et al., arXiv:1506.01497, section 3.1.2, and He et al., arXiv:1703.06870, section 3, as the MLPerf reference computes
-them: all means and quotients are over the whole micro-batch, and the offsets' losses are divided by all that was
-sampled, not by the positives.
+Ren et al., arXiv:1506.01497, section 3.1.2, and He et al., arXiv:1703.06870, section 3, as the MLPerf reference
+computes them: all means and quotients are over the whole micro-batch, and the offsets' losses are divided by all that
+was sampled, not by the positives.
 
-Shapes: B pictures, L levels, A anchors of all levels, N slots for sampled anchors, R for sampled proposals of a picture,
-K classes.
+Shapes: B pictures, L levels, A anchors of all levels, N slots for sampled anchors, R for sampled proposals of a
+picture, K classes.
 """
 
 from __future__ import annotations
