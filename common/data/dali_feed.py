@@ -22,7 +22,7 @@ from torch import Tensor
 from common.data.ahead import ahead
 from common.data.batches import Block, HostBatch
 from common.data.dali import PipelineRunner, SlicedBatches
-from common.data.order import EpochStream
+from common.data.order import SampleStream
 from common.data.threads import PendingBatch, SampleThreads
 from common.errors import DataError
 from common.formats.jpeg import decode
@@ -161,7 +161,7 @@ class FedTrainSource:
     def __init__(
         self,
         runner: FedRunner,
-        stream: EpochStream,
+        stream: SampleStream,
         multiplier: int,
         eval_samples: int,
         stand_in: bool,
@@ -179,12 +179,14 @@ class FedTrainSource:
         Raises:
             DataError: a file could not be read or decoded.
         """
-        first, nominal = self.stream.first_micro_batch(block) + start, self.stream.micro_batch * self.stream.replicas
+        before, nominal = self.stream.first_micro_batch(block), self.stream.micro_batch * self.stream.replicas
+        first = before + start
         if first != self._begun + self._sliced.delivered:
             self._runner.start(first)
             self._begun, self._sliced = first, SlicedBatches(self._runner, self.stream.micro_batch, self._multiplier)
         for position in range(start, self.stream.micro_batches(block)):
-            yield HostBatch(self._finish(self._sliced.next()), samples=nominal, position=position)
+            made = self._finish(self._sliced.next())
+            yield HostBatch(made, nominal, position, self.stream.key(before + position))
 
     def close(self) -> None:
         """Release the pipeline and stop the threads."""
