@@ -50,17 +50,9 @@ def test_corners_on_the_grid_where_roundings_tie(step: float) -> None:
 def test_lines_points_and_what_lies_outside_are_drawn_as_pycocotools_does() -> None:
     point, line = np.full((3, 2), 5.0), np.array([(3.0, 4), (20, 4), (11, 4)])
     slanted = np.array([(3.0, 4), (20, 9), (3, 4)])
-    objects = [
-        [point],
-        [line],
-        [line[:, ::-1]],
-        [slanted],
-        [SQUARE - 40],
-        [SQUARE + 60],
-        [SQUARE, SQUARE],
-        [SQUARE * 9],
-    ]
-    objects.append([SQUARE, SQUARE + 4, SQUARE + (0, 14), point])
+    lower = SQUARE + np.array([0, 14])
+    objects = [[point], [line], [line[:, ::-1]], [slanted], [SQUARE - 40], [SQUARE + 60], [SQUARE * 9]]
+    objects += [[SQUARE, SQUARE], [SQUARE, SQUARE + 4, lower, point]]
     case = still([[part.astype(np.float32) for part in outline] for outline in objects])
     assert torch.equal(found(case), expected_targets(case, 28))
 
