@@ -57,7 +57,11 @@ class OverlapProcesses:
             RankFailure: one has ended.
             RuntimeError: one could not do it; the message has its traceback.
         """
-        return joined([process.answer() for process in self._processes])
+        answers = [process.answer() for process in self._processes]  # all, so that none is left for the next time
+        for answer in answers:
+            if isinstance(answer, str):
+                raise RuntimeError(f"a process failed to find overlaps of masks:\n{answer}")
+        return joined([answer for answer in answers if isinstance(answer, MaskOverlaps)])
 
     def close(self) -> None:
         """End them, whatever they do; a second call changes nothing."""
@@ -97,13 +101,12 @@ class _Process:
         except ConnectionError as error:
             raise self._ended() from error
 
-    def answer(self) -> MaskOverlaps:
+    def answer(self) -> MaskOverlaps | str:
+        """What it found, or the traceback of its failure."""
         try:
             answer: MaskOverlaps | str = self._connection.recv()
         except (EOFError, ConnectionError) as error:
             raise self._ended() from error
-        if isinstance(answer, str):
-            raise RuntimeError(f"overlaps of masks failed in process {self._process.pid}:\n{answer}")
         return answer
 
     def close(self) -> None:
