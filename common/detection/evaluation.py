@@ -124,9 +124,10 @@ class DetectionEvaluation(Evaluation):
         return None if columns is None else Predictions(columns)
 
     def close(self) -> None:
-        """Free the graphs and the buffers, and close the reader."""
+        """Free the graphs and the buffers, and close the reader and the scorer."""
         for forward in self._forward.values():
             forward.close()
         self._buffer.close()
         if self._source is not None:
             self._source.close()
+        self.scorer.close()
