@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -24,16 +24,17 @@ SPREAD = 0.02
 
 
 class MadeUp:
-    """An evaluation source whose pictures lie on the device: the same batch again and again, under other ids.
+    """An evaluation source whose pictures lie on the device: the same batches again and again, under other ids.
 
     Args:
-        batch: ``image`` (B, C, H, W), ``size`` (B, 2) and what else the network reads.
+        batches: of each key, what the network reads; all of as many pictures. Keys take turns.
         pictures: how many; the last batch is filled up with padding.
     """
 
-    def __init__(self, batch: dict[str, torch.Tensor], pictures: int) -> None:
+    def __init__(self, batches: Mapping[Hashable, dict[str, torch.Tensor]], pictures: int) -> None:
         self.eval_samples = pictures
-        self._batch, self._each = batch, len(batch["size"])
+        self._batches = list(batches.items())
+        self._each = len(self._batches[0][1]["picture"])
 
     def __len__(self) -> int:
         return -(-self.eval_samples // self._each)
@@ -42,7 +43,8 @@ class MadeUp:
         for position in range(len(self)):
             ids = torch.arange(position * self._each, (position + 1) * self._each)
             picture_B = torch.where(ids < self.eval_samples, ids, -1)
-            yield HostBatch({**self._batch, "picture": picture_B}, self._each, position)
+            key, batch = self._batches[position % len(self._batches)]
+            yield HostBatch({**batch, "picture": picture_B}, self._each, position, key)
 
     def close(self) -> None:
         """Nothing is open."""

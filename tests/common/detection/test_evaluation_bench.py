@@ -12,10 +12,11 @@ from common.detection.evaluation import DetectionEvaluation
 
 
 def test_a_source_has_every_picture_once_and_fills_the_last_batch_up() -> None:
-    source = evaluation_bench.MadeUp({"size": torch.ones(3, 2)}, 7)
+    source = evaluation_bench.MadeUp({key: {"picture": torch.full((3,), -1)} for key in ("wide", "high")}, 7)
     pictures = [host.tensors["picture"].tolist() for host in source]
     assert len(source) == 3
     assert pictures == [[0, 1, 2], [3, 4, 5], [6, -1, -1]]
+    assert [host.key for host in source] == ["wide", "high", "wide"]
 
 
 def test_it_evaluates_pictures_in_which_something_is_found(

@@ -309,19 +309,19 @@ def test_drawn_weights_are_he_normal_over_fan_out_and_depend_on_the_generator_al
 @pytest.mark.parametrize("build", [resnet34, resnet50, small_resnext])
 def test_flops_are_those_that_pytorch_counts(build) -> None:
     shape, theirs = build()
-    layers, sizes = ResNetTrunk(shape).flops(75)
+    layers, sizes = ResNetTrunk(shape).flops((75, 107))
     with torch.device("meta"):
-        image = torch.empty(1, 3, 75, 75)
+        image = torch.empty(1, 3, 75, 107)
     with FlopCounterMode(display=False) as counter:
         outputs = their_stages(theirs.to("meta"), image, len(shape.layers))
     assert sum(layer.forward for layer in layers) == counter.get_total_flops()
-    assert sizes == [value.shape[2] for value in outputs]
+    assert sizes == [value.shape[2:] for value in outputs]
     assert len(layers) == len(list(filter(lambda layer: layer.dim() == 4, ResNetTrunk(shape).parameters())))
 
 
 def test_training_flops_leave_out_gradients_that_frozen_stages_do_not_need() -> None:
     shape = ResNetShape((1, 1), 64, bottleneck=True, norm=FrozenNorm(1e-5, 1))
-    times = {layer.name: layer.training / layer.forward for layer in ResNetTrunk(shape).flops(64)[0]}
+    times = {layer.name: layer.training / layer.forward for layer in ResNetTrunk(shape).flops((64, 64))[0]}
     assert times.pop("conv1") == 1
     assert {times[name] for name in times if name.startswith("layer1")} == {1}
     # these two see the output of a frozen stage
