@@ -124,9 +124,7 @@ COMMANDS = DataCommands(
             option("--classes", type=int, default=_DEFAULTS.classes),
             option("--sides", type=int, nargs=2, default=_DEFAULTS.sides, help="least and largest, px"),
             option("--boxes", type=int, default=_DEFAULTS.boxes, help="objects of a picture at most"),
-            option(
-                "--kind", choices=KINDS, default=_DEFAULTS.kind, help="coco-sized: 640 x 480 px, 7 objects each"
-            ),
+            option("--kind", choices=KINDS, default=_DEFAULTS.kind, help="coco-sized: 640 x 480 px, 7 objects each"),
             option("--width", type=int, default=_DEFAULTS.width, help="channels of the backbone's first convolution"),
             option("--layers", type=int, nargs=4, default=_DEFAULTS.layers, help="blocks of its stages"),
             option("--image-size", type=int, default=_DEFAULTS.image_size, help="px, of what the backbone sees"),
