@@ -54,23 +54,16 @@ class PaddedShapes:
     Args:
         shapes: heights and widths that there are.
         resized_P2: heights and widths of all pictures, after resizing.
-        group_P: (P,) pictures of different groups never meet in a batch.
         describe: a picture, by its place, for messages.
 
     Raises:
-        DataError: a picture fits none of the shapes, or those of a group no single one.
+        DataError: a picture fits none of the shapes.
     """
 
-    def __init__(
-        self,
-        shapes: Sequence[Shape],
-        resized_P2: NDArray[np.int64],
-        group_P: NDArray[np.int64],
-        describe: Callable[[int], str],
-    ) -> None:
+    def __init__(self, shapes: Sequence[Shape], resized_P2: NDArray[np.int64], describe: Callable[[int], str]) -> None:
         self._shapes = sorted(shapes, key=lambda shape: shape[0] * shape[1])
         self._resized_P2 = resized_P2
-        listed = [list(shape) for shape in shapes]
+        self._listed = f"none of reader.shapes={[list(shape) for shape in shapes]}: add a shape"
         fits_P = np.zeros(len(resized_P2), bool)
         for shape in self._shapes:
             fits_P |= np.all(resized_P2 <= shape, axis=1)
@@ -78,22 +71,28 @@ class PaddedShapes:
             place = int(np.argmin(fits_P))
             height, width = resized_P2[place].tolist()
             raise DataError(
-                f"{describe(place)} is resized to a height of {height} px and a width of {width}, which fits none of "
-                f"reader.shapes={listed}: add a shape"
+                f"{describe(place)} is resized to a height of {height} px and a width of {width} px, which fit "
+                f"{self._listed}"
             )
+
+    def require_common(self, group_P: NDArray[np.int64]) -> None:
+        """Refuse groups of pictures that don't all fit one shape: any of them may meet in a batch.
+
+        Raises:
+            DataError: naming the largest sides.
+        """
         for group in np.unique(group_P):
-            height, width = resized_P2[group_P == group].max(0).tolist()
+            height, width = self._resized_P2[group_P == group].max(0).tolist()
             if self._smallest(height, width) is None:
                 raise DataError(
-                    f"a batch of pictures can be {height} px high and {width} wide, which fits none of "
-                    f"reader.shapes={listed}: add a shape"
+                    f"a batch of pictures can be {height} px high and {width} px wide, which fit {self._listed}"
                 )
 
     def of(self, places: Sequence[int]) -> Shape:
         """The shape of a batch of the pictures at ``places``; of equal ones the first."""
         height, width = self._resized_P2[np.asarray(places)].max(0).tolist()
         shape = self._smallest(height, width)
-        assert shape is not None, "the constructor has looked at all pictures"
+        assert shape is not None, "the shapes were not checked for such batches"
         return shape
 
     def _smallest(self, height: int, width: int) -> Shape | None:

@@ -48,6 +48,32 @@ class Feed:
     pending: PendingBatch
 
 
+def begin_feed(
+    threads: SampleThreads,
+    paths: Sequence[Path | str],
+    read: Callable[[int], bytes],
+    flags: NDArray[Any],
+    tensors: dict[str, Tensor],
+    put: Callable[[int], None] = lambda slot: None,
+) -> Feed:
+    """Begin to read the files of a feed.
+
+    Args:
+        threads: read them.
+        paths, flags: of the :class:`Feed`.
+        read: the file of sample 0, 1, ...; raises what makes the feed fail.
+        tensors: go past the pipeline.
+        put: writes what belongs to sample 0, 1, ... into ``tensors`` and ``flags``.
+    """
+    encoded = [np.empty(0, np.uint8)] * len(paths)
+
+    def fill(slot: int) -> None:
+        encoded[slot] = np.frombuffer(read(slot), np.uint8)
+        put(slot)
+
+    return Feed(paths, encoded, flags, threads.begin(tensors, len(paths), fill))
+
+
 class FedRunner:
     """Runs a pipeline on feeds, in their order; a :class:`common.data.dali.Runner`.
 
