@@ -189,8 +189,9 @@ class MaskHead(nn.Module):
         # moving logits costs less than moving features.
         fine_RXC = self.conv5_mask(x_RCSS).permute(0, 2, 3, 1).reshape(regions, height * width, ENLARGED**2, channels)
         logits_RXK = self.mask_fcn_logits(fine_RXC.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-        apart = logits_RXK.reshape(regions, height, width, ENLARGED, ENLARGED, -1)
-        whole = apart.transpose(2, 3).reshape(regions, ENLARGED * height, ENLARGED * width, -1)
+        results = logits_RXK.shape[3]
+        apart = logits_RXK.reshape(regions, height, width, ENLARGED, ENLARGED, results)
+        whole = apart.transpose(2, 3).reshape(regions, ENLARGED * height, ENLARGED * width, results)
         return whole.permute(0, 3, 1, 2)
 
     def flops(self, slots: int) -> list[LayerFlops]:

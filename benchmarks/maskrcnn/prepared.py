@@ -20,24 +20,20 @@ from common.data import manifest
 from common.data.manifest import Manifest
 from common.data.ragged import bounds_of
 from common.detection.annotations import Annotations
-from common.detection.coco_pictures import CocoPictures, prepare_command
+from common.detection.coco_pictures import SPLITS, CocoPictures, prepare_command
 from common.detection.polygons import Polygons
 from common.detection.segmentations import Segmentations
-from common.errors import DataError
 
 BENCHMARK = "maskrcnn"
 FORMAT = "coco-masks/1"
 PREPARE_COMMAND = prepare_command(BENCHMARK)
-SPLITS = {"train": "train_samples", "val": "eval_samples"}
-"""Split to what the manifest calls its pictures."""
 COUNTS = (
     "train_samples",
     "eval_samples",
     "classes",
-    "longest_side",
-    *(f"{split}_{what}" for split in SPLITS for what in ("objects", "polygons", "points")),
+    *(f"{split}_{what}" for split in SPLITS for what in ("objects", "polygons", "points", "longest_side")),
 )
-"""What the manifest counts, and ``val_runs``; ``longest_side`` is that of any picture, px."""
+"""What the manifest counts, and ``train_runs`` (0) and ``val_runs``, which may be 0; the longest side is in px."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +74,7 @@ class TrainingPictures:
 
     def require_room(self, room: int) -> None:
         """Raise :class:`DataError` with a picture of more than ``room`` objects."""
-        counts = self.objects.counts
-        place = int(counts.argmax())
-        if counts[place] > room:
-            raise DataError(
-                f"{self.pictures.describe(place)} has {counts[place]} objects, and a batch has room for {room}: use "
-                f"reader.max_boxes={counts[place]}"
-            )
+        self.pictures.refuse_more(self.objects.counts, room)
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from benchmarks.ssd300.detect import Detector
 from benchmarks.ssd300.loss import multibox_loss
 from benchmarks.ssd300.model import SSD300
 from benchmarks.ssd300.ops import class_entropy
-from benchmarks.ssd300.raw import BACKBONES
 from benchmarks.ssd300.schedule import decay_steps, warmup_steps, warmup_then_falls
+from benchmarks.ssd300.sources import BACKBONES
 from benchmarks.ssd300.targets import Targets
 from benchmarks.ssd300.weight_names import initialised_tensors
 from common.config.schema import Declaration, RunConfig

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from common.data.manifest import NAME as MANIFEST
@@ -11,6 +13,9 @@ from common.detection.annotations import Annotations
 from common.errors import DataError
 from common.formats.jpeg import decode, jpeg_size
 from common.formats.recordio import RecordReader
+
+SPLITS = {"train": "train_samples", "val": "eval_samples"}
+"""Split to what the manifest calls its pictures."""
 
 
 class CocoPictures:
@@ -83,6 +88,19 @@ class CocoPictures:
     def describe(self, place: int) -> str:
         """The picture, for messages."""
         return f"{self.path}: picture {self.annotations.picture_id[place]}"
+
+    def refuse_more(self, count_P: NDArray[np.integer], room: int) -> None:
+        """Refuse a picture with more than ``room`` boxes, where the pictures have ``count_P``.
+
+        Raises:
+            DataError: naming the one that has most.
+        """
+        place = int(count_P.argmax())
+        if count_P[place] > room:
+            raise DataError(
+                f"{self.describe(place)} has {count_P[place]} boxes, and a batch has room for {room}: "
+                f"use reader.max_boxes={count_P[place]}"
+            )
 
     def close(self) -> None:
         """Close the records."""
