@@ -19,7 +19,6 @@ from pycocotools import mask as coco_mask
 from common.data.ragged import bounds_of, take
 from common.detection.annotations import Annotations, places_of
 
-
 MASKS_AT_ONCE = 16_384
 """Whose areas are summed at a time."""
 
