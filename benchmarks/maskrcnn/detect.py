@@ -33,6 +33,8 @@ from common.ops.triton_support import widen
 
 LEGACY_PIXEL = 1.0
 """What a box is wider than from its first corner to its last, px."""
+MOST_GROWTH = 1000 / 16
+"""Width and height of a box over those of its proposal, at most: what the offsets' exponentials are cut at."""
 REGION_STRIDES = STRIDES[:LEVELS]
 """Of the levels that regions are taken from."""
 
@@ -75,7 +77,7 @@ class Detector:
         self, model: MaskRCNN, facts: Facts, roi_align: RoiAlign, implementation: str, device: torch.device
     ) -> None:
         self._model, self._facts, self._roi_align = model, facts, roi_align
-        self._coding = box_coding(facts)
+        self._coding = BoxCoding(facts.box_weights, MOST_GROWTH, LEGACY_PIXEL)
         request = OperationRequest(device, torch.float32, {"candidates": facts.eval_proposals})
         self._suppress = select(suppression.IMPLEMENTATIONS, implementation, request)
         self.class_ids = torch.arange(1, facts.classes + 1, device=device)
@@ -135,7 +137,7 @@ class Detector:
         deltas_BSK4 = deltas_RX.view(pictures, candidates, -1, 4)[:, :, 1:]
         corners_BSK4 = self._coding.decode(deltas_BSK4, proposals.boxes_BS4.unsqueeze(2))
         height_B11, width_B11 = (side[:, None] for side in size_B2.split(1, 1))
-        corners_BSK4 = clip(corners_BSK4, height_B11 - LEGACY_PIXEL, width_B11 - LEGACY_PIXEL)
+        corners_BSK4 = clip(corners_BSK4, height_B11, width_B11, LEGACY_PIXEL)
         corners_BKS4 = corners_BSK4.transpose(1, 2).contiguous()
 
         # Classes do not see each other: each of a picture is suppressed as if it were a picture.
@@ -145,6 +147,7 @@ class Detector:
             torch.zeros_like(score_BKS, dtype=torch.int64).flatten(0, 1),
             facts.nms_threshold,
             facts.detections,
+            LEGACY_PIXEL,
         )
         best = kept.shape[1]
         kept_BKT, there_BKT = (slots.view(pictures, -1, best) for slots in (kept, there))

@@ -16,10 +16,8 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from benchmarks.maskrcnn.anchors import STRIDES
-from benchmarks.maskrcnn.loss import box_losses, rpn_losses
 from benchmarks.maskrcnn.model import MaskRCNN
-from common.step.branches import Branch, cut, early
+from common.step.branches import Branch, cut
 
 
 @dataclass(frozen=True)
