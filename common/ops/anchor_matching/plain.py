@@ -86,9 +86,7 @@ def match_torch(anchors_A4: Tensor, boxes_BM4: Tensor, count_B: Tensor, rule: Ma
     return matched_BA
 
 
-def _parts(
-    anchors_A4: Tensor, boxes_BM4: Tensor, padded_BM1: Tensor, pixel: float
-) -> Iterator[tuple[slice, Tensor]]:
+def _parts(anchors_A4: Tensor, boxes_BM4: Tensor, padded_BM1: Tensor, pixel: float) -> Iterator[tuple[slice, Tensor]]:
     """Some anchors at a time and their overlaps with all boxes, (B, M, anchors); -1 with padding."""
     batch, most = boxes_BM4.shape[:2]
     at_once = max(1, OVERLAPS_AT_ONCE // (batch * most))

@@ -126,9 +126,7 @@ def suppression_kernel(
         for start in range(0, found, BLOCK):
             known = start + slot < found
             better = tl.load(kept_ptr + start + slot, mask=known, other=0, volatile=True)
-            before |= _any(
-                _covers(boxes_ptr, class_ptr, better, known, candidate, exists, threshold, CLASSES, PIXEL)
-            )
+            before |= _any(_covers(boxes_ptr, class_ptr, better, known, candidate, exists, threshold, CLASSES, PIXEL))
         covers = _covers(boxes_ptr, class_ptr, candidate, exists, candidate, exists, threshold, CLASSES, PIXEL)
         stays = tl.where(_settled(before, covers & earlier) == 0, 1, 0)
         found = _keep(kept_ptr, there_ptr, candidate, stays, found, K)
@@ -163,9 +161,7 @@ def suppression_masks_kernel(
         place, slot = first_row + tl.arange(0, ROWS), tl.arange(0, WORD)
         rows, rows_exist = _candidates(order_ptr, score_ptr, place, N, SORTED)
         columns, columns_exist = _candidates(order_ptr, score_ptr, first_column + slot, N, SORTED)
-        covers = _covers(
-            boxes_ptr, class_ptr, rows, rows_exist, columns, columns_exist, threshold, CLASSES, PIXEL
-        )
+        covers = _covers(boxes_ptr, class_ptr, rows, rows_exist, columns, columns_exist, threshold, CLASSES, PIXEL)
         bits = tl.sum(covers.to(tl.int32) << slot[None, :], 1)
         tl.store(mask_ptr + (picture * words + tl.program_id(1)) * N + place, bits, mask=place < N)
 
