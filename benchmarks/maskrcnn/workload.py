@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.maskrcnn.caffe2_backbone import load_backbone
 from benchmarks.maskrcnn.config import MaskRCNNConfig
-from benchmarks.maskrcnn.data import open_eval, open_train, warm_up
+from benchmarks.maskrcnn.data import open_train, warm_up
 from benchmarks.maskrcnn.data_settings import DataSettings
 from benchmarks.maskrcnn.iteration import TrainingPass
 from benchmarks.maskrcnn.model import MaskRCNN, RegionsSeen

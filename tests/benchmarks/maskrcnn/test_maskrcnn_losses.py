@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-from benchmarks.maskrcnn.targets import RoiSample, RpnSample
 from torch import Tensor
 
 from benchmarks.maskrcnn.loss import box_losses, rpn_losses
 from benchmarks.maskrcnn.model import RpnOutput
+from benchmarks.maskrcnn.targets import RoiSample, RpnSample
 
 SIZES = ((3, 4), (2, 2))
 """Cells of two levels, with three anchors each: 48 anchors."""
