@@ -1,8 +1,8 @@
 """RoIAlign over the four finest levels of the pyramid at once, for one set of regions or for two.
 
-He et al., arXiv:1703.06870, section 3, as the reference has it: without the half-pixel shift that came later (torchvision
-calls that ``aligned=False``), so that a region starts at ``x1 * scale`` and is ``max((x2 - x1) * scale, 1)`` wide; and a
-region is taken from level ``floor(4 + log2(sqrt(area) / 224 + 1e-6))``, at least 2 and at most 5 (Lin et al.,
+He et al., arXiv:1703.06870, section 3, as the reference has it: without the half-pixel shift that came later, which is
+``aligned=False`` with torchvision, so that a region starts at ``x1 * scale`` and is ``max((x2 - x1) * scale, 1)`` wide.
+A region is taken from level ``floor(4 + log2(sqrt(area) / 224 + 1e-6))``, at least 2 and at most 5 (Lin et al.,
 arXiv:1612.03144, section 4.2), with the legacy area ``(x2 - x1 + 1) (y2 - y1 + 1)``. Slots without a region give zeros,
 have no gradient and read nothing. Boxes have no gradient.
 
