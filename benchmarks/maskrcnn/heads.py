@@ -147,7 +147,13 @@ class BoxHead(nn.Module):
 
     def flops(self, slots: int) -> list[LayerFlops]:
         """FLOPs of every layer for one picture of so many regions."""
-        return [_linear_flops(name, layer.weight, slots) for name, layer in self.named_children()]
+        weights = {
+            "fc6": self.fc6.weight,
+            "fc7": self.fc7.weight,
+            "cls_score": self.cls_score.weight,
+            "bbox_pred": self.bbox_pred.weight,
+        }
+        return [_linear_flops(name, weight, slots) for name, weight in weights.items()]
 
 
 class Enlarging(FusedConv2d):
@@ -201,18 +207,19 @@ class MaskHead(nn.Module):
         assert last.bias is not None
         weight, bias_C = _filled(last.weight, last.bias)
         results = len(last.weight)
-        logits_RXK = last.run(fine_RXC.permute(0, 3, 1, 2), weight, bias_C, relu=False).permute(0, 2, 3, 1)[
-            ..., :results
-        ]
-        apart = logits_RXK.reshape(regions, height, width, ENLARGED, ENLARGED, results)
+        logits_NCHW = last.run(fine_RXC.permute(0, 3, 1, 2), weight, bias_C, relu=False)[:, :results]
+        apart = logits_NCHW.permute(0, 2, 3, 1).reshape(regions, height, width, ENLARGED, ENLARGED, results)
         whole = apart.transpose(2, 3).reshape(regions, ENLARGED * height, ENLARGED * width, results)
         return whole.permute(0, 3, 1, 2)
 
     def flops(self, slots: int) -> list[LayerFlops]:
         """FLOPs of every layer for one picture of so many regions."""
         size = (self._resolution, self._resolution)
-        layers = [convolution_flops(name, layer, size) for name, layer in self.convolutions.items()]
-        layers.append(convolution_flops("conv5_mask", self.conv5_mask, size))
+        layers = [
+            convolution_flops(name.rpartition(".")[2], layer, size)
+            for name, layer in self.named_modules()
+            if isinstance(layer, FusedConv2d) and layer is not self.mask_fcn_logits
+        ]
         fine = (ENLARGED * self._resolution, ENLARGED * self._resolution)
         layers.append(convolution_flops("mask_fcn_logits", self.mask_fcn_logits, fine))
         return [LayerFlops(layer.name, slots * layer.forward, slots * layer.training) for layer in layers]
