@@ -56,7 +56,7 @@ class MaskRCNNSegmentation(Workload):
             self.choices["convolution"] = self.model.choose_implementation(own.model.convolution)
         self._table = PolygonTable(own.reader.polygon_room, layout.device)
         self._pass = TrainingPass(self.model, own, self._table, self.dtype)
-        self._preparer = Preparer(facts, own.model.resize, self.dtype, layout.device)
+        self._preparer = Preparer(facts, own.model.resize, layout.device, self.dtype)
         self.choices |= {**self._pass.choices, "resize": self._preparer.choice}
         self._base_digest = self._digest()
 
@@ -148,7 +148,7 @@ class MaskRCNNSegmentation(Workload):
     def prepare(self, batch: HostBatch) -> Batch:
         """Copy pixels and objects to the device, and make the pictures there."""
         tensors = self.to_device(batch.tensors)
-        return Batch(self._preparer.train(tensors, batch.key), batch.samples, batch.key)
+        return Batch(self._preparer(tensors, batch.key), batch.samples, batch.key)
 
     def _data_settings(self) -> DataSettings:
         return DataSettings(self.own.facts, self.own.reader)
