@@ -144,10 +144,10 @@ class Detector:
         kept, there = self._suppress.function(
             corners_BKS4.flatten(0, 1),
             score_BKS.flatten(0, 1),
-            torch.zeros_like(score_BKS, dtype=torch.int64).flatten(0, 1),
+            None,
             facts.nms_threshold,
             facts.detections,
-            LEGACY_PIXEL,
+            pixel=LEGACY_PIXEL,
         )
         best = kept.shape[1]
         kept_BKT, there_BKT = (slots.view(pictures, -1, best) for slots in (kept, there))
