@@ -175,7 +175,7 @@ class TrainingPass:
         part: nn.Module,
         scale: Tensor,
     ) -> Callable[[], Tensor]:
-        """Gives the sum of a part's losses once the branch is joined; queues its backward pass now if it may overlap."""
+        """Gives the sum of a part's losses once the branch is joined; queues its backward pass if that may overlap."""
         if not self._overlap:
             return torch.stack(tuple(losses)).sum
         return early(losses, scale, list(zip(inputs, leaves, strict=True)), list(part.parameters())).total
