@@ -22,19 +22,17 @@ from torch import Tensor
 
 from benchmarks.maskrcnn.anchors import STRIDES
 from benchmarks.maskrcnn.config import Facts
-from benchmarks.maskrcnn.model import MaskRCNN, RpnOutput
+from benchmarks.maskrcnn.heads import RpnOutput
+from benchmarks.maskrcnn.model import MaskRCNN
 from benchmarks.maskrcnn.ops.roi_align.plain import LEVELS, RoiAlign
-from benchmarks.maskrcnn.proposals import Proposals
-from common.detection.coding import BoxCoding, clip
+from benchmarks.maskrcnn.proposals import PIXEL, Proposals
+from benchmarks.maskrcnn.targets import box_coding
+from common.detection.coding import clip
 from common.detection.detections import Found, FoundMasks, as_origin_and_size, corners_in_picture
 from common.ops import suppression
 from common.ops.implementation import OperationRequest, select
 from common.ops.triton_support import widen
 
-LEGACY_PIXEL = 1.0
-"""What a box is wider than from its first corner to its last, px."""
-MOST_GROWTH = 1000 / 16
-"""Width and height of a box over those of its proposal, at most: what the offsets' exponentials are cut at."""
 REGION_STRIDES = STRIDES[:LEVELS]
 """Of the levels that regions are taken from."""
 
@@ -77,7 +75,7 @@ class Detector:
         self, model: MaskRCNN, facts: Facts, roi_align: RoiAlign, implementation: str, device: torch.device
     ) -> None:
         self._model, self._facts, self._roi_align = model, facts, roi_align
-        self._coding = BoxCoding(facts.box_weights, MOST_GROWTH, LEGACY_PIXEL)
+        self._coding = box_coding(facts)
         request = OperationRequest(device, torch.float32, {"candidates": facts.eval_proposals})
         self._suppress = select(suppression.IMPLEMENTATIONS, implementation, request)
         self.class_ids = torch.arange(1, facts.classes + 1, device=device)
@@ -113,7 +111,7 @@ class Detector:
         height_B1, width_B1 = size_B2.split(1, 1)
         corners_BD4 = corners_in_picture(boxes.corners_BD4, height_B1, width_B1, batch["original"])
         return Found(
-            as_origin_and_size(corners_BD4, LEGACY_PIXEL),
+            as_origin_and_size(corners_BD4, PIXEL),
             boxes.score_BD,
             self.class_ids[boxes.label_BD - 1],
             there_BD,
@@ -137,7 +135,7 @@ class Detector:
         deltas_BSK4 = deltas_RX.view(pictures, candidates, -1, 4)[:, :, 1:]
         corners_BSK4 = self._coding.decode(deltas_BSK4, proposals.boxes_BS4.unsqueeze(2))
         height_B11, width_B11 = (side[:, None] for side in size_B2.split(1, 1))
-        corners_BSK4 = clip(corners_BSK4, height_B11, width_B11, LEGACY_PIXEL)
+        corners_BSK4 = clip(corners_BSK4, height_B11, width_B11, PIXEL)
         corners_BKS4 = corners_BSK4.transpose(1, 2).contiguous()
 
         # Classes do not see each other: each of a picture is suppressed as if it were a picture.
@@ -147,7 +145,7 @@ class Detector:
             None,
             facts.nms_threshold,
             facts.detections,
-            pixel=LEGACY_PIXEL,
+            pixel=PIXEL,
         )
         best = kept.shape[1]
         kept_BKT, there_BKT = (slots.view(pictures, -1, best) for slots in (kept, there))
