@@ -14,9 +14,10 @@ from benchmarks.maskrcnn.caffe2_backbone import load_backbone
 from benchmarks.maskrcnn.config import MaskRCNNConfig
 from benchmarks.maskrcnn.data import open_train, warm_up
 from benchmarks.maskrcnn.data_settings import DataSettings
+from benchmarks.maskrcnn.evaluate import Scoring, evaluation
 from benchmarks.maskrcnn.iteration import TrainingPass
 from benchmarks.maskrcnn.model import MaskRCNN, RegionsSeen
-from benchmarks.maskrcnn.ops import mask_loss, mask_targets, roi_align
+from benchmarks.maskrcnn.ops import mask_loss, mask_targets, paste, resize, roi_align, sampling
 from benchmarks.maskrcnn.polygon_table import PolygonTable
 from benchmarks.maskrcnn.prepared import open_prepared
 from benchmarks.maskrcnn.preparer import Preparer
@@ -166,7 +167,13 @@ class MaskRCNNSegmentation(Workload):
 
     def evaluation(self, layout: Layout) -> DetectionEvaluation:
         """COCO's mean average precision of boxes and of masks on the ranks of ``layout``."""
-        raise NotImplementedError
+        own, cfg = self.own, self.cfg
+        preparer = Preparer(own.facts, own.model.resize, layout.device, self.dtype)
+        on_device = cfg.evaluation.scoring == "inline"
+        scoring = Scoring(layout.device if on_device else torch.device("cpu"), cfg.evaluation.scorer_threads)
+        made, choices = evaluation(self.model, own, preparer, layout, cfg.cuda_graphs, scoring)
+        self.choices |= choices
+        return made
 
     def sample_flops(self) -> float:
         """FLOPs of one training picture of the largest shape, with all slots of both heads."""
@@ -176,4 +183,5 @@ class MaskRCNNSegmentation(Workload):
 
     def kernel_names(self) -> Sequence[tuple[str, str]]:
         """Of the operations that only this workload has."""
-        return [pair for op in (roi_align, mask_targets, mask_loss) for pair in op.KERNEL_NAMES]
+        operations = (roi_align, mask_targets, mask_loss, sampling, resize, paste)
+        return [pair for operation in operations for pair in operation.KERNEL_NAMES]
