@@ -196,10 +196,12 @@ class MaskReaderConfig(ReaderConfig):
         shapes: heights and widths, px, that a batch is padded to; each is a graph of its own. A batch takes the
             smallest that all its pictures fit.
         polygon_room: of the table of polygons.
+        keep_eval: keep a rank's share of the evaluation pictures, as bytes, on its device once they are decoded.
     """
 
     shapes: tuple[tuple[int, int], ...] = ()
     polygon_room: PolygonRoom = PolygonRoom(1, 1, 1)
+    keep_eval: bool = True
 
 
 @dataclass(frozen=True)
