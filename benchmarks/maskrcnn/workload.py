@@ -14,6 +14,7 @@ from benchmarks.maskrcnn.caffe2_backbone import load_backbone
 from benchmarks.maskrcnn.config import MaskRCNNConfig
 from benchmarks.maskrcnn.data import open_train, warm_up
 from benchmarks.maskrcnn.data_settings import DataSettings
+from benchmarks.maskrcnn.evaluate import Scoring, evaluation
 from benchmarks.maskrcnn.iteration import TrainingPass
 from benchmarks.maskrcnn.model import MaskRCNN, RegionsSeen
 from benchmarks.maskrcnn.ops import mask_loss, mask_targets, roi_align
@@ -166,7 +167,12 @@ class MaskRCNNSegmentation(Workload):
 
     def evaluation(self, layout: Layout) -> DetectionEvaluation:
         """COCO's mean average precision of boxes and of masks on the ranks of ``layout``."""
-        raise NotImplementedError
+        config = self.cfg.evaluation
+        where = layout.device if config.scoring == "inline" else torch.device("cpu")
+        scoring = Scoring(where, config.scorer_threads)
+        made, choices = evaluation(self.model, self.own, self._preparer, layout, self.cfg.cuda_graphs, scoring)
+        self.choices |= choices
+        return made
 
     def sample_flops(self) -> float:
         """FLOPs of one training picture of the largest shape, with all slots of both heads."""
