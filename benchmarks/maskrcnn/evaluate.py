@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ from benchmarks.maskrcnn.detect import Detector
 from benchmarks.maskrcnn.heads import RpnOutput
 from benchmarks.maskrcnn.model import MaskRCNN
 from benchmarks.maskrcnn.ops import paste, roi_align
-from benchmarks.maskrcnn.ops.paste.masks import Masks, find_runs
+from benchmarks.maskrcnn.ops.paste.masks import find_runs
 from benchmarks.maskrcnn.prepared import open_prepared
 from benchmarks.maskrcnn.preparer import Preparer
 from benchmarks.maskrcnn.proposals import Proposals, Proposer, Selection
@@ -92,12 +93,6 @@ def evaluation(
         detector.name_classes(open_prepared(root).category_ids())
         return open_eval(root, settings, layout, own.reader.eval_batch)
 
-    def run_lengths(
-        probability_DMM: Tensor, corners_D4: Tensor, size_D2: Tensor, there_D: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        masks = Masks(probability_DMM, corners_D4, size_D2, there_D)
-        return find_runs(pasting.function, masks, facts.mask_threshold)
-
     made = DetectionEvaluation(
         model,
         {shape: batches(shape) for shape in own.reader.shapes},
@@ -106,7 +101,7 @@ def evaluation(
         layout,
         capture,
         MaskScorer(ground_truth, scoring.device, scoring.processes),
-        run_lengths,
+        partial(find_runs, pasting.function, facts.mask_threshold),
     )
     return made, {"suppression": detector.choice, "roi_align": align.name, "paste": pasting.name}
 
@@ -124,16 +119,21 @@ def ground_truth(root: Path) -> Annotations:
 def example_inputs(facts: Facts, batch: int, shape: tuple[int, int], layout: Layout) -> dict[str, Tensor]:
     """A made-up batch of ``shape``, pictures of noise as a reader delivers them, on the device."""
     (height, width), side = shape, facts.longest_side
-    scale = min(1.0, side / max(shape))
-    decoded = [max(int(height * scale), 1), max(int(width * scale), 1)]
     noise = torch.randint(256, (batch, side, side, 3), generator=layout.generator("example")).to(torch.uint8)
     inputs = {
         "pixels": noise,
-        "decoded_size": torch.tensor([decoded] * batch, dtype=torch.int32),
+        "decoded_size": torch.tensor([example_size(facts, shape)] * batch, dtype=torch.int32),
         "size": torch.tensor([[float(height), float(width)]] * batch),
         "picture": torch.full((batch,), PADDING, dtype=torch.int64),
     }
     return {name: tensor.to(layout.device) for name, tensor in inputs.items()}
+
+
+def example_size(facts: Facts, shape: tuple[int, int]) -> tuple[int, int]:
+    """Height and width, px, of made-up pictures before they are resized to fill ``shape``."""
+    scale = min(1.0, facts.longest_side / max(shape))
+    height, width = (max(int(side * scale), 1) for side in shape)
+    return height, width
 
 
 def _dtype(model: MaskRCNN) -> torch.dtype:

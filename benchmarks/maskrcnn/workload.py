@@ -167,11 +167,10 @@ class MaskRCNNSegmentation(Workload):
 
     def evaluation(self, layout: Layout) -> DetectionEvaluation:
         """COCO's mean average precision of boxes and of masks on the ranks of ``layout``."""
-        own, cfg = self.own, self.cfg
-        preparer = Preparer(own.facts, own.model.resize, layout.device, self.dtype)
-        on_device = cfg.evaluation.scoring == "inline"
-        scoring = Scoring(layout.device if on_device else torch.device("cpu"), cfg.evaluation.scorer_threads)
-        made, choices = evaluation(self.model, own, preparer, layout, cfg.cuda_graphs, scoring)
+        config = self.cfg.evaluation
+        where = layout.device if config.scoring == "inline" else torch.device("cpu")
+        scoring = Scoring(where, config.scorer_threads)
+        made, choices = evaluation(self.model, self.own, self._preparer, layout, self.cfg.cuda_graphs, scoring)
         self.choices |= choices
         return made
 

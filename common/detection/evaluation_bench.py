@@ -107,7 +107,7 @@ def evaluate(workload: Workload, pictures: int) -> Timed:
     device, generator = workload.layout.device, torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in workload.model.named_parameters():
-            if "head" in name and parameter.ndim == 4:
+            if "head" in name and parameter.ndim > 1:
                 parameter.copy_(SPREAD * torch.randn(parameter.shape, generator=generator))
     evaluation = workload.evaluation(workload.layout)
     assert isinstance(evaluation, DetectionEvaluation)
