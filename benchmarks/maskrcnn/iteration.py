@@ -144,7 +144,7 @@ class TrainingPass:
         logits_QKHW = model.mask_head(mask_QCSS)
         self._box_branch.join()
         class_Q = torch.where(masked_BP, rois.label_BR[:, : facts.mask_slots], -1).flatten()
-        mask = self._mask_loss(logits_QKHW, target_QHW, class_Q, scale)
+        mask = self._mask_loss(logits_QKHW, target_QHW, class_Q)
         self._rpn_branch.join()
         return DetectionLosses(rpn_total() + box_total() + mask, *box, mask, *rpn, rois.positives_B.sum())
 
