@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ from benchmarks.maskrcnn.detect import Detector
 from benchmarks.maskrcnn.heads import RpnOutput
 from benchmarks.maskrcnn.model import MaskRCNN
 from benchmarks.maskrcnn.ops import paste, roi_align
-from benchmarks.maskrcnn.ops.paste.masks import Masks, find_runs
+from benchmarks.maskrcnn.ops.paste.masks import find_runs
 from benchmarks.maskrcnn.prepared import open_prepared
 from benchmarks.maskrcnn.preparer import Preparer
 from benchmarks.maskrcnn.proposals import Proposals, Proposer, Selection
@@ -92,12 +93,6 @@ def evaluation(
         detector.name_classes(open_prepared(root).category_ids())
         return open_eval(root, settings, layout, own.reader.eval_batch)
 
-    def run_lengths(
-        probability_DMM: Tensor, corners_D4: Tensor, size_D2: Tensor, there_D: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        masks = Masks(probability_DMM, corners_D4, size_D2, there_D)
-        return find_runs(pasting.function, masks, facts.mask_threshold)
-
     made = DetectionEvaluation(
         model,
         {shape: batches(shape) for shape in own.reader.shapes},
@@ -106,7 +101,7 @@ def evaluation(
         layout,
         capture,
         MaskScorer(ground_truth, scoring.device, scoring.processes),
-        run_lengths,
+        partial(find_runs, pasting.function, facts.mask_threshold),
     )
     return made, {"suppression": detector.choice, "roi_align": align.name, "paste": pasting.name}
 

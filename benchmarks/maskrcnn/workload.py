@@ -17,7 +17,7 @@ from benchmarks.maskrcnn.data_settings import DataSettings
 from benchmarks.maskrcnn.evaluate import Scoring, evaluation
 from benchmarks.maskrcnn.iteration import TrainingPass
 from benchmarks.maskrcnn.model import MaskRCNN, RegionsSeen
-from benchmarks.maskrcnn.ops import mask_loss, mask_targets, roi_align
+from benchmarks.maskrcnn.ops import mask_loss, mask_targets, paste, resize, roi_align, sampling
 from benchmarks.maskrcnn.polygon_table import PolygonTable
 from benchmarks.maskrcnn.prepared import open_prepared
 from benchmarks.maskrcnn.preparer import Preparer
@@ -182,4 +182,5 @@ class MaskRCNNSegmentation(Workload):
 
     def kernel_names(self) -> Sequence[tuple[str, str]]:
         """Of the operations that only this workload has."""
-        return [pair for op in (roi_align, mask_targets, mask_loss) for pair in op.KERNEL_NAMES]
+        operations = (roi_align, mask_targets, mask_loss, sampling, resize, paste)
+        return [pair for operation in operations for pair in operation.KERNEL_NAMES]

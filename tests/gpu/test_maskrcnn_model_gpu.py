@@ -1,4 +1,4 @@
-"""Mask R-CNN's network on one GPU: narrow dtypes follow float64, channels stay last, a graph repeats an eager pass.
+"""Mask R-CNN's network on one GPU: narrow dtypes follow float64, channels stay last, a graph equals an eager pass.
 
 So does an update in which a group has a learning rate of its own.
 """

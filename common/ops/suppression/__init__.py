@@ -21,7 +21,7 @@ IMPLEMENTATIONS = {
     "triton": Implementation("triton", _suppress_triton, triton_unsupported),
     "torch": Implementation("torch", suppress_torch, always),
 }
-"""Signature: ``suppress(boxes_BN4, score_BN, class_BN, threshold, keep, *, pixel, presorted)``.
+"""Signature: ``suppress(boxes_BN4, score_BN, class_BN, threshold, keep, pixel, presorted)``.
 
 A request's dtype is that of the boxes.
 """

@@ -18,7 +18,6 @@ def suppress_torch(
     class_BN: Tensor | None,
     threshold: float,
     keep: int,
-    *,
     pixel: float = 0.0,
     presorted: bool = False,
 ) -> tuple[Tensor, Tensor]:

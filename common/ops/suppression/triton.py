@@ -41,7 +41,6 @@ def suppress(
     class_BN: Tensor | None,
     threshold: float,
     keep: int,
-    *,
     pixel: float = 0.0,
     presorted: bool = False,
 ) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.maskrcnn.config import PolygonRoom
-from benchmarks.maskrcnn.ops.paste.masks import Masks
+from benchmarks.maskrcnn.ops.paste.masks import MaskRuns, Masks
 from benchmarks.maskrcnn.polygon_table import PolygonTable
 from common.detection.polygons import Polygons
 
@@ -122,6 +122,16 @@ def pasted(masks: Masks, place: int, threshold: float) -> np.ndarray:
     if left < right and top < bottom:
         picture[top:bottom, left:right] = (drawn > threshold)[top - y1 : bottom - y1, left - x1 : right - x1]
     return picture
+
+
+def codes(found: MaskRuns, masks: Masks) -> list[dict[str, Any] | None]:
+    """COCO's compressed codes of run-lengths; None where a slot has no run."""
+    made: list[dict[str, Any] | None] = []
+    parts = found.runs_T.cpu().split(found.counts_D.tolist())
+    for runs, (height, width) in zip(parts, masks.size_D2.int().tolist(), strict=True):
+        own = {"size": [height, width], "counts": runs.tolist()}
+        made.append(coco.frPyObjects([own], height, width)[0] if len(runs) else None)
+    return made
 
 
 def random_masks(seed: int, detections: int, most: int = 60) -> Masks:

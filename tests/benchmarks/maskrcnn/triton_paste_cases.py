@@ -6,13 +6,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from mask_oracle import pasted, random_masks
+from mask_oracle import codes, pasted, random_masks
 from pycocotools import mask as coco
 
 from benchmarks.maskrcnn.ops import paste
 from benchmarks.maskrcnn.ops.paste import triton as paste_triton
 from benchmarks.maskrcnn.ops.paste.masks import Masks, find_runs
-from common.detection.rle import rles
 from common.ops.implementation import AUTO, OperationRequest, select
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -27,9 +26,8 @@ def several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check(masks: Masks, threshold: float = 0.5) -> None:
-    found = find_runs(PASTE, masks, threshold)
-    codes = rles(found.runs_T.numpy(), found.counts_D.numpy(), masks.size_D2.numpy())
-    for place, code in enumerate(codes):
+    found = find_runs(PASTE, threshold, *masks)
+    for place, code in enumerate(codes(found, masks)):
         assert code == coco.encode(np.asfortranarray(pasted(masks, place, threshold)))
 
 
@@ -54,10 +52,9 @@ def test_columns_that_reach_both_ends_of_the_picture_follow_each_other() -> None
 def test_slots_without_a_detection_have_no_run_whatever_they_hold() -> None:
     masks, there = random_masks(4, 3, 12), torch.tensor([False, True, False])
     bad = torch.where(there[:, None], masks.boxes_D4, torch.nan)
-    found = find_runs(PASTE, masks._replace(boxes_D4=bad, there_D=there), 0.5)
+    found = find_runs(PASTE, 0.5, *masks._replace(boxes_D4=bad, there_D=there))
     assert torch.equal(found.counts_D > 0, there)
-    code = rles(found.runs_T.numpy(), found.counts_D[1:2].numpy(), masks.size_D2[1:2].numpy())[0]
-    assert code == coco.encode(np.asfortranarray(pasted(masks, 1, 0.5)))
+    assert codes(found, masks)[1] == coco.encode(np.asfortranarray(pasted(masks, 1, 0.5)))
 
 
 def test_half_probabilities_and_another_size() -> None:
@@ -66,7 +63,7 @@ def test_half_probabilities_and_another_size() -> None:
 
 
 def test_no_detection() -> None:
-    found = find_runs(PASTE, Masks(*(column[:0] for column in random_masks(6, 1))), 0.5)
+    found = find_runs(PASTE, 0.5, *(column[:0] for column in random_masks(6, 1)))
     assert [len(column) for column in found] == [0, 0]
 
 

@@ -60,10 +60,10 @@ def paste_kernel(
     height = tl.load(size_ptr + 2 * detection)
     width = tl.load(size_ptr + 2 * detection + 1)
     there = tl.load(there_ptr + detection) != 0
-    u1 = tl.load(boxes_ptr + 4 * detection)
-    v1 = tl.load(boxes_ptr + 4 * detection + 1)
-    u2 = tl.load(boxes_ptr + 4 * detection + 2)
-    v2 = tl.load(boxes_ptr + 4 * detection + 3)
+    u1 = tl.load(boxes_ptr + 4 * detection, mask=there, other=0.0)
+    v1 = tl.load(boxes_ptr + 4 * detection + 1, mask=there, other=0.0)
+    u2 = tl.load(boxes_ptr + 4 * detection + 2, mask=there, other=0.0)
+    v2 = tl.load(boxes_ptr + 4 * detection + 3, mask=there, other=0.0)
     extent_x = (u2 - u1) * 0.5 * growth
     extent_y = (v2 - v1) * 0.5 * growth
     x1 = ((u2 + u1) * 0.5 - extent_x).to(tl.int32)

@@ -50,14 +50,17 @@ class Paste(NamedTuple):
 
 
 @torch.no_grad()
-def find_runs(paste: Paste, masks: Masks, threshold: float) -> MaskRuns:
+def find_runs(
+    paste: Paste, threshold: float, probability_DSS: Tensor, boxes_D4: Tensor, size_D2: Tensor, there_D: Tensor
+) -> MaskRuns:
     """Run-lengths of all detections in their whole pictures. Waits for the device once, for the number of all runs.
 
     Args:
         paste: implementation.
-        masks: of any number of pictures.
         threshold: probability above which a pixel belongs to the object.
+        probability_DSS, boxes_D4, size_D2, there_D: see :class:`Masks`; of any number of pictures.
     """
+    masks = Masks(probability_DSS, boxes_D4, size_D2, there_D)
     counts_D = paste.count_runs(masks, threshold)
     end_D = counts_D.long().cumsum(0)
     total = int(end_D[-1]) if len(end_D) else 0
