@@ -103,7 +103,8 @@ class Detector:
         proposals = propose(self._model.propose(levels), size_B2)
         there_BS = proposals.score_BS > -torch.inf
         regions_RCSS = self._regions(levels, proposals.boxes_BS4, there_BS, facts.box_resolution)
-        boxes = self.select(*self._model.box_head(regions_RCSS), proposals, size_B2)
+        logits_RK, deltas_RX = self._model.box_head(regions_RCSS)
+        boxes = self.select(logits_RK, deltas_RX, proposals, size_B2)
         there_BD = boxes.score_BD > -torch.inf
         regions_RCSS = self._regions(levels, boxes.corners_BD4, there_BD, facts.mask_resolution)
         logits_RKMM = self._model.mask_head(regions_RCSS)

@@ -76,7 +76,8 @@ def with_masks(truth: GroundTruth, found: Detections) -> tuple[Annotations, Pred
     polygons = Polygons(np.arange(objects + 1, dtype=np.int32), np.arange(objects + 1, dtype=np.int32) * 4, corners_N42)
     annotations = Annotations(
         truth.pictures.numpy(),
-        *[np.full(len(truth.pictures), side)] * 2,
+        np.full(len(truth.pictures), side),
+        np.full(len(truth.pictures), side),
         truth.classes.numpy(),
         truth.picture_id.numpy(),
         truth.class_id.numpy(),
