@@ -23,12 +23,9 @@ from typing import Any
 
 from torch import Tensor
 
-from benchmarks.maskrcnn.ops.mask_targets.plain import mask_targets_torch
+from benchmarks.maskrcnn.ops.mask_targets.plain import MOST_ROWS, mask_targets_torch
 from common.ops.implementation import Implementation, OperationRequest, always
 from common.ops.triton_support import no_triton
-
-MOST_ROWS = 31
-"""That the kernel draws: a column is the bits of an int32."""
 
 
 def _mask_targets_triton(*args: Any, **kwargs: Any) -> Tensor:
