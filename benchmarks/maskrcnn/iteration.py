@@ -138,7 +138,8 @@ class TrainingPass:
 
         box_features = self._apart([box_RCSS])
         with self._box_branch.beside():
-            box = box_losses(*model.box_head(*box_features), rois, facts.box_beta)
+            logits_RK, deltas_RX = model.box_head(box_features[0])
+            box = box_losses(logits_RK, deltas_RX, rois, facts.box_beta)
             box_total = self._differentiated(box, [box_RCSS], box_features, model.box_head, scale)
             target_QHW = self._targets(rois, masked_BP, tensors["object"], tensors["transform"])
         logits_QKHW = model.mask_head(mask_QCSS)

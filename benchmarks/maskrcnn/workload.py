@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,6 +18,7 @@ from benchmarks.maskrcnn.evaluate import Scoring, evaluation
 from benchmarks.maskrcnn.iteration import TrainingPass
 from benchmarks.maskrcnn.model import MaskRCNN, RegionsSeen
 from benchmarks.maskrcnn.ops import mask_loss, mask_targets, paste, resize, roi_align, sampling
+from benchmarks.maskrcnn.pictures import Shape
 from benchmarks.maskrcnn.polygon_table import PolygonTable
 from benchmarks.maskrcnn.prepared import open_prepared
 from benchmarks.maskrcnn.preparer import Preparer
@@ -111,7 +112,7 @@ class MaskRCNNSegmentation(Workload):
         ``micro_batch`` holds what :class:`benchmarks.maskrcnn.iteration.TrainingPass` takes; its key is the padded
         height and width.
         """
-        losses = self._pass(micro_batch.tensors, micro_batch.key, self.loss_scale)
+        losses = self._pass(micro_batch.tensors, _shape(micro_batch.key), self.loss_scale)
         return Losses(losses.total, {**losses.metrics(), SAMPLES: micro_batch.tensors["real"].sum()})
 
     def example_batches(self) -> Iterable[Batch]:
@@ -124,7 +125,7 @@ class MaskRCNNSegmentation(Workload):
             image_NCHW = self._example_images(self.cfg.micro_batch, shape, generator)
             yield Batch({"image": image_NCHW, **tensors}, self.nominal_samples, shape)
 
-    def _example_objects(self, shape: tuple[int, int], generator: torch.Generator) -> dict[str, Tensor]:
+    def _example_objects(self, shape: Shape, generator: torch.Generator) -> dict[str, Tensor]:
         """What a batch holds beside the picture; kernels are compiled for the room that the reader's batches have."""
         reader, pictures = self.own.reader, self.cfg.micro_batch
         room, known = reader.max_boxes, reader.polygon_room.objects
@@ -142,14 +143,14 @@ class MaskRCNNSegmentation(Workload):
             "seed": torch.tensor([1]),
         }
 
-    def _example_images(self, count: int, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
+    def _example_images(self, count: int, shape: Shape, generator: torch.Generator) -> Tensor:
         image_NCHW = 50 * torch.randn((count, 3, *shape), generator=generator)  # as pixels spread around their mean
         return image_NCHW.to(self.layout.device, self.dtype, memory_format=torch.channels_last)
 
     def prepare(self, batch: HostBatch) -> Batch:
         """Copy pixels and objects to the device, and make the pictures there."""
         tensors = self.to_device(batch.tensors)
-        return Batch(self._preparer(tensors, batch.key), batch.samples, batch.key)
+        return Batch(self._preparer(tensors, _shape(batch.key)), batch.samples, batch.key)
 
     def _data_settings(self) -> DataSettings:
         return DataSettings(self.own.facts, self.own.reader)
@@ -184,3 +185,10 @@ class MaskRCNNSegmentation(Workload):
         """Of the operations that only this workload has."""
         operations = (roi_align, mask_targets, mask_loss, sampling, resize, paste)
         return [pair for operation in operations for pair in operation.KERNEL_NAMES]
+
+
+def _shape(key: Hashable) -> Shape:
+    """Padded height and width, which are the key of a batch."""
+    assert isinstance(key, tuple)
+    height, width = key
+    return height, width
