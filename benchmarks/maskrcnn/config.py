@@ -157,7 +157,7 @@ class ModelConfig:
             ``assets_dir`` they are drawn.
         loss_scale: initial loss scale with fp16.
         overlap: run independent parts of the iteration on streams beside each other.
-        convolution, anchor_matching, suppression, sampling, roi_align, mask_targets, mask_loss, resize, paste:
+        convolution, anchor_matching, suppression, sampling, roi_align, mask_targets, selected_logits, resize, paste:
             implementations.
     """
 
@@ -170,7 +170,7 @@ class ModelConfig:
     sampling: str = AUTO
     roi_align: str = AUTO
     mask_targets: str = AUTO
-    mask_loss: str = AUTO
+    selected_logits: str = AUTO
     resize: str = AUTO
     paste: str = AUTO
 

@@ -107,8 +107,8 @@ class Detector:
         boxes = self.select(logits_RK, deltas_RX, proposals, size_B2)
         there_BD = boxes.score_BD > -torch.inf
         regions_RCSS = self._regions(levels, boxes.corners_BD4, there_BD, facts.mask_resolution)
-        logits_RKMM = self._model.mask_head(regions_RCSS)
-        probability_BDMM = own_masks(logits_RKMM, boxes.label_BD)
+        label_R = torch.where(there_BD, boxes.label_BD, -1).flatten()
+        probability_BDMM = self._model.mask_head(regions_RCSS, label_R).sigmoid().unflatten(0, there_BD.shape)
         height_B1, width_B1 = size_B2.split(1, 1)
         corners_BD4 = corners_in_picture(boxes.corners_BD4, height_B1, width_B1, batch["original"])
         return Found(
@@ -161,15 +161,3 @@ class Detector:
     def _regions(self, levels: Sequence[Tensor], boxes_BR4: Tensor, there_BR: Tensor, resolution: int) -> Tensor:
         samples = self._facts.roi_samples
         return self._roi_align(levels[:LEVELS], boxes_BR4, there_BR, REGION_STRIDES, resolution, samples)
-
-
-def own_masks(logits_RKMM: Tensor, label_BD: Tensor) -> Tensor:
-    """Probabilities (B, D, M, M), fp32, of each slot's own class.
-
-    Args:
-        logits_RKMM: (B D, K + 1, M, M).
-        label_BD: classes from 1.
-    """
-    label_R = label_BD.flatten()
-    chosen_RMM = logits_RKMM[torch.arange(len(label_R), device=label_R.device), label_R]
-    return torch.sigmoid(widen(chosen_RMM)).unflatten(0, label_BD.shape)

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.maskrcnn.config import Architecture
+from benchmarks.maskrcnn.ops import selected_logits
 from common.nn.convolution_flops import LayerFlops, Size, convolution_flops
 from common.nn.fused_convolution import FusedConv2d
 from common.nn.mlp import padded_columns
@@ -174,7 +175,11 @@ class Enlarging(FusedConv2d):
 
 
 class MaskHead(nn.Module):
-    """Mask of a region for every class (He et al., arXiv:1703.06870, figure 4, right)."""
+    """Mask of a region for one class (He et al., arXiv:1703.06870, figure 4, right).
+
+    The published network gives masks for all classes, of which loss and detections look at one: the last layer is run
+    for that one alone.
+    """
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -186,6 +191,15 @@ class MaskHead(nn.Module):
         )
         self.conv5_mask = Enlarging(channels)
         self.mask_fcn_logits = FusedConv2d(channels, architecture.classes + 1, 1)
+        self._selected_logits = selected_logits.IMPLEMENTATIONS["torch"]
+
+    def choose(self, requested: str, dtype: torch.dtype) -> str:
+        """Choose how the last layer runs, see :meth:`common.nn.choice.Choosing.choose`."""
+        request = OperationRequest(
+            self.mask_fcn_logits.weight.device, dtype, {"channels": self.mask_fcn_logits.in_channels}
+        )
+        self._selected_logits = select(selected_logits.IMPLEMENTATIONS, requested, request)
+        return self._selected_logits.name
 
     @torch.no_grad()
     def draw_weights(self, generator: torch.Generator) -> None:
@@ -195,25 +209,26 @@ class MaskHead(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu", generator=generator)
                 _zero_bias(module)
 
-    def forward(self, x_RCSS: Tensor) -> Tensor:
-        """Logits (R, K + 1, 2 S, 2 S) in channels_last memory; S may be any."""
+    def forward(self, x_RCSS: Tensor, class_R: Tensor) -> Tensor:
+        """Logits (R, 2 S, 2 S) of each region's class, fp32 (fp64 of fp64); S may be any.
+
+        Args:
+            x_RCSS: features.
+            class_R: int64, 0 to K; -1 where a slot holds no region, whose logits are 0 and have no gradient.
+        """
         for convolution in self.convolutions.values():
             x_RCSS = convolution(x_RCSS, relu=True)
-        regions, channels, height, width = x_RCSS.shape
+        channels, height, width = x_RCSS.shape[1:]
         # The last layer sees each pixel for itself: it runs before the four of each are put in their places, since
         # moving logits costs less than moving features.
-        fine_RXC = self.conv5_mask(x_RCSS).permute(0, 2, 3, 1).reshape(regions, height * width, ENLARGED**2, channels)
+        fine_RPC = self.conv5_mask(x_RCSS).permute(0, 2, 3, 1).reshape(len(x_RCSS), -1, channels)
         last = self.mask_fcn_logits
-        assert last.bias is not None
-        weight, bias_C = _filled(last.weight, last.bias)
-        results = len(last.weight)
-        logits_NCHW = last.run(fine_RXC.permute(0, 3, 1, 2), weight, bias_C, relu=False)[:, :results]
-        apart = logits_NCHW.permute(0, 2, 3, 1).reshape(regions, height, width, ENLARGED, ENLARGED, results)
-        whole = apart.transpose(2, 3).reshape(regions, ENLARGED * height, ENLARGED * width, results)
-        return whole.permute(0, 3, 1, 2)
+        logits_RP: Tensor = self._selected_logits.function(fine_RPC, last.weight.flatten(1), last.bias, class_R)
+        apart = logits_RP.view(-1, height, width, ENLARGED, ENLARGED)
+        return apart.transpose(2, 3).reshape(-1, ENLARGED * height, ENLARGED * width)
 
     def flops(self, slots: int) -> list[LayerFlops]:
-        """FLOPs of every layer for one picture of so many regions."""
+        """FLOPs of every layer for one picture of so many regions; of the last for all classes, as it is published."""
         size = (self._resolution, self._resolution)
         layers = [
             convolution_flops(name.rpartition(".")[2], layer, size)

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from benchmarks.maskrcnn.anchors import STRIDES, anchors
 from benchmarks.maskrcnn.config import MaskRCNNConfig
-from benchmarks.maskrcnn.loss import box_losses, first_slots, rpn_losses
+from benchmarks.maskrcnn.loss import box_losses, first_slots, mask_loss, rpn_losses
 from benchmarks.maskrcnn.model import MaskRCNN
-from benchmarks.maskrcnn.ops import mask_loss, mask_targets, roi_align
+from benchmarks.maskrcnn.ops import mask_targets, roi_align
 from benchmarks.maskrcnn.ops.roi_align import Regions
 from benchmarks.maskrcnn.ops.roi_align.plain import LEVELS
 from benchmarks.maskrcnn.pictures import Shape
@@ -85,20 +85,17 @@ class TrainingPass:
         self._propose = Proposer(facts, Selection.training(facts, own.hparams), names.suppression, device)
         self._rpn_targets = RpnTargets(facts, names.anchor_matching, names.sampling, device)
         self._roi_targets = RoiTargets(facts, names.anchor_matching, names.sampling, device)
-        request = OperationRequest(device, dtype, {"classes": facts.classes + 1, "size": facts.mask_size})
+        request = OperationRequest(device, dtype, {"size": facts.mask_size})
         with asked_for("model.roi_align", names.roi_align):
             aligning = select(roi_align.IMPLEMENTATIONS, names.roi_align, request)
         with asked_for("model.mask_targets", names.mask_targets):
             drawing = select(mask_targets.IMPLEMENTATIONS, names.mask_targets, request)
-        with asked_for("model.mask_loss", names.mask_loss):
-            judging = select(mask_loss.IMPLEMENTATIONS, names.mask_loss, request)
-        self._align, self._draw, self._mask_loss = aligning.function, drawing.function, judging.function
+        self._align, self._draw = aligning.function, drawing.function
         self.choices = {
             **self._rpn_targets.choices,
             "suppression": self._propose.choice,
             "roi_align": aligning.name,
             "mask_targets": drawing.name,
-            "mask_loss": judging.name,
         }
 
     def __call__(self, tensors: Mapping[str, Tensor], shape: Shape, scale: Tensor) -> DetectionLosses:
@@ -142,10 +139,10 @@ class TrainingPass:
             box = box_losses(logits_RK, deltas_RX, rois, facts.box_beta)
             box_total = self._differentiated(box, [box_RCSS], box_features, model.box_head, scale)
             target_QHW = self._targets(rois, masked_BP, tensors["object"], tensors["transform"])
-        logits_QKHW = model.mask_head(mask_QCSS)
-        self._box_branch.join()
         class_Q = torch.where(masked_BP, rois.label_BR[:, : facts.mask_slots], -1).flatten()
-        mask = self._mask_loss(logits_QKHW, target_QHW, class_Q)
+        logits_QHW = model.mask_head(mask_QCSS, class_Q)
+        self._box_branch.join()
+        mask = mask_loss(logits_QHW, target_QHW, class_Q)
         self._rpn_branch.join()
         return DetectionLosses(rpn_total() + box_total() + mask, *box, mask, *rpn, rois.positives_B.sum())
 

@@ -5,7 +5,7 @@ computes them: all means and quotients are over the whole micro-batch, and the o
 was sampled, not by the positives.
 
 Shapes: B pictures, L levels, A anchors of all levels, N slots for sampled anchors, R for sampled proposals of a
-picture, K classes.
+picture, K classes, Q slots for masks of all pictures.
 """
 
 from __future__ import annotations
@@ -68,6 +68,23 @@ def box_losses(logits_RK: Tensor, deltas_RC: Tensor, sample: RoiSample, beta: fl
     positive_BR = first_slots(sample.positives_B, sample.label_BR.shape[1])
     boxes = _smooth_l1(deltas_R4.view_as(sample.offsets_BR4), sample.offsets_BR4, positive_BR, beta)
     return classes, boxes / sampled
+
+
+def mask_loss(logits_QHW: Tensor, target_QHW: Tensor, class_Q: Tensor) -> Tensor:
+    """The loss of the mask head, 0-d; in fp32, in fp64 of fp64 (He et al., section 3).
+
+    Args:
+        logits_QHW: of each slot, for the class of its object.
+        target_QHW: 1 where the object is and 0 elsewhere, uint8.
+        class_Q: -1 where a slot holds no region with an object.
+
+    Returns:
+        Binary cross-entropy, the mean over all pixels of the regions with an object; 0 without any.
+    """
+    logits_QHW, there_Q = widen(logits_QHW), class_Q >= 0
+    entropy_QHW = F.binary_cross_entropy_with_logits(logits_QHW, target_QHW.to(logits_QHW.dtype), reduction="none")
+    pixels = _at_least_one(there_Q * target_QHW[:1].numel(), logits_QHW.dtype)
+    return torch.where(there_Q[:, None, None], entropy_QHW, 0.0).sum() / pixels
 
 
 def first_slots(count_B: Tensor, slots: int) -> Tensor:

@@ -74,7 +74,7 @@ class MaskRCNN(nn.Module):
 
     Attributes:
         box_head: (R, C, S, S) to class logits (R, K + 1), background first, and offsets (R, 4 (K + 1)).
-        mask_head: (R, C, S, S) to logits (R, K + 1, 2 S, 2 S).
+        mask_head: (R, C, S, S) and a class of each region (R,) to its logits (R, 2 S, 2 S).
 
     Raises:
         ConfigError: see :class:`common.nn.resnet.ResNetShape`.

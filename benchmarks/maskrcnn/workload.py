@@ -17,7 +17,7 @@ from benchmarks.maskrcnn.data_settings import DataSettings
 from benchmarks.maskrcnn.evaluate import Scoring, evaluation
 from benchmarks.maskrcnn.iteration import TrainingPass
 from benchmarks.maskrcnn.model import MaskRCNN, RegionsSeen
-from benchmarks.maskrcnn.ops import mask_loss, mask_targets, paste, resize, roi_align, sampling
+from benchmarks.maskrcnn.ops import mask_targets, paste, resize, roi_align, sampling, selected_logits
 from benchmarks.maskrcnn.pictures import Shape
 from benchmarks.maskrcnn.polygon_table import PolygonTable
 from benchmarks.maskrcnn.prepared import open_prepared
@@ -56,6 +56,8 @@ class MaskRCNNSegmentation(Workload):
         self.model = self.model.cast(self.dtype).to(layout.device)
         with asked_for("model.convolution", own.model.convolution):
             self.choices["convolution"] = self.model.choose_implementation(own.model.convolution)
+        with asked_for("model.selected_logits", own.model.selected_logits):
+            self.choices["selected_logits"] = self.model.mask_head.choose(own.model.selected_logits, self.dtype)
         self._table = PolygonTable(own.reader.polygon_room, layout.device)
         self._pass = TrainingPass(self.model, own, self._table, self.dtype)
         self._preparer = Preparer(facts, own.model.resize, layout.device, self.dtype)
@@ -183,7 +185,7 @@ class MaskRCNNSegmentation(Workload):
 
     def kernel_names(self) -> Sequence[tuple[str, str]]:
         """Of the operations that only this workload has."""
-        operations = (roi_align, mask_targets, mask_loss, sampling, resize, paste)
+        operations = (roi_align, mask_targets, selected_logits, sampling, resize, paste)
         return [pair for operation in operations for pair in operation.KERNEL_NAMES]
 
 

@@ -113,9 +113,9 @@ def losses(
         ) / len(found)
     masked = [(number, target) for number, target in found if target.label > 0]
     if masked:
-        logits = model.mask_head(_cut_out(levels, masked, facts.mask_resolution, facts.roi_samples))
+        features = _cut_out(levels, masked, facts.mask_resolution, facts.roi_samples)
+        own_logits = model.mask_head(features, torch.tensor([target.label for _, target in masked]))
         wanted = [_mask(pictures[number], target, facts.mask_size) for number, target in masked]
-        own_logits = torch.stack([logits[row, target.label] for row, (_, target) in enumerate(masked)])
         made["loss_mask"] = F.binary_cross_entropy_with_logits(own_logits, torch.stack(wanted).to(own_logits.dtype))
     made["mask_slots"] = torch.tensor(len(masked))
     return made

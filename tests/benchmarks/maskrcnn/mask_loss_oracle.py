@@ -10,26 +10,26 @@ from torch import Tensor
 
 
 class Masks(NamedTuple):
-    """Logits (R, K, H, W) in channels_last memory, targets (R, H, W) and classes (R,), -1 without an object."""
+    """Logits (R, H, W), targets (R, H, W) and classes (R,), -1 without an object."""
 
     logits: Tensor
     target: Tensor
     classes: Tensor
 
 
-def masks(classes: list[int], channels: int, height: int, width: int, dtype: torch.dtype) -> Masks:
+def masks(classes: list[int], height: int, width: int, dtype: torch.dtype) -> Masks:
     """Made up; some logits are large."""
-    random = torch.Generator().manual_seed(channels)
-    logits = 3 * torch.randn((len(classes), height, width, channels), generator=random)
+    random = torch.Generator().manual_seed(len(classes))
+    logits = 3 * torch.randn((len(classes), height, width), generator=random)
     logits[:, :1, :2] *= 30
     target = torch.randint(2, (len(classes), height, width), generator=random, dtype=torch.uint8)
-    return Masks(logits.to(dtype).permute(0, 3, 1, 2), target, torch.tensor(classes, dtype=torch.int64))
+    return Masks(logits.to(dtype), target, torch.tensor(classes, dtype=torch.int64))
 
 
 def loss_of_regions(logits: Tensor, target: Tensor, classes: Tensor) -> Tensor:
     """The mean over all pixels of all regions with an object, differentiable."""
     entropies = [
-        F.binary_cross_entropy_with_logits(logits[region, own].double(), target[region].double(), reduction="none")
+        F.binary_cross_entropy_with_logits(logits[region].double(), target[region].double(), reduction="none")
         for region, own in enumerate(classes.tolist())
         if own >= 0
     ]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.maskrcnn.config import Facts
-from benchmarks.maskrcnn.detect import REGION_STRIDES, Detector, own_masks
+from benchmarks.maskrcnn.detect import REGION_STRIDES, Detector
 from benchmarks.maskrcnn.model import MaskRCNN, RpnOutput
 from benchmarks.maskrcnn.ops import roi_align
 from benchmarks.maskrcnn.proposals import Proposals
@@ -132,16 +132,6 @@ def test_a_score_of_the_threshold_is_none() -> None:
     assert found.label_BD[0, 0] == 2
 
 
-def test_a_mask_is_the_probability_of_its_own_class() -> None:
-    logits = torch.randn((4, CLASSES + 1, 6, 6), generator=torch.Generator().manual_seed(1))
-    labels = torch.tensor([[1, 3], [2, 2]])
-    found = own_masks(logits.bfloat16(), labels)
-    assert found.dtype == torch.float32
-    for slot, label in enumerate(labels.flatten().tolist()):
-        expected = 1 / (1 + torch.exp(-logits.bfloat16().float()[slot, label]))
-        torch.testing.assert_close(found.flatten(0, 1)[slot], expected)
-
-
 class FixedProposals:
     """Proposals that do not depend on what the network says."""
 
@@ -185,7 +175,6 @@ def test_a_batch_is_what_its_pictures_are_alone() -> None:
             expected = torch.cat([corners[:, :2], sides], 1)
             torch.testing.assert_close(found.box[place][there], expected, rtol=1e-4, atol=1e-3)
             features = ALIGN(levels[:4], boxes.corners_BD4, there[None], REGION_STRIDES, 14, 2)
-            probability = torch.sigmoid(model.mask_head(features))
-            own = torch.stack([mask[label] for mask, label in zip(probability, boxes.label_BD[0], strict=True)])
+            own = torch.sigmoid(model.mask_head(features, boxes.label_BD[0]))
             torch.testing.assert_close(found.masks.probability[place][there], own[there], rtol=1e-4, atol=1e-4)
     assert torch.equal(found.masks.size, original)

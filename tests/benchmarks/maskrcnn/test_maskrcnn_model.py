@@ -38,6 +38,12 @@ def on_meta(facts: Facts) -> MaskRCNN:
         return build(facts)
 
 
+def masks_of_all_classes(network: MaskRCNN, x_RCSS: Tensor) -> Tensor:
+    """(R, K + 1, 2 S, 2 S)."""
+    kinds = len(network.mask_head.mask_fcn_logits.weight)
+    return torch.stack([network.mask_head(x_RCSS, torch.full((len(x_RCSS),), own)) for own in range(kinds)], 1)
+
+
 def outputs_of(network: MaskRCNN, image: Tensor, boxes: Tensor, masks: Tensor) -> dict[str, Tensor]:
     """Every result of the network, by name."""
     levels = network.pyramid(image)
@@ -45,7 +51,7 @@ def outputs_of(network: MaskRCNN, image: Tensor, boxes: Tensor, masks: Tensor) -
     for number, output in enumerate(network.propose(levels), 2):
         found |= {f"logits {number}": output.logits_NAHW, f"deltas {number}": output.deltas_NAHW}
     classes, deltas = network.box_head(boxes)
-    return found | {"classes": classes, "boxes": deltas, "masks": network.mask_head(masks)}
+    return found | {"classes": classes, "boxes": deltas, "masks": masks_of_all_classes(network, masks)}
 
 
 def torchvision_outputs(parts: Parts, image: Tensor, boxes: Tensor, masks: Tensor) -> dict[str, Tensor]:
@@ -227,7 +233,7 @@ def test_no_regions_have_no_results() -> None:
     _, *regions = inputs(SMALL, torch.float32)
     classes, deltas = network.box_head(regions[0][:0])
     assert (classes.shape, deltas.shape) == ((0, 4), (0, 16))
-    assert network.mask_head(regions[1][:0]).shape == (0, 4, 28, 28)
+    assert network.mask_head(regions[1][:0], torch.empty(0, dtype=torch.int64)).shape == (0, 28, 28)
 
 
 def test_an_unknown_implementation_is_refused() -> None:

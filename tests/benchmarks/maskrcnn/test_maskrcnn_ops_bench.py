@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.maskrcnn.ops import mask_loss, roi_align, selected_logits
+from benchmarks.maskrcnn.ops import roi_align, selected_logits
 from benchmarks.maskrcnn.ops.bench import entries, sweeps
 from common.ops.bench import cases
 from common.ops.bench.cases import Entry
 from common.ops.implementation import always
 
-OURS = ("roi_align", "mask_loss", "selected_logits")
+OURS = ("roi_align", "selected_logits")
 PLACES = 200 * 336 + 100 * 168 + 50 * 84 + 25 * 42
 MASK_PIXELS = 128 * 28 * 28
 
@@ -22,7 +22,7 @@ MASK_PIXELS = 128 * 28 * 28
 def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors have shapes only, and the plain implementation stands in for the kernel, which has no such version."""
     monkeypatch.setattr(cases, "DEVICE", "meta")
-    for operation in (mask_loss, roi_align, selected_logits):
+    for operation in (roi_align, selected_logits):
         implementations = operation.IMPLEMENTATIONS
         stand_in = replace(implementations["triton"], function=implementations["torch"].function, unsupported=always)
         monkeypatch.setitem(implementations, "triton", stand_in)
@@ -42,12 +42,7 @@ def test_roi_align_moves_the_pyramid_and_both_heads_features() -> None:
 
 
 @pytest.mark.usefixtures("without_memory")
-def test_the_masks_loss_reads_what_has_an_object_and_writes_all() -> None:
-    for entry in of("mask_loss"):
-        forward, backward = entry.build(12, torch.bfloat16)
-        assert forward.bytes == 12 * 50 * 28 * 28 * 3
-        assert backward.bytes - forward.bytes == 12 * MASK_PIXELS * 81 * 2
-        backward.run()
+def test_selected_logits_read_what_has_an_object_and_backward_writes_all() -> None:
     for entry in of("selected_logits"):
         forward, backward = entry.build(12, torch.bfloat16)
         assert forward.bytes == 12 * (50 * 28 * 28 * 256 * 2 + MASK_PIXELS * 4)

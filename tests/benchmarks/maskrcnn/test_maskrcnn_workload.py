@@ -254,7 +254,7 @@ def test_biases_have_a_rate_of_their_own_and_frozen_weights_none():
 @pytest.mark.parametrize(
     "option",
     [
-        "convolution", "anchor_matching", "suppression", "sampling", "roi_align", "mask_targets", "mask_loss", "resize",
+        "convolution", "anchor_matching", "suppression", "sampling", "roi_align", "mask_targets", "selected_logits", "resize",
         "paste",
     ],
 )  # fmt: skip
@@ -267,5 +267,13 @@ def test_an_implementation_that_cannot_run_here_is_named_with_its_option(option,
 def test_implementations_are_logged():
     workload = built("model.suppression=torch")
     workload.evaluation(Layout())
-    expected = {"convolution", "anchor_matching", "suppression", "sampling", "roi_align", "mask_targets", "mask_loss"}
+    expected = {
+        "convolution",
+        "anchor_matching",
+        "suppression",
+        "sampling",
+        "roi_align",
+        "mask_targets",
+        "selected_logits",
+    }
     assert expected | {"resize", "paste"} <= workload.implementations().keys()

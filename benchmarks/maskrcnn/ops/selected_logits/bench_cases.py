@@ -11,11 +11,22 @@ from torch import Tensor
 
 from benchmarks.maskrcnn.config import Facts
 from benchmarks.maskrcnn.ops import selected_logits
-from benchmarks.maskrcnn.ops.mask_loss.bench_cases import BATCHES, MASKED, classes
 from common.mlperf.fixed import fixed_facts
 from common.ops.bench import cases
 from common.ops.bench.cases import Entry, Pass, both_ways, each
 from common.ops.bench.sweep import Sweep
+
+BATCHES = (12, 4, 1)
+"""Pictures of a micro-batch, at which tiles are tried."""
+MASKED = 50
+"""Slots of a picture with an object, the first ones."""
+
+
+def classes(facts: Facts, pictures: int) -> Tensor:
+    """Of the objects in all slots, -1 without one."""
+    slots = facts.mask_slots
+    drawn = torch.randint(1, facts.classes + 1, (pictures, slots), device=cases.DEVICE)
+    return torch.where(torch.arange(slots, device=cases.DEVICE) < MASKED, drawn, -1).flatten()
 
 
 def case(function: Callable[..., Tensor], batch: int, dtype: torch.dtype) -> list[Pass]:
@@ -44,7 +55,7 @@ def case(function: Callable[..., Tensor], batch: int, dtype: torch.dtype) -> lis
 def entries() -> list[Entry]:
     """Every implementation."""
     sizes = {"channels": fixed_facts(Facts, "maskrcnn").pyramid_channels}
-    return each("selected_logits", selected_logits.IMPLEMENTATIONS, "triton", sizes, case, calls=0)
+    return each("selected_logits", selected_logits.IMPLEMENTATIONS, "triton", sizes, case)
 
 
 def sweeps() -> dict[str, Sweep]:
