@@ -1,7 +1,8 @@
 """The three heads of Mask R-CNN: proposals from every cell of the pyramid, and boxes and masks of regions.
 
 Weights that run on a region's features have the shapes of convolutions, so that channels_last features are read as they
-lie, without a copy.
+lie, without a copy. Convolutions to a few results run with filters of zeros beside their own, as many as tensor cores
+want.
 
 Legend: N pictures, A anchors of a cell, H W height and width of a level, R regions, C channels, S height and width of a
 region's features, K classes without background.
@@ -12,11 +13,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.maskrcnn.config import Architecture
 from common.nn.convolution_flops import LayerFlops, Size, convolution_flops
 from common.nn.fused_convolution import FusedConv2d
+from common.nn.mlp import padded_columns
 from common.ops import linear_relu
 from common.ops.implementation import OperationRequest, select
 
@@ -70,8 +73,14 @@ class RpnHead(nn.Module):
     def forward(self, level_NCHW: Tensor) -> RpnOutput:
         """Map a level of the pyramid."""
         hidden_NCHW = self.conv(level_NCHW, relu=True)
-        outputs = self.cls_logits(hidden_NCHW), self.bbox_pred(hidden_NCHW)
-        return RpnOutput(*(output.contiguous(memory_format=torch.channels_last) for output in outputs))
+        logits, deltas = self.cls_logits, self.bbox_pred
+        assert logits.bias is not None
+        assert deltas.bias is not None
+        # One convolution for both: the hidden features are by far the most that is read and, backward, written.
+        weight, bias_C = torch.cat([logits.weight, deltas.weight]), torch.cat([logits.bias, deltas.bias])
+        outputs_NCHW = logits.run(hidden_NCHW, *_filled(weight, bias_C), relu=False)
+        parts = outputs_NCHW[:, : len(logits.weight)], outputs_NCHW[:, len(logits.weight) : len(weight)]
+        return RpnOutput(*(part.contiguous(memory_format=torch.channels_last) for part in parts))
 
     def flops(self, sizes: list[Size]) -> list[LayerFlops]:
         """FLOPs for one picture of every layer over every level, whose heights and widths are ``sizes``."""
@@ -138,7 +147,13 @@ class BoxHead(nn.Module):
 
     def flops(self, slots: int) -> list[LayerFlops]:
         """FLOPs of every layer for one picture of so many regions."""
-        return [_linear_flops(name, layer.weight, slots) for name, layer in self.named_children()]
+        weights = {
+            "fc6": self.fc6.weight,
+            "fc7": self.fc7.weight,
+            "cls_score": self.cls_score.weight,
+            "bbox_pred": self.bbox_pred.weight,
+        }
+        return [_linear_flops(name, weight, slots) for name, weight in weights.items()]
 
 
 class Enlarging(FusedConv2d):
@@ -188,20 +203,32 @@ class MaskHead(nn.Module):
         # The last layer sees each pixel for itself: it runs before the four of each are put in their places, since
         # moving logits costs less than moving features.
         fine_RXC = self.conv5_mask(x_RCSS).permute(0, 2, 3, 1).reshape(regions, height * width, ENLARGED**2, channels)
-        logits_RXK = self.mask_fcn_logits(fine_RXC.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-        results = logits_RXK.shape[3]
-        apart = logits_RXK.reshape(regions, height, width, ENLARGED, ENLARGED, results)
+        last = self.mask_fcn_logits
+        assert last.bias is not None
+        weight, bias_C = _filled(last.weight, last.bias)
+        results = len(last.weight)
+        logits_NCHW = last.run(fine_RXC.permute(0, 3, 1, 2), weight, bias_C, relu=False)[:, :results]
+        apart = logits_NCHW.permute(0, 2, 3, 1).reshape(regions, height, width, ENLARGED, ENLARGED, results)
         whole = apart.transpose(2, 3).reshape(regions, ENLARGED * height, ENLARGED * width, results)
         return whole.permute(0, 3, 1, 2)
 
     def flops(self, slots: int) -> list[LayerFlops]:
         """FLOPs of every layer for one picture of so many regions."""
         size = (self._resolution, self._resolution)
-        layers = [convolution_flops(name, layer, size) for name, layer in self.convolutions.items()]
-        layers.append(convolution_flops("conv5_mask", self.conv5_mask, size))
+        layers = [
+            convolution_flops(name.rpartition(".")[2], layer, size)
+            for name, layer in self.named_modules()
+            if isinstance(layer, FusedConv2d) and layer is not self.mask_fcn_logits
+        ]
         fine = (ENLARGED * self._resolution, ENLARGED * self._resolution)
         layers.append(convolution_flops("mask_fcn_logits", self.mask_fcn_logits, fine))
         return [LayerFlops(layer.name, slots * layer.forward, slots * layer.training) for layer in layers]
+
+
+def _filled(weight: Tensor, bias_C: Tensor) -> tuple[Tensor, Tensor]:
+    """The weight and bias of a convolution with filters of zeros behind its own, up to a multiple that is fast."""
+    more = padded_columns(len(weight)) - len(weight)
+    return F.pad(weight, (0, 0, 0, 0, 0, 0, 0, more)), F.pad(bias_C, (0, more))
 
 
 def _zero_bias(layer: nn.Conv2d | nn.Linear) -> None:

@@ -38,7 +38,7 @@ def rpn_losses(levels: Sequence[RpnOutput], sample: RpnSample, beta: float) -> t
     logits_BN = widen(logits_BA.gather(1, sample.index_BN))
     deltas_BN4 = widen(deltas_BA4.gather(1, sample.index_BN.unsqueeze(2).expand(-1, -1, 4)))
     positive_BN, sampled_BN = (
-        _first(count_B, sample.index_BN.shape[1]) for count_B in (sample.positives_B, sample.total_B)
+        first_slots(count_B, sample.index_BN.shape[1]) for count_B in (sample.positives_B, sample.total_B)
     )
     sampled = _at_least_one(sample.total_B, logits_BN.dtype)
     entropy_BN = F.binary_cross_entropy_with_logits(logits_BN, positive_BN.to(logits_BN.dtype), reduction="none")
@@ -65,12 +65,12 @@ def box_losses(logits_RK: Tensor, deltas_RC: Tensor, sample: RoiSample, beta: fl
     classes = F.cross_entropy(logits_RK, label_R, ignore_index=-1, reduction="sum") / sampled
     known_R14 = label_R.clamp(min=0)[:, None, None].expand(-1, 1, 4)
     deltas_R4 = widen(deltas_RC.unflatten(1, (-1, 4)).gather(1, known_R14).squeeze(1))
-    positive_BR = _first(sample.positives_B, sample.label_BR.shape[1])
+    positive_BR = first_slots(sample.positives_B, sample.label_BR.shape[1])
     boxes = _smooth_l1(deltas_R4.view_as(sample.offsets_BR4), sample.offsets_BR4, positive_BR, beta)
     return classes, boxes / sampled
 
 
-def _first(count_B: Tensor, slots: int) -> Tensor:
+def first_slots(count_B: Tensor, slots: int) -> Tensor:
     """(B, slots) bool: the first ``count_B`` slots of each picture."""
     return torch.arange(slots, device=count_B.device) < count_B.unsqueeze(1)
 

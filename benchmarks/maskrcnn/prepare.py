@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.maskrcnn.config import Facts
 from benchmarks.maskrcnn.prepared import BENCHMARK, FORMAT, has_area, legacy_corners
@@ -52,7 +53,7 @@ def _to_train_on(found: Annotations) -> Annotations:
     return dataclasses.replace(found, segmentations=dataclasses.replace(found.segmentations, polygons=polygons))
 
 
-def _with_boxes(found: Annotations, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Annotations:
+def _with_boxes(found: Annotations, rows: NDArray[np.int64]) -> Annotations:
     """The boxes at ``rows`` alone, in their order."""
     assert found.segmentations is not None
     return dataclasses.replace(
@@ -77,7 +78,7 @@ def _require_sides(found: Annotations) -> None:
         )
 
 
-def _sides(found: Annotations) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _sides(found: Annotations) -> NDArray[np.int64]:
     """(P,) the longer sides, px."""
     return np.maximum(found.picture_height, found.picture_width)
 
@@ -100,7 +101,9 @@ prepare, verify = _COCO.prepare, _COCO.verify
 
 
 def _generate(raw_dir: Path, workers: int, **sizes: Any) -> Generated:
-    request = {name: tuple(value) if isinstance(value, list) else value for name, value in sizes.items()}
+    request: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in sizes.items()
+    }
     return generate(raw_dir, Request(**request), workers)
 
 

@@ -114,8 +114,8 @@ class Prepared:
     def table(self) -> Polygons:
         """The polygons of the training objects, in float32; raises :class:`DataError` if a file is damaged."""
         counts = self.manifest.counts
-        rows = (counts[f"train_{what}"] for what in ("objects", "polygons", "points"))
-        return Polygons.read(self.root / "train", *rows, np.float32)
+        objects, polygons, points = (counts[f"train_{what}"] for what in ("objects", "polygons", "points"))
+        return Polygons.read(self.root / "train", objects, polygons, points, np.float32)
 
     def train(self) -> TrainingPictures:
         """The training pictures, open.
@@ -143,7 +143,7 @@ class Prepared:
     def truth(self) -> Truth:
         """What there is in the validation pictures, which stay closed; raises as :meth:`train`."""
         counts = self.manifest.counts
-        rows = (counts[f"val_{what}"] for what in ("objects", "polygons", "points", "runs"))
+        rows = [counts[f"val_{what}"] for what in ("objects", "polygons", "points", "runs")]
         return Truth(self.annotations("val"), Segmentations.read(self.root / "val", *rows))
 
     def category_ids(self) -> list[int]:
@@ -173,9 +173,9 @@ def legacy_corners(xywh_N4: NDArray[np.float64], size_N2: NDArray[np.int64]) -> 
         xywh_N4: boxes as COCO has them.
         size_N2: height and width of the picture of each, px.
     """
-    xywh_N4, last_N2 = xywh_N4.astype(np.float32), (size_N2[:, ::-1] - 1).astype(np.float32)
-    first_N2, size_N2 = xywh_N4[:, :2], xywh_N4[:, 2:]
-    ends = first_N2, first_N2 + np.maximum(size_N2 - np.float32(1), np.float32(0))
+    last_N2 = (size_N2[:, ::-1] - 1).astype(np.float32)
+    first_N2, extent_N2 = xywh_N4[:, :2].astype(np.float32), xywh_N4[:, 2:].astype(np.float32)
+    ends = first_N2, first_N2 + np.maximum(extent_N2 - np.float32(1), np.float32(0))
     return np.concatenate([np.clip(end_N2, np.float32(0), last_N2) for end_N2 in ends], axis=1)
 
 

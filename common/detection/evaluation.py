@@ -113,6 +113,11 @@ class DetectionEvaluation(Evaluation):
 
     def predict(self, weights: Weights) -> Predictions | None:
         """Find objects in every picture; their columns on the first rank. Collective."""
+        self.find(weights)
+        return self.gathered()
+
+    def find(self, weights: Weights) -> None:
+        """Find objects in every picture of this rank, without a wait for the device."""
         assert self._source is not None, "open_data comes first"
         with evaluating(self._model, weights):
             self._buffer.begin(len(self._source) * self._batch)
@@ -120,6 +125,9 @@ class DetectionEvaluation(Evaluation):
                 forward = self._forward[host.key]
                 batch = {name: host.tensors[name].to(self._layout.device, non_blocking=True) for name in forward.inputs}
                 self._buffer.add(batch["picture"], forward(batch))
+
+    def gathered(self) -> Predictions | None:
+        """The columns of what all ranks found, on the first rank; see :meth:`DetectionBuffer.columns`. Collective."""
         columns = self._buffer.columns()
         return None if columns is None else Predictions(columns)
 

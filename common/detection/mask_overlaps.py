@@ -19,6 +19,9 @@ from pycocotools import mask as coco_mask
 from common.data.ragged import bounds_of, take
 from common.detection.annotations import Annotations, places_of
 
+MASKS_AT_ONCE = 16_384
+"""Whose areas are summed at a time."""
+
 
 @dataclass(frozen=True)
 class MaskColumns:
@@ -106,8 +109,7 @@ class TruthMasks:
         place_M, class_M, count_M = place_D[row_M], found.class_id[row_M], found.run_count[row_M]
         (runs,) = take(found.run_count, row_M, found.runs)
         bounds = bounds_of(count_M)
-        nth = np.arange(len(runs)) - np.repeat(bounds[:-1], count_M)
-        covered_M = _sums(runs, bounds)
+        covered_M, area_M = _pixels(runs, bounds)
         wrong = np.flatnonzero(covered_M != self._height[place_M] * self._width[place_M])
         if len(wrong):
             place = place_M[wrong[0]]
@@ -130,7 +132,7 @@ class TruthMasks:
             overlap.append(overlap_MG[of_found, of_truth])
         return MaskOverlaps(
             row_M,
-            _sums(np.where(nth % 2, runs, 0), bounds).astype(np.float64),
+            area_M.astype(np.float64),
             np.concatenate(detection),
             np.concatenate(truth),
             np.concatenate(overlap),
@@ -171,8 +173,15 @@ def _compressed(segmentation: Any, height: int, width: int) -> dict[str, Any]:
     return made
 
 
-def _sums(values: NDArray[np.int32], bounds: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Sum of each piece of ``values``."""
-    until = np.concatenate([np.zeros(1, np.int64), np.cumsum(values, dtype=np.int64)])
-    sums: NDArray[np.int64] = np.diff(until[bounds])
-    return sums
+def _pixels(runs: NDArray[np.int32], bounds: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of each mask the pixels that its runs cover, and those inside; a block of masks at a time."""
+    masks = len(bounds) - 1
+    covered, inside = np.zeros(masks, np.int64), np.zeros(masks, np.int64)
+    for first in range(0, masks, MASKS_AT_ONCE):
+        part = bounds[first : first + MASKS_AT_ONCE + 1]
+        own, starts = runs[part[0] : part[-1]], part - part[0]
+        odd = (np.arange(len(own)) - np.repeat(starts[:-1], np.diff(starts))) % 2
+        for sums, values in ((covered, own), (inside, own * odd)):
+            until = np.concatenate([np.zeros(1, np.int64), np.cumsum(values, dtype=np.int64)])
+            sums[first : first + MASKS_AT_ONCE] = np.diff(until[starts])
+    return covered, inside

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,7 +64,7 @@ class Segmentations:
 
     def write(self, folder: Path) -> list[Path]:
         """Write each column as a file of ``folder``, which is made if need be; returns the files."""
-        runs = {"run_bounds": self.run_bounds, "run_lengths": self.run_lengths}
+        runs: dict[str, NDArray[Any]] = {"run_bounds": self.run_bounds, "run_lengths": self.run_lengths}
         return [*self.polygons.write(folder), *write_columns(folder, runs)]
 
     @classmethod
@@ -121,10 +121,13 @@ def _runs(boxes: Entries, number: int, value: dict[str, Any], size: list[int]) -
     if value.get("size") != size:
         boxes.fail(number, _KEY, f"run lengths of 'size' {size}, the picture's height and width")
     counts = value.get("counts")
-    whole = isinstance(counts, list) and all(type(count) is int and count >= 0 for count in counts)
-    if not whole or sum(counts) != size[0] * size[1]:
+    if not _are_lengths(counts) or sum(counts) != size[0] * size[1]:
         boxes.fail(number, _KEY, f"run lengths, a list 'counts' of integers that make {size[0]} x {size[1]} together")
-    return list(counts)
+    return counts
+
+
+def _are_lengths(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(one) is int and one >= 0 for one in value)
 
 
 def _coordinates(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from pycocotools import mask as coco
 from torch import Tensor
+from torch.nn import functional
 
 from benchmarks.maskrcnn.config import PolygonRoom
+from benchmarks.maskrcnn.ops.paste.masks import MaskRuns, Masks
 from benchmarks.maskrcnn.polygon_table import PolygonTable
 from common.detection.polygons import Polygons
 
@@ -98,3 +100,55 @@ def random_targets(seed: int, rois: int, most_points: int = 12) -> Targets:
     return Targets(
         objects, torch.from_numpy(number), torch.from_numpy(boxes).float(), torch.from_numpy(transform).float()
     )
+
+
+def pasted(masks: Masks, place: int, threshold: float) -> np.ndarray:
+    """The mask of one detection in its whole picture, (height, width) uint8, by PyTorch's interpolation.
+
+    Fails where a pixel is so near the threshold that it depends on how PyTorch rounds.
+    """
+    size = masks.probability_DSS.shape[1]
+    padded = functional.pad(masks.probability_DSS[place].float(), (1, 1, 1, 1))
+    box = masks.boxes_D4[place].cpu()
+    half, middle = (box[2:] - box[:2]) * 0.5, (box[2:] + box[:2]) * 0.5
+    half *= (size + 2) / size
+    (x1, y1), (x2, y2) = ((middle + sign * half).int().tolist() for sign in (-1, 1))
+    wide, high = max(x2 - x1 + 1, 1), max(y2 - y1 + 1, 1)
+    drawn = functional.interpolate(padded.cpu()[None, None], (high, wide), mode="bilinear", align_corners=False)[0, 0]
+    assert (drawn - threshold).abs().min() > 5e-7
+    height, width = masks.size_D2[place].int().tolist()
+    picture = np.zeros((height, width), np.uint8)
+    left, right, top, bottom = max(x1, 0), min(x2 + 1, width), max(y1, 0), min(y2 + 1, height)
+    if left < right and top < bottom:
+        picture[top:bottom, left:right] = (drawn > threshold)[top - y1 : bottom - y1, left - x1 : right - x1]
+    return picture
+
+
+def codes(found: MaskRuns, masks: Masks) -> list[dict[str, Any] | None]:
+    """COCO's compressed codes of run-lengths; None where a slot has no run."""
+    made: list[dict[str, Any] | None] = []
+    parts = found.runs_T.cpu().split(found.counts_D.tolist())
+    for runs, (height, width) in zip(parts, masks.size_D2.int().tolist(), strict=True):
+        own = {"size": [height, width], "counts": runs.tolist()}
+        made.append(coco.frPyObjects([own], height, width)[0] if len(runs) else None)
+    return made
+
+
+def random_masks(seed: int, detections: int, most: int = 60) -> Masks:
+    """Blobs in boxes that lie within small pictures, reach over their borders, cover them or miss them."""
+    random = torch.Generator().manual_seed(seed)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=random)
+
+    rough = 8 * torch.randn((detections, 1, 7, 7), generator=random) + 4 * uniform(detections, 1, 1, 1)
+    smooth = functional.interpolate(rough, (28, 28), mode="bicubic")[:, 0]
+    size = (1 + uniform(detections, 2) * most).floor()
+    corner = (uniform(detections, 2) * 1.4 - 0.3) * size.flip(1)
+    boxes = torch.cat([corner, corner + uniform(detections, 2) ** 2 * 1.5 * size.flip(1)], 1)
+    whole = uniform(detections) < 0.2
+    boxes[whole] = torch.cat([torch.zeros_like(size), size.flip(1) - 1], 1)[whole]  # columns follow without zeros
+    whole_rows = uniform(detections) < 0.2
+    boxes[whole_rows, 1], boxes[whole_rows, 3] = 0.0, size[whole_rows, 0] - 1
+    probability = smooth.sigmoid().clamp(max=0.998)  # one beside the border gives exactly a half in boxes of 14 px
+    return Masks(probability, boxes, size, torch.ones(detections, dtype=torch.bool))

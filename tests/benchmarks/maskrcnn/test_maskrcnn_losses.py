@@ -31,7 +31,9 @@ def drawn(seed: int, *shape: int) -> Tensor:
 def levels(seed: int) -> list[RpnOutput]:
     found = []
     for number, (height, width) in enumerate(SIZES):
-        outputs = (drawn(seed + 10 * number + part, 2, 3 * numbers, height, width) for part, numbers in ((0, 1), (1, 4)))
+        outputs = (
+            drawn(seed + 10 * number + part, 2, 3 * numbers, height, width) for part, numbers in ((0, 1), (1, 4))
+        )
         found.append(RpnOutput(*(output.contiguous(memory_format=torch.channels_last) for output in outputs)))
     return found
 
@@ -67,9 +69,11 @@ def test_rpn_losses_are_means_over_all_samples_of_the_micro_batch(positives, tot
                     distance = distance + (0.5 * off * off / beta if off < beta else off - 0.5 * beta)
     sampled = max(sum(total), 1)
     leaves = [tensor for output in outputs for tensor in output]
-    expected = torch.autograd.grad((entropy + 3 * distance) / sampled, leaves, allow_unused=True, retain_graph=True) if (
-        sum(total)
-    ) else [None] * 4
+    expected = (
+        torch.autograd.grad((entropy + 3 * distance) / sampled, leaves, allow_unused=True, retain_graph=True)
+        if (sum(total))
+        else [None] * 4
+    )
 
     sample = RpnSample(index_BN, torch.tensor(positives), torch.tensor(total), offsets_BN4)
     objectness, boxes = rpn_losses(outputs, sample, beta)
@@ -121,7 +125,5 @@ def test_box_losses_take_the_offsets_of_the_objects_class(positives, total):
 
 def test_half_precision_is_widened_before_it_is_summed():
     outputs = [RpnOutput(*(tensor.detach().bfloat16() for tensor in level)) for level in levels(1)]
-    sample = RpnSample(
-        torch.arange(6).repeat(2, 1), torch.tensor([2, 2]), torch.tensor([6, 6]), torch.zeros((2, 6, 4))
-    )
+    sample = RpnSample(torch.arange(6).repeat(2, 1), torch.tensor([2, 2]), torch.tensor([6, 6]), torch.zeros((2, 6, 4)))
     assert {loss.dtype for loss in rpn_losses(outputs, sample, 1 / 9)} == {torch.float32}

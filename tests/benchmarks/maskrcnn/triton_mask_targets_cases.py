@@ -63,6 +63,7 @@ def test_more_rows_than_bits_are_refused() -> None:
         mask_targets_triton.mask_targets(case.table(), case.object, case.boxes, case.transform, 32)
 
 
-def test_the_kernel_is_chosen_where_triton_runs() -> None:
-    request = OperationRequest(torch.device("cpu"), torch.float16, {"size": 28})
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.uint8])
+def test_the_kernel_is_chosen_where_triton_runs_whatever_the_dtype(dtype: torch.dtype) -> None:
+    request = OperationRequest(torch.device("cpu"), dtype, {"size": 28})
     assert select(mask_targets.IMPLEMENTATIONS, AUTO, request).name == "triton"

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from benchmarks.ssd300.workload import Ssd300Detection
-from common.contract.evaluation import Predictions, Weights
+from common.contract.evaluation import Predictions
+from common.contract.workload import Workload
 from common.detection import evaluation_bench
 from common.detection.evaluation import DetectionEvaluation
 
@@ -23,16 +24,22 @@ def test_it_evaluates_pictures_in_which_something_is_found(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found: list[Predictions | None] = []
-    predict = DetectionEvaluation.predict
+    gathered = DetectionEvaluation.gathered
 
-    def noting(self: DetectionEvaluation, weights: Weights) -> Predictions | None:
-        found.append(predict(self, weights))
+    def noting(self: DetectionEvaluation) -> Predictions | None:
+        found.append(gathered(self))
         return found[-1]
 
-    monkeypatch.setattr(DetectionEvaluation, "predict", noting)
-    evaluation_bench.main("ssd300", Ssd300Detection, ["scale=test", "device=cpu"])
+    def scored(workload: Workload, predictions: Predictions) -> str:
+        assert predictions is found[-1]
+        return f"scored by {workload.title}"
+
+    monkeypatch.setattr(DetectionEvaluation, "gathered", noting)
+    evaluation_bench.main("ssd300", Ssd300Detection, ["scale=test", "device=cpu"], scored)
     assert len(found) == 1 + evaluation_bench.TIMES
     for predictions in found:
         assert predictions is not None
         assert len(predictions.values["score"]) > 0
-    assert "2 pictures in" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "2 pictures in" in said
+    assert "until it is on the host\nscored by SSD300" in said

@@ -23,12 +23,9 @@ from typing import Any
 
 from torch import Tensor
 
-from benchmarks.maskrcnn.ops.mask_targets.plain import mask_targets_torch
+from benchmarks.maskrcnn.ops.mask_targets.plain import MOST_ROWS, mask_targets_torch
 from common.ops.implementation import Implementation, OperationRequest, always
-from common.ops.triton_support import triton_unsupported
-
-MOST_ROWS = 31
-"""That the kernel draws: a column is the bits of an int32."""
+from common.ops.triton_support import no_triton
 
 
 def _mask_targets_triton(*args: Any, **kwargs: Any) -> Tensor:
@@ -42,7 +39,7 @@ def _triton_unsupported(request: OperationRequest) -> str | None:
     size = request.sizes.get("size", 0)
     if size > MOST_ROWS:
         return f"masks have at most {MOST_ROWS} rows, not {size}"
-    return triton_unsupported(request)
+    return no_triton(request.device)  # whatever the network's dtype, coordinates are fp32
 
 
 IMPLEMENTATIONS = {

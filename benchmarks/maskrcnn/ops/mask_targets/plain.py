@@ -13,6 +13,8 @@ from benchmarks.maskrcnn.polygon_table import PolygonTable
 
 FINER = 5
 """Steps of the fine grid to a pixel of the mask."""
+MOST_ROWS = 31
+"""That the kernel draws: a column is the bits of an int32."""
 
 
 @torch.no_grad()

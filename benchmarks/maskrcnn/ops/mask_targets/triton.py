@@ -11,7 +11,8 @@ import torch
 import triton
 from torch import Tensor
 
-from benchmarks.maskrcnn.ops.mask_targets import MOST_ROWS, kernels
+from benchmarks.maskrcnn.ops.mask_targets import kernels
+from benchmarks.maskrcnn.ops.mask_targets.plain import MOST_ROWS
 from benchmarks.maskrcnn.polygon_table import PolygonTable
 from common.ops.triton_support import require_contiguous
 
