@@ -33,7 +33,7 @@ def built(precision: str) -> RetinaNetDetection:
 
 
 def copied(found: Found) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in vars(found).items()}
+    return {name: tensor.clone() for name, tensor in vars(found).items() if tensor is not None}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
