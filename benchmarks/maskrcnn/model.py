@@ -27,6 +27,9 @@ from common.ops.implementation import AUTO
 NORM_EPSILON = 0.0
 """Added to the variance of the frozen batch norms: nothing, since those of the published weights are 1."""
 
+PIXEL_SPREAD = 60.0
+"""Standard deviation of pixels around their mean, roughly; a drawn stem's norm divides by it, since they are not."""
+
 
 def trunk_shape(architecture: Architecture) -> ResNetShape:
     """The shape of the trunk.
@@ -88,6 +91,7 @@ class MaskRCNN(nn.Module):
         self.box_head = BoxHead(architecture)
         self.mask_head = MaskHead(architecture)
         draw_weights(self.backbone.body, generator)
+        nn.init.constant_(self.backbone.body.get_buffer("bn1.running_var"), PIXEL_SPREAD**2)
         self.backbone.fpn.draw_weights(generator)
         for head in (self.rpn, self.box_head, self.mask_head):
             head.draw_weights(generator)

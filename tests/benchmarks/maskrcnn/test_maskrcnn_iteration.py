@@ -85,7 +85,7 @@ def case(pictures: list[Picture], *overrides: str) -> Case:
     polygons = columns(outlines)
     table = PolygonTable(PolygonRoom(40, 80, 600), torch.device("cpu"))
     table.load(polygons)
-    image = torch.randn((count, 3, *SHAPE), generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    image = 50 * torch.randn((count, 3, *SHAPE), generator=torch.Generator().manual_seed(7), dtype=torch.float64)
     tensors = {
         "image": image,
         "size": torch.tensor([of.size for of in pictures]),
