@@ -218,14 +218,15 @@ class MaskHead(nn.Module):
         """
         for convolution in self.convolutions.values():
             x_RCSS = convolution(x_RCSS, relu=True)
-        channels, height, width = x_RCSS.shape[1:]
+        regions, channels, height, width = x_RCSS.shape
         # The last layer sees each pixel for itself: it runs before the four of each are put in their places, since
         # moving logits costs less than moving features.
-        fine_RPC = self.conv5_mask(x_RCSS).permute(0, 2, 3, 1).reshape(len(x_RCSS), -1, channels)
+        pixels = ENLARGED**2 * height * width
+        fine_RPC = self.conv5_mask(x_RCSS).permute(0, 2, 3, 1).reshape(regions, pixels, channels)
         last = self.mask_fcn_logits
         logits_RP: Tensor = self._selected_logits.function(fine_RPC, last.weight.flatten(1), last.bias, class_R)
-        apart = logits_RP.view(-1, height, width, ENLARGED, ENLARGED)
-        return apart.transpose(2, 3).reshape(-1, ENLARGED * height, ENLARGED * width)
+        apart = logits_RP.view(regions, height, width, ENLARGED, ENLARGED)
+        return apart.transpose(2, 3).reshape(regions, ENLARGED * height, ENLARGED * width)
 
     def flops(self, slots: int) -> list[LayerFlops]:
         """FLOPs of every layer for one picture of so many regions; of the last for all classes, as it is published."""

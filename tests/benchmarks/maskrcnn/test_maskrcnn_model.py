@@ -215,9 +215,9 @@ def test_half_precision_keeps_norms_in_fp32_and_weights_channels_last() -> None:
     values = inputs(SMALL, torch.float32)
     found = outputs_of(network, *(value.detach().bfloat16() for value in values))
     for name, expected in outputs_of(exact, *values).items():
-        assert found[name].dtype == torch.bfloat16, name
+        assert found[name].dtype == (torch.float32 if name == "masks" else torch.bfloat16), name
         assert (found[name].float() - expected).norm() < 0.03 * expected.norm(), name
-        if found[name].dim() == 4:
+        if found[name].dim() == 4 and name != "masks":
             assert found[name].is_contiguous(memory_format=torch.channels_last), name
     sum(value.float().square().mean() for value in found.values()).backward()
     for name, parameter in network.named_parameters():
