@@ -10,6 +10,7 @@ WORKLOADS: dict[str, str] = {
     "dlrm": "benchmarks.dlrm.workload:Dlrm",
     "dlrm_dcnv2": "benchmarks.dlrm_dcnv2.workload:DlrmDcnv2",
     "llama2_70b_lora": "benchmarks.llama2_70b_lora.workload:LlamaLora",
+    "maskrcnn": "benchmarks.maskrcnn.workload:MaskRCNNSegmentation",
     "resnet": "benchmarks.resnet.workload:ResNet",
     "retinanet": "benchmarks.retinanet.workload:RetinaNetDetection",
     "rgat": "benchmarks.rgat.workload:RgatClassification",

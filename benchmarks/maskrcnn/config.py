@@ -157,7 +157,7 @@ class ModelConfig:
             ``assets_dir`` they are drawn.
         loss_scale: initial loss scale with fp16.
         overlap: run independent parts of the iteration on streams beside each other.
-        convolution, anchor_matching, suppression, sampling, roi_align, mask_targets, mask_loss, resize, paste:
+        convolution, anchor_matching, suppression, sampling, roi_align, mask_targets, selected_logits, resize, paste:
             implementations.
     """
 
@@ -170,7 +170,7 @@ class ModelConfig:
     sampling: str = AUTO
     roi_align: str = AUTO
     mask_targets: str = AUTO
-    mask_loss: str = AUTO
+    selected_logits: str = AUTO
     resize: str = AUTO
     paste: str = AUTO
 
@@ -196,10 +196,12 @@ class MaskReaderConfig(ReaderConfig):
         shapes: heights and widths, px, that a batch is padded to; each is a graph of its own. A batch takes the
             smallest that all its pictures fit.
         polygon_room: of the table of polygons.
+        keep_eval: keep a rank's share of the evaluation pictures, as bytes, on its device once they are decoded.
     """
 
     shapes: tuple[tuple[int, int], ...] = ()
     polygon_room: PolygonRoom = PolygonRoom(1, 1, 1)
+    keep_eval: bool = True
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ class ResNet50(ResNetTrunk):
 
         The first convolution needs no gradient of its input, and its fourth channel does not count.
         """
-        layers, _ = self.flops(image_size)
+        layers, _ = self.flops((image_size, image_size))
         classifier = 2.0 * self.fc.in_features * self.fc.out_features
         return sum(layer.training for layer in layers) + 3.0 * classifier
 

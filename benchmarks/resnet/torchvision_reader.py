@@ -134,7 +134,9 @@ def train_source(
     """Training batches of one replica; a record that is damaged or cannot be decoded is a :class:`DataError`."""
     pictures = _Pictures(settings, reader, pin_memory)
 
-    def begin(samples: list[tuple[int, int]]) -> PendingBatch:
+    def begin(number: int) -> PendingBatch:
+        samples = stream.samples_of(number)
+
         def pixels(slot: int, data: bytes) -> NDArray[np.uint8]:
             return train_pixels(data, settings, sample_generator(stream.seed, *samples[slot]))
 

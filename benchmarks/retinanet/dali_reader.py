@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks.retinanet.data_settings import DataSettings
 from benchmarks.retinanet.prepared import Split
 from common.data.dali import PipelineEvalSource, decoder_arguments, new_pipeline
-from common.data.dali_feed import FedRunner, FedTrainSource, Feed, Inputs
+from common.data.dali_feed import FedRunner, FedTrainSource, Feed, Inputs, begin_feed
 from common.data.order import EpochStream, EvalShard
 from common.data.threads import SampleThreads
 from common.detection.picture_boxes import PictureBoxes, empty_boxes, evaluation_columns, put_boxes
@@ -57,7 +57,9 @@ def train_source(
         def put(slot: int) -> None:
             put_boxes(tensors, slot, *boxes.resized(samples[slot][1], size, size, mirrored[slot]))
 
-        return _feed(threads, split, [place for _, place in samples], mirrored, tensors, put)
+        flags = np.array(mirrored, np.int32)
+        paths = [split.path(place) for _, place in samples]
+        return begin_feed(threads, paths, lambda slot: _whole(split, samples[slot][1]), flags, tensors, put)
 
     batch = stream.micro_batch * multiplier
     runner = _runner(batch, settings, device, threads, begin, multiplier, split.folder)
@@ -71,30 +73,12 @@ def eval_source(split: Split, settings: DataSettings, shard: EvalShard, device: 
     def begin(number: int) -> Feed:
         real = list(shard.samples(number % shard.batches))
         tensors = evaluation_columns(split.annotations, real, shard.batch, device.type == "cuda")
-        padding = [real[-1] if real else 0] * (shard.batch - len(real))
-        return _feed(threads, split, real + padding, [False] * shard.batch, tensors, lambda slot: None)
+        places = real + [real[-1] if real else 0] * (shard.batch - len(real))
+        paths, flags = [split.path(place) for place in places], np.zeros(shard.batch, np.int32)
+        return begin_feed(threads, paths, lambda slot: _whole(split, places[slot]), flags, tensors)
 
     runner = _runner(shard.batch, settings, device, threads, begin, 1, split.folder)
     return PipelineEvalSource(runner, shard, lambda tensors, valid: _channels_first(tensors))
-
-
-def _feed(
-    threads: SampleThreads,
-    split: Split,
-    places: list[int],
-    mirrored: list[bool],
-    tensors: dict[str, Tensor],
-    put: Callable[[int], None],
-) -> Feed:
-    """Begin to read the pictures ``places``, and to ``put`` what else belongs to them into ``tensors``."""
-    encoded = [np.empty(0, np.uint8)] * len(places)
-
-    def fill(slot: int) -> None:
-        encoded[slot] = np.frombuffer(_whole(split, places[slot]), np.uint8)
-        put(slot)
-
-    paths = [split.path(place) for place in places]
-    return Feed(paths, encoded, np.array(mirrored, np.int32), threads.begin(tensors, len(places), fill))
 
 
 def _whole(split: Split, place: int) -> bytes:

@@ -243,7 +243,7 @@ class RetinaNet(nn.Module):
             image_size: height and width of the image.
         """
         body, fpn = self.backbone.body, self.backbone.fpn
-        layers, sizes = body.flops(image_size)
+        layers, sizes = body.flops((image_size, image_size))
         trained = [number >= body.shape.first_trained_stage for number in PYRAMID_STAGES]
         more, levels = fpn.flops([sizes[number - 1] for number in PYRAMID_STAGES], trained)
         layers += more

@@ -40,7 +40,8 @@ from common.data.commands import DataCommands, cores, option, other_counts
 from common.data.manifest import Manifest
 from common.data.placing import assets_of, place
 from common.data.stages import Stages
-from common.detection.annotations import Annotations, read_column
+from common.detection.annotations import Annotations
+from common.detection.columns import read_column
 from common.errors import DataError
 
 RECORDS = "records"

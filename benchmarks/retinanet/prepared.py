@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from common.data import manifest
 from common.data.manifest import Manifest
-from common.detection.annotations import Annotations, read_coco, read_column
+from common.detection.annotations import Annotations, read_coco
+from common.detection.columns import read_column
 from common.errors import DataError
 
 FORMAT = "openimages-coco/1"

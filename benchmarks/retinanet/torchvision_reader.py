@@ -85,7 +85,8 @@ def train_source(
     pictures = _Pictures(settings, split, pin_memory)
     size, room = settings.facts.image_size, settings.reader.max_boxes
 
-    def begin(samples: list[tuple[int, int]]) -> PendingBatch:
+    def begin(number: int) -> PendingBatch:
+        samples = stream.samples_of(number)
         image_BSSC = pictures.empty(len(samples))
         tensors = {"image": image_BSSC.permute(0, 3, 1, 2), **empty_boxes(len(samples), room, pin_memory)}
 

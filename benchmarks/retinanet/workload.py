@@ -25,7 +25,7 @@ from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource, EvalSource, HostBatch
 from common.detection.coco_scorer import CocoScorer
-from common.detection.evaluation import DetectionEvaluation
+from common.detection.evaluation import DetectionEvaluation, of_pictures
 from common.distributed.layout import Layout
 from common.nn.backbone_file import load_backbone
 from common.ops.implementation import asked_for
@@ -182,9 +182,8 @@ class RetinaNetDetection(Workload):
         scorer = CocoScorer(ground_truth, layout.device if on_device else torch.device("cpu"))
         return DetectionEvaluation(
             self.model,
-            detect,
+            {(): of_pictures(detect, self._example_images(batch, layout.generator("example")))},
             open_source,
-            self._example_images(batch, layout.generator("example")),
             own.facts.detections,
             layout,
             self.cfg.cuda_graphs,

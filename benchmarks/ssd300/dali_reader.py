@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from nvidia import dali
 from PIL import Image
 from torch import Tensor
@@ -22,7 +21,7 @@ from benchmarks.ssd300.annotated import AnnotatedPictures
 from benchmarks.ssd300.augment import Augmentation, draw
 from benchmarks.ssd300.data_settings import DataSettings
 from common.data.dali import PipelineEvalSource, decoder_arguments, new_pipeline
-from common.data.dali_feed import FedRunner, FedTrainSource, Feed, Inputs
+from common.data.dali_feed import FedRunner, FedTrainSource, Feed, Inputs, begin_feed
 from common.data.order import EpochStream, EvalShard, sample_generator
 from common.data.threads import SampleThreads
 from common.detection.picture_boxes import empty_boxes, evaluation_columns, put_boxes
@@ -65,7 +64,8 @@ def train_source(
             put_boxes(tensors, slot, plan.boxes.astype(np.float32), label_M[plan.crop.kept])
             numbers_BF[slot] = numbers_of(plan, *pictures.size(place))
 
-        return _feed(threads, pictures, [place for _, place in samples], numbers_BF, tensors, put)
+        names = [pictures.describe(place) for _, place in samples]
+        return begin_feed(threads, names, lambda slot: pictures.whole_jpeg(samples[slot][1]), numbers_BF, tensors, put)
 
     batch = stream.micro_batch * multiplier
     runner = _runner(pictures, batch, settings, device, threads, begin, multiplier, training=True)
@@ -81,9 +81,10 @@ def eval_source(
     def begin(number: int) -> Feed:
         real = list(shard.samples(number % shard.batches))
         tensors = evaluation_columns(pictures.annotations, real, shard.batch, device.type == "cuda")
-        padding = [real[-1] if real else 0] * (shard.batch - len(real))
+        places = real + [real[-1] if real else 0] * (shard.batch - len(real))
         numbers_BF = np.tile(np.array(UNCHANGED, np.float32), (shard.batch, 1))
-        return _feed(threads, pictures, real + padding, numbers_BF, tensors, lambda slot: None)
+        names = [pictures.describe(place) for place in places]
+        return begin_feed(threads, names, lambda slot: pictures.whole_jpeg(places[slot]), numbers_BF, tensors)
 
     runner = _runner(pictures, shard.batch, settings, device, threads, begin, 1, training=False)
     return PipelineEvalSource(runner, shard, lambda tensors, valid: _channels_first(tensors))
@@ -96,25 +97,6 @@ def numbers_of(plan: Augmentation, width: int, height: int) -> Sequence[float]:
     crop = (left / width, top / height, (right - left) / width, (bottom - top) / height)
     factors = (plan.amount("brightness"), plan.amount("contrast"), plan.amount("saturation"))
     return (*crop, float(plan.flip), *factors, 360 * plan.amount("hue"))
-
-
-def _feed(
-    threads: SampleThreads,
-    pictures: AnnotatedPictures,
-    places: list[int],
-    numbers_BF: NDArray[np.float32],
-    tensors: dict[str, Tensor],
-    put: Callable[[int], None],
-) -> Feed:
-    """Begin to read the pictures ``places``, and to ``put`` what else belongs to them into the other arguments."""
-    encoded = [np.empty(0, np.uint8)] * len(places)
-
-    def fill(slot: int) -> None:
-        encoded[slot] = np.frombuffer(pictures.whole_jpeg(places[slot]), np.uint8)
-        put(slot)
-
-    names = [pictures.describe(place) for place in places]
-    return Feed(names, encoded, numbers_BF, threads.begin(tensors, len(places), fill))
 
 
 def _runner(

@@ -208,7 +208,7 @@ class SSD300(nn.Module):
 
     def sample_flops(self, image_size: int) -> float:
         """Model FLOPs (2 per multiply-add) to train on one picture: forward, gradients of inputs and of weights."""
-        layers, sizes = self.backbone.flops(image_size)
+        layers, sizes = self.backbone.flops((image_size, image_size))
         size, level_sizes = sizes[-1], [sizes[-1]]
         for extra in self.extras:
             assert isinstance(extra, ExtraBlock)

@@ -1,188 +1,35 @@
 """Download, prepare, verify and generate the data of SSD300: COCO 2017 as records of pictures and columns of boxes.
 
-Prepared are ``train.rec``, ``train.idx``, ``val.rec``, ``val.idx``, whose records are the pictures' JPEG bytes as they
-are, by rising id; ``train/*.npy`` and ``val/*.npy``, the annotations in the same order; and ``manifest.json``. Training
-pictures without a box are left out; boxes around many objects stay. The backbone goes to a folder of its own beside
-the data, since it may be read before ``run_start``.
+See :mod:`common.detection.coco_preparation`. Training pictures without a box are left out; boxes around many objects
+stay.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import shutil
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.ssd300 import raw
-from benchmarks.ssd300.annotated import FORMAT, PREPARE_COMMAND, SPLITS
-from benchmarks.ssd300.raw import RawData, RawPictures
-from benchmarks.ssd300.sources import download
-from benchmarks.ssd300.stand_in import Generated, Request, generate
-from common.data import manifest, preparation
-from common.data.ahead import ahead
+from benchmarks.ssd300.annotated import BENCHMARK, FORMAT
+from benchmarks.ssd300.sources import BACKBONES, download
+from benchmarks.ssd300.stand_in import Request, generate
 from common.data.commands import DataCommands, cores, option
-from common.data.manifest import Manifest
-from common.data.placing import assets_of, place
-from common.data.stand_in import MARKER
-from common.detection.annotations import Annotations, read_coco
-from common.errors import DataError
-from common.formats.jpeg import jpeg_size
-from common.formats.recordio import ImageRecord, RecordWriter, pack_image
-
-STATE = "prepare.partial"
-COCO_COUNTS = {"train_samples": 117_266, "eval_samples": 5_000, "classes": 80}
-_WINDOW = 64  # pictures that are read ahead of the writer, per worker thread
+from common.detection.annotations import Annotations
+from common.detection.coco_preparation import CocoPreparation, with_pictures
+from common.detection.coco_stand_in import Generated
 
 
-def prepare(raw_dir: Path, data_dir: Path, assets_dir: Path | None = None, workers: int = 4) -> Manifest:
-    """Write the prepared data set, and place the backbone; does nothing where both are there, and continues after an
-    interruption.
-
-    Args:
-        raw_dir: see :mod:`benchmarks.ssd300.raw`.
-        data_dir: receives records, columns and manifest.
-        assets_dir: receives the backbone; None for ``data_dir`` with ``-assets`` behind its name.
-        workers: threads that read and check pictures.
-
-    Raises:
-        DataError: the raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` or
-            ``assets_dir`` hold what was prepared from another source, or another process prepares now.
-    """
-    source = raw.open_raw(raw_dir)
-    with preparation.locked(data_dir):
-        _place_backbone(source, assets_dir or assets_of(data_dir))
-        wanted = {"fingerprint": source.fingerprint()}
-        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted):
-            return found
-        splits = {split: _selected(source, split, data_dir) for split in SPLITS}
-        counts = _counts(source, splits)
-        files = _write(source, splits, data_dir, wanted, workers)
-        made = Manifest(
-            FORMAT,
-            manifest.describe_files(data_dir, files),
-            counts,
-            source.stand_in is not None,
-            {**wanted, "description": _description(source), "prepared": preparation.now()},
-        )
-        manifest.write(data_dir, made)
-        (data_dir / STATE).unlink()
-        return made
+def _selected(split: str, found: Annotations) -> Annotations:
+    return with_pictures(found, np.isin(found.picture_id, found.box_picture) if split == "train" else None)
 
 
-def verify(data_dir: Path) -> Manifest:
-    """Check every checksum of ``data_dir``; raises :class:`DataError` at the first that differs."""
-    return manifest.verify(data_dir, FORMAT, PREPARE_COMMAND)
+def _counts(split: str, found: Annotations) -> dict[str, int]:
+    return {f"{split}_boxes": len(found.box_picture)}
 
 
-def _place_backbone(source: RawData, assets_dir: Path) -> None:
-    if source.backbone is not None:
-        remedy = f"delete {assets_dir} or name another --assets-dir"
-        place(source.backbone, assets_dir / source.backbone.name, remedy)
-
-
-def _selected(source: RawData, split: str, data_dir: Path) -> Annotations:
-    """The annotations of a split by rising id of the pictures; of training those pictures alone that have a box."""
-    path = source.folder / raw.annotations_name(split)
-    if path.is_file():
-        found = read_coco(path, names=True)
-    else:
-        unpacked = data_dir / f"{path.name}.partial"
-        with source.annotations(split) as packed, open(unpacked, "wb") as file:
-            shutil.copyfileobj(packed, file, 1 << 20)
-        found = read_coco(unpacked, names=True)
-        unpacked.unlink()
-    order = np.argsort(found.picture_id)
-    if split == "train":
-        order = order[np.isin(found.picture_id[order], found.box_picture)]
-    assert found.picture_name is not None
-    selected = dataclasses.replace(
-        found,
-        picture_id=found.picture_id[order],
-        picture_height=found.picture_height[order],
-        picture_width=found.picture_width[order],
-        picture_name=found.picture_name[order],
-    )
-    _require_pictures(source.pictures[split], selected)
-    return selected
-
-
-def _require_pictures(pictures: RawPictures, wanted: Annotations) -> None:
-    assert wanted.picture_name is not None
-    names = [name.decode() for name in wanted.picture_name]
-    if missing := [name for name in names if name not in pictures.sizes]:
-        raise DataError(
-            f"{pictures.place} lacks {len(missing)} of {len(names)} pictures, such as {', '.join(missing[:3])}; "
-            "'mlperf-suite download benchmark=ssd300' fetches them"
-        )
-
-
-def _counts(source: RawData, splits: dict[str, Annotations]) -> dict[str, int]:
-    """What the manifest counts; refuses other data than COCO that do not say so."""
-    train, val = splits["train"], splits["val"]
-    if train.class_id.tolist() != val.class_id.tolist():
-        raise DataError(f"{source.folder}: the categories of training and validation differ")
-    counts = {name: len(splits[split].picture_id) for split, name in SPLITS.items()}
-    counts["classes"] = len(train.class_id)
-    if source.stand_in is None and counts != COCO_COUNTS:
-        raise DataError(
-            f"{source.folder} holds {counts} where COCO 2017 has {COCO_COUNTS}; for other data put a file {MARKER} "
-            "(a JSON object) into the folder that says what they are"
-        )
-    return {**counts, **{f"{split}_boxes": len(found.box_picture) for split, found in splits.items()}}
-
-
-def _write(
-    source: RawData, splits: dict[str, Annotations], data_dir: Path, wanted: dict[str, str], workers: int
-) -> list[str]:
-    """Write records and columns; returns their names below ``data_dir``."""
-    state, records = data_dir / STATE, [f"{split}.{kind}" for split in SPLITS for kind in ("rec", "idx")]
-    if not state.exists():
-        for name in records:  # of who knows which source
-            (data_dir / name).unlink(missing_ok=True)
-            (data_dir / f"{name}.partial").unlink(missing_ok=True)
-    preparation.begin_or_continue(data_dir, state, wanted)
-    present = sum(path.stat().st_size for path in data_dir.iterdir() if path.is_file())
-    preparation.require_space(
-        data_dir, sum(size + 64 for split in SPLITS for size in source.pictures[split].sizes.values()) - present
-    )
-    columns = []
-    for split, found in splits.items():
-        _write_records(source.pictures[split], found, data_dir / f"{split}.rec", workers)
-        columns += dataclasses.replace(found, picture_name=None).write(data_dir / split)
-    return [*records, *(path.relative_to(data_dir).as_posix() for path in columns)]
-
-
-def _write_records(pictures: RawPictures, wanted: Annotations, rec: Path, workers: int) -> None:
-    if rec.exists() and rec.with_suffix(".idx").exists():
-        return
-    with RecordWriter(rec, resume=True) as writer, ThreadPoolExecutor(max(1, workers)) as pool:
-        left = range(writer.written, len(wanted.picture_id))
-        begun = (pool.submit(_payload, pictures, wanted, row) for row in left)
-        for row, payload in zip(left, ahead(begun, _WINDOW * workers, lambda task: task.cancel()), strict=True):
-            writer.write(row, payload.result())
-
-
-def _payload(pictures: RawPictures, wanted: Annotations, row: int) -> bytes:
-    assert wanted.picture_name is not None
-    name = wanted.picture_name[row].decode()
-    data = pictures.read(name)
-    try:
-        size = jpeg_size(data)
-    except ValueError as error:
-        raise DataError(f"{pictures.place}: {name} cannot be decoded: {error}; fetch the file again") from error
-    said = (int(wanted.picture_width[row]), int(wanted.picture_height[row]))
-    if size != said:
-        raise DataError(f"{pictures.place}: {name} has {size} px (width, height) where the annotations say {said}")
-    return pack_image(ImageRecord(int(wanted.picture_id[row]), (0.0,), data))
-
-
-def _description(source: RawData) -> str:
-    return "COCO 2017" if source.stand_in is None else json.dumps(source.stand_in, sort_keys=True)
+_COCO = CocoPreparation(BENCHMARK, FORMAT, BACKBONES, segmentations=False, select=_selected, counts=_counts)
+prepare, verify = _COCO.prepare, _COCO.verify
 
 
 def _generate(raw_dir: Path, workers: int, **sizes: Any) -> Generated:
@@ -193,20 +40,10 @@ def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _remarks(made: Manifest, data_dir: Path, assets_dir: Path | None = None, **options: Any) -> Iterator[str]:
-    if "raw_dir" in options:
-        assets = assets_dir or assets_of(data_dir)
-        found = [assets / name for name in raw.BACKBONES if (assets / name).is_file()]
-        if found:
-            yield f"{found[0]}: the backbone; give its folder as assets_dir"
-        else:
-            yield f"{assets}: no backbone; put {raw.BACKBONES[0]} there, and give the folder as assets_dir"
-
-
 _DEFAULTS = Request()
 
 COMMANDS = DataCommands(
-    "ssd300",
+    BENCHMARK,
     raw="COCO's archives, or what is in them",
     prepared="prepared records and boxes",
     real="COCO 2017",
@@ -229,5 +66,5 @@ COMMANDS = DataCommands(
             option("--seed", type=int, default=0),
         ),
     },
-    remarks=_remarks,
+    remarks=_COCO.remarks,
 )

@@ -1,17 +1,15 @@
-"""Drawn pictures in COCO's raw layout, so that preparing and reading them exercises the real code.
+"""A stand-in for COCO 2017 (see :mod:`common.detection.coco_stand_in`) and for the backbone.
 
-Ids of pictures and categories have gaps, as COCO's have; some boxes are around many objects; a picture of each split
-has none. The backbone's weights are drawn, and its batch norms have the statistics of the pictures.
+Some boxes are around many objects; a picture of each split has none. The backbone's weights are drawn, and its batch
+norms have the statistics of the pictures.
 """
 
 from __future__ import annotations
 
 import io
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,17 +18,17 @@ from torch import Tensor
 
 from benchmarks.ssd300.augment import eval_pixels
 from benchmarks.ssd300.config import Facts
-from benchmarks.ssd300.raw import BACKBONES, SPLITS, annotations_name
+from benchmarks.ssd300.sources import BACKBONES
 from common.data import stand_in
 from common.data.pixels import Normalizer
-from common.detection.drawn_pictures import LOOKS, DrawnPicture, Form, PicturePlan, draw
+from common.detection.coco_raw import SPLITS
+from common.detection.coco_stand_in import Generated, Look, write_pictures
+from common.detection.drawn_pictures import LOOKS, Form, PicturePlan
 from common.errors import ConfigError
 from common.mlperf.fixed import fixed_facts
 from common.nn.batch_norm import BatchNorm2d
 from common.nn.resnet import ResNetShape, ResNetTrunk, TrainedNorm, draw_weights
 
-WORTH_PROCESSES = 256
-"""Pictures from which on other processes draw them."""
 _BATCHES, _BATCH = 4, 16  # of pictures, that the backbone's statistics are taken over
 
 
@@ -60,19 +58,6 @@ class Request:
     seed: int = 0
 
 
-@dataclass(frozen=True)
-class Generated:
-    """What was written: pictures and boxes of each split."""
-
-    pictures: dict[str, int]
-    boxes: dict[str, int]
-
-    def __str__(self) -> str:
-        return "; ".join(
-            f"{split}: {self.pictures[split]} pictures with {self.boxes[split]} boxes" for split in self.pictures
-        )
-
-
 def generate(raw_dir: Path, request: Request, workers: int = 1) -> Generated:
     """Write a stand-in for COCO 2017 to ``raw_dir`` and mark it as one.
 
@@ -94,20 +79,11 @@ def generate(raw_dir: Path, request: Request, workers: int = 1) -> Generated:
         raw_dir.rmdir()
     plans = {"train": _plans(request, 0, request.train, empty_besides=True)}
     plans["val"] = _plans(request, len(plans["train"]), request.eval, empty_besides=False)
-    boxes: dict[str, int] = {}
     with stand_in.generated(raw_dir) as partial:
-        (partial / "annotations").mkdir()
-        for split, wanted in plans.items():
-            drawn = stand_in.drawn(draw, wanted, workers if len(wanted) >= WORTH_PROCESSES else 1, chunk=32)
-            boxes[split] = _write_split(partial, split, wanted, drawn, request.classes)
+        made = write_pictures(partial, plans, Look(request.classes), workers)
         torch.save(_backbone(partial / SPLITS["train"], request), partial / BACKBONES[-1])
         stand_in.mark(partial, asdict(request))
-    return Generated({split: len(wanted) for split, wanted in plans.items()}, boxes)
-
-
-def category_ids(classes: int) -> list[int]:
-    """Ids of so many categories, with gaps."""
-    return [number for number in range(1, 2 * classes + 1) if number % 3 != 2][:classes]
+    return made
 
 
 def _plans(request: Request, first: int, count: int, empty_besides: bool) -> list[PicturePlan]:
@@ -122,37 +98,6 @@ def _plans(request: Request, first: int, count: int, empty_besides: bool) -> lis
         PicturePlan(request.seed, first + number, classes, request.sides, request.boxes, form=form)
         for number, form in enumerate(forms)
     ]
-
-
-def _write_split(
-    raw_dir: Path, split: str, plans: Sequence[PicturePlan], drawn: Iterator[DrawnPicture], classes: int
-) -> int:
-    """Write the pictures of a split and their annotations; returns the number of boxes."""
-    folder, ids = raw_dir / SPLITS[split], category_ids(classes)
-    folder.mkdir()
-    images: list[dict[str, Any]] = []
-    boxes: list[dict[str, Any]] = []
-    for plan, picture in zip(plans, drawn, strict=True):
-        picture_id = 9 + 7 * plan.number
-        name = f"{picture_id:012d}.jpg"
-        (folder / name).write_bytes(picture.jpeg)
-        images.append({"id": picture_id, "file_name": name, "width": picture.width, "height": picture.height})
-        for box in picture.boxes:
-            boxes.append(
-                {
-                    "id": len(boxes) + 1,
-                    "image_id": picture_id,
-                    "category_id": ids[box.class_index],
-                    "bbox": [box.x, box.y, box.width, box.height],
-                    "area": box.width * box.height,
-                    "iscrowd": int(box.crowd),
-                    "segmentation": [],
-                }
-            )
-    categories = [{"id": number, "name": f"shape {place}"} for place, number in enumerate(ids)]
-    content = {"info": {}, "images": images, "annotations": boxes, "categories": categories}
-    (raw_dir / annotations_name(split)).write_text(json.dumps(content), encoding="utf-8")
-    return len(boxes)
 
 
 def _backbone(folder: Path, request: Request) -> dict[str, Tensor]:

@@ -37,7 +37,8 @@ def train_source(
     batches = _Batches(settings, pin_memory)
     room, side = settings.reader.max_boxes, settings.facts.image_size
 
-    def begin(samples: list[tuple[int, int]]) -> PendingBatch:
+    def begin(number: int) -> PendingBatch:
+        samples = stream.samples_of(number)
         tensors = empty_boxes(len(samples), room, pin_memory)
 
         def pixels(slot: int) -> NDArray[np.uint8]:

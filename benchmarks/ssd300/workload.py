@@ -16,8 +16,8 @@ from benchmarks.ssd300.detect import Detector
 from benchmarks.ssd300.loss import multibox_loss
 from benchmarks.ssd300.model import SSD300
 from benchmarks.ssd300.ops import class_entropy
-from benchmarks.ssd300.raw import BACKBONES
 from benchmarks.ssd300.schedule import decay_steps, warmup_steps, warmup_then_falls
+from benchmarks.ssd300.sources import BACKBONES
 from benchmarks.ssd300.targets import Targets
 from benchmarks.ssd300.weight_names import initialised_tensors
 from common.config.schema import Declaration, RunConfig
@@ -25,7 +25,7 @@ from common.contract.evaluation import Weights
 from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource, EvalSource, HostBatch
 from common.detection.coco_scorer import CocoScorer
-from common.detection.evaluation import DetectionEvaluation
+from common.detection.evaluation import DetectionEvaluation, of_pictures
 from common.distributed.layout import Layout
 from common.nn.backbone_file import load_backbone
 from common.nn.batch_norm import set_group
@@ -184,9 +184,8 @@ class Ssd300Detection(Workload):
 
         return DetectionEvaluation(
             self.model,
-            detect,
+            {(): of_pictures(detect, self._example_images(batch, layout.generator("example")))},
             open_source,
-            self._example_images(batch, layout.generator("example")),
             own.facts.detections,
             layout,
             self.cfg.cuda_graphs,

@@ -100,7 +100,7 @@ class MomentsSource:
         step, accumulation_step = mine.place(number)
         tar_N, row_N = self._lanes[accumulation_step].take(step * count, count)
         tars = [self._tar(int(tar)) for tar in tar_N]
-        everywhere = step * mine.lanes + mine.lane(accumulation_step)
+        everywhere = mine.everywhere(number)
         tensors = self._empty(count)
         torch.arange(everywhere * count, (everywhere + 1) * count, out=tensors["sample_ids"])
         memory = {name: _as_numpy(tensor) for name, tensor in tensors.items()}

@@ -91,6 +91,9 @@ class Scorer(ABC):
     def score(self, predictions: Predictions) -> dict[str, float]:
         """The metrics of ``predictions``, by name."""
 
+    def close(self) -> None:
+        """End what it started; whoever closes the evaluation closes it. Default: nothing."""
+
 
 class Evaluation(ABC):
     """Predict with given weights over the evaluation set; what scores the predictions is an object of its own.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from common.data.batches import Block, HostBatch
-from common.data.order import EpochStream, EvalShard, sample_generator
+from common.data.order import EpochStream, SampleShard, sample_generator
 from common.errors import ConfigError, DataError
 
 
@@ -277,7 +277,7 @@ class PipelineEvalSource:
     def __init__(
         self,
         runner: Runner,
-        shard: EvalShard,
+        shard: SampleShard,
         finish: Callable[[dict[str, Tensor], int], dict[str, Tensor]],
     ) -> None:
         self.eval_samples = shard.eval_samples
@@ -296,7 +296,7 @@ class PipelineEvalSource:
             tensors = self._runner.next()
             self._delivered += 1
             made = self._finish(tensors, self.shard.valid(batch))
-            yield HostBatch(made, samples=self.shard.batch * self.shard.replicas, position=batch)
+            yield HostBatch(made, self.shard.batch * self.shard.replicas, batch, self.shard.key(batch))
 
     def close(self) -> None:
         """Release the pipeline."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from common.data.ahead import ahead
 from common.data.batches import Block, HostBatch
 from common.data.dali import PipelineRunner, SlicedBatches
-from common.data.order import EpochStream
+from common.data.order import SampleStream
 from common.data.threads import PendingBatch, SampleThreads
 from common.errors import DataError
 from common.formats.jpeg import decode
@@ -46,6 +46,32 @@ class Feed:
     encoded: list[NDArray[np.uint8]]
     flags: NDArray[Any]
     pending: PendingBatch
+
+
+def begin_feed(
+    threads: SampleThreads,
+    paths: Sequence[Path | str],
+    read: Callable[[int], bytes],
+    flags: NDArray[Any],
+    tensors: dict[str, Tensor],
+    put: Callable[[int], None] = lambda slot: None,
+) -> Feed:
+    """Begin to read the files of a feed.
+
+    Args:
+        threads: read them.
+        paths, flags: of the :class:`Feed`.
+        read: the file of sample 0, 1, ...; raises what makes the feed fail.
+        tensors: go past the pipeline.
+        put: writes what belongs to sample 0, 1, ... into ``tensors`` and ``flags``.
+    """
+    encoded = [np.empty(0, np.uint8)] * len(paths)
+
+    def fill(slot: int) -> None:
+        encoded[slot] = np.frombuffer(read(slot), np.uint8)
+        put(slot)
+
+    return Feed(paths, encoded, flags, threads.begin(tensors, len(paths), fill))
 
 
 class FedRunner:
@@ -161,7 +187,7 @@ class FedTrainSource:
     def __init__(
         self,
         runner: FedRunner,
-        stream: EpochStream,
+        stream: SampleStream,
         multiplier: int,
         eval_samples: int,
         stand_in: bool,
@@ -179,12 +205,14 @@ class FedTrainSource:
         Raises:
             DataError: a file could not be read or decoded.
         """
-        first, nominal = self.stream.first_micro_batch(block) + start, self.stream.micro_batch * self.stream.replicas
+        before, nominal = self.stream.first_micro_batch(block), self.stream.micro_batch * self.stream.replicas
+        first = before + start
         if first != self._begun + self._sliced.delivered:
             self._runner.start(first)
             self._begun, self._sliced = first, SlicedBatches(self._runner, self.stream.micro_batch, self._multiplier)
         for position in range(start, self.stream.micro_batches(block)):
-            yield HostBatch(self._finish(self._sliced.next()), samples=nominal, position=position)
+            made = self._finish(self._sliced.next())
+            yield HostBatch(made, nominal, position, self.stream.key(before + position))
 
     def close(self) -> None:
         """Release the pipeline and stop the threads."""

@@ -9,7 +9,9 @@ accumulates N micro-batches. A block ends with the first global batch that reach
 from __future__ import annotations
 
 import functools
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,70 @@ from common.errors import ConfigError
 
 _MICRO_BATCH = 3
 """The purpose of a micro-batch's seed; :mod:`common.data.shard_order` has others."""
+
+
+class SampleStream(Protocol):
+    """One replica's part of the training: which samples are in which of its micro-batches.
+
+    ``train_samples`` are those of an epoch, ``micro_batch`` those of a micro-batch of one replica, ``replicas`` the
+    data-parallel ones.
+    """
+
+    @property
+    def train_samples(self) -> int: ...
+
+    @property
+    def micro_batch(self) -> int: ...
+
+    @property
+    def replicas(self) -> int: ...
+
+    def first_micro_batch(self, block: Block) -> int:
+        """Micro-batches that this replica was given before ``block``."""
+        ...
+
+    def micro_batches(self, block: Block) -> int:
+        """Micro-batches of this replica in ``block``: as many on all replicas."""
+        ...
+
+    def samples_of(self, number: int) -> list[tuple[int, int]]:
+        """The (epoch from 0, sample) pairs of this replica's micro-batch ``number``, from 0 over the whole training."""
+        ...
+
+    def key(self, number: int) -> Hashable:
+        """The :attr:`common.data.batches.Batch.key` of micro-batch ``number``."""
+        ...
+
+
+class SampleShard(Protocol):
+    """One replica's part of an evaluation set, in batches: as many on every replica, some with padding at their end.
+
+    ``eval_samples`` are those of the whole set, ``batch`` those of a batch of one replica, ``batches`` its number.
+    """
+
+    @property
+    def eval_samples(self) -> int: ...
+
+    @property
+    def batch(self) -> int: ...
+
+    @property
+    def replicas(self) -> int: ...
+
+    @property
+    def batches(self) -> int: ...
+
+    def samples(self, batch: int) -> Sequence[int]:
+        """The real samples in ``batch`` (from 0)."""
+        ...
+
+    def valid(self, batch: int) -> int:
+        """How many those are."""
+        ...
+
+    def key(self, batch: int) -> Hashable:
+        """The :attr:`common.data.batches.HostBatch.key` of ``batch``."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -64,15 +130,18 @@ class MicroBatches:
         """Global batch and accumulation step (both from 0) of this replica's micro-batch ``number``."""
         return divmod(number, self.accumulation)
 
+    def everywhere(self, number: int) -> int:
+        """The number, among the micro-batches of all replicas, of this one's micro-batch ``number``."""
+        step, accumulation_step = self.place(number)
+        return step * self.lanes + self.lane(accumulation_step)
+
     def random_seed(self, seed: int, number: int) -> int:
         """A seed in [0, 2**63) for this replica's micro-batch ``number``.
 
         It depends on ``seed`` and on the micro-batch's number in the whole training alone: equal however many ranks
         share the global batch.
         """
-        step, accumulation_step = self.place(number)
-        everywhere = step * self.lanes + self.lane(accumulation_step)
-        return int(sample_generator(seed, _MICRO_BATCH, everywhere).integers(2**63))
+        return int(sample_generator(seed, _MICRO_BATCH, self.everywhere(number)).integers(2**63))
 
     def _until(self, samples: int) -> int:
         return -(-samples // (self.micro_batch * self.lanes)) * self.accumulation
@@ -136,13 +205,18 @@ class EpochStream:
         places = (divmod(start + i, self.train_samples) for i in range(self.micro_batch))
         return [(epoch, int(self.permutation(epoch)[place])) for epoch, place in places]
 
+    def key(self, number: int) -> Hashable:
+        """All are alike."""
+        return ()
+
     def permutation(self, epoch: int) -> NDArray[np.int64]:
         """The order of all samples in ``epoch`` (from 0)."""
-        return _permutation(self.train_samples, self.seed, epoch)
+        return permutation(self.train_samples, self.seed, epoch)
 
 
 @functools.lru_cache(maxsize=3)
-def _permutation(samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
+def permutation(samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """The order of ``samples`` in ``epoch`` (from 0), read-only; a function of its arguments alone."""
     order = sample_generator(seed, epoch).permutation(samples)
     order.flags.writeable = False
     return order
@@ -196,3 +270,7 @@ class EvalShard:
     def valid(self, batch: int) -> int:
         """Real samples in ``batch`` (from 0); the others are padding at its end."""
         return max(0, min(self.batch, self.end - self.start - batch * self.batch))
+
+    def key(self, batch: int) -> Hashable:
+        """All are alike."""
+        return ()

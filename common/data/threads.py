@@ -1,7 +1,7 @@
 """Readers that run anywhere: threads of this process make the samples of a batch, a few batches ahead.
 
 For libraries that let go of the interpreter while they decode. The order of samples is that of an
-:class:`common.data.order.EpochStream`, whatever the number of threads, and continues from any position.
+:class:`common.data.order.SampleStream`, whatever the number of threads, and continues from any position.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from common.data.ahead import ahead
 from common.data.batches import Block, HostBatch
-from common.data.order import EpochStream, EvalShard
+from common.data.order import SampleShard, SampleStream
 
 
 @dataclass(frozen=True)
@@ -78,17 +78,17 @@ class ThreadedTrainSource:
         stream: the order of samples.
         eval_samples, stand_in: of the data set.
         threads: make the samples.
-        begin: begins the batch of some (epoch, sample), on ``threads``.
+        begin: begins this replica's micro-batch of a number, counted over the whole training, on ``threads``.
         close_data: closes what ``begin`` reads.
     """
 
     def __init__(
         self,
-        stream: EpochStream,
+        stream: SampleStream,
         eval_samples: int,
         stand_in: bool,
         threads: SampleThreads,
-        begin: Callable[[list[tuple[int, int]]], PendingBatch],
+        begin: Callable[[int], PendingBatch],
         close_data: Callable[[], None],
     ) -> None:
         self.train_samples, self.eval_samples, self.stand_in = stream.train_samples, eval_samples, stand_in
@@ -97,11 +97,11 @@ class ThreadedTrainSource:
 
     def batches(self, block: Block, start: int = 0) -> Iterator[HostBatch]:
         """Yield the micro-batches of ``block`` from position ``start``; raises what making a sample raises."""
-        positions = range(start, self.stream.micro_batches(block))
-        begun = (self._begin(self.stream.samples(block, position)) for position in positions)
+        first, positions = self.stream.first_micro_batch(block), range(start, self.stream.micro_batches(block))
+        begun = (self._begin(first + position) for position in positions)
         nominal = self.stream.micro_batch * self.stream.replicas
         for position, tensors in zip(positions, self._threads.collect(begun), strict=True):
-            yield HostBatch(tensors, samples=nominal, position=position)
+            yield HostBatch(tensors, nominal, position, self.stream.key(first + position))
 
     def close(self) -> None:
         """Stop the threads and close the data."""
@@ -121,7 +121,7 @@ class ThreadedEvalSource:
 
     def __init__(
         self,
-        shard: EvalShard,
+        shard: SampleShard,
         threads: SampleThreads,
         begin: Callable[[Sequence[int]], PendingBatch],
         close_data: Callable[[], None],
@@ -138,7 +138,7 @@ class ThreadedEvalSource:
         batches = range(self.shard.batches)
         begun = (self._begin(self.shard.samples(batch)) for batch in batches)
         for position, tensors in zip(batches, self._threads.collect(begun), strict=True):
-            yield HostBatch(tensors, samples=self.shard.batch * self.shard.replicas, position=position)
+            yield HostBatch(tensors, self.shard.batch * self.shard.replicas, position, self.shard.key(position))
 
     def close(self) -> None:
         """Stop the threads and close the data."""

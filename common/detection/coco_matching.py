@@ -1,10 +1,10 @@
-"""Which detections take which boxes of ground truth, for all pictures and classes at once.
+"""Which detections take which objects of ground truth, for all pictures and classes at once.
 
 A group is what belongs to one picture and one class. Detections of different groups do not compete, so the first of
-every group take theirs together, then the second of every group, and so on. Only detections that overlap a box of their
-group by the smallest threshold take part.
+every group take theirs together, then the second of every group, and so on. Only detections that overlap an object of
+their group by the smallest threshold take part. What overlaps, boxes or masks, makes no difference here.
 
-Shapes: G boxes of ground truth, D detections, C detections that take part, P pairs, T thresholds, S ranges of area.
+Shapes: G objects of ground truth, D detections, C detections that take part, P pairs, T thresholds, S ranges of area.
 """
 
 from __future__ import annotations
@@ -22,33 +22,44 @@ PAIRS_AT_ONCE = 4_000_000
 
 
 @dataclass(frozen=True)
-class GroupedTruth:
-    """Ground truth.
+class Judged:
+    """Which ground truth counts, and how.
 
     Attributes:
-        group: (G,) numbers of groups, ascending.
-        box: (G, 4) x, y, width, height; float64.
-        crowd: (G,) whether the box is around many objects.
+        crowd: (G,) whether it is many objects as one.
         ignored: (G, S) whether it does not count in a range of areas; crowds never do.
     """
 
-    group: Tensor
-    box: Tensor
     crowd: Tensor
     ignored: Tensor
 
 
 @dataclass(frozen=True)
-class GroupedDetections:
-    """Detections.
+class Grouped:
+    """Boxes in groups.
 
     Attributes:
-        group: (D,) numbers of groups, in any order; those of a group in the order in which they choose.
-        box: (D, 4) x, y, width, height; float64.
+        group: (N,) numbers of groups.
+        box: (N, 4) x, y, width, height; float64.
     """
 
     group: Tensor
     box: Tensor
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Detections and ground truth of their group that they overlap, in any order.
+
+    Attributes:
+        detection: (P,) rows of detections.
+        truth: (P,) rows of ground truth.
+        overlap: (P,) intersection over union, of a crowd over the detection's area; float64.
+    """
+
+    detection: Tensor
+    truth: Tensor
+    overlap: Tensor
 
 
 @dataclass(frozen=True)
@@ -57,8 +68,8 @@ class Matches:
 
     Attributes:
         row: (C,) their rows among all detections, ascending.
-        right: (C, T, S) they took a box that counts.
-        void: (C, T, S) they took a box that does not count.
+        right: (C, T, S) they took an object that counts.
+        void: (C, T, S) they took an object that does not count.
     """
 
     row: Tensor
@@ -66,12 +77,19 @@ class Matches:
     void: Tensor
 
 
-def match(truth: GroupedTruth, found: GroupedDetections, thresholds: tuple[float, ...]) -> Matches:
-    """Let every detection take a box for each threshold, ascending, and each range of areas."""
-    pairs = _pairs(truth, found, thresholds[0])
+def match(pairs: Pairs, truth: Judged, group_D: Tensor, thresholds: tuple[float, ...]) -> Matches:
+    """Let every detection take an object for each threshold, ascending, and each range of areas.
+
+    Args:
+        pairs: those of the smallest threshold and above; others do no harm.
+        truth: what is to be found; of equal overlaps the last is taken.
+        group_D: groups of the detections, those of a group in the order in which they choose.
+        thresholds: T overlaps, ascending.
+    """
+    pairs = _in_order(pairs, thresholds[0])
     row_C, local_P, count_C = torch.unique_consecutive(pairs.detection, return_inverse=True, return_counts=True)
     device, taking = row_C.device, len(row_C)
-    ranges, boxes = truth.ignored.shape[1], len(truth.group)
+    ranges, boxes = truth.ignored.shape[1], len(truth.crowd)
     right_CTS = torch.zeros((taking, len(thresholds), ranges), dtype=torch.bool, device=device)
     void_CTS = torch.zeros_like(right_CTS)
     if not taking:
@@ -81,9 +99,9 @@ def match(truth: GroupedTruth, found: GroupedDetections, thresholds: tuple[float
     # with more boxes stand first, so that those that have an n-th box are the first rows of those that have one at all.
     most = int(count_C.max())
     nth_P = torch.arange(len(local_P), device=device) - (count_C.cumsum(0) - count_C)[local_P]
-    turn_P = rank_of_equals(found.group[row_C])[local_P] * most + nth_P
+    turn_P = rank_of_equals(group_D[row_C])[local_P] * most + nth_P
     order_P = (turn_P * most + (most - count_C[local_P])).sort(stable=True).indices
-    local_P, box_P, turn_P = local_P[order_P], pairs.box[order_P], turn_P[order_P]
+    local_P, box_P, turn_P = local_P[order_P], pairs.truth[order_P], turn_P[order_P]
     reached_PT = pairs.overlap[order_P].unsqueeze(1) >= torch.tensor(thresholds, dtype=torch.float64, device=device)
 
     # One row more than there are boxes: detections without a box, and with a crowd, take that one.
@@ -140,22 +158,15 @@ def portions(bounds: NDArray[np.int64], limit: int) -> Iterator[tuple[int, int]]
         first = end
 
 
-@dataclass(frozen=True)
-class _Pairs:
-    """Detections and boxes that they overlap; the pairs of a detection lie together, its best box first.
+def box_pairs(truth: Grouped, crowd_G: Tensor, found: Grouped, threshold: float) -> Pairs:
+    """Detections and ground truth of a group whose boxes overlap by ``threshold`` or more.
 
-    Attributes:
-        detection: (P,) rows of detections, ascending.
-        box: (P,) rows of ground truth.
-        overlap: (P,) at least the smallest threshold.
+    Args:
+        truth: of ascending groups.
+        crowd_G: whether the box is around many objects.
+        found: of groups in any order.
+        threshold: smallest overlap.
     """
-
-    detection: Tensor
-    box: Tensor
-    overlap: Tensor
-
-
-def _pairs(truth: GroupedTruth, found: GroupedDetections, threshold: float) -> _Pairs:
     start_D = torch.searchsorted(truth.group, found.group)
     count_D = torch.searchsorted(truth.group, found.group, right=True) - start_D
     row_D = count_D.nonzero().squeeze(1)
@@ -167,15 +178,21 @@ def _pairs(truth: GroupedTruth, found: GroupedDetections, threshold: float) -> _
         local = torch.repeat_interleave(count)
         nth = torch.arange(len(local), device=count.device) - (count.cumsum(0) - count)[local]
         detection, box = row_D[first:end][local], start_D[first:end][local] + nth
-        overlap = _overlap(found.box[detection], truth.box[box], truth.crowd[box])
+        overlap = _overlap(found.box[detection], truth.box[box], crowd_G[box])
         enough = (overlap >= threshold).nonzero().squeeze(1)
         for values, column in ((detection_P, detection), (box_P, box), (overlap_P, overlap)):
             values.append(column[enough])
-    detection, box, overlap = torch.cat(detection_P), torch.cat(box_P), torch.cat(overlap_P)
-    order = box.sort(stable=True, descending=True).indices  # of equal overlaps the last box is taken
+    return Pairs(torch.cat(detection_P), torch.cat(box_P), torch.cat(overlap_P))
+
+
+def _in_order(pairs: Pairs, threshold: float) -> Pairs:
+    """The pairs of ``threshold`` and above; those of a detection together, by row, its best first."""
+    enough = (pairs.overlap >= threshold).nonzero().squeeze(1)
+    detection, truth, overlap = pairs.detection[enough], pairs.truth[enough], pairs.overlap[enough]
+    order = truth.sort(stable=True, descending=True).indices  # of equal overlaps the last one is taken
     order = order[overlap[order].sort(stable=True, descending=True).indices]
     order = order[detection[order].sort(stable=True).indices]
-    return _Pairs(detection[order], box[order], overlap[order])
+    return Pairs(detection[order], truth[order], overlap[order])
 
 
 def _overlap(detection_P4: Tensor, box_P4: Tensor, crowd_P: Tensor) -> Tensor:

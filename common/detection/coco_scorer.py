@@ -34,29 +34,7 @@ class CocoScorer(Scorer):
 
     def warm_up(self) -> None:
         """Score made-up detections of a class in a few pictures."""
-        pictures, random = torch.arange(MADE_UP_PICTURES), torch.Generator().manual_seed(0)
-        box = torch.tensor([[8.0, 8.0, 16.0, 16.0]], dtype=torch.float64)
-        truth = GroundTruth(
-            pictures,
-            torch.zeros(1, dtype=torch.int64),
-            pictures,
-            torch.zeros_like(pictures),
-            box.repeat(len(pictures), 1),
-            torch.full((len(pictures),), 256.0, dtype=torch.float64),
-            torch.zeros(len(pictures), dtype=torch.bool),
-        )
-        picture_D = pictures.repeat_interleave(LIMITS[-1])
-        found = Detections(
-            picture_D,
-            torch.zeros_like(picture_D),
-            box + 8 * torch.rand((len(picture_D), 4), generator=random, dtype=torch.float64),
-            torch.rand(len(picture_D), generator=random, dtype=torch.float64),
-        )
-        score(self._moved(truth), self._moved(found))
-
-    def _moved(self, part: Part) -> Part:
-        """The columns on the device."""
-        return type(part)(**{name: column.to(self._device) for name, column in vars(part).items()})
+        score(*made_up_boxes(self._device))
 
     def open_data(self, root: Path) -> None:
         """Load the ground truth."""
@@ -71,22 +49,58 @@ class CocoScorer(Scorer):
             ValueError: a detection is of an unknown picture or class, or not finite.
         """
         assert self._truth is not None, "open_data comes first"
-        values = predictions.values
-        pictures = np.unique(values["pictures"])
-        check_whole_set(len(values["pictures"]), len(self._truth.pictures), "pictures")
-        check_whole_set(len(pictures), len(self._truth.pictures), "different pictures")
-
-        def column(name: str, dtype: torch.dtype) -> torch.Tensor:
-            return torch.from_numpy(values[name]).to(self._device, dtype)
-
-        figures = score(
-            self._truth,
-            Detections(
-                column("picture_id", torch.int64),
-                column("class_id", torch.int64),
-                column("box", torch.float64),
-                column("score", torch.float64),
-            ),
-        )
+        pictures = pictures_seen(predictions, self._truth)
+        figures = score(self._truth, detections_of(predictions, self._device))
         precision = figures.pop("AP")
-        return {"mean_average_precision": precision, **figures, "eval_samples": len(pictures)}
+        return {"mean_average_precision": precision, **figures, "eval_samples": pictures}
+
+
+def made_up_boxes(device: torch.device) -> tuple[GroundTruth, Detections]:
+    """A box in each of a few pictures, and detections of which some find it."""
+    pictures, random = torch.arange(MADE_UP_PICTURES), torch.Generator().manual_seed(0)
+    box = torch.tensor([[8.0, 8.0, 16.0, 16.0]], dtype=torch.float64)
+    truth = GroundTruth(
+        pictures,
+        torch.zeros(1, dtype=torch.int64),
+        pictures,
+        torch.zeros_like(pictures),
+        box.repeat(len(pictures), 1),
+        torch.full((len(pictures),), 256.0, dtype=torch.float64),
+        torch.zeros(len(pictures), dtype=torch.bool),
+    )
+    picture_D = pictures.repeat_interleave(LIMITS[-1])
+    found = Detections(
+        picture_D,
+        torch.zeros_like(picture_D),
+        box + 8 * torch.rand((len(picture_D), 4), generator=random, dtype=torch.float64),
+        torch.rand(len(picture_D), generator=random, dtype=torch.float64),
+    )
+    return _moved(truth, device), _moved(found, device)
+
+
+def pictures_seen(predictions: Predictions, truth: GroundTruth) -> int:
+    """How many pictures were evaluated; RuntimeError unless each of ``truth`` was, once."""
+    seen = predictions.values["pictures"]
+    pictures = np.unique(seen)
+    check_whole_set(len(seen), len(truth.pictures), "pictures")
+    check_whole_set(len(pictures), len(truth.pictures), "different pictures")
+    return len(pictures)
+
+
+def detections_of(predictions: Predictions, device: torch.device) -> Detections:
+    """The boxes of predictions on ``device``."""
+
+    def column(name: str, dtype: torch.dtype) -> torch.Tensor:
+        return torch.from_numpy(predictions.values[name]).to(device, dtype)
+
+    return Detections(
+        column("picture_id", torch.int64),
+        column("class_id", torch.int64),
+        column("box", torch.float64),
+        column("score", torch.float64),
+    )
+
+
+def _moved(part: Part, device: torch.device) -> Part:
+    """The columns on the device."""
+    return type(part)(**{name: column.to(device) for name, column in vars(part).items()})

@@ -1,12 +1,13 @@
-"""COCO's scores of detected boxes: average precision and average recall, of all pictures and classes at once.
+"""COCO's scores of detected boxes or masks: average precision and recall, of all pictures and classes at once.
 
 What COCO's own evaluation counts (Lin et al., arXiv:1405.0312; cocodataset.org/#detection-eval), in its arithmetic:
 
-- In each picture and class the best 100 detections, by score, take boxes of ground truth one after the other: of those
-  not yet taken that they overlap by a threshold or more, the one that they overlap most, the last of equals. A crowd
-  can be taken often, and is overlapped by the intersection over the detection's own area. Crowds, and boxes outside a
-  range of areas, are taken only by what can take no other; a detection that takes one is neither right nor wrong, like
-  one outside the range that takes nothing.
+- In each picture and class the best 100 detections, by score, take objects of ground truth one after the other: of
+  those not yet taken that they overlap by a threshold or more, the one that they overlap most, the last of equals. A
+  crowd can be taken often, and is overlapped by the intersection over the detection's own area. Crowds, and objects
+  outside a range of areas, are taken only by what can take no other; a detection that takes one is neither right nor
+  wrong, like one outside the range that takes nothing.
+- Of boxes, overlap and area are the boxes'; of masks, the pixels'.
 - The precision of a class at a recall is the largest over the lists of its best detections that reach it; the average
   is over 101 recalls, the thresholds, and the classes that have ground truth.
 
@@ -29,9 +30,11 @@ from torch import Tensor, nn
 
 from common.detection.annotations import Annotations
 from common.detection.coco_matching import (
-    GroupedDetections,
-    GroupedTruth,
+    Grouped,
+    Judged,
     Matches,
+    Pairs,
+    box_pairs,
     match,
     portions,
     rank_of_equals,
@@ -110,9 +113,23 @@ class Detections:
     score: Tensor
 
 
+@dataclass(frozen=True)
+class Outlines:
+    """What is judged in place of the boxes.
+
+    Attributes:
+        pairs: detections and ground truth of one picture and class whose outlines overlap; those below the smallest of
+            THRESHOLDS may be missing.
+        area: (D,) of the detections' outlines in pixels, float64.
+    """
+
+    pairs: Pairs
+    area: Tensor
+
+
 @torch.no_grad()
-def score(truth: GroundTruth, found: Detections) -> dict[str, float]:
-    """COCO's twelve figures; tensors are on one device.
+def score(truth: GroundTruth, found: Detections, outlines: Outlines | None = None) -> dict[str, float]:
+    """COCO's twelve figures of boxes, or of ``outlines``; tensors are on one device.
 
     Returns:
         ``AP``, ``AP50``, ``AP75``, ``AP_small``, ``AP_medium``, ``AP_large``, ``AR_1``, ``AR_10``, ``AR_100``,
@@ -121,7 +138,10 @@ def score(truth: GroundTruth, found: Detections) -> dict[str, float]:
     Raises:
         ValueError: a picture or class of a box is unknown, or a score, box or area is not finite or not of float64.
     """
-    for name, values in (("score", found.score), ("box found", found.box), ("box", truth.box), ("area", truth.area)):
+    judged = [("score", found.score), ("box found", found.box), ("box", truth.box), ("area", truth.area)]
+    if outlines is not None:
+        judged += [("area found", outlines.area), ("overlap", outlines.pairs.overlap)]
+    for name, values in judged:
         if values.dtype != torch.float64:
             raise ValueError(f"a {name} is of {values.dtype}, not of float64")
         if not bool(values.isfinite().all()):
@@ -137,6 +157,7 @@ def score(truth: GroundTruth, found: Detections) -> dict[str, float]:
     order_D = order_D[class_D[order_D].sort(stable=True).indices]
     order_G = group_G.sort(stable=True).indices
     bounds_D, bounds_G = (_bounds(column, len(truth.classes)) for column in (class_D, class_G))
+    area_D = found.box[:, 2] * found.box[:, 3] if outlines is None else outlines.area
     curves = _Curves()
     for first, end in portions(bounds_D, DETECTIONS_AT_ONCE):
         part_G = order_G[bounds_G[first] : bounds_G[end]]
@@ -144,18 +165,35 @@ def score(truth: GroundTruth, found: Detections) -> dict[str, float]:
         rank_D = rank_of_equals(group_D[part_D])
         among_best = (rank_D < LIMITS[-1]).nonzero().squeeze(1)
         part_D, rank_D = part_D[among_best], rank_D[among_best]
-        crowd_G, box_D4 = truth.crowd[part_G], found.box[part_D]
+        crowd_G = truth.crowd[part_G]
         ignored_GS = crowd_G.unsqueeze(1) | ~_in_range(truth.area[part_G])
-        matches = match(
-            GroupedTruth(group_G[part_G], truth.box[part_G], crowd_G, ignored_GS),
-            GroupedDetections(group_D[part_D], box_D4),
-            THRESHOLDS,
-        )
+        if outlines is None:
+            boxes, boxes_found = (
+                Grouped(group_G[part_G], truth.box[part_G]),
+                Grouped(group_D[part_D], found.box[part_D]),
+            )
+            pairs = box_pairs(boxes, crowd_G, boxes_found, THRESHOLDS[0])
+        else:
+            pairs = _among(outlines.pairs, _places(part_D, len(order_D)), _places(part_G, len(order_G)))
+        matches = match(pairs, Judged(crowd_G, ignored_GS), group_D[part_D], THRESHOLDS)
         boxes_KS = torch.zeros((end - first, len(AREAS)), dtype=torch.int64, device=part_G.device)
         boxes_KS.index_add_(0, class_G[part_G] - first, (~ignored_GS).long())
-        in_range_DS = _in_range(box_D4[:, 2] * box_D4[:, 3])
-        curves.add(_Part(boxes_KS, class_D[part_D] - first, rank_D, in_range_DS, matches))
+        curves.add(_Part(boxes_KS, class_D[part_D] - first, rank_D, _in_range(area_D[part_D]), matches))
     return curves.figures()
+
+
+def _places(rows_N: Tensor, count: int) -> Tensor:
+    """Where each of ``count`` rows stands among ``rows_N``; -1 if it does not."""
+    place = rows_N.new_full((count,), -1)
+    place[rows_N] = torch.arange(len(rows_N), device=rows_N.device)
+    return place
+
+
+def _among(pairs: Pairs, place_D: Tensor, place_G: Tensor) -> Pairs:
+    """The pairs whose detection and ground truth have places, by these."""
+    detection, truth = place_D[pairs.detection], place_G[pairs.truth]
+    both = ((detection >= 0) & (truth >= 0)).nonzero().squeeze(1)
+    return Pairs(detection[both], truth[both], pairs.overlap[both])
 
 
 @dataclass(frozen=True)

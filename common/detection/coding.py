@@ -2,7 +2,7 @@
 
 Girshick et al., arXiv:1311.2524, appendix C: of an anchor with centre (ax, ay) and size (aw, ah), a box (x, y, w, h) is
 ``((x - ax) / aw, (y - ay) / ah, ln(w / aw), ln(h / ah))``, each times a weight. All arithmetic is in fp32, in fp64 of
-fp64.
+fp64. ``pixel`` is that of :mod:`common.ops.boxes`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from common.ops.boxes import side
 from common.ops.triton_support import widen
 
 
@@ -23,18 +24,20 @@ class BoxCoding:
     Attributes:
         weights: of x, y, width and height. SSD's variances 0.1 and 0.2 are weights of 10 and 5.
         most_growth: width and height of a decoded box are at most so many times the anchor's; None sets no limit.
+        pixel: of the sides; a centre is half a side from the first corner.
     """
 
     weights: tuple[float, float, float, float]
     most_growth: float | None = None
+    pixel: float = 0.0
 
     def encode(self, boxes_A4: Tensor, anchors_A4: Tensor) -> Tensor:
-        """Offsets, (..., A, 4), of ``boxes_A4``, (..., A, 4), from ``anchors_A4``, (A, 4).
+        """Offsets, (..., A, 4), of ``boxes_A4``, (..., A, 4), from ``anchors_A4``, which broadcast against them.
 
         A box without width or height has an infinite offset: select it away, a product with 0 makes NaN of it.
         """
         (x, y, width, height), (anchor_x, anchor_y, anchor_width, anchor_height) = (
-            _centres(widen(boxes)) for boxes in (boxes_A4, anchors_A4)
+            _centres(widen(boxes), self.pixel) for boxes in (boxes_A4, anchors_A4)
         )
         weight_x, weight_y, weight_width, weight_height = self.weights
         return torch.stack(
@@ -49,7 +52,7 @@ class BoxCoding:
 
     def decode(self, offsets_A4: Tensor, anchors_A4: Tensor) -> Tensor:
         """Boxes, (..., A, 4), of ``offsets_A4``, (..., A, 4), from ``anchors_A4``, which broadcast against them."""
-        anchor_x, anchor_y, anchor_width, anchor_height = _centres(widen(anchors_A4))
+        anchor_x, anchor_y, anchor_width, anchor_height = _centres(widen(anchors_A4), self.pixel)
         dx, dy, dw, dh = (
             offset / weight for offset, weight in zip(widen(offsets_A4).unbind(-1), self.weights, strict=True)
         )
@@ -58,11 +61,16 @@ class BoxCoding:
             dw, dh = dw.clamp(max=most), dh.clamp(max=most)
         x, y = dx * anchor_width + anchor_x, dy * anchor_height + anchor_y
         half_width, half_height = 0.5 * (torch.exp(dw) * anchor_width), 0.5 * (torch.exp(dh) * anchor_height)
-        return torch.stack([x - half_width, y - half_height, x + half_width, y + half_height], -1)
+        x2, y2 = x + half_width, y + half_height
+        if self.pixel:
+            x2, y2 = x2 - self.pixel, y2 - self.pixel
+        return torch.stack([x - half_width, y - half_height, x2, y2], -1)
 
 
-def clip(boxes_A4: Tensor, height: float | Tensor, width: float | Tensor) -> Tensor:
+def clip(boxes_A4: Tensor, height: float | Tensor, width: float | Tensor, pixel: float = 0.0) -> Tensor:
     """Boxes, (..., A, 4), within pictures of ``height`` and ``width``, which broadcast against (..., A)."""
+    if pixel:
+        height, width = height - pixel, width - pixel
     x1, y1, x2, y2 = boxes_A4.clamp(min=0).unbind(-1)
     return torch.stack([_at_most(x1, width), _at_most(y1, height), _at_most(x2, width), _at_most(y2, height)], -1)
 
@@ -71,7 +79,7 @@ def _at_most(values: Tensor, limit: float | Tensor) -> Tensor:
     return torch.minimum(values, limit) if isinstance(limit, Tensor) else values.clamp(max=limit)
 
 
-def _centres(boxes_A4: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _centres(boxes_A4: Tensor, pixel: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     x1, y1, x2, y2 = boxes_A4.unbind(-1)
-    width, height = x2 - x1, y2 - y1
+    width, height = side(x1, x2, pixel), side(y1, y2, pixel)
     return x1 + 0.5 * width, y1 + 0.5 * height, width, height

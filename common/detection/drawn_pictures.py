@@ -19,7 +19,7 @@ from PIL import Image
 
 from common.errors import ConfigError
 
-Form = Literal["plain", "many", "one tiny", "empty"]
+Form = Literal["plain", "many", "one tiny", "crowd", "empty"]
 
 COLOURS: tuple[tuple[int, int, int], ...] = (
     (215, 15, 15),
@@ -74,7 +74,9 @@ class PicturePlan:
         boxes: objects at most, at least 1; how many is uniform, fewer where there is no room.
         crowd: probability of a cluster of small objects with one box around, beside the others.
         tiny: probability of an object of 2 px, beside the others.
-        form: ``plain``; ``many``: 310 small objects; ``one tiny``: nothing but an object of 2 px; ``empty``.
+        form: ``plain``; ``many``: 310 small objects; ``one tiny``: nothing but an object of 2 px; ``crowd``: nothing
+            but a cluster; ``empty``.
+        size: width and height, px; None for any within ``sides``.
     """
 
     seed: int
@@ -85,16 +87,19 @@ class PicturePlan:
     crowd: float = 0.1
     tiny: float = 0.02
     form: Form = "plain"
+    size: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if not LEAST_SIDE <= self.sides[0] <= self.sides[1]:
             raise ConfigError(f"sides of {self.sides[0]} to {self.sides[1]} px: ascending, from {LEAST_SIDE} px on")
+        if self.size and min(self.size) < LEAST_SIDE:
+            raise ConfigError(f"size={self.size}: sides from {LEAST_SIDE} px on")
         if self.boxes < 1 or not self.classes or min(self.classes) < 0:
             raise ConfigError(f"{self.boxes} boxes of {len(self.classes)} classes: at least 1 of each, counted from 0")
 
 
 class DrawnBox(NamedTuple):
-    """The pixels of an object, or of a crowd of one class: left, top, width and height in px."""
+    """The pixels of an object, or of a crowd of one class: left, top, width and height in px; a crowd's members."""
 
     class_index: int
     x: int
@@ -102,6 +107,7 @@ class DrawnBox(NamedTuple):
     width: int
     height: int
     crowd: bool = False
+    members: tuple[DrawnBox, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -125,7 +131,7 @@ def draw(plan: PicturePlan) -> DrawnPicture:
 def paint(plan: PicturePlan) -> tuple[NDArray[np.uint8], list[DrawnBox]]:
     """The pixels (H, W, 3) before they are encoded, and the boxes."""
     random = np.random.default_rng([plan.seed, plan.number])
-    width, height = (int(side) for side in random.integers(plan.sides[0], plan.sides[1] + 1, 2))
+    width, height = plan.size or (int(side) for side in random.integers(plan.sides[0], plan.sides[1] + 1, 2))
     pixels_HWC = _background(height, width, random)
     boxes: list[DrawnBox] = []
     if plan.form == "many":
@@ -134,6 +140,8 @@ def paint(plan: PicturePlan) -> tuple[NDArray[np.uint8], list[DrawnBox]]:
             _put(pixels_HWC, box, random)
     elif plan.form == "one tiny":
         _place(pixels_HWC, _one_of(plan.classes, random), (TINY, TINY), boxes, random)
+    elif plan.form == "crowd":
+        _place_crowd(pixels_HWC, _one_of(plan.classes, random), boxes, random)
     elif plan.form == "plain":
         crowded = random.random() < plan.crowd
         for number in range(int(random.integers(1, plan.boxes + 1))):
@@ -145,6 +153,11 @@ def paint(plan: PicturePlan) -> tuple[NDArray[np.uint8], list[DrawnBox]]:
     return pixels_HWC, boxes
 
 
+def is_recognisable(height: int, width: int) -> bool:
+    """Whether an object of this size has its class's shape; a smaller one is a rectangle."""
+    return min(height, width) >= _RECOGNISABLE
+
+
 def shape_of(class_index: int, height: int, width: int) -> NDArray[np.bool_]:
     """The pixels (height, width) that an object of the class has in its box: some in every outer row and column."""
     shape = SHAPES[class_index % len(SHAPES)]
@@ -153,7 +166,7 @@ def shape_of(class_index: int, height: int, width: int) -> NDArray[np.bool_]:
     # of a pixel's points the one nearest to the middle; 0 to below 1 from the middle to the border
     b, a = np.maximum(v - np.float32(1 / height), 0), np.maximum(u - np.float32(1 / width), 0)
     whole: NDArray[np.bool_] = np.ones((height, width), np.bool_)
-    if min(height, width) < _RECOGNISABLE or shape == "rectangle":
+    if not is_recognisable(height, width) or shape == "rectangle":
         return whole
     if shape == "disc":
         return np.asarray(a * a + b * b <= 1)
@@ -209,7 +222,7 @@ def _place_crowd(
             _put(pixels_HWC, member, random)
         left, top = min(box.x for box in members), min(box.y for box in members)
         right, bottom = max(box.x + box.width for box in members), max(box.y + box.height for box in members)
-        boxes.append(DrawnBox(class_index, left, top, right - left, bottom - top, crowd=True))
+        boxes.append(DrawnBox(class_index, left, top, right - left, bottom - top, True, tuple(members)))
 
 
 def _free_place(

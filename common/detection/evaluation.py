@@ -1,8 +1,9 @@
-"""The evaluation of a network that finds boxes in pictures: every picture once, at fixed shapes, without a wait."""
+"""The evaluation of a network that finds objects in pictures: every picture once, at fixed shapes, without a wait."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -10,9 +11,43 @@ from torch import Tensor, nn
 
 from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
 from common.data.batches import EvalSource
-from common.detection.detections import PADDING, DetectionBuffer, Found
+from common.detection.detections import PADDING, DetectionBuffer, Found, RunLengths
 from common.distributed.layout import Layout
 from common.evaluation.forward import ForwardPass
+from common.evaluation.model_weights import evaluating
+
+Detect = Callable[[Mapping[str, Tensor]], Found]
+"""What a network finds in a batch; capturable."""
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """Batches of one shape.
+
+    Attributes:
+        detect: what is found in them; uses the network.
+        inputs: made-up ones on the device, for warm-up, of which batches have a part each: ``picture`` (B,), ids with
+            -1 for padding, and what ``detect`` reads.
+    """
+
+    detect: Detect
+    inputs: dict[str, Tensor]
+
+
+def of_pictures(detect: Detect, example: Tensor) -> BatchShape:
+    """Batches of pictures alike.
+
+    Args:
+        detect: what is found in ``image`` (B, C, H, W), pictures of ``size`` (B, 2), height and width before resizing.
+        example: such pictures.
+    """
+    batch, _, height, width = example.shape
+    inputs = {
+        "image": example.clone(),
+        "picture": torch.full((batch,), PADDING, dtype=torch.int64, device=example.device),
+        "size": torch.tensor([[float(height), float(width)]] * batch, device=example.device),
+    }
+    return BatchShape(detect, inputs)
 
 
 class DetectionEvaluation(Evaluation):
@@ -22,45 +57,43 @@ class DetectionEvaluation(Evaluation):
 
     Args:
         model: the network, whose weights an evaluation may replace.
-        detect: what it finds in a batch; uses the network; capturable.
-        open_source: opens this rank's share of the evaluation pictures. A batch has ``image`` (B, C, H, W), ``picture``
-            (B,), ids with -1 for padding, and ``size`` (B, 2), height and width before resizing.
-        example: pictures of a batch's shape, for warm-up.
+        shapes: of batches, by their key; all of as many pictures.
+        open_source: opens this rank's share of the evaluation pictures.
         keep: detections of a picture at most.
         layout: the ranks that share the evaluation set.
-        capture: replay the forward pass as a CUDA graph.
+        capture: replay the forward passes as CUDA graphs, one of each shape, which share their memory.
         scorer: judges them.
+        run_lengths: how masks become runs, where the network finds masks.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        detect: Callable[[Mapping[str, Tensor]], Found],
+        shapes: Mapping[Hashable, BatchShape],
         open_source: Callable[[Path], EvalSource],
-        example: Tensor,
         keep: int,
         layout: Layout,
         capture: bool,
         scorer: Scorer,
+        run_lengths: RunLengths | None = None,
     ) -> None:
         self.scorer = scorer
+        self._model = model
         self._open_source, self._layout = open_source, layout
         self._source: EvalSource | None = None
-        self._buffer = DetectionBuffer(layout, keep)
-        batch, _, height, width = example.shape
-        inputs = {
-            "image": example.clone(),
-            "picture": torch.full((batch,), PADDING, dtype=torch.int64, device=layout.device),
-            "size": torch.tensor([[float(height), float(width)]] * batch, device=layout.device),
+        self._buffer = DetectionBuffer(layout, keep, run_lengths)
+        pool = torch.cuda.graph_pool_handle() if capture and layout.device.type == "cuda" else None
+        self._forward: dict[Hashable, ForwardPass[Found]] = {
+            key: ForwardPass(model, shape.detect, shape.inputs, capture, pool) for key, shape in shapes.items()
         }
-        self._forward: ForwardPass[Found] = ForwardPass(model, detect, inputs, capture)
+        (self._batch,) = {len(shape.inputs["picture"]) for shape in shapes.values()}
 
     def warm_up(self) -> None:
-        """Passes over made-up pictures, and gathering what they give. Collective."""
-        found = self._forward.warm_up()
-        picture_B = self._forward.inputs["picture"]
-        self._buffer.begin(len(picture_B))
-        self._buffer.add(picture_B, found)
+        """Passes over made-up pictures of each shape, and gathering what they give. Collective."""
+        for forward in self._forward.values():
+            found = forward.warm_up()
+            self._buffer.begin(self._batch)
+            self._buffer.add(forward.inputs["picture"], found)
         self._buffer.columns()
 
     def open_data(self, root: Path) -> None:
@@ -68,28 +101,41 @@ class DetectionEvaluation(Evaluation):
         self.read_from(self._open_source(root))
 
     def read_from(self, source: EvalSource) -> None:
-        """Evaluate the pictures of an open source."""
+        """Evaluate the pictures of an open source, whose batches have the keys of the shapes."""
         self._source = source
 
-    def made_up(self) -> dict[str, Tensor]:
-        """Copies of a batch's inputs as they were before the first batch of the data."""
-        return {name: tensor.clone() for name, tensor in self._forward.inputs.items()}
+    def made_up(self) -> dict[Hashable, dict[str, Tensor]]:
+        """Copies of each shape's inputs as they were before the first batch of the data."""
+        return {
+            key: {name: tensor.clone() for name, tensor in forward.inputs.items()}
+            for key, forward in self._forward.items()
+        }
 
     def predict(self, weights: Weights) -> Predictions | None:
-        """Find boxes in every picture; their columns on the first rank. Collective."""
+        """Find objects in every picture; their columns on the first rank. Collective."""
+        self.find(weights)
+        return self.gathered()
+
+    def find(self, weights: Weights) -> None:
+        """Find objects in every picture of this rank, without a wait for the device."""
         assert self._source is not None, "open_data comes first"
-        inputs = self._forward.inputs
-        with self._forward.evaluating(weights):
-            self._buffer.begin(len(self._source) * len(inputs["picture"]))
+        with evaluating(self._model, weights):
+            self._buffer.begin(len(self._source) * self._batch)
             for host in self._source:
-                batch = {name: host.tensors[name].to(self._layout.device, non_blocking=True) for name in inputs}
-                self._buffer.add(batch["picture"], self._forward(batch))
+                forward = self._forward[host.key]
+                batch = {name: host.tensors[name].to(self._layout.device, non_blocking=True) for name in forward.inputs}
+                self._buffer.add(batch["picture"], forward(batch))
+
+    def gathered(self) -> Predictions | None:
+        """The columns of what all ranks found, on the first rank; see :meth:`DetectionBuffer.columns`. Collective."""
         columns = self._buffer.columns()
         return None if columns is None else Predictions(columns)
 
     def close(self) -> None:
-        """Free the graph and the buffers, and close the reader."""
-        self._forward.close()
+        """Free the graphs and the buffers, and close the reader and the scorer."""
+        for forward in self._forward.values():
+            forward.close()
         self._buffer.close()
         if self._source is not None:
             self._source.close()
+        self.scorer.close()

@@ -1,15 +1,17 @@
-"""Measure what a detector's evaluation takes on a GPU beside reading and scoring: passes, suppression, gathering."""
+"""Measure what a detector's evaluation takes on a GPU beside reading: passes, suppression, gathering; and scoring."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from common.config import loading
 from common.config.composition import compose
+from common.contract.evaluation import Predictions
 from common.contract.workload import Workload
 from common.data.batches import HostBatch
 from common.detection.evaluation import DetectionEvaluation
@@ -24,16 +26,17 @@ SPREAD = 0.02
 
 
 class MadeUp:
-    """An evaluation source whose pictures lie on the device: the same batch again and again, under other ids.
+    """An evaluation source whose pictures lie on the device: the same batches again and again, under other ids.
 
     Args:
-        batch: ``image`` (B, C, H, W), ``size`` (B, 2) and what else the network reads.
+        batches: of each key, what the network reads; all of as many pictures. Keys take turns.
         pictures: how many; the last batch is filled up with padding.
     """
 
-    def __init__(self, batch: dict[str, torch.Tensor], pictures: int) -> None:
+    def __init__(self, batches: Mapping[Hashable, dict[str, torch.Tensor]], pictures: int) -> None:
         self.eval_samples = pictures
-        self._batch, self._each = batch, len(batch["size"])
+        self._batches = list(batches.items())
+        self._each = len(self._batches[0][1]["picture"])
 
     def __len__(self) -> int:
         return -(-self.eval_samples // self._each)
@@ -42,14 +45,40 @@ class MadeUp:
         for position in range(len(self)):
             ids = torch.arange(position * self._each, (position + 1) * self._each)
             picture_B = torch.where(ids < self.eval_samples, ids, -1)
-            yield HostBatch({**self._batch, "picture": picture_B}, self._each, position)
+            key, batch = self._batches[position % len(self._batches)]
+            yield HostBatch({**batch, "picture": picture_B}, self._each, position, key)
 
     def close(self) -> None:
         """Nothing is open."""
 
 
-def main(benchmark: str, workload_type: type[Workload], arguments: Sequence[str]) -> None:
+@dataclass(frozen=True)
+class Timed:
+    """Evaluations of made-up pictures.
+
+    Attributes:
+        find: median seconds of passes over all pictures, up to the last detection on the device.
+        gather: of what follows until the host has all of it; of masks that is where they become runs.
+        predictions: of the last one.
+    """
+
+    find: float
+    gather: float
+    predictions: Predictions
+
+
+def main(
+    benchmark: str,
+    workload_type: type[Workload],
+    arguments: Sequence[str],
+    scored: Callable[[Workload, Predictions], str] | None = None,
+) -> None:
     """Print pictures per second of ``benchmark`` with the overrides that ``arguments`` are.
+
+    Args:
+        benchmark, workload_type: of a detector.
+        arguments: overrides.
+        scored: scores the predictions, and says in a line what that took; None where it is not measured.
 
     Raises:
         SystemExit: PyTorch sees no GPU, and ``device=cpu`` is not among the arguments.
@@ -64,17 +93,21 @@ def main(benchmark: str, workload_type: type[Workload], arguments: Sequence[str]
     workload = workload_type(run, Layout(run.layout, device=device, seed=1))
     pictures = PICTURES if device.type == "cuda" else 2
     name = "CPU" if device.type == "cpu" else torch.cuda.get_device_name(device)
-    seconds = evaluation_seconds(workload, pictures)
+    timed = evaluate(workload, pictures)
+    seconds = timed.find + timed.gather
     print(f"{name}, PyTorch {torch.__version__}, {run.precision}, batches of {run.workload.reader.eval_batch}")
     print(f"{pictures} pictures in {seconds:.3f} s: {pictures / seconds:,.0f} pictures/s, neither read nor scored")
+    print(f"of that {timed.find:.3f} s until all is found, {timed.gather:.3f} s until it is on the host")
+    if scored is not None:
+        print(scored(workload, timed.predictions))
 
 
-def evaluation_seconds(workload: Workload, pictures: int) -> float:
-    """Median seconds of an evaluation of pictures of noise by heads that see something in it, after a first one."""
+def evaluate(workload: Workload, pictures: int) -> Timed:
+    """Evaluations of pictures of noise by heads that see something in it, timed after a first one."""
     device, generator = workload.layout.device, torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in workload.model.named_parameters():
-            if "head" in name and parameter.ndim == 4:
+            if "head" in name and parameter.ndim > 1:
                 parameter.copy_(SPREAD * torch.randn(parameter.shape, generator=generator))
     evaluation = workload.evaluation(workload.layout)
     assert isinstance(evaluation, DetectionEvaluation)
@@ -85,9 +118,15 @@ def evaluation_seconds(workload: Workload, pictures: int) -> float:
         times = []
         for _ in range(1 + TIMES):
             began = time.perf_counter()
-            evaluation.predict(workload.weights())
+            evaluation.find(workload.weights())
             if stream is not None:
                 stream.synchronize()
-            times.append(time.perf_counter() - began)
+            found = time.perf_counter()
+            predictions = evaluation.gathered()
+            if stream is not None:
+                stream.synchronize()
+            times.append((found - began, time.perf_counter() - found))
     evaluation.close()
-    return statistics.median(times[1:])
+    assert predictions is not None, "there is one rank"
+    find, gather = (statistics.median(part) for part in zip(*times[1:], strict=True))
+    return Timed(find, gather, predictions)

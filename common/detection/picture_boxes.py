@@ -34,8 +34,7 @@ class PictureBoxes:
     @classmethod
     def of(cls, annotations: Annotations) -> PictureBoxes:
         """Boxes around many objects are among them; those of which nothing lies in the picture are not."""
-        by_id = np.argsort(annotations.picture_id)
-        place_N = by_id[np.searchsorted(annotations.picture_id, annotations.box_picture, sorter=by_id)]
+        place_N = annotations.places()
         size_P2 = np.stack([annotations.picture_height, annotations.picture_width], 1)
         limits_N2 = size_P2[place_N][:, ::-1]
         first_N2, size_N2 = annotations.box_xywh[:, :2], annotations.box_xywh[:, 2:]

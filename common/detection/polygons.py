@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from common.data.ragged import bounds_of
+from common.detection.columns import read_column, write_columns
+
+_PREFIX = "polygons_"
 
 
 @dataclass(frozen=True)
@@ -15,9 +22,67 @@ class Polygons:
     Attributes:
         object_bounds: (N + 1,) int32, where the polygons of each object begin, and where the last one's end.
         polygon_bounds: (Q + 1,) int32, where the points of each polygon begin, and where the last one's end.
-        xy: (S, 2) float32, px of the picture as it is published.
+        xy: (S, 2) px of the picture as it is published; float64 where masks are compared with others', float32 where
+            networks are trained on them.
     """
 
     object_bounds: NDArray[np.int32]
     polygon_bounds: NDArray[np.int32]
-    xy: NDArray[np.float32]
+    xy: NDArray[np.floating]
+
+    @property
+    def objects(self) -> int:
+        """N."""
+        return len(self.object_bounds) - 1
+
+    @property
+    def polygons(self) -> int:
+        """Q."""
+        return len(self.polygon_bounds) - 1
+
+    @property
+    def points(self) -> int:
+        """S."""
+        return len(self.xy)
+
+    def of_object(self, number: int) -> list[NDArray[np.floating]]:
+        """The polygons of one object, each of shape (points, 2)."""
+        parts = range(self.object_bounds[number], self.object_bounds[number + 1])
+        return [self.xy[self.polygon_bounds[part] : self.polygon_bounds[part + 1]] for part in parts]
+
+    def taken(self, objects: NDArray[np.integer]) -> Polygons:
+        """The polygons of the ``objects`` alone, in the order of these numbers."""
+        parts = _rows(self.object_bounds, objects)
+        points = _rows(self.polygon_bounds, parts)
+        counts = np.diff(self.object_bounds)[objects], np.diff(self.polygon_bounds)[parts]
+        bounds = [bounds_of(count).astype(np.int32) for count in counts]
+        return Polygons(bounds[0], bounds[1], self.xy[points])
+
+    def single_precision(self) -> Polygons:
+        """The same with float32 points."""
+        return Polygons(self.object_bounds, self.polygon_bounds, self.xy.astype(np.float32))
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write each column as ``polygons_<name>.npy`` into ``folder``, which is made if need be; returns the files."""
+        return write_columns(folder, {f"{_PREFIX}{field.name}": getattr(self, field.name) for field in fields(self)})
+
+    @classmethod
+    def read(cls, folder: Path, objects: int, polygons: int, points: int, dtype: type[np.floating[Any]]) -> Polygons:
+        """The columns in ``folder``, of so many objects, polygons and points of ``dtype``.
+
+        Raises:
+            DataError: a file is missing, cut off, or of another type or size.
+        """
+        integer = np.dtype(np.int32)
+        return cls(
+            read_column(folder / f"{_PREFIX}object_bounds.npy", integer, (objects + 1,)),
+            read_column(folder / f"{_PREFIX}polygon_bounds.npy", integer, (polygons + 1,)),
+            read_column(folder / f"{_PREFIX}xy.npy", np.dtype(dtype), (points, 2)),
+        )
+
+
+def _rows(bounds: NDArray[np.integer], pieces: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Indices of all that lies in the ``pieces``, piece by piece."""
+    lengths = np.diff(bounds)[pieces].astype(np.int64)
+    shift = bounds[:-1][pieces] - bounds_of(lengths)[:-1]
+    return np.arange(int(lengths.sum())) + np.repeat(shift, lengths)

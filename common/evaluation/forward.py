@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,8 @@ class ForwardPass(Generic[Output]):
         function: called with the inputs, the network being in evaluation mode; capturable.
         inputs: name to tensor on the device, made up: every batch is copied into these.
         capture: record ``function`` as a CUDA graph; without a GPU it runs eagerly.
+        pool: memory pool that the graph shares with those of other passes, whose outputs end with this one's replay;
+            None for one of its own.
 
     Attributes:
         inputs: where a batch is read from.
@@ -38,10 +40,11 @@ class ForwardPass(Generic[Output]):
         function: Callable[[dict[str, Tensor]], Output],
         inputs: dict[str, Tensor],
         capture: bool,
+        pool: Any = None,
     ) -> None:
         self.model = model
         self.inputs = inputs
-        self._function = function
+        self._function, self._pool = function, pool
         self._capture = capture and all(tensor.device.type == "cuda" for tensor in inputs.values())
         self._recorded: tuple[torch.cuda.CUDAGraph, Output] | None = None
 
@@ -52,7 +55,7 @@ class ForwardPass(Generic[Output]):
                 output = self._function(self.inputs)
             if self._capture:
                 graph = torch.cuda.CUDAGraph()
-                with capturing(graph, torch.cuda.current_stream()):
+                with capturing(graph, torch.cuda.current_stream(), self._pool):
                     recorded = self._function(self.inputs)
                 self._recorded = (graph, recorded)
         return output

@@ -1,4 +1,4 @@
-"""Predictions on their way to another process: copied once, into memory that both processes then see.
+"""Values on their way to another process: copied once, into memory that both processes then see.
 
 Arrays go there as they are, outside the pickle. That takes as long as a copy does; through a pipe several copies would
 be made, and whoever predicts held up until the other process has read all of it.
@@ -10,23 +10,22 @@ import mmap
 import os
 import pickle
 from collections.abc import Sequence
-
-from common.contract.evaluation import Predictions
+from typing import Any
 
 ALIGNMENT = 64
 """Bytes at a multiple of which every part begins."""
 
 
-def pack(predictions: Predictions) -> tuple[int, list[int]]:
-    """Copy ``predictions`` into memory without a name, which is freed when nobody has it any more.
+def pack(content: object) -> tuple[int, list[int]]:
+    """Copy ``content``, which pickles, into memory without a name, which is freed when nobody has it any more.
 
     Returns:
         its file descriptor, to be closed, and the bytes of each part in it.
     """
     buffers: list[pickle.PickleBuffer] = []
-    head = pickle.dumps(predictions, protocol=5, buffer_callback=buffers.append)
+    head = pickle.dumps(content, protocol=5, buffer_callback=buffers.append)
     parts = [memoryview(head), *(buffer.raw() for buffer in buffers)]
-    descriptor = os.memfd_create("predictions")
+    descriptor = os.memfd_create("handed over")
     for part, start in zip(parts, _starts([len(part) for part in parts]), strict=False):
         written = 0
         while written < len(part):  # one call writes 2 GiB at most
@@ -34,14 +33,13 @@ def pack(predictions: Predictions) -> tuple[int, list[int]]:
     return descriptor, [len(part) for part in parts]
 
 
-def unpack(descriptor: int, sizes: Sequence[int]) -> Predictions:
-    """The predictions that :func:`pack` put there, whose arrays stay where they are and may be written to."""
+def unpack(descriptor: int, sizes: Sequence[int]) -> Any:
+    """What :func:`pack` put there, whose arrays stay where they are and may be written to."""
     starts = _starts(sizes)
     os.ftruncate(descriptor, starts[-1])
     memory = memoryview(mmap.mmap(descriptor, starts[-1], mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE))
     head, *buffers = (memory[start : start + size] for start, size in zip(starts, sizes, strict=False))
-    predictions: Predictions = pickle.loads(head, buffers=buffers)
-    return predictions
+    return pickle.loads(head, buffers=buffers)
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:

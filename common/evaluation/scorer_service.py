@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from common.contract.evaluation import Scorer
+from common.contract.evaluation import Predictions, Scorer
 from common.errors import SuiteError
 from common.evaluation.hand_over import unpack
 
@@ -135,7 +135,7 @@ class _Service:
 
 
 def _judge(scorer: Scorer, request: Judge, descriptor: int) -> Judged:
-    predictions = unpack(descriptor, request.sizes)
+    predictions: Predictions = unpack(descriptor, request.sizes)
     os.close(descriptor)
     began = time.perf_counter()
     values = scorer.score(predictions)

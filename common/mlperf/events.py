@@ -61,6 +61,7 @@ class RunEvents:
             hundredths of an epoch, as submissions round it.
         fractions_from: what these fractions begin with, 0 or 1.
         step_samples: samples of a step, where the ruleset counts steps.
+        quality_together: whether the metrics of an evaluation are one event.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class RunEvents:
         fraction_of: int | None = None,
         fractions_from: int = 0,
         step_samples: int | None = None,
+        quality_together: bool = False,
     ) -> None:
         self._log = log
         self._unit = unit
@@ -80,6 +82,7 @@ class RunEvents:
         self._fraction_of = fraction_of
         self._fractions_from = fractions_from
         self._step_samples = step_samples
+        self._quality_together = quality_together
         self._block_first: float = fractions_from
 
     def _in_unit(self, progress: int) -> int | float:
@@ -191,10 +194,17 @@ class RunEvents:
         self._log.start("eval_start", None, {self._unit: self._in_unit(progress)}, time_ms)
 
     def accuracy(self, values: Mapping[str, float], progress: int, time_ms: int) -> None:
-        """The values of the metrics after ``progress`` epochs or samples: a line each, with its name where several."""
+        """The values of the metrics after ``progress`` epochs or samples.
+
+        One line of all of them where the rules have them together, else a line each, with its name where several.
+        """
+        at = {self._unit: self._in_unit(progress)}
+        if self._quality_together:
+            self._log.event(self._quality_key, dict(values), at, time_ms=time_ms)
+            return
         for metric, value in values.items():
             named = {"metric": metric} if len(values) > 1 else {}
-            self._log.event(self._quality_key, value, {self._unit: self._in_unit(progress), **named}, time_ms=time_ms)
+            self._log.event(self._quality_key, value, {**at, **named}, time_ms=time_ms)
 
     def eval_stop(self, progress: int, time_ms: int | None = None) -> None:
         """An evaluation has ended, at ``time_ms`` when that was earlier."""

@@ -100,6 +100,8 @@ class Rules:
         accepted_by: all rulesets that accept the benchmark, oldest first.
         scored_offline: checkpoints are scored apart from the training, in any order and not all of them, without
             counting; the run ends at the time of the first checkpoint that meets the targets.
+        quality_together: the metrics of an evaluation are one event, whose value is an object of them; else each is an
+            event of its own.
     """
 
     benchmark: str
@@ -117,6 +119,7 @@ class Rules:
     init_minutes: float
     accepted_by: tuple[str, ...]
     scored_offline: bool = False
+    quality_together: bool = False
 
     @property
     def last_round(self) -> str:
@@ -191,6 +194,7 @@ class _Benchmark:
     init_minutes: float = 30.0
     large_batch_targets: dict[str, tuple[int, tuple[Target, ...]] | None] | None = None
     scored_offline: bool = False
+    quality_together: bool = False
 
 
 def _at_least(value: float, bound: float | None = 1.0, metric: str = "", bound_allowed: bool = False) -> Target:
@@ -216,6 +220,7 @@ def _of(
     init_minutes: float = 30.0,
     large_batch_targets: dict[str, tuple[int, tuple[Target, ...]] | None] | None = None,
     scored_offline: bool = False,
+    quality_together: bool = False,
 ) -> _Benchmark:
     targets = (target,) if isinstance(target, Target) else target
     return _Benchmark(
@@ -233,6 +238,7 @@ def _of(
         init_minutes=init_minutes,
         large_batch_targets=large_batch_targets,
         scored_offline=scored_offline,
+        quality_together=quality_together,
     )
 
 
@@ -250,6 +256,7 @@ BENCHMARKS: dict[str, _Benchmark] = {
         5,
         "epoch",
         "epoch_num",
+        quality_together=True,
     ),
     "unet3d": _of(
         "unet3d",
@@ -421,4 +428,5 @@ def rules_for(benchmark: str, ruleset: str | None = None) -> Rules:
         init_minutes=20.0 if version == "0.7.0" else entry.init_minutes,
         accepted_by=_accepted_by(entry),
         scored_offline=entry.scored_offline,
+        quality_together=entry.quality_together,
     )

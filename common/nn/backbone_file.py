@@ -1,9 +1,10 @@
-"""A trunk's weights out of a file of torchvision's: a state dict, such as ``resnext50_32x4d-7cdf4587.pth``."""
+"""A trunk's weights out of a file: torchvision's are state dicts, such as ``resnext50_32x4d-7cdf4587.pth``."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -23,11 +24,42 @@ def load_backbone(path: Path, trunk: ResNetTrunk) -> None:
         CheckpointError: the file is missing, unreadable, not what its name says, or of another architecture; the
             message names a tensor.
     """
-    state = {name: tensor for name, tensor in _read(path).items() if not _left_out(name, len(trunk.shape.layers))}
+    require_backbone(path)
+    _check_digest(path)
+    state = {name: tensor for name, tensor in read_state(path).items() if not _left_out(name, len(trunk.shape.layers))}
+    give_weights(path, trunk, state)
+
+
+def require_backbone(path: Path) -> None:
+    """Make sure that there is something at ``path``.
+
+    Raises:
+        CheckpointError: there is nothing.
+    """
+    if not path.exists():
+        raise CheckpointError(f"{path}: there is no such backbone file; `download` or `generate` makes one")
+
+
+def give_weights(
+    path: Path, trunk: ResNetTrunk, state: Mapping[str, Tensor], names: Mapping[str, str] | None = None
+) -> None:
+    """Give ``trunk`` a state that was read from a file.
+
+    Args:
+        path: of the file, for messages.
+        trunk: values are converted to its dtypes.
+        state: tensors by the trunk's names.
+        names: the trunk's name of a tensor to the file's, where they differ, for messages.
+
+    Raises:
+        CheckpointError: a tensor is missing, too many, of another shape, or not of finite floating-point values. The
+            trunk is not changed then.
+    """
     own = trunk.state_dict()
+    names = {name: name for name in [*own, *state]} | dict(names or {})
     if missing := [name for name in own if name not in state]:
         raise CheckpointError(
-            f"{path}: tensor {missing[0]} is missing, with {len(missing) - 1} others: a backbone of another "
+            f"{path}: tensor {names[missing[0]]} is missing, with {len(missing) - 1} others: a backbone of another "
             f"architecture than {_describe(trunk)}"
         )
     for name, tensor in state.items():
@@ -35,12 +67,14 @@ def load_backbone(path: Path, trunk: ResNetTrunk) -> None:
             raise CheckpointError(
                 f"{path}: the network has no tensor {name}: a backbone of another architecture than {_describe(trunk)}"
             )
-        _check(path, name, tensor, own[name], trunk)
+        _check(f"{path}: tensor {names[name]}", name, tensor, own[name], trunk)
     trunk.load_state_dict(state)
 
 
 def _check_digest(path: Path) -> None:
     """Refuse a file whose SHA-256 does not begin as its name, if that is one of torchvision's, says."""
+    if not path.is_file():
+        return
     named = re.search(r"-([0-9a-f]{8,64})$", path.stem)
     if named is None:
         return
@@ -60,29 +94,21 @@ def _left_out(name: str, stages: int) -> bool:
     return stage is not None and int(stage[1]) > stages
 
 
-def _read(path: Path) -> dict[str, Tensor]:
-    if not path.exists():
-        raise CheckpointError(f"{path}: there is no such backbone file; `download` or `generate` makes one")
-    if path.is_file():
-        _check_digest(path)
-    return read_state(path)
-
-
-def _check(path: Path, name: str, tensor: Tensor, own: Tensor, trunk: ResNetTrunk) -> None:
+def _check(what: str, name: str, tensor: Tensor, own: Tensor, trunk: ResNetTrunk) -> None:
     if not tensor.is_floating_point():
-        raise CheckpointError(f"{path}: {name} is {tensor.dtype}, and weights are floating-point tensors")
+        raise CheckpointError(f"{what} is {tensor.dtype}, and weights are floating-point tensors")
     expected = tuple(own.shape)
     if name == "conv1.weight":  # the trunk pads it
         expected = (expected[0], IMAGE_CHANNELS, *expected[2:])
     if tuple(tensor.shape) != expected:
         raise CheckpointError(
-            f"{path}: tensor {name} is {tuple(tensor.shape)}, the network has {expected}: a backbone of another "
+            f"{what} is {tuple(tensor.shape)}, the network has {expected}: a backbone of another "
             f"architecture than {_describe(trunk)}"
         )
     if not tensor.isfinite().all():
         count = int((~tensor.isfinite()).sum())
         raise CheckpointError(
-            f"{path}: tensor {name} has {count} of {tensor.numel()} values that are not finite: no run starts from it"
+            f"{what} has {count} of {tensor.numel()} values that are not finite: no run starts from it"
         )
 
 

@@ -6,9 +6,13 @@ its input.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import nn
+
+Size = tuple[int, int]
+"""Height and width."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +30,14 @@ class LayerFlops:
     training: float
 
 
-def result_size(layer: nn.Conv2d, size: int) -> int:
+def result_size(layer: nn.Conv2d, size: Size) -> Size:
     """Height and width of the result of a square convolution over ``size``."""
-    return (size + 2 * int(layer.padding[0]) - layer.kernel_size[0]) // layer.stride[0] + 1
+    height, width = ((side + 2 * int(layer.padding[0]) - layer.kernel_size[0]) // layer.stride[0] + 1 for side in size)
+    return height, width
 
 
 def convolution_flops(
-    name: str, layer: nn.Conv2d, size: int, input_gradient: bool = True, in_channels: int | None = None
+    name: str, layer: nn.Conv2d, size: Size, input_gradient: bool = True, in_channels: int | None = None
 ) -> LayerFlops:
     """FLOPs of a convolution over one picture.
 
@@ -45,5 +50,5 @@ def convolution_flops(
     """
     channels = (in_channels or layer.in_channels) // layer.groups
     taps = channels * layer.kernel_size[0] * layer.kernel_size[1]
-    forward = 2.0 * result_size(layer, size) ** 2 * layer.out_channels * taps
+    forward = 2.0 * math.prod(result_size(layer, size)) * layer.out_channels * taps
     return LayerFlops(name, forward, forward * (1 + int(layer.weight.requires_grad) + int(input_gradient)))

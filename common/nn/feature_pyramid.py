@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from common.nn.convolution_flops import LayerFlops, convolution_flops, result_size
+from common.nn.convolution_flops import LayerFlops, Size, convolution_flops, result_size
 from common.nn.fused_convolution import FusedConv2d
 
 Extra = Literal["convolutions", "max_pool", "none"]
@@ -65,7 +65,7 @@ class FeaturePyramid(nn.Module):
             levels.append(F.max_pool2d(levels[-1], 1, stride=2))
         return levels
 
-    def flops(self, sizes: Sequence[int], input_gradients: Sequence[bool]) -> tuple[list[LayerFlops], list[int]]:
+    def flops(self, sizes: Sequence[Size], input_gradients: Sequence[bool]) -> tuple[list[LayerFlops], list[Size]]:
         """FLOPs of every convolution for one picture, and the height and width of each level.
 
         Args:
@@ -86,5 +86,6 @@ class FeaturePyramid(nn.Module):
                 layers.append(convolution_flops(name, module, levels[-1]))
                 levels.append(result_size(module, levels[-1]))
         if self._extra == "max_pool":
-            levels.append((levels[-1] - 1) // 2 + 1)
+            height, width = levels[-1]
+            levels.append(((height - 1) // 2 + 1, (width - 1) // 2 + 1))
         return layers, levels

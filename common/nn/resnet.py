@@ -1,7 +1,8 @@
 """The trunk of a residual network, from the picture to the outputs of its stages.
 
 Post-activation residual blocks (He et al., arXiv:1512.03385), basic or bottleneck ones with the stride in the 3x3
-convolution, with groups as in ResNeXt (Xie et al., arXiv:1611.05431). Parameters are named as torchvision names them.
+convolution or, as in that paper, in the first 1x1, and with groups as in ResNeXt (Xie et al., arXiv:1611.05431).
+Parameters are named as torchvision names them.
 
 With trained batch norm a block hands on its output twice, as ``(for the convolution, for the residual)``, so that the
 fused batch norm receives both gradients separately. With frozen batch norm every convolution has its norm, ReLU and
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from common.errors import ConfigError
 from common.nn.batch_norm import BatchNorm2d
 from common.nn.convolution import Conv2d
-from common.nn.convolution_flops import LayerFlops, convolution_flops, result_size
+from common.nn.convolution_flops import LayerFlops, Size, convolution_flops, result_size
 from common.nn.frozen import mark_frozen
 from common.nn.frozen_batch_norm import FrozenBatchNorm2d
 from common.nn.fused_convolution import FoldedConvolution, FusedConv2d
@@ -74,10 +75,13 @@ class ResNetShape:
         groups: of the 3x3 convolution of a bottleneck block.
         width_per_group: channels of a group in the first stage, twice as many in each further one; None for ``width``.
         strides: of each stage.
+        stride_in_1x1: whether the stride of a bottleneck is in its first 1x1 convolution, as in the weights that the
+            paper's authors published, instead of the 3x3 one.
         input_channels: 3, or 4 with a fourth channel that is always zero (faster loads in half precision).
 
     Raises:
-        ConfigError: a stage without blocks, basic blocks with groups, or a number of stages that does not fit.
+        ConfigError: a stage without blocks, basic blocks with groups or with a stride in a 1x1 convolution, or a number
+            of stages that does not fit.
     """
 
     layers: tuple[int, ...]
@@ -87,6 +91,7 @@ class ResNetShape:
     groups: int = 1
     width_per_group: int | None = None
     strides: tuple[int, ...] = (1, 2, 2, 2)
+    stride_in_1x1: bool = False
     input_channels: int = IMAGE_CHANNELS
 
     def __post_init__(self) -> None:
@@ -98,6 +103,8 @@ class ResNetShape:
                 f"groups={self.groups}, width_per_group={self.width_per_group}: basic blocks have one group of all "
                 "channels; use bottleneck blocks"
             )
+        if not self.bottleneck and self.stride_in_1x1:
+            raise ConfigError("stride_in_1x1=true: basic blocks have no 1x1 convolution; use bottleneck blocks")
         if stages > len(self.strides):
             raise ConfigError(f"layers={self.layers}: {stages} stages, but strides={self.strides}")
         if isinstance(self.norm, FrozenNorm) and not 0 <= self.norm.trained_stages <= stages + 1:
@@ -140,9 +147,10 @@ def _blocks(shape: ResNetShape, stage: int) -> Iterator[_Block]:
         stride = 1 if block else shape.strides[stage]
         if shape.bottleneck:
             inner = shape.groups * (shape.width_per_group or shape.width) * 2**stage
+            first, second = (stride, 1) if shape.stride_in_1x1 else (1, stride)
             convolutions = [
-                _Convolution(channels, inner, 1),
-                _Convolution(inner, inner, 3, stride, shape.groups),
+                _Convolution(channels, inner, 1, first),
+                _Convolution(inner, inner, 3, second, shape.groups),
                 _Convolution(inner, out_channels, 1),
             ]
         else:
@@ -310,7 +318,7 @@ class ResNetTrunk(nn.Module):
                 if isinstance(block, FrozenNormBlock):
                     yield from block.folded()
 
-    def flops(self, image_size: int) -> tuple[list[LayerFlops], list[int]]:
+    def flops(self, image_size: Size) -> tuple[list[LayerFlops], list[Size]]:
         """FLOPs of every convolution for one picture, and the height and width of each stage's output.
 
         A fourth input channel does not count.
@@ -320,8 +328,8 @@ class ResNetTrunk(nn.Module):
         """
         layers = [convolution_flops("conv1", self.conv1, image_size, input_gradient=False, in_channels=IMAGE_CHANNELS)]
         trained = self.conv1.weight.requires_grad
-        size = result_size(self.conv1, image_size)
-        size = (size - 1) // 2 + 1  # max pooling
+        height, width = result_size(self.conv1, image_size)
+        size = ((height - 1) // 2 + 1, (width - 1) // 2 + 1)  # max pooling
         sizes = []
         for number, stage in enumerate(self.stages(), 1):
             for index, block in enumerate(stage):

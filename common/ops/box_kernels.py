@@ -25,11 +25,23 @@ def load_corners(boxes_ptr, row, mask):
 
 
 @triton.jit
-def intersection_over_union(x1, y1, x2, y2, other_x1, other_y1, other_x2, other_y2):
+def side(start, end, PIXEL: tl.constexpr):
+    """Length from ``start`` to ``end``; PIXEL as in :mod:`common.ops.boxes`."""
+    length = end - start
+    if PIXEL != 0:
+        length += PIXEL
+    return length
+
+
+@triton.jit
+def intersection_over_union(x1, y1, x2, y2, other_x1, other_y1, other_x2, other_y2, PIXEL: tl.constexpr):
     """Of corners that broadcast; 0 where both of a pair have no area."""
-    width = tl.minimum(x2, other_x2, propagate_nan=_ALL) - tl.maximum(x1, other_x1, propagate_nan=_ALL)
-    height = tl.minimum(y2, other_y2, propagate_nan=_ALL) - tl.maximum(y1, other_y1, propagate_nan=_ALL)
+    left, right = tl.maximum(x1, other_x1, propagate_nan=_ALL), tl.minimum(x2, other_x2, propagate_nan=_ALL)
+    top, bottom = tl.maximum(y1, other_y1, propagate_nan=_ALL), tl.minimum(y2, other_y2, propagate_nan=_ALL)
+    width, height = side(left, right, PIXEL), side(top, bottom, PIXEL)
     both = tl.maximum(width, 0.0, propagate_nan=_ALL) * tl.maximum(height, 0.0, propagate_nan=_ALL)
-    union = (x2 - x1) * (y2 - y1) + (other_x2 - other_x1) * (other_y2 - other_y1) - both
+    area = side(x1, x2, PIXEL) * side(y1, y2, PIXEL)
+    other_area = side(other_x1, other_x2, PIXEL) * side(other_y1, other_y2, PIXEL)
+    union = area + other_area - both
     some = both > 0
     return tl.where(some, tl.div_rn(both, tl.where(some, union, 1.0)), 0.0)

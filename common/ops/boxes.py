@@ -1,6 +1,9 @@
 """Areas and overlaps of boxes, which are corners x1, y1, x2, y2. Shapes: N and M boxes.
 
 All arithmetic is in fp32, in fp64 of fp64.
+
+``pixel`` is what a side measures beyond the difference of its ends: 0 where corners are points, 1 where they are the
+first and the last pixel that belongs to a box, as in Detectron and what comes from it.
 """
 
 from __future__ import annotations
@@ -11,22 +14,35 @@ from torch import Tensor
 from common.ops.triton_support import widen
 
 
-def area(boxes_N4: Tensor) -> Tensor:
+def side(start: Tensor, end: Tensor, pixel: float = 0.0) -> Tensor:
+    """Length from ``start`` to ``end``."""
+    length = end - start
+    return length + pixel if pixel else length
+
+
+def area(boxes_N4: Tensor, pixel: float = 0.0) -> Tensor:
     """Areas, (..., N), of ``boxes_N4``, (..., N, 4)."""
     x1, y1, x2, y2 = widen(boxes_N4).unbind(-1)
-    return (x2 - x1) * (y2 - y1)
+    return side(x1, x2, pixel) * side(y1, y2, pixel)
 
 
-def intersection_over_union(boxes_N4: Tensor, others_M4: Tensor) -> Tensor:
+def intersection_over_union(boxes_N4: Tensor, others_M4: Tensor, pixel: float = 0.0) -> Tensor:
     """Of each with each: (..., N, M); 0 where both of a pair have no area.
 
     Args:
         boxes_N4: (..., N, 4).
         others_M4: (..., M, 4); leading dimensions broadcast.
+        pixel: see above.
     """
     boxes, others = widen(boxes_N4).unsqueeze(-2), widen(others_M4).unsqueeze(-3)
-    width = (torch.minimum(boxes[..., 2], others[..., 2]) - torch.maximum(boxes[..., 0], others[..., 0])).clamp(min=0)
-    height = (torch.minimum(boxes[..., 3], others[..., 3]) - torch.maximum(boxes[..., 1], others[..., 1])).clamp(min=0)
+    width, height = (
+        side(
+            torch.maximum(boxes[..., axis], others[..., axis]),
+            torch.minimum(boxes[..., axis + 2], others[..., axis + 2]),
+            pixel,
+        ).clamp(min=0)
+        for axis in (0, 1)
+    )
     both = width * height
-    union = area(boxes) + area(others) - both
+    union = area(boxes, pixel) + area(others, pixel) - both
     return torch.where(both > 0, both / union, 0.0)

@@ -73,7 +73,7 @@ class TorchAdagrad(Update):
             wide = gradients.to(torch.promote_types(gradients.dtype, torch.float32))
             stats[1] += wide.square().sum() * (run.settings.grad_multiplier**2 * run.settings.norm_share)
 
-    def apply(self, learning_rate: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
+    def apply(self, rates_G: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
         """See :class:`common.optim.rules.Update`; Adagrad does not depend on ``step``."""
         for run in self._runs:
             (total,) = run.states
@@ -81,8 +81,7 @@ class TorchAdagrad(Update):
             if run.settings.weight_decay:
                 gradients = gradients + run.settings.weight_decay * run.masters
             grown = total + gradients.square()
-            rate = learning_rate * run.settings.lr_scale
-            weights = run.masters - rate * (gradients / (grown.sqrt() + self._epsilon))
+            weights = run.masters - rates_G[run.group] * (gradients / (grown.sqrt() + self._epsilon))
             write_where(write, total, grown)
             run.write(write, weights)
 

@@ -37,8 +37,7 @@ def adagrad_kernel(
     block_group_ptr,  # [blocks] int32
     multiplier_ptr,  # [groups] float32
     decay_ptr,  # [groups] float32
-    rate_scale_ptr,  # [groups] float32
-    learning_rate_ptr,  # 0-d float32
+    rates_ptr,  # [groups] float32
     grad_factor_ptr,  # 0-d float32
     write_ptr,  # 0-d bool
     epsilon,
@@ -61,8 +60,7 @@ def adagrad_kernel(
         gradients *= tl.load(multiplier_ptr + group) * tl.load(grad_factor_ptr)
         gradients += tl.load(decay_ptr + group) * weights
         sums += gradients * gradients
-        rate = tl.load(learning_rate_ptr) * tl.load(rate_scale_ptr + group)
-        weights -= rate * tl.div_rn(gradients, tl.sqrt_rn(sums) + epsilon)
+        weights -= tl.load(rates_ptr + group) * tl.div_rn(gradients, tl.sqrt_rn(sums) + epsilon)
         tl.store(sums_ptr + offsets, sums, mask=mask)
         tl.store(masters_ptr + offsets, weights, mask=mask)
         if HAS_MASTERS:
@@ -107,7 +105,6 @@ class TritonAdagrad(Update):
         self._multiplier = table([s.grad_multiplier for s in settings])
         self._square_weight = table([s.grad_multiplier**2 * s.norm_share for s in settings])
         self._decay = table([s.weight_decay for s in settings])
-        self._rate_scale = table([s.lr_scale for s in settings])
 
     def measure(self, stats: Tensor) -> None:
         """See :class:`common.optim.rules.Update`."""
@@ -129,7 +126,7 @@ class TritonAdagrad(Update):
             )
             adaptive_stats_kernel[(1,)](squares, infinite, stats, work.measuring_programs, CHUNK=CHUNK)
 
-    def apply(self, learning_rate: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
+    def apply(self, rates_G: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
         """See :class:`common.optim.rules.Update`; Adagrad does not depend on ``step``."""
         for work in self._work:
             adagrad_kernel[(work.blocks,)](
@@ -142,8 +139,7 @@ class TritonAdagrad(Update):
                 work.block_group,
                 self._multiplier,
                 self._decay,
-                self._rate_scale,
-                learning_rate,
+                rates_G,
                 grad_factor,
                 write,
                 self._epsilon,

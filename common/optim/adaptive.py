@@ -142,7 +142,7 @@ class TorchAdaptive(Update):
             norm = torch.linalg.vector_norm(run.shard.gradients[run.part], dtype=run.shard.masters.dtype)
             stats[1] += (norm * run.settings.grad_multiplier).square() * run.settings.norm_share
 
-    def apply(self, learning_rate: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
+    def apply(self, rates_G: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
         """See :class:`common.optim.rules.Update`."""
         corrections = self._corrections(step)
         self._squares.zero_()
@@ -157,7 +157,7 @@ class TorchAdaptive(Update):
         for run, direction in zip(self._runs, directions, strict=True):
             if run.settings.trust_ratio:
                 torch._foreach_mul_(run.views(direction), [ratios[f.tensor] for f in run.fragments])
-            run.write(write, run.masters - (learning_rate * run.settings.lr_scale) * direction)
+            run.write(write, run.masters - rates_G[run.group] * direction)
 
     def _corrections(self, step: Tensor) -> tuple[Tensor | float, Tensor | float]:
         """What m and sqrt(v) are multiplied with; float64, since 1 - beta cancels."""

@@ -100,14 +100,14 @@ def build_shard(shapes: Mapping[str, Sequence[int]], dtype: torch.dtype, device:
 def bind(rule: Rule, shard: Shard, implementation: str) -> Update:
     """``rule`` for ``shard`` on one rank, biases and norms without decay and ratio."""
     trust = isinstance(rule, LAMB)
-    settings = [GroupSettings(1.0, 0.1, 1.0, trust, False), GroupSettings(1.0, 0.0, 1.0, False, False)]
+    settings = [GroupSettings(1.0, 0.1, trust, False), GroupSettings(1.0, 0.0, False, False)]
     return rule.bind([shard], settings, len(shard.fragments), lambda _: None, implementation)
 
 
 def one_update(update: Update, device: torch.device) -> Callable[[], None]:
     """What an optimizer asks of a rule in one iteration, with numbers that hardly move the weights."""
     stats = torch.zeros(2, dtype=torch.float32, device=device)
-    learning_rate = torch.full((), 1e-6, device=device)
+    rates_G = torch.full((2,), 1e-6, device=device)
     step = torch.zeros((), dtype=torch.int64, device=device)
     factor = torch.ones((), device=device)
     write = torch.ones((), dtype=torch.bool, device=device)
@@ -115,7 +115,7 @@ def one_update(update: Update, device: torch.device) -> Callable[[], None]:
     def run() -> None:
         stats.zero_()
         update.measure(stats)
-        update.apply(learning_rate, step, factor, write)
+        update.apply(rates_G, step, factor, write)
 
     return run
 

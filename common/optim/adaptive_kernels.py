@@ -101,10 +101,9 @@ def adaptive_first_pass_kernel(
     block_group_ptr,  # [blocks] int32
     multiplier_ptr,  # [groups] float32
     decay_ptr,  # [groups] float32
-    rate_scale_ptr,  # [groups] float32
+    rates_ptr,  # [groups] float32
     trust_ptr,  # [groups] int32
     corrections_ptr,  # [2] float32
-    learning_rate_ptr,  # 0-d float32
     grad_factor_ptr,  # 0-d float32
     write_ptr,  # 0-d bool
     weight_squares_ptr,  # [blocks] float32, written for groups with a trust ratio
@@ -150,7 +149,7 @@ def adaptive_first_pass_kernel(
             tl.store(weight_squares_ptr + block, tl.sum(normed * normed, axis=0))
             tl.store(direction_squares_ptr + block, tl.sum(direction * direction, axis=0))
         else:
-            weights -= tl.load(learning_rate_ptr) * tl.load(rate_scale_ptr + group) * direction
+            weights -= tl.load(rates_ptr + group) * direction
             tl.store(masters_ptr + offsets, weights, mask=mask)
             if HAS_MASTERS:
                 tl.store(parameters_ptr + model_offsets, weights.to(parameters_ptr.dtype.element_ty), mask=mask)
@@ -192,11 +191,10 @@ def adaptive_second_pass_kernel(
     block_group_ptr,  # [blocks] int32
     block_tensor_ptr,  # [blocks] int32
     decay_ptr,  # [groups] float32
-    rate_scale_ptr,  # [groups] float32
+    rates_ptr,  # [groups] float32
     trust_ptr,  # [groups] int32
     squares_ptr,  # [2 * tensors] float32: weights, directions
     corrections_ptr,  # [2] float32
-    learning_rate_ptr,  # 0-d float32
     write_ptr,  # 0-d bool
     tensors,
     epsilon,
@@ -222,7 +220,7 @@ def adaptive_second_pass_kernel(
         direction_norm = tl.sqrt(tl.load(squares_ptr + tensors + tensor))
         defined = (weight_norm > 0.0) & (direction_norm > 0.0)
         ratio = tl.where(defined, weight_norm / tl.where(defined, direction_norm, 1.0), 1.0)
-        rate = tl.load(learning_rate_ptr) * tl.load(rate_scale_ptr + group)
+        rate = tl.load(rates_ptr + group)
         decay = tl.load(decay_ptr + group)
         weights -= rate * ratio * _direction(average, square_average, weights, decay, corrections_ptr, epsilon)
         tl.store(masters_ptr + offsets, weights, mask=mask)

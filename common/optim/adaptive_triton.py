@@ -42,7 +42,6 @@ class _GroupTables:
     multiplier: Tensor
     square_weight: Tensor
     decay: Tensor
-    rate_scale: Tensor
     trust: Tensor
 
 
@@ -111,13 +110,13 @@ class TritonAdaptive(Update):
             )
             kernels.adaptive_stats_kernel[(1,)](squares, infinite, stats, work.measuring_programs, CHUNK=CHUNK)
 
-    def apply(self, learning_rate: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
+    def apply(self, rates_G: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
         """See :class:`common.optim.rules.Update`."""
         if self._formula.bias_correction:
             kernels.adaptive_corrections_kernel[(1,)](step, self._log_betas, self._corrections)
         for work in self._work:
             if work.blocks:
-                self._update_moments(work, learning_rate, grad_factor, write)
+                self._update_moments(work, rates_G, grad_factor, write)
         if not self._any_trust:
             return
         self._squares.zero_()
@@ -127,9 +126,9 @@ class TritonAdaptive(Update):
         self._complete_squares()
         for work in self._work:
             if work.blocks:
-                self._update_weights(work, learning_rate, write)
+                self._update_weights(work, rates_G, write)
 
-    def _update_moments(self, work: _Work, learning_rate: Tensor, grad_factor: Tensor, write: Tensor) -> None:
+    def _update_moments(self, work: _Work, rates_G: Tensor, grad_factor: Tensor, write: Tensor) -> None:
         formula, shard, groups = self._formula, work.shard, self._groups
         kernels.adaptive_first_pass_kernel[(work.blocks,)](
             shard.parameters,
@@ -142,10 +141,9 @@ class TritonAdaptive(Update):
             work.block_group,
             groups.multiplier,
             groups.decay,
-            groups.rate_scale,
+            rates_G,
             groups.trust,
             self._corrections,
-            learning_rate,
             grad_factor,
             write,
             work.weight_squares,
@@ -174,7 +172,7 @@ class TritonAdaptive(Update):
             CHUNK=CHUNK,
         )
 
-    def _update_weights(self, work: _Work, learning_rate: Tensor, write: Tensor) -> None:
+    def _update_weights(self, work: _Work, rates_G: Tensor, write: Tensor) -> None:
         shard, groups = work.shard, self._groups
         kernels.adaptive_second_pass_kernel[(work.blocks,)](
             shard.parameters,
@@ -186,11 +184,10 @@ class TritonAdaptive(Update):
             work.block_group,
             work.block_tensor,
             groups.decay,
-            groups.rate_scale,
+            rates_G,
             groups.trust,
             self._squares,
             self._corrections,
-            learning_rate,
             write,
             self._tensors,
             self._formula.epsilon,
@@ -209,6 +206,5 @@ def _group_tables(settings: Sequence[GroupSettings], device: torch.device) -> _G
         multiplier=table([s.grad_multiplier for s in settings]),
         square_weight=table([s.grad_multiplier**2 * s.norm_share for s in settings]),
         decay=table([s.weight_decay for s in settings]),
-        rate_scale=table([s.lr_scale for s in settings]),
         trust=torch.tensor([s.trust_ratio for s in settings], dtype=torch.int32, device=device),
     )

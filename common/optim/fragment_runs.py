@@ -33,6 +33,11 @@ class Run:
     states: tuple[Tensor, ...]
 
     @property
+    def group(self) -> int:
+        """Its number."""
+        return self.fragments[0].group
+
+    @property
     def masters(self) -> Tensor:
         """The weights that are updated."""
         return self.shard.masters[self.part]

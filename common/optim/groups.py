@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from common.distributed.layout import AXES, Layout
+from common.optim.learning_rate import Schedule
 from common.optim.rules import GroupSettings
 
 SUMMED_AXES = ("dp", "cp")
@@ -25,6 +26,7 @@ class ParameterGroup:
         parameters: name to parameter, in the order of the model.
         weight_decay: lambda; part of the gradient (LARS, SGD, Adam) or of the step (LAMB, AdamW).
         lr_scale: factor on the schedule's learning rate.
+        schedule: of this group's learning rate; None for the optimizer's, which is the one that metrics report.
         trust_ratio: scale the learning rate by tensor (LARS, LAMB).
         grad_scale: what the gradient, summed over ranks and micro-batches, is multiplied with before anything else,
             beside the optimizer's own ``grad_divisor``.
@@ -43,6 +45,7 @@ class ParameterGroup:
     parameters: Mapping[str, nn.Parameter]
     weight_decay: float = 0.0
     lr_scale: float = 1.0
+    schedule: Schedule | None = None
     trust_ratio: bool = False
     grad_scale: float = 1.0
     learning_rate_in_momentum: bool = True
@@ -87,7 +90,6 @@ def settings_of(group: ParameterGroup, layout: Layout, grad_divisor: float) -> G
     return GroupSettings(
         grad_multiplier=group.grad_scale / (grad_divisor * redundant_ranks(group, layout, AXES)),
         weight_decay=group.weight_decay,
-        lr_scale=group.lr_scale,
         trust_ratio=group.trust_ratio,
         learning_rate_in_momentum=group.learning_rate_in_momentum,
         norm_share=1.0 / layout.size(*(axis for axis in _axes_of_equal_weights(group) if axis not in SUMMED_AXES)),

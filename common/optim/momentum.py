@@ -111,7 +111,7 @@ class TorchMomentum(Update):
                 self._squares[1, fragment.tensor] = squares
         self._complete_squares()
 
-    def apply(self, learning_rate: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
+    def apply(self, rates_G: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
         """See :class:`common.optim.rules.Update`; momentum does not depend on ``step``."""
         weight_norms, gradient_norms = self._squares.sqrt()
         for run in self._runs:
@@ -120,7 +120,7 @@ class TorchMomentum(Update):
                 (fragment,) = run.fragments
                 gradient_norm = gradient_norms[fragment.tensor] * grad_factor
                 ratio = self._trust_ratio(weight_norms[fragment.tensor], gradient_norm, run.settings.weight_decay)
-            self._update(run, learning_rate * run.settings.lr_scale, ratio, grad_factor, write)
+            self._update(run, rates_G[run.group], ratio, grad_factor, write)
 
     def _trust_ratio(self, weight_norm: Tensor, grad_norm: Tensor, weight_decay: float) -> Tensor:
         ratio = self._formula.eta * weight_norm / (grad_norm + weight_decay * weight_norm + self._formula.epsilon)

@@ -4,7 +4,7 @@ Three kinds of launches per update, whatever the number of tensors: partial sums
 per dtype), one small kernel that adds them up by fragment (one program each), and the update (one per dtype), which
 computes the trust ratio of its tensor itself. Blocks never straddle fragments, so one look-up gives a block all
 settings of its tensor. Sums run in a fixed order and use no atomics: the result is the same in every run. Learning
-rate, sums of squares, factor and the decision to write are read from device tensors.
+rates, sums of squares, factor and the decision to write are read from device tensors.
 """
 
 # mypy: disable-error-code=no-untyped-def
@@ -106,10 +106,10 @@ def _update_kernel(
     trust_ptr,  # [fragments] int32
     multiplier_ptr,  # [fragments] float32
     decay_ptr,  # [fragments] float32
-    rate_scale_ptr,  # [fragments] float32
+    group_ptr,  # [fragments] int32
     inside_ptr,  # [fragments] int32
     squares_ptr,  # [2, tensors] float32, summed over shards
-    learning_rate_ptr,  # 0-d float32
+    rates_ptr,  # [groups] float32
     factor_ptr,  # 0-d float32
     write_ptr,  # 0-d bool
     first_block,
@@ -131,7 +131,7 @@ def _update_kernel(
         offsets = start + tl.arange(0, BLOCK)
         model_offsets = tl.max_contiguous(start + tl.arange(0, BLOCK), VECTOR)
         mask = offsets < stop
-        rate = tl.load(learning_rate_ptr) * tl.load(rate_scale_ptr + fragment)
+        rate = tl.load(rates_ptr + tl.load(group_ptr + fragment))
         factor = tl.load(factor_ptr)
         inside = tl.load(inside_ptr + fragment) > 0
         decay = tl.load(decay_ptr + fragment)
@@ -176,7 +176,7 @@ class TritonMomentum(Update):
         self._inside = blocks.table([s.learning_rate_in_momentum for s in settings], torch.int32)
         self._multiplier = blocks.table([s.grad_multiplier for s in settings], torch.float32)
         self._decay = blocks.table([s.weight_decay for s in settings], torch.float32)
-        self._rate_scale = blocks.table([s.lr_scale for s in settings], torch.float32)
+        self._group = blocks.table([f.group for f in fragments], torch.int32)
         self._share = blocks.table([s.norm_share for s in settings], torch.float32)
         self._weight_squares = torch.zeros(blocks.count, dtype=torch.float32, device=self._squares.device)
         self._gradient_squares = torch.zeros_like(self._weight_squares)
@@ -220,7 +220,7 @@ class TritonMomentum(Update):
         torch.sum(self._shares_of_norm, dim=0, out=stats[1])
         self._complete_squares()
 
-    def apply(self, learning_rate: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
+    def apply(self, rates_G: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
         """See :class:`common.optim.rules.Update`; momentum does not depend on ``step``."""
         spans = itertools.pairwise(self._shard_block)
         for shard, momentum, (first, last) in zip(self._shards, self.states["momentum"], spans, strict=True):
@@ -238,10 +238,10 @@ class TritonMomentum(Update):
                 self._trust,
                 self._multiplier,
                 self._decay,
-                self._rate_scale,
+                self._group,
                 self._inside,
                 self._squares,
-                learning_rate,
+                rates_G,
                 grad_factor,
                 write,
                 first,

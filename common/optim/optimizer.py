@@ -32,7 +32,7 @@ from common.optim.weight_gather import WeightGatherer
 
 
 class Optimizer:
-    """The one concrete updater: groups of parameters under one rule and one schedule.
+    """The one concrete updater: groups of parameters under one rule.
 
     Building it moves all parameters into flat buffers; cast and move the model before. Every rank builds it with the
     same groups in the same order.
@@ -40,7 +40,8 @@ class Optimizer:
     Args:
         groups: the parameters; no parameter and no name may occur twice.
         rule: LARS, SGD, LAMB, Adam or AdamW.
-        schedule: learning rate (0-d float32) from the step counter (0-d int64), on the device.
+        schedule: learning rate (0-d float32) from the step counter (0-d int64), on the device; of all groups that have
+            none of their own.
         layout: gradients are summed over its ``dp`` and ``cp`` axes, whose ranks hold the same weights; each rank of
             ``cp`` has a part of every sample, and its gradients are parts of that sample's. Groups name further axes
             (``summed_over``).
@@ -106,6 +107,7 @@ class Optimizer:
         check_groups(groups)
         self._plan = plan = ShardPlan(layout, shard, ranks_per_node)
         self._schedule, self._clip, self.loss_scale = schedule, clip, loss_scale
+        self._groups = tuple(groups)
         self._scale = loss_scale.value if loss_scale is not None and loss_scale.enabled else None
         parts = {name: count for group in groups for name, count in group.parts.items()}
         buffers = build_flat_buffers([group.parameters for group in groups], parts, plan.ranks, bucket_bytes)
@@ -143,6 +145,8 @@ class Optimizer:
         widest = torch.float64 if any(b.dtype == torch.float64 for b in self._buffers) else torch.float32
         self._step = torch.zeros((), dtype=torch.int64, device=device)
         self._learning_rate = torch.zeros((), dtype=torch.float32, device=device)
+        self._rate_scales_G = torch.tensor([g.lr_scale for g in self._groups], dtype=torch.float32, device=device)
+        self._rates_G = torch.zeros_like(self._rate_scales_G)
         self._gradient_norm = torch.zeros((), dtype=torch.float32, device=device)
         self._stats = torch.zeros(2, dtype=widest, device=device)
         self._factor = torch.ones((), dtype=widest, device=device)
@@ -178,7 +182,7 @@ class Optimizer:
         """Wait for the reduction; returns whether a gradient is not finite on any rank: 0-d bool."""
         self._gatherer.join()
         self._reducer.finish()
-        self._learning_rate.copy_(self._schedule(self._step))
+        self._set_rates()
         self._stats.zero_()
         self._update.measure(self._stats)
         self._plan.sum_over_replica(self._stats)
@@ -188,10 +192,19 @@ class Optimizer:
     @torch.no_grad()
     def write(self, allowed: Tensor) -> None:
         """Update with what was measured; not even the step counter changes where ``allowed`` (0-d bool) is false."""
-        self._update.apply(self._learning_rate, self._step, self._factor, allowed)
+        self._update.apply(self._rates_G, self._step, self._factor, allowed)
         self._step.add_(allowed)
         if not self._gatherer.overlapped:
             self._gatherer.gather()
+
+    def _set_rates(self) -> None:
+        """The learning rate of the next update, and that of each group."""
+        self._learning_rate.copy_(self._schedule(self._step))
+        self._rates_G.copy_(self._learning_rate)
+        for index, group in enumerate(self._groups):
+            if group.schedule is not None:
+                self._rates_G[index].copy_(group.schedule(self._step))
+        self._rates_G.mul_(self._rate_scales_G)
 
     def _judge(self) -> tuple[Tensor, Tensor]:
         """What every gradient is multiplied with, and whether one is not finite: 0-d tensors."""
@@ -214,7 +227,7 @@ class Optimizer:
 
     @property
     def metrics(self) -> dict[str, Tensor]:
-        """``learning_rate`` of the last update.
+        """``learning_rate`` of the last update, by the optimizer's schedule.
 
         With several ranks also ``comm_wait_ms``: milliseconds that the update waited for the reduction. Where they
         exist ``gradient_norm`` (before clipping after the reduction) and ``loss_scale`` (for the next iteration).

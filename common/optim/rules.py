@@ -33,13 +33,12 @@ class GroupSettings:
 
     Attributes:
         grad_multiplier: turns the gradient in the shard into the mean over the global batch.
-        weight_decay, lr_scale, trust_ratio, learning_rate_in_momentum: see ``ParameterGroup``.
+        weight_decay, trust_ratio, learning_rate_in_momentum: see ``ParameterGroup``.
         norm_share: what the group's squares count in ``stats[1]``: 1 over the ranks that hold the group redundantly.
     """
 
     grad_multiplier: float
     weight_decay: float
-    lr_scale: float
     trust_ratio: bool
     learning_rate_in_momentum: bool
     norm_share: float = 1.0
@@ -98,11 +97,11 @@ class Update(ABC):
         """
 
     @abstractmethod
-    def apply(self, learning_rate: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
+    def apply(self, rates_G: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
         """Update weights, masters and state if ``write`` is true; otherwise leave every bit as it is.
 
         Args:
-            learning_rate: 0-d float32.
+            rates_G: the learning rate of each parameter group, float32.
             step: 0-d int64, updates done before this one.
             grad_factor: 0-d, dtype of ``stats``; every gradient is multiplied with it (clipping, loss scale).
             write: 0-d bool.

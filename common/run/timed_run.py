@@ -73,7 +73,7 @@ class TimedRun:
         fraction_of = self._epoch_samples if rules.unit == "epoch fraction" else None
         self.events = RunEvents(
             log, rules.progress_key, converted, rules.quality_key, fraction_of, rules.fractions_from,
-            global_batch if rules.unit == "steps" else None,
+            global_batch if rules.unit == "steps" else None, rules.quality_together,
         )  # fmt: skip
         self.status = "aborted"
         self.start_ms = self.stop_ms = 0

@@ -42,7 +42,7 @@ from common.run.determinism import set_determinism
 from common.run.recording import Recording
 from common.run.scoring import EvaluationPoints
 from common.run.timed_run import Moment, TimedRun
-from common.step.graphs import StepRunner
+from common.step.graphs import StepRunner, named
 from common.step.in_flight import StepsInFlight
 
 CATCHING_UP_SECONDS = 24 * 3600.0
@@ -332,7 +332,7 @@ class Trainer:
         unknown = len(self.runner.uncaptured)
         result = self.runner(micro_batches)
         if len(self.runner.uncaptured) > unknown:
-            self.bar.line(f"step {number}: batch key {micro_batches[0].key!r} was not captured and runs eagerly")
+            self.bar.line(f"step {number}: {named(list(self.runner.uncaptured)[-1])} not captured, runs eagerly")
         samples = progress.samples + sum(batch.samples for batch in micro_batches)
         self.pending.push(number, samples, result, wait * 1e3)
         prefetcher.consumed()

@@ -1,4 +1,9 @@
-"""Runs a TrainStep: as one CUDA graph for each kind of batch on a GPU, eagerly elsewhere.
+"""Runs a TrainStep: as one CUDA graph for each kind of iteration on a GPU, eagerly elsewhere.
+
+What tells iterations apart is which keys their micro-batches have, and how many have each. Micro-batches are brought
+into one order of the keys first, captured or not, so that few graphs serve all iterations; the gradients, which are
+sums, are the same. Ranks may be at different keys in the same iteration: which collectives a step issues, and in which
+order, does not depend on the keys.
 
 Capture happens before ``run_start`` only, on synthetic batches and with the step's ``skip`` flag set, and leaves no
 trace: updaters write nothing under the flag, and buffers, but for frozen ones, and random state are put back.
@@ -7,9 +12,11 @@ trace: updaters write nothing under the flag, and buffers, but for frozen ones, 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import os
 import traceback
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,12 +33,28 @@ from common.step.train_step import DeviceResult, TrainStep
 
 WARM_UP_ITERATIONS = 3  # autotuning, NCCL and the allocator settle within three iterations
 
+MOST_GRAPHS = 16
+"""Graphs of one warm-up up to which micro-batches of different keys are captured together.
+
+Two keys and 8 micro-batches make 9 graphs, four keys and one micro-batch 4. Beyond it only iterations whose
+micro-batches all have the same key are captured, and others run eagerly.
+"""
+
 
 @dataclass
 class _Captured:
     graph: torch.cuda.CUDAGraph
     inputs: list[dict[str, Tensor]]
     result: DeviceResult
+
+
+def combinations(keys: Sequence[Hashable], micro_batches: int) -> list[tuple[Hashable, ...]]:
+    """The keys of the micro-batches of each iteration that is captured, in the order of ``keys``; see MOST_GRAPHS."""
+    alike = [(key,) * micro_batches for key in keys]
+    mixed = math.comb(len(keys) + micro_batches - 1, micro_batches) - len(alike)
+    if len(alike) + mixed > MOST_GRAPHS:
+        return alike
+    return list(itertools.combinations_with_replacement(keys, micro_batches))
 
 
 class StepRunner:
@@ -45,7 +68,7 @@ class StepRunner:
 
     Attributes:
         stream: the stream that everything of the iteration runs on; None without a GPU.
-        uncaptured: keys met in training that warm-up had not seen; these run eagerly.
+        uncaptured: keys of the micro-batches of iterations that were not captured and ran eagerly, and how many did.
     """
 
     def __init__(self, step: TrainStep, model: nn.Module, micro_batches: int, capture: bool = True) -> None:
@@ -56,38 +79,49 @@ class StepRunner:
         self.cuda = device.type == "cuda"
         self.capture = capture and self.cuda
         self.stream = torch.cuda.Stream(device) if self.cuda else None
-        self.uncaptured: dict[Hashable, int] = {}
-        self._captured: dict[Hashable, _Captured] = {}
+        self.uncaptured: dict[tuple[Hashable, ...], int] = {}
+        self._captured: dict[tuple[Hashable, ...], _Captured] = {}
+        self._inputs: dict[Hashable, list[dict[str, Tensor]]] = {}
+        self._place: dict[Hashable, int] = {}
         self._pool: Any = None
 
     def warm_up(self, examples: Iterable[Batch]) -> None:
-        """Run and capture the iteration for every example key; all state is as before afterwards.
+        """Run the iteration for every example key and capture it for their combinations; all state is as before then.
 
         Raises:
             CaptureError: naming the operation that can't be captured.
         """
         with _restored(self.model, self.step.layout.device), self.on_stream():
             self.step.skip.fill_(1)
+            samples: dict[Hashable, int] = {}
             for example in examples:
+                samples[example.key] = example.samples
+                self._place.setdefault(example.key, len(self._place))
                 for _ in range(WARM_UP_ITERATIONS):
                     self.step([example] * self.micro_batches)
                 if self.capture:
-                    self._captured[example.key] = self._record(example)
+                    self._inputs[example.key] = [
+                        {name: tensor.clone() for name, tensor in example.tensors.items()}
+                        for _ in range(self.micro_batches)
+                    ]
+            if self.capture:
+                for keys in combinations(list(samples), self.micro_batches):
+                    self._captured[keys] = self._record(keys, samples)
             self.step.skip.fill_(0)
 
     def __call__(self, micro_batches: Sequence[Batch]) -> DeviceResult:
-        """Launch one iteration; returns its result, valid until the next iteration of the same key.
+        """Launch one iteration; returns its result, valid until the next iteration of the same keys.
 
         Everything is queued on ``stream``; nothing waits for the device.
         """
-        key = micro_batches[0].key
-        same = all(batch.key == key for batch in micro_batches) and len(micro_batches) == self.micro_batches
-        captured = self._captured.get(key) if same else None
+        ordered = sorted(micro_batches, key=lambda batch: self._place.get(batch.key, len(self._place)))
+        keys = tuple(batch.key for batch in ordered)
+        captured = self._captured.get(keys)
         if captured is None:
             if self.capture:
-                self.uncaptured[key] = self.uncaptured.get(key, 0) + 1
-            return self.step(micro_batches)
-        self.fill(captured.inputs, micro_batches)
+                self.uncaptured[keys] = self.uncaptured.get(keys, 0) + 1
+            return self.step(ordered)
+        self.fill(captured.inputs, ordered)
         captured.graph.replay()
         return captured.result
 
@@ -102,6 +136,7 @@ class StepRunner:
         for captured in self._captured.values():
             captured.graph.reset()
         self._captured.clear()
+        self._inputs.clear()
 
     @contextlib.contextmanager
     def on_stream(self) -> Iterator[None]:
@@ -114,9 +149,11 @@ class StepRunner:
             yield
         torch.cuda.current_stream().wait_stream(self.stream)
 
-    def _record(self, example: Batch) -> _Captured:
-        inputs = [{name: t.clone() for name, t in example.tensors.items()} for _ in range(self.micro_batches)]
-        batches = [Batch(static, example.samples, example.key) for static in inputs]
+    def _record(self, keys: tuple[Hashable, ...], samples: Mapping[Hashable, int]) -> _Captured:
+        """Capture an iteration. Its inputs are those of other graphs too: a replay follows on its own copies."""
+        free = {key: iter(inputs) for key, inputs in self._inputs.items()}
+        inputs = [next(free[key]) for key in keys]
+        batches = [Batch(static, samples[key], key) for static, key in zip(inputs, keys, strict=True)]
         graph = torch.cuda.CUDAGraph()
         last = _LastOperation()
         try:
@@ -124,7 +161,7 @@ class StepRunner:
             with capturing(graph, self.stream, self._pool), last:
                 result = self.step(batches)
         except RuntimeError as error:
-            raise CaptureError(_explain(error, last.name, example.key)) from error
+            raise CaptureError(_explain(error, last.name, keys)) from error
         self._pool = graph.pool()
         return _Captured(graph, inputs, result)
 
@@ -141,7 +178,12 @@ class _LastOperation(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _explain(error: BaseException, operation: str, key: Hashable) -> str:
+def named(keys: Sequence[Hashable]) -> str:
+    """The keys of an iteration in words."""
+    return f"batch key {keys[0]!r}" if len(set(keys)) == 1 else f"batch keys {', '.join(map(repr, keys))}"
+
+
+def _explain(error: BaseException, operation: str, keys: tuple[Hashable, ...]) -> str:
     while isinstance(error.__context__, RuntimeError):  # the end of a capture that failed raises once more
         error = error.__context__
     here = str(Path(__file__).resolve().parents[2]) + os.sep
@@ -150,7 +192,7 @@ def _explain(error: BaseException, operation: str, key: Hashable) -> str:
     where = f"{os.path.relpath(frames[-1].filename, here)}:{frames[-1].lineno} ({frames[-1].line})" if frames else "?"
     reason = str(error).strip().splitlines()[0]
     return (
-        f"the iteration for batch key {key!r} can't be captured in a CUDA graph: operation {operation} at {where}: "
+        f"the iteration for {named(keys)} can't be captured in a CUDA graph: operation {operation} at {where}: "
         f"{reason}. Keep host reads and synchronising calls out of loss(), or run with cuda_graphs=false"
     )
 

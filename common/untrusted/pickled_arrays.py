@@ -3,7 +3,7 @@
 Unpickling calls whatever functions a pickle names. Here names are looked up in a table of a few of numpy's, and even
 these are not numpy's own but stand-ins that take the state of a pickled array apart, check it and make the array of its
 bytes. Beside them a pickle can make only what the format has opcodes for: numbers, texts, bytes, lists, tuples, dicts
-and sets. Protocols 2 to 5 are read, from numpy before and after 2.0.
+and sets. Protocols 2 to 5 are read, from numpy before and after 2.0, and what Python 2 wrote, whose bytes are texts.
 """
 
 from __future__ import annotations
@@ -63,12 +63,14 @@ class Refused(Exception):
     """The pickle asks for more than data. The message says for what, to be put behind the name of the file."""
 
 
-def load_arrays(content: bytes, name: str = "a pickle") -> dict[str, NDArray[Any]]:
-    """The arrays of a pickled dict, such as a sample of encoded pictures and captions.
+def load_arrays(content: bytes, name: str = "a pickle", inside: str | None = None) -> dict[str, NDArray[Any]]:
+    """The arrays of a pickled dict, such as a sample of encoded pictures and captions, or the weights of a network.
 
     Args:
         content: the pickle, whole.
         name: of the file or member, for messages.
+        inside: key of a dict within the dict. Where there is one its arrays are meant, and what stands beside it is not
+            looked at.
 
     Returns:
         Arrays of truth values, integers or floats by their names. They are views of read-only bytes.
@@ -88,6 +90,8 @@ def load_arrays(content: bytes, name: str = "a pickle") -> dict[str, NDArray[Any
         raise DataError(f"{name} goes on behind the end of its pickle")
     if not isinstance(found, dict):
         raise DataError(f"{name} holds no dict of arrays, but a {_kind(found)}")
+    if inside is not None and isinstance(found.get(inside), dict):
+        found = found[inside]
     arrays = {}
     for key, value in found.items():
         if not isinstance(key, str) or not isinstance(value, PickledArray) or not isinstance(value.values, np.ndarray):
@@ -130,6 +134,8 @@ class PickledArray:
                 raise ValueError(f"not the objects of an array of shape {shape}")
             self.values = content
             return
+        if isinstance(content, str):
+            content = content.encode("latin1")
         if not isinstance(content, bytes | bytearray) or len(content) != math.prod(shape) * plain.itemsize:
             raise ValueError(f"not the bytes of an array of shape {shape}")
         self.values = np.frombuffer(content, plain).reshape(shape, order="F" if order == "F" else "C")
@@ -144,7 +150,7 @@ class ArrayUnpickler(pickle.Unpickler):
     """
 
     def __init__(self, file: BinaryIO, admitted: Admitted) -> None:
-        super().__init__(file)
+        super().__init__(file, encoding="latin1")  # in which numpy finds the bytes of Python 2 again
         self._admitted = admitted
 
     def find_class(self, module: str, name: str) -> Any:

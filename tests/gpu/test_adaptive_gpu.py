@@ -24,7 +24,7 @@ class Scalars:
     """What an update reads from the device."""
 
     def __init__(self) -> None:
-        self.learning_rate = torch.full((), 0.01, device=DEVICE)
+        self.rates_G = torch.full((2,), 0.01, device=DEVICE)
         self.step = torch.zeros((), dtype=torch.int64, device=DEVICE)
         self.factor = torch.ones((), device=DEVICE)
         self.write = torch.ones((), dtype=torch.bool, device=DEVICE)
@@ -34,7 +34,7 @@ class Scalars:
         """One iteration; the step counts what was written."""
         self.stats.zero_()
         update.measure(self.stats)
-        update.apply(self.learning_rate, self.step, self.factor, self.write)
+        update.apply(self.rates_G, self.step, self.factor, self.write)
         self.step.add_(self.write)
 
 
@@ -160,7 +160,7 @@ def test_captured_updates_equal_eager_ones(implementation):
     for seed in range(5):
         for shard, s in zip(shards, scalars, strict=True):
             set_gradients(shard, seed)
-            s.learning_rate.fill_(0.01 * (1 + seed))
+            s.rates_G.fill_(0.01 * (1 + seed))
             s.factor.fill_(1.0 / (1 + seed))
             s.write.fill_(seed != 3)
         scalars[0].iterate(updates[0])

@@ -21,11 +21,11 @@ _LARGEST: tl.constexpr = tl.constexpr(0x7FFFFFFF)
 
 
 @triton.jit
-def _own_anchors(anchors_ptr, A, BLOCK: tl.constexpr):
-    """This program's anchors, which of them exist, and their corners."""
+def _own_anchors(anchors_ptr, A, step, BLOCK: tl.constexpr):
+    """This program's anchors, which of them exist, and their corners; a picture's are ``step`` behind the last's."""
     anchor = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     exists = anchor < A
-    x1, y1, x2, y2 = load_corners(anchors_ptr, anchor, exists)
+    x1, y1, x2, y2 = load_corners(anchors_ptr, tl.full((), step, tl.int64) * tl.program_id(1) + anchor, exists)
     return anchor, exists, x1, y1, x2, y2
 
 
@@ -38,23 +38,23 @@ def _count(count_ptr, M):
 
 @triton.jit
 def anchor_matching_best_kernel(
-    anchors_ptr,  # (A, 4) fp32
+    anchors_ptr,  # (A, 4) fp32 and step 0, or (B, A, 4) and step A
     boxes_ptr,  # (B, M, 4) fp32
     count_ptr,  # (B,) integer
     best_ptr,  # (B, M) int64, zeros
-    A, M,
-    BLOCK: tl.constexpr,
+    A, step, M,
+    PIXEL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Largest overlap of each box, and the first anchor that has it, as one number. Grid (A / BLOCK, B).
 
     The number is the bits of the overlap, a positive float, before the inverted bits of the anchor, which are larger
     the earlier it is. It stays 0 where no anchor overlaps the box.
     """
-    anchor, _, x1, y1, x2, y2 = _own_anchors(anchors_ptr, A, BLOCK)
+    anchor, _, x1, y1, x2, y2 = _own_anchors(anchors_ptr, A, step, BLOCK)
     count, start = _count(count_ptr, M)
     for box in range(count):
         left, top, right, bottom = load_corners(boxes_ptr, start + box, True)
-        overlap = intersection_over_union(x1, y1, x2, y2, left, top, right, bottom)
+        overlap = intersection_over_union(x1, y1, x2, y2, left, top, right, bottom, PIXEL)
         largest = tl.max(overlap, 0)
         if largest > 0:
             first = tl.min(tl.where(overlap == largest, anchor, _LARGEST), 0)
@@ -64,23 +64,24 @@ def anchor_matching_best_kernel(
 
 @triton.jit
 def anchor_matching_kernel(
-    anchors_ptr,  # (A, 4) fp32
+    anchors_ptr,  # (A, 4) fp32 and step 0, or (B, A, 4) and step A
     boxes_ptr,  # (B, M, 4) fp32
     count_ptr,  # (B,) integer
     best_ptr,  # (B, M) int64, read if boxes are rescued
     matched_ptr,  # (B, A) int64
-    A, M, low, high,
-    EXCLUSIVE: tl.constexpr, EVERY_BEST: tl.constexpr, OWN_BEST: tl.constexpr, BLOCK: tl.constexpr,
+    A, step, M, low, high,
+    PIXEL: tl.constexpr, EXCLUSIVE: tl.constexpr, EVERY_BEST: tl.constexpr, OWN_BEST: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The match of every anchor. Grid (A / BLOCK, B)."""
-    anchor, exists, x1, y1, x2, y2 = _own_anchors(anchors_ptr, A, BLOCK)
+    anchor, exists, x1, y1, x2, y2 = _own_anchors(anchors_ptr, A, step, BLOCK)
     count, start = _count(count_ptr, M)
     largest = tl.full((BLOCK,), -1.0, tl.float32)
     matched = tl.zeros((BLOCK,), tl.int32)
     rescued = tl.full((BLOCK,), BELOW, tl.int32)
     for box in range(count):
         left, top, right, bottom = load_corners(boxes_ptr, start + box, True)
-        overlap = intersection_over_union(x1, y1, x2, y2, left, top, right, bottom)
+        overlap = intersection_over_union(x1, y1, x2, y2, left, top, right, bottom, PIXEL)
         larger = overlap > largest
         largest = tl.where(larger, overlap, largest)
         matched = tl.where(larger, box, matched)

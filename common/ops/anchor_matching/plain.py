@@ -32,12 +32,14 @@ class MatchingRule:
             to the box that they themselves overlap most (Faster R-CNN, RetinaNet). ``own_best``: the first of these
             anchors is matched to this box, and of boxes with the same one the last has it (SSD). A box that overlaps
             no anchor gets none.
+        pixel: of the overlaps, see :mod:`common.ops.boxes`.
     """
 
     low: float
     high: float
     exclusive: bool = False
     rescue: Literal["every_best", "own_best"] | None = None
+    pixel: float = 0.0
 
 
 @torch.no_grad()
@@ -45,7 +47,7 @@ def match_torch(anchors_A4: Tensor, boxes_BM4: Tensor, count_B: Tensor, rule: Ma
     """Plain version.
 
     Args:
-        anchors_A4: corners x1, y1, x2, y2; the arithmetic is in fp32.
+        anchors_A4: corners x1, y1, x2, y2, or (B, A, 4) where each picture has its own; the arithmetic is in fp32.
         boxes_BM4: each picture's boxes, then padding of any value.
         count_B: how many boxes each picture has, an integer.
         rule: of the match.
@@ -57,7 +59,7 @@ def match_torch(anchors_A4: Tensor, boxes_BM4: Tensor, count_B: Tensor, rule: Ma
     if boxes_BM4.device.type == "cpu" and len(count_B):  # where counts can be looked at without a wait
         boxes_BM4 = boxes_BM4[:, : int(count_B.max())]
     batch, most = boxes_BM4.shape[:2]
-    matched_BA = torch.full((batch, len(anchors_A4)), BELOW, dtype=torch.int64, device=boxes_BM4.device)
+    matched_BA = torch.full((batch, anchors_A4.shape[-2]), BELOW, dtype=torch.int64, device=boxes_BM4.device)
     if not most:
         return matched_BA
     row_M = torch.arange(most, device=boxes_BM4.device)
@@ -65,7 +67,7 @@ def match_torch(anchors_A4: Tensor, boxes_BM4: Tensor, count_B: Tensor, rule: Ma
     best_BM = torch.zeros((batch, most), device=boxes_BM4.device)
     best_anchor_BM = torch.zeros((batch, most), dtype=torch.int64, device=boxes_BM4.device)
     first_BA = torch.empty_like(matched_BA)
-    for part, overlap_BMC in _parts(anchors_A4, boxes_BM4, padded_BM1):
+    for part, overlap_BMC in _parts(anchors_A4, boxes_BM4, padded_BM1, rule.pixel):
         overlap_BC, first_BA[:, part] = overlap_BMC.max(1)
         matched_BA[:, part] = _judged(overlap_BC, first_BA[:, part], rule)
         if rule.rescue is not None:
@@ -78,19 +80,19 @@ def match_torch(anchors_A4: Tensor, boxes_BM4: Tensor, count_B: Tensor, rule: Ma
         owner_BA = torch.full_like(matched_BA, BELOW).scatter_reduce_(1, best_anchor_BM, owner_BM, "amax")
         return torch.where(owner_BA >= 0, owner_BA, matched_BA)
     if rule.rescue == "every_best":
-        for part, overlap_BMC in _parts(anchors_A4, boxes_BM4, padded_BM1):
+        for part, overlap_BMC in _parts(anchors_A4, boxes_BM4, padded_BM1, rule.pixel):
             rescued_BC = ((overlap_BMC == best_BM.unsqueeze(2)) & (overlap_BMC > 0)).any(1)
             matched_BA[:, part] = torch.where(rescued_BC, first_BA[:, part], matched_BA[:, part])
     return matched_BA
 
 
-def _parts(anchors_A4: Tensor, boxes_BM4: Tensor, padded_BM1: Tensor) -> Iterator[tuple[slice, Tensor]]:
+def _parts(anchors_A4: Tensor, boxes_BM4: Tensor, padded_BM1: Tensor, pixel: float) -> Iterator[tuple[slice, Tensor]]:
     """Some anchors at a time and their overlaps with all boxes, (B, M, anchors); -1 with padding."""
     batch, most = boxes_BM4.shape[:2]
     at_once = max(1, OVERLAPS_AT_ONCE // (batch * most))
-    for start in range(0, len(anchors_A4), at_once):
-        part = slice(start, min(start + at_once, len(anchors_A4)))
-        overlap_BMC = intersection_over_union(boxes_BM4, anchors_A4[part])
+    for start in range(0, anchors_A4.shape[-2], at_once):
+        part = slice(start, min(start + at_once, anchors_A4.shape[-2]))
+        overlap_BMC = intersection_over_union(boxes_BM4, anchors_A4[..., part, :], pixel)
         yield part, torch.where(padded_BM1, -1.0, overlap_BMC)
 
 

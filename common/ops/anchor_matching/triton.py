@@ -46,7 +46,8 @@ def _launch(tile: Tile, anchors: int, pictures: int) -> tuple[tuple[int, int], d
 def match(anchors_A4: Tensor, boxes_BM4: Tensor, count_B: Tensor, rule: MatchingRule) -> Tensor:
     """See :func:`common.ops.anchor_matching.plain.match_torch`, whose matches these are bit by bit."""
     anchors_A4, boxes_BM4 = anchors_A4.float().contiguous(), boxes_BM4.float().contiguous()
-    anchors, (pictures, most) = len(anchors_A4), boxes_BM4.shape[:2]
+    anchors, (pictures, most) = anchors_A4.shape[-2], boxes_BM4.shape[:2]
+    step = anchors if anchors_A4.dim() == 3 else 0
     matched_BA = torch.empty((pictures, anchors), dtype=torch.int64, device=boxes_BM4.device)
     if not matched_BA.numel():
         return matched_BA
@@ -54,10 +55,12 @@ def match(anchors_A4: Tensor, boxes_BM4: Tensor, count_B: Tensor, rule: Matching
     best_BM = matched_BA.new_zeros((pictures, most if rule.rescue else 0))
     if best_BM.numel():
         grid, constants = _launch(TILES["best"], anchors, pictures)
-        kernels.anchor_matching_best_kernel[grid](anchors_A4, boxes_BM4, count_B, best_BM, anchors, most, **constants)
+        kernels.anchor_matching_best_kernel[grid](
+            anchors_A4, boxes_BM4, count_B, best_BM, anchors, step, most, PIXEL=rule.pixel, **constants
+        )
     grid, constants = _launch(TILES["match"], anchors, pictures)
     kernels.anchor_matching_kernel[grid](
-        anchors_A4, boxes_BM4, count_B, best_BM, matched_BA, anchors, most, rule.low, rule.high,
+        anchors_A4, boxes_BM4, count_B, best_BM, matched_BA, anchors, step, most, rule.low, rule.high, PIXEL=rule.pixel,
         EXCLUSIVE=rule.exclusive, EVERY_BEST=rule.rescue == "every_best", OWN_BEST=rule.rescue == "own_best",
         **constants,
     )  # fmt: skip

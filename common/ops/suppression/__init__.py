@@ -21,7 +21,10 @@ IMPLEMENTATIONS = {
     "triton": Implementation("triton", _suppress_triton, triton_unsupported),
     "torch": Implementation("torch", suppress_torch, always),
 }
-"""Signature: ``suppress(boxes_BN4, score_BN, class_BN, threshold, keep)``; a request's dtype is that of the boxes."""
+"""Signature: ``suppress(boxes_BN4, score_BN, class_BN, threshold, keep, pixel, presorted)``.
+
+A request's dtype is that of the boxes.
+"""
 
 KERNEL_NAMES = (("suppression", r"^suppression_"),)
 """Kind of work and pattern of the kernels' names, for the breakdown of a step."""

@@ -1,14 +1,19 @@
 # mypy: allow-untyped-defs
-"""Triton kernel of non-maximum suppression, one program a picture.
+"""Triton kernels of non-maximum suppression, in two ways.
 
-A program walks over its candidates from the best on, BLOCK at a time, and ends when it has kept as many as may be. A
-block is compared with all that were kept before it, whose places the program leaves in memory, and then with itself:
-what a candidate suppresses depends on whether it was suppressed, so each pass over the block may change later
-candidates, and the passes end with the first that changes none. That is what going through them one by one gives,
-since a candidate depends on earlier ones only: after n passes the first n are right.
+Walking suits a few kept of many candidates: a program a picture goes over its candidates from the best on, BLOCK at a
+time, and ends when it has kept as many as may be. A block is compared with all that were kept before it, whose places
+the program leaves in memory, and then with itself. The work is BLOCK times those kept for every block, not the square
+of the candidates: at 5,000 candidates and 300 to keep at most 1.7 million overlaps of a picture, but one after the
+other.
 
-The work is BLOCK times those kept for every block, not the square of the candidates, and no mask of N x N bits exists:
-at 5,000 candidates and 300 to keep at most 1.7 million overlaps of a picture.
+Masks suit many kept: programs all over the GPU compare all pairs and leave a bit for each, 32 of a candidate to a word.
+Then a program a picture goes over 32 candidates at a time and needs their words alone: those of the kept ones are taken
+together to what they suppress of all that follow. At 2,000 candidates the bits of a picture are 0.5 MB.
+
+What a candidate suppresses depends on whether it was suppressed. So within a block each pass may change later
+candidates, and the passes end with the first that changes none: that is what going through them one by one gives, since
+a candidate depends on earlier ones only, and after n passes the first n are right.
 """
 
 from __future__ import annotations
@@ -18,6 +23,9 @@ import triton.language as tl
 
 from common.ops.box_kernels import intersection_over_union, load_corners
 
+WORD: tl.constexpr = tl.constexpr(32)
+"""Candidates whose bits are one word."""
+
 
 @triton.jit
 def _any(bits):
@@ -26,31 +34,81 @@ def _any(bits):
 
 
 @triton.jit
-def _covers(boxes_ptr, class_ptr, rows, rows_exist, columns, columns_exist, threshold):
+def _candidates(order_ptr, score_ptr, place, N, SORTED: tl.constexpr):
+    """The candidates at these places of the order, and whether they exist."""
+    exists = place < N
+    if SORTED:
+        candidate = place.to(tl.int64)
+    else:
+        candidate = tl.load(order_ptr + place, mask=exists, other=0)
+    score = tl.load(score_ptr + candidate, mask=exists, other=float("-inf"))
+    return candidate, exists & (score != float("-inf"))
+
+
+@triton.jit
+def _covers(
+    boxes_ptr, class_ptr, rows, rows_exist, columns, columns_exist, threshold,
+    CLASSES: tl.constexpr, PIXEL: tl.constexpr,
+):  # fmt: skip
     """Which candidates in ``rows`` overlap which of their class in ``columns`` by more than the threshold."""
     x1, y1, x2, y2 = load_corners(boxes_ptr, rows, rows_exist)
     u1, v1, u2, v2 = load_corners(boxes_ptr, columns, columns_exist)
     overlap = intersection_over_union(
-        x1[:, None], y1[:, None], x2[:, None], y2[:, None], u1[None, :], v1[None, :], u2[None, :], v2[None, :]
+        x1[:, None], y1[:, None], x2[:, None], y2[:, None], u1[None, :], v1[None, :], u2[None, :], v2[None, :], PIXEL
     )
-    row_class = tl.load(class_ptr + rows, mask=rows_exist, other=0)
-    column_class = tl.load(class_ptr + columns, mask=columns_exist, other=0)
-    exist = rows_exist[:, None] & columns_exist[None, :]
-    return (overlap > threshold) & (row_class[:, None] == column_class[None, :]) & exist
+    covers = (overlap > threshold) & rows_exist[:, None] & columns_exist[None, :]
+    if CLASSES:
+        row_class = tl.load(class_ptr + rows, mask=rows_exist, other=0)
+        column_class = tl.load(class_ptr + columns, mask=columns_exist, other=0)
+        covers &= row_class[:, None] == column_class[None, :]
+    return covers
+
+
+@triton.jit
+def _settled(before, covers):
+    """Which candidates of a block are out: those out ``before``, and those that one which stays covers."""
+    out = before
+    changed = tl.full((), 1, tl.int32)
+    while changed > 0:
+        after = before | _any(covers & (out == 0)[:, None])
+        changed = tl.max(tl.where(after != out, 1, 0), 0)
+        out = after
+    return out
+
+
+@triton.jit
+def _keep(kept_ptr, there_ptr, candidate, stays, found, K):
+    """Write those that stay behind the ``found`` ones; how many there are then."""
+    place = found + tl.cumsum(stays, 0) - 1
+    written = (stays > 0) & (place < K)
+    tl.store(kept_ptr + place, candidate, mask=written)
+    tl.store(there_ptr + place, stays > 0, mask=written)
+    return found + tl.sum(stays, 0)
+
+
+@triton.jit
+def _leave_empty(kept_ptr, there_ptr, found, K, BLOCK: tl.constexpr):
+    """Write the places behind the ``found`` ones."""
+    slot = tl.arange(0, BLOCK)
+    for start in range(0, K, BLOCK):
+        place = start + slot
+        absent = (place >= found) & (place < K)
+        tl.store(kept_ptr + place, tl.zeros((BLOCK,), tl.int64), mask=absent)
+        tl.store(there_ptr + place, tl.zeros((BLOCK,), tl.int1), mask=absent)
 
 
 @triton.jit
 def suppression_kernel(
     boxes_ptr,  # (B, N, 4)
     score_ptr,  # (B, N)
-    class_ptr,  # (B, N)
-    order_ptr,  # (B, N) int64, best first
+    class_ptr,  # (B, N), read if CLASSES
+    order_ptr,  # (B, N) int64, best first; read unless SORTED
     kept_ptr,  # (B, K) int64
     there_ptr,  # (B, K) bool
     N, K, threshold,
-    BLOCK: tl.constexpr,
+    CLASSES: tl.constexpr, SORTED: tl.constexpr, PIXEL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid (B,)."""
+    """Walking. Grid (B,)."""
     picture = tl.program_id(0).to(tl.int64)
     boxes_ptr += picture * N * 4
     score_ptr += picture * N
@@ -63,31 +121,88 @@ def suppression_kernel(
     found = tl.zeros((), tl.int32)
     first = tl.zeros((), tl.int32)
     while (first < N) & (found < K):
-        exists = first + slot < N
-        candidate = tl.load(order_ptr + first + slot, mask=exists, other=0)
-        exists &= tl.load(score_ptr + candidate, mask=exists, other=float("-inf")) != float("-inf")
+        candidate, exists = _candidates(order_ptr, score_ptr, first + slot, N, SORTED)
         before = tl.where(exists, 0, 1)
         for start in range(0, found, BLOCK):
             known = start + slot < found
             better = tl.load(kept_ptr + start + slot, mask=known, other=0, volatile=True)
-            before |= _any(_covers(boxes_ptr, class_ptr, better, known, candidate, exists, threshold))
-        covers = _covers(boxes_ptr, class_ptr, candidate, exists, candidate, exists, threshold) & earlier
-        out = before
-        changed = tl.full((), 1, tl.int32)
-        while changed > 0:
-            after = before | _any(covers & (out == 0)[:, None])
-            changed = tl.max(tl.where(after != out, 1, 0), 0)
-            out = after
-        stays = tl.where(out == 0, 1, 0)
-        place = found + tl.cumsum(stays, 0) - 1
-        written = (stays > 0) & (place < K)
-        tl.store(kept_ptr + place, candidate, mask=written)
-        tl.store(there_ptr + place, stays > 0, mask=written)
+            before |= _any(_covers(boxes_ptr, class_ptr, better, known, candidate, exists, threshold, CLASSES, PIXEL))
+        covers = _covers(boxes_ptr, class_ptr, candidate, exists, candidate, exists, threshold, CLASSES, PIXEL)
+        stays = tl.where(_settled(before, covers & earlier) == 0, 1, 0)
+        found = _keep(kept_ptr, there_ptr, candidate, stays, found, K)
         tl.debug_barrier()  # what a warp has written is read by the others
-        found += tl.sum(stays, 0)
         first += BLOCK
-    for start in range(0, K, BLOCK):
-        place = start + slot
-        absent = (place >= found) & (place < K)
-        tl.store(kept_ptr + place, tl.zeros((BLOCK,), tl.int64), mask=absent)
-        tl.store(there_ptr + place, tl.zeros((BLOCK,), tl.int1), mask=absent)
+    _leave_empty(kept_ptr, there_ptr, found, K, BLOCK)
+
+
+@triton.jit
+def suppression_masks_kernel(
+    boxes_ptr,  # (B, N, 4)
+    score_ptr,  # (B, N)
+    class_ptr,  # (B, N), read if CLASSES
+    order_ptr,  # (B, N) int64, best first; read unless SORTED
+    mask_ptr,  # (B, WORDS, N) int32
+    N, words, threshold,
+    CLASSES: tl.constexpr, SORTED: tl.constexpr, PIXEL: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Bit c of word w at n: whether the n-th best overlaps the (32 w + c)-th too much. Grid (N / ROWS, WORDS, B).
+
+    Places in the order, not candidates. What is not written is about pairs in which the first is not the better, or
+    one does not exist: as scores fall, none does behind one that does not.
+    """
+    picture = tl.program_id(2).to(tl.int64)
+    boxes_ptr += picture * N * 4
+    score_ptr += picture * N
+    class_ptr += picture * N
+    order_ptr += picture * N
+    first_row, first_column = tl.program_id(0) * ROWS, tl.program_id(1) * WORD
+    _, exist = _candidates(order_ptr, score_ptr, tl.maximum(first_row, first_column), N, SORTED)
+    if (first_row < first_column + WORD) & exist:
+        place, slot = first_row + tl.arange(0, ROWS), tl.arange(0, WORD)
+        rows, rows_exist = _candidates(order_ptr, score_ptr, place, N, SORTED)
+        columns, columns_exist = _candidates(order_ptr, score_ptr, first_column + slot, N, SORTED)
+        covers = _covers(boxes_ptr, class_ptr, rows, rows_exist, columns, columns_exist, threshold, CLASSES, PIXEL)
+        bits = tl.sum(covers.to(tl.int32) << slot[None, :], 1)
+        tl.store(mask_ptr + (picture * words + tl.program_id(1)) * N + place, bits, mask=place < N)
+
+
+@triton.jit
+def suppression_by_masks_kernel(
+    score_ptr,  # (B, N)
+    order_ptr,  # (B, N) int64, best first; read unless SORTED
+    mask_ptr,  # (B, WORDS, N) int32
+    kept_ptr,  # (B, K) int64
+    there_ptr,  # (B, K) bool
+    N, K, words,
+    SORTED: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """What the masks leave. WIDTH is the power of two that holds the words. Grid (B,)."""
+    picture = tl.program_id(0).to(tl.int64)
+    score_ptr += picture * N
+    order_ptr += picture * N
+    mask_ptr += picture * words * N
+    kept_ptr += picture * K
+    there_ptr += picture * K
+    slot = tl.arange(0, WORD)
+    word = tl.arange(0, WIDTH)
+    earlier = slot[:, None] < slot[None, :]
+    removed = tl.zeros((WIDTH,), tl.int32)
+    found = tl.zeros((), tl.int32)
+    first = tl.zeros((), tl.int32)
+    more = tl.full((), 1, tl.int32)
+    while (first < N) & (found < K) & (more > 0):
+        place = first + slot
+        candidate, exists = _candidates(order_ptr, score_ptr, place, N, SORTED)
+        block = first // WORD
+        own = tl.load(mask_ptr + block * N + place, mask=exists, other=0)
+        follow = ((word > block) & (word < words))[:, None] & exists[None, :]
+        rows = tl.load(mask_ptr + word.to(tl.int64)[:, None] * N + place[None, :], mask=follow, other=0)
+        gone = tl.sum(tl.where(word == block, removed, 0), 0)
+        before = tl.where(exists, (gone >> slot) & 1, 1)
+        covers = (((own[:, None] >> slot[None, :]) & 1) > 0) & earlier
+        stays = tl.where(_settled(before, covers) == 0, 1, 0)
+        removed |= tl.reduce_or(tl.where(stays[None, :] > 0, rows, 0), 1)
+        found = _keep(kept_ptr, there_ptr, candidate, stays, found, K)
+        more = tl.max(exists.to(tl.int32), 0)
+        first += WORD
+    _leave_empty(kept_ptr, there_ptr, found, K, WORD)

@@ -13,7 +13,13 @@ BLOCK = 64
 
 @torch.no_grad()
 def suppress_torch(
-    boxes_BN4: Tensor, score_BN: Tensor, class_BN: Tensor, threshold: float, keep: int
+    boxes_BN4: Tensor,
+    score_BN: Tensor,
+    class_BN: Tensor | None,
+    threshold: float,
+    keep: int,
+    pixel: float = 0.0,
+    presorted: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The best candidates that no better one of their class overlaps too much. Plain version.
 
@@ -23,24 +29,31 @@ def suppress_torch(
     Args:
         boxes_BN4: corners x1, y1, x2, y2.
         score_BN: -inf where there is no candidate.
-        class_BN: their classes.
+        class_BN: their classes; None if all are of one.
         threshold: the largest overlap that two kept candidates of a class may have; rounded to fp32.
         keep: candidates that are kept of a picture at most.
+        pixel: of the overlaps, see :mod:`common.ops.boxes`.
+        presorted: whether the scores fall already, so that they need no sort.
 
     Returns:
         (B, K), int64: the kept ones, best first; 0 where a picture has no more. (B, K), bool: whether there is one.
         K is the smaller of ``keep`` and N.
     """
     candidates = score_BN.shape[1]
-    order_BN = score_BN.sort(dim=1, descending=True, stable=True).indices
-    boxes_BN4 = boxes_BN4.gather(1, order_BN.unsqueeze(2).expand_as(boxes_BN4))
-    class_BN = class_BN.gather(1, order_BN)
-    out_BN = score_BN.gather(1, order_BN) == -torch.inf
+    if presorted:
+        order_BN = torch.arange(candidates, device=score_BN.device).expand_as(score_BN)
+        out_BN = score_BN == -torch.inf
+    else:
+        order_BN = score_BN.sort(dim=1, descending=True, stable=True).indices
+        boxes_BN4 = boxes_BN4.gather(1, order_BN.unsqueeze(2).expand_as(boxes_BN4))
+        class_BN = None if class_BN is None else class_BN.gather(1, order_BN)
+        out_BN = score_BN.gather(1, order_BN) == -torch.inf
     for start in range(0, candidates, BLOCK):
         stop = min(start + BLOCK, candidates)
-        overlap_BCN = intersection_over_union(boxes_BN4[:, start:stop], boxes_BN4[:, start:])
-        same_BCN = class_BN[:, start:stop, None] == class_BN[:, None, start:]
-        covers_BCN = (overlap_BCN > threshold) & same_BCN
+        overlap_BCN = intersection_over_union(boxes_BN4[:, start:stop], boxes_BN4[:, start:], pixel)
+        covers_BCN = overlap_BCN > threshold
+        if class_BN is not None:
+            covers_BCN &= class_BN[:, start:stop, None] == class_BN[:, None, start:]
         covers_BCC = covers_BCN[:, :, : stop - start].triu(1)
         out_BC = out_BN[:, start:stop]
         for row in range(stop - start):

@@ -1,7 +1,7 @@
-"""Suppression through the Triton kernel of :mod:`common.ops.suppression.kernels`.
+"""Suppression through the Triton kernels of :mod:`common.ops.suppression.kernels`.
 
-A sort and one launch for all pictures, on the current stream; nothing waits for the device. Shapes: B pictures,
-N candidates, K kept.
+A sort, unless the candidates are sorted, and one launch or two for all pictures, on the current stream; nothing waits
+for the device. Shapes: B pictures, N candidates, K kept.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import triton
 from torch import Tensor
 
 from common.ops.suppression import kernels
@@ -18,7 +19,7 @@ class Tile(NamedTuple):
     """How a program walks over the candidates of a picture.
 
     Attributes:
-        candidates: judged at a time; it compares as many with as many.
+        candidates: judged at a time; it compares as many with as many, or with a word of 32 where it makes masks.
         warps: of the program.
     """
 
@@ -26,13 +27,22 @@ class Tile(NamedTuple):
     warps: int
 
 
-TILES: dict[str, Tile] = {"suppress": Tile(64, 8)}
-"""``bench --sweep`` times others."""
+TILES: dict[str, Tile] = {"suppress": Tile(64, 8), "masks": Tile(128, 4), "by_masks": Tile(32, 4)}
+"""Walking, and both kernels of masks, of which the second always takes a word. ``bench --sweep`` times others."""
+
+MASK_SHARE = 0.5
+"""From this share of the candidates on that may be kept, masks are made."""
 
 
 @torch.no_grad()
 def suppress(
-    boxes_BN4: Tensor, score_BN: Tensor, class_BN: Tensor, threshold: float, keep: int
+    boxes_BN4: Tensor,
+    score_BN: Tensor,
+    class_BN: Tensor | None,
+    threshold: float,
+    keep: int,
+    pixel: float = 0.0,
+    presorted: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """See :func:`common.ops.suppression.plain.suppress_torch`, whose choice this is bit by bit."""
     pictures, candidates = score_BN.shape
@@ -41,10 +51,28 @@ def suppress(
     there_BK = torch.empty_like(kept_BK, dtype=torch.bool)
     if not kept_BK.numel():
         return kept_BK, there_BK
-    order_BN = score_BN.sort(dim=1, descending=True, stable=True).indices
-    tile = TILES["suppress"]
-    kernels.suppression_kernel[(pictures,)](
-        boxes_BN4.contiguous(), score_BN.contiguous(), class_BN.contiguous(), order_BN.contiguous(), kept_BK, there_BK,
-        candidates, keep, threshold, BLOCK=tile.candidates, num_warps=tile.warps, enable_fp_fusion=False,
+    boxes_BN4, score_BN = boxes_BN4.contiguous(), score_BN.contiguous()
+    # Kernels get something in the place of what they do not read.
+    order_BN = kept_BK if presorted else score_BN.sort(dim=1, descending=True, stable=True).indices.contiguous()
+    classes_BN = kept_BK if class_BN is None else class_BN.contiguous()
+    if keep < MASK_SHARE * candidates:
+        tile = TILES["suppress"]
+        kernels.suppression_kernel[(pictures,)](
+            boxes_BN4, score_BN, classes_BN, order_BN, kept_BK, there_BK, candidates, keep, threshold,
+            CLASSES=class_BN is not None, SORTED=presorted, PIXEL=pixel, BLOCK=tile.candidates, num_warps=tile.warps,
+            enable_fp_fusion=False,
+        )  # fmt: skip
+        return kept_BK, there_BK
+    words = triton.cdiv(candidates, int(kernels.WORD.value))
+    mask_BWN = torch.empty((pictures, words, candidates), dtype=torch.int32, device=score_BN.device)
+    tile = TILES["masks"]
+    kernels.suppression_masks_kernel[(triton.cdiv(candidates, tile.candidates), words, pictures)](
+        boxes_BN4, score_BN, classes_BN, order_BN, mask_BWN, candidates, words, threshold,
+        CLASSES=class_BN is not None, SORTED=presorted, PIXEL=pixel, ROWS=tile.candidates, num_warps=tile.warps,
+        enable_fp_fusion=False,
+    )  # fmt: skip
+    kernels.suppression_by_masks_kernel[(pictures,)](
+        score_BN, order_BN, mask_BWN, kept_BK, there_BK, candidates, keep, words,
+        SORTED=presorted, WIDTH=triton.next_power_of_2(words), num_warps=TILES["by_masks"].warps,
     )  # fmt: skip
     return kept_BK, there_BK

@@ -101,6 +101,8 @@ def test_columns_equal_the_json(folders, ours, folder):
     from_json = read_coco(folders[1] / folder / "labels/openimages-mlperf.json", names=True)
     split = open_prepared(folders[1]).split(ours)
     for name, column in vars(from_json).items():
+        if name == "segmentations":
+            continue
         found = getattr(split.annotations, name)
         assert found.dtype == column.dtype, name
         assert np.array_equal(found, column), name

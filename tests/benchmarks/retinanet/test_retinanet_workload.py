@@ -19,6 +19,7 @@ from common.config.schema import RunConfig, SessionConfig
 from common.data.batches import Block, HostBatch
 from common.distributed.layout import Layout
 from common.errors import CheckpointError, ConfigError, UnsupportedImplementation
+from common.evaluation.model_weights import evaluating
 from common.mlperf.admission import admit, evaluation_schedule
 from common.mlperf.constraints import missing_hyperparameters
 from common.mlperf.events import RunEvents, hyperparameters
@@ -249,7 +250,7 @@ def test_a_step_can_be_captured():
 
 def test_an_evaluation_can_be_captured():
     workload = built()
-    forward = workload.evaluation(workload.layout)._forward
+    (forward,) = workload.evaluation(workload.layout)._forward.values()
     forward.warm_up()
-    with forward.evaluating(workload.weights()), Capturable():
+    with evaluating(workload.model, workload.weights()), Capturable():
         forward()

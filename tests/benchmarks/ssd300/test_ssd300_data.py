@@ -16,17 +16,17 @@ from PIL import Image
 from pycocotools.coco import COCO
 from small_ssd300 import REQUEST, SMALL, reader
 
-from benchmarks.ssd300 import raw
 from benchmarks.ssd300.augment import draw, train_pixels
 from benchmarks.ssd300.data import category_ids, ground_truth, open_eval, open_train
 from benchmarks.ssd300.data_settings import DataSettings
 from benchmarks.ssd300.model import SSD300
 from benchmarks.ssd300.prepare import prepare, verify
-from benchmarks.ssd300.stand_in import category_ids as drawn_ids
 from benchmarks.ssd300.stand_in import generate
 from common.data.batches import Block
 from common.data.order import EpochStream, sample_generator
+from common.detection.coco_raw import SPLITS, annotations_name
 from common.detection.coco_scoring import Detections, GroundTruth, score
+from common.detection.coco_stand_in import category_ids as drawn_ids
 from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError
 from common.formats.recordio import RecordReader
@@ -37,7 +37,7 @@ BLOCK = Block(0, 1, 2, 0, 2 * REQUEST.train)
 
 
 def annotations(folder: Path, split: str) -> COCO:
-    return COCO(folder / raw.annotations_name(split))
+    return COCO(folder / annotations_name(split))
 
 
 def batches(
@@ -63,9 +63,9 @@ def test_generated_data_are_cocos_with_gaps_between_ids_crowds_and_pictures_with
     assert sorted(coco.cats) == drawn_ids(3) == [1, 3, 4]
     steps = np.diff(sorted(coco.imgs))
     assert set(steps.tolist()) == {7}
-    for split in raw.SPLITS:
+    for split in SPLITS:
         for picture in annotations(drawn, split).imgs.values():
-            with Image.open(drawn / raw.SPLITS[split] / picture["file_name"]) as opened:
+            with Image.open(drawn / SPLITS[split] / picture["file_name"]) as opened:
                 assert opened.size == (picture["width"], picture["height"])
 
 
@@ -86,7 +86,7 @@ def test_the_generated_backbone_is_one_and_its_norms_fit_the_pictures(drawn):
 
 
 def test_what_is_prepared_are_the_pictures_with_a_box_byte_for_byte_and_all_boxes(drawn, prepared):
-    for split, name in raw.SPLITS.items():
+    for split, name in SPLITS.items():
         coco = annotations(drawn, split)
         wanted = sorted(coco.imgs if split == "val" else {box["image_id"] for box in coco.anns.values()})
         with RecordReader(prepared / f"{split}.rec") as records:
@@ -230,7 +230,7 @@ def test_detections_that_are_the_ground_truth_score_1(drawn, prepared):
 def changed_raw(drawn: Path, target: Path, change) -> Path:
     """A copy of the raw data whose training annotations ``change`` has altered."""
     shutil.copytree(drawn, target)
-    path = target / raw.annotations_name("train")
+    path = target / annotations_name("train")
     content = json.loads(path.read_text())
     change(content)
     path.write_text(json.dumps(content))

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.ssd300 import sources
 from common.data import download as downloads
+from common.detection import coco_sources
 from common.errors import DataError
 
 SHA256 = hashlib.sha256(b"weights").hexdigest()
@@ -52,7 +53,7 @@ def test_another_backbone_than_its_name_says_is_refused(fetched, tmp_path):
 
 
 def test_checksums_and_addresses_are_the_published_ones():
-    files = [sources.ANNOTATIONS, *sources.PICTURES.values()]
+    files = [coco_sources.ANNOTATIONS, *coco_sources.PICTURES.values()]
     assert [file.checksum for file in files] == [
         "md5:f4bbac642086de4f52a3fdda2de5fa2c",
         "md5:cced6f7f71b7629ddf16f17bbcfab6b2",

@@ -13,11 +13,11 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from small_ssd300 import REQUEST
 
-from benchmarks.ssd300 import raw
-from benchmarks.ssd300.stand_in import category_ids
 from benchmarks.ssd300.workload import Ssd300Detection
 from common import cli
 from common.config.composition import compose
+from common.detection.coco_raw import annotations_name
+from common.detection.coco_stand_in import category_ids
 from common.distributed.layout import Layout
 
 
@@ -54,7 +54,7 @@ def test_figures_are_pycocotools(drawn, prepared):
         [values["picture_id"][:, None], values["box"], values["score"][:, None], values["class_id"][:, None]], 1
     )
     with contextlib.redirect_stdout(io.StringIO()):
-        truth = COCO(str(drawn / raw.annotations_name("val")))
+        truth = COCO(str(drawn / annotations_name("val")))
         judge = COCOeval(truth, truth.loadRes(rows.astype(np.float64)), "bbox")
         judge.evaluate()
         judge.accumulate()

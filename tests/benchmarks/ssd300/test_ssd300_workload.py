@@ -19,6 +19,7 @@ from common.config.schema import RunConfig, SessionConfig
 from common.data.batches import HostBatch
 from common.distributed.layout import Layout
 from common.errors import CheckpointError, ConfigError, UnsupportedImplementation
+from common.evaluation.model_weights import evaluating
 from common.mlperf.admission import admit
 from common.mlperf.events import hyperparameters
 from common.mlperf.verdict import judge
@@ -219,8 +220,8 @@ def test_a_graph_can_hold_the_step(precision):
 
 def test_a_graph_can_hold_an_evaluation():
     workload = built()
-    forward = workload.evaluation(workload.layout)._forward
-    with forward.evaluating(workload.weights()), Capturable():
+    (forward,) = workload.evaluation(workload.layout)._forward.values()
+    with evaluating(workload.model, workload.weights()), Capturable():
         forward()
 
 

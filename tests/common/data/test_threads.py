@@ -33,9 +33,11 @@ def numbers(threads: SampleThreads, samples: Sequence[int], size: int) -> Pendin
 @pytest.mark.parametrize("count", [1, 4])
 def test_batches_are_those_of_the_stream_from_any_position(count: int, prefetch: int) -> None:
     stream, threads = EpochStream(6, 2, seed=1), SampleThreads(count, prefetch)
-    source = ThreadedTrainSource(
-        stream, 3, True, threads, lambda samples: numbers(threads, [sample for _, sample in samples], 2), closed
-    )
+
+    def begin(number: int) -> PendingBatch:
+        return numbers(threads, [sample for _, sample in stream.samples_of(number)], 2)
+
+    source = ThreadedTrainSource(stream, 3, True, threads, begin, closed)
     block = Block(0, 1, 2, 0, 12)
     for start in (0, 4):
         found = [(batch.position, batch.tensors["number"].tolist()) for batch in source.batches(block, start)]

@@ -12,6 +12,7 @@ from common.ops.boxes import area, intersection_over_union
 
 RETINANET = BoxCoding((1.0, 1.0, 1.0, 1.0), most_growth=1000 / 16)
 SSD = BoxCoding((10.0, 10.0, 5.0, 5.0))
+MASK_RCNN = BoxCoding((10.0, 10.0, 5.0, 5.0), most_growth=1000 / 16, pixel=1.0)
 
 
 def boxes(seed, *shape, side=800.0, dtype=torch.float32):
@@ -85,3 +86,38 @@ def test_overlaps_and_areas_are_torchvisions():
 def test_boxes_without_area_overlap_nothing():
     flat = torch.tensor([[3.0, 3.0, 3.0, 9.0], [0.0, 0.0, 9.0, 9.0]])
     assert intersection_over_union(flat, flat).tolist() == [[0.0, 0.0], [0.0, 1.0]]
+
+
+def test_sides_with_a_pixel_more_are_coded_as_by_hand():
+    """An anchor of 10 x 20 pixels and a box of 5 x 40: centres at (5, 10) and (7.5, 30)."""
+    anchor, box = torch.tensor([[0.0, 0.0, 9.0, 19.0]]), torch.tensor([[5.0, 10.0, 9.0, 49.0]])
+    offsets = MASK_RCNN.encode(box, anchor)[0].tolist()
+    assert offsets == pytest.approx([10 * 2.5 / 10, 10 * 20 / 20, -5 * math.log(2), 5 * math.log(2)])
+    assert MASK_RCNN.decode(torch.tensor([offsets]), anchor)[0].tolist() == pytest.approx(box[0].tolist())
+
+
+def test_what_is_coded_with_a_pixel_more_comes_back():
+    found, anchors = boxes(10, 4, 30, dtype=torch.float64), boxes(11, 30, dtype=torch.float64)
+    coding = BoxCoding(MASK_RCNN.weights, pixel=1.0)  # a limit would hold some back
+    back = coding.decode(coding.encode(found, anchors), anchors)
+    torch.testing.assert_close(back, found, rtol=1e-12, atol=1e-9)
+
+
+def test_growth_with_a_pixel_more_is_limited():
+    x1, y1, x2, y2 = MASK_RCNN.decode(torch.full((1, 4), 99.0), torch.tensor([[0.0, 0.0, 15.0, 7.0]]))[0].tolist()
+    assert (x2 - x1 + 1, y2 - y1 + 1) == pytest.approx((1000, 500))
+
+
+def test_the_last_pixel_is_the_largest_corner():
+    found = torch.tensor([[-3.0, -3.0, 99.0, 99.0]])
+    assert clip(found, 50, 70, 1.0).tolist() == [[0.0, 0.0, 69.0, 49.0]]
+    assert clip(found, torch.tensor([50.0]), torch.tensor([70.0]), 1.0).tolist() == [[0.0, 0.0, 69.0, 49.0]]
+
+
+def test_overlaps_and_areas_with_a_pixel_more_are_torchvisions_of_boxes_that_end_there():
+    """In whole pixels, of which fp32's areas are exact."""
+    found, others = boxes(12, 30).round(), boxes(13, 40).round()
+    ends = torch.tensor([0.0, 0.0, 1.0, 1.0])
+    expected = torchvision.ops.box_iou(found + ends, others + ends)
+    assert torch.equal(intersection_over_union(found, others, 1.0), expected)
+    assert torch.equal(area(found, 1.0), torchvision.ops.box_area(found + ends))

@@ -109,12 +109,31 @@ def test_crowds_are_one_box_around_their_members():
     assert not [box for number in range(5) for box in draw(plan(number, crowd=0.0)).boxes if box.crowd]
 
 
+def test_a_crowd_says_which_members_it_has():
+    [box] = draw(plan(form="crowd")).boxes
+    assert box.crowd
+    assert len(box.members) >= 6
+    left, top = min(one.x for one in box.members), min(one.y for one in box.members)
+    right, bottom = max(one.x + one.width for one in box.members), max(one.y + one.height for one in box.members)
+    assert (left, top, right, bottom) == (box.x, box.y, box.x + box.width, box.y + box.height)
+    assert {one.class_index for one in box.members} == {box.class_index}
+
+
+def test_a_picture_has_the_size_that_is_asked_for():
+    drawn = draw(plan(size=(150, 45)))
+    assert (drawn.width, drawn.height) == (150, 45)
+    with Image.open(io.BytesIO(drawn.jpeg)) as picture:
+        assert picture.size == (150, 45)
+
+
 def test_pictures_larger_than_the_table_of_noise_repeat_it():
     drawn = draw(plan(sides=(1600, 1600), boxes=1))
     assert (drawn.width, drawn.height) == (1600, 1600)
 
 
-@pytest.mark.parametrize("changes", [{"sides": (30, 90)}, {"sides": (90, 80)}, {"boxes": 0}, {"classes": ()}])
+@pytest.mark.parametrize(
+    "changes", [{"sides": (30, 90)}, {"sides": (90, 80)}, {"boxes": 0}, {"classes": ()}, {"size": (90, 30)}]
+)
 def test_impossible_plans_are_refused(changes):
-    with pytest.raises(ConfigError, match=r"sides of|boxes of"):
+    with pytest.raises(ConfigError, match=r"sides of|boxes of|sides from"):
         plan(**changes)

@@ -62,14 +62,14 @@ def test_drawn_weights_are_those_of_torchvision_in_distribution() -> None:
 @pytest.mark.parametrize("extra", ["convolutions", "max_pool", "none"])
 def test_flops_are_those_that_pytorch_counts(extra: str) -> None:
     ours, theirs = build(extra)
-    sizes = (19, 10, 5)
+    sizes = ((19, 33), (10, 17), (5, 9))
     layers, levels = ours.flops(sizes, [False, True, True])
     with torch.device("meta"):
-        stages = [torch.empty(1, c, size, size, dtype=torch.float64) for c, size in zip(CHANNELS, sizes, strict=True)]
+        stages = [torch.empty(1, c, *size, dtype=torch.float64) for c, size in zip(CHANNELS, sizes, strict=True)]
     with FlopCounterMode(display=False) as counter:
         outputs = theirs.to("meta")(dict(zip("abc", stages, strict=True)))
     assert sum(layer.forward for layer in layers) == counter.get_total_flops()
-    assert levels == [value.shape[2] for value in outputs.values()]
+    assert levels == [value.shape[2:] for value in outputs.values()]
     assert {layer.name: layer.training / layer.forward for layer in layers if "inner" in layer.name} == {
         "inner_blocks.0": 2,
         "inner_blocks.1": 3,

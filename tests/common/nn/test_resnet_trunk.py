@@ -44,6 +44,14 @@ def small_resnext() -> tuple[ResNetShape, ResNet]:
     return shape, ResNet(Bottleneck, [1, 2, 1, 1], groups=8, width_per_group=2)
 
 
+def resnet_of_the_paper() -> tuple[ResNetShape, ResNet]:
+    """Strides in the first 1x1 convolutions of bottlenecks."""
+    theirs = ResNet(Bottleneck, [1, 2, 1, 1])
+    for stage in (theirs.layer2, theirs.layer3, theirs.layer4):
+        stage[0].conv1.stride, stage[0].conv2.stride = (2, 2), (1, 1)
+    return ResNetShape((1, 2, 1, 1), 64, bottleneck=True, norm=TRAINED, stride_in_1x1=True), theirs
+
+
 def frozen_resnext(eps: float = 1e-5, trained_stages: int = 3) -> tuple[ResNetTrunk, ResNet]:
     """A small trunk with frozen norms, and torchvision's with the same weights, both fp64."""
 
@@ -96,7 +104,7 @@ def assert_close(found: Tensor, expected: Tensor, name: str, tolerance: float = 
     assert (found - expected).abs().max() <= tolerance * max(1e-3, expected.abs().max().item()), name
 
 
-@pytest.mark.parametrize("build", [resnet34, small_resnext])
+@pytest.mark.parametrize("build", [resnet34, small_resnext, resnet_of_the_paper])
 def test_stages_gradients_and_statistics_equal_torchvision(build) -> None:
     torch.manual_seed(0)
     shape, theirs = build()
@@ -284,6 +292,8 @@ def test_a_copy_folds_its_own_tensors() -> None:
 def test_impossible_shapes_are_refused() -> None:
     with pytest.raises(ConfigError, match="groups=32"):
         ResNetShape((2, 2), 64, bottleneck=False, norm=TRAINED, groups=32, width_per_group=4)
+    with pytest.raises(ConfigError, match="stride_in_1x1=true"):
+        ResNetShape((2, 2), 64, bottleneck=False, norm=TRAINED, stride_in_1x1=True)
     with pytest.raises(ConfigError, match="one block in each"):
         ResNetShape((1, 0), 64, bottleneck=True, norm=TRAINED)
     with pytest.raises(ConfigError, match="5 stages"):
@@ -306,22 +316,22 @@ def test_drawn_weights_are_he_normal_over_fan_out_and_depend_on_the_generator_al
     assert not first.conv1.weight[:, 3].any()
 
 
-@pytest.mark.parametrize("build", [resnet34, resnet50, small_resnext])
+@pytest.mark.parametrize("build", [resnet34, resnet50, small_resnext, resnet_of_the_paper])
 def test_flops_are_those_that_pytorch_counts(build) -> None:
     shape, theirs = build()
-    layers, sizes = ResNetTrunk(shape).flops(75)
+    layers, sizes = ResNetTrunk(shape).flops((75, 107))
     with torch.device("meta"):
-        image = torch.empty(1, 3, 75, 75)
+        image = torch.empty(1, 3, 75, 107)
     with FlopCounterMode(display=False) as counter:
         outputs = their_stages(theirs.to("meta"), image, len(shape.layers))
     assert sum(layer.forward for layer in layers) == counter.get_total_flops()
-    assert sizes == [value.shape[2] for value in outputs]
+    assert sizes == [value.shape[2:] for value in outputs]
     assert len(layers) == len(list(filter(lambda layer: layer.dim() == 4, ResNetTrunk(shape).parameters())))
 
 
 def test_training_flops_leave_out_gradients_that_frozen_stages_do_not_need() -> None:
     shape = ResNetShape((1, 1), 64, bottleneck=True, norm=FrozenNorm(1e-5, 1))
-    times = {layer.name: layer.training / layer.forward for layer in ResNetTrunk(shape).flops(64)[0]}
+    times = {layer.name: layer.training / layer.forward for layer in ResNetTrunk(shape).flops((64, 64))[0]}
     assert times.pop("conv1") == 1
     assert {times[name] for name in times if name.startswith("layer1")} == {1}
     # these two see the output of a frozen stage

@@ -70,6 +70,36 @@ def test_an_overlap_equal_to_the_threshold():
     assert match_torch(anchors, boxes, count, SSD).tolist() == [[BELOW, 0]]
 
 
+def overlap_by_hand(box, other, pixel):
+    """In Python's float64."""
+    width = max(0.0, min(box[2], other[2]) - max(box[0], other[0]) + pixel)
+    height = max(0.0, min(box[3], other[3]) - max(box[1], other[1]) + pixel)
+    areas = [(one[2] - one[0] + pixel) * (one[3] - one[1] + pixel) for one in (box, other)]
+    return width * height / (sum(areas) - width * height)
+
+
+@pytest.mark.parametrize("pixel", [0.0, 1.0])
+def test_pixels_that_count_as_part_of_a_box_are_those_of_a_loop(pixel):
+    anchors, boxes, count = made_up(8)
+    matched = match_torch(anchors, boxes, count, MatchingRule(0.3, 0.6, rescue="every_best", pixel=pixel))
+    for row, real in enumerate(count.tolist()):
+        table = [
+            [overlap_by_hand(box, anchor, pixel) for anchor in anchors.tolist()] for box in boxes[row, :real].tolist()
+        ]
+        theirs = Matcher(0.6, 0.3, allow_low_quality_matches=True)(torch.tensor(table, dtype=torch.float64))
+        assert matched[row].tolist() == theirs.tolist()
+    other = MatchingRule(0.3, 0.6, rescue="every_best", pixel=1 - pixel)
+    assert not torch.equal(matched, match_torch(anchors, boxes, count, other))
+
+
+@pytest.mark.parametrize("rule", [RETINANET, PROPOSALS, SSD])
+def test_pictures_may_have_anchors_of_their_own(rule):
+    anchors, boxes, count = made_up(9)
+    own = torch.stack([anchors.roll(shift, 0) for shift in range(len(COUNTS))])
+    expected = [match_torch(own[row], boxes[row, None], count[row, None], rule)[0] for row in range(len(COUNTS))]
+    assert torch.equal(match_torch(own, boxes, count, rule), torch.stack(expected))
+
+
 @pytest.mark.parametrize("rule", [RETINANET, PROPOSALS, SSD])
 @pytest.mark.parametrize("padding", [0.0, float("nan"), float("inf")])
 def test_padding_and_pictures_without_boxes(rule, padding):

@@ -67,3 +67,51 @@ def test_a_chain_longer_than_a_block_alternates():
 def test_no_candidates():
     kept, there = plain.suppress_torch(torch.zeros(2, 0, 4), torch.zeros(2, 0), torch.zeros(2, 0), 0.5, 10)
     assert kept.shape == there.shape == (2, 0)
+
+
+def area_of(box, pixel):
+    return (box[2] - box[0] + pixel) * (box[3] - box[1] + pixel)
+
+
+def kept_by_a_loop(boxes, scores, classes, threshold, pixel):
+    """In Python's float64, one by one."""
+    kept = []
+    for place in sorted(range(len(boxes)), key=lambda one: (-scores[one], one)):
+        box, covered = boxes[place], False
+        for better in kept:
+            other = boxes[better]
+            width = max(0.0, min(box[2], other[2]) - max(box[0], other[0]) + pixel)
+            height = max(0.0, min(box[3], other[3]) - max(box[1], other[1]) + pixel)
+            both = width * height
+            union = area_of(box, pixel) + area_of(other, pixel) - both
+            covered |= both > threshold * union and classes[better] == classes[place]
+        if not covered:
+            kept.append(place)
+    return kept
+
+
+@pytest.mark.parametrize("pixel", [0.0, 1.0])
+@pytest.mark.parametrize("presorted", [False, True])
+def test_pixels_that_count_as_part_of_a_box_are_those_of_a_loop(pixel, presorted):
+    boxes, score, classes = candidates(5, 3, 150, 3)
+    boxes[..., 2:] = boxes[..., :2] + (boxes[..., 2:] - boxes[..., :2]) // 4  # small, so that a pixel is much
+    if presorted:
+        score = score.sort(descending=True).values
+    kept, there = plain.suppress_torch(boxes, score, classes, 0.5, 150, pixel=pixel, presorted=presorted)
+    for row in range(3):
+        expected = kept_by_a_loop(boxes[row].tolist(), score[row].tolist(), classes[row].tolist(), 0.5, pixel)
+        assert kept[row, there[row]].tolist() == expected
+
+
+def test_a_pixel_more_suppresses_others():
+    boxes = torch.tensor([[[0.0, 0.0, 1.0, 1.0], [1.0, 0.0, 2.0, 1.0]]])  # touching, or a third in common
+    score = torch.tensor([[2.0, 1.0]])
+    assert plain.suppress_torch(boxes, score, None, 0.3, 2)[1].tolist() == [[True, True]]
+    assert plain.suppress_torch(boxes, score, None, 0.3, 2, pixel=1.0)[1].tolist() == [[True, False]]
+
+
+def test_without_classes_all_are_of_one():
+    boxes, score, classes = candidates(6, 2, 100, 1)
+    found = plain.suppress_torch(boxes, score, None, 0.5, 100)
+    expected = plain.suppress_torch(boxes, score, classes, 0.5, 100)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))

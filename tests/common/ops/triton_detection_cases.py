@@ -21,6 +21,7 @@ RULES = [
     MatchingRule(0.5, 0.5),
     MatchingRule(0.5, 0.5, exclusive=True, rescue="own_best"),
     MatchingRule(0.0, 0.0),
+    MatchingRule(0.3, 0.7, rescue="every_best", pixel=1.0),
 ]
 
 
@@ -55,6 +56,8 @@ def test_matches_are_the_plain_versions(rule: MatchingRule, fractions: bool) -> 
     assert found.dtype == torch.int64
     assert torch.equal(found, match_torch(anchors, real, count, rule))
     assert found[0].max() > 0
+    own = torch.stack([anchors.roll(shift, 0) for shift in range(4)])
+    assert torch.equal(matching_triton.match(own, real, count, rule), match_torch(own, real, count, rule))
 
 
 def test_only_anchors_that_no_other_overlaps_more_are_rescued() -> None:
@@ -108,9 +111,24 @@ def candidates(seed: int, pictures: int, count: int, classes: int, decimals: int
     return found, score, torch.randint(classes, (pictures, count), generator=random)
 
 
-def assert_as_plain(found: Tensor, score: Tensor, classes: Tensor, threshold: float, keep: int) -> Tensor:
-    kept, there = suppression_triton.suppress(found, score, classes, threshold, keep)
-    expected_kept, expected_there = suppress_torch(found, score, classes, threshold, keep)
+@pytest.fixture(params=[0.0, 2.0], ids=["masks", "walking"])
+def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many may be kept."""
+    monkeypatch.setattr(suppression_triton, "MASK_SHARE", request.param)
+
+
+def assert_as_plain(
+    found: Tensor,
+    score: Tensor,
+    classes: Tensor | None,
+    threshold: float,
+    keep: int,
+    pixel: float = 0.0,
+    presorted: bool = False,
+) -> Tensor:
+    arguments = found, score, classes, threshold, keep, pixel, presorted
+    kept, there = suppression_triton.suppress(*arguments)
+    expected_kept, expected_there = suppress_torch(*arguments)
     assert kept.dtype == torch.int64
     assert there.dtype == torch.bool
     assert torch.equal(there, expected_there)
@@ -119,16 +137,19 @@ def assert_as_plain(found: Tensor, score: Tensor, classes: Tensor, threshold: fl
 
 
 @pytest.mark.parametrize(("count", "classes", "decimals"), [(120, 1, 4), (90, 5, 1), (16, 2, 4), (1, 1, 4)])
-@pytest.mark.parametrize("threshold", [0.25, 0.5, 0.45])
+@pytest.mark.parametrize("threshold", [0.5, 0.45])
+@pytest.mark.usefixtures("both_ways")
 def test_what_is_kept_is_the_plain_versions(count: int, classes: int, decimals: int, threshold: float) -> None:
     assert_as_plain(*candidates(count, 2, count, classes, decimals), threshold, keep=count)
 
 
 @pytest.mark.parametrize("keep", [1, 10, 37])
+@pytest.mark.usefixtures("both_ways")
 def test_only_the_best_are_kept(keep: int) -> None:
     assert assert_as_plain(*candidates(1, 2, 150, 4, 4), 0.5, keep).all()
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_absent_candidates() -> None:
     found, score, classes = candidates(2, 4, 60, 2, 4)
     score[0] = -torch.inf
@@ -139,6 +160,18 @@ def test_absent_candidates() -> None:
     assert not there[0].any()
 
 
+@pytest.mark.usefixtures("both_ways")
+@pytest.mark.parametrize("pixel", [0.0, 1.0])
+def test_sorted_candidates_of_one_class(pixel: float) -> None:
+    found, score, _ = candidates(5, 3, 100, 1, 2)
+    score = score.sort(descending=True).values
+    score[1, 45:] = -torch.inf
+    score[2] = -torch.inf
+    there = assert_as_plain(found + 0.3, score, None, 0.45, 100, pixel, presorted=True)
+    assert there.any(1).tolist() == [True, True, False]
+
+
+@pytest.mark.usefixtures("both_ways")
 def test_a_chain_longer_than_a_block_alternates() -> None:
     length = 39
     left = torch.arange(length, dtype=torch.float32)

@@ -89,11 +89,10 @@ def group(
     weight_decay: float = 0.0,
     trust: bool = False,
     grad_multiplier: float = 1.0,
-    lr_scale: float = 1.0,
     share: float = 1.0,
 ) -> GroupSettings:
     """Settings of a parameter group."""
-    return GroupSettings(grad_multiplier, weight_decay, lr_scale, trust, False, share)
+    return GroupSettings(grad_multiplier, weight_decay, trust, False, share)
 
 
 @dataclass(frozen=True)
@@ -113,11 +112,13 @@ class Problem:
         for fragment, gradient in zip(self.shard.fragments, gradients, strict=True):
             self.shard.gradients[fragment.start : fragment.start + fragment.numel] = gradient.flatten()
 
-    def apply(self, rate: float, step: int, factor: float = 1.0, write: bool = True) -> None:
-        """One update with the gradients that are there."""
+    def apply(self, rate: float | Sequence[float], step: int, factor: float = 1.0, write: bool = True) -> None:
+        """One update with the gradients that are there, at a rate of all groups or of each."""
         dtype = torch.promote_types(self.shard.parameters.dtype, torch.float32)
-        rate_, factor_ = torch.tensor(rate), torch.tensor(factor, dtype=dtype)
-        self.update.apply(rate_, torch.tensor(step), factor_, torch.tensor(write))
+        groups = 1 + max((fragment.group for fragment in self.shard.fragments), default=0)
+        rates_G = torch.tensor(rate if isinstance(rate, Sequence) else [rate] * groups)
+        factor_ = torch.tensor(factor, dtype=dtype)
+        self.update.apply(rates_G, torch.tensor(step), factor_, torch.tensor(write))
 
     def measure(self) -> tuple[float, float]:
         """What the rule reports: not finite, sum of squares."""

@@ -72,13 +72,13 @@ def test_it_writes_no_bit_after_an_overflow_and_when_skipped(value, skip):
 def test_an_update_can_be_recorded_in_a_graph():
     weight = parameter(9, dtype=torch.float16)
     optimizer = build([ParameterGroup({"w": weight})], Adagrad(), RATES)
-    rate, factor, write, stats, count = (
-        torch.tensor(0.5), torch.tensor(1.0), torch.tensor(True), torch.zeros(2), torch.tensor(0),
+    rates, factor, write, stats, count = (
+        torch.tensor([0.5]), torch.tensor(1.0), torch.tensor(True), torch.zeros(2), torch.tensor(0),
     )  # fmt: skip
     (update,) = [value for value in vars(optimizer).values() if hasattr(value, "kinds")]
     with Capturable():
         update.measure(stats)
-        update.apply(rate, count, factor, write)
+        update.apply(rates, count, factor, write)
 
 
 def test_it_refuses_trust_ratios_and_names_a_rule_that_has_them():

@@ -129,14 +129,14 @@ def test_multiplier_and_factor_act_on_every_gradient(implementation):
         assert_follows(problem, index, lamb_steps(starts[index], now, RATES, trust=setting.trust_ratio, **knobs))
 
 
-def test_lr_scale_multiplies_the_rate(implementation):
+def test_every_group_is_updated_at_its_own_rate(implementation):
     tensors = [torch.zeros(4), torch.full((4,), 2.0)]
-    settings = [group(lr_scale=3.0), group(trust=True, lr_scale=0.5)]
+    settings = [group(), group(trust=True)]
     problem = make_problem(LAMB(epsilon=1e-12), implementation, tensors, settings)
     problem.set_gradients([torch.ones(4), torch.ones(4)])
-    problem.apply(0.25, 0)  # u = 1 everywhere; the second tensor's ratio is 4 / 2
+    problem.apply([0.75, 0.125], 0)  # u = 1 everywhere; the second tensor's ratio is 4 / 2
     torch.testing.assert_close(problem.part(problem.shard.masters, 0), torch.full((4,), -0.75))
-    torch.testing.assert_close(problem.part(problem.shard.masters, 1), torch.full((4,), 2.0 - 0.25 * 0.5 * 2.0))
+    torch.testing.assert_close(problem.part(problem.shard.masters, 1), torch.full((4,), 2.0 - 0.125 * 2.0))
 
 
 def test_zero_weights_have_ratio_one(implementation):

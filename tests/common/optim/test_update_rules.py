@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from update_oracle import build, momentum_of, momentum_steps, noise, parameter, snapshot, step
+from update_oracle import build, momentum_of, momentum_steps, noise, parameter, rate_table, snapshot, step
 
 from common.errors import UnsupportedImplementation
 from common.optim.adaptive import LAMB
@@ -121,6 +121,37 @@ def test_lr_scale_multiplies_the_rate():
     optimizer = build([ParameterGroup({"bias": bias}, lr_scale=2.0)], SGD(0.0), [0.25])
     step(optimizer, {bias: torch.ones(1)})
     assert bias.item() == -0.5
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_group_with_a_schedule_follows_that_and_the_others_the_optimizers(inside):
+    weight, bias = parameter(6, 5, dtype=torch.float64), parameter(7, dtype=torch.float64)
+    starts = [p.detach().numpy().copy() for p in (weight, bias)]
+    rates, own = RATES, [2.0 * rate + 0.125 * index for index, rate in enumerate(RATES)]
+    groups = [
+        ParameterGroup({"weight": weight}, 0.01, learning_rate_in_momentum=inside),
+        ParameterGroup({"bias": bias}, lr_scale=0.5, schedule=rate_table(own), learning_rate_in_momentum=inside),
+    ]
+    optimizer = build(groups, SGD(0.9), rates)
+    gradients = [noise(5, 6, 5), noise(5, 7, seed=101)]
+    for index, now in enumerate(zip(*gradients, strict=True)):
+        step(optimizer, dict(zip((weight, bias), now, strict=True)))
+        assert optimizer.metrics["learning_rate"].item() == np.float32(rates[index])
+    followed = ((weight, rates, 0.01), (bias, [0.5 * rate for rate in own], 0.0))
+    for (p, rates_of_p, decay), start, given in zip(followed, starts, gradients, strict=True):
+        exact = [float(np.float32(rate)) for rate in rates_of_p]
+        expected, _ = momentum_steps(start, as_arrays(given), exact, weight_decay=decay, inside=inside)
+        np.testing.assert_allclose(p.detach().numpy(), expected, rtol=1e-12, atol=1e-14)
+
+
+def test_an_update_that_is_skipped_leaves_every_groups_schedule_where_it_is():
+    bias = torch.nn.Parameter(torch.zeros(1))
+    optimizer = build([ParameterGroup({"bias": bias}, schedule=rate_table([0.25, 8.0]))], SGD(0.0), [1.0, 1.0])
+    step(optimizer, {bias: torch.ones(1)}, skip=1.0)
+    step(optimizer, {bias: torch.ones(1)})
+    assert bias.item() == -0.25
+    plain = build([ParameterGroup({"bias": torch.nn.Parameter(torch.zeros(1))})], SGD(0.0), [1.0])
+    assert set(optimizer.state_dict()) == set(plain.state_dict())
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])

@@ -4,7 +4,7 @@ tests/test_interpreted_kernels.py."""
 import pytest
 import torch
 from torch import nn
-from update_oracle import build, noise, parameter, snapshot, step
+from update_oracle import build, noise, parameter, rate_table, snapshot, step
 
 from common.optim import scale_triton
 from common.optim.momentum import LARS, SGD
@@ -22,7 +22,7 @@ def run(implementation, rule, *, inside, dtype, trust, nonfinite_at=None, skip_a
             {"large": large, "zero": zero}, 1e-2, trust_ratio=trust, grad_scale=0.5, learning_rate_in_momentum=inside
         ),
         ParameterGroup({"small": small}, 1e-2, lr_scale=2.0, learning_rate_in_momentum=inside),
-        ParameterGroup({"scale": scale}),
+        ParameterGroup({"scale": scale}, schedule=rate_table([0.125, 0.75, 0.0, 3.0, 0.5])),
     ]
     parameters = [large, small, zero, scale]
     optimizer = build(groups, rule, RATES, implementation)

@@ -9,6 +9,7 @@ import pytest
 
 from common.errors import DataError
 from common.untrusted.pickled_arrays import load_arrays
+from tests.common.untrusted.python2_pickles import python2_pickle
 
 
 class Call:
@@ -49,6 +50,29 @@ def test_names_of_older_numpy_are_read(protocol):
     assert b"numpy.core" in pickled
 
     assert load_arrays(pickled)["a"].tolist() == [0, 1, 2]
+
+
+def test_arrays_that_python_2_pickled_come_back():
+    """With all values of a byte, which Python 2 wrote as texts."""
+    given = {"w": np.arange(256, dtype=np.uint8).view("<f4").reshape(4, 16), "b": np.arange(3, dtype=">f8")}
+
+    found = load_arrays(python2_pickle(given))
+
+    assert {name: array.tobytes() for name, array in found.items()} == {n: a.tobytes() for n, a in given.items()}
+    assert {name: (array.dtype, array.shape) for name, array in found.items()} == {
+        name: (array.dtype, array.shape) for name, array in given.items()
+    }
+
+
+@pytest.mark.parametrize("inside", [None, "blobs"])
+def test_a_dict_within_the_dict_is_read_where_one_is_named(inside):
+    nested = pickle.dumps({"blobs": {"w": np.ones(2)}, "cfg": "a text"}, 2)
+    if inside is None:
+        with pytest.raises(DataError, match="a dict under 'blobs'"):
+            load_arrays(nested)
+    else:
+        assert load_arrays(nested, inside=inside)["w"].tolist() == [1, 1]
+    assert load_arrays(pickle.dumps({"w": np.ones(2)}), inside=inside)["w"].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])

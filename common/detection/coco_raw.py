@@ -2,7 +2,7 @@
 
 - ``annotations/instances_{train,val}2017.json``, or ``annotations_trainval2017.zip`` with them in it;
 - ``{train,val}2017/*.jpg``, or ``{train,val}2017.zip`` with them in it;
-- ``resnet34-333f7ec4.pth`` (torchvision's), or ``backbone.pth`` of a stand-in: what the backbone starts from.
+- the file that a benchmark's backbone starts from.
 
 What is unpacked takes precedence. Archives are read in place.
 """
@@ -26,11 +26,8 @@ from common.errors import DataError
 SPLITS = {"train": "train2017", "val": "val2017"}
 """Splits to the folders of their pictures, whose names with ``.zip`` are their archives'."""
 ANNOTATIONS_ZIP = "annotations_trainval2017.zip"
-BACKBONES = ("resnet34-333f7ec4.pth", "backbone.pth")
-"""Names of the file that the backbone starts from: torchvision's, and a stand-in's."""
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError)
 """What reading a member of a damaged archive raises."""
-_AGAIN = "'mlperf-suite download benchmark=ssd300' fetches it"
 
 
 def annotations_name(split: str) -> str:
@@ -45,10 +42,12 @@ class RawPictures:
     Attributes:
         place: folder or archive.
         sizes: bytes of each file, by its name.
+        again: how to fetch what is missing or damaged, for messages.
     """
 
     place: Path
     sizes: dict[str, int]
+    again: str
     _archive: zipfile.ZipFile | None = field(default=None, repr=False)
 
     def read(self, name: str) -> bytes:
@@ -62,7 +61,7 @@ class RawPictures:
                 return (self.place / name).read_bytes()
             return self._archive.read(f"{self.place.stem}/{name}")
         except (OSError, KeyError, *_DAMAGED) as error:
-            raise DataError(f"{self.place}: {name} cannot be read: {error}; {_AGAIN}") from error
+            raise DataError(f"{self.place}: {name} cannot be read: {error}; {self.again}") from error
 
 
 @dataclass(frozen=True)
@@ -72,10 +71,19 @@ class RawData:
     Attributes:
         folder: where it is.
         stand_in: what the generated data are; None for COCO.
+        benchmark: that the data are for.
+        backbones: names that the file may have which the backbone starts from.
     """
 
     folder: Path
     stand_in: dict[str, Any] | None
+    benchmark: str
+    backbones: tuple[str, ...]
+
+    @property
+    def again(self) -> str:
+        """How to fetch what is missing or damaged, for messages."""
+        return f"'mlperf-suite download benchmark={self.benchmark}' fetches it"
 
     @contextlib.contextmanager
     def annotations(self, split: str) -> Iterator[IO[bytes]]:
@@ -90,13 +98,15 @@ class RawData:
                 yield file
             return
         if not archive.is_file():
-            raise DataError(f"{path} is missing, and so is {archive}; {_AGAIN}")
-        with _opened(archive) as opened:
+            raise DataError(f"{path} is missing, and so is {archive}; {self.again}")
+        with self._opened(archive) as opened:
             try:
                 with opened.open(annotations_name(split)) as member:
                     yield member
             except (KeyError, *_DAMAGED) as error:
-                raise DataError(f"{archive}: {annotations_name(split)} cannot be read: {error}; {_AGAIN}") from error
+                raise DataError(
+                    f"{archive}: {annotations_name(split)} cannot be read: {error}; {self.again}"
+                ) from error
 
     @cached_property
     def pictures(self) -> dict[str, RawPictures]:
@@ -106,13 +116,19 @@ class RawData:
     def _pictures(self, name: str) -> RawPictures:
         folder, archive = self.folder / name, self.folder / f"{name}.zip"
         if folder.is_dir():
-            return RawPictures(folder, {entry.name: entry.stat().st_size for entry in os.scandir(folder)})
+            return RawPictures(folder, {entry.name: entry.stat().st_size for entry in os.scandir(folder)}, self.again)
         if not archive.is_file():
-            raise DataError(f"{folder} is missing, and so is {archive}; {_AGAIN}")
-        opened = _opened(archive)
+            raise DataError(f"{folder} is missing, and so is {archive}; {self.again}")
+        opened = self._opened(archive)
         inside = f"{name}/"
         members = {info.filename.removeprefix(inside): info.file_size for info in opened.infolist()}
-        return RawPictures(archive, members, opened)
+        return RawPictures(archive, members, self.again, opened)
+
+    def _opened(self, archive: Path) -> zipfile.ZipFile:
+        try:
+            return zipfile.ZipFile(archive)
+        except (OSError, zipfile.BadZipFile) as error:
+            raise DataError(f"{archive} is damaged or no archive: {error}; delete it, and {self.again}") from error
 
     def fingerprint(self) -> str:
         """SHA-256 over the annotations and the names and sizes of all pictures; reads the annotations."""
@@ -128,22 +144,15 @@ class RawData:
     @property
     def backbone(self) -> Path | None:
         """The file that the backbone starts from; None where there is none."""
-        return next((self.folder / name for name in BACKBONES if (self.folder / name).is_file()), None)
+        return next((self.folder / name for name in self.backbones if (self.folder / name).is_file()), None)
 
 
-def open_raw(raw_dir: Path) -> RawData:
-    """Look into ``raw_dir`` without reading it.
+def open_raw(raw_dir: Path, benchmark: str, backbones: tuple[str, ...]) -> RawData:
+    """Look into ``raw_dir`` without reading it; the other arguments as :class:`RawData` has them.
 
     Raises:
         DataError: the folder is missing, or ``STAND_IN`` is damaged.
     """
     if not raw_dir.is_dir():
         raise DataError(f"raw folder {raw_dir} does not exist; download COCO there or generate a stand-in")
-    return RawData(raw_dir, description_of(raw_dir))
-
-
-def _opened(archive: Path) -> zipfile.ZipFile:
-    try:
-        return zipfile.ZipFile(archive)
-    except (OSError, zipfile.BadZipFile) as error:
-        raise DataError(f"{archive} is damaged or no archive: {error}; delete it, and {_AGAIN}") from error
+    return RawData(raw_dir, description_of(raw_dir), benchmark, backbones)

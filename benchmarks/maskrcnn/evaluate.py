@@ -1,0 +1,140 @@
+"""Mask R-CNN's evaluation: wires reader, network, proposals, detections, masks and scores.
+
+A captured pass begins with a reader's batch of decoded pictures. Each shape that pictures are padded to has a pass of
+its own.
+
+Legend: B pictures of a batch, S side of a slot, D detections of all pictures, M height and width of a mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from benchmarks.maskrcnn.anchors import anchors
+from benchmarks.maskrcnn.config import Facts, MaskRCNNConfig
+from benchmarks.maskrcnn.data import open_eval
+from benchmarks.maskrcnn.data_settings import DataSettings
+from benchmarks.maskrcnn.detect import Detector
+from benchmarks.maskrcnn.heads import RpnOutput
+from benchmarks.maskrcnn.model import MaskRCNN
+from benchmarks.maskrcnn.ops import paste, roi_align
+from benchmarks.maskrcnn.ops.paste.masks import find_runs
+from benchmarks.maskrcnn.prepared import open_prepared
+from benchmarks.maskrcnn.preparer import Preparer
+from benchmarks.maskrcnn.proposals import Proposals, Proposer, Selection
+from common.data.batches import EvalSource
+from common.detection.annotations import Annotations
+from common.detection.detections import PADDING, Found
+from common.detection.evaluation import BatchShape, DetectionEvaluation
+from common.detection.mask_scorer import MaskScorer
+from common.distributed.layout import Layout
+from common.ops.implementation import OperationRequest, asked_for, select
+
+
+class Scoring(NamedTuple):
+    """How detections are scored.
+
+    Attributes:
+        device: where boxes and masks are matched.
+        processes: among which the overlaps of masks are dealt out.
+    """
+
+    device: torch.device
+    processes: int
+
+
+def evaluation(
+    model: MaskRCNN, own: MaskRCNNConfig, preparer: Preparer, layout: Layout, capture: bool, scoring: Scoring
+) -> tuple[DetectionEvaluation, dict[str, str]]:
+    """COCO's mean average precision of boxes and of masks, ``BBOX`` and ``SEGM``.
+
+    Args:
+        model: the network, on its final device.
+        own: configuration.
+        preparer: makes the network's input of decoded pictures.
+        layout: the ranks that share the evaluation set.
+        capture: replay the passes as CUDA graphs.
+        scoring: where, and by how many processes.
+
+    Returns:
+        The evaluation, and operation to the implementation that was chosen.
+
+    Raises:
+        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+    """
+    facts, device, settings = own.facts, layout.device, DataSettings(own.facts, own.reader)
+    with asked_for("model.roi_align", own.model.roi_align):
+        align = select(roi_align.IMPLEMENTATIONS, own.model.roi_align, OperationRequest(device, _dtype(model)))
+    with asked_for("model.paste", own.model.paste):
+        pasting = select(paste.IMPLEMENTATIONS, own.model.paste, OperationRequest(device, torch.float32))
+    with asked_for("model.suppression", own.model.suppression):
+        detector = Detector(model, facts, align.function, own.model.suppression, device)
+    proposer = Proposer(facts, Selection.evaluation(facts), own.model.suppression, device)
+
+    def batches(shape: tuple[int, int]) -> BatchShape:
+        of_levels = [level_A4.to(device) for level_A4 in anchors(facts, shape)]
+
+        def propose(outputs: Sequence[RpnOutput], size_B2: Tensor) -> Proposals:
+            return proposer([output.flat() for output in outputs], of_levels, size_B2)
+
+        def detect(inputs: Mapping[str, Tensor]) -> Found:
+            return detector(preparer.evaluation(inputs, shape), propose)
+
+        return BatchShape(detect, example_inputs(facts, own.reader.eval_batch, shape, layout))
+
+    def open_source(root: Path) -> EvalSource:
+        detector.name_classes(open_prepared(root).category_ids())
+        return open_eval(root, settings, layout, own.reader.eval_batch)
+
+    made = DetectionEvaluation(
+        model,
+        {shape: batches(shape) for shape in own.reader.shapes},
+        open_source,
+        facts.detections,
+        layout,
+        capture,
+        MaskScorer(ground_truth, scoring.device, scoring.processes),
+        partial(find_runs, pasting.function, facts.mask_threshold),
+    )
+    return made, {"suppression": detector.choice, "roi_align": align.name, "paste": pasting.name}
+
+
+def ground_truth(root: Path) -> Annotations:
+    """All objects of the validation pictures under ``root``, with segmentations.
+
+    Raises:
+        DataError: manifest or files are missing or damaged.
+    """
+    truth = open_prepared(root).truth()
+    return replace(truth.annotations, segmentations=truth.segmentations)
+
+
+def example_inputs(facts: Facts, batch: int, shape: tuple[int, int], layout: Layout) -> dict[str, Tensor]:
+    """A made-up batch of ``shape``, pictures of noise as a reader delivers them, on the device."""
+    (height, width), side = shape, facts.longest_side
+    noise = torch.randint(256, (batch, side, side, 3), generator=layout.generator("example")).to(torch.uint8)
+    inputs = {
+        "pixels": noise,
+        "decoded_size": torch.tensor([example_size(facts, shape)] * batch, dtype=torch.int32),
+        "size": torch.tensor([[float(height), float(width)]] * batch),
+        "picture": torch.full((batch,), PADDING, dtype=torch.int64),
+    }
+    return {name: tensor.to(layout.device) for name, tensor in inputs.items()}
+
+
+def example_size(facts: Facts, shape: tuple[int, int]) -> tuple[int, int]:
+    """Height and width, px, of made-up pictures before they are resized to fill ``shape``."""
+    scale = min(1.0, facts.longest_side / max(shape))
+    height, width = (max(int(side * scale), 1) for side in shape)
+    return height, width
+
+
+def _dtype(model: MaskRCNN) -> torch.dtype:
+    return next(model.parameters()).dtype

@@ -1,0 +1,257 @@
+"""The three heads of Mask R-CNN: proposals from every cell of the pyramid, and boxes and masks of regions.
+
+Weights that run on a region's features have the shapes of convolutions, so that channels_last features are read as they
+lie, without a copy. Convolutions to a few results run with filters of zeros beside their own, as many as tensor cores
+want.
+
+Legend: N pictures, A anchors of a cell, H W height and width of a level, R regions, C channels, S height and width of a
+region's features, K classes without background.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.maskrcnn.config import Architecture
+from benchmarks.maskrcnn.ops import selected_logits
+from common.nn.convolution_flops import LayerFlops, Size, convolution_flops
+from common.nn.fused_convolution import FusedConv2d
+from common.nn.mlp import padded_columns
+from common.ops import linear_relu
+from common.ops.implementation import OperationRequest, select
+
+BOX = 4
+"""Numbers of a box."""
+
+PROPOSAL_STD = 0.01
+CLASS_STD = 0.01
+BOX_STD = 0.001
+"""Standard deviations of initial weights: of all layers of the proposals' head, and of the box head's last two."""
+
+ENLARGED = 2
+"""Height and width that the mask head's transposed convolution makes of a pixel."""
+
+
+class RpnOutput(NamedTuple):
+    """What the proposals' head says of one level.
+
+    Attributes:
+        logits_NAHW: of an object at each anchor, in channels_last memory.
+        deltas_NAHW: (N, A x 4, H, W), offsets of a box from each anchor, in channels_last memory.
+    """
+
+    logits_NAHW: Tensor
+    deltas_NAHW: Tensor
+
+    def flat(self) -> tuple[Tensor, Tensor]:
+        """Logits (N, H x W x A) and offsets (N, H x W x A, 4) in the order of the anchors; views."""
+        images = self.logits_NAHW.shape[0]
+        logits_NHWA, deltas_NHWA = (output.permute(0, 2, 3, 1) for output in self)
+        return logits_NHWA.view(images, -1), deltas_NHWA.view(images, -1, BOX)
+
+
+class RpnHead(nn.Module):
+    """The region proposal network (Ren et al., arXiv:1506.01497, section 3.1), the same for all levels."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        channels, shapes = architecture.pyramid_channels, len(architecture.anchor_ratios)
+        self.conv = FusedConv2d(channels, channels, 3)
+        self.cls_logits = FusedConv2d(channels, shapes, 1)
+        self.bbox_pred = FusedConv2d(channels, shapes * BOX, 1)
+
+    @torch.no_grad()
+    def draw_weights(self, generator: torch.Generator) -> None:
+        """Normal weights, and no biases, from a CPU generator."""
+        for layer in (self.conv, self.cls_logits, self.bbox_pred):
+            layer.weight.normal_(0.0, PROPOSAL_STD, generator=generator)
+            _zero_bias(layer)
+
+    def forward(self, level_NCHW: Tensor) -> RpnOutput:
+        """Map a level of the pyramid."""
+        hidden_NCHW = self.conv(level_NCHW, relu=True)
+        logits, deltas = self.cls_logits, self.bbox_pred
+        assert logits.bias is not None
+        assert deltas.bias is not None
+        # One convolution for both: the hidden features are by far the most that is read and, backward, written.
+        weight, bias_C = torch.cat([logits.weight, deltas.weight]), torch.cat([logits.bias, deltas.bias])
+        outputs_NCHW = logits.run(hidden_NCHW, *_filled(weight, bias_C), relu=False)
+        parts = outputs_NCHW[:, : len(logits.weight)], outputs_NCHW[:, len(logits.weight) : len(weight)]
+        return RpnOutput(*(part.contiguous(memory_format=torch.channels_last) for part in parts))
+
+    def flops(self, sizes: list[Size]) -> list[LayerFlops]:
+        """FLOPs for one picture of every layer over every level, whose heights and widths are ``sizes``."""
+        layers = (("conv", self.conv), ("cls_logits", self.cls_logits), ("bbox_pred", self.bbox_pred))
+        return [convolution_flops(name, layer, size) for name, layer in layers for size in sizes]
+
+
+class RegionLinear(nn.Conv2d):
+    """A linear layer over all features of a region, with ReLU: a convolution that its kernel covers whole.
+
+    Flattened, its weight (outputs, C, S, S) is that of a linear layer over flattened features (C, S, S).
+
+    Args:
+        channels, resolution: C and S.
+        outputs: of the layer.
+    """
+
+    def __init__(self, channels: int, resolution: int, outputs: int) -> None:
+        super().__init__(channels, outputs, resolution)
+        self._linear_relu = linear_relu.IMPLEMENTATIONS["torch"]
+
+    def choose(self, requested: str, dtype: torch.dtype) -> str:
+        """See :meth:`common.nn.choice.Choosing.choose`."""
+        request = OperationRequest(self.weight.device, dtype, {"inputs": self.weight[0].numel()})
+        self._linear_relu = select(linear_relu.IMPLEMENTATIONS, requested, request)
+        return self._linear_relu.name
+
+    def forward(self, x_RCSS: Tensor) -> Tensor:
+        """(R, outputs)."""
+        x_RX, weight_NX = (tensor.permute(0, 2, 3, 1).flatten(1) for tensor in (x_RCSS, self.weight))
+        assert self.bias is not None
+        y_RN: Tensor = self._linear_relu.function(x_RX, weight_NX, self.bias)
+        return y_RN
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, implementation={self._linear_relu.name}"
+
+
+class BoxHead(nn.Module):
+    """Class and box of a region: two hidden layers (Lin et al., arXiv:1612.03144, section 4.2)."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        hidden, results = architecture.box_channels, architecture.classes + 1
+        self.fc6 = RegionLinear(architecture.pyramid_channels, architecture.box_resolution, hidden)
+        self.fc7 = RegionLinear(hidden, 1, hidden)
+        self.cls_score = nn.Linear(hidden, results)
+        self.bbox_pred = nn.Linear(hidden, results * BOX)
+
+    @torch.no_grad()
+    def draw_weights(self, generator: torch.Generator) -> None:
+        """Uniform weights of variance ``1 / fan in`` in the hidden layers, normal ones behind them, and no biases."""
+        for hidden in (self.fc6, self.fc7):
+            nn.init.kaiming_uniform_(hidden.weight, a=1, generator=generator)
+        for last, deviation in ((self.cls_score, CLASS_STD), (self.bbox_pred, BOX_STD)):
+            last.weight.normal_(0.0, deviation, generator=generator)
+        for layer in (self.fc6, self.fc7, self.cls_score, self.bbox_pred):
+            _zero_bias(layer)
+
+    def forward(self, x_RCSS: Tensor) -> tuple[Tensor, Tensor]:
+        """Class logits (R, K + 1), background first, and offsets (R, 4 (K + 1)) of every class's box."""
+        y_RN = self.fc7(self.fc6(x_RCSS)[:, :, None, None])
+        return self.cls_score(y_RN), self.bbox_pred(y_RN)
+
+    def flops(self, slots: int) -> list[LayerFlops]:
+        """FLOPs of every layer for one picture of so many regions."""
+        weights = {
+            "fc6": self.fc6.weight,
+            "fc7": self.fc7.weight,
+            "cls_score": self.cls_score.weight,
+            "bbox_pred": self.bbox_pred.weight,
+        }
+        return [_linear_flops(name, weight, slots) for name, weight in weights.items()]
+
+
+class Enlarging(FusedConv2d):
+    """A transposed convolution 2x2 of stride 2 with ReLU: a 1x1 convolution to the four pixels that each becomes.
+
+    Its weight (4 x channels, channels, 1, 1) is that of ``torch.nn.ConvTranspose2d`` (in, out, 2, 2) by row, column,
+    output and input; the four share a bias.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, ENLARGED * ENLARGED * channels, 1, bias=False)
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x_NCHW: Tensor, relu: bool = True, residual_NCHW: Tensor | None = None) -> Tensor:
+        """(N, 4 x C, H, W), the four pixels as channels: by row, column and channel."""
+        assert self.bias is not None
+        return self.run(x_NCHW, self.weight, self.bias.repeat(ENLARGED * ENLARGED), relu, residual_NCHW)
+
+
+class MaskHead(nn.Module):
+    """Mask of a region for one class (He et al., arXiv:1703.06870, figure 4, right).
+
+    The published network gives masks for all classes, of which loss and detections look at one: the last layer is run
+    for that one alone.
+    """
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        channels = architecture.pyramid_channels
+        self._resolution = architecture.mask_resolution
+        count = architecture.mask_convolutions
+        self.convolutions = nn.ModuleDict(
+            {f"mask_fcn{n}": FusedConv2d(channels, channels, 3) for n in range(1, count + 1)}
+        )
+        self.conv5_mask = Enlarging(channels)
+        self.mask_fcn_logits = FusedConv2d(channels, architecture.classes + 1, 1)
+        self._selected_logits = selected_logits.IMPLEMENTATIONS["torch"]
+
+    def choose(self, requested: str, dtype: torch.dtype) -> str:
+        """Choose how the last layer runs, see :meth:`common.nn.choice.Choosing.choose`."""
+        request = OperationRequest(
+            self.mask_fcn_logits.weight.device, dtype, {"channels": self.mask_fcn_logits.in_channels}
+        )
+        self._selected_logits = select(selected_logits.IMPLEMENTATIONS, requested, request)
+        return self._selected_logits.name
+
+    @torch.no_grad()
+    def draw_weights(self, generator: torch.Generator) -> None:
+        """Normal weights of variance ``2 / fan out``, and no biases, from a CPU generator."""
+        for module in self.modules():
+            if isinstance(module, FusedConv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu", generator=generator)
+                _zero_bias(module)
+
+    def forward(self, x_RCSS: Tensor, class_R: Tensor) -> Tensor:
+        """Logits (R, 2 S, 2 S) of each region's class, fp32 (fp64 of fp64); S may be any.
+
+        Args:
+            x_RCSS: features.
+            class_R: int64, 0 to K; -1 where a slot holds no region, whose logits are 0 and have no gradient.
+        """
+        for convolution in self.convolutions.values():
+            x_RCSS = convolution(x_RCSS, relu=True)
+        regions, channels, height, width = x_RCSS.shape
+        # The last layer sees each pixel for itself: it runs before the four of each are put in their places, since
+        # moving logits costs less than moving features.
+        pixels = ENLARGED**2 * height * width
+        fine_RPC = self.conv5_mask(x_RCSS).permute(0, 2, 3, 1).reshape(regions, pixels, channels)
+        last = self.mask_fcn_logits
+        logits_RP: Tensor = self._selected_logits.function(fine_RPC, last.weight.flatten(1), last.bias, class_R)
+        apart = logits_RP.view(regions, height, width, ENLARGED, ENLARGED)
+        return apart.transpose(2, 3).reshape(regions, ENLARGED * height, ENLARGED * width)
+
+    def flops(self, slots: int) -> list[LayerFlops]:
+        """FLOPs of every layer for one picture of so many regions; of the last for all classes, as it is published."""
+        size = (self._resolution, self._resolution)
+        layers = [
+            convolution_flops(name.rpartition(".")[2], layer, size)
+            for name, layer in self.named_modules()
+            if isinstance(layer, FusedConv2d) and layer is not self.mask_fcn_logits
+        ]
+        fine = (ENLARGED * self._resolution, ENLARGED * self._resolution)
+        layers.append(convolution_flops("mask_fcn_logits", self.mask_fcn_logits, fine))
+        return [LayerFlops(layer.name, slots * layer.forward, slots * layer.training) for layer in layers]
+
+
+def _filled(weight: Tensor, bias_C: Tensor) -> tuple[Tensor, Tensor]:
+    """The weight and bias of a convolution with filters of zeros behind its own, up to a multiple that is fast."""
+    more = padded_columns(len(weight)) - len(weight)
+    return F.pad(weight, (0, 0, 0, 0, 0, 0, 0, more)), F.pad(bias_C, (0, more))
+
+
+def _zero_bias(layer: nn.Conv2d | nn.Linear) -> None:
+    assert layer.bias is not None
+    layer.bias.zero_()
+
+
+def _linear_flops(name: str, weight: Tensor, samples: int) -> LayerFlops:
+    forward = 2.0 * weight.numel() * samples
+    return LayerFlops(name, forward, 3 * forward)

@@ -1,0 +1,179 @@
+"""One forward pass of training: from pictures to the five losses, on fixed slots, with branches beside each other.
+
+What the losses of the region proposal network need is known as soon as the pyramid is: matching of anchors, sampling,
+losses and the whole backward pass down to the pyramid run on a branch, beside the choice of proposals, whose many small
+kernels leave a GPU idle. The box head, with its backward pass, and the masks to be learned run beside the mask head.
+
+Legend: B pictures, M object slots, R slots of sampled proposals of a picture, P those of them that can have a mask,
+S height and width of features, Q = B P.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.maskrcnn.anchors import STRIDES, anchors
+from benchmarks.maskrcnn.config import MaskRCNNConfig
+from benchmarks.maskrcnn.loss import box_losses, first_slots, mask_loss, rpn_losses
+from benchmarks.maskrcnn.model import MaskRCNN
+from benchmarks.maskrcnn.ops import mask_targets, roi_align
+from benchmarks.maskrcnn.ops.roi_align import Regions
+from benchmarks.maskrcnn.ops.roi_align.plain import LEVELS
+from benchmarks.maskrcnn.pictures import Shape
+from benchmarks.maskrcnn.polygon_table import PolygonTable
+from benchmarks.maskrcnn.proposals import Proposer, Selection, with_truth
+from benchmarks.maskrcnn.targets import RoiSample, RoiTargets, RpnTargets
+from common.ops.implementation import OperationRequest, asked_for, select
+from common.step.branches import Branch, cut, early
+
+
+@dataclass(frozen=True)
+class DetectionLosses:
+    """The parts of the loss, 0-d, which all count alike.
+
+    Attributes:
+        loss_objectness, loss_rpn_box_reg: of the region proposal network.
+        loss_classifier, loss_box_reg: of the box head.
+        loss_mask: of the mask head.
+        total: their sum, which is differentiated.
+        mask_slots: how many proposals had a mask to learn.
+    """
+
+    total: Tensor
+    loss_classifier: Tensor
+    loss_box_reg: Tensor
+    loss_mask: Tensor
+    loss_objectness: Tensor
+    loss_rpn_box_reg: Tensor
+    mask_slots: Tensor
+
+    def metrics(self) -> dict[str, Tensor]:
+        """All of it by the names of the log."""
+        named = {field.name: getattr(self, field.name).detach() for field in fields(self)}
+        return {"loss": named.pop("total"), **named}
+
+
+class TrainingPass:
+    """The network and all that its losses need.
+
+    Args:
+        model: the network, on its final device and in its final dtype.
+        own: configuration.
+        table: outlines of all training objects, on the same device.
+        dtype: of the network.
+
+    Attributes:
+        choices: operation to the implementation that was chosen.
+
+    Raises:
+        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+    """
+
+    def __init__(self, model: MaskRCNN, own: MaskRCNNConfig, table: PolygonTable, dtype: torch.dtype) -> None:
+        facts, names, device = own.facts, own.model, table.xy.device
+        self._model, self._facts, self._table = model, facts, table
+        self._anchors = {
+            shape: [level_A4.to(device) for level_A4 in anchors(facts, shape)] for shape in own.reader.shapes
+        }
+        self._overlap = names.overlap
+        self._rpn_branch, self._box_branch = (Branch(device, names.overlap) for _ in range(2))
+
+        self._propose = Proposer(facts, Selection.training(facts, own.hparams), names.suppression, device)
+        self._rpn_targets = RpnTargets(facts, names.anchor_matching, names.sampling, device)
+        self._roi_targets = RoiTargets(facts, names.anchor_matching, names.sampling, device)
+        request = OperationRequest(device, dtype, {"size": facts.mask_size})
+        with asked_for("model.roi_align", names.roi_align):
+            aligning = select(roi_align.IMPLEMENTATIONS, names.roi_align, request)
+        with asked_for("model.mask_targets", names.mask_targets):
+            drawing = select(mask_targets.IMPLEMENTATIONS, names.mask_targets, request)
+        self._align, self._draw = aligning.function, drawing.function
+        self.choices = {
+            **self._rpn_targets.choices,
+            "suppression": self._propose.choice,
+            "roi_align": aligning.name,
+            "mask_targets": drawing.name,
+        }
+
+    def __call__(self, tensors: Mapping[str, Tensor], shape: Shape, scale: Tensor) -> DetectionLosses:
+        """The losses of a micro-batch.
+
+        Args:
+            tensors: ``image`` (B, 3, H, W); ``size`` (B, 2), heights and widths of the pictures in it; ``boxes``
+                (B, M, 4), ``label`` (B, M) and ``count`` (B,), their objects; ``object`` (B,), the row of each
+                picture's first object in the table; ``transform`` (B, 4), see ``ops.mask_targets``; ``real`` (B,),
+                whether a slot holds a picture that counts; ``seed`` (1,), of what is drawn.
+            shape: H and W, one of ``reader.shapes``.
+            scale: what the sum of the losses is multiplied by before it is differentiated, 0-d.
+        """
+        model, facts = self._model, self._facts
+        boxes_BM4, label_BM, count_B = tensors["boxes"], tensors["label"], tensors["count"]
+        size_B2, real_B, seed = tensors["size"], tensors["real"], tensors["seed"]
+        anchors_LA4 = self._anchors[shape]
+
+        levels = model.pyramid(tensors["image"])
+        rpn_levels = self._apart(levels)
+        with self._rpn_branch.beside():
+            said = model.propose(rpn_levels)
+        self._rpn_branch.join()
+        with self._rpn_branch.beside():
+            sample = self._rpn_targets(torch.cat(anchors_LA4), boxes_BM4, count_B, size_B2, real_B, seed)
+            rpn = rpn_losses(said, sample, facts.rpn_beta)
+            rpn_total = self._differentiated(rpn, levels, rpn_levels, model.rpn, scale)
+
+        proposals = self._propose([level.flat() for level in said], anchors_LA4, size_B2, real_B)
+        rois = self._roi_targets(with_truth(proposals, boxes_BM4, count_B), boxes_BM4, label_BM, count_B, seed)
+        masked_BP = first_slots(rois.positives_B, facts.mask_slots)
+        regions = [
+            Regions(rois.boxes_BR4, first_slots(rois.total_B, facts.roi_sampled), facts.box_resolution),
+            Regions(rois.boxes_BR4[:, : facts.mask_slots], masked_BP, facts.mask_resolution),
+        ]
+        box_RCSS, mask_QCSS = self._align.several(levels[:LEVELS], regions, STRIDES[:LEVELS], facts.roi_samples)
+
+        box_features = self._apart([box_RCSS])
+        with self._box_branch.beside():
+            logits_RK, deltas_RX = model.box_head(box_features[0])
+            box = box_losses(logits_RK, deltas_RX, rois, facts.box_beta)
+            box_total = self._differentiated(box, [box_RCSS], box_features, model.box_head, scale)
+            target_QHW = self._targets(rois, masked_BP, tensors["object"], tensors["transform"])
+        class_Q = torch.where(masked_BP, rois.label_BR[:, : facts.mask_slots], -1).flatten()
+        logits_QHW = model.mask_head(mask_QCSS, class_Q)
+        self._box_branch.join()
+        mask = mask_loss(logits_QHW, target_QHW, class_Q)
+        self._rpn_branch.join()
+        return DetectionLosses(rpn_total() + box_total() + mask, *box, mask, *rpn, rois.positives_B.sum())
+
+    def _targets(self, rois: RoiSample, masked_BP: Tensor, object_B: Tensor, transform_B4: Tensor) -> Tensor:
+        """What the mask head has to find, (Q, height, width) uint8."""
+        slots = masked_BP.shape[1]
+        object_BP = torch.where(masked_BP, object_B.unsqueeze(1) + rois.slot_BR[:, :slots], -1)
+        transform_BP4 = transform_B4.unsqueeze(1).expand(-1, slots, -1)
+        boxes_BP4 = rois.boxes_BR4[:, :slots]
+        targets_QHW: Tensor = self._draw(
+            self._table,
+            object_BP.flatten(),
+            boxes_BP4.flatten(0, 1),
+            transform_BP4.flatten(0, 1),
+            self._facts.mask_size,
+        )
+        return targets_QHW
+
+    def _apart(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """What a part that is differentiated on its own begins from."""
+        return cut(tensors) if self._overlap else list(tensors)
+
+    def _differentiated(
+        self,
+        losses: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        leaves: Sequence[Tensor],
+        part: nn.Module,
+        scale: Tensor,
+    ) -> Callable[[], Tensor]:
+        """Gives the sum of a part's losses once the branch is joined; queues its backward pass if that may overlap."""
+        if not self._overlap:
+            return torch.stack(tuple(losses)).sum
+        return early(losses, scale, list(zip(inputs, leaves, strict=True)), list(part.parameters())).total

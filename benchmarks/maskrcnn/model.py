@@ -1,0 +1,159 @@
+"""Mask R-CNN (He et al., arXiv:1703.06870): ResNet trunk with frozen batch norm, feature pyramid, and three heads.
+
+Regions are cut out of the pyramid between :meth:`MaskRCNN.pyramid` and the heads, and are not this module's matter.
+
+Shapes: N pictures, A anchors of a cell, R regions, C channels, H height, W width, S height and width of a region's
+features, K classes without background.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.maskrcnn.config import Architecture
+from benchmarks.maskrcnn.heads import BoxHead, MaskHead, RegionLinear, RpnHead
+from benchmarks.maskrcnn.heads import RpnOutput as RpnOutput
+from common.nn.choice import choose
+from common.nn.convolution_flops import LayerFlops, Size
+from common.nn.feature_pyramid import FeaturePyramid
+from common.nn.fused_convolution import FusedConv2d
+from common.nn.precision import cast_weights
+from common.nn.resnet import FrozenNorm, ResNetShape, ResNetTrunk, draw_weights
+from common.ops.implementation import AUTO
+
+NORM_EPSILON = 0.0
+"""Added to the variance of the frozen batch norms: nothing, since those of the published weights are 1."""
+
+PIXEL_SPREAD = 60.0
+"""Standard deviation of pixels around their mean, roughly; a drawn stem's norm divides by it, since they are not."""
+
+
+def trunk_shape(architecture: Architecture) -> ResNetShape:
+    """The shape of the trunk.
+
+    Raises:
+        ConfigError: see :class:`common.nn.resnet.ResNetShape`.
+    """
+    norm = FrozenNorm(NORM_EPSILON, architecture.trained_stages)
+    return ResNetShape(architecture.layers, architecture.width, bottleneck=True, norm=norm, stride_in_1x1=True)
+
+
+class Backbone(nn.Module):
+    """Trunk and pyramid."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.body = ResNetTrunk(trunk_shape(architecture))
+        self.fpn = FeaturePyramid(self.body.shape.out_channels, architecture.pyramid_channels, "max_pool")
+
+    def forward(self, image_NCHW: Tensor) -> list[Tensor]:
+        """Levels of the pyramid, from the finest."""
+        levels: list[Tensor] = self.fpn(self.body.features(image_NCHW))
+        return levels
+
+
+class RegionsSeen(NamedTuple):
+    """How many regions of a picture the heads see.
+
+    Attributes:
+        boxes: those of the box head.
+        masks: those of the mask head.
+    """
+
+    boxes: int
+    masks: int
+
+
+class MaskRCNN(nn.Module):
+    """The network.
+
+    Args:
+        architecture: its shape.
+        generator: source of the initial weights (a CPU generator), the trunk's included; those of a file replace them
+            by :func:`benchmarks.maskrcnn.caffe2_backbone.load_backbone` into ``backbone.body``.
+
+    Attributes:
+        box_head: (R, C, S, S) to class logits (R, K + 1), background first, and offsets (R, 4 (K + 1)).
+        mask_head: (R, C, S, S) and a class of each region (R,) to its logits (R, 2 S, 2 S).
+
+    Raises:
+        ConfigError: see :class:`common.nn.resnet.ResNetShape`.
+    """
+
+    def __init__(self, architecture: Architecture, generator: torch.Generator) -> None:
+        super().__init__()
+        self.architecture = architecture
+        self.backbone = Backbone(architecture)
+        self.rpn = RpnHead(architecture)
+        self.box_head = BoxHead(architecture)
+        self.mask_head = MaskHead(architecture)
+        draw_weights(self.backbone.body, generator)
+        nn.init.constant_(self.backbone.body.get_buffer("bn1.running_var"), PIXEL_SPREAD**2)
+        self.backbone.fpn.draw_weights(generator)
+        for head in (self.rpn, self.box_head, self.mask_head):
+            head.draw_weights(generator)
+        self.to(memory_format=torch.channels_last)
+
+    def cast(self, dtype: torch.dtype) -> MaskRCNN:
+        """Store weights and biases in ``dtype``, see :func:`common.nn.precision.cast_weights`."""
+        cast_weights(self, dtype)
+        return self
+
+    def choose_implementation(self, requested: str = AUTO) -> str:
+        """Choose how convolutions run; call it on the final device after :meth:`cast`. Returns the names chosen.
+
+        The box head's hidden layers, which have other versions, are the plain ones where ``torch`` is requested and
+        otherwise the best that there are.
+
+        Raises:
+            UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+        """
+        dtype = self.mask_head.mask_fcn_logits.weight.dtype
+        choose(self, RegionLinear, "torch" if requested == "torch" else AUTO, dtype)
+        return choose(self, FusedConv2d, requested, dtype)
+
+    def pyramid(self, image_NCHW: Tensor) -> list[Tensor]:
+        """Levels P2 to P6, (N, C, H / stride, W / stride), in the dtype of the weights.
+
+        Args:
+            image_NCHW: blue, green and red minus their means, in the dtype of the weights; H and W multiples of 32.
+        """
+        levels: list[Tensor] = self.backbone(image_NCHW)
+        return levels
+
+    def propose(self, levels: list[Tensor]) -> list[RpnOutput]:
+        """What the proposals' head says of each level."""
+        return [self.rpn(level_NCHW) for level_NCHW in levels]
+
+    def flops(self, size: Size, regions: RegionsSeen) -> list[LayerFlops]:
+        """FLOPs of every layer for one picture, once for each level that it runs over.
+
+        Names begin with that of the part: ``body``, ``fpn``, ``rpn``, ``box_head`` or ``mask_head``.
+
+        Args:
+            size: height and width of the padded picture.
+            regions: that the heads see.
+        """
+        body = self.backbone.body
+        layers, sizes = body.flops(size)
+        trained = [number >= body.shape.first_trained_stage for number in range(1, len(sizes) + 1)]
+        pyramid, levels = self.backbone.fpn.flops(sizes, trained)
+        parts = {
+            "body": layers,
+            "fpn": pyramid,
+            "rpn": self.rpn.flops(levels),
+            "box_head": self.box_head.flops(regions.boxes),
+            "mask_head": self.mask_head.flops(regions.masks),
+        }
+        return [
+            LayerFlops(f"{part}.{layer.name}", layer.forward, layer.training)
+            for part, found in parts.items()
+            for layer in found
+        ]
+
+    def sample_flops(self, size: Size, regions: RegionsSeen) -> float:
+        """Model FLOPs (2 per multiply-add) to train on one picture: forward, and the gradients that are needed."""
+        return sum(layer.training for layer in self.flops(size, regions))

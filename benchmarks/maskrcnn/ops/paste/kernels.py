@@ -1,0 +1,111 @@
+# mypy: allow-untyped-defs
+"""Triton kernel of the virtual paste, one program a detection, for both passes.
+
+A program walks over the columns of its box within the picture, PIXELS at a time, each column with the pixel below it,
+and asks at each pixel whether it differs from the one before it in the picture's order of columns. Both values are
+computed from the mask, four loads each that the first-level cache serves: at 500,000 detections of 20,000 px it is
+10^10 pixels a pass, against 3 ms for all bytes that come from memory.
+
+The kernel is one so that what is counted is what is written.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _between(place, scale, SIZE: tl.constexpr):
+    """First and second row or column of the mask with its border, and the weight of the second."""
+    real = tl.maximum(scale * (place.to(tl.float32) + 0.5) - 0.5, 0.0)
+    first = tl.minimum(real.to(tl.int32), SIZE + 1)
+    return first, tl.minimum(first + 1, SIZE + 1), real - first.to(tl.float32)
+
+
+@triton.jit
+def _load(mask_ptr, row, column, needed, SIZE: tl.constexpr):
+    """Probabilities, zero on the border."""
+    inner = needed & (row >= 1) & (row <= SIZE) & (column >= 1) & (column <= SIZE)
+    return tl.load(mask_ptr + (row - 1) * SIZE + (column - 1), mask=inner, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _inside(mask_ptr, x, y, needed, scale_x, scale_y, threshold, SIZE: tl.constexpr):
+    """Whether pixels of the box belong to the object; False where not ``needed``."""
+    left, right, rest_x = _between(x, scale_x, SIZE)
+    top, bottom, rest_y = _between(y, scale_y, SIZE)
+    share_x = 1.0 - rest_x
+    upper = share_x * _load(mask_ptr, top, left, needed, SIZE) + rest_x * _load(mask_ptr, top, right, needed, SIZE)
+    lower = share_x * _load(mask_ptr, bottom, left, needed, SIZE) + rest_x * _load(
+        mask_ptr, bottom, right, needed, SIZE
+    )
+    return needed & ((1.0 - rest_y) * upper + rest_y * lower > threshold)
+
+
+@triton.jit
+def paste_kernel(
+    probability_ptr,  # (D, SIZE, SIZE)
+    boxes_ptr,  # (D, 4) fp32
+    size_ptr,  # (D, 2) int32
+    there_ptr,  # (D,) bool
+    first_ptr,  # (D,) int64, WRITES only
+    out_ptr,  # (D,) int32 counts, or (T,) int32 ends
+    growth, threshold,
+    SIZE: tl.constexpr, WRITES: tl.constexpr, PIXELS: tl.constexpr,
+):  # fmt: skip
+    """Grid (D,). ``growth`` is (SIZE + 2) / SIZE."""
+    detection = tl.program_id(0).to(tl.int64)
+    mask_ptr = probability_ptr + detection * SIZE * SIZE
+    height = tl.load(size_ptr + 2 * detection)
+    width = tl.load(size_ptr + 2 * detection + 1)
+    there = tl.load(there_ptr + detection) != 0
+    u1 = tl.load(boxes_ptr + 4 * detection, mask=there, other=0.0)
+    v1 = tl.load(boxes_ptr + 4 * detection + 1, mask=there, other=0.0)
+    u2 = tl.load(boxes_ptr + 4 * detection + 2, mask=there, other=0.0)
+    v2 = tl.load(boxes_ptr + 4 * detection + 3, mask=there, other=0.0)
+    extent_x = (u2 - u1) * 0.5 * growth
+    extent_y = (v2 - v1) * 0.5 * growth
+    x1 = ((u2 + u1) * 0.5 - extent_x).to(tl.int32)
+    y1 = ((v2 + v1) * 0.5 - extent_y).to(tl.int32)
+    x2 = ((u2 + u1) * 0.5 + extent_x).to(tl.int32)
+    y2 = ((v2 + v1) * 0.5 + extent_y).to(tl.int32)
+    scale_x = ((SIZE + 2) / tl.maximum(x2 - x1 + 1, 1).to(tl.float64)).to(tl.float32)
+    scale_y = ((SIZE + 2) / tl.maximum(y2 - y1 + 1, 1).to(tl.float64)).to(tl.float32)
+    left = tl.maximum(x1, 0)
+    right = tl.minimum(x2 + 1, width)
+    top = tl.maximum(y1, 0)
+    bottom = tl.minimum(y2 + 1, height)
+    nonempty = there & (right > left) & (bottom > top)
+    column_length = tl.maximum(bottom - top, 0) + 1
+    pixels = tl.where(nonempty, (right - left) * column_length, 0)
+    # full columns follow each other without zeros between them: the pixel below one is the next one's first
+    full = (top == 0) & (bottom == height)
+    wraps_after = tl.where(full, left, right)
+    below_from = tl.where(full, right - 1, left)
+    below_until = tl.where(bottom < height, right, tl.minimum(right, width - 1))  # nothing is below the last column
+
+    if WRITES:
+        out_ptr += tl.load(first_ptr + detection)
+    found = tl.zeros((), tl.int32)
+    for start in range(0, pixels, PIXELS):
+        place = start + tl.arange(0, PIXELS)
+        x = left + place // column_length
+        y = top + place % column_length
+        in_box = y < bottom
+        exists = (place < pixels) & (in_box | ((x >= below_from) & (x < below_until)))
+        wraps = (y == top) & (x > wraps_after)
+        own = _inside(mask_ptr, x - x1, y - y1, exists & in_box, scale_x, scale_y, threshold, SIZE)
+        before = _inside(
+            mask_ptr, tl.where(wraps, x - 1, x) - x1, tl.where(wraps, bottom, y) - 1 - y1,
+            exists & (wraps | (y > top)), scale_x, scale_y, threshold, SIZE,
+        )  # fmt: skip
+        ends = (own != before).to(tl.int32)
+        if WRITES:
+            slot = found + tl.cumsum(ends, 0) - 1
+            tl.store(out_ptr + slot, x * height + y, mask=ends > 0)
+        found += tl.sum(ends, 0)
+    if WRITES:
+        tl.store(out_ptr + found, height * width, mask=there)
+    else:
+        tl.store(out_ptr + detection, tl.where(there, found + 1, 0))

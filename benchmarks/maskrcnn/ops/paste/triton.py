@@ -1,0 +1,57 @@
+"""The virtual paste through the Triton kernel of :mod:`benchmarks.maskrcnn.ops.paste.kernels`.
+
+One launch a pass for all detections, on the current stream; nothing waits for the device. Shapes: D detections, T runs
+of all.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from benchmarks.maskrcnn.ops.paste import kernels
+from benchmarks.maskrcnn.ops.paste.masks import Masks
+
+
+class Tile(NamedTuple):
+    """How a program walks over the pixels of a box.
+
+    Attributes:
+        pixels: looked at at a time.
+        warps: of the program.
+    """
+
+    pixels: int
+    warps: int
+
+
+TILES: dict[str, Tile] = {"paste": Tile(512, 4)}
+"""``bench --sweep`` times others."""
+
+
+@torch.no_grad()
+def count_runs(masks: Masks, threshold: float) -> Tensor:
+    """See :func:`benchmarks.maskrcnn.ops.paste.plain.count_runs_torch`."""
+    counts_D = torch.empty(len(masks.there_D), dtype=torch.int32, device=masks.there_D.device)
+    _launch(masks, threshold, counts_D, counts_D, writes=False)
+    return counts_D
+
+
+@torch.no_grad()
+def write_ends(masks: Masks, threshold: float, first_D: Tensor, ends_T: Tensor) -> None:
+    """See :func:`benchmarks.maskrcnn.ops.paste.plain.write_ends_torch`."""
+    _launch(masks, threshold, first_D.contiguous(), ends_T, writes=True)
+
+
+def _launch(masks: Masks, threshold: float, first_D: Tensor, out: Tensor, *, writes: bool) -> None:
+    detections, size, _ = masks.probability_DSS.shape
+    if not detections:
+        return
+    tile = TILES["paste"]
+    kernels.paste_kernel[(detections,)](
+        masks.probability_DSS.contiguous(), masks.boxes_D4.contiguous(), masks.size_D2.int().contiguous(),
+        masks.there_D.contiguous(), first_D, out, (size + 2) / size, threshold,
+        SIZE=size, WRITES=writes, PIXELS=tile.pixels, num_warps=tile.warps, enable_fp_fusion=False,
+    )  # fmt: skip

@@ -1,0 +1,59 @@
+"""Resizing through the Triton kernel of :mod:`benchmarks.maskrcnn.ops.resize.kernels`: one launch a batch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from benchmarks.maskrcnn.ops.resize import kernels
+from common.ops.triton_support import require_contiguous
+
+
+class Tile(NamedTuple):
+    """What a program writes.
+
+    Attributes:
+        values: channels of pixels of a row, at a time.
+        rows: of a picture.
+        warps: of the program.
+    """
+
+    values: int
+    rows: int
+    warps: int
+
+
+TILES: dict[str, Tile] = {"resize": Tile(512, 8, 4)}
+"""``bench --sweep`` times others."""
+
+
+@torch.no_grad()
+def resize(
+    pixels_BSS3: Tensor,
+    decoded_size_B2: Tensor,
+    size_B2: Tensor,
+    mirrored_B: Tensor,
+    mean: tuple[float, float, float],
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+) -> Tensor:
+    """See :func:`benchmarks.maskrcnn.ops.resize.plain.resize_torch`, whose bits these are.
+
+    Raises:
+        ValueError: an input is not contiguous.
+    """
+    require_contiguous(pixels_BSS3=pixels_BSS3, decoded_size_B2=decoded_size_B2, size_B2=size_B2, mirrored_B=mirrored_B)
+    pictures, side = pixels_BSS3.shape[:2]
+    height, width = shape
+    image_BHW3 = torch.empty((pictures, height, width, 3), dtype=dtype, device=pixels_BSS3.device)
+    if image_BHW3.numel():
+        tile = TILES["resize"]
+        grid = triton.cdiv(3 * width, tile.values), triton.cdiv(height, tile.rows), pictures
+        kernels.resize_kernel[grid](
+            pixels_BSS3, decoded_size_B2, size_B2, mirrored_B, image_BHW3, side, height, width, *mean,
+            BLOCK=tile.values, ROWS=tile.rows, num_warps=tile.warps, enable_fp_fusion=False,
+        )  # fmt: skip
+    return image_BHW3.permute(0, 3, 1, 2)

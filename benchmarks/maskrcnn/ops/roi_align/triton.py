@@ -1,0 +1,176 @@
+"""RoIAlign through the Triton kernels of :mod:`benchmarks.maskrcnn.ops.roi_align.kernels`.
+
+A launch for each set of regions forward, one for each and one for all backward, on the current stream; nothing waits
+for the device, nothing is added up by atomics, and gradients are the same bits in every run. Legend: see
+:mod:`benchmarks.maskrcnn.ops.roi_align.kernels`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from torch.autograd.function import Function, once_differentiable
+
+from benchmarks.maskrcnn.ops.roi_align import kernels
+from benchmarks.maskrcnn.ops.roi_align.plain import Regions, check, least_areas
+
+_SETS = 2
+"""Sets of regions that share a pass."""
+_MOST_REGIONS = 1 << 15
+"""Of a picture, that 16 bit number."""
+_LEAST = 16
+"""Of a product of matrices along each side."""
+
+
+class Forward(NamedTuple):
+    """How the forward pass is cut.
+
+    Attributes:
+        channels: of a program.
+        warps: of a program.
+    """
+
+    channels: int
+    warps: int
+
+
+class Backward(NamedTuple):
+    """How the backward pass is cut.
+
+    Attributes:
+        side: of a tile, places; at least 4.
+        channels: of a program.
+        bins: of a region that a program takes at a time.
+        warps: of a program.
+    """
+
+    side: int
+    channels: int
+    bins: int
+    warps: int
+
+
+class Lists(NamedTuple):
+    """How regions are listed.
+
+    Attributes:
+        regions: that a program looks at together.
+        warps: of a program.
+    """
+
+    regions: int
+    warps: int
+
+
+TILES: dict[str, Any] = {
+    "forward": Forward(256, 4),
+    "lists": Lists(256, 2),
+    "backward": Backward(8, 128, 32, 4),
+}
+"""Pass to its tile. ``bench --sweep`` times others."""
+
+
+def _sizes(levels: Sequence[Tensor]) -> list[int]:
+    return [size for level in levels for size in level.shape[2:]]
+
+
+class _RoiAlign(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, regions: Sequence[Regions], strides: Sequence[int], samples: int, *levels: Tensor
+    ) -> tuple[Tensor, ...]:
+        levels = tuple(level.contiguous(memory_format=torch.channels_last) for level in levels)
+        regions = [
+            own._replace(boxes_BR4=own.boxes_BR4.contiguous(), there_BR=own.there_BR.contiguous()) for own in regions
+        ]
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*(tensor for own in regions for tensor in own[:2]))
+        ctx.resolutions, ctx.samples = [own.resolution for own in regions], samples
+        ctx.shapes, ctx.dtype = [level.shape for level in levels], levels[0].dtype
+        ctx.scales, ctx.areas = [1 / stride for stride in strides], least_areas(strides)
+        tile: Forward = TILES["forward"]
+        results = []
+        channels = levels[0].shape[1]
+        for boxes_BR4, there_BR, bins in regions:
+            count = there_BR.numel()
+            out_NSSC = levels[0].new_empty((count, bins, bins, channels))
+            block = min(tile.channels, triton.next_power_of_2(channels))
+            if out_NSSC.numel():
+                kernels.roi_align_forward_kernel[(count * bins, triton.cdiv(channels, block))](
+                    *levels, boxes_BR4, there_BR, out_NSSC, *_sizes(levels), *ctx.scales, *ctx.areas,
+                    there_BR.shape[1], channels, S=bins, K=samples, BLOCK_S=triton.next_power_of_2(bins),
+                    BLOCK_C=block, num_warps=tile.warps,
+                )  # fmt: skip
+            results.append(out_NSSC.permute(0, 3, 1, 2))
+        return tuple(results)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        tile: Backward = TILES["backward"]
+        pictures, channels = ctx.shapes[0][:2]
+        device = ctx.saved_tensors[0].device
+        d_levels = [
+            torch.empty(shape, dtype=ctx.dtype, device=device, memory_format=torch.channels_last)
+            for shape in ctx.shapes
+        ]
+        across = [triton.cdiv(shape[3], tile.side) for shape in ctx.shapes]
+        tiles = [triton.cdiv(shape[2], tile.side) * count for shape, count in zip(ctx.shapes, across, strict=True)]
+        starts = [sum(tiles[index + 1 :]) for index in range(len(tiles) - 1)]
+        sizes, places = _sizes(d_levels), (*starts, *across)
+        sets, cuts = [], []
+        for gradient, boxes_BR4, there_BR, bins in zip(
+            gradients, ctx.saved_tensors[::2], ctx.saved_tensors[1::2], ctx.resolutions, strict=True
+        ):
+            if gradient is None or not there_BR.numel():
+                continue
+            lists = _lists(boxes_BR4, there_BR, sum(tiles), (*sizes, *ctx.scales, *ctx.areas, *places), bins, ctx)
+            sets.append((gradient.contiguous(memory_format=torch.channels_last), boxes_BR4, *lists))
+            width = triton.next_power_of_2(bins)
+            cuts.append((bins, width, max(max(tile.bins, _LEAST) // width, 1)))
+        if not sets:
+            return None, None, None, *(d_level.zero_() for d_level in d_levels)
+        other, other_cut = sets[-1], cuts[-1]
+        block = min(tile.channels, max(triton.next_power_of_2(channels), _LEAST))
+        kernels.roi_align_backward_kernel[(pictures * sum(tiles), triton.cdiv(channels, block))](
+            *d_levels, *sets[0], *other, *sizes, *ctx.scales, *places,
+            sets[0][1].shape[1], other[1].shape[1], pictures, sum(tiles), channels,
+            *cuts[0], *other_cut, SETS=len(sets), K=ctx.samples, TILE=tile.side, BLOCK_C=block, num_warps=tile.warps,
+        )  # fmt: skip
+        return None, None, None, *d_levels
+
+
+def _lists(
+    boxes_BR4: Tensor, there_BR: Tensor, tiles: int, geometry: tuple[float, ...], bins: int, ctx: Any
+) -> tuple[Tensor, Tensor]:
+    """How many and which regions touch each tile of each picture, (B, T) int32 and (B, T, R) int16."""
+    pictures, regions = there_BR.shape
+    count_BT = torch.empty((pictures, tiles), dtype=torch.int32, device=there_BR.device)
+    list_BTR = torch.empty((pictures, tiles, regions), dtype=torch.int16, device=there_BR.device)
+    tile: Lists = TILES["lists"]
+    kernels.roi_align_lists_kernel[(tiles, pictures)](
+        boxes_BR4, there_BR, count_BT, list_BTR, *geometry, regions, tiles,
+        S=bins, K=ctx.samples, TILE=TILES["backward"].side,
+        BLOCK=min(tile.regions, triton.next_power_of_2(regions)), num_warps=tile.warps,
+    )  # fmt: skip
+    return count_BT, list_BTR
+
+
+def roi_align(
+    levels: Sequence[Tensor], regions: Sequence[Regions], strides: Sequence[int], samples: int
+) -> tuple[Tensor, ...]:
+    """See :func:`benchmarks.maskrcnn.ops.roi_align.plain.roi_align_torch`.
+
+    Raises:
+        ValueError: the shapes don't fit, or there are more than 32,768 regions of a picture or more than two sets.
+    """
+    check(levels, regions, strides, most=_SETS)
+    for own in regions:
+        if own.there_BR.shape[1] > _MOST_REGIONS:
+            raise ValueError(f"{own.there_BR.shape[1]} regions of a picture: at most {_MOST_REGIONS}")
+    results: tuple[Tensor, ...] = _RoiAlign.apply(regions, strides, samples, *levels)
+    return results

@@ -1,0 +1,114 @@
+"""Logits of one class through the Triton kernels of :mod:`benchmarks.maskrcnn.ops.selected_logits.kernels`.
+
+One launch forward, two backward, on the current stream; nothing waits for the device, and nothing is added up by
+atomics.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from torch.autograd.function import Function, once_differentiable
+
+from benchmarks.maskrcnn.ops.selected_logits import kernels
+from benchmarks.maskrcnn.ops.selected_logits.plain import check
+
+
+class Forward(NamedTuple):
+    """How the forward pass is cut.
+
+    Attributes:
+        elements: of a program's tile, whose pixels are whole.
+        warps: of a program.
+    """
+
+    elements: int
+    warps: int
+
+
+class Backward(NamedTuple):
+    """How the backward pass is cut.
+
+    Attributes:
+        elements: of a program's tile, whose pixels are whole.
+        shares: programs of a region at most, each with sums of its own.
+        warps: of a program.
+    """
+
+    elements: int
+    shares: int
+    warps: int
+
+
+class Sums(NamedTuple):
+    """How sums of a class are added up.
+
+    Attributes:
+        rows, columns: of partial sums that a program looks at together.
+        warps: of a program.
+    """
+
+    rows: int
+    columns: int
+    warps: int
+
+
+TILES: dict[str, Any] = {"forward": Forward(8192, 4), "backward": Backward(8192, 4, 4), "sums": Sums(64, 64, 4)}
+"""Pass to its tile. ``bench --sweep`` times others."""
+
+
+class _SelectedLogits(Function):
+    @staticmethod
+    def forward(ctx: Any, x_RPC: Tensor, weight_KC: Tensor, bias_K: Tensor, class_R: Tensor) -> Tensor:
+        x_RPC, weight_KC = x_RPC.contiguous(), weight_KC.contiguous()
+        ctx.save_for_backward(x_RPC, weight_KC, class_R)
+        ctx.bias_dtype = bias_K.dtype
+        regions, pixels, channels = x_RPC.shape
+        logits_RP = torch.empty((regions, pixels), dtype=torch.float32, device=x_RPC.device)
+        tile: Forward = TILES["forward"]
+        block, width = _block(tile.elements, pixels, channels)
+        if logits_RP.numel():
+            kernels.selected_logits_forward_kernel[(triton.cdiv(pixels, block), regions)](
+                x_RPC, weight_KC, bias_K.contiguous(), class_R, logits_RP, pixels, channels,
+                BLOCK=block, BLOCK_C=width, num_warps=tile.warps,
+            )  # fmt: skip
+        return logits_RP
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x_RPC, weight_KC, class_R = ctx.saved_tensors
+        regions, pixels, channels = x_RPC.shape
+        tile: Backward = TILES["backward"]
+        block, width = _block(tile.elements, pixels, channels)
+        shares = min(tile.shares, triton.cdiv(pixels, block))
+        dx_RPC, d_weight_KC = torch.empty_like(x_RPC), torch.empty_like(weight_KC)
+        d_bias_K = torch.empty(len(weight_KC), dtype=ctx.bias_dtype, device=x_RPC.device)
+        partial_RSX = torch.empty((regions, shares, channels + 1), dtype=torch.float32, device=x_RPC.device)
+        if dx_RPC.numel():
+            kernels.selected_logits_backward_kernel[(shares, regions)](
+                gradients[0].contiguous(), x_RPC, weight_KC, class_R, dx_RPC, partial_RSX, pixels, channels,
+                BLOCK=block, BLOCK_C=width, num_warps=tile.warps,
+            )  # fmt: skip
+        sums: Sums = TILES["sums"]
+        kernels.selected_logits_sums_kernel[(len(weight_KC), triton.cdiv(channels + 1, sums.columns))](
+            partial_RSX, class_R, d_weight_KC, d_bias_K, regions, shares, channels,
+            BLOCK=sums.rows, BLOCK_C=sums.columns, num_warps=sums.warps,
+        )  # fmt: skip
+        return dx_RPC, d_weight_KC, d_bias_K, None
+
+
+def _block(elements: int, pixels: int, channels: int) -> tuple[int, int]:
+    """Pixels and channels of a tile."""
+    width = triton.next_power_of_2(channels)
+    return max(min(elements // width, triton.next_power_of_2(pixels)), 1), width
+
+
+def selected_logits(x_RPC: Tensor, weight_KC: Tensor, bias_K: Tensor, class_R: Tensor) -> Tensor:
+    """See :func:`benchmarks.maskrcnn.ops.selected_logits.plain.selected_logits_torch`."""
+    check(x_RPC, weight_KC, bias_K, class_R)
+    logits_RP: Tensor = _SelectedLogits.apply(x_RPC, weight_KC, bias_K, class_R.contiguous())
+    return logits_RP

@@ -1,0 +1,99 @@
+"""The geometry of pictures: what size they are resized to, and what shape their batches are padded to.
+
+Legend: P pictures, B of them in a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import DataError
+
+Shape = tuple[int, int]
+"""Height and width, px."""
+
+
+def resized_size(height: int, width: int, min_size: int, max_size: int) -> Shape:
+    """Height and width, px, of a picture after resizing.
+
+    Its shorter side becomes ``min_size``, or what makes its longer one ``max_size``, rounded, if that exceeded it. The
+    longer side follows and loses its fraction; so it can exceed ``max_size`` after all, by half its ratio to the
+    shorter one. As in the reference (``Resize.get_size``).
+
+    Args:
+        height, width: of the picture as it is published, px.
+        min_size, max_size: see above.
+    """
+    short, long = min(height, width), max(height, width)
+    size = min_size
+    if long / short * size > max_size:
+        size = round(max_size * short / long)
+    other = int(size * long / short)
+    return (other, size) if width < height else (size, other)
+
+
+def resized_sizes(size_P2: NDArray[np.int64], min_size: int, max_size: int) -> NDArray[np.int64]:
+    """(P, 2) heights and widths after :func:`resized_size` of those of pictures as they are published."""
+    sizes, inverse = np.unique(size_P2, axis=0, return_inverse=True)
+    resized = [resized_size(height, width, min_size, max_size) for height, width in sizes.tolist()]
+    found: NDArray[np.int64] = np.array(resized, np.int64).reshape(-1, 2)[inverse.reshape(-1)]
+    return found
+
+
+def orientation(size_P2: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(P,) 0 for pictures that are wider than high, and 1 for the others, by their published sizes."""
+    return (size_P2[:, 0] >= size_P2[:, 1]).astype(np.int64)
+
+
+class PaddedShapes:
+    """What batches of pictures are padded to: the smallest shape that all of them fit.
+
+    Args:
+        shapes: heights and widths that there are.
+        resized_P2: heights and widths of all pictures, after resizing.
+        describe: a picture, by its place, for messages.
+
+    Raises:
+        DataError: a picture fits none of the shapes.
+    """
+
+    def __init__(self, shapes: Sequence[Shape], resized_P2: NDArray[np.int64], describe: Callable[[int], str]) -> None:
+        self._shapes = sorted(shapes, key=lambda shape: shape[0] * shape[1])
+        self._resized_P2 = resized_P2
+        self._listed = f"none of reader.shapes={[list(shape) for shape in shapes]}: add a shape"
+        fits_P = np.zeros(len(resized_P2), bool)
+        for shape in self._shapes:
+            fits_P |= np.all(resized_P2 <= shape, axis=1)
+        if not fits_P.all():
+            place = int(np.argmin(fits_P))
+            height, width = resized_P2[place].tolist()
+            raise DataError(
+                f"{describe(place)} is resized to a height of {height} px and a width of {width} px, which fit "
+                f"{self._listed}"
+            )
+
+    def require_common(self, group_P: NDArray[np.int64]) -> None:
+        """Refuse groups of pictures that don't all fit one shape: any of them may meet in a batch.
+
+        Raises:
+            DataError: naming the largest sides.
+        """
+        for group in np.unique(group_P):
+            height, width = self._resized_P2[group_P == group].max(0).tolist()
+            if self._smallest(height, width) is None:
+                raise DataError(
+                    f"a batch of pictures can be {height} px high and {width} px wide, which fit {self._listed}"
+                )
+
+    def of(self, places: Sequence[int]) -> Shape:
+        """The shape of a batch of the pictures at ``places``; of equal ones the first."""
+        height, width = self._resized_P2[np.asarray(places)].max(0).tolist()
+        shape = self._smallest(height, width)
+        assert shape is not None, "the shapes were not checked for such batches"
+        return shape
+
+    def _smallest(self, height: int, width: int) -> Shape | None:
+        return next((shape for shape in self._shapes if height <= shape[0] and width <= shape[1]), None)

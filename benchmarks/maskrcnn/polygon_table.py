@@ -1,0 +1,83 @@
+"""The outlines of all training objects in a device's memory, at addresses that never change.
+
+A CUDA graph reads a table where it stood at the capture, which comes before any data are in reach. So the table is
+laid out for a number of objects that the configuration names, holds made-up outlines until then, and the data's are
+copied into it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from benchmarks.maskrcnn.config import PolygonRoom
+from common.detection.polygons import Polygons
+from common.errors import DataError
+
+MADE_UP_BOX = (80.0, 40.0, 240.0, 200.0)
+"""Corners of the disc, px, that every object of a table without data is."""
+
+
+class PolygonTable:
+    """Polygons as columns on a device; see :class:`common.detection.polygons.Polygons`.
+
+    Attributes:
+        room: how much fits.
+        object_bounds: (N + 1,) int32 of the room's objects; those that the data don't have own no polygon.
+        polygon_bounds: (Q + 1,) int32 of the room's polygons.
+        xy: (S, 2) fp32 of the room's points, px of the picture as it is published.
+    """
+
+    def __init__(self, room: PolygonRoom, device: torch.device) -> None:
+        """A table of as many objects, polygons and points as there is room for, all discs in :data:`MADE_UP_BOX`."""
+        self.room = room
+        self.object_bounds = _shared_out(room.polygons, room.objects, device)
+        self.polygon_bounds = _shared_out(room.points, room.polygons, device)
+        around = max(room.points // room.polygons, 1)
+        angle = torch.arange(room.points, device=device) % around * (2 * math.pi / around)
+        x1, y1, x2, y2 = MADE_UP_BOX
+        columns = (x1 + x2) / 2 + (x2 - x1) / 2 * angle.cos(), (y1 + y2) / 2 + (y2 - y1) / 2 * angle.sin()
+        self.xy = torch.stack(columns, 1).float()
+
+    @torch.no_grad()
+    def load(self, polygons: Polygons) -> None:
+        """Replace the content by the data's, in place.
+
+        Raises:
+            DataError: the data have more than there is room for, or bounds that don't fit their columns.
+        """
+        found = {
+            "objects": len(polygons.object_bounds) - 1,
+            "polygons": len(polygons.polygon_bounds) - 1,
+            "points": len(polygons.xy),
+        }
+        if any(number > getattr(self.room, name) for name, number in found.items()):
+            has = ", ".join(f"{number:,} {name}" for name, number in found.items())
+            needed = ", ".join(f"{name}: {number}" for name, number in found.items())
+            raise DataError(
+                f"the training pictures have {has}, but the table has room for {self.room.objects:,}, "
+                f"{self.room.polygons:,} and {self.room.points:,}; set reader.polygon_room={{{needed}}}"
+            )
+        _check(polygons.object_bounds, found["polygons"], "object_bounds")
+        _check(polygons.polygon_bounds, found["points"], "polygon_bounds")
+        for own, bounds in (
+            (self.object_bounds, polygons.object_bounds),
+            (self.polygon_bounds, polygons.polygon_bounds),
+        ):
+            own[: len(bounds)].copy_(torch.from_numpy(np.ascontiguousarray(bounds)))
+            own[len(bounds) :].fill_(int(bounds[-1]))
+        self.xy[: found["points"]].copy_(torch.from_numpy(np.ascontiguousarray(polygons.xy)))
+
+
+def _shared_out(parts: int, owners: int, device: torch.device) -> Tensor:
+    """Bounds, (owners + 1,) int32, of parts that are shared out as evenly as they can be."""
+    return (torch.arange(owners + 1, device=device) * parts // owners).int()
+
+
+def _check(bounds: NDArray[np.int32], end: int, name: str) -> None:
+    if bounds[0] != 0 or bounds[-1] != end or np.any(bounds[1:] < bounds[:-1]):
+        raise DataError(f"the training pictures' {name} don't rise from 0 to {end:,}; prepare the data anew")

@@ -1,0 +1,138 @@
+"""Download, prepare, verify and generate the data of Mask R-CNN: COCO 2017 as records of pictures and columns.
+
+See :mod:`common.detection.coco_preparation` and, for the format, :mod:`benchmarks.maskrcnn.prepared`. Training pictures
+without a box are left out, and those with none that is wider and higher than one pixel; of the others, boxes around
+many objects and those that are empty within the picture. Of validation everything stays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.maskrcnn.config import Facts
+from benchmarks.maskrcnn.prepared import BENCHMARK, FORMAT, has_area, legacy_corners
+from benchmarks.maskrcnn.sources import BACKBONE, download
+from benchmarks.maskrcnn.stand_in import KINDS, Request, generate
+from common.data.commands import DataCommands, cores, option
+from common.detection.annotations import Annotations
+from common.detection.coco_preparation import CocoPreparation, with_pictures
+from common.detection.coco_stand_in import Generated
+from common.detection.segmentations import Segmentations
+from common.errors import DataError
+from common.mlperf.fixed import fixed_facts
+
+
+def _selected(split: str, found: Annotations) -> Annotations:
+    """What stays, by rising ids of pictures and classes and, of training, the boxes picture by picture."""
+    _require_sides(found)
+    found = dataclasses.replace(found, class_id=np.sort(found.class_id))
+    return with_pictures(found) if split == "val" else _to_train_on(found)
+
+
+def _to_train_on(found: Annotations) -> Annotations:
+    usable_N = np.all(found.box_xywh[:, 2:] > 1, axis=1)  # crowds count here
+    found = with_pictures(found, np.isin(found.picture_id, found.box_picture[usable_N]))
+    rows_N = np.flatnonzero(np.isin(found.box_picture, found.picture_id) & ~found.box_crowd)
+    found = _with_boxes(found, rows_N)
+    place_N = found.places()
+    size_N2 = np.stack([found.picture_height, found.picture_width], 1)[place_N]
+    rows_N = np.flatnonzero(has_area(legacy_corners(found.box_xywh, size_N2)))
+    found = _with_boxes(found, rows_N[np.argsort(place_N[rows_N], kind="stable")])
+    assert found.segmentations is not None
+    if (runs := found.segmentations.has_runs()).any():
+        raise DataError(
+            f"picture {found.box_picture[runs.argmax()]} of training has an object with run lengths, which only boxes "
+            "around many objects may have: 'iscrowd' 1"
+        )
+    polygons = found.segmentations.polygons.single_precision()
+    return dataclasses.replace(found, segmentations=dataclasses.replace(found.segmentations, polygons=polygons))
+
+
+def _with_boxes(found: Annotations, rows: NDArray[np.int64]) -> Annotations:
+    """The boxes at ``rows`` alone, in their order."""
+    assert found.segmentations is not None
+    return dataclasses.replace(
+        found,
+        box_picture=found.box_picture[rows],
+        box_class=found.box_class[rows],
+        box_xywh=found.box_xywh[rows],
+        box_area=found.box_area[rows],
+        box_crowd=found.box_crowd[rows],
+        segmentations=found.segmentations.taken(rows),
+    )
+
+
+def _require_sides(found: Annotations) -> None:
+    """Refuse a picture that is larger than COCO's: readers have no room for it, and may not have to shrink it."""
+    longest = fixed_facts(Facts, BENCHMARK).longest_side
+    side_P = _sides(found)
+    if len(side_P) and side_P[place := int(side_P.argmax())] > longest:
+        raise DataError(
+            f"picture {found.picture_id[place]} is {found.picture_width[place]} x {found.picture_height[place]} px; "
+            f"COCO's pictures have {longest} px at most: it is another data set"
+        )
+
+
+def _sides(found: Annotations) -> NDArray[np.int64]:
+    """(P,) the longer sides, px."""
+    return np.maximum(found.picture_height, found.picture_width)
+
+
+def _counts(split: str, found: Annotations) -> dict[str, int]:
+    segmentations = found.segmentations
+    assert isinstance(segmentations, Segmentations)
+    polygons = segmentations.polygons
+    return {
+        f"{split}_objects": polygons.objects,
+        f"{split}_polygons": polygons.polygons,
+        f"{split}_points": polygons.points,
+        f"{split}_runs": len(segmentations.run_lengths),
+        f"{split}_longest_side": int(_sides(found).max()),
+    }
+
+
+_COCO = CocoPreparation(BENCHMARK, FORMAT, (BACKBONE.name,), segmentations=True, select=_selected, counts=_counts)
+prepare, verify = _COCO.prepare, _COCO.verify
+
+
+def _generate(raw_dir: Path, workers: int, **sizes: Any) -> Generated:
+    request: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in sizes.items()
+    }
+    return generate(raw_dir, Request(**request), workers)
+
+
+_DEFAULTS = Request()
+
+COMMANDS = DataCommands(
+    BENCHMARK,
+    raw="COCO's archives, or what is in them",
+    prepared="prepared records, boxes and outlines",
+    real="COCO 2017",
+    download=download,
+    generate=_generate,
+    prepare=prepare,
+    verify=verify,
+    workers={"prepare": cores, "generate": cores},
+    options={
+        "prepare": (option("--assets-dir", type=Path, help="where the backbone goes (default: DATA-assets)"),),
+        "generate": (
+            option("--train", type=int, default=_DEFAULTS.train, help="training pictures that are used"),
+            option("--eval", type=int, default=_DEFAULTS.eval, help="validation pictures"),
+            option("--classes", type=int, default=_DEFAULTS.classes),
+            option("--sides", type=int, nargs=2, default=_DEFAULTS.sides, help="least and largest, px"),
+            option("--boxes", type=int, default=_DEFAULTS.boxes, help="objects of a picture at most"),
+            option("--kind", choices=KINDS, default=_DEFAULTS.kind, help="coco-sized: 640 x 480 px, 7 objects each"),
+            option("--width", type=int, default=_DEFAULTS.width, help="channels of the backbone's first convolution"),
+            option("--layers", type=int, nargs=4, default=_DEFAULTS.layers, help="blocks of its stages"),
+            option("--image-size", type=int, default=_DEFAULTS.image_size, help="px, of what the backbone sees"),
+            option("--seed", type=int, default=0),
+        ),
+    },
+    remarks=_COCO.remarks,
+)

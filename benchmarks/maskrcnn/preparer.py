@@ -1,0 +1,64 @@
+"""A reader's batch on the device: its decoded pictures become the network's input.
+
+Legend: B pictures, H W padded height and width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from benchmarks.maskrcnn.config import Facts
+from benchmarks.maskrcnn.ops import resize
+from benchmarks.maskrcnn.pictures import Shape
+from common.ops.implementation import OperationRequest, asked_for, select
+
+
+class Preparer:
+    """Resizes, mirrors, normalises and pads; nothing waits for the device, and a CUDA graph can hold it.
+
+    Args:
+        facts: mean of the pictures.
+        implementation: of the operation ``resize``.
+        device: of the batches.
+        dtype: of the pictures.
+
+    Attributes:
+        choice: the implementation that was chosen.
+
+    Raises:
+        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+    """
+
+    def __init__(self, facts: Facts, implementation: str, device: torch.device, dtype: torch.dtype) -> None:
+        with asked_for("model.resize", implementation):
+            chosen = select(resize.IMPLEMENTATIONS, implementation, OperationRequest(device, dtype))
+        self.choice = chosen.name
+        self._resize, self._mean, self._dtype = chosen.function, facts.mean, dtype
+
+    def __call__(self, tensors: Mapping[str, Tensor], shape: Shape) -> dict[str, Tensor]:
+        """A training batch: ``image`` (B, 3, H, W) in channels_last memory, blue first, less its mean and zero beyond
+        the pictures, in place of ``pixels`` and ``decoded_size``.
+
+        Args:
+            tensors: of a reader's batch, on the device.
+            shape: its key.
+        """
+        return self._prepared(tensors, tensors["transform"][:, 2] > 0, shape)
+
+    def evaluation(self, tensors: Mapping[str, Tensor], shape: Shape) -> dict[str, Tensor]:
+        """An evaluation batch: ``image`` as in training, and ``original`` (B, 2) fp32, the heights and widths of the
+        pictures before they are resized, px, in place of ``pixels`` and ``decoded_size``. Arguments as in training.
+        """
+        decoded_B2 = tensors["decoded_size"]
+        prepared = self._prepared(tensors, torch.zeros_like(decoded_B2[:, 0], dtype=torch.bool), shape)
+        return prepared | {"original": decoded_B2.float()}
+
+    def _prepared(self, tensors: Mapping[str, Tensor], mirrored_B: Tensor, shape: Shape) -> dict[str, Tensor]:
+        rest = {name: tensor for name, tensor in tensors.items() if name not in ("pixels", "decoded_size")}
+        image = self._resize(
+            tensors["pixels"], tensors["decoded_size"], tensors["size"], mirrored_B, self._mean, shape, self._dtype
+        )
+        return {"image": image, **rest}

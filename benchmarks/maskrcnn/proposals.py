@@ -1,0 +1,188 @@
+"""From what the region proposal network says to the regions that the heads look at: batched and at fixed shapes.
+
+Of each level of the pyramid the best candidates are decoded and clipped to their picture; those are kept that no better
+one of their level overlaps too much; of all levels the best go on. Ren et al., arXiv:1506.01497, sections 3.1 and 3.3,
+and Lin et al., arXiv:1612.03144, section 4.1. Nothing waits for the device, and nothing has a gradient.
+
+Candidates are ranked by fp32 logits: of equal ones the first anchor is the better, and the coarser level the worse.
+Probabilities would saturate and tie.
+
+Shapes: B pictures, L levels, A anchors of a level, C candidates of a level, S slots of a picture, M boxes at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from benchmarks.maskrcnn.config import Facts, Hparams
+from common.detection.coding import BoxCoding, clip
+from common.ops import suppression
+from common.ops.implementation import OperationRequest, asked_for, select
+from common.ops.triton_support import widen
+
+PIXEL = 1.0
+"""Corners are the first and the last pixel of a box."""
+
+CODING = BoxCoding(weights=(1.0, 1.0, 1.0, 1.0), most_growth=1000 / 16, pixel=PIXEL)
+"""Of the region proposal network's offsets."""
+
+
+class Proposals(NamedTuple):
+    """Regions in fixed slots.
+
+    Attributes:
+        boxes_BS4: corners in px of the resized picture, fp32; 0 in an empty slot.
+        score_BS: probability of an object, fp32; -inf in an empty slot.
+    """
+
+    boxes_BS4: Tensor
+    score_BS: Tensor
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How many candidates go on.
+
+    Attributes:
+        candidates: of a level, into suppression.
+        proposals: of all levels.
+        over: whether so many of each ``picture`` or of the whole ``micro_batch``.
+    """
+
+    candidates: int
+    proposals: int
+    over: Literal["micro_batch", "picture"]
+
+    @classmethod
+    def training(cls, facts: Facts, hparams: Hparams) -> Selection:
+        """What the heads are trained with."""
+        return cls(facts.train_candidates, hparams.image_candidates, hparams.candidates_from)
+
+    @classmethod
+    def evaluation(cls, facts: Facts) -> Selection:
+        """What detections are made of."""
+        return cls(facts.eval_candidates, facts.eval_proposals, "picture")
+
+
+class Proposer:
+    """Makes proposals.
+
+    Args:
+        facts: the threshold of the suppression.
+        selection: how many.
+        implementation: of :mod:`common.ops.suppression`, by name.
+        device: of the network's results.
+
+    Attributes:
+        choice: the implementation.
+
+    Raises:
+        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+    """
+
+    def __init__(self, facts: Facts, selection: Selection, implementation: str, device: torch.device) -> None:
+        request = OperationRequest(device, torch.float32, {"candidates": selection.candidates})
+        with asked_for("model.suppression", implementation):
+            found = select(suppression.IMPLEMENTATIONS, implementation, request)
+        self.choice = found.name
+        self._suppress = found.function
+        self._threshold, self._selection = facts.rpn_nms_threshold, selection
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        levels: Sequence[tuple[Tensor, Tensor]],
+        anchors: Sequence[Tensor],
+        size_B2: Tensor,
+        real_B: Tensor | None = None,
+    ) -> Proposals:
+        """The proposals of a micro-batch; waits for nothing.
+
+        Args:
+            levels: logits (B, A) and offsets (B, A, 4) of each level, of any dtype.
+            anchors: (A, 4) of each level, fp32.
+            size_B2: height and width of the resized pictures without padding, px.
+            real_B: bool; a picture that is not has no proposals, and takes none from the others. None: all are.
+
+        Returns:
+            Of a selection over the micro-batch a slot for each candidate of a picture, level by level from the finest,
+            the better first. Of one by picture as many as there may be, the best first.
+        """
+        selection = self._selection
+        most = max(min(selection.candidates, len(level)) for level in anchors)
+        parts = [
+            _best(logits_BA, offsets_BA4, level_A4, min(selection.candidates, len(level_A4)), most)
+            for (logits_BA, offsets_BA4), level_A4 in zip(levels, anchors, strict=True)
+        ]
+        logit_BLC, offsets_BLC4, anchors_BLC4 = (torch.stack(part, 1) for part in zip(*parts, strict=True))
+        if real_B is not None:
+            logit_BLC = torch.where(real_B.view(-1, 1, 1), logit_BLC, -torch.inf)
+        height_B, width_B = size_B2.float().unbind(1)
+        boxes_BLC4 = CODING.decode(offsets_BLC4, anchors_BLC4)
+        boxes_BLC4 = clip(boxes_BLC4, height_B.view(-1, 1, 1), width_B.view(-1, 1, 1), PIXEL)
+        boxes_PC4, logit_PC = boxes_BLC4.flatten(0, 1), logit_BLC.flatten(0, 1)
+        kept_PC, there_PC = self._suppress(
+            boxes_PC4, logit_PC, None, self._threshold, most, pixel=PIXEL, presorted=True
+        )
+        boxes_BLC4 = _rows(boxes_PC4, kept_PC).view_as(boxes_BLC4)
+        logit_BLC = torch.where(there_PC, logit_PC.gather(1, kept_PC), -torch.inf).view_as(logit_BLC)
+        slots = [min(selection.candidates, len(level)) for level in anchors]
+        boxes_BS4 = torch.cat([boxes_BLC4[:, level, :kept] for level, kept in enumerate(slots)], 1)
+        logit_BS = torch.cat([logit_BLC[:, level, :kept] for level, kept in enumerate(slots)], 1)
+        if selection.over == "picture":
+            order_BS = logit_BS.sort(dim=1, descending=True, stable=True).indices[:, : selection.proposals]
+            boxes_BS4, logit_BS = _rows(boxes_BS4, order_BS), logit_BS.gather(1, order_BS)
+        else:
+            beyond = logit_BS.flatten().sort(descending=True, stable=True).indices[selection.proposals :]
+            logit_BS = logit_BS.flatten().index_fill(0, beyond, -torch.inf).view_as(logit_BS)
+        there_BS = logit_BS > -torch.inf
+        return Proposals(
+            torch.where(there_BS.unsqueeze(2), boxes_BS4, 0.0), torch.where(there_BS, logit_BS.sigmoid(), -torch.inf)
+        )
+
+
+def with_truth(proposals: Proposals, boxes_BM4: Tensor, count_B: Tensor) -> Proposals:
+    """The proposals, and behind them the boxes that are to be found, in M slots more, of score 1."""
+    slot_M = torch.arange(boxes_BM4.shape[1], device=boxes_BM4.device)
+    there_BM = slot_M < count_B.unsqueeze(1)
+    score_BM = torch.zeros_like(there_BM, dtype=torch.float32).masked_fill(there_BM, 1.0)
+    return Proposals(
+        torch.cat([proposals.boxes_BS4, torch.where(there_BM.unsqueeze(2), boxes_BM4, 0.0)], 1),
+        torch.cat([proposals.score_BS, torch.where(there_BM, score_BM, -torch.inf)], 1),
+    )
+
+
+def _best(
+    logits_BA: Tensor, offsets_BA4: Tensor, anchors_A4: Tensor, best: int, slots: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits (fp32), offsets and anchors of a level's ``best``, the better first, in so many ``slots``.
+
+    Slots that stay empty have a logit of -inf, and 0. Places make ranks unique: a library's selection among equals is
+    its own, and among bf16's logits many are equal.
+    """
+    anchors = logits_BA.shape[1]
+    logits_BA = logits_BA.float()
+    place_A = torch.arange(anchors - 1, -1, -1, device=logits_BA.device)
+    rank_BC = (_ordered(logits_BA) << 32 | place_A).topk(best, dim=1).values
+    row_BC = anchors - 1 - (rank_BC & 0xFFFFFFFF)
+    empty = (0, slots - best)
+    return (
+        torch.nn.functional.pad(logits_BA.gather(1, row_BC), empty, value=-torch.inf),
+        torch.nn.functional.pad(widen(_rows(offsets_BA4, row_BC)), (0, 0, *empty)),
+        torch.nn.functional.pad(anchors_A4[row_BC], (0, 0, *empty)),
+    )
+
+
+def _ordered(values: Tensor) -> Tensor:
+    """Integers, int64, in the order of fp32 values; both zeros are equal."""
+    bits = (values + 0.0).view(torch.int32)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
+
+
+def _rows(values_BA4: Tensor, row_BC: Tensor) -> Tensor:
+    return values_BA4.gather(1, row_BC.unsqueeze(2).expand(-1, -1, values_BA4.shape[2]))

@@ -1,0 +1,170 @@
+"""A stand-in for COCO 2017 (see :mod:`common.detection.coco_stand_in`) and for the backbone.
+
+Beside ordinary pictures there are extremely wide and high ones, and objects without area. Two more training pictures
+are left out by the rules, one without an object and one whose only object has no area. Of the others, and of those of
+validation, one has nothing but a crowd. The last validation picture has no object.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from benchmarks.maskrcnn.caffe2_backbone import write_backbone
+from benchmarks.maskrcnn.config import Facts
+from benchmarks.maskrcnn.sources import BACKBONE
+from common.data import stand_in
+from common.detection.coco_raw import SPLITS
+from common.detection.coco_stand_in import Generated, Look, write_pictures
+from common.detection.drawn_pictures import LEAST_SIDE, LOOKS, Form, PicturePlan
+from common.errors import ConfigError
+from common.mlperf.fixed import fixed_facts
+from common.nn.fitted_backbone import fitted_backbone
+from common.nn.resnet import ResNetShape, TrainedNorm
+
+Kind = Literal["mixed", "coco-sized"]
+KINDS: tuple[Kind, ...] = ("mixed", "coco-sized")
+
+EXTREME = 25
+"""Of so many pictures one is extreme, and one has an object without area."""
+NARROW = 0.15
+"""Shorter side of an extreme picture over its longer one."""
+COCO_SIZE = (640, 480)
+"""Sides of most of COCO's pictures, px."""
+COCO_POINTS = (10, 30)
+"""Points of a polygon, at least, of the kind ``coco-sized``."""
+COCO_BOXES = 13
+"""Objects at most, of the kind ``coco-sized``: 7 on average, as far as there is room."""
+FITTED = 8
+"""Pictures that the backbone's batch norms fit."""
+_EPSILON = 1e-5
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to generate.
+
+    Attributes:
+        train: training pictures that are used; there are two more.
+        eval: validation pictures.
+        classes: of objects.
+        sides: least and largest width and height of a picture, px.
+        boxes: objects of a picture at most, beside crowds and those without area.
+        kind: ``mixed``; or ``coco-sized``, all pictures 640 x 480 or 480 x 640 px and with 7 objects on average, whose
+            polygons have 10 to 30 points, to measure with: ``sides`` and ``boxes`` then do not count.
+        width, layers: of the backbone.
+        image_size: px, of the squares that the backbone's batch norms fit.
+        seed: of everything.
+    """
+
+    train: int = 2000
+    eval: int = 200
+    classes: int = 80
+    sides: tuple[int, int] = (300, 640)
+    boxes: int = 8
+    kind: Kind = "mixed"
+    width: int = 64
+    layers: tuple[int, int, int, int] = (3, 4, 6, 3)
+    image_size: int = 800
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.train, self.eval) < 1:
+            raise ConfigError("generate needs at least one training and one validation picture")
+        if not 1 <= self.classes <= LOOKS:
+            raise ConfigError(f"--classes={self.classes}: 1 to {LOOKS} can be told apart")
+        if self.kind not in KINDS:
+            raise ConfigError(f"--kind={self.kind}: {' or '.join(KINDS)}")
+        if self.image_size < LEAST_SIDE:
+            raise ConfigError(f"--image-size={self.image_size}: at least {LEAST_SIDE} px")
+        longest = fixed_facts(Facts, "maskrcnn").longest_side
+        if self.sides[1] > longest:
+            raise ConfigError(f"--sides {self.sides[0]} {self.sides[1]}: COCO's pictures have {longest} px at most")
+        _ = self.plan(0), self.backbone  # refuse what cannot be drawn or built
+
+    def plan(self, number: int, form: Form = "plain") -> PicturePlan:
+        """Picture ``number``."""
+        classes, coco = tuple(range(self.classes)), self.kind == "coco-sized"
+        size = COCO_SIZE if coco else None
+        if coco and number % 4 == 3:
+            size = COCO_SIZE[::-1]
+        elif not coco and number % EXTREME == EXTREME // 2:
+            size = (self.sides[1], max(LEAST_SIDE, round(NARROW * self.sides[1])))
+            size = size if number // EXTREME % 2 == 0 else size[::-1]
+        boxes = COCO_BOXES if coco else self.boxes
+        return PicturePlan(self.seed, number, classes, self.sides, boxes, form=form, size=size)
+
+    @property
+    def backbone(self) -> ResNetShape:
+        """Bottleneck blocks with the stride in the first convolution, whose norms take the statistics of one batch."""
+        return ResNetShape(self.layers, self.width, True, TrainedNorm(_EPSILON, 1.0), stride_in_1x1=True)
+
+
+def generate(raw_dir: Path, request: Request, workers: int = 1) -> Generated:
+    """Write a stand-in for COCO 2017 to ``raw_dir`` and mark it as one.
+
+    Args:
+        raw_dir: an empty or new folder.
+        request: what to generate.
+        workers: processes that draw.
+
+    Raises:
+        DataError: ``raw_dir`` holds something already.
+    """
+    stand_in.require_unused(raw_dir)
+    if raw_dir.exists():
+        raw_dir.rmdir()
+    plans, look = _plans(request)
+    with stand_in.generated(raw_dir) as partial:
+        made = write_pictures(partial, plans, look, workers)
+        write_backbone(partial / BACKBONE.name, _backbone(partial / SPLITS["train"], request), _EPSILON)
+        stand_in.mark(partial, asdict(request))
+    return made
+
+
+def _plans(request: Request) -> tuple[dict[str, list[PicturePlan]], Look]:
+    """The pictures of each split, and how their annotations are."""
+    mixed = request.kind == "mixed"
+    forms: dict[str, list[Form]] = {"train": ["plain"] * request.train, "val": ["plain"] * request.eval}
+    if mixed and request.train > 2:
+        forms["train"][2] = "crowd"
+    if mixed and request.eval > 2:
+        forms["val"][1] = "crowd"
+    if request.eval > 1:
+        forms["val"][-1] = "empty"
+    without_area = len(forms["train"])
+    forms["train"] += ["empty", "empty"]
+    plans: dict[str, list[PicturePlan]] = {}
+    first = 0
+    for split, wanted in forms.items():
+        plans[split] = [request.plan(first + number, form) for number, form in enumerate(wanted)]
+        first += len(wanted)
+    slivers = {without_area}
+    if mixed:
+        drawn = [plan.number for split in plans.values() for plan in split if plan.form == "plain"]
+        slivers |= {number for number in drawn if number % EXTREME == 1}
+    return plans, Look(request.classes, (0, 0) if mixed else COCO_POINTS, slivers)
+
+
+def _backbone(folder: Path, request: Request) -> dict[str, Tensor]:
+    """A trunk that the first pictures in ``folder`` fit, as the network sees them: blue, green, red, minus the mean."""
+    mean_C = torch.tensor(fixed_facts(Facts, "maskrcnn").mean)
+    images = list(_squares(sorted(folder.iterdir())[:FITTED], request.image_size))
+    image_NCHW = (torch.stack(images).flip(-1) - mean_C).permute(0, 3, 1, 2)
+    return fitted_backbone(request.backbone, image_NCHW, request.seed)
+
+
+def _squares(paths: list[Path], side: int) -> Iterator[Tensor]:
+    """Pictures (side, side, 3) fp32, red, green, blue."""
+    for path in paths:
+        with Image.open(io.BytesIO(path.read_bytes())) as picture:
+            square = picture.convert("RGB").resize((side, side), Image.Resampling.BILINEAR)
+        yield torch.from_numpy(np.array(square)).float()

@@ -1,0 +1,210 @@
+"""What the region proposal network and the box head have to say: made on the device, at fixed shapes, without a wait.
+
+Shapes: B pictures, M boxes at most, A anchors of all levels, S proposals of a picture, N anchors and R proposals that
+the losses see.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from benchmarks.maskrcnn.config import Facts
+from benchmarks.maskrcnn.ops import sampling
+from benchmarks.maskrcnn.ops.sampling.plain import IGNORED, NEGATIVE, POSITIVE, Sample
+from benchmarks.maskrcnn.proposals import CODING, PIXEL, Proposals
+from common.detection.coding import BoxCoding
+from common.ops import anchor_matching
+from common.ops.anchor_matching.plain import BELOW, MatchingRule
+from common.ops.implementation import OperationRequest, asked_for, select
+
+RPN_STREAM, ROI_STREAM = 1, 2
+"""Numbers of the samplings' random keys."""
+
+BACKGROUND, EMPTY = 0, -1
+"""In the place of a class, which counts from 1."""
+
+
+class RpnSample(NamedTuple):
+    """Anchors that the losses see.
+
+    Attributes:
+        index_BN: their rows, int64: a picture's positives, then its negatives, then 0 in the slots left.
+        positives_B: how many of them have a box, int64.
+        total_B: how many there are, int64.
+        offsets_BN4: from a positive to its box, fp32; 0 elsewhere.
+    """
+
+    index_BN: Tensor
+    positives_B: Tensor
+    total_B: Tensor
+    offsets_BN4: Tensor
+
+
+class RoiSample(NamedTuple):
+    """Proposals that the heads see: a picture's positives, then its negatives, then empty slots.
+
+    Attributes:
+        boxes_BR4: corners in px of the resized picture, fp32; 0 in an empty slot.
+        label_BR: the class, :data:`BACKGROUND` or :data:`EMPTY`, int64.
+        slot_BR: which of the picture's boxes a positive has, int64; 0 elsewhere.
+        positives_B: how many have a box, int64.
+        total_B: how many there are, int64.
+        offsets_BR4: from a positive to its box, fp32; 0 elsewhere.
+    """
+
+    boxes_BR4: Tensor
+    label_BR: Tensor
+    slot_BR: Tensor
+    positives_B: Tensor
+    total_B: Tensor
+    offsets_BR4: Tensor
+
+
+class _Matched:
+    """Matches candidates to boxes and takes a sample of them."""
+
+    def __init__(
+        self,
+        rule: MatchingRule,
+        stream: int,
+        count: int,
+        share: float,
+        matching: str,
+        sampler: str,
+        device: torch.device,
+    ) -> None:
+        request = OperationRequest(device, torch.float32)
+        with asked_for("model.anchor_matching", matching):
+            self.match = select(anchor_matching.IMPLEMENTATIONS, matching, request)
+        with asked_for("model.sampling", sampler):
+            self.sampler = select(sampling.IMPLEMENTATIONS, sampler, request)
+        self._rule, self._stream, self._count, self._most_positive = rule, stream, count, int(count * share)
+
+    def __call__(
+        self, candidates_A4: Tensor, known_BA: Tensor, boxes_BM4: Tensor, count_B: Tensor, seed: Tensor
+    ) -> tuple[Tensor, Sample]:
+        """Each candidate's match, and the sample; those that are not ``known_BA`` are never in it."""
+        match_BA = self.match.function(candidates_A4, boxes_BM4, count_B, self._rule)
+        label_BA = torch.where(match_BA >= 0, POSITIVE, torch.where(match_BA == BELOW, NEGATIVE, IGNORED))
+        label_BA = torch.where(known_BA, label_BA, IGNORED).to(torch.int8)
+        return match_BA, self.sampler.function(label_BA, seed, self._stream, self._count, self._most_positive)
+
+
+class RpnTargets:
+    """The region proposal network's targets. Ren et al., arXiv:1506.01497, section 3.1.2.
+
+    An anchor that crosses the border of the picture without its padding is never in the sample, but may be the one that
+    overlaps a box most.
+
+    Args:
+        facts: thresholds, and size of the sample.
+        matching, sampler: implementations of :mod:`common.ops.anchor_matching` and of the sampling.
+        device: of the boxes.
+
+    Attributes:
+        choices: the implementations by their operations.
+
+    Raises:
+        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+    """
+
+    def __init__(self, facts: Facts, matching: str, sampler: str, device: torch.device) -> None:
+        rule = MatchingRule(facts.rpn_low, facts.rpn_high, rescue="every_best", pixel=PIXEL)
+        self._matched = _Matched(rule, RPN_STREAM, facts.rpn_samples, facts.rpn_positive, matching, sampler, device)
+        self.choices = {"anchor_matching": self._matched.match.name, "sampling": self._matched.sampler.name}
+
+    @torch.no_grad()
+    def __call__(
+        self, anchors_A4: Tensor, boxes_BM4: Tensor, count_B: Tensor, size_B2: Tensor, real_B: Tensor, seed: Tensor
+    ) -> RpnSample:
+        """The targets of a micro-batch.
+
+        Args:
+            anchors_A4: of all levels, fp32 corners in px.
+            boxes_BM4: each picture's boxes in px, then padding of any value; fp32.
+            count_B: how many boxes it has, int64.
+            size_B2: its height and width without padding, px.
+            real_B: bool; of a picture that is not there is no sample.
+            seed: (1,) int64, of the batch.
+        """
+        x1, y1, x2, y2 = anchors_A4.unbind(1)
+        height_B1, width_B1 = size_B2.unsqueeze(2).unbind(1)
+        inside_BA = ((x1 >= 0) & (y1 >= 0)) & (x2 < width_B1) & (y2 < height_B1) & real_B.unsqueeze(1)
+        match_BA, sample = self._matched(anchors_A4, inside_BA, boxes_BM4, count_B, seed)
+        slot_BN = match_BA.gather(1, sample.index_BC)
+        anchors_BN4 = anchors_A4[sample.index_BC]
+        return RpnSample(*sample, _offsets(CODING, anchors_BN4, boxes_BM4, slot_BN, sample.positives_B))
+
+
+class RoiTargets:
+    """The box head's targets. Girshick, arXiv:1504.08083, section 2.3.
+
+    Args:
+        facts: threshold, size of the sample, and weights of the offsets.
+        matching, sampler, device: as :class:`RpnTargets` takes them.
+
+    Attributes:
+        choices: the implementations by their operations.
+
+    Raises:
+        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+    """
+
+    def __init__(self, facts: Facts, matching: str, sampler: str, device: torch.device) -> None:
+        rule = MatchingRule(facts.roi_low, facts.roi_low, pixel=PIXEL)
+        self._matched = _Matched(rule, ROI_STREAM, facts.roi_sampled, facts.roi_positive, matching, sampler, device)
+        self._coding = box_coding(facts)
+        self.choices = {"anchor_matching": self._matched.match.name, "sampling": self._matched.sampler.name}
+
+    @torch.no_grad()
+    def __call__(
+        self, proposals: Proposals, boxes_BM4: Tensor, label_BM: Tensor, count_B: Tensor, seed: Tensor
+    ) -> RoiSample:
+        """The sample of a micro-batch.
+
+        Args:
+            proposals: with the boxes that are to be found among them, see
+                :func:`benchmarks.maskrcnn.proposals.with_truth`.
+            boxes_BM4: each picture's boxes in px, then padding of any value; fp32.
+            label_BM: their classes from 1, int64.
+            count_B: how many boxes it has, int64.
+            seed: (1,) int64, of the batch.
+        """
+        there_BS = proposals.score_BS > -torch.inf
+        match_BS, sample = self._matched(proposals.boxes_BS4, there_BS, boxes_BM4, count_B, seed)
+        index_BR = sample.index_BC
+        place_R = torch.arange(index_BR.shape[1], device=index_BR.device)
+        positive_BR = place_R < sample.positives_B.unsqueeze(1)
+        there_BR = place_R < sample.total_B.unsqueeze(1)
+        slot_BR = torch.where(positive_BR, match_BS.gather(1, index_BR), 0)
+        class_BR = torch.where(positive_BR, label_BM.gather(1, slot_BR), BACKGROUND)
+        boxes_BR4 = _gather(proposals.boxes_BS4, index_BR)
+        return RoiSample(
+            torch.where(there_BR.unsqueeze(2), boxes_BR4, 0.0),
+            torch.where(there_BR, class_BR, EMPTY),
+            slot_BR,
+            sample.positives_B,
+            sample.total_B,
+            _offsets(self._coding, boxes_BR4, boxes_BM4, slot_BR, sample.positives_B),
+        )
+
+
+def box_coding(facts: Facts) -> BoxCoding:
+    """How the box head's offsets are coded."""
+    return BoxCoding(facts.box_weights, CODING.most_growth, PIXEL)
+
+
+def _gather(boxes_BM4: Tensor, row_BR: Tensor) -> Tensor:
+    return boxes_BM4.gather(1, row_BR.unsqueeze(2).expand(-1, -1, 4))
+
+
+def _offsets(coding: BoxCoding, from_BN4: Tensor, boxes_BM4: Tensor, slot_BN: Tensor, positives_B: Tensor) -> Tensor:
+    """Offsets to the boxes in these slots, fp32; 0 behind the positives, where a slot may be none."""
+    place_N = torch.arange(slot_BN.shape[1], device=slot_BN.device)
+    positive_BN = place_N < positives_B.unsqueeze(1)
+    # Others are coded as what they are coded from: what padding holds would have no logarithm.
+    to_BN4 = torch.where(positive_BN.unsqueeze(2), _gather(boxes_BM4, slot_BN.clamp(min=0)), from_BN4)
+    return torch.where(positive_BN.unsqueeze(2), coding.encode(to_BN4, from_BN4), 0.0)

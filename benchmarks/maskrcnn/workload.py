@@ -1,0 +1,196 @@
+"""Mask R-CNN as a workload: wires model, data, optimizer and evaluation."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Iterable, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from benchmarks.maskrcnn.caffe2_backbone import load_backbone
+from benchmarks.maskrcnn.config import MaskRCNNConfig
+from benchmarks.maskrcnn.data import open_train, warm_up
+from benchmarks.maskrcnn.data_settings import DataSettings
+from benchmarks.maskrcnn.evaluate import Scoring, evaluation
+from benchmarks.maskrcnn.iteration import TrainingPass
+from benchmarks.maskrcnn.model import MaskRCNN, RegionsSeen
+from benchmarks.maskrcnn.ops import mask_targets, paste, resize, roi_align, sampling, selected_logits
+from benchmarks.maskrcnn.pictures import Shape
+from benchmarks.maskrcnn.polygon_table import PolygonTable
+from benchmarks.maskrcnn.prepared import open_prepared
+from benchmarks.maskrcnn.preparer import Preparer
+from benchmarks.maskrcnn.schedule import learning_rate, parameter_groups
+from common.config.schema import Declaration, RunConfig
+from common.contract.workload import Workload
+from common.data.batches import Batch, DataSource, HostBatch
+from common.detection.evaluation import DetectionEvaluation
+from common.distributed.layout import Layout
+from common.errors import ConfigError
+from common.ops.implementation import asked_for
+from common.optim.optimizer import ParameterGroup
+from common.step.train_step import SAMPLES, Losses, TrainStep
+
+EXAMPLE_OBJECTS = 7
+"""Objects of a made-up picture, as many as a picture of COCO has on average."""
+BACKBONE = "R-50.pkl"
+"""The rules' file that the backbone starts from."""
+
+
+class MaskRCNNSegmentation(Workload):
+    """Instance segmentation with Mask R-CNN."""
+
+    config_type: ClassVar[type] = MaskRCNNConfig
+    title = "Mask R-CNN"
+    own: MaskRCNNConfig
+    model: MaskRCNN
+
+    def __init__(self, cfg: RunConfig, layout: Layout) -> None:
+        super().__init__(cfg, layout)
+        own, facts = self.own, self.own.facts
+        self.model = MaskRCNN(facts, layout.shared_generator("weights"))
+        if cfg.assets_dir is not None:
+            load_backbone(cfg.assets_dir / own.model.backbone, self.model.backbone.body)
+        self.model = self.model.cast(self.dtype).to(layout.device)
+        with asked_for("model.convolution", own.model.convolution):
+            self.choices["convolution"] = self.model.choose_implementation(own.model.convolution)
+        with asked_for("model.selected_logits", own.model.selected_logits):
+            self.choices["selected_logits"] = self.model.mask_head.choose(own.model.selected_logits, self.dtype)
+        self._table = PolygonTable(own.reader.polygon_room, layout.device)
+        self._pass = TrainingPass(self.model, own, self._table, self.dtype)
+        self._preparer = Preparer(facts, own.model.resize, layout.device, self.dtype)
+        self.choices |= {**self._pass.choices, "resize": self._preparer.choice}
+        self._base_digest = self._digest()
+
+    def _digest(self) -> str:
+        """Identity of stem, first stage and batch norms, which never change."""
+        made, frozen = hashlib.sha256(), self.frozen()
+        for name, tensor in sorted([*self.model.named_parameters(), *self.model.named_buffers()]):
+            if name in frozen:
+                made.update(name.encode())
+                made.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
+        return made.hexdigest()
+
+    def base_digest(self) -> str | None:
+        """Which backbone the trained weights stand on."""
+        return self._base_digest
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """Weights, and biases with a rate of their own and without decay."""
+        return parameter_groups(self.model, self.own.facts, self.own.hparams)
+
+    @classmethod
+    def declare(cls, cfg: RunConfig) -> Declaration:
+        """What the closed division fixes and no key of the log shows."""
+        own: MaskRCNNConfig = cfg.workload
+        hparams, broken = own.hparams, []
+        if own.model.backbone != BACKBONE:
+            broken.append(f"model.backbone={own.model.backbone}: training starts from the rules' {BACKBONE}")
+        if cfg.assets_dir is None:
+            broken.append(f"assets_dir=null: training starts from the rules' {BACKBONE}, in assets_dir")
+        if (hparams.momentum, hparams.weight_decay) != (0.9, 1e-4):
+            broken.append(
+                f"hparams.momentum, weight_decay={(hparams.momentum, hparams.weight_decay)}: the reference's SGD has "
+                "0.9 and 1e-4"
+            )
+        allowed = {1000, 1000 * cfg.micro_batch}
+        if hparams.image_candidates not in allowed:
+            broken.append(
+                f"hparams.image_candidates={hparams.image_candidates}: the rules allow "
+                f"{' or '.join(map(str, sorted(allowed)))}, 1000 or 1000 for each picture of a micro-batch"
+            )
+        return Declaration(forbidden=broken)  # all readers have one order
+
+    def build_step(self) -> TrainStep:
+        """Accumulated micro-batches, then SGD."""
+        schedule = learning_rate(self.own.facts, self.own.hparams)
+        return self.step_with(self.own.hparams.sgd(), schedule, loss_scale=self.own.model.loss_scale)
+
+    def loss(self, micro_batch: Batch) -> Losses:
+        """The sum of both stages' five losses over the micro-batch.
+
+        ``micro_batch`` holds what :class:`benchmarks.maskrcnn.iteration.TrainingPass` takes; its key is the padded
+        height and width.
+        """
+        losses = self._pass(micro_batch.tensors, _shape(micro_batch.key), self.loss_scale)
+        return Losses(losses.total, {**losses.metrics(), SAMPLES: micro_batch.tensors["real"].sum()})
+
+    def example_batches(self) -> Iterable[Batch]:
+        """For each of the reader's shapes a micro-batch of noise with a few objects."""
+        if not self.own.reader.shapes:
+            raise ConfigError("reader.shapes=[]: at least one height and width that batches are padded to")
+        generator = self.layout.generator("example")
+        for shape in self.own.reader.shapes:
+            tensors = self.to_device(self._example_objects(shape, generator))
+            image_NCHW = self._example_images(self.cfg.micro_batch, shape, generator)
+            yield Batch({"image": image_NCHW, **tensors}, self.nominal_samples, shape)
+
+    def _example_objects(self, shape: Shape, generator: torch.Generator) -> dict[str, Tensor]:
+        """What a batch holds beside the picture; kernels are compiled for the room that the reader's batches have."""
+        reader, pictures = self.own.reader, self.cfg.micro_batch
+        room, known = reader.max_boxes, reader.polygon_room.objects
+        height, width = shape
+        corners_BM22 = torch.rand((pictures, room, 2, 2), generator=generator).sort(2).values
+        first = torch.randint(max(known - room, 1), (pictures,), generator=generator)
+        return {
+            "size": torch.tensor([[height, width]], dtype=torch.float32).repeat(pictures, 1),
+            "boxes": (corners_BM22 * torch.tensor([width - 1, height - 1])).flatten(2),
+            "label": torch.randint(1, self.own.facts.classes + 1, (pictures, room), generator=generator),
+            "count": torch.full((pictures,), min(EXAMPLE_OBJECTS, room, known)),
+            "object": first,
+            "transform": torch.tensor([[1.0, 1.0, 0.0, width]]).repeat(pictures, 1),
+            "real": torch.ones(pictures, dtype=torch.bool),
+            "seed": torch.tensor([1]),
+        }
+
+    def _example_images(self, count: int, shape: Shape, generator: torch.Generator) -> Tensor:
+        image_NCHW = 50 * torch.randn((count, 3, *shape), generator=generator)  # as pixels spread around their mean
+        return image_NCHW.to(self.layout.device, self.dtype, memory_format=torch.channels_last)
+
+    def prepare(self, batch: HostBatch) -> Batch:
+        """Copy pixels and objects to the device, and make the pictures there."""
+        tensors = self.to_device(batch.tensors)
+        return Batch(self._preparer(tensors, _shape(batch.key)), batch.samples, batch.key)
+
+    def _data_settings(self) -> DataSettings:
+        return DataSettings(self.own.facts, self.own.reader)
+
+    def warm_up_reader(self) -> None:
+        """Load DALI, where it reads, and run each of its operators once."""
+        warm_up(self._data_settings(), self.layout, self.cfg.micro_batch)
+
+    def open_data(self, root: Path) -> DataSource:
+        """Open the training pictures, and bring the outlines of all their objects to the device."""
+        self._table.load(open_prepared(root).table())
+        return open_train(
+            root, self._data_settings(), self.layout, self.cfg.micro_batch, self.cfg.grad_accumulation_steps
+        )
+
+    def evaluation(self, layout: Layout) -> DetectionEvaluation:
+        """COCO's mean average precision of boxes and of masks on the ranks of ``layout``."""
+        config = self.cfg.evaluation
+        where = layout.device if config.scoring == "inline" else torch.device("cpu")
+        scoring = Scoring(where, config.scorer_threads)
+        made, choices = evaluation(self.model, self.own, self._preparer, layout, self.cfg.cuda_graphs, scoring)
+        self.choices |= choices
+        return made
+
+    def sample_flops(self) -> float:
+        """FLOPs of one training picture of the largest shape, with all slots of both heads."""
+        facts = self.own.facts
+        largest = max(self.own.reader.shapes, key=lambda shape: shape[0] * shape[1])
+        return self.model.sample_flops(largest, RegionsSeen(facts.roi_sampled, facts.mask_slots))
+
+    def kernel_names(self) -> Sequence[tuple[str, str]]:
+        """Of the operations that only this workload has."""
+        operations = (roi_align, mask_targets, selected_logits, sampling, resize, paste)
+        return [pair for operation in operations for pair in operation.KERNEL_NAMES]
+
+
+def _shape(key: Hashable) -> Shape:
+    """Padded height and width, which are the key of a batch."""
+    assert isinstance(key, tuple)
+    height, width = key
+    return height, width

@@ -1,0 +1,147 @@
+"""Drawn pictures in COCO's raw layout, so that preparing and reading them exercises the real code.
+
+Ids of pictures and categories have gaps, as COCO's have. Objects have polygons, crowds run lengths.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.data import stand_in
+from common.detection.coco_raw import SPLITS, annotations_name
+from common.detection.drawn_outlines import outlines
+from common.detection.drawn_pictures import DrawnBox, DrawnPicture, PicturePlan, draw, shape_of
+
+WORTH_PROCESSES = 256
+"""Pictures from which on other processes draw them."""
+SLIVER = (1.0, 7.0)
+"""Width and height of a box that is none in COCO's older arithmetic, px."""
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What was written: pictures and boxes of each split."""
+
+    pictures: dict[str, int]
+    boxes: dict[str, int]
+
+    def __str__(self) -> str:
+        return "; ".join(
+            f"{split}: {self.pictures[split]} pictures with {self.boxes[split]} boxes" for split in self.pictures
+        )
+
+
+@dataclass(frozen=True)
+class Look:
+    """How the annotations of drawn pictures are.
+
+    Attributes:
+        classes: of objects.
+        points: least and largest number of points that a polygon is asked to have; (0, 0) for its corners alone.
+        slivers: numbers of pictures that have a box one pixel wide besides.
+    """
+
+    classes: int
+    points: tuple[int, int] = (0, 0)
+    slivers: Collection[int] = ()
+
+
+def write_pictures(raw_dir: Path, plans: dict[str, list[PicturePlan]], look: Look, workers: int) -> Generated:
+    """Draw the pictures of each split (``train`` and ``val``), and write them with their annotations.
+
+    Args:
+        raw_dir: a folder that is being generated.
+        plans: of each split.
+        look: of the annotations.
+        workers: processes that draw.
+    """
+    (raw_dir / "annotations").mkdir()
+    boxes = {}
+    for split, wanted in plans.items():
+        drawn = stand_in.drawn(draw, wanted, workers if len(wanted) >= WORTH_PROCESSES else 1, chunk=32)
+        boxes[split] = _write_split(raw_dir, split, wanted, drawn, look)
+    return Generated({split: len(wanted) for split, wanted in plans.items()}, boxes)
+
+
+def category_ids(classes: int) -> list[int]:
+    """Ids of so many categories, with gaps."""
+    return [number for number in range(1, 2 * classes + 1) if number % 3 != 2][:classes]
+
+
+def picture_id(number: int) -> int:
+    """The id of the picture with this number, with gaps."""
+    return 9 + 7 * number
+
+
+def _write_split(
+    raw_dir: Path, split: str, plans: Sequence[PicturePlan], drawn: Iterator[DrawnPicture], look: Look
+) -> int:
+    """Write the pictures of a split and their annotations; returns the number of boxes."""
+    folder, ids = raw_dir / SPLITS[split], category_ids(look.classes)
+    folder.mkdir()
+    images: list[dict[str, Any]] = []
+    boxes: list[dict[str, Any]] = []
+    for plan, picture in zip(plans, drawn, strict=True):
+        name = f"{picture_id(plan.number):012d}.jpg"
+        (folder / name).write_bytes(picture.jpeg)
+        images.append(
+            {"id": picture_id(plan.number), "file_name": name, "width": picture.width, "height": picture.height}
+        )
+        for values in _annotations(plan, picture, look):
+            category = ids[values.pop("class_index")]
+            boxes.append({"id": len(boxes) + 1, "image_id": picture_id(plan.number), "category_id": category, **values})
+    categories = [{"id": number, "name": f"shape {place}"} for place, number in enumerate(ids)]
+    content = {"info": {}, "images": images, "annotations": boxes, "categories": categories}
+    (raw_dir / annotations_name(split)).write_text(json.dumps(content), encoding="utf-8")
+    return len(boxes)
+
+
+def _annotations(plan: PicturePlan, picture: DrawnPicture, look: Look) -> Iterator[dict[str, Any]]:
+    """The annotations of one picture, with ``class_index`` for their category."""
+    random = np.random.default_rng([plan.seed, plan.number, 1])
+    for box in picture.boxes:
+        values = {"class_index": box.class_index, "bbox": [box.x, box.y, box.width, box.height]}
+        if box.crowd:
+            inside_HW = _inside(box, picture)
+            runs = {"size": [picture.height, picture.width], "counts": run_lengths(inside_HW)}
+            yield {**values, "area": int(inside_HW.sum()), "iscrowd": 1, "segmentation": runs}
+        else:
+            points = int(random.integers(look.points[0], look.points[1] + 1))
+            parts = outlines(box.class_index, box.height, box.width, points)
+            corner = np.array([box.x, box.y])
+            polygons = [np.round(part_S2 + corner, 2).reshape(-1).tolist() for part_S2 in parts]
+            area = int(shape_of(box.class_index, box.height, box.width).sum())
+            yield {**values, "area": area, "iscrowd": 0, "segmentation": polygons}
+    if plan.number in look.slivers:
+        x, y, (width, height) = picture.width // 2, picture.height // 3, SLIVER
+        yield {
+            "class_index": plan.classes[0],
+            "bbox": [x, y, width, height],
+            "area": width * height / 2,
+            "iscrowd": 0,
+            "segmentation": [[x, y, x + width, y, x, y + height]],
+        }
+
+
+def _inside(box: DrawnBox, picture: DrawnPicture) -> NDArray[np.bool_]:
+    """The pixels (H, W) of a picture that the members of a crowd have."""
+    inside_HW = np.zeros((picture.height, picture.width), np.bool_)
+    for one in box.members:
+        part_HW = inside_HW[one.y : one.y + one.height, one.x : one.x + one.width]
+        part_HW |= shape_of(one.class_index, one.height, one.width)
+    return inside_HW
+
+
+def run_lengths(inside_HW: NDArray[np.bool_]) -> list[int]:
+    """Lengths of runs of pixels that alternately are outside and inside, column by column, beginning outside."""
+    columns = np.concatenate([[False], inside_HW.T.reshape(-1)])
+    changes = np.flatnonzero(columns[1:] != columns[:-1])
+    found: list[int] = np.diff(np.concatenate([[0], changes, [inside_HW.size]])).tolist()
+    return found

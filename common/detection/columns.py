@@ -1,0 +1,39 @@
+"""Columns in numpy's files: written whole or not at all, and read with the type and size that they must have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.data.atomic import written
+from common.errors import DataError
+from common.formats import npy
+
+
+def write_columns(folder: Path, columns: Mapping[str, NDArray[Any]]) -> list[Path]:
+    """Write each column as ``<name>.npy`` into ``folder``, which is made if need be; returns the files."""
+    made = {folder / f"{name}.npy": column for name, column in columns.items()}
+    for path, column in made.items():
+        with written(path) as partial, open(partial, "wb") as file:
+            np.save(file, column, allow_pickle=False)
+    return list(made)
+
+
+def read_column(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """An array of numpy's file ``path``; a ``dtype`` of bytes without a length stands for any length.
+
+    Raises:
+        DataError: the file is missing, cut off, or of another type or size.
+    """
+    try:
+        column = npy.load(path, dtype, shape)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from error
+    same = column.dtype.kind == "S" if dtype == np.dtype(np.bytes_) else column.dtype == dtype
+    if not same or column.shape != shape:
+        raise DataError(f"{path}: is {column.dtype} {column.shape}, not {dtype} {shape}; prepare the data anew")
+    return column

@@ -1,0 +1,97 @@
+"""Lists of objects in JSON, whose values are taken as columns once they are found to be of the kind expected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import DataError
+
+
+@dataclass(frozen=True)
+class Entries:
+    """A list of a file, whose entries have numbers under names.
+
+    Attributes:
+        place: file and list, for messages.
+        entries: objects.
+    """
+
+    place: str
+    entries: Sequence[dict[str, Any]]
+
+    @staticmethod
+    def of(content: Any, name: str, path: Path) -> Entries:
+        entries = content.get(name) if isinstance(content, dict) else None
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            raise DataError(f"{path}: has no list {name!r} of objects; it is not of COCO's format")
+        return Entries(f"{path}: {name}", entries)
+
+    def ids(self, key: str) -> NDArray[np.int64]:
+        """Integers."""
+        self._refuse_others(key, _is_integer, "an integer")
+        return np.array([entry[key] for entry in self.entries], np.int64)
+
+    def integers(self, key: str) -> NDArray[np.int64]:
+        """Integers of 0 or more."""
+        values = self.ids(key)
+        self.refuse(values < 0, key, "0 or more")
+        return values
+
+    def numbers(self, key: str, width: int = 0) -> NDArray[np.float64]:
+        """Finite numbers, or lists of ``width`` of them."""
+
+        def fit(value: Any) -> bool:
+            if width:
+                return type(value) is list and len(value) == width and all(_is_number(one) for one in value)
+            return _is_number(value)
+
+        self._refuse_others(key, fit, f"a list of {width} numbers" if width else "a number")
+        values = np.array([entry[key] for entry in self.entries], np.float64).reshape(len(self.entries), max(width, 1))
+        self.refuse(np.any(~np.isfinite(values), axis=1), key, "finite")
+        return values if width else values[:, 0]
+
+    def names(self, key: str) -> NDArray[np.bytes_]:
+        """Texts, in UTF-8."""
+        self._refuse_others(key, _is_name, "a name")
+        return np.array([entry[key].encode() for entry in self.entries], np.bytes_)
+
+    def refuse(self, wrong: NDArray[np.bool_], key: str, expected: str) -> None:
+        """Raise DataError with the first entry that is ``wrong``."""
+        if wrong.any():
+            self.fail(int(wrong.argmax()), key, expected)
+
+    def check_once(self, ids: NDArray[np.int64], key: str) -> None:
+        """Raise DataError with the first entry whose id came before."""
+        again = np.ones(len(ids), np.bool_)
+        again[np.unique(ids, return_index=True)[1]] = False
+        self.refuse(again, key, "one that no entry before has")
+
+    def _refuse_others(self, key: str, fit: Callable[[Any], bool], expected: str) -> None:
+        for number, entry in enumerate(self.entries):
+            if not fit(entry.get(key)):
+                self.fail(number, key, expected)
+
+    def fail(self, number: int, key: str, expected: str) -> NoReturn:
+        """Raise DataError with one entry."""
+        entry = self.entries[number]
+        said = f"is {entry[key]!r:.80}" if key in entry else "is missing"
+        raise DataError(f"{self.place}[{number}]: {key!r} {said}, but must be {expected}")
+
+
+def _is_integer(value: Any) -> bool:
+    """Whether a value of JSON is an integer of 64 bits; ``true`` is none."""
+    return type(value) is int and abs(value) < 2**63
+
+
+def _is_name(value: Any) -> bool:
+    return type(value) is str and value != "" and value.isprintable()
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is float or _is_integer(value)

@@ -1,0 +1,25 @@
+"""Small data sets that several tests read."""
+
+from pathlib import Path
+
+import pytest
+from small_coco import REQUEST
+
+from benchmarks.maskrcnn.prepare import prepare
+from benchmarks.maskrcnn.stand_in import generate
+
+
+@pytest.fixture(scope="session")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Raw: 16 training pictures, two of them not to be used, and 6 for validation."""
+    raw = tmp_path_factory.mktemp("drawn") / "raw"
+    generate(raw, REQUEST)
+    return raw
+
+
+@pytest.fixture(scope="session")
+def prepared(drawn: Path) -> Path:
+    """What :func:`drawn` gives, prepared; the backbone lies in ``data-assets`` beside it."""
+    data = drawn.parent / "data"
+    prepare(drawn, data, workers=2)
+    return data

@@ -1,0 +1,159 @@
+"""An evaluation from prepared pictures to COCO's figures of boxes and masks, as pycocotools has them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+from small_coco import REQUEST
+
+from benchmarks.maskrcnn.config import Facts, MaskRCNNConfig, MaskReaderConfig, ModelConfig
+from benchmarks.maskrcnn.evaluate import Scoring, evaluation
+from benchmarks.maskrcnn.model import MaskRCNN
+from benchmarks.maskrcnn.prepared import open_prepared
+from benchmarks.maskrcnn.preparer import Preparer
+from common.contract.evaluation import Predictions, Weights
+from common.detection.annotations import read_coco
+from common.detection.coco_raw import annotations_name
+from common.detection.evaluation import DetectionEvaluation
+from common.detection.mask_scorer import MaskScorer
+from common.distributed.layout import Layout
+from common.mlperf.fixed import fixed_facts
+
+CPU = torch.device("cpu")
+FACTS = fixed_facts(
+    Facts, "maskrcnn", classes=REQUEST.classes, layers=[1, 1, 1, 1], width=8, pyramid_channels=8, box_channels=16,
+    box_resolution=3, mask_resolution=4, mask_convolutions=1, anchor_sizes=[8, 16, 32, 64, 96],
+    min_size=64, max_size=128, longest_side=640, eval_candidates=30, eval_proposals=30, detections=20,
+)  # fmt: skip
+SHAPES = ((64, 128), (128, 64), (128, 128))
+
+
+def built(batch: int, processes: int = 1) -> tuple[DetectionEvaluation, MaskRCNN]:
+    """An untrained network that finds boxes of many sizes and masks of any form."""
+    random = torch.Generator().manual_seed(1)
+    model = MaskRCNN(FACTS, random)
+    with torch.no_grad():
+        for layer, deviation in ((model.box_head.cls_score, 0.1), (model.mask_head.mask_fcn_logits, 1.0)):
+            layer.weight.normal_(0, deviation, generator=random)
+    reader = MaskReaderConfig(1, 1, 12, 0.0, 1, batch, "torchvision", shapes=SHAPES)
+    own = MaskRCNNConfig(FACTS, cast(Any, None), ModelConfig("R-50.pkl", 1.0), reader)
+    preparer = Preparer(FACTS, "auto", CPU, torch.float32)
+    made, choices = evaluation(model, own, preparer, Layout(), False, Scoring(CPU, processes))
+    assert choices == {"suppression": "torch", "roi_align": "torch", "paste": "torch"}
+    return made, model
+
+
+def predicted(made: DetectionEvaluation, model: MaskRCNN, prepared: Path) -> Predictions:
+    made.warm_up()
+    made.open_data(prepared)
+    predictions = made.predict(Weights(dict(model.named_parameters())))
+    assert predictions is not None
+    return predictions
+
+
+def results(values: dict[str, Any], truth: COCO) -> list[dict[str, Any]]:
+    """COCO's result list, each mask as uncompressed runs."""
+    ends = np.cumsum(values["run_count"])
+    rows = []
+    for place, end in enumerate(ends.tolist()):
+        picture = truth.imgs[int(values["picture_id"][place])]
+        counts = values["runs"][end - values["run_count"][place] : end].tolist()
+        outline = {"size": [picture["height"], picture["width"]], "counts": counts}
+        rows.append(
+            {
+                "image_id": picture["id"],
+                "category_id": int(values["class_id"][place]),
+                "bbox": values["box"][place].astype(np.float64).tolist(),
+                "score": float(values["score"][place]),
+                "segmentation": truth.annToRLE({"image_id": picture["id"], "segmentation": outline}),
+            }
+        )
+    return rows
+
+
+def judged(truth_file: Path, values: dict[str, Any]) -> list[float]:
+    """pycocotools' figures, of boxes and then of masks."""
+    figures: list[float] = []
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth = COCO(str(truth_file))
+        rows = results(values, truth)
+        for kind in ("bbox", "segm"):
+            drop = "segmentation" if kind == "bbox" else "bbox"
+            judge = COCOeval(truth, truth.loadRes([{k: v for k, v in row.items() if k != drop} for row in rows]), kind)
+            judge.evaluate()
+            judge.accumulate()
+            judge.summarize()
+            figures += judge.stats.tolist()
+    return figures
+
+
+def near(values: dict[str, Any], drawn: Path, folder: Path) -> Path:
+    """Ground truth near detections: of every third the box, and as outline the box or the mask by turns."""
+    content = json.loads((drawn / annotations_name("val")).read_bytes())
+    size = {picture["id"]: [picture["height"], picture["width"]] for picture in content["images"]}
+    content["annotations"] = []
+    starts = np.cumsum(values["run_count"]) - values["run_count"]
+    for row in range(0, len(starts), 3):
+        picture = int(values["picture_id"][row])
+        x, y, width, height = values["box"][row].tolist()
+        runs = values["runs"][starts[row] : starts[row] + values["run_count"][row]].tolist()
+        box = [[x, y, x + width, y, x + width, y + height, x, y + height]]
+        content["annotations"].append(
+            {
+                "id": row + 1,
+                "image_id": picture,
+                "category_id": int(values["class_id"][row]),
+                "bbox": [x, y, width, 0.8 * height],
+                "segmentation": box if row % 2 else {"size": size[picture], "counts": runs},
+                "area": width * height,
+                "iscrowd": 0,
+            }
+        )
+    (folder / "objects.json").write_text(json.dumps(content))
+    return folder / "objects.json"
+
+
+def test_figures_are_pycocotools(drawn: Path, prepared: Path, tmp_path: Path) -> None:
+    made, model = built(2)
+    predictions = predicted(made, model, prepared)
+    values = predictions.values
+    assert len(values["score"]) > 20
+    assert set(values["class_id"].tolist()) <= set(open_prepared(prepared).category_ids())
+    made.scorer.open_data(prepared)
+    figures = made.scorer.score(predictions)
+    made.close()
+    assert figures.pop("eval_samples") == REQUEST.eval
+    np.testing.assert_allclose(
+        list(figures.values()), judged(drawn / annotations_name("val"), values), rtol=0, atol=1e-12
+    )
+    found = MaskScorer(lambda root: read_coco(near(values, drawn, root), segmentations=True), CPU, 1)
+    found.open_data(tmp_path)
+    figures = found.score(predictions)
+    assert figures.pop("eval_samples") == REQUEST.eval
+    np.testing.assert_allclose(list(figures.values()), judged(tmp_path / "objects.json", values), rtol=0, atol=1e-12)
+    assert 0 < figures["SEGM"] != figures["BBOX"] > 0
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_predictions_do_not_depend_on_the_batch(prepared: Path, batch: int) -> None:
+    found = []
+    for size in (3, batch):
+        made, model = built(size)
+        found.append(predicted(made, model, prepared).values)
+        made.close()
+    one, other = (
+        {int(p): np.sort(values["score"][values["picture_id"] == p]) for p in np.sort(values["pictures"])}
+        for values in found
+    )
+    assert list(one) == list(other)
+    for picture, scores in one.items():
+        np.testing.assert_allclose(scores, other[picture], rtol=1e-4, atol=1e-5)

@@ -1,0 +1,153 @@
+"""An iteration at fixed shapes gives the losses and gradients of one on lists, for the same random keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.maskrcnn.config import MaskRCNNConfig, PolygonRoom
+from benchmarks.maskrcnn.iteration import DetectionLosses, TrainingPass
+from benchmarks.maskrcnn.model import MaskRCNN
+from benchmarks.maskrcnn.polygon_table import PolygonTable
+from common import cli
+from common.config.composition import compose
+from tests.benchmarks.maskrcnn import list_iteration
+from tests.benchmarks.maskrcnn.list_iteration import NAMES, Picture
+from tests.benchmarks.maskrcnn.mask_oracle import columns
+
+SHAPE = (64, 96)
+SEED = 0x1234_5678_9ABC
+SCALE = torch.tensor(4.0, dtype=torch.float64)
+
+
+@dataclass
+class Case:
+    """A network, a batch, and the same batch as pictures."""
+
+    own: MaskRCNNConfig
+    model: MaskRCNN
+    pictures: list[Picture]
+    tensors: dict[str, Tensor]
+    table: PolygonTable
+
+    def fixed(self, overlap: bool = True) -> DetectionLosses:
+        own = replace(self.own, model=replace(self.own.model, overlap=overlap))
+        return TrainingPass(self.model, own, self.table, torch.float64)(self.tensors, SHAPE, SCALE)
+
+    def gradients(self, total: Tensor) -> dict[str, Tensor]:
+        """Of the total times the scale, by parameter; the scale is taken out."""
+        self.model.zero_grad()
+        (total * SCALE).backward()
+        return {
+            name: (torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()) / SCALE
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad
+        }
+
+
+def picture(random: np.random.Generator, objects: int, size: tuple[int, int], mirrored: bool, real: bool) -> Picture:
+    """Objects with outlines of one or two parts, somewhere in the picture."""
+    (height, width), scale = size, (2.0, 1.6)
+    boxes, outlines = [], []
+    for _ in range(objects):
+        first = random.uniform(0, 0.6, 2) * (width, height)
+        last = np.minimum(first + random.uniform(0.1, 0.5, 2) * (width, height), (width - 1, height - 1))
+        boxes.append(np.concatenate([first, last]).astype(np.float32).tolist())
+        parts = [random.uniform(first, last, (random.integers(3, 7), 2)) for _ in range(random.integers(1, 3))]
+        if mirrored:
+            parts = [np.stack([width - 1 - part[:, 0], part[:, 1]], 1) for part in parts]
+        outlines.append([(part / scale).astype(np.float32) for part in parts])
+    transform = [*scale, float(mirrored), width / scale[0]]
+    labels = random.integers(1, 4, objects).tolist()
+    return Picture((float(height), float(width)), boxes, labels, outlines, transform, real)
+
+
+def case(pictures: list[Picture], *overrides: str) -> Case:
+    run, _ = cli.load(compose(["benchmark=maskrcnn", "scale=test", "device=cpu", "precision=fp64", *overrides]))
+    own: MaskRCNNConfig = run.workload
+    model = MaskRCNN(own.facts, torch.Generator().manual_seed(5)).cast(torch.float64)
+    with torch.no_grad():  # weights that say more than almost nothing, so that all anchors differ
+        for parameter in (*model.rpn.parameters(), *model.box_head.parameters()):
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(6)))
+    count, room = len(pictures), own.reader.max_boxes
+    boxes, label = torch.full((count, room, 4), torch.nan), torch.ones((count, room), dtype=torch.int64)
+    first, outlines = [], []
+    for number, of in enumerate(pictures):
+        objects = len(of.boxes)
+        boxes[number, :objects] = torch.tensor(of.boxes).reshape(-1, 4)
+        label[number, :objects] = torch.tensor(of.labels, dtype=torch.int64)
+        first.append(len(outlines))
+        outlines += of.outlines
+    polygons = columns(outlines)
+    table = PolygonTable(PolygonRoom(40, 80, 600), torch.device("cpu"))
+    table.load(polygons)
+    image = 50 * torch.randn((count, 3, *SHAPE), generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    tensors = {
+        "image": image,
+        "size": torch.tensor([of.size for of in pictures]),
+        "boxes": boxes,
+        "label": label,
+        "count": torch.tensor([len(of.boxes) for of in pictures]),
+        "object": torch.tensor(first),
+        "transform": torch.tensor([of.transform for of in pictures]),
+        "real": torch.tensor([of.real for of in pictures]),
+        "seed": torch.tensor([SEED]),
+    }
+    return Case(own, model, pictures, tensors, table)
+
+
+def drawn(*objects: int, twins: bool = False, surplus: bool = False) -> list[Picture]:
+    """Pictures of two sizes with so many objects; with ``twins`` the second object of each has the box of the first."""
+    random = np.random.default_rng(11)
+    sizes = [(64, 90), (56, 96)]
+    made = [picture(random, of, sizes[place % 2], bool(place % 2), True) for place, of in enumerate(objects)]
+    if twins:
+        made = [of._replace(boxes=[of.boxes[0], *of.boxes[:1], *of.boxes[2:]]) for of in made]
+    return [*made, made[0]._replace(boxes=[], labels=[], outlines=[], real=False)] if surplus else made
+
+
+CASES = {
+    "as usual": (drawn(3, 1), ()),
+    "one picture's own candidates": (drawn(3, 1), ("hparams.candidates_from=picture", "hparams.image_candidates=30")),
+    "few of all candidates": (drawn(2, 2), ("hparams.image_candidates=25",)),
+    "no positives": (drawn(0, 0), ()),
+    "over the cap": (drawn(8, 7), ("benchmark.facts.roi_sampled=8", "benchmark.facts.rpn_samples=6")),
+    "too few negatives": (drawn(2, 1), ("benchmark.facts.rpn_samples=4000", "benchmark.facts.roi_sampled=400")),
+    "equal overlaps": (drawn(3, 2, twins=True), ()),
+    "a surplus slot": (drawn(2, surplus=True), ()),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_losses_and_gradients_are_those_of_the_lists(name):
+    of = case(CASES[name][0], *CASES[name][1])
+    wanted = list_iteration.losses(of.model, of.own, of.tensors["image"], of.pictures, SEED)
+    expected = of.gradients(sum(wanted[loss] for loss in NAMES))
+    found = of.fixed()
+    gradients = of.gradients(found.total)
+    for loss in NAMES:
+        assert getattr(found, loss).item() == pytest.approx(wanted[loss].item(), rel=1e-6, abs=1e-9), loss
+    assert found.mask_slots == wanted["mask_slots"]
+    assert found.total.item() == pytest.approx(sum(wanted[loss].item() for loss in NAMES))
+    assert gradients.keys() == expected.keys()
+    for parameter, gradient in expected.items():
+        error = (gradients[parameter] - gradient).norm()
+        assert error <= 1e-5 * gradient.norm() + 1e-9, parameter
+    if name == "no positives":
+        assert found.mask_slots == found.loss_mask == found.loss_box_reg == 0
+    if name == "over the cap":
+        assert found.mask_slots == 2 * 2
+
+
+def test_parts_beside_each_other_give_the_gradients_of_the_usual_order():
+    of = case(*CASES["as usual"][:1])
+    apart, in_order = of.fixed(overlap=True), of.fixed(overlap=False)
+    for name, value in in_order.metrics().items():
+        torch.testing.assert_close(apart.metrics()[name], value)
+    found, expected = of.gradients(apart.total), of.gradients(in_order.total)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-10, atol=1e-13)

@@ -1,0 +1,60 @@
+"""What the benchmark of Mask R-CNN's operations on features measures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks.maskrcnn.ops import roi_align, selected_logits
+from benchmarks.maskrcnn.ops.bench import entries, sweeps
+from common.ops.bench import cases
+from common.ops.bench.cases import Entry
+from common.ops.implementation import always
+
+OURS = ("roi_align", "selected_logits")
+PLACES = 200 * 336 + 100 * 168 + 50 * 84 + 25 * 42
+MASK_PIXELS = 128 * 28 * 28
+
+
+@pytest.fixture
+def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors have shapes only, and the plain implementation stands in for the kernel, which has no such version."""
+    monkeypatch.setattr(cases, "DEVICE", "meta")
+    for operation in (roi_align, selected_logits):
+        implementations = operation.IMPLEMENTATIONS
+        stand_in = replace(implementations["triton"], function=implementations["torch"].function, unsupported=always)
+        monkeypatch.setitem(implementations, "triton", stand_in)
+
+
+def of(name: str) -> list[Entry]:
+    return [entry for entry in entries() if entry.name.startswith(name)]
+
+
+@pytest.mark.usefixtures("without_memory")
+def test_roi_align_moves_the_pyramid_and_both_heads_features() -> None:
+    assert [entry.calls for entry in of("roi_align")] == [1, 0]
+    for entry in of("roi_align"):
+        forward, backward = entry.build(12, torch.bfloat16)
+        assert forward.bytes == backward.bytes == 12 * 256 * 2 * (PLACES + 512 * 49 + 128 * 196)
+        backward.run()
+
+
+@pytest.mark.usefixtures("without_memory")
+def test_selected_logits_read_what_has_an_object_and_backward_writes_all() -> None:
+    for entry in of("selected_logits"):
+        forward, backward = entry.build(12, torch.bfloat16)
+        assert forward.bytes == 12 * (50 * 28 * 28 * 256 * 2 + MASK_PIXELS * 4)
+        assert backward.bytes - forward.bytes == 12 * MASK_PIXELS * 256 * 2
+        backward.run()
+
+
+@pytest.mark.usefixtures("without_memory")
+def test_a_sweep_tries_tiles_of_its_table() -> None:
+    pytest.importorskip("triton")
+    for name, sweep in sweeps().items():
+        if name.startswith(OURS):
+            tile = sweep.table[sweep.key]
+            assert [tuple(type(tile)(*choice)) for choice in sweep.choices] == list(sweep.choices), name
+            sweep.build(torch.bfloat16)[sweep.backward].run()

@@ -1,0 +1,316 @@
+"""COCO's raw layout, and what is prepared from it, against what pycocotools reads in the same files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from pycocotools import mask as coco_mask
+from pycocotools.coco import COCO
+from small_coco import REQUEST
+
+from benchmarks.maskrcnn.caffe2_backbone import load_backbone
+from benchmarks.maskrcnn.config import Facts
+from benchmarks.maskrcnn.prepare import COMMANDS, prepare, verify
+from benchmarks.maskrcnn.prepared import legacy_corners, open_prepared
+from benchmarks.maskrcnn.stand_in import generate
+from common.detection.coco_raw import SPLITS, annotations_name
+from common.detection.coco_stand_in import category_ids
+from common.errors import ConfigError, DataError
+from common.formats.recordio import RecordReader
+from common.mlperf.fixed import fixed_facts
+from common.nn.resnet import FrozenNorm, ResNetShape, ResNetTrunk
+
+
+def annotations(folder: Path, split: str) -> COCO:
+    return COCO(folder / annotations_name(split))
+
+
+def trained_on(coco: COCO) -> dict[int, list[dict[str, Any]]]:
+    """Objects of each training picture by the reference's rules, one box at a time, in the order of the file."""
+    found = {}
+    for picture in sorted(coco.imgs):
+        boxes = sorted((coco.anns[number] for number in coco.getAnnIds(picture)), key=lambda box: box["id"])
+        if not boxes or all(min(box["bbox"][2:]) <= 1 for box in boxes):
+            continue
+        found[picture] = []
+        for box in boxes:
+            x1, y1, x2, y2 = corners(box["bbox"], coco.imgs[picture])
+            if not box["iscrowd"] and x2 > x1 and y2 > y1:
+                found[picture].append(box)
+    return found
+
+
+def corners(xywh: list[float], picture: dict[str, Any]) -> list[float]:
+    x, y, width, height = xywh
+    ends = [(x, picture["width"]), (y, picture["height"])]
+    ends += [(x + max(width - 1, 0), picture["width"]), (y + max(height - 1, 0), picture["height"])]
+    return [min(max(value, 0), side - 1) for value, side in ends]
+
+
+# What is generated
+
+
+def test_generated_data_have_what_cocos_have(drawn):
+    for split, count in (("train", REQUEST.train + 2), ("val", REQUEST.eval)):
+        coco = annotations(drawn, split)
+        assert len(coco.imgs) == count
+        assert sorted(coco.cats) == category_ids(12)
+        kinds = {picture: [box["iscrowd"] for box in coco.imgToAnns[picture]] for picture in coco.imgs}
+        assert [1] in kinds.values(), "a picture with nothing but a crowd"
+        assert [] in kinds.values(), "a picture without an object"
+        for picture in coco.imgs.values():
+            with Image.open(drawn / SPLITS[split] / picture["file_name"]) as opened:
+                assert opened.size == (picture["width"], picture["height"])
+        for box in coco.anns.values():
+            assert isinstance(box["segmentation"], dict if box["iscrowd"] else list)
+    coco = annotations(drawn, "train")
+    assert {len(box["segmentation"]) for box in coco.anns.values() if not box["iscrowd"]} >= {1, 2, 3, 4}
+    assert min(picture["height"] / picture["width"] for picture in coco.imgs.values()) < 0.4
+    assert sum(min(box["bbox"][2:]) <= 1 for box in coco.anns.values()) >= 2
+
+
+def test_generated_areas_are_those_of_the_masks(drawn):
+    coco = annotations(drawn, "val")
+    compared = [
+        (box["area"], int(coco_mask.area(coco.annToRLE(box)))) for box in coco.anns.values() if box["area"] > 30
+    ]
+    assert len(compared) > 5
+    for said, found in compared:
+        assert abs(said - found) <= 4 + 3 * np.sqrt(said), "a share of the pixels of the outline"
+    for box in coco.anns.values():
+        if box["iscrowd"]:
+            assert box["area"] == int(coco_mask.area(coco.annToRLE(box)))
+
+
+def test_the_generated_backbone_fits_the_pictures(drawn):
+    trunk = ResNetTrunk(ResNetShape((1, 1, 1, 1), 8, True, FrozenNorm(0.0, 3), stride_in_1x1=True))
+    load_backbone(drawn / "R-50.pkl", trunk)
+    mean = torch.tensor(fixed_facts(Facts, "maskrcnn").mean)
+    squares = [
+        np.asarray(Image.open(path).convert("RGB").resize((64, 64), Image.Resampling.BILINEAR))[..., ::-1].copy()
+        for path in sorted((drawn / "train2017").iterdir())[:8]
+    ]
+    image = (torch.tensor(np.stack(squares)).float() - mean).permute(0, 3, 1, 2)
+    with open(drawn / "R-50.pkl", "rb") as file:
+        arrays = {name: torch.tensor(values) for name, values in pickle.load(file)["blobs"].items()}
+    first = torch.nn.functional.conv2d(image, arrays["conv1_w"], stride=2, padding=3)
+    first = first * arrays["res_conv1_bn_s"].view(-1, 1, 1) + arrays["res_conv1_bn_b"].view(-1, 1, 1)
+    torch.testing.assert_close(first.mean((0, 2, 3)), torch.zeros(8), rtol=0, atol=1e-3)
+    torch.testing.assert_close(first.std((0, 2, 3)), torch.ones(8), rtol=0, atol=1e-3)
+    assert {"conv1_w", "res_conv1_bn_s", "res2_0_branch1_w", "res5_0_branch2c_bn_b"} <= arrays.keys()
+
+
+def test_pictures_of_cocos_size_have_seven_objects_with_ten_points_and_more(tmp_path):
+    request = dataclasses.replace(REQUEST, train=8, eval=1, kind="coco-sized")
+    generate(tmp_path / "raw", request)
+    coco = annotations(tmp_path / "raw", "train")
+    sizes = [(picture["width"], picture["height"]) for picture in coco.imgs.values()]
+    assert set(sizes) == {(640, 480), (480, 640)}
+    polygons = [part for box in coco.anns.values() if not box["iscrowd"] for part in box["segmentation"]]
+    objects = [box for box in coco.anns.values() if not box["iscrowd"]]
+    assert 4 <= len(objects) / 8 <= 9
+    lengths = [len(part) // 2 for part in polygons if len(part) > 6]
+    assert min(lengths) >= 10
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"train": 0}, {"classes": 0}, {"classes": 10_000}, {"sides": (80, 70)}, {"sides": (80, 641)}, {"kind": "other"}],
+)
+def test_what_cannot_be_generated_is_refused(changes):
+    with pytest.raises(ConfigError):
+        dataclasses.replace(REQUEST, **changes)
+
+
+# What is prepared
+
+
+def test_training_has_the_reference_objects_with_their_outlines(drawn, prepared):
+    coco = annotations(drawn, "train")
+    expected = trained_on(coco)
+    assert len(expected) == REQUEST.train < len(coco.imgs) - 1
+    assert [] in expected.values(), "a picture with nothing to train on"
+    train = open_prepared(prepared).train()
+    objects, label_of = train.objects, {category: place + 1 for place, category in enumerate(sorted(coco.cats))}
+    assert train.pictures.annotations.picture_id.tolist() == list(expected)
+    assert objects.counts.tolist() == [len(boxes) for boxes in expected.values()]
+    assert objects.corners.dtype == objects.polygons.xy.dtype == np.float32
+    row = 0
+    for place, (picture, boxes) in enumerate(expected.items()):
+        info = coco.imgs[picture]
+        assert objects.size[place].tolist() == [info["height"], info["width"]]
+        assert objects.bounds[place] == row
+        assert train.pictures.jpeg(place) == (drawn / "train2017" / info["file_name"]).read_bytes()
+        for box in boxes:
+            np.testing.assert_allclose(objects.corners[row], corners(box["bbox"], info), rtol=1e-6)
+            assert objects.label[row] == label_of[box["category_id"]]
+            parts = objects.polygons.of_object(row)
+            assert len(parts) == len(box["segmentation"])
+            for mine, coordinates in zip(parts, box["segmentation"], strict=True):
+                assert np.array_equal(mine.reshape(-1), np.float32(coordinates))
+            row += 1
+    assert row == objects.bounds[-1] == objects.polygons.objects == len(objects.label)
+    train.pictures.close()
+
+
+def test_validation_has_all_objects_whose_masks_are_pycocotools(drawn, prepared):
+    coco, found = annotations(drawn, "val"), open_prepared(prepared)
+    truth = found.truth()
+    boxes = list(coco.anns.values())
+    assert truth.annotations.picture_id.tolist() == sorted(coco.imgs)
+    assert truth.annotations.box_picture.tolist() == [box["image_id"] for box in boxes]
+    assert truth.annotations.box_class.tolist() == [box["category_id"] for box in boxes]
+    assert truth.annotations.box_crowd.tolist() == [bool(box["iscrowd"]) for box in boxes]
+    assert truth.annotations.box_area.tolist() == [box["area"] for box in boxes]
+    assert truth.segmentations.has_runs().tolist() == truth.annotations.box_crowd.tolist()
+    assert truth.annotations.box_crowd.any()
+    for number, box in enumerate(boxes):
+        picture = coco.imgs[box["image_id"]]
+        size = picture["height"], picture["width"]
+        rle = coco_mask.frPyObjects(truth.segmentations.coco(number, *size), *size)
+        assert (coco_mask.merge(rle) if isinstance(rle, list) else rle) == coco.annToRLE(box)
+    assert found.category_ids() == sorted(coco.cats)
+    pictures = found.validation()
+    assert len(pictures) == found.samples("val") == REQUEST.eval
+    assert pictures.size(0) == tuple(coco.imgs[min(coco.imgs)][side] for side in ("width", "height"))
+    pictures.close()
+
+
+def test_the_manifest_counts_what_device_tables_need_room_for(prepared):
+    found = open_prepared(prepared)
+    table, counts = found.table(), found.manifest.counts
+    assert [counts[f"train_{what}"] for what in ("objects", "polygons", "points", "runs")] == [
+        table.objects,
+        table.polygons,
+        table.points,
+        0,
+    ]
+    assert counts["train_longest_side"] == REQUEST.sides[1]
+    assert found.stand_in
+    assert verify(prepared).counts == counts
+
+
+def test_preparing_again_does_nothing_and_an_interrupted_preparation_goes_on(drawn, prepared, tmp_path):
+    before = (prepared / "manifest.json").stat().st_mtime_ns
+    prepare(drawn, prepared)
+    assert (prepared / "manifest.json").stat().st_mtime_ns == before
+    shutil.copytree(prepared, tmp_path / "data")
+    (tmp_path / "data" / "manifest.json").unlink()
+    for name in ("val.rec", "val/polygons_xy.npy"):
+        (tmp_path / "data" / name).unlink()
+    fingerprint = json.loads((prepared / "manifest.json").read_text())["source"]["fingerprint"]
+    (tmp_path / "data" / "prepare.partial").write_text(json.dumps({"fingerprint": fingerprint}))
+    kept = (tmp_path / "data" / "train.rec").stat().st_mtime_ns
+    made = prepare(drawn, tmp_path / "data")
+    assert (tmp_path / "data" / "train.rec").stat().st_mtime_ns == kept
+    assert made.files == open_prepared(prepared).manifest.files
+
+
+def test_the_commands_work_together(tmp_path, capsys):
+    folders = ["--raw-dir", str(tmp_path / "raw")]
+    small = "--train 3 --eval 1 --classes 3 --sides 48 64 --boxes 2 --width 4 --layers 1 1 1 1 --image-size 48"
+    assert COMMANDS.run("generate", [*folders, "--workers", "1", *small.split()]) == 0
+    assert COMMANDS.run("prepare", [*folders, "--data-dir", str(tmp_path / "data"), "--workers", "1"]) == 0
+    assert COMMANDS.run("verify", ["--data-dir", str(tmp_path / "data")]) == 0
+    said = capsys.readouterr().out
+    assert "train: 5 pictures" in said
+    assert "stand-in, train_samples 3, eval_samples 1, classes 3, train_objects" in said
+    assert f"{tmp_path / 'data-assets' / 'R-50.pkl'}: the backbone; give its folder as assets_dir" in said
+
+
+# Boxes of the older arithmetic
+
+
+def test_corners_are_of_pixels_within_the_picture():
+    xywh = np.array([[0, 0, 10, 8], [2.5, 1, 0.5, 1], [18, 5, 10, 10], [-3, -2, 5, 30], [25, 3, 4, 4]], np.float64)
+    expected = [[0, 0, 9, 7], [2.5, 1, 2.5, 1], [18, 5, 19, 11], [0, 0, 1, 11], [19, 3, 19, 6]]
+    found = legacy_corners(xywh, np.tile([12, 20], (5, 1)))
+    assert found.dtype == np.float32
+    assert found.tolist() == expected
+
+
+# Bad data
+
+
+def changed(drawn: Path, target: Path, change, split: str = "train") -> Path:
+    """A copy of the raw data whose annotations ``change`` has altered."""
+    shutil.copytree(drawn, target)
+    path = target / annotations_name(split)
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    return target
+
+
+def crowd(content: dict[str, Any]) -> dict[str, Any]:
+    return next(box for box in content["annotations"] if box["iscrowd"])
+
+
+def ordinary(content: dict[str, Any]) -> dict[str, Any]:
+    return next(box for box in content["annotations"] if not box["iscrowd"])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda c: ordinary(c).update(segmentation=[[1, 1, 5, 5]]), "'segmentation' is .* at least 3 points"),
+        (lambda c: crowd(c)["segmentation"].update(size=[3, 4]), "'segmentation' is .* run lengths of 'size'"),
+        (lambda c: ordinary(c).pop("category_id"), "'category_id' is missing, but must be an integer"),
+        (lambda c: c["images"][0].update(width=63), "px .* where the annotations say"),
+        (lambda c: c["images"][0].update(width=641), "is 641 x .* 640 px at most"),
+        (
+            lambda c: crowd(c).update(iscrowd=0),
+            "picture .* has an object with run lengths, which only boxes around many",
+        ),
+    ],
+    ids=["two points", "another size", "no category", "another picture", "too large", "runs of one object"],
+)
+def test_bad_annotations_are_one_error(drawn, tmp_path, change, says):
+    with pytest.raises(DataError, match=says):
+        prepare(changed(drawn, tmp_path / "raw", change), tmp_path / "data")
+    assert not (tmp_path / "data" / "manifest.json").exists()
+
+
+def test_more_objects_than_a_batch_has_room_for_are_named(prepared):
+    train = open_prepared(prepared).train()
+    most = int(train.objects.counts.max())
+    train.require_room(most)
+    with pytest.raises(DataError, match=rf"train.rec: picture \d+ has {most} boxes, .* use reader.max_boxes={most}"):
+        train.require_room(most - 1)
+    train.pictures.close()
+
+
+def test_other_data_than_coco_have_to_say_so(drawn, tmp_path):
+    shutil.copytree(drawn, tmp_path / "raw")
+    (tmp_path / "raw" / "STAND_IN").unlink()
+    with pytest.raises(DataError, match=r"'train_samples': 14, .* where COCO 2017 has"):
+        prepare(tmp_path / "raw", tmp_path / "data")
+
+
+def test_data_of_another_format_are_refused(prepared, tmp_path):
+    shutil.copytree(prepared, tmp_path / "data")
+    content = json.loads((tmp_path / "data" / "manifest.json").read_text())
+    (tmp_path / "data" / "manifest.json").write_text(json.dumps({**content, "format": "coco-boxes/1"}))
+    with pytest.raises(DataError, match="'coco-boxes/1' where 'coco-masks/1' is needed"):
+        open_prepared(tmp_path / "data")
+
+
+def test_records_of_other_pictures_are_found(prepared, tmp_path):
+    shutil.copytree(prepared, tmp_path / "data")
+    ids = tmp_path / "data" / "val" / "picture_id.npy"
+    np.save(ids, np.load(ids)[::-1].copy())
+    pictures = open_prepared(tmp_path / "data").validation()
+    with RecordReader(prepared / "val.rec") as records:
+        first = records.image(0).record_id
+    with pytest.raises(DataError, match=rf"holds picture {first}, its boxes are those of picture"):
+        pictures.jpeg(0)
+    pictures.close()

@@ -1,0 +1,140 @@
+"""Proposals at fixed shapes against lists of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.maskrcnn.config import Facts, Hparams
+from benchmarks.maskrcnn.proposals import Proposals, Proposer, Selection, with_truth
+from common.mlperf.fixed import fixed_facts
+from tests.benchmarks.maskrcnn import plain_detector
+from tests.capturable import Capturable
+
+FACTS = fixed_facts(Facts, "maskrcnn")
+PLACES = (60, 31, 12, 5, 2)
+"""Anchors of each level."""
+CANDIDATES = 20
+SIZES = [(90.0, 120.0), (96.0, 64.0), (50.0, 128.0)]
+
+
+def said(seed=0, decimals=1, dtype=torch.float32):
+    """Logits and offsets of three pictures, some of the logits equal; anchors across all borders."""
+    random = torch.Generator().manual_seed(seed)
+    levels, anchors = [], []
+    for count in PLACES:
+        corner = torch.randint(-20, 110, (count, 2), generator=random)
+        anchors.append(torch.cat([corner, corner + torch.randint(8, 60, (count, 2), generator=random)], 1).float())
+        logits = torch.randn((len(SIZES), count), generator=random).mul(10**decimals).round() / 10**decimals
+        levels.append((logits.to(dtype), (torch.randn((len(SIZES), count, 4), generator=random) / 4).to(dtype)))
+    return levels, anchors, torch.tensor(SIZES)
+
+
+def proposer(over, proposals, candidates=CANDIDATES):
+    return Proposer(FACTS, Selection(candidates, proposals, over), "torch", torch.device("cpu"))
+
+
+def by_lists(levels, anchors, candidates=CANDIDATES):
+    return [
+        plain_detector.propose(
+            [(logits[picture].tolist(), offsets[picture].tolist()) for logits, offsets in levels],
+            [level.tolist() for level in anchors],
+            height,
+            width,
+            candidates,
+            FACTS.rpn_nms_threshold,
+        )
+        for picture, (height, width) in enumerate(SIZES)
+    ]
+
+
+def assert_are(found: Proposals, pictures):
+    """These regions in their slots, and nothing elsewhere."""
+    boxes, score = torch.zeros(found.boxes_BS4.shape), torch.full(found.score_BS.shape, -torch.inf)
+    for picture, regions in enumerate(pictures):
+        for region in regions:
+            boxes[picture, region.slot] = torch.tensor(region.box)
+            score[picture, region.slot] = torch.tensor(region.logit).sigmoid()
+    torch.testing.assert_close(found.boxes_BS4, boxes, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(found.score_BS, score, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_best_of_each_picture(dtype):
+    levels, anchors, size = said(dtype=dtype)
+    expected = [plain_detector.best_of_picture(regions, 30) for regions in by_lists(levels, anchors)]
+    found = proposer("picture", 30)(levels, anchors, size)
+    assert found.score_BS.shape == (3, 30)
+    assert_are(found, expected)
+
+
+def test_fewer_than_may_be_of_a_picture_leave_slots_empty():
+    levels, anchors, size = said(1)
+    expected = [plain_detector.best_of_picture(regions, 1000) for regions in by_lists(levels, anchors)]
+    found = proposer("picture", 1000)(levels, anchors, size)
+    assert (found.score_BS == -torch.inf).any(1).all()
+    assert_are(found, expected)
+
+
+@pytest.mark.parametrize("proposals", [1, 50, 1000])
+def test_the_best_of_the_micro_batch(proposals):
+    levels, anchors, size = said(2)
+    levels[0][0][1] += 2  # more of one picture than of the others
+    found = proposer("micro_batch", proposals)(levels, anchors, size)
+    assert found.score_BS.shape == (3, 20 + 20 + 12 + 5 + 2)
+    assert_are(found, plain_detector.best_of_batch(by_lists(levels, anchors), proposals))
+
+
+def test_a_slot_without_a_picture_takes_no_place():
+    levels, anchors, size = said(3)
+    pictures = by_lists(levels, anchors)
+    found = proposer("micro_batch", 40)(levels, anchors, size, torch.tensor([True, False, True]))
+    assert_are(found, plain_detector.best_of_batch([pictures[0], [], pictures[2]], 40))
+
+
+def test_corners_end_at_the_last_pixel_of_the_picture():
+    levels, anchors, size = said(4)
+    found = proposer("micro_batch", 1000)(levels, anchors, size)
+    for boxes, (height, width) in zip(found.boxes_BS4, SIZES, strict=True):
+        assert boxes[:, 0::2].max() == width - 1
+        assert boxes[:, 1::2].max() == height - 1
+        assert boxes.min() == 0
+
+
+def test_of_equal_logits_the_first_anchors_are_candidates():
+    levels, anchors, size = said(5)
+    levels = [(torch.zeros_like(logits), offsets) for logits, offsets in levels]
+    levels[0][0][:, ::2] *= -1  # zeros of both signs are equal
+    assert_are(
+        proposer("micro_batch", 35, 7)(levels, anchors, size),
+        plain_detector.best_of_batch(by_lists(levels, anchors, 7), 35),
+    )
+
+
+def test_boxes_to_be_found_are_proposals_of_score_one():
+    boxes = torch.arange(24.0).view(2, 3, 4)
+    found = with_truth(Proposals(torch.ones(2, 5, 4), torch.full((2, 5), 0.5)), boxes, torch.tensor([2, 0]))
+    assert found.score_BS[:, 5:].tolist() == [[1.0, 1.0, -torch.inf], [-torch.inf] * 3]
+    assert torch.equal(found.boxes_BS4[0, 5:7], boxes[0, :2])
+    assert not found.boxes_BS4[0, 7].any()
+    assert not found.boxes_BS4[1, 5:].any()
+    assert (found.score_BS[:, :5] == 0.5).all()
+
+
+@pytest.mark.parametrize("over", ["micro_batch", "picture"])
+def test_proposals_can_be_captured_and_have_no_gradient(over):
+    levels, anchors, size = said(6)
+    levels = [(logits.requires_grad_(), offsets.requires_grad_()) for logits, offsets in levels]
+    with Capturable():
+        found = proposer(over, 25)(levels, anchors, size, torch.ones(3, dtype=torch.bool))
+    assert not any(tensor.requires_grad for tensor in found)
+
+
+def test_selections_are_those_of_the_rules():
+    assert Selection.evaluation(FACTS) == Selection(1000, 1000, "picture")
+    hparams = Hparams(
+        optimizer="sgd_with_momentum", global_batch_size=96, base_learning_rate=0.12, momentum=0.9, weight_decay=1e-4,
+        warmup_steps=625, warmup_factor=1.92e-4, decay_steps=(12000, 16000),
+        image_candidates=12000, candidates_from="micro_batch", source="rules",
+    )  # fmt: skip
+    assert Selection.training(FACTS, hparams) == Selection(2000, 12000, "micro_batch")

@@ -1,0 +1,278 @@
+"""Mask R-CNN as a workload: published recipes, what the rules fix, what is logged, batches as the loss takes them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mlperf_logging.compliance_checker
+import pytest
+import torch
+import yaml
+from torch.utils._python_dispatch import _disable_current_modes
+
+from benchmarks.maskrcnn.workload import MaskRCNNSegmentation
+from common import cli
+from common.config.composition import compose
+from common.config.schema import RunConfig, SessionConfig
+from common.data.batches import HostBatch
+from common.distributed.layout import Layout
+from common.errors import ConfigError, UnsupportedImplementation
+from common.mlperf.admission import admit
+from common.mlperf.events import hyperparameters
+from common.step.train_step import SAMPLES
+from tests.capturable import Capturable
+
+SAMPLES_OF_COCO = 117_266
+
+
+def loaded(*overrides: str) -> tuple[RunConfig, SessionConfig]:
+    return cli.load(compose(["benchmark=maskrcnn", "device=cpu", *overrides]))
+
+
+def built(*overrides: str) -> MaskRCNNSegmentation:
+    """The workload of the ``test`` recipe, on one rank."""
+    run, _ = loaded("scale=test", *overrides)
+    return MaskRCNNSegmentation(run, Layout(run.layout, seed=3))
+
+
+# NVIDIA's submissions to MLPerf Training v3.1: ranks that train, pictures on each, learning rate, boundaries, steps and
+# factor of the warm-up, candidates, ranks that evaluate.
+PUBLISHED = {
+    "8xH200": (8, 12, 0.12, [12000, 16000], 625, 1.92e-4, 12000, 0),
+    "8xH100": (8, 12, 0.12, [12000, 16000], 625, 1.92e-4, 12000, 0),
+    "64xH100": (64, 4, 0.24, [6125, 8000], 2300, 1.0434783e-4, 1000, 0),
+    "384xH100": (256, 1, 0.24, [5625, 7500], 1800, 1.33e-4, 1000, 128),
+}
+# The reference's convergence points: global batch, learning rate, boundaries, steps and factor of the warm-up,
+# candidates.
+POINTS = {
+    8: (0.01, [144000, 192000], 500, 2.0e-5, 1000),
+    48: (0.06, [24000, 32000], 800, 9.6e-5, 6000),
+    64: (0.08, [18000, 24000], 800, 1.0e-4, 6000),
+    96: (0.12, [12000, 16000], 625, 1.92e-4, 6000),
+    128: (0.16, [9000, 12000], 625, 2.56e-4, 6000),
+    256: (0.24, [5625, 7500], 1800, 1.33e-4, 6000),
+    272: (0.24, [5294, 7058], 1800, 1.33e-4, 6000),
+}
+
+
+@pytest.mark.parametrize("scale", list(PUBLISHED))
+def test_a_recipe_has_the_published_hyperparameters_and_is_admitted(scale, tmp_path):
+    ranks, pictures, rate, boundaries, warmup, factor, candidates, evaluating = PUBLISHED[scale]
+    run, session = loaded(f"scale={scale}", f"assets_dir={tmp_path}", "ruleset=3.1.0")
+    logged = admit(run, session).hyperparameters
+    assert (run.training_ranks, run.micro_batch, run.evaluation.ranks) == (ranks, pictures, evaluating)
+    assert (logged["global_batch_size"], logged["gradient_accumulation_steps"]) == (ranks * pictures, 1)
+    assert (logged["opt_name"], logged["opt_base_learning_rate"]) == ("sgd_with_momentum", rate)
+    assert list(logged["opt_learning_rate_decay_steps"]) == boundaries
+    assert logged["opt_learning_rate_decay_factor"] == 0.1
+    assert (logged["opt_learning_rate_warmup_steps"], logged["opt_learning_rate_warmup_factor"]) == (warmup, factor)
+    assert (logged["num_image_candidates"], logged["min_image_size"], logged["max_image_size"]) == (
+        candidates, 800, 1333,
+    )  # fmt: skip
+    assert run.workload.hparams.candidates_from == ("micro_batch" if candidates == 12000 else "picture")
+
+
+@pytest.mark.parametrize("scale", [*PUBLISHED, "1xGPU", "1xH200", "2xH200", "4xH200"])
+def test_every_recipe_keeps_what_the_rules_fix(scale, tmp_path):
+    run, session = loaded(f"scale={scale}", f"assets_dir={tmp_path}")
+    admission = admit(run, session)
+    assert list(itertools.islice(admission.schedule.points(), 3)) == [1, 2, 3]
+    assert run.declaration.forbidden == []
+    assert (run.benchmark.train_samples, run.benchmark.eval_samples) == (SAMPLES_OF_COCO, 5000)
+    assert {name: target.value for name, target in run.benchmark.targets.items()} == {"BBOX": 0.377, "SEGM": 0.339}
+    if not scale.endswith("GPU"):
+        assert run.global_batch == (96 if run.micro_batch == 12 else 256)
+
+
+@pytest.mark.parametrize("batch", list(POINTS))
+def test_the_references_points_can_be_run(batch, tmp_path):
+    rate, boundaries, warmup, factor, candidates = POINTS[batch]
+    micro_batch = candidates // 1000
+    scale = "scale=1xH200"
+    if batch % micro_batch:  # 6 pictures of a rank do not divide it: the rules' 1,000 of each then
+        micro_batch, candidates = 1, 1000
+    run, session = loaded(
+        scale, f"hparams=maskrcnn/rcp_{batch}", f"micro_batch={micro_batch}",
+        f"hparams.image_candidates={candidates}", f"assets_dir={tmp_path}",
+    )  # fmt: skip
+    logged = admit(run, session).hyperparameters
+    assert (logged["global_batch_size"], logged["opt_base_learning_rate"]) == (batch, rate)
+    assert list(logged["opt_learning_rate_decay_steps"]) == boundaries
+    assert (logged["opt_learning_rate_warmup_steps"], logged["opt_learning_rate_warmup_factor"]) == (warmup, factor)
+
+
+def test_the_log_has_every_key_of_the_rule_file(tmp_path):
+    rules = Path(mlperf_logging.compliance_checker.__file__).parent / "training_3.1.0" / "closed_maskrcnn.yaml"
+    entries = [entry["KEY"] for entry in yaml.safe_load(rules.read_text()) if "KEY" in entry]
+    required = {entry["NAME"] for entry in entries if entry["REQ"] == "EXACTLY_ONE"}
+    run, _ = loaded("scale=8xH200", f"assets_dir={tmp_path}")
+    assert "num_image_candidates" in required
+    assert required <= set(hyperparameters(run))
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("hparams.momentum=0.8", "the reference's SGD has 0.9"),
+        ("hparams.weight_decay=1e-3", "0.9 and 1e-4"),
+        ("hparams.image_candidates=6000", "the rules allow 1000 or 12000"),
+        ("hparams.image_candidates=1500", "num_image_candidates"),
+        ("hparams.base_learning_rate=0.11", "opt_base_learning_rate"),
+        ("model.backbone=backbone.pth", "training starts from the rules' R-50.pkl"),
+        ("benchmark.targets.SEGM.value=0.3", "the rules fix 0.339"),
+        ("benchmark.facts.rpn_high=0.6", "the rules fix 0.7"),
+        ("hparams.candidates_from=rank", "expected one of"),
+    ],
+)
+def test_what_the_rules_forbid_is_refused_before_the_run(override, says, tmp_path):
+    with pytest.raises(ConfigError, match=says.replace("[", r"\[")):
+        admit(*loaded("scale=8xH200", f"assets_dir={tmp_path}", override))
+
+
+def test_the_closed_division_starts_from_the_rules_backbone():
+    run, session = loaded("scale=8xH200")
+    with pytest.raises(ConfigError, match=r"training starts from the rules' R-50\.pkl"):
+        admit(run, session)
+
+
+def test_there_is_an_example_of_every_shape_that_batches_are_padded_to():
+    workload = built()
+    examples = list(workload.example_batches())
+    assert [batch.key for batch in examples] == list(workload.own.reader.shapes)
+    for batch in examples:
+        assert batch.tensors["image"].shape[2:] == batch.key
+        assert batch.tensors["image"].is_contiguous(memory_format=torch.channels_last)
+        assert all(value.isfinite() for value in workload.loss(batch).metrics.values())
+    with pytest.raises(ConfigError, match="at least one height and width"):
+        next(iter(built("reader.shapes=[]").example_batches()))
+
+
+def host_batch(workload: MaskRCNNSegmentation, real: list[bool], objects: int) -> HostBatch:
+    """A batch as a reader delivers it: noise, and in the slots that count so many boxes each."""
+    pictures, side, room = len(real), workload.own.facts.longest_side, workload.own.reader.max_boxes
+    generator = torch.Generator().manual_seed(1)
+    boxes = torch.zeros((pictures, room, 4))
+    boxes[:, :objects] = torch.tensor([5.0, 6.0, 40.0, 30.0])
+    tensors = {
+        "pixels": torch.randint(256, (pictures, side, side, 3), generator=generator).to(torch.uint8),
+        "decoded_size": torch.tensor([[48, 64]] * pictures, dtype=torch.int32),
+        "size": torch.tensor([[64.0, 85.0]] * pictures),
+        "boxes": boxes,
+        "label": torch.ones((pictures, room), dtype=torch.int64),
+        "count": torch.tensor([objects if one else 0 for one in real]),
+        "object": torch.zeros(pictures, dtype=torch.int64),
+        "transform": torch.tensor([[85 / 64, 64 / 48, 1.0, 64.0]] * pictures),
+        "real": torch.tensor(real),
+        "seed": torch.tensor([17]),
+    }
+    return HostBatch(tensors, pictures, 0, (64, 96))
+
+
+def test_batches_are_prepared_as_the_loss_takes_them():
+    workload = built()
+    example = next(batch for batch in workload.example_batches() if batch.key == (64, 96))
+    batch = workload.prepare(host_batch(workload, [True, True], 2))
+    assert batch.key == example.key
+    assert {name: (tensor.shape, tensor.dtype) for name, tensor in batch.tensors.items()} == {
+        name: (tensor.shape, tensor.dtype) for name, tensor in example.tensors.items()
+    }
+
+
+def test_a_surplus_slot_counts_for_nothing_and_is_no_sample():
+    workload = built()
+    losses = workload.loss(workload.prepare(host_batch(workload, [True, False], 1)))
+    assert losses.metrics[SAMPLES] == 1
+    alone = built("micro_batch=1", "hparams.global_batch_size=4", "hparams.image_candidates=1000")
+    alone.model.load_state_dict(workload.model.state_dict())
+    expected = alone.loss(alone.prepare(host_batch(alone, [True], 1)))
+    for name in ("loss_objectness", "loss_rpn_box_reg"):
+        torch.testing.assert_close(losses.metrics[name], expected.metrics[name])
+
+
+def test_a_picture_without_objects_has_finite_gradients():
+    workload = built()
+    losses = workload.loss(workload.prepare(host_batch(workload, [True, True], 0)))
+    losses.total.backward()
+    assert losses.metrics["mask_slots"] == losses.metrics["loss_mask"] == losses.metrics["loss_box_reg"] == 0
+    trained = [parameter for parameter in workload.model.parameters() if parameter.requires_grad]
+    assert all(parameter.grad.isfinite().all() for parameter in trained if parameter.grad is not None)
+    assert any(parameter.grad.count_nonzero() for parameter in workload.model.rpn.parameters())
+
+
+def test_losses_of_fresh_heads_are_those_of_guessing():
+    """Cross-entropy of even odds and of K + 1 equal classes; offsets near 0 for boxes that are not far off."""
+    workload = built("benchmark.facts.classes=80")
+    example = next(iter(workload.example_batches()))
+    found = workload.loss(example).metrics
+    assert found["loss_objectness"].item() == pytest.approx(0.693, abs=0.05)
+    assert found["loss_classifier"].item() == pytest.approx(4.394, abs=0.2)
+    assert found["loss_mask"].item() == pytest.approx(0.72, abs=0.12)
+    assert found["loss_rpn_box_reg"] < 0.3
+    assert found["loss_box_reg"] < 0.3
+
+
+def unwatched(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What a graph need not hold: the plain version of what a kernel does on a GPU."""
+
+    def run(*args: Any) -> Any:
+        with _disable_current_modes():
+            return function(*args)
+
+    return run
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+def test_a_graph_can_hold_the_step(precision):
+    workload = built(f"precision={precision}")
+    iteration = workload._pass
+    iteration._draw = unwatched(iteration._draw)
+    for targets in (iteration._rpn_targets, iteration._roi_targets):
+        targets._matched.match = SimpleNamespace(function=unwatched(targets._matched.match.function))
+    step, examples = workload.build_step(), list(workload.example_batches())
+    with Capturable():
+        step((examples * workload.cfg.grad_accumulation_steps)[: workload.cfg.grad_accumulation_steps])
+
+
+def test_biases_have_a_rate_of_their_own_and_frozen_weights_none():
+    workload = built()
+    weights, biases = workload.parameter_groups()
+    assert all("bias" in name for name in biases.parameters)
+    trained = {name for name, parameter in workload.model.named_parameters() if parameter.requires_grad}
+    assert weights.parameters.keys() | biases.parameters.keys() == trained
+    assert (weights.weight_decay, biases.weight_decay) == (1e-4, 0)
+    assert biases.schedule is not None
+    # 0.02 and 0.04 less 39 times 4e-4
+    assert biases.schedule(torch.tensor(0)).item() == pytest.approx(0.04 - 39 * 4e-4)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "convolution", "anchor_matching", "suppression", "sampling", "roi_align", "mask_targets",
+        "selected_logits", "resize", "paste",
+    ],
+)  # fmt: skip
+def test_an_implementation_that_cannot_run_here_is_named_with_its_option(option, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(UnsupportedImplementation, match=f"model.{option}=triton"):
+        built(f"model.{option}=triton").evaluation(Layout())
+
+
+def test_implementations_are_logged():
+    workload = built("model.suppression=torch")
+    workload.evaluation(Layout())
+    expected = {
+        "convolution",
+        "anchor_matching",
+        "suppression",
+        "sampling",
+        "roi_align",
+        "mask_targets",
+        "selected_logits",
+    }
+    assert expected | {"resize", "paste"} <= workload.implementations().keys()

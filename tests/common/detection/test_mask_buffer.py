@@ -1,0 +1,103 @@
+"""Masks of detections on their way from fixed shapes to run lengths on the host, on one rank and on two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+
+from common.detection.detections import PADDING, DetectionBuffer, Found, FoundMasks
+from common.distributed.layout import Layout
+
+KEEP, SIDE = 3, 2
+IDS = (139, 285, PADDING, 632, 724, 776)
+"""Pictures; of two ranks each has half."""
+THERE = ((1, 0, 1), (0, 0, 0), (1, 1, 1), (1, 1, 0), (0, 1, 0), (1, 1, 1))
+
+
+def tell_tale_runs(probability_DSS: Tensor, corners_D4: Tensor, size_D2: Tensor, there_D: Tensor) -> Any:
+    """In place of runs: of each mask as many numbers as its first corner says, each of its probability and height."""
+    count_D = torch.where(there_D, corners_D4[:, 0].int(), 0)
+    value_D = (100 * probability_DSS[:, 0, 1] + size_D2[:, 0]).int()
+    return count_D, value_D.repeat_interleave(count_D)
+
+
+def found_in(rows: slice) -> Found:
+    """The detections of pictures; corners, masks and sizes that differ from each other."""
+    there_BK = torch.tensor(THERE[rows], dtype=torch.bool)
+    number_BK = torch.arange(len(IDS) * KEEP).view(-1, KEEP)[rows]
+    corners_BK4 = (number_BK % 5).unsqueeze(2) + torch.arange(4.0)
+    probability_BKSS = number_BK[:, :, None, None] + torch.arange(SIDE * SIDE).view(SIDE, SIDE) / 100
+    masks = FoundMasks(corners_BK4, probability_BKSS, torch.tensor([[7.0, 9.0]]).expand(len(there_BK), 2))
+    return Found(corners_BK4, number_BK.float(), number_BK + 1, there_BK, masks)
+
+
+def gathered(layout: Layout, first: int, end: int) -> dict[str, Any] | None:
+    """Columns of the pictures from ``first`` on, in batches of two."""
+    buffer = DetectionBuffer(layout, KEEP, tell_tale_runs)
+    buffer.begin(end - first)
+    for start in range(first, end, 2):
+        rows = slice(start, min(start + 2, end))
+        buffer.add(torch.tensor(IDS[rows]), found_in(rows))
+    return buffer.columns()
+
+
+def expected() -> dict[str, list[int]]:
+    """By hand, slot by slot."""
+    ids, counts, runs = [], [], []
+    for place, picture in enumerate(IDS):
+        for slot in range(KEEP):
+            number = place * KEEP + slot
+            if picture != PADDING and THERE[place][slot]:
+                ids.append(picture)
+                counts.append(number % 5)
+                runs += [100 * number + 1 + 7] * (number % 5)
+    return {"picture_id": ids, "run_count": counts, "runs": runs}
+
+
+def test_columns_have_the_runs_of_what_is_there_and_of_no_padding() -> None:
+    columns = gathered(Layout(), 0, len(IDS))
+    assert columns is not None
+    assert {name: columns[name].tolist() for name in expected()} == expected()
+    assert columns["run_count"].dtype == columns["runs"].dtype == np.int32
+
+
+def test_a_network_that_finds_fewer_than_are_kept_leaves_no_mask_of_before() -> None:
+    buffer = DetectionBuffer(Layout(), KEEP, tell_tale_runs)
+    for rows, kept in ((slice(5, 6), KEEP), (slice(5, 6), 2)):
+        found = found_in(rows)
+        assert found.masks is not None
+        few = FoundMasks(found.masks.corners[:, :kept], found.masks.probability[:, :kept], found.masks.size)
+        buffer.begin(1)
+        buffer.add(
+            torch.tensor([9]),
+            Found(found.box[:, :kept], found.score[:, :kept], found.class_id[:, :kept], found.there[:, :kept], few),
+        )
+        columns = buffer.columns()
+        assert columns is not None
+        assert len(columns["run_count"]) == kept
+        assert columns["run_count"].sum() == len(columns["runs"])
+
+
+def run_rank(rank: int, folder: str) -> None:
+    """One of two ranks, which has half of the pictures."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    half = len(IDS) // 2
+    columns = gathered(Layout({"dp": 2}, rank), rank * half, (rank + 1) * half)
+    torch.save(
+        None if columns is None else {name: value.tolist() for name, value in columns.items()}, f"{folder}/{rank}"
+    )
+    dist.destroy_process_group()
+
+
+def test_two_ranks_gather_what_one_has(tmp_path: Path) -> None:
+    mp.start_processes(run_rank, args=(str(tmp_path),), nprocs=2, start_method="forkserver")
+    whole = gathered(Layout(), 0, len(IDS))
+    assert whole is not None
+    assert torch.load(tmp_path / "0") == {name: value.tolist() for name, value in whole.items()}
+    assert torch.load(tmp_path / "1") is None
