@@ -9,6 +9,7 @@ suppression are measured by ``python -m common.ops.bench``.
 from __future__ import annotations
 
 from benchmarks.maskrcnn.ops.mask_loss import bench_cases as mask_loss
+from benchmarks.maskrcnn.ops.resize import bench_cases as resize
 from benchmarks.maskrcnn.ops.roi_align import bench_cases as roi_align
 from benchmarks.maskrcnn.ops.sampling import bench_cases as sampling
 from benchmarks.maskrcnn.ops.selected_logits import bench_cases as selected_logits
@@ -16,7 +17,7 @@ from common.ops.bench import command
 from common.ops.bench.cases import Entry
 from common.ops.bench.sweep import Sweep
 
-_OPERATIONS = (roi_align, mask_loss, selected_logits, sampling)
+_OPERATIONS = (resize, roi_align, mask_loss, selected_logits, sampling)
 
 
 def entries() -> list[Entry]:
