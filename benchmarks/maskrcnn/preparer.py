@@ -5,7 +5,7 @@ Legend: B pictures, H W padded height and width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ class Preparer:
     """Resizes, mirrors, normalises and pads; nothing waits for the device, and a CUDA graph can hold it.
 
     Args:
-        facts: mean of the pictures.
+        facts: mean of the pictures, and their slots.
         implementation: of the operation ``resize``.
         device: of the batches.
         dtype: of the pictures.
@@ -36,7 +36,19 @@ class Preparer:
         with asked_for("model.resize", implementation):
             chosen = select(resize.IMPLEMENTATIONS, implementation, OperationRequest(device, dtype))
         self.choice = chosen.name
-        self._resize, self._mean, self._dtype = chosen.function, facts.mean, dtype
+        self._resize, self._facts, self._device, self._dtype = chosen.function, facts, device, dtype
+
+    def warm_up(self, pictures: int, shapes: Iterable[Shape]) -> None:
+        """Prepare training batches of made-up ``pictures``, one of each shape: compiles what they need."""
+        side = self._facts.longest_side
+        made_up = {
+            "pixels": torch.zeros((pictures, side, side, 3), dtype=torch.uint8, device=self._device),
+            "decoded_size": torch.ones((pictures, 2), dtype=torch.int32, device=self._device),
+            "size": torch.ones((pictures, 2), device=self._device),
+            "transform": torch.zeros((pictures, 4), device=self._device),
+        }
+        for shape in shapes:
+            self(made_up, shape)
 
     def __call__(self, tensors: Mapping[str, Tensor], shape: Shape) -> dict[str, Tensor]:
         """A training batch: ``image`` (B, 3, H, W) in channels_last memory, blue first, less its mean and zero beyond
@@ -59,6 +71,12 @@ class Preparer:
     def _prepared(self, tensors: Mapping[str, Tensor], mirrored_B: Tensor, shape: Shape) -> dict[str, Tensor]:
         rest = {name: tensor for name, tensor in tensors.items() if name not in ("pixels", "decoded_size")}
         image = self._resize(
-            tensors["pixels"], tensors["decoded_size"], tensors["size"], mirrored_B, self._mean, shape, self._dtype
+            tensors["pixels"],
+            tensors["decoded_size"],
+            tensors["size"],
+            mirrored_B,
+            self._facts.mean,
+            shape,
+            self._dtype,
         )
         return {"image": image, **rest}

@@ -158,8 +158,9 @@ class MaskRCNNSegmentation(Workload):
         return DataSettings(self.own.facts, self.own.reader)
 
     def warm_up_reader(self) -> None:
-        """Load DALI, where it reads, and run each of its operators once."""
+        """Load DALI, where it reads, run each of its operators once, and what prepares its batches."""
         warm_up(self._data_settings(), self.layout, self.cfg.micro_batch)
+        self._preparer.warm_up(self.cfg.micro_batch, self.own.reader.shapes)
 
     def open_data(self, root: Path) -> DataSource:
         """Open the training pictures, and bring the outlines of all their objects to the device."""

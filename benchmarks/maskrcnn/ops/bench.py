@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from benchmarks.maskrcnn.ops.mask_targets import bench_cases as mask_targets
 from benchmarks.maskrcnn.ops.paste import bench_cases as paste
+from benchmarks.maskrcnn.ops.resize import bench_cases as resize
 from benchmarks.maskrcnn.ops.roi_align import bench_cases as roi_align
 from benchmarks.maskrcnn.ops.sampling import bench_cases as sampling
 from benchmarks.maskrcnn.ops.selected_logits import bench_cases as selected_logits
@@ -17,7 +18,7 @@ from common.ops.bench import command
 from common.ops.bench.cases import Entry
 from common.ops.bench.sweep import Sweep
 
-_OPERATIONS = (roi_align, selected_logits, sampling, mask_targets, paste)
+_OPERATIONS = (resize, roi_align, selected_logits, sampling, mask_targets, paste)
 
 
 def entries() -> list[Entry]:

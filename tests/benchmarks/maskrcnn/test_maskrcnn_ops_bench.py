@@ -1,4 +1,4 @@
-"""What the benchmark of Mask R-CNN's operations on features measures."""
+"""What the benchmark of Mask R-CNN's operations on pictures and features measures."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.maskrcnn.ops import roi_align, selected_logits
+from benchmarks.maskrcnn.ops import resize, roi_align, selected_logits
 from benchmarks.maskrcnn.ops.bench import entries, sweeps
 from common.ops.bench import cases
 from common.ops.bench.cases import Entry
 from common.ops.implementation import always
 
-OURS = ("roi_align", "selected_logits")
+OURS = ("resize", "roi_align", "selected_logits")
 PLACES = 200 * 336 + 100 * 168 + 50 * 84 + 25 * 42
 MASK_PIXELS = 128 * 28 * 28
 
@@ -22,7 +22,7 @@ MASK_PIXELS = 128 * 28 * 28
 def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors have shapes only, and the plain implementation stands in for the kernel, which has no such version."""
     monkeypatch.setattr(cases, "DEVICE", "meta")
-    for operation in (roi_align, selected_logits):
+    for operation in (resize, roi_align, selected_logits):
         implementations = operation.IMPLEMENTATIONS
         stand_in = replace(implementations["triton"], function=implementations["torch"].function, unsupported=always)
         monkeypatch.setitem(implementations, "triton", stand_in)
@@ -30,6 +30,15 @@ def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def of(name: str) -> list[Entry]:
     return [entry for entry in entries() if entry.name.startswith(name)]
+
+
+@pytest.mark.usefixtures("without_memory")
+def test_the_resize_reads_pictures_and_writes_the_padded_batch() -> None:
+    assert [entry.calls for entry in of("resize")] == [1, 0]
+    for entry in of("resize"):
+        (forward,) = entry.build(12, torch.bfloat16)
+        assert forward.bytes == 12 * (480 * 640 * 3 + 800 * 1344 * 3 * 2)
+        forward.run()
 
 
 @pytest.mark.usefixtures("without_memory")

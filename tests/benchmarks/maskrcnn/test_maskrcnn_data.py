@@ -1,0 +1,213 @@
+"""The reader that runs anywhere, and what becomes of its batches, against one picture after another by Pillow."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from small_coco import REQUEST
+from small_reader import BLOCK, LONG, MICRO_BATCH, SHORT, SLOT, settings
+
+from benchmarks.maskrcnn.data import open_eval, open_train
+from benchmarks.maskrcnn.pictures import resized_size
+from benchmarks.maskrcnn.prepared import open_prepared
+from benchmarks.maskrcnn.preparer import Preparer
+from common.distributed.layout import Layout
+from common.errors import DataError
+
+CPU = torch.device("cpu")
+SEED = 5
+
+
+def train(root, accumulation=1, replicas=1, replica=0, start=0, **reader):
+    layout = Layout({"dp": replicas}, replica, seed=SEED)
+    source = open_train(root, settings(**reader), layout, MICRO_BATCH, accumulation)
+    found = list(source.batches(BLOCK, start))
+    source.close()
+    return found
+
+
+def evaluation(root, batch=2, replicas=1, replica=0, **reader):
+    source = open_eval(root, settings(**reader), Layout({"dp": replicas}, replica), batch)
+    found = list(source)
+    source.close()
+    return found
+
+
+def assert_equal(found, expected):
+    assert [(batch.key, batch.samples) for batch in found] == [(batch.key, batch.samples) for batch in expected]
+    for mine, other in zip(found, expected, strict=True):
+        assert mine.tensors.keys() == other.tensors.keys()
+        assert all(torch.equal(mine.tensors[name], other.tensors[name]) for name in mine.tensors)
+
+
+def legacy_boxes(corners, size, published, mirrored):
+    """Corners in float64, one after another: scaled, then x becomes W - x - 1 and the ends change places."""
+    boxes = []
+    for x1, y1, x2, y2 in corners.astype(np.float64).tolist():
+        x1, x2 = (x * size[1] / published[1] for x in (x1, x2))
+        y1, y2 = (y * size[0] / published[0] for y in (y1, y2))
+        boxes.append([size[1] - x2 - 1, y1, size[1] - x1 - 1, y2] if mirrored else [x1, y1, x2, y2])
+    return torch.tensor(boxes, dtype=torch.float64).reshape(-1, 4)
+
+
+def test_slots_hold_the_pictures_and_what_is_in_them(prepared):
+    """By the number of a picture's first object, which no other picture has."""
+    training = open_prepared(prepared).train()
+    pictures, objects = training.pictures, training.objects
+    place_of = {int(objects.bounds[place]): place for place in range(len(pictures)) if objects.counts[place]}
+    preparer = Preparer(settings().facts, "torch", CPU, torch.float32)
+    seen, mirrors = set(), set()
+    for batch in train(prepared):
+        tensors = batch.tensors
+        made = preparer(tensors, batch.key)
+        assert made["image"].shape == (MICRO_BATCH, 3, *batch.key)
+        assert made.keys() == tensors.keys() - {"pixels", "decoded_size"} | {"image"}
+        for slot in range(MICRO_BATCH):
+            if not tensors["real"][slot] or not tensors["count"][slot]:
+                continue
+            place, count = place_of[int(tensors["object"][slot])], int(tensors["count"][slot])
+            width, height = pictures.size(place)
+            size = resized_size(height, width, SHORT, LONG)
+            mirrored = bool(tensors["transform"][slot, 2])
+            assert tensors["size"][slot].tolist() == list(size)
+            assert tensors["decoded_size"][slot].tolist() == [height, width]
+            expected = torch.tensor([size[1] / width, size[0] / height, float(mirrored), float(width)])
+            assert torch.equal(tensors["transform"][slot], expected)
+            mine = slice(objects.bounds[place], objects.bounds[place + 1])
+            boxes = legacy_boxes(objects.corners[mine], size, (height, width), mirrored)
+            torch.testing.assert_close(tensors["boxes"][slot, :count].double(), boxes, rtol=1e-6, atol=1e-4)
+            assert tensors["label"][slot, :count].tolist() == objects.label[mine].tolist()
+            assert not tensors["boxes"][slot, count:].any()
+            assert not tensors["label"][slot, count:].any()
+            picture = pictures.picture(place)
+            assert torch.equal(tensors["pixels"][slot, :height, :width], torch.from_numpy(np.array(picture)))
+            levels = np.array(picture.resize(size[::-1], Image.Resampling.BILINEAR))[:, :, ::-1].astype(np.float32)
+            levels = levels[:, ::-1] if mirrored else levels
+            expected = torch.from_numpy(levels - np.array(settings().facts.mean, np.float32)).permute(2, 0, 1)
+            assert torch.equal(made["image"][slot, :, : size[0], : size[1]], expected)
+            seen.add(place)
+            mirrors.add(mirrored)
+    pictures.close()
+    assert seen == set(place_of.values())
+    assert mirrors == {False, True}
+
+
+def test_a_pass_has_every_picture_once_and_masks_what_is_left_of_its_batches(prepared):
+    pictures = open_prepared(prepared).train()
+    pictures.pictures.close()
+    high = int(np.sum(pictures.objects.size[:, 0] >= pictures.objects.size[:, 1]))
+    length = -(-high // MICRO_BATCH) + -(-(REQUEST.train - high) // MICRO_BATCH)
+    first = train(prepared)[:length]
+    assert sum(int(batch.tensors["real"].sum()) for batch in first) == REQUEST.train
+    assert length * MICRO_BATCH > REQUEST.train, "an incomplete batch is what this is about"
+    objects = [int(o) for b in first for o in b.tensors["object"][b.tensors["real"] & (b.tensors["count"] > 0)]]
+    assert len(set(objects)) == len(objects) == int(np.sum(pictures.objects.counts > 0))
+    for batch in first:
+        tensors = batch.tensors
+        (surplus,) = (~tensors["real"]).nonzero(as_tuple=True)
+        assert not tensors["count"][surplus].any()
+        assert not tensors["boxes"][surplus].any()
+        assert all(torch.equal(tensors["pixels"][slot], tensors["pixels"][0]) for slot in surplus)
+        assert all(torch.equal(tensors["size"][slot], tensors["size"][0]) for slot in surplus)
+
+
+def test_batches_fit_their_shapes_and_have_one_orientation(prepared):
+    found = train(prepared)
+    assert {batch.key for batch in found} == {(192, 320), (320, 192)}
+    for batch in found:
+        assert (batch.tensors["size"] <= torch.tensor(batch.key)).all()
+        high = batch.tensors["decoded_size"][:, 0] >= batch.tensors["decoded_size"][:, 1]
+        assert high.all() or not high.any()
+
+
+def test_replicas_share_what_one_accumulates(prepared):
+    whole = train(prepared, accumulation=2)
+    parts = [train(prepared, replicas=2, replica=replica) for replica in range(2)]
+    for replica in range(2):
+        for mine, other in zip(parts[replica], whole[replica::2], strict=True):
+            assert mine.key == other.key
+            assert all(torch.equal(mine.tensors[name], other.tensors[name]) for name in mine.tensors)
+
+
+def test_training_goes_on_from_any_batch_with_any_number_of_threads(prepared):
+    whole = train(prepared)
+    for start in (1, 7):
+        assert_equal(train(prepared, start=start, threads=1), whole[start:])
+    assert len({int(batch.tensors["seed"]) for batch in whole}) == len(whole)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_an_evaluation_has_every_picture_once_at_its_shape(prepared, replicas):
+    pictures = open_prepared(prepared).validation()
+    place_of = {int(number): place for place, number in enumerate(pictures.annotations.picture_id)}
+    preparer, seen = Preparer(settings().facts, "torch", CPU, torch.float32), []
+    parts = [evaluation(prepared, 2, replicas, replica) for replica in range(replicas)]
+    assert len({len(part) for part in parts}) == 1
+    for batch in [batch for part in parts for batch in part]:
+        made = preparer.evaluation(batch.tensors, batch.key)
+        assert made.keys() == {"image", "picture", "size", "original"}
+        for slot, number in enumerate(batch.tensors["picture"].tolist()):
+            if number < 0:
+                assert batch.tensors["decoded_size"][slot].tolist() == made["size"][slot].tolist() == [1, 1]
+                continue
+            seen.append(number)
+            width, height = pictures.size(place_of[number])
+            assert made["original"][slot].tolist() == [height, width]
+            size = resized_size(height, width, SHORT, LONG)
+            assert made["size"][slot].tolist() == list(size)
+            levels = pictures.picture(place_of[number]).resize(size[::-1], Image.Resampling.BILINEAR)
+            expected = np.array(levels)[:, :, ::-1].astype(np.float32) - np.array(settings().facts.mean, np.float32)
+            assert torch.equal(
+                made["image"][slot, :, : size[0], : size[1]].permute(1, 2, 0), torch.from_numpy(expected)
+            )
+            assert not made["image"][slot, :, size[0] :].any()
+            assert not made["image"][slot, :, :, size[1] :].any()
+    pictures.close()
+    assert sorted(seen) == sorted(place_of)
+
+
+def test_kept_pictures_are_decoded_once(prepared):
+    source, again = (open_eval(prepared, settings(keep_eval=kept), Layout(), 2) for kept in (True, False))
+    partly = iter(source)
+    next(partly)
+    partly.close()  # an evaluation that ends early keeps nothing
+    first, second = list(source), list(source)
+    assert_equal(first, list(again))
+    assert_equal(second, first)
+    assert all(
+        mine.tensors["pixels"].data_ptr() == other.tensors["pixels"].data_ptr()
+        for mine, other in zip(first, second, strict=True)
+    )
+    assert next(iter(again)).tensors["pixels"].data_ptr() != first[0].tensors["pixels"].data_ptr()
+    for opened in (source, again):
+        opened.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_boxes": 1}, r"picture \d+ has (\d+) .* room for 1: use reader\.max_boxes=\1"),
+        ({"shapes": [[192, 320]]}, r"picture \d+ is resized to a height of \d+ px .* none of reader\.shapes="),
+    ],
+)
+def test_data_that_do_not_fit_the_settings_are_refused(prepared, changes, message):
+    with pytest.raises(DataError, match=message):
+        train(prepared, **changes)
+
+
+def test_pictures_larger_than_a_slot_are_refused(prepared):
+    small = settings({"longest_side": 64})
+    with pytest.raises(DataError, match=r"picture \d+ has a side of \d+ px, and a slot has room for .*longest_side=64"):
+        open_eval(prepared, small, Layout(), 2)
+
+
+def test_data_of_other_classes_are_refused(prepared):
+    other = settings({"classes": 3})
+    with pytest.raises(DataError, match="holds 12 classes where the model has 3"):
+        open_train(prepared, other, Layout(), MICRO_BATCH)
+
+
+def test_slots_have_room_for_every_picture(prepared):
+    assert all(batch.tensors["pixels"].shape[1:] == (SLOT, SLOT, 3) for batch in evaluation(prepared))
