@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from benchmarks.maskrcnn.anchors import STRIDES, anchors
 from benchmarks.maskrcnn.config import MaskRCNNConfig
 from benchmarks.maskrcnn.loss import box_losses, first_slots, mask_loss, rpn_losses
-from benchmarks.maskrcnn.model import MaskRCNN
+from benchmarks.maskrcnn.model import MaskRCNN, RpnOutput
 from benchmarks.maskrcnn.ops import mask_targets, roi_align
 from benchmarks.maskrcnn.ops.roi_align import Regions
 from benchmarks.maskrcnn.ops.roi_align.plain import LEVELS
@@ -28,7 +28,7 @@ from benchmarks.maskrcnn.polygon_table import PolygonTable
 from benchmarks.maskrcnn.proposals import Proposer, Selection, with_truth
 from benchmarks.maskrcnn.targets import RoiSample, RoiTargets, RpnTargets
 from common.ops.implementation import OperationRequest, asked_for, select
-from common.step.branches import Branch, cut, early
+from common.step.branches import Branch, cut, detached, early
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,7 @@ class TrainingPass:
             sample = self._rpn_targets(torch.cat(anchors_LA4), boxes_BM4, count_B, size_B2, real_B, seed)
             rpn = rpn_losses(said, sample, facts.rpn_beta)
             rpn_total = self._differentiated(rpn, levels, rpn_levels, model.rpn, scale)
+            said, rpn = [RpnOutput(*(tensor.detach() for tensor in level)) for level in said], detached(rpn)
 
         proposals = self._propose([level.flat() for level in said], anchors_LA4, size_B2, real_B)
         rois = self._roi_targets(with_truth(proposals, boxes_BM4, count_B), boxes_BM4, label_BM, count_B, seed)
@@ -138,6 +139,8 @@ class TrainingPass:
             logits_RK, deltas_RX = model.box_head(box_features[0])
             box = box_losses(logits_RK, deltas_RX, rois, facts.box_beta)
             box_total = self._differentiated(box, [box_RCSS], box_features, model.box_head, scale)
+            box = detached(box)
+            del logits_RK, deltas_RX
             target_QHW = self._targets(rois, masked_BP, tensors["object"], tensors["transform"])
         class_Q = torch.where(masked_BP, rois.label_BR[:, : facts.mask_slots], -1).flatten()
         logits_QHW = model.mask_head(mask_QCSS, class_Q)

@@ -35,8 +35,9 @@ def rpn_losses(levels: Sequence[RpnOutput], sample: RpnSample, beta: float) -> t
     """
     flat = [level.flat() for level in levels]
     logits_BA, deltas_BA4 = (torch.cat(parts, 1) for parts in zip(*flat, strict=True))
-    logits_BN = widen(logits_BA.gather(1, sample.index_BN))
-    deltas_BN4 = widen(deltas_BA4.gather(1, sample.index_BN.unsqueeze(2).expand(-1, -1, 4)))
+    # Indexed, not gathered: the gradient of a gather copies from the host where sums are to have a fixed order.
+    place_BN = _numbers(logits_BA).unsqueeze(1), sample.index_BN
+    logits_BN, deltas_BN4 = widen(logits_BA[place_BN]), widen(deltas_BA4[place_BN])
     positive_BN, sampled_BN = (
         first_slots(count_B, sample.index_BN.shape[1]) for count_B in (sample.positives_B, sample.total_B)
     )
@@ -63,8 +64,7 @@ def box_losses(logits_RK: Tensor, deltas_RC: Tensor, sample: RoiSample, beta: fl
     logits_RK, label_R = widen(logits_RK), sample.label_BR.flatten()
     sampled = _at_least_one(sample.total_B, logits_RK.dtype)
     classes = F.cross_entropy(logits_RK, label_R, ignore_index=-1, reduction="sum") / sampled
-    known_R14 = label_R.clamp(min=0)[:, None, None].expand(-1, 1, 4)
-    deltas_R4 = widen(deltas_RC.unflatten(1, (-1, 4)).gather(1, known_R14).squeeze(1))
+    deltas_R4 = widen(deltas_RC.unflatten(1, (-1, 4))[_numbers(label_R), label_R.clamp(min=0)])
     positive_BR = first_slots(sample.positives_B, sample.label_BR.shape[1])
     boxes = _smooth_l1(deltas_R4.view_as(sample.offsets_BR4), sample.offsets_BR4, positive_BR, beta)
     return classes, boxes / sampled
@@ -90,6 +90,11 @@ def mask_loss(logits_QHW: Tensor, target_QHW: Tensor, class_Q: Tensor) -> Tensor
 def first_slots(count_B: Tensor, slots: int) -> Tensor:
     """(B, slots) bool: the first ``count_B`` slots of each picture."""
     return torch.arange(slots, device=count_B.device) < count_B.unsqueeze(1)
+
+
+def _numbers(rows: Tensor) -> Tensor:
+    """Of the rows, from 0."""
+    return torch.arange(len(rows), device=rows.device)
 
 
 def _at_least_one(count_B: Tensor, dtype: torch.dtype) -> Tensor:

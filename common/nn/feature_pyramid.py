@@ -62,7 +62,8 @@ class FeaturePyramid(nn.Module):
             p6_NCHW = self.extra_blocks["p6"](levels[-1])
             levels += [p6_NCHW, self.extra_blocks["p7"](F.relu(p6_NCHW))]
         elif self._extra == "max_pool":
-            levels.append(F.max_pool2d(levels[-1], 1, stride=2))
+            # What max pooling over single pixels gives, without its indices and the atomics of its gradient.
+            levels.append(levels[-1][:, :, ::2, ::2].contiguous(memory_format=torch.channels_last))
         return levels
 
     def flops(self, sizes: Sequence[Size], input_gradients: Sequence[bool]) -> tuple[list[LayerFlops], list[Size]]:

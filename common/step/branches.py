@@ -4,7 +4,8 @@ A part with a loss of its own can also run its backward pass right away, while t
 forward pass: :func:`early` differentiates it with respect to its inputs, cut off from what made them, and to its
 parameters, and gives these gradients on when the backward pass of the whole gets there. So gradients of parameters
 appear where the optimizer's hooks expect them, on the stream of the backward pass, and inputs get the sum over all
-their users as usual.
+their users as usual. That holds if nothing of the part's own graph is left by then: PyTorch adds to a parameter on the
+stream on which it first met it, for as long as a graph remembers. What is still wanted of the part is :func:`detached`.
 
 Without a GPU, or where it is not wanted, the same work is done in order.
 """
@@ -73,6 +74,11 @@ class Early:
 def cut(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The same values, from which a part of the network that is differentiated on its own begins."""
     return [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
+
+
+def detached(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The same values without the graph that made them."""
+    return tuple(tensor.detach() for tensor in tensors)
 
 
 def early(

@@ -173,7 +173,7 @@ def test_two_dtypes_share_one_sum(implementation):
     update = LAMB().bind(shards, settings, 2, lambda t: sums.append(t.clone()), implementation)
     for shard, gradient in zip(shards, gradients, strict=True):
         shard.gradients[: gradient.numel()] = gradient.flatten()
-    update.apply(torch.tensor(0.1), torch.tensor(0), torch.tensor(1.0), torch.tensor(True))
+    update.apply(torch.tensor([0.1]), torch.tensor(0), torch.tensor(1.0), torch.tensor(True))
     weights = rounded(tensors[:1], torch.bfloat16) + rounded(tensors[1:], torch.float32)
     directions = rounded(gradients[:1], torch.bfloat16) + rounded(gradients[1:], torch.float32)
     assert len(sums) == 1
@@ -194,5 +194,5 @@ def test_nothing_is_summed_without_trust_ratio(implementation, rule):
     update = rule.bind([shard], [group(0.1)], 1, refuse, implementation)
     shard.gradients[:9] = 1.0
     before = shard.masters.clone()
-    update.apply(torch.tensor(0.1), torch.tensor(0), torch.tensor(1.0), torch.tensor(True))
+    update.apply(torch.tensor([0.1]), torch.tensor(0), torch.tensor(1.0), torch.tensor(True))
     assert not torch.equal(shard.masters, before)
