@@ -121,9 +121,9 @@ class TrainingPass:
         self._rpn_branch.join()
         with self._rpn_branch.beside():
             sample = self._rpn_targets(torch.cat(anchors_LA4), boxes_BM4, count_B, size_B2, real_B, seed)
-            rpn = rpn_losses(said, sample, facts.rpn_beta)
-            rpn_total = self._differentiated(rpn, levels, rpn_levels, model.rpn, scale)
-            said, rpn = [RpnOutput(*(tensor.detach() for tensor in level)) for level in said], detached(rpn)
+            losses = rpn_losses(said, sample, facts.rpn_beta)
+            rpn_total = self._differentiated(losses, levels, rpn_levels, model.rpn, scale)
+            said, (objectness, rpn_boxes) = [RpnOutput(*detached(level)) for level in said], detached(losses)
 
         proposals = self._propose([level.flat() for level in said], anchors_LA4, size_B2, real_B)
         rois = self._roi_targets(with_truth(proposals, boxes_BM4, count_B), boxes_BM4, label_BM, count_B, seed)
@@ -137,17 +137,18 @@ class TrainingPass:
         box_features = self._apart([box_RCSS])
         with self._box_branch.beside():
             logits_RK, deltas_RX = model.box_head(box_features[0])
-            box = box_losses(logits_RK, deltas_RX, rois, facts.box_beta)
-            box_total = self._differentiated(box, [box_RCSS], box_features, model.box_head, scale)
-            box = detached(box)
-            del logits_RK, deltas_RX
+            losses = box_losses(logits_RK, deltas_RX, rois, facts.box_beta)
+            box_total = self._differentiated(losses, [box_RCSS], box_features, model.box_head, scale)
+            classifier, boxes = detached(losses)
+            del losses, logits_RK, deltas_RX
             target_QHW = self._targets(rois, masked_BP, tensors["object"], tensors["transform"])
         class_Q = torch.where(masked_BP, rois.label_BR[:, : facts.mask_slots], -1).flatten()
         logits_QHW = model.mask_head(mask_QCSS, class_Q)
         self._box_branch.join()
         mask = mask_loss(logits_QHW, target_QHW, class_Q)
         self._rpn_branch.join()
-        return DetectionLosses(rpn_total() + box_total() + mask, *box, mask, *rpn, rois.positives_B.sum())
+        total = rpn_total() + box_total() + mask
+        return DetectionLosses(total, classifier, boxes, mask, objectness, rpn_boxes, rois.positives_B.sum())
 
     def _targets(self, rois: RoiSample, masked_BP: Tensor, object_B: Tensor, transform_B4: Tensor) -> Tensor:
         """What the mask head has to find, (Q, height, width) uint8."""
