@@ -146,9 +146,6 @@ class RoiTargets:
         facts: threshold, size of the sample, and weights of the offsets.
         matching, sampler, device: as :class:`RpnTargets` takes them.
 
-    Attributes:
-        choices: the implementations by their operations.
-
     Raises:
         UnsupportedImplementation: see :func:`common.ops.implementation.select`.
     """
@@ -157,7 +154,6 @@ class RoiTargets:
         rule = MatchingRule(facts.roi_low, facts.roi_low, pixel=PIXEL)
         self._matched = _Matched(rule, ROI_STREAM, facts.roi_sampled, facts.roi_positive, matching, sampler, device)
         self._coding = box_coding(facts)
-        self.choices = {"anchor_matching": self._matched.match.name, "sampling": self._matched.sampler.name}
 
     @torch.no_grad()
     def __call__(

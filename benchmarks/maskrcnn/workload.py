@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -29,6 +28,7 @@ from common.data.batches import Batch, DataSource, HostBatch
 from common.detection.evaluation import DetectionEvaluation
 from common.distributed.layout import Layout
 from common.errors import ConfigError
+from common.nn.frozen import frozen_digest
 from common.ops.implementation import asked_for
 from common.optim.optimizer import ParameterGroup
 from common.step.train_step import SAMPLES, Losses, TrainStep
@@ -62,16 +62,7 @@ class MaskRCNNSegmentation(Workload):
         self._pass = TrainingPass(self.model, own, self._table, self.dtype)
         self._preparer = Preparer(facts, own.model.resize, layout.device, self.dtype)
         self.choices |= {**self._pass.choices, "resize": self._preparer.choice}
-        self._base_digest = self._digest()
-
-    def _digest(self) -> str:
-        """Identity of stem, first stage and batch norms, which never change."""
-        made, frozen = hashlib.sha256(), self.frozen()
-        for name, tensor in sorted([*self.model.named_parameters(), *self.model.named_buffers()]):
-            if name in frozen:
-                made.update(name.encode())
-                made.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
-        return made.hexdigest()
+        self._base_digest = frozen_digest(self.model)
 
     def base_digest(self) -> str | None:
         """Which backbone the trained weights stand on."""

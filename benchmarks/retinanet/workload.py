@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ from common.detection.coco_scorer import CocoScorer
 from common.detection.evaluation import DetectionEvaluation, of_pictures
 from common.distributed.layout import Layout
 from common.nn.backbone_file import load_backbone
+from common.nn.frozen import frozen_digest
 from common.ops.implementation import asked_for
 from common.optim.learning_rate import warmup_then_constant
 from common.optim.optimizer import ParameterGroup
@@ -62,16 +62,7 @@ class RetinaNetDetection(Workload):
                 facts.classes, facts.focal_alpha, facts.focal_gamma, own.model.focal_loss, layout.device, self.dtype
             )
         self.choices |= {"anchor_matching": self._targets.choice, "focal_loss": self._loss.choice}
-        self._base_digest = self._digest()
-
-    def _digest(self) -> str:
-        """Identity of stem, first stages and batch norms, which never change."""
-        made, frozen = hashlib.sha256(), self.frozen()
-        for name, tensor in sorted([*self.model.named_parameters(), *self.model.named_buffers()]):
-            if name in frozen:
-                made.update(name.encode())
-                made.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
-        return made.hexdigest()
+        self._base_digest = frozen_digest(self.model)
 
     def base_digest(self) -> str | None:
         """Which backbone the trained weights stand on."""

@@ -7,8 +7,10 @@ its own tensors that they are frozen, and whoever has the model at hand asks.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
 
+import torch
 from torch import Tensor, nn
 
 _MARK = "_frozen_tensor_names"
@@ -50,3 +52,13 @@ def frozen_names(model: nn.Module) -> frozenset[str]:
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from module.named_parameters(remove_duplicate=False)
     yield from module.named_buffers(remove_duplicate=False)
+
+
+def frozen_digest(model: nn.Module) -> str:
+    """Identity of the frozen tensors of ``model``: the SHA-256 of their names and bytes, in the order of names."""
+    made, frozen = hashlib.sha256(), frozen_names(model)
+    for name, tensor in sorted([*model.named_parameters(), *model.named_buffers()]):
+        if name in frozen:
+            made.update(name.encode())
+            made.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
+    return made.hexdigest()
