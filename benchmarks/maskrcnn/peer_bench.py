@@ -1,0 +1,101 @@
+"""Time the same training with torchvision's Mask R-CNN: ``python -m benchmarks.maskrcnn.peer_bench``.
+
+Its network with the same three trained stages and frozen batch norms, channels_last, PyTorch's automatic mixed precision
+in fp16 with its gradient scaler and momentum, over pictures of noise of the recipes' larger shape with a few objects
+whose masks are discs. cuDNN does not search for algorithms, since torchvision's RoI heads have other shapes in every
+iteration and would search anew. What compares with it is ``mlperf-suite bench benchmark=maskrcnn scale=1xH200
+bench.only=step``, of as many pictures.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torchvision.models.detection import MaskRCNN
+from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
+
+from benchmarks.maskrcnn.config import Facts
+from common.mlperf.fixed import fixed_facts
+from common.ops.bench.stopwatch import median_ms
+
+TRAINED_STAGES = 3
+OBJECTS = 7
+"""Objects of a picture, as many as one of COCO has on average."""
+SHAPE = (800, 1344)
+
+
+def build(facts: Facts, shape: tuple[int, int], device: torch.device) -> MaskRCNN:
+    """The network with random weights, in fp32, for pictures of ``shape``: height and width."""
+    backbone = resnet_fpn_backbone(backbone_name="resnet50", weights=None, trainable_layers=TRAINED_STAGES)
+    model = MaskRCNN(backbone, facts.classes + 1, min_size=min(shape), max_size=max(shape))
+    return model.to(device, memory_format=torch.channels_last).train()
+
+
+def noise(facts: Facts, shape: tuple[int, int], batch: int, device: torch.device) -> tuple[list[Tensor], list[dict]]:
+    """Pictures of noise, (3, height, width) each, and objects in them with boxes, labels and masks of discs."""
+    generator = torch.Generator(device).manual_seed(1)
+    extent_HW = torch.tensor([shape[1], shape[0]], device=device)
+    pictures = list(torch.rand((batch, 3, *shape), generator=generator, device=device))
+    corners_BO22 = torch.rand((batch, OBJECTS, 2, 2), generator=generator, device=device).sort(2).values
+    corners_BO22 = corners_BO22 * (extent_HW - 32) + torch.tensor([[0.0], [32.0]], device=device)
+    labels_BO = torch.randint(1, facts.classes + 1, (batch, OBJECTS), generator=generator, device=device)
+    targets = [
+        {"boxes": corners_O22.flatten(1), "labels": labels_O, "masks": _discs(corners_O22, shape)}
+        for corners_O22, labels_O in zip(corners_BO22, labels_BO, strict=True)
+    ]
+    return pictures, targets
+
+
+def _discs(corners_O22: Tensor, shape: tuple[int, int]) -> Tensor:
+    """The ellipse in each box as uint8 (objects, height, width)."""
+    middle_O2, radius_O2 = corners_O22.mean(1), (corners_O22[:, 1] - corners_O22[:, 0]) / 2
+    height, width = (torch.arange(size, device=corners_O22.device) for size in shape)
+    x_OW = (width - middle_O2[:, :1]) / radius_O2[:, :1]
+    y_OH = (height - middle_O2[:, 1:]) / radius_O2[:, 1:]
+    return (x_OW[:, None].square() + y_OH[:, :, None].square() <= 1).to(torch.uint8)
+
+
+def step_of(
+    model: nn.Module, pictures: Sequence[Tensor], targets: Sequence[dict], device: torch.device
+) -> Callable[[], Tensor]:
+    """An iteration over these pictures: forward, losses, backward, update; returns the sum of the losses."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    gpu = device.type == "cuda"
+    optimizer = torch.optim.SGD(trained, lr=1e-4, momentum=0.9, weight_decay=1e-4, fused=gpu)
+    scaler = torch.amp.GradScaler(device.type, enabled=gpu)
+
+    def step() -> Tensor:
+        with torch.autocast(device.type, torch.float16 if gpu else torch.bfloat16, enabled=gpu):
+            loss = sum(model(list(pictures), list(targets)).values())
+        assert isinstance(loss, Tensor)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def main() -> None:
+    """Print milliseconds of an iteration, pictures a second, and memory."""
+    parser = argparse.ArgumentParser(description="time torchvision's Mask R-CNN on a GPU")
+    parser.add_argument("--batch", type=int, default=12, help="pictures of an iteration (default: 12)")
+    parser.add_argument("--steps", type=int, default=20, help="timed, after 5 (default: 20)")
+    args = parser.parse_args()
+    facts, device = fixed_facts(Facts, "maskrcnn"), torch.device("cuda")
+    step = step_of(build(facts, SHAPE, device), *noise(facts, SHAPE, args.batch, device), device)
+    for _ in range(5):
+        step()
+    milliseconds = median_ms(step, args.steps)
+    memory = torch.cuda.max_memory_allocated() / 1e9
+    print(
+        f"{args.batch} pictures: {milliseconds:.1f} ms, {args.batch / milliseconds * 1e3:.1f} images/s, {memory:.1f} GB"
+    )
+
+
+if __name__ == "__main__":
+    main()
