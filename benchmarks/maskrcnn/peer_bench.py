@@ -1,9 +1,9 @@
 """Time the same training with torchvision's Mask R-CNN: ``python -m benchmarks.maskrcnn.peer_bench``.
 
-Its network with the same three trained stages and frozen batch norms, channels_last, PyTorch's automatic mixed precision
-in fp16 with its gradient scaler and momentum, over pictures of noise of the recipes' larger shape with a few objects
-whose masks are discs. cuDNN does not search for algorithms, since torchvision's RoI heads have other shapes in every
-iteration and would search anew. What compares with it is ``mlperf-suite bench benchmark=maskrcnn scale=1xH200
+Its network with the same three trained stages and frozen batch norms, channels_last, PyTorch's automatic mixed
+precision in fp16 with its gradient scaler and momentum, over pictures of noise of the recipes' larger shape with a few
+objects whose masks are discs. cuDNN does not search for algorithms, since torchvision's RoI heads have other shapes in
+every iteration and would search anew. What compares with it is ``mlperf-suite bench benchmark=maskrcnn scale=1xH200
 bench.only=step``, of as many pictures.
 """
 

@@ -25,4 +25,7 @@ def test_masks_lie_in_their_boxes():
     assert target["masks"].shape == (OBJECTS, *shape)
     for (left, top, right, bottom), mask in zip(target["boxes"].tolist(), target["masks"], strict=True):
         rows, columns = mask.nonzero(as_tuple=True)
-        assert left <= columns.min() and columns.max() <= right and top <= rows.min() and rows.max() <= bottom
+        assert left <= columns.min()
+        assert columns.max() <= right
+        assert top <= rows.min()
+        assert rows.max() <= bottom
