@@ -25,6 +25,7 @@ from benchmarks.stable_diffusion.architecture import (
     Transformer,
 )
 from benchmarks.stable_diffusion.operations import Operations
+from benchmarks.stable_diffusion.residual import add_residual, maps_of, rows_of
 from benchmarks.stable_diffusion.shortcut import add_shortcut
 from benchmarks.stable_diffusion.transformer import SpatialTransformer
 from common.nn.group_norm import GroupNorm
@@ -34,8 +35,9 @@ from common.nn.upsample_convolution import UpsampleConvolution
 class ResidualBlock(nn.Module):
     """Norm, SiLU, convolution, twice, with the time embedding between and a shortcut beside."""
 
-    def __init__(self, plan: Residual, architecture: Architecture) -> None:
+    def __init__(self, plan: Residual, architecture: Architecture, operations: Operations) -> None:
         super().__init__()
+        self._row_sums = operations.row_sums
         inputs, channels = sum(plan.inputs), plan.channels
         groups, epsilon = architecture.norm_groups, architecture.norm_epsilon
         self.in_layers = nn.ModuleDict(
@@ -66,11 +68,12 @@ class ResidualBlock(nn.Module):
         assert isinstance(last, nn.Conv2d)
         assert last.bias is not None
         if shortcut is None:
-            y_NCHW: Tensor = last(normed_NCHW)
-            return y_NCHW.add_(kept[0])
+            y_NCHW = F.conv2d(normed_NCHW, last.weight, last.bias.detach(), padding=1)
+            y_RC = add_residual(rows_of(y_NCHW), last.bias, rows_of(kept[0]), self._row_sums)
+            return maps_of(y_RC, y_NCHW)
         assert shortcut.bias is not None
         y_NCHW = F.conv2d(normed_NCHW, last.weight, padding=1)
-        return add_shortcut(y_NCHW, last.bias + shortcut.bias, shortcut.weight, kept)
+        return add_shortcut(y_NCHW, last.bias + shortcut.bias, shortcut.weight, kept, self._row_sums)
 
 
 class Downsample(nn.Module):
@@ -132,7 +135,7 @@ def _built(layer: Layer, architecture: Architecture, operations: Operations) -> 
     if isinstance(layer, Convolution):
         return nn.Conv2d(layer.inputs, layer.channels, 3, padding=1)
     if isinstance(layer, Residual):
-        return ResidualBlock(layer, architecture)
+        return ResidualBlock(layer, architecture, operations)
     if isinstance(layer, Transformer):
         return SpatialTransformer(layer, architecture, operations)
     return Downsample(layer.channels) if isinstance(layer, Downsampling) else Upsample(layer.channels)

@@ -14,7 +14,8 @@ from common.nn.choice import Choosing, choose
 from common.nn.group_norm import GroupNorm
 from common.nn.layer_norm import LayerNorm
 from common.nn.upsample_convolution import UpsampleConvolution
-from common.ops import dense_attention, geglu
+from common.ops import bias_gradient, dense_attention, geglu
+from common.ops.bias_gradient import RowSums
 from common.ops.dense_attention.plain import Attention
 from common.ops.implementation import AUTO, Implementation, OperationRequest, asked_for, select
 
@@ -30,13 +31,15 @@ LAYERS: dict[str, type[Choosing]] = {
 class Implementations:
     """Which implementation of each operation is asked for: a name out of its ``IMPLEMENTATIONS``, or ``auto``.
 
-    ``attention`` is that of the places to each other, ``cross_attention`` that to the tokens of the caption, and
-    ``upsampling`` comes with its convolution. The autoencoder takes ``group_norm`` and ``upsampling`` from here, too.
+    ``attention`` is that of the places to each other, ``cross_attention`` that to the tokens of the caption,
+    ``bias_gradient`` sums the gradients at the ends of blocks over places, and ``upsampling`` comes with its
+    convolution. The autoencoder takes ``group_norm`` and ``upsampling`` from here, too.
     """
 
     group_norm: str = AUTO
     layer_norm: str = AUTO
     geglu: str = AUTO
+    bias_gradient: str = AUTO
     attention: str = AUTO
     cross_attention: str = AUTO
     upsampling: str = AUTO
@@ -52,6 +55,7 @@ class Operations:
     """
 
     geglu: Callable[[Tensor, Tensor | None], Tensor]
+    row_sums: RowSums
     attention: dict[int, Attention]
     cross_attention: dict[int, Attention]
     choices: dict[str, str] = field(default_factory=dict)
@@ -87,6 +91,7 @@ def choose_operations(
 
     return Operations(
         geglu=chosen("geglu", geglu, [{}])[0],
+        row_sums=chosen("bias_gradient", bias_gradient, [{}])[0],
         attention=attentions("attention", None),
         cross_attention=attentions("cross_attention", architecture.context_length),
         choices=choices,

@@ -14,25 +14,15 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-
-def rows_of(x_NCHW: Tensor) -> Tensor:
-    """(R, C), a view of a tensor in channels_last memory.
-
-    Raises:
-        RuntimeError: it isn't.
-    """
-    return x_NCHW.permute(0, 2, 3, 1).view(-1, x_NCHW.shape[1])
-
-
-def maps_of(x_RC: Tensor, like_NCHW: Tensor) -> Tensor:
-    """(N, C, H, W) in channels_last memory, a view of rows, in the images of ``like_NCHW``."""
-    images, _, height, width = like_NCHW.shape
-    return x_RC.view(images, height, width, -1).permute(0, 3, 1, 2)
+from benchmarks.stable_diffusion.residual import maps_of, rows_of
+from common.ops.bias_gradient import RowSums
 
 
 class _AddShortcut(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, y_NOHW: Tensor, bias_O: Tensor, weight_OC11: Tensor, *inputs: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, y_NOHW: Tensor, bias_O: Tensor, weight_OC11: Tensor, row_sums: RowSums, *inputs: Tensor
+    ) -> Tensor:
         weights = _columns(weight_OC11, inputs)
         rows = [rows_of(x_NCHW) for x_NCHW in inputs]
         sum_RO = torch.addmm(bias_O, rows[0], weights[0].t())
@@ -40,6 +30,7 @@ class _AddShortcut(torch.autograd.Function):
             sum_RO.addmm_(x_RC, weight_OC.t())
         sum_RO.add_(rows_of(y_NOHW))
         ctx.save_for_backward(weight_OC11, *inputs)
+        ctx.row_sums, ctx.dtype = row_sums, bias_O.dtype
         return maps_of(sum_RO, y_NOHW)
 
     @staticmethod
@@ -51,7 +42,8 @@ class _AddShortcut(torch.autograd.Function):
         # the products of a pair are put side by side afterwards: the weight is small, and compilers know no other way
         d_weight_OC = torch.cat([d_RO.t() @ rows_of(x_NCHW) for x_NCHW in inputs], 1)
         d_inputs = [maps_of(d_RO @ weight_OC, d_NOHW) for weight_OC in _columns(weight_OC11, inputs)]
-        return d_NOHW, d_RO.sum(0), d_weight_OC.view_as(weight_OC11), *d_inputs
+        d_bias_O = ctx.row_sums(d_RO, ctx.dtype)
+        return d_NOHW, d_bias_O, d_weight_OC.view_as(weight_OC11), None, *d_inputs
 
 
 def _columns(weight_OC11: Tensor, inputs: tuple[Tensor, ...] | list[Tensor]) -> tuple[Tensor, ...]:
@@ -59,7 +51,9 @@ def _columns(weight_OC11: Tensor, inputs: tuple[Tensor, ...] | list[Tensor]) -> 
     return weight_OC11.view(weight_OC11.shape[:2]).split([x_NCHW.shape[1] for x_NCHW in inputs], 1)
 
 
-def add_shortcut(y_NOHW: Tensor, bias_O: Tensor, weight_OC11: Tensor, inputs: tuple[Tensor, ...]) -> Tensor:
+def add_shortcut(
+    y_NOHW: Tensor, bias_O: Tensor, weight_OC11: Tensor, inputs: tuple[Tensor, ...], row_sums: RowSums
+) -> Tensor:
     """``y + bias + conv1x1(cat(inputs), weight)``.
 
     Args:
@@ -67,9 +61,10 @@ def add_shortcut(y_NOHW: Tensor, bias_O: Tensor, weight_OC11: Tensor, inputs: tu
         bias_O: of both convolutions together.
         weight_OC11: of the shortcut.
         inputs: one or two (N, C_i, H, W) in channels_last memory.
+        row_sums: sums a gradient over its rows.
 
     Returns:
         (N, O, H, W) in channels_last memory.
     """
-    result: Tensor = _AddShortcut.apply(y_NOHW, bias_O, weight_OC11, *inputs)
+    result: Tensor = _AddShortcut.apply(y_NOHW, bias_O, weight_OC11, row_sums, *inputs)
     return result

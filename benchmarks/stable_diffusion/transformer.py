@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from benchmarks.stable_diffusion.architecture import Architecture, Transformer
 from benchmarks.stable_diffusion.operations import Operations
-from benchmarks.stable_diffusion.shortcut import maps_of, rows_of
+from benchmarks.stable_diffusion.residual import add_residual, maps_of, rows_of
 from common.nn.group_norm import GroupNorm
 from common.nn.layer_norm import LayerNorm
 
@@ -74,7 +74,7 @@ class SpatialTransformer(nn.Module):
         self.transformer_blocks = nn.ModuleList([TransformerBlock(channels, architecture.norm_epsilon)])
         self.proj_out = nn.Linear(channels, channels)
         self._heads = channels // architecture.head_channels
-        self._geglu = operations.geglu
+        self._geglu, self._row_sums = operations.geglu, operations.row_sums
         places = (architecture.latent_size // plan.factor) ** 2
         self._self_attention = operations.attention[places]
         self._cross_attention = operations.cross_attention[places]
@@ -106,5 +106,10 @@ class SpatialTransformer(nn.Module):
 
         up, down = block.ff.net["0"]["proj"], block.ff.net["2"]
         gated = self._geglu(F.linear(normed_RC, up.weight), up.bias)
-        x_RC = down(gated).add_(x_RC)
-        return maps_of(self.proj_out(x_RC).add_(rows_of(kept_NCHW)), x_NCHW)
+        x_RC = self._and_residual(down, gated, x_RC)
+        return maps_of(self._and_residual(self.proj_out, x_RC, rows_of(kept_NCHW)), x_NCHW)
+
+    def _and_residual(self, linear: nn.Linear, x_RC: Tensor, residual_RC: Tensor) -> Tensor:
+        """A product with its bias, and what is added to it."""
+        y_RC = F.linear(x_RC, linear.weight, linear.bias.detach())
+        return add_residual(y_RC, linear.bias, residual_RC, self._row_sums)

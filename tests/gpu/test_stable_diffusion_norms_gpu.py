@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.ops import add_layer_norm, geglu, group_norm
+from common.ops import add_layer_norm, bias_gradient, geglu, group_norm
 from common.ops.add_layer_norm.plain import add_layer_norm_torch
 from common.ops.bench.latent_unet import NORMS, TRANSFORMERS, Norm
 from common.ops.geglu.plain import geglu_torch
@@ -333,9 +333,23 @@ def test_add_layer_norm_counts_its_elements_in_64_bits() -> None:
     assert all(torch.equal(large, small) for large, small in zip(*last, strict=True))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("channels", "side"), TRANSFORMERS)
+def test_gradients_of_biases_are_the_sums_over_rows(channels: int, side: int, dtype: torch.dtype) -> None:
+    d_RC = random(32 * side**2 + 3, channels, dtype=dtype)
+    found, expected = bias_gradient.IMPLEMENTATIONS["triton"].function(d_RC, dtype), d_RC.double().sum(0)
+    assert (found.double() - expected).norm() < TOLERANCE[dtype] * expected.norm()
+
+
+def test_gradients_of_biases_are_repeatable_and_captured() -> None:
+    d_RC = random(32 * 64**2, 320, dtype=torch.float16)
+    check_repeatable_and_captured(lambda: [bias_gradient.IMPLEMENTATIONS["triton"].function(d_RC, torch.float16)])
+
+
 @pytest.mark.parametrize(
     ("operation", "sizes"),
     [
+        (bias_gradient, {}),
         (group_norm, {"channels": 320, "groups": 16}),
         (group_norm, {"channels": 960, "groups": 16, "inputs": 2}),
         (geglu, {}),

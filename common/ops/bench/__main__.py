@@ -2,7 +2,7 @@
 a decoder's (rms_norm, rope, swiglu, lora_input, transpose, causal_attention) for a sequence of Llama-2-70B,
 those of one-stage detection (conv_bias_relu, matching, suppression) for 32 pictures of RetinaNet, those of
 recommendation (linear_relu, logit) for 6,912 samples of DLRM-DCNv2, and those of diffusion (dense_attention,
-upsample_convolution, group_norm, geglu, add_layer_norm) for 32 and 2 pictures of Stable Diffusion.
+upsample_convolution, group_norm, geglu, add_layer_norm, bias_gradient) for 32 and 2 pictures of Stable Diffusion.
 
 ``python -m common.ops.bench`` prints for forward and backward of an operation milliseconds of one call, how many of
 them a step has, the bytes that must be moved and their rate as a share of the copy bandwidth, and TFLOP/s of the
@@ -23,6 +23,7 @@ from common.ops.bench import command, transformer
 from common.ops.bench.cases import Entry
 from common.ops.bench.sweep import Sweep
 from common.ops.bias_gelu import bench_cases as bias_gelu
+from common.ops.bias_gradient import bench_cases as bias_gradient
 from common.ops.causal_attention import bench_cases as causal_attention
 from common.ops.conv_bias_relu import bench_cases as conv_bias_relu
 from common.ops.cross_entropy import bench_cases as cross_entropy
@@ -47,7 +48,7 @@ ENCODER = (dropout, dropout_add_norm, bias_gelu, cross_entropy, attention, linea
 DECODER = (rms_norm, rope, swiglu, lora_input, transpose_fp8, causal_attention)
 DETECTION = (conv_bias_relu, anchor_matching, suppression)
 RECOMMENDATION = (linear_relu, logit)
-DIFFUSION = (dense_attention, upsample_convolution, group_norm, geglu, add_layer_norm)
+DIFFUSION = (dense_attention, upsample_convolution, group_norm, geglu, add_layer_norm, bias_gradient)
 EVERY = (*ENCODER, *DECODER, *DETECTION, *RECOMMENDATION, *DIFFUSION)
 
 

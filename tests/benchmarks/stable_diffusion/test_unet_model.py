@@ -184,6 +184,6 @@ def test_a_shape_without_sense_is_refused(change, message):
 
 
 def test_an_unknown_implementation_names_its_option():
-    for option in ("group_norm", "attention", "cross_attention", "geglu", "layer_norm", "upsampling"):
+    for option in ("group_norm", "attention", "cross_attention", "geglu", "bias_gradient", "layer_norm", "upsampling"):
         with pytest.raises(UnsupportedImplementation, match=rf"model.{option}=nosuch: unknown implementation"):
             UNet(SMALL, Implementations(**{option: "nosuch"}), device="meta")

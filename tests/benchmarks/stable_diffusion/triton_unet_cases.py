@@ -10,7 +10,7 @@ from tests.benchmarks.stable_diffusion.small_unet import SMALL, inputs, small_un
 
 
 def test_outputs_and_gradients_are_those_of_the_plain_operations():
-    names = dict.fromkeys(("group_norm", "layer_norm", "geglu"), "triton")
+    names = dict.fromkeys(("group_norm", "layer_norm", "geglu", "bias_gradient"), "triton")
     model = UNet(SMALL, Implementations(**names, upsampling="transposed"))
     plain = small_unet(
         torch.float32,

@@ -15,6 +15,7 @@ from common.ops import (
     anchor_matching,
     attention,
     bias_gelu,
+    bias_gradient,
     causal_attention,
     conv_bias_relu,
     cross_entropy,
@@ -46,8 +47,8 @@ from common.ops.bench.table import Measured, line, totals
 from common.ops.implementation import always
 
 OPERATIONS = (
-    add_layer_norm, anchor_matching, attention, bias_gelu, cross_entropy, dropout, dropout_add_norm, fp8_cast, geglu,
-    group_norm, lora_input, rms_norm, rope, suppression, swiglu, transpose_fp8,
+    add_layer_norm, anchor_matching, attention, bias_gelu, bias_gradient, cross_entropy, dropout, dropout_add_norm,
+    fp8_cast, geglu, group_norm, lora_input, rms_norm, rope, suppression, swiglu, transpose_fp8,
 )  # fmt: skip
 
 
@@ -130,6 +131,7 @@ def test_every_pass_of_every_implementation_runs() -> None:
         "lora_input": ["forward", "backward", "of a norm"],
         "matching": ["forward"],
         "suppression": ["forward"],
+        "bias_gradient": ["backward"],
     }
     for entry in entries():
         if entry.name not in ("attention SDPA", "attention aten flash") and "Transformer Engine" not in entry.name:
@@ -145,7 +147,7 @@ def test_every_pass_of_every_implementation_runs() -> None:
 @pytest.mark.usefixtures("without_memory")
 def test_a_sweep_tries_tiles_of_its_table() -> None:
     pytest.importorskip("triton")
-    assert len(sweeps()) == 65
+    assert len(sweeps()) == 66
     for name, sweep in {**sweeps(), **batch_norm.sweeps()}.items():
         tile = sweep.table[sweep.key]
         assert [tuple(type(tile)(*choice)) for choice in sweep.choices] == list(sweep.choices), name

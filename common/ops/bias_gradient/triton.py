@@ -1,0 +1,26 @@
+"""Sums over rows through the Triton kernel of :mod:`common.ops.bias_gradient.kernels`.
+
+Two launches, nothing waits for the device, and no atomics: the same bits every time. Shapes: R rows, C columns.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from common.ops.bias_gradient import kernels
+from common.ops.tiling.column_sums import column_sums
+from common.ops.tiling.tiles import Tile, cut
+
+TILES: dict[str, Tile] = {"sums": Tile(64, 4096, 4, 4, 1)}
+"""Pass to its tile. ``bench --sweep`` times others."""
+
+
+def row_sums(d_RC: Tensor, dtype: torch.dtype) -> Tensor:
+    """See :func:`common.ops.bias_gradient.plain.row_sums_torch`."""
+    d_RC = d_RC.contiguous()
+    rows, columns = d_RC.shape
+    grid, arguments = cut(TILES["sums"], 1, rows, columns, d_RC.device, reverse=False)
+    partial_PC = d_RC.new_empty((grid[0], columns), dtype=torch.float32)
+    kernels.row_sums_kernel[grid](d_RC, partial_PC, rows, columns, **arguments)
+    return column_sums(partial_PC, dtype)
