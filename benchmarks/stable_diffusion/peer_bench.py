@@ -26,7 +26,7 @@ from common.ops.bench.stopwatch import median_ms
 from common.step.graphs import StepRunner
 
 ROWS = ("ours", "compiled", "diffusers", "diffusers-compiled")
-PLAIN = ("group_norm", "layer_norm", "geglu")
+PLAIN = ("group_norm", "layer_norm", "geglu", "bias_gradient")
 """Operations that TorchInductor gets to fuse in the row ``compiled``."""
 ZERO_STD = 0.02
 """Of the tensors that start from zero, of which a device multiplies faster than of trained ones."""
