@@ -77,7 +77,8 @@ def test_many_utterances_follow_the_table():
 
 def test_jiwer_says_the_same():
     jiwer = pytest.importorskip("jiwer")
-    references, hypotheses = (list(texts) for texts in zip(*[p for p in zip(*made_up(300, 4)) if p[0]], strict=True))
+    spoken = [(reference, heard) for reference, heard in zip(*made_up(300, 4), strict=True) if reference]
+    references, hypotheses = [reference for reference, _ in spoken], [heard for _, heard in spoken]
     assert WordErrors(references).rate(hypotheses) == pytest.approx(jiwer.wer(references, hypotheses), rel=1e-12)
 
 

@@ -1,4 +1,4 @@
-"""LAMB as MLPerf RNN-T has it: decay and trust ratio on every parameter, a tiny epsilon, and the mean gradient clipped."""
+"""LAMB as MLPerf RNN-T has it: decay and ratio on every parameter, a tiny epsilon, the mean gradient clipped."""
 
 from __future__ import annotations
 
