@@ -115,6 +115,8 @@ class ModelConfig:
             memory.
         lstm, joint, transducer_loss, audio: implementations; ``audio`` makes the features.
         decode_unroll: steps of the decoder in one captured graph.
+        examples: lengths of made-up utterances, such as ``bench`` measures the step with: ``real`` ones, or all
+            ``average``.
     """
 
     features: Annotated[int, AtLeast(1)]
@@ -125,6 +127,7 @@ class ModelConfig:
     transducer_loss: str = AUTO
     audio: str = AUTO
     decode_unroll: Annotated[int, AtLeast(1)] = 4
+    examples: Literal["real", "average"] = "real"
 
 
 @dataclass(frozen=True)
