@@ -145,9 +145,7 @@ class ReaderConfig:
             if bucket[0] > frames or bucket[1] > tokens:
                 raise ConfigError(f"buckets={list(self.buckets)}: the last is the largest in frames and in tokens")
         if not self.eval_buckets or sorted(set(self.eval_buckets)) != list(self.eval_buckets):
-            raise ConfigError(
-                f"eval_buckets={list(self.eval_buckets)}: numbers of frames, the fewest first"
-            )
+            raise ConfigError(f"eval_buckets={list(self.eval_buckets)}: numbers of frames, the fewest first")
         for frames in self.eval_buckets:
             EvenFrames.check("eval_buckets", frames)
 
