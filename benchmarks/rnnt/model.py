@@ -33,6 +33,17 @@ JOINED = 2
 PARTS = ("pre_rnn", "post_rnn", "pred_embed", "dec_rnn", "joint_pred", "joint_enc", "joint_net")
 """The network's parts, as the rules' logs call them."""
 
+IN_ORDER = (
+    "pred_embed",
+    "dec_rnn",
+    "joint.joint_pred",
+    "pre_rnn",
+    "post_rnn",
+    "joint.joint_enc",
+    "joint.joint_net",
+)
+"""The same parts, as modules, in the order of the forward pass."""
+
 START = -1
 """In the place of a token, before the first one."""
 
@@ -100,21 +111,9 @@ class Rnnt(nn.Module):
 
     def in_order(self) -> dict[str, nn.Parameter]:
         """All parameters by name, in the order in which the forward pass comes to them."""
-        order = (
-            "pred_embed",
-            "dec_rnn",
-            "joint.joint_pred",
-            "pre_rnn",
-            "post_rnn",
-            "joint.joint_enc",
-            "joint.joint_net",
-        )
         named = dict(self.named_parameters())
         return {
-            name: parameter
-            for part in (*prediction, *encoder, "joint.joint_net")
-            for name, parameter in named.items()
-            if name.startswith(f"{part}.")
+            name: parameter for part in IN_ORDER for name, parameter in named.items() if name.startswith(f"{part}.")
         }
 
     def loss(self, tensors: Mapping[str, Tensor], capacity: int | None) -> Tensor:
