@@ -115,6 +115,7 @@ class ModelConfig:
             memory.
         lstm, joint, transducer_loss, audio: implementations; ``audio`` makes the features.
         decode_unroll: steps of the decoder in one captured graph.
+        decode_look_ahead: frames that the decoder looks at in one step.
         examples: lengths of made-up utterances, such as ``bench`` measures the step with: ``real`` ones, or all
             ``average``.
     """
@@ -127,6 +128,7 @@ class ModelConfig:
     transducer_loss: str = AUTO
     audio: str = AUTO
     decode_unroll: Annotated[int, AtLeast(1)] = 4
+    decode_look_ahead: Annotated[int, AtLeast(1)] = 4
     examples: Literal["real", "average"] = "real"
 
 

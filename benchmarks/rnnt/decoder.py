@@ -1,8 +1,8 @@
 """Greedy decoding of many utterances at once.
 
 At a frame the most probable class is taken: a token is written down, becomes the prediction network's input, and the
-same frame is looked at again; blank leads to the next frame. A frame that has given ``frame_symbols`` tokens is left, and
-an utterance that has ``symbols`` is done. (MLPerf training rules, RNN-T; Graves, arXiv:1211.3711, section 2.4.)
+frame is looked at again; blank leads to the next frame. A frame that has given ``frame_symbols`` tokens is left, and an
+utterance that has ``symbols`` is done. (MLPerf training rules, RNN-T; Graves, arXiv:1211.3711, section 2.4.)
 
 Every utterance is at a place of its own, so there are no branches: each iteration does the same for all rows, and masks
 say whose values change. The prediction changes with a token alone, so an iteration looks at several frames at once and
