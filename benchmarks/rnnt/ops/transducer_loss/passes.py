@@ -35,10 +35,6 @@ class Statistics(NamedTuple):
     blank_R: Tensor
     label_R: Tensor
 
-    def part(self, rows: slice) -> Statistics:
-        """Of some rows."""
-        return Statistics(*(value[rows] for value in self))
-
 
 class Recursion(NamedTuple):
     """Logarithms of probabilities; fp32, fp64 of fp64.
@@ -78,11 +74,12 @@ class LossPasses(NamedTuple):
         product: (h_RH, weight_VH, bias_V, label_R, first, rows) to logits_RV and their statistics.
         recursion: (statistics, rows) to :class:`Recursion`.
         transitions: (statistics, recursion, d_loss_B, rows) to :class:`Transitions`.
-        gradient_: (logits_RV, lse_R, transitions, label_R): logits become their gradient, zero in rows that do not
-            exist; returns its sums over the rows, (V,) in the dtype of sums.
+        gradient_: (logits_RV, lse_R, transitions, label_R, first, rows, clear): logits become their gradient; returns
+            its sums over the rows, (V,) in the dtype of sums. Rows that do not exist become zero if ``clear``, and are
+            anything otherwise.
         weight_gradient: (d_logits_RV, h_RH, first, rows) to (V, H) in the dtype of sums.
         input_gradient_: (d_logits_RV, weight_VH, h_RH, first, rows): h becomes its gradient where it is not zero, and
-            stays zero elsewhere.
+            stays zero elsewhere. Runs behind ``weight_gradient`` of the same rows.
     """
 
     labels: Callable[[Tensor, PackedRows], Tensor]
@@ -90,7 +87,7 @@ class LossPasses(NamedTuple):
     product: Callable[[Tensor, Tensor, Tensor, Tensor, int, PackedRows], tuple[Tensor, Statistics]]
     recursion: Callable[[Statistics, PackedRows], Recursion]
     transitions: Callable[[Statistics, Recursion, Tensor, PackedRows], Transitions]
-    gradient_: Callable[[Tensor, Tensor, Transitions, Tensor], Tensor]
+    gradient_: Callable[[Tensor, Tensor, Transitions, Tensor, int, PackedRows, bool], Tensor]
     weight_gradient: Callable[[Tensor, Tensor, int, PackedRows], Tensor]
     input_gradient_: Callable[[Tensor, Tensor, Tensor, int, PackedRows], None]
 
@@ -136,7 +133,7 @@ class PackedLoss(Function):
         statistics, recursion = Statistics(*rest[:3]), Recursion(*rest[3:])
         transitions = ctx.passes.transitions(statistics, recursion, gradients[0].contiguous(), ctx.rows)
         d_logits_RV = logits_RV.clone()
-        ctx.passes.gradient_(d_logits_RV, statistics.lse_R, transitions, label_R)
+        ctx.passes.gradient_(d_logits_RV, statistics.lse_R, transitions, label_R, 0, ctx.rows, True)
         return None, d_logits_RV, None, None
 
 
@@ -196,7 +193,9 @@ class JointLoss(Function):
             d_CV = logits_RV
             if d_CV is None:
                 d_CV, _ = loss.product(h_CH, weight_VH, bias_V, label_C, share.start, rows)
-            d_bias = loss.gradient_(d_CV, statistics.lse_R[share], transitions.part(share), label_C)
+            d_bias = loss.gradient_(
+                d_CV, statistics.lse_R[share], transitions.part(share), label_C, share.start, rows, False
+            )
             d_weight = loss.weight_gradient(d_CV, h_CH, share.start, rows)
             loss.input_gradient_(d_CV, weight_VH, h_CH, share.start, rows)
             d_bias_V = d_bias if d_bias_V is None else d_bias_V.add_(d_bias)

@@ -124,8 +124,16 @@ def transitions_torch(statistics: Statistics, recursion: Recursion, d_loss_B: Te
     return Transitions(used(statistics.blank_R, below_R), used(statistics.label_R, right_R))
 
 
-def gradient_torch_(logits_RV: Tensor, lse_R: Tensor, transitions: Transitions, label_R: Tensor) -> Tensor:
-    """Turn logits into their gradient; returns its sums over the rows."""
+def gradient_torch_(
+    logits_RV: Tensor,
+    lse_R: Tensor,
+    transitions: Transitions,
+    label_R: Tensor,
+    first: int,
+    rows: PackedRows,
+    clear: bool,
+) -> Tensor:
+    """Turn logits into their gradient, always zero in rows that do not exist; returns its sums over the rows."""
     through_R = transitions.blank_R + transitions.label_R
     d_RV = (widen(logits_RV) - lse_R[:, None]).exp_() * through_R[:, None]
     d_RV[:, -1] -= transitions.blank_R
