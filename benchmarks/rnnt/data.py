@@ -59,6 +59,7 @@ def open_train(
     kept_P = np.flatnonzero(split.samples <= settings.max_duration * settings.facts.sample_rate)
     if not len(kept_P):
         raise DataError(f"{root} has no training utterance of at most max_duration={settings.max_duration} s")
+    _require_length(split.samples[kept_P], settings, root)
     mine = MicroBatches(micro_batch, accumulation, layout.size("dp"), layout.index("dp"))
     stream = UtteranceStream(split.samples[kept_P], split.token_lengths[kept_P], settings, mine, layout.seed)
     threads = SampleThreads(settings.reader.threads, settings.reader.prefetch)
@@ -87,6 +88,7 @@ def open_eval(root: Path, settings: DataSettings, layout: Layout) -> EvalSource:
     """
     prepared = open_prepared(root)
     split = prepared.split("eval")
+    _require_length(split.samples, settings, root)
     batch = settings.reader.eval_batch
     shard = EvalBatches(
         split.samples, settings.reader.eval_buckets, settings.facts, batch, layout.size("dp"), layout.index("dp")
@@ -107,6 +109,16 @@ def open_eval(root: Path, settings: DataSettings, layout: Layout) -> EvalSource:
         return reader.begin(utterance_B, columns)
 
     return ThreadedEvalSource(shard, threads, begin, lambda: None)
+
+
+def _require_length(samples_P: NDArray[np.integer], settings: DataSettings, root: Path) -> None:
+    """Refuse utterances, at their fastest, that are too short to be reflected at their ends."""
+    facts = settings.facts
+    if len(samples_P) and samples_P.min() * min(1.0, facts.speed_min) <= facts.window // 2:
+        raise DataError(
+            f"{root} has an utterance of {samples_P.min()} samples, and a frame takes more than {facts.window // 2} to "
+            "each side of its middle; leave such files out and prepare the data again"
+        )
 
 
 class EvalBatches:

@@ -37,7 +37,7 @@ class Preparer:
     def __init__(
         self, facts: AudioFacts, columns: int, implementation: str, device: torch.device, dtype: torch.dtype
     ) -> None:
-        sizes = {"window": facts.window, "fft": facts.fft, "mel_filters": facts.mel_filters, "columns": columns}
+        sizes = {name: getattr(facts, name) for name in ("window", "fft", "mel_filters", "silence_window")}
         with asked_for("model.audio", implementation):
             chosen = select(features.IMPLEMENTATIONS, implementation, OperationRequest(device, dtype, sizes))
         self.choice = chosen.name

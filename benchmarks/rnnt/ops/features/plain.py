@@ -1,11 +1,13 @@
 """The plain version of :mod:`benchmarks.rnnt.ops.features`: PyTorch, on any device, in fp32 or fp64.
 
 Legend: B utterances of a micro-batch, N samples after resampling (padded), T spliced frames (padded), S = splice * T
-frames (padded), W samples of a window, K bins of the spectrogram, M mel filters, F features of a spliced frame.
+frames (padded), W samples of a window, C taps and P phases of the resampling
+filter, K bins of the spectrogram, M mel filters, F features of a spliced frame.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -15,6 +17,12 @@ from benchmarks.rnnt.data_settings import AudioFacts
 from benchmarks.rnnt.ops.features.batch import DITHER, LOBES, MASKS, AudioBatch
 from benchmarks.rnnt.ops.features.tables import hann, mask_widths, mel_filters
 from common.ops.random_bits.plain import normal_pairs, words
+
+PHASES = 512
+"""Of the resampling filter between two samples. Straight lines between them are off by 2e-6 of its maximum at most."""
+
+_CHUNK = {"cpu": 1 << 12, "cuda": 1 << 18}
+"""Samples of all utterances that are resampled at a time: what a core's cache holds the windows of, or much more."""
 
 
 @torch.no_grad()
@@ -41,6 +49,9 @@ def features_torch(
     Returns:
         (T, B, F), zero beyond each utterance's length, and those lengths, (B,) int32.
     """
+    padded, device = frames, audio.length_B.device
+    if device.type == "cpu":  # where nobody waits for lengths
+        frames = min(frames, -(-(int(audio.resampled_B.max()) // facts.hop + 1) // facts.splice))
     signal_BN = resample(audio, facts.largest_resampled(frames), facts, precision)
     first_B, trimmed_B = sounding(signal_BN, audio.resampled_B, facts)
     emphasised_BN = emphasise(signal_BN, first_B, audio.seed_B, facts)
@@ -51,8 +62,8 @@ def features_torch(
         kept_BS, kept_BM = kept_by_masks(audio.seed_B, length_B, frames * facts.splice, facts)
         mel_BSM = mel_BSM * kept_BS[:, :, None] * kept_BM[:, None, :]
     spliced_BTF = mel_BSM.reshape(len(audio), frames, facts.splice * facts.mel_filters)
-    features_TBF = torch.zeros((frames, len(audio), columns), dtype=dtype, device=spliced_BTF.device)
-    features_TBF[:, :, : spliced_BTF.shape[2]] = spliced_BTF.transpose(0, 1)
+    features_TBF = torch.zeros((padded, len(audio), columns), dtype=dtype, device=device)
+    features_TBF[:frames, :, : spliced_BTF.shape[2]] = spliced_BTF.transpose(0, 1)
     return features_TBF, (-(-length_B // facts.splice)).to(torch.int32)
 
 
@@ -61,7 +72,8 @@ def resample(audio: AudioBatch, samples: int, facts: AudioFacts, precision: torc
 
     Sample m of an utterance that is played c times as long lies at (m + 1/2) / c - 1/2 of the recorded ones. Around
     it, those at a distance d are weighted by the filter r sinc(r d) cos^2(pi r d / (2 LOBES)) with r = min(1, c), which
-    is zero from |r d| = LOBES on; there are zeros beyond the ends. The filter is symmetric: its phase is linear.
+    is zero from |r d| = LOBES on; there are zeros beyond the ends. The filter is symmetric: its phase is linear. Its
+    values come from a table of :data:`PHASES` places between two samples, and straight lines between these.
 
     Args:
         audio: the utterances.
@@ -69,23 +81,44 @@ def resample(audio: AudioBatch, samples: int, facts: AudioFacts, precision: torc
         facts: of the speeds.
         precision: fp32 or fp64.
     """
-    speed_B1 = audio.speed_B[:, None]
-    place_BN = (torch.arange(samples, device=speed_B1.device, dtype=torch.float64) + 0.5) / speed_B1 - 0.5
-    below_BN = place_BN.floor()
-    fraction_BN, below_BN = (place_BN - below_BN).to(precision), below_BN.long()
-    cut_B1 = speed_B1.clamp(max=1.0).to(precision)
-    sum_BN = torch.zeros_like(fraction_BN)
-    last_B1, offset_B1 = audio.length_B[:, None] - 1, audio.offset_B[:, None]
-    for tap in range(1 - taps_each_side(facts), taps_each_side(facts) + 1):
-        source_BN = below_BN + tap
-        inside_BN = (source_BN >= 0) & (source_BN <= last_B1)
-        found_BN = audio.audio_A[source_BN.clamp(min=0).minimum(last_B1.clamp(min=0)) + offset_B1]
-        distance_BN = cut_B1 * (fraction_BN - tap)
-        weight_BN = torch.sinc(distance_BN) * (0.5 + 0.5 * (distance_BN * (math.pi / LOBES)).cos())
-        used_BN = inside_BN & (distance_BN.abs() < LOBES)
-        sum_BN += torch.where(used_BN, weight_BN * found_BN.to(precision), 0.0)
-    sum_BN *= cut_B1 / 32768.0
-    return torch.where(_within(audio.resampled_B, samples), sum_BN, 0.0)
+    side = taps_each_side(facts)
+    windows_BNC = _recorded(audio, math.ceil(samples / min(1.0, facts.speed_min)) + 1, side, precision)
+    table_BPC = _filters(audio.speed_B, side).to(precision)
+    device = table_BPC.device
+    row_B1 = torch.arange(len(audio), device=device)[:, None]
+    made_BN = torch.empty((len(audio), samples), dtype=precision, device=device)
+    chunk = max(1, _CHUNK[device.type] // len(audio))
+    for first in range(0, samples, chunk):
+        place_N = torch.arange(first, min(first + chunk, samples), device=device)
+        place_BN = (place_N + 0.5) / audio.speed_B[:, None] - 0.5
+        below_BN = place_BN.floor()
+        phase_BN = (place_BN - below_BN) * PHASES
+        table_BN = phase_BN.floor().clamp(max=PHASES - 1)
+        share_BN1 = (phase_BN - table_BN)[:, :, None].to(precision)
+        low_BNC, high_BNC = (table_BPC[row_B1, table_BN.long() + more] for more in (0, 1))
+        filter_BNC = low_BNC.lerp(high_BNC, share_BN1)
+        heard_BNC = windows_BNC[row_B1, below_BN.long().clamp(-1, windows_BNC.shape[1] - 2) + 1]
+        made_BN[:, first : first + chunk] = (heard_BNC * filter_BNC).sum(2)
+    return torch.where(_within(audio.resampled_B, samples), made_BN, 0.0)
+
+
+def _recorded(audio: AudioBatch, samples: int, side: int, precision: torch.dtype) -> Tensor:
+    """The recorded samples around each place, (B, places, 2 * side): at n those from n - side on, and zeros beyond
+    the ends; the last place is beyond ``samples``."""
+    place_N = torch.arange(-side, samples + side, device=audio.length_B.device)
+    inside_BN = (place_N >= 0) & (place_N < audio.length_B[:, None])
+    source_BN = torch.where(inside_BN, place_N + audio.offset_B[:, None], 0)
+    heard_BN = torch.where(inside_BN, audio.audio_A[source_BN].to(precision) / 32768.0, 0.0)
+    return heard_BN.unfold(1, 2 * side, 1)
+
+
+def _filters(speed_B: Tensor, side: int) -> Tensor:
+    """The filter at the taps around each of the places from one sample to the next, (B, PHASES + 1, 2 * side), fp64."""
+    cut_B11 = speed_B[:, None, None].clamp(max=1.0)
+    fraction_P1 = (torch.arange(PHASES + 1, device=speed_B.device, dtype=torch.float64) / PHASES)[:, None]
+    distance_BPC = cut_B11 * (fraction_P1 - torch.arange(1 - side, side + 1, device=speed_B.device))
+    envelope_BPC = 0.5 + 0.5 * (distance_BPC * (math.pi / LOBES)).cos()
+    return torch.where(distance_BPC.abs() < LOBES, cut_B11 * torch.sinc(distance_BPC) * envelope_BPC, 0.0)
 
 
 def taps_each_side(facts: AudioFacts) -> int:
@@ -150,11 +183,10 @@ def log_mel(signal_BN: Tensor, first_B: Tensor, samples_B: Tensor, frames: int, 
     turning_BSW = place_SW.remainder((2 * last_B11).clamp(min=1))
     reflected_BSW = turning_BSW.minimum(2 * last_B11 - turning_BSW).clamp(min=0)
     source_BSW = (reflected_BSW + first_B[:, None, None]).clamp(max=signal_BN.shape[1] - 1)
-    window_W = torch.from_numpy(hann(facts.window)).to(device, signal_BN.dtype)
+    window_W, filters_KM = _constants(facts, device, signal_BN.dtype)
     framed_BSW = signal_BN.gather(1, source_BSW.flatten(1)).view(source_BSW.shape) * window_W
     spectrum_BSK = torch.fft.rfft(framed_BSW, facts.fft)
     power_BSK = spectrum_BSK.real.square() + spectrum_BSK.imag.square()
-    filters_KM = torch.from_numpy(mel_filters(facts).T.copy()).to(device, signal_BN.dtype)
     logarithm_BSM = (power_BSK @ filters_KM).clamp(min=facts.log_floor).log()
     return torch.where(_within(samples_B // facts.hop + 1, frames)[:, :, None], logarithm_BSM, 0.0)
 
@@ -182,10 +214,7 @@ def masks(seed_B: Tensor, length_B: Tensor, frames: int, facts: AudioFacts) -> t
         facts: of the masks.
     """
     count, device = facts.freq_masks + facts.time_masks, seed_B.device
-    least, most = (
-        torch.from_numpy(mask_widths(share, frames)).to(device)[length_B].long()
-        for share in (facts.time_mask_min, facts.time_mask_max)
-    )
+    least, most = (widths[length_B].long() for widths in widths_by_length(facts, frames, device))
     over_features = torch.arange(count, device=device) < facts.freq_masks
     least_BC = torch.where(over_features, facts.freq_mask_min, least[:, None])
     most_BC = torch.where(over_features, facts.freq_mask_max, most[:, None])
@@ -204,6 +233,22 @@ def kept_by_masks(seed_B: Tensor, length_B: Tensor, frames: int, facts: AudioFac
         covered = (place >= first_BC1) & (place < first_BC1 + width_BC[:, chosen, None])
         kept.append(~covered.any(1))
     return kept[1], kept[0]
+
+
+@functools.lru_cache(maxsize=64)
+def widths_by_length(facts: AudioFacts, frames: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Least and largest width of a mask over frames, by an utterance's frames, (frames + 1,) int32; brought to the
+    device once, which takes a wait."""
+    shares = facts.time_mask_min, facts.time_mask_max
+    least, most = (torch.from_numpy(mask_widths(share, frames)).to(device) for share in shares)
+    return least, most
+
+
+@functools.lru_cache(maxsize=8)
+def _constants(facts: AudioFacts, device: torch.device, precision: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Window and mel filters; brought to the device once, which takes a wait."""
+    window_W, filters_KM = hann(facts.window), mel_filters(facts).T.copy()
+    return torch.from_numpy(window_W).to(device, precision), torch.from_numpy(filters_KM).to(device, precision)
 
 
 def _below(count_BC: Tensor, seed_B: Tensor, index_C: Tensor) -> Tensor:
