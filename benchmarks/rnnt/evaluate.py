@@ -234,7 +234,7 @@ class Transcription(Evaluation):
         kept = []
         for host in self._source:
             assert isinstance(host.key, tuple)
-            frames: int = host.key[0]
+            frames: int = host.key[1]
             tensors = {name: tensor.to(self._layout.device, non_blocking=True) for name, tensor in host.tensors.items()}
             kept.append((frames, tensors))
             yield kept[-1]
