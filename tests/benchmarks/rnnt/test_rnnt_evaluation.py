@@ -1,4 +1,4 @@
-"""The evaluation against plain ``torch.nn`` layers that decode one utterance and one token at a time; and its scorer."""
+"""The evaluation against plain ``torch.nn`` layers, one utterance and one token at a time; and its scorer."""
 
 from __future__ import annotations
 
