@@ -48,7 +48,8 @@ class WeightAverage:
         if not 0.0 <= decay < 1.0:
             raise ValueError(f"decay={decay}: the average of the weights keeps at least 0 and less than 1 of itself")
         self._partitions, self._plan = optimizer.partitions, optimizer.plan
-        self._averages = [partition.shard.masters.clone() for partition in self._partitions]
+        # No zero has a minus: writing nothing would take it away.
+        self._averages = [partition.shard.masters + 0.0 for partition in self._partitions]
         device = self._averages[0].device
         self._shares = [torch.full((), 1.0 - decay, dtype=average.dtype, device=device) for average in self._averages]
         self._never = torch.zeros((), dtype=torch.bool, device=device)

@@ -98,6 +98,19 @@ def test_an_iteration_that_may_write_nothing_leaves_every_shard(found):
     assert [(rank["skip"], rank["overflow"]) for rank in found] == [([], [])] * 2
 
 
+def test_writing_nothing_leaves_the_sign_of_a_zero():
+    trainee = Averaged(Layout(seed=7))
+    with torch.no_grad():
+        for parameter in trainee.model.parameters():
+            parameter.fill_(-0.0)
+    average = WeightAverage(trainee.optimizer, DECAY)
+    before = [tensor.signbit() for _, tensor in average.named_state()]
+    average.write(torch.zeros((), dtype=torch.bool))
+    assert all(
+        torch.equal(tensor.signbit(), sign) for (_, tensor), sign in zip(average.named_state(), before, strict=True)
+    )
+
+
 def test_a_graph_can_hold_its_part_of_the_step():
     trainee = Averaged(Layout(seed=7))
     allowed = torch.ones((), dtype=torch.bool)
