@@ -70,14 +70,14 @@ class Preparer:
 
 
 def made_up(facts: AudioFacts, batch: int, key: Key) -> dict[str, Tensor]:
-    """The tensors of a reader's training batch of utterances of the largest size of ``key``, with noise in them."""
+    """The tensors of a reader's training batch of utterances of the largest size of ``key``: noise, all the same."""
     frames, tokens = key
     samples = facts.largest_resampled(frames)
     generator = torch.Generator().manual_seed(0)
     return {
-        "audio": torch.randint(-1000, 1001, (batch * samples,), generator=generator, dtype=torch.int16),
+        "audio": torch.randint(-1000, 1001, (samples,), generator=generator, dtype=torch.int16),
         "audio_lengths": torch.full((batch,), samples),
-        "audio_offsets": torch.arange(batch) * samples,
+        "audio_offsets": torch.zeros(batch, dtype=torch.int64),
         "speeds": torch.ones(batch, dtype=torch.float64),
         "resampled_lengths": torch.full((batch,), samples),
         "utterance_seeds": torch.arange(batch),

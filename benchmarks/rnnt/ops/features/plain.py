@@ -195,7 +195,8 @@ def normalised(mel_BSM: Tensor, length_B: Tensor) -> Tensor:
     """Mean 0 and deviation 1 of each feature over each utterance's own frames; zero beyond, and where all are alike."""
     real_BS1 = _within(length_B, mel_BSM.shape[1])[:, :, None]
     count_B11 = length_B[:, None, None]
-    centred_BSM = torch.where(real_BS1, mel_BSM - mel_BSM.sum(1, keepdim=True) / count_B11, 0.0)
+    mean_B1M = torch.where(real_BS1, mel_BSM, 0.0).sum(1, keepdim=True) / count_B11
+    centred_BSM = torch.where(real_BS1, mel_BSM - mean_B1M, 0.0)
     variance_B1M = centred_BSM.square().sum(1, keepdim=True) / count_B11
     return centred_BSM * torch.where(variance_B1M > 0, variance_B1M.rsqrt(), 0.0)
 
