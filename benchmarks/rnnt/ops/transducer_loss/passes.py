@@ -74,9 +74,9 @@ class LossPasses(NamedTuple):
         product: (h_RH, weight_VH, bias_V, label_R, first, rows) to logits_RV and their statistics.
         recursion: (statistics, rows) to :class:`Recursion`.
         transitions: (statistics, recursion, d_loss_B, rows) to :class:`Transitions`.
-        gradient_: (logits_RV, lse_R, transitions, label_R, first, rows, clear): logits become their gradient; returns
-            its sums over the rows, (V,) in the dtype of sums. Rows that do not exist become zero if ``clear``, and are
-            anything otherwise.
+        gradient: (logits_RV, d_logits_RV, lse_R, transitions, label_R, first, rows, clear) writes the gradient of
+            logits, into their own memory if that is given; returns its sums over the rows, (V,) in the dtype of sums.
+            Rows that do not exist become zero if ``clear``, and are anything otherwise.
         weight_gradient: (d_logits_RV, h_RH, first, rows) to (V, H) in the dtype of sums.
         input_gradient_: (d_logits_RV, weight_VH, h_RH, first, rows): h becomes its gradient where it is not zero, and
             stays zero elsewhere. Runs behind ``weight_gradient`` of the same rows.
@@ -87,7 +87,7 @@ class LossPasses(NamedTuple):
     product: Callable[[Tensor, Tensor, Tensor, Tensor, int, PackedRows], tuple[Tensor, Statistics]]
     recursion: Callable[[Statistics, PackedRows], Recursion]
     transitions: Callable[[Statistics, Recursion, Tensor, PackedRows], Transitions]
-    gradient_: Callable[[Tensor, Tensor, Transitions, Tensor, int, PackedRows, bool], Tensor]
+    gradient: Callable[[Tensor, Tensor, Tensor, Transitions, Tensor, int, PackedRows, bool], Tensor]
     weight_gradient: Callable[[Tensor, Tensor, int, PackedRows], Tensor]
     input_gradient_: Callable[[Tensor, Tensor, Tensor, int, PackedRows], None]
 
@@ -132,8 +132,8 @@ class PackedLoss(Function):
         logits_RV, label_R, *rest = ctx.saved_tensors
         statistics, recursion = Statistics(*rest[:3]), Recursion(*rest[3:])
         transitions = ctx.passes.transitions(statistics, recursion, gradients[0].contiguous(), ctx.rows)
-        d_logits_RV = logits_RV.clone()
-        ctx.passes.gradient_(d_logits_RV, statistics.lse_R, transitions, label_R, 0, ctx.rows, True)
+        d_logits_RV = torch.empty_like(logits_RV)
+        ctx.passes.gradient(logits_RV, d_logits_RV, statistics.lse_R, transitions, label_R, 0, ctx.rows, True)
         return None, d_logits_RV, None, None
 
 
@@ -193,8 +193,8 @@ class JointLoss(Function):
             d_CV = logits_RV
             if d_CV is None:
                 d_CV, _ = loss.product(h_CH, weight_VH, bias_V, label_C, share.start, rows)
-            d_bias = loss.gradient_(
-                d_CV, statistics.lse_R[share], transitions.part(share), label_C, share.start, rows, False
+            d_bias = loss.gradient(
+                d_CV, d_CV, statistics.lse_R[share], transitions.part(share), label_C, share.start, rows, False
             )
             d_weight = loss.weight_gradient(d_CV, h_CH, share.start, rows)
             loss.input_gradient_(d_CV, weight_VH, h_CH, share.start, rows)

@@ -124,8 +124,9 @@ def transitions_torch(statistics: Statistics, recursion: Recursion, d_loss_B: Te
     return Transitions(used(statistics.blank_R, below_R), used(statistics.label_R, right_R))
 
 
-def gradient_torch_(
+def gradient_torch(
     logits_RV: Tensor,
+    d_logits_RV: Tensor,
     lse_R: Tensor,
     transitions: Transitions,
     label_R: Tensor,
@@ -133,13 +134,13 @@ def gradient_torch_(
     rows: PackedRows,
     clear: bool,
 ) -> Tensor:
-    """Turn logits into their gradient, always zero in rows that do not exist; returns its sums over the rows."""
+    """The gradient of logits, always zero in rows that do not exist; returns its sums over the rows."""
     through_R = transitions.blank_R + transitions.label_R
     d_RV = (widen(logits_RV) - lse_R[:, None]).exp_() * through_R[:, None]
     d_RV[:, -1] -= transitions.blank_R
     d_RV.scatter_add_(1, label_R.clamp(min=0).long()[:, None], -transitions.label_R[:, None])
     d_RV.masked_fill_((label_R == NO_ROW)[:, None], 0)
-    logits_RV.copy_(d_RV)
+    d_logits_RV.copy_(d_RV)
     return d_RV.sum(0)
 
 
@@ -159,7 +160,7 @@ PASSES = LossPasses(
     product_torch,
     recursion_torch,
     transitions_torch,
-    gradient_torch_,
+    gradient_torch,
     weight_gradient_torch,
     input_gradient_torch_,
 )

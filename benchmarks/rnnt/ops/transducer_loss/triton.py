@@ -147,8 +147,15 @@ def transitions(found: Statistics, variables: Recursion, d_loss_B: Tensor, rows:
     return Transitions(by_blank_R, by_label_R)
 
 
-def gradient_(
-    logits_RV: Tensor, lse_R: Tensor, used: Transitions, label_R: Tensor, first: int, rows: PackedRows, clear: bool
+def gradient(
+    logits_RV: Tensor,
+    d_logits_RV: Tensor,
+    lse_R: Tensor,
+    used: Transitions,
+    label_R: Tensor,
+    first: int,
+    rows: PackedRows,
+    clear: bool,
 ) -> Tensor:
     """See :class:`LossPasses`."""
     tile: Rows = TILES["gradient"]
@@ -158,7 +165,7 @@ def gradient_(
     programs = max(min(tile.programs * multiprocessors(logits_RV.device), triton.cdiv(size, block)), 1)
     partial_PV = logits_RV.new_empty((programs, classes), dtype=torch.float32)
     kernels.transducer_gradient_kernel[(programs,)](
-        logits_RV, lse_R, *used, label_R, partial_PV, rows.offsets[-1:], first, size, CLEAR=clear,
+        logits_RV, d_logits_RV, lse_R, *used, label_R, partial_PV, rows.offsets[-1:], first, size, CLEAR=clear,
         V=classes, BLOCK_V=width, BLOCK_R=block, STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
     return column_sums(partial_PV, torch.float32)
@@ -258,14 +265,14 @@ def _programs(tile: Product, tiles: int, x: Tensor) -> int:
     return min(tiles, tile.programs * multiprocessors(x.device))
 
 
-FUSED = LossPasses(labels, statistics, product, recursion, transitions, gradient_, weight_gradient, input_gradient_)
+FUSED = LossPasses(labels, statistics, product, recursion, transitions, gradient, weight_gradient, input_gradient_)
 LIBRARY = LossPasses(
     labels,
     statistics,
     library_product,
     recursion,
     transitions,
-    gradient_,
+    gradient,
     library_weight_gradient,
     library_input_gradient_,
 )
