@@ -228,6 +228,6 @@ class GreedyDecoder:
         before = cast(State, self._state)
         g_NJ, after = self._network.predict_step(token_N.where(tells_N, 0), before)
         tells_N1 = tells_N[:, None]
-        self._g_NJ.copy_(g_NJ.where(tells_N1, self._g_NJ))
+        torch.where(tells_N1, g_NJ, self._g_NJ, out=self._g_NJ)
         for kept, part in zip(self._state, after, strict=True):
-            kept.copy_(part.where(tells_N1, kept))  # broadcast over the layers
+            torch.where(tells_N1, part, kept, out=kept)  # broadcast over the layers

@@ -13,7 +13,7 @@ of them, F features, J width of the joint network, M most tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -65,13 +65,18 @@ class WordErrorRate(Scorer):
         """
         prepared = open_prepared(root)
         prepared.require_vocabulary(self._vocabulary)
-        self._tokenizer = prepared.tokenizer()
-        transcripts = prepared.split("eval").transcripts()
-        self._utterances = len(transcripts)
         try:
-            self._errors = WordErrors(transcripts)
+            self.expect(prepared.split("eval").transcripts(), prepared.tokenizer())
         except ValueError as error:
             raise DataError(f"the evaluation set in {root} has no words: {error}") from error
+
+    def expect(self, transcripts: Sequence[str], tokenizer: Tokenizer) -> None:
+        """Take ``transcripts``, by the utterances' numbers, for what is said; ``tokenizer`` makes texts of tokens.
+
+        Raises:
+            ValueError: nothing is said.
+        """
+        self._tokenizer, self._errors, self._utterances = tokenizer, WordErrors(transcripts), len(transcripts)
 
     def score(self, predictions: Predictions) -> dict[str, float]:
         """Word errors over words.
@@ -107,6 +112,7 @@ class Transcription(Evaluation):
         capture: replay encoder and decoder as CUDA graphs.
 
     Attributes:
+        limits: of the tokens.
         decoder: of all the rank's utterances.
     """
 
@@ -146,9 +152,10 @@ class Transcription(Evaluation):
             for frames in self._buckets
         }
         self._length_B = length_B
+        self.limits = Limits(facts.blank, facts.max_frame_symbols, facts.max_symbols)
         self.decoder = GreedyDecoder(
             model,
-            Limits(facts.blank, facts.max_frame_symbols, facts.max_symbols),
+            self.limits,
             self._batches * self._batch,
             -(-most // JOINED),
             facts.joint_width,
