@@ -16,14 +16,19 @@ Legend: T frames, B rows, I inputs, H width of the state, G = 4 H gates.
 from __future__ import annotations
 
 from benchmarks.rnnt.ops.lstm.library import lstm_library
+from benchmarks.rnnt.ops.lstm.persistent import lstm_persistent, unsupported
 from benchmarks.rnnt.ops.lstm.plain import Lstm, LstmWeights, State, lstm_plain
 from common.ops.implementation import Implementation, always
 
 __all__ = ["IMPLEMENTATIONS", "Lstm", "LstmWeights", "State"]
 
 IMPLEMENTATIONS = {
+    "persistent": Implementation("persistent", lstm_persistent, unsupported),
     "torch": Implementation("torch", lstm_library, always),
     "plain": Implementation("plain", lstm_plain, always),
 }
 """Signature: ``lstm(x_TBI, weights, lengths_B, state=None, final_state=False) -> (y_TBH, state or None)``. Sizes of a
 request: ``inputs`` and ``width``."""
+
+KERNEL_NAMES = (("LSTM recurrence", r"^lstm_recurrence_|^RNN_|LSTM_elementWise|^persist"),)
+"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""
