@@ -14,6 +14,7 @@ WORKLOADS: dict[str, str] = {
     "resnet": "benchmarks.resnet.workload:ResNet",
     "retinanet": "benchmarks.retinanet.workload:RetinaNetDetection",
     "rgat": "benchmarks.rgat.workload:RgatClassification",
+    "rnnt": "benchmarks.rnnt.workload:SpeechRecognition",
     "stable_diffusion": "benchmarks.stable_diffusion.workload:StableDiffusion",
     "ssd300": "benchmarks.ssd300.workload:Ssd300Detection",
     "unet3d": "benchmarks.unet3d.workload:UNet3DSegmentation",

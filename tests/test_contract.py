@@ -47,6 +47,7 @@ SHORT = {
     "resnet": ["benchmark.schedule.last_epoch=1"],
     "retinanet": ["benchmark.schedule.last_epoch=1"],
     "rgat": ["benchmark.schedule.last_samples=16"],
+    "rnnt": ["benchmark.schedule.last_epoch=1"],
     "ssd300": ["benchmark.schedule.last_epoch=5"],
     "stable_diffusion": ["benchmark.schedule.last_samples=8"],
     "unet3d": ["benchmark.schedule.last_epoch=2"],

@@ -280,6 +280,8 @@ class Declaration:
             not ``precision``.
         forbidden: what the closed division forbids on real data beyond the logged hyperparameters: plain sentences,
             one for each value, ``key=value: the rule``.
+        train_samples: of an epoch, where the rules let a run leave some out, such as those that fill no batch; None for
+            all of the benchmark's.
         order_of_data: gives what decides the order of samples beyond seed and batch sizes, such as the reader; for
             checkpoints. Asked on the training ranks alone, since it may depend on what is installed there.
     """
@@ -291,6 +293,7 @@ class Declaration:
     derived_values: Mapping[str, object] = field(default_factory=dict)
     lowest_precision: Mapping[Role, LoggedPrecision] = field(default_factory=dict)
     forbidden: Sequence[str] = ()
+    train_samples: int | None = None
     order_of_data: Callable[[], str] = str
 
 
@@ -337,6 +340,12 @@ class RunConfig:
     def training_ranks(self) -> int:
         """Ranks over all nodes that train."""
         return self.world_size - self.evaluation.ranks
+
+    @property
+    def train_samples(self) -> int:
+        """Training samples of an epoch."""
+        declared = self.declaration.train_samples
+        return self.benchmark.train_samples if declared is None else declared
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from common.distributed.layout import AXES, Layout
 from common.distributed.tensor_split import Split
 from common.errors import ConfigError
 from common.nn.frozen import frozen_names
+from common.optim.ema import WeightAverage
 from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
 from common.optim.precision import DTYPES, LossScale
 from common.optim.rules import Rule
@@ -68,6 +69,7 @@ class Workload(ABC):
         self.choices: dict[str, str] = {}
         self.loss_scale = torch.ones((), device=layout.device)
         self._optimizer: Optimizer | None = None
+        self._average: WeightAverage | None = None
 
     @classmethod
     def declare(cls, cfg: RunConfig) -> Declaration:
@@ -120,6 +122,7 @@ class Workload(ABC):
         blocks: Sequence[tuple[str, nn.Module]] = (),
         clip: ClipNorm | None = None,
         loss_scale: LossScale | float | None = None,
+        average_decay: float | None = None,
         beside: Sequence[Updater] = (),
     ) -> TrainStep:
         """Accumulated micro-batches, then one Optimizer over all groups of parameters.
@@ -129,6 +132,8 @@ class Workload(ABC):
             grad_divisor: of the gradients summed over micro-batches and ranks; None for their number, which suits a
                 loss that is the mean over a micro-batch.
             loss_scale: the first scale of a loss in fp16, or what scales it; None does not scale.
+            average_decay: of averages of the weights (:mod:`common.optim.ema`), which are then what is evaluated; None
+                for none.
             beside: updaters of what is no parameter; they write after the Optimizer, or nothing is written.
 
         Raises:
@@ -156,7 +161,11 @@ class Workload(ABC):
             micro_batches=cfg.grad_accumulation_steps,
             loss_scale=scale,
         )
-        return TrainStep(accumulate(self.loss, scale), [self._optimizer, *beside], self.layout)
+        updaters: list[Updater] = [self._optimizer]
+        if average_decay is not None:
+            self._average = WeightAverage(self._optimizer, average_decay)
+            updaters.append(self._average)
+        return TrainStep(accumulate(self.loss, scale), [*updaters, *beside], self.layout)
 
     def _check_groups(self, groups: Sequence[ParameterGroup]) -> None:
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
@@ -194,8 +203,11 @@ class Workload(ABC):
     def weights(self) -> Weights:
         """What evaluation uses now; collective. Default: the network's own parameters, with the last update.
 
-        Frozen ones are not among them: whoever evaluates has them.
+        Where the step averages weights it is the averages, in memory of their own. Frozen parameters are not among
+        them: whoever evaluates has them.
         """
+        if self._average is not None:
+            return Weights(self._average.weights())
         if self._optimizer is not None:
             self._optimizer.materialize()
         frozen = self.frozen()

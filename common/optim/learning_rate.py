@@ -240,6 +240,49 @@ def held_polynomial(
     return schedule
 
 
+def held_exponential(
+    base: float,
+    floor: float,
+    rate_per_epoch: float,
+    steps_per_epoch: int,
+    warmup_epochs: int,
+    hold_epochs: int,
+) -> Schedule:
+    """Linear warm-up, a plateau, then the same factor at the start of each epoch, and a floor under it all.
+
+    With s = counter + 1, epoch e = ceil(s / steps_per_epoch), W and H the steps of warm-up and plateau:
+    base * (s + 1) / (W + 1) while s < W; base while s < W + H; then base * rate ** (e - warmup_epochs - hold_epochs);
+    never less than the floor. So the first step has base * 2 / (W + 1), and step W + H, the last of an epoch, still
+    has base. This is the MLPerf RNN-T reference's, whose logs call the rate per epoch the power of a polynomial.
+    Counted are updates that were made, so an overflow moves all that follows by its one step.
+
+    Args:
+        base: learning rate of the plateau.
+        floor: the lowest learning rate.
+        rate_per_epoch: factor from one epoch of the decay to the next.
+        steps_per_epoch: optimizer steps of an epoch.
+        warmup_epochs, hold_epochs: lengths of warm-up and plateau.
+
+    Raises:
+        ValueError: a length is negative, an epoch has no step, or the rate is not positive.
+    """
+    if steps_per_epoch < 1 or warmup_epochs < 0 or hold_epochs < 0 or not rate_per_epoch > 0:
+        raise ValueError(
+            f"steps_per_epoch={steps_per_epoch} >= 1, warmup_epochs={warmup_epochs} >= 0, "
+            f"hold_epochs={hold_epochs} >= 0 and rate_per_epoch={rate_per_epoch} > 0 must hold"
+        )
+    warmup_steps = warmup_epochs * steps_per_epoch
+    before_decay = warmup_epochs + hold_epochs
+
+    def schedule(step: Tensor) -> Tensor:
+        count = step.to(torch.float64) + 1.0
+        warmup = ((count + 1.0) / (warmup_steps + 1.0)).where(count < warmup_steps, 1.0)
+        epochs_of_decay = ((count / steps_per_epoch).ceil() - before_decay).clamp(min=0.0)
+        return (base * warmup * rate_per_epoch**epochs_of_decay).clamp(min=floor).to(torch.float32)
+
+    return schedule
+
+
 def reference_steps(
     train_samples: int,
     global_batch: int,

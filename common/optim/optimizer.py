@@ -69,6 +69,8 @@ class Optimizer:
         loss_scale: as given.
         implementation: the implementation that was chosen.
         choices: how gradients are reduced and weights gathered, in words, for the log.
+        plan: which ranks share the parameters.
+        partitions: the flat buffers and this rank's shards of them, for updaters beside this one, which only read them.
 
     Raises:
         ValueError: no parameters, one that occurs twice or cannot lie in a flat buffer, an unknown axis, or an
@@ -105,14 +107,14 @@ class Optimizer:
         if reduction not in ("scatter", "all_reduce"):
             raise ValueError(f"reduction={reduction!r}: use scatter or all_reduce")
         check_groups(groups)
-        self._plan = plan = ShardPlan(layout, shard, ranks_per_node)
+        self.plan = plan = ShardPlan(layout, shard, ranks_per_node)
         self._schedule, self._clip, self.loss_scale = schedule, clip, loss_scale
         self._groups = tuple(groups)
         self._scale = loss_scale.value if loss_scale is not None and loss_scale.enabled else None
         parts = {name: count for group in groups for name, count in group.parts.items()}
         buffers = build_flat_buffers([group.parameters for group in groups], parts, plan.ranks, bucket_bytes)
         self._buffers = buffers
-        self._partitions = build_partitions(buffers, plan.ranks, plan.index)
+        self.partitions = build_partitions(buffers, plan.ranks, plan.index)
         clip_first = clip is not None and clip.when == "before_reduction"
         routes = [plan.route(group, done=micro_batch_axes(group) if clip_first else ()) for group in groups]
         divided = [_predivide(group, route, grad_predivide) for group, route in zip(groups, routes, strict=True)]
@@ -128,17 +130,17 @@ class Optimizer:
             self._clipper = MicroBatchClipper(clip, buffers, means, shares, micro_batches, others, sharing)
         early = overlap and not clip_first
         scales = [1.0 / by for by in divided]
-        self._reducer = GradientReducer(self._partitions, routes, early, reduction == "all_reduce", scales)
-        self._gatherer = WeightGatherer(self._partitions, plan.group, blocks if overlap else ())
+        self._reducer = GradientReducer(self.partitions, routes, early, reduction == "all_reduce", scales)
+        self._gatherer = WeightGatherer(self.partitions, plan.group, blocks if overlap else ())
         self.choices = self._in_words(reduction, early)
         self._armed = False
         self._allocate_scalars()
 
     def _bind(self, rule: Rule, settings: Sequence[GroupSettings], implementation: str) -> Update:
-        tensors = sum(partition.tensors for partition in self._partitions)
-        shards = [partition.shard for partition in self._partitions]
+        tensors = sum(partition.tensors for partition in self.partitions)
+        shards = [partition.shard for partition in self.partitions]
         with asked_for("optimizer.implementation", implementation):
-            return rule.bind(shards, settings, tensors, self._plan.sum_over_shards, implementation)
+            return rule.bind(shards, settings, tensors, self.plan.sum_over_shards, implementation)
 
     def _allocate_scalars(self) -> None:
         device = self._buffers[0].device
@@ -185,7 +187,7 @@ class Optimizer:
         self._set_rates()
         self._stats.zero_()
         self._update.measure(self._stats)
-        self._plan.sum_over_replica(self._stats)
+        self.plan.sum_over_replica(self._stats)
         self._factor, overflow = self._judge()
         return overflow
 
@@ -245,7 +247,7 @@ class Optimizer:
     def named_state(self) -> Sequence[tuple[str, Tensor]]:
         """Step counter, loss scale, and the flat tensors of masters (half parameters only), state and own shards."""
         named = [("step", self._step), *(self.loss_scale.named_state() if self.loss_scale is not None else ())]
-        for index, partition in enumerate(self._partitions):
+        for index, partition in enumerate(self.partitions):
             dtype = str(partition.buffer.dtype).removeprefix("torch.")
             if not partition.is_whole:
                 named.append((f"shard.{dtype}", partition.shard.parameters))
@@ -261,10 +263,10 @@ class Optimizer:
         Collective over the ranks that share shards. Only the first rank of ``dp`` and ``cp`` at each model-parallel
         place receives it; on the others it is empty.
         """
-        plan = self._plan
+        plan = self.plan
         if not plan.near_writer:
             return {}
-        named = state.collect(self._partitions, self._kinds(), plan.group, plan.ranks, plan.writes)
+        named = state.collect(self.partitions, self._kinds(), plan.group, plan.ranks, plan.writes)
         if not plan.writes:
             return {}
         return {**{name: tensor.cpu().clone() for name, tensor in self._scalars().items()}, **named}
@@ -286,15 +288,15 @@ class Optimizer:
                 "unexpected": [name for name in loaded if name not in named and name not in scalars],
             }
         )
-        state.check(self._partitions, self._kinds(), named)
+        state.check(self.partitions, self._kinds(), named)
         for name, scalar in scalars.items():
             scalar.copy_(loaded[name])
-        state.distribute(self._partitions, self._kinds(), named)
+        state.distribute(self.partitions, self._kinds(), named)
 
     @torch.no_grad()
     def reset_masters(self) -> None:
         """Take over the model's weights, after these were loaded without a state of the optimizer."""
-        for partition in self._partitions:
+        for partition in self.partitions:
             partition.read_parameters()
 
     def check_views(self) -> None:
@@ -312,7 +314,7 @@ class Optimizer:
         self._gatherer.close()
 
     def _kinds(self) -> dict[str, list[Tensor]]:
-        masters = [partition.shard.masters for partition in self._partitions]
+        masters = [partition.shard.masters for partition in self.partitions]
         return {**self._update.states, "masters": masters}
 
     def _scalars(self) -> dict[str, Tensor]:
@@ -323,7 +325,7 @@ class Optimizer:
             return {}
         when = "during the backward pass" if early else "after the backward pass"
         because = ", as clipping comes before" if self._clipper is not None else ""
-        ranks = self._plan.ranks
+        ranks = self.plan.ranks
         how = "all-reduce" if ranks == 1 or reduction == "all_reduce" else f"scatter over {ranks} ranks"
         chosen = {"gradient reduction": f"{how} {when}{because}"}
         if ranks > 1:

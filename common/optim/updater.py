@@ -57,7 +57,7 @@ class Updater(Protocol):
 
     @property
     def metrics(self) -> dict[str, Tensor]:
-        """Name to 0-d device tensor, about the last update; ``learning_rate`` at least."""
+        """Name to 0-d device tensor, about the last update; ``learning_rate`` at least, where there is one."""
 
 
 @runtime_checkable

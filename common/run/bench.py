@@ -345,7 +345,7 @@ class _RunTiming:
 
 def _block_between_evaluations(run: RunConfig) -> Block:
     """The second block of the recipe's own run, or the only one: the first may be longer than the others."""
-    blocks = evaluation_schedule(run).blocks(run.benchmark.train_samples, run.global_batch)
+    blocks = evaluation_schedule(run).blocks(run.train_samples, run.global_batch)
     return list(itertools.islice(blocks, 2))[-1]
 
 

@@ -166,7 +166,7 @@ class Trainer:
         log = RunLog(session.output_dir / name, rank)
         log.before_line = self.bar.clear
         stack.callback(log.close)
-        self.clock = TimedRun(log, self.rules, self.schedule, run.benchmark.train_samples, run.global_batch)
+        self.clock = TimedRun(log, self.rules, self.schedule, run.train_samples, run.global_batch)
         resumed_from = str(session.resume) if session.resume else None
         gpus = self.device.type == "cuda"
         self.clock.events.begin(run, session, self.rules, resumed_from, self.began_ms, gpus)
@@ -460,10 +460,11 @@ class Trainer:
     def _check_data(self) -> None:
         expected = self.run.benchmark
         found = (self.data.train_samples, self.data.eval_samples, self.data.stand_in)
-        if found != (expected.train_samples, expected.eval_samples, expected.stand_in):
+        train_samples = self.run.train_samples
+        if found != (train_samples, expected.eval_samples, expected.stand_in):
             raise DataError(
                 f"{self.session.data_dir}: holds {found[0]} training and {found[1]} evaluation samples"
-                f"{' of stand-in data' if found[2] else ''}, but the recipe is for {expected.train_samples} and "
+                f"{' of stand-in data' if found[2] else ''}, but the recipe is for {train_samples} and "
                 f"{expected.eval_samples} of {expected.data_set}; give the data_dir that belongs to this recipe"
             )
 

@@ -63,6 +63,13 @@ class Line(Workload):
         raise NotImplementedError
 
 
+class AveragedLine(Line):
+    """Whose weights are averaged."""
+
+    def build_step(self) -> TrainStep:
+        return self.step_with(SGD(0.0), lambda step: torch.tensor(self.own.rate), average_decay=0.75)
+
+
 class SplitLine(Line):
     """Whose ranks of an axis share a sample."""
 
@@ -125,6 +132,17 @@ def test_evaluation_uses_the_networks_own_parameters_with_the_last_update(monkey
     assert next(asked) == 1, "the optimizer was not asked to bring the weights up to date"
     assert list(weights.tensors) == ["weight"]
     assert weights.tensors["weight"].data_ptr() == workload.model.weight.data_ptr()
+
+
+def test_evaluation_uses_the_average_of_the_weights_where_the_step_takes_one():
+    workload = AveragedLine(run_of(), Layout())
+    step = workload.build_step()
+    for value in (3.0, -1.0):
+        step([Batch({"x": torch.full((2, 1), value, dtype=torch.float64)}, 2)] * 4)
+    # The weights are 1, then 1 - 0.5 * 3 = -0.5, then -0.5 + 0.5 = 0.
+    averaged = 0.75 * (0.75 * 1.0 + 0.25 * -0.5) + 0.25 * 0.0
+    assert {name: weight.tolist() for name, weight in workload.weights().tensors.items()} == {"weight": [[averaged]]}
+    assert workload.model.weight.item() == 0.0
 
 
 def test_implementations_are_the_models_and_the_optimizers(monkeypatch):

@@ -9,6 +9,7 @@ from common.optim.learning_rate import (
     ScheduleSteps,
     constant,
     cosine,
+    held_exponential,
     held_polynomial,
     linear_from_zero,
     nvidia_steps,
@@ -224,3 +225,47 @@ def test_held_polynomial_refuses_a_decay_within_the_warm_up():
         held_polynomial(1.0, 5, 4, 3)
     with pytest.raises(ValueError, match="warmup_steps=-1"):
         held_polynomial(1.0, -1, 4, 3)
+
+
+def held_exponential_by_table(step: int, epoch: int, steps_per_epoch: int, warmup: int, hold: int) -> float:
+    """What the RNN-T reference's policy gives at ``step`` of ``epoch``, both counted from 1."""
+    base, floor, gamma = 0.0072, 1e-5, 0.92
+    if step < warmup * steps_per_epoch:
+        factor = (step + 1) / (warmup * steps_per_epoch + 1)
+    elif step < (warmup + hold) * steps_per_epoch:
+        factor = 1.0
+    else:
+        factor = gamma ** (epoch - warmup - hold)
+    return max(base * factor, floor)
+
+
+@pytest.mark.parametrize(("warmup", "hold"), [(5, 26), (1, 0), (0, 2), (0, 0)])
+def test_held_exponential_at_every_step_of_its_epochs(warmup, hold):
+    spe = 3
+    schedule = held_exponential(0.0072, 1e-5, 0.92, spe, warmup, hold)
+    step = 0
+    for epoch in range(1, warmup + hold + 120):
+        for _ in range(spe):
+            step += 1
+            expected = held_exponential_by_table(step, epoch, spe, warmup, hold)
+            assert at(schedule, step - 1) == pytest.approx(expected, rel=1e-6), (epoch, step)
+
+
+def test_held_exponential_at_its_seams():
+    # batch 1,536: 181 steps an epoch; W = 905, W + H = 5,611
+    schedule = held_exponential(0.0072, 1e-5, 0.92, 181, 5, 26)
+    rates = {step: at(schedule, step - 1) for step in (1, 904, 905, 906, 5611, 5612, 5792, 5793)}
+    assert rates[1] == pytest.approx(0.0072 * 2 / 906)
+    assert rates[904] == pytest.approx(0.0072 * 905 / 906)
+    assert rates[905] == rates[906] == rates[5611] == pytest.approx(0.0072)
+    assert rates[5612] == rates[5792] == pytest.approx(0.0072 * 0.92)
+    assert rates[5793] == pytest.approx(0.0072 * 0.92**2)
+    # 0.0072 * 0.92 ** 78 is 1.078e-5; the next power is below the floor
+    assert at(schedule, 181 * (31 + 78) - 1) == pytest.approx(1.078e-5, rel=1e-3)
+    assert at(schedule, 181 * (31 + 78)) == at(schedule, 10**6) == pytest.approx(1e-5)
+
+
+@pytest.mark.parametrize("wrong", [(0.9, 0, 1, 1), (0.9, 3, -1, 1), (0.9, 3, 1, -1), (0.0, 3, 1, 1)])
+def test_held_exponential_without_sense_is_refused(wrong):
+    with pytest.raises(ValueError, match="must hold"):
+        held_exponential(1.0, 0.0, *wrong)

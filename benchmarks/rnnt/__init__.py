@@ -1,0 +1,1 @@
+"""RNN-T: speech recognition on LibriSpeech with a recurrent transducer."""

@@ -1,0 +1,260 @@
+"""RNN-T's evaluation: word error rate of the whole set, decoded greedily.
+
+Rules: after every epoch, all utterances of dev-clean at their full length, with averaged weights; at most 30 tokens of
+a frame and 300 of an utterance; errors and words summed over the set (MLPerf training_rules, benchmark table; the
+reference's evaluation).
+
+Batches of utterances of like length go through the encoder, one after another; what it says of all of them is kept, and
+they are then decoded together.
+
+Legend: N utterances of this rank, with room for whole batches, B of a batch, T spliced frames, S frames that are left
+of them, F features, J width of the joint network, M most tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.rnnt.config import RnntConfig
+from benchmarks.rnnt.decoder import GreedyDecoder, Limits
+from benchmarks.rnnt.model import JOINED, Rnnt
+from benchmarks.rnnt.prepared import open_prepared
+from benchmarks.rnnt.preparer import Preparer
+from benchmarks.rnnt.tokenizer import Tokenizer
+from benchmarks.rnnt.wer import WordErrors
+from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
+from common.data.batches import EvalSource
+from common.distributed.layout import Layout
+from common.errors import DataError
+from common.evaluation.counts import check_whole_set
+from common.evaluation.forward import ForwardPass
+from common.evaluation.model_weights import evaluating
+
+PADDING = -1
+"""The number of no utterance."""
+
+
+class WordErrorRate(Scorer):
+    """Makes texts of tokens, and counts the words that are wrong.
+
+    Args:
+        vocabulary: word pieces that the tokenizer must have.
+    """
+
+    def __init__(self, vocabulary: int) -> None:
+        self._vocabulary = vocabulary
+        self._tokenizer: Tokenizer | None = None
+        self._errors: WordErrors | None = None
+        self._utterances = 0
+
+    def warm_up(self) -> None:
+        """Count once."""
+        WordErrors(["a b"]).rate(["b"])
+
+    def open_data(self, root: Path) -> None:
+        """Load the tokenizer and what is said in the utterances.
+
+        Raises:
+            DataError: something is missing or damaged, or of another vocabulary; or nothing is said.
+        """
+        prepared = open_prepared(root)
+        prepared.require_vocabulary(self._vocabulary)
+        try:
+            self.expect(prepared.split("eval").transcripts(), prepared.tokenizer())
+        except ValueError as error:
+            raise DataError(f"the evaluation set in {root} has no words: {error}") from error
+
+    def expect(self, transcripts: Sequence[str], tokenizer: Tokenizer) -> None:
+        """Take ``transcripts``, by the utterances' numbers, for what is said; ``tokenizer`` makes texts of tokens.
+
+        Raises:
+            ValueError: nothing is said.
+        """
+        self._tokenizer, self._errors, self._utterances = tokenizer, WordErrors(transcripts), len(transcripts)
+
+    def score(self, predictions: Predictions) -> dict[str, float]:
+        """Word errors over words.
+
+        Raises:
+            RuntimeError: not every utterance was recognised once.
+        """
+        assert self._tokenizer is not None, "open_data comes first"
+        assert self._errors is not None
+        utterance_N, tokens = predictions.values["utterance"], predictions.values["tokens"]
+        check_whole_set(len(np.unique(utterance_N)), self._utterances, "utterances")
+        check_whole_set(len(utterance_N), self._utterances, "utterances")
+        ends_N = np.cumsum(predictions.values["token_lengths"])
+        starts_N = ends_N - predictions.values["token_lengths"]
+        places = np.argsort(utterance_N).tolist()
+        hypotheses = self._tokenizer.decode([tokens[starts_N[place] : ends_N[place]].tolist() for place in places])
+        return {"word_error_rate": self._errors.rate(hypotheses), "eval_samples": len(utterance_N)}
+
+
+class Transcription(Evaluation):
+    """Recognises every utterance once, all of a rank's together.
+
+    The network that trains can be the one that is evaluated.
+
+    Args:
+        model: the network.
+        own: the workload's configuration.
+        open_source: opens this rank's share of the evaluation set under a folder
+            (:func:`benchmarks.rnnt.data.open_eval`).
+        eval_samples: utterances of the set.
+        layout: the ranks that share the set.
+        preparer: makes features of a batch.
+        capture: replay encoder and decoder as CUDA graphs.
+
+    Attributes:
+        limits: of the tokens.
+        decoder: of all the rank's utterances.
+    """
+
+    def __init__(
+        self,
+        model: Rnnt,
+        own: RnntConfig,
+        open_source: Callable[[Path], EvalSource],
+        eval_samples: int,
+        layout: Layout,
+        preparer: Preparer,
+        capture: bool,
+    ) -> None:
+        facts, reader, device = own.facts, own.reader, layout.device
+        self.scorer = WordErrorRate(facts.blank)
+        self._model, self._open_source, self._preparer, self._layout = model, open_source, preparer, layout
+        self._eval_samples, self._keep = eval_samples, reader.keep_eval
+        self._source: EvalSource | None = None
+        self._kept: list[tuple[int, dict[str, Tensor]]] = []
+        self._batch, self._buckets = reader.eval_batch, reader.eval_buckets
+        self._batches = -(-eval_samples // (self._batch * layout.size("dp")))
+        self._group = layout.group("dp")
+        dtype = next(model.parameters()).dtype
+        # A batch of fewer frames takes the first ones; passes follow one another, so one pool and one input do.
+        most = max(self._buckets)
+        features_TBF = torch.zeros((most, self._batch, own.model.features), dtype=dtype, device=device)
+        length_B = torch.zeros(self._batch, dtype=torch.int32, device=device)
+        pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self._encoders = {
+            frames: ForwardPass(
+                model,
+                self._encode,
+                {"features": features_TBF[:frames], "feature_lengths": length_B},
+                capture,
+                pool,
+            )
+            for frames in self._buckets
+        }
+        self._length_B = length_B
+        self.limits = Limits(facts.blank, facts.max_frame_symbols, facts.max_symbols)
+        self.decoder = GreedyDecoder(
+            model,
+            self.limits,
+            self._batches * self._batch,
+            -(-most // JOINED),
+            facts.joint_width,
+            device,
+            dtype,
+            look_ahead=own.model.decode_look_ahead,
+            unroll=own.model.decode_unroll,
+            capture=capture,
+            pool=pool,
+        )
+        self._utterance_N = torch.full_like(self.decoder.length_N, PADDING)
+
+    def warm_up(self) -> None:
+        """Features, encoder and decoder on noise, and the gathering of tokens. Collective."""
+        if self._layout.device.type == "cuda":
+            self._preparer.warm_up(self._batch, [(frames, 0) for frames in self._buckets], training=False)
+        for frames in sorted(self._buckets, reverse=True):  # the largest first: the others fit into its memory
+            self._length_B.fill_(frames)
+            self._encoders[frames].warm_up()
+        self.decoder.length_N.fill_(self.decoder.f_SNJ.shape[0])
+        self.decoder.warm_up()
+        self._gathered()
+
+    def open_data(self, root: Path) -> None:
+        """Open this rank's share of the evaluation set.
+
+        Raises:
+            DataError: it is missing or damaged, or has another number of utterances than there must be.
+        """
+        self._source = self._open_source(root)
+        if self._source.eval_samples != self._eval_samples:
+            raise DataError(
+                f"{root} has {self._source.eval_samples:,} utterances to evaluate, where there must be "
+                f"{self._eval_samples:,}"
+            )
+
+    def predict(self, weights: Weights) -> Predictions | None:
+        """Tokens of all utterances of all ranks, on rank 0. Collective."""
+        with evaluating(self._model, weights):
+            self.encode()
+            self.decoder()
+        found = self._gathered()
+        if self._layout.rank:
+            return None
+        rows_NX = found.cpu().numpy()
+        rows_NX = rows_NX[rows_NX[:, 0] != PADDING]
+        count_N, token_NM = rows_NX[:, 1], rows_NX[:, 2:]
+        real_NM = np.arange(token_NM.shape[1]) < count_N[:, None]
+        return Predictions({"utterance": rows_NX[:, 0], "token_lengths": count_N, "tokens": token_NM[real_NM]})
+
+    @torch.no_grad()
+    def encode(self) -> None:
+        """Bring what the encoder says of this rank's utterances to the decoder."""
+        decoder = self.decoder
+        decoder.length_N.zero_()
+        self._utterance_N.fill_(PADDING)
+        for number, (frames, batch) in enumerate(self._host_batches()):
+            tensors = self._preparer.tensors(batch, frames, training=False)
+            f_SBJ, length_B = self._encoders[frames](tensors)
+            place = slice(number * self._batch, (number + 1) * self._batch)
+            decoder.f_SNJ[: len(f_SBJ), place].copy_(f_SBJ)
+            self._utterance_N[place].copy_(tensors["utterance"])
+            decoder.length_N[place].copy_(length_B * (tensors["utterance"] != PADDING))
+
+    def close(self) -> None:
+        """Free the graphs, close the reader and forget the audio."""
+        self.decoder.close()
+        for encoder in self._encoders.values():
+            encoder.close()
+        self._kept = []
+        if self._source is not None:
+            self._source.close()
+
+    def _encode(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return self._model.encode(inputs["features"], inputs["feature_lengths"])
+
+    def _host_batches(self) -> Iterator[tuple[int, dict[str, Tensor]]]:
+        """Frames and tensors of each batch; from the second evaluation on they may lie on the device."""
+        assert self._source is not None, "open_data comes first"
+        if self._kept:
+            yield from self._kept
+            return
+        kept = []
+        for host in self._source:
+            assert isinstance(host.key, tuple)
+            frames: int = host.key[1]
+            tensors = {name: tensor.to(self._layout.device, non_blocking=True) for name, tensor in host.tensors.items()}
+            kept.append((frames, tensors))
+            yield kept[-1]
+            if not self._keep:
+                kept.clear()
+        self._kept = kept
+
+    def _gathered(self) -> Tensor:
+        """(N of all ranks, 2 + M) int32: each row an utterance's number, how many tokens it has, and these."""
+        columns = [self._utterance_N[:, None], self.decoder.count_N[:, None], self.decoder.token_NM]
+        own_NX = torch.cat(columns, dim=1).to(torch.int32)
+        if self._group is None:
+            return own_NX
+        every_NX = own_NX.new_empty(self._layout.size("dp") * len(own_NX), own_NX.shape[1])
+        dist.all_gather_into_tensor(every_NX, own_NX, group=self._group)
+        return every_NX

@@ -1,0 +1,153 @@
+"""Layers of LSTM on top of one another, with dropout after each.
+
+Parameters have the names of ``torch.nn.LSTM``, whose weights fit as they are.
+
+Legend: T frames, B rows, I inputs, H width, L layers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.rnnt.ops import lstm
+from benchmarks.rnnt.ops.lstm import LstmWeights, State
+from common.ops import dropout
+from common.ops.implementation import AUTO, OperationRequest, select
+
+_KINDS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+
+
+class Initial(NamedTuple):
+    """How the weights start: all of them uniform within ``1 / sqrt(H)``, then as given here, in this order.
+
+    Attributes:
+        forget_bias: what ``bias_ih`` of the forget gates is set to.
+        hidden_bias_scale: what ``bias_hh`` of the forget gates is multiplied with.
+        scale: what everything is multiplied with.
+    """
+
+    forget_bias: float
+    hidden_bias_scale: float
+    scale: float
+
+
+class LstmStack(nn.Module):
+    """Some layers of LSTM.
+
+    Args:
+        inputs, width, layers: I, H, L.
+        dropout_p: probability, between layers and after the last.
+        initial: how the weights start.
+        generator: of the initial weights, on the CPU.
+        device, dtype: of weights and activations.
+        implementation: of :mod:`benchmarks.rnnt.ops.lstm`, by name.
+
+    Attributes:
+        choice: name of the implementation chosen.
+
+    Raises:
+        UnsupportedImplementation: the one asked for cannot serve.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        width: int,
+        layers: int,
+        dropout_p: float,
+        initial: Initial,
+        generator: torch.Generator,
+        device: torch.device | None = None,
+        dtype: torch.dtype = torch.float32,
+        implementation: str = AUTO,
+    ) -> None:
+        super().__init__()
+        self.inputs, self.width, self.layers, self.dropout = inputs, width, layers, dropout_p
+        for layer in range(layers):
+            of_layer = inputs if layer == 0 else width
+            for kind in _KINDS:
+                shape = {"weight_ih": (4 * width, of_layer), "weight_hh": (4 * width, width)}.get(kind, (4 * width,))
+                self.register_parameter(f"{kind}_l{layer}", nn.Parameter(torch.empty(shape)))
+        self.draw(initial, generator)
+        self.to(device, dtype)
+        device = self.weights(0).ih_GI.device
+        requests = [
+            OperationRequest(device, dtype, {"inputs": of_layer, "width": width})
+            for of_layer in (inputs, width)[: min(layers, 2)]
+        ]
+        chosen = [select(lstm.IMPLEMENTATIONS, implementation, request) for request in requests]
+        self.choice = ", ".join(dict.fromkeys(each.name for each in chosen))
+        self._functions = [chosen[min(layer, 1)].function for layer in range(layers)]
+        self._drop = select(dropout.IMPLEMENTATIONS, AUTO, OperationRequest(device, dtype)).function
+
+    @torch.no_grad()
+    def draw(self, initial: Initial, generator: torch.Generator) -> None:
+        """Draw the initial weights."""
+        bound = 1 / math.sqrt(self.width)
+        forget = slice(self.width, 2 * self.width)
+        for layer in range(self.layers):
+            weights = self.weights(layer)
+            for weight in weights:
+                weight.uniform_(-bound, bound, generator=generator)
+            weights.bias_ih_G[forget] = initial.forget_bias
+            weights.bias_hh_G[forget] *= initial.hidden_bias_scale
+            for weight in weights:
+                weight *= initial.scale
+
+    def weights(self, layer: int) -> LstmWeights:
+        """The parameters of one layer."""
+        return LstmWeights(*(self.get_parameter(f"{kind}_l{layer}") for kind in _KINDS))
+
+    def forward(self, x_TBI: Tensor, lengths_B: Tensor, seed: Tensor, place: int, stack: int = 1) -> Tensor:
+        """The last layer's result.
+
+        Args:
+            x_TBI: input.
+            lengths_B: frames of each row, int32 on the device.
+            seed: of dropout, one int64 on the device; only training reads it.
+            place: number of the first layer's dropout among all of a network; the others follow.
+            stack: so many frames become one, side by side; frames that are missing at the end are zeros.
+
+        Returns:
+            (T, B, H), or (ceil(T / stack), B, stack H), 0 behind each row's length.
+        """
+        y = x_TBI
+        seed = seed.reshape(())
+        for layer, function in enumerate(self._functions):
+            y, _ = function(y, self.weights(layer), lengths_B)
+            if self.training and self.dropout:
+                y = self._drop(y, self.dropout, seed, place + layer)
+        if stack == 1:
+            return y
+        frames, batch, width = y.shape
+        y = F.pad(y, (0, 0, 0, 0, 0, -frames % stack))
+        return y.view(-1, stack, batch, width).transpose(1, 2).reshape(-1, batch, stack * width)
+
+    def initial_state(self, batch: int) -> State:
+        """Zeros before the first frame, (L, B, H) each."""
+        like = self.weights(0).hh_GH
+        return like.new_zeros(self.layers, batch, self.width), like.new_zeros(self.layers, batch, self.width)
+
+    def step(self, x_BI: Tensor, state: State) -> tuple[Tensor, State]:
+        """One frame more, without dropout, for decoding.
+
+        Args:
+            x_BI: input.
+            state: before it, (L, B, H) each.
+
+        Returns:
+            The last layer's result, (B, H), and the state after it.
+        """
+        y_BH, states = x_BI, []
+        for layer in range(self.layers):
+            before = [part_LBH[layer] for part_LBH in state]
+            after: State = torch._VF.lstm_cell(y_BH, before, *self.weights(layer))  # type: ignore[attr-defined]
+            y_BH = after[0]
+            states.append(after)
+        h, c = zip(*states, strict=True)
+        return y_BH, (torch.stack(h), torch.stack(c))

@@ -1,0 +1,189 @@
+"""RNN-T: an encoder of the audio, a prediction network over the tokens so far, and a network that joins both.
+
+Graves, arXiv:1211.3711, in the size of the MLPerf reference: two LSTM layers, every two frames joined to one, three
+more layers; two layers over embedded tokens; the sum of both, ReLU, dropout, and one layer over all classes, of which
+blank is the last. Before the first token the prediction network sees zeros.
+
+The prediction network runs first: its backward pass then comes last, and the gradients of the encoder, 88 % of all, are
+reduced under it.
+
+Shapes: T spliced frames, S frames after every two are joined, U tokens, N = U + 1 numbers of tokens before, B
+utterances, F features, V classes; P and J the widths of the prediction network and of the joint one, L layers. All
+lengths are on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.rnnt.config import Architecture, ModelConfig
+from benchmarks.rnnt.joint import Joint
+from benchmarks.rnnt.lstm import Initial, LstmStack
+from benchmarks.rnnt.ops.lstm import State
+from benchmarks.rnnt.packed_rows import packed_rows
+from common.ops.implementation import asked_for
+
+JOINED = 2
+"""Frames that become one between the encoder's two parts."""
+
+PARTS = ("pre_rnn", "post_rnn", "pred_embed", "dec_rnn", "joint_pred", "joint_enc", "joint_net")
+"""The network's parts, as the rules' logs call them."""
+
+IN_ORDER = (
+    "pred_embed",
+    "dec_rnn",
+    "joint.joint_pred",
+    "pre_rnn",
+    "post_rnn",
+    "joint.joint_enc",
+    "joint.joint_net",
+)
+"""The same parts, as modules, in the order of the forward pass."""
+
+START = -1
+"""In the place of a token, before the first one."""
+
+
+class Rnnt(nn.Module):
+    """The network.
+
+    Args:
+        architecture: its shape.
+        config: width of a frame, and implementations.
+        init_scale: what the LSTMs' weights and biases are multiplied with once they are drawn.
+        generator: of the weights, on the CPU.
+        device, dtype: where and in what it is going to be used.
+
+    Attributes:
+        choices: implementation of each operation.
+
+    Raises:
+        UnsupportedImplementation: one that is asked for cannot be used.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        config: ModelConfig,
+        init_scale: float,
+        generator: torch.Generator,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        shape = self.architecture = architecture
+        initial = Initial(shape.forget_bias, shape.hidden_bias_scale, init_scale)
+
+        def stack(inputs: int, width: int, layers: int, dropout: float) -> LstmStack:
+            with asked_for("model.lstm", config.lstm):
+                return LstmStack(inputs, width, layers, dropout, initial, generator, device, dtype, config.lstm)
+
+        width, predicted = shape.encoder_width, shape.prediction_width
+        self.pred_embed = nn.Embedding(shape.blank, predicted, device="meta").to_empty(device="cpu")
+        nn.init.normal_(self.pred_embed.weight, generator=generator)
+        self.dec_rnn = stack(predicted, predicted, shape.prediction_layers, shape.prediction_dropout)
+        self.pre_rnn = stack(config.features, width, shape.pre_layers, shape.encoder_dropout)
+        self.post_rnn = stack(JOINED * width, width, shape.post_layers, shape.encoder_dropout)
+        # Dropout's call sites: each LSTM has one for every layer.
+        self._post_site = shape.pre_layers
+        self._prediction_site = self._post_site + shape.post_layers
+        self.joint = Joint(
+            width,
+            predicted,
+            shape.joint_width,
+            shape.classes,
+            shape.joint_dropout,
+            generator,
+            device=device,
+            dtype=dtype,
+            site=self._prediction_site + shape.prediction_layers,
+            batch_split=config.batch_split,
+            joint_implementation=config.joint,
+            loss_implementation=config.transducer_loss,
+        )
+        self.to(device, dtype)
+        lstm = "+".join(dict.fromkeys(part.choice for part in (self.pre_rnn, self.post_rnn, self.dec_rnn)))
+        self.choices = {"lstm": lstm, **self.joint.choices}
+
+    def in_order(self) -> dict[str, nn.Parameter]:
+        """All parameters by name, in the order in which the forward pass comes to them."""
+        named = dict(self.named_parameters())
+        return {
+            name: parameter for part in IN_ORDER for name, parameter in named.items() if name.startswith(f"{part}.")
+        }
+
+    def loss(self, tensors: Mapping[str, Tensor], capacity: int | None) -> Tensor:
+        """Negative log-likelihood of each utterance's tokens, (B,), fp32, or fp64 of fp64; capturable.
+
+        Args:
+            tensors: ``features`` (T, B, F), ``feature_lengths`` (B,), ``tokens`` (B, U), ``token_lengths`` (B,) and
+                dropout's ``seed`` (1,).
+            capacity: packed rows to have memory for; None for as many as there can be.
+        """
+        features_TBF, frames_B, seed = tensors["features"], tensors["feature_lengths"], tensors["seed"]
+        tokens_BU, tokens_B = tensors["tokens"], tensors["token_lengths"]
+        g_NBJ = self._predict(tokens_BU, tokens_B, seed)
+        f_SBJ, joined_B = self._encode(features_TBF, frames_B, seed)
+        rows = packed_rows(joined_B, tokens_B, len(f_SBJ), tokens_BU.shape[1], capacity)
+        return self.joint.loss(f_SBJ, g_NBJ, tokens_BU, rows, seed)
+
+    def _predict(self, tokens_BU: Tensor, tokens_B: Tensor, seed: Tensor) -> Tensor:
+        embedded_UBP = self.pred_embed(tokens_BU.T)
+        embedded_NBP = F.pad(embedded_UBP, (0, 0, 0, 0, 1, 0))  # zeros before the first token
+        predicted_NBP = self.dec_rnn(embedded_NBP, tokens_B + 1, seed, self._prediction_site)
+        return self.joint.predicted(predicted_NBP)
+
+    def _encode(self, features_TBF: Tensor, frames_B: Tensor, seed: Tensor) -> tuple[Tensor, Tensor]:
+        joined_B = (frames_B + JOINED - 1) // JOINED
+        stacked_SBH = self.pre_rnn(features_TBF, frames_B, seed, 0, stack=JOINED)
+        encoded_SBH = self.post_rnn(stacked_SBH, joined_B, seed, self._post_site)
+        return self.joint.encoded(encoded_SBH), joined_B
+
+    def encode(self, features_TBF: Tensor, frames_B: Tensor) -> tuple[Tensor, Tensor]:
+        """What decoding needs of the audio: the encoder's part of the joint network (S, B, J), and frames of each (B,).
+
+        Dropout follows the module's mode: switch to evaluation before.
+        """
+        seed = torch.zeros(1, dtype=torch.int64, device=features_TBF.device)
+        return self._encode(features_TBF, frames_B, seed)
+
+    def initial_state(self, utterances: int) -> State:
+        """Of the prediction network before the first token: (L, B, P) twice."""
+        return self.dec_rnn.initial_state(utterances)
+
+    def predict_step(self, tokens_B: Tensor, state: State) -> tuple[Tensor, State]:
+        """One token more: the prediction network's part of the joint network (B, J), and the state after it.
+
+        Args:
+            tokens_B: int64; :data:`START` before the first token.
+            state: before it.
+        """
+        embedded_BP = self.pred_embed(tokens_B.clamp(min=0)) * (tokens_B != START).unsqueeze(1)
+        predicted_BP, state = self.dec_rnn.step(embedded_BP, state)
+        return self.joint.predicted(predicted_BP), state
+
+
+def training_flops(shape: Architecture, features: int, frames: int, tokens: int) -> float:
+    """FLOPs of one utterance, forward and backward: 2 for a product and its sum, three times the forward pass.
+
+    Args:
+        shape: of the network.
+        features: of a spliced frame, without padding.
+        frames: spliced ones.
+        tokens: of the transcript.
+    """
+
+    def lstm(inputs: int, width: int, layers: int) -> int:
+        return 4 * width * (inputs + width + (layers - 1) * 2 * width)
+
+    joined, steps, width, joint = -(-frames // JOINED), tokens + 1, shape.encoder_width, shape.joint_width
+    products = frames * lstm(features, width, shape.pre_layers)
+    products += joined * lstm(JOINED * width, width, shape.post_layers)
+    products += steps * lstm(shape.prediction_width, shape.prediction_width, shape.prediction_layers)
+    products += joined * width * joint + steps * shape.prediction_width * joint
+    products += joined * steps * joint * shape.classes
+    return 6.0 * products

@@ -1,0 +1,47 @@
+"""Recorded utterances to features: speed, silence, noise, log-mel, normalisation, SpecAugment, splicing.
+
+In the order of the reference (MLPerf Training v3.1, rnnt, ``pipeline.py`` with DALI's operators): resampled to an
+utterance's speed, trimmed, dithered, emphasised, a power spectrogram, Slaney's mel filters, the natural logarithm,
+normalised over the utterance's own frames, masked in training, and spliced. What an utterance becomes depends on itself
+and its seed alone, but for the masks over frames, which lie anywhere in the longest utterance of the micro-batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from benchmarks.rnnt.ops.features.plain import features_torch
+from common.ops.implementation import Implementation, OperationRequest, always
+from common.ops.triton_support import triton_unsupported
+
+_DEPTH, _LARGEST_MELS = 32, 128
+
+
+def _features_triton(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    from benchmarks.rnnt.ops.features.triton import features  # triton is imported only where it is used
+
+    return features(*args, **kwargs)
+
+
+def _unsupported(request: OperationRequest) -> str | None:
+    for name, value in request.sizes.items():
+        if name in ("fft", "silence_window") and (value < 32 or value & (value - 1)):
+            return f"{name}={value} is no power of 2 from 32 on"
+        if name == "window" and value % (2 * _DEPTH):
+            return f"window={value} is no multiple of {2 * _DEPTH}"
+        if name == "mel_filters" and value > _LARGEST_MELS:
+            return f"mel_filters={value} is more than {_LARGEST_MELS}"
+    return triton_unsupported(request)
+
+
+IMPLEMENTATIONS = {
+    "triton": Implementation("triton", _features_triton, _unsupported),
+    "torch": Implementation("torch", features_torch, always),
+}
+"""Signature: ``features(audio, facts, frames, columns, augmented, dtype)``; a request's dtype is that of its
+result."""
+
+KERNEL_NAMES = (("features", r"^features_"),)
+"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

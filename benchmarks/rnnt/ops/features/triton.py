@@ -1,0 +1,192 @@
+"""Features through the Triton kernels of :mod:`benchmarks.rnnt.ops.features.kernels`: six launches a micro-batch.
+
+Legend: B utterances, N samples after resampling (padded), T spliced frames (padded), S = splice * T frames, M mel
+filters, F features of a spliced frame (padded).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import triton
+from torch import Tensor
+
+from benchmarks.rnnt.data_settings import AudioFacts
+from benchmarks.rnnt.ops.features import kernels
+from benchmarks.rnnt.ops.features.batch import DITHER, LOBES, MASKS, AudioBatch
+from benchmarks.rnnt.ops.features.plain import taps_each_side, widths_by_length
+from benchmarks.rnnt.ops.features.tables import hann, mel_filters
+from common.ops.triton_support import require_contiguous
+
+
+class Tile(NamedTuple):
+    """What a program makes.
+
+    Attributes:
+        rows: samples, pairs of them, frames, or spliced frames.
+        columns: bins at a time, where there are some.
+        depth: of a product at a time, where there is one.
+        warps: of the program.
+        stages: of loads ahead of a product.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+
+TILES: dict[str, Tile] = {
+    "resample": Tile(1024, 1, 1, 4, 1),
+    "emphasise": Tile(1024, 1, 1, 4, 1),
+    "log_mel": Tile(64, 64, 32, 8, 1),
+    "splice": Tile(32, 1, 1, 4, 1),
+}
+"""``bench --sweep`` times others."""
+
+_WINDOW_WARPS = 4
+"""Of the programs that add up windows: the same for both, so that both round alike."""
+
+
+class Signal(NamedTuple):
+    """Utterances on their way.
+
+    Attributes:
+        samples_BN: fp32, of no meaning beyond their ends.
+        first_B, kept_B: int32, first sample that is no silence, and samples from there on that are kept.
+        length_B: int32, spliced frames of them.
+    """
+
+    samples_BN: Tensor
+    first_B: Tensor
+    kept_B: Tensor
+    length_B: Tensor
+
+
+@torch.no_grad()
+def features(
+    audio: AudioBatch, facts: AudioFacts, frames: int, columns: int, augmented: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """See :func:`benchmarks.rnnt.ops.features.plain.features_torch`. An utterance is longer than half a window.
+
+    Raises:
+        ValueError: an input is not contiguous.
+    """
+    signal = trimmed(resample(audio, frames, facts), audio, facts)
+    mel_BSM, statistics = log_mel(emphasise(signal, audio, facts), frames, facts)
+    return splice(mel_BSM, statistics, signal, audio, frames, columns, augmented, dtype, facts), signal.length_B
+
+
+def resample(audio: AudioBatch, frames: int, facts: AudioFacts) -> Tensor:
+    """The utterances at their speeds, (B, N) fp32, N being what ``frames`` takes and one more."""
+    require_contiguous(
+        audio_A=audio.audio_A,
+        length_B=audio.length_B,
+        offset_B=audio.offset_B,
+        speed_B=audio.speed_B,
+        resampled_B=audio.resampled_B,
+        seed_B=audio.seed_B,
+    )
+    samples, tile = facts.largest_resampled(frames) + 1, TILES["resample"]
+    signal_BN = torch.empty((len(audio), samples), dtype=torch.float32, device=audio.audio_A.device)
+    kernels.features_resample_kernel[(triton.cdiv(samples, tile.rows), len(audio))](
+        audio.audio_A, audio.length_B, audio.offset_B, audio.speed_B, audio.resampled_B, signal_BN, samples,
+        SIDE=taps_each_side(facts), LOBES=LOBES, BLOCK=tile.rows, num_warps=tile.warps,
+    )  # fmt: skip
+    return signal_BN
+
+
+def trimmed(signal_BN: Tensor, audio: AudioBatch, facts: AudioFacts) -> Signal:
+    """Where the utterances begin and end without silence."""
+    batch, samples = signal_BN.shape
+    blocks, device = triton.cdiv(samples, facts.silence_window), signal_BN.device
+    loudest_BK = torch.empty((batch, blocks), dtype=torch.float32, device=device)
+    kernels.features_loudest_kernel[(blocks, batch)](
+        signal_BN, audio.resampled_B, loudest_BK, samples, WINDOW=facts.silence_window, num_warps=_WINDOW_WARPS
+    )
+    first_B, kept_B, length_B = torch.empty((3, batch), dtype=torch.int32, device=device)
+    kernels.features_sounding_kernel[(batch,)](
+        signal_BN, audio.resampled_B, loudest_BK, first_B, kept_B, length_B, samples, blocks,
+        10.0 ** (facts.silence_db / 10.0), HOP=facts.hop, SPLICE=facts.splice, WINDOW=facts.silence_window,
+        BLOCKS=triton.next_power_of_2(blocks), num_warps=_WINDOW_WARPS,
+    )  # fmt: skip
+    return Signal(signal_BN, first_B, kept_B, length_B)
+
+
+def emphasise(signal: Signal, audio: AudioBatch, facts: AudioFacts) -> Signal:
+    """With noise, and less a share of the sample before."""
+    batch, samples = signal.samples_BN.shape
+    emphasised_BN, tile = torch.empty_like(signal.samples_BN), TILES["emphasise"]
+    kernels.features_emphasise_kernel[(triton.cdiv(samples, 2 * tile.rows), batch)](
+        signal.samples_BN, signal.first_B, signal.kept_B, audio.seed_B, emphasised_BN, samples,
+        facts.dither, facts.preemphasis, SITE=DITHER, BLOCK=tile.rows, num_warps=tile.warps,
+    )  # fmt: skip
+    return signal._replace(samples_BN=emphasised_BN)
+
+
+def log_mel(signal: Signal, frames: int, facts: AudioFacts) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Logarithms of the power in the mel filters, (B, S, M) fp32, and means and spreads of the tiles of frames."""
+    (batch, samples), tile, device = signal.samples_BN.shape, TILES["log_mel"], signal.samples_BN.device
+    constants = _constants(facts, device)
+    tiles, mels = triton.cdiv(frames * facts.splice, tile.rows), constants.filters.shape[1]
+    mel_BSM = torch.empty((batch, frames * facts.splice, facts.mel_filters), dtype=torch.float32, device=device)
+    mean_BKM, spread_BKM = torch.empty((2, batch, tiles, mels), dtype=torch.float32, device=device)
+    kernels.features_log_mel_kernel[(tiles, batch)](
+        signal.samples_BN, signal.first_B, signal.kept_B, constants.cosine, constants.sine, constants.filters,
+        mel_BSM, mean_BKM, spread_BKM, samples, frames * facts.splice, facts.mel_filters, facts.log_floor,
+        HOP=facts.hop, HALF=facts.window // 2, BINS=facts.fft // 2, MELS=mels, FRAMES=tile.rows, DEPTH=tile.depth,
+        WIDTH=min(tile.columns, facts.fft // 2), num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return mel_BSM, (mean_BKM, spread_BKM)
+
+
+def splice(
+    mel_BSM: Tensor,
+    statistics: tuple[Tensor, Tensor],
+    signal: Signal,
+    audio: AudioBatch,
+    frames: int,
+    columns: int,
+    augmented: bool,
+    dtype: torch.dtype,
+    facts: AudioFacts,
+) -> Tensor:
+    """The features (T, B, F): normalised, masked, spliced."""
+    batch, tile, device = len(audio), TILES["splice"], mel_BSM.device
+    least, most = widths_by_length(facts, frames * facts.splice, device)
+    features_TBF = torch.empty((frames, batch, columns), dtype=dtype, device=device)
+    mean_BKM, spread_BKM = statistics
+    tiles, mels = mean_BKM.shape[1:]
+    kernels.features_splice_kernel[(triton.cdiv(frames, tile.rows), batch)](
+        mel_BSM, mean_BKM, spread_BKM, signal.kept_B, audio.seed_B, least, most, features_TBF,
+        frames, frames * facts.splice, facts.mel_filters, columns, batch, tiles,
+        HOP=facts.hop, SPLICE=facts.splice, FRAMES=TILES["log_mel"].rows, TILES=triton.next_power_of_2(tiles),
+        MELS=mels, AUGMENTED=augmented, FREQ_MASKS=facts.freq_masks, TIME_MASKS=facts.time_masks,
+        FREQ_LEAST=facts.freq_mask_min, FREQ_MOST=facts.freq_mask_max, SITE=MASKS,
+        UTTERANCES=triton.next_power_of_2(batch), ROWS=tile.rows, COLUMNS=triton.next_power_of_2(columns),
+        num_warps=tile.warps,
+    )  # fmt: skip
+    return features_TBF
+
+
+class _Constants(NamedTuple):
+    cosine: Tensor
+    sine: Tensor
+    filters: Tensor
+
+
+@functools.lru_cache(maxsize=8)
+def _constants(facts: AudioFacts, device: torch.device) -> _Constants:
+    """Tables of the transform and of the filters; brought to the device once, which takes a wait."""
+    half, bins = facts.window // 2, facts.fft // 2
+    window = hann(facts.window)[half:]
+    window[0] /= 2  # the middle is its own other side
+    angle = 2.0 * np.pi / facts.fft * np.outer(np.arange(half), np.arange(bins))
+    filters = np.zeros((bins, max(16, triton.next_power_of_2(facts.mel_filters))))
+    filters[:, : facts.mel_filters] = mel_filters(facts).T[:bins]
+    tables = (window[:, None] * np.cos(angle), window[:, None] * np.sin(angle), filters)
+    return _Constants(*(torch.from_numpy(table).to(device, torch.float32) for table in tables))

@@ -1,0 +1,53 @@
+"""The joint network's hidden layer of packed rows: ``dropout(relu(f[s, b] + g[u, b]))`` of each (b, s, u).
+
+Works without autograd. Backward adds up over u for f and over s for g; where the result is zero, no gradient passes,
+so that ReLU and dropout need no mask of their own. The dropout mask is that of :mod:`common.ops.dropout`, by row and
+column.
+
+Legend: S frames, N tokens before, with none at all, B utterances, H width, R rows.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from benchmarks.rnnt.ops.joint.plain import PASSES, JointPasses
+from benchmarks.rnnt.packed_rows import PackedRows
+from common.ops.dropout.plain import DropoutMask
+from common.ops.implementation import Implementation, OperationRequest, always
+from common.ops.triton_support import triton_unsupported
+
+__all__ = ["IMPLEMENTATIONS", "JointPasses"]
+
+WIDEST = 2048
+"""What a program holds of some rows at once."""
+
+
+def _unsupported(request: OperationRequest) -> str | None:
+    if request.sizes["width"] > WIDEST:
+        return f"a row of {request.sizes['width']} is wider than {WIDEST}"
+    return triton_unsupported(request)
+
+
+def _forward_triton(f_SBH: Tensor, g_NBH: Tensor, rows: PackedRows, dropout: DropoutMask) -> Tensor:
+    from benchmarks.rnnt.ops.joint import triton  # triton is imported only where it is used
+
+    return triton.forward(f_SBH, g_NBH, rows, dropout)
+
+
+def _backward_triton(
+    dh_RH: Tensor, h_RH: Tensor | None, frames: int, columns: int, rows: PackedRows, dropout: DropoutMask
+) -> tuple[Tensor, Tensor]:
+    from benchmarks.rnnt.ops.joint import triton  # triton is imported only where it is used
+
+    return triton.backward(dh_RH, h_RH, frames, columns, rows, dropout)
+
+
+IMPLEMENTATIONS = {
+    "triton": Implementation("triton", JointPasses(_forward_triton, _backward_triton), _unsupported),
+    "torch": Implementation("torch", PASSES, always),
+}
+"""Functions: :class:`JointPasses`. Sizes of a request: ``width``."""
+
+KERNEL_NAMES = (("joint", r"^joint_"),)
+"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

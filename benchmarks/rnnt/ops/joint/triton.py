@@ -1,0 +1,109 @@
+"""The packed joint through the Triton kernels of :mod:`benchmarks.rnnt.ops.joint.kernels`.
+
+One launch forward, two backward, on the current stream; nothing waits for the device. Rows that do not exist are
+neither written nor read.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from benchmarks.rnnt.ops.joint import kernels
+from benchmarks.rnnt.ops.joint.plain import JointPasses, check
+from benchmarks.rnnt.packed_rows import PackedRows
+from common.ops.dropout.plain import DropoutMask
+from common.ops.dropout.triton import rate
+
+
+class Forward(NamedTuple):
+    """What a program of the forward pass has.
+
+    Attributes:
+        frames: of one utterance.
+        warps: of the program.
+    """
+
+    frames: int
+    warps: int
+
+
+class Backward(NamedTuple):
+    """What a program of the backward pass has.
+
+    Attributes:
+        frames: of one utterance. The more there are, the fewer partial sums are written.
+        warps: of the program.
+        stages: 1 for plain loads, more for rows under way while others are added up.
+    """
+
+    frames: int
+    warps: int
+    stages: int
+
+
+class Columns(NamedTuple):
+    """What a program has that adds up partial sums.
+
+    Attributes:
+        partial_sums: that are under way at a time.
+        warps: of the program.
+    """
+
+    partial_sums: int
+    warps: int
+
+
+TILES: dict[str, Any] = {"forward": Forward(8, 4), "backward": Backward(16, 8, 2), "columns": Columns(4, 4)}
+"""Pass to its tile. ``bench --sweep`` times others."""
+
+
+def forward(f_SBH: Tensor, g_NBH: Tensor, rows: PackedRows, dropout: DropoutMask) -> Tensor:
+    """See :func:`benchmarks.rnnt.ops.joint.plain.forward_torch`; rows that do not exist are left as they are."""
+    check(f_SBH, g_NBH, rows)
+    frames, utterances, width = f_SBH.shape
+    h_RH = f_SBH.new_empty(rows.capacity, width)
+    tile: Forward = TILES["forward"]
+    if h_RH.numel():
+        kernels.joint_forward_kernel[(triton.cdiv(frames, tile.frames), utterances)](
+            f_SBH.contiguous(), g_NBH.contiguous(), h_RH, *rows[:3], dropout.seed, dropout.site, utterances,
+            H=width, BLOCK_H=_block(width), BLOCK_S=tile.frames, **rate(dropout.p)._asdict(), num_warps=tile.warps,
+        )  # fmt: skip
+    return h_RH
+
+
+def backward(
+    dh_RH: Tensor, h_RH: Tensor | None, frames: int, columns: int, rows: PackedRows, dropout: DropoutMask
+) -> tuple[Tensor, Tensor]:
+    """See :func:`benchmarks.rnnt.ops.joint.plain.backward_torch`."""
+    utterances, width = rows.utterances, dh_RH.shape[1]
+    df_SBH, dg_NBH = dh_RH.new_empty(frames, utterances, width), dh_RH.new_empty(columns, utterances, width)
+    tile: Backward = TILES["backward"]
+    partial_PH = dh_RH.new_empty(
+        (rows.capacity // tile.frames + utterances * (columns + 1) + 1, width), dtype=torch.float32
+    )
+    shared = {
+        "H": width, "BLOCK_H": _block(width), "BLOCK_S": tile.frames, "INVERSE_KEEP": rate(dropout.p).INVERSE_KEEP,
+    }  # fmt: skip
+    if width and utterances:
+        dh_RH = dh_RH.contiguous()
+        kernels.joint_backward_kernel[(triton.cdiv(frames, tile.frames), utterances)](
+            dh_RH, dh_RH if h_RH is None else h_RH, df_SBH, partial_PH, *rows[:3], frames, columns, utterances,
+            MASKED=h_RH is not None, STAGES=tile.stages, num_warps=tile.warps, **shared,
+        )  # fmt: skip
+        sums: Columns = TILES["columns"]
+        kernels.joint_columns_kernel[(columns, utterances)](
+            partial_PH, dg_NBH, *rows[:3], columns, utterances,
+            TOGETHER=sums.partial_sums, num_warps=sums.warps, **shared,
+        )  # fmt: skip
+    return df_SBH, dg_NBH
+
+
+def _block(width: int) -> int:
+    return max(triton.next_power_of_2(width), 2)
+
+
+PASSES = JointPasses(forward, backward)

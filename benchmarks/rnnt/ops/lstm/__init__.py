@@ -1,0 +1,34 @@
+"""One layer of an LSTM over rows of different lengths, forward in time.
+
+Hochreiter & Schmidhuber, 1997, with the forget gate of Gers et al., 2000, and two biases, as cuDNN and
+``torch.nn.LSTM`` have it. With σ the logistic function::
+
+    i, f, g, o = x_t W_ih^T + b_ih + h_(t-1) W_hh^T + b_hh
+    c_t = σ(f) c_(t-1) + σ(i) tanh(g)
+    h_t = σ(o) tanh(c_t)
+
+What a row has behind its length is not computed, or computed and thrown away: the result is 0 there, and whatever
+gradient arrives there is ignored.
+
+Legend: T frames, B rows, I inputs, H width of the state, G = 4 H gates.
+"""
+
+from __future__ import annotations
+
+from benchmarks.rnnt.ops.lstm.library import lstm_library
+from benchmarks.rnnt.ops.lstm.persistent import lstm_persistent, unsupported
+from benchmarks.rnnt.ops.lstm.plain import Lstm, LstmWeights, State, lstm_plain
+from common.ops.implementation import Implementation, always
+
+__all__ = ["IMPLEMENTATIONS", "Lstm", "LstmWeights", "State"]
+
+IMPLEMENTATIONS = {
+    "persistent": Implementation("persistent", lstm_persistent, unsupported),
+    "torch": Implementation("torch", lstm_library, always),
+    "plain": Implementation("plain", lstm_plain, always),
+}
+"""Signature: ``lstm(x_TBI, weights, lengths_B, state=None, final_state=False) -> (y_TBH, state or None)``. Sizes of a
+request: ``inputs`` and ``width``."""
+
+KERNEL_NAMES = (("LSTM recurrence", r"^lstm_recurrence_|^RNN_|LSTM_elementWise|^persist"),)
+"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

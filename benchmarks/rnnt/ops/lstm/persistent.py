@@ -1,0 +1,230 @@
+"""LSTM through the persistent kernels of ``kernels.cu``, for Hopper GPUs.
+
+The products of the input with its weights are one matrix product over all frames, and so are the gradients of input and
+weights; between them one kernel runs all frames of a batch, which reads W_hh once. It is launched cooperatively, takes
+nearly all multiprocessors and gives those of a group of rows back when the group's longest row has ended: what runs on
+other streams meanwhile, such as a reduction, waits or has the few that are left.
+
+Gates lie unit by unit here, gate j of unit u in column 4 u + j. Legend: T frames, B rows, I inputs, H width, G = 4 H.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import Function, once_differentiable
+
+from benchmarks.rnnt.ops.lstm.plain import GATES, LstmWeights, State, check
+from benchmarks.rnnt.ops.lstm.plan import MOST_ROWS, THREADS, TILE_ROWS, Plan, plans
+from common.ops.cuda_program import Kernel, compiled, no_compiler
+from common.ops.implementation import OperationRequest
+from common.ops.triton_support import multiprocessors
+
+_ARCHITECTURE = "sm_90a"
+_HOPPER = 9
+"""Major compute capability: the kernels use its instructions, which later GPUs don't have."""
+_COUNTER_WORDS = 32
+"""Of a group, so that each counter has a line of the cache for itself."""
+_WIDTHS = range(128, 1025, TILE_ROWS)
+
+FIXED_PLANS: dict[tuple[bool, int, int], Plan] = {}
+"""(backward, H, B) to a division that is taken instead of the one that should be fastest; ``bench --sweep`` tries."""
+
+
+def unsupported(request: OperationRequest) -> str | None:
+    """Why the persistent kernels can't serve a request; None if they can. Sizes: ``width``."""
+    width = request.sizes["width"]
+    if request.dtype not in (torch.float16, torch.bfloat16):
+        return f"activations are fp16 or bf16, not {request.dtype}"
+    if width not in _WIDTHS:
+        return f"a width of {width}: multiples of {_WIDTHS.step} from {_WIDTHS.start} to {_WIDTHS[-1]}"
+    if request.device.type != "cuda":
+        return f"the kernels need a GPU, not {request.device.type}"
+    major, minor = torch.cuda.get_device_capability(request.device)
+    if major != _HOPPER:
+        return f"the kernels are for GPUs of compute capability {_HOPPER}, not {major}.{minor}"
+    for backward in (False, True):
+        if not _plans(backward, width, MOST_ROWS, request.device):
+            return f"{multiprocessors(request.device)} multiprocessors can't hold the weights of {width} units"
+    return no_compiler()
+
+
+def source(plan: Plan, bfloat: bool) -> str:
+    """The source of a division's kernel, in CUDA C++ that includes nothing."""
+    macros = "".join(f"#define {name} {value}\n" for name, value in plan.macros(bfloat).items())
+    folder = Path(__file__).parent
+    parts = [(folder / "primitives.cu").read_text(), _multiply(plan.columns, bfloat)]
+    return "\n".join([macros, *parts, (folder / "kernels.cu").read_text()])
+
+
+def _multiply(columns: int, bfloat: bool) -> str:
+    """The instruction of a warpgroup for products with so many columns, whose operands CUDA C++ wants one by one."""
+    count, dtype = columns // 2, "bf16" if bfloat else "f16"
+    results = ", ".join(f"%{number}" for number in range(count))
+    left = ", ".join(f"%{count + number}" for number in range(4))
+    constraints = ", ".join(f'"+f"(sums[{number}])' for number in range(count))
+    return f"""
+// sums (64, {columns}) of the warpgroup += left (64, 16) right (16, {columns}), or = without add.
+__device__ __forceinline__ void multiply(float (&sums)[{count}], u32 left0, u32 left1, u32 left2, u32 left3, u64 right,
+                                         int add) {{
+  asm volatile("{{.reg .pred add;\\nsetp.ne.b32 add, %{count + 5}, 0;\\n"
+      "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{dtype}.{dtype} {{{results}}}, {{{left}}}, %{count + 4}, "
+      "add, 1, 1, 0;}}"
+      : {constraints}
+      : "r"(left0), "r"(left1), "r"(left2), "r"(left3), "l"(right), "r"(add));
+}}
+"""
+
+
+def _plans(backward: bool, width: int, batch: int, device: torch.device) -> list[Plan]:
+    shared_bytes = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return plans(backward, width, batch, multiprocessors(device), shared_bytes)
+
+
+@functools.cache
+def _kernel(plan: Plan, bfloat: bool, device: torch.device) -> Kernel:
+    direction = "backward" if plan.backward else "forward"
+    cubin = compiled(source(plan, bfloat), f"lstm_{direction}.cu", _ARCHITECTURE)
+    return Kernel(cubin, f"lstm_recurrence_{direction}", THREADS, plan.shared_bytes, plan.cluster, device)
+
+
+@functools.cache
+def _fastest(backward: bool, width: int, batch: int, bfloat: bool, device: torch.device) -> Plan:
+    """The first division all blocks of which the GPU can have at a time, which clusters may keep it from.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    for plan in _plans(backward, width, batch, device):
+        if _kernel(plan, bfloat, device).resident_blocks() >= plan.blocks:
+            return plan
+    raise RuntimeError(f"no division of {batch} rows and {width} units of an LSTM fits {device}")
+
+
+def _launch(backward: bool, batch: int, pointers: list[Tensor | None], width: int, tail: list[int]) -> list[Tensor]:
+    """Run all rows, at most ``MOST_ROWS`` at a time.
+
+    Args:
+        backward: which way.
+        batch: B.
+        pointers: arguments before ``fresh``; None as the seventh is one more, for the sums of the gates' gradients.
+        width: H.
+        tail: arguments behind the rows.
+
+    Returns:
+        Those sums, (lines, 4 H) fp32, backward.
+    """
+    like = pointers[0]
+    assert like is not None
+    device, bfloat, sums = like.device, like.dtype == torch.bfloat16, []
+    for first in range(0, batch, MOST_ROWS):
+        rows = min(batch - first, MOST_ROWS)
+        plan = FIXED_PLANS.get((backward, width, rows)) or _fastest(backward, width, rows, bfloat, device)
+        fresh = torch.empty(plan.fresh_words, dtype=torch.int32, device=device)
+        arrived = torch.zeros(plan.groups * _COUNTER_WORDS, dtype=torch.int32, device=device)
+        arguments = list(pointers)
+        if backward:
+            sums.append(torch.empty((plan.groups * 4, GATES * width), dtype=torch.float32, device=device))
+            arguments[6] = sums[-1]
+        _kernel(plan, bfloat, device).launch_cooperatively(
+            plan.blocks, [*arguments, fresh, arrived, len(like), batch, first, first + rows, *tail]
+        )
+    return sums
+
+
+def _by_unit(rows: Tensor) -> Tensor:
+    """Rows (4 H, ...), gate by gate, unit by unit."""
+    return rows.unflatten(0, (GATES, -1)).transpose(0, 1).flatten(0, 1)
+
+
+def _by_gate(rows: Tensor) -> Tensor:
+    """Rows (4 H, ...), unit by unit, gate by gate."""
+    return rows.unflatten(0, (-1, GATES)).transpose(0, 1).flatten(0, 1)
+
+
+class _Lstm(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x_TBI: Tensor, lengths_B: Tensor, h_BH: Tensor | None, c_BH: Tensor | None, *weights: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        ih_GI, hh_GH, bias_ih_G, bias_hh_G = weights
+        frames, batch = x_TBI.shape[:2]
+        width, save = hh_GH.shape[1], any(ctx.needs_input_grad)
+        x_TBI = x_TBI.contiguous()
+        ih_GI, hh_GH = _by_unit(ih_GI), _by_unit(hh_GH)
+        gates_NG = torch.addmm(_by_unit(bias_ih_G + bias_hh_G), x_TBI.flatten(0, 1), ih_GI.t())
+        hidden_TBH = x_TBI.new_empty((frames + 1, batch, width))
+        cell_TBH = x_TBI.new_empty((frames + 1 if save else 1, batch, width))
+        for states_TBH, start_BH in ((hidden_TBH, h_BH), (cell_TBH, c_BH)):
+            if start_BH is None:
+                states_TBH[0].zero_()
+            else:
+                states_TBH[0].copy_(start_BH)
+        last_h_BH, last_c_BH = hidden_TBH[0].clone(), cell_TBH[0].clone()
+        _launch(
+            False, batch,
+            [gates_NG.view(frames, batch, -1), hidden_TBH, cell_TBH, last_h_BH, last_c_BH, hh_GH, lengths_B],
+            width, [int(save)],
+        )  # fmt: skip
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x_TBI, lengths_B, ih_GI, hh_GH)
+        ctx.states = (gates_NG, hidden_TBH, cell_TBH) if save else None
+        return hidden_TBH[1:], last_h_BH, last_c_BH
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, d_y_TBH: Tensor | None, d_h_BH: Tensor | None, d_c_BH: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        if ctx.states is None:
+            raise RuntimeError("an LSTM's gates are overwritten by their gradients: its backward pass runs only once")
+        (gates_NG, hidden_TBH, cell_TBH), ctx.states = ctx.states, None
+        x_TBI, lengths_B, ih_GI, hh_GH = ctx.saved_tensors
+        frames, batch, width = len(x_TBI), x_TBI.shape[1], hh_GH.shape[1]
+        d_y_TBH = torch.zeros_like(hidden_TBH[1:]) if d_y_TBH is None else d_y_TBH.contiguous()
+        d_h_BH, d_c_BH = (part if part is None else part.contiguous() for part in (d_h_BH, d_c_BH))
+        d_start_c_BH = hidden_TBH.new_zeros((batch, width)) if d_c_BH is None else d_c_BH.clone()
+        sums = _launch(
+            True, batch,
+            [gates_NG.view(frames, batch, -1), cell_TBH, d_y_TBH, d_h_BH, d_c_BH, d_start_c_BH, None,
+             hh_GH.t().contiguous(), lengths_B],
+            width, [],
+        )  # fmt: skip
+        needs_x, _, needs_h, needs_c, needs_ih, needs_hh, *needs_bias = ctx.needs_input_grad
+        d_bias_G = _by_gate(torch.cat(sums).sum(0)).to(x_TBI.dtype) if any(needs_bias) else None
+        d_start_h_BH = None
+        if needs_h:
+            d_start_h_BH = gates_NG[:batch] @ hh_GH
+            if d_h_BH is not None:
+                d_start_h_BH = torch.where((lengths_B > 0).unsqueeze(1), d_start_h_BH, d_h_BH)
+        return (
+            (gates_NG @ ih_GI).view_as(x_TBI) if needs_x else None,
+            None,
+            d_start_h_BH,
+            d_start_c_BH if needs_c else None,
+            _by_gate(gates_NG.t() @ x_TBI.flatten(0, 1)) if needs_ih else None,
+            _by_gate(gates_NG.t() @ hidden_TBH[:-1].flatten(0, 1)) if needs_hh else None,
+            d_bias_G if needs_bias[0] else None,
+            d_bias_G if needs_bias[1] else None,
+        )
+
+
+def lstm_persistent(
+    x_TBI: Tensor, weights: LstmWeights, lengths_B: Tensor, state: State | None = None, final_state: bool = False
+) -> tuple[Tensor, State | None]:
+    """See :func:`benchmarks.rnnt.ops.lstm.plain.lstm_plain`.
+
+    The backward pass runs once: it overwrites what forward has kept.
+
+    Raises:
+        ValueError: the shapes don't fit.
+        RuntimeError: the compiler or the driver refuses a kernel.
+    """
+    check(x_TBI, weights, lengths_B, state)
+    start = (None, None) if state is None else state
+    y_TBH, *last = _Lstm.apply(x_TBI, lengths_B.to(torch.int32).contiguous(), *start, *weights)
+    return y_TBH, (last[0], last[1]) if final_state else None

@@ -1,0 +1,36 @@
+"""Measure RNN-T's joint network and its loss at micro-batches of LibriSpeech's lengths, on one GPU.
+
+``python -m benchmarks.rnnt.ops.transducer_bench`` prints for every pass milliseconds of one call, the bytes that must
+be moved and their rate as a share of the copy bandwidth, and TFLOP/s where arithmetic counts. ``--batches`` are
+utterances of a micro-batch; ``--cases`` limits all to names that contain one of the given words, and ``--sweep`` times
+the tiles of our kernels instead. Where torchaudio is installed, its loss is measured too.
+"""
+
+from __future__ import annotations
+
+from benchmarks.rnnt.ops.joint import bench_cases as joint
+from benchmarks.rnnt.ops.transducer_loss import bench_cases as transducer_loss
+from common.ops.bench import command
+from common.ops.bench.cases import Entry
+from common.ops.bench.sweep import Sweep
+
+CASES = (joint, transducer_loss)
+"""The ``bench_cases`` of every operation: each has ``entries`` and ``sweeps``."""
+
+
+def entries() -> list[Entry]:
+    """Everything that can be measured."""
+    return [entry for cases in CASES for entry in cases.entries()]
+
+
+def sweeps() -> dict[str, Sweep]:
+    """By name: operation and kernel."""
+    return {name: sweep for cases in CASES for name, sweep in cases.sweeps().items()}
+
+
+if __name__ == "__main__":
+    command.main(
+        command.Suite(
+            "benchmarks.rnnt.ops.transducer_bench", __doc__, entries, sweeps, batches="192,32,8", dtype="float16"
+        )
+    )

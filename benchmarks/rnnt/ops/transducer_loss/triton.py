@@ -1,0 +1,278 @@
+"""The transducer's loss through the Triton kernels beside this file, with products of our own or of a library.
+
+Everything is enqueued on the current stream, nothing waits for the device, and nothing is added up by atomics. Rows
+that do not exist are not read, and only written where a caller or the library's products want zeros.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from benchmarks.rnnt.ops.transducer_loss import kernels, product_kernels
+from benchmarks.rnnt.ops.transducer_loss.passes import NO_ROW, LossPasses, Recursion, Statistics, Transitions
+from benchmarks.rnnt.packed_rows import PackedRows
+from common.ops.tiling.column_sums import column_sums
+from common.ops.triton_support import multiprocessors
+
+BLOCK = 1024
+"""Rows of a program that looks at no logits."""
+CLEARED = 8192
+"""Elements that a program clears at a time."""
+
+
+class Elements(NamedTuple):
+    """What a program of ``statistics`` has.
+
+    Attributes:
+        elements: of a tile of whole rows.
+        warps: of the program.
+    """
+
+    elements: int
+    warps: int
+
+
+class Rows(NamedTuple):
+    """How ``gradient`` walks over the rows.
+
+    Attributes:
+        elements: of a tile of whole rows.
+        warps: of a program.
+        programs: per multiprocessor.
+        stages: 1 for plain loads, more for rows under way while others are computed.
+    """
+
+    elements: int
+    warps: int
+    programs: int
+    stages: int
+
+
+class Wave(NamedTuple):
+    """How ``recursion`` walks over the anti-diagonals.
+
+    Attributes:
+        lanes: most numbers of tokens of a warp; more of them take more warps.
+        stages: steps whose probabilities are under way, and one.
+    """
+
+    lanes: int
+    stages: int
+
+
+class Product(NamedTuple):
+    """What a program of a product has at a time.
+
+    Attributes:
+        rows, columns: of the result.
+        depth: of both factors.
+        warps: of the program.
+        stages: steps through the depth that are under way, and one.
+        programs: per multiprocessor.
+        flatten: 1 for a loop over tiles and depth in one, so that a tile's factors are under way while the one before
+            is stored.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+    programs: int
+    flatten: int
+
+
+TILES: dict[str, Any] = {
+    "statistics": Elements(4096, 4),
+    "gradient": Rows(4096, 8, 4, 2),
+    "recursion": Wave(128, 8),
+    "product": Product(128, 256, 64, 8, 3, 1, 1),
+    "input_gradient": Product(128, 256, 64, 8, 3, 1, 1),
+    "weight_gradient": Product(128, 256, 64, 8, 3, 1, 0),
+}
+"""Pass to its tile. ``bench --sweep`` times others."""
+
+
+def labels(tokens_BU: Tensor, rows: PackedRows) -> Tensor:
+    """See :class:`LossPasses`."""
+    label_R = torch.full((rows.capacity,), NO_ROW, dtype=torch.int32, device=rows.device)
+    if tokens_BU.stride(-1) != 1:
+        tokens_BU = tokens_BU.contiguous()
+    if rows.capacity:
+        kernels.transducer_labels_kernel[_of_utterances(rows)](
+            tokens_BU, label_R, *rows[:3], tokens_BU.stride(0), BLOCK=BLOCK, num_warps=4
+        )
+    return label_R
+
+
+def statistics(logits_RV: Tensor, label_R: Tensor) -> Statistics:
+    """See :class:`LossPasses`."""
+    found = _new_statistics(label_R)
+    tile: Elements = TILES["statistics"]
+    count, classes = logits_RV.shape
+    width = triton.next_power_of_2(classes)
+    block = max(tile.elements // width, 1)
+    if count:
+        kernels.transducer_statistics_kernel[(triton.cdiv(count, block),)](
+            logits_RV, label_R, *found, count, V=classes, BLOCK_V=width, BLOCK_R=block, num_warps=tile.warps
+        )
+    return found
+
+
+def recursion(found: Statistics, rows: PackedRows) -> Recursion:
+    """See :class:`LossPasses`."""
+    both_2R = found.blank_R.new_empty(2, rows.capacity)
+    total_B = found.blank_R.new_empty(rows.utterances)
+    tile: Wave = TILES["recursion"]
+    lanes = max(triton.next_power_of_2(rows.most_tokens + 1), 32)
+    kernels.transducer_recursion_kernel[(2, rows.utterances)](
+        found.blank_R, found.label_R, *rows[:3], both_2R, total_B, rows.capacity,
+        BLOCK_N=lanes, STAGES=tile.stages, num_warps=max(lanes // tile.lanes, 1),
+    )  # fmt: skip
+    return Recursion(both_2R[0], both_2R[1], total_B)
+
+
+def transitions(found: Statistics, variables: Recursion, d_loss_B: Tensor, rows: PackedRows) -> Transitions:
+    """See :class:`LossPasses`; alpha and beta are one after the other in memory, as ``recursion`` leaves them."""
+    by_blank_R, by_label_R = torch.empty_like(found.blank_R), torch.empty_like(found.label_R)
+    if rows.capacity:
+        kernels.transducer_transitions_kernel[_of_utterances(rows)](
+            found.blank_R, found.label_R, variables.alpha_R, variables.total_B, d_loss_B.float(), *rows[:3],
+            by_blank_R, by_label_R, rows.capacity, BLOCK=BLOCK, num_warps=4,
+        )  # fmt: skip
+    return Transitions(by_blank_R, by_label_R)
+
+
+def gradient(
+    logits_RV: Tensor,
+    d_logits_RV: Tensor,
+    lse_R: Tensor,
+    used: Transitions,
+    label_R: Tensor,
+    first: int,
+    rows: PackedRows,
+    clear: bool,
+) -> Tensor:
+    """See :class:`LossPasses`."""
+    tile: Rows = TILES["gradient"]
+    size, classes = logits_RV.shape
+    width = triton.next_power_of_2(classes)
+    block = max(tile.elements // width, 1)
+    programs = max(min(tile.programs * multiprocessors(logits_RV.device), triton.cdiv(size, block)), 1)
+    partial_PV = logits_RV.new_empty((programs, classes), dtype=torch.float32)
+    kernels.transducer_gradient_kernel[(programs,)](
+        logits_RV, d_logits_RV, lse_R, *used, label_R, partial_PV, rows.offsets[-1:], first, size, CLEAR=clear,
+        V=classes, BLOCK_V=width, BLOCK_R=block, STAGES=tile.stages, num_warps=tile.warps,
+    )  # fmt: skip
+    return column_sums(partial_PV, torch.float32)
+
+
+def product(
+    h_RH: Tensor, weight_VH: Tensor, bias_V: Tensor, label_R: Tensor, first: int, rows: PackedRows
+) -> tuple[Tensor, Statistics]:
+    """See :class:`LossPasses`."""
+    (size, width), classes = h_RH.shape, len(weight_VH)
+    logits_RV = h_RH.new_empty(size, classes)
+    found = _new_statistics(label_R)
+    tile: Product = TILES["product"]
+    across = triton.cdiv(classes, tile.columns)
+    partial_XR = h_RH.new_empty((across, size), dtype=torch.float32)
+    if size:
+        product_kernels.transducer_product_kernel[(_programs(tile, triton.cdiv(size, tile.rows) * across, h_RH),)](
+            h_RH, weight_VH.contiguous(), bias_V, logits_RV, partial_XR, rows.offsets[-1:], first, size,
+            H=width, V=classes, BLOCK_M=tile.rows, BLOCK_V=tile.columns, BLOCK_H=tile.depth,
+            FLATTEN=bool(tile.flatten), num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+        kernels.transducer_combine_kernel[(triton.cdiv(size, BLOCK),)](
+            logits_RV, partial_XR, label_R, *found, size, V=classes, TILES=across, BLOCK=BLOCK, num_warps=8
+        )
+    return logits_RV, found
+
+
+def input_gradient_(d_logits_RV: Tensor, weight_VH: Tensor, h_RH: Tensor, first: int, rows: PackedRows) -> None:
+    """See :class:`LossPasses`."""
+    (size, width), classes = h_RH.shape, len(weight_VH)
+    tile: Product = TILES["input_gradient"]
+    tiles = triton.cdiv(size, tile.rows) * triton.cdiv(width, tile.columns)
+    if size:
+        product_kernels.transducer_input_gradient_kernel[(_programs(tile, tiles, h_RH),)](
+            d_logits_RV, weight_VH.contiguous(), h_RH, rows.offsets[-1:], first, size,
+            H=width, V=classes, BLOCK_M=tile.rows, BLOCK_H=tile.columns, BLOCK_V=tile.depth,
+            FLATTEN=bool(tile.flatten), num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+
+
+def weight_gradient(d_logits_RV: Tensor, h_RH: Tensor, first: int, rows: PackedRows) -> Tensor:
+    """See :class:`LossPasses`; the rows are dealt to as many programs as fill the GPU."""
+    (size, width), classes = h_RH.shape, d_logits_RV.shape[1]
+    tile: Product = TILES["weight_gradient"]
+    tiles = triton.cdiv(classes, tile.rows) * triton.cdiv(width, tile.columns)
+    most = triton.cdiv(size, tile.depth)
+    shares = max(min(tile.programs * multiprocessors(h_RH.device) // tiles, most), 1)
+    partial_XVH = h_RH.new_empty((shares, classes, width), dtype=torch.float32)
+    product_kernels.transducer_weight_gradient_kernel[(tiles, shares)](
+        d_logits_RV, h_RH, partial_XVH, rows.offsets[-1:], first, size,
+        H=width, V=classes, BLOCK_V=tile.rows, BLOCK_H=tile.columns, BLOCK_M=tile.depth,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return partial_XVH.sum(0)
+
+
+def library_product(
+    h_RH: Tensor, weight_VH: Tensor, bias_V: Tensor, label_R: Tensor, first: int, rows: PackedRows
+) -> tuple[Tensor, Statistics]:
+    """By cuBLASLt, of all rows that there is memory for; statistics in a pass of their own."""
+    _clear_(h_RH, first, rows)
+    logits_RV = torch.addmm(bias_V, h_RH, weight_VH.t())
+    return logits_RV, statistics(logits_RV, label_R)
+
+
+def library_input_gradient_(d_logits_RV: Tensor, weight_VH: Tensor, h_RH: Tensor, first: int, rows: PackedRows) -> None:
+    """By cuBLAS; ``weight_gradient`` has run before and cleared what does not exist."""
+    h_RH.copy_(torch.where(h_RH == 0, 0.0, d_logits_RV @ weight_VH))
+
+
+def library_weight_gradient(d_logits_RV: Tensor, h_RH: Tensor, first: int, rows: PackedRows) -> Tensor:
+    """By cuBLAS, which sums in fp32 and rounds once."""
+    _clear_(d_logits_RV, first, rows)
+    return (d_logits_RV.t() @ h_RH).float()
+
+
+def _clear_(x_RH: Tensor, first: int, rows: PackedRows) -> None:
+    """Zero in rows that do not exist."""
+    size, width = x_RH.shape
+    programs = min(8 * multiprocessors(x_RH.device), triton.cdiv(x_RH.numel(), CLEARED))
+    if programs:
+        kernels.transducer_clear_kernel[(programs,)](
+            x_RH, rows.offsets[-1:], first, size, H=width, BLOCK=CLEARED, num_warps=8
+        )
+
+
+def _new_statistics(label_R: Tensor) -> Statistics:
+    return Statistics(*(torch.empty_like(label_R, dtype=torch.float32) for _ in Statistics._fields))
+
+
+def _of_utterances(rows: PackedRows) -> tuple[int, int]:
+    """A grid over the rows of each utterance."""
+    return triton.cdiv(max(rows.most_frames * (rows.most_tokens + 1), 1), BLOCK), rows.utterances
+
+
+def _programs(tile: Product, tiles: int, x: Tensor) -> int:
+    return min(tiles, tile.programs * multiprocessors(x.device))
+
+
+FUSED = LossPasses(labels, statistics, product, recursion, transitions, gradient, weight_gradient, input_gradient_)
+LIBRARY = LossPasses(
+    labels,
+    statistics,
+    library_product,
+    recursion,
+    transitions,
+    gradient,
+    library_weight_gradient,
+    library_input_gradient_,
+)

@@ -1,0 +1,234 @@
+"""The order of RNN-T's training utterances, and how fast each is played, as a pure function of (seed, epoch, position).
+
+An epoch sorts the utterances by duration, splits them into buckets of equal size, shuffles inside each, and puts the
+buckets one after another. It drops utterances at random until whole global batches are left, cuts these, and shuffles
+them. (One bucket is a plain shuffle.) So epochs never share a global batch.
+
+A global batch is dealt to the micro-batches of all ranks, in the order of their lanes, in consecutive runs: as it was
+drawn, or presorted: shortest, longest, second shortest, second longest, ... by duration at the speed that is drawn for
+each utterance and epoch. Each micro-batch then has the longest and the shortest of its share, and all have about as
+much to do. Whichever, N replicas with one micro-batch each see what one replica sees that accumulates N.
+
+Legend: P utterances, G global batches of an epoch, N utterances of a global batch, L lanes, B utterances of a
+micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.rnnt.data_settings import DataSettings, Key
+from benchmarks.rnnt.lengths import packed_rows, resampled, spliced_frames
+from common.data.batches import Block
+from common.data.order import MicroBatches, sample_generator
+from common.errors import ConfigError, DataError
+
+_SPEEDS, _UTTERANCES, _DROPPED, _BATCHES, _BUCKET = range(4, 9)
+"""Purposes of random numbers; :mod:`common.data.order` and its neighbours have those below."""
+
+_KEPT_EPOCHS = 3
+"""The one that is read, the next, which is made meanwhile, and the one before, which may still be asked for."""
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What an epoch draws.
+
+    Attributes:
+        order_GLB: utterances of the micro-batches of all lanes, the longest of each first, int64.
+        speed_P: how many times as long each utterance is played, fp64.
+        samples_P: how many it has then, int64.
+        seed_P: of each utterance's own noise and masks, int64.
+    """
+
+    order_GLB: NDArray[np.int64]
+    speed_P: NDArray[np.float64]
+    samples_P: NDArray[np.int64]
+    seed_P: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A micro-batch: the longest utterance first.
+
+    Attributes:
+        epoch: from 0.
+        utterance_B: int64.
+        speed_B, samples_B, seed_B: as :class:`Epoch` has them.
+    """
+
+    epoch: int
+    utterance_B: NDArray[np.int64]
+    speed_B: NDArray[np.float64]
+    samples_B: NDArray[np.int64]
+    seed_B: NDArray[np.int64]
+
+
+def kept_samples(train_samples: int, global_batch: int) -> int:
+    """How many of an epoch's utterances are trained on: whole global batches.
+
+    Raises:
+        ConfigError: they are not enough for one.
+    """
+    kept = train_samples // global_batch * global_batch
+    if not kept:
+        raise ConfigError(f"global_batch_size={global_batch}: an epoch has no more than {train_samples} utterances")
+    return kept
+
+
+class UtteranceStream:
+    """One replica's part of the training; a :class:`common.data.order.SampleStream`.
+
+    Args:
+        samples_P: int64, of each utterance as it was recorded; those that are too long for training are not among them.
+        tokens_P: of each utterance.
+        settings: speeds, buckets, presorting, and how many utterances an epoch trains on.
+        mine: this replica's micro-batches.
+        seed: of everything that is drawn.
+
+    Attributes:
+        train_samples: utterances of an epoch, all ranks together.
+
+    Raises:
+        DataError: there are fewer utterances than an epoch trains on, or one fits no bucket of ``reader.buckets``.
+        ConfigError: a global batch is larger than an epoch.
+    """
+
+    def __init__(
+        self,
+        samples_P: NDArray[np.integer],
+        tokens_P: NDArray[np.integer],
+        settings: DataSettings,
+        mine: MicroBatches,
+        seed: int,
+    ) -> None:
+        self.micro_batch, self.replicas, self.seed = mine.micro_batch, mine.replicas, seed
+        self._global_batch = mine.micro_batch * mine.lanes
+        self.train_samples = kept_samples(settings.train_samples, self._global_batch)
+        if len(samples_P) < self.train_samples:
+            raise DataError(
+                f"{len(samples_P)} training utterances last up to {settings.max_duration} s, and an epoch trains on "
+                f"{self.train_samples}: give benchmark.train_samples={len(samples_P)}, or the data that belong to the "
+                "recipe"
+            )
+        self._samples_P, self._tokens_P = samples_P.astype(np.int64), tokens_P.astype(np.int64)
+        self._settings, self._mine = settings, mine
+        self._require_room()
+        self._by_duration = np.argsort(self._samples_P, kind="stable")
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="epochs")
+        self._epochs: dict[int, Future[Epoch]] = {}
+
+    def first_micro_batch(self, block: Block) -> int:
+        """Micro-batches that this replica was given before ``block``."""
+        return self._mine.first(block)
+
+    def micro_batches(self, block: Block) -> int:
+        """Micro-batches of this replica in ``block``: a multiple of its accumulation, equal on all replicas."""
+        return self._mine.count(block)
+
+    def samples_of(self, number: int) -> list[tuple[int, int]]:
+        """The (epoch from 0, utterance) pairs of this replica's micro-batch ``number``, the longest first."""
+        drawn = self.drawn(number)
+        return [(drawn.epoch, utterance) for utterance in drawn.utterance_B.tolist()]
+
+    def drawn(self, number: int) -> Drawn:
+        """This replica's micro-batch ``number``, from 0 over the whole training."""
+        step, accumulation_step = self._mine.place(number)
+        epoch, place = divmod(step, self.train_samples // self._global_batch)
+        made = self.epoch(epoch)
+        utterance_B = made.order_GLB[place, self._mine.lane(accumulation_step)]
+        return Drawn(
+            epoch, utterance_B, made.speed_P[utterance_B], made.samples_P[utterance_B], made.seed_P[utterance_B]
+        )
+
+    def key(self, number: int) -> Hashable:
+        """Spliced frames and tokens that micro-batch ``number`` is padded to, and packed rows, where it has more than
+        ``reader.rows`` makes room for."""
+        drawn = self.drawn(number)
+        tokens_B = self._tokens_P[drawn.utterance_B]
+        frames_B = spliced_frames(drawn.samples_B, self._settings.facts)
+        key = self._bucket(int(frames_B.max()), int(tokens_B.max()))
+        assert key is not None, "the buckets were not checked for such utterances"
+        rows = packed_rows(frames_B, tokens_B)
+        return key if rows <= self._settings.reader.rows.capacity(self.micro_batch, key) else (*key, rows)
+
+    def random_seed(self, number: int) -> int:
+        """A seed in [0, 2**63) for micro-batch ``number``, equal however many ranks share the global batch."""
+        return self._mine.random_seed(self.seed, number)
+
+    def epoch(self, epoch: int) -> Epoch:
+        """What ``epoch`` (from 0) draws. The one after it is made meanwhile."""
+        for wanted in (epoch, epoch + 1):
+            if wanted not in self._epochs:
+                self._epochs[wanted] = self._pool.submit(self._drawn_epoch, wanted)
+        for old in sorted(self._epochs, key=lambda kept: abs(kept - epoch))[_KEPT_EPOCHS:]:
+            del self._epochs[old]
+        return self._epochs[epoch].result()
+
+    def close(self) -> None:
+        """End the thread that makes epochs."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _drawn_epoch(self, epoch: int) -> Epoch:
+        count, facts = len(self._samples_P), self._settings.facts
+        speed_P = sample_generator(self.seed, _SPEEDS, epoch).uniform(facts.speed_min, facts.speed_max, count)
+        samples_P = resampled(self._samples_P, speed_P)
+        seed_P = sample_generator(self.seed, _UTTERANCES, epoch).integers(2**63, size=count)
+        order_GN = self._global_batches(epoch)
+        if self._settings.reader.presort:
+            order_GN = interleaved(order_GN, samples_P)
+        order_GLB = order_GN.reshape(len(order_GN), self._mine.lanes, self.micro_batch)
+        longest_first = np.argsort(-samples_P[order_GLB], axis=2, kind="stable")
+        return Epoch(np.take_along_axis(order_GLB, longest_first, 2), speed_P, samples_P, seed_P)
+
+    def _global_batches(self, epoch: int) -> NDArray[np.int64]:
+        """The utterances of each global batch, in the order of training: [G, N]."""
+        buckets = np.array_split(self._by_duration, self._settings.num_buckets)
+        shuffled = [
+            sample_generator(self.seed, _BUCKET, epoch, number).permutation(bucket)
+            for number, bucket in enumerate(buckets)
+        ]
+        order_P = np.concatenate(shuffled)
+        dropped = len(order_P) - self.train_samples
+        places = sample_generator(self.seed, _DROPPED, epoch).choice(len(order_P), dropped, replace=False)
+        order_GN = np.delete(order_P, places).reshape(-1, self._global_batch)
+        return order_GN[sample_generator(self.seed, _BATCHES, epoch).permutation(len(order_GN))]
+
+    def _bucket(self, frames: int, tokens: int) -> Key | None:
+        """The smallest bucket that so many spliced frames and tokens fit."""
+        fitting = [key for key in self._settings.reader.buckets if frames <= key[0] and tokens <= key[1]]
+        return min(fitting, key=lambda key: (key[0] * (key[1] + 1), key), default=None)
+
+    def _require_room(self) -> None:
+        """Refuse utterances of which a micro-batch fits no bucket: any of them may meet in one."""
+        facts = self._settings.facts
+        longest = resampled(self._samples_P.max(), np.float64(facts.speed_max))
+        frames, tokens = int(spliced_frames(longest, facts)), int(self._tokens_P.max())
+        if self._bucket(frames, tokens) is None:
+            buckets = [list(key) for key in self._settings.reader.buckets]
+            raise DataError(
+                f"a micro-batch can have {frames} frames (an utterance of {self._samples_P.max()} samples, played "
+                f"{facts.speed_max} times as long) and {tokens} tokens, which fit none of reader.buckets={buckets}: "
+                "add a bucket"
+            )
+
+
+def interleaved(order_GN: NDArray[np.int64], samples_P: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The utterances of each global batch as shortest, longest, second shortest, second longest, and so on.
+
+    Args:
+        order_GN: the utterances of each global batch.
+        samples_P: how long each utterance is.
+    """
+    shortest_first = np.argsort(samples_P[order_GN], axis=1, kind="stable")
+    sorted_GN = np.take_along_axis(order_GN, shortest_first, 1)
+    mixed_GN = np.empty_like(sorted_GN)
+    half = -(-sorted_GN.shape[1] // 2)
+    mixed_GN[:, 0::2] = sorted_GN[:, :half]
+    mixed_GN[:, 1::2] = sorted_GN[:, half:][:, ::-1]
+    return mixed_GN

@@ -1,0 +1,142 @@
+"""Download, prepare, verify and generate the data of RNN-T: LibriSpeech as samples and word pieces.
+
+What is read: :mod:`benchmarks.rnnt.raw`; what is written: :mod:`benchmarks.rnnt.prepared`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.rnnt import raw
+from benchmarks.rnnt.preparation.pipeline import Pipeline
+from benchmarks.rnnt.prepared import FORMAT, PREPARE_COMMAND, SPLITS
+from benchmarks.rnnt.raw import BENCHMARK_COUNTS, TRAIN_SUBSETS, VOCABULARY, RawSpeech
+from benchmarks.rnnt.sources import download
+from benchmarks.rnnt.stand_in import KINDS, Generated, Request, generate
+from benchmarks.rnnt.tokenizer import Tokenizer
+from common.data import manifest, preparation
+from common.data.commands import DataCommands, cores, option, other_counts
+from common.data.manifest import Manifest, digest
+from common.errors import ConfigError
+
+WORK = "intermediate"
+STATE = "source.json"
+LARGEST_VOCABULARY = 32_767
+"""Pieces are kept in 16 bits."""
+
+
+def prepare(
+    raw_dir: Path,
+    data_dir: Path,
+    vocabulary: int | None = None,
+    tokenizer: Path | None = None,
+    train_subsets: Sequence[str] | None = None,
+    workers: int = 1,
+) -> Manifest:
+    """Write the prepared data set; does nothing when it is there, and continues after an interruption.
+
+    Args:
+        raw_dir: see :mod:`benchmarks.rnnt.raw`.
+        data_dir: receives the files.
+        vocabulary: pieces of the tokenizer; None for the benchmark's 1,023, or what a stand-in says.
+        tokenizer: a SentencePiece model to use instead of one trained on the transcripts.
+        train_subsets: what to train on; None for all. Fewer count as reduced data.
+        workers: processes.
+
+    Raises:
+        ConfigError: the vocabulary or a subset is impossible.
+        DataError: the raw data are missing, damaged or of another kind; the disk is too small; ``data_dir`` holds data
+            that were prepared from another source or otherwise, or another process prepares them now.
+    """
+    source = raw.open_raw(raw_dir, train_subsets)
+    pieces = raw.vocabulary_of(source) if vocabulary is None else vocabulary
+    if not 1 <= pieces <= LARGEST_VOCABULARY:
+        raise ConfigError(f"--vocabulary={pieces}: 1 to {LARGEST_VOCABULARY}")
+    if tokenizer is not None:
+        Tokenizer(tokenizer, pieces)  # refuses another before the work
+    utterances = {split: source.utterances(split) for split in SPLITS}
+    wanted = {
+        "fingerprint": raw.fingerprint(utterance for split in SPLITS for utterance in utterances[split]),
+        "settings": json.dumps(
+            {"vocabulary": pieces, "tokenizer": "trained" if tokenizer is None else digest(tokenizer, "sha256")},
+            sort_keys=True,
+        ),
+    }
+    with preparation.locked(data_dir):
+        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted):
+            return found
+        work_dir = data_dir / WORK
+        preparation.begin_or_continue(data_dir, work_dir / STATE, wanted)
+        made = Pipeline(utterances, data_dir, work_dir, pieces, tokenizer, workers).run()
+        stand_in = not source.whole or pieces != VOCABULARY
+        origin = {"description": _description(source), "prepared": preparation.now()}
+        written = Manifest(FORMAT, made.files, made.counts, stand_in, {**wanted, **origin})
+        manifest.write(data_dir, written)
+        shutil.rmtree(work_dir)
+        return written
+
+
+def verify(data_dir: Path) -> Manifest:
+    """Check every checksum of ``data_dir``; raises :class:`DataError` at the first that differs."""
+    return manifest.verify(data_dir, FORMAT, PREPARE_COMMAND)
+
+
+def _description(source: RawSpeech) -> str:
+    if source.stand_in is not None:
+        return json.dumps(source.stand_in, sort_keys=True)
+    return f"LibriSpeech: {', '.join((*source.subsets['train'], *source.subsets['eval']))}"
+
+
+def _remarks(made: Manifest, **options: Any) -> Iterator[str]:
+    for split in SPLITS:
+        samples, seconds = made.counts[f"{split}_samples"], made.counts[f"{split}_audio_samples"] / 16_000
+        yield (
+            f"{split}: {seconds / 3600:.2f} h, {seconds / samples:.2f} s an utterance, the longest "
+            f"{made.counts[f'{split}_longest_samples'] / 16_000:.2f} s; "
+            f"{made.counts[f'{split}_tokens'] / seconds:.2f} pieces a second"
+        )
+    yield from other_counts(made, BENCHMARK_COUNTS)
+
+
+def _generate(raw_dir: Path, workers: int, **chosen: Any) -> Generated:
+    return generate(raw_dir, Request(**{name: value for name, value in chosen.items() if value is not None}), workers)
+
+
+_SUBSETS = option(
+    "--train-subsets", nargs="+", metavar="SUBSET", default=None, help=f"some of {', '.join(TRAIN_SUBSETS)} (all)"
+)
+COMMANDS = DataCommands(
+    "rnnt",
+    raw="LibriSpeech's archives, or what is in them",
+    prepared="prepared samples and word pieces",
+    real="LibriSpeech",
+    download=lambda raw_dir, train_subsets: download(raw_dir, train_subsets or TRAIN_SUBSETS),
+    generate=_generate,
+    prepare=prepare,
+    verify=verify,
+    remarks=_remarks,
+    workers={"prepare": cores, "generate": cores},
+    options={
+        "download": (_SUBSETS,),
+        "prepare": (
+            option("--vocabulary", type=int, help="pieces of the tokenizer (1023, or what the stand-in says)"),
+            option("--tokenizer", type=Path, help="a SentencePiece model, in the place of one trained on the data"),
+            _SUBSETS,
+        ),
+        "generate": (
+            option("--kind", choices=KINDS, help=f"(default {KINDS[0]})"),
+            option("--train", type=int, help="utterances to train on"),
+            option("--eval", type=int, help="utterances to evaluate"),
+            option("--long", type=int, help="of those to evaluate, how many are longer than 16.7 s"),
+            option("--words", type=int, help="words of the language"),
+            option("--sentence", type=int, nargs=2, metavar=("LEAST", "MOST"), help="words of a sentence"),
+            option("--vocabulary", type=int, help="pieces of the tokenizer"),
+            option("--voices", type=int, help="speakers"),
+            option("--seed", type=int, default=0),
+        ),
+    },
+)

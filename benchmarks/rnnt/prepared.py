@@ -1,0 +1,217 @@
+"""The prepared format: one stream of samples for each split, and columns of its utterances, in the corpus's order.
+
+- ``SPLIT/audio_00000.pcm`` ...: the samples, 16 bits, little-endian, 16 kHz, without a header. One after the other the
+  files are one stream; an utterance lies in one of them.
+- ``SPLIT/samples.npy``, ``token_lengths.npy``, ``tokens.npy``, ``shard_samples.npy``: see :class:`Split`.
+- ``SPLIT/names.txt``, ``eval/transcripts.txt``: a line for each utterance.
+- ``tokenizer.model``, ``manifest.json``.
+
+``SPLIT`` is ``train`` or ``eval``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.rnnt.tokenizer import Tokenizer
+from common.data import atomic, manifest
+from common.data.manifest import Manifest
+from common.data.ragged import bounds_of, starts_of
+from common.errors import DataError
+from common.formats import npy
+
+FORMAT = "librispeech-pcm/1"
+PREPARE_COMMAND = "mlperf-suite prepare benchmark=rnnt --raw-dir RAW --data-dir DATA"
+SPLITS = ("train", "eval")
+TOKENIZER = "tokenizer.model"
+_WHAT = ("samples", "audio_samples", "longest_samples", "tokens", "longest_tokens", "shards")
+COUNTS = (*(f"{split}_{what}" for split in SPLITS for what in _WHAT), "vocabulary")
+"""What the manifest counts: utterances are the benchmark's samples, audio's samples are 1/16,000 s."""
+_COLUMNS = {"samples": np.int32, "token_lengths": np.int32, "tokens": np.int16, "shard_samples": np.int64}
+
+
+@dataclass(frozen=True)
+class Split:
+    """The utterances of a split; N of them.
+
+    Attributes:
+        root: its folder.
+        samples: (N,) int32, samples of audio of each.
+        token_lengths: (N,) int32, word pieces of each.
+        tokens: (tokens,) int16, the pieces of all, one utterance after the other.
+        shard_samples: (shards,) int64, samples of each file of audio.
+    """
+
+    root: Path
+    samples: NDArray[np.int32]
+    token_lengths: NDArray[np.int32]
+    tokens: NDArray[np.int16]
+    shard_samples: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @cached_property
+    def offsets(self) -> NDArray[np.int64]:
+        """(N,) where the audio of each begins in the stream, in samples."""
+        return starts_of(self.samples)
+
+    @cached_property
+    def token_offsets(self) -> NDArray[np.int64]:
+        """(N,) where the pieces of each begin in ``tokens``."""
+        return starts_of(self.token_lengths)
+
+    @cached_property
+    def shard_bounds(self) -> NDArray[np.int64]:
+        """(shards + 1,) where each file begins in the stream, and where the last one ends, in samples."""
+        return bounds_of(self.shard_samples)
+
+    @property
+    def shards(self) -> tuple[Path, ...]:
+        """The files of audio."""
+        return tuple(self.root / shard_name(number) for number in range(len(self.shard_samples)))
+
+    def audio(self) -> Audio:
+        """The stream of samples, mapped into memory."""
+        return Audio(self)
+
+    def names(self) -> list[str]:
+        """Name of each utterance, such as ``103-1240-0000``."""
+        return _lines(self.root / "names.txt", len(self))
+
+    def transcripts(self) -> list[str]:
+        """What is said in each utterance, in lower case; of ``eval`` only."""
+        return _lines(self.root / "transcripts.txt", len(self))
+
+    def tokens_of(self, utterance: int) -> NDArray[np.int16]:
+        """(U,) the pieces of one utterance."""
+        first = self.token_offsets[utterance]
+        return self.tokens[first : first + self.token_lengths[utterance]]
+
+
+class Audio:
+    """The samples of a split, in files that are mapped into memory."""
+
+    def __init__(self, split: Split) -> None:
+        self._split = split
+        self._files = [np.memmap(path, "<i2", "r") for path in split.shards]
+
+    def __getitem__(self, utterance: int) -> NDArray[np.int16]:
+        """(samples,) int16, a view of one utterance; read only when it is used."""
+        split = self._split
+        first = split.offsets[utterance]
+        shard = int(np.searchsorted(split.shard_bounds, first, "right")) - 1
+        start = int(first - split.shard_bounds[shard])
+        return self._files[shard][start : start + int(split.samples[utterance])]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A prepared folder."""
+
+    root: Path
+    manifest: Manifest
+
+    @property
+    def stand_in(self) -> bool:
+        """Whether the data are generated or reduced."""
+        return self.manifest.stand_in
+
+    @property
+    def vocabulary(self) -> int:
+        """Pieces of the tokenizer; the blank, which follows them, is none."""
+        return self.manifest.counts["vocabulary"]
+
+    def require_vocabulary(self, pieces: int) -> None:
+        """Raise :class:`DataError` if the transcripts are not made of so many word pieces."""
+        if self.vocabulary != pieces:
+            raise DataError(
+                f"{self.root} was prepared with a tokenizer of {self.vocabulary} pieces where the model has {pieces}; "
+                f"prepare it anew with --vocabulary {pieces}"
+            )
+
+    def tokenizer(self) -> Tokenizer:
+        """What makes texts of pieces; raises :class:`DataError` if its file is damaged."""
+        return Tokenizer(self.root / TOKENIZER, self.vocabulary)
+
+    def split(self, name: str) -> Split:
+        """The utterances of ``train`` or ``eval``; raises :class:`DataError` if a file is damaged."""
+        counts = self.manifest.counts
+        sizes = {column: counts[f"{name}_{column}"] for column in ("samples", "tokens")}
+        sizes["token_lengths"], sizes["shard_samples"] = sizes["samples"], counts[f"{name}_shards"]
+        columns: dict[str, Any] = {
+            column: _column(self.root / name / f"{column}.npy", np.dtype(dtype), sizes[column])
+            for column, dtype in _COLUMNS.items()
+        }
+        split = Split(self.root / name, **columns)
+        for what, found, wanted in (
+            ("samples of audio", int(split.samples.sum(dtype=np.int64)), int(split.shard_samples.sum())),
+            ("pieces", int(split.token_lengths.sum(dtype=np.int64)), len(split.tokens)),
+        ):
+            if found != wanted:
+                raise DataError(f"{split.root}: {found} {what} by their lengths where {wanted} are there; {_remedy()}")
+        return split
+
+
+def open_prepared(root: Path) -> Prepared:
+    """Open a prepared folder; raises :class:`DataError` unless its manifest is whole and its files are there."""
+    return Prepared(root, manifest.read(root, FORMAT, PREPARE_COMMAND, COUNTS))
+
+
+def shard_name(number: int) -> str:
+    """Name of a file of audio."""
+    return f"audio_{number:05d}.pcm"
+
+
+def write_split(
+    folder: Path,
+    columns: Mapping[str, NDArray[Any]],
+    names: Sequence[str],
+    transcripts: Sequence[str] | None,
+) -> list[Path]:
+    """Write what belongs to a split beside its audio; returns the files.
+
+    Args:
+        folder: of the split.
+        columns: by the names of :class:`Split`'s attributes.
+        names: of its utterances.
+        transcripts: of its utterances, None to write none.
+    """
+    made = []
+    for name, dtype in _COLUMNS.items():
+        made.append(folder / f"{name}.npy")
+        with atomic.written(made[-1]) as partial, open(partial, "wb") as file:
+            np.save(file, columns[name].astype(dtype, casting="same_kind"), allow_pickle=False)
+    for name, lines in (("names.txt", names), ("transcripts.txt", transcripts)):
+        if lines is not None:
+            made.append(folder / name)
+            atomic.write_text(made[-1], "".join(f"{line}\n" for line in lines))
+    return made
+
+
+def _column(path: Path, dtype: np.dtype[Any], size: int) -> NDArray[Any]:
+    try:
+        return npy.load(path, dtype, (size,))
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{path} cannot be read: {error}; {_remedy()}") from error
+
+
+def _lines(path: Path, count: int) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}; {_remedy()}") from error
+    if len(lines) != count:
+        raise DataError(f"{path} has {len(lines)} lines where {count} are due; {_remedy()}")
+    return lines
+
+
+def _remedy() -> str:
+    return f"run '{PREPARE_COMMAND}'"

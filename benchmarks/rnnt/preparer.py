@@ -1,0 +1,87 @@
+"""A reader's batch on the device: its recorded utterances become the network's input.
+
+Legend: B utterances, T spliced frames (padded), F features of one (padded).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from benchmarks.rnnt.data_settings import AudioFacts, Key
+from benchmarks.rnnt.ops import features
+from benchmarks.rnnt.ops.features.batch import NAMES, AudioBatch
+from common.data.batches import Batch, HostBatch
+from common.ops.implementation import OperationRequest, asked_for, select
+
+
+class Preparer:
+    """Makes features; nothing waits for the device.
+
+    Args:
+        facts: of the features.
+        columns: F.
+        implementation: of the operation ``features``.
+        device: of the batches.
+        dtype: of the features.
+
+    Attributes:
+        choice: the implementation that was chosen.
+
+    Raises:
+        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+    """
+
+    def __init__(
+        self, facts: AudioFacts, columns: int, implementation: str, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        sizes = {name: getattr(facts, name) for name in ("window", "fft", "mel_filters", "silence_window")}
+        with asked_for("model.audio", implementation):
+            chosen = select(features.IMPLEMENTATIONS, implementation, OperationRequest(device, dtype, sizes))
+        self.choice = chosen.name
+        self._features, self._facts, self._columns = chosen.function, facts, columns
+        self._device, self._dtype = device, dtype
+
+    def __call__(self, host: HostBatch) -> Batch:
+        """A training batch: what :meth:`tensors` makes of it, with SpecAugment's masks."""
+        key = host.key
+        assert isinstance(key, tuple)
+        return Batch(self.tensors(host.tensors, key[0], training=True), host.samples, host.key)
+
+    def tensors(self, tensors: Mapping[str, Tensor], frames: int, training: bool) -> dict[str, Tensor]:
+        """``features`` (T, B, F), zero beyond the utterances, and ``feature_lengths`` (B,) int32, without audio.
+
+        Args:
+            tensors: of a reader's batch, on the host or on the device.
+            frames: T.
+            training: with SpecAugment's masks.
+        """
+        moved = {name: tensor.to(self._device, non_blocking=True) for name, tensor in tensors.items()}
+        made, length_B = self._features(AudioBatch.of(moved), self._facts, frames, self._columns, training, self._dtype)
+        rest = {name: tensor for name, tensor in moved.items() if name not in NAMES}
+        return {"features": made, "feature_lengths": length_B, **rest}
+
+    def warm_up(self, batch: int, keys: Iterable[Key], training: bool = True) -> None:
+        """Make features of made-up batches of ``batch`` utterances, one for each key: compiles what they need."""
+        for key in keys:
+            self.tensors(made_up(self._facts, batch, key), key[0], training)
+
+
+def made_up(facts: AudioFacts, batch: int, key: Key) -> dict[str, Tensor]:
+    """The tensors of a reader's training batch of utterances of the largest size of ``key``: noise, all the same."""
+    frames, tokens = key
+    samples = facts.largest_resampled(frames)
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "audio": torch.randint(-1000, 1001, (samples,), generator=generator, dtype=torch.int16),
+        "audio_lengths": torch.full((batch,), samples),
+        "audio_offsets": torch.zeros(batch, dtype=torch.int64),
+        "speeds": torch.ones(batch, dtype=torch.float64),
+        "resampled_lengths": torch.full((batch,), samples),
+        "utterance_seeds": torch.arange(batch),
+        "tokens": torch.zeros((batch, tokens), dtype=torch.int32),
+        "token_lengths": torch.full((batch,), tokens, dtype=torch.int32),
+        "seed": torch.zeros(1, dtype=torch.int64),
+    }

@@ -1,0 +1,191 @@
+"""LibriSpeech's layout: ``LibriSpeech/SUBSET/SPEAKER/CHAPTER`` holds a FLAC file for each utterance of a chapter.
+
+Beside them ``SPEAKER-CHAPTER.trans.txt`` has a line for each, its name and what is said, in capitals.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common.data.stand_in import MARKER, description_of
+from common.errors import ConfigError, DataError
+
+FOLDER = "LibriSpeech"
+TRAIN_SUBSETS = ("train-clean-100", "train-clean-360", "train-other-500")
+EVAL_SUBSET = "dev-clean"
+ALPHABET = frozenset("abcdefghijklmnopqrstuvwxyz' ")
+"""Of transcripts, once they are in lower case."""
+VOCABULARY = 1023
+"""Pieces of the benchmark's tokenizer, without the blank."""
+BENCHMARK_COUNTS = {"train_samples": 281_241, "eval_samples": 2_703}
+"""Utterances of the corpus's three training subsets and of dev-clean."""
+
+
+class Utterance(NamedTuple):
+    """One FLAC file and what is said in it.
+
+    Attributes:
+        name: of the utterance, such as ``103-1240-0000``.
+        folder: of its chapter.
+        transcript: in lower case.
+        bytes: of its file.
+    """
+
+    name: str
+    folder: str
+    transcript: str
+    bytes: int
+
+    @property
+    def path(self) -> str:
+        """Its FLAC file."""
+        return os.path.join(self.folder, f"{self.name}.flac")
+
+
+@dataclass(frozen=True)
+class RawSpeech:
+    """What a preparation starts from.
+
+    Attributes:
+        root: folder of the subsets.
+        subsets: split to its subsets.
+        stand_in: what the generated data are, None for LibriSpeech.
+    """
+
+    root: Path
+    subsets: dict[str, tuple[str, ...]]
+    stand_in: dict[str, Any] | None
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is all that the benchmark trains on and evaluates."""
+        return self.stand_in is None and set(self.subsets["train"]) == set(TRAIN_SUBSETS)
+
+    def utterances(self, split: str) -> list[Utterance]:
+        """All of ``split``, ``train`` or ``eval``, subset by subset, by the names of speaker, chapter and file.
+
+        Raises:
+            DataError: a transcript or a file is missing, or a transcript has a letter outside the alphabet.
+        """
+        found: list[Utterance] = []
+        for subset in self.subsets[split]:
+            utterances = list(_subset(self.root / subset))
+            if not utterances:
+                raise DataError(f"{self.root / subset} holds no utterance; unpack its archive again")
+            found += utterances
+        return found
+
+
+def open_raw(raw_dir: Path, train_subsets: Sequence[str] | None = None) -> RawSpeech:
+    """Find the subsets below ``raw_dir``, or below its folder ``LibriSpeech``.
+
+    Args:
+        raw_dir: the raw data.
+        train_subsets: those to train on; None for the benchmark's three, or those that a stand-in has.
+
+    Raises:
+        ConfigError: a training subset is named twice, or is none of the three.
+        DataError: the folder or a subset is missing, or ``STAND_IN`` is damaged.
+    """
+    if not raw_dir.is_dir():
+        raise DataError(
+            f"raw folder {raw_dir} does not exist; run 'mlperf-suite download benchmark=rnnt', or generate a stand-in"
+        )
+    root = raw_dir / FOLDER if (raw_dir / FOLDER).is_dir() else raw_dir
+    stand_in = description_of(raw_dir)
+    if train_subsets is None:
+        train_subsets = TRAIN_SUBSETS
+        if stand_in is not None:
+            train_subsets = [subset for subset in TRAIN_SUBSETS if (root / subset).is_dir()] or TRAIN_SUBSETS[:1]
+    check_subsets(train_subsets)
+    subsets = {"train": tuple(train_subsets), "eval": (EVAL_SUBSET,)}
+    for names in subsets.values():
+        for name in names:
+            if not (root / name).is_dir():
+                raise DataError(
+                    f"{root / name} is missing; 'mlperf-suite download benchmark=rnnt' fetches and unpacks it"
+                )
+    return RawSpeech(root, subsets, stand_in)
+
+
+def check_subsets(train_subsets: Sequence[str]) -> None:
+    """Raise :class:`ConfigError` unless these are some of LibriSpeech's training subsets."""
+    if not train_subsets or len(set(train_subsets)) < len(train_subsets) or set(train_subsets) - set(TRAIN_SUBSETS):
+        raise ConfigError(f"--train-subsets {' '.join(train_subsets)}: some of {', '.join(TRAIN_SUBSETS)}, once each")
+
+
+def vocabulary_of(source: RawSpeech) -> int:
+    """Pieces of the tokenizer: the benchmark's, or what ``STAND_IN`` says.
+
+    Raises:
+        DataError: ``STAND_IN`` says something else.
+    """
+    if source.stand_in is None:
+        return VOCABULARY
+    try:
+        return int(source.stand_in["vocabulary"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{MARKER} above {source.root} lacks or garbles its vocabulary: {error}") from error
+
+
+def fingerprint(utterances: Iterable[Utterance]) -> str:
+    """SHA-256 over names, transcripts and sizes of files: what decides the result, wherever it lies."""
+    digest = hashlib.sha256()
+    for name, _, transcript, size in utterances:
+        digest.update(f"{name}\t{size}\t{transcript}\n".encode())
+    return digest.hexdigest()
+
+
+def _subset(folder: Path) -> Iterator[Utterance]:
+    for speaker in _folders(folder):
+        for chapter in _folders(speaker):
+            yield from _chapter(chapter, f"{speaker.name}-{chapter.name}.trans.txt")
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir())
+
+
+def _chapter(folder: Path, transcripts: str) -> list[Utterance]:
+    """The utterances of one chapter, by their names."""
+    with os.scandir(folder) as entries:
+        sizes = {entry.name: entry.stat().st_size for entry in entries if entry.name.endswith(".flac")}
+    path = folder / transcripts
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is missing: what is said in the chapter's {len(sizes)} files") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is no UTF-8 text ({error}); unpack its archive again") from error
+    found: dict[str, Utterance] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        name, _, text = line.partition(" ")
+        where = f"{path}, line {number}"
+        transcript = _transcript(text, where)
+        size = sizes.pop(f"{name}.flac", None)
+        if name in found:
+            raise DataError(f"{where}: a second transcript of {name}")
+        if size is None:
+            raise DataError(
+                f"{where}: the transcript of {folder / name}.flac, which is missing; unpack its archive again"
+            )
+        found[name] = Utterance(name, str(folder), transcript, size)
+    if sizes:
+        raise DataError(f"{folder / min(sizes)} has no transcript in {path}; unpack its archive again")
+    return [found[name] for name in sorted(found)]
+
+
+def _transcript(text: str, where: str) -> str:
+    transcript = text.lower().strip()
+    if not transcript:
+        raise DataError(f"{where}: an empty transcript")
+    if strange := sorted(set(transcript) - ALPHABET):
+        raise DataError(f"{where}: {strange[0]!r} is outside the alphabet, which is a to z, apostrophe and space")
+    return transcript

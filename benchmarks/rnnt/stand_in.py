@@ -1,0 +1,270 @@
+"""A stand-in in LibriSpeech's layout: English words in made-up sentences, in speech that is synthesised.
+
+``small`` has few short words, which a small network learns to hear; the sentences to evaluate are none of those to
+train on, and other voices speak them. ``librispeech-sized`` is to measure with: lengths, and word pieces a second, are
+about LibriSpeech's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+from numpy.typing import NDArray
+
+from benchmarks.rnnt.raw import EVAL_SUBSET, FOLDER, TRAIN_SUBSETS
+from benchmarks.rnnt.synthesis import SAMPLE_RATE, draw_voice, speak, usual_seconds
+from common.data import stand_in
+from common.data.python_documentation import documentation
+from common.errors import ConfigError
+
+KINDS = ("small", "librispeech-sized")
+LONGER_THAN_TRAINED = 17.0
+"""Seconds of a long utterance: more than the longest that the benchmark trains on."""
+LETTERS_PER_SECOND = 14.6
+"""Of LibriSpeech, with spaces: 4.6 of 1,023 word pieces."""
+_CHAPTER = 64
+"""Utterances of a chapter at most."""
+_TEXTS, _VOICE = range(2)  # purposes of random numbers
+_WORD = r"a|[a-z]+[a-z']*[a-z]"
+_SHORT, _ANY = range(3, 7), range(1, 30)  # letters of a word
+_WORDS_AT_ONCE = 64
+_ATTEMPTS = 1000
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to generate; None stands for what is usual of the kind.
+
+    Attributes:
+        kind: one of :data:`KINDS`.
+        train, eval: utterances of each split.
+        long: of those to evaluate, how many are longer than any that is trained on; of ``small`` only.
+        words: of the language, the most frequent ones of Python's documentation.
+        sentence: words of a sentence, at least and at most; of ``small`` only.
+        vocabulary: pieces of the tokenizer.
+        voices: speakers of each split.
+        seed: decides everything else.
+    """
+
+    kind: str = KINDS[0]
+    train: int | None = None
+    eval: int | None = None
+    long: int = 0
+    words: int | None = None
+    sentence: tuple[int, int] | None = None
+    vocabulary: int | None = None
+    voices: int | None = None
+    seed: int = 0
+
+    def completed(self) -> Request:
+        """With numbers for all that is None.
+
+        Raises:
+            ConfigError: a number is out of its range.
+        """
+        if self.kind not in USUAL:
+            raise ConfigError(f"--kind={self.kind}: {' or '.join(KINDS)}")
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        whole = Request(**{**USUAL[self.kind], **given})
+        for name, least in (("train", 1), ("eval", 1), ("long", 0), ("words", 2), ("vocabulary", 1), ("voices", 1)):
+            if getattr(whole, name) < least:
+                raise ConfigError(f"--{name}={getattr(whole, name)}: at least {least}")
+        assert whole.sentence is not None
+        assert whole.eval is not None
+        least, most = whole.sentence
+        if not 1 <= least <= most:
+            raise ConfigError(f"--sentence {least} {most}: at least 1, and no fewer at most than at least")
+        if whole.long > whole.eval:
+            raise ConfigError(f"--long={whole.long}: of {whole.eval} utterances to evaluate")
+        return replace(whole, sentence=(least, most))
+
+
+USUAL: dict[str, dict[str, Any]] = {
+    "small": {"train": 1024, "eval": 128, "words": 24, "sentence": (2, 5), "vocabulary": 32, "voices": 16},
+    "librispeech-sized": {
+        "train": 4096,
+        "eval": 2703,
+        "words": 20_000,
+        "sentence": (1, 1),
+        "vocabulary": 1023,
+        "voices": 64,
+    },
+}
+"""Kind to what is usual of it."""
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What was written: utterances and seconds of each split."""
+
+    utterances: dict[str, int]
+    seconds: dict[str, float]
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"{count} utterances of {self.seconds[split] / 3600:.2f} h to {split}"
+            for split, count in self.utterances.items()
+        )
+
+
+@dataclass(frozen=True)
+class _Chapter:
+    """What one voice says: the texts, each with its seconds where these are given."""
+
+    folder: Path
+    voice: tuple[int, ...]
+    texts: tuple[tuple[str, float | None], ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.folder.parent.name}-{self.folder.name}"
+
+
+def generate(raw_dir: Path, request: Request = Request(), workers: int = 1) -> Generated:
+    """Write ``LibriSpeech/train-clean-100`` and ``LibriSpeech/dev-clean`` to ``raw_dir`` and mark it as a stand-in.
+
+    Raises:
+        ConfigError: a number is out of its range, or the words make too few sentences.
+        DataError: the folder is not empty, or a process was killed.
+    """
+    request = request.completed()
+    stand_in.require_unused(raw_dir)
+    texts = _sentences(request) if request.kind == "small" else _passages(request)
+    with stand_in.generated(raw_dir) as folder:
+        subsets = {"train": TRAIN_SUBSETS[0], "eval": EVAL_SUBSET}
+        chapters = {
+            split: list(_chapters(folder / FOLDER / subsets[split], number, texts[split], request))
+            for number, split in enumerate(subsets)
+        }
+        plans = [chapter for split in subsets for chapter in chapters[split]]
+        lengths = iter(list(stand_in.drawn(write_chapter, plans, workers)))
+        seconds = {split: sum(next(lengths) for _ in chapters[split]) for split in subsets}
+        stand_in.mark(folder, {"vocabulary": request.vocabulary, "request": asdict(request)})
+    return Generated({split: len(texts[split]) for split in subsets}, seconds)
+
+
+def write_chapter(chapter: _Chapter) -> float:
+    """Write the FLAC files and the transcripts of one chapter; returns their seconds."""
+    voice = draw_voice(np.random.default_rng(chapter.voice))
+    chapter.folder.mkdir(parents=True)
+    lines = []
+    samples = 0
+    for number, (text, seconds) in enumerate(chapter.texts):
+        name = f"{chapter.name}-{number:04d}"
+        random = np.random.default_rng((*chapter.voice, int(chapter.folder.name), number))
+        spoken_N = speak(text, voice, random, seconds)
+        soundfile.write(chapter.folder / f"{name}.flac", spoken_N, SAMPLE_RATE, format="FLAC", subtype="PCM_16")
+        samples += len(spoken_N)
+        lines.append(f"{name} {text.upper()}\n")
+    (chapter.folder / f"{chapter.name}.trans.txt").write_text("".join(lines), encoding="utf-8")
+    return samples / SAMPLE_RATE
+
+
+def frequent_words(count: int, letters: range) -> dict[str, int]:
+    """The most frequent words of Python's documentation, at most ``count``, and how often they come.
+
+    Args:
+        count: how many.
+        letters: how many letters they may have.
+    """
+    counts: Counter[str] = Counter()
+    for _, paragraphs in documentation():
+        for text in paragraphs:
+            found = re.findall(r"[a-z']+", text.lower())
+            counts.update(word for word in found if len(word) in letters and re.fullmatch(_WORD, word))
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))
+    return {word: counts[word] for word in ranked[:count]}
+
+
+def _sentences(request: Request) -> dict[str, list[tuple[str, float | None]]]:
+    """Sentences of few words; none of those to evaluate is one of those to train on."""
+    assert request.words is not None
+    assert request.sentence is not None
+    assert request.train is not None
+    assert request.eval is not None
+    words = list(frequent_words(request.words, _SHORT))
+    random = np.random.default_rng((request.seed, _TEXTS))
+
+    def sentence() -> str:
+        length = int(random.integers(request.sentence[0], request.sentence[1] + 1))
+        return " ".join(words[place] for place in random.integers(len(words), size=length))
+
+    train = [sentence() for _ in range(request.train)]
+    known = set(train)
+    held_out: list[tuple[str, float | None]] = [
+        (_long_sentence(words, random), LONGER_THAN_TRAINED) for _ in range(request.long)
+    ]
+    while len(held_out) < request.eval:
+        text = sentence()
+        for _ in range(_ATTEMPTS):
+            if text not in known:
+                break
+            text = sentence()
+        else:
+            raise ConfigError(
+                f"--words={len(words)} --sentence {request.sentence[0]} {request.sentence[1]}: too few sentences for "
+                f"{request.train} to train on and others to evaluate"
+            )
+        held_out.append((text, None))
+    return {"train": [(text, None) for text in train], "eval": held_out}
+
+
+def _long_sentence(words: list[str], random: np.random.Generator) -> str:
+    """Words that fill a long utterance."""
+    text = words[int(random.integers(len(words)))]
+    while usual_seconds(text) < LONGER_THAN_TRAINED:
+        text += f" {words[int(random.integers(len(words)))]}"
+    return text
+
+
+def _passages(request: Request) -> dict[str, list[tuple[str, float | None]]]:
+    """Texts for given lengths of time, with words as frequent as in the documentation."""
+    assert request.words is not None
+    assert request.train is not None
+    assert request.eval is not None
+    counts = frequent_words(request.words, _ANY)
+    words, cumulative = list(counts), np.cumsum(list(counts.values()))
+    random = np.random.default_rng((request.seed, _TEXTS))
+    made: dict[str, list[tuple[str, float | None]]] = {}
+    for split, lengths in (("train", train_seconds), ("eval", eval_seconds)):
+        made[split] = []
+        for seconds in lengths(getattr(request, split), random):
+            letters = LETTERS_PER_SECOND * seconds
+            text = ""
+            while len(text) < letters:
+                places = np.searchsorted(cumulative, random.integers(cumulative[-1], size=_WORDS_AT_ONCE), "right")
+                text += "".join(f"{words[place]} " for place in places)
+            cut = text.find(" ", int(letters))
+            made[split].append((text[:cut], float(seconds)))
+    return made
+
+
+def train_seconds(count: int, random: np.random.Generator) -> NDArray[np.float64]:
+    """(count,) lengths like those of the utterances to train on: 1 to 17 s, 12.3 s in the mean, most near the end."""
+    return 1.0 + 16.0 * random.beta(1.89, 0.79, count)
+
+
+def eval_seconds(count: int, random: np.random.Generator) -> NDArray[np.float64]:
+    """(count,) lengths like dev-clean's: 1.4 to 32.7 s, 7.2 s in the mean."""
+    return np.clip(random.lognormal(np.log(5.9), 0.63, count), 1.4, 32.7)
+
+
+def _chapters(folder: Path, split: int, texts: list[tuple[str, float | None]], request: Request) -> Iterator[_Chapter]:
+    """Deal texts to voices in turn, and cut what one voice says into chapters."""
+    assert request.voices is not None
+    for speaker in range(request.voices):
+        said = texts[speaker :: request.voices]
+        number = 1 + speaker + split * request.voices
+        for chapter, first in enumerate(range(0, len(said), _CHAPTER)):
+            yield _Chapter(
+                folder / str(number) / str(1000 + chapter),
+                (request.seed, _VOICE, number),
+                tuple(said[first : first + _CHAPTER]),
+            )

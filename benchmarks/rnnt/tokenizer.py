@@ -1,0 +1,80 @@
+"""Word pieces: SentencePiece's unigram model, by the options of the benchmark's reference.
+
+No piece begins or ends a sentence, piece 0 stands for what is unknown, and the blank, which follows the last piece, is
+none of them.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
+
+from common.errors import DataError
+
+THREADS = 16
+"""Of training, SentencePiece's default. Each adds up a part of the counts, so that the model depends on how many."""
+UNKNOWN = 0
+
+
+class Tokenizer:
+    """A trained model.
+
+    Args:
+        path: its file.
+        vocabulary: pieces that it has to have; None for any number.
+
+    Raises:
+        DataError: the file is missing or damaged, or has another number of pieces.
+    """
+
+    def __init__(self, path: Path, vocabulary: int | None = None) -> None:
+        try:
+            self._model = SentencePieceProcessor(model_proto=path.read_bytes())
+        except FileNotFoundError as error:
+            raise DataError(f"{path} is missing: the tokenizer") from error
+        except RuntimeError as error:
+            raise DataError(f"{path} is no SentencePiece model, or damaged ({error})") from error
+        if vocabulary is not None and self.size != vocabulary:
+            raise DataError(f"{path} has {self.size} pieces where {vocabulary} are due: it is another tokenizer")
+
+    @property
+    def size(self) -> int:
+        """How many pieces it has."""
+        return int(self._model.vocab_size())
+
+    def encode(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
+        """The pieces of each text."""
+        encoded: list[list[int]] = self._model.encode(list(texts), num_threads=threads)
+        return encoded
+
+    def decode(self, pieces: Sequence[Sequence[int]]) -> list[str]:
+        """The text of each sequence of pieces."""
+        return [str(self._model.decode(list(sequence))) for sequence in pieces]
+
+
+def train(transcripts: Iterable[str], vocabulary: int) -> bytes:
+    """The model, a pure function of the transcripts.
+
+    Raises:
+        DataError: there are too few transcripts for so many pieces, or more letters than pieces.
+    """
+    written = io.BytesIO()
+    try:
+        SentencePieceTrainer.train(
+            sentence_iterator=iter(transcripts),
+            model_writer=written,
+            model_type="unigram",
+            vocab_size=vocabulary,
+            character_coverage=1.0,
+            bos_id=-1,
+            eos_id=-1,
+            num_threads=THREADS,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        reason = str(error).rpartition("] ")[2] or str(error)
+        raise DataError(f"no tokenizer of {vocabulary} pieces can be made of these transcripts: {reason}") from error
+    return written.getvalue()

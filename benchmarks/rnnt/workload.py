@@ -1,0 +1,152 @@
+"""RNN-T as a workload: wires network, data, optimizer and evaluation."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from benchmarks.rnnt import example
+from benchmarks.rnnt.config import RnntConfig
+from benchmarks.rnnt.data import open_eval, open_train
+from benchmarks.rnnt.data_settings import DataSettings, Key
+from benchmarks.rnnt.evaluate import Transcription
+from benchmarks.rnnt.model import IN_ORDER, PARTS, Rnnt, training_flops
+from benchmarks.rnnt.ops import features, joint, lstm, transducer_loss
+from benchmarks.rnnt.preparer import Preparer
+from common.config.schema import Declaration, RunConfig
+from common.contract.workload import Workload
+from common.data.batches import Batch, DataSource, HostBatch
+from common.data.order import sample_generator
+from common.distributed.layout import Layout
+from common.errors import ConfigError
+from common.optim.learning_rate import held_exponential
+from common.optim.optimizer import ClipNorm, ParameterGroup
+from common.step.train_step import Losses, TrainStep
+
+
+class SpeechRecognition(Workload):
+    """Speech recognition with RNN-T."""
+
+    config_type: ClassVar[type] = RnntConfig
+    title = "RNN-T"
+    own: RnntConfig
+    model: Rnnt
+
+    def __init__(self, cfg: RunConfig, layout: Layout) -> None:
+        super().__init__(cfg, layout)
+        own = self.own
+        generator = layout.shared_generator("weights")
+        self.model = Rnnt(own.facts, own.model, own.hparams.init_scale, generator, layout.device, self.dtype)
+        self._preparer = Preparer(own.facts, own.model.features, own.model.audio, layout.device, self.dtype)
+        self.choices |= {**self.model.choices, "audio": self._preparer.choice}
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """All alike: with decay and trust ratio, biases too."""
+        decay = self.own.hparams.weight_decay
+        return [ParameterGroup(self.model.in_order(), weight_decay=decay, trust_ratio=True)]
+
+    @classmethod
+    def declare(cls, cfg: RunConfig) -> Declaration:
+        """An epoch has whole global batches; ``opt_*_alt_*`` are the rules' functions, the only ones here."""
+        own: RnntConfig = cfg.workload
+        train_samples = cfg.benchmark.train_samples // cfg.global_batch * cfg.global_batch
+        if not train_samples:
+            raise ConfigError(
+                f"hparams.global_batch_size={cfg.global_batch}: an epoch has {cfg.benchmark.train_samples} utterances"
+            )
+        return Declaration(
+            initialised_tensors=PARTS,
+            derived_values={"rules_functions": True},
+            train_samples=train_samples,
+            order_of_data=lambda: (
+                f"up to {own.hparams.max_duration:g} s, {own.hparams.num_buckets} buckets"
+                f"{', presorted' if own.reader.presort else ''}"
+            ),
+        )
+
+    def build_step(self) -> TrainStep:
+        """Accumulated micro-batches, then LAMB, then the averages of the weights."""
+        own, hparams = self.own, self.own.hparams
+        schedule = held_exponential(
+            hparams.base_learning_rate,
+            own.facts.learning_rate_min,
+            hparams.decay_per_epoch,
+            self.cfg.benchmark.train_samples // self.cfg.global_batch,
+            hparams.warmup_epochs,
+            hparams.hold_epochs,
+        )
+        clip = ClipNorm(hparams.clip_norm, "after_reduction") if math.isfinite(hparams.clip_norm) else None
+        return self.step_with(
+            hparams.lamb(),
+            schedule,
+            blocks=[(name, self.model.get_submodule(name)) for name in IN_ORDER[:-1]],
+            clip=clip,
+            loss_scale=own.model.loss_scale,
+            average_decay=hparams.ema,
+        )
+
+    def loss(self, micro_batch: Batch) -> Losses:
+        """The mean of the utterances' losses; ``micro_batch`` as :meth:`benchmarks.rnnt.model.Rnnt.loss` takes it."""
+        mean = self.model.loss(micro_batch.tensors, self._capacity(micro_batch)).mean()
+        return Losses(mean, {"loss": mean.detach()})
+
+    def _capacity(self, micro_batch: Batch) -> int:
+        """Packed rows to have memory for: the graph's, or the batch's own where it has more."""
+        assert isinstance(micro_batch.key, tuple)
+        frames, tokens, *own = micro_batch.key
+        return own[0] if own else self._graph_capacity((frames, tokens))
+
+    def _graph_capacity(self, key: Key) -> int:
+        return self.own.reader.rows.capacity(self.cfg.micro_batch, key)
+
+    def example_batches(self) -> Iterable[Batch]:
+        """For each of the reader's buckets, the largest first, utterances of noise."""
+        own, count = self.own, self.cfg.micro_batch
+        facts, numbers = own.facts, sample_generator(0)
+        for key in reversed(own.reader.buckets):
+            average = own.model.examples == "average"
+            lengths = example.average_lengths(count, facts) if average else example.real_lengths(count, facts, numbers)
+            lengths = example.fitted(lengths, key)
+            tensors = example.batch(
+                lengths, key, facts.features, own.model.features, facts.blank, self.dtype, self.layout.device
+            )
+            yield Batch(tensors, self.nominal_samples, key)
+
+    def prepare(self, batch: HostBatch) -> Batch:
+        """Copy audio to the device, and make its features there."""
+        return self._preparer(batch)
+
+    def warm_up_reader(self) -> None:
+        """Make features of made-up audio, so that all kernels are there."""
+        self._preparer.warm_up(self.cfg.micro_batch, self.own.reader.buckets)
+
+    def _data_settings(self) -> DataSettings:
+        own = self.own
+        return DataSettings(
+            own.facts, own.reader, own.hparams.max_duration, own.hparams.num_buckets, self.cfg.train_samples
+        )
+
+    def open_data(self, root: Path) -> DataSource:
+        """Open the training utterances."""
+        return open_train(
+            root, self._data_settings(), self.layout, self.cfg.micro_batch, self.cfg.grad_accumulation_steps
+        )
+
+    def evaluation(self, layout: Layout) -> Transcription:
+        """The word error rate on the ranks of ``layout``."""
+        open_source = functools.partial(open_eval, settings=self._data_settings(), layout=layout)
+        eval_samples, capture = self.cfg.benchmark.eval_samples, self.cfg.cuda_graphs
+        return Transcription(self.model, self.own, open_source, eval_samples, layout, self._preparer, capture)
+
+    def sample_flops(self) -> float:
+        """FLOPs of an average utterance."""
+        lengths = example.average_lengths(1, self.own.facts)
+        frames, tokens = int(lengths.frames_B[0]), int(lengths.tokens_B[0])
+        return training_flops(self.own.facts, self.own.facts.features, frames, tokens)
+
+    def kernel_names(self) -> Sequence[tuple[str, str]]:
+        """Of the operations that only this workload has."""
+        return [pair for operation in (lstm, joint, transducer_loss, features) for pair in operation.KERNEL_NAMES]

@@ -1,0 +1,99 @@
+"""The features by their definition, one utterance at a time, in float64: NumPy, and PyTorch's ``stft``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from benchmarks.rnnt.ops.features.batch import AudioBatch
+
+WINDOW, HOP, LOBES = 2048, 160, 16
+
+
+def utterances(lengths: Sequence[int], speeds: Sequence[float], silent: float = 0.1, seed: int = 0) -> AudioBatch:
+    """Coloured noise, hardly any of it in a share at each end; the samples between utterances are loud."""
+    random = np.random.default_rng(seed)
+    offsets = np.cumsum([3, *[length + 5 for length in lengths[:-1]]])
+    audio = np.full(offsets[-1] + lengths[-1] + 9, 30000, np.int16)
+    for offset, length in zip(offsets, lengths, strict=True):
+        sound = np.convolve(random.normal(0, 4000, length + 8), random.normal(0, 0.4, 9), "valid")
+        edge = int(length * silent)
+        sound[:edge] = random.normal(0, 0.4, edge)
+        sound[length - edge :] = random.normal(0, 0.4, edge)
+        audio[offset : offset + length] = sound.round().clip(-32768, 32767)
+    speed_B, length_B = np.array(speeds, np.float64), np.array(lengths, np.int64)
+    resampled_B = [math.ceil(length * speed) for length, speed in zip(lengths, speeds, strict=True)]
+    columns = (audio, length_B, offsets.astype(np.int64), speed_B, np.array(resampled_B), 7 + np.arange(len(lengths)))
+    return AudioBatch(*(torch.from_numpy(column) for column in columns))
+
+
+def recorded(audio: AudioBatch, slot: int) -> np.ndarray:
+    """Samples of one utterance, between -1 and 1."""
+    first = int(audio.offset_B[slot])
+    return audio.audio_A[first : first + int(audio.length_B[slot])].numpy() / 32768.0
+
+
+def resampled(sound: np.ndarray, speed: float) -> np.ndarray:
+    """The sum over all samples of each one times the filter at its distance."""
+    cut = min(1.0, speed)
+    places = (np.arange(math.ceil(len(sound) * speed)) + 0.5) / speed - 0.5
+    made = np.empty(len(places))
+    for first in range(0, len(places), 512):
+        distance = cut * (places[first : first + 512, None] - np.arange(len(sound)))
+        envelope = np.where(np.abs(distance) < LOBES, 0.5 * (1 + np.cos(np.pi * distance / LOBES)), 0.0)
+        made[first : first + 512] = (cut * np.sinc(distance) * envelope) @ sound
+    return made
+
+
+def sounding(sound: np.ndarray) -> tuple[int, int]:
+    """First sample and number of samples between silences."""
+    if len(sound) < WINDOW:
+        return 0, len(sound)
+    power = np.lib.stride_tricks.sliding_window_view(sound**2, WINDOW).sum(1)
+    if not power.max():
+        return 0, len(sound)
+    loud = np.flatnonzero(power >= power.max() * 1e-6)
+    return int(loud[0]), int(loud[-1] + WINDOW - loud[0])
+
+
+def log_mel(sound: np.ndarray) -> np.ndarray:
+    """(frames, 80): emphasised, and the logarithm of the power in the mel filters."""
+    emphasised = sound - 0.97 * np.concatenate([sound[:1], sound[:-1]])
+    spectrum = torch.stft(
+        torch.from_numpy(emphasised), 512, HOP, 320, torch.hann_window(320, dtype=torch.float64), return_complex=True
+    )
+    return np.log(np.maximum(spectrum.abs().square().numpy().T @ filters().T, 1e-20))
+
+
+def filters() -> np.ndarray:
+    """(80, 257): triangles on Slaney's scale, from their definition, one value at a time."""
+
+    def mel(hz: float) -> float:
+        return 3 * hz / 200 if hz < 1000 else 15 + 27 * math.log(hz / 1000) / math.log(6.4)
+
+    def hz(mel: float) -> float:
+        return 200 * mel / 3 if mel < 15 else 1000 * 6.4 ** ((mel - 15) / 27)
+
+    corners = [hz(mel(8000) * place / 81) for place in range(82)]
+    made = np.zeros((80, 257))
+    for band in range(80):
+        low, peak, high = corners[band : band + 3]
+        for place in range(257):
+            frequency = place * 16000 / 512
+            if low < frequency <= peak:
+                made[band, place] = (frequency - low) / (peak - low) * 2 / (high - low)
+            elif peak < frequency < high:
+                made[band, place] = (high - frequency) / (high - peak) * 2 / (high - low)
+    return made
+
+
+def features(audio: AudioBatch, slot: int) -> np.ndarray:
+    """(spliced frames, 240) of one utterance, without noise and masks."""
+    sound = resampled(recorded(audio, slot), float(audio.speed_B[slot]))
+    first, kept = sounding(sound)
+    mel = log_mel(sound[first : first + kept])
+    mel = (mel - mel.mean(0)) / mel.std(0)
+    return np.concatenate([mel, np.zeros((-len(mel) % 3, 80))]).reshape(-1, 240)

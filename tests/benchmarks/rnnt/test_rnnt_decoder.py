@@ -1,0 +1,108 @@
+"""Decoding many utterances at once against decoding one token after another."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_transducer import BLANK, JOINT, SmallTransducer, token_by_token
+from torch import Tensor
+
+from benchmarks.rnnt.decoder import GreedyDecoder, Limits
+from tests.capturable import Capturable
+
+FRAMES = 12
+LENGTHS = [12, 0, 1, 7, 12, 3, 2, 9, 5, 12]
+CPU = torch.device("cpu")
+
+
+def encoded(seed: int) -> Tensor:
+    """(S, N, J); beyond an utterance's length too."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(FRAMES, len(LENGTHS), JOINT, generator=generator, dtype=torch.float64)
+
+
+def decoder_of(model: SmallTransducer, limits: Limits, **options: int) -> GreedyDecoder:
+    return GreedyDecoder(model, limits, len(LENGTHS), FRAMES, JOINT, CPU, torch.float64, **options)
+
+
+def decoded(decoder: GreedyDecoder, f_SNJ: Tensor, lengths: list[int] = LENGTHS) -> list[list[int]]:
+    decoder.f_SNJ.copy_(f_SNJ)
+    decoder.length_N.copy_(torch.tensor(lengths))
+    decoder()
+    rows = zip(decoder.token_NM.tolist(), decoder.count_N.tolist(), strict=True)
+    return [tokens[:count] for tokens, count in rows]
+
+
+@pytest.mark.parametrize("unroll", [1, 3])
+@pytest.mark.parametrize("look_ahead", [1, 2, 5, 20])
+@pytest.mark.parametrize("blank", [-1.0, 2.0, 5.0])
+def test_many_utterances_at_once_give_what_each_gives_alone(blank, look_ahead, unroll):
+    limits = Limits(BLANK, frame_symbols=4, symbols=17)
+    several = []
+    for seed in range(4):
+        model, f_SNJ = SmallTransducer(seed, blank), encoded(100 + seed)
+        found = decoded(decoder_of(model, limits, look_ahead=look_ahead, unroll=unroll), f_SNJ)
+        expected = [token_by_token(model, f_SNJ[:length, n], limits) for n, length in enumerate(LENGTHS)]
+        assert found == expected
+        several += expected
+    assert any(several), "a token was found"
+    assert len({len(tokens) for tokens in several}) > 3, "and not the same number everywhere"
+
+
+@pytest.mark.parametrize("look_ahead", [1, 4])
+def test_a_frame_gives_no_more_than_its_limit(look_ahead):
+    model, limits = SmallTransducer(0, blank=-1000.0), Limits(BLANK, frame_symbols=3, symbols=300)
+    f_SNJ = encoded(7)
+    found = decoded(decoder_of(model, limits, look_ahead=look_ahead), f_SNJ)
+    assert [len(tokens) for tokens in found] == [3 * length for length in LENGTHS]
+    assert found == [token_by_token(model, f_SNJ[:length, n], limits) for n, length in enumerate(LENGTHS)]
+
+
+@pytest.mark.parametrize("look_ahead", [1, 4])
+def test_an_utterance_gives_no_more_than_its_limit(look_ahead):
+    model, limits = SmallTransducer(0, blank=-1000.0), Limits(BLANK, frame_symbols=3, symbols=11)
+    f_SNJ = encoded(7)
+    found = decoded(decoder_of(model, limits, look_ahead=look_ahead), f_SNJ)
+    assert [len(tokens) for tokens in found] == [min(3 * length, 11) for length in LENGTHS]
+    assert found == [token_by_token(model, f_SNJ[:length, n], limits) for n, length in enumerate(LENGTHS)]
+
+
+def test_a_token_of_a_later_frame_begins_that_frames_count():
+    # The first class is said where the frame has a 1, as often as it may be, and blank where it has none.
+    model, limits = SmallTransducer(0), Limits(BLANK, frame_symbols=2, symbols=300)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.joint.last.weight[0, 0] = 2.0
+        model.joint.last.bias[BLANK] = 1.0
+    f_SNJ = torch.zeros(FRAMES, len(LENGTHS), JOINT, dtype=torch.float64)
+    f_SNJ[[0, 1, 4, 11], :, 0] = 1.0
+    found = decoded(decoder_of(model, limits, look_ahead=4), f_SNJ)
+    assert [len(tokens) for tokens in found] == [8, 0, 2, 6, 8, 4, 4, 6, 6, 8]
+
+
+def test_only_blanks_give_nothing_and_go_over_several_frames_at_once():
+    model, limits = SmallTransducer(0, blank=1000.0), Limits(BLANK, frame_symbols=3, symbols=11)
+    decoder = decoder_of(model, limits, look_ahead=4, unroll=1)
+    assert decoded(decoder, encoded(7)) == [[]] * len(LENGTHS)
+    assert decoder.replays == 3 + 1, "12 frames, and the replay that was queued before the last one was looked at"
+
+
+def test_a_second_evaluation_knows_nothing_of_the_first():
+    limits = Limits(BLANK, frame_symbols=4, symbols=17)
+    model = SmallTransducer(1, blank=1.0)
+    decoder = decoder_of(model, limits)
+    decoder.warm_up()
+    first = decoded(decoder, encoded(1))
+    turned = LENGTHS[::-1]
+    again = decoded(decoder, encoded(2), turned)
+    assert again == [token_by_token(model, encoded(2)[:length, n], limits) for n, length in enumerate(turned)]
+    assert decoded(decoder, encoded(1)) == first
+
+
+def test_a_graph_can_hold_the_iterations():
+    decoder = decoder_of(SmallTransducer(1), Limits(BLANK, frame_symbols=4, symbols=17))
+    decoder.length_N.fill_(FRAMES)
+    with torch.no_grad(), Capturable():
+        decoder._begin()
+        decoder._iterate({})

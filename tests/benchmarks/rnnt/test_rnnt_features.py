@@ -1,0 +1,236 @@
+"""Features in plain PyTorch against their definition."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import features_oracle as oracle
+import numpy as np
+import pytest
+import small_corpus
+import torch
+
+from benchmarks.rnnt import lengths
+from benchmarks.rnnt.ops.features import IMPLEMENTATIONS, plain, tables
+from benchmarks.rnnt.ops.features.batch import AudioBatch
+from benchmarks.rnnt.preparer import Preparer, made_up
+from common.data.batches import HostBatch
+from common.errors import UnsupportedImplementation
+from common.ops.implementation import OperationRequest
+
+FACTS = small_corpus.facts()
+QUIET = small_corpus.facts(dither=0.0)
+LENGTHS, SPEEDS, FRAMES = (4100, 3500, 3100, 1500, 2601), (0.85, 1.15, 1.0, 0.97, 1.0371), 24
+
+
+def made(audio: AudioBatch, facts=QUIET, augmented=False, precision=torch.float64, frames=FRAMES):
+    return plain.features_torch(audio, facts, frames, 256, augmented, precision, precision)
+
+
+def taken(audio: AudioBatch, slots: list[int]) -> AudioBatch:
+    columns = {field.name: getattr(audio, field.name)[slots] for field in dataclasses.fields(audio)[1:]}
+    return AudioBatch(audio.audio_A, **columns)
+
+
+def test_features_are_those_of_the_definition():
+    audio = oracle.utterances(LENGTHS, SPEEDS)
+    features_TBF, length_B = made(audio)
+    assert features_TBF.shape == (FRAMES, len(LENGTHS), 256)
+    for slot in range(len(LENGTHS)):
+        expected = torch.from_numpy(oracle.features(audio, slot))
+        assert length_B[slot] == len(expected)
+        torch.testing.assert_close(features_TBF[: len(expected), slot, :240], expected, rtol=0, atol=2e-4)
+        assert not features_TBF[len(expected) :, slot].any()
+    assert not features_TBF[:, :, 240:].any()
+
+
+def test_single_precision_is_near():
+    audio = oracle.utterances(LENGTHS, SPEEDS)
+    for augmented in (False, True):
+        (found, length_B), (expected, _) = (
+            made(audio, FACTS, augmented, precision) for precision in (torch.float32, torch.float64)
+        )
+        assert found.dtype == torch.float32
+        assert length_B.dtype == torch.int32
+        torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-3)
+
+
+def test_what_becomes_of_an_utterance_depends_on_no_other():
+    audio = oracle.utterances(LENGTHS, SPEEDS)
+    whole_TBF, length_B = made(audio, FACTS)
+    for slots in ([3, 1], [4], [2, 0, 1, 4, 3]):
+        some_TBF, some_B = made(taken(audio, slots), FACTS)
+        assert torch.equal(some_TBF, whole_TBF[:, slots])
+        assert torch.equal(some_B, length_B[slots])
+    assert torch.equal(made(audio, FACTS, frames=40)[0][:FRAMES], whole_TBF)
+
+
+def test_the_average_utterance_has_409_spliced_frames():
+    samples = np.array([195_840, 0, 159, 160, 479, 480])
+    assert lengths.frames(samples, FACTS).tolist() == [1225, 1, 1, 2, 3, 4]
+    assert lengths.spliced_frames(samples, FACTS).tolist() == [409, 1, 1, 1, 1, 2]
+    assert lengths.spliced_frames(np.array([FACTS.largest_resampled(7)]), FACTS).tolist() == [7]
+    assert lengths.spliced_frames(np.array([FACTS.largest_resampled(7) + 1]), FACTS).tolist() == [8]
+
+
+@pytest.mark.parametrize("speed", [0.85, 0.97, 1.0, 1.15])
+def test_a_tone_played_longer_is_deeper(speed):
+    hertz, samples = 1000.0, 4000
+    tone = (20000 * np.sin(2 * np.pi * hertz * np.arange(samples) / 16000)).round().astype(np.int16)
+    resampled = math.ceil(samples * speed)
+    one = torch.ones(1, dtype=torch.int64)
+    audio = AudioBatch(torch.from_numpy(tone), one * samples, one * 0, one.double() * speed, one * resampled, one)
+    found = plain.resample(audio, 4800, FACTS, torch.float64)[0]
+    assert not found[resampled:].any()
+    place = (np.arange(resampled) + 0.5) / speed - 0.5
+    expected = 20000 / 32768 * np.sin(2 * np.pi * hertz * place / 16000)
+    inner = slice(40, resampled - 40)
+    np.testing.assert_allclose(found[:resampled].numpy()[inner], expected[inner], atol=1e-4)
+
+
+def test_at_its_own_speed_an_utterance_stays_as_it_is():
+    audio = oracle.utterances([700], [1.0])
+    found = plain.resample(audio, 800, FACTS, torch.float32)[0, :700]
+    np.testing.assert_allclose(found.numpy(), oracle.recorded(audio, 0), rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("parts", "kept"),
+    [
+        ([(0.0, 3000), (0.5, 4000), (0.0, 5000)], (3000 - 2047, 4000 + 2 * 2047)),
+        ([(0.5, 4000), (0.0, 100)], (0, 4100)),
+        ([(0.0, 5000)], (0, 5000)),
+        ([(0.0, 500), (0.5, 500), (0.0, 500)], (0, 1500)),
+        ([(0.0004, 6000), (0.5, 3000)], (6000 - 2047, 3000 + 2047)),
+        ([(0.0006, 6000), (0.5, 3000)], (0, 9000)),
+    ],
+    ids=["both ends", "a short end", "nothing else", "shorter than a window", "61 dB below", "58 dB below"],
+)
+def test_silence_ends_where_a_window_is_loud_enough(parts, kept):
+    sound = torch.cat([torch.full((count,), value, dtype=torch.float64) for value, count in parts])
+    padded = torch.nn.functional.pad(sound, (0, 777))[None]
+    first_B, kept_B = plain.sounding(padded, torch.tensor([len(sound)]), FACTS)
+    assert (int(first_B), int(kept_B)) == kept
+    assert (int(first_B), int(kept_B)) == oracle.sounding(sound.numpy())
+
+
+def test_noise_is_added_everywhere_alike_by_seed():
+    seed_B = torch.tensor([11, 2**62 + 5, 11])
+    zeros_BN, first_B = torch.zeros((3, 40_001), dtype=torch.float64), torch.tensor([0, 0, 0])
+    noise_BN = plain.emphasise(zeros_BN, first_B, seed_B, dataclasses.replace(FACTS, preemphasis=0.0)) / FACTS.dither
+    assert torch.equal(noise_BN[0], noise_BN[2])
+    assert not torch.equal(noise_BN[0], noise_BN[1])
+    assert noise_BN.mean(1).abs().max() < 0.03
+    assert (noise_BN.std(1) - 1).abs().max() < 0.02
+    lagged = (noise_BN[:, 1:] * noise_BN[:, :-1]).mean(1)
+    assert lagged.abs().max() < 0.03
+
+
+def test_the_first_sample_is_its_own_predecessor():
+    signal_BN = torch.tensor([[9.0, 2.0, 3.0, 5.0]], dtype=torch.float64)
+    found = plain.emphasise(signal_BN, torch.tensor([1]), torch.tensor([0]), QUIET)[0, 1:]
+    np.testing.assert_allclose(found.numpy(), [2 - 0.97 * 2, 3 - 0.97 * 2, 5 - 0.97 * 3], atol=1e-15)
+
+
+def test_filters_and_window_are_those_of_their_definitions():
+    np.testing.assert_allclose(tables.mel_filters(FACTS), oracle.filters(), atol=1e-15)
+    np.testing.assert_allclose(tables.hann(320), torch.hann_window(320, dtype=torch.float64).numpy(), atol=1e-15)
+
+
+def test_filters_are_those_of_torchaudio():
+    functional = pytest.importorskip("torchaudio.functional")
+    expected = functional.melscale_fbanks(257, 0.0, 8000.0, 80, 16000, norm="slaney", mel_scale="slaney").T
+    np.testing.assert_allclose(tables.mel_filters(FACTS), expected.numpy(), atol=1e-6)
+
+
+def test_normalised_features_have_mean_zero_and_deviation_one_over_their_own_frames():
+    mel_BSM = torch.randn((3, 50, 80), dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3 + 5
+    mel_BSM[1, :, 7] = 2.5
+    length_B = torch.tensor([50, 20, 1])
+    found = plain.normalised(mel_BSM, length_B)
+    for row, length in enumerate(length_B.tolist()):
+        assert not found[row, length:].any()
+        real = found[row, :length]
+        varied = mel_BSM[row, :length].var(0, correction=0) > 0
+        assert not real[:, ~varied].any()
+        np.testing.assert_allclose(real.mean(0).numpy(), 0, atol=1e-12)
+        np.testing.assert_allclose(real.var(0, correction=0)[varied].numpy(), 1, rtol=1e-12)
+
+
+def test_masks_have_the_distribution_of_the_reference():
+    """Widths from 0 to the most; the first is below the room less the width."""
+    count, frames = 20_000, 400
+    seed_B = torch.randint(2**62, (count,), generator=torch.Generator().manual_seed(1))
+    length_B = torch.where(torch.arange(count) % 2 == 0, 150, 350)
+    length_B[0] = 390
+    first_BC, width_BC = plain.masks(seed_B, length_B, frames, FACTS)
+    assert first_BC.shape == (count, 12)
+    for mask in (0, 1):
+        uniform(width_BC[:, mask], 21)
+        for width in (0, 20):
+            uniform(first_BC[width_BC[:, mask] == width, mask], 80 - width)
+    for mask in (2, 11):
+        uniform(width_BC[length_B == 150, mask], 5)  # 4.5 rounds to even
+        uniform(width_BC[length_B == 350, mask], 11)  # 10.5 too
+        first_B = first_BC[width_BC[:, mask] == 4, mask]
+        assert first_B.max() < 390 - 4  # anywhere in the longest, beyond the utterance too
+        uniform(first_B * 8 // (390 - 4), 8)
+    assert abs(float(np.corrcoef(width_BC[:, 0], width_BC[:, 1])[0, 1])) < 0.03
+    assert abs(float(np.corrcoef(width_BC[:, 2], first_BC[:, 2])[0, 1])) < 0.03
+
+
+def uniform(values: torch.Tensor, count: int) -> None:
+    """All of 0 ... count - 1 are there, about as often: within five deviations."""
+    found = np.bincount(values.numpy(), minlength=count)
+    assert len(found) == count
+    expected = len(values) / count
+    assert np.abs(found - expected).max() < 5 * math.sqrt(expected) + 1
+
+
+def test_masked_features_are_zero_and_others_as_they_were():
+    audio = oracle.utterances(LENGTHS, SPEEDS)
+    (plain_TBF, length_B), (masked_TBF, _) = made(audio, FACTS), made(audio, FACTS, augmented=True)
+    frames_B = (
+        plain.sounding(
+            plain.resample(audio, FACTS.largest_resampled(FRAMES), FACTS, torch.float64), audio.resampled_B, FACTS
+        )[1]
+        // FACTS.hop
+        + 1
+    )
+    first_BC, width_BC = plain.masks(audio.seed_B, frames_B, FRAMES * 3, FACTS)
+    for slot in range(len(LENGTHS)):
+        expected = plain_TBF[:, slot, :240].reshape(-1, 80).clone()
+        for mask, (first, width) in enumerate(zip(first_BC[slot].tolist(), width_BC[slot].tolist(), strict=True)):
+            chosen = (slice(None), slice(first, first + width)) if mask < 2 else slice(first, first + width)
+            expected[chosen] = 0
+        assert torch.equal(masked_TBF[:, slot, :240], expected.reshape(-1, 240))
+    assert (masked_TBF != plain_TBF).any()
+    assert length_B.max() <= FRAMES
+
+
+def test_a_preparer_leaves_audio_out_and_hands_on_the_rest():
+    preparer = Preparer(FACTS, 256, "torch", torch.device("cpu"), torch.bfloat16)
+    assert preparer.choice == "torch"
+    preparer.warm_up(2, [(4, 3)])
+    host = HostBatch(made_up(FACTS, 2, (4, 3)), 16, 5, (4, 3))
+    batch = preparer(host)
+    assert (batch.samples, batch.key) == (16, (4, 3))
+    assert set(batch.tensors) == {"features", "feature_lengths", "tokens", "token_lengths", "seed"}
+    assert batch.tensors["features"].shape == (4, 2, 256)
+    assert batch.tensors["features"].dtype == torch.bfloat16
+    assert batch.tensors["feature_lengths"].tolist() == [4, 4]
+    plain_one = preparer.tensors(host.tensors, 4, training=False)["features"]
+    assert not torch.equal(plain_one, batch.tensors["features"])
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [({"window": 320 - 2}, "window=318 is no multiple of 64"), ({"mel_filters": 129}, "mel_filters=129 is more than")],
+)
+def test_sizes_that_the_kernels_cannot_serve_are_named(changed, message):
+    sizes = {"window": 320, "fft": 512, "mel_filters": 80, "silence_window": 2048} | changed
+    request = OperationRequest(torch.device("cuda"), torch.float16, sizes)
+    assert message in IMPLEMENTATIONS["triton"].unsupported(request)
+    with pytest.raises(UnsupportedImplementation, match=r"model\.audio=cufft"):
+        Preparer(FACTS, 256, "cufft", torch.device("cpu"), torch.float32)

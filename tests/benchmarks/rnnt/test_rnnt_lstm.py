@@ -1,0 +1,186 @@
+"""The LSTM against ``torch.nn.LSTM`` in float64: results, all gradients, states; mixed, equal and shortest lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from benchmarks.rnnt.lstm import Initial, LstmStack
+from benchmarks.rnnt.ops.lstm import IMPLEMENTATIONS, LstmWeights
+from common.errors import UnsupportedImplementation
+from common.ops.dropout.plain import dropout_torch
+from tests.generators import generator_of
+
+INITIAL = Initial(forget_bias=1.0, hidden_bias_scale=0.0, scale=0.5)
+ANYWHERE = ("torch", "plain")
+LENGTHS = {"mixed": (2, 7, 5, 1), "equal": (7, 7, 7, 7), "one": (1, 1, 1, 1), "sorted": (7, 6, 6, 2)}
+
+
+def leaves(*shapes: Sequence[int], dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    generator = generator_of("lstm")
+    return [torch.randn(*shape, dtype=dtype, generator=generator).mul_(0.5).requires_grad_() for shape in shapes]
+
+
+def case(frames: int, batch: int, inputs: int, width: int) -> tuple[Tensor, LstmWeights, tuple[Tensor, Tensor]]:
+    x, ih, hh, bias_ih, bias_hh, h, c = leaves(
+        (frames, batch, inputs), (4 * width, inputs), (4 * width, width), (4 * width,), (4 * width,), (batch, width),
+        (batch, width),
+    )  # fmt: skip
+    return x, LstmWeights(ih, hh, bias_ih, bias_hh), (h, c)
+
+
+def by_pytorch(
+    x: Tensor, weights: LstmWeights, lengths: Sequence[int], state: tuple[Tensor, Tensor] | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``nn.LSTM`` over a packed sequence, which ends each row where it ends."""
+    module = nn.LSTM(x.shape[2], weights.width, dtype=x.dtype)
+    packed = pack_padded_sequence(x, torch.tensor(lengths), enforce_sorted=False)
+    parameters = dict(zip(("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"), weights, strict=True))
+    start = None if state is None else tuple(part.unsqueeze(0) for part in state)
+    result, (h, c) = torch.func.functional_call(module, parameters, (packed, start))
+    return pad_packed_sequence(result, total_length=len(x))[0], h[0], c[0]
+
+
+@pytest.mark.parametrize("name", ANYWHERE)
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("given", [True, False])
+def test_results_states_and_gradients_are_those_of_pytorch(name: str, lengths: tuple[int, ...], given: bool) -> None:
+    x, weights, state = case(7, 4, 5, 6)
+    start = state if given else None
+    wanted = [x, *weights, *(state if given else ())]
+    expected = by_pytorch(x, weights, lengths, start)
+    cotangents = [torch.randn(part.shape, dtype=part.dtype, generator=generator_of("cotangent")) for part in expected]
+    gradients = torch.autograd.grad(expected, wanted, cotangents)
+
+    y, last = IMPLEMENTATIONS[name].function(x, weights, torch.tensor(lengths, dtype=torch.int32), start, True)
+    found = (y, *last)
+    for part, formula in zip(found, expected, strict=True):
+        torch.testing.assert_close(part, formula, rtol=1e-12, atol=1e-12)
+    for part, formula in zip(torch.autograd.grad(found, wanted, cotangents), gradients, strict=True):
+        torch.testing.assert_close(part, formula, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ANYWHERE)
+def test_what_lies_behind_a_row_changes_nothing_and_gets_no_gradient(name: str) -> None:
+    x, weights, _ = case(7, 4, 5, 6)
+    lengths = torch.tensor(LENGTHS["mixed"], dtype=torch.int32)
+    behind = torch.arange(7).unsqueeze(1) >= lengths
+    other = x.detach().clone()
+    other[behind] = 1e6
+    other.requires_grad_()
+    y, _ = IMPLEMENTATIONS[name].function(x, weights, lengths)
+    y_other, last = IMPLEMENTATIONS[name].function(other, weights, lengths, None, True)
+    assert last is not None
+    assert (y[behind] == 0).all()
+    torch.testing.assert_close(y_other, y, rtol=1e-12, atol=1e-12)
+    (gradient,) = torch.autograd.grad([y_other.sum(), last[1].sum()], [other])
+    assert (gradient[behind] == 0).all()
+    assert (gradient[~behind] != 0).any()
+
+
+@pytest.mark.parametrize("name", ANYWHERE)
+def test_a_row_without_frames_keeps_its_state(name: str) -> None:
+    x, weights, state = case(3, 2, 5, 6)
+    y, last = IMPLEMENTATIONS[name].function(x, weights, torch.tensor([0, 3]), state, True)
+    assert (y[:, 0] == 0).all()
+    for after, before in zip(last, state, strict=True):
+        assert torch.equal(after[0], before[0])
+        assert not torch.equal(after[1], before[1])
+
+
+@pytest.mark.parametrize("name", ANYWHERE)
+def test_shapes_that_do_not_fit_are_refused(name: str) -> None:
+    x, weights, state = case(3, 2, 5, 6)
+    lengths, function = torch.tensor([3, 3]), IMPLEMENTATIONS[name].function
+    with pytest.raises(ValueError, match=r"x is \(3, 2, 4\)"):
+        function(x[:, :, :4], weights, lengths)
+    with pytest.raises(ValueError, match="lengths"):
+        function(x, weights, lengths[:1])
+    with pytest.raises(ValueError, match="cell state"):
+        function(x, weights, lengths, (state[0], state[1][:1]))
+    with pytest.raises(ValueError, match=r"weight_hh is .*float32"):
+        function(x, weights._replace(hh_GH=weights.hh_GH.float()), lengths)
+
+
+# Layers
+
+
+def stack(dropout: float, **options: object) -> LstmStack:
+    return LstmStack(5, 8, 3, dropout, INITIAL, generator_of("stack"), dtype=torch.float64, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ANYWHERE)
+def test_layers_without_dropout_are_those_of_pytorch(name: str) -> None:
+    own, theirs = stack(0.1, implementation=name).eval(), nn.LSTM(5, 8, 3, dtype=torch.float64)
+    theirs.load_state_dict(own.state_dict())
+    (x,) = leaves((6, 3, 5))
+    lengths = (6, 2, 4)
+    packed = pack_padded_sequence(x, torch.tensor(lengths), enforce_sorted=False)
+    expected = pad_packed_sequence(theirs(packed)[0], total_length=6)[0]
+    found = own(x, torch.tensor(lengths, dtype=torch.int32), torch.zeros(1, dtype=torch.int64), 0)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_dropout_follows_every_layer_at_a_place_of_its_own() -> None:
+    own = stack(0.3, implementation="plain")
+    (x,) = leaves((6, 3, 5))
+    lengths, seed = torch.tensor([6, 2, 4]), torch.tensor([123])
+    expected = x
+    for layer in range(3):
+        expected, _ = IMPLEMENTATIONS["plain"].function(expected, own.weights(layer), lengths)
+        expected = dropout_torch(expected, 0.3, seed[0], 40 + layer)
+    assert torch.equal(own(x, lengths, seed, 40), expected)
+    assert (own.eval()(x, lengths, seed, 40) != 0).all(2).sum() == 12
+
+
+@pytest.mark.parametrize("frames", [5, 6])
+def test_two_frames_become_one(frames: int) -> None:
+    own = stack(0.3)
+    (x,) = leaves((frames, 3, 5))
+    lengths, seed = torch.tensor([frames, 2, 4]), torch.tensor([7])
+    y, found = own(x, lengths, seed, 0), own(x, lengths, seed, 0, stack=2)
+    assert found.shape == (3, 3, 16)
+    for frame in range(6):
+        half = found[frame // 2, :, 8 * (frame % 2) : 8 * (frame % 2) + 8]
+        assert torch.equal(half, y[frame] if frame < frames else torch.zeros_like(half))
+
+
+def test_steps_give_what_a_sequence_gives() -> None:
+    own = stack(0.3).eval()
+    (x,) = leaves((6, 3, 5))
+    expected = own(x, torch.full((3,), 6), torch.zeros(1, dtype=torch.int64), 0)
+    state = own.initial_state(3)
+    for frame, x_BI in enumerate(x):
+        y, state = own.step(x_BI, state)
+        torch.testing.assert_close(y, expected[frame], rtol=1e-12, atol=1e-12)
+    assert [part.shape for part in state] == [(3, 3, 8)] * 2
+
+
+def test_initial_weights_are_as_the_rules_say() -> None:
+    own = LstmStack(64, 256, 2, 0.1, INITIAL, generator_of("initial"))
+    assert [name for name, _ in own.named_parameters()] == [name for name, _ in nn.LSTM(64, 256, 2).named_parameters()]
+    for layer in range(2):
+        weights = own.weights(layer)
+        forget = slice(256, 512)
+        assert (weights.bias_ih_G[forget] == 0.5).all()
+        assert (weights.bias_hh_G[forget] == 0).all()
+        others = torch.cat([weights.bias_ih_G[:256], weights.bias_ih_G[512:], weights.bias_hh_G[512:]])
+        for drawn in (weights.ih_GI, weights.hh_GH, others):
+            assert 0.03 < drawn.abs().max() <= 0.5 / 16
+            assert abs(drawn.std() / (0.5 / 16 / 3**0.5) - 1) < 0.06
+
+
+def test_another_seed_draws_other_weights_and_the_same_the_same() -> None:
+    first, again = stack(0.1).state_dict(), stack(0.1).state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    other = LstmStack(5, 8, 3, 0.1, INITIAL, generator_of("another"), dtype=torch.float64).state_dict()
+    assert not torch.equal(first["weight_hh_l2"], other["weight_hh_l2"])
+
+
+def test_an_unknown_implementation_is_refused() -> None:
+    with pytest.raises(UnsupportedImplementation, match="unknown implementation 'apex'"):
+        stack(0.1, implementation="apex")

@@ -1,0 +1,190 @@
+"""The persistent LSTM's kernels in CUDA C++: the source, run by a machine on the CPU, against the plain version in
+float32; and that NVRTC compiles it for every division of rows and units that a GPU would get.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.rnnt.ops.lstm import persistent
+from benchmarks.rnnt.ops.lstm.persistent import lstm_persistent
+from benchmarks.rnnt.ops.lstm.plain import LstmWeights, lstm_plain
+from benchmarks.rnnt.ops.lstm.plan import MOST_ROWS, Plan, plans
+from common.ops.cuda_program import compiled, no_compiler
+from tests.generators import generator_of
+
+H200 = (132, 232448)
+"""Multiprocessors, and bytes of shared memory that a block may have."""
+TOLERANCE = {torch.float16: 3e-3, torch.bfloat16: 2.5e-2}
+MACHINE = Path(__file__).with_name("lstm_machine.hpp")
+LAUNCH = """
+extern "C" void launch(int blocks, int shared_bytes, void** p, const int* n) {
+  machine_run(blocks, shared_bytes, [=] {
+#if BACKWARD
+    lstm_recurrence_backward((u16*)p[0], (u16*)p[1], (u16*)p[2], (u16*)p[3], (u16*)p[4], (u16*)p[5], (float*)p[6],
+                             (u16*)p[7], (int*)p[8], (u32*)p[9], (u32*)p[10], n[0], n[1], n[2], n[3]);
+#else
+    lstm_recurrence_forward((u16*)p[0], (u16*)p[1], (u16*)p[2], (u16*)p[3], (u16*)p[4], (u16*)p[5], (int*)p[6],
+                            (u32*)p[7], (u32*)p[8], n[0], n[1], n[2], n[3], n[4]);
+#endif
+  });
+}
+"""
+
+
+class Machine:
+    """A kernel on the CPU, in place of :class:`common.ops.cuda_program.Kernel`."""
+
+    def __init__(self, plan: Plan, bfloat: bool, folder: Path) -> None:
+        macros = "".join(f"#define {name} {value}\n" for name, value in plan.macros(bfloat).items())
+        kernels = Path(persistent.__file__).with_name("kernels.cu").read_text()
+        file = folder / f"{abs(hash((plan, bfloat)))}.cpp"
+        file.write_text(macros + MACHINE.read_text() + kernels + LAUNCH)
+        library = file.with_suffix(".so")
+        command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", str(library), str(file)]
+        subprocess.run(command, check=True)
+        self._library, self._shared_bytes = ctypes.CDLL(str(library)), plan.shared_bytes
+
+    def launch_cooperatively(self, blocks: int, arguments: Sequence[Tensor | int | None]) -> None:
+        pointers = [0 if given is None else given.data_ptr() for given in arguments if not isinstance(given, int)]
+        numbers = [given for given in arguments if isinstance(given, int)]
+        self._library.launch(
+            blocks, self._shared_bytes, (ctypes.c_void_p * len(pointers))(*pointers),
+            (ctypes.c_int * len(numbers))(*numbers),
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Machine]:
+    folder = tmp_path_factory.mktemp("machines")
+    return functools.cache(lambda plan, bfloat, device: Machine(plan, bfloat, folder))
+
+
+@pytest.fixture
+def machine(machines: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels run on the CPU."""
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    monkeypatch.setattr(persistent, "_kernel", machines)
+
+
+def drawn(*shape: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+    generator = generator_of(f"kernels {shape}")
+    return torch.randn(shape, generator=generator).mul_(scale).to(dtype).requires_grad_()
+
+
+def lengths_of(batch: int, frames: int, kind: str) -> Tensor:
+    if kind == "equal":
+        return torch.full((batch,), frames, dtype=torch.int32)
+    lengths = torch.randint(0, frames + 1, (batch,), generator=generator_of("lengths"), dtype=torch.int32)
+    return lengths.sort(descending=True).values if kind == "sorted" else lengths
+
+
+# backward, H, groups, rows, units, cluster: a last block with fewer units, two tiles, sums over 1 to 8 blocks
+DIVISIONS = {
+    "one tile": ((False, 128, 2, 48, 24, 1), (True, 128, 2, 48, 24, 1), 70, torch.float16, "mixed"),
+    "two tiles": ((False, 128, 1, 96, 32, 1), (True, 128, 1, 96, 16, 4), 90, torch.bfloat16, "sorted"),
+    "odd width": ((False, 192, 1, 32, 32, 1), (True, 192, 1, 32, 24, 4), 20, torch.float16, "equal"),
+    "clusters": ((False, 128, 1, 16, 16, 2), (True, 128, 1, 16, 8, 8), 9, torch.bfloat16, "mixed"),
+}
+
+
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_the_source_computes_results_states_and_gradients(
+    name: str, machine: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward, backward, batch, dtype, kind = DIVISIONS[name]
+    given = kind != "sorted"
+    width, inputs, frames = forward[1], 24, 4
+    for division in (forward, backward):
+        monkeypatch.setitem(persistent.FIXED_PLANS, (division[0], width, batch), Plan(*division))
+    x = drawn(frames, batch, inputs, dtype=dtype)
+    ih, hh = drawn(4 * width, inputs, dtype=dtype, scale=0.3), drawn(4 * width, width, dtype=dtype, scale=0.15)
+    weights = LstmWeights(ih, hh, drawn(4 * width, dtype=dtype), drawn(4 * width, dtype=dtype, scale=0.5))
+    state = (drawn(batch, width, dtype=dtype, scale=0.5), drawn(batch, width, dtype=dtype)) if given else None
+    lengths = lengths_of(batch, frames, kind)
+    leaves = [x, *weights, *(state or ())]
+
+    found = lstm_persistent(x, weights, lengths, state, given)
+    wide = [leaf.detach().float().requires_grad_() for leaf in leaves]
+    expected = lstm_plain(wide[0], LstmWeights(*wide[1:5]), lengths, (wide[5], wide[6]) if given else None, given)
+    parts, formulas = [found[0], *(found[1] or ())], [expected[0], *(expected[1] or ())]
+    cotangents = [drawn(*part.shape, dtype=torch.float32).detach() for part in formulas]
+    gradients = torch.autograd.grad(parts, leaves, [each.to(dtype) for each in cotangents])
+    formula_gradients = torch.autograd.grad(formulas, wide, cotangents)
+
+    behind = torch.arange(frames).unsqueeze(1) >= lengths
+    assert (found[0][behind] == 0).all()
+    for index, (part, formula) in enumerate(zip([*parts, *gradients], [*formulas, *formula_gradients], strict=True)):
+        error = (part.float() - formula).norm() / formula.norm()
+        assert error < TOLERANCE[dtype], f"{index}: relative error {error:.2e}"
+
+
+def test_more_rows_than_a_launch_takes_run_in_turn(machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    width, batch, frames = 128, MOST_ROWS + 5, 2
+    monkeypatch.setitem(persistent.FIXED_PLANS, (False, width, MOST_ROWS), Plan(False, width, 2, 128, 32, 1))
+    monkeypatch.setitem(persistent.FIXED_PLANS, (False, width, 5), Plan(False, width, 1, 16, 32, 1))
+    x, lengths = drawn(frames, batch, 8, dtype=torch.float16), lengths_of(batch, frames, "mixed")
+    weights = LstmWeights(
+        *(drawn(*shape, dtype=torch.float16, scale=0.2) for shape in ((512, 8), (512, 128), (512,), (512,)))
+    )
+    with torch.no_grad():
+        found, last = lstm_persistent(x, weights, lengths, None, True)
+        wide = LstmWeights(*(weight.float() for weight in weights))
+        expected, expected_last = lstm_plain(x.float(), wide, lengths, None, True)
+    assert last is not None
+    assert expected_last is not None
+    torch.testing.assert_close(found.float(), expected, rtol=2e-3, atol=2e-3)
+    for part, formula in zip(last, expected_last, strict=True):
+        torch.testing.assert_close(part.float(), formula, rtol=2e-3, atol=2e-3)
+
+
+def test_the_backward_pass_refuses_to_run_twice(machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for backward in (False, True):
+        monkeypatch.setitem(persistent.FIXED_PLANS, (backward, 128, 3), Plan(backward, 128, 1, 16, 32, 1))
+    x = drawn(1, 3, 8, dtype=torch.float16)
+    weights = LstmWeights(*(drawn(*shape, dtype=torch.float16) for shape in ((512, 8), (512, 128), (512,), (512,))))
+    y, _ = lstm_persistent(x, weights, torch.ones(3, dtype=torch.int32))
+    y.sum().backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="runs only once"):
+        y.sum().backward()
+
+
+# Divisions
+
+
+@pytest.mark.parametrize("batch", [1, 8, 32, 64, 100, 192, 256])
+@pytest.mark.parametrize("width", [128, 512, 832, 1024])
+@pytest.mark.parametrize("backward", [False, True])
+def test_every_row_and_unit_has_a_place_in_a_division(backward: bool, width: int, batch: int) -> None:
+    found = plans(backward, width, batch, *H200)
+    assert found
+    for plan in found:
+        assert plan.groups * plan.rows >= batch > (plan.groups - 1) * plan.rows
+        assert plan.group_blocks * plan.units >= width
+        assert plan.blocks <= H200[0]
+        assert plan.shared_bytes <= H200[1]
+
+
+def test_a_small_gpu_has_no_division_for_a_wide_layer() -> None:
+    assert not plans(False, 1024, MOST_ROWS, 20, H200[1])
+
+
+@pytest.mark.parametrize(
+    ("backward", "bfloat", "width", "batch"),
+    [(False, False, 1024, 192), (True, True, 1024, 192), (False, True, 512, 8), (True, False, 832, 32)],
+)
+def test_the_source_compiles(backward: bool, bfloat: bool, width: int, batch: int) -> None:
+    if (reason := no_compiler()) is not None:
+        pytest.skip(reason)
+    plan = plans(backward, width, batch, *H200)[0]
+    assert compiled(persistent.source(plan, bfloat), "lstm.cu", "sm_90a").startswith(b"\x7fELF")

@@ -1,0 +1,203 @@
+"""RNN-T's network: sizes as the rules' reference has them, and equality with one of plain ``torch.nn`` layers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from plain_rnnt import PlainRnnt
+
+from benchmarks.rnnt import example
+from benchmarks.rnnt.config import Architecture, Facts, ModelConfig
+from benchmarks.rnnt.model import IN_ORDER, PARTS, START, Rnnt, training_flops
+from common.mlperf.fixed import fixed_facts
+
+CPU = torch.device("cpu")
+FACTS = fixed_facts(Facts, "rnnt")
+SMALL = Architecture(
+    classes=11,
+    encoder_width=12,
+    pre_layers=2,
+    post_layers=3,
+    prediction_width=8,
+    prediction_layers=2,
+    joint_width=10,
+    encoder_dropout=0.1,
+    prediction_dropout=0.3,
+    joint_dropout=0.3,
+    forget_bias=1.0,
+    hidden_bias_scale=0.0,
+)
+FEATURES = 9
+
+
+def real_network(features: int = 240, scale: float = 0.5, dtype: torch.dtype = torch.float32) -> Rnnt:
+    """Of the rules' size."""
+    config = ModelConfig(features=features, loss_scale=512.0)
+    return Rnnt(FACTS, config, scale, torch.Generator().manual_seed(1), CPU, dtype)
+
+
+def small_network(dtype: torch.dtype = torch.float64) -> Rnnt:
+    config = ModelConfig(features=FEATURES, loss_scale=1.0)
+    return Rnnt(SMALL, config, 2.0, torch.Generator().manual_seed(2), CPU, dtype)
+
+
+def plain_like(network: Rnnt) -> PlainRnnt:
+    """The same weights in plain layers."""
+    plain = PlainRnnt(FEATURES, SMALL.encoder_width, SMALL.prediction_width, SMALL.joint_width, SMALL.classes).double()
+    weights = {name.removeprefix("joint."): weight for name, weight in network.state_dict().items()}
+    plain.load_state_dict(weights)
+    return plain
+
+
+def small_batch(dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
+    """Four utterances of odd and even, equal and shortest lengths, with noise in the padding of tokens."""
+    generator = torch.Generator().manual_seed(3)
+    lengths = torch.tensor([10, 7, 7, 1], dtype=torch.int32)
+    features_TBF = torch.randn((12, 4, FEATURES), generator=generator, dtype=dtype)
+    features_TBF[torch.arange(12)[:, None] >= lengths] = 0.0
+    return {
+        "features": features_TBF,
+        "feature_lengths": lengths,
+        "tokens": torch.randint(10, (4, 5), generator=generator, dtype=torch.int32),
+        "token_lengths": torch.tensor([3, 5, 0, 1], dtype=torch.int32),
+        "seed": torch.tensor([7]),
+    }
+
+
+@pytest.mark.parametrize(("features", "count"), [(240, 49_006_080), (256, 49_071_616)])
+def test_the_network_has_the_reference_parameters(features, count):
+    network = real_network(features)
+    assert sum(parameter.numel() for parameter in network.parameters()) == count
+    sizes = dict.fromkeys(PARTS, 0)
+    for name, parameter in network.named_parameters():
+        sizes[next(part for part in name.split(".") if part in sizes)] += parameter.numel()
+    assert sizes == {
+        "pre_rnn": 13_582_336 if features == 240 else 13_647_872,
+        "post_rnn": 29_384_704,
+        "pred_embed": 523_776,
+        "dec_rnn": 4_202_496,
+        "joint_enc": 524_800,
+        "joint_pred": 262_656,
+        "joint_net": 525_312,
+    }
+
+
+@pytest.mark.parametrize("scale", [0.5, 0.35])
+def test_weights_start_as_the_reference_draws_them(scale):
+    weights = dict(real_network(scale=scale).named_parameters())
+    bound = {"pre_rnn": scale / 32, "post_rnn": scale / 32, "dec_rnn": scale / math.sqrt(512)}
+    for name, weight in weights.items():
+        part = name.split(".")[-2] if "joint" in name else name.split(".")[0]
+        if part == "pred_embed":
+            assert weight.mean().abs() < 0.01
+            assert (weight.std() - 1).abs() < 0.01
+            continue
+        if part in bound:
+            if "bias" in name:
+                width = len(weight) // 4
+                forget = weight[width : 2 * width]
+                assert forget.unique().tolist() == pytest.approx([0.0 if "bias_hh" in name else scale])
+                weight = torch.cat([weight[:width], weight[2 * width :]])
+            limit = bound[part]
+        else:
+            limit = {"joint_enc": 1024, "joint_pred": 512, "joint_net": 512}[part] ** -0.5
+        assert weight.abs().max() <= limit
+        deviation = limit / math.sqrt(3)  # of a uniform distribution
+        assert (weight.std() / deviation - 1).abs() < 5 / math.sqrt(weight.numel())
+        assert weight.mean().abs() < 5 * deviation / math.sqrt(weight.numel())
+
+
+def test_loss_and_all_gradients_are_those_of_plain_layers():
+    network, tensors = small_network().eval(), small_batch()
+    plain = plain_like(network)
+    loss_B = network.loss(tensors, None)
+    expected_B = torch.stack(
+        [
+            plain(tensors["features"][:frames, row], tensors["tokens"][row, :count].tolist())
+            for row, (frames, count) in enumerate(
+                zip(tensors["feature_lengths"].tolist(), tensors["token_lengths"].tolist(), strict=True)
+            )
+        ]
+    )
+    torch.testing.assert_close(loss_B, expected_B, rtol=1e-12, atol=1e-12)
+    loss_B.mean().backward()
+    expected_B.mean().backward()
+    wanted = dict(plain.named_parameters())
+    for name, parameter in network.named_parameters():
+        expected = wanted[name.removeprefix("joint.")].grad
+        torch.testing.assert_close(parameter.grad, expected, rtol=1e-10, atol=1e-13, msg=f"gradient of {name}")
+
+
+def test_room_for_rows_changes_nothing_until_it_is_too_little():
+    network, tensors = small_network().eval(), small_batch()
+    whole_B = network.loss(tensors, None)
+    used = 5 * 4 + 4 * 6 + 4 * 1 + 1 * 2
+    torch.testing.assert_close(network.loss(tensors, used), whole_B, rtol=1e-14, atol=0)
+    assert network.loss(tensors, used - 1).isinf().all()
+
+
+def test_dropout_follows_the_seed_and_is_off_in_evaluation():
+    network, tensors = small_network(), small_batch()
+    first, again = network.loss(tensors, None), network.loss(tensors, None)
+    other = network.loss({**tensors, "seed": tensors["seed"] + 1}, None)
+    torch.testing.assert_close(first, again, rtol=0, atol=0)
+    assert (first != other).all()
+    network.eval()
+    torch.testing.assert_close(
+        network.loss(tensors, None), network.loss({**tensors, "seed": tensors["seed"] + 1}, None)
+    )
+
+
+def test_steps_of_decoding_are_what_training_computes():
+    network, tensors = small_network().eval(), small_batch()
+    plain = plain_like(network)
+    f_SBJ, frames_B = network.encode(tensors["features"], tensors["feature_lengths"])
+    assert frames_B.tolist() == [5, 4, 4, 1]
+    state = network.initial_state(4)
+    tokens_BN = torch.cat([torch.full((4, 1), START), tensors["tokens"].long()], 1)
+    for step in range(4):
+        g_BJ, state = network.predict_step(tokens_BN[:, step], state)
+        found_BV = network.joint.logits(f_SBJ[0], g_BJ).log_softmax(1)
+        for row in range(4):
+            length = int(tensors["feature_lengths"][row])
+            expected_SNV = plain.log_probabilities(tensors["features"][:length, row], tensors["tokens"][row].tolist())
+            torch.testing.assert_close(found_BV[row], expected_SNV[0, step], rtol=1e-10, atol=1e-12)
+
+
+def test_an_average_utterance_has_the_rules_sizes():
+    lengths = example.average_lengths(3, FACTS)
+    assert lengths.frames_B.tolist() == [409] * 3  # 195,840 samples: 1,225 frames, three of them spliced to one
+    assert example.AVERAGE_SAMPLES // FACTS.hop + 1 == 1225
+    assert lengths.tokens_B.tolist() == [56] * 3
+    assert training_flops(FACTS, 240, 409, 56) == pytest.approx(108e9, rel=0.01)
+
+
+def test_the_loss_of_an_average_utterance_starts_near_that_of_equal_classes():
+    network = real_network(256).eval()
+    lengths = example.average_lengths(1, FACTS)
+    tensors = example.batch(lengths, (410, 56), 240, 256, FACTS.blank, torch.float32, CPU)
+    equal = 261 * math.log(1024) - math.log(math.comb(260, 56))
+    assert equal == pytest.approx(1676.47, abs=0.005)
+    with torch.no_grad():
+        loss = network.loss(tensors, None)
+    assert float(loss) == pytest.approx(1680, rel=0.02)
+
+
+def test_made_up_lengths_are_librispeechs():
+    lengths = example.real_lengths(20_000, FACTS, np.random.default_rng(4))
+    joined = -(-lengths.frames_B // 2)
+    assert lengths.frames_B.mean() == pytest.approx(414, rel=0.02)
+    assert lengths.frames_B.max() <= 642
+    assert 192 * (joined * (lengths.tokens_B + 1)).mean() == pytest.approx(2.45e6, rel=0.03)
+    assert (np.diff(lengths.frames_B) <= 0).all()
+
+
+def test_parameters_stand_in_the_order_of_the_forward_pass():
+    network = small_network()
+    names = list(network.in_order())
+    assert sorted(names) == sorted(name for name, _ in network.named_parameters())
+    parts = [next(part for part in IN_ORDER if name.startswith(f"{part}.")) for name in names]
+    assert list(dict.fromkeys(parts)) == list(IN_ORDER)

@@ -1,0 +1,105 @@
+"""The transducer's loss by its definition, apart from the code under test: all alignments one by one, and the
+recursion of Graves (2012), section 2.4, utterance by utterance in float64 with PyTorch's autograd."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from benchmarks.rnnt.packed_rows import PackedRows, packed_rows
+
+
+class Case(NamedTuple):
+    """A small micro-batch.
+
+    Attributes:
+        tokens_BU: padded with what must not be read.
+        frames, lengths: of each utterance.
+        rows: their rows.
+    """
+
+    tokens_BU: Tensor
+    frames: list[int]
+    lengths: list[int]
+    rows: PackedRows
+
+
+def case(frames: list[int], lengths: list[int], classes: int, seed: int = 0, spare: int | None = 3) -> Case:
+    """Random tokens; memory for ``spare`` rows more than needed, or None for as many as could be."""
+    random = torch.Generator().manual_seed(seed)
+    most_frames, most_tokens = max(frames) + 1, max(lengths) + 1
+    tokens_BU = torch.randint(classes - 1, (len(frames), most_tokens), generator=random, dtype=torch.int32)
+    used = sum(each * (length + 1) for each, length in zip(frames, lengths, strict=True))
+    capacity = None if spare is None else used + spare
+    rows = packed_rows(torch.tensor(frames), torch.tensor(lengths), most_frames, most_tokens, capacity)
+    for utterance, length in enumerate(lengths):
+        tokens_BU[utterance, length:] = classes - 1
+    return Case(tokens_BU, frames, lengths, rows)
+
+
+def used_rows(rows: PackedRows) -> int:
+    """How many rows exist."""
+    return int(rows.offsets[-1])
+
+
+def lattice(logits_RV: Tensor, case: Case, utterance: int) -> Tensor:
+    """The logits of an utterance, (S, U + 1, V)."""
+    begin, columns = int(case.rows.offsets[utterance]), case.lengths[utterance] + 1
+    frames = case.frames[utterance]
+    return logits_RV[begin : begin + frames * columns].view(frames, columns, -1)
+
+
+def by_alignments(logits_SNV: Tensor, labels: list[int]) -> Tensor:
+    """Minus the logarithm of the sum over all orders of S - 1 blanks and U labels, with a blank at the end."""
+    scores = logits_SNV.double().log_softmax(-1)
+    frames, tokens = scores.shape[0], len(labels)
+    steps = frames - 1 + tokens
+    ways = []
+    for at in itertools.combinations(range(steps), tokens):
+        s = u = 0
+        total = torch.zeros((), dtype=torch.float64)
+        for step in range(steps):
+            if step in at:
+                total = total + scores[s, u, labels[u]]
+                u += 1
+            else:
+                total = total + scores[s, u, -1]
+                s += 1
+        ways.append(total + scores[s, u, -1])
+    assert len(ways) == math.comb(steps, tokens)
+    return -torch.stack(ways).logsumexp(0)
+
+
+def by_recursion(logits_SNV: Tensor, labels: list[int]) -> Tensor:
+    """Row by row of the lattice, with autograd."""
+    scores = logits_SNV.double().log_softmax(-1)
+    alpha: list[list[Tensor]] = []
+    for s in range(scores.shape[0]):
+        line: list[Tensor] = []
+        for u in range(len(labels) + 1):
+            ways = []
+            if s == u == 0:
+                ways.append(torch.zeros((), dtype=torch.float64))
+            if s > 0:
+                ways.append(alpha[s - 1][u] + scores[s - 1, u, -1])
+            if u > 0:
+                ways.append(line[u - 1] + scores[s, u - 1, labels[u - 1]])
+            line.append(torch.stack(ways).logsumexp(0))
+        alpha.append(line)
+    return -(alpha[-1][-1] + scores[-1, -1, -1])
+
+
+def expected(logits_RV: Tensor, case: Case, d_loss_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Losses, and the gradient of the logits, by the recursion in float64."""
+    leaf = logits_RV.detach().double().requires_grad_()
+    losses = []
+    for utterance, length in enumerate(case.lengths):
+        labels = case.tokens_BU[utterance, :length].tolist()
+        losses.append(by_recursion(lattice(leaf, case, utterance), labels))
+    losses_B = torch.stack(losses)
+    (gradient_RV,) = torch.autograd.grad(losses_B, leaf, d_loss_B.double())
+    return losses_B.detach(), gradient_RV

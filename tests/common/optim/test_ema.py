@@ -1,0 +1,163 @@
+"""Averaged weights against the recursion in float64 NumPy, on one rank and on two that share them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing as mp
+from average_ranks import DECAY, RESUMED, SHARDS, Averaged, averaged, changed, resume, run_rank
+from torch import Tensor
+
+from common.distributed.layout import Layout
+from common.errors import CheckpointError
+from common.optim.ema import WeightAverage
+from tests.capturable import Capturable
+
+TOLERANCE = 1e-12  # of float64 sums in another order, relative to the norm
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder to which two ranks have written what they found, and their checkpoints."""
+    folder: Path = tmp_path_factory.mktemp("averages")
+    mp.start_processes(run_rank, args=(2, str(folder)), nprocs=2, start_method="forkserver")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(root: Path) -> list[dict[str, Any]]:
+    """What each of two ranks found, by case."""
+    return [torch.load(root / f"{rank}.pt") for rank in range(2)]
+
+
+def difference(ours: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """The largest difference of a tensor, relative to its norm."""
+    assert ours.keys() == expected.keys()
+    return max(float((ours[name] - tensor).norm() / tensor.norm()) for name, tensor in expected.items())
+
+
+def equal(ours: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+    """Whether all tensors have the same bits."""
+    assert ours.keys() == expected.keys()
+    return all(torch.equal(ours[name], tensor) for name, tensor in expected.items())
+
+
+def masters(trainee: Averaged) -> dict[str, np.ndarray]:
+    """What is averaged, in float64: masters of half weights, the weights themselves otherwise."""
+    kept = trainee.optimizer.state_dict().get("masters") or trainee.weights()
+    return {name: weight.double().numpy().copy() for name, weight in kept.items()}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rtol"), [(torch.float64, 1e-14), (torch.float32, 1e-6), (torch.bfloat16, 1e-6)], ids=str
+)
+def test_the_average_follows_the_recursion(dtype, rtol):
+    trainee = Averaged(Layout(seed=7), dtype=dtype)
+    expected = masters(trainee)
+    for iteration in range(4):
+        trainee.iterate(iteration)
+        now = masters(trainee)
+        expected = {name: DECAY * average + (1.0 - DECAY) * now[name] for name, average in expected.items()}
+    ours = trainee.average.state_dict()["average"]
+    assert ours.keys() == expected.keys()
+    for name, average in expected.items():
+        assert ours[name].dtype == torch.promote_types(dtype, torch.float32)
+        np.testing.assert_allclose(ours[name].double().numpy(), average, rtol=rtol, atol=rtol * np.abs(average).max())
+    evaluated = trainee.average.weights()
+    assert all(torch.equal(evaluated[name], average.to(dtype)) for name, average in ours.items())
+
+
+def test_it_starts_as_a_copy_of_the_initial_weights():
+    trainee = Averaged(Layout(seed=7), dtype=torch.bfloat16)
+    assert equal(trainee.averages(), trainee.weights())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_what_is_evaluated_is_not_the_memory_of_the_weights_in_training(dtype):
+    trainee, plain = Averaged(Layout(seed=7), dtype=dtype), Averaged(Layout(seed=7), dtype=dtype)
+    for iteration in range(2):
+        trainee.iterate(iteration)
+        plain.iterate(iteration)
+        for weight in trainee.average.weights().values():
+            assert not any(weight.data_ptr() == p.data_ptr() for p in trainee.model.parameters())
+    assert equal(trainee.weights(), plain.weights())
+    assert difference(trainee.averages(), trainee.weights()) > 1e-3, "an average is not the last weight"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("how", ["skip", "overflow"])
+def test_an_iteration_that_may_write_nothing_leaves_the_average(how, dtype):
+    assert changed(Layout(seed=7), how, dtype=dtype) == []
+
+
+def test_an_iteration_that_may_write_nothing_leaves_every_shard(found):
+    assert [(rank["skip"], rank["overflow"]) for rank in found] == [([], [])] * 2
+
+
+def test_writing_nothing_leaves_the_sign_of_a_zero():
+    trainee = Averaged(Layout(seed=7))
+    with torch.no_grad():
+        for parameter in trainee.model.parameters():
+            parameter.fill_(-0.0)
+    average = WeightAverage(trainee.optimizer, DECAY)
+    before = [tensor.signbit() for _, tensor in average.named_state()]
+    average.write(torch.zeros((), dtype=torch.bool))
+    assert all(
+        torch.equal(tensor.signbit(), sign) for (_, tensor), sign in zip(average.named_state(), before, strict=True)
+    )
+
+
+def test_a_graph_can_hold_its_part_of_the_step():
+    trainee = Averaged(Layout(seed=7))
+    allowed = torch.ones((), dtype=torch.bool)
+    with Capturable():
+        trainee.average.begin()
+        trainee.average.measure()
+        trainee.average.write(allowed)
+
+
+@pytest.mark.parametrize("name", list(SHARDS))
+def test_two_ranks_average_what_one_does(found, name):
+    expected = averaged(Layout(seed=7))
+    for rank in found:
+        assert difference(rank[f"averaged/{name}"], expected) < TOLERANCE
+    assert equal(found[0][f"averaged/{name}"], found[1][f"averaged/{name}"])
+
+
+@pytest.mark.parametrize("name", list(RESUMED))
+def test_a_checkpoint_goes_on_with_the_same_bits(found, name):
+    for rank in found:
+        assert equal(rank[f"resumed/{name}"], rank[f"saved/{name}"])
+
+
+@pytest.mark.parametrize("name", list(RESUMED))
+def test_a_checkpoint_of_two_ranks_gives_one_rank_the_same_bits(root, found, name):
+    resumed = resume(Layout(seed=7), root / name / "step_00000002", RESUMED[name])
+    saved = found[0][f"saved/{name}"]
+    at = {weight: tensor for weight, tensor in saved.items() if weight.startswith("at.")}
+    assert equal({weight: resumed[weight] for weight in at}, at)
+    later = {weight: tensor.double() for weight, tensor in saved.items() if weight.startswith("later.")}
+    close = TOLERANCE if name == "float64" else 1e-2  # a bfloat16 gradient has 8 bits
+    assert difference({weight: resumed[weight].double() for weight in later}, later) < close
+
+
+def test_a_state_that_does_not_fit_changes_nothing():
+    trainee = Averaged(Layout(seed=7))
+    trainee.iterate(0)
+    before, state = trainee.everything(), trainee.average.state_dict()
+    del state["average"]["gain"]
+    with pytest.raises(CheckpointError, match=r"missing: average\.gain"):
+        trainee.average.load_state_dict(state)
+    with pytest.raises(CheckpointError, match="missing"):
+        trainee.average.load_state_dict({})
+    assert equal(trainee.everything(), before)
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.0, float("nan")])
+def test_a_decay_without_sense_is_refused(decay):
+    with pytest.raises(ValueError, match="decay="):
+        WeightAverage(Averaged(Layout(seed=7)).optimizer, decay)
