@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.stable_diffusion.frozen.tf32 import attention
+
 
 class Transformer(nn.Module):
     """Residual blocks of attention and an MLP.
@@ -60,7 +62,7 @@ class _Attention(nn.Module):
     def forward(self, x_NSW: Tensor) -> Tensor:
         qkv = F.linear(x_NSW, self.in_proj_weight, self.in_proj_bias)
         q_NHSD, k_NHSD, v_NHSD = qkv.unflatten(2, (3, self._heads, -1)).permute(2, 0, 3, 1, 4)
-        out_NHSD = F.scaled_dot_product_attention(q_NHSD, k_NHSD, v_NHSD, is_causal=self._causal)
+        out_NHSD = attention(q_NHSD, k_NHSD, v_NHSD, self._causal)
         out: Tensor = self.out_proj(out_NHSD.transpose(1, 2).flatten(2))
         return out
 
