@@ -7,7 +7,7 @@ house to that.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("cli",),
     ("run", "report"),
-    ("doctor", "submission"),
+    ("doctor", "submission", "measure"),
     ("launch",),
     ("detection", "recommendation"),
     ("evaluation",),

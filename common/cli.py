@@ -36,6 +36,7 @@ USAGE = """usage: mlperf-suite COMMAND …
   verify    check prepared data against their manifest
   score     score the checkpoints of a run that is scored offline   mlperf-suite score runs/stable_diffusion/…
   bench     measure the training step and the whole run       mlperf-suite bench benchmark=resnet scale=1xH200
+  measure   the step of every workload on 1, 2, 4 ... GPUs of this node, in a table   mlperf-suite measure --help
   doctor    qualify this machine, or every node of a job      mlperf-suite doctor --help
   check     judge logs, a series, or a submission's tree      mlperf-suite check runs/resnet/…/mlperf.log
   summarize the score of a series of runs                     mlperf-suite summarize results/
@@ -170,6 +171,13 @@ def bench(argv: list[str]) -> int:
     return with_hydra(argv, lambda tree, arguments: on_ranks("bench", arguments, tree, workload_class, work))
 
 
+def measure(argv: list[str]) -> int:
+    """``measure``: every workload on some GPUs of this node and on all, in a table."""
+    from common.measure import command
+
+    return command.main(argv, WORKLOADS)
+
+
 def list_workloads(argv: list[str]) -> int:
     """``list``: a table of the workloads."""
     from omegaconf import OmegaConf
@@ -252,6 +260,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "verify": _data_command("verify"),
     "score": score,
     "bench": bench,
+    "measure": measure,
     "doctor": _module_command("common.doctor.command"),
     "check": _module_command("common.submission.check"),
     "summarize": _module_command("common.submission.summarize"),

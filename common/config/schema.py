@@ -254,6 +254,7 @@ class BenchConfig:
         only: ``step``: the step on a synthetic batch; ``reader``: the reader of the prepared data; None: the step and,
             where there are prepared data, the run.
         pause_ms: after each step of the reader alone, for what training would compute meanwhile.
+        report: file for the figures as JSON, beside what is printed; None writes none.
     """
 
     steps: Annotated[int, AtLeast(1, "at least 1 step is measured")] = 200
@@ -262,6 +263,7 @@ class BenchConfig:
     accumulate: bool = False
     only: Literal["step", "reader"] | None = None
     pause_ms: Annotated[float, AtLeast(0, "0 or more milliseconds")] = 0.0
+    report: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,19 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from common.config.schema import EvaluationConfig, RunConfig, SessionConfig
+from common.config.schema import RunConfig, SessionConfig
 from common.contract.evaluation import Evaluations
 from common.contract.workload import Workload
 from common.data.batches import Batch, Block, HostBatch
@@ -34,6 +36,7 @@ from common.evaluation.inline import InlineEvaluation
 from common.evaluation.scorer_process import ScorerProcess
 from common.evaluation.ways import way_to_evaluate
 from common.mlperf.admission import evaluation_schedule
+from common.observe.nvml import GpuMeter, device_uuid
 from common.ops import (
     add_layer_norm,
     anchor_matching,
@@ -61,6 +64,8 @@ from common.ops import (
     transpose_fp8,
     upsample_convolution,
 )
+from common.run.bench_figures import RunTiming, Timing, figures, write_figures
+from common.run.exposed import Span, exposed_us
 from common.run.reader_bench import time_reader
 from common.step.graphs import StepRunner
 
@@ -96,8 +101,10 @@ OPERATIONS = (
 )
 """Operations of the shared layer with kernels of their own."""
 
+COMMUNICATION = "communication"
+
 CATEGORIES = (
-    ("communication", r"nccl|all_reduce|reduce_scatter|all_gather|barrier_kernel"),
+    (COMMUNICATION, r"nccl|all_reduce|reduce_scatter|all_gather|barrier_kernel"),
     ("copy from or to the host", r"memcpy (htod|dtoh)"),
     ("attention", r"attention|flash|fmha"),
     ("convolution forward", r"fprop|conv2d_forward"),
@@ -121,19 +128,6 @@ EVALUATION_TIMEOUT = timedelta(hours=2)
 
 LABEL = 36
 """Characters of the names in the output."""
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Measured iterations: milliseconds of one, samples of one over all ranks."""
-
-    step_ms: float
-    samples: int
-
-    @property
-    def throughput(self) -> float:
-        """Samples a second over all ranks."""
-        return self.samples / self.step_ms * 1e3
 
 
 def bench(
@@ -174,14 +168,23 @@ def bench(
     say(_header(run, device, workload))
     say(f"{'warm-up and capture':<{LABEL}}{time.perf_counter() - began:.1f} s")
     batches = examples[:1] * run.grad_accumulation_steps
-    timing = _time_step(runner, batches, options.warmup_steps, options.steps)
+    meter = GpuMeter(device_uuid(device))
+    timing = _time_step(runner, batches, options.warmup_steps, options.steps, meter)
+    meter.close()
     say(_step_text(timing, run, workload, device))
+    exposed_ms = timing_of_run = None
     if device.type == "cuda":
-        say(_breakdown(runner, batches, options.profile_steps, workload.kernel_names()))
+        text, exposed_ms = _breakdown(runner, batches, options.profile_steps, workload.kernel_names())
+        say(text)
     if options.only is None and session.data_dir.is_dir():
-        say(_run_text(_time_run(run, session, workload, runner, block, scorer), timing))
+        timing_of_run = _time_run(run, session, workload, runner, block, scorer)
+        say(_run_text(timing_of_run, timing))
     elif options.only is None:
         say(f"{'run':<{LABEL}}not measured: there are no prepared data in {session.data_dir} (data_dir=…)")
+    joules = _sum_over_ranks(timing.joules, device)
+    if options.report is not None and rank_info.rank == 0:
+        timing = replace(timing, joules=joules)
+        write_figures(options.report, figures(timing, timing_of_run, exposed_ms, run, workload, device))
     runner.close()
     workload.close()
     return 0
@@ -242,12 +245,15 @@ def _header(run: RunConfig, device: torch.device, workload: Workload) -> str:
     return _table(rows)
 
 
-def _time_step(runner: StepRunner, batches: list[Batch], warmup: int, steps: int) -> Timing:
+def _time_step(runner: StepRunner, batches: list[Batch], warmup: int, steps: int, meter: GpuMeter) -> Timing:
     with runner.on_stream():
         for _ in range(warmup):
             runner(batches)
+        before = meter.energy_joules()
         seconds = _timed(lambda: [runner(batches) for _ in range(steps)], runner.cuda)
-    return Timing(seconds / steps * 1e3, sum(batch.samples for batch in batches))
+        after = meter.energy_joules()
+    joules = None if before is None or after is None else (after - before) / steps
+    return Timing(seconds / steps * 1e3, sum(batch.samples for batch in batches), joules)
 
 
 def _timed(work: object, cuda: bool) -> float:
@@ -265,6 +271,14 @@ def _timed(work: object, cuda: bool) -> float:
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
+
+
+def _sum_over_ranks(joules: float | None, device: torch.device) -> float | None:
+    """Over all ranks; None if one doesn't know. Collective."""
+    total = torch.tensor(math.nan if joules is None else joules, dtype=torch.float64, device=device)
+    if dist.is_initialized():
+        dist.all_reduce(total)
+    return None if total.isnan() else total.item()
 
 
 def _step_text(timing: Timing, run: RunConfig, workload: Workload, device: torch.device) -> str:
@@ -296,8 +310,10 @@ def _device_memory(device: torch.device) -> int:
     return total - free
 
 
-def _breakdown(runner: StepRunner, batches: list[Batch], steps: int, own: Sequence[tuple[str, str]]) -> str:
-    """Device time of one step by kind of kernel, and the time in which no kernel ran."""
+def _breakdown(
+    runner: StepRunner, batches: list[Batch], steps: int, own: Sequence[tuple[str, str]]
+) -> tuple[str, float]:
+    """Device time of one step by kind of kernel, and the time in which no kernel ran; exposed communication in ms."""
     with runner.on_stream(), profile(activities=[ProfilerActivity.CUDA]) as profiler:
         seconds = _timed(lambda: [runner(batches) for _ in range(steps)], True)
     sums: dict[str, float] = {}
@@ -316,7 +332,15 @@ def _breakdown(runner: StepRunner, batches: list[Batch], steps: int, own: Sequen
     lines.append("  longest kernels")
     for name, (ms, count) in sorted(kernels.items(), key=lambda item: -item[1][0])[:16]:
         lines.append(f"    {ms:8.3f} ms in {count:3d}  {name[:110]}")
-    return "\n".join(lines)
+    spans = [
+        Span(event.time_range.start, event.time_range.end, kind_of(event.name, own) == COMMUNICATION)
+        for event in profiler.events() or ()
+        if event.device_type == DeviceType.CUDA
+    ]
+    exposed_ms = exposed_us(spans) / 1e3 / steps
+    if sums.get(COMMUNICATION):
+        lines.insert(1, f"  {'communication beside nothing':<34}{exposed_ms:9.3f} ms")
+    return "\n".join(lines), exposed_ms
 
 
 def kind_of(kernel: str, own: Sequence[tuple[str, str]] = ()) -> str:
@@ -329,18 +353,6 @@ def kind_of(kernel: str, own: Sequence[tuple[str, str]] = ()) -> str:
     shared = [pair for operation in OPERATIONS for pair in operation.KERNEL_NAMES]
     patterns = [*own, *shared, *CATEGORIES]
     return next((kind for kind, pattern in patterns if re.search(pattern, kernel, re.IGNORECASE)), "other")
-
-
-@dataclass(frozen=True)
-class _RunTiming:
-    training: Timing
-    data_wait_ms: float
-    eval_samples: int
-    first_evaluation: float
-    later_evaluation: float
-    scoring: float
-    with_evaluations: float
-    evaluation: EvaluationConfig
 
 
 def _block_between_evaluations(run: RunConfig) -> Block:
@@ -356,7 +368,7 @@ def _time_run(
     runner: StepRunner,
     block: Block,
     scorer: ScorerProcess | None,
-) -> _RunTiming:
+) -> RunTiming:
     """Train through the reader for the given steps, evaluate, and extend to ``block`` and the evaluation after it.
 
     The evaluation of a smaller set than the rules' counts in proportion.
@@ -393,7 +405,7 @@ def _time_run(
     # checkpoints, which are scored offline, wait on the disk.
     between = max(train_seconds, eval_seconds) if ranks else max(train_seconds + eval_seconds, scoring * whole_set)
     between = train_seconds if run.evaluation.offline else between
-    return _RunTiming(
+    return RunTiming(
         training, wait, source.eval_samples, first, later, scoring, block.samples / between, run.evaluation
     )
 
@@ -411,7 +423,7 @@ def _drain(batches: Iterator[HostBatch]) -> None:
         pass
 
 
-def _run_text(timing: _RunTiming, step: Timing) -> str:
+def _run_text(timing: RunTiming, step: Timing) -> str:
     run, evaluation = timing.training, timing.evaluation
     rows = {
         "run: training": f"{run.step_ms:.3f} ms, {_rate(run.throughput)} samples/s, "
