@@ -48,7 +48,7 @@ def unsupported(request: OperationRequest) -> str | None:
     if major != _HOPPER:
         return f"the kernels are for GPUs of compute capability {_HOPPER}, not {major}.{minor}"
     for backward in (False, True):
-        if not _plans(backward, width, MOST_ROWS, request.device):
+        if not fitting_plans(backward, width, MOST_ROWS, request.device):
             return f"{multiprocessors(request.device)} multiprocessors can't hold the weights of {width} units"
     return no_compiler()
 
@@ -80,7 +80,8 @@ __device__ __forceinline__ void multiply(float (&sums)[{count}], u32 left0, u32 
 """
 
 
-def _plans(backward: bool, width: int, batch: int, device: torch.device) -> list[Plan]:
+def fitting_plans(backward: bool, width: int, batch: int, device: torch.device) -> list[Plan]:
+    """The divisions that fit a GPU but for what clusters keep it from, the fastest first."""
     shared_bytes = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
     return plans(backward, width, batch, multiprocessors(device), shared_bytes)
 
@@ -99,13 +100,13 @@ def _fastest(backward: bool, width: int, batch: int, bfloat: bool, device: torch
     Raises:
         RuntimeError: there is none.
     """
-    for plan in _plans(backward, width, batch, device):
+    for plan in fitting_plans(backward, width, batch, device):
         if _kernel(plan, bfloat, device).resident_blocks() >= plan.blocks:
             return plan
     raise RuntimeError(f"no division of {batch} rows and {width} units of an LSTM fits {device}")
 
 
-def _launch(backward: bool, batch: int, pointers: list[Tensor | None], width: int, tail: list[int]) -> list[Tensor]:
+def launch(backward: bool, batch: int, pointers: list[Tensor | None], width: int, tail: list[int]) -> list[Tensor]:
     """Run all rows, at most ``MOST_ROWS`` at a time.
 
     Args:
@@ -165,7 +166,7 @@ class _Lstm(Function):
             else:
                 states_TBH[0].copy_(start_BH)
         last_h_BH, last_c_BH = hidden_TBH[0].clone(), cell_TBH[0].clone()
-        _launch(
+        launch(
             False, batch,
             [gates_NG.view(frames, batch, -1), hidden_TBH, cell_TBH, last_h_BH, last_c_BH, hh_GH, lengths_B],
             width, [int(save)],
@@ -188,7 +189,7 @@ class _Lstm(Function):
         d_y_TBH = torch.zeros_like(hidden_TBH[1:]) if d_y_TBH is None else d_y_TBH.contiguous()
         d_h_BH, d_c_BH = (part if part is None else part.contiguous() for part in (d_h_BH, d_c_BH))
         d_start_c_BH = hidden_TBH.new_zeros((batch, width)) if d_c_BH is None else d_c_BH.clone()
-        sums = _launch(
+        sums = launch(
             True, batch,
             [gates_NG.view(frames, batch, -1), cell_TBH, d_y_TBH, d_h_BH, d_c_BH, d_start_c_BH, None,
              hh_GH.t().contiguous(), lengths_B],
