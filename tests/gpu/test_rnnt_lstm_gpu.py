@@ -37,7 +37,7 @@ class Case:
             return torch.randn(shape, device=CUDA, generator=generator).mul_(scale).to(dtype).requires_grad_()
 
         self.x = normal(frames, batch, 256)
-        bound = width**-0.5
+        bound = 0.5 * width**-0.5
         self.weights = LstmWeights(
             normal(4 * width, 256, scale=0.05), normal(4 * width, width, scale=bound), normal(4 * width, scale=bound),
             normal(4 * width, scale=bound),

@@ -42,7 +42,7 @@ def lstm_library(
     stop = final_state and frames > 1
     if stop:
         x_TBI, weights = _stopping(x_TBI, weights, there_TB1)
-    y_TBH, _, last_c_1BH = torch._VF.lstm(  # type: ignore[attr-defined]
+    y_TBH, _, last_c_1BH = torch._VF.lstm(
         x_TBI, [tensor.unsqueeze(0) for tensor in start], list(weights), True, 1, 0.0, torch.is_grad_enabled(), False,
         False,
     )  # fmt: skip
