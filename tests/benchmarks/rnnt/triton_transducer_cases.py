@@ -21,10 +21,11 @@ from tests.capturable import Capturable
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions", "bfloat16_products")
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-MIXED = ([5, 1, 3, 6], [2, 3, 0, 4])
+MIXED = ([5, 1, 2, 6], [1, 3, 0, 2])
 JOINT, PLAIN_JOINT = (joint.IMPLEMENTATIONS[name].function for name in ("triton", "torch"))
 PLAIN_LOSS = transducer_loss.IMPLEMENTATIONS["torch"].function
 OWN = {name: transducer_loss.IMPLEMENTATIONS[name].function for name in ("fused", "library")}
+DESCRIBED = "fused, by descriptors"
 DROPOUT = DropoutMask(0.25, torch.tensor((5 << 32) + 3), 7)
 
 
@@ -37,8 +38,8 @@ def several_programs(monkeypatch: pytest.MonkeyPatch) -> None:
             loss_triton,
             {
                 "statistics": (64, 1), "gradient": (64, 1, 3, 1), "recursion": (32, 1),
-                "product": (16, 16, 16, 1, 1, 2, 0), "input_gradient": (16, 16, 16, 1, 1, 2, 0),
-                "weight_gradient": (16, 16, 16, 1, 1, 8, 0),
+                "product": (16, 16, 16, 1, 1, 2, 0, 0), "input_gradient": (16, 16, 16, 1, 1, 2, 0, 0),
+                "weight_gradient": (16, 16, 16, 1, 1, 8, 0, 0),
             },
         ),
     ):  # fmt: skip
@@ -127,7 +128,7 @@ def test_loss_of_logits_and_its_gradient_are_the_recursions(classes: int, dtype:
 
 
 def test_all_ways_to_the_end_are_all_ways_from_the_beginning() -> None:
-    given = case([3, 40, 7], [33, 2, 0], classes=8)
+    given = case([3, 20, 2], [33, 2, 0], classes=8)
     passes, rows = OWN["fused"], given.rows
     label_R = passes.labels(given.tokens_BU, rows)
     assert torch.equal(label_R, PLAIN_LOSS.labels(given.tokens_BU, rows))
@@ -163,15 +164,19 @@ def last_layer(classes: int, width: int, dtype: torch.dtype) -> list[Tensor]:
     return [torch.randn(shape, generator=random).to(dtype) for shape in ((classes, width), (classes,))]
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", [*OWN, DESCRIBED])
 @pytest.mark.parametrize(
     ("dtype", "width", "classes", "parts"),
     [(torch.float16, 32, 32, 1), (torch.bfloat16, 40, 24, 1), (torch.float16, 8, 40, 3)],
     ids=["even tiles", "odd tiles", "in parts"],
 )
 def test_loss_of_both_networks_and_its_gradients_are_the_plain_ones_in_float64(
-    dtype: torch.dtype, width: int, classes: int, parts: int, name: str
+    dtype: torch.dtype, width: int, classes: int, parts: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if name == DESCRIBED:
+        name = "fused"
+        for key in ("product", "input_gradient", "weight_gradient"):
+            monkeypatch.setitem(loss_triton.TILES, key, loss_triton.TILES[key]._replace(described=1))
     given = case(*MIXED, classes=classes)
     drawn = [*networks(given, width, dtype), *last_layer(classes, width, dtype)]
     found = losses_and_gradients((JOINT, OWN[name]), drawn, given, DROPOUT, parts)

@@ -175,14 +175,14 @@ def sweeps() -> dict[str, Sweep]:
     """Tiles of each kernel."""
     from benchmarks.rnnt.ops.transducer_loss import triton
 
-    sides = [(128, 256, 8), (256, 128, 8), (128, 128, 4), (128, 128, 8), (64, 256, 4), (256, 256, 8)]
+    sides = [(128, 256, 8, 1), (256, 128, 8, 1), (128, 128, 4, 2), (128, 128, 8, 1)]
     products: list[tuple[int, ...]] = [
-        (rows, columns, depth, warps, stages, programs, flatten)
-        for (rows, columns, warps), (depth, stages), (programs, flatten) in itertools.product(
-            sides, ((32, 4), (32, 6), (64, 3), (64, 4), (128, 2)), ((1, 0), (1, 1), (2, 0), (2, 1))
+        (rows, columns, depth, warps, stages, programs, flatten, described)
+        for (rows, columns, warps, programs), (depth, stages), flatten, described in itertools.product(
+            sides, ((64, 3), (64, 4), (128, 2)), (0, 1), (0, 1)
         )
     ]
-    sums = [tile for tile in products if not tile[-1]]
+    sums = [tile for tile in products if not tile[-2]]
     choices: dict[str, tuple[str, list[tuple[int, ...]]]] = {
         "product": ("product", products),
         "input gradient": ("input_gradient", products),

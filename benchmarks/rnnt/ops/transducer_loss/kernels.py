@@ -228,16 +228,17 @@ def transducer_gradient_kernel(
     tl.store(partial_ptr + tl.program_id(0) * V + column, tl.sum(total, 0), mask=column < V)
 
 
-@triton.jit(do_not_specialize=["size"])
+@triton.jit(do_not_specialize=["size", "most"])
 def transducer_clear_kernel(
     x_ptr,  # (size, H)
     end_ptr,  # number of all rows, int64
-    first, size,
+    first, size, most,
     H: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Rows that do not exist become zero. Grid (programs,)."""
-    begin = existing(end_ptr, first, size).to(tl.int64) * H
-    end = size.to(tl.int64) * H
+    """``most`` rows behind the last one that exists become zero, as far as there are such. Grid (programs,)."""
+    count = existing(end_ptr, first, size)
+    begin = count.to(tl.int64) * H
+    end = tl.minimum(count + most, size).to(tl.int64) * H
     for at in range(begin + tl.program_id(0) * BLOCK, end, tl.num_programs(0) * BLOCK):
         element = at + tl.arange(0, BLOCK)
         tl.store(x_ptr + element, tl.zeros((BLOCK,), x_ptr.dtype.element_ty), mask=element < end)

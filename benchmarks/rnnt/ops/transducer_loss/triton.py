@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from benchmarks.rnnt.ops.transducer_loss import kernels, product_kernels
 from benchmarks.rnnt.ops.transducer_loss.passes import NO_ROW, LossPasses, Recursion, Statistics, Transitions
@@ -75,6 +76,7 @@ class Product(NamedTuple):
         programs: per multiprocessor.
         flatten: 1 for a loop over tiles and depth in one, so that a tile's factors are under way while the one before
             is stored.
+        described: 1 for tiles through the tensor memory accelerator, where there is one.
     """
 
     rows: int
@@ -84,15 +86,16 @@ class Product(NamedTuple):
     stages: int
     programs: int
     flatten: int
+    described: int
 
 
 TILES: dict[str, Any] = {
     "statistics": Elements(4096, 4),
     "gradient": Rows(4096, 8, 4, 2),
     "recursion": Wave(128, 8),
-    "product": Product(128, 256, 64, 8, 3, 1, 1),
-    "input_gradient": Product(128, 256, 64, 8, 3, 1, 1),
-    "weight_gradient": Product(128, 256, 64, 8, 3, 1, 0),
+    "product": Product(128, 256, 64, 8, 3, 1, 1, 1),
+    "input_gradient": Product(128, 256, 64, 8, 3, 1, 1, 1),
+    "weight_gradient": Product(128, 256, 64, 8, 3, 1, 0, 1),
 }
 """Pass to its tile. ``bench --sweep`` times others."""
 
@@ -183,9 +186,10 @@ def product(
     partial_XR = h_RH.new_empty((across, size), dtype=torch.float32)
     if size:
         product_kernels.transducer_product_kernel[(_programs(tile, triton.cdiv(size, tile.rows) * across, h_RH),)](
-            h_RH, weight_VH.contiguous(), bias_V, logits_RV, partial_XR, rows.offsets[-1:], first, size,
+            _source(tile, h_RH, tile.rows, tile.depth), _source(tile, weight_VH, tile.columns, tile.depth), bias_V,
+            _source(tile, logits_RV, tile.rows, tile.columns), partial_XR, rows.offsets[-1:], first, size,
             H=width, V=classes, BLOCK_M=tile.rows, BLOCK_V=tile.columns, BLOCK_H=tile.depth,
-            FLATTEN=bool(tile.flatten), num_warps=tile.warps, num_stages=tile.stages,
+            FLATTEN=bool(tile.flatten), DESCRIBED=_described(tile, h_RH), num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
         kernels.transducer_combine_kernel[(triton.cdiv(size, BLOCK),)](
             logits_RV, partial_XR, label_R, *found, size, V=classes, TILES=across, BLOCK=BLOCK, num_warps=8
@@ -200,9 +204,10 @@ def input_gradient_(d_logits_RV: Tensor, weight_VH: Tensor, h_RH: Tensor, first:
     tiles = triton.cdiv(size, tile.rows) * triton.cdiv(width, tile.columns)
     if size:
         product_kernels.transducer_input_gradient_kernel[(_programs(tile, tiles, h_RH),)](
-            d_logits_RV, weight_VH.contiguous(), h_RH, rows.offsets[-1:], first, size,
+            _source(tile, d_logits_RV, tile.rows, tile.depth), _source(tile, weight_VH, tile.depth, tile.columns),
+            h_RH, rows.offsets[-1:], first, size,
             H=width, V=classes, BLOCK_M=tile.rows, BLOCK_H=tile.columns, BLOCK_V=tile.depth,
-            FLATTEN=bool(tile.flatten), num_warps=tile.warps, num_stages=tile.stages,
+            FLATTEN=bool(tile.flatten), DESCRIBED=_described(tile, h_RH), num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
 
 
@@ -214,10 +219,15 @@ def weight_gradient(d_logits_RV: Tensor, h_RH: Tensor, first: int, rows: PackedR
     most = triton.cdiv(size, tile.depth)
     shares = max(min(tile.programs * multiprocessors(h_RH.device) // tiles, most), 1)
     partial_XVH = h_RH.new_empty((shares, classes, width), dtype=torch.float32)
+    described = _described(tile, h_RH)
+    if described:
+        _clear_(d_logits_RV, first, rows, tile.depth)
+        _clear_(h_RH, first, rows, tile.depth)
     product_kernels.transducer_weight_gradient_kernel[(tiles, shares)](
-        d_logits_RV, h_RH, partial_XVH, rows.offsets[-1:], first, size,
+        _source(tile, d_logits_RV, tile.depth, tile.rows), _source(tile, h_RH, tile.depth, tile.columns), partial_XVH,
+        rows.offsets[-1:], first, size,
         H=width, V=classes, BLOCK_V=tile.rows, BLOCK_H=tile.columns, BLOCK_M=tile.depth,
-        num_warps=tile.warps, num_stages=tile.stages,
+        DESCRIBED=described, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return partial_XVH.sum(0)
 
@@ -242,14 +252,26 @@ def library_weight_gradient(d_logits_RV: Tensor, h_RH: Tensor, first: int, rows:
     return (d_logits_RV.t() @ h_RH).float()
 
 
-def _clear_(x_RH: Tensor, first: int, rows: PackedRows) -> None:
-    """Zero in rows that do not exist."""
+def _clear_(x_RH: Tensor, first: int, rows: PackedRows, most: int | None = None) -> None:
+    """Zero in ``most`` rows behind the last that exists, or in all of them."""
     size, width = x_RH.shape
-    programs = min(8 * multiprocessors(x_RH.device), triton.cdiv(x_RH.numel(), CLEARED))
+    most = size if most is None else min(most, size)
+    programs = min(8 * multiprocessors(x_RH.device), triton.cdiv(most * width, CLEARED))
     if programs:
         kernels.transducer_clear_kernel[(programs,)](
-            x_RH, rows.offsets[-1:], first, size, H=width, BLOCK=CLEARED, num_warps=8
+            x_RH, rows.offsets[-1:], first, size, most, H=width, BLOCK=CLEARED, num_warps=8
         )
+
+
+def _described(tile: Product, x: Tensor) -> bool:
+    """Whether tiles come through the tensor memory accelerator, which GPUs have from Hopper on."""
+    return bool(tile.described) and (x.device.type != "cuda" or torch.cuda.get_device_capability(x.device) >= (9, 0))
+
+
+def _source(tile: Product, x_RC: Tensor, rows: int, columns: int) -> Any:
+    """A matrix as a product's kernel takes it, for tiles of ``rows`` x ``columns``."""
+    x_RC = x_RC.contiguous()
+    return TensorDescriptor.from_tensor(x_RC, [rows, columns]) if _described(tile, x_RC) else x_RC
 
 
 def _new_statistics(label_R: Tensor) -> Statistics:
