@@ -88,13 +88,12 @@ def whole(passes: LossPasses, batch: int, dtype: torch.dtype) -> list[Pass]:
         _normal(dtype, classes, width) * width**-0.5,
         _normal(dtype, classes),
     ]
-    for leaf in leaves:
-        leaf.requires_grad_()
+    f, g, weight, bias = (leaf.requires_grad_() for leaf in leaves)
     dropout = DropoutMask(facts.joint_dropout, torch.zeros((), dtype=torch.int64, device=device), 0)
     of_h, of_logits = (float(given.used * columns * dtype.itemsize) for columns in (width, classes))
     flops = 2.0 * given.used * width * classes
     return both_ways(
-        lambda: joint_loss(joints, passes, *leaves, given.tokens_BU, rows, dropout),
+        lambda: joint_loss(joints, passes, f, g, weight, bias, given.tokens_BU, rows, dropout),
         leaves,
         [torch.ones(batch, device=device)],
         moved=(2 * of_h + of_logits, 4 * of_h + 4 * of_logits),
