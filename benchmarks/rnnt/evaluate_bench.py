@@ -73,10 +73,11 @@ class Noise:
             real = shard.samples(position)
             utterance_B = np.array([*real, *[shard.stand_in] * (batch - len(real))])
             length_B = samples_N[utterance_B]
-            offset_B = np.cumsum(length_B) - length_B
+            room_B = -(-length_B // 8) * 8  # they begin where the reader's do
+            offset_B = np.cumsum(room_B) - room_B
             number_B = np.where(np.arange(batch) < len(real), utterance_B, PADDING)
             tensors = {
-                "audio": torch.randint(-3000, 3001, (int(length_B.sum()),), dtype=torch.int16, device=device),
+                "audio": torch.randint(-3000, 3001, (int(room_B.sum()),), dtype=torch.int16, device=device),
                 "audio_lengths": torch.from_numpy(length_B),
                 "audio_offsets": torch.from_numpy(offset_B),
                 "speeds": torch.ones(batch, dtype=torch.float64),
