@@ -14,6 +14,9 @@ traffic, for a fourth product. A gradient of logits in the prologues of both pro
 exponential function of each logit four times, as a tile of the result is as wide as a half of H, or a fourth of V, at
 most: 10 billion, 2.7 ms of the unit that has it, in kernels that then feed the tensor cores from registers.
 
+Most rows are far from every likely way, and their gradient is rounded to zero. With SOME the gradients' kernels have a
+list of those that are not: half of all at first, when all ways are alike, and the fewer the surer the network is.
+
 Programs stay, one for each multiprocessor, and walk over tiles of which those next to each
 other have the same rows, so that these come out of the L2 cache for all but one of them, as the weight does.
 
@@ -29,7 +32,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from benchmarks.rnnt.ops.transducer_loss.kernels import existing
+from benchmarks.rnnt.ops.transducer_loss.kernels import chosen, existing
 
 
 @triton.jit
@@ -92,24 +95,34 @@ def transducer_input_gradient_kernel(
     weight,  # (V, H)
     h_ptr,  # (M, H), becomes its gradient
     end_ptr,  # number of all rows, int64
+    rank_ptr, row_ptr,  # (R,) int32, read if SOME
     first, M,
     H: tl.constexpr, V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_V: tl.constexpr,
-    FLATTEN: tl.constexpr, DESCRIBED: tl.constexpr,
+    FLATTEN: tl.constexpr, DESCRIBED: tl.constexpr, SOME: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs,). With DESCRIBED d_logits and weight are descriptors, else pointers."""
-    count = existing(end_ptr, first, M)
+    """Grid (programs,). With DESCRIBED d_logits and weight are descriptors, else pointers.
+
+    With SOME, which has pointers, there are chosen rows only.
+    """
+    if SOME:
+        begin, count = chosen(rank_ptr, first, M)
+    else:
+        count = existing(end_ptr, first, M)
     across: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
     depth = tl.arange(0, BLOCK_V)
     for tile in tl.range(tl.program_id(0), tl.cdiv(count, BLOCK_M) * across, tl.num_programs(0), flatten=FLATTEN):
         begin_m, begin_h = tile // across * BLOCK_M, tile % across * BLOCK_H
         row, column = begin_m + tl.arange(0, BLOCK_M), begin_h + tl.arange(0, BLOCK_H)
+        exists = row < count
+        if SOME:
+            row = tl.load(row_ptr + begin + tl.minimum(row, count - 1)) - first
         total = tl.zeros((BLOCK_M, BLOCK_H), tl.float32)
         if DESCRIBED:
             for k in range(0, V, BLOCK_V):
                 total = tl.dot(d_logits.load([begin_m, k]), weight.load([k, begin_h]), total)
         else:
-            d_ptrs = d_logits + tl.minimum(row, count - 1).to(tl.int64)[:, None] * V + depth[None, :]
+            d_ptrs = d_logits + (row if SOME else tl.minimum(row, count - 1)).to(tl.int64)[:, None] * V + depth[None, :]
             read = column if H % BLOCK_H == 0 else tl.minimum(column, H - 1)
             weight_ptrs = weight + depth[:, None] * H + read[None, :]
             for k in range(0, V, BLOCK_V):
@@ -120,7 +133,7 @@ def transducer_input_gradient_kernel(
                     right = tl.load(weight_ptrs + k * H, mask=(k + depth < V)[:, None], other=0.0)
                 total = tl.dot(left, right, total)
         place = h_ptr + row.to(tl.int64)[:, None] * H + column[None, :]
-        mask = (row < count)[:, None]
+        mask = exists[:, None]
         if H % BLOCK_H:
             mask = mask & (column < H)[None, :]
         own = tl.load(place, mask=mask, other=0.0)
@@ -133,16 +146,21 @@ def transducer_weight_gradient_kernel(
     h,  # (M, H)
     partial_ptr,  # (shares, V, H) fp32
     end_ptr,  # number of all rows, int64
+    rank_ptr, row_ptr,  # (R,) int32, read if SOME
     first, M,
     H: tl.constexpr, V: tl.constexpr,
-    BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_M: tl.constexpr, DESCRIBED: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_M: tl.constexpr,
+    DESCRIBED: tl.constexpr, SOME: tl.constexpr,
 ):  # fmt: skip
     """Grid (V / BLOCK_V * H / BLOCK_H, shares): those of one share of the rows run side by side.
 
     With DESCRIBED d_logits and h are descriptors, and BLOCK_M rows behind the last one that exists are zero, else
-    pointers.
+    pointers. With SOME, which has pointers, there are chosen rows only.
     """
-    count = existing(end_ptr, first, M)
+    if SOME:
+        of_first, count = chosen(rank_ptr, first, M)
+    else:
+        count = existing(end_ptr, first, M)
     across: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
     share, shares = tl.program_id(1), tl.num_programs(1)
     size = tl.cdiv(tl.cdiv(count, shares), BLOCK_M) * BLOCK_M
@@ -155,11 +173,14 @@ def transducer_weight_gradient_kernel(
         for at in range(begin, end, BLOCK_M):
             total = tl.dot(tl.trans(d_logits.load([at, begin_v])), h.load([at, begin_h]), total)
     else:
-        row = begin + tl.arange(0, BLOCK_M)
-        d_ptrs = d_logits + row.to(tl.int64)[:, None] * V + v[None, :]
-        h_ptrs = h + row.to(tl.int64)[:, None] * H + column[None, :]
         for at in range(begin, end, BLOCK_M):
-            exists = (at + tl.arange(0, BLOCK_M) < end)[:, None]
+            row = at + tl.arange(0, BLOCK_M)
+            exists = row < end
+            if SOME:
+                row = tl.load(row_ptr + of_first + row, mask=exists, other=0) - first
+            d_ptrs = d_logits + row.to(tl.int64)[:, None] * V + v[None, :]
+            h_ptrs = h + row.to(tl.int64)[:, None] * H + column[None, :]
+            exists = exists[:, None]
             if V % BLOCK_V == 0:
                 left = tl.load(d_ptrs, mask=exists, other=0.0)
             else:
@@ -169,7 +190,5 @@ def transducer_weight_gradient_kernel(
             else:
                 right = tl.load(h_ptrs, mask=exists & (column < H)[None, :], other=0.0)
             total = tl.dot(tl.trans(left), right, total)
-            d_ptrs += BLOCK_M * V
-            h_ptrs += BLOCK_M * H
     place = (share.to(tl.int64) * V + v)[:, None] * H + column[None, :]
     tl.store(partial_ptr + place, total, mask=(v < V)[:, None] & (column < H)[None, :])
