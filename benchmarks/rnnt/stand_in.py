@@ -7,6 +7,7 @@ about LibriSpeech's.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -177,13 +178,19 @@ def frequent_words(count: int, letters: range) -> dict[str, int]:
         count: how many.
         letters: how many letters they may have.
     """
+    counts = _counted_words()
+    ranked = sorted((word for word in counts if len(word) in letters), key=lambda word: (-counts[word], word))
+    return {word: counts[word] for word in ranked[:count]}
+
+
+@functools.cache
+def _counted_words() -> Counter[str]:
     counts: Counter[str] = Counter()
     for _, paragraphs in documentation():
         for text in paragraphs:
             found = re.findall(r"[a-z']+", text.lower())
-            counts.update(word for word in found if len(word) in letters and re.fullmatch(_WORD, word))
-    ranked = sorted(counts, key=lambda word: (-counts[word], word))
-    return {word: counts[word] for word in ranked[:count]}
+            counts.update(word for word in found if re.fullmatch(_WORD, word))
+    return counts
 
 
 def _sentences(request: Request) -> dict[str, list[tuple[str, float | None]]]:
