@@ -107,7 +107,7 @@ def test_a_second_preparation_has_nothing_to_do_and_another_one_is_refused(raw_d
     before = contents(data_dir)
     prepare(raw_dir, data_dir)
     assert contents(data_dir) == before
-    with pytest.raises(DataError, match="was prepared with .*not with"):
+    with pytest.raises(DataError, match=r"was prepared with .*not with"):
         prepare(raw_dir, data_dir, vocabulary=VOCABULARY - 1)
     path = copied / CHAPTER / "19-198.trans.txt"
     path.write_text(path.read_text().replace("RUNS", "RISES"))
