@@ -199,11 +199,12 @@ def _sentences(request: Request) -> dict[str, list[tuple[str, float | None]]]:
     assert request.sentence is not None
     assert request.train is not None
     assert request.eval is not None
+    least, most = request.sentence
     words = list(frequent_words(request.words, _SHORT))
     random = np.random.default_rng((request.seed, _TEXTS))
 
     def sentence() -> str:
-        length = int(random.integers(request.sentence[0], request.sentence[1] + 1))
+        length = int(random.integers(least, most + 1))
         return " ".join(words[place] for place in random.integers(len(words), size=length))
 
     train = [sentence() for _ in range(request.train)]
@@ -219,7 +220,7 @@ def _sentences(request: Request) -> dict[str, list[tuple[str, float | None]]]:
             text = sentence()
         else:
             raise ConfigError(
-                f"--words={len(words)} --sentence {request.sentence[0]} {request.sentence[1]}: too few sentences for "
+                f"--words={len(words)} --sentence {least} {most}: too few sentences for "
                 f"{request.train} to train on and others to evaluate"
             )
         held_out.append((text, None))
