@@ -153,9 +153,10 @@ class Kernel:
     def resident_blocks(self) -> int:
         """How many blocks the whole device can have at a time."""
         found, driver = ctypes.c_int(), _driver()
+        multiprocessors = torch.cuda.get_device_properties(self._device).multi_processor_count
         with torch.cuda.device(self._device):
             if self._cluster > 1:
-                configuration = self._configuration(self._cluster, None, cooperative=False)
+                configuration = self._configuration(self._cluster * multiprocessors, None, cooperative=False)
                 _check(
                     driver.cuOccupancyMaxActiveClusters(
                         ctypes.byref(found), self._function, ctypes.byref(configuration)
@@ -169,7 +170,7 @@ class Kernel:
                 ),
                 self._name,
             )
-        return found.value * torch.cuda.get_device_properties(self._device).multi_processor_count
+        return found.value * multiprocessors
 
     def launch_cooperatively(self, blocks: int, arguments: Sequence[Tensor | int | None]) -> None:
         """Enqueue all blocks, which start together.

@@ -118,12 +118,15 @@ def main() -> None:
             continue
         for backward_too in (False, True):
             fitting = persistent.fitting_plans(backward_too, width, batch, CUDA)
-            for plan in fitting[: None if arguments.plans else 1]:
+            chosen = persistent.fastest(backward_too, width, batch, dtype, CUDA)
+            for plan in fitting if arguments.plans else [chosen]:
+                if not persistent.fits(plan, dtype, CUDA):
+                    continue
                 took = recurrence(plan, frames, batch, dtype, lengths)
                 which = "backward" if backward_too else "forward"
                 print(
                     f"{batch:4d} rows  recurrence   {which:8s} {took:6.2f} us  {plan.groups} groups of {plan.rows}, "
-                    f"{plan.units} units a block, clusters of {plan.cluster}, {plan.blocks} blocks",
+                    f"{plan.units} units a block, clusters of {plan.cluster}, {plan.blocks} blocks, {plan.wait.name}",
                     flush=True,
                 )
 

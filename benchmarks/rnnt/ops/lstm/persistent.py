@@ -29,6 +29,8 @@ _HOPPER = 9
 """Major compute capability: the kernels use its instructions, which later GPUs don't have."""
 _COUNTER_WORDS = 32
 """Of a group, so that each counter has a line of the cache for itself."""
+_MISSING = -1
+"""A word that no block has written yet."""
 _WIDTHS = range(128, 1025, TILE_ROWS)
 
 FIXED_PLANS: dict[tuple[bool, int, int], Plan] = {}
@@ -93,15 +95,20 @@ def _kernel(plan: Plan, bfloat: bool, device: torch.device) -> Kernel:
     return Kernel(cubin, f"lstm_recurrence_{direction}", THREADS, plan.shared_bytes, plan.cluster, device)
 
 
+def fits(plan: Plan, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a GPU can have all blocks of a division at a time, which clusters may keep it from."""
+    return _kernel(plan, dtype == torch.bfloat16, device).resident_blocks() >= plan.blocks
+
+
 @functools.cache
-def _fastest(backward: bool, width: int, batch: int, bfloat: bool, device: torch.device) -> Plan:
-    """The first division all blocks of which the GPU can have at a time, which clusters may keep it from.
+def fastest(backward: bool, width: int, batch: int, dtype: torch.dtype, device: torch.device) -> Plan:
+    """The division that is taken.
 
     Raises:
         RuntimeError: there is none.
     """
     for plan in fitting_plans(backward, width, batch, device):
-        if _kernel(plan, bfloat, device).resident_blocks() >= plan.blocks:
+        if fits(plan, dtype, device):
             return plan
     raise RuntimeError(f"no division of {batch} rows and {width} units of an LSTM fits {device}")
 
@@ -124,8 +131,8 @@ def launch(backward: bool, batch: int, pointers: list[Tensor | None], width: int
     device, bfloat, sums = like.device, like.dtype == torch.bfloat16, []
     for first in range(0, batch, MOST_ROWS):
         rows = min(batch - first, MOST_ROWS)
-        plan = FIXED_PLANS.get((backward, width, rows)) or _fastest(backward, width, rows, bfloat, device)
-        fresh = torch.empty(plan.fresh_words, dtype=torch.int32, device=device)
+        plan = FIXED_PLANS.get((backward, width, rows)) or fastest(backward, width, rows, like.dtype, device)
+        fresh = torch.full((plan.fresh_words,), _MISSING, dtype=torch.int32, device=device)
         arrived = torch.zeros(plan.groups * _COUNTER_WORDS, dtype=torch.int32, device=device)
         arguments = list(pointers)
         if backward:
