@@ -106,43 +106,6 @@ def test_results_states_and_gradients_are_the_formulas(
     Case(width, batch, dtype, kind, frames=24, given=given).assert_right()
 
 
-@pytest.mark.parametrize("wait", list(Wait), ids=lambda wait: wait.name)
-def test_six_hundred_frames_give_the_same_bits_every_time(wait: Wait, monkeypatch: pytest.MonkeyPatch) -> None:
-    for backward in (False, True):
-        plan = next(
-            plan
-            for plan in persistent.fitting_plans(backward, 1024, 192, CUDA)
-            if plan.wait == wait and persistent.fits(plan, torch.float16, CUDA)
-        )
-        monkeypatch.setitem(persistent.FIXED_PLANS, (backward, 1024, 192), plan)
-    case = Case(1024, 192, torch.float16, "sorted", frames=600)
-    case.assert_right()
-    expected = case.run()
-    for _ in range(20):
-        assert all(torch.equal(*pair) for pair in zip(case.run(), expected, strict=True))
-
-
-def divisions() -> list[Plan]:
-    shared_bytes = torch.cuda.get_device_properties(CUDA).shared_memory_per_block_optin
-    multiprocessors = torch.cuda.get_device_properties(CUDA).multi_processor_count
-    return [
-        plan
-        for batch in (192, 32)
-        for backward in (False, True)
-        for plan in plans(backward, 1024, batch, multiprocessors, shared_bytes)[:9]
-    ]
-
-
-@pytest.mark.parametrize("plan", divisions(), ids=str)
-def test_every_division_gives_the_formula(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = 192 if plan.groups * plan.rows >= 192 else 32
-    if not persistent.fits(plan, torch.float16, CUDA):
-        pytest.skip("clusters keep the GPU from having all blocks at a time")
-    monkeypatch.setitem(persistent.FIXED_PLANS, (plan.backward, 1024, batch), plan)
-    for kind in ("sorted", "mixed"):
-        Case(1024, batch, torch.float16, kind, frames=9).assert_right()
-
-
 @pytest.mark.parametrize(("width", "batch"), [(1024, 192), (1024, 8), (512, 32)])
 def test_a_graph_gives_the_bits_of_the_step_for_other_lengths(width: int, batch: int) -> None:
     case = Case(width, batch, torch.float16, "sorted", frames=30)
@@ -199,3 +162,41 @@ def test_layers_train_in_16_bit(name: str) -> None:
         results.append([y, *(parameter.grad for parameter in stack.parameters())])
     for part, formula in zip(*results, strict=True):
         assert (part.double() - formula).norm() / formula.norm() < 1e-2
+
+
+@pytest.mark.parametrize("wait", list(Wait), ids=lambda wait: wait.name)
+def test_six_hundred_frames_give_the_same_bits_every_time(wait: Wait, monkeypatch: pytest.MonkeyPatch) -> None:
+    for backward in (False, True):
+        plan = next(
+            plan
+            for plan in persistent.fitting_plans(backward, 1024, 192, CUDA)
+            if plan.wait == wait and persistent.fits(plan, torch.float16, CUDA)
+        )
+        monkeypatch.setitem(persistent.FIXED_PLANS, (backward, 1024, 192), plan)
+    case = Case(1024, 192, torch.float16, "sorted", frames=600)
+    case.assert_right()
+    expected = case.run()
+    for _ in range(20):
+        assert all(torch.equal(*pair) for pair in zip(case.run(), expected, strict=True))
+
+
+def divisions() -> list[Plan]:
+    shared_bytes = torch.cuda.get_device_properties(CUDA).shared_memory_per_block_optin
+    multiprocessors = torch.cuda.get_device_properties(CUDA).multi_processor_count
+    found = [
+        plan
+        for batch in (192, 32)
+        for backward in (False, True)
+        for plan in plans(backward, 1024, batch, multiprocessors, shared_bytes)[:9]
+    ]
+    return sorted(found, key=lambda plan: plan.wait)
+
+
+@pytest.mark.parametrize("plan", divisions(), ids=str)
+def test_every_division_gives_the_formula(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = 192 if plan.groups * plan.rows >= 192 else 32
+    if not persistent.fits(plan, torch.float16, CUDA):
+        pytest.skip("clusters keep the GPU from having all blocks at a time")
+    monkeypatch.setitem(persistent.FIXED_PLANS, (plan.backward, 1024, batch), plan)
+    for kind in ("sorted", "mixed"):
+        Case(1024, batch, torch.float16, kind, frames=9).assert_right()

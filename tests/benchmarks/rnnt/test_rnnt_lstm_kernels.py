@@ -92,8 +92,8 @@ def lengths_of(batch: int, frames: int, kind: str) -> Tensor:
     return lengths.sort(descending=True).values if kind == "sorted" else lengths
 
 
-# H, (groups, rows, units, cluster, wait) forward and backward, batch, dtype, lengths: a last block with fewer units, two
-# tiles, sums over 1 to 8 blocks
+# H, (groups, rows, units, cluster, wait) forward and backward, batch, dtype, lengths: a last block with fewer units,
+# two tiles, sums over 1 to 8 blocks
 DIVISIONS: dict[str, tuple[int, tuple[Any, ...], tuple[Any, ...], int, torch.dtype, str]] = {
     "one tile": (128, (2, 48, 24, 1, Wait.LOOK), (2, 48, 24, 1, Wait.LOAD), 70, torch.float16, "mixed"),
     "two tiles": (128, (1, 96, 32, 1, Wait.LOAD), (1, 96, 16, 4, Wait.LOOK), 90, torch.bfloat16, "sorted"),
