@@ -22,7 +22,7 @@ from common.errors import ConfigError
 from common.ops.implementation import AUTO
 from common.optim.hparams import LambHparams
 
-Norm = Range("positive, .inf for none", lambda value: 0 < value <= math.inf)
+Norm = Range("positive; inf for none", lambda value: 0 < value <= math.inf)
 
 
 @dataclass(frozen=True)

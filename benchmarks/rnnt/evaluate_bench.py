@@ -1,10 +1,10 @@
 """Measure an evaluation of RNN-T on a GPU: ``python -m benchmarks.rnnt.evaluate_bench``.
 
 The set is as large as dev-clean, with lengths like its utterances', and is noise that lies on the device, as audio does
-from the second evaluation on. The network has random weights, and a bias of blank such that it writes as many tokens a
-second as people say. Timed are features, encoder, decoding, gathering and scoring, captured as in a run; then some of
-the utterances are decoded one token after another, as the rules' reference does. Arguments are overrides, such as
-``reader.eval_batch=680`` or ``model.decode_look_ahead=8``.
+from the second evaluation on. The network has random weights, but for two hidden units of the joint network, which make
+it write as many tokens a second as people say. Timed are features, encoder, decoding, gathering and scoring, captured
+as in a run; then some of the utterances are decoded one token after another, as the rules' reference does. Arguments
+are overrides, such as ``reader.eval_batch=680`` or ``model.decode_look_ahead=8``.
 """
 
 from __future__ import annotations
@@ -49,8 +49,11 @@ WORDS_A_SECOND = 2.8
 ALONE = 12
 """Utterances that are decoded one token after another."""
 
-GAIN = 2.0
-"""Standard deviation of random weights, times the root of their inputs: enough that what is said varies."""
+OPEN, CLOSED = 4.0, -4.0
+"""Biases of gates that let everything through, or nothing."""
+
+SHIFT = 1.3
+"""What a token makes the next one of its kind rarer by, and one of the other kind likelier: deviations of the audio."""
 
 
 class Noise:
@@ -70,10 +73,11 @@ class Noise:
             real = shard.samples(position)
             utterance_B = np.array([*real, *[shard.stand_in] * (batch - len(real))])
             length_B = samples_N[utterance_B]
-            offset_B = np.cumsum(length_B) - length_B
+            room_B = -(-length_B // 8) * 8  # they begin where the reader's do
+            offset_B = np.cumsum(room_B) - room_B
             number_B = np.where(np.arange(batch) < len(real), utterance_B, PADDING)
             tensors = {
-                "audio": torch.randint(-3000, 3001, (int(length_B.sum()),), dtype=torch.int16, device=device),
+                "audio": torch.randint(-3000, 3001, (int(room_B.sum()),), dtype=torch.int16, device=device),
                 "audio_lengths": torch.from_numpy(length_B),
                 "audio_offsets": torch.from_numpy(offset_B),
                 "speeds": torch.ones(batch, dtype=torch.float64),
@@ -142,14 +146,13 @@ def measure(workload: SpeechRecognition, times: int = TIMES) -> Measured:
         workload.model, own, lambda root: source, count, workload.layout, preparer, workload.cfg.cuda_graphs
     )
     give_weights(workload.model)
-    weights = Weights({name: weight.detach().clone() for name, weight in workload.model.named_parameters()})
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
     with torch.cuda.stream(stream):
         evaluation.warm_up()
         evaluation.open_data(Path())
         workload.model.eval()
         find_rate(workload.model, evaluation, round(TOKENS_A_SECOND * seconds))
-        weights.tensors["joint.joint_net.bias"].copy_(workload.model.joint.joint_net.bias.detach())
+        weights = Weights({name: weight.detach().clone() for name, weight in workload.model.named_parameters()})
         encode = _median(evaluation.encode, times, stream)
         decode = _median(evaluation.decoder, times, stream)
         alone, alike, compared = one_after_another(workload.model, evaluation, stream)
@@ -170,24 +173,63 @@ def measure(workload: SpeechRecognition, times: int = TIMES) -> Measured:
 
 @torch.no_grad()
 def give_weights(model: Rnnt) -> None:
-    """Draw weights with which every class comes, whatever the audio."""
+    """Draw weights with which a token comes whenever something in the audio has gone up, or down, since the last one.
+
+    Even tokens are of the one kind, odd ones of the other. The prediction network's first feature says of which kind
+    the last token was, and the joint network's first two units compare that with a direction of what the encoder says.
+    Everything else is random, and says which token of a kind it is.
+    """
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
-        inputs = parameter.shape[1] if parameter.ndim > 1 else 1
-        deviation = GAIN * inputs**-0.5 if parameter.ndim > 1 else 0.1
+        deviation = parameter.shape[1] ** -0.5 if parameter.ndim > 1 else 0.1
         parameter.copy_(deviation * torch.randn(parameter.shape, generator=generator))
+    for stack in (model.pre_rnn, model.post_rnn):
+        for layer in range(stack.layers):
+            stack.weights(layer).ih_GI.mul_(2.0)
+            stack.weights(layer).bias_ih_G[stack.width : 2 * stack.width] = CLOSED  # noise has no memory
+    rnn, joint = model.dec_rnn, model.joint
+    for layer in range(rnn.layers):
+        weights = rnn.weights(layer)
+        weights.hh_GH.zero_()
+        for gate, bias in enumerate((OPEN, CLOSED, 0.0, OPEN)):
+            rows = slice(gate * rnn.width, (gate + 1) * rnn.width)
+            weights.bias_ih_G[rows] = bias
+            if bias:
+                weights.ih_GI[rows] = 0.0
+        first = 2 * rnn.width  # the first feature of what a cell takes in
+        weights.ih_GI[first] = 0.0
+        weights.ih_GI[first, 0] = OPEN
+        weights.bias_hh_G.zero_()
+    kind_V = 1.0 - 2.0 * (torch.arange(len(model.pred_embed.weight)) % 2).to(model.pred_embed.weight)
+    model.pred_embed.weight[:, 0] = kind_V
+    _, state = model.predict_step(torch.zeros(1, dtype=torch.int64, device=kind_V.device), model.initial_state(1))
+    said = float(state[0][-1, 0, 0])
+    joint.joint_enc.weight[1] = -joint.joint_enc.weight[0]
+    joint.joint_pred.weight[:2] = 0.0
+    joint.joint_pred.weight[0, 0], joint.joint_pred.weight[1, 0] = -SHIFT / said, SHIFT / said
+    joint.joint_net.weight[:, :2] = 0.0
+    joint.joint_net.weight[:-1, 0] = 20.0 * (kind_V > 0)
+    joint.joint_net.weight[:-1, 1] = 20.0 * (kind_V < 0)
+    joint.joint_net.bias[-1] = 8.0  # more than what is random comes to
 
 
 @torch.no_grad()
-def find_rate(model: Rnnt, evaluation: Transcription, tokens: int, steps: int = 14) -> None:
-    """Choose blank's bias so that all utterances together have about so many tokens."""
+def find_rate(model: Rnnt, evaluation: Transcription, tokens: int, steps: int = 12) -> None:
+    """Choose how far the audio must go up or down, so that all utterances together have about so many tokens."""
+    decoder, joint = evaluation.decoder, model.joint
+    joint.joint_enc.bias[:2] = 0.0
     evaluation.encode()
-    bias_V = model.joint.joint_net.bias
-    low, high = 0.0, 64.0
+    real_SN = torch.arange(len(decoder.f_SNJ), device=decoder.length_N.device)[:, None] < decoder.length_N
+    heard = decoder.f_SNJ[:, :, 0][real_SN].float()
+    deviation, mean = float(heard.std()), float(heard.mean())
+    joint.joint_enc.weight[:2] /= deviation
+    joint.joint_enc.bias[0], joint.joint_enc.bias[1] = -mean / deviation, mean / deviation
+    evaluation.encode()
+    low, high = -4.0, 4.0
     for _ in range(steps):
-        bias_V[-1] = (low + high) / 2
-        evaluation.decoder()
-        if int(evaluation.decoder.count_N.sum()) > tokens:
+        joint.joint_pred.bias[:2] = -SHIFT - (low + high) / 2
+        decoder()
+        if int(decoder.count_N.sum()) > tokens:
             low = (low + high) / 2
         else:
             high = (low + high) / 2

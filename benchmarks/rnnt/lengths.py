@@ -5,21 +5,13 @@ Exact on the host. Silence is trimmed later, on the device: what is said here is
 
 from __future__ import annotations
 
-from typing import overload
-
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.rnnt.data_settings import AudioFacts
 
 
-@overload
-def resampled(samples: NDArray[np.int64], speed: NDArray[np.float64]) -> NDArray[np.int64]: ...
-@overload
-def resampled(samples: np.integer, speed: np.float64) -> np.int64: ...
-def resampled(
-    samples: NDArray[np.int64] | np.integer, speed: NDArray[np.float64] | np.float64
-) -> NDArray[np.int64] | np.int64:
+def resampled(samples: NDArray[np.int64], speed: NDArray[np.float64]) -> NDArray[np.int64]:
     """Samples of utterances that are played ``speed`` times as long: rounded up, as DALI does."""
     return np.ceil(samples * speed).astype(np.int64)
 

@@ -146,7 +146,7 @@ class LstmStack(nn.Module):
         y_BH, states = x_BI, []
         for layer in range(self.layers):
             before = [part_LBH[layer] for part_LBH in state]
-            after: State = torch._VF.lstm_cell(y_BH, before, *self.weights(layer))  # type: ignore[attr-defined]
+            after: State = torch._VF.lstm_cell(y_BH, before, *self.weights(layer))
             y_BH = after[0]
             states.append(after)
         h, c = zip(*states, strict=True)

@@ -15,7 +15,6 @@ micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -146,7 +145,7 @@ class UtteranceStream:
             epoch, utterance_B, made.speed_P[utterance_B], made.samples_P[utterance_B], made.seed_P[utterance_B]
         )
 
-    def key(self, number: int) -> Hashable:
+    def key(self, number: int) -> tuple[int, ...]:
         """Spliced frames and tokens that micro-batch ``number`` is padded to, and packed rows, where it has more than
         ``reader.rows`` makes room for."""
         drawn = self.drawn(number)
@@ -207,8 +206,8 @@ class UtteranceStream:
     def _require_room(self) -> None:
         """Refuse utterances of which a micro-batch fits no bucket: any of them may meet in one."""
         facts = self._settings.facts
-        longest = resampled(self._samples_P.max(), np.float64(facts.speed_max))
-        frames, tokens = int(spliced_frames(longest, facts)), int(self._tokens_P.max())
+        longest = resampled(self._samples_P.max(keepdims=True), np.array([facts.speed_max]))
+        frames, tokens = int(spliced_frames(longest, facts)[0]), int(self._tokens_P.max())
         if self._bucket(frames, tokens) is None:
             buckets = [list(key) for key in self._settings.reader.buckets]
             raise DataError(

@@ -7,6 +7,7 @@ about LibriSpeech's.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -28,7 +29,10 @@ KINDS = ("small", "librispeech-sized")
 LONGER_THAN_TRAINED = 17.0
 """Seconds of a long utterance: more than the longest that the benchmark trains on."""
 LETTERS_PER_SECOND = 14.6
-"""Of LibriSpeech, with spaces: 4.6 of 1,023 word pieces."""
+"""Of LibriSpeech, with spaces; they are 4.6 of 1,023 word pieces."""
+EVENNESS = 0.6
+"""A word is as likely as the power of how often it comes, so that rare ones make as many pieces as in a language of ten
+times as many words."""
 _CHAPTER = 64
 """Utterances of a chapter at most."""
 _TEXTS, _VOICE = range(2)  # purposes of random numbers
@@ -174,13 +178,19 @@ def frequent_words(count: int, letters: range) -> dict[str, int]:
         count: how many.
         letters: how many letters they may have.
     """
+    counts = _counted_words()
+    ranked = sorted((word for word in counts if len(word) in letters), key=lambda word: (-counts[word], word))
+    return {word: counts[word] for word in ranked[:count]}
+
+
+@functools.cache
+def _counted_words() -> Counter[str]:
     counts: Counter[str] = Counter()
     for _, paragraphs in documentation():
         for text in paragraphs:
             found = re.findall(r"[a-z']+", text.lower())
-            counts.update(word for word in found if len(word) in letters and re.fullmatch(_WORD, word))
-    ranked = sorted(counts, key=lambda word: (-counts[word], word))
-    return {word: counts[word] for word in ranked[:count]}
+            counts.update(word for word in found if re.fullmatch(_WORD, word))
+    return counts
 
 
 def _sentences(request: Request) -> dict[str, list[tuple[str, float | None]]]:
@@ -189,11 +199,12 @@ def _sentences(request: Request) -> dict[str, list[tuple[str, float | None]]]:
     assert request.sentence is not None
     assert request.train is not None
     assert request.eval is not None
+    least, most = request.sentence
     words = list(frequent_words(request.words, _SHORT))
     random = np.random.default_rng((request.seed, _TEXTS))
 
     def sentence() -> str:
-        length = int(random.integers(request.sentence[0], request.sentence[1] + 1))
+        length = int(random.integers(least, most + 1))
         return " ".join(words[place] for place in random.integers(len(words), size=length))
 
     train = [sentence() for _ in range(request.train)]
@@ -209,7 +220,7 @@ def _sentences(request: Request) -> dict[str, list[tuple[str, float | None]]]:
             text = sentence()
         else:
             raise ConfigError(
-                f"--words={len(words)} --sentence {request.sentence[0]} {request.sentence[1]}: too few sentences for "
+                f"--words={len(words)} --sentence {least} {most}: too few sentences for "
                 f"{request.train} to train on and others to evaluate"
             )
         held_out.append((text, None))
@@ -225,12 +236,12 @@ def _long_sentence(words: list[str], random: np.random.Generator) -> str:
 
 
 def _passages(request: Request) -> dict[str, list[tuple[str, float | None]]]:
-    """Texts for given lengths of time, with words as frequent as in the documentation."""
+    """Texts for given lengths of time, with many words."""
     assert request.words is not None
     assert request.train is not None
     assert request.eval is not None
     counts = frequent_words(request.words, _ANY)
-    words, cumulative = list(counts), np.cumsum(list(counts.values()))
+    words, cumulative = list(counts), np.cumsum(np.array(list(counts.values())) ** EVENNESS)
     random = np.random.default_rng((request.seed, _TEXTS))
     made: dict[str, list[tuple[str, float | None]]] = {}
     for split, lengths in (("train", train_seconds), ("eval", eval_seconds)):
@@ -239,7 +250,7 @@ def _passages(request: Request) -> dict[str, list[tuple[str, float | None]]]:
             letters = LETTERS_PER_SECOND * seconds
             text = ""
             while len(text) < letters:
-                places = np.searchsorted(cumulative, random.integers(cumulative[-1], size=_WORDS_AT_ONCE), "right")
+                places = np.searchsorted(cumulative, cumulative[-1] * random.random(_WORDS_AT_ONCE), "right")
                 text += "".join(f"{words[place]} " for place in places)
             cut = text.find(" ", int(letters))
             made[split].append((text[:cut], float(seconds)))

@@ -17,6 +17,10 @@ CHUNK = 256
 """Utterances, of like length, that are compared at once."""
 
 
+_NOWHERE, _NO_REFERENCE, _NO_HYPOTHESIS = -1, -2, -3
+"""Numbers of a word that no reference has, and of padding."""
+
+
 class WordErrors:
     """Counts the word errors of hypotheses against the same references again and again.
 
@@ -32,7 +36,9 @@ class WordErrors:
 
     def __init__(self, references: Sequence[str]) -> None:
         self._numbers: dict[str, int] = {}
-        self._references = [self._numbered(text) for text in references]
+        self._references = [
+            [self._numbers.setdefault(word, len(self._numbers)) for word in text.split()] for text in references
+        ]
         self.words = sum(len(reference) for reference in self._references)
         if not self.words:
             raise ValueError(f"{len(references)} references without a word: there is nothing to be wrong about")
@@ -60,8 +66,8 @@ class WordErrors:
         return self.edits(hypotheses) / self.words
 
     def _numbered(self, text: str) -> list[int]:
-        """A number for each word; the same word has the same."""
-        return [self._numbers.setdefault(word, len(self._numbers)) for word in text.split()]
+        """The references' number of each word; words that none of them has are wrong whatever they are."""
+        return [self._numbers.get(word, _NOWHERE) for word in text.split()]
 
 
 def _distances(references: Sequence[Sequence[int]], hypotheses: Sequence[Sequence[int]]) -> NDArray[np.int64]:
@@ -70,8 +76,8 @@ def _distances(references: Sequence[Sequence[int]], hypotheses: Sequence[Sequenc
     A row of the usual table for one more word of each reference, all utterances side by side. A row's insertions,
     d[w] = min over v <= w of (t[v] + w - v), are a running minimum of t[v] - v.
     """
-    reference_NR, lengths_N = _padded(references, -1)
-    hypothesis_NW, widths_N = _padded(hypotheses, -2)
+    reference_NR, lengths_N = _padded(references, _NO_REFERENCE)
+    hypothesis_NW, widths_N = _padded(hypotheses, _NO_HYPOTHESIS)
     places_W1 = np.arange(hypothesis_NW.shape[1] + 1)
     distance_NW1 = np.repeat(places_W1[None], len(references), axis=0)
     for word in range(reference_NR.shape[1]):

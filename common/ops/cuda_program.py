@@ -153,9 +153,10 @@ class Kernel:
     def resident_blocks(self) -> int:
         """How many blocks the whole device can have at a time."""
         found, driver = ctypes.c_int(), _driver()
+        multiprocessors = torch.cuda.get_device_properties(self._device).multi_processor_count
         with torch.cuda.device(self._device):
             if self._cluster > 1:
-                configuration = self._configuration(self._cluster, None)
+                configuration = self._configuration(self._cluster * multiprocessors, None, cooperative=False)
                 _check(
                     driver.cuOccupancyMaxActiveClusters(
                         ctypes.byref(found), self._function, ctypes.byref(configuration)
@@ -169,7 +170,7 @@ class Kernel:
                 ),
                 self._name,
             )
-        return found.value * torch.cuda.get_device_properties(self._device).multi_processor_count
+        return found.value * multiprocessors
 
     def launch_cooperatively(self, blocks: int, arguments: Sequence[Tensor | int | None]) -> None:
         """Enqueue all blocks, which start together.
@@ -186,18 +187,18 @@ class Kernel:
         ]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         with torch.cuda.device(self._device):
-            configuration = self._configuration(blocks, torch.cuda.current_stream().cuda_stream)
+            configuration = self._configuration(blocks, torch.cuda.current_stream().cuda_stream, cooperative=True)
             _check(_driver().cuLaunchKernelEx(ctypes.byref(configuration), self._function, pointers, None), self._name)
 
-    def _configuration(self, blocks: int, stream: int | None) -> _Configuration:
-        attributes = (_Attribute * 2)()
-        attributes[0].id = _ATTRIBUTE_CLUSTER
-        ctypes.memmove(attributes[0].value, struct.pack("3I", self._cluster, 1, 1), 12)
-        attributes[1].id = _ATTRIBUTE_COOPERATIVE
-        ctypes.memmove(attributes[1].value, struct.pack("i", 1), 4)
-        first = 0 if self._cluster > 1 else 1
+    def _configuration(self, blocks: int, stream: int | None, cooperative: bool) -> _Configuration:
+        chosen = [(_ATTRIBUTE_CLUSTER, struct.pack("3I", self._cluster, 1, 1))] if self._cluster > 1 else []
+        if cooperative:
+            chosen.append((_ATTRIBUTE_COOPERATIVE, struct.pack("i", 1)))
+        attributes = (_Attribute * len(chosen))()
+        for attribute, (number, value) in zip(attributes, chosen, strict=True):
+            attribute.id = number
+            ctypes.memmove(attribute.value, value, len(value))
         return _Configuration(
             (ctypes.c_uint * 3)(blocks, 1, 1), (ctypes.c_uint * 3)(self._threads, 1, 1), self._shared_bytes, stream,
-            ctypes.cast(ctypes.byref(attributes, first * ctypes.sizeof(_Attribute)), ctypes.POINTER(_Attribute)),
-            2 - first,
+            ctypes.cast(attributes, ctypes.POINTER(_Attribute)), len(chosen),
         )  # fmt: skip

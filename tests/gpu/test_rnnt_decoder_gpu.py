@@ -89,8 +89,8 @@ def test_nothing_but_the_look_at_the_end_waits_for_the_device() -> None:
     try:
         with torch.no_grad():
             decoder._begin()
-            decoder._replay()
-            decoder._replay()
+            decoder._replay(UTTERANCES)
+            decoder._replay(UTTERANCES)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     decoder.close()

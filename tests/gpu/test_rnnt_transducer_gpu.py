@@ -32,7 +32,7 @@ GRADIENT_TOLERANCE = {torch.float16: 8e-3, torch.bfloat16: 3e-2}
 WIDTH, CLASSES = 512, 1024
 JOINT = {name: joint.IMPLEMENTATIONS[name].function for name in joint.IMPLEMENTATIONS}
 LOSS = {name: transducer_loss.IMPLEMENTATIONS[name].function for name in transducer_loss.IMPLEMENTATIONS}
-OWN = ("fused", "library")
+OWN = ("fused", "sparse", "library")
 SCALE = 512.0
 """Of the loss, as in training with fp16."""
 
@@ -159,7 +159,7 @@ def wanted_of_whole(whole: Given) -> list[Tensor]:
     return one_by_one(whole)
 
 
-@pytest.mark.parametrize(("name", "parts"), [("fused", 1), ("fused", 4), ("library", 1)])
+@pytest.mark.parametrize(("name", "parts"), [("fused", 1), ("fused", 4), ("sparse", 1), ("sparse", 3), ("library", 1)])
 def test_192_utterances_equal_pytorch_one_by_one(
     whole: Given, wanted_of_whole: list[Tensor], name: str, parts: int
 ) -> None:

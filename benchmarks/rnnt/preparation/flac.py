@@ -42,7 +42,7 @@ def read(path: Path) -> NDArray[np.int16]:
     if not len(samples):
         raise DataError(f"{path} holds no samples; {_REMEDY}")
     known = head[_MD5]
-    if any(known) and hashlib.md5(samples.astype("<i2", copy=False)).digest() != known:
+    if any(known) and hashlib.md5(samples.astype("<i2", copy=False).data).digest() != known:
         raise DataError(f"{path} is damaged: its samples have another MD5 than it says; {_REMEDY}")
     return samples
 

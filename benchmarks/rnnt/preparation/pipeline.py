@@ -86,7 +86,7 @@ class Pipeline:
             shards = {split: self._shards(split, runs[split]) for split in SPLITS}
         names = [TOKENIZER]
         files: dict[str, FileEntry] = {}
-        counts = {}
+        counts: dict[str, int] = {}
         for split in SPLITS:
             columns = self._columns(split, tokenizer, shards[split])
             names += self._written(split, columns)

@@ -45,6 +45,7 @@ struct Block {
   Meeting all, warps[8], groups[2], pairs[4];
   u32 slots[8][32];
   u32 left[2][128][4];
+  bool votes[2] = {false, false};
 };
 
 struct Cluster {
@@ -54,7 +55,7 @@ struct Cluster {
 struct Thread {
   ucontext_t context;
   std::unique_ptr<char[]> stack;
-  int thread, block;
+  int thread, block, phase;
   bool done;
 };
 
@@ -68,6 +69,7 @@ static std::vector<Cluster> machine_clusters;
 static Thread* machine_now;
 static ucontext_t machine_scheduler;
 static std::function<void()> machine_body;
+static bool machine_stuck;
 
 #define threadIdx (Index{machine_now->thread})
 #define blockIdx (Index{machine_now->block})
@@ -122,8 +124,12 @@ inline u32 machine_word(float value) {
   memcpy(&word, &value, 4);
   return word;
 }
+inline float __int_as_float(int word) { return __uint_as_float((u32)word); }
 inline int __float_as_int(float value) { return (int)machine_word(value); }
 
+inline u32 __shfl_sync(u32, u32 value, int lane) {
+  return machine_warp(value, [lane](u32* slots) { return slots[lane]; });
+}
 inline float __shfl_xor_sync(u32, float value, int distance) {
   int lane = threadIdx.x % 32 ^ distance;
   return __uint_as_float(machine_warp(machine_word(value), [lane](u32* slots) { return slots[lane]; }));
@@ -155,18 +161,47 @@ inline void store_pair_at(u32 remote, float first, float second) {
   int block = machine_now->block / CLUSTER * CLUSTER + (int)(remote >> 24) - 1;
   machine_store_pair(block, remote & 0xffffff, first, second);
 }
-inline void cluster_barrier() {
-  machine_meet(machine_clusters[machine_now->block / CLUSTER].all, CLUSTER * MACHINE_THREADS);
+inline void cluster_arrive() {
+  Meeting& meeting = machine_clusters[machine_now->block / CLUSTER].all;
+  machine_now->phase = meeting.generation;
+  if (++meeting.count == CLUSTER * MACHINE_THREADS) {
+    meeting.count = 0;
+    ++meeting.generation;
+  }
+}
+inline void cluster_wait() {
+  Meeting& meeting = machine_clusters[machine_now->block / CLUSTER].all;
+  while (meeting.generation == machine_now->phase) machine_yield();
 }
 inline void warps_barrier(u32 warp) { machine_meet(machine_block().pairs[warp], 64); }
 inline void publish_to_tensor_cores() {}
 
-inline void count_arrival(u32* counter) { ++*counter; }
-inline void wait_for_arrivals(const u32* counter, u32 wanted) {
-  while (*(const volatile u32*)counter < wanted) machine_yield();
+inline bool any_of_warpgroup(u32 warpgroup, bool value) {
+  Block& block = machine_block();
+  block.votes[warpgroup] |= value;
+  machine_meet(block.groups[warpgroup], 128);
+  bool result = block.votes[warpgroup];
+  machine_meet(block.groups[warpgroup], 128);
+  block.votes[warpgroup] = false;
+  machine_meet(block.groups[warpgroup], 128);
+  return result;
 }
 
-inline void load_fresh(u32 (&words)[4], const void* pointer) { memcpy(words, pointer, 16); }
+inline void count_arrival(u32* counter) { ++*counter; }
+inline u32 arrivals(const u32* counter) { return *(const volatile u32*)counter; }
+inline void order_fresh() {}
+
+// Words that stay missing would be waited for without end.
+inline void wait_longer(u64& since) {
+  machine_stuck |= ++since > 2000;
+  machine_yield();
+}
+inline void load_fresh(u32 (&words)[4], const u32* pointer) { memcpy(words, pointer, 16); }
+inline void store_fresh(u32* pointer, u32 word) { *pointer = word; }
+inline void store_fresh(u32* pointer, u32 word0, u32 word1, u32 word2, u32 word3) {
+  u32 words[4] = {word0, word1, word2, word3};
+  memcpy(pointer, words, 16);
+}
 template <typename T>
 inline T load_once(const T* pointer) {
   return *pointer;
@@ -249,9 +284,10 @@ static void machine_start() {
   machine_yield();
 }
 
-// Run a grid whose shared memory holds what looks like NaN at first.
-inline void machine_run(int blocks, int shared_bytes, std::function<void()> body) {
+// Run a grid, some blocks of which lag behind others for a while, and whose shared memory holds what looks like NaN at first. Returns whether all threads have ended.
+inline bool machine_run(int blocks, int shared_bytes, std::function<void()> body) {
   machine_body = body;
+  machine_stuck = false;
   machine_blocks = std::vector<Block>(blocks);
   machine_clusters = std::vector<Cluster>(blocks / CLUSTER);
   for (Block& block : machine_blocks) block.shared.assign(shared_bytes, 0xff);
@@ -267,12 +303,15 @@ inline void machine_run(int blocks, int shared_bytes, std::function<void()> body
     thread.context.uc_stack.ss_size = STACK;
     makecontext(&thread.context, machine_start, 0);
   }
-  for (size_t left = machine_threads.size(); left > 0;) {
+  u32 random = 1, turn = 0;
+  for (size_t left = machine_threads.size(); left > 0 && !machine_stuck;) {
     for (Thread& thread : machine_threads) {
-      if (thread.done) continue;
+      if (thread.thread == 0) turn = (random = random * 1664525 + 1013904223) >> 30;
+      if (thread.done || turn == 0) continue;
       machine_now = &thread;
       swapcontext(&machine_scheduler, &thread.context);
       left -= thread.done;
     }
   }
+  return !machine_stuck;
 }

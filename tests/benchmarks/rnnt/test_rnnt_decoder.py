@@ -88,6 +88,21 @@ def test_only_blanks_give_nothing_and_go_over_several_frames_at_once():
     assert decoder.replays == 3 + 1, "12 frames, and the replay that was queued before the last one was looked at"
 
 
+@pytest.mark.parametrize("blank", [1.0, 1000.0])
+def test_rows_behind_the_last_that_goes_on_are_left_out(monkeypatch, blank):
+    lengths = [12, 10, 12, 1, *[9] * 4, *[7] * 5, *[5] * 15, *[2] * 29, 0]
+    model, limits = SmallTransducer(1, blank), Limits(BLANK, frame_symbols=4, symbols=17)
+    f_SNJ = torch.randn(FRAMES, 58, JOINT, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    decoder = GreedyDecoder(model, limits, 58, FRAMES, JOINT, CPU, torch.float64, look_ahead=1, unroll=1)
+    seen, step = [], decoder._step
+    monkeypatch.setattr(decoder, "_step", lambda rows: (seen.append(rows), step(rows)))
+    found = decoded(decoder, f_SNJ, lengths)
+    assert found == [token_by_token(model, f_SNJ[:length, n], limits) for n, length in enumerate(lengths)]
+    assert seen == sorted(seen, reverse=True)
+    if blank == 1000.0:  # what goes on after 2, 5 and 7 frames is known one replay later
+        assert seen == [58] * 3 + [32] * 3 + [16] * 2 + [8] * 5
+
+
 def test_a_second_evaluation_knows_nothing_of_the_first():
     limits = Limits(BLANK, frame_symbols=4, symbols=17)
     model = SmallTransducer(1, blank=1.0)
@@ -105,4 +120,5 @@ def test_a_graph_can_hold_the_iterations():
     decoder.length_N.fill_(FRAMES)
     with torch.no_grad(), Capturable():
         decoder._begin()
-        decoder._iterate({})
+        decoder._iterate(len(LENGTHS), {})
+        decoder._iterate(8, {})

@@ -90,9 +90,11 @@ def test_a_tone_played_longer_is_deeper(speed):
 
 
 def test_at_its_own_speed_an_utterance_stays_as_it_is():
-    audio = oracle.utterances([700], [1.0])
-    found = plain.resample(audio, 800, FACTS, torch.float32)[0, :700]
-    np.testing.assert_allclose(found.numpy(), oracle.recorded(audio, 0), rtol=0, atol=1e-15)
+    for speeds in ([1.0, 1.0], [1.0, 1.1]):
+        found = plain.resample(oracle.utterances([700, 500], speeds), 800, FACTS, torch.float64)
+        expected = oracle.recorded(oracle.utterances([700, 500], speeds), 0)
+        np.testing.assert_allclose(found[0, :700].numpy(), expected, rtol=0, atol=1e-15)
+        assert not found[0, 700:].any()
 
 
 @pytest.mark.parametrize(

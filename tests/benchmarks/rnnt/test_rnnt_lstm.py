@@ -184,3 +184,9 @@ def test_another_seed_draws_other_weights_and_the_same_the_same() -> None:
 def test_an_unknown_implementation_is_refused() -> None:
     with pytest.raises(UnsupportedImplementation, match="unknown implementation 'apex'"):
         stack(0.1, implementation="apex")
+
+
+def test_pytorchs_own_is_refused_in_bf16_on_a_cpu_where_its_gradients_are_wrong() -> None:
+    with pytest.raises(UnsupportedImplementation, match="wrong on CPUs"):
+        LstmStack(5, 8, 1, 0.1, INITIAL, generator_of("stack"), dtype=torch.bfloat16, implementation="torch")
+    assert LstmStack(5, 8, 1, 0.1, INITIAL, generator_of("stack"), dtype=torch.bfloat16).choice == "plain"

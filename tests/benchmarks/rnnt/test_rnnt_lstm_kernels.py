@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from benchmarks.rnnt.ops.lstm import persistent
 from benchmarks.rnnt.ops.lstm.persistent import lstm_persistent
 from benchmarks.rnnt.ops.lstm.plain import LstmWeights, lstm_plain
-from benchmarks.rnnt.ops.lstm.plan import MOST_ROWS, Plan, plans
+from benchmarks.rnnt.ops.lstm.plan import MOST_ROWS, Plan, Wait, plans
 from common.ops.cuda_program import compiled, no_compiler
 from tests.generators import generator_of
 
@@ -27,8 +28,8 @@ H200 = (132, 232448)
 TOLERANCE = {torch.float16: 3e-3, torch.bfloat16: 2.5e-2}
 MACHINE = Path(__file__).with_name("lstm_machine.hpp")
 LAUNCH = """
-extern "C" void launch(int blocks, int shared_bytes, void** p, const int* n) {
-  machine_run(blocks, shared_bytes, [=] {
+extern "C" bool launch(int blocks, int shared_bytes, void** p, const int* n) {
+  return machine_run(blocks, shared_bytes, [=] {
 #if BACKWARD
     lstm_recurrence_backward((u16*)p[0], (u16*)p[1], (u16*)p[2], (u16*)p[3], (u16*)p[4], (u16*)p[5], (float*)p[6],
                              (u16*)p[7], (int*)p[8], (u32*)p[9], (u32*)p[10], n[0], n[1], n[2], n[3]);
@@ -53,14 +54,16 @@ class Machine:
         command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", str(library), str(file)]
         subprocess.run(command, check=True)
         self._library, self._shared_bytes = ctypes.CDLL(str(library)), plan.shared_bytes
+        self._library.launch.restype = ctypes.c_bool
 
     def launch_cooperatively(self, blocks: int, arguments: Sequence[Tensor | int | None]) -> None:
         pointers = [0 if given is None else given.data_ptr() for given in arguments if not isinstance(given, int)]
         numbers = [given for given in arguments if isinstance(given, int)]
-        self._library.launch(
+        ended = self._library.launch(
             blocks, self._shared_bytes, (ctypes.c_void_p * len(pointers))(*pointers),
             (ctypes.c_int * len(numbers))(*numbers),
         )  # fmt: skip
+        assert ended, "blocks wait for one another without end"
 
 
 @pytest.fixture(scope="module")
@@ -89,12 +92,13 @@ def lengths_of(batch: int, frames: int, kind: str) -> Tensor:
     return lengths.sort(descending=True).values if kind == "sorted" else lengths
 
 
-# backward, H, groups, rows, units, cluster: a last block with fewer units, two tiles, sums over 1 to 8 blocks
-DIVISIONS = {
-    "one tile": ((False, 128, 2, 48, 24, 1), (True, 128, 2, 48, 24, 1), 70, torch.float16, "mixed"),
-    "two tiles": ((False, 128, 1, 96, 32, 1), (True, 128, 1, 96, 16, 4), 90, torch.bfloat16, "sorted"),
-    "odd width": ((False, 192, 1, 32, 32, 1), (True, 192, 1, 32, 24, 4), 20, torch.float16, "equal"),
-    "clusters": ((False, 128, 1, 16, 16, 2), (True, 128, 1, 16, 8, 8), 9, torch.bfloat16, "mixed"),
+# H, (groups, rows, units, cluster, wait) forward and backward, batch, dtype, lengths: a last block with fewer units,
+# two tiles, sums over 1 to 8 blocks
+DIVISIONS: dict[str, tuple[int, tuple[Any, ...], tuple[Any, ...], int, torch.dtype, str]] = {
+    "one tile": (128, (2, 48, 24, 1, Wait.LOOK), (2, 48, 24, 1, Wait.LOAD), 70, torch.float16, "mixed"),
+    "two tiles": (128, (1, 96, 32, 1, Wait.LOAD), (1, 96, 16, 4, Wait.LOOK), 90, torch.bfloat16, "sorted"),
+    "odd width": (192, (1, 32, 32, 1, Wait.COUNT), (1, 32, 24, 4, Wait.COUNT), 20, torch.float16, "equal"),
+    "clusters": (128, (1, 16, 16, 2, Wait.LOOK), (1, 16, 8, 8, Wait.LOAD), 9, torch.bfloat16, "mixed"),
 }
 
 
@@ -102,11 +106,11 @@ DIVISIONS = {
 def test_the_source_computes_results_states_and_gradients(
     name: str, machine: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forward, backward, batch, dtype, kind = DIVISIONS[name]
+    width, *divisions, batch, dtype, kind = DIVISIONS[name]
     given = kind != "sorted"
-    width, inputs, frames = forward[1], 24, 4
-    for division in (forward, backward):
-        monkeypatch.setitem(persistent.FIXED_PLANS, (division[0], width, batch), Plan(*division))
+    inputs, frames = 24, 6
+    for backward, division in zip((False, True), divisions, strict=True):
+        monkeypatch.setitem(persistent.FIXED_PLANS, (backward, width, batch), Plan(backward, width, *division))
     x = drawn(frames, batch, inputs, dtype=dtype)
     ih, hh = drawn(4 * width, inputs, dtype=dtype, scale=0.3), drawn(4 * width, width, dtype=dtype, scale=0.15)
     weights = LstmWeights(ih, hh, drawn(4 * width, dtype=dtype), drawn(4 * width, dtype=dtype, scale=0.5))

@@ -183,8 +183,9 @@ def test_settings_that_do_not_fit_the_data_are_refused():
         stream(train_samples=15)
     with pytest.raises(DataError, match=r"can have \d+ frames .* and 16 tokens, .*\[\[250, 15\]\]: add a bucket"):
         stream(buckets=[[250, 15]])
-    longest = spliced_frames(resampled(SAMPLES.max(), np.float64(1.15)), small_corpus.facts())
-    even = int(longest) // 2 * 2
+    longest = spliced_frames(resampled(SAMPLES.max(keepdims=True), np.array([1.15])), small_corpus.facts())
+    longest = int(longest[0])
+    even = longest // 2 * 2
     stream(buckets=[[even + 2, 16]])
     with pytest.raises(DataError, match=rf"can have {longest} frames \(an utterance of {SAMPLES.max()} samples"):
         stream(buckets=[[even - 2, 16]])

@@ -11,7 +11,7 @@ import torch
 from benchmarks.rnnt.ops.features import plain
 from benchmarks.rnnt.ops.features import triton as features_triton
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = pytest.mark.usefixtures("poisoned_memory", "bfloat16_products", "rounded_conversions")
 
 FACTS = small_corpus.facts()
 LENGTHS, SPEEDS, FRAMES = (13000, 9000, 7000, 1500, 170), (1.15, 0.85, 1.0, 0.97, 1.0), 32

@@ -11,6 +11,7 @@ from benchmarks.rnnt.ops import joint, transducer_loss
 from benchmarks.rnnt.ops.joint import triton as joint_triton
 from benchmarks.rnnt.ops.transducer_loss import joint_loss, packed_loss
 from benchmarks.rnnt.ops.transducer_loss import triton as loss_triton
+from benchmarks.rnnt.ops.transducer_loss.passes import Transitions
 from benchmarks.rnnt.packed_rows import packed_rows
 from common.errors import UnsupportedImplementation
 from common.ops.dropout.plain import DropoutMask
@@ -21,10 +22,11 @@ from tests.capturable import Capturable
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions", "bfloat16_products")
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-MIXED = ([5, 1, 3, 6], [2, 3, 0, 4])
+MIXED = ([5, 1, 2, 6], [1, 3, 0, 2])
 JOINT, PLAIN_JOINT = (joint.IMPLEMENTATIONS[name].function for name in ("triton", "torch"))
 PLAIN_LOSS = transducer_loss.IMPLEMENTATIONS["torch"].function
-OWN = {name: transducer_loss.IMPLEMENTATIONS[name].function for name in ("fused", "library")}
+OWN = {name: transducer_loss.IMPLEMENTATIONS[name].function for name in ("fused", "sparse", "library")}
+DESCRIBED = "fused, by descriptors"
 DROPOUT = DropoutMask(0.25, torch.tensor((5 << 32) + 3), 7)
 
 
@@ -37,8 +39,10 @@ def several_programs(monkeypatch: pytest.MonkeyPatch) -> None:
             loss_triton,
             {
                 "statistics": (64, 1), "gradient": (64, 1, 3, 1), "recursion": (32, 1),
-                "product": (16, 16, 16, 1, 1, 2, 0), "input_gradient": (16, 16, 16, 1, 1, 2, 0),
-                "weight_gradient": (16, 16, 16, 1, 1, 8, 0),
+                "product": (16, 16, 16, 1, 1, 2, 0, 0), "input_gradient": (16, 16, 16, 1, 1, 2, 0, 0),
+                "weight_gradient": (16, 16, 16, 1, 1, 8, 0, 0),
+                "some_input_gradient": (16, 16, 16, 1, 1, 2, 0, 0),
+                "some_weight_gradient": (16, 16, 16, 1, 1, 8, 0, 0),
             },
         ),
     ):  # fmt: skip
@@ -86,11 +90,15 @@ def test_joint_and_its_gradients_are_the_plain_ones(dtype: torch.dtype, width: i
     dh[used:] = torch.nan
     h = torch.cat((wanted, torch.full((given.rows.capacity - used, width), torch.nan, dtype=dtype)))
     frames, columns = len(f), len(g)
-    formulas = PLAIN_JOINT.backward(dh.double(), h.double(), frames, columns, given.rows, dropout)
+    formulas = PLAIN_JOINT.backward(dh.double(), h.double(), None, frames, columns, given.rows, dropout)
     masked = torch.where(h == 0, 0.0, dh)
+    live = torch.rand(given.rows.capacity) < 0.6
+    some = [passes.backward(dh, h, live, frames, columns, given.rows, dropout) for passes in (JOINT, PLAIN_JOINT)]
+    assert all(close(*pair, dtype) for pair in zip(*some, strict=True))
+    assert not close(some[0][0], formulas[0], dtype)
     for gradients in (
-        JOINT.backward(dh, h, frames, columns, given.rows, dropout),
-        JOINT.backward(masked, None, frames, columns, given.rows, dropout),
+        JOINT.backward(dh, h, None, frames, columns, given.rows, dropout),
+        JOINT.backward(masked, None, None, frames, columns, given.rows, dropout),
     ):
         assert all(close(*pair, dtype) for pair in zip(gradients, formulas, strict=True))
         assert all(gradient.dtype == dtype for gradient in gradients)
@@ -127,7 +135,7 @@ def test_loss_of_logits_and_its_gradient_are_the_recursions(classes: int, dtype:
 
 
 def test_all_ways_to_the_end_are_all_ways_from_the_beginning() -> None:
-    given = case([3, 40, 7], [33, 2, 0], classes=8)
+    given = case([3, 20, 2], [33, 2, 0], classes=8)
     passes, rows = OWN["fused"], given.rows
     label_R = passes.labels(given.tokens_BU, rows)
     assert torch.equal(label_R, PLAIN_LOSS.labels(given.tokens_BU, rows))
@@ -163,15 +171,24 @@ def last_layer(classes: int, width: int, dtype: torch.dtype) -> list[Tensor]:
     return [torch.randn(shape, generator=random).to(dtype) for shape in ((classes, width), (classes,))]
 
 
-@pytest.mark.parametrize("name", OWN)
+EVEN, ODD, PARTS = (torch.float16, 32, 32, 1), (torch.bfloat16, 40, 24, 1), (torch.float16, 8, 24, 3)
+
+
 @pytest.mark.parametrize(
-    ("dtype", "width", "classes", "parts"),
-    [(torch.float16, 32, 32, 1), (torch.bfloat16, 40, 24, 1), (torch.float16, 8, 40, 3)],
-    ids=["even tiles", "odd tiles", "in parts"],
-)
+    ("name", "sizes"),
+    [
+        ("fused", EVEN), ("fused", ODD), ("sparse", EVEN), ("sparse", ODD), ("library", ODD),
+        (DESCRIBED, ODD), (DESCRIBED, PARTS),
+    ],
+)  # fmt: skip
 def test_loss_of_both_networks_and_its_gradients_are_the_plain_ones_in_float64(
-    dtype: torch.dtype, width: int, classes: int, parts: int, name: str
+    sizes: tuple[torch.dtype, int, int, int], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    dtype, width, classes, parts = sizes
+    if name == DESCRIBED:
+        name = "fused"
+        for key in ("product", "input_gradient", "weight_gradient"):
+            monkeypatch.setitem(loss_triton.TILES, key, loss_triton.TILES[key]._replace(described=1))
     given = case(*MIXED, classes=classes)
     drawn = [*networks(given, width, dtype), *last_layer(classes, width, dtype)]
     found = losses_and_gradients((JOINT, OWN[name]), drawn, given, DROPOUT, parts)
@@ -182,7 +199,38 @@ def test_loss_of_both_networks_and_its_gradients_are_the_plain_ones_in_float64(
         assert value.dtype == (dtype if place else torch.float32)
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rows_are_left_out_whose_gradient_is_rounded_to_zero(dtype: torch.dtype) -> None:
+    floor = 2.0**-25 * (1.0 if dtype == torch.float16 else 0.5)
+    through = torch.tensor([1.0, 0.9, 1.1, 0.0, torch.nan, 3.0, 2.0, torch.nan]) * floor
+    label = torch.tensor([3, -1, 2, 0, -1, 4, -2, -2], dtype=torch.int32)
+    arcs = Transitions(0.25 * through, 0.75 * through)
+    chosen = OWN["sparse"].choose(arcs, label, torch.tensor([0.1, -0.5]), dtype)
+    assert chosen is not None
+    assert chosen.live_R.tolist() == [False, False, True, False, True, True, False, False]
+    assert chosen.rank_R.tolist() == [0, 0, 1, 1, 2, 3, 3, 3]
+    assert chosen.row_R[:3].tolist() == [2, 4, 5]
+
+
+def test_confident_rows_are_few_and_their_gradients_the_plain_ones() -> None:
+    given = case([12, 9], [3, 2], classes=16)
+    weight, bias = last_layer(16, 16, torch.float16)
+    drawn = [*networks(given, 16, torch.float16), 6 * weight, bias]
+    found = losses_and_gradients((JOINT, OWN["sparse"]), drawn, given, DROPOUT, 2)
+    wide = [value.double() for value in drawn]
+    wanted = losses_and_gradients((PLAIN_JOINT, PLAIN_LOSS), wide, given, DROPOUT, 1)
+    assert all(close(*pair, torch.bfloat16) for pair in zip(found, wanted, strict=True))
+    label_R = OWN["sparse"].labels(given.tokens_BU, given.rows)
+    h_RH = JOINT.forward(*drawn[:2], given.rows, DROPOUT)
+    _, statistics = OWN["sparse"].product(h_RH, *drawn[2:], label_R, 0, given.rows)
+    recursion, d_loss_B = OWN["sparse"].recursion(statistics, given.rows), torch.ones(2)
+    arcs = OWN["sparse"].transitions(statistics, recursion, d_loss_B, given.rows)
+    chosen = OWN["sparse"].choose(arcs, label_R, d_loss_B, torch.float16)
+    assert chosen is not None
+    assert 10 < int(chosen.rank_R[-1]) < 0.7 * used_rows(given.rows)
+
+
+@pytest.mark.parametrize("name", ["sparse", "library"])
 def test_parts_leave_the_losses_as_they_are_and_a_step_is_capturable(name: str) -> None:
     given = case(*MIXED, classes=16)
     drawn = [*networks(given, 16, torch.float16), *last_layer(16, 16, torch.float16)]
@@ -190,9 +238,9 @@ def test_parts_leave_the_losses_as_they_are_and_a_step_is_capturable(name: str) 
     with Capturable():
         frames, tokens = given.rows.frames_B, given.rows.tokens_B
         rows = packed_rows(frames, tokens, given.rows.most_frames, given.rows.most_tokens, given.rows.capacity)
-        four = losses_and_gradients((JOINT, OWN[name]), drawn, given._replace(rows=rows), DROPOUT, 4)
-    assert torch.equal(one[0], four[0])
-    assert all(close(*pair, torch.float16) for pair in zip(four[1:], one[1:], strict=True))
+        three = losses_and_gradients((JOINT, OWN[name]), drawn, given._replace(rows=rows), DROPOUT, 3)
+    assert torch.equal(one[0], three[0])
+    assert all(close(*pair, torch.float16) for pair in zip(three[1:], one[1:], strict=True))
 
 
 def test_what_the_kernels_cannot_do_is_left_to_pytorch() -> None:
@@ -200,8 +248,8 @@ def test_what_the_kernels_cannot_do_is_left_to_pytorch() -> None:
         return OperationRequest(torch.device("cpu"), dtype, {"width": width, "classes": classes})
 
     for chosen, dtype, width, classes in (
-        ("fused", torch.float16, 512, 1024),
-        ("fused", torch.bfloat16, 512, 1024),
+        ("sparse", torch.float16, 512, 1024),
+        ("sparse", torch.bfloat16, 512, 1024),
         ("torch", torch.float32, 512, 1024),
         ("torch", torch.float16, 512, 1023),
         ("torch", torch.float16, 512, 16384),

@@ -81,10 +81,14 @@ def resample(audio: AudioBatch, samples: int, facts: AudioFacts, precision: torc
         facts: of the speeds.
         precision: fp32 or fp64.
     """
-    side = taps_each_side(facts)
-    windows_BNC = _recorded(audio, math.ceil(samples / min(1.0, facts.speed_min)) + 1, side, precision)
+    side, device = taps_each_side(facts), audio.speed_B.device
+    if device.type == "cpu" and bool((audio.speed_B == 1).all()):
+        return _recorded(audio, 0, samples, precision)
+    # The window at n has the recorded samples from n - side on.
+    windows_BNC = _recorded(audio, -side, math.ceil(samples / min(1.0, facts.speed_min)) + 1 + side, precision).unfold(
+        1, 2 * side, 1
+    )
     table_BPC = _filters(audio.speed_B, side).to(precision)
-    device = table_BPC.device
     row_B1 = torch.arange(len(audio), device=device)[:, None]
     made_BN = torch.empty((len(audio), samples), dtype=precision, device=device)
     chunk = max(1, _CHUNK[device.type] // len(audio))
@@ -102,14 +106,12 @@ def resample(audio: AudioBatch, samples: int, facts: AudioFacts, precision: torc
     return torch.where(_within(audio.resampled_B, samples), made_BN, 0.0)
 
 
-def _recorded(audio: AudioBatch, samples: int, side: int, precision: torch.dtype) -> Tensor:
-    """The recorded samples around each place, (B, places, 2 * side): at n those from n - side on, and zeros beyond
-    the ends; the last place is beyond ``samples``."""
-    place_N = torch.arange(-side, samples + side, device=audio.length_B.device)
+def _recorded(audio: AudioBatch, first: int, end: int, precision: torch.dtype) -> Tensor:
+    """The recorded samples at ``first`` ... ``end - 1``, (B, end - first), and zeros beyond the utterances' ends."""
+    place_N = torch.arange(first, end, device=audio.length_B.device)
     inside_BN = (place_N >= 0) & (place_N < audio.length_B[:, None])
     source_BN = torch.where(inside_BN, place_N + audio.offset_B[:, None], 0)
-    heard_BN = torch.where(inside_BN, audio.audio_A[source_BN].to(precision) / 32768.0, 0.0)
-    return heard_BN.unfold(1, 2 * side, 1)
+    return torch.where(inside_BN, audio.audio_A[source_BN].to(precision) / 32768.0, 0.0)
 
 
 def _filters(speed_B: Tensor, side: int) -> Tensor:
@@ -157,8 +159,9 @@ def emphasise(signal_BN: Tensor, first_B: Tensor, seed_B: Tensor, facts: AudioFa
     """Noise added, and then a share of the sample before subtracted from each, (B, N); before ``first_B``, where the
     utterance begins, stands the first sample itself. What lies before that is of no meaning."""
     place_N = torch.arange(signal_BN.shape[1], device=signal_BN.device)
-    even_BN, odd_BN = normal_pairs(place_N // 2, seed_B[:, None], DITHER, signal_BN.dtype)
-    noisy_BN = signal_BN + facts.dither * torch.where(place_N % 2 == 0, even_BN, odd_BN)
+    pairs = normal_pairs(place_N[: (len(place_N) + 1) // 2], seed_B[:, None], DITHER, signal_BN.dtype)
+    noise_BN = torch.stack(pairs, 2).flatten(1)[:, : len(place_N)]
+    noisy_BN = signal_BN + facts.dither * noise_BN
     before_BN = torch.where(place_N == first_B[:, None], noisy_BN, noisy_BN.roll(1, 1))
     return noisy_BN - facts.preemphasis * before_BN
 

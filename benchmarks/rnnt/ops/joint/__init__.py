@@ -9,11 +9,11 @@ Legend: S frames, N tokens before, with none at all, B utterances, H width, R ro
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from benchmarks.rnnt.ops.joint.plain import PASSES, JointPasses
-from benchmarks.rnnt.packed_rows import PackedRows
-from common.ops.dropout.plain import DropoutMask
 from common.ops.implementation import Implementation, OperationRequest, always
 from common.ops.triton_support import triton_unsupported
 
@@ -29,18 +29,16 @@ def _unsupported(request: OperationRequest) -> str | None:
     return triton_unsupported(request)
 
 
-def _forward_triton(f_SBH: Tensor, g_NBH: Tensor, rows: PackedRows, dropout: DropoutMask) -> Tensor:
+def _forward_triton(*args: Any) -> Tensor:
     from benchmarks.rnnt.ops.joint import triton  # triton is imported only where it is used
 
-    return triton.forward(f_SBH, g_NBH, rows, dropout)
+    return triton.forward(*args)
 
 
-def _backward_triton(
-    dh_RH: Tensor, h_RH: Tensor | None, frames: int, columns: int, rows: PackedRows, dropout: DropoutMask
-) -> tuple[Tensor, Tensor]:
+def _backward_triton(*args: Any) -> tuple[Tensor, Tensor]:
     from benchmarks.rnnt.ops.joint import triton  # triton is imported only where it is used
 
-    return triton.backward(dh_RH, h_RH, frames, columns, rows, dropout)
+    return triton.backward(*args)
 
 
 IMPLEMENTATIONS = {

@@ -33,7 +33,7 @@ def case(passes: JointPasses, batch: int, dtype: torch.dtype) -> list[Pass]:
     moved = float((given.used * width + f.numel() + g.numel()) * dtype.itemsize)
     return [
         Pass("forward", lambda: passes.forward(f, g, rows, dropout), moved),
-        Pass("backward", lambda: passes.backward(h, None, len(f), len(g), rows, dropout), moved),
+        Pass("backward", lambda: passes.backward(h, None, None, len(f), len(g), rows, dropout), moved),
     ]
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,27 +16,16 @@ MOST_INDICES = 1 << 32
 """Elements that the dropout mask can number."""
 
 
-class Forward(Protocol):
-    """Rows of both networks' sums, rectified and dropped out."""
-
-    def __call__(self, f_SBH: Tensor, g_NBH: Tensor, rows: PackedRows, dropout: DropoutMask) -> Tensor:
-        """See :func:`forward_torch`."""
-
-
-class Backward(Protocol):
-    """Gradients of both networks' results."""
-
-    def __call__(
-        self, dh_RH: Tensor, h_RH: Tensor | None, frames: int, columns: int, rows: PackedRows, dropout: DropoutMask
-    ) -> tuple[Tensor, Tensor]:
-        """See :func:`backward_torch`."""
-
-
 class JointPasses(NamedTuple):
-    """The packed joint without autograd."""
+    """The packed joint without autograd.
 
-    forward: Forward
-    backward: Backward
+    Attributes:
+        forward: see :func:`forward_torch`.
+        backward: see :func:`backward_torch`.
+    """
+
+    forward: Callable[[Tensor, Tensor, PackedRows, DropoutMask], Tensor]
+    backward: Callable[[Tensor, Tensor | None, Tensor | None, int, int, PackedRows, DropoutMask], tuple[Tensor, Tensor]]
 
 
 def check(f_SBH: Tensor, g_NBH: Tensor, rows: PackedRows) -> None:
@@ -84,13 +74,20 @@ def forward_torch(f_SBH: Tensor, g_NBH: Tensor, rows: PackedRows, dropout: Dropo
 
 
 def backward_torch(
-    dh_RH: Tensor, h_RH: Tensor | None, frames: int, columns: int, rows: PackedRows, dropout: DropoutMask
+    dh_RH: Tensor,
+    h_RH: Tensor | None,
+    live_R: Tensor | None,
+    frames: int,
+    columns: int,
+    rows: PackedRows,
+    dropout: DropoutMask,
 ) -> tuple[Tensor, Tensor]:
     """Plain version.
 
     Args:
         dh_RH: gradient of the result; rows that do not exist are not read.
         h_RH: the result, where it is zero no gradient passes; None if ``dh_RH`` is zero there already.
+        live_R: rows with a gradient, bool; all others are not read. None for all that exist.
         frames, columns: S and N of the arguments of forward.
         rows, dropout: those of forward.
 
@@ -98,7 +95,8 @@ def backward_torch(
         Gradients of f and g, in the dtype of ``dh_RH``; zero in padding.
     """
     place = places(rows)
-    dead_RH = ~place.exists_R[:, None]
+    exists_R = place.exists_R if live_R is None else place.exists_R & live_R
+    dead_RH = ~exists_R[:, None]
     if h_RH is not None:
         dead_RH = dead_RH | (h_RH == 0)
     dz_RH = widen(dh_RH).masked_fill(dead_RH, 0) * scale_of_kept(dropout.p)

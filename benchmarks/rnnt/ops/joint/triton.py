@@ -76,7 +76,13 @@ def forward(f_SBH: Tensor, g_NBH: Tensor, rows: PackedRows, dropout: DropoutMask
 
 
 def backward(
-    dh_RH: Tensor, h_RH: Tensor | None, frames: int, columns: int, rows: PackedRows, dropout: DropoutMask
+    dh_RH: Tensor,
+    h_RH: Tensor | None,
+    live_R: Tensor | None,
+    frames: int,
+    columns: int,
+    rows: PackedRows,
+    dropout: DropoutMask,
 ) -> tuple[Tensor, Tensor]:
     """See :func:`benchmarks.rnnt.ops.joint.plain.backward_torch`."""
     utterances, width = rows.utterances, dh_RH.shape[1]
@@ -91,8 +97,8 @@ def backward(
     if width and utterances:
         dh_RH = dh_RH.contiguous()
         kernels.joint_backward_kernel[(triton.cdiv(frames, tile.frames), utterances)](
-            dh_RH, dh_RH if h_RH is None else h_RH, df_SBH, partial_PH, *rows[:3], frames, columns, utterances,
-            MASKED=h_RH is not None, STAGES=tile.stages, num_warps=tile.warps, **shared,
+            dh_RH, dh_RH if h_RH is None else h_RH, live_R, df_SBH, partial_PH, *rows[:3], frames, columns, utterances,
+            MASKED=h_RH is not None, SOME=live_R is not None, STAGES=tile.stages, num_warps=tile.warps, **shared,
         )  # fmt: skip
         sums: Columns = TILES["columns"]
         kernels.joint_columns_kernel[(columns, utterances)](

@@ -15,16 +15,17 @@ Legend: T frames, B rows, I inputs, H width of the state, G = 4 H gates.
 
 from __future__ import annotations
 
+from benchmarks.rnnt.ops.lstm import library, persistent
 from benchmarks.rnnt.ops.lstm.library import lstm_library
-from benchmarks.rnnt.ops.lstm.persistent import lstm_persistent, unsupported
+from benchmarks.rnnt.ops.lstm.persistent import lstm_persistent
 from benchmarks.rnnt.ops.lstm.plain import Lstm, LstmWeights, State, lstm_plain
 from common.ops.implementation import Implementation, always
 
 __all__ = ["IMPLEMENTATIONS", "Lstm", "LstmWeights", "State"]
 
 IMPLEMENTATIONS = {
-    "persistent": Implementation("persistent", lstm_persistent, unsupported),
-    "torch": Implementation("torch", lstm_library, always),
+    "persistent": Implementation("persistent", lstm_persistent, persistent.unsupported),
+    "torch": Implementation("torch", lstm_library, library.unsupported),
     "plain": Implementation("plain", lstm_plain, always),
 }
 """Signature: ``lstm(x_TBI, weights, lengths_B, state=None, final_state=False) -> (y_TBH, state or None)``. Sizes of a

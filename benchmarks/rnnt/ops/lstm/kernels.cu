@@ -6,7 +6,17 @@
 // 4 H gates' gradients of the frame behind, and columns the block's units. The blocks of a cluster divide K: each does
 // a part of K for the columns of all of them, and gives the others their sums through shared memory, so that each block
 // reads K / CLUSTER of each row from the L2 cache, which is what limits a frame. Two warpgroups divide a block's K once
-// more. What a block has made of a frame the others of its group read once all of them have arrived at a counter.
+// more.
+//
+// What a block has made of a frame the others of its group read from `fresh`. How they know that it is there is WAIT:
+//  COUNT  all blocks of the group have arrived at a counter.
+//  LOOK   nothing but the words themselves says so: a word that hasn't been written is MISSING, two NaN that arithmetic
+//         never gives. A warp looks at a word of every warp that writes for it until they are there, loads all, and
+//         should one be missing yet, the product is made again. Four buffers take turns. When a thread has what the
+//         others have made of a frame, they have read what it had made of the frame before; so it makes that MISSING
+//         again, and a fence in the next frame puts this before the next word that it writes, after which the others
+//         may look at that place again.
+//  LOAD   likewise, but a warp loads all until it is there, at once if it is.
 //
 // Gates lie unit by unit: gate j of unit u in column 4 u + j. Rows are best sorted by length: groups end early,
 // and warps whose 16 rows have ended read nothing.
@@ -14,8 +24,7 @@
 // Layouts. A product takes 64 rows, 16 for each warp; in the 16 x 16 parts of the left matrix that the tensor cores
 // take, thread (g, q) of a warp, lane 4 g + q, has rows g and g + 8 and columns 2 q, 2 q + 1, 2 q + 8, 2 q + 9, in four
 // words: row g, row g + 8, and the same of the last two columns. What blocks hand to one another, `fresh`, lies in this
-// order: for each 16 rows and each 16 of K the 16 bytes of each lane, so that a load gives a thread its four words, and
-// two buffers take turns by the frame. The order of K is free, if both matrices have the same one, and is that in which
+// order: for each 16 rows and each 16 of K the 16 bytes of each lane, so that a load gives a thread its four words. The order of K is free, if both matrices have the same one, and is that in which
 // a thread comes by its results: of each 16 units forward word 2 q + p, 8 kh is unit 4 (2 kh + p) + q; of each 32 gates
 // backward it is gate 8 q + 4 s + 2 kh + p of part s. The right matrix is permuted likewise when it is loaded. It lies
 // in blocks of 8 columns (of the result) x 8 of K, 128 bytes each, as the tensor cores want it without swizzling:
@@ -27,7 +36,11 @@
 // 8 i + 2 q + 1.
 //
 // Macros: HIDDEN H, UNITS of a block, CLUSTER, GROUP_BLOCKS, ROWS of a group, TILES = ROWS / 64 rounded up, DEPTH
-// chunks of 32 columns of K that are loaded ahead, BFLOAT, BACKWARD.
+// chunks of 32 columns of K that are loaded ahead, WAIT (LOAD needs DEPTH = CHUNKS), BFLOAT, BACKWARD.
+
+#define COUNT 0
+#define LOOK 1
+#define LOAD 2
 
 #if BACKWARD
 constexpr int K_ALL = 4 * HIDDEN;
@@ -41,11 +54,14 @@ constexpr int COLUMNS = OWN * CLUSTER;
 constexpr int CHUNKS = K_BLOCK / 64;  // of 32 columns of K, of a warpgroup
 constexpr int SUMS = OWN / 8;  // pairs of sums that a thread ends with
 constexpr int THREADS = 256;
+constexpr int BUFFERS = 4;
+constexpr u32 MISSING = 0xffffffff;
 constexpr int OTHERS = 2 * CLUSTER - 1;  // warpgroups that a warpgroup gets sums from
 constexpr u32 WEIGHT_BYTES = COLUMNS * K_BLOCK * 2;
 constexpr u32 SUM_BYTES = SUMS * 128 * 8;  // of a warpgroup for another
 
 static_assert(K_ALL % (64 * CLUSTER) == 0 && DEPTH <= CHUNKS, "K has to be divisible");
+static_assert(WAIT != LOAD || DEPTH == CHUNKS, "all of it at a time");
 static_assert(UNITS % 8 == 0 && COLUMNS <= 256, "columns of one instruction");
 
 // Where a thread stands.
@@ -82,16 +98,14 @@ __device__ __forceinline__ Rows rows_of(const Place& at, int tile, int start, in
   return rows;
 }
 
-// Frames of the longest row of each tile, for every thread.
-__device__ __forceinline__ void longest_of(int (&ends)[TILES], const Rows (&rows)[TILES], u32 scratch, const Place& at) {
+// Frames of the longest row of each tile, and of the 16 rows of the warp.
+__device__ __forceinline__ void longest_of(int (&ends)[TILES], int (&warp_ends)[TILES], const Rows (&rows)[TILES],
+                                           const Place& at) {
 #pragma unroll
   for (int tile = 0; tile < TILES; ++tile) {
-    int longest = max(rows[tile].length[0], rows[tile].length[1]);
-    longest = __reduce_max_sync(0xffffffffu, longest);
-    if (at.warpgroup == 0 && at.thread % 32 == 0) {
-      store_word(scratch + (tile * 4 + at.warp) * 8, (u32)longest);
-      store_word(scratch + (tile * 4 + at.warp) * 8 + 4, 0);
-    }
+    warp_ends[tile] = __reduce_max_sync(0xffffffffu, max(rows[tile].length[0], rows[tile].length[1]));
+    u32 scratch = at.memory + (tile * 4 + at.warp) * 8;
+    if (at.warpgroup == 0 && at.thread % 32 == 0) store_pair(scratch, __int_as_float(warp_ends[tile]), 0.0f);
   }
   __syncthreads();
 #pragma unroll
@@ -99,7 +113,7 @@ __device__ __forceinline__ void longest_of(int (&ends)[TILES], const Rows (&rows
     ends[tile] = 0;
     for (int warp = 0; warp < 4; ++warp) {
       float word, zero;
-      load_pair(scratch + (tile * 4 + warp) * 8, word, zero);
+      load_pair(at.memory + (tile * 4 + warp) * 8, word, zero);
       ends[tile] = max(ends[tile], __float_as_int(word));
     }
   }
@@ -142,25 +156,27 @@ constexpr int ROWS_WORDS = K_ALL / 16 * 128;  // of 16 rows in `fresh`
 // What a thread has of the left matrix: the next DEPTH chunks of 32 columns, in turn.
 struct Left {
   u32 words[DEPTH][2][4];
-  const u32* source;
+  const u32* start;
+  const u32* own;  // of the thread
+  bool any;  // whether one of the warp's rows goes on
 };
 
-// Where a warp's 16 rows lie in one of the two buffers.
-__device__ __forceinline__ u32* fresh_rows(u32* fresh, const Place& at, int buffer, int group, int groups, int tile) {
-  return fresh + (u64)(((buffer & 1) * groups + group) * TILES * 4 + tile * 4 + at.warp) * ROWS_WORDS;
+// Where a warp's 16 rows of a frame lie.
+__device__ __forceinline__ u32* fresh_rows(u32* fresh, const Place& at, int frame, int group, int groups, int tile) {
+  return fresh + (u64)((((frame + BUFFERS) % BUFFERS) * groups + group) * TILES * 4 + tile * 4 + at.warp) * ROWS_WORDS;
 }
 
 // Where none of a warp's rows goes on all lanes read the same 16 bytes; nobody sees what comes of them. A branch around
 // the loads would make the products wait for all of them.
-__device__ __forceinline__ void point_at(Left& left, const Place& at, const Rows& rows, const u32* source, int time) {
-  bool any = __any_sync(0xffffffffu, time < max(rows.length[0], rows.length[1]));
-  int part = at.rank * (K_BLOCK / 16) + at.warpgroup * (K_BLOCK / 32);
-  left.source = source + part * 128 + (any ? at.thread % 32 * 4 : 0);
+__device__ __forceinline__ void point_at(Left& left, const Place& at, bool any, const u32* source) {
+  left.start = source + (at.rank * (K_BLOCK / 16) + at.warpgroup * (K_BLOCK / 32)) * 128;
+  left.own = left.start + (any ? at.thread % 32 * 4 : 0);
+  left.any = any;
 }
 
 __device__ __forceinline__ void load_chunk(Left& left, int chunk) {
-  load_fresh(left.words[chunk % DEPTH][0], left.source + chunk * 256);
-  load_fresh(left.words[chunk % DEPTH][1], left.source + chunk * 256 + 128);
+  load_fresh(left.words[chunk % DEPTH][0], left.own + chunk * 256);
+  load_fresh(left.words[chunk % DEPTH][1], left.own + chunk * 256 + 128);
 }
 
 __device__ __forceinline__ void load_first(Left& left) {
@@ -169,14 +185,66 @@ __device__ __forceinline__ void load_first(Left& left) {
   __syncwarp();  // keeps the compiler from putting loads off until they are needed
 }
 
-// The warpgroup's part of K; the first chunks have been loaded.
-__device__ __forceinline__ void multiply_all(float (&sums)[COLUMNS / 2], Left& left, const Place& at) {
+// The largest word of a chunk and of what came before, which is MISSING if one of them is.
+__device__ __forceinline__ u32 largest_of(const Left& left, int chunk, u32 largest) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int word = 0; word < 4; ++word) largest = max(largest, left.words[chunk % DEPTH][half][word]);
+  }
+  return largest;
+}
+
+// Until a word of every thread that writes for this warp is there: the others come at about the same time.
+__device__ __forceinline__ void look(const Left& left) {
+  if (!left.any) return;
+  int lane = threadIdx.x % 32;
+  u64 since = 0;
+#pragma unroll
+  for (int part = 0; part < 2 * CHUNKS; part += 32) {
+    for (;;) {
+      u32 words[4];
+      load_fresh(words, left.start + min(part + lane, 2 * CHUNKS - 1) * 128 + 124);
+      bool missing = max(max(words[0], words[1]), max(words[2], words[3])) == MISSING;
+      if (!__any_sync(0xffffffffu, missing)) break;
+      wait_longer(since);
+    }
+  }
+}
+
+// Load the first chunks once they are there; with LOAD all of them.
+__device__ __forceinline__ void begin(Left& left, const u32* counter, int rounds) {
+#if WAIT == COUNT
+  u64 since = 0;
+  while (threadIdx.x % 32 == 0 && arrivals(counter) < (u32)rounds * GROUP_BLOCKS) wait_longer(since);
+  __syncwarp();
+  load_first(left);
+#elif WAIT == LOOK
+  look(left);
+  load_first(left);
+#else
+  u64 since = 0;
+  for (;;) {
+    load_first(left);
+    u32 largest = 0;
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; ++chunk) largest = largest_of(left, chunk, largest);
+    if (!left.any || !__any_sync(0xffffffffu, largest == MISSING)) break;
+    wait_longer(since);
+  }
+#endif
+}
+
+// The warpgroup's part of K; the first chunks have been loaded. Returns the largest word of the left matrix.
+__device__ __forceinline__ u32 multiply_loaded(float (&sums)[COLUMNS / 2], Left& left, const Place& at) {
   // without swizzling, 128 bytes from 8 columns to the next 8, 16 COLUMNS bytes from 8 of K to the next 8
   u64 start = (at.memory + at.warpgroup * (WEIGHT_BYTES / 2)) >> 4;
   u64 right = start | ((u64)COLUMNS << 16) | ((u64)(128 >> 4) << 32);
+  u32 largest = 0;
 #pragma unroll
   for (int chunk = 0; chunk < CHUNKS; ++chunk) {
     u32(&words)[2][4] = left.words[chunk % DEPTH];
+    if (WAIT == LOOK) largest = largest_of(left, chunk, largest);
     products_begin();  // for each chunk, so that it need not wait for those behind it
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -190,7 +258,35 @@ __device__ __forceinline__ void multiply_all(float (&sums)[COLUMNS / 2], Left& l
       load_chunk(left, chunk - 1 + DEPTH);
     }
   }
+  if (WAIT != COUNT) order_fresh();  // while the products run
   products_wait<0>();
+  return largest;
+}
+
+// The warpgroup's part of K. `any`: whether one of the warp's rows goes on; source: its 16 rows; rounds: of arrivals
+// that it takes until they are there.
+__device__ __forceinline__ void multiply_all(float (&sums)[COLUMNS / 2], const Place& at, bool any, const u32* source,
+                                             const u32* counter, int rounds) {
+  Left left;
+  point_at(left, at, any, source);
+  begin(left, counter, rounds);
+#if WAIT == LOOK
+  u64 since = 0;
+  while (any_of_warpgroup(at.warpgroup, multiply_loaded(sums, left, at) == MISSING && any)) {
+    wait_longer(since);
+    load_first(left);
+  }
+#else
+  multiply_loaded(sums, left, at);
+#endif
+}
+
+// What this block has made of a frame is there.
+__device__ __forceinline__ void arrive(u32* counter) {
+#if WAIT == COUNT
+  __syncthreads();
+  if (threadIdx.x == 0) count_arrival(counter);
+#endif
 }
 
 // Which of a thread's four sums in 8 columns are those of a warpgroup.
@@ -199,10 +295,14 @@ __device__ __forceinline__ constexpr int sum_of(int half, int which) {
 }
 
 // Sums of all warpgroups of the cluster, of the columns of this block and of this warpgroup's half of the result.
-__device__ __forceinline__ void reduce(float (&own)[SUMS][2], const float (&sums)[COLUMNS / 2], const Place& at,
-                                       int tile) {
-  u32 buffers = at.memory + WEIGHT_BYTES + tile * (2 * OTHERS * SUM_BYTES);
+__device__ __forceinline__ void reduce(float (&own)[SUMS][2], const float (&sums)[COLUMNS / 2], const Place& at) {
+  u32 buffers = at.memory + WEIGHT_BYTES;
   u32 source = at.rank * 2 + at.warpgroup;
+  if (CLUSTER > 1) {
+    cluster_wait();  // until all have read the sums before
+  } else {
+    warps_barrier(at.warp);
+  }
 #pragma unroll
   for (int block = 0; block < CLUSTER; ++block) {
 #pragma unroll
@@ -232,7 +332,8 @@ __device__ __forceinline__ void reduce(float (&own)[SUMS][2], const float (&sums
     }
   }
   if (CLUSTER > 1) {
-    cluster_barrier();
+    cluster_arrive();
+    cluster_wait();
   } else {
     warps_barrier(at.warp);
   }
@@ -247,23 +348,14 @@ __device__ __forceinline__ void reduce(float (&own)[SUMS][2], const float (&sums
       own[sum][1] += second;
     }
   }
-}
-
-__device__ __forceinline__ void arrive(u32* counter) {
-  __syncthreads();
-  if (threadIdx.x == 0) count_arrival(counter);
-}
-
-__device__ __forceinline__ void wait_for(const u32* counter, int rounds) {
-  if (threadIdx.x % 32 == 0) wait_for_arrivals(counter, (u32)rounds * GROUP_BLOCKS);
-  __syncwarp();
+  if (CLUSTER > 1) cluster_arrive();
 }
 
 __device__ __forceinline__ Place place_of(int block) {
   Place at;
   at.thread = threadIdx.x % 128;
-  at.warpgroup = threadIdx.x / 128;
-  at.warp = at.thread / 32;
+  at.warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // so that the compiler knows it as uniform
+  at.warp = __shfl_sync(0xffffffffu, at.thread / 32, 0);
   at.row = at.thread % 32 / 4;
   at.quad = at.thread % 4;
   at.rank = CLUSTER > 1 ? cluster_rank() : 0;
@@ -286,8 +378,8 @@ __device__ __forceinline__ u32 two_of(const u16* pointer, int distance) {
 
 // gates (T, B, 4 H): products of the input with both biases, and with `save` the gates afterwards. hidden, cell
 // (T + 1, B, H): the states before the first frame, and those after each frame; cell only with `save`. last_hidden,
-// last_cell (B, H): those after each row's last frame, untouched for rows without one. fresh: (2, groups, TILES, 4,
-// ROWS_WORDS) words of any content. arrived: 32 zeros a group.
+// last_cell (B, H): those after each row's last frame, untouched for rows without one. fresh: (BUFFERS, groups, TILES, 4,
+// ROWS_WORDS) words, all MISSING. arrived: 32 zeros a group.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     lstm_recurrence_forward(u16* gates, u16* hidden, u16* cell, u16* last_hidden, u16* last_cell, const u16* weights,
                             const int* lengths, u32* fresh, u32* arrived, int frames, int batch, int first_row,
@@ -296,13 +388,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   int groups = gridDim.x / GROUP_BLOCKS, group = blockIdx.x / GROUP_BLOCKS, block = blockIdx.x % GROUP_BLOCKS;
   Place at = place_of(block);
   u32* counter = arrived + group * 32;
-  int ends[TILES], group_end = 0, half = at.warpgroup;
+  int ends[TILES], warp_ends[TILES], group_end = 0, half = at.warpgroup;
   Rows rows[TILES];
 #pragma unroll
   for (int tile = 0; tile < TILES; ++tile) {
     rows[tile] = rows_of(at, tile, first_row + group * ROWS, end_row, lengths, frames);
   }
-  longest_of(ends, rows, at.memory, at);
+  longest_of(ends, warp_ends, rows, at);
 #pragma unroll
   for (int tile = 0; tile < TILES; ++tile) group_end = max(group_end, ends[tile]);
   load_weights(at, weights, block / CLUSTER * CLUSTER * UNITS);
@@ -323,20 +415,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       float zero;
       bool inside = there[tile] && at.first_unit + 4 * i < HIDDEN;
       unpack(inside ? cell[own_unit[tile] + 4 * i] : 0, state[tile][i], zero);
-      if (i % 2 == 0 && inside) {
-        target[word_of_units(at, i / 2)] = two_of(hidden + own_unit[tile] + 4 * i, 4);
+      if (i % 2 == 0 && warp_ends[tile] > 0 && at.first_unit + 4 * i < HIDDEN) {
+        float first, second;
+        unpack(inside ? two_of(hidden + own_unit[tile] + 4 * i, 4) : 0, first, second);
+        store_fresh(target + word_of_units(at, i / 2), pack(first, second));
       }
     }
   }
+  __syncthreads();
   arrive(counter);
-  if (CLUSTER > 1) cluster_barrier();
+  if (CLUSTER > 1) cluster_arrive();
 
   for (int time = 0; time < frames; ++time) {
     uint2 own_gates[TILES][OWN_UNITS];
     u32 results[TILES][OWN_UNITS / 2];
     if (time < group_end) {
-      Left left;
-      bool loaded = false;
 #pragma unroll
       for (int tile = 0; tile < TILES; ++tile) {
 #pragma unroll
@@ -347,26 +440,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
           }
         }
       }
-      wait_for(counter, time + 1);
 #pragma unroll
       for (int tile = 0; tile < TILES; ++tile) {
         if (time >= ends[tile]) continue;
         float sums[COLUMNS / 2], own[SUMS][2];
-        if (!loaded) {
-          point_at(left, at, rows[tile], fresh_rows(fresh, at, time, group, groups, tile), time);
-          load_first(left);
-        }
-        multiply_all(sums, left, at);
-        loaded = false;
-        if (tile + 1 < TILES && time < ends[tile + 1 < TILES ? tile + 1 : 0]) {
-          point_at(left, at, rows[tile + 1 < TILES ? tile + 1 : 0],
-                   fresh_rows(fresh, at, time, group, groups, tile + 1), time);
-          load_first(left);
-          loaded = true;
-        }
-        reduce(own, sums, at, tile);
-        if (time >= length[tile]) continue;
+        multiply_all(sums, at, time < warp_ends[tile], fresh_rows(fresh, at, time, group, groups, tile),
+                     counter, time + 1);
+        reduce(own, sums, at);
+        if (time >= warp_ends[tile]) continue;
         u32* target = fresh_rows(fresh, at, time + 1, group, groups, tile);
+        u32* previous = fresh_rows(fresh, at, time - 1, group, groups, tile);
         float result[OWN_UNITS];
 #pragma unroll
         for (int i = 0; i < OWN_UNITS; ++i) {
@@ -384,7 +467,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
         for (int pair = 0; pair < OWN_UNITS / 2; ++pair) {
           results[tile][pair] = pack(result[2 * pair], result[2 * pair + 1]);
-          if (at.first_unit + 8 * pair < HIDDEN) target[word_of_units(at, pair)] = results[tile][pair];
+          if (at.first_unit + 8 * pair < HIDDEN) store_fresh(target + word_of_units(at, pair), results[tile][pair]);
+        }
+#pragma unroll
+        for (int pair = 0; pair < OWN_UNITS / 2 && WAIT != COUNT; ++pair) {
+          if (at.first_unit + 8 * pair < HIDDEN) store_fresh(previous + word_of_units(at, pair), MISSING);
         }
       }
       if (time + 1 < group_end) arrive(counter);
@@ -414,6 +501,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       }
     }
   }
+  if (CLUSTER > 1) cluster_wait();
 }
 
 #else
@@ -431,18 +519,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   int groups = gridDim.x / GROUP_BLOCKS, group = blockIdx.x / GROUP_BLOCKS, block = blockIdx.x % GROUP_BLOCKS;
   Place at = place_of(block);
   u32* counter = arrived + group * 32;
-  int ends[TILES], group_end = 0;
+  int ends[TILES], warp_ends[TILES], group_end = 0;
   Rows rows[TILES];
 #pragma unroll
   for (int tile = 0; tile < TILES; ++tile) {
     rows[tile] = rows_of(at, tile, first_row + group * ROWS, end_row, lengths, frames);
   }
-  longest_of(ends, rows, at.memory, at);
+  longest_of(ends, warp_ends, rows, at);
 #pragma unroll
   for (int tile = 0; tile < TILES; ++tile) group_end = max(group_end, ends[tile]);
   load_weights(at, weights, block / CLUSTER * CLUSTER * UNITS);
   __syncthreads();
-  if (CLUSTER > 1) cluster_barrier();
+  if (CLUSTER > 1) cluster_arrive();
 
   u64 stride = (u64)batch * HIDDEN;
   int own_unit = at.first_unit + 2 * at.quad + at.warpgroup;  // the first of a thread's units
@@ -467,8 +555,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       for (int i = 0; i < SUMS; ++i) own_gates[tile][i][0] = own_gates[tile][i][1] = make_uint2(0, 0);
     }
     if (time < group_end) {
-      Left left;
-      bool loaded = false;
       u16 before[TILES][SUMS][2], d_result[TILES][SUMS][2];
 #pragma unroll
       for (int tile = 0; tile < TILES; ++tile) {
@@ -487,28 +573,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
           }
         }
       }
-      if (time + 1 < group_end) wait_for(counter, group_end - 1 - time);
 #pragma unroll
       for (int tile = 0; tile < TILES; ++tile) {
         if (time >= ends[tile]) continue;
         float own[SUMS][2];
         if (time + 1 < ends[tile]) {
           float sums[COLUMNS / 2];
-          if (!loaded) {
-            point_at(left, at, rows[tile], fresh_rows(fresh, at, time + 1, group, groups, tile), time + 1);
-            load_first(left);
-          }
-          multiply_all(sums, left, at);
-          loaded = false;
-          if (tile + 1 < TILES && time + 1 < ends[tile + 1 < TILES ? tile + 1 : 0]) {
-            point_at(left, at, rows[tile + 1 < TILES ? tile + 1 : 0],
-                     fresh_rows(fresh, at, time + 1, group, groups, tile + 1), time + 1);
-            load_first(left);
-            loaded = true;
-          }
-          reduce(own, sums, at, tile);
+          multiply_all(sums, at, time + 1 < warp_ends[tile], fresh_rows(fresh, at, time + 1, group, groups, tile),
+                       counter, group_end - 1 - time);
+          reduce(own, sums, at);
         }
+        if (time >= warp_ends[tile]) continue;
         u32* target = fresh_rows(fresh, at, time, group, groups, tile) + at.thread % 32 * 4;
+        u32* previous = fresh_rows(fresh, at, time + 2, group, groups, tile) + at.thread % 32 * 4;
 #pragma unroll
         for (int i = 0; i < SUMS; ++i) {
           if (at.first_unit + 8 * i >= HIDDEN) continue;
@@ -544,9 +621,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             sum_gates[i][2] += d_proposed;
             sum_gates[i][3] += d_out;
           }
-          *(uint4*)(target + ((at.first_unit / 8 + i) * 2 + at.warpgroup) * 128) =
-              make_uint4(own_gates[tile][i][0].x, own_gates[tile][i][1].x, own_gates[tile][i][0].y,
-                         own_gates[tile][i][1].y);
+          store_fresh(target + ((at.first_unit / 8 + i) * 2 + at.warpgroup) * 128, own_gates[tile][i][0].x,
+                      own_gates[tile][i][1].x, own_gates[tile][i][0].y, own_gates[tile][i][1].y);
+        }
+#pragma unroll
+        for (int i = 0; i < SUMS && WAIT != COUNT; ++i) {
+          if (at.first_unit + 8 * i < HIDDEN) {
+            store_fresh(previous + ((at.first_unit / 8 + i) * 2 + at.warpgroup) * 128, MISSING, MISSING, MISSING,
+                        MISSING);
+          }
         }
       }
       if (time > 0) arrive(counter);
@@ -564,6 +647,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       }
     }
   }
+  if (CLUSTER > 1) cluster_wait();
 
 #pragma unroll
   for (int i = 0; i < SUMS; ++i) {

@@ -11,9 +11,17 @@ import torch
 from torch import Tensor
 
 from benchmarks.rnnt.ops.lstm.plain import GATES, LstmWeights, State, check
+from common.ops.implementation import OperationRequest
 
 _SHUT = 1e4
 """A gate's input that is 0 or 1 after the sigmoid in every dtype, and far from the end of fp16."""
+
+
+def unsupported(request: OperationRequest) -> str | None:
+    """Why PyTorch's own can't serve a request; None if it can."""
+    if request.device.type == "cpu" and request.dtype == torch.bfloat16:
+        return "PyTorch's gradients of a wide layer in bf16 are wrong on CPUs"
+    return None
 
 
 def lstm_library(
@@ -34,7 +42,7 @@ def lstm_library(
     stop = final_state and frames > 1
     if stop:
         x_TBI, weights = _stopping(x_TBI, weights, there_TB1)
-    y_TBH, _, last_c_1BH = torch._VF.lstm(  # type: ignore[attr-defined]
+    y_TBH, _, last_c_1BH = torch._VF.lstm(
         x_TBI, [tensor.unsqueeze(0) for tensor in start], list(weights), True, 1, 0.0, torch.is_grad_enabled(), False,
         False,
     )  # fmt: skip

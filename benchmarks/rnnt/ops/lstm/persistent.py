@@ -29,6 +29,8 @@ _HOPPER = 9
 """Major compute capability: the kernels use its instructions, which later GPUs don't have."""
 _COUNTER_WORDS = 32
 """Of a group, so that each counter has a line of the cache for itself."""
+_MISSING = -1
+"""A word that no block has written yet."""
 _WIDTHS = range(128, 1025, TILE_ROWS)
 
 FIXED_PLANS: dict[tuple[bool, int, int], Plan] = {}
@@ -48,7 +50,7 @@ def unsupported(request: OperationRequest) -> str | None:
     if major != _HOPPER:
         return f"the kernels are for GPUs of compute capability {_HOPPER}, not {major}.{minor}"
     for backward in (False, True):
-        if not _plans(backward, width, MOST_ROWS, request.device):
+        if not fitting_plans(backward, width, MOST_ROWS, request.device):
             return f"{multiprocessors(request.device)} multiprocessors can't hold the weights of {width} units"
     return no_compiler()
 
@@ -80,7 +82,8 @@ __device__ __forceinline__ void multiply(float (&sums)[{count}], u32 left0, u32 
 """
 
 
-def _plans(backward: bool, width: int, batch: int, device: torch.device) -> list[Plan]:
+def fitting_plans(backward: bool, width: int, batch: int, device: torch.device) -> list[Plan]:
+    """The divisions that fit a GPU but for what clusters keep it from, the fastest first."""
     shared_bytes = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
     return plans(backward, width, batch, multiprocessors(device), shared_bytes)
 
@@ -92,20 +95,25 @@ def _kernel(plan: Plan, bfloat: bool, device: torch.device) -> Kernel:
     return Kernel(cubin, f"lstm_recurrence_{direction}", THREADS, plan.shared_bytes, plan.cluster, device)
 
 
+def fits(plan: Plan, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a GPU can have all blocks of a division at a time, which clusters may keep it from."""
+    return _kernel(plan, dtype == torch.bfloat16, device).resident_blocks() >= plan.blocks
+
+
 @functools.cache
-def _fastest(backward: bool, width: int, batch: int, bfloat: bool, device: torch.device) -> Plan:
-    """The first division all blocks of which the GPU can have at a time, which clusters may keep it from.
+def fastest(backward: bool, width: int, batch: int, dtype: torch.dtype, device: torch.device) -> Plan:
+    """The division that is taken.
 
     Raises:
         RuntimeError: there is none.
     """
-    for plan in _plans(backward, width, batch, device):
-        if _kernel(plan, bfloat, device).resident_blocks() >= plan.blocks:
+    for plan in fitting_plans(backward, width, batch, device):
+        if fits(plan, dtype, device):
             return plan
     raise RuntimeError(f"no division of {batch} rows and {width} units of an LSTM fits {device}")
 
 
-def _launch(backward: bool, batch: int, pointers: list[Tensor | None], width: int, tail: list[int]) -> list[Tensor]:
+def launch(backward: bool, batch: int, pointers: list[Tensor | None], width: int, tail: list[int]) -> list[Tensor]:
     """Run all rows, at most ``MOST_ROWS`` at a time.
 
     Args:
@@ -123,8 +131,8 @@ def _launch(backward: bool, batch: int, pointers: list[Tensor | None], width: in
     device, bfloat, sums = like.device, like.dtype == torch.bfloat16, []
     for first in range(0, batch, MOST_ROWS):
         rows = min(batch - first, MOST_ROWS)
-        plan = FIXED_PLANS.get((backward, width, rows)) or _fastest(backward, width, rows, bfloat, device)
-        fresh = torch.empty(plan.fresh_words, dtype=torch.int32, device=device)
+        plan = FIXED_PLANS.get((backward, width, rows)) or fastest(backward, width, rows, like.dtype, device)
+        fresh = torch.full((plan.fresh_words,), _MISSING, dtype=torch.int32, device=device)
         arrived = torch.zeros(plan.groups * _COUNTER_WORDS, dtype=torch.int32, device=device)
         arguments = list(pointers)
         if backward:
@@ -165,7 +173,7 @@ class _Lstm(Function):
             else:
                 states_TBH[0].copy_(start_BH)
         last_h_BH, last_c_BH = hidden_TBH[0].clone(), cell_TBH[0].clone()
-        _launch(
+        launch(
             False, batch,
             [gates_NG.view(frames, batch, -1), hidden_TBH, cell_TBH, last_h_BH, last_c_BH, hh_GH, lengths_B],
             width, [int(save)],
@@ -188,7 +196,7 @@ class _Lstm(Function):
         d_y_TBH = torch.zeros_like(hidden_TBH[1:]) if d_y_TBH is None else d_y_TBH.contiguous()
         d_h_BH, d_c_BH = (part if part is None else part.contiguous() for part in (d_h_BH, d_c_BH))
         d_start_c_BH = hidden_TBH.new_zeros((batch, width)) if d_c_BH is None else d_c_BH.clone()
-        sums = _launch(
+        sums = launch(
             True, batch,
             [gates_NG.view(frames, batch, -1), cell_TBH, d_y_TBH, d_h_BH, d_c_BH, d_start_c_BH, None,
              hh_GH.t().contiguous(), lengths_B],

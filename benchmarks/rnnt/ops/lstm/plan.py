@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from enum import IntEnum
 from typing import NamedTuple
 
 TILE_ROWS = 64
@@ -10,9 +12,12 @@ TILE_ROWS = 64
 MOST_ROWS = 256
 """That one launch takes."""
 THREADS = 256
+BUFFERS = 4
+"""Of what blocks hand to one another, which take turns."""
 _TILES = 2
 _COLUMNS = 128
 """More would leave a thread without registers for its sums."""
+_DEPTH = 16
 _UNITS = 8
 _PAIR_BYTES = 1024
 """Of a pair of sums of all threads of a warpgroup."""
@@ -26,6 +31,14 @@ _CLUSTER_BARRIER = 0.4
 """Microseconds."""
 
 
+class Wait(IntEnum):
+    """How blocks know that what others make is there, see ``kernels.cu``."""
+
+    COUNT = 0
+    LOOK = 1
+    LOAD = 2
+
+
 class Plan(NamedTuple):
     """A division.
 
@@ -36,6 +49,7 @@ class Plan(NamedTuple):
         rows: of a group at most.
         units: of a block.
         cluster: blocks that divide the sum of a product.
+        wait: how blocks wait for one another.
     """
 
     backward: bool
@@ -44,6 +58,7 @@ class Plan(NamedTuple):
     rows: int
     units: int
     cluster: int
+    wait: Wait = Wait.COUNT
 
     @property
     def group_blocks(self) -> int:
@@ -76,9 +91,14 @@ class Plan(NamedTuple):
         return self.own_columns * self.cluster
 
     @property
+    def chunks(self) -> int:
+        """Chunks of 32 columns that a thread's warpgroup multiplies."""
+        return self.inner // self.cluster // TILE_ROWS
+
+    @property
     def depth(self) -> int:
         """Chunks of 32 columns that a thread loads ahead: what its registers hold."""
-        return min(self.inner // self.cluster // TILE_ROWS, 16 if self.tiles == 1 else 12)
+        return min(self.chunks, _DEPTH)
 
     @property
     def exchanged_bytes(self) -> int:
@@ -88,12 +108,12 @@ class Plan(NamedTuple):
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
-        return self.columns * (self.inner // self.cluster) * 2 + self.tiles * self.exchanged_bytes
+        return self.columns * (self.inner // self.cluster) * 2 + self.exchanged_bytes
 
     @property
     def fresh_words(self) -> int:
         """Of 4 bytes, of what blocks hand to one another."""
-        return 2 * self.groups * self.tiles * TILE_ROWS * self.inner // 2
+        return BUFFERS * self.groups * self.tiles * TILE_ROWS * self.inner // 2
 
     @property
     def microseconds(self) -> float:
@@ -109,7 +129,7 @@ class Plan(NamedTuple):
         return {
             "HIDDEN": self.width, "UNITS": self.units, "CLUSTER": self.cluster, "GROUP_BLOCKS": self.group_blocks,
             "ROWS": self.rows, "TILES": self.tiles, "DEPTH": self.depth, "BFLOAT": int(bfloat),
-            "BACKWARD": int(self.backward),
+            "WAIT": int(self.wait), "BACKWARD": int(self.backward),
         }  # fmt: skip
 
 
@@ -129,15 +149,16 @@ def plans(backward: bool, width: int, batch: int, multiprocessors: int, shared_b
             rows = -(-batch // (16 * groups)) * 16
             if -(-batch // rows) != groups or rows > _TILES * TILE_ROWS:
                 continue
-            for cluster in (1, 2, 4, 8):
+            for cluster, wait in itertools.product((1, 2, 4, 8), Wait):
                 for units in range(_UNITS, width + 1, _UNITS):
-                    plan = Plan(backward, width, groups, rows, units, cluster)
+                    plan = Plan(backward, width, groups, rows, units, cluster, wait)
                     if (
-                        plan.inner % (TILE_ROWS * cluster) == 0
+                        (wait != Wait.LOAD or plan.depth == plan.chunks)
+                        and plan.inner % (TILE_ROWS * cluster) == 0
                         and plan.columns <= _COLUMNS
                         and plan.blocks <= multiprocessors
                         and plan.shared_bytes <= shared_bytes
                     ):
                         yield plan
 
-    return sorted(fitting(), key=lambda plan: (plan.microseconds, plan.blocks))
+    return sorted(fitting(), key=lambda plan: (plan.microseconds, plan.blocks, plan.wait))

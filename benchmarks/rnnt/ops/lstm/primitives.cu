@@ -42,13 +42,24 @@ __device__ __forceinline__ void store_pair_at(u32 remote, float first, float sec
   asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(remote), "f"(first), "f"(second) : "memory");
 }
 
-__device__ __forceinline__ void cluster_barrier() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
+// The first half of a barrier, and the second one.
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 // Of the two warps, one of each warpgroup, that have the same rows.
 __device__ __forceinline__ void warps_barrier(u32 warp) {
   asm volatile("barrier.sync.aligned %0, 64;" ::"r"(warp + 1) : "memory");
+}
+
+// Whether any thread of a warpgroup says so.
+__device__ __forceinline__ bool any_of_warpgroup(u32 warpgroup, bool value) {
+  u32 result;
+  asm volatile("{.reg .pred in, out;\nsetp.ne.u32 in, %1, 0;\nbarrier.red.or.pred out, %2, 128, in;\n"
+               "selp.u32 %0, 1, 0, out;}"
+               : "=r"(result)
+               : "r"((u32)value), "r"(warpgroup + 5)
+               : "memory");
+  return result != 0;
 }
 
 // What ordinary stores have written to shared memory becomes visible to the tensor cores.
@@ -56,25 +67,45 @@ __device__ __forceinline__ void publish_to_tensor_cores() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Blocks of a group tell one another through a counter in global memory that only grows.
+// What blocks hand to one another goes through the L2 cache.
 
+__device__ __forceinline__ void load_fresh(u32 (&words)[4], const u32* pointer) {
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "l"(pointer)
+               : "memory");
+}
+
+__device__ __forceinline__ void store_fresh(u32* pointer, u32 word) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(pointer), "r"(word) : "memory");
+}
+
+__device__ __forceinline__ void store_fresh(u32* pointer, u32 word0, u32 word1, u32 word2, u32 word3) {
+  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(pointer), "r"(word0), "r"(word1),
+               "r"(word2), "r"(word3)
+               : "memory");
+}
+
+// With COUNT blocks of a group tell one another through a counter that only grows.
 __device__ __forceinline__ void count_arrival(u32* counter) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
-__device__ __forceinline__ void wait_for_arrivals(const u32* counter, u32 wanted) {
+__device__ __forceinline__ u32 arrivals(const u32* counter) {
   u32 seen;
-  do {
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
-  } while (seen < wanted);
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
+  return seen;
 }
 
-// 16 bytes that another block may just have written: from the L2 cache.
-__device__ __forceinline__ void load_fresh(u32 (&words)[4], const void* pointer) {
-  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-               : "l"(pointer)
-               : "memory");
+// What this thread has read and written comes before what it reads and writes after, for all blocks.
+__device__ __forceinline__ void order_fresh() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
+// Where a thread waits for others. That lasts microseconds: after some 20 seconds an error is better.
+__device__ __forceinline__ void wait_longer(u64& since) {
+  u64 now;
+  asm volatile("mov.u64 %0, %%clock64;" : "=l"(now));
+  if (since == 0) since = now;
+  if (now - since > 40000000000ull) asm volatile("trap;");
 }
 
 // What nobody else on this multiprocessor needs.

@@ -57,12 +57,14 @@ def _passes(implementation: str) -> LossPasses:
 
 
 IMPLEMENTATIONS = {
+    "sparse": Implementation("sparse", _passes("SPARSE"), _unsupported),
     "fused": Implementation("fused", _passes("FUSED"), _unsupported),
     "library": Implementation("library", _passes("LIBRARY"), _unsupported),
     "torch": Implementation("torch", PASSES, always),
 }
 """Functions: :class:`LossPasses`. Sizes of a request: ``classes``, ``width``. ``fused`` has products of our own, which
-skip rows that do not exist, ``library`` those of cuBLAS, and both the same Triton kernels otherwise."""
+skip rows that do not exist, and ``sparse`` makes gradients of those rows alone where they are not zero: near the ways
+that are likely. ``library`` has the products of cuBLAS. Other Triton kernels are the same in all three."""
 
 KERNEL_NAMES = (
     ("joint products", r"^transducer_(product|(input|weight)_gradient)"),

@@ -24,6 +24,9 @@ from common.ops.implementation import AUTO, OperationRequest, select
 UTTERANCES = 192
 """Of a micro-batch, at which tiles are tried."""
 
+SCALE = 512.0
+"""Of the loss."""
+
 MOST_LOGITS = (1 << 31) - 1
 """Beyond which torchaudio's loss writes to other memory than its own."""
 
@@ -38,17 +41,19 @@ def case(passes: LossPasses, batch: int, dtype: torch.dtype) -> list[Pass]:
     rows, used, width, classes = given.rows, given.used, given.facts.joint_width, given.facts.classes
     h = _normal(dtype, rows.capacity, width).relu_()
     weight, bias = _normal(dtype, classes, width) * width**-0.5, _normal(dtype, classes)
-    d_loss = torch.ones(batch, device=cases.DEVICE)
+    d_loss = torch.full((batch,), SCALE / batch, device=cases.DEVICE)
     label = passes.labels(given.tokens_BU, rows)
     logits, statistics = passes.product(h, weight, bias, label, 0, rows)
     recursion = passes.recursion(statistics, rows)
     arcs = passes.transitions(statistics, recursion, d_loss, rows)
+    chosen = passes.choose(arcs, label, d_loss, dtype)
+    made = used if chosen is None else int(chosen.rank_R[-1])
     size, number = dtype.itemsize, 4.0 * used
     of_h, of_logits, of_weight = float(used * width * size), float(used * classes * size), float(weight.numel() * size)
-    flops = 2.0 * used * width * classes
+    flops, share = 2.0 * used * width * classes, made / used
 
     def gradient() -> Tensor:
-        return passes.gradient(logits, logits, statistics.lse_R, arcs, label, 0, rows, False)
+        return passes.gradient(logits, logits, statistics.lse_R, arcs, label, 0, rows, chosen, False)
 
     return [
         Pass("labels", lambda: passes.labels(given.tokens_BU, rows), number),
@@ -60,18 +65,19 @@ def case(passes: LossPasses, batch: int, dtype: torch.dtype) -> list[Pass]:
         ),
         Pass("recursion", lambda: passes.recursion(statistics, rows), 6 * number),
         Pass("transitions", lambda: passes.transitions(statistics, recursion, d_loss, rows), 6 * number),
-        Pass("gradient", gradient, 2 * of_logits + 4 * number),
+        Pass("choose", lambda: passes.choose(arcs, label, d_loss, dtype), 0.0 if chosen is None else 4 * number),
+        Pass("gradient", gradient, share * (2 * of_logits + 4 * number)),
         Pass(
             "weight gradient",
-            lambda: passes.weight_gradient(logits, h, 0, rows),
-            of_logits + of_h + 2 * of_weight,
-            flops,
+            lambda: passes.weight_gradient(logits, h, 0, rows, chosen),
+            share * (of_logits + of_h) + 2 * of_weight,
+            share * flops,
         ),
         Pass(
             "input gradient",
-            lambda: passes.input_gradient_(logits, weight, h, 0, rows),
-            of_logits + of_weight + 2 * of_h,
-            flops,
+            lambda: passes.input_gradient_(logits, weight, h, 0, rows, chosen),
+            share * (of_logits + 2 * of_h) + of_weight,
+            share * flops,
         ),
     ]
 
@@ -88,15 +94,14 @@ def whole(passes: LossPasses, batch: int, dtype: torch.dtype) -> list[Pass]:
         _normal(dtype, classes, width) * width**-0.5,
         _normal(dtype, classes),
     ]
-    for leaf in leaves:
-        leaf.requires_grad_()
+    f, g, weight, bias = (leaf.requires_grad_() for leaf in leaves)
     dropout = DropoutMask(facts.joint_dropout, torch.zeros((), dtype=torch.int64, device=device), 0)
     of_h, of_logits = (float(given.used * columns * dtype.itemsize) for columns in (width, classes))
     flops = 2.0 * given.used * width * classes
     return both_ways(
-        lambda: joint_loss(joints, passes, *leaves, given.tokens_BU, rows, dropout),
+        lambda: joint_loss(joints, passes, f, g, weight, bias, given.tokens_BU, rows, dropout),
         leaves,
-        [torch.ones(batch, device=device)],
+        [torch.full((batch,), SCALE / batch, device=device)],
         moved=(2 * of_h + of_logits, 4 * of_h + 4 * of_logits),
         flops=(flops, 2 * flops),
     )
@@ -155,7 +160,7 @@ def entries() -> list[Entry]:
     facts = fixed_facts(Facts, "rnnt")
     sizes = {"width": facts.joint_width, "classes": facts.classes}
     implementations = transducer_loss.IMPLEMENTATIONS
-    found = each("transducer_loss", implementations, "fused", sizes, case)
+    found = each("transducer_loss", implementations, "sparse", sizes, case)
     for implementation in implementations.values():
         build = functools.partial(requested, implementation, sizes, whole)
         found.append(Entry(f"joint_and_loss {implementation.name}", 0, build))
@@ -166,8 +171,8 @@ def entries() -> list[Entry]:
     return found
 
 
-def _pass(direction: str, dtype: torch.dtype) -> list[Pass]:
-    passes = case(transducer_loss.IMPLEMENTATIONS["fused"].function, UTTERANCES, dtype)
+def _pass(name: str, direction: str, dtype: torch.dtype) -> list[Pass]:
+    passes = case(transducer_loss.IMPLEMENTATIONS[name].function, UTTERANCES, dtype)
     return [next(own for own in passes if own.name == direction)]
 
 
@@ -175,23 +180,35 @@ def sweeps() -> dict[str, Sweep]:
     """Tiles of each kernel."""
     from benchmarks.rnnt.ops.transducer_loss import triton
 
-    sides = [(128, 256, 8), (256, 128, 8), (128, 128, 4), (128, 128, 8), (64, 256, 4), (256, 256, 8)]
+    sides = [(128, 256, 8, 1), (256, 128, 8, 1), (128, 128, 4, 2), (128, 128, 8, 1)]
     products: list[tuple[int, ...]] = [
-        (rows, columns, depth, warps, stages, programs, flatten)
-        for (rows, columns, warps), (depth, stages), (programs, flatten) in itertools.product(
-            sides, ((32, 4), (32, 6), (64, 3), (64, 4), (128, 2)), ((1, 0), (1, 1), (2, 0), (2, 1))
+        (rows, columns, depth, warps, stages, programs, flatten, described)
+        for (rows, columns, warps, programs), (depth, stages), flatten, described in itertools.product(
+            sides, ((64, 3), (64, 4), (128, 2)), (0, 1), (0, 1)
         )
     ]
-    sums = [tile for tile in products if not tile[-1]]
+    sums = [tile for tile in products if not tile[-2]]
+    # numbers of rows that are loaded first take two stages
+    some_sums = [(*tile[:4], tile[4] + 2, *tile[5:]) for tile in sums if not tile[-1]]
     choices: dict[str, tuple[str, list[tuple[int, ...]]]] = {
         "product": ("product", products),
         "input gradient": ("input_gradient", products),
         "weight gradient": ("weight_gradient", sums),
+        "gradient of some input": ("some_input_gradient", [tile for tile in products if not tile[-1]]),
+        "gradient of some weight": ("some_weight_gradient", some_sums),
         "gradient": ("gradient", list(itertools.product((2048, 4096, 8192, 16384), (4, 8), (2, 4, 8), (1, 2, 3)))),
         "recursion": ("recursion", list(itertools.product((32, 64, 128), (1, 3, 5, 8, 12)))),
     }
     found = {
-        f"transducer_loss {name}": Sweep(triton.TILES, key, tiles, functools.partial(_pass, name), False)
+        f"transducer_loss {name}": Sweep(
+            triton.TILES,
+            key,
+            tiles,
+            functools.partial(
+                _pass, "sparse" if key.startswith("some") else "fused", key.removeprefix("some_").replace("_", " ")
+            ),
+            False,
+        )
         for name, (key, tiles) in choices.items()
     }
     elements = list(itertools.product((1024, 2048, 4096, 8192), (2, 4, 8)))

@@ -35,6 +35,13 @@ def existing(end_ptr, first, size):
 
 
 @triton.jit
+def chosen(rank_ptr, first, size):
+    """First and number of the chosen ones among ``size`` rows, beginning with ``first``."""
+    begin = tl.load(rank_ptr + tl.maximum(first - 1, 0), mask=first > 0, other=0)
+    return begin, tl.load(rank_ptr + first + size - 1) - begin
+
+
+@triton.jit
 def _rows_of_utterance(frames_ptr, tokens_ptr, offsets_ptr, BLOCK: tl.constexpr):
     """Utterance, frames, columns, first row, and this program's rows counted from that one."""
     utterance = tl.program_id(1)
@@ -192,6 +199,21 @@ def transducer_transitions_kernel(
 
 
 @triton.jit
+def transducer_chosen_kernel(
+    live_ptr,  # (R,) bool
+    rank_ptr,  # (R,) int32
+    row_ptr,  # (R,) int32
+    R,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Grid (R / BLOCK,)."""
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    live = tl.load(live_ptr + row, mask=row < R, other=0) != 0
+    rank = tl.load(rank_ptr + row, mask=live, other=1)
+    tl.store(row_ptr + rank - 1, row, mask=live)
+
+
+@triton.jit
 def transducer_gradient_kernel(
     logits_ptr,  # (size, V)
     d_logits_ptr,  # (size, V), may be logits_ptr
@@ -200,18 +222,24 @@ def transducer_gradient_kernel(
     label_ptr,  # (size,)
     partial_ptr,  # (programs, V) fp32
     end_ptr,  # number of all rows, int64
+    rank_ptr, row_ptr,  # (R,) int32, read if SOME
     first, size,
-    CLEAR: tl.constexpr,
+    CLEAR: tl.constexpr, SOME: tl.constexpr,
     V: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs,). With CLEAR rows that do not exist become zero."""
-    count = existing(end_ptr, first, size)
+    """Grid (programs,). With CLEAR rows that do not exist become zero; with SOME there are chosen rows only."""
+    if SOME:
+        begin, count = chosen(rank_ptr, first, size)
+    else:
+        count = existing(end_ptr, first, size)
     written = size if CLEAR else count
     column = tl.arange(0, BLOCK_V)
     total = tl.zeros((BLOCK_R, BLOCK_V), tl.float32)
     for tile in tl.range(tl.program_id(0), tl.cdiv(written, BLOCK_R), tl.num_programs(0), num_stages=STAGES):
         row = tile * BLOCK_R + tl.arange(0, BLOCK_R)
-        exists = row < count
+        exists, stored = row < count, row < written
+        if SOME:
+            row = tl.load(row_ptr + begin + row, mask=exists, other=0) - first
         place = row.to(tl.int64)[:, None] * V + column[None, :]
         mask = exists[:, None] & (column < V)[None, :]
         logits = tl.load(logits_ptr + place, mask=mask, other=float("-inf")).to(tl.float32)
@@ -223,21 +251,22 @@ def transducer_gradient_kernel(
         gradient -= tl.where((column == V - 1)[None, :], by_blank[:, None], 0.0)
         gradient -= tl.where(column[None, :] == label[:, None], by_label[:, None], 0.0)
         total += gradient
-        mask = (row < written)[:, None] & (column < V)[None, :]
+        mask = stored[:, None] & (column < V)[None, :]
         tl.store(d_logits_ptr + place, gradient.to(d_logits_ptr.dtype.element_ty), mask=mask)
     tl.store(partial_ptr + tl.program_id(0) * V + column, tl.sum(total, 0), mask=column < V)
 
 
-@triton.jit(do_not_specialize=["size"])
+@triton.jit(do_not_specialize=["size", "most"])
 def transducer_clear_kernel(
     x_ptr,  # (size, H)
     end_ptr,  # number of all rows, int64
-    first, size,
+    first, size, most,
     H: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Rows that do not exist become zero. Grid (programs,)."""
-    begin = existing(end_ptr, first, size).to(tl.int64) * H
-    end = size.to(tl.int64) * H
+    """``most`` rows behind the last one that exists become zero, as far as there are such. Grid (programs,)."""
+    count = existing(end_ptr, first, size)
+    begin = count.to(tl.int64) * H
+    end = tl.minimum(count + most, size).to(tl.int64) * H
     for at in range(begin + tl.program_id(0) * BLOCK, end, tl.num_programs(0) * BLOCK):
         element = at + tl.arange(0, BLOCK)
         tl.store(x_ptr + element, tl.zeros((BLOCK,), x_ptr.dtype.element_ty), mask=element < end)

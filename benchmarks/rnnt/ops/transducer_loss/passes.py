@@ -65,6 +65,20 @@ class Transitions(NamedTuple):
         return Transitions(*(value[rows] for value in self))
 
 
+class Chosen(NamedTuple):
+    """Rows that the gradients are made of: all others would add nothing.
+
+    Attributes:
+        live_R: whether a row is one of them, bool.
+        rank_R: how many of them there are up to each row, itself included, int32.
+        row_R: their numbers, ascending, int32; as many as there are.
+    """
+
+    live_R: Tensor
+    rank_R: Tensor
+    row_R: Tensor
+
+
 class LossPasses(NamedTuple):
     """An implementation, without autograd.
 
@@ -74,12 +88,16 @@ class LossPasses(NamedTuple):
         product: (h_RH, weight_VH, bias_V, label_R, first, rows) to logits_RV and their statistics.
         recursion: (statistics, rows) to :class:`Recursion`.
         transitions: (statistics, recursion, d_loss_B, rows) to :class:`Transitions`.
-        gradient: (logits_RV, d_logits_RV, lse_R, transitions, label_R, first, rows, clear) writes the gradient of
-            logits, into their own memory if that is given; returns its sums over the rows, (V,) in the dtype of sums.
-            Rows that do not exist become zero if ``clear``, and are anything otherwise.
-        weight_gradient: (d_logits_RV, h_RH, first, rows) to (V, H) in the dtype of sums.
-        input_gradient_: (d_logits_RV, weight_VH, h_RH, first, rows): h becomes its gradient where it is not zero, and
-            stays zero elsewhere. Runs behind ``weight_gradient`` of the same rows.
+        choose: (transitions, label_R, d_loss_B, dtype) to the rows that gradients in ``dtype`` are made of, or None for
+            all that exist.
+        gradient: (logits_RV, d_logits_RV, lse_R, transitions, label_R, first, rows, chosen, clear) writes the gradient
+            of logits, into their own memory if that is given; returns its sums over the rows, (V,) in the dtype of
+            sums. Rows that do not exist become zero if ``clear``, and are anything otherwise; those that are not
+            chosen stay as they are.
+        weight_gradient: (d_logits_RV, h_RH, first, rows, chosen) to (V, H) in the dtype of sums.
+        input_gradient_: (d_logits_RV, weight_VH, h_RH, first, rows, chosen): h becomes its gradient where it is not
+            zero, and stays zero elsewhere; rows that are not chosen stay as they are. Runs behind ``weight_gradient``
+            of the same rows.
     """
 
     labels: Callable[[Tensor, PackedRows], Tensor]
@@ -87,9 +105,10 @@ class LossPasses(NamedTuple):
     product: Callable[[Tensor, Tensor, Tensor, Tensor, int, PackedRows], tuple[Tensor, Statistics]]
     recursion: Callable[[Statistics, PackedRows], Recursion]
     transitions: Callable[[Statistics, Recursion, Tensor, PackedRows], Transitions]
-    gradient: Callable[[Tensor, Tensor, Tensor, Transitions, Tensor, int, PackedRows, bool], Tensor]
-    weight_gradient: Callable[[Tensor, Tensor, int, PackedRows], Tensor]
-    input_gradient_: Callable[[Tensor, Tensor, Tensor, int, PackedRows], None]
+    choose: Callable[[Transitions, Tensor, Tensor, torch.dtype], Chosen | None]
+    gradient: Callable[[Tensor, Tensor, Tensor, Transitions, Tensor, int, PackedRows, Chosen | None, bool], Tensor]
+    weight_gradient: Callable[[Tensor, Tensor, int, PackedRows, Chosen | None], Tensor]
+    input_gradient_: Callable[[Tensor, Tensor, Tensor, int, PackedRows, Chosen | None], None]
 
 
 def check_tokens(tokens_BU: Tensor, rows: PackedRows) -> None:
@@ -133,7 +152,7 @@ class PackedLoss(Function):
         statistics, recursion = Statistics(*rest[:3]), Recursion(*rest[3:])
         transitions = ctx.passes.transitions(statistics, recursion, gradients[0].contiguous(), ctx.rows)
         d_logits_RV = torch.empty_like(logits_RV)
-        ctx.passes.gradient(logits_RV, d_logits_RV, statistics.lse_R, transitions, label_R, 0, ctx.rows, True)
+        ctx.passes.gradient(logits_RV, d_logits_RV, statistics.lse_R, transitions, label_R, 0, ctx.rows, None, True)
         return None, d_logits_RV, None, None
 
 
@@ -187,6 +206,7 @@ class JointLoss(Function):
         ctx.held = None
         rows = PackedRows(*lengths, *sizes)
         transitions = loss.transitions(statistics, recursion, gradients[0].contiguous(), rows)
+        chosen = loss.choose(transitions, label_R, gradients[0], h_RH.dtype)
         d_weight_VH = d_bias_V = None
         for share in shares:
             h_CH, label_C = h_RH[share], label_R[share]
@@ -194,14 +214,15 @@ class JointLoss(Function):
             if d_CV is None:
                 d_CV, _ = loss.product(h_CH, weight_VH, bias_V, label_C, share.start, rows)
             d_bias = loss.gradient(
-                d_CV, d_CV, statistics.lse_R[share], transitions.part(share), label_C, share.start, rows, False
+                d_CV, d_CV, statistics.lse_R[share], transitions.part(share), label_C, share.start, rows, chosen, False
             )
-            d_weight = loss.weight_gradient(d_CV, h_CH, share.start, rows)
-            loss.input_gradient_(d_CV, weight_VH, h_CH, share.start, rows)
+            d_weight = loss.weight_gradient(d_CV, h_CH, share.start, rows, chosen)
+            loss.input_gradient_(d_CV, weight_VH, h_CH, share.start, rows, chosen)
             d_bias_V = d_bias if d_bias_V is None else d_bias_V.add_(d_bias)
             d_weight_VH = d_weight if d_weight_VH is None else d_weight_VH.add_(d_weight)
             del d_CV
-        df_SBH, dg_NBH = joint.backward(h_RH, None, frames, columns, rows, DropoutMask(p, seed, site))
+        live_R = None if chosen is None else chosen.live_R
+        df_SBH, dg_NBH = joint.backward(h_RH, None, live_R, frames, columns, rows, DropoutMask(p, seed, site))
         assert d_weight_VH is not None
         assert d_bias_V is not None
         return (

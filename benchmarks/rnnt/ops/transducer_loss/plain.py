@@ -11,6 +11,7 @@ from torch import Tensor
 from benchmarks.rnnt.ops.transducer_loss.passes import (
     NO_LABEL,
     NO_ROW,
+    Chosen,
     LossPasses,
     Recursion,
     Statistics,
@@ -124,6 +125,10 @@ def transitions_torch(statistics: Statistics, recursion: Recursion, d_loss_B: Te
     return Transitions(used(statistics.blank_R, below_R), used(statistics.label_R, right_R))
 
 
+def choose_all(transitions: Transitions, label_R: Tensor, d_loss_B: Tensor, dtype: torch.dtype) -> None:
+    """Gradients are made of all rows that exist."""
+
+
 def gradient_torch(
     logits_RV: Tensor,
     d_logits_RV: Tensor,
@@ -132,6 +137,7 @@ def gradient_torch(
     label_R: Tensor,
     first: int,
     rows: PackedRows,
+    chosen: Chosen | None,
     clear: bool,
 ) -> Tensor:
     """The gradient of logits, always zero in rows that do not exist; returns its sums over the rows."""
@@ -144,12 +150,16 @@ def gradient_torch(
     return d_RV.sum(0)
 
 
-def weight_gradient_torch(d_logits_RV: Tensor, h_RH: Tensor, first: int, rows: PackedRows) -> Tensor:
+def weight_gradient_torch(
+    d_logits_RV: Tensor, h_RH: Tensor, first: int, rows: PackedRows, chosen: Chosen | None
+) -> Tensor:
     """In the dtype of sums."""
     return widen(d_logits_RV).t() @ widen(h_RH)
 
 
-def input_gradient_torch_(d_logits_RV: Tensor, weight_VH: Tensor, h_RH: Tensor, first: int, rows: PackedRows) -> None:
+def input_gradient_torch_(
+    d_logits_RV: Tensor, weight_VH: Tensor, h_RH: Tensor, first: int, rows: PackedRows, chosen: Chosen | None
+) -> None:
     """Turn the input into its gradient, zero where the input is zero."""
     h_RH.copy_(torch.where(h_RH == 0, 0.0, d_logits_RV @ weight_VH))
 
@@ -160,6 +170,7 @@ PASSES = LossPasses(
     product_torch,
     recursion_torch,
     transitions_torch,
+    choose_all,
     gradient_torch,
     weight_gradient_torch,
     input_gradient_torch_,

@@ -8,8 +8,21 @@ not be read for the loss. The gradient of the input is written into its place, w
 what ReLU and dropout in front of it would do in a pass of their own.
 
 Of 2.45 million rows, 512 -> 1,024, each product is 2.6 TFLOP, 3.7 ms at 700 TFLOP/s on an H200, and moves 7.5 to 10 GB,
-1.8 to 2.4 ms, meanwhile. Programs stay, one for each multiprocessor, and walk over tiles of which those next to each
+1.8 to 2.4 ms, meanwhile. The joint's 5 GB, 1.2 ms, and the gradient of logits in their place, 10 GB and 2.3 ms, are all
+that is moved beside products: 14.6 ms in all. Logits that backward computed again would save 5 GB of memory and little
+traffic, for a fourth product. A gradient of logits in the prologues of both products that read it would take the
+exponential function of each logit four times, as a tile of the result is as wide as a half of H, or a fourth of V, at
+most: 10 billion, 2.7 ms of the unit that has it, in kernels that then feed the tensor cores from registers.
+
+Most rows are far from every likely way, and their gradient is rounded to zero. With SOME the gradients' kernels have a
+list of those that are not: half of all at first, when all ways are alike, and the fewer the surer the network is.
+
+Programs stay, one for each multiprocessor, and walk over tiles of which those next to each
 other have the same rows, so that these come out of the L2 cache for all but one of them, as the weight does.
+
+Tiles come either through pointers or, on GPUs that have it, through the tensor memory accelerator, whose descriptors
+take fewer registers and instructions. That fills what lies beyond a tensor with zeros and writes nothing there, but
+knows nothing of rows that do not exist: they are computed, if at all, to be ignored.
 
 Legend: M rows, beginning with ``first``, H width, V classes.
 """
@@ -19,126 +32,163 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from benchmarks.rnnt.ops.transducer_loss.kernels import existing
+from benchmarks.rnnt.ops.transducer_loss.kernels import chosen, existing
 
 
 @triton.jit
 def transducer_product_kernel(
-    h_ptr,  # (M, H)
-    weight_ptr,  # (V, H)
+    h,  # (M, H)
+    weight,  # (V, H)
     bias_ptr,  # (V,)
-    logits_ptr,  # (M, V)
+    logits,  # (M, V)
     partial_ptr,  # (V / BLOCK_V, M) fp32
     end_ptr,  # number of all rows, int64
     first, M,
     H: tl.constexpr, V: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr, FLATTEN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr,
+    FLATTEN: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs,)."""
+    """Grid (programs,). With DESCRIBED h, weight and logits are descriptors, else pointers."""
     count = existing(end_ptr, first, M)
     across: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     depth = tl.arange(0, BLOCK_H)
     for tile in tl.range(tl.program_id(0), tl.cdiv(count, BLOCK_M) * across, tl.num_programs(0), flatten=FLATTEN):
-        row = tile // across * BLOCK_M + tl.arange(0, BLOCK_M)
-        column = tile % across * BLOCK_V + tl.arange(0, BLOCK_V)
+        begin_m, begin_v = tile // across * BLOCK_M, tile % across * BLOCK_V
+        row, column = begin_m + tl.arange(0, BLOCK_M), begin_v + tl.arange(0, BLOCK_V)
         # a lane beyond the last row or column reads the last one again, and stores nothing
-        h_ptrs = h_ptr + tl.minimum(row, count - 1).to(tl.int64)[:, None] * H + depth[None, :]
         read = column if V % BLOCK_V == 0 else tl.minimum(column, V - 1)
-        weight_ptrs = weight_ptr + read[None, :] * H + depth[:, None]
-        logits = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
-        for k in range(0, H, BLOCK_H):
-            if H % BLOCK_H == 0:
-                h, weight = tl.load(h_ptrs + k), tl.load(weight_ptrs + k)
-            else:
-                h = tl.load(h_ptrs + k, mask=(k + depth < H)[None, :], other=0.0)
-                weight = tl.load(weight_ptrs + k, mask=(k + depth < H)[:, None], other=0.0)
-            logits = tl.dot(h, weight, logits)
-        bias = tl.load(bias_ptr + read).to(tl.float32)
-        rounded = (logits + bias[None, :]).to(logits_ptr.dtype.element_ty)
-        exists = row < count
-        place = logits_ptr + row.to(tl.int64)[:, None] * V + column[None, :]
-        logits = rounded.to(tl.float32)
-        if V % BLOCK_V == 0:
-            tl.store(place, rounded, mask=exists[:, None])
+        total = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
+        if DESCRIBED:
+            for k in range(0, H, BLOCK_H):
+                total = tl.dot(h.load([begin_m, k]), tl.trans(weight.load([begin_v, k])), total)
         else:
-            tl.store(place, rounded, mask=exists[:, None] & (column < V)[None, :])
-            logits = tl.where((column < V)[None, :], logits, float("-inf"))
-        largest = tl.max(logits, 1)
-        lse = largest + tl.log(tl.sum(tl.exp(logits - largest[:, None]), 1))
+            h_ptrs = h + tl.minimum(row, count - 1).to(tl.int64)[:, None] * H + depth[None, :]
+            weight_ptrs = weight + read[None, :] * H + depth[:, None]
+            for k in range(0, H, BLOCK_H):
+                if H % BLOCK_H == 0:
+                    left, right = tl.load(h_ptrs + k), tl.load(weight_ptrs + k)
+                else:
+                    left = tl.load(h_ptrs + k, mask=(k + depth < H)[None, :], other=0.0)
+                    right = tl.load(weight_ptrs + k, mask=(k + depth < H)[:, None], other=0.0)
+                total = tl.dot(left, right, total)
+        bias = tl.load(bias_ptr + read)
+        rounded = (total + bias.to(tl.float32)[None, :]).to(bias_ptr.dtype.element_ty)
+        exists = row < count
+        if DESCRIBED:
+            logits.store([begin_m, begin_v], rounded)
+        else:
+            mask = exists[:, None]
+            if V % BLOCK_V:
+                mask = mask & (column < V)[None, :]
+            tl.store(logits + row.to(tl.int64)[:, None] * V + column[None, :], rounded, mask=mask)
+        total = rounded.to(tl.float32)
+        if V % BLOCK_V:
+            total = tl.where((column < V)[None, :], total, float("-inf"))
+        largest = tl.max(total, 1)
+        lse = largest + tl.log(tl.sum(tl.exp(total - largest[:, None]), 1))
         tl.store(partial_ptr + tile % across * M + row, lse, mask=exists)
 
 
 @triton.jit
 def transducer_input_gradient_kernel(
-    d_logits_ptr,  # (M, V)
-    weight_ptr,  # (V, H)
+    d_logits,  # (M, V)
+    weight,  # (V, H)
     h_ptr,  # (M, H), becomes its gradient
     end_ptr,  # number of all rows, int64
+    rank_ptr, row_ptr,  # (R,) int32, read if SOME
     first, M,
     H: tl.constexpr, V: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_V: tl.constexpr, FLATTEN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_V: tl.constexpr,
+    FLATTEN: tl.constexpr, DESCRIBED: tl.constexpr, SOME: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs,)."""
-    count = existing(end_ptr, first, M)
+    """Grid (programs,). With DESCRIBED d_logits and weight are descriptors, else pointers.
+
+    With SOME, which has pointers, there are chosen rows only.
+    """
+    if SOME:
+        begin, count = chosen(rank_ptr, first, M)
+    else:
+        count = existing(end_ptr, first, M)
     across: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
     depth = tl.arange(0, BLOCK_V)
     for tile in tl.range(tl.program_id(0), tl.cdiv(count, BLOCK_M) * across, tl.num_programs(0), flatten=FLATTEN):
-        row = tile // across * BLOCK_M + tl.arange(0, BLOCK_M)
-        column = tile % across * BLOCK_H + tl.arange(0, BLOCK_H)
-        d_ptrs = d_logits_ptr + tl.minimum(row, count - 1).to(tl.int64)[:, None] * V + depth[None, :]
-        read = column if H % BLOCK_H == 0 else tl.minimum(column, H - 1)
-        weight_ptrs = weight_ptr + depth[:, None] * H + read[None, :]
-        dh = tl.zeros((BLOCK_M, BLOCK_H), tl.float32)
-        for k in range(0, V, BLOCK_V):
-            if V % BLOCK_V == 0:
-                d, weight = tl.load(d_ptrs + k), tl.load(weight_ptrs + k * H)
-            else:
-                d = tl.load(d_ptrs + k, mask=(k + depth < V)[None, :], other=0.0)
-                weight = tl.load(weight_ptrs + k * H, mask=(k + depth < V)[:, None], other=0.0)
-            dh = tl.dot(d, weight, dh)
+        begin_m, begin_h = tile // across * BLOCK_M, tile % across * BLOCK_H
+        row, column = begin_m + tl.arange(0, BLOCK_M), begin_h + tl.arange(0, BLOCK_H)
+        exists = row < count
+        if SOME:
+            row = tl.load(row_ptr + begin + tl.minimum(row, count - 1)) - first
+        total = tl.zeros((BLOCK_M, BLOCK_H), tl.float32)
+        if DESCRIBED:
+            for k in range(0, V, BLOCK_V):
+                total = tl.dot(d_logits.load([begin_m, k]), weight.load([k, begin_h]), total)
+        else:
+            d_ptrs = d_logits + (row if SOME else tl.minimum(row, count - 1)).to(tl.int64)[:, None] * V + depth[None, :]
+            read = column if H % BLOCK_H == 0 else tl.minimum(column, H - 1)
+            weight_ptrs = weight + depth[:, None] * H + read[None, :]
+            for k in range(0, V, BLOCK_V):
+                if V % BLOCK_V == 0:
+                    left, right = tl.load(d_ptrs + k), tl.load(weight_ptrs + k * H)
+                else:
+                    left = tl.load(d_ptrs + k, mask=(k + depth < V)[None, :], other=0.0)
+                    right = tl.load(weight_ptrs + k * H, mask=(k + depth < V)[:, None], other=0.0)
+                total = tl.dot(left, right, total)
         place = h_ptr + row.to(tl.int64)[:, None] * H + column[None, :]
-        mask = (row < count)[:, None]
+        mask = exists[:, None]
         if H % BLOCK_H:
             mask = mask & (column < H)[None, :]
-        h = tl.load(place, mask=mask, other=0.0)
-        tl.store(place, tl.where(h == 0, 0.0, dh).to(h_ptr.dtype.element_ty), mask=mask)
+        own = tl.load(place, mask=mask, other=0.0)
+        tl.store(place, tl.where(own == 0, 0.0, total).to(own.dtype), mask=mask)
 
 
 @triton.jit
 def transducer_weight_gradient_kernel(
-    d_logits_ptr,  # (M, V)
-    h_ptr,  # (M, H)
+    d_logits,  # (M, V)
+    h,  # (M, H)
     partial_ptr,  # (shares, V, H) fp32
     end_ptr,  # number of all rows, int64
+    rank_ptr, row_ptr,  # (R,) int32, read if SOME
     first, M,
     H: tl.constexpr, V: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_M: tl.constexpr,
+    DESCRIBED: tl.constexpr, SOME: tl.constexpr,
 ):  # fmt: skip
-    """Grid (V / BLOCK_V * H / BLOCK_H, shares): those of one share of the rows run side by side."""
-    count = existing(end_ptr, first, M)
+    """Grid (V / BLOCK_V * H / BLOCK_H, shares): those of one share of the rows run side by side.
+
+    With DESCRIBED d_logits and h are descriptors, and BLOCK_M rows behind the last one that exists are zero, else
+    pointers. With SOME, which has pointers, there are chosen rows only.
+    """
+    if SOME:
+        of_first, count = chosen(rank_ptr, first, M)
+    else:
+        count = existing(end_ptr, first, M)
     across: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
     share, shares = tl.program_id(1), tl.num_programs(1)
     size = tl.cdiv(tl.cdiv(count, shares), BLOCK_M) * BLOCK_M
     begin = share * size
     end = tl.minimum(begin + size, count)
-    v = tl.program_id(0) // across * BLOCK_V + tl.arange(0, BLOCK_V)
-    column = tl.program_id(0) % across * BLOCK_H + tl.arange(0, BLOCK_H)
-    row = begin + tl.arange(0, BLOCK_M)
-    d_ptrs = d_logits_ptr + row.to(tl.int64)[:, None] * V + v[None, :]
-    h_ptrs = h_ptr + row.to(tl.int64)[:, None] * H + column[None, :]
+    begin_v, begin_h = tl.program_id(0) // across * BLOCK_V, tl.program_id(0) % across * BLOCK_H
+    v, column = begin_v + tl.arange(0, BLOCK_V), begin_h + tl.arange(0, BLOCK_H)
     total = tl.zeros((BLOCK_V, BLOCK_H), tl.float32)
-    for at in range(begin, end, BLOCK_M):
-        exists = (at + tl.arange(0, BLOCK_M) < end)[:, None]
-        if V % BLOCK_V == 0:
-            d = tl.load(d_ptrs, mask=exists, other=0.0)
-        else:
-            d = tl.load(d_ptrs, mask=exists & (v < V)[None, :], other=0.0)
-        if H % BLOCK_H == 0:
-            h = tl.load(h_ptrs, mask=exists, other=0.0)
-        else:
-            h = tl.load(h_ptrs, mask=exists & (column < H)[None, :], other=0.0)
-        total = tl.dot(tl.trans(d), h, total)
-        d_ptrs += BLOCK_M * V
-        h_ptrs += BLOCK_M * H
+    if DESCRIBED:
+        for at in range(begin, end, BLOCK_M):
+            total = tl.dot(tl.trans(d_logits.load([at, begin_v])), h.load([at, begin_h]), total)
+    else:
+        for at in range(begin, end, BLOCK_M):
+            row = at + tl.arange(0, BLOCK_M)
+            exists = row < end
+            if SOME:
+                row = tl.load(row_ptr + of_first + row, mask=exists, other=0) - first
+            d_ptrs = d_logits + row.to(tl.int64)[:, None] * V + v[None, :]
+            h_ptrs = h + row.to(tl.int64)[:, None] * H + column[None, :]
+            exists = exists[:, None]
+            if V % BLOCK_V == 0:
+                left = tl.load(d_ptrs, mask=exists, other=0.0)
+            else:
+                left = tl.load(d_ptrs, mask=exists & (v < V)[None, :], other=0.0)
+            if H % BLOCK_H == 0:
+                right = tl.load(h_ptrs, mask=exists, other=0.0)
+            else:
+                right = tl.load(h_ptrs, mask=exists & (column < H)[None, :], other=0.0)
+            total = tl.dot(tl.trans(left), right, total)
     place = (share.to(tl.int64) * V + v)[:, None] * H + column[None, :]
     tl.store(partial_ptr + place, total, mask=(v < V)[:, None] & (column < H)[None, :])

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from benchmarks.rnnt.ops.transducer_loss import kernels, product_kernels
-from benchmarks.rnnt.ops.transducer_loss.passes import NO_ROW, LossPasses, Recursion, Statistics, Transitions
+from benchmarks.rnnt.ops.transducer_loss.passes import NO_ROW, Chosen, LossPasses, Recursion, Statistics, Transitions
 from benchmarks.rnnt.packed_rows import PackedRows
 from common.ops.tiling.column_sums import column_sums
 from common.ops.triton_support import multiprocessors
@@ -22,6 +23,8 @@ BLOCK = 1024
 """Rows of a program that looks at no logits."""
 CLEARED = 8192
 """Elements that a program clears at a time."""
+ROUNDED_TO_ZERO = 2.0**-25
+"""What fp16 rounds to zero, and what is below it."""
 
 
 class Elements(NamedTuple):
@@ -75,6 +78,7 @@ class Product(NamedTuple):
         programs: per multiprocessor.
         flatten: 1 for a loop over tiles and depth in one, so that a tile's factors are under way while the one before
             is stored.
+        described: 1 for tiles through the tensor memory accelerator, where there is one.
     """
 
     rows: int
@@ -84,17 +88,20 @@ class Product(NamedTuple):
     stages: int
     programs: int
     flatten: int
+    described: int
 
 
 TILES: dict[str, Any] = {
     "statistics": Elements(4096, 4),
     "gradient": Rows(4096, 8, 4, 2),
     "recursion": Wave(128, 8),
-    "product": Product(128, 256, 64, 8, 3, 1, 1),
-    "input_gradient": Product(128, 256, 64, 8, 3, 1, 1),
-    "weight_gradient": Product(128, 256, 64, 8, 3, 1, 0),
+    "product": Product(128, 256, 64, 8, 3, 1, 1, 1),
+    "input_gradient": Product(128, 256, 64, 8, 3, 1, 1, 1),
+    "weight_gradient": Product(128, 256, 64, 8, 3, 1, 0, 1),
+    "some_input_gradient": Product(128, 256, 64, 8, 3, 1, 0, 0),
+    "some_weight_gradient": Product(128, 256, 64, 8, 5, 1, 0, 0),
 }
-"""Pass to its tile. ``bench --sweep`` times others."""
+"""Pass to its tile, ``some_`` of chosen rows. ``bench --sweep`` times others."""
 
 
 def labels(tokens_BU: Tensor, rows: PackedRows) -> Tensor:
@@ -147,6 +154,29 @@ def transitions(found: Statistics, variables: Recursion, d_loss_B: Tensor, rows:
     return Transitions(by_blank_R, by_label_R)
 
 
+def choose(used: Transitions, label_R: Tensor, d_loss_B: Tensor, dtype: torch.dtype) -> Chosen:
+    """See :class:`LossPasses`; rows are left out of which every gradient is zero once it is rounded.
+
+    No gradient of a row is larger than the sum of its arcs. In fp16 ``ROUNDED_TO_ZERO`` and less becomes zero, so that
+    nothing is lost. bf16 has smaller numbers: rows are left out that have less than such a part of the largest gradient
+    of a loss, all of an utterance's together a thousandth of what rounding to bf16 does.
+    """
+    through_R = used.blank_R + used.label_R
+    floor = ROUNDED_TO_ZERO if dtype == torch.float16 else d_loss_B.detach().abs().amax() * ROUNDED_TO_ZERO
+    live_R = (through_R <= floor).logical_not_().logical_and_(label_R != NO_ROW)  # keeps NaN
+    rank_R = live_R.cumsum(0, dtype=torch.int32)
+    row_R = torch.empty_like(rank_R)
+    if len(row_R):
+        kernels.transducer_chosen_kernel[(triton.cdiv(len(row_R), BLOCK),)](
+            live_R, rank_R, row_R, len(row_R), BLOCK=BLOCK, num_warps=4
+        )
+    return Chosen(live_R, rank_R, row_R)
+
+
+def choose_all(used: Transitions, label_R: Tensor, d_loss_B: Tensor, dtype: torch.dtype) -> None:
+    """See :class:`LossPasses`; all that exist."""
+
+
 def gradient(
     logits_RV: Tensor,
     d_logits_RV: Tensor,
@@ -155,6 +185,7 @@ def gradient(
     label_R: Tensor,
     first: int,
     rows: PackedRows,
+    some: Chosen | None,
     clear: bool,
 ) -> Tensor:
     """See :class:`LossPasses`."""
@@ -165,7 +196,8 @@ def gradient(
     programs = max(min(tile.programs * multiprocessors(logits_RV.device), triton.cdiv(size, block)), 1)
     partial_PV = logits_RV.new_empty((programs, classes), dtype=torch.float32)
     kernels.transducer_gradient_kernel[(programs,)](
-        logits_RV, d_logits_RV, lse_R, *used, label_R, partial_PV, rows.offsets[-1:], first, size, CLEAR=clear,
+        logits_RV, d_logits_RV, lse_R, *used, label_R, partial_PV, rows.offsets[-1:], *_lists(some), first, size,
+        CLEAR=clear, SOME=some is not None,
         V=classes, BLOCK_V=width, BLOCK_R=block, STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
     return column_sums(partial_PV, torch.float32)
@@ -183,9 +215,10 @@ def product(
     partial_XR = h_RH.new_empty((across, size), dtype=torch.float32)
     if size:
         product_kernels.transducer_product_kernel[(_programs(tile, triton.cdiv(size, tile.rows) * across, h_RH),)](
-            h_RH, weight_VH.contiguous(), bias_V, logits_RV, partial_XR, rows.offsets[-1:], first, size,
+            _source(tile, h_RH, tile.rows, tile.depth), _source(tile, weight_VH, tile.columns, tile.depth), bias_V,
+            _source(tile, logits_RV, tile.rows, tile.columns), partial_XR, rows.offsets[-1:], first, size,
             H=width, V=classes, BLOCK_M=tile.rows, BLOCK_V=tile.columns, BLOCK_H=tile.depth,
-            FLATTEN=bool(tile.flatten), num_warps=tile.warps, num_stages=tile.stages,
+            FLATTEN=bool(tile.flatten), DESCRIBED=_described(tile, h_RH), num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
         kernels.transducer_combine_kernel[(triton.cdiv(size, BLOCK),)](
             logits_RV, partial_XR, label_R, *found, size, V=classes, TILES=across, BLOCK=BLOCK, num_warps=8
@@ -193,31 +226,39 @@ def product(
     return logits_RV, found
 
 
-def input_gradient_(d_logits_RV: Tensor, weight_VH: Tensor, h_RH: Tensor, first: int, rows: PackedRows) -> None:
+def input_gradient_(
+    d_logits_RV: Tensor, weight_VH: Tensor, h_RH: Tensor, first: int, rows: PackedRows, some: Chosen | None
+) -> None:
     """See :class:`LossPasses`."""
     (size, width), classes = h_RH.shape, len(weight_VH)
-    tile: Product = TILES["input_gradient"]
+    tile: Product = TILES["input_gradient" if some is None else "some_input_gradient"]
     tiles = triton.cdiv(size, tile.rows) * triton.cdiv(width, tile.columns)
     if size:
         product_kernels.transducer_input_gradient_kernel[(_programs(tile, tiles, h_RH),)](
-            d_logits_RV, weight_VH.contiguous(), h_RH, rows.offsets[-1:], first, size,
-            H=width, V=classes, BLOCK_M=tile.rows, BLOCK_H=tile.columns, BLOCK_V=tile.depth,
-            FLATTEN=bool(tile.flatten), num_warps=tile.warps, num_stages=tile.stages,
+            _source(tile, d_logits_RV, tile.rows, tile.depth), _source(tile, weight_VH, tile.depth, tile.columns),
+            h_RH, rows.offsets[-1:], *_lists(some), first, size,
+            H=width, V=classes, BLOCK_M=tile.rows, BLOCK_H=tile.columns, BLOCK_V=tile.depth, SOME=some is not None,
+            FLATTEN=bool(tile.flatten), DESCRIBED=_described(tile, h_RH), num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
 
 
-def weight_gradient(d_logits_RV: Tensor, h_RH: Tensor, first: int, rows: PackedRows) -> Tensor:
+def weight_gradient(d_logits_RV: Tensor, h_RH: Tensor, first: int, rows: PackedRows, some: Chosen | None) -> Tensor:
     """See :class:`LossPasses`; the rows are dealt to as many programs as fill the GPU."""
     (size, width), classes = h_RH.shape, d_logits_RV.shape[1]
-    tile: Product = TILES["weight_gradient"]
+    tile: Product = TILES["weight_gradient" if some is None else "some_weight_gradient"]
     tiles = triton.cdiv(classes, tile.rows) * triton.cdiv(width, tile.columns)
     most = triton.cdiv(size, tile.depth)
     shares = max(min(tile.programs * multiprocessors(h_RH.device) // tiles, most), 1)
     partial_XVH = h_RH.new_empty((shares, classes, width), dtype=torch.float32)
+    described = _described(tile, h_RH)
+    if described:
+        _clear_(d_logits_RV, first, rows, tile.depth)
+        _clear_(h_RH, first, rows, tile.depth)
     product_kernels.transducer_weight_gradient_kernel[(tiles, shares)](
-        d_logits_RV, h_RH, partial_XVH, rows.offsets[-1:], first, size,
+        _source(tile, d_logits_RV, tile.depth, tile.rows), _source(tile, h_RH, tile.depth, tile.columns), partial_XVH,
+        rows.offsets[-1:], *_lists(some), first, size,
         H=width, V=classes, BLOCK_V=tile.rows, BLOCK_H=tile.columns, BLOCK_M=tile.depth,
-        num_warps=tile.warps, num_stages=tile.stages,
+        DESCRIBED=described, SOME=some is not None, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return partial_XVH.sum(0)
 
@@ -231,25 +272,45 @@ def library_product(
     return logits_RV, statistics(logits_RV, label_R)
 
 
-def library_input_gradient_(d_logits_RV: Tensor, weight_VH: Tensor, h_RH: Tensor, first: int, rows: PackedRows) -> None:
+def library_input_gradient_(
+    d_logits_RV: Tensor, weight_VH: Tensor, h_RH: Tensor, first: int, rows: PackedRows, some: Chosen | None
+) -> None:
     """By cuBLAS; ``weight_gradient`` has run before and cleared what does not exist."""
     h_RH.copy_(torch.where(h_RH == 0, 0.0, d_logits_RV @ weight_VH))
 
 
-def library_weight_gradient(d_logits_RV: Tensor, h_RH: Tensor, first: int, rows: PackedRows) -> Tensor:
+def library_weight_gradient(
+    d_logits_RV: Tensor, h_RH: Tensor, first: int, rows: PackedRows, some: Chosen | None
+) -> Tensor:
     """By cuBLAS, which sums in fp32 and rounds once."""
     _clear_(d_logits_RV, first, rows)
     return (d_logits_RV.t() @ h_RH).float()
 
 
-def _clear_(x_RH: Tensor, first: int, rows: PackedRows) -> None:
-    """Zero in rows that do not exist."""
+def _clear_(x_RH: Tensor, first: int, rows: PackedRows, most: int | None = None) -> None:
+    """Zero in ``most`` rows behind the last that exists, or in all of them."""
     size, width = x_RH.shape
-    programs = min(8 * multiprocessors(x_RH.device), triton.cdiv(x_RH.numel(), CLEARED))
+    most = size if most is None else min(most, size)
+    programs = min(8 * multiprocessors(x_RH.device), triton.cdiv(most * width, CLEARED))
     if programs:
         kernels.transducer_clear_kernel[(programs,)](
-            x_RH, rows.offsets[-1:], first, size, H=width, BLOCK=CLEARED, num_warps=8
+            x_RH, rows.offsets[-1:], first, size, most, H=width, BLOCK=CLEARED, num_warps=8
         )
+
+
+def _described(tile: Product, x: Tensor) -> bool:
+    """Whether tiles come through the tensor memory accelerator, which GPUs have from Hopper on."""
+    return bool(tile.described) and (x.device.type != "cuda" or torch.cuda.get_device_capability(x.device) >= (9, 0))
+
+
+def _source(tile: Product, x_RC: Tensor, rows: int, columns: int) -> Any:
+    """A matrix as a product's kernel takes it, for tiles of ``rows`` x ``columns``."""
+    x_RC = x_RC.contiguous()
+    return TensorDescriptor.from_tensor(x_RC, [rows, columns]) if _described(tile, x_RC) else x_RC
+
+
+def _lists(some: Chosen | None) -> tuple[Tensor | None, Tensor | None]:
+    return (None, None) if some is None else (some.rank_R, some.row_R)
 
 
 def _new_statistics(label_R: Tensor) -> Statistics:
@@ -265,14 +326,10 @@ def _programs(tile: Product, tiles: int, x: Tensor) -> int:
     return min(tiles, tile.programs * multiprocessors(x.device))
 
 
-FUSED = LossPasses(labels, statistics, product, recursion, transitions, gradient, weight_gradient, input_gradient_)
-LIBRARY = LossPasses(
-    labels,
-    statistics,
-    library_product,
-    recursion,
-    transitions,
-    gradient,
-    library_weight_gradient,
-    library_input_gradient_,
+FUSED = LossPasses(
+    labels, statistics, product, recursion, transitions, choose_all, gradient, weight_gradient, input_gradient_
+)
+SPARSE = FUSED._replace(choose=choose)
+LIBRARY = FUSED._replace(
+    product=library_product, weight_gradient=library_weight_gradient, input_gradient_=library_input_gradient_
 )

@@ -1,0 +1,180 @@
+"""Synthesised speech: what is heard, what is said, and how long it takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from benchmarks.rnnt import raw
+from benchmarks.rnnt.prepare import COMMANDS
+from benchmarks.rnnt.stand_in import Request, eval_seconds, generate, train_seconds
+from benchmarks.rnnt.synthesis import LETTERS, Voice, draw_voice, formants_of, speak, usual_seconds
+from common.errors import ConfigError, DataError
+
+QUIET = Voice(pitch=100.0, tempo=1.0, tract=1.0, noise=-90.0, silence=(0.2, 0.2))
+
+
+def spectrum(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Frequencies and power of all of it."""
+    windowed = samples * np.hanning(len(samples))
+    return np.fft.rfftfreq(len(samples), 1 / 16_000), np.abs(np.fft.rfft(windowed)) ** 2
+
+
+def strongest(samples: np.ndarray, low: float, high: float) -> float:
+    """Hz, the centre of power between two frequencies."""
+    hertz, power = spectrum(samples)
+    inside = (hertz >= low) & (hertz < high)
+    return float((hertz * power)[inside].sum() / power[inside].sum())
+
+
+@pytest.mark.parametrize("letter", "aekqz'")
+def test_a_letter_sounds_at_its_formants(letter):
+    spoken = speak(letter * 12, QUIET, np.random.default_rng(0)).astype(float)
+    first, second = formants_of(letter)
+    assert strongest(spoken, first - 150, first + 150) == pytest.approx(first, abs=60)
+    assert strongest(spoken, second - 200, second + 200) == pytest.approx(second, abs=60)
+    hertz, power = spectrum(spoken)
+    between = abs(hertz - (first + second) / 2) < 50
+    for formant in (first, second):
+        assert power[abs(hertz - formant) < 50].sum() > 2 * power[between].sum()
+
+
+def test_no_two_letters_sound_alike():
+    assert len({formants_of(letter) for letter in LETTERS}) == len(LETTERS) == 27
+    nearest = min(
+        max(abs(np.log2(one[0] / other[0])), abs(np.log2(one[1] / other[1])))
+        for one, other in itertools.combinations(map(formants_of, LETTERS), 2)
+    )
+    assert nearest > 0.3  # octaves: voices differ by 0.1
+
+
+def test_speech_is_between_two_silences_and_a_space_is_a_pause():
+    spoken = speak("aaaa aaaa", QUIET, np.random.default_rng(0)).astype(float)
+    loud = np.sqrt(np.convolve(spoken**2, np.ones(160) / 160, "same"))
+    times = np.arange(len(spoken)) / 16_000
+    speech = len(spoken) / 16_000 - 0.4
+    middle = 0.2 + speech / 2
+    assert loud[times < 0.19].max() < 0.002 * loud.max()
+    assert loud[times > times[-1] - 0.15].max() < 0.002 * loud.max()
+    assert loud[(times > middle - 0.2) & (times < middle + 0.2)].min() < 0.05 * loud.max()
+    assert loud[(times > 0.3) & (times < 0.4)].min() > 0.05 * loud.max()
+
+
+def test_the_pitch_is_the_voices():
+    for pitch in (95.0, 180.0):
+        voice = dataclasses.replace(QUIET, pitch=pitch)
+        spoken = speak("a" * 20, voice, np.random.default_rng(0)).astype(float)
+        repeats = np.fft.irfft(spectrum(spoken)[1])[: 16_000 // 60]  # autocorrelation, down to 60 Hz
+        assert 16_000 / (80 + repeats[80 : 16_000 // 60].argmax()) == pytest.approx(pitch, rel=0.08)
+
+
+def test_tempo_stretches_and_seconds_are_kept():
+    text = "to be read aloud"
+    slow = dataclasses.replace(QUIET, tempo=1.15)
+    lengths = [len(speak(text, voice, np.random.default_rng(1))) / 16_000 - 0.4 for voice in (QUIET, slow)]
+    assert lengths[0] == pytest.approx(usual_seconds(text), rel=0.08)
+    assert lengths[1] / lengths[0] == pytest.approx(1.15, rel=0.001)
+    assert len(speak(text, QUIET, np.random.default_rng(1), 3.21)) == 51_360
+
+
+def test_noise_lies_as_far_below_the_voice_as_it_should():
+    random = np.random.default_rng(0)
+    for noise in (-40.0, -60.0):
+        spoken = speak("a", dataclasses.replace(QUIET, noise=noise, silence=(1.0, 1.0)), random)
+        assert spoken[:12_000].std() == pytest.approx(np.hypot(6000 * 10 ** (noise / 20), 12**-0.5), rel=0.05)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("small") / "raw"
+    generate(folder, Request(train=60, eval=12, long=1, words=6, sentence=(1, 3), voices=4))
+    return folder
+
+
+def test_the_layout_is_librispeechs(small):
+    source = raw.open_raw(small)
+    train, held_out = (source.utterances(split) for split in ("train", "eval"))
+    assert source.subsets == {"train": ("train-clean-100",), "eval": ("dev-clean",)}
+    assert (len(train), len(held_out)) == (60, 12)
+    for utterance in (*train, *held_out):
+        about = soundfile.info(utterance.path)
+        assert (about.samplerate, about.channels, about.subtype, about.format) == (16_000, 1, "PCM_16", "FLAC")
+        speaker, chapter, _ = utterance.name.split("-")
+        assert Path(utterance.folder).parts[-2:] == (speaker, chapter)
+    lines = (Path(train[0].folder) / f"{train[0].name[:-5]}.trans.txt").read_text()
+    assert lines == lines.upper()
+
+
+def test_sentences_to_evaluate_are_new_and_by_other_voices(small):
+    source = raw.open_raw(small)
+    train, held_out = (source.utterances(split) for split in ("train", "eval"))
+    assert not {u.transcript for u in train} & {u.transcript for u in held_out}
+    assert {word for u in held_out for word in u.transcript.split()} <= {
+        word for u in train for word in u.transcript.split()
+    }
+    assert not {u.name.split("-")[0] for u in train} & {u.name.split("-")[0] for u in held_out}
+    assert sum(soundfile.info(u.path).duration > 16.7 for u in held_out) == 1
+
+
+def test_the_seed_decides_everything_and_processes_nothing(small, forked_pools, tmp_path):
+    request = Request(train=60, eval=12, long=1, words=6, sentence=(1, 3), voices=4)
+    generate(tmp_path / "same", request, workers=3)
+    generate(tmp_path / "other", dataclasses.replace(request, seed=1))
+
+    def content(folder: Path) -> dict[str, bytes]:
+        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    assert content(tmp_path / "same") == content(small)
+    assert content(tmp_path / "other") != content(small)
+
+
+def test_lengths_are_like_librispeechs():
+    random = np.random.default_rng(0)
+    train, held_out = train_seconds(20_000, random), eval_seconds(20_000, random)
+    assert 1.0 <= train.min() <= train.max() <= 17.0
+    assert train.mean() == pytest.approx(12.3, abs=0.1)
+    assert train.std() == pytest.approx(3.8, abs=0.2)
+    assert held_out.mean() == pytest.approx(7.2, abs=0.2)
+    assert 1.4 <= held_out.min() <= held_out.max() == 32.7
+
+
+def test_speech_of_librispeechs_size_has_as_many_pieces_a_second(tmp_path, capsys):
+    sizes = ["--kind", "librispeech-sized", "--train", "150", "--eval", "2", "--voices", "2"]
+    assert COMMANDS.run("generate", ["--raw-dir", str(tmp_path / "raw"), "--workers", "1", *sizes]) == 0
+    source = raw.open_raw(tmp_path / "raw")
+    train = source.utterances("train")
+    seconds = [soundfile.info(utterance.path).duration for utterance in train]
+    letters = sum(len(utterance.transcript) for utterance in train)
+    assert np.mean(seconds) == pytest.approx(12.3, abs=1.0)
+    assert letters / sum(seconds) == pytest.approx(14.6, rel=0.05)
+    assert raw.vocabulary_of(source) == 1023
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--train", "0"], "--train=0: at least 1"),
+        (["--words", "1"], "--words=1: at least 2"),
+        (["--sentence", "3", "2"], "--sentence 3 2"),
+        (["--eval", "2", "--long", "3"], "--long=3: of 2 utterances"),
+        (["--words", "2", "--sentence", "1", "1"], "too few sentences"),
+    ],
+)
+def test_impossible_sizes_are_refused(options, says, tmp_path):
+    with pytest.raises(ConfigError, match=says):
+        COMMANDS.run("generate", ["--raw-dir", str(tmp_path / "raw"), "--workers", "1", *options])
+
+
+def test_a_used_folder_is_refused(small):
+    with pytest.raises(DataError, match="is not empty"):
+        generate(small)
+
+
+def test_voices_differ():
+    voices = {draw_voice(np.random.default_rng(seed)) for seed in range(8)}
+    assert len({round(voice.pitch) for voice in voices}) == 8

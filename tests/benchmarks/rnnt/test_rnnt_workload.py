@@ -1,0 +1,232 @@
+"""RNN-T as a workload: published recipes, what the rules fix, what is logged, batches as the loss takes them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import mlperf_logging.compliance_checker
+import pytest
+import torch
+import yaml
+
+from benchmarks.rnnt.model import PARTS
+from benchmarks.rnnt.preparer import made_up
+from benchmarks.rnnt.workload import SpeechRecognition
+from common import cli
+from common.config.composition import compose
+from common.config.schema import RunConfig, SessionConfig
+from common.data.batches import Batch, HostBatch
+from common.distributed.layout import Layout
+from common.errors import ConfigError, UnsupportedImplementation
+from common.mlperf.admission import admit
+from common.mlperf.events import hyperparameters
+from tests.capturable import Capturable
+
+RULESETS = ["1.0.0", "1.1.0", "2.0.0", "2.1.0", "3.0.0", "3.1.0"]
+LOGGING = Path(mlperf_logging.compliance_checker.__file__).parents[1]
+
+
+def loaded(*overrides: str) -> tuple[RunConfig, SessionConfig]:
+    return cli.load(compose(["benchmark=rnnt", "device=cpu", *overrides]))
+
+
+def built(*overrides: str) -> SpeechRecognition:
+    """The workload of the ``test`` recipe, on one rank."""
+    run, _ = loaded("scale=test", *overrides)
+    return SpeechRecognition(run, Layout(run.layout, seed=3))
+
+
+# NVIDIA's submissions to MLPerf Training v3.1, and the last of v2.1: ranks, utterances on each, learning rate, epochs
+# of warm-up and hold, decay, betas, decay of the averages, training samples of an epoch as their logs have them.
+PUBLISHED = {
+    "8xH200": (8, 192, 0.0072, 5, 26, 0.92, 0.9, 0.999, 0.995, 278_016),
+    "8xH100": (8, 192, 0.0072, 5, 26, 0.92, 0.9, 0.999, 0.995, 278_016),
+    "64xH100": (64, 32, 0.007, 6, 33, 0.939, 0.9, 0.999, 0.995, 278_528),
+    "512xH100": (512, 8, 0.013, 6, 33, 0.955, 0.833, 0.98, 0.995, 278_528),
+    "1536xA100": (1536, 4, 0.014, 16, 40, 0.97, 0.82, 0.98, 0.96, 276_480),
+}
+
+
+@pytest.mark.parametrize("scale", list(PUBLISHED))
+def test_a_recipe_has_the_published_hyperparameters_and_is_admitted(scale):
+    ranks, utterances, rate, warmup, hold, decay, beta_1, beta_2, ema, samples = PUBLISHED[scale]
+    run, session = loaded(f"scale={scale}", "ruleset=3.1.0")
+    logged = admit(run, session).hyperparameters
+    assert (run.training_ranks, run.micro_batch, run.train_samples) == (ranks, utterances, samples)
+    assert (logged["global_batch_size"], logged["gradient_accumulation_steps"]) == (ranks * utterances, 1)
+    assert (logged["opt_name"], logged["opt_base_learning_rate"]) == ("lamb", rate)
+    assert (logged["opt_learning_rate_warmup_epochs"], logged["opt_lamb_learning_rate_hold_epochs"]) == (warmup, hold)
+    assert logged["opt_lamb_learning_rate_decay_poly_power"] == decay
+    assert (logged["opt_lamb_beta_1"], logged["opt_lamb_beta_2"]) == (beta_1, beta_2)
+    assert (logged["model_eval_ema_factor"], logged["model_weights_initialization_scale"]) == (ema, 0.5)
+    assert logged["opt_learning_rate_alt_warmup_func"] is logged["opt_learning_rate_alt_decay_func"] is True
+
+
+@pytest.mark.parametrize(
+    ("scale", "ruleset"),
+    [*((scale, "3.1.0") for scale in ("1xGPU", "1xH200", "2xH200", "4xH200")), *(("8xH200", r) for r in RULESETS)],
+)
+def test_a_recipe_is_admitted_by_every_ruleset_that_knows_rnnt(scale, ruleset):
+    buckets = ["hparams.num_buckets=6"] if ruleset == "1.0.0" else []  # that ruleset alone fixes them
+    run, session = loaded(f"scale={scale}", f"ruleset={ruleset}", *buckets)
+    admission = admit(run, session)
+    assert list(itertools.islice(admission.schedule.points(), 3)) == [1, 2, 3]
+    assert {name: (target.value, target.direction) for name, target in run.benchmark.targets.items()} == {
+        "word_error_rate": (0.058, "lower")
+    }
+    assert run.global_batch >= 1536
+    assert run.declaration.initialised_tensors == PARTS
+
+
+def test_the_references_points_can_be_run():
+    points = json.loads((LOGGING / "rcp_checker" / "training_3.1.0" / "rcps_rnnt.json").read_text())
+    batches = []
+    for point in points.values():
+        batch, wanted = point["BS"], point["Hyperparams"]
+        micro_batch = math.gcd(batch, 192)
+        run, session = loaded("scale=1xH200", f"hparams=rnnt/rcp_{batch}", f"micro_batch={micro_batch}")
+        logged = admit(run, session).hyperparameters
+        renamed = {"model_eva_ema_factor": "model_eval_ema_factor"}
+        for name, value in wanted.items():
+            if name != "opt_gradient_accumulation_steps":
+                assert logged[renamed.get(name, name)] == value, f"{name} at {batch}"
+        batches.append(batch)
+    assert sorted(batches) == [512, 1024, 1536, 2048, 3072, 6144]
+
+
+@pytest.mark.parametrize("ruleset", RULESETS)
+def test_the_log_has_every_key_of_the_rule_file(ruleset):
+    rules = LOGGING / "compliance_checker" / f"training_{ruleset}" / "closed_rnnt.yaml"
+    entries = [entry["KEY"] for entry in yaml.safe_load(rules.read_text()) if "KEY" in entry]
+    required = {entry["NAME"] for entry in entries if entry["REQ"] == "EXACTLY_ONE"}
+    run, _ = loaded("scale=8xH200")
+    assert "data_speed_perturbaton_min" in required  # so the rules spell it
+    assert required - {"train_samples", "eval_samples"} <= set(hyperparameters(run))
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("hparams.epsilon=1e-6", "opt_lamb_epsilon"),
+        ("hparams.weight_decay=1e-2", "opt_weight_decay"),
+        ("hparams.clip_norm=2.0", "opt_gradient_clip_norm"),
+        ("hparams.clip_norm=0", "positive; inf for none"),
+        ("hparams.ema=1.0", "at least 0 and below 1"),
+        ("benchmark.facts.learning_rate_min=1e-6", "opt_lamb_learning_rate_min"),
+        ("benchmark.facts.speed_max=1.1", "data_speed_perturbaton_max"),
+        ("benchmark.facts.time_masks=2", "data_spec_augment_time_n"),
+        ("benchmark.facts.max_symbols=200", "eval_max_prediction_symbols"),
+        ("benchmark.facts.max_frame_symbols=10", "the rules fix 30"),
+        ("benchmark.facts.encoder_width=512", "the rules fix 1024"),
+        ("benchmark.targets.word_error_rate.value=0.1", "the rules fix 0.058"),
+        ("benchmark.eval_samples=100", "the rules fix 2703"),
+        ("model.features=128", "a frame has 240, and can only be padded"),
+        ("reader.buckets=[[641,125]]", "an even number"),
+        ("hparams.global_batch_size=307200", "an epoch has 278528 utterances"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_the_run(override, says):
+    with pytest.raises(ConfigError, match=says):
+        admit(*loaded("scale=8xH200", override))
+
+
+def test_six_buckets_are_for_the_first_ruleset():
+    with pytest.raises(ConfigError, match="data_train_num_buckets"):
+        admit(*loaded("scale=8xH200", "ruleset=1.0.0"))
+
+
+@pytest.mark.parametrize("option", ["lstm", "joint", "transducer_loss", "audio"])
+def test_an_unknown_implementation_is_named_with_its_option(option):
+    with pytest.raises(UnsupportedImplementation, match=rf"^model\.{option}=nosuch: unknown implementation"):
+        built(f"model.{option}=nosuch")
+
+
+def test_all_parameters_have_decay_and_trust_ratio():
+    workload = built()
+    (group,) = workload.parameter_groups()
+    assert set(group.parameters) == {name for name, _ in workload.model.named_parameters()}
+    assert (group.weight_decay, group.trust_ratio) == (1e-3, True)
+
+
+def test_the_learning_rate_counts_epochs_of_whole_batches():
+    # 4 steps an epoch, one epoch of warm-up: the first update is step 1 of the rules' formula.
+    workload = built("hparams.base_learning_rate=0.01", "hparams.warmup_epochs=2", "hparams.hold_epochs=1")
+    step = workload.build_step()
+    batches = list(itertools.islice(itertools.cycle(workload.example_batches()), 2))
+    rates = []
+    for _ in range(17):
+        result = step(batches)
+        rates.append(float(result.values[2 + result.names.index("learning_rate")]))
+    decay = workload.own.hparams.decay_per_epoch
+    expected = [0.01 * (number + 1) / 9 for number in range(1, 8)] + [0.01] * 5
+    expected += [0.01 * decay] * 4 + [0.01 * decay**2]
+    assert rates == pytest.approx(expected, rel=1e-6)
+
+
+def test_evaluation_sees_averages_of_the_weights():
+    workload = built("hparams.ema=0.75", "hparams.clip_norm=inf")
+    step = workload.build_step()
+    before = {name: tensor.clone() for name, tensor in workload.weights().tensors.items()}
+    step(list(itertools.islice(itertools.cycle(workload.example_batches()), 2)))
+    seen = workload.weights().tensors
+    parameters = dict(workload.model.named_parameters())
+    assert seen.keys() == parameters.keys()
+    for name, start in before.items():
+        torch.testing.assert_close(seen[name], 0.75 * start + 0.25 * parameters[name].detach(), msg=name)
+    assert any(not torch.equal(start, parameters[name]) for name, start in before.items())
+
+
+def test_there_is_an_example_of_every_bucket_the_largest_first():
+    workload = built()
+    examples = list(workload.example_batches())
+    assert [batch.key for batch in examples] == list(reversed(workload.own.reader.buckets))
+    for batch in examples:
+        frames, tokens = batch.key
+        assert batch.tensors["features"].shape == (frames, 4, 240)
+        assert batch.tensors["tokens"].shape == (4, tokens)
+        assert workload.loss(batch).total.isfinite()
+
+
+def test_examples_can_be_all_average():
+    run, _ = loaded("scale=1xH200", "model.examples=average", "reader.buckets=[[410,56]]", "micro_batch=2")
+    workload = SpeechRecognition(run, Layout(run.layout, seed=3))
+    (batch,) = workload.example_batches()
+    assert batch.tensors["feature_lengths"].tolist() == [409, 409]
+    assert batch.tensors["token_lengths"].tolist() == [56, 56]
+    assert batch.tensors["features"][:409, :, :240].float().std() == pytest.approx(1, rel=0.02)
+    assert not batch.tensors["features"][:, :, 240:].any()
+    assert workload.sample_flops() == pytest.approx(108e9, rel=0.01)
+
+
+def test_batches_are_prepared_as_the_loss_takes_them():
+    workload = built()
+    example = next(iter(workload.example_batches()))
+    host = HostBatch(made_up(workload.own.facts, 4, example.key), workload.nominal_samples, 0, example.key)
+    batch = workload.prepare(host)
+    assert (batch.key, batch.samples) == (example.key, example.samples)
+    assert {name: (tensor.shape, tensor.dtype) for name, tensor in batch.tensors.items()} == {
+        name: (tensor.shape, tensor.dtype) for name, tensor in example.tensors.items()
+    }
+
+
+def test_a_batch_beyond_the_room_of_the_graphs_brings_its_own():
+    workload = built("reader.rows={mean: 50, deviation: 0}")
+    example = next(iter(workload.example_batches()))
+    assert workload.loss(example).total.isinf(), "the graphs' room has to be too little for this test"
+    larger = Batch(example.tensors, example.samples, (*example.key, 4 * 28 * 13))
+    expected = built().loss(Batch(example.tensors, example.samples, example.key)).total
+    torch.testing.assert_close(workload.loss(larger).total, expected)
+
+
+def test_an_iteration_can_be_captured():
+    workload = built()
+    step, examples = workload.build_step(), list(workload.example_batches())
+    with Capturable():
+        step(examples)
+
+
+def test_kernels_have_kinds():
+    assert {"joint", "transducer loss"} <= {kind for kind, _ in built().kernel_names()}

@@ -1,0 +1,112 @@
+"""RNN-T's features against the operators of DALI that the reference is made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.rnnt.config import Facts
+from benchmarks.rnnt.ops.features import plain, tables
+from benchmarks.rnnt.ops.features.batch import AudioBatch
+from common.mlperf.fixed import fixed_facts
+
+pytestmark = pytest.mark.gpu
+dali = pytest.importorskip("nvidia.dali")
+
+FACTS = dataclasses.replace(fixed_facts(Facts, "rnnt"), dither=0.0)
+LENGTHS = (9_000, 5_301, 16_000)
+SPEED = 1.11
+
+
+def sounds(silent: int = 0) -> list[np.ndarray]:
+    """Coloured noise, int16, without a sound in the first and the last ``silent`` samples."""
+    random = np.random.default_rng(0)
+    made = []
+    for length in LENGTHS:
+        sound = np.convolve(random.normal(0, 4000, length + 8), random.normal(0, 0.4, 9), "valid")
+        sound[:silent] = sound[length - silent :] = 0
+        made.append(sound.round().clip(-32768, 32767).astype(np.int16))
+    return made
+
+
+def batch(made: list[np.ndarray], speed: float) -> AudioBatch:
+    length_B = np.array([len(sound) for sound in made])
+    offset_B = np.cumsum([0, *length_B[:-1]])
+    speed_B = np.full(len(made), speed)
+    columns = (
+        np.concatenate(made), length_B, offset_B, speed_B, np.ceil(length_B * speed_B).astype(np.int64), length_B
+    )  # fmt: skip
+    return AudioBatch(*(torch.from_numpy(column) for column in columns))
+
+
+def by_dali(made: list[np.ndarray], define) -> list[tuple[np.ndarray, ...]]:
+    """What ``define`` makes of each sound between -1 and 1."""
+    pipeline = dali.Pipeline(batch_size=len(made), num_threads=1, device_id=None)
+    with pipeline:
+        audio = dali.fn.external_source(name="audio", dtype=dali.types.FLOAT, ndim=1)
+        pipeline.set_outputs(*define(audio))
+    pipeline.build()
+    pipeline.feed_input("audio", [(sound / 32768.0).astype(np.float32) for sound in made])
+    outputs = pipeline.run()
+    return [tuple(np.array(output.at(place)) for output in outputs) for place in range(len(made))]
+
+
+def test_normalised_logarithms_are_those_of_dalis_operators():
+    def define(audio):
+        fn = dali.fn
+        emphasised = fn.preemphasis_filter(audio, preemph_coeff=FACTS.preemphasis)
+        spectrum = fn.spectrogram(
+            emphasised,
+            nfft=FACTS.fft,
+            window_length=FACTS.window,
+            window_step=FACTS.hop,
+            window_fn=tables.hann(FACTS.window).tolist(),
+        )
+        mel = fn.mel_filter_bank(
+            spectrum,
+            sample_rate=float(FACTS.sample_rate),
+            nfilter=FACTS.mel_filters,
+            freq_low=FACTS.mel_min,
+            freq_high=FACTS.mel_max,
+        )
+        logarithm = fn.to_decibels(mel, multiplier=math.log(10), reference=1.0, cutoff_db=math.log(FACTS.log_floor))
+        return [fn.normalize(logarithm, axes=[1])]
+
+    made, frames = sounds(), 34
+    found_TBF, length_B = plain.features_torch(batch(made, 1.0), FACTS, frames, 240, False, torch.float32)
+    for slot, (expected_MS,) in enumerate(by_dali(made, define)):
+        frames_of_it = expected_MS.shape[1]
+        assert frames_of_it == len(made[slot]) // FACTS.hop + 1
+        assert length_B[slot] == -(-frames_of_it // FACTS.splice)
+        mel_SM = found_TBF[:, slot].reshape(-1, FACTS.mel_filters)[:frames_of_it].numpy()
+        np.testing.assert_allclose(mel_SM, expected_MS.T, rtol=0, atol=1e-2)
+
+
+def test_slower_speech_is_dalis():
+    """Faster speech is not: DALI folds back what lies above half of the new rate."""
+    made = sounds()
+    found_BN = plain.resample(batch(made, SPEED), 20_000, FACTS, torch.float32).numpy()
+    for slot, (expected,) in enumerate(by_dali(made, lambda audio: [dali.fn.audio_resample(audio, scale=SPEED)])):
+        assert len(expected) == math.ceil(len(made[slot]) * SPEED)
+        assert np.abs(expected).max() > 0.1
+        np.testing.assert_allclose(found_BN[slot, : len(expected)], expected, rtol=0, atol=2e-3)
+
+
+def test_silence_ends_within_a_window_of_where_it_does_in_dali():
+    made = sounds(silent=2_500)
+    signal_BN = plain.resample(batch(made, 1.0), 20_000, FACTS, torch.float32)
+    first_B, kept_B = plain.sounding(signal_BN, torch.tensor(LENGTHS), FACTS)
+    regions = by_dali(
+        made,
+        lambda audio: dali.fn.nonsilent_region(audio, cutoff_db=FACTS.silence_db, window_length=FACTS.silence_window),
+    )
+    for slot in (0, 2):  # the other one has less sound than a window
+        begin, length = (int(value) for value in regions[slot])
+        assert abs(begin - int(first_B[slot])) <= FACTS.silence_window
+        assert abs(begin + length - int(first_B[slot] + kept_B[slot])) <= FACTS.silence_window
+        assert int(first_B[slot]) > 0
+        assert int(first_B[slot] + kept_B[slot]) < LENGTHS[slot]
