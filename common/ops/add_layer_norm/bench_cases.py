@@ -46,7 +46,7 @@ def sweeps() -> dict[str, Sweep]:
     function = add_layer_norm.IMPLEMENTATIONS["triton"].function
     choices = {
         "forward": list(itertools.product((1024, 2048, 4096, 8192), (2, 4, 8), (0, 8))),
-        "backward": list(itertools.product((1024, 2048, 4096), (2, 4, 8), (2, 4, 6, 8))),
+        "backward": list(itertools.product((1024, 2048, 4096), (2, 4, 8), (4, 8, 12, 16))),
     }
     return {
         f"add_layer_norm {key} {channels}": Sweep(
