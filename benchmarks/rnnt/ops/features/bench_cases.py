@@ -58,7 +58,7 @@ def sweeps() -> dict[str, Sweep]:
     """Rows, columns, depth, warps and stages of a program."""
     from benchmarks.rnnt.ops.features import triton
 
-    elements = [(rows, 1, 1, warps, 1) for rows, warps in itertools.product((512, 1024, 2048), (4, 8))]
+    elements = [(rows, 1, 1, warps, 1) for rows, warps in itertools.product((256, 512, 1024), (2, 4))]
     frames = [
         *((64, 64, 32, 4, stages) for stages in (1, 2, 3)),
         *((64, columns, 32, 8, stages) for columns, stages in itertools.product((64, 128), (1, 2))),

@@ -45,28 +45,30 @@ def _cosine(x):
 
 
 @triton.jit
-def _heard(row_ptr, place, length, INSIDE: tl.constexpr):
-    """Recorded samples, zero beyond the ends; INSIDE where none lies there."""
+def _heard(place_ptr, near, length, tap: tl.constexpr, INSIDE: tl.constexpr):
+    """Recorded samples at ``near + tap``, zero beyond the ends; INSIDE where none lies there."""
     if INSIDE:
-        sample = tl.load(row_ptr + place)
+        sample = tl.load(place_ptr + tap)
     else:
-        sample = tl.load(row_ptr + place, mask=(place >= 0) & (place < length), other=0)
+        sample = tl.load(place_ptr + tap, mask=(near + tap >= 0) & (near + tap < length), other=0)
     return sample.to(tl.float32)
 
 
 @triton.jit
 def _two_taps(
-    row_ptr, near, length, fraction, cut, tap, sign, LOBES: tl.constexpr, MASKED: tl.constexpr, INSIDE: tl.constexpr
+    left_ptr, right_ptr, left_near, right_near, length, fraction, shared, tap, step: tl.constexpr, INSIDE: tl.constexpr
 ):
-    """The samples at the taps -tap and tap + 1, each over its distance f - j, times ``sign``; one division for both."""
-    left, right = fraction + tap, (tap + 1) - fraction
-    shared = sign / (left * right)
-    before = _heard(row_ptr, near - tap, length, INSIDE) * right * shared
-    after = _heard(row_ptr, near + (tap + 1), length, INSIDE) * left * shared
-    if MASKED:
-        before = tl.where(cut * left < LOBES, before, 0.0)
-        after = tl.where(cut * right < LOBES, after, 0.0)
-    return before, -after
+    """The samples at the taps -tap and tap + 1, each over its distance, of which ``shared`` has the inverse product."""
+    left = _heard(left_ptr, left_near, length, -step, INSIDE) * shared * ((tap + 1.0) - fraction)
+    right = _heard(right_ptr, right_near, length, 1 + step, INSIDE) * shared * (fraction + tap)
+    return left, right
+
+
+@triton.jit
+def _inverse(square):
+    """1 over positive numbers of usual size."""
+    root = tl.rsqrt(square)
+    return root * root
 
 
 @triton.jit
@@ -77,29 +79,83 @@ def _turned(sine, cosine, turn_sine, turn_cosine):
 
 @triton.jit
 def _far_taps_longer(
-    row_ptr, near, length, fraction, cut, slow_sine, slow_cosine, LOBES: tl.constexpr, INSIDE: tl.constexpr
+    place_ptr,
+    near,
+    length,
+    fraction,
+    slow_sine,
+    slow_cosine,
+    turn_sine,
+    turn_cosine,
+    LOBES: tl.constexpr,
+    GROUP: tl.constexpr,
+    INSIDE: tl.constexpr,
 ):
     """The sums of :func:`_filtered` where a is pi: sin(a j) is zero, cos(a j) a sign."""
-    slow = cut * (_PI / LOBES)
-    turn_sine, turn_cosine = tl.sin(slow), tl.cos(slow)
-    before_sine, before_cosine = turn_sine, turn_cosine
-    sign = -cut
+    left_sine, left_cosine = turn_sine, turn_cosine
+    product = fraction - fraction * fraction  # and tap * (tap + 1) is that of the distances of both taps
     even = tl.zeros_like(fraction)
     even_cosine = tl.zeros_like(fraction)
     even_sine = tl.zeros_like(fraction)
-    for tap in range(1, LOBES):
-        after_sine, after_cosine = _turned(before_sine, before_cosine, turn_sine, turn_cosine)
-        before, after = _two_taps(row_ptr, near, length, fraction, cut, tap, sign, LOBES, False, INSIDE)
-        even += before - after
-        even_cosine += before * before_cosine - after * after_cosine
-        even_sine -= before * before_sine + after * after_sine
-        before_sine, before_cosine, sign = after_sine, after_cosine, -sign
+    sign = turn_cosine * 0.0 + 1.0
+    tl.static_assert((LOBES - 1) % GROUP == 0)
+    for start in range(0, LOBES - 1, GROUP):
+        for step in tl.static_range(1, GROUP + 1):
+            tap = start + (step + 0.0)
+            sign = -sign
+            right_sine, right_cosine = _turned(left_sine, left_cosine, turn_sine, turn_cosine)
+            left, right = _two_taps(
+                place_ptr - start, place_ptr + start, near - start, near + start, length, fraction,
+                _inverse(product + tap * (tap + 1.0)), tap, step, INSIDE,
+            )  # fmt: skip
+            even += sign * left
+            even += sign * right
+            even_cosine += (sign * left_cosine) * left
+            even_cosine += (sign * right_cosine) * right
+            even_sine -= (sign * left_sine) * left
+            even_sine += (sign * right_sine) * right
+            left_sine, left_cosine = right_sine, right_cosine
     return even + slow_cosine * even_cosine + slow_sine * even_sine
 
 
 @triton.jit
+def _six_sums(
+    even,
+    even_cosine,
+    even_sine,
+    odd,
+    odd_cosine,
+    odd_sine,
+    left,
+    right,
+    left_sine,
+    left_cosine,
+    right_sine,
+    right_cosine,
+    slow_left_sine,
+    slow_left_cosine,
+    slow_right_sine,
+    slow_right_cosine,
+):
+    """The sums over taps: with cos(a j) and 1, cos(w j) or sin(w j), and likewise with sin(a j)."""
+    even += left_cosine * left
+    even -= right_cosine * right
+    odd -= left_sine * left
+    odd -= right_sine * right
+    even_cosine += (left_cosine * slow_left_cosine) * left
+    even_cosine -= (right_cosine * slow_right_cosine) * right
+    odd_cosine -= (left_sine * slow_left_cosine) * left
+    odd_cosine -= (right_sine * slow_right_cosine) * right
+    even_sine -= (left_cosine * slow_left_sine) * left
+    even_sine -= (right_cosine * slow_right_sine) * right
+    odd_sine += (left_sine * slow_left_sine) * left
+    odd_sine -= (right_sine * slow_right_sine) * right
+    return even, even_cosine, even_sine, odd, odd_cosine, odd_sine
+
+
+@triton.jit
 def _far_taps_shorter(
-    row_ptr,
+    place_ptr,
     near,
     length,
     fraction,
@@ -107,38 +163,56 @@ def _far_taps_shorter(
     sine,
     slow_sine,
     slow_cosine,
-    first_tap,
-    end_tap,
+    slow_turn_sine,
+    slow_turn_cosine,
+    SIDE: tl.constexpr,
     LOBES: tl.constexpr,
-    MASKED: tl.constexpr,
+    GROUP: tl.constexpr,
     INSIDE: tl.constexpr,
 ):
-    """The sums of :func:`_filtered` for the taps -tap and tap + 1 from ``first_tap`` on."""
-    angle, slow = cut * _PI, cut * (_PI / LOBES)
-    turn_sine, turn_cosine = tl.sin(angle), tl.cos(angle)
-    slow_turn_sine, slow_turn_cosine = tl.sin(slow), tl.cos(slow)
-    before_sine, before_cosine = tl.sin(angle * first_tap), tl.cos(angle * first_tap)
-    slow_before_sine, slow_before_cosine = tl.sin(slow * first_tap), tl.cos(slow * first_tap)
+    """The sums of :func:`_filtered` where ``cut`` is below 1."""
+    angle = cut * _PI
+    turn_sine, turn_cosine = _sine(_PI - angle), -_sine(angle - 0.5 * _PI)
+    left_sine, left_cosine = turn_sine, turn_cosine
+    slow_left_sine, slow_left_cosine = slow_turn_sine, slow_turn_cosine
+    product = fraction - fraction * fraction
     even = tl.zeros_like(fraction)
     even_cosine = tl.zeros_like(fraction)
     even_sine = tl.zeros_like(fraction)
     odd = tl.zeros_like(fraction)
     odd_cosine = tl.zeros_like(fraction)
     odd_sine = tl.zeros_like(fraction)
-    for tap in range(first_tap, end_tap):
-        after_sine, after_cosine = _turned(before_sine, before_cosine, turn_sine, turn_cosine)
-        slow_after_sine, slow_after_cosine = _turned(
-            slow_before_sine, slow_before_cosine, slow_turn_sine, slow_turn_cosine
-        )
-        before, after = _two_taps(row_ptr, near, length, fraction, cut, tap, 1.0, LOBES, MASKED, INSIDE)
-        even += before * before_cosine + after * after_cosine
-        odd += after * after_sine - before * before_sine
-        even_cosine += before * (before_cosine * slow_before_cosine) + after * (after_cosine * slow_after_cosine)
-        odd_cosine += after * (after_sine * slow_after_cosine) - before * (before_sine * slow_before_cosine)
-        even_sine += after * (after_cosine * slow_after_sine) - before * (before_cosine * slow_before_sine)
-        odd_sine += before * (before_sine * slow_before_sine) + after * (after_sine * slow_after_sine)
-        before_sine, before_cosine = after_sine, after_cosine
-        slow_before_sine, slow_before_cosine = slow_after_sine, slow_after_cosine
+    tl.static_assert((LOBES - 2) % GROUP == 0)
+    for start in range(0, LOBES - 2, GROUP):
+        for step in tl.static_range(1, GROUP + 1):
+            tap = start + (step + 0.0)
+            right_sine, right_cosine = _turned(left_sine, left_cosine, turn_sine, turn_cosine)
+            slow_right_sine, slow_right_cosine = _turned(
+                slow_left_sine, slow_left_cosine, slow_turn_sine, slow_turn_cosine
+            )
+            left, right = _two_taps(
+                place_ptr - start, place_ptr + start, near - start, near + start, length, fraction,
+                _inverse(product + tap * (tap + 1.0)), tap, step, INSIDE,
+            )  # fmt: skip
+            even, even_cosine, even_sine, odd, odd_cosine, odd_sine = _six_sums(
+                even, even_cosine, even_sine, odd, odd_cosine, odd_sine, left, right, left_sine, left_cosine,
+                right_sine, right_cosine, slow_left_sine, slow_left_cosine, slow_right_sine, slow_right_cosine,
+            )  # fmt: skip
+            left_sine, left_cosine = right_sine, right_cosine
+            slow_left_sine, slow_left_cosine = slow_right_sine, slow_right_cosine
+    for tap in tl.static_range(LOBES - 1, SIDE):  # where the filter may have ended
+        right_sine, right_cosine = _turned(left_sine, left_cosine, turn_sine, turn_cosine)
+        slow_right_sine, slow_right_cosine = _turned(slow_left_sine, slow_left_cosine, slow_turn_sine, slow_turn_cosine)
+        shared = _inverse(product + tap * (tap + 1.0))
+        left, right = _two_taps(place_ptr, place_ptr, near, near, length, fraction, shared, tap, tap, INSIDE)
+        left = tl.where(cut * (fraction + tap) < LOBES, left, 0.0)
+        right = tl.where(cut * ((tap + 1.0) - fraction) < LOBES, right, 0.0)
+        even, even_cosine, even_sine, odd, odd_cosine, odd_sine = _six_sums(
+            even, even_cosine, even_sine, odd, odd_cosine, odd_sine, left, right, left_sine, left_cosine,
+            right_sine, right_cosine, slow_left_sine, slow_left_cosine, slow_right_sine, slow_right_cosine,
+        )  # fmt: skip
+        left_sine, left_cosine = right_sine, right_cosine
+        slow_left_sine, slow_left_cosine = slow_right_sine, slow_right_cosine
     cosine = -_sine(angle * fraction - 0.5 * _PI)
     with_sine = even + slow_cosine * even_cosine + slow_sine * even_sine
     return sine * with_sine - cosine * (odd + slow_cosine * odd_cosine + slow_sine * odd_sine)
@@ -146,7 +220,7 @@ def _far_taps_shorter(
 
 @triton.jit
 def _filtered(
-    row_ptr,
+    place_ptr,
     near,
     length,
     fraction,
@@ -161,24 +235,26 @@ def _filtered(
     The filter at f - j, f being the fraction and j a tap, is sin(a (f - j)) / (a (f - j)) times half of
     1 + cos(w (f - j)). By the theorem of addition the sine and the cosine of f stand before sums over j: of
     x[j] / (f - j) times products of sines and cosines of a j and w j, which are the same for a whole utterance. Near
-    taps, where this would cancel, have their filter computed as it is.
+    taps, where this would cancel, have their filter computed as it is. Two taps, -j and j + 1, share an inverse.
     """
     angle, slow = cut * _PI, cut * (_PI / LOBES)
     slow_sine, slow_cosine = _sine(slow * fraction), _cosine(slow * fraction)
+    slow_turn_sine, slow_turn_cosine = _sine(slow), _cosine(slow)
     ratio = _sinc(angle * fraction)
-    total = ratio * (0.5 + 0.5 * slow_cosine) * _heard(row_ptr, near, length, INSIDE)
-    window = 0.5 + 0.5 * (slow_cosine * tl.cos(slow) + slow_sine * tl.sin(slow))
-    total += _sinc(angle * (1.0 - fraction)) * window * _heard(row_ptr, near + 1, length, INSIDE)
+    total = ratio * (0.5 + 0.5 * slow_cosine) * _heard(place_ptr, near, length, 0, INSIDE)
+    window = 0.5 + 0.5 * (slow_cosine * slow_turn_cosine + slow_sine * slow_turn_sine)
+    total += _sinc(angle * (1.0 - fraction)) * window * _heard(place_ptr, near, length, 1, INSIDE)
     sine = angle * fraction * ratio
     if LONGER:
-        far = sine * _far_taps_longer(row_ptr, near, length, fraction, cut, slow_sine, slow_cosine, LOBES, INSIDE)
+        far = sine * _far_taps_longer(
+            place_ptr, near, length, fraction, slow_sine, slow_cosine, slow_turn_sine, slow_turn_cosine, LOBES, 5,
+            INSIDE,
+        )  # fmt: skip
     else:
         far = _far_taps_shorter(
-            row_ptr, near, length, fraction, cut, sine, slow_sine, slow_cosine, 1, LOBES - 1, LOBES, False, INSIDE
-        )
-        far += _far_taps_shorter(
-            row_ptr, near, length, fraction, cut, sine, slow_sine, slow_cosine, LOBES - 1, SIDE, LOBES, True, INSIDE
-        )
+            place_ptr, near, length, fraction, cut, sine, slow_sine, slow_cosine, slow_turn_sine, slow_turn_cosine,
+            SIDE, LOBES, 7, INSIDE,
+        )  # fmt: skip
     return (total + far * (0.5 / angle)) * cut
 
 
@@ -214,18 +290,19 @@ def features_resample_kernel(
             floor = tl.floor(at)
             fraction = (at - floor).to(tl.float32)
             near = floor.to(tl.int32)
+            place_ptr = row_ptr + near
             cut = tl.minimum(speed, 1.0).to(tl.float32)
             inside = (tl.min(near, 0) >= SIDE) & (tl.max(near, 0) + SIDE < length)
             if speed > 1.0:
                 if inside:
-                    value = _filtered(row_ptr, near, length, fraction, cut, SIDE, LOBES, True, True)
+                    value = _filtered(place_ptr, near, length, fraction, cut, SIDE, LOBES, True, True)
                 else:
-                    value = _filtered(row_ptr, near, length, fraction, cut, SIDE, LOBES, True, False)
+                    value = _filtered(place_ptr, near, length, fraction, cut, SIDE, LOBES, True, False)
             else:
                 if inside:
-                    value = _filtered(row_ptr, near, length, fraction, cut, SIDE, LOBES, False, True)
+                    value = _filtered(place_ptr, near, length, fraction, cut, SIDE, LOBES, False, True)
                 else:
-                    value = _filtered(row_ptr, near, length, fraction, cut, SIDE, LOBES, False, False)
+                    value = _filtered(place_ptr, near, length, fraction, cut, SIDE, LOBES, False, False)
             tl.store(out_ptr, value * _SCALE, mask=used)
 
 

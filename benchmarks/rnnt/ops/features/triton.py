@@ -42,7 +42,7 @@ class Tile(NamedTuple):
 
 
 TILES: dict[str, Tile] = {
-    "resample": Tile(1024, 1, 1, 4, 1),
+    "resample": Tile(512, 1, 1, 4, 1),
     "emphasise": Tile(1024, 1, 1, 4, 1),
     "log_mel": Tile(64, 64, 32, 4, 2),
     "splice": Tile(32, 1, 1, 4, 1),
