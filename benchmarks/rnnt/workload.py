@@ -14,7 +14,7 @@ from benchmarks.rnnt.data import open_eval, open_train
 from benchmarks.rnnt.data_settings import DataSettings, Key
 from benchmarks.rnnt.evaluate import Transcription
 from benchmarks.rnnt.model import IN_ORDER, PARTS, Rnnt, training_flops
-from benchmarks.rnnt.ops import features, joint, lstm, transducer_loss
+from benchmarks.rnnt.ops import features, joined_dropout, joint, lstm, transducer_loss
 from benchmarks.rnnt.preparer import Preparer
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
@@ -149,4 +149,5 @@ class SpeechRecognition(Workload):
 
     def kernel_names(self) -> Sequence[tuple[str, str]]:
         """Of the operations that only this workload has."""
-        return [pair for operation in (lstm, joint, transducer_loss, features) for pair in operation.KERNEL_NAMES]
+        operations = (lstm, joined_dropout, joint, transducer_loss, features)
+        return [pair for operation in operations for pair in operation.KERNEL_NAMES]
