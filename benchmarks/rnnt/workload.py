@@ -103,15 +103,16 @@ class SpeechRecognition(Workload):
         return self.own.reader.rows.capacity(self.cfg.micro_batch, key)
 
     def example_batches(self) -> Iterable[Batch]:
-        """For each of the reader's buckets, the largest first, utterances of noise."""
+        """For each of the reader's buckets utterances of noise; the first is that of a typical micro-batch."""
         own, count = self.own, self.cfg.micro_batch
         facts, numbers = own.facts, sample_generator(0)
-        for key in reversed(own.reader.buckets):
-            average = own.model.examples == "average"
-            lengths = example.average_lengths(count, facts) if average else example.real_lengths(count, facts, numbers)
-            lengths = example.fitted(lengths, key)
+        average = own.model.examples == "average"
+        lengths = example.average_lengths(count, facts) if average else example.real_lengths(count, facts, numbers)
+        first = example.own_key(lengths, own.reader.buckets)
+        for key in sorted(own.reader.buckets, key=lambda key: key != first):
+            fitted = example.fitted(lengths, key)
             tensors = example.batch(
-                lengths, key, facts.features, own.model.features, facts.blank, self.dtype, self.layout.device
+                fitted, key, facts.features, own.model.features, facts.blank, self.dtype, self.layout.device
             )
             yield Batch(tensors, self.nominal_samples, key)
 
