@@ -2,9 +2,8 @@
 """Triton kernels that make features of recorded utterances.
 
 At 192 utterances of 12.3 s: 38 million samples, 236 thousand frames. Resampling computes its 32 to 38 filter taps where
-they are used: it takes the most arithmetic outside of tensor cores. The spectrogram is 20 Gmul-add, three times in half
-precision, since the products with even and odd parts of a window need half of what the transform's matrix would; no
-spectrum is written.
+they are used: it takes the most arithmetic outside of tensor cores. The spectrogram is 40 Gmul-add, three times in half
+precision, for as many bytes as samples: no window and no spectrum is written.
 
 All skip what lies beyond an utterance's length, which stands on the device.
 """
@@ -379,23 +378,50 @@ def features_sounding_kernel(
 
 
 @triton.jit
+def _parts(values, DTYPE: tl.constexpr):
+    """``values`` in half precision, and what that lacks."""
+    high = values.to(DTYPE)
+    return high, (values - high.to(tl.float32)).to(DTYPE)
+
+
+@triton.jit
+def _store_reflected(high_ptr, low_ptr, values, index, kept, P, HALF: tl.constexpr):
+    """Store samples ``index`` of an utterance behind HALF places, and those near its ends on the other side too."""
+    high, low = _parts(values, tl.float16)
+    inside = (index >= 0) & (index < kept)
+    tl.store(high_ptr + HALF + index, high, mask=inside)
+    tl.store(low_ptr + HALF + index, low, mask=inside)
+    left = inside & (index > 0) & (index <= HALF)
+    tl.store(high_ptr + HALF - index, high, mask=left)
+    tl.store(low_ptr + HALF - index, low, mask=left)
+    mirrored = HALF + 2 * (kept - 1) - index
+    right = inside & (index < kept - 1) & (index >= kept - 1 - HALF) & (mirrored < P)
+    tl.store(high_ptr + mirrored, high, mask=right)
+    tl.store(low_ptr + mirrored, low, mask=right)
+
+
+@triton.jit
 def features_emphasise_kernel(
     signal_ptr,  # (B, N) fp32
     first_ptr,  # (B,) int32
     kept_ptr,  # (B,) int32
     seed_ptr,  # (B,) int64
-    emphasised_ptr,  # (B, N) fp32
+    emphasised_ptr,  # (2, B, P) fp16: in two parts, with HALF places before the first sample
     N,
+    P,
     dither,
     share,
+    scale,
     SITE: tl.constexpr,
+    HALF: tl.constexpr,
     BLOCK: tl.constexpr,  # pairs of samples
 ):
-    """2 * BLOCK samples with noise, less a share of the one before."""
+    """2 * BLOCK samples with noise, less a share of the one before, and reflected at the ends of the utterance."""
     row = tl.program_id(1)
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     start = tl.load(first_ptr + row)
-    end = start + tl.load(kept_ptr + row)
+    kept = tl.load(kept_ptr + row)
+    end = start + kept
     if (tl.program_id(0) * 2 * BLOCK < end) & ((tl.program_id(0) + 1) * 2 * BLOCK > start):
         site = tl.full([], SITE, tl.int32)
         first_key, second_key = site_keys(seed_ptr + row, site)
@@ -406,17 +432,12 @@ def features_emphasise_kernel(
         even_value = tl.load(row_ptr + even, mask=even < end, other=0.0) + dither * even_noise
         odd_value = tl.load(row_ptr + odd, mask=odd < end, other=0.0) + dither * odd_noise
         before_value = tl.load(row_ptr + even - 1, mask=(even > 0) & (even <= end), other=0.0) + dither * before_noise
-        out_ptr = emphasised_ptr + row.to(tl.int64) * N
         before_even = tl.where(even == start, even_value, before_value)
         before_odd = tl.where(odd == start, odd_value, even_value)
-        tl.store(out_ptr + even, even_value - share * before_even, mask=(even >= start) & (even < end))
-        tl.store(out_ptr + odd, odd_value - share * before_odd, mask=(odd >= start) & (odd < end))
-
-
-@triton.jit
-def _reflected(place, last):
-    """Places of an utterance that is longer than half a window, reflected at its first and at its last sample."""
-    return last - tl.abs(last - tl.abs(place))
+        high_ptr = emphasised_ptr + row.to(tl.int64) * P
+        low_ptr = high_ptr + tl.num_programs(1).to(tl.int64) * P
+        _store_reflected(high_ptr, low_ptr, (even_value - share * before_even) * scale, even - start, kept, P, HALF)
+        _store_reflected(high_ptr, low_ptr, (odd_value - share * before_odd) * scale, odd - start, kept, P, HALF)
 
 
 @triton.jit
@@ -429,30 +450,21 @@ def _product(high, low, table_ptr, low_table_ptr, total):
 
 
 @triton.jit
-def _parts(values, DTYPE: tl.constexpr):
-    """``values`` in half precision, and what that lacks."""
-    high = values.to(DTYPE)
-    return high, (values - high.to(tl.float32)).to(DTYPE)
-
-
-@triton.jit
 def features_log_mel_kernel(
-    emphasised_ptr,  # (B, N) fp32
-    first_ptr,  # (B,) int32
+    emphasised_ptr,  # (2, B, P) fp16: as features_emphasise_kernel leaves it
     kept_ptr,  # (B,) int32
-    cosine_ptr,  # (2, HALF, BINS) fp16: window and cosine, for the even part, in two parts
-    sine_ptr,  # (2, HALF, BINS) fp16
+    cosine_ptr,  # (2, WINDOW, BINS) fp16: window and cosine, in two parts
+    sine_ptr,  # (2, WINDOW, BINS) fp16
     filters_ptr,  # (2, BINS, MELS) bf16
     mel_ptr,  # (B, S, M) fp32
     mean_ptr,  # (B, tiles, MELS) fp32: of the frames of a tile
     spread_ptr,  # (B, tiles, MELS) fp32: sum of the squares of the distances from it
-    N,
+    P,
     S,
     M,
     log_floor,
-    scale,  # of samples, which the filters undo
     HOP: tl.constexpr,
-    HALF: tl.constexpr,  # half of the window
+    WINDOW: tl.constexpr,
     BINS: tl.constexpr,
     MELS: tl.constexpr,  # M and padding
     FRAMES: tl.constexpr,
@@ -461,37 +473,34 @@ def features_log_mel_kernel(
 ):
     """FRAMES frames of an utterance: logarithms of the power in the mel filters.
 
-    Where the window has the values w at k samples to both sides of its middle, the real part of the transform is the
-    product of w (x[k] + x[-k]) with cosines, the imaginary one that of w (x[k] - x[-k]) with sines; the power doesn't
-    depend on where the frame begins. Samples and tables are sums of two fp16 numbers, of 22 bits; power and filters, of
-    any size, of two bf16 numbers, of 16 bits, and positive.
+    The transform is a product with window and cosines, and with window and sines. Samples and tables are sums of two
+    fp16 numbers, of 22 bits; power and filters, of any size, of two bf16 numbers, of 16 bits, and positive.
     """
     tile, row = tl.program_id(0), tl.program_id(1)
-    kept = tl.load(kept_ptr + row)
-    frames = kept // HOP + 1
+    frames = tl.load(kept_ptr + row) // HOP + 1
     if tile * FRAMES < frames:
-        row_ptr = emphasised_ptr + row.to(tl.int64) * N + tl.load(first_ptr + row)
+        high_ptr = emphasised_ptr + row.to(tl.int64) * P
+        low_ptr = high_ptr + tl.num_programs(1).to(tl.int64) * P
         frame = tile * FRAMES + tl.arange(0, FRAMES)
         real_frame = frame < frames
-        middle = tl.where(real_frame, frame, 0) * HOP
+        sample = tl.where(real_frame, frame, 0)[:, None] * HOP + tl.arange(0, DEPTH)[None, :]
+        table = tl.arange(0, DEPTH)[:, None] * BINS + tl.arange(0, WIDTH)[None, :]
         mel = tl.arange(0, MELS)
+        filters = tl.arange(0, WIDTH)[:, None] * MELS + mel[None, :]
         energy = tl.zeros([FRAMES, MELS], tl.float32)
         for bins in range(0, BINS, WIDTH):
-            column = bins + tl.arange(0, WIDTH)
             real = tl.zeros([FRAMES, WIDTH], tl.float32)
             imaginary = tl.zeros([FRAMES, WIDTH], tl.float32)
-            for start in range(0, HALF, DEPTH):
-                side = start + tl.arange(0, DEPTH)
-                after = tl.load(row_ptr + _reflected(middle[:, None] + side[None, :], kept - 1)) * scale
-                before = tl.load(row_ptr + _reflected(middle[:, None] - side[None, :], kept - 1)) * scale
-                table = side[:, None] * BINS + column[None, :]
-                high, low = _parts(after + before, tl.float16)
-                real = _product(high, low, cosine_ptr + table, cosine_ptr + HALF * BINS + table, real)
-                high, low = _parts(after - before, tl.float16)
-                imaginary = _product(high, low, sine_ptr + table, sine_ptr + HALF * BINS + table, imaginary)
-            high, low = _parts(real * real + imaginary * imaginary, tl.bfloat16)
-            filters = column[:, None] * MELS + mel[None, :]
-            energy = _product(high, low, filters_ptr + filters, filters_ptr + BINS * MELS + filters, energy)
+            for start in range(0, WINDOW, DEPTH):
+                high = tl.load(high_ptr + start + sample)
+                low = tl.load(low_ptr + start + sample)
+                cosine = cosine_ptr + (start * BINS + bins) + table
+                sine = sine_ptr + (start * BINS + bins) + table
+                real = _product(high, low, cosine, cosine + WINDOW * BINS, real)
+                imaginary = _product(high, low, sine, sine + WINDOW * BINS, imaginary)
+            strong, weak = _parts(real * real + imaginary * imaginary, tl.bfloat16)
+            filter_ptr = filters_ptr + bins * MELS + filters
+            energy = _product(strong, weak, filter_ptr, filter_ptr + BINS * MELS, energy)
         value = tl.log(tl.maximum(energy, log_floor))
         inside = real_frame[:, None] & (mel < M)[None, :]
         tl.store(mel_ptr + (row.to(tl.int64) * S + frame[:, None]) * M + mel[None, :], value, mask=inside)
