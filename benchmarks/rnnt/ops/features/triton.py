@@ -1,4 +1,4 @@
-"""Features through the Triton kernels of :mod:`benchmarks.rnnt.ops.features.kernels`: six launches a micro-batch.
+"""Features through the Triton kernels of this package: six launches a micro-batch.
 
 Legend: B utterances, N samples after resampling (padded), T spliced frames (padded), S = splice * T frames, M mel
 filters, F features of a spliced frame (padded).
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.rnnt.data_settings import AudioFacts
-from benchmarks.rnnt.ops.features import kernels
+from benchmarks.rnnt.ops.features import kernels, resample_kernels
 from benchmarks.rnnt.ops.features.batch import DITHER, LOBES, MASKS, AudioBatch
 from benchmarks.rnnt.ops.features.plain import taps_each_side, widths_by_length
 from benchmarks.rnnt.ops.features.tables import hann, mel_filters
@@ -97,7 +97,7 @@ def resample(audio: AudioBatch, frames: int, facts: AudioFacts) -> Tensor:
     )
     samples, tile = facts.largest_resampled(frames) + 1, TILES["resample"]
     signal_BN = torch.empty((len(audio), samples), dtype=torch.float32, device=audio.audio_A.device)
-    kernels.features_resample_kernel[(triton.cdiv(samples, tile.rows), len(audio))](
+    resample_kernels.features_resample_kernel[(triton.cdiv(samples, tile.rows), len(audio))](
         audio.audio_A, audio.length_B, audio.offset_B, audio.speed_B, audio.resampled_B, signal_BN, samples,
         SIDE=taps_each_side(facts), LOBES=LOBES, BLOCK=tile.rows, num_warps=tile.warps,
     )  # fmt: skip
