@@ -7,6 +7,8 @@ speaker. Of 192 of them that are 410 spliced frames on average, and 2.5 million 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +26,6 @@ _SHARES = (0.0, 0.05, 0.1, 0.25, 0.5, 0.75, 0.95, 1.0)
 _SECONDS = (1.3, 3.5, 5.2, 11.3, 13.85, 15.2, 16.1, 16.7)
 """Share of the utterances that last at most so long."""
 _TOKENS_A_SECOND, _TOKENS_DEVIATION = 4.6, 0.6
-_SHORTEST = 4
 
 
 class Lengths(NamedTuple):
@@ -41,18 +42,30 @@ def average_lengths(utterances: int, facts: AudioFacts) -> Lengths:
 
 
 def real_lengths(utterances: int, facts: AudioFacts, generator: np.random.Generator) -> Lengths:
-    """As LibriSpeech has them, the longest first."""
-    seconds_B = np.interp(generator.random(utterances), _SHARES, _SECONDS)
-    speed_B = generator.uniform(facts.speed_min, facts.speed_max, utterances)
-    rate_B = generator.normal(_TOKENS_A_SECOND, _TOKENS_DEVIATION, utterances)
+    """As LibriSpeech has them, the longest first: a typical micro-batch, however few they are.
+
+    Of durations, speeds and tokens a second there is one value from each ``utterances``-th part of the distribution;
+    ``generator`` decides which of them come together.
+    """
+    seconds_B, speed_B, rate_B = (generator.permutation((np.arange(utterances) + 0.5) / utterances) for _ in range(3))
+    seconds_B = np.interp(seconds_B, _SHARES, _SECONDS)
+    speed_B = facts.speed_min + (facts.speed_max - facts.speed_min) * speed_B
+    normal = NormalDist(_TOKENS_A_SECOND, _TOKENS_DEVIATION)
+    rate_B = np.array([normal.inv_cdf(share) for share in rate_B])
     frames_B = spliced_frames(resampled((seconds_B * facts.sample_rate).astype(np.int64), speed_B), facts)
     tokens_B = np.maximum(seconds_B * rate_B, 1).astype(np.int64)
     order_B = np.argsort(-frames_B, kind="stable")
     return Lengths(frames_B[order_B], tokens_B[order_B])
 
 
+def own_key(lengths: Lengths, keys: Sequence[Key]) -> Key:
+    """The smallest of ``keys`` that a micro-batch fits, or the last."""
+    longest = lengths.frames_B.max(), lengths.tokens_B.max()
+    return next((key for key in keys if all(np.less_equal(longest, key))), keys[-1])
+
+
 def fitted(lengths: Lengths, key: Key) -> Lengths:
-    """``lengths`` in a micro-batch of ``key``: what is longer is cut, and the largest key's longest is as it is."""
+    """``lengths`` in a micro-batch of ``key``: what is longer is cut."""
     return Lengths(np.clip(lengths.frames_B, 1, key[0]), np.clip(lengths.tokens_B, 1, key[1]))
 
 

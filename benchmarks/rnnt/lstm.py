@@ -11,10 +11,10 @@ import math
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.rnnt.ops import lstm
+from benchmarks.rnnt.ops import joined_dropout, lstm
+from benchmarks.rnnt.ops.joined_dropout import JOINED
 from benchmarks.rnnt.ops.lstm import LstmWeights, State
 from common.ops import dropout
 from common.ops.implementation import AUTO, OperationRequest, select
@@ -84,6 +84,8 @@ class LstmStack(nn.Module):
         self.choice = ", ".join(dict.fromkeys(each.name for each in chosen))
         self._functions = [chosen[min(layer, 1)].function for layer in range(layers)]
         self._drop = select(dropout.IMPLEMENTATIONS, AUTO, OperationRequest(device, dtype)).function
+        joining = OperationRequest(device, dtype, {"width": width})
+        self._join = select(joined_dropout.IMPLEMENTATIONS, AUTO, joining).function
 
     @torch.no_grad()
     def draw(self, initial: Initial, generator: torch.Generator) -> None:
@@ -111,22 +113,26 @@ class LstmStack(nn.Module):
             lengths_B: frames of each row, int32 on the device.
             seed: of dropout, one int64 on the device; only training reads it.
             place: number of the first layer's dropout among all of a network; the others follow.
-            stack: so many frames become one, side by side; frames that are missing at the end are zeros.
+            stack: so many frames become one, side by side, 1 or 2; one that is missing at the end is zeros.
 
         Returns:
             (T, B, H), or (ceil(T / stack), B, stack H), 0 behind each row's length.
+
+        Raises:
+            ValueError: another ``stack``.
         """
+        if stack not in (1, JOINED):
+            raise ValueError(f"stack={stack}: 1 or {JOINED}")
         y = x_TBI
         seed = seed.reshape(())
+        p = self.dropout if self.training else 0.0
         for layer, function in enumerate(self._functions):
             y, _ = function(y, self.weights(layer), lengths_B)
-            if self.training and self.dropout:
-                y = self._drop(y, self.dropout, seed, place + layer)
-        if stack == 1:
-            return y
-        frames, batch, width = y.shape
-        y = F.pad(y, (0, 0, 0, 0, 0, -frames % stack))
-        return y.view(-1, stack, batch, width).transpose(1, 2).reshape(-1, batch, stack * width)
+            if layer == self.layers - 1 and stack == JOINED:
+                return self._join(y, p, seed, place + layer)
+            if p:
+                y = self._drop(y, p, seed, place + layer)
+        return y
 
     def initial_state(self, batch: int) -> State:
         """Zeros before the first frame, (L, B, H) each."""

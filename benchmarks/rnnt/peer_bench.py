@@ -15,9 +15,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,21 @@ from common.ops.bench.stopwatch import median_ms
 LOGITS = 2**31
 """Beyond so many the loss's indices overflow."""
 EMA = 0.995
+
+
+class Part(NamedTuple):
+    """Some utterances of a micro-batch, and their longest.
+
+    Attributes:
+        utterances: which.
+        frames: joined ones of the longest.
+        tokens: of the one with most.
+    """
+
+    utterances: slice
+    frames: int
+    tokens: int
+
 
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Of logits (B, S, U + 1, V), tokens, frames and token counts of each utterance, all int32: (B,)."""
@@ -102,7 +117,7 @@ class Peer(nn.Module):
         loss: Loss,
         scale: Callable[[Tensor], Tensor],
         autocast: Callable[[], AbstractContextManager[object]],
-        most: int,
+        parts: Sequence[Part],
     ) -> Tensor:
         """Leave the gradients of the scaled mean loss in the parameters; returns the mean loss.
 
@@ -111,7 +126,7 @@ class Peer(nn.Module):
             loss: of some utterances.
             scale: multiplies the loss.
             autocast: what the forward pass runs in.
-            most: utterances whose logits there are at a time.
+            parts: of the micro-batch, whose logits there are at a time.
         """
         tokens_BU, token_lengths_B = tensors["tokens"], tensors["token_lengths"]
         frames_B = (tensors["feature_lengths"] + 1) // 2
@@ -119,11 +134,10 @@ class Peer(nn.Module):
             f_BSJ, g_BNJ = self(tensors["features"], tokens_BU)
         f_leaf, g_leaf = f_BSJ.detach().requires_grad_(), g_BNJ.detach().requires_grad_()
         total = torch.zeros((), device=f_BSJ.device)
-        for begin in range(0, len(tokens_BU), most):
-            part = slice(begin, begin + most)
+        for part, frames, tokens in parts:
             with autocast():
-                logits_BSNV = self._logits(f_leaf[part], g_leaf[part])
-            losses_B = loss(logits_BSNV, tokens_BU[part], frames_B[part], token_lengths_B[part])
+                logits_BSNV = self._logits(f_leaf[part, :frames], g_leaf[part, : tokens + 1])
+            losses_B = loss(logits_BSNV, tokens_BU[part, :tokens].contiguous(), frames_B[part], token_lengths_B[part])
             mean = losses_B.float().sum() / len(tokens_BU)
             scale(mean).backward()
             total += mean.detach()
@@ -151,6 +165,21 @@ def torchaudio_loss(blank: int, dtype: torch.dtype) -> Loss:
     return loss
 
 
+def parts_of(tensors: dict[str, Tensor], classes: int, logits: int = LOGITS) -> list[Part]:
+    """As many utterances at a time as have fewer than so many ``logits``, padded to the longest of them."""
+    frames_B = ((tensors["feature_lengths"] + 1) // 2).tolist()
+    tokens_B = tensors["token_lengths"].tolist()
+    parts: list[Part] = []
+    begin = frames = tokens = 0
+    for utterance, (own_frames, own_tokens) in enumerate(zip(frames_B, tokens_B, strict=True)):
+        most_frames, most_tokens = max(frames, own_frames), max(tokens, own_tokens)
+        if utterance > begin and (utterance + 1 - begin) * most_frames * (most_tokens + 1) * classes >= logits:
+            parts.append(Part(slice(begin, utterance), frames, tokens))
+            begin, most_frames, most_tokens = utterance, own_frames, own_tokens
+        frames, tokens = most_frames, most_tokens
+    return [*parts, Part(slice(begin, len(frames_B)), frames, tokens)]
+
+
 def step_of(
     model: Peer, tensors: dict[str, Tensor], loss: Loss, classes: int, learning_rate: float = 1e-4
 ) -> Callable[[], Tensor]:
@@ -160,14 +189,13 @@ def step_of(
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=1e-3, fused=gpu)
     scaler = torch.amp.GradScaler(device.type, init_scale=512.0, enabled=gpu)
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(EMA))
-    frames, tokens = -(-len(tensors["features"]) // 2), tensors["tokens"].shape[1] + 1
-    most = max(1, (LOGITS - 1) // (frames * tokens * classes))
+    parts = parts_of(tensors, classes)
 
     def autocast() -> AbstractContextManager[object]:
         return torch.autocast(device.type, torch.float16) if gpu else contextlib.nullcontext()
 
     def step() -> Tensor:
-        total = model.backward(tensors, loss, scaler.scale, autocast, most)
+        total = model.backward(tensors, loss, scaler.scale, autocast, parts)
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         scaler.step(optimizer)

@@ -5,6 +5,7 @@ Legend: B utterances, T spliced frames (padded), F features of one (padded).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -38,6 +39,7 @@ class Preparer:
         self, facts: AudioFacts, columns: int, implementation: str, device: torch.device, dtype: torch.dtype
     ) -> None:
         sizes = {name: getattr(facts, name) for name in ("window", "fft", "mel_filters", "silence_window")}
+        sizes["percent_of_speed"] = math.floor(100 * facts.speed_min)
         with asked_for("model.audio", implementation):
             chosen = select(features.IMPLEMENTATIONS, implementation, OperationRequest(device, dtype, sizes))
         self.choice = chosen.name

@@ -14,7 +14,7 @@ from benchmarks.rnnt.data import open_eval, open_train
 from benchmarks.rnnt.data_settings import DataSettings, Key
 from benchmarks.rnnt.evaluate import Transcription
 from benchmarks.rnnt.model import IN_ORDER, PARTS, Rnnt, training_flops
-from benchmarks.rnnt.ops import features, joint, lstm, transducer_loss
+from benchmarks.rnnt.ops import features, joined_dropout, joint, lstm, transducer_loss
 from benchmarks.rnnt.preparer import Preparer
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
@@ -103,15 +103,16 @@ class SpeechRecognition(Workload):
         return self.own.reader.rows.capacity(self.cfg.micro_batch, key)
 
     def example_batches(self) -> Iterable[Batch]:
-        """For each of the reader's buckets, the largest first, utterances of noise."""
+        """For each of the reader's buckets utterances of noise; the first is that of a typical micro-batch."""
         own, count = self.own, self.cfg.micro_batch
         facts, numbers = own.facts, sample_generator(0)
-        for key in reversed(own.reader.buckets):
-            average = own.model.examples == "average"
-            lengths = example.average_lengths(count, facts) if average else example.real_lengths(count, facts, numbers)
-            lengths = example.fitted(lengths, key)
+        average = own.model.examples == "average"
+        lengths = example.average_lengths(count, facts) if average else example.real_lengths(count, facts, numbers)
+        first = example.own_key(lengths, own.reader.buckets)
+        for key in sorted(own.reader.buckets, key=lambda key: key != first):
+            fitted = example.fitted(lengths, key)
             tensors = example.batch(
-                lengths, key, facts.features, own.model.features, facts.blank, self.dtype, self.layout.device
+                fitted, key, facts.features, own.model.features, facts.blank, self.dtype, self.layout.device
             )
             yield Batch(tensors, self.nominal_samples, key)
 
@@ -149,4 +150,5 @@ class SpeechRecognition(Workload):
 
     def kernel_names(self) -> Sequence[tuple[str, str]]:
         """Of the operations that only this workload has."""
-        return [pair for operation in (lstm, joint, transducer_loss, features) for pair in operation.KERNEL_NAMES]
+        operations = (lstm, joined_dropout, joint, transducer_loss, features)
+        return [pair for operation in operations for pair in operation.KERNEL_NAMES]

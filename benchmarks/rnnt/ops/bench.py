@@ -9,6 +9,7 @@ instead. Where torchaudio is installed, its loss is measured too.
 from __future__ import annotations
 
 from benchmarks.rnnt.ops.features import bench_cases as features
+from benchmarks.rnnt.ops.joined_dropout import bench_cases as joined_dropout
 from benchmarks.rnnt.ops.joint import bench_cases as joint
 from benchmarks.rnnt.ops.lstm import bench_cases as lstm
 from benchmarks.rnnt.ops.transducer_loss import bench_cases as transducer_loss
@@ -16,7 +17,7 @@ from common.ops.bench import command
 from common.ops.bench.cases import Entry
 from common.ops.bench.sweep import Sweep
 
-_OPERATIONS = (features, lstm, joint, transducer_loss)
+_OPERATIONS = (features, lstm, joined_dropout, joint, transducer_loss)
 
 
 def entries() -> list[Entry]:

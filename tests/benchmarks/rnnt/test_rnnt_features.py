@@ -228,7 +228,12 @@ def test_a_preparer_leaves_audio_out_and_hands_on_the_rest():
 
 @pytest.mark.parametrize(
     ("changed", "message"),
-    [({"window": 320 - 2}, "window=318 is no multiple of 64"), ({"mel_filters": 129}, "mel_filters=129 is more than")],
+    [
+        ({"window": 320 - 2}, "window=318 is no multiple of 64"),
+        ({"mel_filters": 129}, "mel_filters=129 is more than"),
+        ({"fft": 500}, "fft=500 is no power of 2"),
+        ({"percent_of_speed": 49}, "may last 49 % of its time"),
+    ],
 )
 def test_sizes_that_the_kernels_cannot_serve_are_named(changed, message):
     sizes = {"window": 320, "fft": 512, "mel_filters": 80, "silence_window": 2048} | changed

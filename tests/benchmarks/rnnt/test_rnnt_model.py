@@ -193,6 +193,9 @@ def test_made_up_lengths_are_librispeechs():
     assert lengths.frames_B.max() <= 642
     assert 192 * (joined * (lengths.tokens_B + 1)).mean() == pytest.approx(2.45e6, rel=0.03)
     assert (np.diff(lengths.frames_B) <= 0).all()
+    few = example.real_lengths(8, FACTS, np.random.default_rng(4))
+    assert few.frames_B.mean() == pytest.approx(411, rel=0.03)  # however few they are
+    assert few.tokens_B.mean() == pytest.approx(56, rel=0.02)
 
 
 def test_parameters_stand_in_the_order_of_the_forward_pass():

@@ -8,7 +8,7 @@ from plain_rnnt import PlainRnnt
 from torch import Tensor
 
 from benchmarks.rnnt.config import Facts
-from benchmarks.rnnt.peer_bench import Peer, micro_batch, step_of
+from benchmarks.rnnt.peer_bench import Peer, micro_batch, parts_of, step_of
 from common.mlperf.fixed import fixed_facts
 
 CPU = torch.device("cpu")
@@ -48,8 +48,22 @@ def test_it_has_the_rules_parameters():
     assert sum(parameter.numel() for parameter in peer.parameters()) == 49_006_080
 
 
-@pytest.mark.parametrize("most", [1, 2, 3])
-def test_its_gradients_are_those_of_plain_layers(most):
+@pytest.mark.parametrize(
+    ("logits", "parts"),
+    [
+        (1, [(0, 1, 4, 3), (1, 2, 3, 1), (2, 3, 2, 2)]),
+        (7 * 4 * 4 * 2 + 1, [(0, 2, 4, 3), (2, 3, 2, 2)]),
+        (7 * 4 * 4 * 3, [(0, 2, 4, 3), (2, 3, 2, 2)]),
+        (7 * 4 * 4 * 3 + 1, [(0, 3, 4, 3)]),
+    ],
+)
+def test_parts_have_fewer_logits_than_are_allowed_and_their_own_longest(logits, parts):
+    found = parts_of(small_micro_batch(), 7, logits)
+    assert [(part.start, part.stop, frames, tokens) for part, frames, tokens in found] == parts
+
+
+@pytest.mark.parametrize("logits", [1, 7 * 4 * 4 * 2 + 1, 1000])
+def test_its_gradients_are_those_of_plain_layers(logits):
     torch.manual_seed(0)
     peer = Peer(fixed_facts(Facts, "rnnt", **SMALL, **STILL), 240, compiled=False)
     plain = PlainRnnt(240, 6, 5, 4, 7)
@@ -61,7 +75,7 @@ def test_its_gradients_are_those_of_plain_layers(most):
 
     plain.load_state_dict({named(name): weight for name, weight in peer.state_dict().items()})
     tensors = small_micro_batch()
-    mean = peer.backward(tensors, plain_loss, lambda loss: 2 * loss, torch.enable_grad, most)
+    mean = peer.backward(tensors, plain_loss, lambda loss: 2 * loss, torch.enable_grad, parts_of(tensors, 7, logits))
     lengths = zip(tensors["feature_lengths"].tolist(), tensors["token_lengths"].tolist(), strict=True)
     rows = enumerate(lengths)
     losses = [plain(tensors["features"][:t, row], tensors["tokens"][row, :u].tolist()) for row, (t, u) in rows]

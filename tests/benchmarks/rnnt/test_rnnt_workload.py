@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 
+from benchmarks.rnnt import example
 from benchmarks.rnnt.model import PARTS
 from benchmarks.rnnt.preparer import made_up
 from benchmarks.rnnt.workload import SpeechRecognition
@@ -19,6 +20,7 @@ from common import cli
 from common.config.composition import compose
 from common.config.schema import RunConfig, SessionConfig
 from common.data.batches import Batch, HostBatch
+from common.data.order import sample_generator
 from common.distributed.layout import Layout
 from common.errors import ConfigError, UnsupportedImplementation
 from common.mlperf.admission import admit
@@ -179,15 +181,26 @@ def test_evaluation_sees_averages_of_the_weights():
     assert any(not torch.equal(start, parameters[name]) for name, start in before.items())
 
 
-def test_there_is_an_example_of_every_bucket_the_largest_first():
+def test_there_is_an_example_of_every_bucket():
     workload = built()
     examples = list(workload.example_batches())
-    assert [batch.key for batch in examples] == list(reversed(workload.own.reader.buckets))
+    assert sorted(batch.key for batch in examples) == list(workload.own.reader.buckets)
+    assert examples[0].key == workload.own.reader.buckets[-1], "real utterances are longer than all buckets"
     for batch in examples:
         frames, tokens = batch.key
         assert batch.tensors["features"].shape == (frames, 4, 240)
         assert batch.tensors["tokens"].shape == (4, tokens)
         assert workload.loss(batch).total.isfinite()
+
+
+@pytest.mark.parametrize(("utterances", "first"), [(8, (592, 125)), (192, (642, 125))])
+def test_the_first_example_is_a_typical_micro_batch(utterances, first):
+    run, _ = loaded("scale=512xH100", f"micro_batch={utterances}", f"hparams.global_batch_size={512 * utterances}")
+    lengths = example.real_lengths(utterances, run.workload.facts, sample_generator(0))
+    key = example.own_key(lengths, run.workload.reader.buckets)
+    assert key == first
+    assert lengths.frames_B.max() <= key[0]
+    assert lengths.tokens_B.max() <= key[1]
 
 
 def test_examples_can_be_all_average():
@@ -203,21 +216,21 @@ def test_examples_can_be_all_average():
 
 def test_batches_are_prepared_as_the_loss_takes_them():
     workload = built()
-    example = next(iter(workload.example_batches()))
-    host = HostBatch(made_up(workload.own.facts, 4, example.key), workload.nominal_samples, 0, example.key)
+    given = next(iter(workload.example_batches()))
+    host = HostBatch(made_up(workload.own.facts, 4, given.key), workload.nominal_samples, 0, given.key)
     batch = workload.prepare(host)
-    assert (batch.key, batch.samples) == (example.key, example.samples)
+    assert (batch.key, batch.samples) == (given.key, given.samples)
     assert {name: (tensor.shape, tensor.dtype) for name, tensor in batch.tensors.items()} == {
-        name: (tensor.shape, tensor.dtype) for name, tensor in example.tensors.items()
+        name: (tensor.shape, tensor.dtype) for name, tensor in given.tensors.items()
     }
 
 
 def test_a_batch_beyond_the_room_of_the_graphs_brings_its_own():
     workload = built("reader.rows={mean: 50, deviation: 0}")
-    example = next(iter(workload.example_batches()))
-    assert workload.loss(example).total.isinf(), "the graphs' room has to be too little for this test"
-    larger = Batch(example.tensors, example.samples, (*example.key, 4 * 28 * 13))
-    expected = built().loss(Batch(example.tensors, example.samples, example.key)).total
+    given = next(iter(workload.example_batches()))
+    assert workload.loss(given).total.isinf(), "the graphs' room has to be too little for this test"
+    larger = Batch(given.tensors, given.samples, (*given.key, 4 * 28 * 13))
+    expected = built().loss(Batch(given.tensors, given.samples, given.key)).total
     torch.testing.assert_close(workload.loss(larger).total, expected)
 
 

@@ -16,7 +16,7 @@ from benchmarks.rnnt.ops.features.plain import features_torch
 from common.ops.implementation import Implementation, OperationRequest, always
 from common.ops.triton_support import triton_unsupported
 
-_DEPTH, _LARGEST_MELS = 32, 128
+_DEPTH, _LARGEST_MELS, _LEAST_PERCENT = 64, 128, 50
 
 
 def _features_triton(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -29,10 +29,12 @@ def _unsupported(request: OperationRequest) -> str | None:
     for name, value in request.sizes.items():
         if name in ("fft", "silence_window") and (value < 32 or value & (value - 1)):
             return f"{name}={value} is no power of 2 from 32 on"
-        if name == "window" and value % (2 * _DEPTH):
-            return f"window={value} is no multiple of {2 * _DEPTH}"
+        if name == "window" and value % _DEPTH:
+            return f"window={value} is no multiple of {_DEPTH}"
         if name == "mel_filters" and value > _LARGEST_MELS:
             return f"mel_filters={value} is more than {_LARGEST_MELS}"
+        if name == "percent_of_speed" and value < _LEAST_PERCENT:
+            return f"an utterance may last {value} % of its time, and from {_LEAST_PERCENT} % on it is resampled"
     return triton_unsupported(request)
 
 

@@ -1,10 +1,8 @@
 # mypy: allow-untyped-defs
-"""Triton kernels that make features of recorded utterances.
+"""Triton kernels that make features of utterances at their speed.
 
-At 192 utterances of 12.3 s: 38 million samples, 236 thousand frames. Resampling computes its 32 to 38 filter taps where
-they are used: it takes the most arithmetic outside of tensor cores. The spectrogram is 20 Gmul-add, three times in half
-precision, since the products with even and odd parts of a window need half of what the transform's matrix would; no
-spectrum is written.
+At 192 utterances of 12.3 s: 38 million samples, 236 thousand frames. The spectrogram is 40 Gmul-add, three times in
+half precision, for as many bytes as samples: no frame and no spectrum is written.
 
 All skip what lies beyond an utterance's length, which stands on the device.
 """
@@ -15,218 +13,6 @@ import triton
 import triton.language as tl
 
 from common.ops.random_bits.kernels import normal_pair, site_keys, word
-
-_PI: tl.constexpr = tl.constexpr(3.141592653589793)
-_SCALE: tl.constexpr = tl.constexpr(1.0 / 32768.0)
-
-
-@triton.jit
-def _sinc(x):
-    """sin(x) / x for x from 0 to pi, by its series."""
-    y = x * x
-    last = 1.6059044e-10 + y * (-7.6471637e-13 + y * 2.8114573e-15)
-    middle = -1.9841270e-4 + y * (2.7557319e-6 + y * (-2.5052108e-8 + y * last))
-    return 1.0 + y * (-1.6666667e-1 + y * (8.3333333e-3 + y * middle))
-
-
-@triton.jit
-def _sine(x):
-    """For x from -pi / 2 to pi / 2, by its series."""
-    y = x * x
-    last = 2.7557319e-6 + y * (-2.5052108e-8 + y * 1.6059044e-10)
-    return x * (1.0 + y * (-1.6666667e-1 + y * (8.3333333e-3 + y * (-1.9841270e-4 + y * last))))
-
-
-@triton.jit
-def _cosine(x):
-    """For x from 0 to 0.7, by its series."""
-    y = x * x
-    return 1.0 + y * (-0.5 + y * (4.1666667e-2 + y * (-1.3888889e-3 + y * 2.4801587e-5)))
-
-
-@triton.jit
-def _heard(row_ptr, place, length, INSIDE: tl.constexpr):
-    """Recorded samples, zero beyond the ends; INSIDE where none lies there."""
-    if INSIDE:
-        sample = tl.load(row_ptr + place)
-    else:
-        sample = tl.load(row_ptr + place, mask=(place >= 0) & (place < length), other=0)
-    return sample.to(tl.float32)
-
-
-@triton.jit
-def _two_taps(
-    row_ptr, near, length, fraction, cut, tap, sign, LOBES: tl.constexpr, MASKED: tl.constexpr, INSIDE: tl.constexpr
-):
-    """The samples at the taps -tap and tap + 1, each over its distance f - j, times ``sign``; one division for both."""
-    left, right = fraction + tap, (tap + 1) - fraction
-    shared = sign / (left * right)
-    before = _heard(row_ptr, near - tap, length, INSIDE) * right * shared
-    after = _heard(row_ptr, near + (tap + 1), length, INSIDE) * left * shared
-    if MASKED:
-        before = tl.where(cut * left < LOBES, before, 0.0)
-        after = tl.where(cut * right < LOBES, after, 0.0)
-    return before, -after
-
-
-@triton.jit
-def _turned(sine, cosine, turn_sine, turn_cosine):
-    """Sine and cosine of the sum of two angles."""
-    return sine * turn_cosine + cosine * turn_sine, cosine * turn_cosine - sine * turn_sine
-
-
-@triton.jit
-def _far_taps_longer(
-    row_ptr, near, length, fraction, cut, slow_sine, slow_cosine, LOBES: tl.constexpr, INSIDE: tl.constexpr
-):
-    """The sums of :func:`_filtered` where a is pi: sin(a j) is zero, cos(a j) a sign."""
-    slow = cut * (_PI / LOBES)
-    turn_sine, turn_cosine = tl.sin(slow), tl.cos(slow)
-    before_sine, before_cosine = turn_sine, turn_cosine
-    sign = -cut
-    even = tl.zeros_like(fraction)
-    even_cosine = tl.zeros_like(fraction)
-    even_sine = tl.zeros_like(fraction)
-    for tap in range(1, LOBES):
-        after_sine, after_cosine = _turned(before_sine, before_cosine, turn_sine, turn_cosine)
-        before, after = _two_taps(row_ptr, near, length, fraction, cut, tap, sign, LOBES, False, INSIDE)
-        even += before - after
-        even_cosine += before * before_cosine - after * after_cosine
-        even_sine -= before * before_sine + after * after_sine
-        before_sine, before_cosine, sign = after_sine, after_cosine, -sign
-    return even + slow_cosine * even_cosine + slow_sine * even_sine
-
-
-@triton.jit
-def _far_taps_shorter(
-    row_ptr,
-    near,
-    length,
-    fraction,
-    cut,
-    sine,
-    slow_sine,
-    slow_cosine,
-    first_tap,
-    end_tap,
-    LOBES: tl.constexpr,
-    MASKED: tl.constexpr,
-    INSIDE: tl.constexpr,
-):
-    """The sums of :func:`_filtered` for the taps -tap and tap + 1 from ``first_tap`` on."""
-    angle, slow = cut * _PI, cut * (_PI / LOBES)
-    turn_sine, turn_cosine = tl.sin(angle), tl.cos(angle)
-    slow_turn_sine, slow_turn_cosine = tl.sin(slow), tl.cos(slow)
-    before_sine, before_cosine = tl.sin(angle * first_tap), tl.cos(angle * first_tap)
-    slow_before_sine, slow_before_cosine = tl.sin(slow * first_tap), tl.cos(slow * first_tap)
-    even = tl.zeros_like(fraction)
-    even_cosine = tl.zeros_like(fraction)
-    even_sine = tl.zeros_like(fraction)
-    odd = tl.zeros_like(fraction)
-    odd_cosine = tl.zeros_like(fraction)
-    odd_sine = tl.zeros_like(fraction)
-    for tap in range(first_tap, end_tap):
-        after_sine, after_cosine = _turned(before_sine, before_cosine, turn_sine, turn_cosine)
-        slow_after_sine, slow_after_cosine = _turned(
-            slow_before_sine, slow_before_cosine, slow_turn_sine, slow_turn_cosine
-        )
-        before, after = _two_taps(row_ptr, near, length, fraction, cut, tap, 1.0, LOBES, MASKED, INSIDE)
-        even += before * before_cosine + after * after_cosine
-        odd += after * after_sine - before * before_sine
-        even_cosine += before * (before_cosine * slow_before_cosine) + after * (after_cosine * slow_after_cosine)
-        odd_cosine += after * (after_sine * slow_after_cosine) - before * (before_sine * slow_before_cosine)
-        even_sine += after * (after_cosine * slow_after_sine) - before * (before_cosine * slow_before_sine)
-        odd_sine += before * (before_sine * slow_before_sine) + after * (after_sine * slow_after_sine)
-        before_sine, before_cosine = after_sine, after_cosine
-        slow_before_sine, slow_before_cosine = slow_after_sine, slow_after_cosine
-    cosine = -_sine(angle * fraction - 0.5 * _PI)
-    with_sine = even + slow_cosine * even_cosine + slow_sine * even_sine
-    return sine * with_sine - cosine * (odd + slow_cosine * odd_cosine + slow_sine * odd_sine)
-
-
-@triton.jit
-def _filtered(
-    row_ptr,
-    near,
-    length,
-    fraction,
-    cut,
-    SIDE: tl.constexpr,
-    LOBES: tl.constexpr,
-    LONGER: tl.constexpr,
-    INSIDE: tl.constexpr,
-):
-    """The recorded samples times the filter around places ``near + fraction``; LONGER where ``cut`` is 1.
-
-    The filter at f - j, f being the fraction and j a tap, is sin(a (f - j)) / (a (f - j)) times half of
-    1 + cos(w (f - j)). By the theorem of addition the sine and the cosine of f stand before sums over j: of
-    x[j] / (f - j) times products of sines and cosines of a j and w j, which are the same for a whole utterance. Near
-    taps, where this would cancel, have their filter computed as it is.
-    """
-    angle, slow = cut * _PI, cut * (_PI / LOBES)
-    slow_sine, slow_cosine = _sine(slow * fraction), _cosine(slow * fraction)
-    ratio = _sinc(angle * fraction)
-    total = ratio * (0.5 + 0.5 * slow_cosine) * _heard(row_ptr, near, length, INSIDE)
-    window = 0.5 + 0.5 * (slow_cosine * tl.cos(slow) + slow_sine * tl.sin(slow))
-    total += _sinc(angle * (1.0 - fraction)) * window * _heard(row_ptr, near + 1, length, INSIDE)
-    sine = angle * fraction * ratio
-    if LONGER:
-        far = sine * _far_taps_longer(row_ptr, near, length, fraction, cut, slow_sine, slow_cosine, LOBES, INSIDE)
-    else:
-        far = _far_taps_shorter(
-            row_ptr, near, length, fraction, cut, sine, slow_sine, slow_cosine, 1, LOBES - 1, LOBES, False, INSIDE
-        )
-        far += _far_taps_shorter(
-            row_ptr, near, length, fraction, cut, sine, slow_sine, slow_cosine, LOBES - 1, SIDE, LOBES, True, INSIDE
-        )
-    return (total + far * (0.5 / angle)) * cut
-
-
-@triton.jit
-def features_resample_kernel(
-    audio_ptr,  # (A,) int16
-    length_ptr,  # (B,) int64
-    offset_ptr,  # (B,) int64
-    speed_ptr,  # (B,) fp64
-    resampled_ptr,  # (B,) int64
-    signal_ptr,  # (B, N) fp32
-    N,
-    SIDE: tl.constexpr,  # taps to each side
-    LOBES: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """BLOCK samples of an utterance at its speed."""
-    row = tl.program_id(1)
-    first = tl.program_id(0) * BLOCK
-    samples = tl.load(resampled_ptr + row).to(tl.int32)
-    if first < samples:
-        length = tl.load(length_ptr + row).to(tl.int32)
-        row_ptr = audio_ptr + tl.load(offset_ptr + row)
-        speed = tl.load(speed_ptr + row)
-        place = first + tl.arange(0, BLOCK)
-        out_ptr = signal_ptr + row.to(tl.int64) * N + place
-        used = place < samples
-        if speed == 1.0:
-            tl.store(out_ptr, tl.load(row_ptr + place, mask=used, other=0).to(tl.float32) * _SCALE, mask=used)
-        else:
-            wanted = tl.minimum(place, samples - 1)
-            at = (wanted.to(tl.float64) + 0.5) * (1.0 / speed) - 0.5
-            floor = tl.floor(at)
-            fraction = (at - floor).to(tl.float32)
-            near = floor.to(tl.int32)
-            cut = tl.minimum(speed, 1.0).to(tl.float32)
-            inside = (tl.min(near, 0) >= SIDE) & (tl.max(near, 0) + SIDE < length)
-            if speed > 1.0:
-                if inside:
-                    value = _filtered(row_ptr, near, length, fraction, cut, SIDE, LOBES, True, True)
-                else:
-                    value = _filtered(row_ptr, near, length, fraction, cut, SIDE, LOBES, True, False)
-            else:
-                if inside:
-                    value = _filtered(row_ptr, near, length, fraction, cut, SIDE, LOBES, False, True)
-                else:
-                    value = _filtered(row_ptr, near, length, fraction, cut, SIDE, LOBES, False, False)
-            tl.store(out_ptr, value * _SCALE, mask=used)
 
 
 @triton.jit
@@ -302,23 +88,50 @@ def features_sounding_kernel(
 
 
 @triton.jit
+def _parts(values, DTYPE: tl.constexpr):
+    """``values`` in half precision, and what that lacks."""
+    high = values.to(DTYPE)
+    return high, (values - high.to(tl.float32)).to(DTYPE)
+
+
+@triton.jit
+def _store_reflected(high_ptr, low_ptr, values, index, kept, P, HALF: tl.constexpr):
+    """Store samples ``index`` of an utterance behind HALF places, and those near its ends on the other side too."""
+    high, low = _parts(values, tl.float16)
+    inside = (index >= 0) & (index < kept)
+    tl.store(high_ptr + HALF + index, high, mask=inside)
+    tl.store(low_ptr + HALF + index, low, mask=inside)
+    left = inside & (index > 0) & (index <= HALF)
+    tl.store(high_ptr + HALF - index, high, mask=left)
+    tl.store(low_ptr + HALF - index, low, mask=left)
+    mirrored = HALF + 2 * (kept - 1) - index
+    right = inside & (index < kept - 1) & (index >= kept - 1 - HALF) & (mirrored < P)
+    tl.store(high_ptr + mirrored, high, mask=right)
+    tl.store(low_ptr + mirrored, low, mask=right)
+
+
+@triton.jit
 def features_emphasise_kernel(
     signal_ptr,  # (B, N) fp32
     first_ptr,  # (B,) int32
     kept_ptr,  # (B,) int32
     seed_ptr,  # (B,) int64
-    emphasised_ptr,  # (B, N) fp32
+    emphasised_ptr,  # (2, B, P) fp16: in two parts, with HALF places before the first sample
     N,
+    P,
     dither,
     share,
+    scale,
     SITE: tl.constexpr,
+    HALF: tl.constexpr,
     BLOCK: tl.constexpr,  # pairs of samples
 ):
-    """2 * BLOCK samples with noise, less a share of the one before."""
+    """2 * BLOCK samples with noise, less a share of the one before, and reflected at the ends of the utterance."""
     row = tl.program_id(1)
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     start = tl.load(first_ptr + row)
-    end = start + tl.load(kept_ptr + row)
+    kept = tl.load(kept_ptr + row)
+    end = start + kept
     if (tl.program_id(0) * 2 * BLOCK < end) & ((tl.program_id(0) + 1) * 2 * BLOCK > start):
         site = tl.full([], SITE, tl.int32)
         first_key, second_key = site_keys(seed_ptr + row, site)
@@ -329,17 +142,12 @@ def features_emphasise_kernel(
         even_value = tl.load(row_ptr + even, mask=even < end, other=0.0) + dither * even_noise
         odd_value = tl.load(row_ptr + odd, mask=odd < end, other=0.0) + dither * odd_noise
         before_value = tl.load(row_ptr + even - 1, mask=(even > 0) & (even <= end), other=0.0) + dither * before_noise
-        out_ptr = emphasised_ptr + row.to(tl.int64) * N
         before_even = tl.where(even == start, even_value, before_value)
         before_odd = tl.where(odd == start, odd_value, even_value)
-        tl.store(out_ptr + even, even_value - share * before_even, mask=(even >= start) & (even < end))
-        tl.store(out_ptr + odd, odd_value - share * before_odd, mask=(odd >= start) & (odd < end))
-
-
-@triton.jit
-def _reflected(place, last):
-    """Places of an utterance that is longer than half a window, reflected at its first and at its last sample."""
-    return last - tl.abs(last - tl.abs(place))
+        high_ptr = emphasised_ptr + row.to(tl.int64) * P
+        low_ptr = high_ptr + tl.num_programs(1).to(tl.int64) * P
+        _store_reflected(high_ptr, low_ptr, (even_value - share * before_even) * scale, even - start, kept, P, HALF)
+        _store_reflected(high_ptr, low_ptr, (odd_value - share * before_odd) * scale, odd - start, kept, P, HALF)
 
 
 @triton.jit
@@ -352,30 +160,21 @@ def _product(high, low, table_ptr, low_table_ptr, total):
 
 
 @triton.jit
-def _parts(values, DTYPE: tl.constexpr):
-    """``values`` in half precision, and what that lacks."""
-    high = values.to(DTYPE)
-    return high, (values - high.to(tl.float32)).to(DTYPE)
-
-
-@triton.jit
 def features_log_mel_kernel(
-    emphasised_ptr,  # (B, N) fp32
-    first_ptr,  # (B,) int32
+    emphasised_ptr,  # (2, B, P) fp16: as features_emphasise_kernel leaves it
     kept_ptr,  # (B,) int32
-    cosine_ptr,  # (2, HALF, BINS) fp16: window and cosine, for the even part, in two parts
-    sine_ptr,  # (2, HALF, BINS) fp16
+    cosine_ptr,  # (2, WINDOW, BINS) fp16: window and cosine, in two parts
+    sine_ptr,  # (2, WINDOW, BINS) fp16
     filters_ptr,  # (2, BINS, MELS) bf16
     mel_ptr,  # (B, S, M) fp32
     mean_ptr,  # (B, tiles, MELS) fp32: of the frames of a tile
     spread_ptr,  # (B, tiles, MELS) fp32: sum of the squares of the distances from it
-    N,
+    P,
     S,
     M,
     log_floor,
-    scale,  # of samples, which the filters undo
     HOP: tl.constexpr,
-    HALF: tl.constexpr,  # half of the window
+    WINDOW: tl.constexpr,
     BINS: tl.constexpr,
     MELS: tl.constexpr,  # M and padding
     FRAMES: tl.constexpr,
@@ -384,37 +183,34 @@ def features_log_mel_kernel(
 ):
     """FRAMES frames of an utterance: logarithms of the power in the mel filters.
 
-    Where the window has the values w at k samples to both sides of its middle, the real part of the transform is the
-    product of w (x[k] + x[-k]) with cosines, the imaginary one that of w (x[k] - x[-k]) with sines; the power doesn't
-    depend on where the frame begins. Samples and tables are sums of two fp16 numbers, of 22 bits; power and filters, of
-    any size, of two bf16 numbers, of 16 bits, and positive.
+    The transform is a product with window and cosines, and with window and sines. Samples and tables are sums of two
+    fp16 numbers, of 22 bits; power and filters, of any size, of two bf16 numbers, of 16 bits, and positive.
     """
     tile, row = tl.program_id(0), tl.program_id(1)
-    kept = tl.load(kept_ptr + row)
-    frames = kept // HOP + 1
+    frames = tl.load(kept_ptr + row) // HOP + 1
     if tile * FRAMES < frames:
-        row_ptr = emphasised_ptr + row.to(tl.int64) * N + tl.load(first_ptr + row)
+        high_ptr = emphasised_ptr + row.to(tl.int64) * P
+        low_ptr = high_ptr + tl.num_programs(1).to(tl.int64) * P
         frame = tile * FRAMES + tl.arange(0, FRAMES)
         real_frame = frame < frames
-        middle = tl.where(real_frame, frame, 0) * HOP
+        sample = tl.where(real_frame, frame, 0)[:, None] * HOP + tl.arange(0, DEPTH)[None, :]
+        table = tl.arange(0, DEPTH)[:, None] * BINS + tl.arange(0, WIDTH)[None, :]
         mel = tl.arange(0, MELS)
+        filters = tl.arange(0, WIDTH)[:, None] * MELS + mel[None, :]
         energy = tl.zeros([FRAMES, MELS], tl.float32)
         for bins in range(0, BINS, WIDTH):
-            column = bins + tl.arange(0, WIDTH)
             real = tl.zeros([FRAMES, WIDTH], tl.float32)
             imaginary = tl.zeros([FRAMES, WIDTH], tl.float32)
-            for start in range(0, HALF, DEPTH):
-                side = start + tl.arange(0, DEPTH)
-                after = tl.load(row_ptr + _reflected(middle[:, None] + side[None, :], kept - 1)) * scale
-                before = tl.load(row_ptr + _reflected(middle[:, None] - side[None, :], kept - 1)) * scale
-                table = side[:, None] * BINS + column[None, :]
-                high, low = _parts(after + before, tl.float16)
-                real = _product(high, low, cosine_ptr + table, cosine_ptr + HALF * BINS + table, real)
-                high, low = _parts(after - before, tl.float16)
-                imaginary = _product(high, low, sine_ptr + table, sine_ptr + HALF * BINS + table, imaginary)
-            high, low = _parts(real * real + imaginary * imaginary, tl.bfloat16)
-            filters = column[:, None] * MELS + mel[None, :]
-            energy = _product(high, low, filters_ptr + filters, filters_ptr + BINS * MELS + filters, energy)
+            for start in range(0, WINDOW, DEPTH):
+                high = tl.load(high_ptr + start + sample)
+                low = tl.load(low_ptr + start + sample)
+                cosine = cosine_ptr + (start * BINS + bins) + table
+                sine = sine_ptr + (start * BINS + bins) + table
+                real = _product(high, low, cosine, cosine + WINDOW * BINS, real)
+                imaginary = _product(high, low, sine, sine + WINDOW * BINS, imaginary)
+            strong, weak = _parts(real * real + imaginary * imaginary, tl.bfloat16)
+            filter_ptr = filters_ptr + bins * MELS + filters
+            energy = _product(strong, weak, filter_ptr, filter_ptr + BINS * MELS, energy)
         value = tl.log(tl.maximum(energy, log_floor))
         inside = real_frame[:, None] & (mel < M)[None, :]
         tl.store(mel_ptr + (row.to(tl.int64) * S + frame[:, None]) * M + mel[None, :], value, mask=inside)

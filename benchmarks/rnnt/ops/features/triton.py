@@ -1,4 +1,4 @@
-"""Features through the Triton kernels of :mod:`benchmarks.rnnt.ops.features.kernels`: six launches a micro-batch.
+"""Features through the Triton kernels of this package: six launches a micro-batch.
 
 Legend: B utterances, N samples after resampling (padded), T spliced frames (padded), S = splice * T frames, M mel
 filters, F features of a spliced frame (padded).
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.rnnt.data_settings import AudioFacts
-from benchmarks.rnnt.ops.features import kernels
+from benchmarks.rnnt.ops.features import kernels, resample_kernels
 from benchmarks.rnnt.ops.features.batch import DITHER, LOBES, MASKS, AudioBatch
 from benchmarks.rnnt.ops.features.plain import taps_each_side, widths_by_length
 from benchmarks.rnnt.ops.features.tables import hann, mel_filters
@@ -42,15 +42,15 @@ class Tile(NamedTuple):
 
 
 TILES: dict[str, Tile] = {
-    "resample": Tile(1024, 1, 1, 4, 1),
+    "resample": Tile(512, 1, 1, 4, 1),
     "emphasise": Tile(1024, 1, 1, 4, 1),
-    "log_mel": Tile(64, 64, 32, 4, 2),
+    "log_mel": Tile(64, 64, 64, 4, 2),
     "splice": Tile(32, 1, 1, 4, 1),
 }
 """``bench --sweep`` times others."""
 
 _SAMPLE_SCALE = 4096.0
-"""Of samples in half precision: the sum of two, each below 2 or so in size, stays far from its limits at both ends."""
+"""Of samples in half precision: below 3 or so in size, they stay far from its limits at both ends."""
 
 _WINDOW_WARPS = 4
 """Of the programs that add up windows: the same for both, so that both round alike."""
@@ -81,7 +81,7 @@ def features(
         ValueError: an input is not contiguous.
     """
     signal = trimmed(resample(audio, frames, facts), audio, facts)
-    mel_BSM, statistics = log_mel(emphasise(signal, audio, facts), frames, facts)
+    mel_BSM, statistics = log_mel(emphasise(signal, audio, facts), signal.kept_B, frames, facts)
     return splice(mel_BSM, statistics, signal, audio, frames, columns, augmented, dtype, facts), signal.length_B
 
 
@@ -97,7 +97,7 @@ def resample(audio: AudioBatch, frames: int, facts: AudioFacts) -> Tensor:
     )
     samples, tile = facts.largest_resampled(frames) + 1, TILES["resample"]
     signal_BN = torch.empty((len(audio), samples), dtype=torch.float32, device=audio.audio_A.device)
-    kernels.features_resample_kernel[(triton.cdiv(samples, tile.rows), len(audio))](
+    resample_kernels.features_resample_kernel[(triton.cdiv(samples, tile.rows), len(audio))](
         audio.audio_A, audio.length_B, audio.offset_B, audio.speed_B, audio.resampled_B, signal_BN, samples,
         SIDE=taps_each_side(facts), LOBES=LOBES, BLOCK=tile.rows, num_warps=tile.warps,
     )  # fmt: skip
@@ -121,29 +121,37 @@ def trimmed(signal_BN: Tensor, audio: AudioBatch, facts: AudioFacts) -> Signal:
     return Signal(signal_BN, first_B, kept_B, length_B)
 
 
-def emphasise(signal: Signal, audio: AudioBatch, facts: AudioFacts) -> Signal:
-    """With noise, and less a share of the sample before."""
+def emphasise(signal: Signal, audio: AudioBatch, facts: AudioFacts) -> Tensor:
+    """With noise, less a share of the sample before, and reflected at both ends: (2, B, P) fp16.
+
+    An utterance begins half a window behind the first place. The second part is what the first one lacks; both are
+    scaled by :data:`_SAMPLE_SCALE`.
+    """
     batch, samples = signal.samples_BN.shape
-    emphasised_BN, tile = torch.empty_like(signal.samples_BN), TILES["emphasise"]
+    half, tile = facts.window // 2, TILES["emphasise"]
+    places = -(-(samples + facts.window) // 16) * 16
+    emphasised_2BP = torch.empty((2, batch, places), dtype=torch.float16, device=signal.samples_BN.device)
     kernels.features_emphasise_kernel[(triton.cdiv(samples, 2 * tile.rows), batch)](
-        signal.samples_BN, signal.first_B, signal.kept_B, audio.seed_B, emphasised_BN, samples,
-        facts.dither, facts.preemphasis, SITE=DITHER, BLOCK=tile.rows, num_warps=tile.warps,
+        signal.samples_BN, signal.first_B, signal.kept_B, audio.seed_B, emphasised_2BP, samples, places,
+        facts.dither, facts.preemphasis, _SAMPLE_SCALE, SITE=DITHER, HALF=half, BLOCK=tile.rows, num_warps=tile.warps,
     )  # fmt: skip
-    return signal._replace(samples_BN=emphasised_BN)
+    return emphasised_2BP
 
 
-def log_mel(signal: Signal, frames: int, facts: AudioFacts) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+def log_mel(
+    emphasised_2BP: Tensor, kept_B: Tensor, frames: int, facts: AudioFacts
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Logarithms of the power in the mel filters, (B, S, M) fp32, and means and spreads of the tiles of frames."""
-    (batch, samples), tile, device = signal.samples_BN.shape, TILES["log_mel"], signal.samples_BN.device
+    (batch, places), tile, device = emphasised_2BP.shape[1:], TILES["log_mel"], emphasised_2BP.device
     constants = _constants(facts, device)
     tiles, mels = triton.cdiv(frames * facts.splice, tile.rows), constants.filters.shape[2]
     mel_BSM = torch.empty((batch, frames * facts.splice, facts.mel_filters), dtype=torch.float32, device=device)
     mean_BKM, spread_BKM = torch.empty((2, batch, tiles, mels), dtype=torch.float32, device=device)
     kernels.features_log_mel_kernel[(tiles, batch)](
-        signal.samples_BN, signal.first_B, signal.kept_B, constants.cosine, constants.sine, constants.filters,
-        mel_BSM, mean_BKM, spread_BKM, samples, frames * facts.splice, facts.mel_filters, facts.log_floor,
-        _SAMPLE_SCALE, HOP=facts.hop, HALF=facts.window // 2, BINS=facts.fft // 2, MELS=mels, FRAMES=tile.rows,
-        DEPTH=tile.depth, WIDTH=min(tile.columns, facts.fft // 2), num_warps=tile.warps, num_stages=tile.stages,
+        emphasised_2BP, kept_B, constants.cosine, constants.sine, constants.filters, mel_BSM, mean_BKM, spread_BKM,
+        places, frames * facts.splice, facts.mel_filters, facts.log_floor, HOP=facts.hop, WINDOW=facts.window,
+        BINS=facts.fft // 2, MELS=mels, FRAMES=tile.rows, DEPTH=tile.depth, WIDTH=min(tile.columns, facts.fft // 2),
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return mel_BSM, (mean_BKM, spread_BKM)
 
@@ -186,15 +194,13 @@ class _Constants(NamedTuple):
 @functools.lru_cache(maxsize=8)
 def _constants(facts: AudioFacts, device: torch.device) -> _Constants:
     """Tables of the transform and of the filters, in two parts each; brought to the device once, which takes a wait."""
-    half, bins = facts.window // 2, facts.fft // 2
-    window = hann(facts.window)[half:]
-    window[0] /= 2  # the middle is its own other side
-    angle = 2.0 * np.pi / facts.fft * np.outer(np.arange(half), np.arange(bins))
+    bins, window = facts.fft // 2, hann(facts.window)[:, None]
+    angle = 2.0 * np.pi / facts.fft * np.outer(np.arange(facts.window), np.arange(bins))
     filters = np.zeros((bins, max(16, triton.next_power_of_2(facts.mel_filters))))
     filters[:, : facts.mel_filters] = mel_filters(facts).T[:bins] / _SAMPLE_SCALE**2
     return _Constants(
-        _in_parts(window[:, None] * np.cos(angle), torch.float16, device),
-        _in_parts(window[:, None] * np.sin(angle), torch.float16, device),
+        _in_parts(window * np.cos(angle), torch.float16, device),
+        _in_parts(window * np.sin(angle), torch.float16, device),
         _in_parts(filters, torch.bfloat16, device),
     )
 
