@@ -7,11 +7,7 @@ made of the same text.
 
 from __future__ import annotations
 
-import ast
 import itertools
-import re
-import sys
-import sysconfig
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -21,6 +17,7 @@ from benchmarks.bert import raw
 from benchmarks.bert.preparation.tokenizer import MAX_VOCABULARY, words
 from benchmarks.bert.raw import Settings
 from common.data import stand_in
+from common.data.python_documentation import documentation
 from common.errors import ConfigError, DataError
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -29,9 +26,6 @@ UNUSED = 99
 REAL_LAYOUT = 1000
 """From this size on the special pieces have the ids of the real vocabulary."""
 SMALLEST_VOCABULARY = 200
-_Documentable = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-_LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "site-packages", "__pycache__"}
-_LEAST_CHARACTERS = 40
 _FILES = 20
 _WORD_SHARE = 0.75
 
@@ -84,21 +78,6 @@ def generate(raw_dir: Path, articles: int | None, vocabulary: int, settings: Set
     return Generated(len(found), sum(len(text) for _, paragraphs in found for text in paragraphs), len(pieces))
 
 
-def documentation() -> Iterator[tuple[str, list[str]]]:
-    """Name and paragraphs of all that is documented well in the standard library, by the modules' names."""
-    library = Path(sysconfig.get_paths()["stdlib"])
-    for name in sorted(sys.stdlib_module_names):
-        single = library / f"{name}.py"
-        files = [single] if single.is_file() else sorted((library / name).rglob("*.py"))
-        for path in files:
-            place = path.relative_to(library)
-            if _LEFT_OUT & set(place.parts):
-                continue
-            for title, paragraphs in _documented(path, ".".join(place.with_suffix("").parts)):
-                if sum(map(len, paragraphs)) >= _LEAST_CHARACTERS:
-                    yield title, paragraphs
-
-
 def make_vocabulary(paragraphs: Iterator[str], size: int) -> list[str]:
     """Special pieces, all ASCII characters of the text, its most frequent words, and ends of the other words.
 
@@ -129,29 +108,6 @@ def make_vocabulary(paragraphs: Iterator[str], size: int) -> list[str]:
         pieces.setdefault(piece)
     spare = (f"[unused{number}]" for number in range(UNUSED, UNUSED + size))
     return list(pieces) + list(itertools.islice(spare, max(0, size - len(pieces))))
-
-
-def _documented(path: Path, module: str) -> Iterator[tuple[str, list[str]]]:
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):  # a file that is wrong on purpose
-        return
-    for place, node in _definitions(tree, module):
-        paragraphs = (" ".join(text.split()) for text in re.split(r"\n\s*\n", ast.get_docstring(node) or ""))
-        yield place, [text for text in paragraphs if _is_prose(text)]
-
-
-def _definitions(node: _Documentable, place: str) -> Iterator[tuple[str, _Documentable]]:
-    """``node`` and all classes and functions in it, with their places."""
-    yield place, node
-    for child in node.body:
-        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from _definitions(child, f"{place}.{child.name}")
-
-
-def _is_prose(text: str) -> bool:
-    letters = sum(character.isalpha() or character == " " for character in text)
-    return text.isprintable() and ">>>" not in text and text.count(" ") >= 5 and letters >= 0.85 * len(text)
 
 
 def _write_articles(folder: Path, articles: list[tuple[str, list[str]]], files: int) -> None:
