@@ -14,8 +14,9 @@ from torch import Tensor
 from benchmarks.llama31_8b.raw import CORPUS, EVAL, TRAIN
 from common.data.megatron import source
 from common.data.megatron.preparation import read_manifest
-from common.data.megatron.source import EvaluationRows, RowShape, TrainRows
+from common.data.megatron.source import RowShape, RowStream
 from common.data.order import EvalShard, MicroBatches
+from common.data.threads import ThreadedEvalSource, ThreadedTrainSource
 from common.distributed.layout import Layout
 from common.errors import DataError
 
@@ -51,7 +52,7 @@ def shape_of(facts: RowFacts) -> RowShape:
 
 def open_train(
     root: Path, facts: RowFacts, layout: Layout, micro_batch: int, accumulation: int = 1, seed: int | None = None
-) -> TrainRows:
+) -> ThreadedTrainSource:
     """Open the training data under ``root`` for this rank; after ``run_start``.
 
     Args:
@@ -67,13 +68,14 @@ def open_train(
     """
     found = read_manifest(root, CORPUS, facts.vocabulary)
     chosen = layout.seed if seed is None else seed
-    rows, epoch = source.open_blend([root / TRAIN], [1.0], shape_of(facts), facts.index_rows, chosen, True)
+    shape = shape_of(facts)
+    rows = source.open_blend([root / TRAIN], [1.0], shape, facts.index_rows, chosen, shuffle_documents=True)
     mine = MicroBatches(micro_batch, accumulation, layout.size("dp"), layout.index("dp"))
-    pinned = layout.device.type == "cuda"
-    return TrainRows(rows, shape_of(facts), mine, epoch, facts.eval_rows, found.stand_in, pin_memory=pinned)
+    stream = RowStream(mine, facts.index_rows)
+    return source.train_source(rows, shape, stream, facts.eval_rows, found.stand_in, layout.device.type == "cuda")
 
 
-def open_evaluation(root: Path, facts: RowFacts, layout: Layout, rows_per_batch: int = 1) -> EvaluationRows:
+def open_evaluation(root: Path, facts: RowFacts, layout: Layout, rows_per_batch: int = 1) -> ThreadedEvalSource:
     """Open this replica's contiguous part of the evaluation set under ``root``; after ``run_start``.
 
     Args:
@@ -89,7 +91,7 @@ def open_evaluation(root: Path, facts: RowFacts, layout: Layout, rows_per_batch:
     if len(rows) < facts.eval_rows:
         raise DataError(f"{root / EVAL}: {len(rows)} rows of {facts.row_length} where {facts.eval_rows} are evaluated")
     shard = EvalShard(facts.eval_rows, rows_per_batch, layout.size("dp"), layout.index("dp"))
-    return EvaluationRows(rows, shape_of(facts), shard, layout.device.type == "cuda")
+    return source.eval_source(rows, shape_of(facts), shard, layout.device.type == "cuda")
 
 
 def example(rows: int, facts: RowFacts, seed: int = 0) -> dict[str, Tensor]:

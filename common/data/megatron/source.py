@@ -8,23 +8,26 @@ Evaluation batches also have ``present``, bool (B,), False for rows of -1 alone 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from common.data.batches import Block, HostBatch
+from common.data.batches import Block
 from common.data.megatron.indexed import IndexedTokens, bin_of, open_indexed
 from common.data.megatron.samples import SampleIndex, asked_of_each, blended, build_samples
 from common.data.order import EvalShard, MicroBatches
+from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource
 from common.errors import ConfigError, DataError
 
 NO_TOKEN = -1
+AHEAD = 4
+"""Batches that a thread reads ahead: rows of shuffled documents lie all over a large file."""
 
 
 @dataclass(frozen=True)
@@ -123,122 +126,142 @@ class BlendedRows:
         self._parts[self._files[place]].read(int(self._numbers[place]), row)
 
 
-class TrainRows:
-    """Training micro-batches of one replica; a :class:`common.data.batches.DataSource`.
+@dataclass(frozen=True)
+class RowStream:
+    """One replica's part of the training; a :class:`common.data.order.SampleStream`.
 
     Rows come in their order from place ``consumed`` on: micro-batch by micro-batch, replica by replica, so that N
     replicas read what one reads that accumulates N micro-batches.
 
+    Attributes:
+        mine: this replica's micro-batches.
+        train_samples: rows that there are.
+        consumed: rows that an earlier training has used.
+    """
+
+    mine: MicroBatches
+    train_samples: int
+    consumed: int = 0
+
+    @property
+    def micro_batch(self) -> int:
+        """Rows of a micro-batch of one replica."""
+        return self.mine.micro_batch
+
+    @property
+    def replicas(self) -> int:
+        """Data-parallel replicas."""
+        return self.mine.replicas
+
+    def first_micro_batch(self, block: Block) -> int:
+        """Micro-batches that this replica was given before ``block``."""
+        return self.mine.first(block)
+
+    def micro_batches(self, block: Block) -> int:
+        """Micro-batches of this replica in ``block``."""
+        return self.mine.count(block)
+
+    def samples_of(self, number: int) -> list[tuple[int, int]]:
+        """0 and the place of each row of this replica's micro-batch ``number``, from 0 over the whole training.
+
+        Raises:
+            DataError: it lies beyond the rows that there are.
+        """
+        first = self.consumed + self.mine.everywhere(number) * self.micro_batch
+        if first + self.micro_batch > self.train_samples:
+            raise DataError(
+                f"the training wants row {first + self.micro_batch - 1} of {self.train_samples}; let the recipe ask "
+                "for more rows, and the epochs follow from it"
+            )
+        return [(0, place) for place in range(first, first + self.micro_batch)]
+
+    def key(self, number: int) -> Hashable:
+        """All are alike."""
+        return ()
+
+
+def train_source(
+    rows: Rows,
+    shape: RowShape,
+    stream: RowStream,
+    eval_samples: int,
+    stand_in: bool,
+    pin_memory: bool = False,
+    ahead: int = AHEAD,
+) -> ThreadedTrainSource:
+    """Training micro-batches of one replica; a row that is damaged is a :class:`common.errors.DataError`.
+
     Args:
         rows: to train on.
         shape: of the rows.
-        mine: this replica's micro-batches.
-        train_samples: rows of one epoch.
+        stream: which of them this replica has.
         eval_samples: rows of the evaluation.
         stand_in: whether the data are generated.
-        consumed: rows that an earlier training has used.
         pin_memory: of the tensors.
+        ahead: micro-batches that are read ahead.
     """
+    threads = SampleThreads(1, ahead)
 
-    def __init__(
-        self,
-        rows: Rows,
-        shape: RowShape,
-        mine: MicroBatches,
-        train_samples: int,
-        eval_samples: int,
-        stand_in: bool,
-        consumed: int = 0,
-        pin_memory: bool = False,
-    ) -> None:
-        self.train_samples, self.eval_samples, self.stand_in = train_samples, eval_samples, stand_in
-        self._rows, self._shape, self._mine = rows, shape, mine
-        self._consumed, self._pin_memory = consumed, pin_memory
+    def begin(number: int) -> PendingBatch:
+        places = [place for _, place in stream.samples_of(number)]
+        return _begin(threads, rows, places, _empty(stream.micro_batch, shape, pin_memory))
 
-    def batches(self, block: Block, start: int = 0) -> Iterator[HostBatch]:
-        """Yield the micro-batches of ``block`` from position ``start``.
-
-        Raises:
-            DataError: the training goes on beyond the rows that it asked for, or a row is damaged.
-        """
-        first, size = self._mine.first(block), self._mine.micro_batch
-        for position in range(start, self._mine.count(block)):
-            place = self._consumed + self._mine.everywhere(first + position) * size
-            if place + size > len(self._rows):
-                raise DataError(
-                    f"the training wants row {place + size - 1} of {len(self._rows)}; ask for more rows "
-                    "(benchmark.facts.index_rows): the epochs follow from it"
-                )
-            tensors = _batch(self._rows, range(place, place + size), size, self._shape, self._pin_memory)
-            yield HostBatch({"tokens": tensors["tokens"]}, size * self._mine.replicas, position)
-
-    def close(self) -> None:
-        """Nothing runs in the background."""
+    return ThreadedTrainSource(stream, eval_samples, stand_in, threads, begin, _nothing)
 
 
-class EvaluationRows:
-    """This replica's evaluation batches; a :class:`common.data.batches.EvalSource`.
+def eval_source(
+    rows: Rows, shape: RowShape, shard: EvalShard, pin_memory: bool = False, ahead: int = AHEAD
+) -> ThreadedEvalSource:
+    """Evaluation batches of one replica; raises as training does.
 
     Args:
         rows: of the whole set, in their natural order.
         shape: of the rows.
         shard: this replica's rows; every replica has as many batches as the others.
         pin_memory: of the tensors.
+        ahead: batches that are read ahead.
     """
+    threads = SampleThreads(1, ahead)
 
-    def __init__(self, rows: Rows, shape: RowShape, shard: EvalShard, pin_memory: bool = False) -> None:
-        self.eval_samples = shard.eval_samples
-        self._rows, self._shape, self._shard, self._pin_memory = rows, shape, shard, pin_memory
+    def begin(places: Sequence[int]) -> PendingBatch:
+        present = torch.zeros(shard.batch, dtype=torch.bool, pin_memory=pin_memory)
+        present[: len(places)] = True
+        tensors = {**_empty(shard.batch, shape, pin_memory), "present": present}
+        return _begin(threads, rows, places, tensors)
 
-    def __len__(self) -> int:
-        return self._shard.batches
-
-    def __iter__(self) -> Iterator[HostBatch]:
-        """Yield the batches of one evaluation."""
-        for number in range(self._shard.batches):
-            tensors = _batch(self._rows, self._shard.samples(number), self._shard.batch, self._shape, self._pin_memory)
-            yield HostBatch(tensors, self._shard.batch * self._shard.replicas, number)
-
-    def close(self) -> None:
-        """Nothing runs in the background."""
+    return ThreadedEvalSource(shard, threads, begin, _nothing)
 
 
 def open_blend(
     prefixes: Sequence[Path],
     weights: Sequence[float],
     shape: RowShape,
-    rows: int | None,
+    rows: int,
     seed: int,
     shuffle_documents: bool,
-) -> tuple[Rows, int]:
-    """The rows to train on, of one pair of files or of several, and how many one epoch has; after ``run_start``.
+) -> Rows:
+    """The rows to train on, of one pair of files or of several; after ``run_start``.
 
     Args:
         prefixes: of the files.
         weights: of the files; one alone is not blended.
         shape: of the rows.
-        rows: rows that the training may use, which decides the epochs; None for one epoch.
+        rows: rows that the training may use, which decides the epochs.
         seed: of the shuffles.
         shuffle_documents: whether the documents are shuffled too.
 
     Raises:
-        ConfigError: there are not as many weights as files, or several files and no ``rows``.
+        ConfigError: there are not as many weights as files.
         DataError: files are missing or damaged, or have too few tokens.
     """
     if len(prefixes) != len(weights) or not prefixes:
         raise ConfigError(f"{len(prefixes)} files and {len(weights)} weights")
-    if len(prefixes) == 1:
-        asked = [rows]
-    elif rows is None:
-        raise ConfigError("a blend has to be asked for a number of rows")
-    else:
-        asked = list(asked_of_each(weights, rows))
-    parts, epoch = [], 0
+    asked = [rows] if len(prefixes) == 1 else asked_of_each(weights, rows)
+    parts = []
     for prefix, count in zip(prefixes, asked, strict=True):
         opened = open_indexed(prefix)
-        lengths = opened.index.lengths
         index = build_samples(
-            np.asarray(lengths),
+            np.asarray(opened.index.lengths),
             shape.row_length,
             count,
             extra_token=shape.extra_token,
@@ -246,11 +269,7 @@ def open_blend(
             shuffle_documents=shuffle_documents,
         )
         parts.append(FileRows(opened, index, shape))
-        epoch += (int(lengths.sum(dtype=np.int64)) - shape.extra_token) // shape.row_length
-    if len(parts) == 1:
-        return parts[0], epoch
-    assert rows is not None
-    return BlendedRows(parts, weights, rows), epoch
+    return parts[0] if len(parts) == 1 else BlendedRows(parts, weights, rows)
 
 
 def open_in_order(prefix: Path, shape: RowShape, keep_partial: bool) -> FileRows:
@@ -280,14 +299,19 @@ def example(rows: int, shape: RowShape, seed: int = 0) -> dict[str, Tensor]:
     return {"tokens": torch.from_numpy(drawn)}
 
 
-def _batch(rows: Rows, places: Sequence[int], size: int, shape: RowShape, pin_memory: bool) -> dict[str, Tensor]:
-    """``tokens`` and ``present`` of the rows at ``places``, filled up to ``size`` rows."""
-    tensors: dict[str, Any] = {
-        "tokens": torch.full((size, shape.row_length + 1), NO_TOKEN, dtype=torch.int32, pin_memory=pin_memory),
-        "present": torch.zeros(size, dtype=torch.bool, pin_memory=pin_memory),
-    }
-    tensors["present"][: len(places)] = True
+def _empty(rows: int, shape: RowShape, pin_memory: bool) -> dict[str, Tensor]:
+    size = (rows, shape.row_length + 1)
+    return {"tokens": torch.full(size, NO_TOKEN, dtype=torch.int32, pin_memory=pin_memory)}
+
+
+def _begin(threads: SampleThreads, rows: Rows, places: Sequence[int], tensors: dict[str, Tensor]) -> PendingBatch:
     tokens_BS = tensors["tokens"].numpy()
-    for row, place in zip(tokens_BS, places, strict=False):
-        rows.read(place, row)
-    return tensors
+
+    def fill(slot: int) -> None:
+        rows.read(places[slot], tokens_BS[slot])
+
+    return threads.begin(tensors, len(places), fill)
+
+
+def _nothing() -> None:
+    """Maps are closed with the last array that looks into them."""
