@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -24,12 +24,14 @@ from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.distributed.tensor_split import Split
 from common.errors import ConfigError
 from common.nn.decoder import Decoder, split_attention
+from common.nn.trained_decoder.decoder import TrainedDecoder
 from common.nn.trained_decoder.head import Head
+from common.nn.trained_decoder.operations import choose
 from common.ops import cross_entropy
-from common.ops.implementation import OperationRequest, asked_for, select
+from common.ops.implementation import AUTO, OperationRequest, asked_for, select
 from common.optim.learning_rate import cosine_to
 from common.optim.optimizer import ClipNorm, ParameterGroup
-from common.step.train_step import Losses, TrainStep
+from common.step.train_step import ForwardBackward, Losses, TrainStep
 
 
 class LlamaPretraining(Workload):
@@ -51,12 +53,25 @@ class LlamaPretraining(Workload):
         parallel = TensorParallel.from_layout(layout)
         self.model = Decoder(self.architecture, layout.device, self.dtype, parallel=parallel)
         self.model.initialise(lambda name: layout.shared_generator(f"weights/{name}", layout.device))
+        self._trained: TrainedDecoder | None = None
+        if model.blocks == "written":
+            self._trained = self._written_blocks(split)
         self._network = Llama(self.model, self._hidden_states(split), self._head(), split)
         self.choices |= {"linear": model.linear, "blocks": model.blocks}
 
     def _hidden_states(self, split: ContextSplit) -> HiddenStates:
+        if self._trained is not None:
+            return self._trained.hidden_states
         attend = split_attention(split)
         return lambda tokens_BL, places: self.model.hidden_states(tokens_BL, places, attend)
+
+    def _written_blocks(self, split: ContextSplit) -> TrainedDecoder:
+        model, device = self.own.model, self.layout.device
+        operations, chosen = choose(model, self.architecture, split, device, self.dtype)
+        self.choices |= chosen
+        recomputed = 0 if model.recomputed_gate_up == AUTO else int(model.recomputed_gate_up)
+        most_tokens = max(self.cfg.micro_batch, self.own.reader.eval_rows) * split.local_length
+        return TrainedDecoder(self.model, operations, model.linear, most_tokens, recomputed)
 
     def _head(self) -> Head:
         model = self.own.model
@@ -106,7 +121,10 @@ class LlamaPretraining(Workload):
         rate = own.hparams.base_learning_rate
         schedule = cosine_to(rate, _end_rate(own), own.facts.max_steps, own.hparams.warmup_steps)
         clip = ClipNorm(own.facts.max_grad_norm, "after_reduction")
-        return self.step_with(own.hparams.adamw(), schedule, clip=clip, loss_scale=own.model.loss_scale)
+        step = self.step_with(own.hparams.adamw(), schedule, clip=clip, loss_scale=own.model.loss_scale)
+        if self._trained is not None:
+            step.forward_backward = _with_same_weights(step.forward_backward, self._trained)
+        return step
 
     def loss(self, micro_batch: Batch) -> Losses:
         """Mean over all tokens of the rows; the ranks of cp have parts of it, whose mean over ranks is reported."""
@@ -146,6 +164,16 @@ class LlamaPretraining(Workload):
     def sample_flops(self) -> float:
         """FLOPs of one row, forward and backward, the causal half of the attention only."""
         return 3.0 * self.architecture.forward_flops(self.own.facts.row_length)
+
+
+def _with_same_weights(forward_backward: ForwardBackward, blocks: TrainedDecoder) -> ForwardBackward:
+    """An iteration's forward and backward passes, between which the optimizer does not write."""
+
+    def same(micro_batches: Sequence[Batch], arm: Callable[[], None], collect: Callable[[], None]) -> dict[str, Tensor]:
+        with blocks.same_weights():
+            return forward_backward(micro_batches, arm, collect)
+
+    return same
 
 
 def _end_rate(own: LlamaConfig) -> float:

@@ -17,9 +17,10 @@ from common.nn.frozen_decoder.blocks import AttentionHalf, LastNorm, MlpHalf
 from common.nn.frozen_decoder.offload import QkvOffload
 from common.nn.frozen_decoder.operations import Operations
 from common.nn.frozen_decoder.passing import Pair, Tokens
-from common.nn.frozen_decoder.products import Fp8FrozenProduct, FrozenProduct, HalfProduct, Scratch
+from common.nn.frozen_decoder.products import Fp8FrozenProduct, FrozenProduct, HalfProduct
 from common.nn.frozen_decoder.te_products import TeFrozenProduct
 from common.nn.lora import TokenPlaces
+from common.nn.scratch import Scratch
 from common.ops.fp8_cast.plain import Scaling
 
 PRODUCTS = ("qkv", "output", "gate_up", "down")
