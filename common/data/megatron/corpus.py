@@ -111,7 +111,11 @@ class RawCorpus:
         """All files but the tokenizer."""
         if self.tokenizer is None:
             return [end(self.folder / part.name) for part in self.parts for end in (bin_of, idx_of)]
-        return [self.folder / name for part in self.parts for name in part.files]
+        return [path for part in self.parts for path in self.text_of(part)]
+
+    def text_of(self, part: Part) -> list[Path]:
+        """The files of text of ``part``."""
+        return [_text_file(self.folder, name) for name in part.files]
 
     def fingerprint(self) -> str:
         """SHA-256 over names and sizes of the files, and the tokenizer: what decides the result, wherever it lies."""
@@ -139,18 +143,25 @@ def open_raw(raw_dir: Path, corpus: Corpus) -> RawCorpus:
         _require(pairs)
         return RawCorpus(raw_dir, parts, vocabulary, None, stand_in)
     first = parts[0].files[0]
-    folder = next((raw_dir / place for place in TEXT_FOLDERS if (raw_dir / place / first).is_file()), None)
+    places = (raw_dir / place for place in TEXT_FOLDERS)
+    folder = next((place for place in places if _text_file(place, first).is_file()), None)
     if folder is None:
         raise DataError(
             f"{raw_dir} holds neither text ({first} …) nor {pairs[0].name}; 'mlperf-suite download "
             f"benchmark={corpus.benchmark}' says where they are"
         )
-    _require([folder / name for part in parts for name in part.files])
-    places = (raw_dir / corpus.tokenizer, raw_dir / "tokenizer" / corpus.tokenizer, folder / corpus.tokenizer)
-    tokenizer = next((path for path in places if path.is_file()), None)
+    _require([_text_file(folder, name) for part in parts for name in part.files])
+    tokenizers = (raw_dir / corpus.tokenizer, raw_dir / "tokenizer" / corpus.tokenizer, folder / corpus.tokenizer)
+    tokenizer = next((path for path in tokenizers if path.is_file()), None)
     if tokenizer is None:
-        raise DataError(f"{places[0]} is missing: text needs the tokenizer")
+        raise DataError(f"{tokenizers[0]} is missing: text needs the tokenizer")
     return RawCorpus(folder, parts, vocabulary, tokenizer, stand_in)
+
+
+def _text_file(folder: Path, name: str) -> Path:
+    """The file ``name``, or what was unpacked from it, as MLCommons distributes C4."""
+    unpacked = folder / name.removesuffix(".gz")
+    return unpacked if unpacked.is_file() and not (folder / name).is_file() else folder / name
 
 
 def _settings(stand_in: Mapping[str, Any]) -> Settings:

@@ -164,7 +164,7 @@ def _sample_index(
 def _shuffle_index(together: int, rows: int, random: np.random.RandomState | None) -> NDArray[np.integer]:
     """Rows 0 to ``together`` shuffled, then the others shuffled by themselves."""
     kind = np.uint32 if rows < np.iinfo(np.uint32).max - 1 else np.int64
-    index = np.arange(rows, dtype=kind)
+    index: NDArray[np.integer] = np.arange(rows).astype(kind, copy=False)
     if random is not None:
         random.shuffle(index[:together])
         if together < rows:

@@ -25,6 +25,7 @@ _MERGED, _MERGED_SHARE = 40, 0.01  # documents that are put together to a long o
 _NOT_TAKEN = 5  # documents in the files of the evaluation, behind those that it takes
 _EVAL_FILES = 2
 _AT_ONCE = 256
+_LEAST_CHARACTERS, _CHARACTERS_PER_TOKEN = 200_000, 12
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def generate(raw_dir: Path, corpus: Corpus, request: Request = Request()) -> Gen
         DataError: the folder is not empty.
     """
     stand_in.require_unused(raw_dir)
-    texts = list(_texts(np.random.default_rng(request.seed)))
+    texts = list(_texts(np.random.default_rng(request.seed), _characters(request)))
     train_parts = [part for part in corpus.parts if part.split == "train"]
     eval_parts = [part for part in corpus.parts if part.split == "eval"]
     with stand_in.generated(raw_dir) as folder:
@@ -165,13 +166,23 @@ def _train_sentencepiece(path: Path, texts: Iterable[str], vocabulary: int) -> i
     return int(SentencePieceProcessor(model_proto=written.getvalue()).vocab_size())
 
 
-def _texts(generator: np.random.Generator) -> Iterator[str]:
-    """The documentation in a random order; a few of the texts are many put together."""
-    found = ["\n".join(paragraphs) for _, paragraphs in documentation()]
+def _characters(request: Request) -> int:
+    """More than a request takes of text; reading all documentation takes seconds."""
+    return max(_LEAST_CHARACTERS, _CHARACTERS_PER_TOKEN * (request.train + request.eval) * request.row_length)
+
+
+def _texts(generator: np.random.Generator, characters: int) -> Iterator[str]:
+    """At least so much of the documentation, or all, in a random order; a few of the texts are many put together."""
+    found: list[str] = []
+    for _, paragraphs in documentation():
+        found.append("\n".join(paragraphs))
+        characters -= len(found[-1])
+        if characters <= 0:
+            break
     shuffled = iter([found[place] for place in generator.permutation(len(found))])
     for text in shuffled:
         if generator.random() < _MERGED_SHARE:
-            text = "\n".join([text, *(more for _, more in zip(range(_MERGED), shuffled, strict=False))])
+            text = "\n".join([text, *itertools.islice(shuffled, _MERGED)])
         yield text
 
 

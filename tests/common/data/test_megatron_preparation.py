@@ -103,6 +103,17 @@ def test_bytes_are_those_of_one_writer(raw, tmp_path):
         assert ends(tmp_path / "data" / "c4.en_6_text").read_bytes() == ends(tmp_path / "whole").read_bytes()
 
 
+def test_unpacked_text_will_do(raw, tmp_path):
+    prepare(raw, tmp_path / "packed", corpus())
+    for name in ("train.1.json.gz", "val.0.json.gz"):
+        path = raw / "en" / name
+        path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
+        path.unlink()
+    prepare(raw, tmp_path / "data", corpus())
+
+    assert contents(tmp_path / "data") == contents(tmp_path / "packed")
+
+
 def test_workers_make_the_same(raw, tmp_path):
     prepare(raw, tmp_path / "one", corpus())
     prepare(raw, tmp_path / "two", corpus(), workers=2)
@@ -291,10 +302,8 @@ def test_text_needs_its_tokenizer(raw):
 
 
 @pytest.mark.parametrize("tokenizer", ["tokenizer.json", "spm.model"])
-def test_a_stand_in_is_prepared_as_the_real_data_are(tmp_path, tokenizer, monkeypatch):
+def test_a_stand_in_is_prepared_as_the_real_data_are(tmp_path, tokenizer):
     """Of some of Python's documentation; the files of the evaluation hold more documents than it takes."""
-    real = list(stand_in_texts())
-    monkeypatch.setattr("common.data.megatron.stand_in.documentation", lambda: iter(real))
     what = corpus(tokenizer, 99_999)
     request = Request(train=200, eval=5, row_length=64, vocabulary=400, files=2)
     made = generate(tmp_path / "raw", what, request)
@@ -314,14 +323,6 @@ def test_a_stand_in_is_prepared_as_the_real_data_are(tmp_path, tokenizer, monkey
     assert generate(tmp_path / "again", what, request) == made
     for path in (tmp_path / "raw").iterdir():
         assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes(), path.name
-
-
-def stand_in_texts():
-    from itertools import islice
-
-    from common.data.python_documentation import documentation
-
-    return islice(documentation(), 600)
 
 
 def test_impossible_stand_ins(tmp_path, monkeypatch):
