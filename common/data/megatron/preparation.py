@@ -39,8 +39,10 @@ from common.errors import DataError
 FORMAT = "megatron-indexed/1"
 INTERMEDIATE = "intermediate"
 STATE = "source.json"
-TOKENS_PER_TEXT_BYTE = 0.6
-"""At most, for each compressed byte of C4, whose text shrinks to two fifths and has a token for four bytes and more."""
+TOKENS_PER_BYTE = {".gz": 0.6, ".json": 0.25}
+"""At most, for each byte of C4's files as they are and unpacked: a token stands for four bytes and more."""
+TEXT_PER_WORKER = 1 << 20
+"""Bytes of compressed text that are worth a process."""
 _CHARACTERS = 1 << 21  # of the documents that are tokenized at a time
 
 
@@ -149,15 +151,16 @@ def _tokenize(source: RawCorpus, data_dir: Path, work_dir: Path, workers: int) -
     """Make every piece, put the pieces of each part one behind the other, and write its index."""
     assert source.tokenizer is not None
     itemsize = dtype_for(source.vocabulary).itemsize
-    if not any(work_dir.rglob("*.bin")):
-        text = sum(path.stat().st_size for path in source.files)
-        preparation.require_space(data_dir, int(text * TOKENS_PER_TEXT_BYTE * itemsize), more=False)
+    sizes = {path: path.stat().st_size for path in source.files}
+    if not (work_dir / "stages").exists():
+        tokens = sum(size * TOKENS_PER_BYTE[path.suffix] for path, size in sizes.items())
+        preparation.require_space(data_dir, int(tokens * itemsize), more=False)
     pieces = [piece for part in source.parts for piece in _pieces(source, part, work_dir)]
     tasks = {
         piece.prefix.name: (piece.files, source.tokenizer, source.vocabulary, piece.part.documents, piece.prefix)
         for piece in pieces
     }
-    with Stages(work_dir / "stages", min(workers, len(tasks))) as stages:
+    with Stages(work_dir / "stages", min(workers, 1 + sum(sizes.values()) // TEXT_PER_WORKER)) as stages:
         made = stages.run("tokens", tasks, tokenize_files)
         ends = dict.fromkeys((part.name for part in source.parts), 0)
         places = {}

@@ -261,7 +261,7 @@ def open_blend(
     for prefix, count in zip(prefixes, asked, strict=True):
         opened = open_indexed(prefix)
         index = build_samples(
-            np.asarray(opened.index.lengths),
+            opened.index.lengths.copy(),  # those of the file lie at odd addresses
             shape.row_length,
             count,
             extra_token=shape.extra_token,
@@ -284,9 +284,13 @@ def open_in_order(prefix: Path, shape: RowShape, keep_partial: bool) -> FileRows
         DataError: files are missing or damaged, or have too few tokens.
     """
     opened = open_indexed(prefix)
-    lengths = np.asarray(opened.index.lengths)
     index = build_samples(
-        lengths, shape.row_length, None, extra_token=shape.extra_token, seed=None, keep_partial=keep_partial
+        opened.index.lengths.copy(),
+        shape.row_length,
+        None,
+        extra_token=shape.extra_token,
+        seed=None,
+        keep_partial=keep_partial,
     )
     return FileRows(opened, index, shape)
 

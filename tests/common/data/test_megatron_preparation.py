@@ -20,6 +20,7 @@ from common.data.megatron.indexed import bin_of, idx_of, indexed_writer, open_in
 from common.data.megatron.preparation import prepare, read_documents, read_manifest, verify
 from common.data.megatron.sources import Source, download_corpus
 from common.data.megatron.stand_in import Request, generate, train_tokenizer
+from common.data.megatron.text_tokenizers import open_tokenizer
 from common.errors import ConfigError, DataError
 
 WORDS = ("sum", "ärger", "list", "parameter", "iterator", "keyword", "function", "exception", "returns", "mapping")
@@ -114,11 +115,26 @@ def test_unpacked_text_will_do(raw, tmp_path):
     assert contents(tmp_path / "data") == contents(tmp_path / "packed")
 
 
-def test_workers_make_the_same(raw, tmp_path):
+def test_workers_make_the_same(raw, tmp_path, monkeypatch):
+    monkeypatch.setattr(preparation, "TEXT_PER_WORKER", 1)
     prepare(raw, tmp_path / "one", corpus())
     prepare(raw, tmp_path / "two", corpus(), workers=2)
 
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+def test_tokens_are_those_of_transformers_tokenizer(raw):
+    """The reference tokenizes and looks the tokens up; a text may name a special token."""
+    transformers = pytest.importorskip("transformers")
+    tokenizer = Tokenizer.from_file(str(raw / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<|end_of_text|>"])
+    tokenizer.save(str(raw / "special.json"))
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(raw / "special.json"))
+    texts = ["  two  blanks\n\n", "naïve ☃ <|end_of_text|> more", *TEXTS[:3], ""]
+    found = open_tokenizer(raw / "special.json").encode(texts)
+
+    assert found == [theirs.convert_tokens_to_ids(theirs.tokenize(text)) for text in texts]
+    assert 300 in found[1]
 
 
 def test_sentencepiece_without_anything_between_documents(raw, tmp_path):
@@ -272,6 +288,20 @@ def test_damaged_text(tmp_path, content, message):
 
     with pytest.raises(DataError, match=rf"x\.json\.gz.*{message}"):
         list(read_documents(tmp_path / "x.json.gz"))
+
+
+def test_a_disk_that_is_too_small_is_found_before_any_work(raw, tmp_path, monkeypatch):
+    """At most 0.6 tokens for each byte of a packed file and 0.25 of a plain one, of two bytes each."""
+    asked = []
+    monkeypatch.setattr("common.data.preparation.shutil.disk_usage", lambda path: asked.append(path) or (0, 0, 500))
+    texts = list((raw / "en").iterdir())
+    needed = int(2 * sum(path.stat().st_size * (0.6 if path.suffix == ".gz" else 0.25) for path in texts))
+
+    assert needed > 500
+    with pytest.raises(DataError, match=rf"needs {needed / 1e9:.1f} GB; its disk has 0\.0 GB left"):
+        prepare(raw, tmp_path / "data", corpus())
+    assert asked == [tmp_path / "data"]
+    assert not list((tmp_path / "data").rglob("*.bin*"))
 
 
 def test_too_few_documents_to_evaluate(raw, tmp_path):
