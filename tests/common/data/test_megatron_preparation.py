@@ -420,9 +420,13 @@ def test_download_fetches_text_beside_the_tokenizer(raw, tmp_path, monkeypatch):
 
 
 def test_the_commands(raw, tmp_path, capsys):
-    commands = commands_for(corpus(), lambda raw_dir: download_corpus(raw_dir, corpus(), SOURCE))
+    what = corpus(sizes={"c4.en_6_text.idx": 42 + 20 * 10, "c4.en_7_text.idx": 42 + 20 * 11})
+    commands = commands_for(what, lambda raw_dir: download_corpus(raw_dir, what, SOURCE))
     data = str(tmp_path / "data")
 
     assert commands.run("prepare", ["--raw-dir", str(raw), "--data-dir", data, "--workers", "1"]) == 0
     assert commands.run("verify", ["--data-dir", data]) == 0
-    assert "C4, " in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert shown.count("C4, vocabulary 300") == 1
+    assert shown.count("c4.en_7_text.idx has 242 bytes, the published one 262") == 2
+    assert "c4.en_6_text.idx has" not in shown
