@@ -13,6 +13,9 @@ from common.data.order import EvalShard, MicroBatches
 
 pytestmark = pytest.mark.gpu
 
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
 
 def test_batches_are_pinned_and_whole(tmp_path):
     stream = np.random.default_rng(0).integers(0, 1000, 401)
