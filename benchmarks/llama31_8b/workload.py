@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -24,8 +25,10 @@ from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.distributed.tensor_split import Split
 from common.errors import ConfigError
 from common.nn.decoder import Decoder, split_attention
+from common.nn.frozen_decoder.products import check_fp8
 from common.nn.trained_decoder.decoder import TrainedDecoder
 from common.nn.trained_decoder.head import Head
+from common.nn.trained_decoder.memory import MemoryPlan, Workspace, plan
 from common.nn.trained_decoder.operations import choose
 from common.ops import cross_entropy
 from common.ops.implementation import AUTO, OperationRequest, asked_for, select
@@ -51,6 +54,9 @@ class LlamaPretraining(Workload):
         split = ContextSplit.from_layout(layout, facts.row_length)
         self.architecture = dataclasses.replace(facts, layers=model.layers or facts.layers)
         parallel = TensorParallel.from_layout(layout)
+        if model.linear == "fp8":
+            check_fp8("fp8", self.architecture, parallel.size, [self._train_tokens(split)], layout.device, self.dtype)
+        self.memory = self._plan(split)
         self.model = Decoder(self.architecture, layout.device, self.dtype, parallel=parallel)
         self.model.initialise(lambda name: layout.shared_generator(f"weights/{name}", layout.device))
         self._trained: TrainedDecoder | None = None
@@ -69,9 +75,44 @@ class LlamaPretraining(Workload):
         model, device = self.own.model, self.layout.device
         operations, chosen = choose(model, self.architecture, split, device, self.dtype)
         self.choices |= chosen
-        recomputed = 0 if model.recomputed_gate_up == AUTO else int(model.recomputed_gate_up)
-        most_tokens = max(self.cfg.micro_batch, self.own.reader.eval_rows) * split.local_length
+        if self.memory is not None:
+            recomputed = self.memory.recomputed_gate_up
+        else:
+            recomputed = 0 if model.recomputed_gate_up == AUTO else int(model.recomputed_gate_up)
+        most_tokens = max(self._train_tokens(split), self.own.reader.eval_rows * split.local_length)
         return TrainedDecoder(self.model, operations, model.linear, most_tokens, recomputed)
+
+    def _train_tokens(self, split: ContextSplit) -> int:
+        """Tokens of a micro-batch on this rank; 0 where it only evaluates."""
+        return self.cfg.micro_batch * split.local_length if self.layout.role == "train" else 0
+
+    def _plan(self, split: ContextSplit) -> MemoryPlan | None:
+        """How it fits into the GPU; None on a CPU, and where autograd keeps what it wants."""
+        cfg, model, device = self.cfg, self.own.model, self.layout.device
+        if device.type != "cuda" or model.blocks != "written":
+            return None
+        trains = self.layout.role == "train"
+        evaluates = not (trains and cfg.evaluation.ranks)
+        half = self.dtype.itemsize == 2
+        shards = {
+            "none": 1,
+            "all": self.layout.size("dp"),
+            "node": math.gcd(cfg.scale.gpus_per_node, self.layout.size("dp")),
+        }
+        workspace = Workspace(
+            self.architecture,
+            self._train_tokens(split),
+            split.ranks,
+            evaluates * self.own.reader.eval_rows * split.local_length,
+            self.dtype.itemsize,
+            (2 if cfg.optimizer.masters == "remainder" and self.dtype == torch.bfloat16 else 4) if half else 0,
+            shards[cfg.optimizer.shard],
+            model.linear == "fp8",
+            model.head_chunk,
+            alone=self.layout.world_size == 1,
+        )
+        asked = None if model.recomputed_gate_up == AUTO else int(model.recomputed_gate_up)
+        return plan(workspace, torch.cuda.get_device_properties(device).total_memory, asked)
 
     def _head(self) -> Head:
         model = self.own.model
@@ -97,6 +138,10 @@ class LlamaPretraining(Workload):
             forbidden=broken,
             lowest_precision={"linear": "fp8"} if own.model.linear == "fp8" else {},
         )
+
+    def memory_plan(self) -> str:
+        """Bytes by kind."""
+        return "" if self.memory is None else self.memory.in_words()
 
     def tensor_splits(self) -> dict[str, Split]:
         """How the ranks of tp share layers."""
