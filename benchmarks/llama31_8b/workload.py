@@ -80,7 +80,8 @@ class LlamaPretraining(Workload):
         else:
             recomputed = 0 if model.recomputed_gate_up == AUTO else int(model.recomputed_gate_up)
         most_tokens = max(self._train_tokens(split), self.own.reader.eval_rows * split.local_length)
-        return TrainedDecoder(self.model, operations, model.linear, most_tokens, recomputed)
+        linear = model.linear if self.layout.role == "train" else "torch"  # an evaluation is in 16 bits
+        return TrainedDecoder(self.model, operations, linear, most_tokens, recomputed)
 
     def _train_tokens(self, split: ContextSplit) -> int:
         """Tokens of a micro-batch on this rank; 0 where it only evaluates."""

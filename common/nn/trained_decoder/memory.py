@@ -61,7 +61,7 @@ class Workspace:
 
     def weights_in_fp8(self) -> int:
         """Bytes of the weights that are cast once a step."""
-        return self.architecture.layers * self.architecture.products_per_layer if self.fp8 else 0
+        return self.architecture.layers * self.architecture.products_per_layer if self.fp8 and self.tokens else 0
 
     def gate_up(self) -> int:
         """Bytes that a layer's MLP keeps, and not where it multiplies once more."""

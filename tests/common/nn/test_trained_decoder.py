@@ -177,16 +177,16 @@ def test_a_changed_weight_is_the_one_that_the_next_step_uses() -> None:
     ours = decoder(torch.bfloat16)
     halves = trained(ours, "fp8")
     with halves.same_weights():
-        before = float(loss(halves, ours))
+        before = loss(halves, ours).item()
     with torch.no_grad():
         for parameter in ours.layers.parameters():
             parameter.mul_(0.5)
     with halves.same_weights():
-        after = float(loss(halves, ours))
+        after = loss(halves, ours).item()
     fresh = decoder(torch.bfloat16)
     fresh.load_state_dict({name: p.detach() for name, p in ours.named_parameters()}, strict=False)
     assert after != before
-    assert after == pytest.approx(float(loss(fresh, fresh)), rel=0.02)
+    assert after == pytest.approx(loss(fresh, fresh).item(), rel=0.02)
 
 
 def test_an_evaluation_is_in_the_dtype_of_the_weights_and_moves_no_scale() -> None:
