@@ -10,6 +10,7 @@ WORKLOADS: dict[str, str] = {
     "dlrm": "benchmarks.dlrm.workload:Dlrm",
     "dlrm_dcnv2": "benchmarks.dlrm_dcnv2.workload:DlrmDcnv2",
     "llama2_70b_lora": "benchmarks.llama2_70b_lora.workload:LlamaLora",
+    "llama31_8b": "benchmarks.llama31_8b.workload:LlamaPretraining",
     "maskrcnn": "benchmarks.maskrcnn.workload:MaskRCNNSegmentation",
     "resnet": "benchmarks.resnet.workload:ResNet",
     "retinanet": "benchmarks.retinanet.workload:RetinaNetDetection",

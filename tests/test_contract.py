@@ -42,6 +42,7 @@ SHORT = {
     "dlrm": ["benchmark.schedule.last_samples=16"],
     "dlrm_dcnv2": ["benchmark.schedule.last_samples=16"],
     "llama2_70b_lora": ["hparams.training_steps=4"],
+    "llama31_8b": ["benchmark.schedule.last_samples=16"],
     "maskrcnn": ["benchmark.schedule.last_epoch=1"],
     toy.NAME: ["benchmark.schedule.last_epoch=1"],
     "resnet": ["benchmark.schedule.last_epoch=1"],

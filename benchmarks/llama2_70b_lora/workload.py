@@ -34,8 +34,9 @@ from common.nn.frozen_decoder.decoder import IN_FP8, FrozenDecoder, load_frozen
 from common.nn.frozen_decoder.memory import Host, MemoryPlan, Workspace, plan
 from common.nn.frozen_decoder.offload import QkvOffload
 from common.nn.frozen_decoder.operations import choose
-from common.nn.frozen_decoder.products import Scratch, check_fp8
+from common.nn.frozen_decoder.products import check_fp8
 from common.nn.lora import TokenPlaces
+from common.nn.scratch import Scratch
 from common.ops.implementation import AUTO, asked_for
 from common.optim.learning_rate import cosine
 from common.optim.optimizer import ClipNorm, ParameterGroup

@@ -227,6 +227,7 @@ class OptimizerConfig:
             shards); ``all_reduce``: one all-reduce over all ranks, of which each keeps its shard.
         grad_predivide: what fp16 gradients are divided by before they are summed over ranks; the update multiplies.
         implementation: of the update rule.
+        masters: of bf16 weights: ``fp32``, or ``remainder``: the 16 bits that an fp32 has beyond its weight.
     """
 
     bucket_mb: Annotated[float, BucketSize] = 32.0
@@ -235,6 +236,7 @@ class OptimizerConfig:
     reduction: Literal["scatter", "all_reduce"] = "scatter"
     grad_predivide: Annotated[float, Divisor] = 1.0
     implementation: str = "auto"
+    masters: Literal["fp32", "remainder"] = "fp32"
 
     def arguments(self) -> dict[str, Any]:
         """Arguments of :class:`common.optim.optimizer.Optimizer`."""

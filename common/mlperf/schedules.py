@@ -213,9 +213,9 @@ def llama31_405b(global_batch: int, last_samples: int | None = None, ruleset: st
     return Schedule((skipped + 1) * interval, interval, last_samples, "samples")
 
 
-def every_12288(global_batch: int, last_samples: int | None = None) -> Schedule:
-    """Every 12,288 sequences, in whole batches."""
-    interval = _whole_batches(12_288, global_batch)
+def every_12288(global_batch: int, last_samples: int | None = None, interval: int | None = None) -> Schedule:
+    """Every 12,288 sequences, in whole batches; ``interval`` replaces their number where data stand in."""
+    interval = _whole_batches(interval or 12_288, global_batch)
     return Schedule(interval, interval, last_samples, "samples")
 
 

@@ -14,7 +14,7 @@ H query heads, K key/value heads, D head size, F feed-forward width, V vocabular
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, TypedDict
 
@@ -30,7 +30,7 @@ from common.distributed.tensor_parallel.layers import (
     RowParallelLinear,
     VocabularyParallelEmbedding,
 )
-from common.distributed.tensor_parallel.ranks import TensorParallel
+from common.distributed.tensor_parallel.ranks import AXIS, TensorParallel
 from common.distributed.tensor_parallel.shards import gate_up_parts, qkv_parts
 from common.distributed.tensor_split import Split
 from common.errors import ConfigError
@@ -100,6 +100,19 @@ class DecoderArchitecture:
         per_layer = self.products_per_layer + 2 * self.hidden
         return self.layers * per_layer + 2 * self.vocabulary * self.hidden + self.hidden
 
+    @property
+    def rope_scaling(self) -> rope.RopeScaling | None:
+        """How the rotation's frequencies are scaled: not at all, unless an architecture says otherwise."""
+        return None
+
+    def rope_tables(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the rotation, (T, D / 2) each."""
+        return rope.tables(positions_T, self.head_size, self.rope_base, self.rope_scaling)
+
+    def initial_std(self, name: str) -> float:
+        """Standard deviation with which a weight of more than one dimension is drawn, by its name in the network."""
+        return self.initializer_range
+
     def forward_flops(self, length: int) -> float:
         """FLOPs (2 per multiply-add) of a row's forward pass, the causal half of the attention only."""
         products = 2.0 * (self.layers * self.products_per_layer + self.vocabulary * self.hidden) * length
@@ -136,7 +149,13 @@ def split_attention(split: ContextSplit) -> Attention:
 
 
 class RMSNorm(nn.Module):
-    """``weight * x / sqrt(mean(x^2) + epsilon)`` (Zhang and Sennrich, arXiv:1910.07467), in fp32 at least."""
+    """``weight * x / sqrt(mean(x^2) + epsilon)`` (Zhang and Sennrich, arXiv:1910.07467), in fp32 at least.
+
+    Attributes:
+        partial_over: each rank of tp normalises its own tokens, of which it has the weight's gradient.
+    """
+
+    partial_over: Mapping[str, tuple[str, ...]] = {"weight": (AXIS,)}
 
     def __init__(self, features: int, epsilon: float, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
@@ -215,7 +234,7 @@ class DecoderBlock(nn.Module):
         ranks = shape.qkv_features // qkv_TN.shape[1]
         sizes = [shape.heads // ranks, shape.kv_heads // ranks, shape.kv_heads // ranks]
         q_THD, k_TKD, v_TKD = qkv_TN.unflatten(1, (-1, shape.head_size)).split(sizes, 1)
-        tables = rope.tables(places.positions, shape.head_size, shape.rope_base)
+        tables = shape.rope_tables(places.positions)
         q_THD, k_TKD = rotated(q_THD, *tables), rotated(k_TKD, *tables)
         o_BSHD = attend(*(tensor.unflatten(0, (places.rows, -1)) for tensor in (q_THD, k_TKD, v_TKD)))
         result: Tensor = self.output(o_BSHD.reshape(len(q_THD), -1), drop["output"], places.numbers)
@@ -294,13 +313,16 @@ class Decoder(nn.Module):
             generator_of: the generator of a parameter's name, so that a weight is a function of seed and name.
             device, dtype: of the values; None for those of the parameter.
         """
-        splits, std = self.tensor_splits(), self.architecture.initializer_range
+        splits, std_of = self.tensor_splits(), self.architecture.initial_std
         for name, parameter in list(self.named_parameters()):  # whoever takes them may replace them
             if ".lora_" in name:
                 continue
             shape = splits[name].full_shape if name in splits else parameter.shape
             drawn = torch.empty(shape, device=device or parameter.device, dtype=dtype or parameter.dtype)
-            yield name, drawn.fill_(1.0) if drawn.ndim == 1 else drawn.normal_(0.0, std, generator=generator_of(name))
+            if drawn.ndim == 1:
+                yield name, drawn.fill_(1.0)
+            else:
+                yield name, drawn.normal_(0.0, std_of(name), generator=generator_of(name))
 
     @torch.no_grad()
     def initialise_adapters(self, generator_of: Callable[[str], torch.Generator]) -> None:

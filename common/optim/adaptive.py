@@ -119,6 +119,8 @@ class Adam(Rule):
 class Moments(MomentsValues, Formula):
     """LAMB, AdamW and Adam; see the formulas at the top."""
 
+    takes_remainders: ClassVar[bool] = True
+
     def implementations(self) -> Mapping[str, Implementation]:
         """See :class:`common.optim.rules.Formula`."""
         return IMPLEMENTATIONS
@@ -139,7 +141,7 @@ class TorchAdaptive(Update):
         """See :class:`common.optim.rules.Update`."""
         note_overflow(self._shards, stats)
         for run in self._runs:
-            norm = torch.linalg.vector_norm(run.shard.gradients[run.part], dtype=run.shard.masters.dtype)
+            norm = torch.linalg.vector_norm(run.shard.gradients[run.part], dtype=run.shard.wide)
             stats[1] += (norm * run.settings.grad_multiplier).square() * run.settings.norm_share
 
     def apply(self, rates_G: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
@@ -188,7 +190,7 @@ class TorchAdaptive(Update):
     def _add_squares(self, run: Run, direction: Tensor) -> None:
         weights = run.weights_for_norms(self._formula.norm_of_model)
         for squares, flat in zip(self._squares, (weights, direction), strict=True):
-            norms = torch._foreach_norm(run.views(flat), dtype=run.shard.masters.dtype)
+            norms = torch._foreach_norm(run.views(flat), dtype=run.shard.wide)
             for fragment, norm in zip(run.fragments, norms, strict=True):
                 squares[fragment.tensor] = norm.square()
 

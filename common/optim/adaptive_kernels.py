@@ -90,9 +90,26 @@ def _direction(average, square_average, weights, decay, corrections_ptr, epsilon
 
 
 @triton.jit
+def _joined(parameters_ptr, remainders_ptr, offsets, mask):
+    """Masters of bfloat16 parameters and what they have beyond these (common.optim.shard.joined_masters)."""
+    high = tl.load(parameters_ptr + offsets, mask=mask, other=0.0).to(tl.int16, bitcast=True).to(tl.int32)
+    low = tl.load(remainders_ptr + offsets, mask=mask, other=0).to(tl.int32)
+    return ((high << 16) + low).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _store_split(parameters_ptr, remainders_ptr, offsets, weights, mask):
+    """The reverse (common.optim.shard.split_masters)."""
+    bits = weights.to(tl.int32, bitcast=True)
+    nearest = ((bits + 32768) >> 16).to(tl.int16)
+    tl.store(parameters_ptr + offsets, nearest.to(tl.bfloat16, bitcast=True), mask=mask)
+    tl.store(remainders_ptr + offsets, bits.to(tl.int16), mask=mask)
+
+
+@triton.jit
 def adaptive_first_pass_kernel(
     parameters_ptr,  # [size], what the model computes with
-    masters_ptr,  # [size] float32, the same as parameters_ptr without HAS_MASTERS
+    masters_ptr,  # [size] float32, the same as parameters_ptr without HAS_MASTERS; int16 if REMAINDERS
     gradients_ptr,  # [size]
     averages_ptr,  # [size] float32
     square_averages_ptr,  # [size] float32
@@ -116,6 +133,7 @@ def adaptive_first_pass_kernel(
     DECAY_IN_GRADIENT: tl.constexpr,
     NORM_OF_MODEL: tl.constexpr,
     HAS_MASTERS: tl.constexpr,
+    REMAINDERS: tl.constexpr,
     BLOCK: tl.constexpr,
     ALIGNMENT: tl.constexpr,
 ):
@@ -132,7 +150,10 @@ def adaptive_first_pass_kernel(
         gradients = tl.load(gradients_ptr + model_offsets, mask=mask, other=0.0).to(tl.float32)
         average = tl.load(averages_ptr + offsets, mask=mask, other=0.0)
         square_average = tl.load(square_averages_ptr + offsets, mask=mask, other=0.0)
-        weights = tl.load(masters_ptr + offsets, mask=mask, other=0.0)
+        if REMAINDERS:
+            weights = _joined(parameters_ptr, masters_ptr, model_offsets, mask)
+        else:
+            weights = tl.load(masters_ptr + offsets, mask=mask, other=0.0)
         gradients *= tl.load(multiplier_ptr + group) * tl.load(grad_factor_ptr)
         if DECAY_IN_GRADIENT:
             gradients += decay * weights
@@ -150,8 +171,11 @@ def adaptive_first_pass_kernel(
             tl.store(direction_squares_ptr + block, tl.sum(direction * direction, axis=0))
         else:
             weights -= tl.load(rates_ptr + group) * direction
-            tl.store(masters_ptr + offsets, weights, mask=mask)
-            if HAS_MASTERS:
+            if REMAINDERS:
+                _store_split(parameters_ptr, masters_ptr, model_offsets, weights, mask)
+            else:
+                tl.store(masters_ptr + offsets, weights, mask=mask)
+            if HAS_MASTERS and not REMAINDERS:
                 tl.store(parameters_ptr + model_offsets, weights.to(parameters_ptr.dtype.element_ty), mask=mask)
 
 

@@ -10,8 +10,8 @@ in bytes per parameter with gradients and weights of 2 bytes, and 4 each for mas
 
 The second is used: as few bytes as the first without its memory. With ``measure``, which reads g alone (2), an update
 moves 42 bytes per parameter, and 44 with float32 weights. Without trust ratio everything is done in the first pass: 30
-bytes, or 32. Merging ``measure`` into the first pass is impossible: m and v must not be written before it is known
-that all gradients are finite, and v is not linear in the clipping factor.
+bytes, or 32; 26 with masters that are kept as remainders. Merging ``measure`` into the first pass is impossible: m and
+v must not be written before it is known that all gradients are finite, and v is not linear in the clipping factor.
 """
 
 from __future__ import annotations
@@ -156,6 +156,7 @@ class TritonAdaptive(Update):
             DECAY_IN_GRADIENT=formula.decay_in_gradient,
             NORM_OF_MODEL=formula.norm_of_model,
             HAS_MASTERS=shard.has_masters,
+            REMAINDERS=shard.has_remainders,
             BLOCK=BLOCK,
             ALIGNMENT=FRAGMENT_ALIGNMENT,
             num_warps=WARPS,

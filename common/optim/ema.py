@@ -49,7 +49,7 @@ class WeightAverage:
             raise ValueError(f"decay={decay}: the average of the weights keeps at least 0 and less than 1 of itself")
         self._partitions, self._plan = optimizer.partitions, optimizer.plan
         # No zero has a minus: writing nothing would take it away.
-        self._averages = [partition.shard.masters + 0.0 for partition in self._partitions]
+        self._averages = [partition.shard.read_masters(slice(None)) + 0.0 for partition in self._partitions]
         device = self._averages[0].device
         self._shares = [torch.full((), 1.0 - decay, dtype=average.dtype, device=device) for average in self._averages]
         self._never = torch.zeros((), dtype=torch.bool, device=device)
@@ -72,7 +72,7 @@ class WeightAverage:
     def write(self, allowed: Tensor) -> None:
         """Take the weights of the update into the averages, which stay where ``allowed`` (0-d bool) is false."""
         for partition, average, share in zip(self._partitions, self._averages, self._shares, strict=True):
-            average.lerp_(partition.shard.masters, share * allowed)  # one pass; a share of 0 moves nothing
+            average.lerp_(partition.shard.read_masters(slice(None)), share * allowed)  # one pass; a share of 0 moves nothing
 
     def materialize(self) -> None:
         """Nothing: the model's weights are the optimizer's; :meth:`weights` gathers the averages."""

@@ -40,16 +40,16 @@ class Run:
     @property
     def masters(self) -> Tensor:
         """The weights that are updated."""
-        return self.shard.masters[self.part]
+        return self.shard.read_masters(self.part)
 
     def gradients(self, grad_factor: Tensor) -> Tensor:
         """The mean gradients in the dtype of the masters, times ``grad_factor`` (0-d)."""
-        gradients = self.shard.gradients[self.part].to(self.shard.masters.dtype)
+        gradients = self.shard.gradients[self.part].to(self.shard.wide)
         return gradients * (self.settings.grad_multiplier * grad_factor)
 
     def weights_for_norms(self, of_model: bool) -> Tensor:
         """The weights whose norm counts: those that the model computes with, or the masters."""
-        return (self.shard.parameters if of_model else self.shard.masters)[self.part]
+        return self.shard.parameters[self.part] if of_model else self.masters
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """The fragments in ``flat``, a tensor that starts where the run starts."""
@@ -58,6 +58,9 @@ class Run:
 
     def write(self, allowed: Tensor, weights: Tensor) -> None:
         """Set masters and parameters to ``weights`` where ``allowed`` (0-d bool) is true."""
+        if self.shard.has_remainders:
+            self.shard.write_masters(self.part, torch.where(allowed, weights, self.masters))
+            return
         write_where(allowed, self.masters, weights)
         if self.shard.has_masters:
             write_where(allowed, self.shard.parameters[self.part], weights.to(self.shard.parameters.dtype))

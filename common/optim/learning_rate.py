@@ -194,6 +194,35 @@ def cosine(base: float, training_steps: int, warmup_steps: int = 0) -> Schedule:
     return schedule
 
 
+def cosine_to(base: float, end: float, training_steps: int, warmup_steps: int = 0) -> Schedule:
+    """Linear warm-up, whose first update is above 0, then half a cosine from ``base`` to ``end``, where it stays.
+
+    With s = counter, W = warmup_steps and T = training_steps: base * (s + 1) / (W + 1) while s <= W, then
+    end + (base - end) * (1 + cos(pi * min((s - W) / (T - W), 1))) / 2. It is NeMo's ``CosineAnnealing``, whose warm-up
+    has W + 1 updates, the last of them with ``base``.
+
+    Args:
+        base: the highest learning rate.
+        end: the one at the end of the cosine.
+        training_steps: T.
+        warmup_steps: W.
+
+    Raises:
+        ValueError: the warm-up is negative, or leaves no step.
+    """
+    if not 0 <= warmup_steps < training_steps:
+        raise ValueError(f"warmup_steps={warmup_steps}: at least 0 and fewer than training_steps={training_steps}")
+
+    def schedule(step: Tensor) -> Tensor:
+        count = step.to(torch.float64)
+        done = ((count - warmup_steps) / (training_steps - warmup_steps)).clamp(max=1.0)
+        decay = end + 0.5 * (base - end) * (1.0 + torch.cos(math.pi * done))
+        warmup = base * (count + 1.0) / (warmup_steps + 1)
+        return torch.where(count <= warmup_steps, warmup, decay).to(torch.float32)
+
+    return schedule
+
+
 def held_polynomial(
     base: float,
     warmup_steps: int,

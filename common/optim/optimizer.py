@@ -64,6 +64,8 @@ class Optimizer:
         clip: clip by the global norm.
         micro_batches: of one iteration; only clipping before the reduction needs to know.
         loss_scale: what the loss was multiplied with. Several optimizers of one loss have the same.
+        masters: of bfloat16 parameters: ``fp32``, or ``remainder``: the 16 bits that a float32 has beyond its
+            parameter, with which the two are that float32 exactly (:func:`common.optim.shard.split_masters`).
 
     Attributes:
         loss_scale: as given.
@@ -98,6 +100,7 @@ class Optimizer:
         clip: ClipNorm | None = None,
         micro_batches: int = 1,
         loss_scale: LossScale | None = None,
+        masters: Literal["fp32", "remainder"] = "fp32",
     ) -> None:
         positive = {"grad_divisor": grad_divisor, "grad_predivide": grad_predivide}
         positive |= {"bucket_bytes": bucket_bytes, "micro_batches": micro_batches}
@@ -114,7 +117,7 @@ class Optimizer:
         parts = {name: count for group in groups for name, count in group.parts.items()}
         buffers = build_flat_buffers([group.parameters for group in groups], parts, plan.ranks, bucket_bytes)
         self._buffers = buffers
-        self.partitions = build_partitions(buffers, plan.ranks, plan.index)
+        self.partitions = build_partitions(buffers, plan.ranks, plan.index, masters == "remainder")
         clip_first = clip is not None and clip.when == "before_reduction"
         routes = [plan.route(group, done=micro_batch_axes(group) if clip_first else ()) for group in groups]
         divided = [_predivide(group, route, grad_predivide) for group, route in zip(groups, routes, strict=True)]

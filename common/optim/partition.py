@@ -35,6 +35,7 @@ class Partition:
         ranks: ranks that share the buffer.
         index: this rank's place among them.
         first_tensor: number of the buffer's first tensor among those of all buffers.
+        remainders: masters of bfloat16 parameters are kept as what they have beyond these.
 
     Attributes:
         buffer: the flat buffer.
@@ -43,7 +44,7 @@ class Partition:
         tensors: how many the buffer's parameters count as.
     """
 
-    def __init__(self, buffer: FlatBuffer, ranks: int, index: int, first_tensor: int) -> None:
+    def __init__(self, buffer: FlatBuffer, ranks: int, index: int, first_tensor: int, remainders: bool = False) -> None:
         self.buffer = buffer
         self.pieces = _pieces(buffer, ranks, index)
         self.tensors = sum(segment.parts for segment in buffer.segments)
@@ -51,7 +52,10 @@ class Partition:
         if ranks > 1:
             parameters = torch.cat([parameters[piece.inside] for piece in self.pieces])
             gradients = torch.zeros_like(parameters)
-        masters = parameters.float() if buffer.dtype in HALF_DTYPES else parameters
+        if remainders and buffer.dtype == torch.bfloat16:
+            masters = torch.zeros_like(parameters, dtype=torch.int16)
+        else:
+            masters = parameters.float() if buffer.dtype in HALF_DTYPES else parameters
         self.shard = Shard(parameters, gradients, masters, _fragments(buffer, self.pieces, first_tensor))
 
     @property
@@ -67,15 +71,19 @@ class Partition:
         """Set the shard's parameters and masters to the model's weights, after these were written by others."""
         if not self.is_whole:
             self.take(self.buffer.parameters, self.shard.parameters)
-        if self.shard.has_masters:
+        if self.shard.has_remainders:
+            self.shard.masters.zero_()
+        elif self.shard.has_masters:
             self.shard.masters.copy_(self.shard.parameters)
 
 
-def build_partitions(buffers: Sequence[FlatBuffer], ranks: int, index: int) -> list[Partition]:
+def build_partitions(
+    buffers: Sequence[FlatBuffer], ranks: int, index: int, remainders: bool = False
+) -> list[Partition]:
     """A Partition for each buffer; tensors are numbered through all of them."""
     partitions: list[Partition] = []
     for buffer in buffers:
-        partitions.append(Partition(buffer, ranks, index, sum(p.tensors for p in partitions)))
+        partitions.append(Partition(buffer, ranks, index, sum(p.tensors for p in partitions), remainders))
     return partitions
 
 

@@ -80,7 +80,7 @@ class Update(ABC):
         self._tensors = binding.tensors
         self._sum_over_shards = binding.sum_over_shards
         self._any_trust = any(group.trust_ratio for group in binding.settings)
-        widest = torch.float64 if any(s.masters.dtype == torch.float64 for s in shards) else torch.float32
+        widest = torch.float64 if any(s.wide == torch.float64 for s in shards) else torch.float32
         # Sums of squares by tensor with a trust ratio: of weights, and of what the rule compares them with. One tensor,
         # so that one collective sums both.
         self._squares = torch.zeros((2, binding.tensors), dtype=widest, device=shards[0].masters.device)
@@ -114,7 +114,14 @@ class Update(ABC):
 
 
 class Formula(ABC):
-    """Hyperparameters that several rules come down to."""
+    """Hyperparameters that several rules come down to.
+
+    Attributes:
+        takes_remainders: whether all its implementations update masters that are kept as remainders, where no group has
+            a trust ratio.
+    """
+
+    takes_remainders: ClassVar[bool] = False
 
     @abstractmethod
     def implementations(self) -> Mapping[str, Implementation]:
@@ -161,6 +168,12 @@ class Rule(ABC):
         widest = torch.float64 if torch.float64 in dtypes else dtypes[0]  # the kernels refuse float64 in any shard
         request = OperationRequest(shards[0].parameters.device, widest)
         formula = self.formula()
+        trust = any(group.trust_ratio for group in settings)
+        if any(shard.has_remainders for shard in shards) and (trust or not formula.takes_remainders):
+            raise ValueError(
+                f"{type(self).__name__}: masters are kept as remainders by Adam and AdamW only; use "
+                "optimizer.masters=fp32"
+            )
         chosen = select(formula.implementations(), implementation, request).function
         update: Update = chosen(formula, Binding(shards, settings, tensors, sum_over_shards))
         return update

@@ -43,7 +43,8 @@ class Shard:
     Attributes:
         parameters: 1-d, the model's dtype: what an update writes and the other ranks gather.
         gradients: 1-d, the model's dtype: summed over the replicas.
-        masters: 1-d float32; ``parameters`` itself when that is float32 or float64.
+        masters: 1-d float32; ``parameters`` itself when that is float32 or float64; int16 where it is what the float32
+            master has beyond its bfloat16 parameter (:func:`split_masters`).
         fragments: in the order of their starts; there may be none, and elements between them are padding.
     """
 
@@ -57,6 +58,50 @@ class Shard:
         """Whether the masters are tensors of their own."""
         return self.masters is not self.parameters
 
+    @property
+    def has_remainders(self) -> bool:
+        """Whether a master is a parameter and a remainder together."""
+        return self.masters.dtype == torch.int16
+
+    @property
+    def wide(self) -> torch.dtype:
+        """The dtype of the masters' values: float32, or float64 of float64."""
+        return torch.float32 if self.has_remainders else self.masters.dtype
+
     def new_state(self) -> Tensor:
         """A flat tensor of zeros with the masters' dtype and offsets: one kind of optimizer state."""
-        return torch.zeros_like(self.masters)
+        return torch.zeros_like(self.masters, dtype=self.wide)
+
+    def read_masters(self, part: slice) -> Tensor:
+        """The values of some masters; a view of them where they are there as such."""
+        if not self.has_remainders:
+            return self.masters[part]
+        return joined_masters(self.parameters[part], self.masters[part])
+
+    def write_masters(self, part: slice, values: Tensor) -> None:
+        """Set some masters, and the parameters where these are others, to values in the dtype ``wide``."""
+        if self.has_remainders:
+            parameters, remainders = split_masters(values)
+            self.parameters[part].copy_(parameters)
+            self.masters[part].copy_(remainders)
+            return
+        self.masters[part].copy_(values)
+        if self.has_masters:
+            self.parameters[part].copy_(values)
+
+
+def split_masters(values: Tensor) -> tuple[Tensor, Tensor]:
+    """A bfloat16 and an int16 for every float32, which together are that float32 bit for bit.
+
+    The bfloat16 is the nearest one; of two that are equally near, the larger in magnitude. The int16 is the difference
+    of the bit patterns.
+    """
+    bits = values.contiguous().view(torch.int32)
+    nearest = ((bits + (1 << 15)) >> 16).to(torch.int16).view(torch.bfloat16)
+    return nearest, bits.to(torch.int16)
+
+
+def joined_masters(parameters: Tensor, remainders: Tensor) -> Tensor:
+    """The float32 values that :func:`split_masters` has split."""
+    high = parameters.contiguous().view(torch.int16).to(torch.int32) << 16
+    return (high + remainders.to(torch.int32)).view(torch.float32)

@@ -11,6 +11,7 @@ from torch import Tensor
 from common.errors import CheckpointError
 from common.optim.flat import Bucket
 from common.optim.partition import Partition, Piece
+from common.optim.shard import split_masters
 
 Kinds = Mapping[str, Sequence[Tensor]]
 """Kind of state to one flat tensor per partition, in the layout of its shard."""
@@ -36,10 +37,11 @@ def collect(
             if kind == "masters" and not partition.shard.has_masters:
                 continue
             for piece in partition.pieces:
-                whole = flat[piece.place]
+                own = partition.shard.read_masters(piece.place) if kind == "masters" else flat[piece.place]
+                whole = own
                 if group is not None:
-                    whole = torch.empty(ranks * whole.numel(), dtype=flat.dtype, device=flat.device)
-                    dist.all_gather_into_tensor(whole, flat[piece.place], group=group)
+                    whole = torch.empty(ranks * own.numel(), dtype=own.dtype, device=own.device)
+                    dist.all_gather_into_tensor(whole, own, group=group)
                 if keep:
                     for name, view in _views(partition, piece.bucket, whole):
                         copy = torch.empty_like(view, device="cpu").copy_(view)
@@ -58,10 +60,14 @@ def distribute(partitions: Sequence[Partition], kinds: Kinds, named: Mapping[str
             if kind == "masters" and not partition.shard.has_masters:
                 continue
             for piece in partition.pieces:
-                whole = _assemble(partition, piece.bucket, named[kind], flat)
-                flat[piece.place].copy_(_own(whole, piece))
+                whole = _assemble(partition, piece.bucket, named[kind])
                 if kind == "masters":
-                    partition.buffer.parameters[piece.bucket.start : piece.bucket.stop].copy_(whole)
+                    shard, bucket = partition.shard, piece.bucket
+                    shard.write_masters(piece.place, _own(whole, piece))
+                    rounded = split_masters(whole)[0] if shard.has_remainders else whole
+                    partition.buffer.parameters[bucket.start : bucket.stop].copy_(rounded)
+                else:
+                    flat[piece.place].copy_(_own(whole, piece))
     for partition in partitions:
         if not partition.is_whole:
             partition.take(partition.buffer.parameters, partition.shard.parameters)
@@ -116,8 +122,9 @@ def _views(partition: Partition, bucket: Bucket, whole: Tensor) -> Iterator[tupl
         yield segment.name, partition.buffer.view(whole, segment, first)
 
 
-def _assemble(partition: Partition, bucket: Bucket, entries: Mapping[str, Tensor], like: Tensor) -> Tensor:
-    whole = torch.zeros(bucket.stop - bucket.start, dtype=like.dtype, device=like.device)
+def _assemble(partition: Partition, bucket: Bucket, entries: Mapping[str, Tensor]) -> Tensor:
+    shard = partition.shard
+    whole = torch.zeros(bucket.stop - bucket.start, dtype=shard.wide, device=shard.parameters.device)
     for name, view in _views(partition, bucket, whole):
         view.copy_(entries[name])
     return whole

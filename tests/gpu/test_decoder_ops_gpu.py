@@ -97,6 +97,8 @@ def test_norm_equals_float64(features: int, dtype: torch.dtype) -> None:
     dx, _ = ours.backward(dy, found.residual, found.inverse_rms, weight, delta)
     reference, _ = plain.backward(dy.double(), expected.residual, expected.inverse_rms, weight.double(), delta.double())
     assert_close(dx, reference, TOLERANCE[dtype])
+    of_weight = ours.weight_gradient(dy, found.residual, found.inverse_rms)
+    assert_close(of_weight, plain.weight_gradient(dy.double(), expected.residual, expected.inverse_rms), 1e-4)
 
 
 @SCALES

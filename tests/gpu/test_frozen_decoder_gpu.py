@@ -15,8 +15,8 @@ from common.nn.decoder import Decoder, DecoderArchitecture
 from common.nn.frozen_decoder.decoder import FrozenDecoder, load_frozen
 from common.nn.frozen_decoder.offload import QkvOffload
 from common.nn.frozen_decoder.operations import choose
-from common.nn.frozen_decoder.products import Scratch
 from common.nn.lora import LoraSettings, TokenPlaces
+from common.nn.scratch import Scratch
 from common.ops.libraries import no_transformer_engine
 from common.step.capture import capturing
 from tests.common.nn.fp8_operands import noted, take

@@ -22,8 +22,8 @@ from common.nn.decoder import Decoder, DecoderArchitecture
 from common.nn.frozen_decoder.decoder import FrozenDecoder, load_frozen
 from common.nn.frozen_decoder.offload import QkvOffload
 from common.nn.frozen_decoder.operations import choose
-from common.nn.frozen_decoder.products import Scratch
 from common.nn.lora import LoraSettings, TokenPlaces
+from common.nn.scratch import Scratch
 from common.step.capture import capturing
 from tests.generators import generator_of
 

@@ -17,10 +17,10 @@ from common.nn.frozen_decoder.blocks import AttentionHalf, LastNorm, MlpHalf
 from common.nn.frozen_decoder.offload import QkvOffload
 from common.nn.frozen_decoder.operations import Operations
 from common.nn.frozen_decoder.passing import Pair, Tokens
-from common.nn.frozen_decoder.products import Fp8FrozenProduct, FrozenProduct, HalfProduct, Scratch
+from common.nn.frozen_decoder.products import Fp8FrozenProduct, FrozenProduct, HalfProduct
 from common.nn.frozen_decoder.te_products import TeFrozenProduct
 from common.nn.lora import TokenPlaces
-from common.ops import rope
+from common.nn.scratch import Scratch
 from common.ops.fp8_cast.plain import Scaling
 
 PRODUCTS = ("qkv", "output", "gate_up", "down")
@@ -71,7 +71,7 @@ class FrozenDecoder:
         """Normalised hidden states (s, E) of own tokens, which the head reads."""
         shape, parallel = self.decoder.architecture, self.decoder.parallel
         self.products.begin()
-        tables = rope.tables(places.positions, shape.head_size, shape.rope_base)
+        tables = shape.rope_tables(places.positions)
         own_numbers = parallel.own_tokens(places.numbers)
         tokens = Tokens(places.rows, places.numbers, own_numbers, *tables, places.seed)
         pair = Pair(self.decoder.embedding(tokens_BS.flatten()), None, None)

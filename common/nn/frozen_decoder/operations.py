@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from common.distributed.context_parallel.split import ContextSplit
 from common.nn.decoder import DecoderArchitecture
-from common.ops import causal_attention, lora_input, rms_norm, rope, swiglu
-from common.ops.causal_attention.plain import CausalAttention, Saved
-from common.ops.implementation import OperationRequest, asked_for, select
-
-DROPPED: dict[str, Any] = dict.fromkeys(("q", "k", "v", "o"))
-"""What an attention is given again for its backward pass."""
-
-
-class Attending(NamedTuple):
-    """Attention with its backward pass.
-
-    Attributes:
-        gather: ``(k, v)`` of whole rows from this rank's.
-        forward: ``(q, k, v) -> o, kept``: (B, S, heads, D), and something small for the backward pass.
-        backward: ``(do, q, k, v, o, kept) -> dq, wait``, and ``wait() -> dk, dv``, of this rank's tokens again, which
-            other ranks have their part in.
-    """
-
-    gather: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-    forward: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Any]]
-    backward: Callable[..., tuple[Tensor, Callable[[], tuple[Tensor, Tensor]]]]
+from common.nn.decoder_operations import DECODER_OPERATIONS, Attending, choose_operations
+from common.ops import lora_input
 
 
 @dataclass(frozen=True)
@@ -78,54 +57,7 @@ def choose(
     Raises:
         UnsupportedImplementation: naming ``model.<operation>``.
     """
-    sizes = {"features": architecture.hidden, "head_size": architecture.head_size}
-    request = OperationRequest(device, dtype, sizes)
-    chosen = {}
-    for name, module in (
-        ("attention", causal_attention),
-        ("rms_norm", rms_norm),
-        ("rope", rope),
-        ("swiglu", swiglu),
-        ("lora_input", lora_input),
-    ):
-        wanted = getattr(requested, name)
-        with asked_for(f"model.{name}", wanted):
-            chosen[name] = select(module.IMPLEMENTATIONS, wanted, request)
-    functions: dict[str, Any] = {name: implementation.function for name, implementation in chosen.items()}
-    functions["attention"] = attending(functions["attention"], architecture.head_size**-0.5, split)
-    return Operations(**functions), {name: implementation.name for name, implementation in chosen.items()}
-
-
-def attending(attention: CausalAttention, scale: float, split: ContextSplit) -> Attending:
-    """Attention of this rank's queries to all keys of their rows.
-
-    Each of a rank's chunks is one attention, to the keys from the row's first to the chunk's last.
-
-    Args:
-        attention: of one chunk.
-        scale: of the scores.
-        split: of the rows.
-    """
-
-    def forward(q_BLHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor) -> tuple[Tensor, list[Saved]]:
-        parts = [
-            attention.forward(q_BLHD[:, own], k_BSKD[:, :stop], v_BSKD[:, :stop], scale)
-            for own, (_, stop) in zip(split.local_chunks, split.spans, strict=True)
-        ]
-        o_BLHD = parts[0][0] if len(parts) == 1 else torch.cat([part for part, _ in parts], 1)
-        return o_BLHD, [saved._replace(**DROPPED) for _, saved in parts]
-
-    def backward(
-        do_BLHD: Tensor, q_BLHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, o_BLHD: Tensor, kept: Sequence[Saved]
-    ) -> tuple[Tensor, Callable[[], tuple[Tensor, Tensor]]]:
-        dq_parts, pieces = [], []
-        for own, (_, stop), part in zip(split.local_chunks, split.spans, kept, strict=True):
-            k, v = k_BSKD[:, :stop], v_BSKD[:, :stop]
-            saved = part._replace(q=q_BLHD[:, own], k=k, v=v, o=o_BLHD[:, own])
-            dq, dk, dv = attention.backward(do_BLHD[:, own], saved)
-            dq_parts.append(dq)
-            pieces.append((dk, dv))
-        wait = split.start_reduce_scatter_kv(pieces)
-        return dq_parts[0] if len(dq_parts) == 1 else torch.cat(dq_parts, 1), wait
-
-    return Attending(split.all_gather_kv, forward, backward)
+    functions, names = choose_operations(
+        {**DECODER_OPERATIONS, "lora_input": lora_input.IMPLEMENTATIONS}, requested, architecture, split, device, dtype
+    )
+    return Operations(**functions), names

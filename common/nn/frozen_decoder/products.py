@@ -11,7 +11,6 @@ Legend: T tokens, I input features, O output features.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from common.distributed.tensor_parallel.products import RowProduct, times
 from common.errors import UnsupportedImplementation
 from common.nn.decoder import DecoderArchitecture
+from common.nn.scratch import Scratch
 from common.ops import fp8_cast, transpose_fp8
 from common.ops.fp8_cast.plain import E4M3, E5M2, Fp8Tensor, Scaling
 from common.ops.implementation import AUTO, OperationRequest, select
@@ -30,36 +30,6 @@ from common.ops.linear.fp8 import multiply
 INPUT, GRADIENT = range(2)
 ROWS_AT_ONCE = 1024
 """Rows of a weight that are widened at a time while it is cast."""
-
-
-class Scratch:
-    """Memory that all layers use one after another for what is large and short-lived.
-
-    An allocator would cut pieces that a layer keeps out of it as soon as it is free, and the next layer would need as
-    much again. It grows when a larger size comes, to another address: ask for the largest before a graph is captured.
-
-    Args:
-        device: where it lies.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._slots: dict[str, Tensor] = {}
-
-    def wide(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A result as wide as the MLP; its values are valid until the next is asked for."""
-        return self._slot("wide", shape, dtype)
-
-    def turned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A transposed weight, likewise."""
-        return self._slot("turned", shape, dtype)
-
-    def _slot(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        needed = math.prod(shape) * dtype.itemsize
-        if name not in self._slots or self._slots[name].numel() < needed:
-            self._slots.pop(name, None)
-            self._slots[name] = torch.empty(needed, dtype=torch.uint8, device=self._device)
-        return self._slots[name][:needed].view(dtype).view(shape)
 
 
 Operand = Tensor | Fp8Tensor

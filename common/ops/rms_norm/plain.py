@@ -31,12 +31,13 @@ class Normed(NamedTuple):
 class RmsNorm(NamedTuple):
     """The functions of an implementation.
 
-    See :func:`forward_torch`, :func:`backward_torch` and :func:`recompute_torch`.
+    See :func:`forward_torch`, :func:`backward_torch`, :func:`recompute_torch` and :func:`weight_gradient_torch`.
     """
 
     forward: Callable[..., Normed]
     backward: Callable[..., tuple[Tensor, Fp8Tensor | None]]
     recompute: Callable[..., Tensor]
+    weight_gradient: Callable[..., Tensor]
 
 
 @torch.no_grad()
@@ -115,6 +116,17 @@ def recompute_torch(residual_TE: Tensor, inverse_rms_T: Tensor, weight_E: Tensor
         weight_E: of the norm.
     """
     return _weighted(widen(residual_TE), inverse_rms_T, weight_E).to(residual_TE.dtype)
+
+
+@torch.no_grad()
+def weight_gradient_torch(dy_TE: Tensor, residual_TE: Tensor, inverse_rms_T: Tensor) -> Tensor:
+    """Gradient of the weight, (E,) fp32, or fp64 of fp64. Plain version.
+
+    Args:
+        dy_TE: gradient of y; contiguous.
+        residual_TE, inverse_rms_T: of :class:`Normed`.
+    """
+    return (widen(dy_TE) * widen(residual_TE) * inverse_rms_T.unsqueeze(1)).sum(0)
 
 
 def _weighted(wide_TE: Tensor, inverse_rms_T: Tensor, weight_E: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from common.ops.fp8_cast.plain import E4M3, E5M2, SAMPLED_ROWS_OF_COMPUTED, Fp8T
 from common.ops.fp8_cast.triton import arguments, result
 from common.ops.rms_norm import kernels
 from common.ops.rms_norm.plain import Normed
+from common.ops.tiling.column_sums import column_sums
 from common.ops.triton_support import multiprocessors, require_contiguous
 
 
@@ -35,11 +36,11 @@ class Tile(NamedTuple):
 
 
 class Block(NamedTuple):
-    """How a pass without sums cuts its matrix.
+    """How a pass that does not look at whole rows cuts its matrix.
 
     Attributes:
         rows, columns: of a tile.
-        warps: warps of one program, which has one tile.
+        warps: warps of one program.
     """
 
     rows: int
@@ -51,8 +52,12 @@ TILES: dict[str, Tile | Block] = {
     "forward": Tile(1, 8, 4, 1),
     "backward": Tile(1, 4, 8, 1),
     "recompute": Block(4, 1024, 4),
+    "weight_gradient": Block(8, 256, 4),
 }
 """Pass to its tile. ``bench --sweep`` times others."""
+
+_PROGRAMS_OF_SUMS = 8
+"""Programs per multiprocessor that add up the gradient of the weight."""
 
 _ROW_OF_TILES = 8192
 """Features that the tiles of whole rows are meant for; narrower rows take as many more at a time, up to 8."""
@@ -142,3 +147,21 @@ def recompute(residual_TE: Tensor, inverse_rms_T: Tensor, weight_E: Tensor) -> T
         ROWS=tile.rows, BLOCK_E=columns, num_warps=tile.warps,
     )  # fmt: skip
     return y_TE
+
+
+def weight_gradient(dy_TE: Tensor, residual_TE: Tensor, inverse_rms_T: Tensor) -> Tensor:
+    """See :func:`common.ops.rms_norm.plain.weight_gradient_torch`. Two launches."""
+    require_contiguous(dy=dy_TE, residual=residual_TE)
+    tokens, features = residual_TE.shape
+    tile = TILES["weight_gradient"]
+    assert isinstance(tile, Block)
+    columns = min(tile.columns, triton.next_power_of_2(features))
+    blocks = triton.cdiv(features, columns)
+    most = max(1, _PROGRAMS_OF_SUMS * multiprocessors(dy_TE.device) // blocks)
+    programs = min(most, max(1, triton.cdiv(tokens, tile.rows)))
+    partial_PE = torch.empty((programs, features), dtype=torch.float32, device=dy_TE.device)
+    kernels.rms_norm_weight_gradient_kernel[(blocks, programs)](
+        dy_TE, residual_TE, inverse_rms_T, partial_PE, tokens, features,
+        ROWS=tile.rows, BLOCK_E=columns, num_warps=tile.warps,
+    )  # fmt: skip
+    return column_sums(partial_PE, torch.float32)

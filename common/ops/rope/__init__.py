@@ -14,10 +14,10 @@ from torch import Tensor
 
 from common.ops.fp8_cast.plain import Fp8Tensor
 from common.ops.implementation import Implementation, always
-from common.ops.rope.plain import Rope, backward_torch, forward_torch, tables
+from common.ops.rope.plain import Rope, RopeScaling, backward_torch, forward_torch, tables
 from common.ops.triton_support import triton_unsupported
 
-__all__ = ["IMPLEMENTATIONS", "KERNEL_NAMES", "tables"]
+__all__ = ["IMPLEMENTATIONS", "KERNEL_NAMES", "RopeScaling", "tables"]
 
 
 def _forward_triton(*args: Any) -> tuple[Tensor, Tensor, Tensor]:

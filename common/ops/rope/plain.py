@@ -5,7 +5,9 @@ Shapes: T tokens, H query heads, K key and value heads, D their size, N = (H + 2
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -22,13 +24,43 @@ class Rope(NamedTuple):
     backward: Callable[..., tuple[Tensor | None, Fp8Tensor | None]]
 
 
-def tables(positions_T: Tensor, head_size: int, base: float) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True)
+class RopeScaling:
+    """Slower rotation of the slow dimensions, as Llama 3.1 has it for rows longer than those it was first trained on.
+
+    With the number of turns that a dimension makes over the original context: those of fewer than ``slow_turns`` are
+    ``factor`` times slower, those of more than ``fast_turns`` are left, and between the two the share is linear in the
+    number of turns (Meta's reference implementation of Llama 3.1, ``apply_scaling``; Hugging Face's rope type
+    ``llama3``, whose low and high frequency factors these are).
+
+    Attributes:
+        factor: by which slow dimensions are slowed down.
+        slow_turns, fast_turns: over the original context.
+        original_context: tokens.
+    """
+
+    factor: float
+    slow_turns: float
+    fast_turns: float
+    original_context: int
+
+    def scaled(self, frequencies: Tensor) -> Tensor:
+        """Radians per token, from those without scaling."""
+        turns = frequencies * (self.original_context / (2.0 * math.pi))
+        kept = ((turns - self.slow_turns) / (self.fast_turns - self.slow_turns)).clamp(0.0, 1.0)
+        return frequencies * (kept + (1.0 - kept) / self.factor)
+
+
+def tables(
+    positions_T: Tensor, head_size: int, base: float, scaling: RopeScaling | None = None
+) -> tuple[Tensor, Tensor]:
     """Cosines and sines of all angles, fp32 (T, D / 2) each; computed in fp64.
 
     Args:
         positions_T: integers; of a rank's tokens, wherever they lie in their row.
         head_size: D, even.
         base: of the frequencies, 10,000 in the paper.
+        scaling: of the frequencies; None for none.
 
     Raises:
         ValueError: ``head_size`` is odd.
@@ -36,7 +68,10 @@ def tables(positions_T: Tensor, head_size: int, base: float) -> tuple[Tensor, Te
     if head_size % 2:
         raise ValueError(f"rotary positions turn pairs of dimensions: a head of {head_size} has none for the last")
     exponents = torch.arange(0, head_size, 2, dtype=torch.float64, device=positions_T.device) / head_size
-    angles_TD2 = positions_T.double().unsqueeze(1) * torch.pow(base, -exponents)
+    frequencies = torch.pow(base, -exponents)
+    if scaling is not None:
+        frequencies = scaling.scaled(frequencies)
+    angles_TD2 = positions_T.double().unsqueeze(1) * frequencies
     return angles_TD2.cos().float(), angles_TD2.sin().float()
 
 

@@ -18,8 +18,9 @@ from common.nn.frozen_decoder.decoder import IN_FP8, FrozenDecoder, load_frozen
 from common.nn.frozen_decoder.memory import Host, Workspace, plan
 from common.nn.frozen_decoder.offload import QkvOffload
 from common.nn.frozen_decoder.operations import choose
-from common.nn.frozen_decoder.products import Fp8FrozenProduct, Scratch, check_fp8
+from common.nn.frozen_decoder.products import Fp8FrozenProduct, check_fp8
 from common.nn.lora import LoraSettings, TokenPlaces
+from common.nn.scratch import Scratch
 from common.ops.fp8_cast.plain import E4M3, E5M2, Fp8Tensor, cast_torch
 from tests.common.nn.fp8_operands import noted, take
 from tests.generators import generator_of

@@ -64,7 +64,7 @@ def norm_by_formula(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 @pytest.mark.parametrize("added", [True, False])
 def test_rms_norm_and_its_gradient(added: bool) -> None:
-    residual, weight = wide(5, 12).requires_grad_(), wide(12, seed=1)
+    residual, weight = wide(5, 12).requires_grad_(), wide(12, seed=1).requires_grad_()
     delta = wide(5, 12, seed=2).requires_grad_() if added else None
     x = residual if delta is None else residual + delta
     y = norm_by_formula(x, weight, 0.01)
@@ -75,6 +75,8 @@ def test_rms_norm_and_its_gradient(added: bool) -> None:
     close(rms_norm.recompute_torch(found.residual, found.inverse_rms, weight), y.detach())
 
     dy, d_residual = wide(5, 12, seed=3), wide(5, 12, seed=4)
+    (of_weight,) = torch.autograd.grad(y, weight, dy, retain_graph=True)
+    close(rms_norm.weight_gradient_torch(dy, found.residual, found.inverse_rms), of_weight)
     leaf = residual if delta is None else delta
     (alone,) = torch.autograd.grad(y, leaf, dy, retain_graph=True)
     close(rms_norm.backward_torch(dy, found.residual, found.inverse_rms, weight)[0], alone)

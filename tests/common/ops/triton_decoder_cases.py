@@ -127,6 +127,10 @@ def test_gradient_of_the_norm_equals_plain(tokens: int, features: int, other: bo
     )
     assert_close(found, expected, dtype)
     assert none is None
+    of_weight = rms_norm_triton.weight_gradient(dy, residual, inverse_rms)
+    sums = rms_norm_plain.weight_gradient_torch(dy.double(), residual.double(), inverse_rms.double())
+    assert of_weight.dtype == torch.float32
+    assert_close(of_weight, sums, torch.float32)
 
 
 @SCALES

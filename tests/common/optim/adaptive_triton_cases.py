@@ -4,6 +4,7 @@ tests/test_interpreted_kernels.py."""
 import pytest
 import torch
 from adaptive_oracle import RATES, assert_follows, gradients_of, group, lamb_steps, make_problem, noise, rounded, run
+from remainder_oracle import steps_of_both
 
 from common.optim import adaptive_triton
 from common.optim.adaptive import LAMB
@@ -27,3 +28,7 @@ def test_triton_refuses_a_fragment_off_the_alignment():
     shard = Shard(*(torch.zeros(128) for _ in range(3)), (Fragment(0, 0, 32, 32, 64),))
     with pytest.raises(ValueError, match="multiples of 64"):
         LAMB().bind([shard], [group()], 1, lambda _: None, "triton")
+
+
+def test_triton_updates_masters_that_are_kept_as_remainders():
+    steps_of_both("triton")

@@ -9,6 +9,7 @@ from common.optim.learning_rate import (
     ScheduleSteps,
     constant,
     cosine,
+    cosine_to,
     held_exponential,
     held_polynomial,
     linear_from_zero,
@@ -174,6 +175,16 @@ def test_cosine_of_llama_2_lora():
     schedule = cosine(4e-4, 1024)
     rates = {0: 4e-4, 256: 2e-4 * (1 + math.sqrt(0.5)), 512: 2e-4, 1024: 0.0, 5000: 0.0}
     assert {s: at(schedule, s) for s in rates} == pytest.approx(rates, rel=1e-6, abs=1e-12)
+
+
+def test_cosine_to_the_end_of_llama_31():
+    """Hand-worked: a warm-up of 3 steps has 4 updates; half of the cosine's 4 is the mean of base and end."""
+    schedule = cosine_to(1.0, 0.2, 7, 3)
+    halves = [0.2 + 0.4 * (1 + math.cos(math.pi * part / 4)) for part in (1, 2, 3, 4)]
+    assert [at(schedule, s) for s in range(9)] == pytest.approx([0.25, 0.5, 0.75, 1.0, *halves, 0.2])
+    assert halves[1] == pytest.approx(0.6)
+    with pytest.raises(ValueError, match="warmup_steps=7"):
+        cosine_to(1.0, 0.1, 7, 7)
 
 
 def test_cosine_begins_after_its_warmup():

@@ -1,0 +1,9 @@
+"""Download, prepare, verify and generate the data of Llama 3.1 8B: C4 as Megatron's pairs of ``.bin`` and ``.idx``."""
+
+from __future__ import annotations
+
+from benchmarks.llama31_8b.raw import CORPUS
+from benchmarks.llama31_8b.sources import download
+from common.data.megatron.commands import commands_for
+
+COMMANDS = commands_for(CORPUS, download)

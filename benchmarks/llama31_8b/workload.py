@@ -1,0 +1,226 @@
+"""Llama 3.1 8B as a workload: wires model, data, optimizer and evaluation."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from benchmarks.llama31_8b.config import LlamaConfig, RowFacts
+from benchmarks.llama31_8b.data import example, open_evaluation, open_train
+from benchmarks.llama31_8b.evaluate import LogPerplexity
+from benchmarks.llama31_8b.model import HiddenStates, Llama
+from common.config.schema import Declaration, RunConfig
+from common.contract.workload import Workload
+from common.data.batches import Batch, DataSource, EvalSource
+from common.distributed.context_parallel.split import ContextSplit
+from common.distributed.layout import Layout
+from common.distributed.tensor_parallel.layers import partial_parameters
+from common.distributed.tensor_parallel.ranks import TensorParallel
+from common.distributed.tensor_split import Split
+from common.errors import ConfigError
+from common.nn.decoder import Decoder, split_attention
+from common.nn.frozen_decoder.products import check_fp8
+from common.nn.trained_decoder.decoder import TrainedDecoder
+from common.nn.trained_decoder.head import Head
+from common.nn.trained_decoder.memory import MemoryPlan, Workspace, plan
+from common.nn.trained_decoder.operations import choose
+from common.ops import cross_entropy
+from common.ops.implementation import AUTO, OperationRequest, asked_for, select
+from common.optim.learning_rate import cosine_to
+from common.optim.optimizer import ClipNorm, ParameterGroup
+from common.step.train_step import ForwardBackward, Losses, TrainStep
+
+
+class LlamaPretraining(Workload):
+    """Pre-training of Llama 3.1 8B on rows of tokens."""
+
+    config_type: ClassVar[type] = LlamaConfig
+    title = "Llama 3.1"
+    axes: ClassVar[Mapping[str, str]] = {"dp": "have other rows", "cp": "share rows", "tp": "share layers"}
+    own: LlamaConfig
+    model: Decoder
+
+    def __init__(self, cfg: RunConfig, layout: Layout) -> None:
+        super().__init__(cfg, layout)
+        model, facts = self.own.model, self.own.facts
+        if model.layers > facts.layers:
+            raise ConfigError(f"model.layers={model.layers}: the network has {facts.layers}; 0 uses all")
+        split = ContextSplit.from_layout(layout, facts.row_length)
+        self.architecture = dataclasses.replace(facts, layers=model.layers or facts.layers)
+        parallel = TensorParallel.from_layout(layout)
+        if model.linear == "fp8":
+            check_fp8("fp8", self.architecture, parallel.size, [self._train_tokens(split)], layout.device, self.dtype)
+        self.memory = self._plan(split)
+        self.model = Decoder(self.architecture, layout.device, self.dtype, parallel=parallel)
+        self.model.initialise(lambda name: layout.shared_generator(f"weights/{name}", layout.device))
+        self._trained: TrainedDecoder | None = None
+        if model.blocks == "written":
+            self._trained = self._written_blocks(split)
+        self._network = Llama(self.model, self._hidden_states(split), self._head(), split)
+        self.choices |= {"linear": model.linear, "blocks": model.blocks}
+
+    def _hidden_states(self, split: ContextSplit) -> HiddenStates:
+        if self._trained is not None:
+            return self._trained.hidden_states
+        attend = split_attention(split)
+        return lambda tokens_BL, places: self.model.hidden_states(tokens_BL, places, attend)
+
+    def _written_blocks(self, split: ContextSplit) -> TrainedDecoder:
+        model, device = self.own.model, self.layout.device
+        operations, chosen = choose(model, self.architecture, split, device, self.dtype)
+        self.choices |= chosen
+        if self.memory is not None:
+            recomputed = self.memory.recomputed_gate_up
+        else:
+            recomputed = 0 if model.recomputed_gate_up == AUTO else int(model.recomputed_gate_up)
+        most_tokens = max(self._train_tokens(split), self.own.reader.eval_rows * split.local_length)
+        linear = model.linear if self.layout.role == "train" else "torch"  # an evaluation is in 16 bits
+        return TrainedDecoder(self.model, operations, linear, most_tokens, recomputed)
+
+    def _train_tokens(self, split: ContextSplit) -> int:
+        """Tokens of a micro-batch on this rank; 0 where it only evaluates."""
+        return self.cfg.micro_batch * split.local_length if self.layout.role == "train" else 0
+
+    def _plan(self, split: ContextSplit) -> MemoryPlan | None:
+        """How it fits into the GPU; None on a CPU, and where autograd keeps what it wants."""
+        cfg, model, device = self.cfg, self.own.model, self.layout.device
+        if device.type != "cuda" or model.blocks != "written":
+            return None
+        trains = self.layout.role == "train"
+        evaluates = not (trains and cfg.evaluation.ranks)
+        half = self.dtype.itemsize == 2
+        shards = {
+            "none": 1,
+            "all": self.layout.size("dp"),
+            "node": math.gcd(cfg.scale.gpus_per_node, self.layout.size("dp")),
+        }
+        workspace = Workspace(
+            self.architecture,
+            self._train_tokens(split),
+            split.ranks,
+            evaluates * self.own.reader.eval_rows * split.local_length,
+            self.dtype.itemsize,
+            (2 if cfg.optimizer.masters == "remainder" and self.dtype == torch.bfloat16 else 4) if half else 0,
+            shards[cfg.optimizer.shard],
+            model.linear == "fp8",
+            model.head_chunk,
+            alone=self.layout.world_size == 1,
+        )
+        asked = None if model.recomputed_gate_up == AUTO else int(model.recomputed_gate_up)
+        return plan(workspace, torch.cuda.get_device_properties(device).total_memory, asked)
+
+    def _head(self) -> Head:
+        model = self.own.model
+        with asked_for("model.cross_entropy", model.cross_entropy):
+            request = OperationRequest(self.layout.device, self.dtype, {"columns": self.own.facts.vocabulary})
+            chosen = select(cross_entropy.IMPLEMENTATIONS, model.cross_entropy, request)
+        self.choices["cross_entropy"] = chosen.name
+        return Head(chosen.function, model.head_chunk)
+
+    @classmethod
+    def declare(cls, cfg: RunConfig) -> Declaration:
+        """What the log derives from rates and steps; all layers are trained."""
+        own: LlamaConfig = cfg.workload
+        broken = []
+        if own.model.layers not in (0, own.facts.layers):
+            broken.append(f"model.layers={own.model.layers}: the network has {own.facts.layers}")
+        return Declaration(
+            schedule_options={"last_samples": own.facts.max_steps * cfg.global_batch},
+            derived_values={
+                "end_learning_rate": _end_rate(own),
+                "decay_steps": own.facts.max_steps - own.hparams.warmup_steps,
+            },
+            forbidden=broken,
+            lowest_precision={"linear": "fp8"} if own.model.linear == "fp8" else {},
+        )
+
+    def memory_plan(self) -> str:
+        """Bytes by kind."""
+        return "" if self.memory is None else self.memory.in_words()
+
+    def tensor_splits(self) -> dict[str, Split]:
+        """How the ranks of tp share layers."""
+        return self.model.tensor_splits()
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """Norms do not decay; embedding, products and head do. Of norms each rank of tp has a part of the gradient."""
+        partial = partial_parameters(self.model)
+        groups: dict[tuple[bool, tuple[str, ...]], dict[str, torch.nn.Parameter]] = {}
+        for name, parameter in self.model.named_parameters():
+            axes = tuple(axis for axis in partial.get(name, ()) if self.layout.size(axis) > 1)
+            groups.setdefault((parameter.ndim > 1, axes), {})[name] = parameter
+        decay = self.own.hparams.weight_decay
+        return [
+            ParameterGroup(named, weight_decay=decay if decays else 0.0, summed_over=axes)
+            for (decays, axes), named in groups.items()
+        ]
+
+    def build_step(self) -> TrainStep:
+        """Accumulated micro-batches, then AdamW on the mean gradient, clipped."""
+        own = self.own
+        rate = own.hparams.base_learning_rate
+        schedule = cosine_to(rate, _end_rate(own), own.facts.max_steps, own.hparams.warmup_steps)
+        clip = ClipNorm(own.facts.max_grad_norm, "after_reduction")
+        step = self.step_with(own.hparams.adamw(), schedule, clip=clip, loss_scale=own.model.loss_scale)
+        if self._trained is not None:
+            step.forward_backward = _with_same_weights(step.forward_backward, self._trained)
+        return step
+
+    def loss(self, micro_batch: Batch) -> Losses:
+        """Mean over all tokens of the rows; the ranks of cp have parts of it, whose mean over ranks is reported."""
+        part = self._network.loss(micro_batch.tensors["tokens"])
+        return Losses(part, {"loss": part.detach() * self.layout.size("cp")})
+
+    def example_batches(self) -> Iterable[Batch]:
+        """Made-up rows; all of training has the same shape."""
+        made_up = {"tokens": example(self.cfg.micro_batch, self.row_facts)["tokens"]}
+        yield Batch(self.to_device(made_up), self.nominal_samples)
+
+    @property
+    def row_facts(self) -> RowFacts:
+        """What the reader needs to know."""
+        facts = self.own.facts
+        return RowFacts(facts.vocabulary, facts.row_length, self.cfg.benchmark.eval_samples, self.own.reader.index_rows)
+
+    def open_data(self, root: Path) -> DataSource:
+        """Open the training rows; ranks that share rows have all of them."""
+        cfg = self.cfg
+        return open_train(root, self.row_facts, self.layout, cfg.micro_batch, cfg.grad_accumulation_steps)
+
+    def evaluation(self, layout: Layout) -> LogPerplexity:
+        """Log perplexity of the evaluation rows on the ranks of ``layout``."""
+        rows = self.own.reader.eval_rows
+        tokens = example(rows, self.row_facts)["tokens"]
+        inputs = self.to_device({"tokens": tokens, "present": torch.ones(rows, dtype=torch.bool)})
+
+        def open_rows(root: Path) -> EvalSource:
+            return open_evaluation(root, self.row_facts, layout, rows)
+
+        def losses(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+            return self._network.losses(batch["tokens"])
+
+        return LogPerplexity(self.model, losses, inputs, layout, open_rows, self.cfg.cuda_graphs)
+
+    def sample_flops(self) -> float:
+        """FLOPs of one row, forward and backward, the causal half of the attention only."""
+        return 3.0 * self.architecture.forward_flops(self.own.facts.row_length)
+
+
+def _with_same_weights(forward_backward: ForwardBackward, blocks: TrainedDecoder) -> ForwardBackward:
+    """An iteration's forward and backward passes, between which the optimizer does not write."""
+
+    def same(micro_batches: Sequence[Batch], arm: Callable[[], None], collect: Callable[[], None]) -> dict[str, Tensor]:
+        with blocks.same_weights():
+            return forward_backward(micro_batches, arm, collect)
+
+    return same
+
+
+def _end_rate(own: LlamaConfig) -> float:
+    return own.facts.end_learning_rate_share * own.hparams.base_learning_rate

@@ -1,0 +1,1 @@
+"""Rows of tokens for the pre-training of language models, in Megatron's files."""

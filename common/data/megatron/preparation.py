@@ -1,0 +1,272 @@
+"""C4's text to Megatron's files: every file of text is a piece, made by one process; pieces are put together.
+
+Documents come in the order of the files and of their lines, as from one file that all were merged to. No token marks
+where a document ends.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import zlib
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from common.data import atomic, manifest, preparation
+from common.data.manifest import Manifest, digest
+from common.data.megatron.corpus import Corpus, Part, RawCorpus, open_raw
+from common.data.megatron.indexed import (
+    bin_of,
+    check_all,
+    dtype_for,
+    idx_of,
+    indexed_writer,
+    open_indexed,
+    place_at,
+    read_index,
+    write_index,
+)
+from common.data.megatron.text_tokenizers import open_tokenizer
+from common.data.placing import place
+from common.data.stages import Record, Stages
+from common.errors import DataError
+
+FORMAT = "megatron-indexed/1"
+INTERMEDIATE = "intermediate"
+STATE = "source.json"
+TOKENS_PER_BYTE = {".gz": 0.6, ".json": 0.25}
+"""At most, for each byte of C4's files as they are and unpacked: a token stands for four bytes and more."""
+TEXT_PER_WORKER = 1 << 20
+"""Bytes of compressed text that are worth a process."""
+_CHARACTERS = 1 << 21  # of the documents that are tokenized at a time
+
+
+class _Piece(NamedTuple):
+    """What one process makes: the pair ``prefix`` of the documents in ``files``."""
+
+    part: Part
+    files: list[Path]
+    prefix: Path
+
+
+def prepare(raw_dir: Path, data_dir: Path, corpus: Corpus, workers: int = 1) -> Manifest:
+    """Write all pairs of files; does nothing when they are there, and continues after an interruption.
+
+    Args:
+        raw_dir: text and tokenizer, or pairs, which are linked and checked; see :mod:`common.data.megatron.corpus`.
+        data_dir: receives pairs and manifest.
+        corpus: what the workload trains on.
+        workers: processes.
+
+    Raises:
+        DataError: the raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` holds data
+            that were prepared from another source, or another process prepares them now.
+    """
+    source = open_raw(raw_dir, corpus)
+    _check_vocabulary(source)
+    wanted = {"fingerprint": source.fingerprint(), "settings": f"vocabulary {source.vocabulary}"}
+    with preparation.locked(data_dir):
+        if found := preparation.already_prepared(data_dir, FORMAT, corpus.prepare_command, wanted):
+            return found
+        work_dir = data_dir / INTERMEDIATE
+        preparation.begin_or_continue(data_dir, work_dir / STATE, wanted)
+        if source.tokenizer is None:
+            _link(source, data_dir)
+        else:
+            _tokenize(source, data_dir, work_dir, workers)
+        written = _manifest(source, data_dir, wanted)
+        manifest.write(data_dir, written)
+        shutil.rmtree(work_dir)
+        return written
+
+
+def verify(data_dir: Path, corpus: Corpus) -> Manifest:
+    """Check every checksum of ``data_dir``; raises :class:`DataError` at the first that differs."""
+    return manifest.verify(data_dir, FORMAT, corpus.prepare_command)
+
+
+def read_manifest(data_dir: Path, corpus: Corpus, vocabulary: int) -> Manifest:
+    """The manifest of ``data_dir``.
+
+    Args:
+        data_dir: prepared data.
+        corpus: what the workload trains on.
+        vocabulary: tokens that the model knows.
+
+    Raises:
+        DataError: the manifest is missing or garbled, a file is missing or of another size, or the tokens are of
+            another vocabulary.
+    """
+    found = manifest.read(data_dir, FORMAT, corpus.prepare_command, ("vocabulary",))
+    if found.counts["vocabulary"] != vocabulary:
+        raise DataError(
+            f"{data_dir} has a vocabulary of {found.counts['vocabulary']} tokens, the model one of {vocabulary}; give "
+            "the data_dir that belongs to this recipe"
+        )
+    for part in corpus.parts:
+        for path in (bin_of(Path(part.name)), idx_of(Path(part.name))):
+            if path.name not in found.files:
+                raise DataError(f"{data_dir / manifest.NAME} names no {path.name}; run '{corpus.prepare_command}'")
+    return found
+
+
+def read_documents(path: Path) -> Iterator[str]:
+    """The texts of one of C4's files, gzip or plain: a JSON object with a field ``text`` on each line.
+
+    Raises:
+        DataError: the file cannot be read, is cut off, or a line has no text; the message names file and line.
+    """
+    number = 0
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
+            for line in file:
+                number += 1
+                text = json.loads(line)["text"]
+                if not isinstance(text, str):
+                    raise TypeError("its text is none")
+                yield text
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read behind line {number}: {error}; fetch the file again") from error
+    except (ValueError, KeyError, TypeError) as error:
+        problem = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({error})"
+        raise DataError(f"{path}, line {number} {problem}; fetch the file again") from error
+
+
+def _check_vocabulary(source: RawCorpus) -> None:
+    if source.tokenizer is None:
+        return
+    size = open_tokenizer(source.tokenizer).size
+    if size != source.vocabulary:
+        raise DataError(
+            f"{source.tokenizer} has {size} tokens where the model has {source.vocabulary}: it is another tokenizer"
+        )
+
+
+def _tokenize(source: RawCorpus, data_dir: Path, work_dir: Path, workers: int) -> None:
+    """Make every piece, put the pieces of each part one behind the other, and write its index."""
+    assert source.tokenizer is not None
+    itemsize = dtype_for(source.vocabulary).itemsize
+    sizes = {path: path.stat().st_size for path in source.files}
+    if not (work_dir / "stages").exists():
+        tokens = sum(size * TOKENS_PER_BYTE[path.suffix] for path, size in sizes.items())
+        preparation.require_space(data_dir, int(tokens * itemsize), more=False)
+    pieces = [piece for part in source.parts for piece in _pieces(source, part, work_dir)]
+    tasks = {
+        piece.prefix.name: (piece.files, source.tokenizer, source.vocabulary, piece.part.documents, piece.prefix)
+        for piece in pieces
+    }
+    with Stages(work_dir / "stages", min(workers, 1 + sum(sizes.values()) // TEXT_PER_WORKER)) as stages:
+        made = stages.run("tokens", tasks, tokenize_files)
+        ends = dict.fromkeys((part.name for part in source.parts), 0)
+        places = {}
+        for piece in pieces:
+            name, part = piece.prefix.name, piece.part
+            places[name] = piece.prefix, _partial(data_dir, part), ends[part.name]
+            ends[part.name] += made[name]["tokens"] * itemsize
+        stages.run("place", places, place_piece)
+    for part in source.parts:
+        _finish(part, data_dir, [piece.prefix for piece in pieces if piece.part is part])
+
+
+def _pieces(source: RawCorpus, part: Part, work_dir: Path) -> list[_Piece]:
+    """A piece for each file, or one of all where the part ends with one of their documents."""
+    files = source.text_of(part)
+    shares = [[path] for path in files] if part.documents is None else [files]
+    return [_Piece(part, share, work_dir / f"{part.name}-{number:05d}") for number, share in enumerate(shares)]
+
+
+def _partial(data_dir: Path, part: Part) -> Path:
+    return data_dir / f"{bin_of(Path(part.name)).name}.partial"
+
+
+def tokenize_files(files: list[Path], tokenizer: Path, vocabulary: int, documents: int | None, prefix: Path) -> Record:
+    """Write the pair of files ``prefix`` of the documents in ``files``; a task of a stage.
+
+    Args:
+        files: text, in its order.
+        tokenizer: its file.
+        vocabulary: tokens of the model.
+        documents: how many are taken, the first ones; None for all.
+        prefix: of the files.
+
+    Raises:
+        DataError: a file is damaged, or there are fewer documents than are to be taken.
+    """
+    encode = open_tokenizer(tokenizer).encode
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    texts = islice((text for path in files for text in read_documents(path)), documents)
+    with indexed_writer(prefix, vocabulary) as writer:
+        for chunk in _chunks(texts):
+            for tokens in encode(chunk):
+                writer.add(tokens)
+        if documents is not None and writer.documents < documents:
+            raise DataError(f"{files[-1]} ends with document {writer.documents} where {documents} are due")
+        return {"documents": writer.documents, "tokens": writer.tokens, "largest": writer.largest}
+
+
+def place_piece(prefix: Path, target: Path, offset: int) -> Record:
+    """Move the tokens of the piece ``prefix`` to byte ``offset`` of ``target``; a task of a stage."""
+    done = prefix.with_name(f"{prefix.name}.placed")
+    if not done.exists():
+        place_at(bin_of(prefix), target, offset)
+        atomic.write_text(done, "")
+    bin_of(prefix).unlink(missing_ok=True)
+    return {}
+
+
+def _chunks(texts: Iterator[str]) -> Iterator[list[str]]:
+    chunk: list[str] = []
+    characters = 0
+    for text in texts:
+        chunk.append(text)
+        characters += len(text)
+        if characters >= _CHARACTERS:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
+
+
+def _finish(part: Part, data_dir: Path, pieces: list[Path]) -> None:
+    """Give the tokens of a part their name, and write its index."""
+    found = [read_index(idx_of(prefix)) for prefix in pieces]
+    before = np.cumsum([0, *(len(index) for index in found)])
+    documents = [index.documents[:-1] + first for index, first in zip(found, before[:-1], strict=True)]
+    lengths = np.concatenate([index.lengths for index in found])
+    whole = np.concatenate([*documents, before[-1:]]).astype(np.int64)
+    target = bin_of(data_dir / part.name)
+    if not target.exists():
+        _partial(data_dir, part).replace(target)
+    write_index(idx_of(data_dir / part.name), found[0].dtype, lengths, whole)
+
+
+def _link(source: RawCorpus, data_dir: Path) -> None:
+    """Link pairs that others made, and check all that is in them."""
+    for path in source.files:
+        place(path, data_dir / path.name, "delete it, or name another --data-dir")
+    for part in source.parts:
+        check_all(open_indexed(data_dir / part.name), source.vocabulary)
+
+
+def _manifest(source: RawCorpus, data_dir: Path, wanted: dict[str, str]) -> Manifest:
+    counts = {"vocabulary": source.vocabulary}
+    names = []
+    for part in source.parts:
+        opened = open_indexed(data_dir / part.name)
+        for kind, count in (("documents", len(opened.index.documents) - 1), ("tokens", len(opened.tokens))):
+            counts[f"{part.split}_{kind}"] = counts.get(f"{part.split}_{kind}", 0) + count
+        names += [bin_of(Path(part.name)).name, idx_of(Path(part.name)).name]
+    files = manifest.describe_files(data_dir, names)
+    if source.stand_in is not None:
+        description = json.dumps(source.stand_in, sort_keys=True)
+    else:
+        description = "C4 en 3.0.1" + ("" if source.tokenizer else ", tokenized by others")
+    origin = {**wanted, "description": description, "prepared": preparation.now()}
+    if source.tokenizer is not None:
+        origin["tokenizer"] = digest(source.tokenizer, "sha256")
+    return Manifest(FORMAT, files, counts, source.stand_in is not None, origin)

@@ -1,0 +1,206 @@
+"""A stand-in in C4's format: the documentation that comes with Python, and a small tokenizer that is trained on it."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from common.data import stand_in
+from common.data.megatron.corpus import Corpus, Settings
+from common.data.megatron.text_tokenizers import open_tokenizer
+from common.data.python_documentation import documentation
+from common.errors import ConfigError
+
+BYTES = 256
+SPECIAL_PIECES = 3
+"""Padding, end of text, unknown: the benchmark's SentencePiece model has them at 0, 1 and 2."""
+_MERGED, _MERGED_SHARE = 40, 0.01  # documents that are put together to a long one, and how often that is done
+_NOT_TAKEN = 5  # documents in the files of the evaluation, behind those that it takes
+_EVAL_FILES = 2
+_AT_ONCE = 256
+_LEAST_CHARACTERS, _CHARACTERS_PER_TOKEN = 200_000, 12
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to generate.
+
+    Attributes:
+        train, eval: rows that there are at least, of all training files and of the evaluation.
+        row_length: tokens of a row.
+        vocabulary: of the tokenizer.
+        files: of text, for each training part.
+        seed: of the order of documents.
+    """
+
+    train: int = 2048
+    eval: int = 64
+    row_length: int = 128
+    vocabulary: int = 1024
+    files: int = 2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if value < (0 if name == "seed" else 1):
+                raise ConfigError(f"--{name.replace('_', '-')}={value}: too few")
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What was written: documents and tokens of each split."""
+
+    documents: dict[str, int]
+    tokens: dict[str, int]
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"{self.documents[split]} documents of {self.tokens[split]} tokens to {split}" for split in self.documents
+        )
+
+
+def generate(raw_dir: Path, corpus: Corpus, request: Request = Request()) -> Generated:
+    """Write files of text as C4 has them, and a tokenizer, to ``raw_dir``.
+
+    The files of the evaluation hold more documents than it takes.
+
+    Raises:
+        ConfigError: the vocabulary is too small, or Python's documentation for so many rows.
+        DataError: the folder is not empty.
+    """
+    stand_in.require_unused(raw_dir)
+    texts = list(_texts(np.random.default_rng(request.seed), _characters(request)))
+    train_parts = [part for part in corpus.parts if part.split == "train"]
+    eval_parts = [part for part in corpus.parts if part.split == "eval"]
+    with stand_in.generated(raw_dir) as folder:
+        train_tokenizer(folder / corpus.tokenizer, texts, request.vocabulary)
+        encode = open_tokenizer(folder / corpus.tokenizer).encode
+        chunks = (texts[first : first + _AT_ONCE] for first in range(0, len(texts), _AT_ONCE))
+        lengths = [len(tokens) for chunk in chunks for tokens in encode(chunk)]
+        evaluated = _count(lengths, request.eval * request.row_length + 1, "eval")
+        first = evaluated + _NOT_TAKEN
+        tokens = request.train * request.row_length + len(train_parts) * (request.row_length + 1)
+        trained = _count(lengths[first:], tokens, "train")
+        settings = Settings(
+            request.vocabulary,
+            min(request.files, *(len(part.files) for part in corpus.parts if part.split == "train")),
+            min(_EVAL_FILES, *(len(part.files) for part in eval_parts)),
+            evaluated,
+        )
+        for part in eval_parts:
+            _write(folder, settings.of(part).files, texts[:first])
+        for part, share in zip(train_parts, _shares(texts[first : first + trained], len(train_parts)), strict=True):
+            _write(folder, settings.of(part).files, share)
+        stand_in.mark(folder, {"settings": asdict(settings), "request": asdict(request)})
+    return Generated(
+        {"train": trained, "eval": evaluated},
+        {"train": sum(lengths[first : first + trained]), "eval": sum(lengths[:evaluated])},
+    )
+
+
+def train_tokenizer(path: Path, texts: Sequence[str], vocabulary: int) -> None:
+    """Write a tokenizer of ``vocabulary`` tokens as ``path``: of bytes (``.json``), or SentencePiece's (``.model``).
+
+    Raises:
+        ConfigError: the vocabulary is too small, or the texts for it.
+    """
+    if path.suffix == ".json":
+        size = _train_byte_level(path, texts, vocabulary)
+    else:
+        size = _train_sentencepiece(path, texts, vocabulary)
+    if size != vocabulary:
+        raise ConfigError(f"--vocabulary={vocabulary}: the text makes {size} tokens")
+
+
+def _train_byte_level(path: Path, texts: Iterable[str], vocabulary: int) -> int:
+    """Pairs of bytes merged within words, as Llama 3's tokenizer does."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    if vocabulary < BYTES:
+        raise ConfigError(f"--vocabulary={vocabulary}: at least {BYTES}, for all bytes")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    path.write_text(tokenizer.to_str(), encoding="utf-8")
+    return int(tokenizer.get_vocab_size())
+
+
+def _train_sentencepiece(path: Path, texts: Iterable[str], vocabulary: int) -> int:
+    """As GPT-3's was trained (mlcommons/training, retired_benchmarks/gpt3/paxml/utils/generate_spm.md)."""
+    from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
+
+    if vocabulary < BYTES + SPECIAL_PIECES + 64:
+        raise ConfigError(f"--vocabulary={vocabulary}: at least {BYTES + SPECIAL_PIECES + 64}, for bytes and letters")
+    written = io.BytesIO()
+    try:
+        SentencePieceTrainer.train(
+            sentence_iterator=iter(texts),
+            model_writer=written,
+            model_type="bpe",
+            vocab_size=vocabulary,
+            pad_id=0,
+            eos_id=1,
+            unk_id=2,
+            bos_id=-1,
+            split_digits=True,
+            byte_fallback=True,
+            character_coverage=0.9995,
+            max_sentence_length=10000,
+            num_threads=1,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise ConfigError(f"--vocabulary={vocabulary}: {error}") from error
+    path.write_bytes(written.getvalue())
+    return int(SentencePieceProcessor(model_proto=written.getvalue()).vocab_size())
+
+
+def _characters(request: Request) -> int:
+    """More than a request takes of text; reading all documentation takes seconds."""
+    return max(_LEAST_CHARACTERS, _CHARACTERS_PER_TOKEN * (request.train + request.eval) * request.row_length)
+
+
+def _texts(generator: np.random.Generator, characters: int) -> Iterator[str]:
+    """At least so much of the documentation, or all, in a random order; a few of the texts are many put together."""
+    found: list[str] = []
+    for _, paragraphs in documentation():
+        found.append("\n".join(paragraphs))
+        characters -= len(found[-1])
+        if characters <= 0:
+            break
+    shuffled = iter([found[place] for place in generator.permutation(len(found))])
+    for text in shuffled:
+        if generator.random() < _MERGED_SHARE:
+            text = "\n".join([text, *itertools.islice(shuffled, _MERGED)])
+        yield text
+
+
+def _count(lengths: Sequence[int], tokens: int, split: str) -> int:
+    """How many of the documents have at least so many tokens."""
+    ends = np.cumsum(lengths)
+    if not len(ends) or ends[-1] < tokens:
+        raise ConfigError(f"--{split}: it takes {tokens} tokens, more than Python's documentation has")
+    return int(np.searchsorted(ends, tokens)) + 1
+
+
+def _shares(texts: Sequence[str], count: int) -> list[Sequence[str]]:
+    """``count`` contiguous shares of nearly as many texts each."""
+    cuts = [len(texts) * number // count for number in range(count + 1)]
+    return [texts[start:end] for start, end in itertools.pairwise(cuts)]
+
+
+def _write(folder: Path, names: Sequence[str], texts: Sequence[str]) -> None:
+    for name, share in zip(names, _shares(texts, len(names)), strict=True):
+        data = "".join(json.dumps({"text": text}) + "\n" for text in share).encode()
+        (folder / name).write_bytes(gzip.compress(data, mtime=0) if name.endswith(".gz") else data)

@@ -1,0 +1,322 @@
+"""The two halves of a decoder block that is trained, with backward passes written out.
+
+As in :mod:`common.nn.frozen_decoder.blocks` operations write FP8 themselves: a norm the input of the product behind it,
+SwiGLU that of the MLP's second product, SwiGLU and the rotation the gradient of the product before them, and the
+backward pass of a norm that of the product whose result it added to the residual stream; this last one goes back to the
+half before in a :class:`common.ops.fp8_cast.plain.Handover`. The attention's result alone is cast by itself.
+
+The weights are no inputs of the autograd functions: their gradients are added to the main ones, a weight's as soon as
+its operands are there.
+
+Legend: as in :mod:`common.nn.decoder`; N = (H + 2 K) D, I = H D.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from common.nn import main_gradient
+from common.nn.decoder import DecoderArchitecture
+from common.nn.frozen_decoder.passing import Pair
+from common.nn.scratch import Scratch
+from common.nn.trained_decoder.operations import Operations
+from common.nn.trained_decoder.products import Operand, TrainedProduct
+from common.ops.fp8_cast.plain import Fp8Tensor, Handover, Scaling
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What all blocks need to know of a micro-batch's tokens.
+
+    Attributes:
+        rows: B.
+        cos, sin: (T, D / 2), the rotation.
+        resting: no gradients are wanted, so that nothing is in FP8.
+    """
+
+    rows: int
+    cos: Tensor
+    sin: Tensor
+    resting: bool
+
+
+@dataclass(frozen=True)
+class AttentionHalf:
+    """Norm, QKV, rotation, attention and output product of one layer."""
+
+    architecture: DecoderArchitecture
+    operations: Operations
+    norm: nn.Parameter
+    qkv: TrainedProduct
+    output: TrainedProduct
+
+    def __call__(self, pair: Pair, tokens: Tokens) -> Pair:
+        """The pair behind the attention."""
+        handover = Handover(self.output.gradient_scaling())
+        function: Callable[..., tuple[Tensor, Tensor]] = _AttentionHalf.apply
+        residual_TE, delta_TE = function(self, tokens, pair.handover, handover, *pair[:2])
+        return Pair(residual_TE, delta_TE, handover)
+
+
+@dataclass(frozen=True)
+class MlpHalf:
+    """Norm, gate and up, SwiGLU and down of one layer.
+
+    Attributes:
+        scratch: what all layers share.
+        saved: the scale with which the first product is kept in FP8; None keeps it as it is.
+        recompute: keep neither, and multiply once more.
+    """
+
+    architecture: DecoderArchitecture
+    operations: Operations
+    scratch: Scratch
+    norm: nn.Parameter
+    gate_up: TrainedProduct
+    down: TrainedProduct
+    saved: Scaling | None
+    recompute: bool
+
+    def __call__(self, pair: Pair, tokens: Tokens) -> Pair:
+        """The pair behind the MLP."""
+        handover = Handover(self.down.gradient_scaling())
+        function: Callable[..., tuple[Tensor, Tensor]] = _MlpHalf.apply
+        residual_TE, delta_TE = function(self, tokens, pair.handover, handover, *pair[:2])
+        return Pair(residual_TE, delta_TE, handover)
+
+    def first_product(self, y_TE: Operand, passing: bool) -> Tensor:
+        """Gate and up; where it is ``passing`` in memory that the next layer uses again."""
+        shape = (len(_data(y_TE)), len(self.gate_up.weight))
+        return self.gate_up.multiply(y_TE, self.scratch.wide(shape, self.norm.dtype) if passing else None)
+
+
+@dataclass(frozen=True)
+class LastNorm:
+    """The norm that the head reads."""
+
+    architecture: DecoderArchitecture
+    operations: Operations
+    norm: nn.Parameter
+
+    def __call__(self, pair: Pair) -> Tensor:
+        """Hidden states (T, E)."""
+        result: Tensor = _LastNorm.apply(self, pair.handover, *pair[:2])
+        return result
+
+
+class _AttentionHalf(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        half: AttentionHalf,
+        tokens: Tokens,
+        before: Handover | None,
+        after: Handover,
+        residual_TE: Tensor,
+        delta_TE: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        shape, ops = half.architecture, half.operations
+        residual_TE, inverse_rms_T, y = _normed(half, half.qkv, residual_TE, delta_TE, tokens.resting)
+        qkv_TN = half.qkv.multiply(y)
+        parts = ops.rope.forward(qkv_TN, tokens.cos, tokens.sin, shape.heads, shape.kv_heads)
+        del qkv_TN
+        q, k, v = (part.unflatten(0, (tokens.rows, -1)) for part in parts)
+        k, v = ops.attention.gather(k, v)
+        o_BLHD, ctx.attended = ops.attention.forward(q, k, v)
+        o = half.output.cast_input(o_BLHD.flatten(0, 1).flatten(1), tokens.resting)
+        out_TE = half.output.multiply(o)
+        ctx.save_for_backward(residual_TE, inverse_rms_T, q, k, v, o_BLHD, _scale(o), *_in_fp8(y))
+        ctx.half, ctx.tokens, ctx.before, ctx.after = half, tokens, before, after
+        ctx.has_delta = delta_TE is not None
+        return residual_TE, out_TE
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        d_residual_TE, d_out_TE = gradients
+        half: AttentionHalf = ctx.half
+        tokens: Tokens = ctx.tokens
+        ops = half.operations
+        residual_TE, inverse_rms_T, q, k, v, o_BLHD, o_scale, *kept_y = ctx.saved_tensors
+        d_out = _taken(ctx.after, half.output, d_out_TE)
+        half.output.add_weight_gradient(d_out, half.output.cast_again(o_BLHD.flatten(0, 1).flatten(1), o_scale))
+        d_o_TI = half.output.input_gradient(d_out)
+        dq, gradients_of_kv = ops.attention.backward(d_o_TI.view(o_BLHD.shape), q, k, v, o_BLHD, ctx.attended)
+        ctx.attended = None
+        del q, k, v, d_o_TI, d_out
+        dk, dv = gradients_of_kv()
+        del gradients_of_kv
+        scaling = half.qkv.gradient_scaling()
+        d_qkv_TN, d_qkv8 = ops.rope.backward(
+            *(gradient.flatten(0, 1).contiguous() for gradient in (dq, dk, dv)), tokens.cos, tokens.sin,
+            half=scaling is None, fp8=scaling,
+        )  # fmt: skip
+        del dq, dk, dv
+        d_qkv = d_qkv_TN if d_qkv8 is None else d_qkv8
+        half.qkv.add_weight_gradient(d_qkv, _again(half, kept_y, residual_TE, inverse_rms_T))
+        d_y_TE = half.qkv.input_gradient(d_qkv)
+        dx_TE = _through_norm(half, ctx.before, d_y_TE, residual_TE, inverse_rms_T, d_residual_TE)
+        return None, None, None, None, dx_TE, dx_TE if ctx.has_delta else None
+
+
+class _MlpHalf(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        half: MlpHalf,
+        tokens: Tokens,
+        before: Handover | None,
+        after: Handover,
+        residual_TE: Tensor,
+        delta_TE: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        ops, resting = half.operations, tokens.resting
+        residual_TE, inverse_rms_T, y = _normed(half, half.gate_up, residual_TE, delta_TE, resting)
+        save_fp8 = None if resting or half.recompute else half.saved
+        kept_as_it_is = not resting and not half.recompute and half.saved is None
+        gate_up_TF = half.first_product(y, passing=not kept_as_it_is)
+        act_TF, act8, saved = ops.swiglu.forward(gate_up_TF, fp8=half.down.input_scaling(resting), save_fp8=save_fp8)
+        act = act_TF if act8 is None else act8
+        out_TE = half.down.multiply(act)
+        ctx.kept_as_it_is, ctx.kept_in_fp8 = kept_as_it_is, save_fp8 is not None
+        kept: tuple[Tensor | None, ...] = (_scale(act),)
+        if kept_as_it_is:
+            kept += (gate_up_TF,)
+        elif save_fp8 is not None:
+            kept += (_data(act), saved.data, saved.scale_inverse)
+        ctx.save_for_backward(residual_TE, inverse_rms_T, *_in_fp8(y), *kept)
+        ctx.half, ctx.before, ctx.after = half, before, after
+        return residual_TE, out_TE
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        d_residual_TE, d_out_TE = gradients
+        half: MlpHalf = ctx.half
+        ops = half.operations
+        residual_TE, inverse_rms_T, y_data, y_scale, act_scale, *kept = ctx.saved_tensors
+        y: Operand | None = None
+        act: Operand
+        saved: Tensor | Fp8Tensor
+        if ctx.kept_in_fp8:
+            act_data, data, scale_inverse = kept
+            act, saved = _fp8(act_data, act_scale), _fp8(data, scale_inverse)
+        else:
+            if ctx.kept_as_it_is:
+                (saved,) = kept
+            else:
+                y = _again(half, (y_data, y_scale), residual_TE, inverse_rms_T)
+                saved = half.first_product(y, passing=True)
+            act_TF, act8, _ = ops.swiglu.forward(saved, fp8=half.down.scaling_of(act_scale), frozen_scales=True)
+            act = act_TF if act8 is None else act8
+        del kept
+        d_out = _taken(ctx.after, half.down, d_out_TE)
+        half.down.add_weight_gradient(d_out, act)
+        del act
+        d_act_TF = half.down.input_gradient(d_out)
+        d_gate_up_TF, d_gate_up8 = ops.swiglu.backward(d_act_TF, saved, fp8=half.gate_up.gradient_scaling())
+        del d_act_TF, saved
+        d_gate_up = d_gate_up_TF if d_gate_up8 is None else d_gate_up8
+        del d_gate_up_TF, d_gate_up8
+        y = _again(half, (y_data, y_scale), residual_TE, inverse_rms_T) if y is None else y
+        half.gate_up.add_weight_gradient(d_gate_up, y)
+        d_y_TE = half.gate_up.input_gradient(d_gate_up)
+        del d_gate_up, y
+        dx_TE = _through_norm(half, ctx.before, d_y_TE, residual_TE, inverse_rms_T, d_residual_TE)
+        return None, None, None, None, dx_TE, dx_TE
+
+
+class _LastNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, norm: LastNorm, before: Handover | None, residual_TE: Tensor, delta_TE: Tensor) -> Tensor:
+        residual_TE, inverse_rms_T, y_TE, _ = norm.operations.rms_norm.forward(
+            residual_TE, delta_TE, norm.norm, norm.architecture.norm_epsilon
+        )
+        ctx.save_for_backward(residual_TE, inverse_rms_T)
+        ctx.norm, ctx.before = norm, before
+        result: Tensor = y_TE
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        residual_TE, inverse_rms_T = ctx.saved_tensors
+        dx_TE = _through_norm(ctx.norm, ctx.before, gradients[0], residual_TE, inverse_rms_T, None)
+        return None, None, dx_TE, dx_TE
+
+
+def _normed(
+    half: AttentionHalf | MlpHalf,
+    product: TrainedProduct,
+    residual_TE: Tensor,
+    delta_TE: Tensor | None,
+    resting: bool,
+) -> tuple[Tensor, Tensor, Operand]:
+    """The residual stream, the norm's inverse roots, and its result as ``product`` reads it."""
+    scaling = product.input_scaling(resting)
+    residual_TE, inverse_rms_T, y_TE, y8 = half.operations.rms_norm.forward(
+        residual_TE, delta_TE, half.norm, half.architecture.norm_epsilon, half=scaling is None, fp8=scaling
+    )
+    return residual_TE, inverse_rms_T, y_TE if y8 is None else y8
+
+
+def _again(
+    half: AttentionHalf | MlpHalf,
+    kept: list[Tensor | None] | tuple[Tensor | None, Tensor | None],
+    residual_TE: Tensor,
+    inverse_rms_T: Tensor,
+) -> Operand:
+    """The norm's result as the product has read it: what was kept in FP8, else made once more."""
+    data, scale_inverse = kept
+    if data is not None:
+        assert scale_inverse is not None
+        return _fp8(data, scale_inverse)
+    y_TE: Tensor = half.operations.rms_norm.recompute(residual_TE, inverse_rms_T, half.norm)
+    return y_TE
+
+
+def _taken(after: Handover, product: TrainedProduct, d_out_TE: Tensor) -> Operand:
+    """The gradient of the product's result, as its reader has left it, or cast here."""
+    d_out8 = after.take()
+    return product.cast_gradient(d_out_TE) if d_out8 is None else d_out8
+
+
+def _through_norm(
+    half: AttentionHalf | MlpHalf | LastNorm,
+    before: Handover | None,
+    d_y_TE: Tensor,
+    residual_TE: Tensor,
+    inverse_rms_T: Tensor,
+    d_residual_TE: Tensor | None,
+) -> Tensor:
+    """The gradient of the sum that the norm read: of the residual stream and of what was added to it."""
+    norm, scaling = half.operations.rms_norm, None if before is None else before.scaling
+    main_gradient.add_(half.norm, norm.weight_gradient(d_y_TE, residual_TE, inverse_rms_T))
+    dx_TE, dx8 = norm.backward(d_y_TE, residual_TE, inverse_rms_T, half.norm, d_residual_TE, fp8=scaling)
+    if before is not None:
+        before.gradient = dx8
+    result: Tensor = dx_TE
+    return result
+
+
+def _data(x: Operand) -> Tensor:
+    return x.data if isinstance(x, Fp8Tensor) else x
+
+
+def _scale(x: Operand) -> Tensor | None:
+    return x.scale_inverse if isinstance(x, Fp8Tensor) else None
+
+
+def _in_fp8(x: Operand) -> tuple[Tensor | None, Tensor | None]:
+    """What is kept of an operand: itself and its scale if it is in FP8."""
+    return (x.data, x.scale_inverse) if isinstance(x, Fp8Tensor) else (None, None)
+
+
+def _fp8(data: Tensor, scale_inverse: Tensor) -> Fp8Tensor:
+    return Fp8Tensor(data, None, scale_inverse, data)

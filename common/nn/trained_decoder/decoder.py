@@ -1,0 +1,80 @@
+"""A :class:`common.nn.decoder.Decoder` that is trained, run through its halves."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from common.errors import UnsupportedImplementation
+from common.nn.decoder import Decoder, DecoderBlock
+from common.nn.frozen_decoder.passing import Pair
+from common.nn.lora import TokenPlaces
+from common.nn.scratch import Scratch
+from common.nn.trained_decoder.blocks import AttentionHalf, LastNorm, MlpHalf, Tokens
+from common.nn.trained_decoder.operations import Operations
+from common.nn.trained_decoder.products import Scales, WeightCasts, products_of
+
+
+class TrainedDecoder:
+    """The blocks of a decoder as halves.
+
+    Args:
+        decoder: has all weights, on their device and in their dtype; its layers get the scales of FP8 products.
+        operations: how they run.
+        linear: of the blocks' products: ``torch`` or ``fp8``.
+        most_tokens: of any batch: the memory that layers share is taken here, so that graphs keep its address.
+        recomputed_gate_up: the first so many layers multiply gate and up once more in the backward pass.
+
+    Raises:
+        UnsupportedImplementation: several ranks share the layers, or FP8 cannot multiply their weights.
+    """
+
+    def __init__(
+        self, decoder: Decoder, operations: Operations, linear: str, most_tokens: int, recomputed_gate_up: int = 0
+    ) -> None:
+        if decoder.parallel.size > 1:
+            raise UnsupportedImplementation(
+                f"layout.tp={decoder.parallel.size}: written blocks have their layers to themselves; "
+                "use layout.tp=1, or model.blocks=autograd"
+            )
+        self.decoder, self._operations = decoder, operations
+        self._casts = WeightCasts()
+        scratch = Scratch(decoder.head.weight.device)
+        scratch.wide((most_tokens, 2 * decoder.architecture.feed_forward), decoder.head.weight.dtype)
+        self._halves = [
+            _halves(block, operations, linear, scratch, self._casts, block.index < recomputed_gate_up)
+            for block in decoder.blocks
+        ]
+
+    def hidden_states(self, tokens_BL: Tensor, places: TokenPlaces) -> Tensor:
+        """Normalised hidden states (T, E), which the head reads."""
+        shape = self.decoder.architecture
+        self._casts.begin()
+        tokens = Tokens(places.rows, *shape.rope_tables(places.positions), not torch.is_grad_enabled())
+        pair = Pair(self.decoder.embedding(tokens_BL.flatten()), None, None)
+        for attention, mlp in self._halves:
+            pair = mlp(attention(pair, tokens), tokens)
+        return LastNorm(shape, self._operations, self.decoder.norm.weight)(pair)
+
+    def same_weights(self) -> AbstractContextManager[None]:
+        """Within it no weight changes: FP8 products cast theirs in the first forward pass, and keep them."""
+        return self._casts.once()
+
+
+def _halves(
+    block: DecoderBlock, operations: Operations, linear: str, scratch: Scratch, casts: WeightCasts, recompute: bool
+) -> tuple[AttentionHalf, MlpHalf]:
+    shape = block.architecture
+    qkv, output, gate_up, down = (
+        products_of(layer, linear, scratch, casts) for layer in (block.qkv, block.output, block.gate_up, block.down)
+    )
+    saved = None
+    if linear != "torch":
+        block.saved = Scales(1, block.qkv.weight.device)
+        saved = block.saved.scaling(0)
+    return (
+        AttentionHalf(shape, operations, block.attention_norm.weight, qkv, output),
+        MlpHalf(shape, operations, scratch, block.mlp_norm.weight, gate_up, down, saved, recompute),
+    )

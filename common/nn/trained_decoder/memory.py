@@ -1,0 +1,189 @@
+"""What a trained decoder needs of a GPU's memory, before any of it is taken."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.errors import ConfigError
+from common.nn.decoder import DecoderArchitecture
+
+MOMENTS = 8
+"""Bytes of a weight's two moments, fp32."""
+
+RESERVED = 4_000_000_000
+"""CUDA's context (0.4 GB), libraries' workspaces, and what the allocator leaves between blocks."""
+
+COMMUNICATORS = 1_000_000_000
+"""NCCL's buffers, which lie outside PyTorch's allocator."""
+
+REMEDIES = (
+    "optimizer.masters=remainder, optimizer.shard=all on several ranks, model.recomputed_gate_up=auto, a smaller "
+    "micro_batch or model.head_chunk, more ranks of layout.cp"
+)
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """The work of one rank.
+
+    Attributes:
+        architecture: shapes.
+        tokens: T, of the micro-batch, under context parallelism this rank's; 0 where a rank only evaluates.
+        sharers: ranks of cp, all of which have the keys and values of whole rows.
+        eval_tokens: tokens of an evaluation's batch on this rank; 0 where other ranks evaluate.
+        itemsize: bytes of a weight and of an activation.
+        master_bytes: of a weight's master; 0 where the weight is its own.
+        shards: ranks that share masters, moments and the update.
+        fp8: products in FP8.
+        head_chunk: tokens whose logits are there at a time.
+        alone: no other ranks, and no communicators.
+    """
+
+    architecture: DecoderArchitecture
+    tokens: int
+    sharers: int
+    eval_tokens: int
+    itemsize: int
+    master_bytes: int
+    shards: int
+    fp8: bool
+    head_chunk: int
+    alone: bool
+
+    def state(self) -> int:
+        """Bytes of weights and gradients, masters and moments; of shards a copy of both, too."""
+        shape = self.architecture
+        if not self.tokens:
+            return shape.parameters * self.itemsize
+        copies = 2 * self.itemsize if self.shards > 1 else 0
+        shared = (self.master_bytes + MOMENTS + copies) / self.shards
+        return round(shape.parameters * (2 * self.itemsize + shared))
+
+    def weights_in_fp8(self) -> int:
+        """Bytes of the weights that are cast once a step."""
+        return self.architecture.layers * self.architecture.products_per_layer if self.fp8 and self.tokens else 0
+
+    def gate_up(self) -> int:
+        """Bytes that a layer's MLP keeps, and not where it multiplies once more."""
+        features = self.architecture.feed_forward
+        return self.tokens * (3 * features if self.fp8 else 2 * features * self.itemsize)
+
+    def layer(self) -> int:
+        """Bytes that a layer keeps for the backward pass."""
+        shape = self.architecture
+        stream = 2 * shape.hidden * self.itemsize + 2 * 4 + (2 * shape.hidden if self.fp8 else 0)
+        keys_and_values = (shape.qkv_features - shape.attention_features) * self.sharers
+        attention = (2 * shape.attention_features + keys_and_values) * self.itemsize + 4 * shape.heads
+        return self.tokens * (stream + attention) + self.gate_up()
+
+    def scratch(self, recomputes: bool) -> int:
+        """Bytes that all layers use one after another."""
+        shape, features = self.architecture, 2 * self.architecture.feed_forward
+        passing = max(self.tokens if self.fp8 or recomputes else 0, self.eval_tokens)
+        weight = features * shape.hidden
+        turned = (weight + self.tokens * (features + shape.feed_forward) + weight * self.itemsize) if self.fp8 else 0
+        return passing * features * self.itemsize + (turned if self.tokens else 0)
+
+    def transient(self) -> int:
+        """Bytes at training's highest point beside what is kept: inside an MLP's backward pass, or under the head."""
+        if not self.tokens:
+            return 0
+        shape = self.architecture
+        hidden = self.tokens * shape.hidden * self.itemsize
+        features = self.tokens * shape.feed_forward
+        mlp = features * (self.itemsize + 2) if self.fp8 else 4 * features * self.itemsize
+        head = self.head_chunk * shape.vocabulary * self.itemsize + shape.vocabulary * shape.hidden * self.itemsize
+        return 5 * hidden + max(mlp, head)
+
+    def evaluation(self) -> int:
+        """Bytes of an evaluation's forward pass, whose graph has memory of its own."""
+        shape = self.architecture
+        features = 4 * shape.hidden + 2 * shape.qkv_features + shape.attention_features + shape.feed_forward
+        head = min(self.head_chunk, self.eval_tokens) * shape.vocabulary * self.itemsize
+        return self.eval_tokens * features * self.itemsize + head
+
+    def reserved(self) -> int:
+        """Bytes beside the allocator's tensors."""
+        return RESERVED + (0 if self.alone else COMMUNICATORS)
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes on one GPU.
+
+    Attributes:
+        state, weights_in_fp8, scratch, transient, evaluation, reserved: see :class:`Workspace`.
+        kept: of all layers.
+        recomputed_gate_up: layers that multiply gate and up once more; their bytes are not in ``kept``.
+        capacity: of the GPU.
+    """
+
+    state: int
+    weights_in_fp8: int
+    kept: int
+    scratch: int
+    transient: int
+    evaluation: int
+    reserved: int
+    recomputed_gate_up: int
+    capacity: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        lasting = self.state + self.weights_in_fp8 + self.kept
+        return lasting + self.scratch + self.transient + self.evaluation + self.reserved
+
+    def in_words(self) -> str:
+        """For people."""
+        parts = {
+            "weights, gradients and optimizer": self.state,
+            "weights in FP8": self.weights_in_fp8,
+            "kept for the backward pass": self.kept,
+            "scratch": self.scratch,
+            "transients": self.transient,
+            "evaluation": self.evaluation,
+            "reserved": self.reserved,
+        }
+        listed = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in parts.items() if size)
+        if self.recomputed_gate_up:
+            listed += f"; {self.recomputed_gate_up} layers multiply gate and up once more"
+        return f"{self.total / 1e9:.1f} GB of {self.capacity / 1e9:.1f} ({listed})"
+
+
+def plan(workspace: Workspace, capacity: int, recomputed_gate_up: int | None) -> MemoryPlan:
+    """Fit a rank's work into ``capacity`` bytes.
+
+    Args:
+        workspace: of the rank.
+        capacity: of its GPU.
+        recomputed_gate_up: layers that multiply gate and up once more; None for as few as fit.
+
+    Raises:
+        ConfigError: it does not fit, with bytes and remedies.
+    """
+    layers = workspace.architecture.layers if workspace.tokens else 0
+
+    def dropping(count: int) -> MemoryPlan:
+        return MemoryPlan(
+            workspace.state(),
+            workspace.weights_in_fp8(),
+            layers * workspace.layer() - count * workspace.gate_up(),
+            workspace.scratch(count > 0),
+            workspace.transient(),
+            workspace.evaluation(),
+            workspace.reserved(),
+            count,
+            capacity,
+        )
+
+    if recomputed_gate_up is None:
+        fitting = (count for count in range(layers) if dropping(count).total <= capacity)
+        recomputed_gate_up = next(fitting, layers)
+    found = dropping(min(recomputed_gate_up, layers))
+    if found.total > capacity:
+        raise ConfigError(
+            f"this layout needs {found.in_words()}: {(found.total - capacity) / 1e9:.1f} GB are missing; "
+            f"use {REMEDIES}, or fewer model.layers"
+        )
+    return found

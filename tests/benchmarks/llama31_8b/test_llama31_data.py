@@ -1,0 +1,149 @@
+"""Llama 3.1 8B's data: what the benchmark reads, from generated text to micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.llama31_8b import raw, sources
+from benchmarks.llama31_8b.data import example, open_evaluation, open_train
+from benchmarks.llama31_8b.prepare import COMMANDS
+from common.data.batches import Block
+from common.data.megatron.indexed import bin_of
+from common.distributed.layout import Layout
+from common.errors import DataError
+
+
+@dataclass(frozen=True)
+class Facts:
+    row_length: int = 32
+    vocabulary: int = 300
+    eval_rows: int = 10
+    index_rows: int = 640
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """300 rows to train on and 10 to evaluate."""
+    folder = tmp_path_factory.mktemp("llama31")
+    rows = ["--train", "300", "--eval", "10", "--row-length", "32", "--vocabulary", "300"]
+    COMMANDS.run("generate", ["--raw-dir", str(folder / "raw"), *rows])
+    COMMANDS.run("prepare", ["--raw-dir", str(folder / "raw"), "--data-dir", str(folder / "data"), "--workers", "1"])
+    return folder / "data"
+
+
+def layout(replicas: int = 1, replica: int = 0) -> Layout:
+    return Layout({"dp": replicas}, rank=replica, seed=11)
+
+
+def rows(source, block=Block(0, 1, 0, 0, 64), start=0):  # noqa: B008
+    try:
+        return [batch.tensors["tokens"] for batch in source.batches(block, start)]
+    finally:
+        source.close()
+
+
+def test_the_files_are_the_benchmarks():
+    """Shards 768 to 895 of C4, and 91,205 documents of its validation set, whose index has the published size."""
+    train, evaluation = raw.CORPUS.parts
+
+    assert (train.files[0], train.files[-1]) == ("c4-train.00768-of-01024.json.gz", "c4-train.00895-of-01024.json.gz")
+    assert len(set(train.files)) == 128
+    assert evaluation.documents == 91_205
+    assert raw.CORPUS.sizes[f"{raw.EVAL}.idx"] == 42 + 20 * 91_205
+    assert raw.CORPUS.sizes[f"{raw.TRAIN}.idx"] == 42 + 20 * 45_608_611
+    assert raw.CORPUS.sizes[f"{raw.TRAIN}.bin"] % 4 == 0
+
+
+def test_every_token_of_a_row_has_a_label(data):
+    facts = Facts()
+    found = torch.cat(rows(open_train(data, facts, layout(), 4)))
+
+    assert (found.shape, found.dtype) == ((64, 33), torch.int32)
+    assert ((found >= 0) & (found < 300)).all()
+
+
+def test_training_is_a_shuffle_of_documents_and_rows(data):
+    """Row by row from the definition: documents of three epochs shuffled, cut, and the rows shuffled."""
+    facts = Facts(index_rows=700)
+    lengths = np.fromfile(data / f"{raw.TRAIN}.idx", "<i4", offset=34)
+    documents = int(np.fromfile(data / f"{raw.TRAIN}.idx", "<u8", count=1, offset=18)[0])
+    lengths = lengths[:documents]
+    tokens = np.fromfile(data / f"{raw.TRAIN}.bin", "<u2")
+    epochs = -(-(700 * 32 + 1) // int(lengths.sum()))
+    per_epoch, before = (len(tokens) - 1) // 32, ((epochs - 1) * len(tokens) - 1) // 32
+    assert (epochs, 700 - before < int(0.8 * per_epoch)) == (3, True)  # the last epoch is by itself
+    random = np.random.RandomState(11)
+    first, last = np.tile(np.arange(documents, dtype=np.int32), 2), np.arange(documents, dtype=np.int32)
+    random.shuffle(first)
+    random.shuffle(last)
+    texts = np.split(tokens, np.cumsum(lengths)[:-1])
+    stream = np.concatenate([texts[document] for document in np.concatenate([first, last])])
+    count = (len(stream) - 1) // 32
+    order = [np.arange(before, dtype=np.uint32), np.arange(before, count, dtype=np.uint32)]
+    for part in order:
+        random.shuffle(part)
+    expected = [stream[32 * row : 32 * row + 33].tolist() for row in np.concatenate(order)[:700]]
+
+    found = torch.cat(rows(open_train(data, facts, layout(), 4), Block(0, 1, 0, 0, 700)))
+    assert found.tolist() == expected
+
+
+def test_two_replicas_read_what_one_reads_that_accumulates(data):
+    facts = Facts()
+    alone = rows(open_train(data, facts, layout(), 2, 4))
+    shared = [rows(open_train(data, facts, layout(2, replica), 2, 2)) for replica in range(2)]
+
+    assert torch.cat(alone).tolist() == torch.stack([torch.stack(s) for s in shared], 1).flatten(0, 2).tolist()
+
+
+def test_a_seed_of_its_own_is_another_order(data):
+    facts = Facts()
+    mine, other = (torch.cat(rows(open_train(data, facts, layout(), 4, seed=seed))) for seed in (None, 12))
+
+    assert not torch.equal(mine, other)
+
+
+def test_the_evaluation_is_the_first_rows_not_shuffled(data):
+    tokens = np.fromfile(data / f"{raw.EVAL}.bin", "<u2")
+    found = []
+    for replica in range(3):
+        source = open_evaluation(data, Facts(), layout(3, replica), rows_per_batch=2)
+        found += [row.tolist() for batch in source for row in batch.tensors["tokens"][batch.tensors["present"]]]
+        source.close()
+
+    assert found == [tokens[32 * row : 32 * row + 33].tolist() for row in range(10)]
+
+
+def test_data_for_another_model_are_refused(data):
+    with pytest.raises(DataError, match="has a vocabulary of 300 tokens, the model one of 512"):
+        open_train(data, replace(Facts(), vocabulary=512), layout(), 4)
+    with pytest.raises(DataError, match=r"rows of 32 where 10000 are evaluated"):
+        open_evaluation(data, replace(Facts(), eval_rows=10_000), layout())
+
+
+def test_tokens_that_are_cut_off_are_refused(data, tmp_path):
+    for path in data.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    path = bin_of(tmp_path / raw.TRAIN)
+    path.write_bytes(path.read_bytes()[:-2])
+
+    with pytest.raises(DataError, match=r"en_6_text_document\.bin has \d+ bytes where manifest\.json says"):
+        open_train(tmp_path, Facts(), layout(), 4)
+
+
+def test_download_says_where_all_comes_from(tmp_path):
+    with pytest.raises(DataError) as raised:
+        list(sources.download(tmp_path))
+    message = str(raised.value)
+
+    assert "tokenizer.json" in message
+    assert "llama-3-1-8b-preprocessed-c4-dataset.uri" in message
+    assert f"{raw.TRAIN}.bin (83976774280 bytes)" in message
+
+
+def test_made_up_rows(data):
+    assert example(3, Facts())["tokens"].shape == (3, 33)

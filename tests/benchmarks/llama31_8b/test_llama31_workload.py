@@ -1,0 +1,261 @@
+"""Llama 3.1 8B as a workload: published recipes, what is logged and trained, and what the rules fix."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from importlib import resources
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.llama31_8b.config import ModelConfig
+from benchmarks.llama31_8b.evaluate import TokenMean
+from benchmarks.llama31_8b.model import Llama
+from benchmarks.llama31_8b.workload import LlamaPretraining
+from common import cli
+from common.config.composition import compose
+from common.config.schema import RunConfig, SessionConfig
+from common.contract.evaluation import Predictions
+from common.data.batches import Batch, HostBatch
+from common.distributed.layout import Layout
+from common.errors import ConfigError, UnsupportedImplementation
+from common.mlperf.admission import admit, evaluation_schedule
+from common.mlperf.constraints import missing_hyperparameters
+from common.mlperf.events import hyperparameters
+from tests.benchmarks.llama31_8b.small_llama import hugging_face, theirs_of
+
+
+def loaded(*overrides: str) -> tuple[RunConfig, SessionConfig]:
+    return cli.load(compose(["benchmark=llama31_8b", "device=cpu", *overrides]))
+
+
+def built(*overrides: str) -> LlamaPretraining:
+    """The workload of the ``test`` recipe, on one rank."""
+    run, _ = loaded("scale=test", *overrides)
+    return LlamaPretraining(run, Layout(run.layout, seed=3))
+
+
+SCALES = {
+    "1xGPU": (1, 16, 16, 4e-4, 16),
+    "1xH200": (1, 16, 16, 4e-4, 16),
+    "2xH200": (2, 16, 8, 4e-4, 16),
+    "4xH200": (4, 16, 4, 4e-4, 16),
+    "8xH200": (8, 32, 4, 5e-4, 512),
+    "64xH100": (64, 64, 1, 8e-4, 192),
+}
+"""Ranks, global batch, micro-batches of a step, learning rate and steps of the warm-up."""
+
+
+@pytest.mark.parametrize("scale", list(SCALES))
+@pytest.mark.parametrize("ruleset", ["5.1.0", "6.0.0", "6.1.0"])
+def test_a_recipe_logs_what_the_rules_ask_for(scale, ruleset):
+    ranks, batch, accumulated, rate, warmup = SCALES[scale]
+    run, session = loaded(f"scale={scale}", f"ruleset={ruleset}")
+    logged = admit(run, session).hyperparameters
+    assert missing_hyperparameters("llama31_8b", ruleset, logged) == []
+    assert run.world_size == ranks
+    expected = {
+        "global_batch_size": batch, "gradient_accumulation_steps": accumulated, "max_sequence_length": 8192,
+        "opt_name": "adamw", "opt_base_learning_rate": rate, "opt_learning_rate_warmup_steps": warmup,
+        "opt_learning_rate_decay_steps": 1_200_000 - warmup, "max_steps": 1_200_000,
+        "opt_learning_rate_decay_schedule": "cosine with linear warmup", "opt_adamw_beta_1": 0.9,
+        "opt_adamw_beta_2": 0.95, "opt_adamw_epsilon": 1e-5, "opt_adamw_weight_decay": 0.1,
+        "opt_gradient_clip_norm": 1.0,
+    }  # fmt: skip
+    assert {key: logged[key] for key in expected} == expected
+    assert logged["opt_end_learning_rate"] == pytest.approx(0.1 * rate)
+    keys = list(logged)
+    for first, then in (
+        ("global_batch_size", "opt_base_learning_rate"),
+        ("opt_learning_rate_warmup_steps", "opt_learning_rate_decay_steps"),
+    ):  # the checker keeps what it has seen
+        assert keys.index(first) < keys.index(then)
+    if ruleset == "6.1.0":
+        assert logged["lowest_numerical_precision_in_linear"] == "fp8"
+
+
+def test_the_reference_points_of_mlcommons_can_be_run():
+    package = resources.files("mlperf_logging.rcp_checker")
+    points = json.loads((package / "training_6.1.0" / "rcps_llama31_8b.json").read_text())
+    found = set()
+    for point in points.values():
+        run, _ = loaded("scale=1xH200", f"hparams=llama31_8b/rcp_{point['BS']}")
+        own, reference = run.workload, point["Hyperparams"]
+        assert hyperparameters(run)["global_batch_size"] == point["BS"]
+        assert own.hparams.base_learning_rate == reference["opt_base_learning_rate"]
+        assert own.hparams.warmup_steps == reference["opt_learning_rate_warmup_samples"] // point["BS"]
+        found.add(point["BS"])
+    assert found == {16, 32, 64, 96, 128}
+
+
+@pytest.mark.parametrize(("batch", "points"), [(16, (12288, 24576)), (96, (12288, 24576)), (36, (12312, 24624))])
+def test_evaluations_come_every_12288_rows_in_whole_batches(batch, points):
+    run, _ = loaded("scale=1xH200", f"hparams.global_batch_size={batch}")
+    assert tuple(itertools.islice(evaluation_schedule(run).points(), 2)) == points
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("benchmark.facts.row_length", 4096), ("benchmark.facts.layers", 16), ("benchmark.facts.rope_factor", 1.5),
+        ("benchmark.facts.max_grad_norm", 2.0), ("benchmark.facts.initializer_range", 0.01),
+        ("benchmark.eval_samples", 512), ("model.layers", 4),
+    ],
+)  # fmt: skip
+def test_the_closed_division_fixes_the_model_and_the_data(key, value):
+    logged = {"row_length": "max_sequence_length", "max_grad_norm": "opt_gradient_clip_norm"}
+    name = key.rpartition(".")[2]
+    told = f"{logged[name]} = {value}" if name in logged else f"{key}={value}"
+    with pytest.raises(ConfigError, match=told):
+        admit(*loaded("scale=1xH200", f"{key}={value}"))
+    admit(*loaded("scale=1xH200", "submission.division=open", f"{key}={value}"))
+
+
+def test_norms_do_not_decay_and_everything_else_does():
+    groups = built().parameter_groups()
+    decaying = {name for group in groups if group.weight_decay == 0.1 for name in group.parameters}
+    resting = {name for group in groups if group.weight_decay == 0.0 for name in group.parameters}
+    assert all(name.endswith("norm.weight") for name in resting)
+    assert {"embedding.weight", "head.weight", "layers.0.qkv.weight", "layers.1.down.weight"} <= decaying
+    assert len(decaying) == 2 + 4 * 2
+    assert len(resting) == 1 + 2 * 2
+
+
+def test_the_workloads_loss_and_gradients_are_those_of_hugging_face():
+    """The halves, the head and the loss together, as the trainer runs them."""
+    workload = built("precision=fp64", "model.recomputed_gate_up=1")
+    (made_up,) = workload.example_batches()
+    theirs, tokens = hugging_face(workload.model), made_up.tensors["tokens"]
+    logits = theirs(input_ids=tokens[:, :-1].long()).logits
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten().long())
+    expected.backward()
+    losses = workload.loss(made_up)
+    losses.total.backward()
+    torch.testing.assert_close(losses.total, expected, rtol=1e-7, atol=0.0)
+    wanted = dict(theirs.named_parameters())
+    for name, gradient in theirs_of(workload.model, {n: p.grad for n, p in workload.model.named_parameters()}):
+        assert (gradient - wanted[name].grad).norm() / wanted[name].grad.norm() < 2e-6, name
+
+
+def test_ten_updates_are_those_of_torch():
+    """AdamW with epsilon 1e-5 and decay, the warm-up's rates, and gradients clipped to a norm of 1."""
+    given = ("precision=fp64", "hparams.global_batch_size=2", "hparams.warmup_steps=4")
+    ours, theirs = built(*given), built(*given, "model.blocks=autograd")
+    step, (batch,) = ours.build_step(), theirs.example_batches()
+    matrices = [p for p in theirs.model.parameters() if p.ndim > 1]
+    vectors = [p for p in theirs.model.parameters() if p.ndim == 1]
+    rate = ours.own.hparams.base_learning_rate
+    adamw = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
+        lr=rate, betas=(0.9, 0.95), eps=1e-5,
+    )  # fmt: skip
+    for number in range(10):
+        step([batch])
+        adamw.zero_grad()
+        theirs.loss(batch).total.backward()
+        torch.nn.utils.clip_grad_norm_(theirs.model.parameters(), 1.0)
+        for group in adamw.param_groups:
+            group["lr"] = float(torch.tensor(rate * min(1.0, (number + 1) / 5), dtype=torch.float32))
+        adamw.step()
+    for (name, found), expected in zip(ours.model.named_parameters(), theirs.model.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7, msg=name)
+
+
+class Rows(list[HostBatch]):
+    """An evaluation set in memory."""
+
+    eval_samples = 3
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_log_perplexity_is_the_mean_over_the_tokens_and_not_over_the_rows():
+    workload = built("precision=fp64")
+    evaluation = workload.evaluation(workload.layout)
+    length = workload.own.facts.row_length
+    tokens = torch.randint(200, (4, length + 1), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
+    tokens[1, 5:] = -1  # 4 labels
+    tokens[3] = -1  # fills the batch up
+    present = torch.tensor([True, True, True, False])
+    batches = Rows(
+        HostBatch({"tokens": t, "present": p}, 2, 0) for t, p in zip(tokens.split(2), present.split(2), strict=True)
+    )
+    evaluation._open_rows = lambda root: batches
+    evaluation.open_data(None)
+    predictions = evaluation.predict(workload.weights())
+    assert predictions is not None
+    network: Llama = workload._network
+    sums = [network.losses(tokens[row : row + 1])[0].sum() for row in range(3)]
+    found = evaluation.scorer.score(predictions)
+    assert found["log_perplexity"] == pytest.approx(float(sum(sums)) / (2 * length + 4), rel=1e-12)
+    assert found["eval_samples"] == 3
+    assert predictions.values["tokens"] == 2 * length + 4
+
+
+def test_an_evaluation_of_a_part_of_the_set_does_not_count():
+    with pytest.raises(RuntimeError, match="7 of 8 rows"):
+        TokenMean().score(Predictions({"rows": 7, "tokens": 70, "loss": 7.0, "expected": 8}))
+
+
+def test_a_row_costs_what_the_rules_network_costs():
+    """The published constant of 421.59 TFLOP counts the causal half of the attention."""
+    run, _ = loaded("scale=1xH200")
+    workload = object.__new__(LlamaPretraining)
+    workload.own, workload.architecture = run.workload, run.workload.facts
+    assert workload.sample_flops() == pytest.approx(421.6e12, rel=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"linear": "fp8"}, "linear=fp8"),
+        ({"recomputed_gate_up": 1}, "recomputed_gate_up=1"),
+    ],
+)
+def test_autograd_does_nothing_by_halves(given: dict[str, Any], message: str):
+    values: dict[str, Any] = {"layers": 0, "linear": "torch", "head_chunk": 16, "loss_scale": 1.0, **given}
+    with pytest.raises(ConfigError, match=f"{message}.*model.blocks=written"):
+        ModelConfig(blocks="autograd", **values)
+
+
+def test_rows_that_fp8_cannot_multiply_are_refused_before_anything_is_built():
+    with pytest.raises(UnsupportedImplementation, match=r"model\.linear=fp8.*multiple of 16"):
+        built("precision=bf16", "model.linear=fp8", "benchmark.facts.row_length=20", "micro_batch=1")
+    with pytest.raises(UnsupportedImplementation, match=r"model\.linear=fp8.*float32"):
+        built("model.linear=fp8")
+
+
+def test_more_layers_than_there_are_are_refused():
+    with pytest.raises(ConfigError, match=r"model\.layers=3: the network has 2"):
+        built("model.layers=3")
+
+
+def test_frequencies_that_overlap_are_refused():
+    with pytest.raises(ConfigError, match=r"rope_slow_turns=4\.0"):
+        loaded("scale=test", "benchmark.facts.rope_slow_turns=4.0")
+
+
+def test_fp8_trains_as_bf16_does():
+    """Twenty steps of two small networks on rows that repeat; the real comparison runs on a GPU."""
+    losses = {}
+    for linear in ("torch", "fp8"):
+        workload = built("precision=bf16", f"model.linear={linear}", "hparams.global_batch_size=2")
+        step, (batch,) = workload.build_step(), workload.example_batches()
+        results = [step([batch]) for _ in range(20)]
+        losses[linear] = [step.read(r.names, r.values.tolist()).metrics["loss"] for r in results]
+    assert losses["torch"][-1] < 0.8 * losses["torch"][0]
+    assert losses["fp8"] == pytest.approx(losses["torch"], rel=0.03)
+
+
+def test_the_first_micro_batch_is_not_the_only_one_that_counts():
+    workload = built("precision=fp64")
+    step, (batch,) = workload.build_step(), workload.example_batches()
+    other = Batch({"tokens": batch.tensors["tokens"].flip(0, 1).contiguous()}, batch.samples)
+    result = step([batch, other])
+    found = step.read(result.names, result.values.tolist()).metrics["loss"]
+    fresh = built("precision=fp64")
+    expected = (float(fresh.loss(batch).total.detach()) + float(fresh.loss(other).total.detach())) / 2
+    assert found == pytest.approx(expected, rel=1e-6)

@@ -1,0 +1,84 @@
+"""Whole runs of Llama 3.1: on ranks that have other rows, share rows, share layers, or only evaluate."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from common.mlperf.parsed_log import read_log
+from tests.conftest import Finished, checkpoint, flatten, suite
+
+NAME, STEPS, TOLERANCE = "llama31_8b", 3, 1e-9
+
+
+def run(data: Path, output: Path, *overrides: str) -> Finished:
+    """Some steps of the ``test`` recipe in float64."""
+    return suite(
+        "train", f"benchmark={NAME}", "scale=test", "device=cpu", "seed=1234", "precision=fp64", "checkpoint_every=1",
+        "keep_checkpoints=99", f"benchmark.schedule.last_samples={4 * STEPS}",
+        f"benchmark.schedule.interval={4 * STEPS}", f"data_dir={data}", f"output_dir={output}", *overrides,
+    )  # fmt: skip
+
+
+def state_of(output: Path) -> dict[str, Tensor]:
+    """Weights and moments at the end."""
+    content = checkpoint(output, STEPS)
+    return flatten({"model": content["model"], "updaters": content["updaters"]})
+
+
+def largest_difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    assert found.keys() == expected.keys()
+    return max(
+        float((found[name] - tensor).double().norm() / tensor.double().norm().clamp(min=1e-12))
+        for name, tensor in expected.items()
+    )
+
+
+def evaluated(output: Path) -> list[float]:
+    return [event.value for event in read_log(output / "mlperf.log").all("eval_accuracy")]
+
+
+@pytest.fixture(scope="module")
+def whole(data_of, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output of one rank, through PyTorch's operations and autograd."""
+    output = tmp_path_factory.mktemp("whole") / "one"
+    done = run(data_of(NAME), output, "model.blocks=autograd")
+    assert done.code == 10, done.errors
+    return output
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(["scale.gpus_per_node=2", "optimizer.shard=all"], id="dp2-sharded"),
+        pytest.param(["scale.gpus_per_node=2", "layout.cp=2", "model.recomputed_gate_up=1"], id="cp2-recomputed"),
+        pytest.param(["scale.gpus_per_node=2", "layout.tp=2", "model.blocks=autograd"], id="tp2-autograd"),
+        pytest.param(["scale.gpus_per_node=2", "evaluation.ranks=1"], id="evaluating", marks=pytest.mark.slow),
+        pytest.param(["scale.gpus_per_node=4", "layout.cp=2"], id="dp2xcp2", marks=pytest.mark.slow),
+        pytest.param(["scale.gpus_per_node=4", "layout.cp=2", "layout.tp=2", "model.blocks=autograd"], id="cp2xtp2",
+                     marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_ranks_end_with_the_weights_of_one(layout, whole, data_of, tmp_path):
+    done = run(data_of(NAME), tmp_path, *layout)
+    assert done.code == 10, done.errors
+    assert largest_difference(state_of(tmp_path), state_of(whole)) < TOLERANCE
+    assert evaluated(tmp_path) == pytest.approx(evaluated(whole), rel=TOLERANCE)
+
+
+def test_losses_and_rates_are_reported(whole):
+    records = [json.loads(line) for line in (whole / "metrics_rank0.jsonl").read_text().splitlines()]
+    assert [record["learning_rate"] for record in records] == pytest.approx(
+        [0.008 * n / 3 for n in (1, 2, 3)], rel=1e-6
+    )
+    assert all(5.0 < record["loss"] < 6.0 for record in records)  # near ln 256
+
+
+def test_written_blocks_refuse_ranks_that_share_layers(data_of, tmp_path):
+    done = run(data_of(NAME), tmp_path, "scale.gpus_per_node=2", "layout.tp=2")
+    assert done.code not in (0, 10)
+    assert "layout.tp=2: written blocks have their layers to themselves" in done.errors
+    assert "Traceback" not in done.errors

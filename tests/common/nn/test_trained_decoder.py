@@ -1,0 +1,230 @@
+"""The halves of a trained decoder against the same weights under autograd: losses and the gradients of all weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from common.distributed.context_parallel.split import ContextSplit
+from common.errors import UnsupportedImplementation
+from common.nn.decoder import Decoder, DecoderArchitecture
+from common.nn.lora import TokenPlaces
+from common.nn.scratch import Scratch
+from common.nn.trained_decoder.decoder import TrainedDecoder
+from common.nn.trained_decoder.head import Head
+from common.nn.trained_decoder.operations import choose
+from common.nn.trained_decoder.products import Fp8TrainedProduct, WeightCasts, products_of
+from common.ops import cross_entropy
+from common.ops.fp8_cast.plain import widen_fp8
+from tests.generators import generator_of
+
+SMALL = DecoderArchitecture(
+    vocabulary=96, hidden=32, layers=3, heads=4, kv_heads=2, head_size=8, feed_forward=48,
+    norm_epsilon=1e-5, rope_base=100.0, initializer_range=0.15,
+)  # fmt: skip
+ROWS, LENGTH = 2, 24
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Plain:
+    attention: str = "torch"
+    rms_norm: str = "torch"
+    rope: str = "torch"
+    swiglu: str = "torch"
+
+
+class Holder(nn.Module):
+    """A layer with a weight."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+
+def decoder(dtype: torch.dtype = torch.float64) -> Decoder:
+    made = Decoder(SMALL, dtype=dtype)
+    made.initialise(generator_of)
+    for name, parameter in made.named_parameters():
+        if name.endswith("norm.weight"):
+            parameter.data.normal_(1.0, 0.1, generator=generator_of(name))
+    return made
+
+
+def trained(model: Decoder, linear: str = "torch", recomputed: int = 0) -> TrainedDecoder:
+    dtype = model.head.weight.dtype
+    operations, _ = choose(Plain(), SMALL, ContextSplit(LENGTH), CPU, dtype)
+    return TrainedDecoder(model, operations, linear, ROWS * LENGTH, recomputed)
+
+
+def rows(seed: int) -> Tensor:
+    return torch.randint(SMALL.vocabulary, (ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(seed))
+
+
+def loss(network: Decoder | TrainedDecoder, model: Decoder, seed: int = 1) -> Tensor:
+    head = Head(cross_entropy.IMPLEMENTATIONS["torch"].function, 20)
+    given = rows(seed)
+    hidden = network.hidden_states(given[:, :-1], TokenPlaces.whole(ROWS, LENGTH))
+    return head.summed_loss(hidden, model.head.weight, given[:, 1:].flatten(), 1.0 / (ROWS * LENGTH))
+
+
+def gradients(model: Decoder) -> dict[str, Tensor]:
+    found = {name: parameter.grad for name, parameter in model.named_parameters()}
+    assert all(gradient is not None for gradient in found.values())
+    return {name: gradient for name, gradient in found.items() if gradient is not None}
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+@pytest.mark.parametrize("recomputed", [0, 2])
+def test_written_backward_passes_are_those_of_autograd(recomputed: int) -> None:
+    ours, theirs = decoder(), decoder()
+    halves = trained(ours, recomputed=recomputed)
+    for seed in (1, 2):  # gradients of two micro-batches add up
+        found, expected = loss(halves, ours, seed), loss(theirs, theirs, seed)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0.0)
+        found.backward()
+        expected.backward()
+    wanted = gradients(theirs)
+    for name, gradient in gradients(ours).items():
+        assert error(gradient, wanted[name]) < 1e-12, name
+
+
+def test_without_gradients_nothing_is_added() -> None:
+    ours = decoder()
+    halves = trained(ours)
+    with torch.no_grad():
+        found = loss(halves, ours)
+    torch.testing.assert_close(found, loss(ours, ours).detach(), rtol=1e-12, atol=0.0)
+    assert all(parameter.grad is None for parameter in ours.parameters())
+
+
+def test_every_weight_says_once_that_its_gradient_is_there() -> None:
+    ours = decoder()
+    halves, heard = trained(ours, recomputed=1), []
+    for name, parameter in ours.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: heard.append(name))
+    loss(halves, ours).backward()
+    assert sorted(heard) == sorted(name for name, _ in ours.named_parameters())
+    of_layers = [int(name.split(".")[1]) for name in heard if name.startswith("layers.")]
+    assert of_layers == sorted(of_layers, reverse=True), "the last layer comes first"
+
+
+def test_ranks_that_share_layers_are_refused() -> None:
+    from common.distributed.tensor_parallel.ranks import TensorParallel
+
+    model = decoder()
+    model.parallel = TensorParallel.__new__(TensorParallel)
+    object.__setattr__(model.parallel, "size", 2)
+    with pytest.raises(UnsupportedImplementation, match=r"layout\.tp=2"):
+        trained(model)
+
+
+# FP8
+
+
+@pytest.mark.parametrize("recomputed", [0, 3])
+def test_fp8_follows_the_exact_gradients(recomputed: int) -> None:
+    """Once scales are known. e5m2 has two bits behind the point, so this is about the wiring; products are below."""
+    ours, exact = decoder(torch.bfloat16), decoder(torch.bfloat16).double()
+    halves = trained(ours, "fp8", recomputed)
+    loss(halves, ours).backward()
+    for parameter in ours.parameters():
+        parameter.grad = None
+    found, expected = loss(halves, ours), loss(exact, exact)
+    found.backward()
+    expected.backward()
+    assert abs(found.item() / expected.item() - 1) < 0.02
+    wanted = gradients(exact)
+    errors = {name: error(gradient, wanted[name]) for name, gradient in gradients(ours).items()}
+    assert max(errors.values()) < 0.4, errors
+    assert sum(errors.values()) / len(errors) < 0.25, errors
+
+
+def test_what_is_made_again_in_fp8_is_what_was_there() -> None:
+    one, other = decoder(torch.bfloat16), decoder(torch.bfloat16)
+    for model, recomputed in ((one, 0), (other, 3)):
+        halves = trained(model, "fp8", recomputed)
+        for _ in range(2):
+            loss(halves, model).backward()
+    wanted = gradients(other)
+    for name, gradient in gradients(one).items():  # SwiGLU's input differs by one rounding
+        assert error(gradient, wanted[name]) < 0.2, name
+
+
+def test_a_weight_is_cast_once_for_all_micro_batches_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = decoder(torch.bfloat16)
+    halves, casts = trained(ours, "fp8"), []
+    original = Fp8TrainedProduct._cast_weight
+    monkeypatch.setattr(Fp8TrainedProduct, "_cast_weight", lambda self: (casts.append(self), original(self)))
+    products = 4 * SMALL.layers
+    for expected in (products, 2 * products):
+        with halves.same_weights():
+            for _ in range(3):
+                loss(halves, ours).backward()
+        assert len(casts) == expected
+    loss(halves, ours)
+    loss(halves, ours)
+    assert len(casts) == 4 * products, "elsewhere weights may have changed before any pass"
+
+
+def test_a_changed_weight_is_the_one_that_the_next_step_uses() -> None:
+    ours = decoder(torch.bfloat16)
+    halves = trained(ours, "fp8")
+    with halves.same_weights():
+        before = loss(halves, ours).item()
+    with torch.no_grad():
+        for parameter in ours.layers.parameters():
+            parameter.mul_(0.5)
+    with halves.same_weights():
+        after = loss(halves, ours).item()
+    fresh = decoder(torch.bfloat16)
+    fresh.load_state_dict({name: p.detach() for name, p in ours.named_parameters()}, strict=False)
+    assert after != before
+    assert after == pytest.approx(loss(fresh, fresh).item(), rel=0.02)
+
+
+def test_an_evaluation_is_in_the_dtype_of_the_weights_and_moves_no_scale() -> None:
+    ours, plain = decoder(torch.bfloat16), decoder(torch.bfloat16)
+    halves, half = trained(ours, "fp8"), trained(plain)
+    loss(halves, ours).backward()
+    scales = {name: buffer.clone() for name, buffer in ours.named_buffers()}
+    with torch.no_grad():
+        assert torch.equal(loss(halves, ours), loss(half, plain))
+    assert all(torch.equal(buffer, scales[name]) for name, buffer in ours.named_buffers())
+
+
+def test_scales_are_buffers_and_fp8_weights_are_not() -> None:
+    ours = decoder(torch.bfloat16)
+    trained(ours, "fp8")
+    kinds = {buffer.dtype for _, buffer in ours.named_buffers()}
+    assert kinds == {torch.float32, torch.int32}
+    assert len([name for name, _ in ours.named_buffers() if name.endswith("scales")]) == 5 * SMALL.layers
+    assert {name for name, _ in ours.named_parameters()} == {name for name, _ in decoder().named_parameters()}
+
+
+def test_fp8_products_are_those_of_the_rounded_operands() -> None:
+    """Against float64 products of what the casts made: the results are rounded to 16 bits and nothing else."""
+    weight = nn.Parameter((torch.randn(48, 32, generator=generator_of("w")) * 0.1).bfloat16())
+    product = products_of(Holder(weight), "fp8", Scratch(CPU), WeightCasts())
+    assert isinstance(product, Fp8TrainedProduct)
+    x = torch.randn(64, 32, generator=generator_of("x")).bfloat16()
+    dy = (torch.randn(64, 48, generator=generator_of("dy")) * 1e-4).bfloat16()
+    x8, dy8 = product.cast_input(x, False), product.cast_gradient(dy)
+    y = product.multiply(x8)
+    w_wide = product._weight8.double() * product._weight_inverse.double()
+    x_wide, dy_wide = (widen_fp8(cast).double() for cast in (x8, dy8))
+    assert error(w_wide, weight.detach()) < 0.03
+    assert error(x_wide, x) < 0.03
+    assert error(dy_wide, dy) < 0.06
+    assert error(y, x_wide @ w_wide.t()) < 2**-8
+    assert error(product.input_gradient(dy8), dy_wide @ w_wide) < 2**-8
+    for again, operand in enumerate((x8, product.cast_again(x, x8.scale_inverse)), 1):
+        product.add_weight_gradient(dy8, operand)
+        assert weight.grad is not None
+        assert error(weight.grad, again * dy_wide.t() @ x_wide) < 2**-7

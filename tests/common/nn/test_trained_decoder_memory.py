@@ -1,0 +1,65 @@
+"""The memory that training of a whole decoder needs, against bytes counted by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from benchmarks.llama31_8b.config import Facts
+from common.errors import ConfigError
+from common.mlperf.fixed import fixed_facts
+from common.nn.trained_decoder.memory import Workspace, plan
+
+H200, H100 = 150_100_000_000, 85_000_000_000
+EIGHT_B = fixed_facts(Facts, "llama31_8b")
+WHOLE = Workspace(
+    EIGHT_B, tokens=8192, sharers=1, eval_tokens=8192, itemsize=2, master_bytes=2, shards=1, fp8=False,
+    head_chunk=2048, alone=True,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("masters", "shards", "bytes_each"), [(4, 1, 16), (2, 1, 14), (4, 8, 4 + 16 / 8)])
+def test_bytes_of_a_weight_in_training(masters: int, shards: int, bytes_each: float) -> None:
+    work = dataclasses.replace(WHOLE, master_bytes=masters, shards=shards)
+    assert work.state() == pytest.approx(8_030_261_248 * bytes_each)
+    assert dataclasses.replace(work, tokens=0).state() == 8_030_261_248 * 2
+
+
+def test_bytes_that_a_layer_keeps() -> None:
+    """Two residuals, q, k, v, o, log-sum-exp, two inverse roots; gate and up in 16 bits, or FP8 as products read it."""
+    shared = 2 * 2 * 4096 + 2 * 4 + 2 * (4096 + 1024 + 1024) + 2 * 4096 + 4 * 32
+    assert WHOLE.layer() == 8192 * (shared + 2 * 28672)
+    in_fp8 = dataclasses.replace(WHOLE, fp8=True)
+    assert in_fp8.layer() == 8192 * (shared + 2 * 4096 + 28672 + 14336)
+    assert dataclasses.replace(WHOLE, sharers=2).layer() == WHOLE.layer() + 8192 * 2 * 2048
+
+
+def test_the_whole_network_fits_an_h200_with_remainders_for_masters() -> None:
+    half, in_fp8 = plan(WHOLE, H200, None), plan(dataclasses.replace(WHOLE, fp8=True), H200, None)
+    assert half.recomputed_gate_up == 0
+    assert 0 < in_fp8.recomputed_gate_up < 8
+    assert max(half.total, in_fp8.total) <= H200
+    with_masters = plan(dataclasses.replace(WHOLE, master_bytes=4), H200, None)
+    assert with_masters.recomputed_gate_up > 16
+
+
+def test_sixty_four_h100_need_no_recomputation() -> None:
+    """Cisco's published run of this layout took 71.2 GB at its peak."""
+    work = dataclasses.replace(WHOLE, master_bytes=4, shards=64, fp8=True, alone=False)
+    found = plan(work, H100, None)
+    assert found.recomputed_gate_up == 0
+    assert 60e9 < found.total < 80e9
+
+
+def test_what_does_not_fit_says_how_much_is_missing_and_what_helps() -> None:
+    with pytest.raises(ConfigError, match=r"GB are missing; use optimizer\.masters=remainder"):
+        plan(dataclasses.replace(WHOLE, master_bytes=4, fp8=True), H200, None)
+    with pytest.raises(ConfigError, match="are missing"):
+        plan(dataclasses.replace(WHOLE, fp8=True), H200, 0)
+
+
+def test_a_plan_tells_its_parts() -> None:
+    told = plan(dataclasses.replace(WHOLE, fp8=True), H200, 5).in_words()
+    for part in ("weights in FP8 7.0", "weights, gradients and optimizer 112.4", "5 layers multiply gate and up once"):
+        assert part in told

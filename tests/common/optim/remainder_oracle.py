@@ -1,0 +1,68 @@
+"""Two optimizers on the same weights: with masters of their own, and with remainders."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from common.distributed.layout import Layout
+from common.optim.adaptive import AdamW
+from common.optim.clip import ClipNorm
+from common.optim.learning_rate import cosine_to
+from common.optim.optimizer import Optimizer, ParameterGroup
+from common.optim.shard import split_masters
+
+SHAPES = {"weight": (70, 33), "norm": (19,)}
+STEPS = 10
+
+
+def parameters(dtype: torch.dtype = torch.bfloat16) -> dict[str, nn.Parameter]:
+    """Drawn, the same every time."""
+    generator = torch.Generator().manual_seed(1)
+    return {
+        name: nn.Parameter((torch.randn(shape, generator=generator) * 0.1).to(dtype)) for name, shape in SHAPES.items()
+    }
+
+
+def optimizer(named: dict[str, nn.Parameter], masters: str, implementation: str) -> Optimizer:
+    """AdamW with decay on the matrix alone, clipped."""
+    groups = [
+        ParameterGroup({name: parameter}, weight_decay=0.1 if parameter.ndim > 1 else 0.0)
+        for name, parameter in named.items()
+    ]
+    rule, schedule = AdamW(0.9, 0.95, 1e-5), cosine_to(1e-2, 1e-3, 20, 3)
+    return Optimizer(
+        groups, rule, schedule, Layout(), grad_divisor=2.0, clip=ClipNorm(1.0, "after_reduction"),
+        implementation=implementation, masters=masters,
+    )  # fmt: skip
+
+
+def step(one: Optimizer, named: dict[str, nn.Parameter], seed: int, allowed: bool = True) -> None:
+    """An update with made-up gradients."""
+    one.begin()
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in named.values():
+        assert parameter.grad is not None
+        parameter.grad.copy_(torch.randn(parameter.shape, generator=generator))
+    one.measure()
+    one.write(torch.tensor(allowed))
+
+
+def steps_of_both(implementation: str) -> None:
+    """Masters and moments are the same bit for bit, and weights the nearest to their masters."""
+    ours, theirs = parameters(), parameters()
+    short, wide = optimizer(ours, "remainder", implementation), optimizer(theirs, "fp32", implementation)
+    for seed in range(STEPS):
+        step(short, ours, seed, allowed=seed != 4)
+        step(wide, theirs, seed, allowed=seed != 4)
+    found, expected = short.state_dict(), wide.state_dict()
+    assert found.keys() == expected.keys()
+    for kind in ("masters", "exp_avg", "exp_avg_sq"):
+        for name, tensor in expected[kind].items():
+            assert found[kind][name].dtype == torch.float32
+            assert torch.equal(found[kind][name], tensor), f"{kind} of {name}"
+    for name, parameter in ours.items():
+        assert torch.equal(parameter.detach(), split_masters(expected["masters"][name])[0])
+    assert {name: state.dtype for name, state in short.named_state() if "masters" in name} == {
+        "masters.bfloat16": torch.int16
+    }

@@ -1,0 +1,72 @@
+"""Masters that are kept as a bfloat16 weight and 16 further bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from remainder_oracle import STEPS, optimizer, parameters, step, steps_of_both
+from torch import nn
+
+from common.distributed.layout import Layout
+from common.optim.adaptive import LAMB
+from common.optim.learning_rate import constant
+from common.optim.momentum import SGD
+from common.optim.optimizer import Optimizer, ParameterGroup
+from common.optim.shard import joined_masters, split_masters
+
+
+def test_any_float32_comes_back_bit_for_bit() -> None:
+    generator = torch.Generator().manual_seed(1)
+    bits = torch.randint(-(2**31), 2**31, (100_000,), generator=generator).to(torch.int32)
+    values = bits.view(torch.float32)
+    assert torch.equal(joined_masters(*split_masters(values)).view(torch.int32), bits)
+
+
+def test_the_weight_is_the_nearest_and_of_two_the_larger() -> None:
+    """Hand-worked around 1: bfloat16's next number is 1 + 2^-7, so that 1 + 2^-8 lies between the two."""
+    values = torch.tensor([1.0, 1.0 + 2**-9, 1.0 + 2**-8, 1.0 + 2**-8 - 2**-20, -1.0 - 2**-8, 1.0 + 2**-7])
+    nearest, remainders = split_masters(values)
+    assert nearest.tolist() == [1.0, 1.0, 1.0 + 2**-7, 1.0, -1.0 - 2**-7, 1.0 + 2**-7]
+    assert remainders.tolist() == [0, 2**14, -(2**15), 2**15 - 8, -(2**15), 0]
+    drawn = torch.randn(10_000, generator=torch.Generator().manual_seed(2))
+    assert torch.equal(split_masters(drawn)[0], drawn.bfloat16()), "without ties it is PyTorch's own rounding"
+
+
+def test_updates_are_those_of_float32_masters() -> None:
+    steps_of_both("torch")
+
+
+def test_a_state_goes_on_with_either_kind_of_masters() -> None:
+    whole, saved = parameters(), {}
+    first = optimizer(whole, "remainder", "torch")
+    for seed in range(STEPS):
+        if seed == 5:
+            saved = {"weights": {name: p.detach().clone() for name, p in whole.items()}, "state": first.state_dict()}
+        step(first, whole, seed)
+    for masters in ("fp32", "remainder"):
+        named = parameters()
+        resumed = optimizer(named, masters, "torch")
+        with torch.no_grad():
+            for name, parameter in named.items():
+                parameter.copy_(saved["weights"][name])
+        resumed.load_state_dict(saved["state"])
+        for seed in range(5, STEPS):
+            step(resumed, named, seed)
+        for name, master in first.state_dict()["masters"].items():
+            assert torch.equal(resumed.state_dict()["masters"][name], master)
+
+
+def test_other_weights_keep_masters_of_their_own() -> None:
+    named = parameters(torch.float32)
+    one = optimizer(named, "remainder", "torch")
+    step(one, named, 0)
+    assert not any(state.dtype == torch.int16 for _, state in one.named_state())
+
+
+@pytest.mark.parametrize("rule", [LAMB(), SGD(0.9)])
+def test_other_rules_are_refused(rule: LAMB | SGD) -> None:
+    group = ParameterGroup({"weight": nn.Parameter(torch.ones(4, dtype=torch.bfloat16))}, trust_ratio=True)
+    if isinstance(rule, SGD):
+        group = ParameterGroup(group.parameters)
+    with pytest.raises(ValueError, match="Adam and AdamW only"):
+        Optimizer([group], rule, constant(0.1), Layout(), grad_divisor=1, masters="remainder")

@@ -1,0 +1,165 @@
+"""Llama 3.1's training on a GPU: gradients against float64, captured iterations, and FP8 beside bf16 on text."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.llama31_8b.workload import LlamaPretraining
+from common import cli
+from common.config.composition import compose
+from common.data.batches import Batch
+from common.distributed.layout import Layout
+from common.nn.decoder import Decoder
+from common.step.graphs import StepRunner
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.gpu
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+GPU = torch.device("cuda")
+WITH_FP8 = pytest.mark.skipif(torch.cuda.get_device_capability() < (8, 9), reason="needs FP8 units")
+LINEAR = pytest.mark.parametrize("linear", ["torch", pytest.param("fp8", marks=WITH_FP8)])
+BOUNDS = {"torch": (0.002, 0.06), "fp8": (0.02, 0.4)}
+"""Of the loss and of a gradient, relative: e5m2 has two bits behind the point, so that is the wiring."""
+
+ROWS, LENGTH, VOCABULARY = 2, 384, 512
+STEPS, MEAN_OF, CLOSE = 200, 20, 0.01
+"""Of the curves; how far the mean losses may be apart."""
+
+
+def workload(*overrides: str, seed: int = 3) -> LlamaPretraining:
+    """A network of some layers, on a GPU."""
+    facts = {
+        "hidden": 512, "layers": 3, "heads": 4, "kv_heads": 2, "head_size": 128, "feed_forward": 1024,
+        "vocabulary": VOCABULARY, "row_length": LENGTH, "initializer_range": 0.04, "rope_original_context": 256,
+    }  # fmt: skip
+    given = [f"benchmark.facts.{name}={value}" for name, value in facts.items()]
+    run, _ = cli.load(
+        compose(["benchmark=llama31_8b", "scale=test", "device=cuda", "precision=bf16", *given, *overrides])
+    )
+    return LlamaPretraining(run, Layout(run.layout, seed=seed, device=GPU))
+
+
+def rows(seed: int = 1) -> Tensor:
+    generator = torch.Generator(GPU).manual_seed(seed)
+    return torch.randint(VOCABULARY, (ROWS, LENGTH + 1), generator=generator, device=GPU, dtype=torch.int32)
+
+
+def gradients(model: Decoder) -> dict[str, Tensor]:
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def batch(tokens: Tensor) -> Batch:
+    return Batch({"tokens": tokens}, ROWS)
+
+
+@LINEAR
+@pytest.mark.parametrize("recomputed", [0, 3])
+def test_gradients_follow_float64(linear: str, recomputed: int) -> None:
+    ours = workload(f"model.linear={linear}", f"model.recomputed_gate_up={recomputed}")
+    exact = workload("precision=fp64", "model.blocks=autograd")
+    exact.model.load_state_dict({name: p.double() for name, p in ours.model.named_parameters()})
+    for _ in range(2):  # the second use has the scale of the first
+        ours.model.zero_grad()
+        found = ours.loss(batch(rows())).total
+        found.backward()
+    expected = exact.loss(batch(rows())).total
+    expected.backward()
+    of_loss, of_gradient = BOUNDS[linear]
+    torch.testing.assert_close(found.double(), expected, rtol=of_loss, atol=0)
+    wanted = gradients(exact.model)
+    found_gradients = gradients(ours.model)
+    assert found_gradients.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        error = (found_gradients[name].double() - gradient).norm() / gradient.norm()
+        assert error < of_gradient, f"{name}: {error}"
+
+
+def trained(steps: int, capture: bool, *overrides: str) -> tuple[LlamaPretraining, list[float]]:
+    """So many iterations of two micro-batches on one set of rows after another, without waiting for the device."""
+    made = workload("hparams.global_batch_size=4", "micro_batch=2", *overrides)
+    step = made.build_step()
+    runner = StepRunner(step, made.model, made.cfg.grad_accumulation_steps, capture)
+    given = [[batch(rows(2 * number)), batch(rows(2 * number + 1))] for number in range(steps)]
+    runner.warm_up(made.example_batches())
+    results = []
+    torch.cuda.synchronize()
+    with runner.on_stream():
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for number in range(steps):
+                result = runner(given[number])
+                results.append((result.names, result.values.clone()))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    losses = [step.read(names, values.tolist()).metrics["loss"] for names, values in results]
+    assert not runner.uncaptured
+    runner.close()
+    return made, losses
+
+
+@LINEAR
+@pytest.mark.parametrize("masters", ["fp32", "remainder"])
+def test_captured_iterations_are_those_of_an_eager_run(linear: str, masters: str) -> None:
+    given = (f"model.linear={linear}", f"optimizer.masters={masters}", "model.attention=torch")
+    _, captured = trained(6, True, *given)
+    _, eager = trained(6, False, *given)
+    assert captured == pytest.approx(eager, rel=2e-3)
+    assert captured[-1] != captured[0]
+
+
+def test_masters_that_are_kept_as_remainders_change_nothing() -> None:
+    runs = [
+        trained(6, False, f"optimizer.masters={masters}", "model.attention=torch") for masters in ("fp32", "remainder")
+    ]
+    (one, losses), (other, others) = runs
+    assert losses == pytest.approx(others, rel=1e-3)
+    for (name, weight), twin in zip(one.model.named_parameters(), other.model.parameters(), strict=True):
+        error = (weight.float() - twin.float()).norm() / weight.float().norm()
+        assert error < 1e-2, name
+
+
+def text() -> np.ndarray:
+    """Bytes of the documentation."""
+    pages = sorted((ROOT / "docs").glob("*.md"))
+    return np.concatenate([np.frombuffer(page.read_bytes(), np.uint8) for page in pages]).astype(np.int32)
+
+
+def curve(linear: str, ids: np.ndarray) -> list[float]:
+    """Losses of ``STEPS`` steps from one start, with one order of rows."""
+    facts = {"hidden": 1024, "layers": 4, "heads": 8, "kv_heads": 2, "feed_forward": 3584, "vocabulary": 256}
+    made = workload(
+        *(f"benchmark.facts.{name}={value}" for name, value in facts.items()), f"model.linear={linear}",
+        "benchmark.facts.initializer_range=0.02", "hparams.global_batch_size=16", "micro_batch=16",
+        "hparams.base_learning_rate=1e-3", "hparams.warmup_steps=20",
+    )  # fmt: skip
+    step = made.build_step()
+    runner = StepRunner(step, made.model, made.cfg.grad_accumulation_steps)
+    runner.warm_up(made.example_batches())
+    random, results = np.random.default_rng(1), []
+    for _ in range(STEPS):
+        starts = random.integers(0, len(ids) - LENGTH - 1, 16)
+        tokens = torch.from_numpy(np.stack([ids[start : start + LENGTH + 1] for start in starts])).to(GPU)
+        with runner.on_stream():
+            result = runner([Batch({"tokens": tokens}, 16)])
+            results.append((result.names, result.values.clone()))
+    torch.cuda.synchronize()
+    runner.close()
+    return [step.read(names, values.tolist()).metrics["loss"] for names, values in results]
+
+
+@WITH_FP8
+def test_fp8_learns_text_as_bf16_does() -> None:
+    ids = text()
+    means = {linear: np.array(curve(linear, ids)).reshape(-1, MEAN_OF).mean(1).tolist() for linear in ("torch", "fp8")}
+    for linear, losses in means.items():
+        print(f"{linear}: {' '.join(f'{loss:.4f}' for loss in losses)}")
+    assert means["torch"][-1] < 0.7 * means["torch"][0]
+    for half, fp8 in zip(means["torch"], means["fp8"], strict=True):
+        assert abs(fp8 / half - 1) < CLOSE
