@@ -71,14 +71,6 @@ def test_the_average_follows_the_recursion(dtype, rtol):
     assert all(torch.equal(evaluated[name], average.to(dtype)) for name, average in ours.items())
 
 
-def test_masters_that_are_remainders_average_to_the_same_bits():
-    both = [
-        averaged(Layout(seed=7), rule="lamb", dtype=torch.bfloat16, masters=masters)
-        for masters in ("fp32", "remainder")
-    ]
-    assert equal(*both)
-
-
 def test_it_starts_as_a_copy_of_the_initial_weights():
     trainee = Averaged(Layout(seed=7), dtype=torch.bfloat16)
     assert equal(trainee.averages(), trainee.weights())

@@ -9,6 +9,7 @@ from torch import nn
 
 from common.distributed.layout import Layout
 from common.optim.adaptive import LAMB
+from common.optim.ema import WeightAverage
 from common.optim.learning_rate import constant
 from common.optim.momentum import SGD
 from common.optim.optimizer import Optimizer, ParameterGroup
@@ -54,6 +55,21 @@ def test_a_state_goes_on_with_either_kind_of_masters() -> None:
             step(resumed, named, seed)
         for name, master in first.state_dict()["masters"].items():
             assert torch.equal(resumed.state_dict()["masters"][name], master)
+
+
+def test_averages_are_of_the_values_that_weight_and_remainder_are() -> None:
+    averages = []
+    for masters in ("fp32", "remainder"):
+        named = parameters()
+        trained = optimizer(named, masters, "torch")
+        average = WeightAverage(trained, 0.75)
+        for seed in range(3):
+            step(trained, named, seed)
+            average.write(torch.ones((), dtype=torch.bool))
+        averages.append(average.state_dict()["average"])
+    fp32, remainder = averages
+    assert fp32.keys() == remainder.keys()
+    assert all(torch.equal(remainder[name], value) for name, value in fp32.items())
 
 
 def test_other_weights_keep_masters_of_their_own() -> None:
