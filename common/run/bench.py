@@ -123,10 +123,11 @@ LABEL = 36
 
 @dataclass(frozen=True)
 class Timing:
-    """Measured iterations: milliseconds of one, samples of one over all ranks."""
+    """Measured iterations: milliseconds of one, samples of one over all ranks, whether the last one updated nothing."""
 
     step_ms: float
     samples: int
+    overflow: bool = False
 
     @property
     def throughput(self) -> float:
@@ -245,7 +246,9 @@ def _time_step(runner: StepRunner, batches: list[Batch], warmup: int, steps: int
         for _ in range(warmup):
             runner(batches)
         seconds = _timed(lambda: [runner(batches) for _ in range(steps)], runner.cuda)
-    return Timing(seconds / steps * 1e3, sum(batch.samples for batch in batches))
+        result = runner(batches)
+        last = runner.step.read(result.names, result.values.tolist())
+    return Timing(seconds / steps * 1e3, sum(batch.samples for batch in batches), last.overflow)
 
 
 def _timed(work: object, cuda: bool) -> float:
@@ -270,6 +273,8 @@ def _step_text(timing: Timing, run: RunConfig, workload: Workload, device: torch
     rows = {
         "step": f"{timing.step_ms:.3f} ms, {_rate(timing.throughput)} samples/s ({_rate(per_rank)} a rank)",
     }
+    if timing.overflow:
+        rows["step: not valid"] = "the last gradients were not finite, so that nothing was updated"
     if device.type == "cuda":
         peak = next((v for k, v in PEAK_FLOPS.items() if k in torch.cuda.get_device_name(device)), None)
         flops = workload.sample_flops() * per_rank
