@@ -9,6 +9,7 @@ are overrides, such as ``reader.eval_batch=680`` or ``model.decode_look_ahead=8`
 
 from __future__ import annotations
 
+import math
 import statistics
 import string
 import sys
@@ -215,13 +216,19 @@ def give_weights(model: Rnnt) -> None:
 
 @torch.no_grad()
 def find_rate(model: Rnnt, evaluation: Transcription, tokens: int, steps: int = 12) -> None:
-    """Choose how far the audio must go up or down, so that all utterances together have about so many tokens."""
+    """Choose how far the audio must go up or down, so that all utterances together have about so many tokens.
+
+    Raises:
+        RuntimeError: what the encoder says is not finite.
+    """
     decoder, joint = evaluation.decoder, model.joint
     joint.joint_enc.bias[:2] = 0.0
     evaluation.encode()
     real_SN = torch.arange(len(decoder.f_SNJ), device=decoder.length_N.device)[:, None] < decoder.length_N
     heard = decoder.f_SNJ[:, :, 0][real_SN].float()
     deviation, mean = float(heard.std()), float(heard.mean())
+    if not math.isfinite(deviation):
+        raise RuntimeError("the encoder gives numbers that are not finite: its LSTM or the features are wrong")
     joint.joint_enc.weight[:2] /= deviation
     joint.joint_enc.bias[0], joint.joint_enc.bias[1] = -mean / deviation, mean / deviation
     evaluation.encode()

@@ -97,7 +97,7 @@ def open_raw(raw_dir: Path, train_subsets: Sequence[str] | None = None) -> RawSp
             f"raw folder {raw_dir} does not exist; run 'mlperf-suite download benchmark=rnnt', or generate a stand-in"
         )
     root = raw_dir / FOLDER if (raw_dir / FOLDER).is_dir() else raw_dir
-    stand_in = description_of(raw_dir)
+    stand_in = description_of(raw_dir.parent if raw_dir.name == FOLDER else raw_dir)
     if train_subsets is None:
         train_subsets = TRAIN_SUBSETS
         if stand_in is not None:

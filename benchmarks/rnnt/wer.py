@@ -70,30 +70,33 @@ class WordErrors:
         return [self._numbers.get(word, _NOWHERE) for word in text.split()]
 
 
-def _distances(references: Sequence[Sequence[int]], hypotheses: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+def _distances(references: Sequence[Sequence[int]], hypotheses: Sequence[Sequence[int]]) -> NDArray[np.int32]:
     """(N,) the distance of each pair; the references do not become longer from one to the next.
 
     A row of the usual table for one more word of each reference, all utterances side by side. A row's insertions,
-    d[w] = min over v <= w of (t[v] + w - v), are a running minimum of t[v] - v.
+    d[w] = min over v <= w of (t[v] + w - v), are a running minimum of t[v] - v, over twice as many v at each step.
     """
-    reference_NR, lengths_N = _padded(references, _NO_REFERENCE)
-    hypothesis_NW, widths_N = _padded(hypotheses, _NO_HYPOTHESIS)
-    places_W1 = np.arange(hypothesis_NW.shape[1] + 1)
-    distance_NW1 = np.repeat(places_W1[None], len(references), axis=0)
-    for word in range(reference_NR.shape[1]):
+    reference_RN, lengths_N = _padded(references, _NO_REFERENCE)
+    hypothesis_WN, widths_N = _padded(hypotheses, _NO_HYPOTHESIS)
+    places_W1 = np.arange(len(hypothesis_WN) + 1, dtype=np.int32)[:, None]
+    distance_WN = np.repeat(places_W1, len(references), axis=1)
+    for word, reference_N in enumerate(reference_RN):
         going_on = int(np.count_nonzero(lengths_N > word))
-        before_NW1, wrong_NW = distance_NW1[:going_on], hypothesis_NW[:going_on] != reference_NR[:going_on, word, None]
-        without_NW1 = before_NW1 + 1
-        np.minimum(without_NW1[:, 1:], before_NW1[:, :-1] + wrong_NW, out=without_NW1[:, 1:])
-        without_NW1 -= places_W1
-        np.minimum.accumulate(without_NW1, axis=1, out=without_NW1)
-        np.add(without_NW1, places_W1, out=distance_NW1[:going_on])
-    return distance_NW1[np.arange(len(references)), widths_N]
+        before_WN, wrong_WN = distance_WN[:, :going_on], hypothesis_WN[:, :going_on] != reference_N[:going_on]
+        found_WN = before_WN + 1
+        np.minimum(found_WN[1:], before_WN[:-1] + wrong_WN, out=found_WN[1:])
+        found_WN -= places_W1
+        reach = 1
+        while reach < len(found_WN):
+            np.minimum(found_WN[reach:], found_WN[:-reach], out=found_WN[reach:])
+            reach *= 2
+        np.add(found_WN, places_W1, out=before_WN)
+    return distance_WN[widths_N, np.arange(len(references))]
 
 
-def _padded(rows: Sequence[Sequence[int]], padding: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The rows in one array, and how long each is."""
+def _padded(rows: Sequence[Sequence[int]], padding: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """The rows side by side in one array, and how long each is."""
     lengths_N = np.array([len(row) for row in rows])
-    padded = np.full((len(rows), int(lengths_N.max(initial=0))), padding)
+    padded = np.full((len(rows), int(lengths_N.max(initial=0))), padding, dtype=np.int32)
     padded[np.arange(padded.shape[1]) < lengths_N[:, None]] = [number for row in rows for number in row]
-    return padded, lengths_N
+    return np.ascontiguousarray(padded.T), lengths_N

@@ -252,8 +252,10 @@ def _time_step(runner: StepRunner, batches: list[Batch], warmup: int, steps: int
         before = meter.energy_joules()
         seconds = _timed(lambda: [runner(batches) for _ in range(steps)], runner.cuda)
         after = meter.energy_joules()
+        result = runner(batches)
+        last = runner.step.read(result.names, result.values.tolist())
     joules = None if before is None or after is None else (after - before) / steps
-    return Timing(seconds / steps * 1e3, sum(batch.samples for batch in batches), joules)
+    return Timing(seconds / steps * 1e3, sum(batch.samples for batch in batches), joules, last.overflow)
 
 
 def _timed(work: object, cuda: bool) -> float:
@@ -286,6 +288,8 @@ def _step_text(timing: Timing, run: RunConfig, workload: Workload, device: torch
     rows = {
         "step": f"{timing.step_ms:.3f} ms, {_rate(timing.throughput)} samples/s ({_rate(per_rank)} a rank)",
     }
+    if timing.overflow:
+        rows["step: not valid"] = "the last gradients were not finite, so that nothing was updated"
     if device.type == "cuda":
         peak = next((v for k, v in PEAK_FLOPS.items() if k in torch.cuda.get_device_name(device)), None)
         flops = workload.sample_flops() * per_rank

@@ -22,11 +22,13 @@ class Timing:
         step_ms: milliseconds of one.
         samples: of one, over all ranks.
         joules: that the GPU of this rank took in one; None where it is not known.
+        overflow: the last one updated nothing, since a gradient was not finite.
     """
 
     step_ms: float
     samples: int
     joules: float | None = None
+    overflow: bool = False
 
     @property
     def throughput(self) -> float:

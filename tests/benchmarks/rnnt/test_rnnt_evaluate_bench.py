@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.rnnt.evaluate_bench import TOKENS_A_SECOND, Measured, described, main, measure
+from benchmarks.rnnt.model import Rnnt
 from benchmarks.rnnt.workload import SpeechRecognition
 from common.config import loading
 from common.config.composition import compose
@@ -37,6 +38,17 @@ def test_times_are_told(run, measured):
     assert measured.predict > 0
     assert measured.faster > 0
     assert f"24 utterances of {measured.audio_seconds / 3600:.2f} h" in described(run, measured)
+
+
+def test_an_encoder_that_gives_no_numbers_is_not_measured(run, monkeypatch):
+    def nothing(model, features_TBF, frames_B):
+        encoded_SBJ, joined_B = encode(model, features_TBF, frames_B)
+        return encoded_SBJ.fill_(float("nan")), joined_B
+
+    encode = Rnnt.encode
+    monkeypatch.setattr(Rnnt, "encode", nothing)
+    with pytest.raises(RuntimeError, match="not finite"):
+        measure(SpeechRecognition(run, Layout(run.layout, seed=1)), times=1)
 
 
 def test_without_a_gpu_there_is_nothing_to_measure(monkeypatch):

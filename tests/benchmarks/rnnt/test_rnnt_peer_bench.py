@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 import torch
 from plain_rnnt import PlainRnnt
 from torch import Tensor
 
 from benchmarks.rnnt.config import Facts
-from benchmarks.rnnt.peer_bench import Peer, micro_batch, parts_of, step_of
+from benchmarks.rnnt.peer_bench import Peer, micro_batch, parts_of, step_of, torchaudio_loss
+from common.errors import ConfigError
 from common.mlperf.fixed import fixed_facts
 
 CPU = torch.device("cpu")
@@ -101,3 +104,9 @@ def test_it_is_measured_with_lengths_of_ours():
     tensors = micro_batch(fixed_facts(Facts, "rnnt", mel_filters=20), 4, True, CPU)
     assert tensors["features"].shape == (409, 4, 60)
     assert tensors["tokens"].shape == (4, 56)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchaudio") is not None, reason="torchaudio is installed")
+def test_without_torchaudio_it_says_so():
+    with pytest.raises(ConfigError, match="torchaudio's, which cannot be imported"):
+        torchaudio_loss(6, torch.float32)

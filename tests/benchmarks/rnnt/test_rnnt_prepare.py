@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import raw_speech
 from raw_speech import VOCABULARY, samples_of, write_flac
-from sentencepiece import SentencePieceProcessor
+from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
 from benchmarks.rnnt.preparation import flac, pipeline
 from benchmarks.rnnt.prepare import COMMANDS, prepare, verify
 from benchmarks.rnnt.prepared import open_prepared
+from benchmarks.rnnt.raw import open_raw
 from common.data.manifest import digest
 from common.errors import ConfigError, DataError
 
@@ -92,6 +93,27 @@ def test_the_tokenizer_has_the_benchmarks_options_and_is_made_of_training_alone(
     letters = {letter for piece in map(known.id_to_piece, range(1, VOCABULARY)) for letter in piece}
     said = " ".join(line for place, lines in raw_speech.TEXTS.items() if "dev" not in place for line in lines)
     assert letters == set(said.lower().replace(" ", "▁"))
+
+
+def test_the_tokenizer_is_what_the_reference_trains_of_a_file(data_dir, tmp_path):
+    text = tmp_path / "transcripts.txt"
+    said = [line for place, lines in sorted(raw_speech.TEXTS.items()) if "dev" not in place for line in lines]
+    text.write_text("".join(f"{line.lower()}\n" for line in said))
+    SentencePieceTrainer.train(
+        f"--input={text} --model_prefix={tmp_path / 'reference'} --model_type=unigram --vocab_size={VOCABULARY} "
+        "--character_coverage=1.0 --bos_id=-1 --eos_id=-1 --minloglevel=2"
+    )
+    reference = SentencePieceProcessor(model_file=str(tmp_path / "reference.model"))
+    ours = SentencePieceProcessor(model_file=str(data_dir / "tokenizer.model"))
+
+    def scores(model: SentencePieceProcessor) -> list[tuple[str, float]]:
+        return [(model.id_to_piece(place), model.get_score(place)) for place in range(model.vocab_size())]
+
+    assert scores(ours) == scores(reference)
+
+
+def test_a_stand_in_is_one_however_its_folder_is_named(raw_dir):
+    assert open_raw(raw_dir / "LibriSpeech").stand_in == open_raw(raw_dir).stand_in == {"vocabulary": VOCABULARY}
 
 
 def test_the_manifest_counts_what_is_there(data_dir):

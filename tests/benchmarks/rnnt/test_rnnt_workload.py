@@ -25,7 +25,9 @@ from common.distributed.layout import Layout
 from common.errors import ConfigError, UnsupportedImplementation
 from common.mlperf.admission import admit
 from common.mlperf.events import hyperparameters
+from common.mlperf.parsed_log import read_log
 from tests.capturable import Capturable
+from tests.conftest import Finished, suite
 
 RULESETS = ["1.0.0", "1.1.0", "2.0.0", "2.1.0", "3.0.0", "3.1.0"]
 LOGGING = Path(mlperf_logging.compliance_checker.__file__).parents[1]
@@ -243,3 +245,26 @@ def test_an_iteration_can_be_captured():
 
 def test_kernels_have_kinds():
     assert {"joint", "transducer loss"} <= {kind for kind, _ in built().kernel_names()}
+
+
+def trained(data: Path, output: Path, *overrides: str) -> Finished:
+    given = ["scale=test", "device=cpu", "seed=2", "benchmark.schedule.last_epoch=1", *overrides]
+    return suite("train", "benchmark=rnnt", *given, f"data_dir={data}", f"output_dir={output}")
+
+
+def test_an_epoch_has_whole_batches_and_the_log_says_how_many_utterances(data_of, tmp_path):
+    done = trained(data_of("rnnt"), tmp_path, "benchmark.train_samples=35")
+    assert done.code in (0, 10), done.errors
+    log = read_log(tmp_path / "mlperf.log")
+    assert log.value("train_samples") == 32
+    samples = [json.loads(line)["samples"] for line in (tmp_path / "metrics_rank0.jsonl").read_text().splitlines()]
+    assert samples == [8, 16, 24, 32]
+    initialised = [event.metadata["tensor"] for event in log.events if event.key == "weights_initialization"]
+    assert initialised == list(PARTS)
+
+
+def test_too_few_utterances_for_an_epoch_are_one_error(data_of, tmp_path):
+    done = trained(data_of("rnnt"), tmp_path, "benchmark.train_samples=64")
+    assert done.code not in (0, 10)
+    assert "36 training utterances last up to 16.7 s" in done.errors
+    assert "Traceback" not in done.errors

@@ -57,6 +57,12 @@ def test_without_data_the_step_alone_is_measured(tmp_path, capsys):
     assert f"not measured: there are no prepared data in {tmp_path / 'none'}" in said
 
 
+def test_a_step_whose_gradients_are_not_finite_is_no_measurement(capsys):
+    assert "not valid" not in bench(capsys, "bench.only=step")
+    said = bench(capsys, "bench.only=step", "hparams.base_learning_rate=1.0e+30", "bench.warmup_steps=2")
+    assert re.search(r"^step: not valid +the last gradients were not finite", said, re.MULTILINE)
+
+
 @pytest.mark.parametrize(
     ("kernel", "kind"),
     [

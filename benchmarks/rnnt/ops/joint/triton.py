@@ -36,7 +36,8 @@ class Backward(NamedTuple):
 
     Attributes:
         frames: of one utterance. The more there are, the fewer partial sums are written.
-        warps: of the program.
+        warps: of the program; with no more than have a row's elements between them, a thread has the same of all rows,
+            and adds them up alone.
         stages: 1 for plain loads, more for rows under way while others are added up.
     """
 
@@ -57,7 +58,7 @@ class Columns(NamedTuple):
     warps: int
 
 
-TILES: dict[str, Any] = {"forward": Forward(8, 4), "backward": Backward(16, 8, 2), "columns": Columns(4, 4)}
+TILES: dict[str, Any] = {"forward": Forward(4, 2), "backward": Backward(16, 2, 1), "columns": Columns(4, 4)}
 """Pass to its tile. ``bench --sweep`` times others."""
 
 

@@ -85,7 +85,8 @@ class LossPasses(NamedTuple):
     Attributes:
         labels: (tokens_BU, rows) to the label of every row, int32.
         statistics: (logits_RV, label_R) to :class:`Statistics`.
-        product: (h_RH, weight_VH, bias_V, label_R, first, rows) to logits_RV and their statistics.
+        product: (h_RH, weight_VH, bias_V, label_R, first, rows) to logits_RV and their statistics. Rows of h that do
+            not exist hold anything, and may be overwritten.
         recursion: (statistics, rows) to :class:`Recursion`.
         transitions: (statistics, recursion, d_loss_B, rows) to :class:`Transitions`.
         choose: (transitions, label_R, d_loss_B, dtype) to the rows that gradients in ``dtype`` are made of, or None for

@@ -47,7 +47,8 @@ def statistics_torch(logits_RV: Tensor, label_R: Tensor) -> Statistics:
 def product_torch(
     h_RH: Tensor, weight_VH: Tensor, bias_V: Tensor, label_R: Tensor, first: int, rows: PackedRows
 ) -> tuple[Tensor, Statistics]:
-    """Logits and their statistics."""
+    """Logits and their statistics; rows of h that do not exist, which may hold anything, become zero."""
+    h_RH.masked_fill_((label_R == NO_ROW)[:, None], 0)
     logits_RV = torch.nn.functional.linear(h_RH, weight_VH, bias_V)
     return logits_RV, statistics_torch(logits_RV, label_R)
 

@@ -21,8 +21,9 @@ Programs stay, one for each multiprocessor, and walk over tiles of which those n
 other have the same rows, so that these come out of the L2 cache for all but one of them, as the weight does.
 
 Tiles come either through pointers or, on GPUs that have it, through the tensor memory accelerator, whose descriptors
-take fewer registers and instructions. That fills what lies beyond a tensor with zeros and writes nothing there, but
-knows nothing of rows that do not exist: they are computed, if at all, to be ignored.
+take fewer registers and instructions. That fills what lies beyond a tensor with zeros, but
+knows nothing of rows that do not exist: they are computed, if at all, to be ignored. Results are written through
+pointers, which takes less shared memory.
 
 Legend: M rows, beginning with ``first``, H width, V classes.
 """
@@ -40,7 +41,7 @@ def transducer_product_kernel(
     h,  # (M, H)
     weight,  # (V, H)
     bias_ptr,  # (V,)
-    logits,  # (M, V)
+    logits_ptr,  # (M, V)
     partial_ptr,  # (V / BLOCK_V, M) fp32
     end_ptr,  # number of all rows, int64
     first, M,
@@ -48,7 +49,7 @@ def transducer_product_kernel(
     BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr,
     FLATTEN: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs,). With DESCRIBED h, weight and logits are descriptors, else pointers."""
+    """Grid (programs,). With DESCRIBED h and weight are descriptors, else pointers."""
     count = existing(end_ptr, first, M)
     across: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     depth = tl.arange(0, BLOCK_H)
@@ -74,13 +75,10 @@ def transducer_product_kernel(
         bias = tl.load(bias_ptr + read)
         rounded = (total + bias.to(tl.float32)[None, :]).to(bias_ptr.dtype.element_ty)
         exists = row < count
-        if DESCRIBED:
-            logits.store([begin_m, begin_v], rounded)
-        else:
-            mask = exists[:, None]
-            if V % BLOCK_V:
-                mask = mask & (column < V)[None, :]
-            tl.store(logits + row.to(tl.int64)[:, None] * V + column[None, :], rounded, mask=mask)
+        mask = exists[:, None]
+        if V % BLOCK_V:
+            mask = mask & (column < V)[None, :]
+        tl.store(logits_ptr + row.to(tl.int64)[:, None] * V + column[None, :], rounded, mask=mask)
         total = rounded.to(tl.float32)
         if V % BLOCK_V:
             total = tl.where((column < V)[None, :], total, float("-inf"))
@@ -103,7 +101,7 @@ def transducer_input_gradient_kernel(
 ):  # fmt: skip
     """Grid (programs,). With DESCRIBED d_logits and weight are descriptors, else pointers.
 
-    With SOME, which has pointers, there are chosen rows only.
+    With SOME there are chosen rows only, and d_logits is a pointer.
     """
     if SOME:
         begin, count = chosen(rank_ptr, first, M)
@@ -118,18 +116,24 @@ def transducer_input_gradient_kernel(
         if SOME:
             row = tl.load(row_ptr + begin + tl.minimum(row, count - 1)) - first
         total = tl.zeros((BLOCK_M, BLOCK_H), tl.float32)
-        if DESCRIBED:
+        if DESCRIBED and not SOME:
             for k in range(0, V, BLOCK_V):
                 total = tl.dot(d_logits.load([begin_m, k]), weight.load([k, begin_h]), total)
         else:
             d_ptrs = d_logits + (row if SOME else tl.minimum(row, count - 1)).to(tl.int64)[:, None] * V + depth[None, :]
-            read = column if H % BLOCK_H == 0 else tl.minimum(column, H - 1)
-            weight_ptrs = weight + depth[:, None] * H + read[None, :]
+            if not DESCRIBED:
+                read = column if H % BLOCK_H == 0 else tl.minimum(column, H - 1)
+                weight_ptrs = weight + depth[:, None] * H + read[None, :]
             for k in range(0, V, BLOCK_V):
                 if V % BLOCK_V == 0:
-                    left, right = tl.load(d_ptrs + k), tl.load(weight_ptrs + k * H)
+                    left = tl.load(d_ptrs + k)
                 else:
                     left = tl.load(d_ptrs + k, mask=(k + depth < V)[None, :], other=0.0)
+                if DESCRIBED:
+                    right = weight.load([k, begin_h])
+                elif V % BLOCK_V == 0:
+                    right = tl.load(weight_ptrs + k * H)
+                else:
                     right = tl.load(weight_ptrs + k * H, mask=(k + depth < V)[:, None], other=0.0)
                 total = tl.dot(left, right, total)
         place = h_ptr + row.to(tl.int64)[:, None] * H + column[None, :]

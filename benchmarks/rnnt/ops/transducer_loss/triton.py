@@ -78,7 +78,7 @@ class Product(NamedTuple):
         programs: per multiprocessor.
         flatten: 1 for a loop over tiles and depth in one, so that a tile's factors are under way while the one before
             is stored.
-        described: 1 for tiles through the tensor memory accelerator, where there is one.
+        described: 1 for tiles through the tensor memory accelerator, where there is one; not those of chosen rows.
     """
 
     rows: int
@@ -98,7 +98,7 @@ TILES: dict[str, Any] = {
     "product": Product(128, 256, 64, 8, 3, 1, 1, 1),
     "input_gradient": Product(128, 256, 64, 8, 3, 1, 1, 1),
     "weight_gradient": Product(128, 256, 64, 8, 3, 1, 0, 1),
-    "some_input_gradient": Product(128, 256, 64, 8, 3, 1, 0, 0),
+    "some_input_gradient": Product(128, 256, 64, 8, 3, 1, 0, 1),
     "some_weight_gradient": Product(128, 256, 64, 8, 5, 1, 0, 0),
 }
 """Pass to its tile, ``some_`` of chosen rows. ``bench --sweep`` times others."""
@@ -216,7 +216,7 @@ def product(
     if size:
         product_kernels.transducer_product_kernel[(_programs(tile, triton.cdiv(size, tile.rows) * across, h_RH),)](
             _source(tile, h_RH, tile.rows, tile.depth), _source(tile, weight_VH, tile.columns, tile.depth), bias_V,
-            _source(tile, logits_RV, tile.rows, tile.columns), partial_XR, rows.offsets[-1:], first, size,
+            logits_RV, partial_XR, rows.offsets[-1:], first, size,
             H=width, V=classes, BLOCK_M=tile.rows, BLOCK_V=tile.columns, BLOCK_H=tile.depth,
             FLATTEN=bool(tile.flatten), DESCRIBED=_described(tile, h_RH), num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
@@ -235,8 +235,8 @@ def input_gradient_(
     tiles = triton.cdiv(size, tile.rows) * triton.cdiv(width, tile.columns)
     if size:
         product_kernels.transducer_input_gradient_kernel[(_programs(tile, tiles, h_RH),)](
-            _source(tile, d_logits_RV, tile.rows, tile.depth), _source(tile, weight_VH, tile.depth, tile.columns),
-            h_RH, rows.offsets[-1:], *_lists(some), first, size,
+            d_logits_RV if some is not None else _source(tile, d_logits_RV, tile.rows, tile.depth),
+            _source(tile, weight_VH, tile.depth, tile.columns), h_RH, rows.offsets[-1:], *_lists(some), first, size,
             H=width, V=classes, BLOCK_M=tile.rows, BLOCK_H=tile.columns, BLOCK_V=tile.depth, SOME=some is not None,
             FLATTEN=bool(tile.flatten), DESCRIBED=_described(tile, h_RH), num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
