@@ -72,7 +72,8 @@ class WeightAverage:
     def write(self, allowed: Tensor) -> None:
         """Take the weights of the update into the averages, which stay where ``allowed`` (0-d bool) is false."""
         for partition, average, share in zip(self._partitions, self._averages, self._shares, strict=True):
-            average.lerp_(partition.shard.read_masters(slice(None)), share * allowed)  # one pass; a share of 0 moves nothing
+            masters = partition.shard.read_masters(slice(None))
+            average.lerp_(masters, share * allowed)  # one pass; a share of 0 moves nothing
 
     def materialize(self) -> None:
         """Nothing: the model's weights are the optimizer's; :meth:`weights` gathers the averages."""
