@@ -135,9 +135,12 @@ inline float __shfl_xor_sync(u32, float value, int distance) {
   return __uint_as_float(machine_warp(machine_word(value), [lane](u32* slots) { return slots[lane]; }));
 }
 
-inline u32 shared_start() { return SHARED_START; }
 inline u32 cluster_rank() { return machine_now->block % CLUSTER; }
+// A block's own addresses hold its rank, too.
+inline u32 shared_start() { return SHARED_START | cluster_rank() << 24; }
 inline unsigned char* machine_shared(int block, u32 address, size_t bytes) {
+  if (address >> 24 != (u32)(block % CLUSTER)) abort();
+  address &= 0xffffff;
   if (address < SHARED_START || address - SHARED_START + bytes > machine_blocks[block].shared.size()) abort();
   return machine_blocks[block].shared.data() + (address - SHARED_START);
 }
@@ -156,10 +159,9 @@ inline void load_pair(u32 address, float& first, float& second) {
   first = pair[0];
   second = pair[1];
 }
-inline u32 address_at(u32 address, u32 rank) { return address | (rank + 1) << 24; }
+inline u32 address_at(u32 address, u32 rank) { return (address & 0xffffff) | rank << 24; }
 inline void store_pair_at(u32 remote, float first, float second) {
-  int block = machine_now->block / CLUSTER * CLUSTER + (int)(remote >> 24) - 1;
-  machine_store_pair(block, remote & 0xffffff, first, second);
+  machine_store_pair(machine_now->block / CLUSTER * CLUSTER + (int)(remote >> 24), remote, first, second);
 }
 inline void cluster_arrive() {
   Meeting& meeting = machine_clusters[machine_now->block / CLUSTER].all;
@@ -255,7 +257,8 @@ inline void multiply(float (&sums)[COUNT], u32 left0, u32 left1, u32 left2, u32 
   u32 words[4] = {left0, left1, left2, left3};
   memcpy(block.left[group][own], words, 16);
   machine_meet(block.groups[group], 128);
-  u32 start = (u32)(right & 0x3fff) << 4, leading = (u32)(right >> 16 & 0x3fff) << 4;
+  if (right >> 46) abort();  // no swizzling, no offset
+  u32 start = (u32)(right & 0x3fff) << 4 | cluster_rank() << 24, leading = (u32)(right >> 16 & 0x3fff) << 4;
   u32 stride = (u32)(right >> 32 & 0x3fff) << 4;
   float lines[2][16];
   for (int other = 0; other < 4; ++other) {

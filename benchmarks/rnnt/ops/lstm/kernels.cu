@@ -238,7 +238,8 @@ __device__ __forceinline__ void begin(Left& left, const u32* counter, int rounds
 // The warpgroup's part of K; the first chunks have been loaded. Returns the largest word of the left matrix.
 __device__ __forceinline__ u32 multiply_loaded(float (&sums)[COLUMNS / 2], Left& left, const Place& at) {
   // without swizzling, 128 bytes from 8 columns to the next 8, 16 COLUMNS bytes from 8 of K to the next 8
-  u64 start = (at.memory + at.warpgroup * (WEIGHT_BYTES / 2)) >> 4;
+  // (an address says in its upper bits which block of the cluster it is of: not here)
+  u64 start = ((at.memory + at.warpgroup * (WEIGHT_BYTES / 2)) & 0x3ffff) >> 4;
   u64 right = start | ((u64)COLUMNS << 16) | ((u64)(128 >> 4) << 32);
   u32 largest = 0;
 #pragma unroll
