@@ -18,6 +18,7 @@ DEMOS = {
     "bert": ("5.0.0", "masked_lm_accuracy 0."),
     "unet3d": ("4.0.0", "mean_dice 0."),
     "llama2_70b_lora": ("6.1.0", "eval_loss 0."),
+    "llama31_8b": ("6.1.0", "log_perplexity 3."),
     "retinanet": ("5.1.0", "mean_average_precision 0."),
     "ssd300": ("1.1.0", "mean_average_precision 0."),
     "maskrcnn": ("3.1.0", "SEGM 0."),
@@ -34,6 +35,7 @@ OWN: dict[str, set[tuple[str, str]]] = {
     "bert": {("target", "eval_accuracy")},
     "unet3d": {("target", "eval_accuracy"), ("check", "train_samples"), ("check", "eval_samples")},
     "llama2_70b_lora": {("check", "lora_rank"), ("check", "train_samples")},
+    "llama31_8b": {("target", "eval_accuracy"), ("check", "max_sequence_length"), ("check", "eval_samples")},
     "retinanet": set(),
     "ssd300": {("target", "eval_accuracy"), ("end", ""), ("check", "train_samples")},
     "maskrcnn": {("target", "eval_accuracy"), ("check", "opt_base_learning_rate"), ("check", "num_image_candidates")},
@@ -50,6 +52,7 @@ SEEDS = {
     "bert": 1,
     "unet3d": 12,
     "llama2_70b_lora": 1,
+    "llama31_8b": 1,
     "retinanet": 1,
     "ssd300": 1,
     "maskrcnn": 1,
@@ -61,6 +64,13 @@ SEEDS = {
 }
 """With others they reach their targets as well, 3D U-Net's after 12 to 42 of its 60 epochs, Llama's after 4 to 6 of 20
 evaluations."""
+
+
+PLACEHOLDERS = {"llama31_8b"}
+"""Whose rules of the open division are still a placeholder in the checker, with a target that no perplexity reaches."""
+
+TARGETS = {"llama2_70b_lora": "target <= 0.", "llama31_8b": "target <= 3.", "rnnt": "target <= 0."}
+"""Of those whose metric falls, how a success tells its target."""
 
 
 @pytest.mark.demo
@@ -86,10 +96,19 @@ def test_the_demo_reaches_its_target_and_its_log_passes_the_compliance_checker(w
         ],
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert checker.returncode == 0, checker.stdout + checker.stderr
+    complaints = [line for line in checker.stderr.splitlines() if line.startswith("WARNING")]
+    if workload in PLACEHOLDERS:
+        assert complaints == ["WARNING -  Failed checks for eval_accuracy : v['value'] < 1.0"], checker.stderr
+    else:
+        assert checker.returncode == 0, checker.stdout + checker.stderr
     assert set(_closed_division_findings(output / "mlperf.log", ruleset)) <= OWN[workload]
-    target = "target <= 0." if workload in ("llama2_70b_lora", "rnnt") else "target >= 0."
-    for told in (target, success, "seed", "minutes", "not an MLPerf result of any division"):
+    for told in (
+        TARGETS.get(workload, "target >= 0."),
+        success,
+        "seed",
+        "minutes",
+        "not an MLPerf result of any division",
+    ):
         assert told in done.errors
 
 
