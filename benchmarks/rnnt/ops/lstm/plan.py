@@ -120,14 +120,14 @@ class Plan(NamedTuple):
 
     @property
     def microseconds(self) -> float:
-        """What a frame takes about, beside what it takes with every division. Only the order of divisions comes of it."""
+        """What a frame takes about, beside what it takes with every division: an estimate, for their order only."""
         read = self.rows * self.inner // self.cluster * 2
         loads = max(read * self.blocks / _READ, read / _READ_ALONE)
         products = TILE_ROWS * self.columns * (self.inner // self.cluster) * 2 / _FLOPS
         products = self.tiles * max(products, 2 * self.chunks * _INSTRUCTION)
         exchange = 2 * self.tiles * self.exchanged_bytes / _SHARED + self.tiles * (self.cluster > 1) * _CLUSTER_BARRIER
         again = (-(-self.chunks // _DEPTH) - 1) * self.tiles * _LATENCY
-        waits = {Wait.COUNT: 3 * _LATENCY, Wait.LOOK: 2 * _LATENCY, Wait.LOAD: _LATENCY + loads}
+        waits = {Wait.COUNT: 3 * _LATENCY, Wait.LOOK: 2 * _LATENCY, Wait.LOAD: _LATENCY + loads * self.rows / TILE_ROWS}
         return max(loads, products) + exchange + again + waits[self.wait]
 
     def macros(self, bfloat: bool) -> dict[str, int]:
