@@ -4,6 +4,8 @@ repeatable, and beside work on another stream.
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -139,7 +141,7 @@ def test_it_ends_beside_work_on_another_stream() -> None:
     side.wait_stream(torch.cuda.current_stream())
     for _ in range(5):
         with torch.cuda.stream(side):
-            for _ in range(20):
+            for _ in range(8):
                 b = a @ a
         found = case.run()
     torch.cuda.synchronize()
@@ -176,19 +178,18 @@ def test_six_hundred_frames_give_the_same_bits_every_time(wait: Wait, monkeypatc
     case = Case(1024, 192, torch.float16, "sorted", frames=600)
     case.assert_right()
     expected = case.run()
-    for _ in range(20):
+    for _ in range(8):
         assert all(torch.equal(*pair) for pair in zip(case.run(), expected, strict=True))
 
 
 def divisions() -> list[Plan]:
     shared_bytes = torch.cuda.get_device_properties(CUDA).shared_memory_per_block_optin
     multiprocessors = torch.cuda.get_device_properties(CUDA).multi_processor_count
-    found = [
-        plan
-        for batch in (192, 32)
-        for backward in (False, True)
-        for plan in plans(backward, 1024, batch, multiprocessors, shared_bytes)[:9]
-    ]
+    found = []
+    for batch, backward in itertools.product((192, 32), (False, True)):
+        fitting = plans(backward, 1024, batch, multiprocessors, shared_bytes)
+        likely = [plan for plan in fitting if plan.cluster <= 2 or plan.blocks <= 100]
+        found += likely[:6]
     return sorted(found, key=lambda plan: plan.wait)
 
 

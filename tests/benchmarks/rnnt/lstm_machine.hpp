@@ -46,6 +46,7 @@ struct Block {
   u32 slots[8][32];
   u32 left[2][128][4];
   bool votes[2] = {false, false};
+  int pending = 0, bytes = 0, bytes_phase = 0;
 };
 
 struct Cluster {
@@ -163,6 +164,7 @@ inline u32 address_at(u32 address, u32 rank) { return (address & 0xffffff) | ran
 inline void store_pair_at(u32 remote, float first, float second) {
   machine_store_pair(machine_now->block / CLUSTER * CLUSTER + (int)(remote >> 24), remote, first, second);
 }
+template <bool PUBLISH>
 inline void cluster_arrive() {
   Meeting& meeting = machine_clusters[machine_now->block / CLUSTER].all;
   machine_now->phase = meeting.generation;
@@ -174,6 +176,26 @@ inline void cluster_arrive() {
 inline void cluster_wait() {
   Meeting& meeting = machine_clusters[machine_now->block / CLUSTER].all;
   while (meeting.generation == machine_now->phase) machine_yield();
+}
+inline void machine_bytes(Block& block, int arrivals, int bytes) {
+  block.pending -= arrivals;
+  block.bytes += bytes;
+  if (block.pending == 0 && block.bytes == 0) {
+    block.pending = 1;
+    block.bytes_phase ^= 1;
+  }
+}
+inline void bytes_init(u32) { machine_block().pending = 1; }
+inline void bytes_expect(u32, u32 bytes) { machine_bytes(machine_block(), 1, (int)bytes); }
+inline void bytes_wait(u32, u32 phase) {
+  while (machine_block().bytes_phase == (int)phase) machine_yield();
+}
+inline void send_pair(u32 remote, float first, float second, u32 remote_barrier) {
+  if (remote >> 24 != remote_barrier >> 24) abort();
+  store_pair_at(remote, first, second);
+  int block = machine_now->block / CLUSTER * CLUSTER + (int)(remote >> 24);
+  machine_shared(block, remote_barrier, 8);
+  machine_bytes(machine_blocks[block], 0, -8);
 }
 inline void warps_barrier(u32 warp) { machine_meet(machine_block().pairs[warp], 64); }
 inline void publish_to_tensor_cores() {}

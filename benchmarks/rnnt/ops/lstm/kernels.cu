@@ -35,7 +35,8 @@
 // are ordered so that a thread has all gates of units 4 i + q; backward both have all rows, and units 8 i + 2 q and
 // 8 i + 2 q + 1.
 //
-// Macros: HIDDEN H, UNITS of a block, CLUSTER, GROUP_BLOCKS, ROWS of a group, TILES = ROWS / 64 rounded up, DEPTH
+// Macros: HIDDEN H, ASYNC whether the sums of other blocks come by stores that count themselves, instead of by a
+// barrier that waits for all that a block has written, UNITS of a block, CLUSTER, GROUP_BLOCKS, ROWS of a group, TILES = ROWS / 64 rounded up, DEPTH
 // chunks of 32 columns of K that are loaded ahead, WAIT (LOAD needs DEPTH = CHUNKS), BFLOAT, BACKWARD.
 
 #define COUNT 0
@@ -59,6 +60,7 @@ constexpr u32 MISSING = 0xffffffff;
 constexpr int OTHERS = 2 * CLUSTER - 1;  // warpgroups that a warpgroup gets sums from
 constexpr u32 WEIGHT_BYTES = COLUMNS * K_BLOCK * 2;
 constexpr u32 SUM_BYTES = SUMS * 128 * 8;  // of a warpgroup for another
+constexpr u32 BYTES_BARRIER = WEIGHT_BYTES + 2 * OTHERS * SUM_BYTES;  // behind the sums
 
 static_assert(K_ALL % (64 * CLUSTER) == 0 && DEPTH <= CHUNKS, "K has to be divisible");
 static_assert(WAIT != LOAD || DEPTH == CHUNKS, "all of it at a time");
@@ -149,6 +151,12 @@ __device__ __forceinline__ void load_weights(const Place& at, const u16* weights
 #endif
   }
   publish_to_tensor_cores();
+  if (CLUSTER > 1 && ASYNC) {
+    if (threadIdx.x == 0) bytes_init(at.memory + BYTES_BARRIER);
+    __syncwarp();
+    cluster_arrive<true>();
+    cluster_wait();
+  }
 }
 
 constexpr int ROWS_WORDS = K_ALL / 16 * 128;  // of 16 rows in `fresh`
@@ -268,6 +276,11 @@ __device__ __forceinline__ u32 multiply_loaded(float (&sums)[COLUMNS / 2], Left&
 // that it takes until they are there.
 __device__ __forceinline__ void multiply_all(float (&sums)[COLUMNS / 2], const Place& at, bool any, const u32* source,
                                              const u32* counter, int rounds) {
+  if (CLUSTER > 1) {
+    cluster_arrive<false>();  // what others have sent before has been used
+    if (ASYNC && threadIdx.x == 0) bytes_expect(at.memory + BYTES_BARRIER, 2 * OTHERS * SUM_BYTES);
+    __syncwarp();
+  }
   Left left;
   point_at(left, at, any, source);
   begin(left, counter, rounds);
@@ -296,7 +309,8 @@ __device__ __forceinline__ constexpr int sum_of(int half, int which) {
 }
 
 // Sums of all warpgroups of the cluster, of the columns of this block and of this warpgroup's half of the result.
-__device__ __forceinline__ void reduce(float (&own)[SUMS][2], const float (&sums)[COLUMNS / 2], const Place& at) {
+__device__ __forceinline__ void reduce(float (&own)[SUMS][2], const float (&sums)[COLUMNS / 2], const Place& at,
+                                       u32& phase) {
   u32 buffers = at.memory + WEIGHT_BYTES;
   u32 source = at.rank * 2 + at.warpgroup;
   if (CLUSTER > 1) {
@@ -318,12 +332,18 @@ __device__ __forceinline__ void reduce(float (&own)[SUMS][2], const float (&sums
       } else {
         u32 slot = source > target ? source - 1 : source;
         u32 address = buffers + (half * OTHERS + slot) * SUM_BYTES + at.thread * 8;
-        if (CLUSTER > 1) address = address_at(address, block);
+        u32 barrier = at.memory + BYTES_BARRIER;
+        if (CLUSTER > 1) {
+          address = address_at(address, block);
+          barrier = address_at(barrier, block);
+        }
 #pragma unroll
         for (int sum = 0; sum < SUMS; ++sum) {
           float first = sums[(block * SUMS + sum) * 4 + sum_of(half, 0)];
           float second = sums[(block * SUMS + sum) * 4 + sum_of(half, 1)];
-          if (CLUSTER > 1) {
+          if (CLUSTER > 1 && ASYNC) {
+            send_pair(address + sum * 1024, first, second, barrier);
+          } else if (CLUSTER > 1) {
             store_pair_at(address + sum * 1024, first, second);
           } else {
             store_pair(address + sum * 1024, first, second);
@@ -332,8 +352,11 @@ __device__ __forceinline__ void reduce(float (&own)[SUMS][2], const float (&sums
       }
     }
   }
-  if (CLUSTER > 1) {
-    cluster_arrive();
+  if (CLUSTER > 1 && ASYNC) {
+    bytes_wait(at.memory + BYTES_BARRIER, phase);
+    phase ^= 1;
+  } else if (CLUSTER > 1) {
+    cluster_arrive<true>();
     cluster_wait();
   } else {
     warps_barrier(at.warp);
@@ -349,7 +372,6 @@ __device__ __forceinline__ void reduce(float (&own)[SUMS][2], const float (&sums
       own[sum][1] += second;
     }
   }
-  if (CLUSTER > 1) cluster_arrive();
 }
 
 __device__ __forceinline__ Place place_of(int block) {
@@ -388,6 +410,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   constexpr int OWN_UNITS = UNITS / 4;  // of a thread
   int groups = gridDim.x / GROUP_BLOCKS, group = blockIdx.x / GROUP_BLOCKS, block = blockIdx.x % GROUP_BLOCKS;
   Place at = place_of(block);
+  u32 phase = 0;
   u32* counter = arrived + group * 32;
   int ends[TILES], warp_ends[TILES], group_end = 0, half = at.warpgroup;
   Rows rows[TILES];
@@ -425,7 +448,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   }
   __syncthreads();
   arrive(counter);
-  if (CLUSTER > 1) cluster_arrive();
 
   for (int time = 0; time < frames; ++time) {
     uint2 own_gates[TILES][OWN_UNITS];
@@ -447,7 +469,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         float sums[COLUMNS / 2], own[SUMS][2];
         multiply_all(sums, at, time < warp_ends[tile], fresh_rows(fresh, at, time, group, groups, tile),
                      counter, time + 1);
-        reduce(own, sums, at);
+        reduce(own, sums, at, phase);
         if (time >= warp_ends[tile]) continue;
         u32* target = fresh_rows(fresh, at, time + 1, group, groups, tile);
         u32* previous = fresh_rows(fresh, at, time - 1, group, groups, tile);
@@ -502,7 +524,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       }
     }
   }
-  if (CLUSTER > 1) cluster_wait();
 }
 
 #else
@@ -519,6 +540,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                              int end_row) {
   int groups = gridDim.x / GROUP_BLOCKS, group = blockIdx.x / GROUP_BLOCKS, block = blockIdx.x % GROUP_BLOCKS;
   Place at = place_of(block);
+  u32 phase = 0;
   u32* counter = arrived + group * 32;
   int ends[TILES], warp_ends[TILES], group_end = 0;
   Rows rows[TILES];
@@ -531,7 +553,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   for (int tile = 0; tile < TILES; ++tile) group_end = max(group_end, ends[tile]);
   load_weights(at, weights, block / CLUSTER * CLUSTER * UNITS);
   __syncthreads();
-  if (CLUSTER > 1) cluster_arrive();
 
   u64 stride = (u64)batch * HIDDEN;
   int own_unit = at.first_unit + 2 * at.quad + at.warpgroup;  // the first of a thread's units
@@ -582,7 +603,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
           float sums[COLUMNS / 2];
           multiply_all(sums, at, time + 1 < warp_ends[tile], fresh_rows(fresh, at, time + 1, group, groups, tile),
                        counter, group_end - 1 - time);
-          reduce(own, sums, at);
+          reduce(own, sums, at, phase);
         }
         if (time >= warp_ends[tile]) continue;
         u32* target = fresh_rows(fresh, at, time, group, groups, tile) + at.thread % 32 * 4;
@@ -648,7 +669,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       }
     }
   }
-  if (CLUSTER > 1) cluster_wait();
 
 #pragma unroll
   for (int i = 0; i < SUMS; ++i) {

@@ -12,6 +12,9 @@ TILE_ROWS = 64
 MOST_ROWS = 256
 """That one launch takes."""
 THREADS = 256
+ASYNC = True
+"""Whether sums go from block to block by stores that count themselves, see ``kernels.cu``."""
+_BARRIER_BYTES = 16
 BUFFERS = 4
 """Of what blocks hand to one another, which take turns."""
 _TILES = 2
@@ -27,8 +30,8 @@ _FLOPS = 7e6
 """A microsecond, of a multiprocessor."""
 _SHARED = 2e5
 """Bytes a microsecond through the shared memory of a multiprocessor."""
-_CLUSTER_BARRIER = 0.4
-"""Microseconds."""
+_CLUSTER_BARRIER, _LATENCY, _INSTRUCTION = 0.4, 0.5, 0.016
+"""Microseconds; the last two of the L2 cache and of a product of 16 columns of K."""
 
 
 class Wait(IntEnum):
@@ -108,7 +111,7 @@ class Plan(NamedTuple):
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
-        return self.columns * (self.inner // self.cluster) * 2 + self.exchanged_bytes
+        return self.columns * (self.inner // self.cluster) * 2 + self.exchanged_bytes + _BARRIER_BYTES
 
     @property
     def fresh_words(self) -> int:
@@ -117,19 +120,22 @@ class Plan(NamedTuple):
 
     @property
     def microseconds(self) -> float:
-        """What a frame takes about, beside what it takes with every division."""
+        """What a frame takes about, beside what it takes with every division: an estimate, for their order only."""
         read = self.rows * self.inner // self.cluster * 2
         loads = max(read * self.blocks / _READ, read / _READ_ALONE)
-        products = self.tiles * TILE_ROWS * self.columns * (self.inner // self.cluster) * 2 / _FLOPS
-        exchange = 2 * self.tiles * self.exchanged_bytes / _SHARED
-        return max(loads, products) + exchange + self.tiles * (self.cluster > 1) * _CLUSTER_BARRIER
+        products = TILE_ROWS * self.columns * (self.inner // self.cluster) * 2 / _FLOPS
+        products = self.tiles * max(products, 2 * self.chunks * _INSTRUCTION)
+        exchange = 2 * self.tiles * self.exchanged_bytes / _SHARED + self.tiles * (self.cluster > 1) * _CLUSTER_BARRIER
+        again = (-(-self.chunks // _DEPTH) - 1) * self.tiles * _LATENCY
+        waits = {Wait.COUNT: 3 * _LATENCY, Wait.LOOK: 2 * _LATENCY, Wait.LOAD: _LATENCY + loads * self.rows / TILE_ROWS}
+        return max(loads, products) + exchange + again + waits[self.wait]
 
     def macros(self, bfloat: bool) -> dict[str, int]:
         """What the source is compiled with."""
         return {
             "HIDDEN": self.width, "UNITS": self.units, "CLUSTER": self.cluster, "GROUP_BLOCKS": self.group_blocks,
             "ROWS": self.rows, "TILES": self.tiles, "DEPTH": self.depth, "BFLOAT": int(bfloat),
-            "WAIT": int(self.wait), "BACKWARD": int(self.backward),
+            "WAIT": int(self.wait), "ASYNC": int(ASYNC), "BACKWARD": int(self.backward),
         }  # fmt: skip
 
 

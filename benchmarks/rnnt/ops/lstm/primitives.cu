@@ -42,9 +42,45 @@ __device__ __forceinline__ void store_pair_at(u32 remote, float first, float sec
   asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(remote), "f"(first), "f"(second) : "memory");
 }
 
-// The first half of a barrier, and the second one.
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+// The first half of a barrier of all threads of the cluster, and the second one. Without `publish` it says only that a
+// thread has come to this point, and doesn't wait until what it has written is there.
+template <bool PUBLISH>
+__device__ __forceinline__ void cluster_arrive() {
+  if (PUBLISH) {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  } else {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+  }
+}
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// A barrier in shared memory that counts bytes which arrive there, from blocks of the cluster.
+
+__device__ __forceinline__ void bytes_init(u32 barrier) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void bytes_expect(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Until the bytes of a phase are there; phases are 0 and 1 in turn.
+__device__ __forceinline__ void bytes_wait(u32 barrier, u32 phase) {
+  u32 done;
+  do {
+    asm volatile("{.reg .pred done;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, done;}"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(phase)
+                 : "memory");
+  } while (!done);
+}
+
+__device__ __forceinline__ void send_pair(u32 remote, float first, float second, u32 remote_barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(remote),
+               "f"(first), "f"(second), "r"(remote_barrier)
+               : "memory");
+}
 
 // Of the two warps, one of each warpgroup, that have the same rows.
 __device__ __forceinline__ void warps_barrier(u32 warp) {
