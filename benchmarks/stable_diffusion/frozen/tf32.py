@@ -31,6 +31,6 @@ def attention(q_NHSD: Tensor, k_NHSD: Tensor, v_NHSD: Tensor, causal: bool) -> T
     attention take fp16's operands, whose mantissa is the same, and sum in fp32 as well.
     """
     if q_NHSD.dtype == torch.float32 and q_NHSD.is_cuda and torch.get_float32_matmul_precision() != "highest":
-        halves = (part.half() for part in (q_NHSD, k_NHSD, v_NHSD))
-        return F.scaled_dot_product_attention(*halves, is_causal=causal).float()
+        half = F.scaled_dot_product_attention(q_NHSD.half(), k_NHSD.half(), v_NHSD.half(), is_causal=causal)
+        return half.float()
     return F.scaled_dot_product_attention(q_NHSD, k_NHSD, v_NHSD, is_causal=causal)
