@@ -31,7 +31,7 @@ class Tile(NamedTuple):
     programs: int
 
 
-TILES: dict[str, Tile] = {"forward": Tile(4096, 2, 0), "backward": Tile(2048, 2, 4)}
+TILES: dict[str, Tile] = {"forward": Tile(4096, 2, 0), "backward": Tile(2048, 2, 8)}
 """Pass to its tile. ``bench --sweep`` times others."""
 
 _MOST_WARPS = 16

@@ -80,8 +80,8 @@ def sweeps() -> dict[str, Sweep]:
     function = group_norm.IMPLEMENTATIONS["triton"].function
     walks: list[tuple[int, ...]] = list(itertools.product((64,), (2048, 4096, 8192), (4, 8), (0, 4, 7), (1, 3)))
     # a slab of no elements sends every sample through several launches
-    slabs: list[tuple[int, ...]] = [(0, 32, 1, 1024, 1024, 1)]
-    slabs += itertools.product((1 << 20,), (32,), (0, 16384, 32768), (4096, 8192), (512, 1024), (1, 3))
+    slabs: list[tuple[int, ...]] = [(0, 32, 1, 1024, 1024, 1, 0)]
+    slabs += itertools.product((1 << 20,), (32,), (0, 16384, 32768), (4096, 8192), (512, 1024), (1, 3), (1 << 40,))
     found = {}
     for samples in BATCHES:
         large = functools.partial(case, function, 0, norm=Norm((320,), 64), samples=samples)

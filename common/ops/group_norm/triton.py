@@ -32,6 +32,7 @@ class SlabTile(NamedTuple):
         elements: elements of a tile otherwise.
         elements_per_warp: elements of one warp, which gives the warps of a program.
         stages: tiles in flight per program through asynchronous copies; 1 for plain loads.
+        whole: most elements of all samples: larger inputs take several launches, which fill a GPU better.
     """
 
     most: int
@@ -40,15 +41,16 @@ class SlabTile(NamedTuple):
     elements: int
     elements_per_warp: int
     stages: int
+    whole: int = 1 << 21
 
 
 TILES: dict[str, Tile] = {
     "moments": Tile(64, 4096, 4, 4, 3),
-    "normalise": Tile(64, 4096, 4, 7, 1),
+    "normalise": Tile(64, 4096, 4, 0, 3),
     "gradient_sums": Tile(64, 2048, 4, 4, 3),
-    "input_gradient": Tile(64, 2048, 4, 5, 1),
+    "input_gradient": Tile(64, 8192, 4, 0, 3),
 }
-"""Pass to its tile: as many programs as an H200 holds at once by their registers. ``bench --sweep`` times others."""
+"""Pass to its tile. ``bench --sweep`` times others."""
 
 SLAB_TILES: dict[str, SlabTile] = {
     "forward": SlabTile(131072, 32, 32768, 4096, 512, 3),
@@ -132,7 +134,7 @@ def cut_slabs(tile: SlabTile, sizes: Sizes) -> Slabs | None:
     count = next((count for count in counts if count * width >= tile.columns), groups)
     block_c = triton.next_power_of_2(count * width)
     whole = triton.next_power_of_2(sizes.voxels)
-    if sizes.voxels * count * width > tile.most:
+    if sizes.voxels * count * width > tile.most or sizes.samples * sizes.voxels * sizes.channels > tile.whole:
         return None
     held = whole * block_c <= tile.held
     block_v = whole if held else max(1, min(tile.elements // block_c, whole))
