@@ -8,7 +8,9 @@ about LibriSpeech's.
 from __future__ import annotations
 
 import functools
+import math
 import re
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -19,6 +21,7 @@ import numpy as np
 import soundfile
 from numpy.typing import NDArray
 
+from benchmarks.rnnt import tokenizer
 from benchmarks.rnnt.raw import EVAL_SUBSET, FOLDER, TRAIN_SUBSETS
 from benchmarks.rnnt.synthesis import SAMPLE_RATE, draw_voice, speak, usual_seconds
 from common.data import stand_in
@@ -28,17 +31,18 @@ from common.errors import ConfigError
 KINDS = ("small", "librispeech-sized")
 LONGER_THAN_TRAINED = 17.0
 """Seconds of a long utterance: more than the longest that the benchmark trains on."""
-LETTERS_PER_SECOND = 14.6
-"""Of LibriSpeech, with spaces; they are 4.6 of 1,023 word pieces."""
-EVENNESS = 0.6
-"""A word is as likely as the power of how often it comes, so that rare ones make as many pieces as in a language of ten
-times as many words."""
+LONGEST = 32.7
+"""Seconds of the longest that it evaluates."""
+PIECES_PER_SECOND = (4.6, 0.6)
+"""Of LibriSpeech's 1,023, in the mean, and how much utterances deviate from it."""
+SLOWEST, FASTEST = 2.8, 6.4
+"""Pieces a second: 109 of the longest utterance to train on, where LibriSpeech's have 125 at most."""
 _CHAPTER = 64
 """Utterances of a chapter at most."""
 _TEXTS, _VOICE = range(2)  # purposes of random numbers
 _WORD = r"a|[a-z]+[a-z']*[a-z]"
 _SHORT, _ANY = range(3, 7), range(1, 30)  # letters of a word
-_WORDS_AT_ONCE = 64
+_USUAL_WORDS, _SAMPLE = 30, 8192
 _ATTEMPTS = 1000
 
 
@@ -236,25 +240,59 @@ def _long_sentence(words: list[str], random: np.random.Generator) -> str:
 
 
 def _passages(request: Request) -> dict[str, list[tuple[str, float | None]]]:
-    """Texts for given lengths of time, with many words."""
+    """Texts for given lengths of time, with words as frequent as in the documentation.
+
+    How many pieces a word has depends on the tokenizer, that on the texts, and these on Python's version. So a
+    tokenizer made of texts of usual length says how many words each text takes, and then one made of what it said.
+    """
     assert request.words is not None
+    assert request.vocabulary is not None
     assert request.train is not None
     assert request.eval is not None
     counts = frequent_words(request.words, _ANY)
-    words, cumulative = list(counts), np.cumsum(np.array(list(counts.values())) ** EVENNESS)
+    words, cumulative = list(counts), np.cumsum(list(counts.values()))
     random = np.random.default_rng((request.seed, _TEXTS))
-    made: dict[str, list[tuple[str, float | None]]] = {}
-    for split, lengths in (("train", train_seconds), ("eval", eval_seconds)):
-        made[split] = []
-        for seconds in lengths(getattr(request, split), random):
-            letters = LETTERS_PER_SECOND * seconds
-            text = ""
-            while len(text) < letters:
-                places = np.searchsorted(cumulative, cumulative[-1] * random.random(_WORDS_AT_ONCE), "right")
-                text += "".join(f"{words[place]} " for place in places)
-            cut = text.find(" ", int(letters))
-            made[split].append((text[:cut], float(seconds)))
-    return made
+    seconds = {"train": train_seconds(request.train, random), "eval": eval_seconds(request.eval, random)}
+    wanted, drawn = {}, {}
+    for split, seconds_N in seconds.items():
+        rate_N = np.clip(random.normal(*PIECES_PER_SECOND, len(seconds_N)), SLOWEST, FASTEST)
+        wanted[split] = seconds_N * rate_N
+        drawn[split] = [  # as many words as pieces are enough
+            np.searchsorted(cumulative, random.integers(cumulative[-1], size=math.ceil(pieces)), "right")
+            for pieces in wanted[split]
+        ]
+    said = {"train": [places[:_USUAL_WORDS] for places in drawn["train"]]}
+    for _ in range(2):
+        sample = (" ".join(words[place] for place in places) for places in said["train"][:_SAMPLE])
+        pieces_W = _pieces_of(words, tokenizer.train(sample, request.vocabulary))
+        said = {
+            split: [
+                _first(places, pieces_W[places], pieces)
+                for places, pieces in zip(drawn[split], wanted[split], strict=True)
+            ]
+            for split in seconds
+        }
+    return {
+        split: [
+            (" ".join(words[place] for place in places), float(length))
+            for places, length in zip(said[split], seconds[split], strict=True)
+        ]
+        for split in seconds
+    }
+
+
+def _first(places: NDArray[np.int64], pieces: NDArray[np.int64], wanted: float) -> NDArray[np.int64]:
+    """As many words, one at least, as come nearest to the ``wanted`` pieces."""
+    middles = np.cumsum(pieces) - pieces / 2
+    return places[: max(1, int(np.searchsorted(middles, wanted, "right")))]
+
+
+def _pieces_of(words: list[str], model: bytes) -> NDArray[np.int64]:
+    """(W,) pieces of each word."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tokenizer.model"
+        path.write_bytes(model)
+        return np.array([len(pieces) for pieces in tokenizer.Tokenizer(path).encode(words)])
 
 
 def train_seconds(count: int, random: np.random.Generator) -> NDArray[np.float64]:
@@ -264,7 +302,7 @@ def train_seconds(count: int, random: np.random.Generator) -> NDArray[np.float64
 
 def eval_seconds(count: int, random: np.random.Generator) -> NDArray[np.float64]:
     """(count,) lengths like dev-clean's: 1.4 to 32.7 s, 7.2 s in the mean."""
-    return np.clip(random.lognormal(np.log(5.9), 0.63, count), 1.4, 32.7)
+    return np.clip(random.lognormal(np.log(5.9), 0.63, count), 1.4, LONGEST)
 
 
 def _chapters(folder: Path, split: int, texts: list[tuple[str, float | None]], request: Request) -> Iterator[_Chapter]:

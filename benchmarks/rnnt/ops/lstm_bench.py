@@ -9,6 +9,7 @@ so that the one chosen can be compared.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Callable
 
@@ -118,10 +119,8 @@ def main() -> None:
             continue
         for backward_too in (False, True):
             fitting = persistent.fitting_plans(backward_too, width, batch, CUDA)
-            chosen = persistent.fastest(backward_too, width, batch, dtype, CUDA)
-            for plan in fitting[: arguments.plans] or [chosen]:
-                if not persistent.fits(plan, dtype, CUDA):
-                    continue
+            resident = (plan for plan in fitting if persistent.fits(plan, dtype, CUDA))
+            for plan in itertools.islice(resident, max(arguments.plans, 1)):
                 took = recurrence(plan, frames, batch, dtype, lengths)
                 which = "backward" if backward_too else "forward"
                 print(

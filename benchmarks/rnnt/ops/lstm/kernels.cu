@@ -22,22 +22,24 @@
 // and warps whose 16 rows have ended read nothing.
 //
 // Layouts. A product takes 64 rows, 16 for each warp; in the 16 x 16 parts of the left matrix that the tensor cores
-// take, thread (g, q) of a warp, lane 4 g + q, has rows g and g + 8 and columns 2 q, 2 q + 1, 2 q + 8, 2 q + 9, in four
-// words: row g, row g + 8, and the same of the last two columns. What blocks hand to one another, `fresh`, lies in this
-// order: for each 16 rows and each 16 of K the 16 bytes of each lane, so that a load gives a thread its four words. The order of K is free, if both matrices have the same one, and is that in which
-// a thread comes by its results: of each 16 units forward word 2 q + p, 8 kh is unit 4 (2 kh + p) + q; of each 32 gates
-// backward it is gate 8 q + 4 s + 2 kh + p of part s. The right matrix is permuted likewise when it is loaded. It lies
-// in blocks of 8 columns (of the result) x 8 of K, 128 bytes each, as the tensor cores want it without swizzling:
-// blocks of neighbouring columns follow one another, and then those of the next 8 of K. Of the result thread (g, q) has
-// rows g and g + 8 and columns 8 i + 2 q and 8 i + 2 q + 1.
+// take, thread (g, q) of a warp, lane 4 g + q, has rows g and g + 8 and columns 2 q, 2 q + 1, 2 q + 8, 2 q + 9, in
+// four words: row g, row g + 8, and the same of the last two columns. What blocks hand to one another, `fresh`, lies
+// in this order: for each 16 rows and each 16 of K the 16 bytes of each lane, so that a load gives a thread its four
+// words. The order of K is free, if both matrices have the same one, and is that in which a thread comes by its
+// results: of each 16 units forward word 2 q + p, 8 kh is unit 4 (2 kh + p) + q; of each 32 gates backward it is gate
+// 8 q + 4 s + 2 kh + p of part s. The right matrix is permuted likewise when it is loaded. It lies in blocks of 8
+// columns (of the result) x 8 of K, 128 bytes each, as the tensor cores want it without swizzling: blocks of
+// neighbouring columns follow one another, and then those of the next 8 of K. Of the result thread (g, q) has rows g
+// and g + 8 and columns 8 i + 2 q and 8 i + 2 q + 1.
 //
 // The warpgroups divide what they do with the result: forward one has rows g and the other one rows g + 8, and columns
 // are ordered so that a thread has all gates of units 4 i + q; backward both have all rows, and units 8 i + 2 q and
 // 8 i + 2 q + 1.
 //
-// Macros: HIDDEN H, ASYNC whether the sums of other blocks come by stores that count themselves, instead of by a
-// barrier that waits for all that a block has written, UNITS of a block, CLUSTER, GROUP_BLOCKS, ROWS of a group, TILES = ROWS / 64 rounded up, DEPTH
-// chunks of 32 columns of K that are loaded ahead, WAIT (LOAD needs DEPTH = CHUNKS), BFLOAT, BACKWARD.
+// Macros: HIDDEN H, UNITS of a block, CLUSTER, GROUP_BLOCKS, ROWS of a group, TILES = ROWS / 64 rounded up, DEPTH
+// chunks of 32 columns of K that are loaded ahead, WAIT (LOAD needs DEPTH = CHUNKS), ASYNC whether the sums of other
+// blocks come by stores that count themselves instead of by a barrier that waits for all that a block has written,
+// BFLOAT, BACKWARD.
 
 #define COUNT 0
 #define LOOK 1

@@ -157,11 +157,17 @@ def _by_gate(rows: Tensor) -> Tensor:
 class _Lstm(Function):
     @staticmethod
     def forward(
-        ctx: Any, x_TBI: Tensor, lengths_B: Tensor, h_BH: Tensor | None, c_BH: Tensor | None, *weights: Tensor
+        ctx: Any,
+        save: bool,  # what backward needs
+        x_TBI: Tensor,
+        lengths_B: Tensor,
+        h_BH: Tensor | None,
+        c_BH: Tensor | None,
+        *weights: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         ih_GI, hh_GH, bias_ih_G, bias_hh_G = weights
         frames, batch = x_TBI.shape[:2]
-        width, save = hh_GH.shape[1], any(ctx.needs_input_grad)
+        width = hh_GH.shape[1]
         x_TBI = x_TBI.contiguous()
         ih_GI, hh_GH = _by_unit(ih_GI), _by_unit(hh_GH)
         gates_NG = torch.addmm(_by_unit(bias_ih_G + bias_hh_G), x_TBI.flatten(0, 1), ih_GI.t())
@@ -202,7 +208,7 @@ class _Lstm(Function):
              hh_GH.t().contiguous(), lengths_B],
             width, [],
         )  # fmt: skip
-        needs_x, _, needs_h, needs_c, needs_ih, needs_hh, *needs_bias = ctx.needs_input_grad
+        _, needs_x, _, needs_h, needs_c, needs_ih, needs_hh, *needs_bias = ctx.needs_input_grad
         d_bias_G = _by_gate(torch.cat(sums).sum(0)).to(x_TBI.dtype) if any(needs_bias) else None
         d_start_h_BH = None
         if needs_h:
@@ -210,6 +216,7 @@ class _Lstm(Function):
             if d_h_BH is not None:
                 d_start_h_BH = torch.where((lengths_B > 0).unsqueeze(1), d_start_h_BH, d_h_BH)
         return (
+            None,
             (gates_NG @ ih_GI).view_as(x_TBI) if needs_x else None,
             None,
             d_start_h_BH,
@@ -234,5 +241,8 @@ def lstm_persistent(
     """
     check(x_TBI, weights, lengths_B, state)
     start = (None, None) if state is None else state
-    y_TBH, *last = _Lstm.apply(x_TBI, lengths_B.to(torch.int32).contiguous(), *start, *weights)
+    # Weights want gradients without autograd too, as `needs_input_grad` says: an evaluation would save all it has made.
+    inputs = (x_TBI, *start, *weights)
+    save = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
+    y_TBH, *last = _Lstm.apply(save, x_TBI, lengths_B.to(torch.int32).contiguous(), *start, *weights)
     return y_TBH, (last[0], last[1]) if final_state else None
