@@ -1,4 +1,5 @@
-"""Residual addition and RMSNorm to FP8, backward to FP8 with the residual's gradient, and the result once more."""
+"""Residual addition and RMSNorm to FP8, backward to FP8 with the residual's gradient, the result once more, and the
+weight's gradient."""
 
 from __future__ import annotations
 
@@ -36,6 +37,7 @@ def case(function: RmsNorm, batch: int, dtype: torch.dtype) -> list[Pass]:
             4 * unit + in_fp8,
         ),
         Pass("once more", lambda: function.recompute(residual, inverse_rms, weight), 2 * unit),
+        Pass("weight gradient", lambda: function.weight_gradient(dy, residual, inverse_rms), 2 * unit),
     ]
 
 

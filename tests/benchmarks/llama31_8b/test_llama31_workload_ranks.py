@@ -53,7 +53,7 @@ def whole(data_of, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "layout",
     [
-        pytest.param(["scale.gpus_per_node=2", "optimizer.shard=all"], id="dp2-sharded"),
+        pytest.param(["scale.gpus_per_node=2", "optimizer.shard=all", "optimizer.bucket_mb=0.01"], id="dp2-sharded"),
         pytest.param(["scale.gpus_per_node=2", "layout.cp=2", "model.recomputed_gate_up=1"], id="cp2-recomputed"),
         pytest.param(["scale.gpus_per_node=2", "layout.tp=2", "model.blocks=autograd"], id="tp2-autograd"),
         pytest.param(["scale.gpus_per_node=2", "evaluation.ranks=1"], id="evaluating", marks=pytest.mark.slow),

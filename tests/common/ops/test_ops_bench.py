@@ -127,7 +127,7 @@ def test_every_pass_of_every_implementation_runs() -> None:
         "cast": ["forward"],
         "product": ["forward", "input gradient", "weight gradient"],
         "transpose": ["forward"],
-        "rms_norm": ["forward", "backward", "once more"],
+        "rms_norm": ["forward", "backward", "once more", "weight gradient"],
         "lora_input": ["forward", "backward", "of a norm"],
         "matching": ["forward"],
         "suppression": ["forward"],
