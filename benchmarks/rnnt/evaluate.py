@@ -22,8 +22,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.rnnt.config import RnntConfig
+from benchmarks.rnnt.data import PADDING
 from benchmarks.rnnt.decoder import GreedyDecoder, Limits
-from benchmarks.rnnt.model import JOINED, Rnnt
+from benchmarks.rnnt.model import Rnnt
+from benchmarks.rnnt.ops.joined_dropout import JOINED
 from benchmarks.rnnt.prepared import open_prepared
 from benchmarks.rnnt.preparer import Preparer
 from benchmarks.rnnt.tokenizer import Tokenizer
@@ -35,9 +37,6 @@ from common.errors import DataError
 from common.evaluation.counts import check_whole_set
 from common.evaluation.forward import ForwardPass
 from common.evaluation.model_weights import evaluating
-
-PADDING = -1
-"""The number of no utterance."""
 
 
 class WordErrorRate(Scorer):

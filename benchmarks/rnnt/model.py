@@ -21,14 +21,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.rnnt.config import Architecture, ModelConfig
+from benchmarks.rnnt.decoder import START
 from benchmarks.rnnt.joint import Joint
 from benchmarks.rnnt.lstm import Initial, LstmStack
+from benchmarks.rnnt.ops.joined_dropout import JOINED
 from benchmarks.rnnt.ops.lstm import State
 from benchmarks.rnnt.packed_rows import packed_rows
 from common.ops.implementation import asked_for
-
-JOINED = 2
-"""Frames that become one between the encoder's two parts."""
 
 PARTS = ("pre_rnn", "post_rnn", "pred_embed", "dec_rnn", "joint_pred", "joint_enc", "joint_net")
 """The network's parts, as the rules' logs call them."""
@@ -43,9 +42,6 @@ IN_ORDER = (
     "joint.joint_net",
 )
 """The same parts, as modules, in the order of the forward pass."""
-
-START = -1
-"""In the place of a token, before the first one."""
 
 
 class Rnnt(nn.Module):
@@ -159,7 +155,7 @@ class Rnnt(nn.Module):
         """One token more: the prediction network's part of the joint network (B, J), and the state after it.
 
         Args:
-            tokens_B: int64; :data:`START` before the first token.
+            tokens_B: int64; :data:`benchmarks.rnnt.decoder.START` before the first token.
             state: before it.
         """
         embedded_BP = self.pred_embed(tokens_B.clamp(min=0)) * (tokens_B != START).unsqueeze(1)

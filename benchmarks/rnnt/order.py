@@ -76,7 +76,7 @@ def kept_samples(train_samples: int, global_batch: int) -> int:
     """
     kept = train_samples // global_batch * global_batch
     if not kept:
-        raise ConfigError(f"global_batch_size={global_batch}: an epoch has no more than {train_samples} utterances")
+        raise ConfigError(f"hparams.global_batch_size={global_batch}: an epoch has {train_samples} utterances")
     return kept
 
 

@@ -15,13 +15,13 @@ from benchmarks.rnnt.data_settings import DataSettings, Key
 from benchmarks.rnnt.evaluate import Transcription
 from benchmarks.rnnt.model import IN_ORDER, PARTS, Rnnt, training_flops
 from benchmarks.rnnt.ops import features, joined_dropout, joint, lstm, transducer_loss
+from benchmarks.rnnt.order import kept_samples
 from benchmarks.rnnt.preparer import Preparer
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource, HostBatch
 from common.data.order import sample_generator
 from common.distributed.layout import Layout
-from common.errors import ConfigError
 from common.optim.learning_rate import held_exponential
 from common.optim.optimizer import ClipNorm, ParameterGroup
 from common.step.train_step import Losses, TrainStep
@@ -52,15 +52,10 @@ class SpeechRecognition(Workload):
     def declare(cls, cfg: RunConfig) -> Declaration:
         """An epoch has whole global batches; ``opt_*_alt_*`` are the rules' functions, the only ones here."""
         own: RnntConfig = cfg.workload
-        train_samples = cfg.benchmark.train_samples // cfg.global_batch * cfg.global_batch
-        if not train_samples:
-            raise ConfigError(
-                f"hparams.global_batch_size={cfg.global_batch}: an epoch has {cfg.benchmark.train_samples} utterances"
-            )
         return Declaration(
             initialised_tensors=PARTS,
             derived_values={"rules_functions": True},
-            train_samples=train_samples,
+            train_samples=kept_samples(cfg.benchmark.train_samples, cfg.global_batch),
             order_of_data=lambda: (
                 f"up to {own.hparams.max_duration:g} s, {own.hparams.num_buckets} buckets"
                 f"{', presorted' if own.reader.presort else ''}"
@@ -74,7 +69,7 @@ class SpeechRecognition(Workload):
             hparams.base_learning_rate,
             own.facts.learning_rate_min,
             hparams.decay_per_epoch,
-            self.cfg.benchmark.train_samples // self.cfg.global_batch,
+            self.cfg.train_samples // self.cfg.global_batch,
             hparams.warmup_epochs,
             hparams.hold_epochs,
         )

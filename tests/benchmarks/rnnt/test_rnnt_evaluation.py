@@ -15,8 +15,9 @@ from plain_rnnt import PlainRnnt
 from torch import Tensor
 
 from benchmarks.rnnt.config import Facts, ModelConfig, RnntConfig
+from benchmarks.rnnt.data import PADDING
 from benchmarks.rnnt.data_settings import ReaderConfig
-from benchmarks.rnnt.evaluate import PADDING, Transcription, WordErrorRate
+from benchmarks.rnnt.evaluate import Transcription, WordErrorRate
 from benchmarks.rnnt.model import Rnnt
 from benchmarks.rnnt.prepared import open_prepared
 from benchmarks.rnnt.preparer import Preparer

@@ -152,6 +152,26 @@ def test_more_rows_than_a_launch_takes_run_in_turn(machine: None, monkeypatch: p
         torch.testing.assert_close(part.float(), formula, rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.parametrize("autograd", [False, True])
+def test_gates_and_cell_states_are_saved_for_a_backward_pass_alone(
+    autograd: bool, machine: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(persistent.FIXED_PLANS, (False, 128, 3), Plan(False, 128, 1, 16, 32, 1))
+    launch, kept = persistent.launch, []
+
+    def watched(backward: bool, batch: int, pointers: list[Tensor | None], width: int, tail: list[int]) -> list[Tensor]:
+        cell_TBH = pointers[2]
+        assert cell_TBH is not None
+        kept.append((len(cell_TBH), tail))
+        return launch(backward, batch, pointers, width, tail)
+
+    monkeypatch.setattr(persistent, "launch", watched)
+    weights = LstmWeights(*(drawn(*shape, dtype=torch.float16) for shape in ((512, 8), (512, 128), (512,), (512,))))
+    with torch.set_grad_enabled(autograd):
+        lstm_persistent(drawn(4, 3, 8, dtype=torch.float16), weights, torch.full((3,), 4, dtype=torch.int32))
+    assert kept == [(5, [1]) if autograd else (1, [0])]
+
+
 def test_the_backward_pass_refuses_to_run_twice(machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
     for backward in (False, True):
         monkeypatch.setitem(persistent.FIXED_PLANS, (backward, 128, 3), Plan(backward, 128, 1, 16, 32, 1))

@@ -11,7 +11,8 @@ from plain_rnnt import PlainRnnt
 
 from benchmarks.rnnt import example
 from benchmarks.rnnt.config import Architecture, Facts, ModelConfig
-from benchmarks.rnnt.model import IN_ORDER, PARTS, START, Rnnt, training_flops
+from benchmarks.rnnt.decoder import START
+from benchmarks.rnnt.model import IN_ORDER, PARTS, Rnnt, training_flops
 from common.mlperf.fixed import fixed_facts
 
 CPU = torch.device("cpu")

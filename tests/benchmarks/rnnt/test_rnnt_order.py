@@ -179,7 +179,7 @@ def test_room_for_rows_is_six_deviations_above_the_mean_and_never_more_than_all(
 def test_settings_that_do_not_fit_the_data_are_refused():
     with pytest.raises(DataError, match=r"103 training utterances last up to 5\.0 s, .* trains on 112: give"):
         stream(train_samples=115)
-    with pytest.raises(ConfigError, match=r"global_batch_size=16: an epoch has no more than 15 utterances"):
+    with pytest.raises(ConfigError, match=r"hparams.global_batch_size=16: an epoch has 15 utterances"):
         stream(train_samples=15)
     with pytest.raises(DataError, match=r"can have \d+ frames .* and 16 tokens, .*\[\[250, 15\]\]: add a bucket"):
         stream(buckets=[[250, 15]])
