@@ -130,8 +130,9 @@ class LlamaPretraining(Workload):
         broken = []
         if own.model.layers not in (0, own.facts.layers):
             broken.append(f"model.layers={own.model.layers}: the network has {own.facts.layers}")
+        last = min(own.facts.max_steps * cfg.global_batch, own.reader.index_rows)  # the order has no more rows
         return Declaration(
-            schedule_options={"last_samples": own.facts.max_steps * cfg.global_batch},
+            schedule_options={"last_samples": last},
             derived_values={
                 "end_learning_rate": _end_rate(own),
                 "decay_steps": own.facts.max_steps - own.hparams.warmup_steps,

@@ -15,6 +15,9 @@ from torch import Tensor
 FRAGMENT_ALIGNMENT = 64
 """Elements that every fragment's start is a multiple of: kernels then load vectors whatever the dtype."""
 
+_AT_ONCE = 1 << 26
+"""Masters that are split at a time: an embedding of 0.5 billion would take gigabytes where a GPU has none left."""
+
 
 @dataclass(frozen=True)
 class Fragment:
@@ -81,9 +84,11 @@ class Shard:
     def write_masters(self, part: slice, values: Tensor) -> None:
         """Set some masters, and the parameters where these are others, to values in the dtype ``wide``."""
         if self.has_remainders:
-            parameters, remainders = split_masters(values)
-            self.parameters[part].copy_(parameters)
-            self.masters[part].copy_(remainders)
+            flats = (values, self.parameters[part], self.masters[part])
+            for piece, parameters, remainders in zip(*(flat.split(_AT_ONCE) for flat in flats), strict=True):
+                nearest, beyond = split_masters(piece)
+                parameters.copy_(nearest)
+                remainders.copy_(beyond)
             return
         self.masters[part].copy_(values)
         if self.has_masters:
@@ -97,11 +102,11 @@ def split_masters(values: Tensor) -> tuple[Tensor, Tensor]:
     of the bit patterns.
     """
     bits = values.contiguous().view(torch.int32)
-    nearest = ((bits + (1 << 15)) >> 16).to(torch.int16).view(torch.bfloat16)
-    return nearest, bits.to(torch.int16)
+    nearest = (bits + (1 << 15)).bitwise_right_shift_(16)
+    return nearest.to(torch.int16).view(torch.bfloat16), bits.to(torch.int16)
 
 
 def joined_masters(parameters: Tensor, remainders: Tensor) -> Tensor:
     """The float32 values that :func:`split_masters` has split."""
-    high = parameters.contiguous().view(torch.int16).to(torch.int32) << 16
-    return (high + remainders.to(torch.int32)).view(torch.float32)
+    bits = parameters.contiguous().view(torch.int16).to(torch.int32)
+    return bits.bitwise_left_shift_(16).add_(remainders).view(torch.float32)

@@ -64,6 +64,8 @@ def distribute(partitions: Sequence[Partition], kinds: Kinds, named: Mapping[str
                 if kind == "masters":
                     shard, bucket = partition.shard, piece.bucket
                     shard.write_masters(piece.place, _own(whole, piece))
+                    if partition.is_whole:
+                        continue  # the shard's parameters are the buffer's
                     rounded = split_masters(whole)[0] if shard.has_remainders else whole
                     partition.buffer.parameters[bucket.start : bucket.stop].copy_(rounded)
                 else:

@@ -96,6 +96,15 @@ def test_evaluations_come_every_12288_rows_in_whole_batches(batch, points):
     assert tuple(itertools.islice(evaluation_schedule(run).points(), 2)) == points
 
 
+def test_no_evaluation_comes_after_the_rows_of_the_order():
+    """2,500,000 rows have 203 whole intervals, and a run of one step has 16 rows."""
+    run, _ = loaded("scale=1xH200")
+    assert list(evaluation_schedule(run).points())[-1] == 203 * 12_288
+    with pytest.raises(ConfigError, match="no evaluation falls before the end: first 12288, last 16"):
+        evaluation_schedule(loaded("scale=1xH200", "benchmark.facts.max_steps=17", "hparams.warmup_steps=16",
+                                   "reader.index_rows=16")[0])  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

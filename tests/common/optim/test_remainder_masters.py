@@ -8,6 +8,7 @@ from remainder_oracle import STEPS, optimizer, parameters, step, steps_of_both
 from torch import nn
 
 from common.distributed.layout import Layout
+from common.optim import shard
 from common.optim.adaptive import LAMB
 from common.optim.ema import WeightAverage
 from common.optim.learning_rate import constant
@@ -21,6 +22,16 @@ def test_any_float32_comes_back_bit_for_bit() -> None:
     bits = torch.randint(-(2**31), 2**31, (100_000,), generator=generator).to(torch.int32)
     values = bits.view(torch.float32)
     assert torch.equal(joined_masters(*split_masters(values)).view(torch.int32), bits)
+
+
+def test_masters_are_set_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard, "_AT_ONCE", 300)
+    values = torch.randn(1000, generator=torch.Generator().manual_seed(3))
+    empty = torch.zeros(1200)
+    held = shard.Shard(empty.bfloat16(), empty.bfloat16(), empty.short(), ())
+    held.write_masters(slice(100, 1100), values)
+    assert torch.equal(held.read_masters(slice(100, 1100)), values)
+    assert torch.equal(held.read_masters(slice(0, 1200)).nonzero().flatten(), 100 + values.nonzero().flatten())
 
 
 def test_the_weight_is_the_nearest_and_of_two_the_larger() -> None:
