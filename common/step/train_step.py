@@ -113,7 +113,7 @@ class TrainStep:
     """One iteration over the micro-batches of one optimizer step. Capturable.
 
     Args:
-        forward_backward: usually ``accumulate(workload.loss)``; a pipeline's (:mod:`common.distributed.pipeline`).
+        forward_backward: usually ``accumulate(workload.loss)``; a pipeline's (:mod:`common.step.pipeline`).
         updaters: what applies the gradients, in order; all of them write, or none.
         layout: the ranks whose results are summed.
 

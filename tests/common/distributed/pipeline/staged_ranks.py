@@ -18,7 +18,6 @@ from common.data.batches import Batch
 from common.distributed.layout import Layout
 from common.distributed.pipeline.links import Handed
 from common.distributed.pipeline.order import layers_of
-from common.distributed.pipeline.passes import Chunk, Pipeline
 from common.evaluation.counts import Counts
 from common.evaluation.model_weights import evaluating
 from common.optim.adaptive import AdamW
@@ -26,6 +25,7 @@ from common.optim.learning_rate import constant
 from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
 from common.run import checkpoint
 from common.run.checkpoint import Progress
+from common.step.pipeline import Chunk, Pipeline
 from common.step.train_step import ForwardBackward, Losses, TrainStep, accumulate
 
 B, S, V, E, LAYERS, SAMPLES_OF_A_STEP, STEPS, SAVED_AFTER = 2, 5, 11, 8, 8, 16, 3, 2

@@ -10,9 +10,9 @@ from staged_ranks import LAYOUTS, MAX_NORM, SAVED_AFTER, STEPS, Trainee, place_o
 from common.data.batches import Batch
 from common.distributed.layout import Layout
 from common.distributed.pipeline.links import Handed
-from common.distributed.pipeline.passes import Chunk, Pipeline
 from common.errors import CheckpointError
 from common.optim.groups import ParameterGroup, check_groups
+from common.step.pipeline import Chunk, Pipeline
 from common.step.train_step import Losses
 
 CASES = [(world, name) for world, layouts in LAYOUTS.items() for name in layouts]
