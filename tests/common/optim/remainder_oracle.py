@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,8 @@ from common.optim.shard import split_masters
 
 SHAPES = {"weight": (70, 33), "norm": (19,)}
 STEPS = 10
+Masters = Literal["fp32", "remainder"]
+KINDS: tuple[Masters, ...] = ("remainder", "fp32")
 
 
 def parameters(dtype: torch.dtype = torch.bfloat16) -> dict[str, nn.Parameter]:
@@ -29,7 +31,7 @@ def parameters(dtype: torch.dtype = torch.bfloat16) -> dict[str, nn.Parameter]:
 
 
 def optimizer(
-    named: dict[str, nn.Parameter], masters: str, implementation: str, layout: Layout | None = None, **options: Any
+    named: dict[str, nn.Parameter], masters: Masters, implementation: str, layout: Layout | None = None, **options: Any
 ) -> Optimizer:
     """AdamW with decay on the matrix alone, clipped."""
     groups = [
@@ -81,7 +83,7 @@ def shared_by_ranks(rank: int, world: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
     layout = Layout({"dp": world}, rank, seed=7)
     found = {}
-    for masters in ("remainder", "fp32"):
+    for masters in KINDS:
         named = parameters()
         one = optimizer(named, masters, "torch", layout, shard="all", bucket_bytes=2048)
         for seed in range(STEPS):
