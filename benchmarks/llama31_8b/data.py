@@ -7,10 +7,10 @@ validation set in their natural order, as the rules have it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
 
 from torch import Tensor
 
+from benchmarks.llama31_8b.config import RowFacts
 from benchmarks.llama31_8b.raw import CORPUS, EVAL, TRAIN
 from common.data.megatron import source
 from common.data.megatron.preparation import read_manifest
@@ -19,30 +19,6 @@ from common.data.order import EvalShard, MicroBatches
 from common.data.threads import ThreadedEvalSource, ThreadedTrainSource
 from common.distributed.layout import Layout
 from common.errors import DataError
-
-
-class RowFacts(Protocol):
-    """What the rows have to be like, as the workload's facts say."""
-
-    @property
-    def row_length(self) -> int:
-        """Tokens of a row, S."""
-        ...
-
-    @property
-    def vocabulary(self) -> int:
-        """Tokens that the model knows."""
-        ...
-
-    @property
-    def eval_rows(self) -> int:
-        """Rows of the evaluation, the first ones."""
-        ...
-
-    @property
-    def index_rows(self) -> int:
-        """Rows that a training may use, from which the epochs follow."""
-        ...
 
 
 def shape_of(facts: RowFacts) -> RowShape:

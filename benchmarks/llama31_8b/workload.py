@@ -34,7 +34,7 @@ from common.ops import cross_entropy
 from common.ops.implementation import AUTO, OperationRequest, asked_for, select
 from common.optim.learning_rate import cosine_to
 from common.optim.optimizer import ClipNorm, ParameterGroup
-from common.step.train_step import ForwardBackward, Losses, TrainStep
+from common.step.train_step import Arm, ForwardBackward, Losses, TrainStep
 
 
 class LlamaPretraining(Workload):
@@ -216,7 +216,7 @@ class LlamaPretraining(Workload):
 def _with_same_weights(forward_backward: ForwardBackward, blocks: TrainedDecoder) -> ForwardBackward:
     """An iteration's forward and backward passes, between which the optimizer does not write."""
 
-    def same(micro_batches: Sequence[Batch], arm: Callable[[], None], collect: Callable[[], None]) -> dict[str, Tensor]:
+    def same(micro_batches: Sequence[Batch], arm: Arm, collect: Callable[[], None]) -> dict[str, Tensor]:
         with blocks.same_weights():
             return forward_backward(micro_batches, arm, collect)
 

@@ -26,7 +26,7 @@ from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
 from common.optim.precision import DTYPES, LossScale
 from common.optim.rules import Rule
 from common.optim.updater import Updater
-from common.step.train_step import Losses, TrainStep, accumulate
+from common.step.train_step import ForwardBackward, Losses, TrainStep, accumulate
 
 
 class Workload(ABC):
@@ -124,6 +124,7 @@ class Workload(ABC):
         loss_scale: LossScale | float | None = None,
         average_decay: float | None = None,
         beside: Sequence[Updater] = (),
+        passes: Callable[[LossScale | None], ForwardBackward] | None = None,
     ) -> TrainStep:
         """Accumulated micro-batches, then one Optimizer over all groups of parameters.
 
@@ -135,12 +136,20 @@ class Workload(ABC):
             average_decay: of averages of the weights (:mod:`common.optim.ema`), which are then what is evaluated; None
                 for none.
             beside: updaters of what is no parameter; they write after the Optimizer, or nothing is written.
+            passes: what makes the forward and backward passes over the micro-batches of a step, given what scales the
+                loss, such as a pipeline's; None accumulates :meth:`loss`.
 
         Raises:
+            ConfigError: micro-batches of a pipeline are to be clipped one by one.
             ValueError: a group has a frozen parameter, or calls one that is split otherwise than the model does.
         """
         cfg, groups = self.cfg, self.parameter_groups()
         self._check_groups(groups)
+        if clip is not None and clip.when == "before_reduction" and self.layout.size("pp") > 1:
+            raise ConfigError(
+                f"layout.pp={self.layout.size('pp')}: a pipeline has several micro-batches under way at once, whose "
+                "gradients cannot be clipped one by one before the reduction; clip after it"
+            )
         if grad_divisor is None:
             grad_divisor = cfg.grad_accumulation_steps * self.layout.size("dp")
         scale = loss_scale
@@ -165,7 +174,8 @@ class Workload(ABC):
         if average_decay is not None:
             self._average = WeightAverage(self._optimizer, average_decay)
             updaters.append(self._average)
-        return TrainStep(accumulate(self.loss, scale), [*updaters, *beside], self.layout)
+        forward_backward = accumulate(self.loss, scale) if passes is None else passes(scale)
+        return TrainStep(forward_backward, [*updaters, *beside], self.layout)
 
     def _check_groups(self, groups: Sequence[ParameterGroup]) -> None:
         parameters = dict(self.model.named_parameters(remove_duplicate=False))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,6 +58,7 @@ class Layout:
         self.device = torch.device(device)
         self.seed = seed
         self.role = role
+        self._links: dict[tuple[str, int, str], dist.ProcessGroup | None] = {}
         self._groups: dict[tuple[tuple[int, ...], ...], dist.ProcessGroup | None] = {}
 
     def size(self, *axes: str) -> int:
@@ -76,20 +77,41 @@ class Layout:
                 place = place * self.sizes[axis] + mine[axis]
         return place
 
-    def group(self, *axes: str) -> dist.ProcessGroup | None:
+    def group(self, *axes: str, ends: Sequence[str] = ()) -> dist.ProcessGroup | None:
         """The process group of the ranks that share this rank's place on every other axis.
 
         Collective: every rank asks for the same groups in the same order. None where the group is this rank alone.
 
         Args:
             axes: that the group spans.
+            ends: further axes, of which it has the first and the last rank; those between are in no group.
         """
         others = [axis for axis in AXES if axis not in axes]
-        families: dict[tuple[int, ...], list[int]] = {}
-        for rank in range(self.world_size):
-            place = self._coordinates(rank)
-            families.setdefault(tuple(place[axis] for axis in others), []).append(rank)
-        return self._build([tuple(members) for members in families.values()])
+        return self._of_equal_keys(lambda place: tuple(place[axis] for axis in others), ends)
+
+    def link(self, axis: str, first: int, purpose: str) -> dist.ProcessGroup | None:
+        """The process group of a rank at ``first`` on ``axis`` and the one after it; after the last comes the one at 0.
+
+        Unlike other groups it is another one for every ``purpose``. Collective; None on ranks elsewhere on the axis.
+
+        Args:
+            axis: of at least two ranks.
+            first: place on it.
+            purpose: what is sent between the two.
+        """
+        key = axis, first, purpose
+        if key not in self._links:
+            self._links[key] = None
+            second = (first + 1) % self.sizes[axis]
+            for rank in range(self.world_size):
+                place = self._coordinates(rank)
+                if place[axis] != first:
+                    continue
+                pair = sorted([rank, self._rank_at({**place, axis: second})])
+                group: Any = dist.new_group(pair)
+                if self.rank in pair:
+                    self._links[key] = group
+        return self._links[key]
 
     def subgroup(self, axis: str, size: int) -> dist.ProcessGroup | None:
         """The process group of ``size`` neighbours along ``axis`` that this rank belongs to (group batch norm).
@@ -105,23 +127,20 @@ class Layout:
             families.setdefault(key, []).append(rank)
         return self._build([tuple(members) for members in families.values()])
 
-    def across(self, axis: str, size: int, *others: str) -> dist.ProcessGroup | None:
+    def across(self, axis: str, size: int, *others: str, ends: Sequence[str] = ()) -> dist.ProcessGroup | None:
         """The process group that joins the neighbourhoods of :meth:`subgroup`: the ranks with the same place in each.
 
         Args:
             axis, size: of the neighbourhoods.
             others: further axes that the group spans.
+            ends: as :meth:`group` takes them.
 
         Raises:
             ConfigError: ``size`` does not divide the axis.
         """
         self._check_divides(axis, size)
-        families: dict[tuple[int, ...], list[int]] = {}
-        for rank in range(self.world_size):
-            place = self._coordinates(rank)
-            key = tuple(place[a] % size if a == axis else place[a] for a in AXES if a not in others)
-            families.setdefault(key, []).append(rank)
-        return self._build([tuple(members) for members in families.values()])
+        kept = [a for a in AXES if a not in others]
+        return self._of_equal_keys(lambda place: tuple(place[a] % size if a == axis else place[a] for a in kept), ends)
 
     def node(self, ranks_per_node: int) -> dist.ProcessGroup | None:
         """The process group of this rank's node, whose ranks follow one another; None for a rank alone.
@@ -158,15 +177,35 @@ class Layout:
             rank, place[axis] = divmod(rank, self.sizes[axis])
         return place
 
+    def _rank_at(self, place: Mapping[str, int]) -> int:
+        rank = 0
+        for axis in AXES:
+            rank = rank * self.sizes[axis] + place[axis]
+        return rank
+
+    def _of_equal_keys(
+        self, key: Callable[[Mapping[str, int]], tuple[int, ...]], ends: Sequence[str]
+    ) -> dist.ProcessGroup | None:
+        """The group of the ranks whose places, first and last on ``ends`` being one, have this rank's key."""
+        families: dict[tuple[int, ...], list[int]] = {}
+        between: list[tuple[int, ...]] = []
+        for rank in range(self.world_size):
+            place = self._coordinates(rank)
+            if any(0 < place[axis] < self.sizes[axis] - 1 for axis in ends):
+                between.append((rank,))
+            else:
+                families.setdefault(key({**place, **dict.fromkeys(ends, 0)}), []).append(rank)
+        return self._build([*(tuple(members) for members in families.values()), *between])
+
     def _build(self, families: list[tuple[int, ...]]) -> dist.ProcessGroup | None:
         key = tuple(families)
         if key not in self._groups:
             mine = next(members for members in families if self.rank in members)
-            if len(mine) == 1:
+            if all(len(members) == 1 for members in families):
                 self._groups[key] = None
             elif len(families) == 1 and len(mine) == dist.get_world_size():
                 self._groups[key] = dist.group.WORLD
             else:
-                made: list[Any] = [dist.new_group(list(members)) for members in families]
+                made: list[Any] = [dist.new_group(list(m)) if len(m) > 1 else None for m in families]
                 self._groups[key] = made[families.index(mine)]
         return self._groups[key]

@@ -7,6 +7,7 @@ from common.contract.evaluation import Evaluations
 from common.contract.workload import Workload
 from common.distributed.layout import Layout
 from common.distributed.weights import senders_for
+from common.errors import ConfigError
 from common.evaluation.background import BackgroundEvaluation
 from common.evaluation.inline import InlineEvaluation
 from common.evaluation.offline import OfflineEvaluation, OfflineRun
@@ -31,7 +32,15 @@ def way_to_evaluate(
         scorer: rank 0's process, where it has one.
         offline: what checkpoints are written for; None where nobody is to write any: then what is scored offline is
             evaluated in line.
+
+    Raises:
+        ConfigError: a pipeline's weights are to be handed to others.
     """
+    if layout.size("pp") > 1 and (run.evaluation.ranks or (run.evaluation.offline and offline is not None)):
+        raise ConfigError(
+            f"layout.pp={layout.size('pp')}: no training rank has all weights to hand on; evaluate on the stages "
+            "themselves: evaluation.ranks=0 and no offline scoring"
+        )
     if run.evaluation.offline and offline is not None:
         return OfflineEvaluation(run.evaluation, run.benchmark.reached, workload, layout, offline)
     if run.evaluation.ranks:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.optim import state
 from common.optim.optimizer import Optimizer
@@ -58,7 +58,7 @@ class WeightAverage:
     def begin(self) -> None:
         """Nothing: there are no gradients."""
 
-    def arm(self) -> None:
+    def arm(self, part: nn.Module | None = None) -> None:
         """Nothing is reduced."""
 
     def collect(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -38,6 +39,9 @@ class ParameterGroup:
         summed_over: further axes whose ranks hold the same weights and have parts of the gradient each, such as ``tp``
             where each of its ranks sees tokens of its own. Over them the gradients are summed, not averaged, and a norm
             over all parameters counts them once.
+        tied_over: axes whose first and last rank hold the same weights and have parts of the gradient each, such as
+            ``pp`` where an embedding is the head's weight too. The gradients are summed over these two, and a norm over
+            all parameters counts them once. Ranks between the two have the group without parameters.
         parts: name of a parameter to the number of tensors that it counts as for norms by tensor, equal pieces along
             its first dimension (query, key and value in one weight: 3). Others count as one.
     """
@@ -51,6 +55,7 @@ class ParameterGroup:
     learning_rate_in_momentum: bool = True
     replicated_over: tuple[str, ...] = ()
     summed_over: tuple[str, ...] = ()
+    tied_over: tuple[str, ...] = ()
     parts: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -63,10 +68,16 @@ def check_groups(groups: Sequence[ParameterGroup]) -> None:
     names: dict[str, int] = {}
     owners: dict[int, str] = {}
     for index, group in enumerate(groups):
-        for word, axes in (("replicated_over", group.replicated_over), ("summed_over", group.summed_over)):
+        for word in ("replicated_over", "summed_over", "tied_over"):
+            axes: tuple[str, ...] = getattr(group, word)
             for axis in axes:
                 if axis not in AXES:
                     raise ValueError(f"{word} names an unknown axis {axis!r}; the axes are {', '.join(AXES)}")
+        for axis in group.tied_over:
+            if axis in (*SUMMED_AXES, *group.replicated_over, *group.summed_over):
+                raise ValueError(
+                    f"tied_over names {axis!r}, over all of whose ranks the gradient is summed or averaged"
+                )
         for axis in group.replicated_over:
             if axis in group.summed_over:
                 raise ValueError(f"a gradient is either averaged or summed over {axis!r}, not both")
@@ -92,13 +103,19 @@ def settings_of(group: ParameterGroup, layout: Layout, grad_divisor: float) -> G
         weight_decay=group.weight_decay,
         trust_ratio=group.trust_ratio,
         learning_rate_in_momentum=group.learning_rate_in_momentum,
-        norm_share=1.0 / layout.size(*(axis for axis in _axes_of_equal_weights(group) if axis not in SUMMED_AXES)),
+        norm_share=1.0 / _holders_in_a_replica(group, layout),
     )
 
 
 def redundant_ranks(group: ParameterGroup, layout: Layout, axes: Sequence[str]) -> int:
     """How many ranks along ``axes`` compute ``group`` redundantly: 1 where it is not replicated over any of them."""
     return layout.size(*(axis for axis in axes if axis in group.replicated_over))
+
+
+def _holders_in_a_replica(group: ParameterGroup, layout: Layout) -> int:
+    """How many ranks that hold one replica's parameters together hold those of ``group``."""
+    ends = math.prod(min(layout.size(axis), 2) for axis in group.tied_over)
+    return ends * layout.size(*(axis for axis in _axes_of_equal_weights(group) if axis not in SUMMED_AXES))
 
 
 def _axes_of_equal_weights(group: ParameterGroup) -> set[str]:

@@ -35,7 +35,7 @@ class Optimizer:
     """The one concrete updater: groups of parameters under one rule.
 
     Building it moves all parameters into flat buffers; cast and move the model before. Every rank builds it with the
-    same groups in the same order.
+    same groups in the same order; of the stages of a pipeline (``pp``) each gives them its own parameters.
 
     Args:
         groups: the parameters; no parameter and no name may occur twice.
@@ -131,11 +131,15 @@ class Optimizer:
             shares = [entry.norm_share for entry in settings]
             others, sharing = plan.sum_over_other_ranks, [plan.parts_of_a_micro_batch(group) for group in groups]
             self._clipper = MicroBatchClipper(clip, buffers, means, shares, micro_batches, others, sharing)
+        plan.check_tied(groups, routes, buffers[0].device)
         early = overlap and not clip_first
         scales = [1.0 / by for by in divided]
         self._reducer = GradientReducer(self.partitions, routes, early, reduction == "all_reduce", scales)
         self._gatherer = WeightGatherer(self.partitions, plan.group, blocks if overlap else ())
         self.choices = self._in_words(reduction, early)
+        # Of the stages of a pipeline some may have nothing to reduce, and report the same as those that have.
+        tied = any(layout.size(*group.tied_over) > 1 for group in groups)
+        self._reports_wait = self._reducer.wait_ms is not None or tied
         self._armed = False
         self._allocate_scalars()
 
@@ -152,6 +156,7 @@ class Optimizer:
         self._learning_rate = torch.zeros((), dtype=torch.float32, device=device)
         self._rate_scales_G = torch.tensor([g.lr_scale for g in self._groups], dtype=torch.float32, device=device)
         self._rates_G = torch.zeros_like(self._rate_scales_G)
+        self._no_wait = torch.zeros((), dtype=torch.float32, device=device)
         self._gradient_norm = torch.zeros((), dtype=torch.float32, device=device)
         self._stats = torch.zeros(2, dtype=widest, device=device)
         self._factor = torch.ones((), dtype=widest, device=device)
@@ -171,10 +176,11 @@ class Optimizer:
         if self._clipper is not None:
             self._clipper.begin()
 
-    def arm(self) -> None:
-        """Let the next backward pass start reductions: it is the last of the iteration."""
-        self._armed = True
-        self._reducer.arm()
+    def arm(self, part: nn.Module | None = None) -> None:
+        """Let the next backward pass start reductions: it is the last of the iteration, or the last of ``part``."""
+        if part is None:
+            self._armed = True
+        self._reducer.arm(None if part is None else part.parameters())
 
     @torch.no_grad()
     def collect(self) -> None:
@@ -239,8 +245,8 @@ class Optimizer:
         """
         found = {"learning_rate": self._learning_rate}
         wait = self._reducer.wait_ms
-        if wait is not None:
-            found["comm_wait_ms"] = wait
+        if self._reports_wait:
+            found["comm_wait_ms"] = self._no_wait if wait is None else wait
         if self._clip is not None and self._clipper is None:
             found["gradient_norm"] = self._gradient_norm
         if self._scale is not None:

@@ -14,12 +14,12 @@ A sum in float16 may leave its range where the terms do not: ``scales`` multipli
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from common.ops.device_clock import milliseconds, stamp
@@ -35,11 +35,13 @@ class Route:
         shard: ranks that share the shards.
         across: ranks that hold the same shard.
         everyone: both together.
+        late: whether to reduce these gradients after all others: some ranks have them early, others at the end.
     """
 
     shard: dist.ProcessGroup | None
     across: dist.ProcessGroup | None
     everyone: dist.ProcessGroup | None
+    late: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ class GradientReducer:
         self._side = torch.cuda.Stream(device) if staged and device.type == "cuda" else None
         self._hooks: list[RemovableHandle] = []
         self._armed = False
+        self._armed_parameters: set[int] = set()
         self._missing: list[set[str]] = []
         self.buckets = len(self._reductions)
         self.launched = 0
@@ -106,20 +109,27 @@ class GradientReducer:
     def begin(self) -> None:
         """Start an iteration: nothing has been reduced."""
         self._armed = False
+        self._armed_parameters = set()
         self._missing = [{s.name for s in r.bucket.segments} for r in self._reductions]
         self.launched = 0
         self._works = []
 
-    def arm(self) -> None:
-        """Let the next backward pass launch buckets: it is the last of the iteration.
+    def arm(self, parameters: Iterable[nn.Parameter] | None = None) -> None:
+        """Let the next backward pass launch buckets: it is the last of the iteration, or the last of ``parameters``.
 
         The first call registers the hooks, on the stream that the backward passes use.
+
+        Args:
+            parameters: that get no gradient in the iteration but this one; None for all.
         """
         if not self._overlap:
             return
         if not self._hooks:
             self._hooks = [self._register(s) for r in self._reductions for s in r.bucket.segments]
-        self._armed = True
+        if parameters is None:
+            self._armed = True
+        else:
+            self._armed_parameters.update(id(parameter) for parameter in parameters)
 
     def finish(self) -> None:
         """Launch what is left (parameters without a gradient in this iteration) and wait for all buckets.
@@ -127,6 +137,7 @@ class GradientReducer:
         On a GPU it is the current stream that waits, not the host.
         """
         self._armed = False
+        self._armed_parameters = set()
         if not self._reductions:
             return
         stamp(self._moments[0])
@@ -158,10 +169,10 @@ class GradientReducer:
 
     def _register(self, segment: Segment) -> RemovableHandle:
         name = segment.name
-        return segment.parameter.register_post_accumulate_grad_hook(lambda _: self._on_gradient(name))
+        return segment.parameter.register_post_accumulate_grad_hook(lambda p: self._on_gradient(name, p))
 
-    def _on_gradient(self, name: str) -> None:
-        if not self._armed:
+    def _on_gradient(self, name: str, parameter: Tensor) -> None:
+        if not self._armed and id(parameter) not in self._armed_parameters:
             return
         missing = self._missing[self._bucket_of[name]]
         if name not in missing:
@@ -228,4 +239,4 @@ def _plan(partitions: Sequence[Partition], routes: Sequence[Route], scales: Sequ
             target = None if partition.is_whole else partition.shard.gradients[piece.place]
             values = flat[bucket.start : bucket.stop]
             reductions.append(_Reduction(bucket, values, flat[piece.inside], target, route, scales[bucket.group]))
-    return sorted(reductions, key=lambda reduction: reduction.bucket.readiness)
+    return sorted(reductions, key=lambda reduction: (reduction.route.late, reduction.bucket.readiness))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -56,8 +57,26 @@ class ShardPlan:
         axes = dict.fromkeys(
             axis for axis in (*SUMMED_AXES, *group.replicated_over, *group.summed_over) if axis not in done
         )
-        others = [axis for axis in axes if axis != "dp"]
-        return Route(self.group, self._layout.across("dp", self.ranks, *others), self._layout.group(*axes))
+        others, ends = [axis for axis in axes if axis != "dp"], group.tied_over
+        across = self._layout.across("dp", self.ranks, *others, ends=ends)
+        return Route(self.group, across, self._layout.group(*axes, ends=ends), late=bool(ends))
+
+    def check_tied(self, groups: Sequence[ParameterGroup], routes: Sequence[Route], device: torch.device) -> None:
+        """Make sure that both ends of an axis have as many weights in the groups that tie them. Collective.
+
+        Raises:
+            ValueError: they have not.
+        """
+        for group, route in zip(groups, routes, strict=True):
+            if route.late and route.everyone is not None:
+                own = sum(parameter.numel() for parameter in group.parameters.values())
+                counts = torch.zeros(route.everyone.size(), dtype=torch.int64, device=device)
+                dist.all_gather_into_tensor(counts, torch.tensor([own], device=device), group=route.everyone)
+                if set(counts.tolist()) != {own}:
+                    raise ValueError(
+                        f"tied_over {group.tied_over}: this rank has {own} weights in the group of "
+                        f"{[*group.parameters]}, the ranks that share it have {counts.tolist()}"
+                    )
 
     def parts_of_a_micro_batch(self, group: ParameterGroup) -> dist.ProcessGroup | None:
         """The ranks that have parts of the gradient of one micro-batch; None where this rank has all. Collective."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.optim.precision import LossScale
 
@@ -27,8 +27,12 @@ class Updater(Protocol):
     def begin(self) -> None:
         """Start an iteration: zero the gradients in place, start to gather weights that other ranks updated."""
 
-    def arm(self) -> None:
-        """Called before the backward pass of the last micro-batch: reductions may start from now on."""
+    def arm(self, part: nn.Module | None = None) -> None:
+        """Called before the backward pass of the last micro-batch: reductions may start from now on.
+
+        Args:
+            part: of the model, whose last backward pass it is while others have more to come; None for the last of all.
+        """
 
     def collect(self) -> None:
         """Called after the backward pass of each micro-batch."""

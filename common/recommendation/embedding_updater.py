@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.errors import CheckpointError
 from common.ops.embedding_bags import AdagradRows, Bags, Rule, SortedKeys
@@ -91,7 +91,7 @@ class EmbeddingUpdater:
         """Forget what an earlier iteration left."""
         self._forget()
 
-    def arm(self) -> None:
+    def arm(self, part: nn.Module | None = None) -> None:
         """Nothing: gradients are exchanged as they come."""
 
     def collect(self) -> None:

@@ -5,9 +5,10 @@ full disk, a killed rank or a power failure leaves nothing half-written.
 
 Model and optimizer are in full tensors in the file of the first of the ranks that hold the same weights, those of the
 ``dp`` and ``cp`` axes, or the same together, those of ``tp`` (one file for each place on ``pp``); every rank's file
-has what is its own: random state and buffers. A run may therefore go on with another number of replicas, and with
-samples or layers split over more or fewer ranks, as long as global batch and micro-batch are the same: the position
-counts optimizer steps. Each rank's random state then starts anew, from the seed and the step, and buffers are those of
+has what is its own: random state and buffers. A run may therefore go on with another number of replicas, with
+samples or layers split over more or fewer ranks, and with layers on more or fewer stages, whose tensors have their
+names in the whole model, as long as global batch and micro-batch are the same: the position counts optimizer steps.
+Each rank's random state then starts anew, from the seed and the step, and buffers are those of
 the first rank. On the same layout a run goes on as if it had not stopped.
 
 What a :class:`common.optim.updater.StreamingUpdater` has on each rank is in files of that rank in a folder of the
@@ -23,7 +24,7 @@ import math
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -175,17 +176,11 @@ def read(place: Path, settings: Mapping[str, object], layout: Layout) -> dict[st
         sentence each.
 
     Raises:
-        CheckpointError: it is missing, unreadable, incomplete, of other pipeline stages, or of other settings; or a
-            number of the model or of the optimizer's state is not finite.
+        CheckpointError: it is missing, unreadable, incomplete, or of other settings; or a number of the model or of the
+            optimizer's state is not finite.
     """
     first = _load(place, 0)
     written: dict[str, int] = first["layout"]
-    for axis in AXES:
-        if axis not in SHARING_AXES and written[axis] != layout.sizes[axis]:
-            raise CheckpointError(
-                f"{place}: written with layout.{axis}={written[axis]}, this run has {layout.sizes[axis]}; only the "
-                "number of replicas, layout.cp and layout.tp may change"
-            )
     expected, found = math.prod(written.values()), len(list(place.glob("rank_*.pt")))
     if found != expected:
         raise CheckpointError(f"{place}: incomplete, {found} of the {expected} ranks' files are there")
@@ -196,9 +191,11 @@ def read(place: Path, settings: Mapping[str, object], layout: Layout) -> dict[st
                 f"{place}: written with {name}={kept}, this run has {name}={value}: the data would not go on where "
                 "the checkpoint stands; resume with the settings of the first run"
             )
-    writer = _writer(written, layout)
-    content = first if writer == 0 else _load(place, writer)
-    _require_finite(place, writer, {"model": content["model"], "updaters": content["updaters"]})
+    content = first
+    if written["pp"] == layout.sizes["pp"] == 1:
+        _require_finite(_file(place, 0), {"model": content["model"], "updaters": content["updaters"]})
+    else:  # a stage may have other layers than before, even where there are as many
+        content = _together([first, *(_load(place, _writer(written, stage)) for stage in range(1, written["pp"]))])
     remarks = []
     if unscored := first["progress"].get("unscored", 0):
         remarks.append(
@@ -206,12 +203,12 @@ def read(place: Path, settings: Mapping[str, object], layout: Layout) -> dict[st
             "the log of the run that wrote it may have their scores"
         )
     if written == layout.sizes:
-        own = content if layout.rank == writer else _load(place, layout.rank)
-        _require_finite(place, layout.rank, {"buffers": own.get("buffers", {})})
+        own = first if layout.rank == 0 else _load(place, layout.rank)
+        _require_finite(_file(place, layout.rank), {"buffers": own.get("buffers", {})})
         own_state = {"random": own["random"], "buffers": own.get("buffers", {})}
         return {**content, **own_state, "place": place, "remarks": remarks}
     changed = f"of {written['dp']} replicas, this run has {layout.sizes['dp']}"
-    for axis in ("cp", "tp"):
+    for axis in ("pp", "cp", "tp"):
         if written[axis] != layout.sizes[axis]:
             changed += f", and layout.{axis}={layout.sizes[axis]} instead of {written[axis]}"
     remarks.append(
@@ -246,6 +243,9 @@ def restore(
             f"the checkpoint was made with the base weights {content['base'] or '(none)'}, this run has "
             f"{base or '(none)'}: resume with the base that the checkpoint continues"
         )
+    if "stages" in content:
+        content = _own_stage(content, model, layout)
+        _require_finite(content["place"], {"model": content["model"], "updaters": content["updaters"]})
     saved, states = own_parts([content["model"], content["updaters"]], splits or {})
     frozen = frozen_names(model)
     if thawed := sorted(frozen & saved.keys()):
@@ -299,13 +299,13 @@ def _shards(place: Path, number: int) -> Path:
     return place / f"updater_{number}"
 
 
-def _require_finite(place: Path, rank: int, state: Mapping[str, object]) -> None:
-    """Refuse a rank's ``state`` if a number in it is infinite or none at all: training could only go on with more."""
+def _require_finite(path: Path, state: Mapping[str, object]) -> None:
+    """Refuse a ``state`` if a number in it is infinite or none at all: training could only go on with more."""
     for name, tensor in _tensors(state):
         bad = tensor.numel() - int(torch.isfinite(tensor).sum())
         if bad:
             raise CheckpointError(
-                f"{_file(place, rank)}: {bad:,} of the {tensor.numel():,} numbers of {name} are not finite: the run "
+                f"{path}: {bad:,} of the {tensor.numel():,} numbers of {name} are not finite: the run "
                 "had diverged when it was written, or the file was damaged; resume from an earlier checkpoint"
             )
 
@@ -320,12 +320,47 @@ def _tensors(state: object, name: str = "") -> Iterator[tuple[str, torch.Tensor]
             yield from _tensors(value, f"{name}.{key}" if name else str(key))
 
 
-def _writer(written: Mapping[str, int], layout: Layout) -> int:
-    """The rank that wrote the weights of this rank's pipeline stage."""
+def _writer(written: Mapping[str, int], stage: int) -> int:
+    """The rank that wrote the weights of a pipeline stage."""
     rank = 0
     for axis in AXES:
-        rank = rank * written[axis] + (0 if axis in SHARING_AXES else layout.coordinate(axis))
+        rank = rank * written[axis] + (stage if axis == "pp" else 0)
     return rank
+
+
+def _together(stages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the first ranks of all stages have written, as one model; tied weights are the same at both ends."""
+    states = []
+    for own in zip(*(stage["updaters"] for stage in stages), strict=True):
+        joined = dict(own[0])
+        for state in own[1:]:
+            for kind, entries in state.items():
+                joined[kind] = {**joined.get(kind, {}), **entries} if isinstance(entries, Mapping) else entries
+        states.append(joined)
+    model = {name: tensor for stage in stages for name, tensor in stage["model"].items()}
+    return {**stages[0], "model": model, "updaters": states, "stages": len(stages)}
+
+
+def _own_stage(content: dict[str, Any], model: nn.Module, layout: Layout) -> dict[str, Any]:
+    """What this rank's stage has of a whole model; what no stage has is kept, for whoever refuses it. Collective."""
+    own = set(model.state_dict())
+    group, elsewhere = layout.group("pp"), set[str]()
+    if group is not None:
+        names: list[Any] = [None] * layout.size("pp")
+        dist.all_gather_object(names, own, group=group)
+        elsewhere = set().union(*names) - own
+    states = [
+        {
+            kind: {name: tensor for name, tensor in entries.items() if name not in elsewhere}
+            if isinstance(entries, Mapping)
+            else entries
+            for kind, entries in state.items()
+        }
+        for state in content["updaters"]
+    ]
+    kept = {name: tensor for name, tensor in content["model"].items() if name not in elsewhere}
+    buffers = {name: tensor for name, tensor in content["buffers"].items() if name in own}
+    return {**content, "model": kept, "updaters": states, "buffers": buffers}
 
 
 def _own_tensors(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.data.batches import Batch
 from common.distributed.layout import Layout
@@ -38,7 +39,14 @@ class Losses:
     metrics: dict[str, Tensor]
 
 
-ForwardBackward = Callable[[Sequence[Batch], Callable[[], None], Callable[[], None]], dict[str, Tensor]]
+class Arm(Protocol):
+    """Says that gradients will be final: those of a part of the model, or all that are not yet."""
+
+    def __call__(self, part: nn.Module | None = None, /) -> None:
+        """Before the last backward pass of ``part``, while others have more to come; None before the last of all."""
+
+
+ForwardBackward = Callable[[Sequence[Batch], Arm, Callable[[], None]], dict[str, Tensor]]
 
 
 def accumulate(loss: Callable[[Batch], Losses], loss_scale: LossScale | None = None) -> ForwardBackward:
@@ -54,9 +62,7 @@ def accumulate(loss: Callable[[Batch], Losses], loss_scale: LossScale | None = N
         the micro-batches, and the sum of :data:`SAMPLES`.
     """
 
-    def forward_backward(
-        micro_batches: Sequence[Batch], arm: Callable[[], None], collect: Callable[[], None]
-    ) -> dict[str, Tensor]:
+    def forward_backward(micro_batches: Sequence[Batch], arm: Arm, collect: Callable[[], None]) -> dict[str, Tensor]:
         sums: dict[str, Tensor] = {}
         for index, micro_batch in enumerate(micro_batches):
             losses = loss(micro_batch)
@@ -107,7 +113,7 @@ class TrainStep:
     """One iteration over the micro-batches of one optimizer step. Capturable.
 
     Args:
-        forward_backward: usually ``accumulate(workload.loss)``.
+        forward_backward: usually ``accumulate(workload.loss)``; a pipeline's (:mod:`common.step.pipeline`).
         updaters: what applies the gradients, in order; all of them write, or none.
         layout: the ranks whose results are summed.
 
@@ -164,9 +170,9 @@ class TrainStep:
         for updater in self.updaters:
             updater.materialize()
 
-    def _arm(self) -> None:
+    def _arm(self, part: nn.Module | None = None, /) -> None:
         for updater in self.updaters:
-            updater.arm()
+            updater.arm() if part is None else updater.arm(part)
 
     def _collect(self) -> None:
         for updater in self.updaters:

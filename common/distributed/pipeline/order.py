@@ -4,7 +4,7 @@ A stage has one part of the model or several, *chunks*: of p stages and v chunks
 of the p v equal parts, so that a micro-batch goes round all stages v times. A *unit* of work is the forward or the
 backward pass of one chunk on one micro-batch.
 
-With one chunk this is 1F1B (Narayanan et al. 2021, section 2.2.1): p - r - 1 forward units, then forward and backward in
+With one chunk this is 1F1B (Narayanan et al. 2021, section 2.2.1): p - r - 1 forward units, then both directions in
 turn. With several it is interleaved 1F1B (section 2.2.2 there, and Megatron-LM): 2 (p - r - 1) + (v - 1) p forward
 units first, or all m v if there are as many micro-batches m as stages, and micro-batches in rounds of p. Both leave
 (p - 1) / (v m) of the working time idle.

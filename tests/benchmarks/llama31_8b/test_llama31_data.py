@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from benchmarks.llama31_8b import raw, sources
+from benchmarks.llama31_8b.config import RowFacts
 from benchmarks.llama31_8b.data import example, open_evaluation, open_train
 from benchmarks.llama31_8b.prepare import COMMANDS
 from common.data.batches import Block
@@ -16,13 +17,7 @@ from common.data.megatron.indexed import bin_of
 from common.distributed.layout import Layout
 from common.errors import DataError
 
-
-@dataclass(frozen=True)
-class Facts:
-    row_length: int = 32
-    vocabulary: int = 300
-    eval_rows: int = 10
-    index_rows: int = 640
+FACTS = RowFacts(vocabulary=300, row_length=32, eval_rows=10, index_rows=640)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +54,7 @@ def test_the_files_are_the_benchmarks():
 
 
 def test_every_token_of_a_row_has_a_label(data):
-    facts = Facts()
+    facts = FACTS
     found = torch.cat(rows(open_train(data, facts, layout(), 4)))
 
     assert (found.shape, found.dtype) == ((64, 33), torch.int32)
@@ -68,7 +63,7 @@ def test_every_token_of_a_row_has_a_label(data):
 
 def test_training_is_a_shuffle_of_documents_and_rows(data):
     """Row by row from the definition: documents of three epochs shuffled, cut, and the rows shuffled."""
-    facts = Facts(index_rows=700)
+    facts = replace(FACTS, index_rows=700)
     lengths = np.fromfile(data / f"{raw.TRAIN}.idx", "<i4", offset=34)
     documents = int(np.fromfile(data / f"{raw.TRAIN}.idx", "<u8", count=1, offset=18)[0])
     lengths = lengths[:documents]
@@ -93,7 +88,7 @@ def test_training_is_a_shuffle_of_documents_and_rows(data):
 
 
 def test_two_replicas_read_what_one_reads_that_accumulates(data):
-    facts = Facts()
+    facts = FACTS
     alone = rows(open_train(data, facts, layout(), 2, 4))
     shared = [rows(open_train(data, facts, layout(2, replica), 2, 2)) for replica in range(2)]
 
@@ -101,7 +96,7 @@ def test_two_replicas_read_what_one_reads_that_accumulates(data):
 
 
 def test_a_seed_of_its_own_is_another_order(data):
-    facts = Facts()
+    facts = FACTS
     mine, other = (torch.cat(rows(open_train(data, facts, layout(), 4, seed=seed))) for seed in (None, 12))
 
     assert not torch.equal(mine, other)
@@ -111,7 +106,7 @@ def test_the_evaluation_is_the_first_rows_not_shuffled(data):
     tokens = np.fromfile(data / f"{raw.EVAL}.bin", "<u2")
     found = []
     for replica in range(3):
-        source = open_evaluation(data, Facts(), layout(3, replica), rows_per_batch=2)
+        source = open_evaluation(data, FACTS, layout(3, replica), rows_per_batch=2)
         found += [row.tolist() for batch in source for row in batch.tensors["tokens"][batch.tensors["present"]]]
         source.close()
 
@@ -120,9 +115,9 @@ def test_the_evaluation_is_the_first_rows_not_shuffled(data):
 
 def test_data_for_another_model_are_refused(data):
     with pytest.raises(DataError, match="has a vocabulary of 300 tokens, the model one of 512"):
-        open_train(data, replace(Facts(), vocabulary=512), layout(), 4)
+        open_train(data, replace(FACTS, vocabulary=512), layout(), 4)
     with pytest.raises(DataError, match=r"rows of 32 where 10000 are evaluated"):
-        open_evaluation(data, replace(Facts(), eval_rows=10_000), layout())
+        open_evaluation(data, replace(FACTS, eval_rows=10_000), layout())
 
 
 def test_tokens_that_are_cut_off_are_refused(data, tmp_path):
@@ -132,7 +127,7 @@ def test_tokens_that_are_cut_off_are_refused(data, tmp_path):
     path.write_bytes(path.read_bytes()[:-2])
 
     with pytest.raises(DataError, match=r"en_6_text_document\.bin has \d+ bytes where manifest\.json says"):
-        open_train(tmp_path, Facts(), layout(), 4)
+        open_train(tmp_path, FACTS, layout(), 4)
 
 
 def test_download_says_where_all_comes_from(tmp_path):
@@ -146,4 +141,4 @@ def test_download_says_where_all_comes_from(tmp_path):
 
 
 def test_made_up_rows(data):
-    assert example(3, Facts())["tokens"].shape == (3, 33)
+    assert example(3, FACTS)["tokens"].shape == (3, 33)

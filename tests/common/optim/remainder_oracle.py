@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any, Literal
+
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from common.distributed.layout import Layout
@@ -14,6 +18,8 @@ from common.optim.shard import split_masters
 
 SHAPES = {"weight": (70, 33), "norm": (19,)}
 STEPS = 10
+Masters = Literal["fp32", "remainder"]
+KINDS: tuple[Masters, ...] = ("remainder", "fp32")
 
 
 def parameters(dtype: torch.dtype = torch.bfloat16) -> dict[str, nn.Parameter]:
@@ -24,7 +30,9 @@ def parameters(dtype: torch.dtype = torch.bfloat16) -> dict[str, nn.Parameter]:
     }
 
 
-def optimizer(named: dict[str, nn.Parameter], masters: str, implementation: str) -> Optimizer:
+def optimizer(
+    named: dict[str, nn.Parameter], masters: Masters, implementation: str, layout: Layout | None = None, **options: Any
+) -> Optimizer:
     """AdamW with decay on the matrix alone, clipped."""
     groups = [
         ParameterGroup({name: parameter}, weight_decay=0.1 if parameter.ndim > 1 else 0.0)
@@ -32,8 +40,8 @@ def optimizer(named: dict[str, nn.Parameter], masters: str, implementation: str)
     ]
     rule, schedule = AdamW(0.9, 0.95, 1e-5), cosine_to(1e-2, 1e-3, 20, 3)
     return Optimizer(
-        groups, rule, schedule, Layout(), grad_divisor=2.0, clip=ClipNorm(1.0, "after_reduction"),
-        implementation=implementation, masters=masters,
+        groups, rule, schedule, layout or Layout(), grad_divisor=2.0, clip=ClipNorm(1.0, "after_reduction"),
+        implementation=implementation, masters=masters, **options,
     )  # fmt: skip
 
 
@@ -44,6 +52,7 @@ def step(one: Optimizer, named: dict[str, nn.Parameter], seed: int, allowed: boo
     for parameter in named.values():
         assert parameter.grad is not None
         parameter.grad.copy_(torch.randn(parameter.shape, generator=generator))
+    one.arm()
     one.measure()
     one.write(torch.tensor(allowed))
 
@@ -66,3 +75,28 @@ def steps_of_both(implementation: str) -> None:
     assert {name: state.dtype for name, state in short.named_state() if "masters" in name} == {
         "masters.bfloat16": torch.int16
     }
+
+
+def shared_by_ranks(rank: int, world: int, folder: str) -> None:
+    """Both kinds on ranks that share them: the state after a restart in the middle, and the weights, are the same."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    layout = Layout({"dp": world}, rank, seed=7)
+    found = {}
+    for masters in KINDS:
+        named = parameters()
+        one = optimizer(named, masters, "torch", layout, shard="all", bucket_bytes=2048)
+        for seed in range(STEPS):
+            if seed == 5:
+                saved = [one.state_dict()]  # the first rank has it
+                dist.broadcast_object_list(saved)
+                one.close()
+                named = parameters()
+                one = optimizer(named, masters, "torch", layout, shard="all", bucket_bytes=2048)
+                one.load_state_dict(saved[0])
+            step(one, named, seed, allowed=seed != 7)
+        one.materialize()
+        found[masters] = {"state": one.state_dict(), "weights": {n: p.detach().clone() for n, p in named.items()}}
+        one.close()
+    torch.save(found, Path(folder, f"{rank}.pt"))
+    dist.destroy_process_group()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
-from remainder_oracle import STEPS, optimizer, parameters, step, steps_of_both
+import torch.multiprocessing as mp
+from remainder_oracle import STEPS, optimizer, parameters, shared_by_ranks, step, steps_of_both
 from torch import nn
 
 from common.distributed.layout import Layout
@@ -81,6 +84,18 @@ def test_averages_are_of_the_values_that_weight_and_remainder_are() -> None:
     fp32, remainder = averages
     assert fp32.keys() == remainder.keys()
     assert all(torch.equal(remainder[name], value) for name, value in fp32.items())
+
+
+def test_ranks_that_share_them_have_those_of_float32_masters(tmp_path: Path) -> None:
+    mp.spawn(shared_by_ranks, args=(2, str(tmp_path)), nprocs=2)
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    ours, theirs = first["remainder"]["state"], first["fp32"]["state"]
+    for kind in ("masters", "exp_avg", "exp_avg_sq"):
+        for name, tensor in theirs[kind].items():
+            assert torch.equal(ours[kind][name], tensor), f"{kind} of {name}"
+    for name, master in ours["masters"].items():
+        nearest = split_masters(master)[0]
+        assert all(torch.equal(rank["remainder"]["weights"][name], nearest) for rank in (first, second))
 
 
 def test_other_weights_keep_masters_of_their_own() -> None:

@@ -146,22 +146,31 @@ def test_ranks_that_split_samples_or_layers_read_the_weights_of_the_first_of_the
         assert [checkpoint.read(place, {}, Layout(sizes, rank))["seed"] for rank in range(8)] == [0] * 8
 
 
-def test_pipeline_stages_must_be_the_same(tmp_path):
-    place = save(tmp_path, 1)
-    pretend_to_be_written_by(place, pp=2)
-    with pytest.raises(CheckpointError, match=r"written with layout.pp=2, this run has 1"):
-        checkpoint.read(place, {}, Layout())
-
-
-def test_each_pipeline_stage_reads_the_first_of_its_ranks(tmp_path):
+@pytest.mark.parametrize("sizes", [{}, {"pp": 2}, {"pp": 4, "dp": 2}])
+def test_the_first_ranks_of_all_pipeline_stages_make_up_the_model(tmp_path, sizes):
     # written by pp 2 x dp 3 x tp 2: the first ranks of the stages are 0 and 6
     place = save(tmp_path, 1)
     pretend_to_be_written_by(place, pp=2, dp=3, tp=2)
     for rank in range(12):
         content = torch.load(place / f"rank_{rank}.pt", weights_only=True)
-        torch.save(content | {"seed": rank}, place / f"rank_{rank}.pt")
-    sizes = {"pp": 2, "dp": 1, "tp": 2}
-    assert [checkpoint.read(place, {}, Layout(sizes, rank))["seed"] for rank in range(4)] == [0, 0, 6, 6]
+        state = {"step": torch.tensor(3), "momentum": {f"weight {rank}": torch.ones(1)}}
+        torch.save(
+            content | {"model": {f"weight {rank}": torch.ones(1)}, "updaters": [state]}, place / f"rank_{rank}.pt"
+        )
+    content = checkpoint.read(place, {}, Layout(sizes))
+    assert list(content["model"]) == ["weight 0", "weight 6"]
+    assert list(content["updaters"][0]["momentum"]) == ["weight 0", "weight 6"]
+    assert content["updaters"][0]["step"] == 3
+
+
+def test_a_number_of_another_stage_that_is_not_finite_is_refused_by_whoever_loads_it(tmp_path):
+    place = checkpoint.save(tmp_path, Progress(1), 1, {}, build(0), (), Layout())
+    pretend_to_be_written_by(place, pp=2)
+    content = torch.load(place / "rank_1.pt", weights_only=True)
+    content["model"]["0.weight"][0, 0] = float("nan")
+    torch.save(content, place / "rank_1.pt")
+    with pytest.raises(CheckpointError, match=r"1 of the \d+ numbers of model\.0\.weight are not finite"):
+        checkpoint.restore(checkpoint.read(place, {}, Layout()), build(1), (), Layout())
 
 
 def test_a_missing_file_of_another_rank_is_noticed(tmp_path):

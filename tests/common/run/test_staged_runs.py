@@ -1,0 +1,92 @@
+"""Whole runs whose layers are on two stages do as one rank does, and go on at another number of stages."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+
+from common import cli
+from common.config.composition import compose
+from common.distributed.layout import Layout
+from common.distributed.rank_info import RankInfo
+from common.errors import ConfigError
+from common.evaluation.ways import way_to_evaluate
+from common.optim.optimizer import ClipNorm
+from common.run.trainer import Trainer
+from tests import toy
+from tests.command_line import finish, started, training
+from tests.conftest import SECONDS
+from tests.toy.workload import CosmoFlow
+
+EPOCHS, STEPS_OF_AN_EPOCH = 3, 16
+TOLERANCE = 1e-9  # of float64 sums in another order
+FIXED = ("precision=fp64", f"benchmark.schedule.last_epoch={EPOCHS}", "benchmark.targets.mean_absolute_error.value=0")
+STAGES = ("scale.gpus_per_node=2", "layout.pp=2")
+COMMAND = [sys.executable, "-m", "tests.common.run.staged_toy", "2"]
+
+
+def errors(log: Path) -> list[float]:
+    """The values of the evaluations."""
+    lines = [json.loads(line.removeprefix(":::MLLOG ")) for line in log.read_text().splitlines()]
+    return [line["value"] for line in lines if line["key"] == "eval_error"]
+
+
+def on_one_rank(data: Path, output: Path, *overrides: str) -> list[float]:
+    """The same of the toy whose layers are together."""
+    with toy.known():
+        _, *arguments = training(data, output, *FIXED, *overrides)
+        run, session = cli.load(compose(arguments))
+        done = Trainer(CosmoFlow, run, session, RankInfo(0, 1, 0, 1, 0, "single"), torch.device("cpu")).train()
+    return errors(done.log)
+
+
+def test_layers_on_stages_score_as_on_one_rank_and_either_goes_on_from_the_other(data_of, tmp_path):
+    data = data_of(toy.NAME)
+    saving = [f"checkpoint_every={STEPS_OF_AN_EPOCH}", f"keep_checkpoints={EPOCHS}"]
+    with started(training(data, tmp_path / "staged", *FIXED, *STAGES, *saving), command=COMMAND) as process:
+        ended = finish(process, SECONDS)
+    assert ended.code == 10, ended.errors
+    wanted = on_one_rank(data, tmp_path / "whole", *saving)
+    assert len(wanted) == len(set(wanted)) == EPOCHS
+    assert errors(tmp_path / "staged" / "mlperf.log") == pytest.approx(wanted, rel=TOLERANCE)
+
+    place = f"checkpoints/step_{STEPS_OF_AN_EPOCH:08d}"
+    resumed = on_one_rank(data, tmp_path / "together", f"resume={tmp_path / 'staged' / place}")
+    assert resumed[-2:] == pytest.approx(wanted[-2:], rel=TOLERANCE)
+    apart = training(data, tmp_path / "apart", *FIXED, *STAGES, f"resume={tmp_path / 'whole' / place}")
+    with started(apart, command=COMMAND) as process:
+        ended = finish(process, SECONDS)
+    assert ended.code == 10, ended.errors
+    (log,) = (tmp_path / "apart").glob("mlperf*.log")
+    assert errors(log)[-2:] == pytest.approx(wanted[-2:], rel=TOLERANCE)
+
+
+class Admitting(CosmoFlow):
+    """The toy, which lets stages be."""
+
+    axes: ClassVar[Mapping[str, str]] = {**CosmoFlow.axes, "pp": "do nothing here"}
+
+
+def admitted(tmp_path: Path, *overrides: str) -> Admitting:
+    with toy.known():
+        _, *arguments = training(tmp_path, tmp_path, *FIXED, *STAGES, *overrides)
+        run, _ = cli.load(compose(arguments))
+    return Admitting(run, Layout({"pp": 2}))
+
+
+def test_micro_batches_of_a_pipeline_are_not_clipped_one_by_one(tmp_path):
+    workload = admitted(tmp_path)
+    with pytest.raises(ConfigError, match=r"layout\.pp=2: .* clip after it"):
+        workload.step_with(workload.own.hparams.sgd(), lambda step: step, clip=ClipNorm(1.0, "before_reduction"))
+
+
+def test_a_pipelines_weights_are_handed_to_nobody(tmp_path):
+    workload = admitted(tmp_path, "scale.gpus_per_node=3", "evaluation.ranks=1")
+    with pytest.raises(ConfigError, match=r"layout\.pp=2: no training rank has all weights"):
+        way_to_evaluate(workload.cfg, workload, Layout({"pp": 2}))
