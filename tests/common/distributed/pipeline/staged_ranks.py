@@ -87,7 +87,7 @@ def batches(step: int, layout: Layout, count: int = SAMPLES_OF_A_STEP // B) -> l
     generator = torch.Generator().manual_seed(step)
     tokens = torch.randint(V, (count, B, S), generator=generator)
     mine = range(layout.coordinate("dp"), count, layout.size("dp"))
-    return [Batch({"tokens": tokens[number]}, B) for number in mine]
+    return [Batch({"tokens": tokens[number].to(layout.device)}, B) for number in mine]
 
 
 class Chunked(nn.Module):
@@ -106,7 +106,7 @@ class Trainee:
     def __init__(self, layout: Layout, chunks: int = 1, depth: int = LAYERS, **options: Any) -> None:
         stage, stages = layout.coordinate("pp"), layout.size("pp")
         self.layout, self.chunks = layout, chunks
-        self.model = model = Staged(stage, stages, chunks, depth)
+        self.model = model = Staged(stage, stages, chunks, depth).to(layout.device)
         named = dict(model.named_parameters())
         tied = {"words": named.pop("words")} if "words" in named else {}
         groups = [ParameterGroup(named, 0.1), ParameterGroup(tied, 0.1, tied_over=("pp",))]
@@ -173,7 +173,7 @@ class Trainee:
             functions = [lambda x, batch, n=n: self.part(n, x, batch) for n in range(self.chunks)]
             for losses in self.pipeline.forward(functions, mine):
                 assert not losses.total.requires_grad
-                counts.add(torch.tensor(1.0, dtype=torch.float64), losses.total)
+                counts.add(torch.ones_like(losses.total), losses.total)
         totals = counts.totals()
         return totals["loss"] / totals["rows"]
 
