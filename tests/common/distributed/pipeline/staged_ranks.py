@@ -5,6 +5,7 @@ B rows of a micro-batch, S tokens of a row, V words, E features.
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,8 @@ class Trainee:
             passes = accumulate(lambda batch: self.part(0, None, batch))
         else:
             passes = self.pipeline.forward_backward([self.chunk(number) for number in range(chunks)], ["loss"])
-        self.reduced = 0
+        self.reduced = self.most_alive = 0
+        self.handed_on: list[weakref.ref[Tensor]] = []
         self.step = TrainStep(self.watched(passes), [self.optimizer], layout)
 
     def watched(self, passes: ForwardBackward) -> ForwardBackward:
@@ -144,6 +146,8 @@ class Trainee:
         tokens_BS = batch.tensors["tokens"]
         x_BSE = self.model.through(chunk, self.model.embed(tokens_BS) if x_BSE is None else x_BSE)
         if not last:
+            self.most_alive = max(self.most_alive, sum(reference() is not None for reference in self.handed_on))
+            self.handed_on.append(weakref.ref(x_BSE))
             return x_BSE
         loss = self.model.losses(x_BSE, tokens_BS)
         return Losses(loss, {"loss": loss.detach()})
@@ -208,6 +212,7 @@ def run_rank(rank: int, world: int, folder: str) -> None:
             metrics += trainee.train(SAVED_AFTER, STEPS)
             case = name if shard == "none" else f"{name}, shards"
             found[case] = {"metrics": metrics, "weights": trainee.weights(), "evaluated": trainee.evaluate(6)}
+            found[case]["alive"] = trainee.most_alive
             found[case]["reduced before the last chunk"] = trainee.reduced
         for written in ("single", *(n for n in LAYOUTS[world])):
             if place_of(folder, written).exists():
