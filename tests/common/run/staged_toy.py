@@ -55,8 +55,10 @@ class StagedToy(CosmoFlow):
 
     def layer(self, x: Tensor | None, batch: Batch) -> Tensor:
         if x is None:
-            return nn.functional.leaky_relu(self.model.hidden(batch.tensors["volume"]), 0.3)
-        return self.model.output(x)
+            x = self.model.get_submodule("hidden")(batch.tensors["volume"])
+            return nn.functional.leaky_relu(x, 0.3)
+        estimate_BP: Tensor = self.model.get_submodule("output")(x)
+        return estimate_BP
 
     def layer_and_loss(self, x: Tensor | None, batch: Batch) -> Tensor | Losses:
         made = self.layer(x, batch)

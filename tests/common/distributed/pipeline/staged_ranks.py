@@ -5,6 +5,7 @@ B rows of a micro-batch, S tokens of a row, V words, E features.
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def batches(step: int, layout: Layout, count: int = SAMPLES_OF_A_STEP // B) -> l
     generator = torch.Generator().manual_seed(step)
     tokens = torch.randint(V, (count, B, S), generator=generator)
     mine = range(layout.coordinate("dp"), count, layout.size("dp"))
-    return [Batch({"tokens": tokens[number]}, B) for number in mine]
+    return [Batch({"tokens": tokens[number].to(layout.device)}, B) for number in mine]
 
 
 class Chunked(nn.Module):
@@ -106,7 +107,7 @@ class Trainee:
     def __init__(self, layout: Layout, chunks: int = 1, depth: int = LAYERS, **options: Any) -> None:
         stage, stages = layout.coordinate("pp"), layout.size("pp")
         self.layout, self.chunks = layout, chunks
-        self.model = model = Staged(stage, stages, chunks, depth)
+        self.model = model = Staged(stage, stages, chunks, depth).to(layout.device)
         named = dict(model.named_parameters())
         tied = {"words": named.pop("words")} if "words" in named else {}
         groups = [ParameterGroup(named, 0.1), ParameterGroup(tied, 0.1, tied_over=("pp",))]
@@ -121,7 +122,8 @@ class Trainee:
             passes = accumulate(lambda batch: self.part(0, None, batch))
         else:
             passes = self.pipeline.forward_backward([self.chunk(number) for number in range(chunks)], ["loss"])
-        self.reduced = 0
+        self.reduced = self.most_alive = 0
+        self.handed_on: list[weakref.ref[Tensor]] = []
         self.step = TrainStep(self.watched(passes), [self.optimizer], layout)
 
     def watched(self, passes: ForwardBackward) -> ForwardBackward:
@@ -144,6 +146,8 @@ class Trainee:
         tokens_BS = batch.tensors["tokens"]
         x_BSE = self.model.through(chunk, self.model.embed(tokens_BS) if x_BSE is None else x_BSE)
         if not last:
+            self.most_alive = max(self.most_alive, sum(reference() is not None for reference in self.handed_on))
+            self.handed_on.append(weakref.ref(x_BSE))
             return x_BSE
         loss = self.model.losses(x_BSE, tokens_BS)
         return Losses(loss, {"loss": loss.detach()})
@@ -173,7 +177,7 @@ class Trainee:
             functions = [lambda x, batch, n=n: self.part(n, x, batch) for n in range(self.chunks)]
             for losses in self.pipeline.forward(functions, mine):
                 assert not losses.total.requires_grad
-                counts.add(torch.tensor(1.0, dtype=torch.float64), losses.total)
+                counts.add(torch.ones_like(losses.total), losses.total)
         totals = counts.totals()
         return totals["loss"] / totals["rows"]
 
@@ -208,6 +212,7 @@ def run_rank(rank: int, world: int, folder: str) -> None:
             metrics += trainee.train(SAVED_AFTER, STEPS)
             case = name if shard == "none" else f"{name}, shards"
             found[case] = {"metrics": metrics, "weights": trainee.weights(), "evaluated": trainee.evaluate(6)}
+            found[case]["alive"] = trainee.most_alive
             found[case]["reduced before the last chunk"] = trainee.reduced
         for written in ("single", *(n for n in LAYOUTS[world])):
             if place_of(folder, written).exists():

@@ -91,6 +91,12 @@ def test_one_rank_goes_on_from_the_checkpoint_of_all_stages(folder, wanted, worl
         torch.testing.assert_close(weight, wanted["weights"][name], rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize(("world", "case"), CASES)
+def test_what_was_handed_on_is_not_kept_for_the_backward_pass(folder, world, case):
+    for found in found_by(folder, world, case):
+        assert found["alive"] <= 1  # the last one, before the loop comes to the next unit
+
+
 def test_a_chunk_is_reduced_while_others_have_more_to_do(folder):
     for found in found_by(folder, 4, "pp2 x 2 x dp2"):
         assert found["reduced before the last chunk"] > 0

@@ -1,0 +1,76 @@
+"""Stages on GPUs, by NCCL, eager and captured: steps and evaluation as on one GPU that has the whole model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from common.distributed.layout import Layout
+from common.step.graphs import StepRunner
+from tests.common.distributed.pipeline.staged_ranks import (
+    LAYOUTS,
+    STEPS,
+    Trainee,
+    batches,
+)
+
+pytestmark = [
+    pytest.mark.multigpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
+]
+
+CLOSE = 1e-9
+"""Of float64 weights whose gradients were summed in another order, some by atomic additions."""
+
+
+def trained(layout: Layout, chunks: int, capture: bool) -> dict[str, Any]:
+    """Weights, losses and evaluation after some steps."""
+    trainee = Trainee(layout, chunks)
+    first = batches(0, layout)
+    runner = StepRunner(trainee.step, trainee.model, len(first), capture)
+    runner.warm_up(first[:1])
+    losses = []
+    with runner.on_stream():
+        for step in range(STEPS):
+            result = runner(batches(step, layout))
+            losses.append(trainee.step.read(result.names, result.values.tolist()).metrics["loss"])
+        found = {"weights": trainee.weights(), "losses": losses, "evaluated": trainee.evaluate(6)}
+    torch.cuda.synchronize()
+    assert not runner.uncaptured
+    runner.close()
+    return found
+
+
+def run_rank(rank: int, world: int, folder: str) -> None:
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl", init_method=f"file://{folder}/store", rank=rank, world_size=world, device_id=device
+    )  # fmt: skip
+    wanted = trained(Layout(device=device), 1, capture=False)
+    found: dict[str, Any] = {}
+    for name, (axes, chunks) in LAYOUTS[world].items():
+        for way, capture in (("eager", False), ("captured", True)):
+            own = trained(Layout(axes, rank, device), chunks, capture)
+            differences = [(own["weights"][n] - wanted["weights"][n]).abs().max().item() for n in own["weights"]]
+            found[f"{name}, {way}"] = {
+                "weights": max(differences),
+                "losses": max(abs(a - b) for a, b in zip(own["losses"], wanted["losses"], strict=True)),
+                "evaluated": abs(own["evaluated"] - wanted["evaluated"]),
+            }
+    torch.save(found, f"{folder}/{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("way", ["eager", "captured"])
+def test_stages_do_as_one_gpu(ranks, way):
+    for name in LAYOUTS[len(ranks)]:
+        for found in ranks:
+            differences = found[f"{name}, {way}"]
+            assert differences["weights"] < CLOSE, (name, differences)
+            assert differences["evaluated"] < CLOSE, (name, differences)
+            assert differences["losses"] < 1e-6, (name, differences)  # read in float32
