@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.rnnt.ops.lstm_bench`` times the whole operation, input products and weight gradients included,
 and of the persistent one the recurrence alone, both captured, all rows of the same length. ``--real`` gives rows the
-lengths of utterances instead, sorted; ``--plans 12`` times that many divisions of rows and units and ways of waiting,
-so that the one chosen can be compared.
+lengths of utterances instead, sorted; ``--plans 12`` times that many other divisions of rows and units, ways of
+waiting and of sending sums, the best by estimate first.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=400)
     parser.add_argument("--dtype", default="float16", choices=["float16", "bfloat16"])
     parser.add_argument("--real", action="store_true", help="lengths of utterances")
-    parser.add_argument("--plans", type=int, default=0, help="so many divisions, the best by estimate first")
+    parser.add_argument("--plans", type=int, default=0, help="so many other divisions")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("benchmarks.rnnt.ops.lstm_bench measures a GPU, and PyTorch sees none")
@@ -118,14 +118,16 @@ def main() -> None:
         if persistent.unsupported(request) is not None:
             continue
         for backward_too in (False, True):
-            fitting = persistent.fitting_plans(backward_too, width, batch, CUDA)
-            resident = (plan for plan in fitting if persistent.fits(plan, dtype, CUDA))
-            for plan in itertools.islice(resident, max(arguments.plans, 1)):
+            chosen = persistent.fastest(backward_too, width, batch, dtype, CUDA)
+            others = persistent.fitting_plans(backward_too, width, batch, CUDA, every=True)
+            tried = (plan for plan in others if plan != chosen and persistent.fits(plan, dtype, CUDA))
+            for plan in [chosen, *itertools.islice(tried, arguments.plans)]:
                 took = recurrence(plan, frames, batch, dtype, lengths)
                 which = "backward" if backward_too else "forward"
                 print(
                     f"{batch:4d} rows  recurrence   {which:8s} {took:6.2f} us  {plan.groups} groups of {plan.rows}, "
-                    f"{plan.units} units a block, clusters of {plan.cluster}, {plan.blocks} blocks, {plan.wait.name}",
+                    f"{plan.units} units a block, clusters of {plan.cluster}, {plan.blocks} blocks, {plan.wait.name}"
+                    f"{', asynchronous' if plan.asynchronous else ''}",
                     flush=True,
                 )
 

@@ -92,13 +92,13 @@ def lengths_of(batch: int, frames: int, kind: str) -> Tensor:
     return lengths.sort(descending=True).values if kind == "sorted" else lengths
 
 
-# H, (groups, rows, units, cluster, wait) forward and backward, batch, dtype, lengths: a last block with fewer units,
-# two tiles, sums over 1 to 8 blocks
+# H, (groups, rows, units, cluster, wait, asynchronous) forward and backward, batch, dtype, lengths: a last block with
+# fewer units, two tiles, sums over 1 to 8 blocks
 DIVISIONS: dict[str, tuple[int, tuple[Any, ...], tuple[Any, ...], int, torch.dtype, str]] = {
     "one tile": (128, (2, 48, 24, 1, Wait.LOOK), (2, 48, 24, 1, Wait.LOAD), 70, torch.float16, "mixed"),
-    "two tiles": (128, (1, 96, 32, 1, Wait.LOAD), (1, 96, 16, 4, Wait.LOOK), 90, torch.bfloat16, "sorted"),
+    "two tiles": (128, (1, 96, 32, 1, Wait.LOAD), (1, 96, 16, 4, Wait.LOOK, True), 90, torch.bfloat16, "sorted"),
     "odd width": (192, (1, 32, 32, 1, Wait.COUNT), (1, 32, 24, 4, Wait.COUNT), 20, torch.float16, "equal"),
-    "clusters": (128, (1, 16, 16, 2, Wait.LOOK), (1, 16, 8, 8, Wait.LOAD), 9, torch.bfloat16, "mixed"),
+    "clusters": (128, (1, 16, 16, 2, Wait.LOOK, True), (1, 16, 8, 8, Wait.LOAD, True), 9, torch.bfloat16, "mixed"),
 }
 
 
@@ -192,6 +192,10 @@ def test_the_backward_pass_refuses_to_run_twice(machine: None, monkeypatch: pyte
 def test_every_row_and_unit_has_a_place_in_a_division(backward: bool, width: int, batch: int) -> None:
     found = plans(backward, width, batch, *H200)
     assert found
+    assert {(plan.wait, plan.asynchronous) for plan in found} == {(Wait.COUNT, False)}
+    every = plans(backward, width, batch, *H200, every=True)
+    assert {plan._replace(wait=Wait.COUNT, asynchronous=False) for plan in every} == set(found)
+    assert {plan.wait for plan in every} == set(Wait)
     for plan in found:
         assert plan.groups * plan.rows >= batch > (plan.groups - 1) * plan.rows
         assert plan.group_blocks * plan.units >= width

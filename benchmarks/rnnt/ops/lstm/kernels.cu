@@ -17,6 +17,7 @@
 //         again, and a fence in the next frame puts this before the next word that it writes, after which the others
 //         may look at that place again.
 //  LOAD   likewise, but a warp loads all until it is there, at once if it is.
+// The result is the same. COUNT is what is taken as long as the others' times aren't known.
 //
 // Gates lie unit by unit: gate j of unit u in column 4 u + j. Rows are best sorted by length: groups end early,
 // and warps whose 16 rows have ended read nothing.
@@ -403,8 +404,8 @@ __device__ __forceinline__ u32 two_of(const u16* pointer, int distance) {
 
 // gates (T, B, 4 H): products of the input with both biases, and with `save` the gates afterwards. hidden, cell
 // (T + 1, B, H): the states before the first frame, and those after each frame; cell only with `save`. last_hidden,
-// last_cell (B, H): those after each row's last frame, untouched for rows without one. fresh: (BUFFERS, groups, TILES, 4,
-// ROWS_WORDS) words, all MISSING. arrived: 32 zeros a group.
+// last_cell (B, H): those after each row's last frame, untouched for rows without one. fresh: (BUFFERS, groups, TILES,
+// 4, ROWS_WORDS) words, all MISSING. arrived: 32 zeros a group.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     lstm_recurrence_forward(u16* gates, u16* hidden, u16* cell, u16* last_hidden, u16* last_cell, const u16* weights,
                             const int* lengths, u32* fresh, u32* arrived, int frames, int batch, int first_row,

@@ -82,10 +82,10 @@ __device__ __forceinline__ void multiply(float (&sums)[{count}], u32 left0, u32 
 """
 
 
-def fitting_plans(backward: bool, width: int, batch: int, device: torch.device) -> list[Plan]:
-    """The divisions that fit a GPU but for what clusters keep it from, the fastest first."""
+def fitting_plans(backward: bool, width: int, batch: int, device: torch.device, every: bool = False) -> list[Plan]:
+    """The divisions that fit a GPU but for what clusters keep it from, see :func:`plan.plans`."""
     shared_bytes = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    return plans(backward, width, batch, multiprocessors(device), shared_bytes)
+    return plans(backward, width, batch, multiprocessors(device), shared_bytes, every)
 
 
 @functools.cache

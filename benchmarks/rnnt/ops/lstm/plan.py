@@ -12,8 +12,6 @@ TILE_ROWS = 64
 MOST_ROWS = 256
 """That one launch takes."""
 THREADS = 256
-ASYNC = True
-"""Whether sums go from block to block by stores that count themselves, see ``kernels.cu``."""
 _BARRIER_BYTES = 16
 BUFFERS = 4
 """Of what blocks hand to one another, which take turns."""
@@ -53,6 +51,9 @@ class Plan(NamedTuple):
         units: of a block.
         cluster: blocks that divide the sum of a product.
         wait: how blocks wait for one another.
+        asynchronous: whether blocks of a cluster send sums by stores that count themselves, see ``kernels.cu``.
+
+    The last two make no difference to the result. What stands here is what a training step was measured with.
     """
 
     backward: bool
@@ -62,6 +63,7 @@ class Plan(NamedTuple):
     units: int
     cluster: int
     wait: Wait = Wait.COUNT
+    asynchronous: bool = False
 
     @property
     def group_blocks(self) -> int:
@@ -135,11 +137,13 @@ class Plan(NamedTuple):
         return {
             "HIDDEN": self.width, "UNITS": self.units, "CLUSTER": self.cluster, "GROUP_BLOCKS": self.group_blocks,
             "ROWS": self.rows, "TILES": self.tiles, "DEPTH": self.depth, "BFLOAT": int(bfloat),
-            "WAIT": int(self.wait), "ASYNC": int(ASYNC), "BACKWARD": int(self.backward),
+            "WAIT": int(self.wait), "ASYNC": int(self.asynchronous), "BACKWARD": int(self.backward),
         }  # fmt: skip
 
 
-def plans(backward: bool, width: int, batch: int, multiprocessors: int, shared_bytes: int) -> list[Plan]:
+def plans(
+    backward: bool, width: int, batch: int, multiprocessors: int, shared_bytes: int, every: bool = False
+) -> list[Plan]:
     """All divisions that fit, the fastest first.
 
     Args:
@@ -148,18 +152,21 @@ def plans(backward: bool, width: int, batch: int, multiprocessors: int, shared_b
         batch: rows, 1 ... ``MOST_ROWS``.
         multiprocessors: of the GPU.
         shared_bytes: that a block may have.
+        every: with every way of waiting and of sending sums, too.
     """
+    ways = [(wait, sends) for wait in Wait for sends in (False, True)] if every else [(Wait.COUNT, False)]
 
     def fitting() -> Iterator[Plan]:
         for groups in range(1, -(-batch // 16) + 1):
             rows = -(-batch // (16 * groups)) * 16
             if -(-batch // rows) != groups or rows > _TILES * TILE_ROWS:
                 continue
-            for cluster, wait in itertools.product((1, 2, 4, 8), Wait):
+            for cluster, (wait, sends) in itertools.product((1, 2, 4, 8), ways):
                 for units in range(_UNITS, width + 1, _UNITS):
-                    plan = Plan(backward, width, groups, rows, units, cluster, wait)
+                    plan = Plan(backward, width, groups, rows, units, cluster, wait, sends)
                     if (
                         (wait != Wait.LOAD or plan.depth == plan.chunks)
+                        and (cluster > 1 or not sends)
                         and plan.inner % (TILE_ROWS * cluster) == 0
                         and plan.columns <= _COLUMNS
                         and plan.blocks <= multiprocessors
@@ -167,4 +174,4 @@ def plans(backward: bool, width: int, batch: int, multiprocessors: int, shared_b
                     ):
                         yield plan
 
-    return sorted(fitting(), key=lambda plan: (plan.microseconds, plan.blocks, plan.wait))
+    return sorted(fitting(), key=lambda plan: (plan.microseconds, plan.blocks, plan.wait, plan.asynchronous))
