@@ -7,12 +7,12 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from benchmarks.llama2_70b_lora.data import EvaluationRows
 from benchmarks.llama2_70b_lora.loss import means_of_rows
-from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
+from common.contract.evaluation import Predictions, Scorer
+from common.data.batches import EvalSource
 from common.distributed.layout import Layout
+from common.evaluation.counted import CountedEvaluation
 from common.evaluation.counts import Counts, check_whole_set
-from common.evaluation.forward import ForwardPass
 
 
 class RowMeans(Scorer):
@@ -25,7 +25,14 @@ class RowMeans(Scorer):
         return {"eval_loss": values["loss"] / values["scored_rows"], "eval_samples": values["rows"]}
 
 
-class MeanOfRows(Evaluation):
+def mean_of_rows(
+    model: nn.Module,
+    losses: Callable[[dict[str, Tensor]], Tensor],
+    example: dict[str, Tensor],
+    layout: Layout,
+    open_rows: Callable[[Path], EvalSource],
+    capture: bool,
+) -> CountedEvaluation:
     """Loss of the network that trains, dropout off; rows without any scored token count for nothing.
 
     Args:
@@ -36,46 +43,11 @@ class MeanOfRows(Evaluation):
         open_rows: the rows of this rank from the folder of the data.
         capture: replay the forward pass as a CUDA graph.
     """
+    sharers = layout.group("cp")
+    counts = Counts(layout, ("rows", "scored_rows"), ("loss",))
 
-    def __init__(
-        self,
-        model: nn.Module,
-        losses: Callable[[dict[str, Tensor]], Tensor],
-        example: dict[str, Tensor],
-        layout: Layout,
-        open_rows: Callable[[Path], EvaluationRows],
-        capture: bool,
-    ) -> None:
-        self.scorer = RowMeans()
-        self._losses, self._layout, self._open_rows = losses, layout, open_rows
-        self._sharers = layout.group("cp")
-        self._counts = Counts(layout, ("rows", "scored_rows"), ("loss",))
-        self._forward = ForwardPass(model, self._count, example, capture)
-        self._rows: EvaluationRows | None = None
+    def count(batch: dict[str, Tensor]) -> None:
+        means_B, scored_B = means_of_rows(losses(batch), batch["labels"], sharers)
+        counts.add(batch["present"].sum(), scored_B.sum(), means_B.sum())
 
-    def warm_up(self) -> None:
-        """A pass over the made-up batch."""
-        self._forward.warm_up()
-        self._counts.warm_up()
-
-    def open_data(self, root: Path) -> None:
-        """Read this rank's rows."""
-        self._rows = self._open_rows(root)
-
-    def predict(self, weights: Weights) -> Predictions:
-        """Add up the rows' means over all ranks."""
-        assert self._rows is not None, "open_data comes first"
-        with self._forward.evaluating(weights):
-            self._counts.clear()
-            for batch in self._rows:
-                self._forward(batch.tensors)
-        return Predictions({**self._counts.totals(), "expected": self._rows.eval_samples})
-
-    def close(self) -> None:
-        """Free the graph and forget the rows."""
-        self._forward.close()
-        self._rows = None
-
-    def _count(self, batch: dict[str, Tensor]) -> None:
-        means_B, scored_B = means_of_rows(self._losses(batch), batch["labels"], self._sharers)
-        self._counts.add(batch["present"].sum(), scored_B.sum(), means_B.sum())
+    return CountedEvaluation(RowMeans(), model, count, counts, example, open_rows, capture)

@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks.llama2_70b_lora.base import BaseWeights
 from benchmarks.llama2_70b_lora.config import LlamaConfig
 from benchmarks.llama2_70b_lora.data import EvaluationRows, example, open_evaluation, open_train
-from benchmarks.llama2_70b_lora.evaluate import MeanOfRows
+from benchmarks.llama2_70b_lora.evaluate import mean_of_rows
 from benchmarks.llama2_70b_lora.loss import training_loss
 from common.config.schema import Declaration, LoggedPrecision, Role, RunConfig
 from common.contract.evaluation import Weights
@@ -28,6 +28,7 @@ from common.distributed.tensor_parallel.overlap import build_products
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.distributed.tensor_split import Split
 from common.errors import ConfigError
+from common.evaluation.counted import CountedEvaluation
 from common.nn.decoder import Decoder, DecoderArchitecture, split_attention
 from common.nn.frozen import mark_frozen
 from common.nn.frozen_decoder.decoder import IN_FP8, FrozenDecoder, load_frozen
@@ -219,7 +220,7 @@ class LlamaLora(Workload):
         columns = self._split.positions() if self._split.ranks > 1 else None
         return open_train(root, facts, self.layout, cfg.micro_batch, cfg.grad_accumulation_steps, positions=columns)
 
-    def evaluation(self, layout: Layout) -> MeanOfRows:
+    def evaluation(self, layout: Layout) -> CountedEvaluation:
         """Mean loss of the rows on the ranks of ``layout``."""
         rows = self.own.reader.eval_rows
         made_up = example(rows, self.own.facts, self._split.local_length)
@@ -230,7 +231,7 @@ class LlamaLora(Workload):
         def open_rows(root: Path) -> EvaluationRows:
             return open_evaluation(root, self.own.facts, layout, rows, columns)
 
-        return MeanOfRows(self.model, self._losses, inputs, layout, open_rows, self.cfg.cuda_graphs)
+        return mean_of_rows(self.model, self._losses, inputs, layout, open_rows, self.cfg.cuda_graphs)
 
     def sample_flops(self) -> float:
         """FLOPs of one row: products forward and towards the input, attention, adapters forward and backward."""

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
+from common.contract.evaluation import Predictions, Scorer
 from common.data.batches import EvalSource
 from common.distributed.layout import Layout
+from common.evaluation.counted import CountedEvaluation
 from common.evaluation.counts import Counts, check_whole_set
-from common.evaluation.forward import ForwardPass
 
 
 class TokenMean(Scorer):
@@ -24,7 +24,14 @@ class TokenMean(Scorer):
         return {"log_perplexity": values["loss"] / values["tokens"], "eval_samples": values["rows"]}
 
 
-class LogPerplexity(Evaluation):
+def log_perplexity(
+    model: nn.Module,
+    losses: Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]],
+    example: dict[str, Tensor],
+    layout: Layout,
+    open_rows: Callable[[Path], EvalSource],
+    capture: bool,
+) -> CountedEvaluation:
     """Loss of the network that trains on the evaluation rows; sums are in float64.
 
     Args:
@@ -36,49 +43,11 @@ class LogPerplexity(Evaluation):
         open_rows: the rows of this rank from the folder of the data.
         capture: replay the forward pass as a CUDA graph.
     """
+    counts_rows = layout.coordinate("cp") == 0  # all ranks of cp see every row
+    counts = Counts(layout, ("rows", "tokens"), ("loss",), axes=("dp", "cp"))
 
-    def __init__(
-        self,
-        model: nn.Module,
-        losses: Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]],
-        example: dict[str, Tensor],
-        layout: Layout,
-        open_rows: Callable[[Path], EvalSource],
-        capture: bool,
-    ) -> None:
-        self.scorer = TokenMean()
-        self._losses, self._open_rows = losses, open_rows
-        self._counts_rows = layout.coordinate("cp") == 0  # all ranks of cp see every row
-        self._counts = Counts(layout, ("rows", "tokens"), ("loss",), axes=("dp", "cp"))
-        self._forward = ForwardPass(model, self._count, example, capture)
-        self._rows: EvalSource | None = None
+    def count(batch: dict[str, Tensor]) -> None:
+        losses_T, scored_T = losses(batch)
+        counts.add(batch["present"].sum() * counts_rows, scored_T.sum(), losses_T.double().sum())
 
-    def warm_up(self) -> None:
-        """A pass over the made-up batch."""
-        self._forward.warm_up()
-        self._counts.warm_up()
-
-    def open_data(self, root: Path) -> None:
-        """Open this rank's rows."""
-        self._rows = self._open_rows(root)
-
-    def predict(self, weights: Weights) -> Predictions:
-        """Add up losses and tokens over all ranks."""
-        assert self._rows is not None, "open_data comes first"
-        with self._forward.evaluating(weights):
-            self._counts.clear()
-            for batch in self._rows:
-                self._forward(batch.tensors)
-        return Predictions({**self._counts.totals(), "expected": self._rows.eval_samples})
-
-    def close(self) -> None:
-        """Free the graph and forget the rows."""
-        self._forward.close()
-        if self._rows is not None:
-            self._rows.close()
-        self._rows = None
-
-    def _count(self, batch: dict[str, Tensor]) -> None:
-        losses_T, scored_T = self._losses(batch)
-        rows = batch["present"].sum() * self._counts_rows
-        self._counts.add(rows, scored_T.sum(), losses_T.double().sum())
+    return CountedEvaluation(TokenMean(), model, count, counts, example, open_rows, capture)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks.llama31_8b.config import LlamaConfig, RowFacts
 from benchmarks.llama31_8b.data import example, open_evaluation, open_train
-from benchmarks.llama31_8b.evaluate import LogPerplexity
+from benchmarks.llama31_8b.evaluate import log_perplexity
 from benchmarks.llama31_8b.model import HiddenStates, Llama
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
@@ -24,6 +24,7 @@ from common.distributed.tensor_parallel.layers import partial_parameters
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.distributed.tensor_split import Split
 from common.errors import ConfigError
+from common.evaluation.counted import CountedEvaluation
 from common.nn.decoder import Decoder, split_attention
 from common.nn.frozen_decoder.products import check_fp8
 from common.nn.trained_decoder.decoder import TrainedDecoder
@@ -194,7 +195,7 @@ class LlamaPretraining(Workload):
         cfg = self.cfg
         return open_train(root, self.row_facts, self.layout, cfg.micro_batch, cfg.grad_accumulation_steps)
 
-    def evaluation(self, layout: Layout) -> LogPerplexity:
+    def evaluation(self, layout: Layout) -> CountedEvaluation:
         """Log perplexity of the evaluation rows on the ranks of ``layout``."""
         rows = self.own.reader.eval_rows
         tokens = example(rows, self.row_facts)["tokens"]
@@ -206,7 +207,7 @@ class LlamaPretraining(Workload):
         def losses(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
             return self._network.losses(batch["tokens"])
 
-        return LogPerplexity(self.model, losses, inputs, layout, open_rows, self.cfg.cuda_graphs)
+        return log_perplexity(self.model, losses, inputs, layout, open_rows, self.cfg.cuda_graphs)
 
     def sample_flops(self) -> float:
         """FLOPs of one row, forward and backward, the causal half of the attention only."""

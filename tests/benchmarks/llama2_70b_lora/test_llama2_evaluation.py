@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.llama2_70b_lora.data import open_evaluation
-from benchmarks.llama2_70b_lora.evaluate import MeanOfRows, RowMeans
+from benchmarks.llama2_70b_lora.evaluate import RowMeans, mean_of_rows
 from common.contract.evaluation import Predictions, Weights
 from common.distributed.layout import Layout
+from common.evaluation.counted import CountedEvaluation
 from tests.benchmarks.llama2_70b_lora.small_rows import LENGTH, Facts, write_prepared
 
 ROWS, UNSCORED = 173, 7
@@ -56,13 +57,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def evaluation_of(root: Path, layout: Layout, rows: int) -> tuple[MeanOfRows, Weights]:
+def evaluation_of(root: Path, layout: Layout, rows: int) -> tuple[CountedEvaluation, Weights]:
     model = Guess()
     shape = (rows, LENGTH)
     example = {name: torch.zeros(shape, dtype=torch.int32) for name in ("tokens", "labels")}
     example["present"] = torch.ones(rows, dtype=torch.bool)
     opened = functools.partial(open_evaluation, facts=Facts(), layout=layout, rows_per_batch=rows)
-    evaluation = MeanOfRows(model, model.losses, example, layout, opened, capture=True)
+    evaluation = mean_of_rows(model, model.losses, example, layout, opened, capture=True)
     evaluation.warm_up()
     evaluation.open_data(root)
     return evaluation, Weights(dict(model.named_parameters()))

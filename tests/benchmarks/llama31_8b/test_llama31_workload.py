@@ -192,7 +192,7 @@ def test_log_perplexity_is_the_mean_over_the_tokens_and_not_over_the_rows():
     batches = Rows(
         HostBatch({"tokens": t, "present": p}, 2, 0) for t, p in zip(tokens.split(2), present.split(2), strict=True)
     )
-    evaluation._open_rows = lambda root: batches
+    evaluation._open_source = lambda root: batches
     evaluation.open_data(None)
     predictions = evaluation.predict(workload.weights())
     assert predictions is not None

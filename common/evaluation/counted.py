@@ -1,0 +1,67 @@
+"""An evaluation that goes through its source once and adds up, on the device, what it counts of every batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
+from common.data.batches import EvalSource
+from common.evaluation.counts import Counts
+from common.evaluation.forward import ForwardPass
+
+
+class CountedEvaluation(Evaluation):
+    """Predicts the totals of some counts over the evaluation set, and ``expected``, its samples.
+
+    Args:
+        scorer: of the totals.
+        model: the network that trains.
+        count: adds what it counts of a batch's tensors to ``counts``; capturable.
+        counts: over the ranks that share the evaluation set.
+        example: a batch on the device, for warm-up.
+        open_source: this replica's batches from the folder of the data.
+        capture: replay the forward pass as a CUDA graph.
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        model: nn.Module,
+        count: Callable[[dict[str, Tensor]], None],
+        counts: Counts,
+        example: dict[str, Tensor],
+        open_source: Callable[[Path], EvalSource],
+        capture: bool,
+    ) -> None:
+        self.scorer = scorer
+        self._counts, self._open_source = counts, open_source
+        self._forward = ForwardPass(model, count, example, capture)
+        self._source: EvalSource | None = None
+
+    def warm_up(self) -> None:
+        """A pass over the made-up batch."""
+        self._forward.warm_up()
+        self._counts.warm_up()
+
+    def open_data(self, root: Path) -> None:
+        """Open this replica's batches."""
+        self._source = self._open_source(root)
+
+    def predict(self, weights: Weights) -> Predictions:
+        """Add up over all ranks."""
+        assert self._source is not None, "open_data comes first"
+        with self._forward.evaluating(weights):
+            self._counts.clear()
+            for batch in self._source:
+                self._forward(batch.tensors)
+        return Predictions({**self._counts.totals(), "expected": self._source.eval_samples})
+
+    def close(self) -> None:
+        """Free the graph and close the source."""
+        self._forward.close()
+        if self._source is not None:
+            self._source.close()
+        self._source = None
