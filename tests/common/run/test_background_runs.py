@@ -280,12 +280,17 @@ class Noted:
 def order_of_start(monkeypatch: pytest.MonkeyPatch, data: Path, rank: int, *overrides: str) -> list[str]:
     """What a rank of two does before its work, and after it."""
     found: list[str] = []
+
+    def picked(*arguments: object) -> torch.device:
+        found.append("device")
+        return torch.device("meta")  # for which nothing is set in this process
+
     for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setattr(start, "ScorerProcess", Noted(found))
     monkeypatch.setattr(start, "bind_rank", lambda *arguments: found.append("rank is bound"))
     monkeypatch.setattr(start, "spare_cpus", lambda *arguments: frozenset())
-    monkeypatch.setattr(start, "pick_device", lambda *arguments: found.append("device"))
+    monkeypatch.setattr(start, "pick_device", picked)
     monkeypatch.setattr(start, "initialise", lambda *arguments: found.append("process group"))
     monkeypatch.setattr(start, "shutdown", lambda: found.append("process group ends"))
 
