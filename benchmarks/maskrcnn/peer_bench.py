@@ -18,6 +18,7 @@ from torchvision.models.detection import MaskRCNN
 from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 
 from benchmarks.maskrcnn.config import Facts
+from common.detection.peer_step import peer_step
 from common.mlperf.fixed import fixed_facts
 from common.ops.bench.stopwatch import median_ms
 
@@ -65,19 +66,8 @@ def step_of(
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gpu = device.type == "cuda"
     optimizer = torch.optim.SGD(trained, lr=1e-4, momentum=0.9, weight_decay=1e-4, fused=gpu)
-    scaler = torch.amp.GradScaler(device.type, enabled=gpu)
 
-    def step() -> Tensor:
-        with torch.autocast(device.type, torch.float16 if gpu else torch.bfloat16, enabled=gpu):
-            loss = sum(model(list(pictures), list(targets)).values())
-        assert isinstance(loss, Tensor)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
-
-    return step
+    return peer_step(model, optimizer, pictures, targets, device)
 
 
 def main() -> None:

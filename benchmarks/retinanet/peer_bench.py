@@ -17,6 +17,7 @@ from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 from benchmarks.retinanet.config import Facts
+from common.detection.peer_step import peer_step
 from common.mlperf.fixed import fixed_facts
 from common.ops.bench.stopwatch import median_ms
 
@@ -43,7 +44,6 @@ def step_of(model: nn.Module, facts: Facts, batch: int, device: torch.device) ->
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gpu = device.type == "cuda"
     optimizer = torch.optim.Adam(trained, lr=1e-4, fused=gpu)
-    scaler = torch.amp.GradScaler(device.type, enabled=gpu)
     generator = torch.Generator(device).manual_seed(1)
     side = facts.image_size
     pictures = list(torch.rand((batch, 3, side, side), generator=generator, device=device))
@@ -52,17 +52,7 @@ def step_of(model: nn.Module, facts: Facts, batch: int, device: torch.device) ->
     labels = torch.randint(facts.classes, (batch, BOXES), generator=generator, device=device)
     targets = [{"boxes": own, "labels": classes} for own, classes in zip(boxes, labels, strict=True)]
 
-    def step() -> Tensor:
-        with torch.autocast(device.type, torch.float16 if gpu else torch.bfloat16, enabled=gpu):
-            loss = sum(model(pictures, targets).values())
-        assert isinstance(loss, Tensor)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
-
-    return step
+    return peer_step(model, optimizer, pictures, targets, device)
 
 
 def main() -> None:

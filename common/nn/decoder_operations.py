@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -41,9 +42,32 @@ class Attending(NamedTuple):
     backward: Callable[..., tuple[Tensor, Callable[[], tuple[Tensor, Tensor]]]]
 
 
+@dataclass(frozen=True)
+class DecoderOperations:
+    """The chosen implementations of what every decoder chooses; signatures in :mod:`common.ops`."""
+
+    rms_norm: Any
+    rope: Any
+    swiglu: Any
+    attention: Attending
+
+
+class Requested(Protocol):
+    """Names of implementations, or ``auto``."""
+
+    @property
+    def attention(self) -> str: ...
+    @property
+    def rms_norm(self) -> str: ...
+    @property
+    def rope(self) -> str: ...
+    @property
+    def swiglu(self) -> str: ...
+
+
 def choose_operations(
     operations: Mapping[str, Mapping[str, Implementation]],
-    requested: Any,
+    requested: Requested,
     architecture: DecoderArchitecture,
     split: ContextSplit,
     device: torch.device,

@@ -36,7 +36,7 @@ class HuggingFaceTokenizer:
 
         try:
             self._tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
-        except Exception as error:
+        except Exception as error:  # the library raises nothing narrower
             raise DataError(f"{path} is no tokenizer.json: {error}") from error
 
     @property

@@ -9,38 +9,26 @@ import torch
 
 from common.distributed.context_parallel.split import ContextSplit
 from common.nn.decoder import DecoderArchitecture
-from common.nn.decoder_operations import DECODER_OPERATIONS, Attending, choose_operations
+from common.nn.decoder_operations import DECODER_OPERATIONS, DecoderOperations, Requested, choose_operations
 from common.ops import lora_input
 
 
 @dataclass(frozen=True)
-class Operations:
+class Operations(DecoderOperations):
     """The chosen implementations; signatures in :mod:`common.ops`."""
 
-    rms_norm: Any
-    rope: Any
-    swiglu: Any
     lora_input: Any
-    attention: Attending
 
 
-class Requested(Protocol):
+class RequestedWithAdapters(Requested, Protocol):
     """Names of implementations, or ``auto``."""
 
-    @property
-    def attention(self) -> str: ...
-    @property
-    def rms_norm(self) -> str: ...
-    @property
-    def rope(self) -> str: ...
-    @property
-    def swiglu(self) -> str: ...
     @property
     def lora_input(self) -> str: ...
 
 
 def choose(
-    requested: Requested,
+    requested: RequestedWithAdapters,
     architecture: DecoderArchitecture,
     split: ContextSplit,
     device: torch.device,

@@ -23,9 +23,9 @@ from torch.autograd.function import once_differentiable
 
 from common.nn import main_gradient
 from common.nn.decoder import DecoderArchitecture
+from common.nn.decoder_operations import DecoderOperations
 from common.nn.frozen_decoder.passing import Pair
 from common.nn.scratch import Scratch
-from common.nn.trained_decoder.operations import Operations
 from common.nn.trained_decoder.products import Operand, TrainedProduct
 from common.ops.fp8_cast.plain import Fp8Tensor, Handover, Scaling
 
@@ -51,7 +51,7 @@ class AttentionHalf:
     """Norm, QKV, rotation, attention and output product of one layer."""
 
     architecture: DecoderArchitecture
-    operations: Operations
+    operations: DecoderOperations
     norm: nn.Parameter
     qkv: TrainedProduct
     output: TrainedProduct
@@ -75,7 +75,7 @@ class MlpHalf:
     """
 
     architecture: DecoderArchitecture
-    operations: Operations
+    operations: DecoderOperations
     scratch: Scratch
     norm: nn.Parameter
     gate_up: TrainedProduct
@@ -101,7 +101,7 @@ class LastNorm:
     """The norm that the head reads."""
 
     architecture: DecoderArchitecture
-    operations: Operations
+    operations: DecoderOperations
     norm: nn.Parameter
 
     def __call__(self, pair: Pair) -> Tensor:

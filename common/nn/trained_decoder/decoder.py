@@ -9,11 +9,11 @@ from torch import Tensor
 
 from common.errors import UnsupportedImplementation
 from common.nn.decoder import Decoder, DecoderBlock
+from common.nn.decoder_operations import DecoderOperations
 from common.nn.frozen_decoder.passing import Pair
 from common.nn.lora import TokenPlaces
 from common.nn.scratch import Scratch
 from common.nn.trained_decoder.blocks import AttentionHalf, LastNorm, MlpHalf, Tokens
-from common.nn.trained_decoder.operations import Operations
 from common.nn.trained_decoder.products import Scales, WeightCasts, products_of
 
 
@@ -32,7 +32,12 @@ class TrainedDecoder:
     """
 
     def __init__(
-        self, decoder: Decoder, operations: Operations, linear: str, most_tokens: int, recomputed_gate_up: int = 0
+        self,
+        decoder: Decoder,
+        operations: DecoderOperations,
+        linear: str,
+        most_tokens: int,
+        recomputed_gate_up: int = 0,
     ) -> None:
         if decoder.parallel.size > 1:
             raise UnsupportedImplementation(
@@ -64,7 +69,12 @@ class TrainedDecoder:
 
 
 def _halves(
-    block: DecoderBlock, operations: Operations, linear: str, scratch: Scratch, casts: WeightCasts, recompute: bool
+    block: DecoderBlock,
+    operations: DecoderOperations,
+    linear: str,
+    scratch: Scratch,
+    casts: WeightCasts,
+    recompute: bool,
 ) -> tuple[AttentionHalf, MlpHalf]:
     shape = block.architecture
     qkv, output, gate_up, down = (

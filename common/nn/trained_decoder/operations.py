@@ -2,37 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
-
 import torch
 
 from common.distributed.context_parallel.split import ContextSplit
 from common.nn.decoder import DecoderArchitecture
-from common.nn.decoder_operations import DECODER_OPERATIONS, Attending, choose_operations
-
-
-@dataclass(frozen=True)
-class Operations:
-    """The chosen implementations; signatures in :mod:`common.ops`."""
-
-    rms_norm: Any
-    rope: Any
-    swiglu: Any
-    attention: Attending
-
-
-class Requested(Protocol):
-    """Names of implementations, or ``auto``."""
-
-    @property
-    def attention(self) -> str: ...
-    @property
-    def rms_norm(self) -> str: ...
-    @property
-    def rope(self) -> str: ...
-    @property
-    def swiglu(self) -> str: ...
+from common.nn.decoder_operations import DECODER_OPERATIONS, DecoderOperations, Requested, choose_operations
 
 
 def choose(
@@ -41,11 +15,11 @@ def choose(
     split: ContextSplit,
     device: torch.device,
     dtype: torch.dtype,
-) -> tuple[Operations, dict[str, str]]:
+) -> tuple[DecoderOperations, dict[str, str]]:
     """The operations for a decoder, and the names chosen; see :func:`common.nn.decoder_operations.choose_operations`.
 
     Raises:
         UnsupportedImplementation: naming ``model.<operation>``.
     """
     functions, names = choose_operations(DECODER_OPERATIONS, requested, architecture, split, device, dtype)
-    return Operations(**functions), names
+    return DecoderOperations(**functions), names

@@ -2,40 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
 
 import pytest
-import torch
 
-from common import cli
-from common.config.composition import compose
-from common.distributed.rank_info import RankInfo
-from common.run.trainer import Trainer
 from tests import toy
 from tests.command_line import finish, started, training
+from tests.common.run.whole_runs import EPOCHS, FIXED, STEPS_OF_AN_EPOCH, TOLERANCE, errors, on_one_rank
 from tests.conftest import SECONDS
-from tests.toy.workload import CosmoFlow
-
-EPOCHS, STEPS_OF_AN_EPOCH = 3, 16
-TOLERANCE = 1e-9  # of float64 sums in another order
-FIXED = ("precision=fp64", f"benchmark.schedule.last_epoch={EPOCHS}", "benchmark.targets.mean_absolute_error.value=0")
-
-
-def errors(log: Path) -> list[float]:
-    """The values of the evaluations."""
-    lines = [json.loads(line.removeprefix(":::MLLOG ")) for line in log.read_text().splitlines()]
-    return [line["value"] for line in lines if line["key"] == "eval_error"]
-
-
-def on_one_rank(data: Path, output: Path, *overrides: str) -> list[float]:
-    """The same of the toy whose layers are whole."""
-    with toy.known():
-        _, *arguments = training(data, output, *FIXED, *overrides)
-        run, session = cli.load(compose(arguments))
-        done = Trainer(CosmoFlow, run, session, RankInfo(0, 1, 0, 1, 0, "single"), torch.device("cpu")).train()
-    return errors(done.log)
 
 
 def test_layers_split_in_training_and_evaluation_score_as_whole_ones_and_whole_ones_go_on(data_of, tmp_path):

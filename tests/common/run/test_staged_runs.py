@@ -2,48 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
-import torch
 
 from common import cli
 from common.config.composition import compose
 from common.distributed.layout import Layout
-from common.distributed.rank_info import RankInfo
 from common.errors import ConfigError
 from common.evaluation.ways import way_to_evaluate
 from common.optim.optimizer import ClipNorm
-from common.run.trainer import Trainer
 from tests import toy
 from tests.command_line import finish, started, training
+from tests.common.run.whole_runs import EPOCHS, FIXED, STEPS_OF_AN_EPOCH, TOLERANCE, errors, on_one_rank
 from tests.conftest import SECONDS
 from tests.toy.workload import CosmoFlow
 
-EPOCHS, STEPS_OF_AN_EPOCH = 3, 16
-TOLERANCE = 1e-9  # of float64 sums in another order
-FIXED = ("precision=fp64", f"benchmark.schedule.last_epoch={EPOCHS}", "benchmark.targets.mean_absolute_error.value=0")
 STAGES = ("scale.gpus_per_node=2", "layout.pp=2")
 COMMAND = [sys.executable, "-m", "tests.common.run.staged_toy", "2"]
-
-
-def errors(log: Path) -> list[float]:
-    """The values of the evaluations."""
-    lines = [json.loads(line.removeprefix(":::MLLOG ")) for line in log.read_text().splitlines()]
-    return [line["value"] for line in lines if line["key"] == "eval_error"]
-
-
-def on_one_rank(data: Path, output: Path, *overrides: str) -> list[float]:
-    """The same of the toy whose layers are together."""
-    with toy.known():
-        _, *arguments = training(data, output, *FIXED, *overrides)
-        run, session = cli.load(compose(arguments))
-        done = Trainer(CosmoFlow, run, session, RankInfo(0, 1, 0, 1, 0, "single"), torch.device("cpu")).train()
-    return errors(done.log)
 
 
 def test_layers_on_stages_score_as_on_one_rank_and_either_goes_on_from_the_other(data_of, tmp_path):
