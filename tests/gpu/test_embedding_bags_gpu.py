@@ -146,7 +146,7 @@ def test_the_benchmarks_batch_has_the_same_bits_twice_and_is_the_plain_versions(
     monkeypatch.setattr(bench_cases, "TABLES", tuple((min(r, 1_000_000), h) for r, h in bench_cases.TABLES))
     plain, fast = (IMPLEMENTATIONS[name].function for name in ("torch", "triton"))
     torch.manual_seed(0)
-    bags, ids = bench_cases.store(), bench_cases.keys(bench_cases.SAMPLES, skewed)
+    bags, ids = bench_cases.bags_of(bench_cases.TABLES), bench_cases.keys(bench_cases.SAMPLES, skewed)
     gradient = torch.randint(-8, 9, (len(ids), 1 + len(bags), bench_cases.WIDTH), device="cuda").half()[:, 1:]
     first = torch.randn(bags.rows, bench_cases.WIDTH, device="cuda")
     results = []
@@ -236,3 +236,10 @@ def test_half_rows_are_rounded_by_chance_as_on_the_cpu() -> None:
     settings = (rate.cuda(), factor.cuda(), write.cuda(), seed.cuda())
     function.update(keys, gradient.cuda(), found, None, SgdRows(), *settings)
     assert torch.equal(found.cpu(), rows)
+
+
+def test_fbgemm_trains_the_same_rows():
+    pytest.importorskip("fbgemm_gpu")
+    from common.ops.embedding_bags import fbgemm_bench
+
+    assert fbgemm_bench.compare() < 1e-5

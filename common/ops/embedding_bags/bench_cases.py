@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -59,10 +60,10 @@ def keys(samples: int, skewed: bool) -> Tensor:
     return torch.cat(columns, 1)
 
 
-def store() -> Bags:
-    """All tables, one behind the other."""
+def bags_of(tables: Sequence[tuple[int, int]]) -> Bags:
+    """Tables of so many rows and of such a hotness, one behind the other."""
     bags: list[Bag] = []
-    for rows, hotness in TABLES:
+    for rows, hotness in tables:
         column, base = (bags[-1].column + bags[-1].hotness, bags[-1].base + bags[-1].rows) if bags else (0, 0)
         bags.append(Bag(column, hotness, base, rows))
     return Bags(bags, cases.DEVICE)
@@ -70,7 +71,7 @@ def store() -> Bags:
 
 def case(function: EmbeddingBags, skewed: bool, batch: int, dtype: torch.dtype) -> list[Pass]:
     """Forward pass, update by Adagrad, and the sort that it needs."""
-    bags, ids = store(), keys(batch, skewed)
+    bags, ids = bags_of(TABLES), keys(batch, skewed)
     rows, state = (torch.zeros((bags.rows, WIDTH), device=cases.DEVICE) for _ in range(2))
     wide = torch.empty((batch, 1 + len(bags), WIDTH), dtype=dtype, device=cases.DEVICE)
     gradient = torch.randn((batch, 1 + len(bags), WIDTH), device=cases.DEVICE).to(dtype)[:, 1:]
