@@ -114,15 +114,21 @@ def test_captured_iterations_are_those_of_an_eager_run(linear: str, masters: str
     assert captured[-1] != captured[0]
 
 
-def test_masters_that_are_kept_as_remainders_change_nothing() -> None:
-    runs = [
-        trained(6, False, f"optimizer.masters={masters}", "model.attention=torch") for masters in ("fp32", "remainder")
-    ]
-    (one, losses), (other, others) = runs
+def test_masters_that_are_kept_as_remainders_change_no_more_than_running_once_more() -> None:
+    """Gradients of the embedding are added in any order, and Adam makes steps of one size out of the smallest."""
+
+    def weights_and_losses(masters: str) -> tuple[dict[str, Tensor], list[float]]:
+        made, losses = trained(6, False, f"optimizer.masters={masters}", "model.attention=torch")
+        return {name: weight.detach().float() for name, weight in made.model.named_parameters()}, losses
+
+    (one, losses), (again, _), (other, others) = (
+        weights_and_losses(masters) for masters in ("fp32", "fp32", "remainder")
+    )
     assert losses == pytest.approx(others, rel=1e-3)
-    for (name, weight), twin in zip(one.model.named_parameters(), other.model.parameters(), strict=True):
-        error = (weight.float() - twin.float()).norm() / weight.float().norm()
-        assert error < 1e-2, name
+    for name, weight in one.items():
+        noise, error = ((twin[name] - weight).norm() / weight.norm() for twin in (again, other))
+        print(f"{name}: {noise:.2e} {error:.2e}")
+        assert error < 3 * noise + 1e-5, f"{name}: {error}, and {noise} between two runs with masters in fp32"
 
 
 def text() -> np.ndarray:
