@@ -15,11 +15,14 @@ from torch import Tensor, nn
 
 from benchmarks.rnnt.ops import joined_dropout, lstm
 from benchmarks.rnnt.ops.joined_dropout import JOINED
-from benchmarks.rnnt.ops.lstm import LstmWeights, State
+from benchmarks.rnnt.ops.lstm import LstmWeights
 from common.ops import dropout
 from common.ops.implementation import AUTO, OperationRequest, select
 
 _KINDS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+
+State = tuple[Tensor, Tensor]
+"""Hidden and cell state, (L, B, H) each."""
 
 
 class Initial(NamedTuple):
@@ -127,7 +130,7 @@ class LstmStack(nn.Module):
         seed = seed.reshape(())
         p = self.dropout if self.training else 0.0
         for layer, function in enumerate(self._functions):
-            y, _ = function(y, self.weights(layer), lengths_B)
+            y = function(y, self.weights(layer), lengths_B)
             if layer == self.layers - 1 and stack == JOINED:
                 return self._join(y, p, seed, place + layer)
             if p:
@@ -152,7 +155,7 @@ class LstmStack(nn.Module):
         y_BH, states = x_BI, []
         for layer in range(self.layers):
             before = [part_LBH[layer] for part_LBH in state]
-            after: State = torch._VF.lstm_cell(y_BH, before, *self.weights(layer))
+            after: tuple[Tensor, Tensor] = torch._VF.lstm_cell(y_BH, before, *self.weights(layer))
             y_BH = after[0]
             states.append(after)
         h, c = zip(*states, strict=True)

@@ -23,9 +23,8 @@ from torch.nn import functional as F
 from benchmarks.rnnt.config import Architecture, ModelConfig
 from benchmarks.rnnt.decoder import START
 from benchmarks.rnnt.joint import Joint
-from benchmarks.rnnt.lstm import Initial, LstmStack
+from benchmarks.rnnt.lstm import Initial, LstmStack, State
 from benchmarks.rnnt.ops.joined_dropout import JOINED
-from benchmarks.rnnt.ops.lstm import State
 from benchmarks.rnnt.packed_rows import packed_rows
 from common.ops.implementation import asked_for
 

@@ -32,7 +32,7 @@ TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2}
 class Case:
     """Inputs of a layer, of the size that they have in the network."""
 
-    def __init__(self, width: int, batch: int, dtype: torch.dtype, kind: str, frames: int, given: bool = False) -> None:
+    def __init__(self, width: int, batch: int, dtype: torch.dtype, kind: str, frames: int) -> None:
         generator = generator_of(f"{width} {batch} {kind}", CUDA)
 
         def normal(*shape: int, scale: float = 1.0) -> Tensor:
@@ -44,13 +44,7 @@ class Case:
             normal(4 * width, 256, scale=0.05), normal(4 * width, width, scale=bound), normal(4 * width, scale=bound),
             normal(4 * width, scale=bound),
         )  # fmt: skip
-        self.state = (normal(batch, width, scale=0.5), normal(batch, width)) if given else None
-        self.final_state = given
-        self.cotangents = [
-            normal(frames, batch, width).detach(),
-            normal(batch, width).detach(),
-            normal(batch, width).detach(),
-        ]
+        self.cotangent = normal(frames, batch, width).detach()
         self.lengths = torch.empty(batch, dtype=torch.int32, device=CUDA)
         self.kind, self.frames, self.generator = kind, frames, generator
         self.redraw()
@@ -65,16 +59,13 @@ class Case:
         self.lengths.copy_(drawn.sort(descending=True).values if self.kind == "sorted" else drawn)
 
     def run(self, wide: bool = False, implementation: str = "persistent") -> list[Tensor]:
-        """Results, states, and gradients of everything."""
-        leaves = [self.x, *self.weights, *(self.state or ())]
+        """Results, and gradients of everything."""
+        leaves = [self.x, *self.weights]
         if wide:
             leaves = [leaf.detach().double().requires_grad_() for leaf in leaves]
         function = lstm_plain if wide else IMPLEMENTATIONS[implementation].function
-        state = (leaves[5], leaves[6]) if self.state else None
-        y, last = function(leaves[0], LstmWeights(*leaves[1:5]), self.lengths, state, self.final_state)
-        parts = [y, *(last or ())]
-        cotangents = [cotangent.to(part.dtype) for cotangent, part in zip(self.cotangents, parts, strict=False)]
-        return [*(part.detach() for part in parts), *torch.autograd.grad(parts, leaves, cotangents)]
+        y = function(leaves[0], LstmWeights(*leaves[1:]), self.lengths)
+        return [y.detach(), *torch.autograd.grad(y, leaves, self.cotangent.to(y.dtype))]
 
     def assert_right(self) -> None:
         """Results and gradients are those of the formula in float64."""
@@ -85,27 +76,25 @@ class Case:
 
 
 @pytest.mark.parametrize(
-    ("width", "batch", "dtype", "kind", "given"),
+    ("width", "batch", "dtype", "kind"),
     [
-        (1024, 192, torch.float16, "sorted", False),
-        (1024, 192, torch.bfloat16, "mixed", True),
-        (1024, 32, torch.float16, "sorted", True),
-        (1024, 32, torch.bfloat16, "equal", False),
-        (1024, 8, torch.float16, "equal", False),
-        (1024, 8, torch.bfloat16, "sorted", True),
-        (1024, 256, torch.float16, "sorted", False),
-        (1024, 300, torch.float16, "mixed", True),
-        (512, 192, torch.float16, "mixed", False),
-        (512, 32, torch.bfloat16, "sorted", True),
-        (512, 8, torch.float16, "equal", True),
-        (832, 100, torch.float16, "sorted", True),
-        (128, 1, torch.float16, "equal", True),
+        (1024, 192, torch.float16, "sorted"),
+        (1024, 192, torch.bfloat16, "mixed"),
+        (1024, 32, torch.float16, "sorted"),
+        (1024, 32, torch.bfloat16, "equal"),
+        (1024, 8, torch.float16, "equal"),
+        (1024, 8, torch.bfloat16, "sorted"),
+        (1024, 256, torch.float16, "sorted"),
+        (1024, 300, torch.float16, "mixed"),
+        (512, 192, torch.float16, "mixed"),
+        (512, 32, torch.bfloat16, "sorted"),
+        (512, 8, torch.float16, "equal"),
+        (832, 100, torch.float16, "sorted"),
+        (128, 1, torch.float16, "equal"),
     ],
 )
-def test_results_states_and_gradients_are_the_formulas(
-    width: int, batch: int, dtype: torch.dtype, kind: str, given: bool
-) -> None:
-    Case(width, batch, dtype, kind, frames=24, given=given).assert_right()
+def test_results_and_gradients_are_the_formulas(width: int, batch: int, dtype: torch.dtype, kind: str) -> None:
+    Case(width, batch, dtype, kind, frames=24).assert_right()
 
 
 @pytest.mark.parametrize(("width", "batch"), [(1024, 192), (1024, 8), (512, 32)])

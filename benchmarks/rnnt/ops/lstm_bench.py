@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.rnnt.ops.lstm_bench`` times the whole operation, input products and weight gradients included,
 and of the persistent one the recurrence alone, both captured, all rows of the same length. ``--real`` gives rows the
-lengths of utterances instead, sorted; ``--plans 12`` times that many other divisions of rows and units, ways of
-waiting and of sending sums, the best by estimate first.
+lengths of utterances instead, sorted; ``--plans 12`` times that many other divisions of rows and units and ways of
+waiting, the best by estimate first.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def operation(name: str, x: Tensor, weights: LstmWeights, lengths: Tensor) -> tu
     inputs = [x, *weights]
 
     def both() -> object:
-        return torch.autograd.grad(function(x, weights, lengths)[0], inputs, gradient)
+        return torch.autograd.grad(function(x, weights, lengths), inputs, gradient)
 
     forward = microseconds(lambda: function(x, weights, lengths), frames)
     return forward, microseconds(both, frames) - forward
@@ -66,14 +66,12 @@ def recurrence(plan: Plan, frames: int, batch: int, dtype: torch.dtype, lengths:
         return torch.zeros(shape, dtype=dtype, device=CUDA)
 
     gates, weights = zeros(frames, batch, 4 * width), torch.randn(4 * width, width, device=CUDA).mul_(0.02).to(dtype)
-    hidden, cell, last = zeros(frames + 1, batch, width), zeros(frames + 1, batch, width), zeros(batch, width)
+    hidden, cell = zeros(frames + 1, batch, width), zeros(frames + 1, batch, width)
     if plan.backward:
-        pointers: list[Tensor | None] = [
-            gates, cell, hidden[1:], None, None, last, None, weights.t().contiguous(), lengths,
-        ]  # fmt: skip
+        pointers: list[Tensor | None] = [gates, cell, hidden[1:], None, weights.t().contiguous(), lengths]
         tail = []
     else:
-        pointers, tail = [gates, hidden, cell, last, last.clone(), weights, lengths], [1]
+        pointers, tail = [gates, hidden, cell, weights, lengths], [1]
     persistent.FIXED_PLANS[plan.backward, width, batch] = plan
     try:
         return microseconds(lambda: persistent.launch(plan.backward, batch, pointers, width, tail), frames)
@@ -126,8 +124,7 @@ def main() -> None:
                 which = "backward" if backward_too else "forward"
                 print(
                     f"{batch:4d} rows  recurrence   {which:8s} {took:6.2f} us  {plan.groups} groups of {plan.rows}, "
-                    f"{plan.units} units a block, clusters of {plan.cluster}, {plan.blocks} blocks, {plan.wait.name}"
-                    f"{', asynchronous' if plan.asynchronous else ''}",
+                    f"{plan.units} units a block, clusters of {plan.cluster}, {plan.blocks} blocks, {plan.wait.name}",
                     flush=True,
                 )
 

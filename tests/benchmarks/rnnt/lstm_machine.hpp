@@ -45,8 +45,6 @@ struct Block {
   Meeting all, warps[8], groups[2], pairs[4];
   u32 slots[8][32];
   u32 left[2][128][4];
-  bool votes[2] = {false, false};
-  int pending = 0, bytes = 0, bytes_phase = 0;
 };
 
 struct Cluster {
@@ -177,39 +175,8 @@ inline void cluster_wait() {
   Meeting& meeting = machine_clusters[machine_now->block / CLUSTER].all;
   while (meeting.generation == machine_now->phase) machine_yield();
 }
-inline void machine_bytes(Block& block, int arrivals, int bytes) {
-  block.pending -= arrivals;
-  block.bytes += bytes;
-  if (block.pending == 0 && block.bytes == 0) {
-    block.pending = 1;
-    block.bytes_phase ^= 1;
-  }
-}
-inline void bytes_init(u32) { machine_block().pending = 1; }
-inline void bytes_expect(u32, u32 bytes) { machine_bytes(machine_block(), 1, (int)bytes); }
-inline void bytes_wait(u32, u32 phase) {
-  while (machine_block().bytes_phase == (int)phase) machine_yield();
-}
-inline void send_pair(u32 remote, float first, float second, u32 remote_barrier) {
-  if (remote >> 24 != remote_barrier >> 24) abort();
-  store_pair_at(remote, first, second);
-  int block = machine_now->block / CLUSTER * CLUSTER + (int)(remote >> 24);
-  machine_shared(block, remote_barrier, 8);
-  machine_bytes(machine_blocks[block], 0, -8);
-}
 inline void warps_barrier(u32 warp) { machine_meet(machine_block().pairs[warp], 64); }
 inline void publish_to_tensor_cores() {}
-
-inline bool any_of_warpgroup(u32 warpgroup, bool value) {
-  Block& block = machine_block();
-  block.votes[warpgroup] |= value;
-  machine_meet(block.groups[warpgroup], 128);
-  bool result = block.votes[warpgroup];
-  machine_meet(block.groups[warpgroup], 128);
-  block.votes[warpgroup] = false;
-  machine_meet(block.groups[warpgroup], 128);
-  return result;
-}
 
 inline void count_arrival(u32* counter) { ++*counter; }
 inline u32 arrivals(const u32* counter) { return *(const volatile u32*)counter; }

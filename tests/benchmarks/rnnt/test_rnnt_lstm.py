@@ -1,4 +1,4 @@
-"""The LSTM against ``torch.nn.LSTM`` in float64: results, all gradients, states; mixed, equal and shortest lengths."""
+"""The LSTM against ``torch.nn.LSTM`` in float64: results and all gradients; mixed, equal and shortest lengths."""
 
 from __future__ import annotations
 
@@ -25,83 +25,68 @@ def leaves(*shapes: Sequence[int], dtype: torch.dtype = torch.float64) -> list[T
     return [torch.randn(*shape, dtype=dtype, generator=generator).mul_(0.5).requires_grad_() for shape in shapes]
 
 
-def case(frames: int, batch: int, inputs: int, width: int) -> tuple[Tensor, LstmWeights, tuple[Tensor, Tensor]]:
-    x, ih, hh, bias_ih, bias_hh, h, c = leaves(
-        (frames, batch, inputs), (4 * width, inputs), (4 * width, width), (4 * width,), (4 * width,), (batch, width),
-        (batch, width),
-    )  # fmt: skip
-    return x, LstmWeights(ih, hh, bias_ih, bias_hh), (h, c)
+def case(frames: int, batch: int, inputs: int, width: int) -> tuple[Tensor, LstmWeights]:
+    x, *weights = leaves((frames, batch, inputs), (4 * width, inputs), (4 * width, width), (4 * width,), (4 * width,))
+    return x, LstmWeights(*weights)
 
 
-def by_pytorch(
-    x: Tensor, weights: LstmWeights, lengths: Sequence[int], state: tuple[Tensor, Tensor] | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def by_pytorch(x: Tensor, weights: LstmWeights, lengths: Sequence[int]) -> Tensor:
     """``nn.LSTM`` over a packed sequence, which ends each row where it ends."""
     module = nn.LSTM(x.shape[2], weights.width, dtype=x.dtype)
     packed = pack_padded_sequence(x, torch.tensor(lengths), enforce_sorted=False)
     parameters = dict(zip(("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"), weights, strict=True))
-    start = None if state is None else tuple(part.unsqueeze(0) for part in state)
-    result, (h, c) = torch.func.functional_call(module, parameters, (packed, start))
-    return pad_packed_sequence(result, total_length=len(x))[0], h[0], c[0]
+    result, _ = torch.func.functional_call(module, parameters, (packed,))
+    return pad_packed_sequence(result, total_length=len(x))[0]
 
 
 @pytest.mark.parametrize("name", ANYWHERE)
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-@pytest.mark.parametrize("given", [True, False])
-def test_results_states_and_gradients_are_those_of_pytorch(name: str, lengths: tuple[int, ...], given: bool) -> None:
-    x, weights, state = case(7, 4, 5, 6)
-    start = state if given else None
-    wanted = [x, *weights, *(state if given else ())]
-    expected = by_pytorch(x, weights, lengths, start)
-    cotangents = [torch.randn(part.shape, dtype=part.dtype, generator=generator_of("cotangent")) for part in expected]
-    gradients = torch.autograd.grad(expected, wanted, cotangents)
+def test_results_and_gradients_are_those_of_pytorch(name: str, lengths: tuple[int, ...]) -> None:
+    x, weights = case(7, 4, 5, 6)
+    wanted = [x, *weights]
+    expected = by_pytorch(x, weights, lengths)
+    cotangent = torch.randn(expected.shape, dtype=expected.dtype, generator=generator_of("cotangent"))
+    gradients = torch.autograd.grad(expected, wanted, cotangent)
 
-    y, last = IMPLEMENTATIONS[name].function(x, weights, torch.tensor(lengths, dtype=torch.int32), start, True)
-    found = (y, *last)
-    for part, formula in zip(found, expected, strict=True):
-        torch.testing.assert_close(part, formula, rtol=1e-12, atol=1e-12)
-    for part, formula in zip(torch.autograd.grad(found, wanted, cotangents), gradients, strict=True):
+    found = IMPLEMENTATIONS[name].function(x, weights, torch.tensor(lengths, dtype=torch.int32))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    for part, formula in zip(torch.autograd.grad(found, wanted, cotangent), gradients, strict=True):
         torch.testing.assert_close(part, formula, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ANYWHERE)
 def test_what_lies_behind_a_row_changes_nothing_and_gets_no_gradient(name: str) -> None:
-    x, weights, _ = case(7, 4, 5, 6)
+    x, weights = case(7, 4, 5, 6)
     lengths = torch.tensor(LENGTHS["mixed"], dtype=torch.int32)
     behind = torch.arange(7).unsqueeze(1) >= lengths
     other = x.detach().clone()
     other[behind] = 1e6
     other.requires_grad_()
-    y, _ = IMPLEMENTATIONS[name].function(x, weights, lengths)
-    y_other, last = IMPLEMENTATIONS[name].function(other, weights, lengths, None, True)
-    assert last is not None
+    y = IMPLEMENTATIONS[name].function(x, weights, lengths)
+    y_other = IMPLEMENTATIONS[name].function(other, weights, lengths)
     assert (y[behind] == 0).all()
     torch.testing.assert_close(y_other, y, rtol=1e-12, atol=1e-12)
-    (gradient,) = torch.autograd.grad([y_other.sum(), last[1].sum()], [other])
+    (gradient,) = torch.autograd.grad(y_other.sum(), [other])
     assert (gradient[behind] == 0).all()
     assert (gradient[~behind] != 0).any()
 
 
 @pytest.mark.parametrize("name", ANYWHERE)
-def test_a_row_without_frames_keeps_its_state(name: str) -> None:
-    x, weights, state = case(3, 2, 5, 6)
-    y, last = IMPLEMENTATIONS[name].function(x, weights, torch.tensor([0, 3]), state, True)
+def test_a_row_without_frames_gives_zeros(name: str) -> None:
+    x, weights = case(3, 2, 5, 6)
+    y = IMPLEMENTATIONS[name].function(x, weights, torch.tensor([0, 3]))
     assert (y[:, 0] == 0).all()
-    for after, before in zip(last, state, strict=True):
-        assert torch.equal(after[0], before[0])
-        assert not torch.equal(after[1], before[1])
+    assert (y[:, 1] != 0).all()
 
 
 @pytest.mark.parametrize("name", ANYWHERE)
 def test_shapes_that_do_not_fit_are_refused(name: str) -> None:
-    x, weights, state = case(3, 2, 5, 6)
+    x, weights = case(3, 2, 5, 6)
     lengths, function = torch.tensor([3, 3]), IMPLEMENTATIONS[name].function
     with pytest.raises(ValueError, match=r"x is \(3, 2, 4\)"):
         function(x[:, :, :4], weights, lengths)
     with pytest.raises(ValueError, match="lengths"):
         function(x, weights, lengths[:1])
-    with pytest.raises(ValueError, match="cell state"):
-        function(x, weights, lengths, (state[0], state[1][:1]))
     with pytest.raises(ValueError, match=r"weight_hh is .*float32"):
         function(x, weights._replace(hh_GH=weights.hh_GH.float()), lengths)
 
@@ -131,7 +116,7 @@ def test_dropout_follows_every_layer_at_a_place_of_its_own() -> None:
     lengths, seed = torch.tensor([6, 2, 4]), torch.tensor([123])
     expected = x
     for layer in range(3):
-        expected, _ = IMPLEMENTATIONS["plain"].function(expected, own.weights(layer), lengths)
+        expected = IMPLEMENTATIONS["plain"].function(expected, own.weights(layer), lengths)
         expected = dropout_torch(expected, 0.3, seed[0], 40 + layer)
     assert torch.equal(own(x, lengths, seed, 40), expected)
     assert (own.eval()(x, lengths, seed, 40) != 0).all(2).sum() == 12

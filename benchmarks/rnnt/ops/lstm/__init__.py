@@ -18,18 +18,17 @@ from __future__ import annotations
 from benchmarks.rnnt.ops.lstm import library, persistent
 from benchmarks.rnnt.ops.lstm.library import lstm_library
 from benchmarks.rnnt.ops.lstm.persistent import lstm_persistent
-from benchmarks.rnnt.ops.lstm.plain import Lstm, LstmWeights, State, lstm_plain
+from benchmarks.rnnt.ops.lstm.plain import Lstm, LstmWeights, lstm_plain
 from common.ops.implementation import Implementation, always
 
-__all__ = ["IMPLEMENTATIONS", "Lstm", "LstmWeights", "State"]
+__all__ = ["IMPLEMENTATIONS", "Lstm", "LstmWeights"]
 
 IMPLEMENTATIONS = {
     "persistent": Implementation("persistent", lstm_persistent, persistent.unsupported),
     "torch": Implementation("torch", lstm_library, library.unsupported),
     "plain": Implementation("plain", lstm_plain, always),
 }
-"""Signature: ``lstm(x_TBI, weights, lengths_B, state=None, final_state=False) -> (y_TBH, state or None)``. Sizes of a
-request: ``inputs`` and ``width``."""
+"""Signature: ``lstm(x_TBI, weights, lengths_B) -> y_TBH``. Sizes of a request: ``inputs`` and ``width``."""
 
 KERNEL_NAMES = (("LSTM recurrence", r"^lstm_recurrence_|^RNN_|LSTM_elementWise|^persist"),)
 """Kind of work and pattern of the kernels' names, for the breakdown of a step."""

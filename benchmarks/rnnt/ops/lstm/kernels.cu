@@ -10,14 +10,12 @@
 //
 // What a block has made of a frame the others of its group read from `fresh`. How they know that it is there is WAIT:
 //  COUNT  all blocks of the group have arrived at a counter.
-//  LOOK   nothing but the words themselves says so: a word that hasn't been written is MISSING, two NaN that arithmetic
-//         never gives. A warp looks at a word of every warp that writes for it until they are there, loads all, and
-//         should one be missing yet, the product is made again. Four buffers take turns. When a thread has what the
-//         others have made of a frame, they have read what it had made of the frame before; so it makes that MISSING
-//         again, and a fence in the next frame puts this before the next word that it writes, after which the others
-//         may look at that place again.
-//  LOAD   likewise, but a warp loads all until it is there, at once if it is.
-// The result is the same. COUNT is what is taken as long as the others' times aren't known.
+//  LOAD   nothing but the words themselves says so: a word that hasn't been written is MISSING, two NaN that arithmetic
+//         never gives. A warp loads all until it is there, at once if it is. Four buffers take turns. When a thread has
+//         what the others have made of a frame, they have read what it had made of the frame before; so it makes that
+//         MISSING again, and a fence in the next frame puts this before the next word that it writes, after which the
+//         others may load from that place again.
+// The result is the same.
 //
 // Gates lie unit by unit: gate j of unit u in column 4 u + j. Rows are best sorted by length: groups end early,
 // and warps whose 16 rows have ended read nothing.
@@ -38,13 +36,10 @@
 // 8 i + 2 q + 1.
 //
 // Macros: HIDDEN H, UNITS of a block, CLUSTER, GROUP_BLOCKS, ROWS of a group, TILES = ROWS / 64 rounded up, DEPTH
-// chunks of 32 columns of K that are loaded ahead, WAIT (LOAD needs DEPTH = CHUNKS), ASYNC whether the sums of other
-// blocks come by stores that count themselves instead of by a barrier that waits for all that a block has written,
-// BFLOAT, BACKWARD.
+// chunks of 32 columns of K that are loaded ahead, WAIT (LOAD needs DEPTH = CHUNKS), BFLOAT, BACKWARD.
 
 #define COUNT 0
-#define LOOK 1
-#define LOAD 2
+#define LOAD 1
 
 #if BACKWARD
 constexpr int K_ALL = 4 * HIDDEN;
@@ -63,7 +58,6 @@ constexpr u32 MISSING = 0xffffffff;
 constexpr int OTHERS = 2 * CLUSTER - 1;  // warpgroups that a warpgroup gets sums from
 constexpr u32 WEIGHT_BYTES = COLUMNS * K_BLOCK * 2;
 constexpr u32 SUM_BYTES = SUMS * 128 * 8;  // of a warpgroup for another
-constexpr u32 BYTES_BARRIER = WEIGHT_BYTES + 2 * OTHERS * SUM_BYTES;  // behind the sums
 
 static_assert(K_ALL % (64 * CLUSTER) == 0 && DEPTH <= CHUNKS, "K has to be divisible");
 static_assert(WAIT != LOAD || DEPTH == CHUNKS, "all of it at a time");
@@ -154,12 +148,6 @@ __device__ __forceinline__ void load_weights(const Place& at, const u16* weights
 #endif
   }
   publish_to_tensor_cores();
-  if (CLUSTER > 1 && ASYNC) {
-    if (threadIdx.x == 0) bytes_init(at.memory + BYTES_BARRIER);
-    __syncwarp();
-    cluster_arrive<true>();
-    cluster_wait();
-  }
 }
 
 constexpr int ROWS_WORDS = K_ALL / 16 * 128;  // of 16 rows in `fresh`
@@ -167,8 +155,7 @@ constexpr int ROWS_WORDS = K_ALL / 16 * 128;  // of 16 rows in `fresh`
 // What a thread has of the left matrix: the next DEPTH chunks of 32 columns, in turn.
 struct Left {
   u32 words[DEPTH][2][4];
-  const u32* start;
-  const u32* own;  // of the thread
+  const u32* source;  // of the thread
   bool any;  // whether one of the warp's rows goes on
 };
 
@@ -180,14 +167,14 @@ __device__ __forceinline__ u32* fresh_rows(u32* fresh, const Place& at, int fram
 // Where none of a warp's rows goes on all lanes read the same 16 bytes; nobody sees what comes of them. A branch around
 // the loads would make the products wait for all of them.
 __device__ __forceinline__ void point_at(Left& left, const Place& at, bool any, const u32* source) {
-  left.start = source + (at.rank * (K_BLOCK / 16) + at.warpgroup * (K_BLOCK / 32)) * 128;
-  left.own = left.start + (any ? at.thread % 32 * 4 : 0);
+  left.source = source + (at.rank * (K_BLOCK / 16) + at.warpgroup * (K_BLOCK / 32)) * 128;
+  left.source += any ? at.thread % 32 * 4 : 0;
   left.any = any;
 }
 
 __device__ __forceinline__ void load_chunk(Left& left, int chunk) {
-  load_fresh(left.words[chunk % DEPTH][0], left.own + chunk * 256);
-  load_fresh(left.words[chunk % DEPTH][1], left.own + chunk * 256 + 128);
+  load_fresh(left.words[chunk % DEPTH][0], left.source + chunk * 256);
+  load_fresh(left.words[chunk % DEPTH][1], left.source + chunk * 256 + 128);
 }
 
 __device__ __forceinline__ void load_first(Left& left) {
@@ -196,31 +183,18 @@ __device__ __forceinline__ void load_first(Left& left) {
   __syncwarp();  // keeps the compiler from putting loads off until they are needed
 }
 
-// The largest word of a chunk and of what came before, which is MISSING if one of them is.
-__device__ __forceinline__ u32 largest_of(const Left& left, int chunk, u32 largest) {
+// The largest word of what is loaded, which is MISSING if one of them is.
+__device__ __forceinline__ u32 largest_of(const Left& left) {
+  u32 largest = 0;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
+  for (int chunk = 0; chunk < DEPTH; ++chunk) {
 #pragma unroll
-    for (int word = 0; word < 4; ++word) largest = max(largest, left.words[chunk % DEPTH][half][word]);
-  }
-  return largest;
-}
-
-// Until a word of every thread that writes for this warp is there: the others come at about the same time.
-__device__ __forceinline__ void look(const Left& left) {
-  if (!left.any) return;
-  int lane = threadIdx.x % 32;
-  u64 since = 0;
+    for (int half = 0; half < 2; ++half) {
 #pragma unroll
-  for (int part = 0; part < 2 * CHUNKS; part += 32) {
-    for (;;) {
-      u32 words[4];
-      load_fresh(words, left.start + min(part + lane, 2 * CHUNKS - 1) * 128 + 124);
-      bool missing = max(max(words[0], words[1]), max(words[2], words[3])) == MISSING;
-      if (!__any_sync(0xffffffffu, missing)) break;
-      wait_longer(since);
+      for (int word = 0; word < 4; ++word) largest = max(largest, left.words[chunk][half][word]);
     }
   }
+  return largest;
 }
 
 // Load the first chunks once they are there; with LOAD all of them.
@@ -230,33 +204,25 @@ __device__ __forceinline__ void begin(Left& left, const u32* counter, int rounds
   while (threadIdx.x % 32 == 0 && arrivals(counter) < (u32)rounds * GROUP_BLOCKS) wait_longer(since);
   __syncwarp();
   load_first(left);
-#elif WAIT == LOOK
-  look(left);
-  load_first(left);
 #else
   u64 since = 0;
   for (;;) {
     load_first(left);
-    u32 largest = 0;
-#pragma unroll
-    for (int chunk = 0; chunk < CHUNKS; ++chunk) largest = largest_of(left, chunk, largest);
-    if (!left.any || !__any_sync(0xffffffffu, largest == MISSING)) break;
+    if (!left.any || !__any_sync(0xffffffffu, largest_of(left) == MISSING)) break;
     wait_longer(since);
   }
 #endif
 }
 
-// The warpgroup's part of K; the first chunks have been loaded. Returns the largest word of the left matrix.
-__device__ __forceinline__ u32 multiply_loaded(float (&sums)[COLUMNS / 2], Left& left, const Place& at) {
+// The warpgroup's part of K; the first chunks have been loaded.
+__device__ __forceinline__ void multiply_loaded(float (&sums)[COLUMNS / 2], Left& left, const Place& at) {
   // without swizzling, 128 bytes from 8 columns to the next 8, 16 COLUMNS bytes from 8 of K to the next 8
   // (an address says in its upper bits which block of the cluster it is of: not here)
   u64 start = ((at.memory + at.warpgroup * (WEIGHT_BYTES / 2)) & 0x3ffff) >> 4;
   u64 right = start | ((u64)COLUMNS << 16) | ((u64)(128 >> 4) << 32);
-  u32 largest = 0;
 #pragma unroll
   for (int chunk = 0; chunk < CHUNKS; ++chunk) {
     u32(&words)[2][4] = left.words[chunk % DEPTH];
-    if (WAIT == LOOK) largest = largest_of(left, chunk, largest);
     products_begin();  // for each chunk, so that it need not wait for those behind it
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -270,32 +236,19 @@ __device__ __forceinline__ u32 multiply_loaded(float (&sums)[COLUMNS / 2], Left&
       load_chunk(left, chunk - 1 + DEPTH);
     }
   }
-  if (WAIT != COUNT) order_fresh();  // while the products run
+  if (WAIT == LOAD) order_fresh();  // while the products run
   products_wait<0>();
-  return largest;
 }
 
 // The warpgroup's part of K. `any`: whether one of the warp's rows goes on; source: its 16 rows; rounds: of arrivals
 // that it takes until they are there.
 __device__ __forceinline__ void multiply_all(float (&sums)[COLUMNS / 2], const Place& at, bool any, const u32* source,
                                              const u32* counter, int rounds) {
-  if (CLUSTER > 1) {
-    cluster_arrive<false>();  // what others have sent before has been used
-    if (ASYNC && threadIdx.x == 0) bytes_expect(at.memory + BYTES_BARRIER, 2 * OTHERS * SUM_BYTES);
-    __syncwarp();
-  }
+  if (CLUSTER > 1) cluster_arrive<false>();  // what others have sent before has been used
   Left left;
   point_at(left, at, any, source);
   begin(left, counter, rounds);
-#if WAIT == LOOK
-  u64 since = 0;
-  while (any_of_warpgroup(at.warpgroup, multiply_loaded(sums, left, at) == MISSING && any)) {
-    wait_longer(since);
-    load_first(left);
-  }
-#else
   multiply_loaded(sums, left, at);
-#endif
 }
 
 // What this block has made of a frame is there.
@@ -312,8 +265,7 @@ __device__ __forceinline__ constexpr int sum_of(int half, int which) {
 }
 
 // Sums of all warpgroups of the cluster, of the columns of this block and of this warpgroup's half of the result.
-__device__ __forceinline__ void reduce(float (&own)[SUMS][2], const float (&sums)[COLUMNS / 2], const Place& at,
-                                       u32& phase) {
+__device__ __forceinline__ void reduce(float (&own)[SUMS][2], const float (&sums)[COLUMNS / 2], const Place& at) {
   u32 buffers = at.memory + WEIGHT_BYTES;
   u32 source = at.rank * 2 + at.warpgroup;
   if (CLUSTER > 1) {
@@ -335,18 +287,12 @@ __device__ __forceinline__ void reduce(float (&own)[SUMS][2], const float (&sums
       } else {
         u32 slot = source > target ? source - 1 : source;
         u32 address = buffers + (half * OTHERS + slot) * SUM_BYTES + at.thread * 8;
-        u32 barrier = at.memory + BYTES_BARRIER;
-        if (CLUSTER > 1) {
-          address = address_at(address, block);
-          barrier = address_at(barrier, block);
-        }
+        if (CLUSTER > 1) address = address_at(address, block);
 #pragma unroll
         for (int sum = 0; sum < SUMS; ++sum) {
           float first = sums[(block * SUMS + sum) * 4 + sum_of(half, 0)];
           float second = sums[(block * SUMS + sum) * 4 + sum_of(half, 1)];
-          if (CLUSTER > 1 && ASYNC) {
-            send_pair(address + sum * 1024, first, second, barrier);
-          } else if (CLUSTER > 1) {
+          if (CLUSTER > 1) {
             store_pair_at(address + sum * 1024, first, second);
           } else {
             store_pair(address + sum * 1024, first, second);
@@ -355,10 +301,7 @@ __device__ __forceinline__ void reduce(float (&own)[SUMS][2], const float (&sums
       }
     }
   }
-  if (CLUSTER > 1 && ASYNC) {
-    bytes_wait(at.memory + BYTES_BARRIER, phase);
-    phase ^= 1;
-  } else if (CLUSTER > 1) {
+  if (CLUSTER > 1) {
     cluster_arrive<true>();
     cluster_wait();
   } else {
@@ -396,24 +339,17 @@ __device__ __forceinline__ u32 word_of_units(const Place& at, int pair) {
   return eight / 2 * 128 + at.thread % 32 * 4 + eight % 2 * 2 + at.warpgroup;
 }
 
-__device__ __forceinline__ u32 two_of(const u16* pointer, int distance) {
-  return (u32)pointer[0] | (u32)pointer[distance] << 16;
-}
-
 #if !BACKWARD
 
 // gates (T, B, 4 H): products of the input with both biases, and with `save` the gates afterwards. hidden, cell
-// (T + 1, B, H): the states before the first frame, and those after each frame; cell only with `save`. last_hidden,
-// last_cell (B, H): those after each row's last frame, untouched for rows without one. fresh: (BUFFERS, groups, TILES,
-// 4, ROWS_WORDS) words, all MISSING. arrived: 32 zeros a group.
+// (T + 1, B, H): the states after each frame, behind those before the first one, which are zeros and stay untouched;
+// cell only with `save`. fresh: (BUFFERS, groups, TILES, 4, ROWS_WORDS) words, all MISSING. arrived: 32 zeros a group.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    lstm_recurrence_forward(u16* gates, u16* hidden, u16* cell, u16* last_hidden, u16* last_cell, const u16* weights,
-                            const int* lengths, u32* fresh, u32* arrived, int frames, int batch, int first_row,
-                            int end_row, int save) {
+    lstm_recurrence_forward(u16* gates, u16* hidden, u16* cell, const u16* weights, const int* lengths, u32* fresh,
+                            u32* arrived, int frames, int batch, int first_row, int end_row, int save) {
   constexpr int OWN_UNITS = UNITS / 4;  // of a thread
   int groups = gridDim.x / GROUP_BLOCKS, group = blockIdx.x / GROUP_BLOCKS, block = blockIdx.x % GROUP_BLOCKS;
   Place at = place_of(block);
-  u32 phase = 0;
   u32* counter = arrived + group * 32;
   int ends[TILES], warp_ends[TILES], group_end = 0, half = at.warpgroup;
   Rows rows[TILES];
@@ -439,13 +375,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     u32* target = fresh_rows(fresh, at, 0, group, groups, tile);
 #pragma unroll
     for (int i = 0; i < OWN_UNITS; ++i) {
-      float zero;
-      bool inside = there[tile] && at.first_unit + 4 * i < HIDDEN;
-      unpack(inside ? cell[own_unit[tile] + 4 * i] : 0, state[tile][i], zero);
+      state[tile][i] = 0.0f;
       if (i % 2 == 0 && warp_ends[tile] > 0 && at.first_unit + 4 * i < HIDDEN) {
-        float first, second;
-        unpack(inside ? two_of(hidden + own_unit[tile] + 4 * i, 4) : 0, first, second);
-        store_fresh(target + word_of_units(at, i / 2), pack(first, second));
+        store_fresh(target + word_of_units(at, i / 2), 0);
       }
     }
   }
@@ -472,7 +404,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         float sums[COLUMNS / 2], own[SUMS][2];
         multiply_all(sums, at, time < warp_ends[tile], fresh_rows(fresh, at, time, group, groups, tile),
                      counter, time + 1);
-        reduce(own, sums, at, phase);
+        reduce(own, sums, at);
         if (time >= warp_ends[tile]) continue;
         u32* target = fresh_rows(fresh, at, time + 1, group, groups, tile);
         u32* previous = fresh_rows(fresh, at, time - 1, group, groups, tile);
@@ -496,7 +428,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
           if (at.first_unit + 8 * pair < HIDDEN) store_fresh(target + word_of_units(at, pair), results[tile][pair]);
         }
 #pragma unroll
-        for (int pair = 0; pair < OWN_UNITS / 2 && WAIT != COUNT; ++pair) {
+        for (int pair = 0; pair < OWN_UNITS / 2 && WAIT == LOAD; ++pair) {
           if (at.first_unit + 8 * pair < HIDDEN) store_fresh(previous + word_of_units(at, pair), MISSING);
         }
       }
@@ -513,16 +445,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
           hidden[next + 4 * i] = 0;
           continue;
         }
-        u16 h = (u16)(i % 2 ? results[tile][i / 2] >> 16 : results[tile][i / 2]);
-        u16 c = (u16)pack(state[tile][i], 0.0f);
-        hidden[next + 4 * i] = h;
+        hidden[next + 4 * i] = (u16)(i % 2 ? results[tile][i / 2] >> 16 : results[tile][i / 2]);
         if (save) {
           ((uint2*)gates)[time * stride + own_unit[tile] + 4 * i] = own_gates[tile][i];
-          cell[next + 4 * i] = c;
-        }
-        if (time == length[tile] - 1) {
-          last_hidden[own_unit[tile] + 4 * i] = h;
-          last_cell[own_unit[tile] + 4 * i] = c;
+          cell[next + 4 * i] = (u16)pack(state[tile][i], 0.0f);
         }
       }
     }
@@ -532,18 +458,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #else
 
 // gates (T, B, 4 H): the gates of forward, and afterwards the gradients of what went into them, 0 behind a row's end.
-// cell (T + 1, B, H): as forward. d_hidden (T, B, H): gradient of the result. d_last_hidden, d_last_cell (B, H): those
-// of the state after each row's last frame, or null. d_cell (B, H): the gradient of the cell state before the first
-// frame, untouched for rows without a frame. d_bias (4 groups, 4 H): sums of the gates' gradients over frames and some
-// rows. fresh, arrived: as forward.
+// cell (T + 1, B, H): as forward. d_hidden (T, B, H): gradient of the result. d_bias (4 groups, 4 H): sums of the
+// gates' gradients over frames and some rows. fresh, arrived: as forward.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    lstm_recurrence_backward(u16* gates, const u16* cell, const u16* d_hidden, const u16* d_last_hidden,
-                             const u16* d_last_cell, u16* d_cell, float* d_bias, const u16* weights,
+    lstm_recurrence_backward(u16* gates, const u16* cell, const u16* d_hidden, float* d_bias, const u16* weights,
                              const int* lengths, u32* fresh, u32* arrived, int frames, int batch, int first_row,
                              int end_row) {
   int groups = gridDim.x / GROUP_BLOCKS, group = blockIdx.x / GROUP_BLOCKS, block = blockIdx.x % GROUP_BLOCKS;
   Place at = place_of(block);
-  u32 phase = 0;
   u32* counter = arrived + group * 32;
   int ends[TILES], warp_ends[TILES], group_end = 0;
   Rows rows[TILES];
@@ -606,7 +528,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
           float sums[COLUMNS / 2];
           multiply_all(sums, at, time + 1 < warp_ends[tile], fresh_rows(fresh, at, time + 1, group, groups, tile),
                        counter, group_end - 1 - time);
-          reduce(own, sums, at, phase);
+          reduce(own, sums, at);
         }
         if (time >= warp_ends[tile]) continue;
         u32* target = fresh_rows(fresh, at, time, group, groups, tile) + at.thread % 32 * 4;
@@ -623,15 +545,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             unpack(after[tile][i][half], c_after, unused);
             unpack(own_gates[tile][i][half].x, in, forget);
             unpack(own_gates[tile][i][half].y, proposed, out);
-            if (time < rows[tile].length[half] - 1) {
-              d_h += own[i][half];
-            } else {
-              u64 unit = (u64)rows[tile].index[half] * HIDDEN + own_unit + 8 * i;
-              float more = 0.0f;
-              if (d_last_hidden != nullptr) unpack(d_last_hidden[unit], more, unused);
-              d_h += more;
-              if (d_last_cell != nullptr) unpack(d_last_cell[unit], d_state[tile][i][half], unused);
-            }
+            if (time < rows[tile].length[half] - 1) d_h += own[i][half];
             float squashed = hyperbolic(c_after);
             float d_c = d_state[tile][i][half] + d_h * out * (1.0f - squashed * squashed);
             float d_in = d_c * proposed * in * (1.0f - in);
@@ -650,7 +564,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                       own_gates[tile][i][1].x, own_gates[tile][i][0].y, own_gates[tile][i][1].y);
         }
 #pragma unroll
-        for (int i = 0; i < SUMS && WAIT != COUNT; ++i) {
+        for (int i = 0; i < SUMS && WAIT == LOAD; ++i) {
           if (at.first_unit + 8 * i < HIDDEN) {
             store_fresh(previous + ((at.first_unit / 8 + i) * 2 + at.warpgroup) * 128, MISSING, MISSING, MISSING,
                         MISSING);
@@ -676,16 +590,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
   for (int i = 0; i < SUMS; ++i) {
     if (at.first_unit + 8 * i >= HIDDEN) continue;
-#pragma unroll
-    for (int tile = 0; tile < TILES; ++tile) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        if (rows[tile].length[half] > 0) {
-          u64 unit = (u64)rows[tile].index[half] * HIDDEN + own_unit + 8 * i;
-          d_cell[unit] = (u16)pack(d_state[tile][i][half], 0.0f);
-        }
-      }
-    }
 #pragma unroll
     for (int gate = 0; gate < 4; ++gate) {
       float sum = sum_gates[i][gate];

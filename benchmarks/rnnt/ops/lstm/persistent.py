@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
-from benchmarks.rnnt.ops.lstm.plain import GATES, LstmWeights, State, check
+from benchmarks.rnnt.ops.lstm.plain import GATES, LstmWeights, check
 from benchmarks.rnnt.ops.lstm.plan import MOST_ROWS, THREADS, TILE_ROWS, Plan, plans
 from common.ops.cuda_program import Kernel, compiled, no_compiler
 from common.ops.implementation import OperationRequest
@@ -119,7 +119,7 @@ def launch(backward: bool, batch: int, pointers: list[Tensor | None], width: int
     Args:
         backward: which way.
         batch: B.
-        pointers: arguments before ``fresh``; None as the seventh is one more, for the sums of the gates' gradients.
+        pointers: arguments before ``fresh``; backward None as the fourth, for the sums of the gates' gradients.
         width: H.
         tail: arguments behind the rows.
 
@@ -137,7 +137,7 @@ def launch(backward: bool, batch: int, pointers: list[Tensor | None], width: int
         arguments = list(pointers)
         if backward:
             sums.append(torch.empty((plan.groups * 4, GATES * width), dtype=torch.float32, device=device))
-            arguments[6] = sums[-1]
+            arguments[3] = sums[-1]
         _kernel(plan, bfloat, device).launch_cooperatively(
             plan.blocks, [*arguments, fresh, arrived, len(like), batch, first, first + rows, *tail]
         )
@@ -161,10 +161,8 @@ class _Lstm(Function):
         save: bool,  # what backward needs
         x_TBI: Tensor,
         lengths_B: Tensor,
-        h_BH: Tensor | None,
-        c_BH: Tensor | None,
         *weights: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> Tensor:
         ih_GI, hh_GH, bias_ih_G, bias_hh_G = weights
         frames, batch = x_TBI.shape[:2]
         width = hh_GH.shape[1]
@@ -172,55 +170,34 @@ class _Lstm(Function):
         ih_GI, hh_GH = _by_unit(ih_GI), _by_unit(hh_GH)
         gates_NG = torch.addmm(_by_unit(bias_ih_G + bias_hh_G), x_TBI.flatten(0, 1), ih_GI.t())
         hidden_TBH = x_TBI.new_empty((frames + 1, batch, width))
-        cell_TBH = x_TBI.new_empty((frames + 1 if save else 1, batch, width))
-        for states_TBH, start_BH in ((hidden_TBH, h_BH), (cell_TBH, c_BH)):
-            if start_BH is None:
-                states_TBH[0].zero_()
-            else:
-                states_TBH[0].copy_(start_BH)
-        last_h_BH, last_c_BH = hidden_TBH[0].clone(), cell_TBH[0].clone()
-        launch(
-            False, batch,
-            [gates_NG.view(frames, batch, -1), hidden_TBH, cell_TBH, last_h_BH, last_c_BH, hh_GH, lengths_B],
-            width, [int(save)],
-        )  # fmt: skip
-        ctx.set_materialize_grads(False)
+        hidden_TBH[0].zero_()
+        cell_TBH = None
+        if save:
+            cell_TBH = torch.empty_like(hidden_TBH)
+            cell_TBH[0].zero_()
+        gates_TBG = gates_NG.view(frames, batch, -1)
+        launch(False, batch, [gates_TBG, hidden_TBH, cell_TBH, hh_GH, lengths_B], width, [int(save)])
         ctx.save_for_backward(x_TBI, lengths_B, ih_GI, hh_GH)
         ctx.states = (gates_NG, hidden_TBH, cell_TBH) if save else None
-        return hidden_TBH[1:], last_h_BH, last_c_BH
+        return hidden_TBH[1:]
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, d_y_TBH: Tensor | None, d_h_BH: Tensor | None, d_c_BH: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, d_y_TBH: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.states is None:
             raise RuntimeError("an LSTM's gates are overwritten by their gradients: its backward pass runs only once")
         (gates_NG, hidden_TBH, cell_TBH), ctx.states = ctx.states, None
         x_TBI, lengths_B, ih_GI, hh_GH = ctx.saved_tensors
         frames, batch, width = len(x_TBI), x_TBI.shape[1], hh_GH.shape[1]
-        d_y_TBH = torch.zeros_like(hidden_TBH[1:]) if d_y_TBH is None else d_y_TBH.contiguous()
-        d_h_BH, d_c_BH = (part if part is None else part.contiguous() for part in (d_h_BH, d_c_BH))
-        d_start_c_BH = hidden_TBH.new_zeros((batch, width)) if d_c_BH is None else d_c_BH.clone()
-        sums = launch(
-            True, batch,
-            [gates_NG.view(frames, batch, -1), cell_TBH, d_y_TBH, d_h_BH, d_c_BH, d_start_c_BH, None,
-             hh_GH.t().contiguous(), lengths_B],
-            width, [],
-        )  # fmt: skip
-        _, needs_x, _, needs_h, needs_c, needs_ih, needs_hh, *needs_bias = ctx.needs_input_grad
+        gates_TBG = gates_NG.view(frames, batch, -1)
+        pointers = [gates_TBG, cell_TBH, d_y_TBH.contiguous(), None, hh_GH.t().contiguous(), lengths_B]
+        sums = launch(True, batch, pointers, width, [])
+        _, needs_x, _, needs_ih, needs_hh, *needs_bias = ctx.needs_input_grad
         d_bias_G = _by_gate(torch.cat(sums).sum(0)).to(x_TBI.dtype) if any(needs_bias) else None
-        d_start_h_BH = None
-        if needs_h:
-            d_start_h_BH = gates_NG[:batch] @ hh_GH
-            if d_h_BH is not None:
-                d_start_h_BH = torch.where((lengths_B > 0).unsqueeze(1), d_start_h_BH, d_h_BH)
         return (
             None,
             (gates_NG @ ih_GI).view_as(x_TBI) if needs_x else None,
             None,
-            d_start_h_BH,
-            d_start_c_BH if needs_c else None,
             _by_gate(gates_NG.t() @ x_TBI.flatten(0, 1)) if needs_ih else None,
             _by_gate(gates_NG.t() @ hidden_TBH[:-1].flatten(0, 1)) if needs_hh else None,
             d_bias_G if needs_bias[0] else None,
@@ -228,9 +205,7 @@ class _Lstm(Function):
         )
 
 
-def lstm_persistent(
-    x_TBI: Tensor, weights: LstmWeights, lengths_B: Tensor, state: State | None = None, final_state: bool = False
-) -> tuple[Tensor, State | None]:
+def lstm_persistent(x_TBI: Tensor, weights: LstmWeights, lengths_B: Tensor) -> Tensor:
     """See :func:`benchmarks.rnnt.ops.lstm.plain.lstm_plain`.
 
     The backward pass runs once: it overwrites what forward has kept.
@@ -239,10 +214,7 @@ def lstm_persistent(
         ValueError: the shapes don't fit.
         RuntimeError: the compiler or the driver refuses a kernel.
     """
-    check(x_TBI, weights, lengths_B, state)
-    start = (None, None) if state is None else state
+    check(x_TBI, weights, lengths_B)
     # Weights want gradients without autograd too, as `needs_input_grad` says: an evaluation would save all it has made.
-    inputs = (x_TBI, *start, *weights)
-    save = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
-    y_TBH, *last = _Lstm.apply(save, x_TBI, lengths_B.to(torch.int32).contiguous(), *start, *weights)
-    return y_TBH, (last[0], last[1]) if final_state else None
+    save = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x_TBI, *weights))
+    return _Lstm.apply(save, x_TBI, lengths_B.to(torch.int32).contiguous(), *weights)

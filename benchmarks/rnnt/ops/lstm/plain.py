@@ -14,9 +14,6 @@ from common.ops.triton_support import widen
 GATES = 4
 """Input, forget, cell and output gate, in this order."""
 
-State = tuple[Tensor, Tensor]
-"""Hidden and cell state, (B, H) each."""
-
 
 class LstmWeights(NamedTuple):
     """One layer's parameters, with the rows of the four gates behind one another, as ``torch.nn.LSTM`` has them.
@@ -38,11 +35,11 @@ class LstmWeights(NamedTuple):
         return self.hh_GH.shape[1]
 
 
-Lstm = Callable[..., tuple[Tensor, State | None]]
-"""``lstm(x_TBI, weights, lengths_B, state=None, final_state=False)``, see :func:`lstm_plain`."""
+Lstm = Callable[[Tensor, LstmWeights, Tensor], Tensor]
+"""``lstm(x_TBI, weights, lengths_B)``, see :func:`lstm_plain`."""
 
 
-def check(x_TBI: Tensor, weights: LstmWeights, lengths_B: Tensor, state: State | None) -> None:
+def check(x_TBI: Tensor, weights: LstmWeights, lengths_B: Tensor) -> None:
     """Refuse what does not fit together.
 
     Raises:
@@ -56,8 +53,6 @@ def check(x_TBI: Tensor, weights: LstmWeights, lengths_B: Tensor, state: State |
         "bias_ih": (weights.bias_ih_G, (GATES * width,)),
         "bias_hh": (weights.bias_hh_G, (GATES * width,)),
     }
-    if state is not None:
-        wanted |= {"hidden state": (state[0], (batch, width)), "cell state": (state[1], (batch, width))}
     for name, (tensor, shape) in wanted.items():
         if tensor.shape != shape or tensor.dtype != x_TBI.dtype:
             raise ValueError(
@@ -67,40 +62,30 @@ def check(x_TBI: Tensor, weights: LstmWeights, lengths_B: Tensor, state: State |
         raise ValueError(f"lengths {tuple(lengths_B.shape)} of an input {tuple(x_TBI.shape)}: one for each of its rows")
 
 
-def lstm_plain(
-    x_TBI: Tensor, weights: LstmWeights, lengths_B: Tensor, state: State | None = None, final_state: bool = False
-) -> tuple[Tensor, State | None]:
+def lstm_plain(x_TBI: Tensor, weights: LstmWeights, lengths_B: Tensor) -> Tensor:
     """Plain version.
 
     Args:
         x_TBI: input.
         weights: of the layer, in the dtype of the input.
         lengths_B: frames of each row, 0 ... T, integers on the device.
-        state: before the first frame; zeros if None.
-        final_state: whether the state is wanted too.
 
     Returns:
-        The hidden state after each frame, (T, B, H), 0 behind a row's last one, where its gradient is ignored too; and
-        the state after each row's own last frame, None where it isn't wanted. Both are in the dtype of the input.
-        Arithmetic is fp32, fp64 of fp64.
+        The hidden state after each frame, (T, B, H) in the dtype of the input, 0 behind a row's last one, where its
+        gradient is ignored too. Arithmetic is fp32, fp64 of fp64.
 
     Raises:
         ValueError: the shapes don't fit.
     """
-    check(x_TBI, weights, lengths_B, state)
+    check(x_TBI, weights, lengths_B)
     ih_GI, hh_GH, bias_ih_G, bias_hh_G = (widen(weight) for weight in weights)
     gates_TBG = F.linear(widen(x_TBI), ih_GI, bias_ih_G + bias_hh_G)
-    if state is None:
-        h_BH = c_BH = gates_TBG.new_zeros(x_TBI.shape[1], weights.width)
-    else:
-        h_BH, c_BH = (widen(tensor) for tensor in state)
+    h_BH = c_BH = gates_TBG.new_zeros(x_TBI.shape[1], weights.width)
     results = []
     for frame, gates_BG in enumerate(gates_TBG):
         there_B1 = (frame < lengths_B).unsqueeze(1)
         in_BH, forget_BH, cell_BH, out_BH = (gates_BG + F.linear(h_BH, hh_GH)).chunk(GATES, 1)
-        next_c_BH = forget_BH.sigmoid() * c_BH + in_BH.sigmoid() * cell_BH.tanh()
-        next_h_BH = out_BH.sigmoid() * next_c_BH.tanh()
-        h_BH, c_BH = torch.where(there_B1, next_h_BH, h_BH), torch.where(there_B1, next_c_BH, c_BH)
-        results.append(torch.where(there_B1, next_h_BH, 0.0))
-    last = (h_BH.to(x_TBI.dtype), c_BH.to(x_TBI.dtype)) if final_state else None
-    return torch.stack(results).to(x_TBI.dtype), last
+        c_BH = forget_BH.sigmoid() * c_BH + in_BH.sigmoid() * cell_BH.tanh()
+        h_BH = torch.where(there_B1, out_BH.sigmoid() * c_BH.tanh(), 0.0)
+        results.append(h_BH)
+    return torch.stack(results).to(x_TBI.dtype)

@@ -54,48 +54,9 @@ __device__ __forceinline__ void cluster_arrive() {
 }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-// A barrier in shared memory that counts bytes which arrive there, from blocks of the cluster.
-
-__device__ __forceinline__ void bytes_init(u32 barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(barrier) : "memory");
-}
-
-__device__ __forceinline__ void bytes_expect(u32 barrier, u32 bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-
-// Until the bytes of a phase are there; phases are 0 and 1 in turn.
-__device__ __forceinline__ void bytes_wait(u32 barrier, u32 phase) {
-  u32 done;
-  do {
-    asm volatile("{.reg .pred done;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%1], %2;\n"
-                 "selp.u32 %0, 1, 0, done;}"
-                 : "=r"(done)
-                 : "r"(barrier), "r"(phase)
-                 : "memory");
-  } while (!done);
-}
-
-__device__ __forceinline__ void send_pair(u32 remote, float first, float second, u32 remote_barrier) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(remote),
-               "f"(first), "f"(second), "r"(remote_barrier)
-               : "memory");
-}
-
 // Of the two warps, one of each warpgroup, that have the same rows.
 __device__ __forceinline__ void warps_barrier(u32 warp) {
   asm volatile("barrier.sync.aligned %0, 64;" ::"r"(warp + 1) : "memory");
-}
-
-// Whether any thread of a warpgroup says so.
-__device__ __forceinline__ bool any_of_warpgroup(u32 warpgroup, bool value) {
-  u32 result;
-  asm volatile("{.reg .pred in, out;\nsetp.ne.u32 in, %1, 0;\nbarrier.red.or.pred out, %2, 128, in;\n"
-               "selp.u32 %0, 1, 0, out;}"
-               : "=r"(result)
-               : "r"((u32)value), "r"(warpgroup + 5)
-               : "memory");
-  return result != 0;
 }
 
 // What ordinary stores have written to shared memory becomes visible to the tensor cores.
