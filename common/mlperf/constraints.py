@@ -68,6 +68,12 @@ TEXT_RULES: dict[str, tuple[TextRule, ...]] = {
     ),
     "gpt3": (
         TextRule(
+            "global_batch_size",
+            "1,536 to 8,192, for which there are reference convergence points",
+            lambda v: 1536 <= _number(v, "global_batch_size") <= 8192,
+        ),
+        TextRule("opt_weight_decay", "0.1", lambda v: v["opt_weight_decay"] == 0.1),
+        TextRule(
             "opt_base_learning_rate",
             "2e-5 for global batches of 1,536 up to 3,072, 3e-5 for 4,096 up to 8,192, either between",
             lambda v: _gpt3_learning_rate(_number(v, "global_batch_size"), _number(v, "opt_base_learning_rate")),
