@@ -1,0 +1,140 @@
+"""GPT-3's own configuration."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from benchmarks.gpt3.architecture import Architecture
+from common.config.ranges import AtLeast, NotNegative, Positive, Probability
+from common.errors import ConfigError
+from common.ops.implementation import AUTO
+from common.optim.hparams import AdamWHparams
+
+
+@dataclass(frozen=True)
+class Facts(Architecture):
+    """What the rules fix beside the target: network, form of a sample, schedule, and where the training begins.
+
+    Attributes:
+        eval_rows: rows of the evaluation set; of the last one its tokens alone are scored.
+        max_grad_norm: the gradient is clipped to it.
+        end_learning_rate_share: of the base learning rate, at the end of the cosine.
+        learning_rate_schedule: as the rules name it.
+        warmup_samples, decay_samples: at which the learning rate's warm-up and its cosine end, counted from the first
+            training, of which the checkpoint is.
+        checkpoint_samples: rows that the checkpoint was trained on; 0 for a training from random weights.
+        checkpoint_steps: updates that made it.
+    """
+
+    eval_rows: Annotated[int, AtLeast(1)]
+    max_grad_norm: Annotated[float, Positive]
+    end_learning_rate_share: Annotated[float, Probability]
+    learning_rate_schedule: Literal["cosine with linear warmup"]
+    warmup_samples: Annotated[int, NotNegative]
+    decay_samples: Annotated[int, AtLeast(1)]
+    checkpoint_samples: Annotated[int, NotNegative]
+    checkpoint_steps: Annotated[int, NotNegative]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.warmup_samples >= self.decay_samples:
+            raise ConfigError(
+                f"warmup_samples={self.warmup_samples}: not before decay_samples={self.decay_samples}, where the "
+                "learning rate has fallen"
+            )
+        if (self.checkpoint_samples == 0) != (self.checkpoint_steps == 0):
+            raise ConfigError(
+                f"checkpoint_steps={self.checkpoint_steps} updates on checkpoint_samples={self.checkpoint_samples} "
+                "rows: 0 with 0, without a checkpoint"
+            )
+
+    @property
+    def row_length(self) -> int:
+        """Tokens of a row, which is a sample: one for each position."""
+        return self.positions
+
+    def steps(self, samples: int, global_batch: int) -> int:
+        """The first step at which so many samples are done."""
+        return math.ceil(samples / global_batch)
+
+    def consumed(self, global_batch: int) -> int:
+        """Rows before the first one of this training, in whole batches, as NVIDIA's submissions count them."""
+        return self.steps(self.checkpoint_samples, global_batch) * global_batch
+
+
+@dataclass(frozen=True)
+class Hparams(AdamWHparams):
+    """The tunable hyperparameters: the rows of the rules' table. ``adam`` in the rules' words decays apart, as AdamW."""
+
+    optimizer: Literal["adam"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Where the training begins, and how the network runs.
+
+    Attributes:
+        checkpoint: folder in ``assets_dir`` with the published checkpoint. Without ``assets_dir`` training starts from
+            random weights.
+        layers: of the network that are used, for benches; 0 for all.
+        chunks: parts of the network on every stage of ``layout.pp``.
+        head_chunk: tokens whose logits are there at a time.
+        loss_scale: initial loss scale with fp16.
+        cross_entropy: implementation, or ``auto``.
+    """
+
+    checkpoint: str
+    layers: Annotated[int, NotNegative]
+    chunks: Annotated[int, AtLeast(1)]
+    head_chunk: Annotated[int, AtLeast(1)]
+    loss_scale: Annotated[float, Positive]
+    cross_entropy: str = AUTO
+
+
+@dataclass(frozen=True)
+class ReaderConfig:
+    """How rows are read.
+
+    Attributes:
+        eval_rows: of a micro-batch of the evaluation on one rank.
+        eval_micro_batches: that pass through the stages of ``layout.pp`` together.
+        index_rows: training rows that the order is made for, those before the checkpoint too; it is another order for
+            another number.
+    """
+
+    eval_rows: Annotated[int, AtLeast(1)]
+    eval_micro_batches: Annotated[int, AtLeast(1)]
+    index_rows: Annotated[int, AtLeast(1)]
+
+
+@dataclass(frozen=True)
+class GptConfig:
+    """All of it."""
+
+    facts: Facts
+    hparams: Hparams
+    model: ModelConfig
+    reader: ReaderConfig
+
+
+@dataclass(frozen=True)
+class RowFacts:
+    """What the reader needs to know of rows.
+
+    Attributes:
+        vocabulary: every token is below it.
+        row_length: tokens of a row.
+        eval_rows: the evaluation set: the first so many rows, in the order of the file.
+        eval_tokens: labels of these.
+        index_rows: see :class:`ReaderConfig`.
+        consumed: of them that an earlier training has used.
+    """
+
+    vocabulary: int
+    row_length: int
+    eval_rows: int
+    eval_tokens: int
+    index_rows: int
+    consumed: int
