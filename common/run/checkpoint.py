@@ -8,6 +8,7 @@ Model and optimizer are in full tensors in the file of the first of the ranks th
 has what is its own: random state and buffers. A run may therefore go on with another number of replicas, with
 samples or layers split over more or fewer ranks, and with layers on more or fewer stages, whose tensors have their
 names in the whole model, as long as global batch and micro-batch are the same: the position counts optimizer steps.
+What is padding for the sake of ``tp`` alone is in no file.
 Each rank's random state then starts anew, from the seed and the step, and buffers are those of
 the first rank. On the same layout a run goes on as if it had not stopped.
 
