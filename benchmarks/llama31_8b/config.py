@@ -87,6 +87,8 @@ class ModelConfig:
         head_chunk: tokens whose logits are there at a time.
         loss_scale: initial loss scale with fp16.
         attention, rms_norm, rope, swiglu, cross_entropy: implementations, or ``auto``.
+        token_products: how tokens move beside the products of ``layout.tp``: ``symmetric_memory``, ``collective``, or
+            ``auto``; with ``blocks=written`` only.
     """
 
     layers: Annotated[int, NotNegative]
@@ -100,6 +102,7 @@ class ModelConfig:
     rope: str = AUTO
     swiglu: str = AUTO
     cross_entropy: str = AUTO
+    token_products: str = AUTO
 
     def __post_init__(self) -> None:
         if self.blocks == "written":
@@ -111,6 +114,11 @@ class ModelConfig:
         if self.recomputed_gate_up not in (0, AUTO):
             raise ConfigError(
                 f"recomputed_gate_up={self.recomputed_gate_up}: only written blocks compute anything again; "
+                "give model.blocks=written as well"
+            )
+        if self.token_products != AUTO:
+            raise ConfigError(
+                f"token_products={self.token_products}: only written blocks choose how tokens move; "
                 "give model.blocks=written as well"
             )
 
