@@ -42,7 +42,7 @@ def _sums(
             x += added[part]
         if DELTA or ADDED:
             x = x.to(residual_ptr.dtype.element_ty).to(tl.float32)
-        parts = parts + (x,)
+        parts += (x,)
     return parts
 
 
@@ -65,9 +65,9 @@ def _through(
         # 0 behind the end of a row through its dy
         d_normal = load_wide(dy_ptr, place, mask) * (1.0 + weight[part])
         normal = (load_wide(residual_ptr, place, mask) - mean) * rstd
-        d_normals = d_normals + (d_normal,)
-        normals = normals + (normal,)
-        products = products + (d_normal * normal,)
+        d_normals += (d_normal,)
+        normals += (normal,)
+        products += (d_normal * normal,)
     return d_normals, normals, sum_of_parts(d_normals, PARTS) / E, sum_of_parts(products, PARTS) / E, rstd
 
 

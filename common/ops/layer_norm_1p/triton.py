@@ -96,9 +96,7 @@ def backward(
     frozen_scales: bool = False,
 ) -> tuple[Tensor, Fp8Tensor | None]:
     """See :func:`common.ops.layer_norm_1p.plain.backward_torch`. One launch."""
-    require_contiguous(
-        dy=dy_TE, residual=residual_TE, moments=moments_2T, weight=weight_E, d_residual=d_residual_TE
-    )
+    require_contiguous(dy=dy_TE, residual=residual_TE, moments=moments_2T, weight=weight_E, d_residual=d_residual_TE)
     dx_TE = torch.empty_like(dy_TE)
     dx8 = None if fp8 is None else result(fp8, E5M2, dy_TE.shape)
     grid, constants = _launch("backward", (dy_TE, residual_TE, d_residual_TE), dx8 is not None, frozen_scales)

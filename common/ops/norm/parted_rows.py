@@ -56,7 +56,9 @@ class Parts(NamedTuple):
 
 def parts_of(features: int) -> Parts:
     """The parts of a row that leave the least air; of several ways the one with the fewest."""
-    choices = [Parts(count, triton.next_power_of_2(triton.cdiv(features, count))) for count in range(1, _MOST_PARTS + 1, 2)]
+    choices = [
+        Parts(count, triton.next_power_of_2(triton.cdiv(features, count))) for count in range(1, _MOST_PARTS + 1, 2)
+    ]
     return min(choices, key=lambda parts: (parts.count * parts.columns, parts.count))
 
 
@@ -113,7 +115,7 @@ def load_parameter(pointer, E: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.cons
     parts = ()
     for part in tl.static_range(PARTS):
         column = columns_of(part, BLOCK)
-        parts = parts + (tl.load(pointer + column, mask=column < E, other=0.0).to(tl.float32)[None, :],)
+        parts += (tl.load(pointer + column, mask=column < E, other=0.0).to(tl.float32)[None, :],)
     return parts
 
 
@@ -135,5 +137,5 @@ def moments_of_parts(parts, epsilon, E: tl.constexpr, PARTS: tl.constexpr, BLOCK
         centred = parts[part] - mean
         if PARTS * BLOCK != E:
             centred = tl.where((columns_of(part, BLOCK) < E)[None, :], centred, 0.0)
-        square = square + (centred * centred,)
+        square += (centred * centred,)
     return mean, 1.0 / tl.sqrt(sum_of_parts(square, PARTS) / E + epsilon)
