@@ -1,8 +1,8 @@
 """Uncompressed Zarr arrays of version 2, read by region and written, without a library.
 
 An array is a folder. ``.zarray`` says its shape, dtype and the shape of its chunks; a file ``i.j.k`` is the chunk at
-that place of the grid, in C order. All chunks have the same size, also those that reach beyond the array, where what they
-hold means nothing (https://zarr-specs.readthedocs.io, "Zarr Storage Specification Version 2").
+that place of the grid, in C order. All chunks have the same size, also those that reach beyond the array, where what
+they hold means nothing (https://zarr-specs.readthedocs.io, "Zarr Storage Specification Version 2").
 
 The format lets a chunk be missing, which then is the fill value. Whoever wrote a checkpoint wrote all of it, so that
 here a missing chunk is damage.
@@ -261,7 +261,7 @@ def _sizes(path: Path, found: dict[str, Any], key: str) -> tuple[int, ...]:
 
 def _read(path: Path, flat: Tensor, offset: int) -> None:
     """Fill ``flat`` with the file's bytes from ``offset`` on."""
-    missing = memoryview(flat.view(torch.uint8).numpy()).cast("B")
+    missing = flat.view(torch.uint8).numpy().data
     wanted = len(missing)
     try:
         with open(path, "rb", buffering=0) as file:
