@@ -12,6 +12,9 @@ import torch
 from fp8_oracle import assert_same_fp8, codes
 from torch import Tensor
 
+from common.ops.bias_gelu import plain as gelu_plain
+from common.ops.bias_gelu import triton as gelu_triton
+from common.ops.fp8_cast import triton as cast_triton
 from common.ops.fp8_cast.plain import Fp8Tensor, Scaling
 from common.ops.layer_norm_1p import plain as norm_plain
 from common.ops.layer_norm_1p import triton as norm_triton
@@ -23,6 +26,15 @@ TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 SCALES = pytest.mark.parametrize("scale", [0.0, 3.7], ids=["first use", "later use"])
 FROZEN = pytest.mark.parametrize("frozen", [False, True], ids=["delayed", "frozen"])
+
+
+@pytest.fixture(autouse=True)
+def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few programs and several tiles for each, since every step of the interpreter takes its time."""
+    for key in gelu_triton.TILES:
+        monkeypatch.setitem(gelu_triton.TILES, key, gelu_triton.Tile(16, 128, 4, 3))
+    for key in gelu_triton.FP8_TILES:
+        monkeypatch.setitem(gelu_triton.FP8_TILES, key, cast_triton.Tile(16, 128, 4, 3, 1))
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -157,3 +169,96 @@ def test_norm_refuses_what_it_would_misread() -> None:
         norm_triton.forward(random(8, 6).t(), None, None, zeros, zeros, 1e-5)
     with pytest.raises(ValueError, match="added must be contiguous"):
         norm_triton.forward(random(6, 8), None, torch.zeros(16)[::2], zeros, zeros, 1e-5)
+
+
+# GELU
+
+
+def gelu_inputs(tokens: int, features: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """The product, its bias, and the result's gradient."""
+    return (
+        random(tokens, features, dtype=dtype) * 2,
+        random(features, seed=1, dtype=dtype),
+        random(tokens, features, seed=2, dtype=dtype),
+    )
+
+
+@DTYPES
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("shape", [(1, 1), (37, 200)])
+def test_gelu_equals_plain(shape: tuple[int, int], biased: bool, dtype: torch.dtype) -> None:
+    x, bias, dy = gelu_inputs(*shape, dtype)
+    given = bias if biased else None
+    found = gelu_triton.forward(x, given)
+    (wide_x, wide_bias, wide_dy) = double(x, given, dy)
+    assert_close(found.y, gelu_plain.forward_torch(wide_x, wide_bias).y, dtype)
+    assert found.y8 is None
+    assert found.saved is x
+    back = gelu_triton.backward(dy, x, given)
+    expected = gelu_plain.backward_torch(wide_dy, wide_x, wide_bias)
+    assert_close(back.dx, expected.dx, dtype)
+    assert_close(back.bias, expected.bias, torch.float32)
+    assert back.dx8 is None
+
+
+@FROZEN
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(("scale", "saved_scale"), [(0.0, 0.0), (2.1, 0.0), (0.0, 3.7), (2.1, None), (None, 0.0)])
+def test_gelu_writes_fp8_and_saves_it(
+    scale: float | None, saved_scale: float | None, biased: bool, frozen: bool
+) -> None:
+    x, bias, _ = gelu_inputs(40, 200, torch.bfloat16)
+    x[-1, 7] = 100
+    results = []
+    for function in (gelu_triton.forward, gelu_plain.forward_torch):
+        states = [None if each is None else scaling(each) for each in (scale, saved_scale)]
+        given = {"fp8": states[0], "save_fp8": states[1], "frozen_scales": frozen}
+        results.append((function(x, bias if biased else None, **given), *states))
+    (found, ours, our_saved), (expected, plain, plain_saved) = results
+    if scale is None:
+        assert found.y8 is None
+        assert_close(found.y, expected.y.double(), torch.bfloat16)
+    else:
+        assert found.y is expected.y is None
+        assert_same_fp8(found.y8, ours, expected.y8, plain, torch.bfloat16)
+        assert (ours.scale == scale) == frozen
+    if saved_scale is None:
+        assert found.saved is x
+    else:
+        assert torch.equal(codes(found.saved), codes(expected.saved))
+        assert_same_fp8(found.saved, our_saved, expected.saved, plain_saved, torch.bfloat16)
+        assert (our_saved.scale == saved_scale) == frozen
+
+
+@FROZEN
+@pytest.mark.parametrize("saved_in_fp8", [False, True])
+@pytest.mark.parametrize("scale", [0.0, 3e8, None], ids=["first use", "later use", "half"])
+def test_gradient_of_gelu_with_fp8(scale: float | None, saved_in_fp8: bool, frozen: bool) -> None:
+    x, bias, dy = gelu_inputs(40, 200, torch.bfloat16)
+    dy *= 1e-6
+    saved = gelu_plain.forward_torch(x, bias, save_fp8=scaling(20.0) if saved_in_fp8 else None).saved
+    assert isinstance(saved, Fp8Tensor) == saved_in_fp8
+    if scale is None:
+        found = gelu_triton.backward(dy, saved, bias)
+        expected = gelu_plain.backward_torch(dy.double(), saved if saved_in_fp8 else x.double(), bias.double())
+        assert_close(found.dx, expected.dx, torch.bfloat16)
+    else:
+        ours, plain = scaling(scale), scaling(scale)
+        found = gelu_triton.backward(dy, saved, bias, fp8=ours, frozen_scales=frozen)
+        expected = gelu_plain.backward_torch(dy, saved, bias, fp8=plain, frozen_scales=frozen)
+        assert found.dx is expected.dx is None
+        assert_same_fp8(found.dx8, ours, expected.dx8, plain, torch.bfloat16)
+        assert (ours.scale == scale) == frozen
+    assert found.bias.dtype == torch.float32
+    assert (found.bias.double() - expected.bias).norm() < 1e-5 * expected.bias.norm()
+
+
+def test_gelu_of_large_values_is_finite() -> None:
+    x = torch.tensor([[-1e4, -90.0, 90.0, 1e4]])
+    assert gelu_triton.forward(x, None).y.tolist() == [[0.0, 0.0, 90.0, 1e4]]
+    assert gelu_triton.backward(torch.ones(1, 4), x, None).dx.tolist() == [[0.0, 0.0, 1.0, 1.0]]
+
+
+def test_gelu_refuses_what_it_would_misread() -> None:
+    with pytest.raises(ValueError, match="x must be contiguous"):
+        gelu_triton.forward(random(8, 6).t(), None)
