@@ -66,7 +66,7 @@ class Facts(Architecture):
 
 @dataclass(frozen=True)
 class Hparams(AdamWHparams):
-    """The tunable hyperparameters: the rows of the rules' table. ``adam`` in the rules' words decays apart, as AdamW."""
+    """The tunable hyperparameters: the rows of the rules' table, whose ``adam`` decays apart, as AdamW does."""
 
     optimizer: Literal["adam"]
 
@@ -80,17 +80,34 @@ class ModelConfig:
             random weights.
         layers: of the network that are used, for benches; 0 for all.
         chunks: parts of the network on every stage of ``layout.pp``.
+        blocks: ``written``: halves with their backward passes written out; ``autograd``: PyTorch's operations and
+            autograd.
+        linear: of the blocks' products: ``torch``, or ``fp8`` with ``blocks=written`` only.
         head_chunk: tokens whose logits are there at a time.
         loss_scale: initial loss scale with fp16.
-        cross_entropy: implementation, or ``auto``.
+        attention, layer_norm, bias_gelu, qkv_gradient: implementations for written blocks, or ``auto``.
+        token_products: how tokens move beside the products of ``layout.tp`` in written blocks: ``symmetric_memory``,
+            ``collective``, or ``auto``.
     """
 
     checkpoint: str
     layers: Annotated[int, NotNegative]
     chunks: Annotated[int, AtLeast(1)]
+    blocks: Literal["written", "autograd"]
+    linear: Literal["torch", "fp8"]
     head_chunk: Annotated[int, AtLeast(1)]
     loss_scale: Annotated[float, Positive]
-    cross_entropy: str = AUTO
+    attention: str = AUTO
+    layer_norm: str = AUTO
+    bias_gelu: str = AUTO
+    qkv_gradient: str = AUTO
+    token_products: str = AUTO
+
+    def __post_init__(self) -> None:
+        if self.blocks != "written" and self.linear != "torch":
+            raise ConfigError(
+                f"linear={self.linear}: only written blocks multiply in FP8; give model.blocks=written as well"
+            )
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What GPT-3 trains on: the last quarter of C4 in two halves, and what evaluates it: a part of C4's validation set.
 
-``--raw-dir`` holds C4's files and the benchmark's SentencePiece model, or the pairs of files that MLCommons distributes.
+``--raw-dir`` holds C4's files and the benchmark's SentencePiece model, or the pairs of files that MLCommons has.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from common.data.megatron.sources import C4_LICENCE, Source, download_corpus
 
 README = "https://github.com/mlcommons/training/tree/master/retired_benchmarks/gpt3/megatron-lm"
 TAR = (
-    f"gpt3/megatron-lm/dataset_c4_spm.tar of MLCommons' public bucket mlcommons-training-wg-public, by rclone as {README} "
-    "says under 'S3 artifacts download'"
+    "gpt3/megatron-lm/dataset_c4_spm.tar of MLCommons' public bucket mlcommons-training-wg-public, by rclone as "
+    f"{README} says under 'S3 artifacts download'"
 )
 PAIRS = f"{TAR}, folder preprocessed_c4_spm"
 TOKENIZER = f"{TAR}, folder spm"

@@ -1,0 +1,101 @@
+"""Whole runs of GPT-3: on ranks that have other rows, share layers, or have other layers, against one rank."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from common.mlperf.parsed_log import read_log
+from tests.conftest import Finished, flatten, suite
+
+NAME, STEPS, TOLERANCE = "gpt3", 3, 1e-10
+
+
+def run(data: Path, output: Path, *overrides: str) -> Finished:
+    """Some steps of the ``test`` recipe in float64, 8 micro-batches of 2 rows each, and gradients that are clipped."""
+    return suite(
+        "train", f"benchmark={NAME}", "scale=test", "device=cpu", "seed=1234", "precision=fp64", "checkpoint_every=3",
+        "hparams.global_batch_size=16", f"benchmark.schedule.last_samples={16 * STEPS}",
+        f"benchmark.schedule.interval={16 * STEPS}", "benchmark.facts.warmup_samples=16",
+        "benchmark.facts.max_grad_norm=0.5", "benchmark.facts.layers=8",
+        f"data_dir={data}", f"output_dir={output}", *overrides,
+    )  # fmt: skip
+
+
+def state_of(output: Path) -> dict[str, Tensor]:
+    """Weights and moments of all stages at the end."""
+    found: dict[str, Tensor] = {}
+    for path in sorted((output / "checkpoints" / f"step_{STEPS:08d}").glob("rank_*.pt")):
+        content = torch.load(path, weights_only=True)
+        if "model" in content:
+            found |= flatten({"model": content["model"], "updaters": content["updaters"]})
+    return found
+
+
+def largest_difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    assert found.keys() == expected.keys()
+    return max(
+        float((found[name] - tensor).double().norm() / tensor.double().norm().clamp(min=1e-12))
+        for name, tensor in expected.items()
+    )
+
+
+def evaluated(output: Path) -> list[float]:
+    return [event.value for event in read_log(output / "mlperf.log").all("eval_accuracy")]
+
+
+def records(output: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (output / "metrics_rank0.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def whole(data_of, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output of one rank."""
+    output = tmp_path_factory.mktemp("whole") / "one"
+    done = run(data_of(NAME), output)
+    assert done.code == 10, done.errors
+    return output
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(["scale.gpus_per_node=2", "layout.pp=2"], id="pp2"),
+        pytest.param(["scale.gpus_per_node=2", "layout.pp=2", "model.chunks=2", "reader.eval_micro_batches=3"],
+                     id="pp2-2chunks", marks=pytest.mark.slow),
+        pytest.param(["scale.gpus_per_node=4", "layout.pp=4", "model.chunks=2", "reader.eval_micro_batches=4"],
+                     id="pp4-2chunks"),
+        pytest.param(["scale.gpus_per_node=4", "layout.pp=2", "layout.tp=2"], id="tp2xpp2"),
+        pytest.param(["scale.gpus_per_node=4", "layout.pp=2", "optimizer.shard=all", "optimizer.bucket_mb=0.01"],
+                     id="dp2xpp2-sharded"),
+        pytest.param(["scale.gpus_per_node=2", "layout.tp=2"], id="tp2", marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_ranks_end_with_the_weights_of_one(layout, whole, data_of, tmp_path):
+    done = run(data_of(NAME), tmp_path, *layout)
+    assert done.code == 10, done.errors
+    assert largest_difference(state_of(tmp_path), state_of(whole)) < TOLERANCE
+    assert evaluated(tmp_path) == pytest.approx(evaluated(whole), rel=TOLERANCE)
+    for found, expected in zip(records(tmp_path), records(whole), strict=True):
+        for name in ("loss", "gradient_norm", "learning_rate"):
+            assert found[name] == pytest.approx(expected[name], rel=1e-6), name
+
+
+def test_gradients_were_clipped_and_the_rate_is_that_of_the_samples(whole):
+    assert all(record["gradient_norm"] > 0.5 for record in records(whole))
+    cosine = [0.0008 + 0.5 * 0.0072 * (1 + math.cos(math.pi * (samples - 16) / (400 - 16))) for samples in (16, 32)]
+    assert [record["learning_rate"] for record in records(whole)] == pytest.approx([0.0, *cosine], rel=1e-6)
+    assert 5.8 < records(whole)[0]["loss"] < 6.2  # near ln 400
+
+
+def test_the_log_counts_tokens(whole):
+    log = read_log(whole / "mlperf.log")
+    (begin,), (evaluation,) = log.all("block_start"), log.all("eval_accuracy")
+    assert (begin.metadata["first_epoch_num"], begin.metadata["epoch_count"]) == (0, 48 * 32)
+    assert evaluation.metadata["epoch_num"] == 48 * 32
+    assert [event.value for event in log.all("eval_samples")] == [7 * 31]
