@@ -5,10 +5,13 @@ In FP8 a weight is cast to e4m3 in the first forward pass of a step and kept for
 Hopper GPU multiplies FP8 only where both operands run along the summed dimension in memory: the input gradient takes
 the transpose of the weight, the weight's gradient those of input and gradient. They are made for the length of one
 product, in memory that all layers share: 2 bytes an element, for Llama 3.1 8B and a row of 8,192 tokens 50 GB, some
-2.5 % of its time. The alternative, producers that write both orders, needs kernels that hold tiles and not rows.
+2.5 % of its time. The alternative, producers that write both orders, needs kernels that hold tiles and not rows, and
+saves one of the two bytes. A weight's transpose may be kept for the step (``keep_turned``): another byte a weight, and
+of GPT-3's layers over four ranks, whose weights are 1.3 times as many as the elements of a micro-batch's operands, it
+spares 0.2 of some 10 ms each time.
 
-``torch._scaled_mm`` cannot add to what is there: the weight's gradient in FP8 is written and then added, which reads
-and writes 8 bytes a weight where 4 would do. In 16 bits the product itself adds.
+How a weight's gradient in FP8 is added to the main one is chosen by name (:mod:`common.ops.weight_gradient`). In 16
+bits the product itself adds.
 
 Where ranks share a layer, norms and residuals are of a rank's own tokens (:mod:`common.distributed.tensor_parallel`).
 A column-parallel product gathers its input, a row-parallel one scatters its result, and the gradients go the other way.
@@ -25,6 +28,7 @@ and of row-parallel ones i of one rank; K summed over, N columns of a result.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -42,11 +46,11 @@ from common.distributed.tensor_parallel.products import (
 )
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.nn.frozen_decoder.products import Operand, data_and_scale
-from common.nn.main_gradient import add_, finish, main_gradient
+from common.nn.main_gradient import finish, main_gradient
 from common.nn.scratch import Scratch
-from common.ops import fp8_cast, transpose_fp8
+from common.ops import fp8_cast, transpose_fp8, weight_gradient
 from common.ops.fp8_cast.plain import E4M3, E5M2, Fp8Tensor, Scaling
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.implementation import AUTO, OperationRequest, asked_for, select
 from common.ops.linear.fp8 import GRADIENT, INPUT, WEIGHT, check_rows, check_weight, multiply
 
 
@@ -386,9 +390,11 @@ class Fp8TrainedProduct(_Moving):
         casts: when the weight is cast.
         bias_O: of the result; its gradient is the caller's.
         movement: of tokens between the ranks that share the product.
+        accumulation: how the weight's gradient is added, one of :mod:`common.ops.weight_gradient`.
+        keep_turned: keep the cast weight's transpose for the step as well.
 
     Raises:
-        UnsupportedImplementation: O or I is not a multiple of 16.
+        UnsupportedImplementation: O or I is not a multiple of 16, or there is no such accumulation here.
     """
 
     def __init__(
@@ -399,6 +405,8 @@ class Fp8TrainedProduct(_Moving):
         casts: WeightCasts,
         bias_O: nn.Parameter | None = None,
         movement: Movement = STAYING,
+        accumulation: str = AUTO,
+        keep_turned: bool = False,
     ) -> None:
         check_weight(weight_OI)
         self.weight, self._bias, self._movement = weight_OI, bias_O, movement
@@ -408,8 +416,11 @@ class Fp8TrainedProduct(_Moving):
         self._cast = select(fp8_cast.IMPLEMENTATIONS, AUTO, request).function
         transposing = OperationRequest(device, E4M3)
         self._transpose = select(transpose_fp8.IMPLEMENTATIONS, AUTO, transposing).function
+        with asked_for("model.accumulation", accumulation):
+            self._accumulate = select(weight_gradient.IMPLEMENTATIONS, accumulation, request).function
         # memory of its own, so that graphs keep the address
         self._weight8 = torch.empty(weight_OI.shape, dtype=E4M3, device=device)
+        self._weight8_IO = self._weight8.new_empty(weight_OI.shape[::-1]) if keep_turned else None
         self._weight_inverse = torch.ones((), dtype=torch.float32, device=device)
         self._step = -1
 
@@ -458,7 +469,7 @@ class Fp8TrainedProduct(_Moving):
 
     def towards_input(self) -> RowProduct:
         """``dx = dy W``; the weight is transposed once for all rows."""
-        weight_IO: Tensor | None = None
+        weight_IO = self._weight8_IO
 
         def product(dy_nO: Tensor, scale_inverse: Tensor | None, dx_nI: Tensor) -> None:
             nonlocal weight_IO
@@ -473,9 +484,9 @@ class Fp8TrainedProduct(_Moving):
         """``W.grad += dy^T x``."""
         dy_OT, dy_inverse = self._along_tokens(dy_TO, "turned gradient")
         x_IT, x_inverse = self._along_tokens(x_TI, "turned input")
-        own_OI = self._scratch.slot("weight gradient", self.weight.shape, self.weight.dtype)
-        multiply(dy_OT, x_IT, dy_inverse, x_inverse, self.weight.dtype, out=own_OI)
-        add_(self.weight, own_OI)
+        room = functools.partial(self._scratch.slot, "weight gradient")
+        self._accumulate(dy_OT, x_IT, dy_inverse, x_inverse, main_gradient(self.weight), room)
+        finish(self.weight)
 
     def _own(self) -> LocalProduct:
         return self
@@ -484,6 +495,8 @@ class Fp8TrainedProduct(_Moving):
         cast: Fp8Tensor = self._cast(self.weight.detach(), self._scales.scaling(WEIGHT), E4M3, False)
         self._weight8.copy_(cast.data)
         self._weight_inverse.copy_(cast.scale_inverse)
+        if self._weight8_IO is not None:
+            self._transpose(self._weight8, self._weight8_IO)
         self._step = self._casts.step
 
     def _along_tokens(self, rows: Operand | GatheredFp8, slot: str) -> tuple[Tensor, Tensor]:
@@ -510,12 +523,14 @@ class Shared:
         casts: when weights are cast.
         parallel: the ranks that share each layer.
         tokens: how tokens move beside products; None for collectives.
+        accumulation: how weights' gradients in FP8 are added to the main ones, see :class:`Fp8TrainedProduct`.
     """
 
     scratch: Scratch
     casts: WeightCasts
     parallel: TensorParallel = field(default_factory=TensorParallel)
     tokens: TokenProducts | None = None
+    accumulation: str = AUTO
 
     def begin(self) -> None:
         """Before the first product of a forward pass. Collective."""
@@ -542,7 +557,7 @@ class Shared:
 
 
 def trained_product(
-    layer: Any, linear: str, shared: Shared, bias: bool = False
+    layer: Any, linear: str, shared: Shared, bias: bool = False, keep_turned: bool = False
 ) -> HalfTrainedProduct | Fp8TrainedProduct:
     """The product of a layer with a weight, whose scales become a part of it.
 
@@ -551,6 +566,7 @@ def trained_product(
         linear: ``torch`` or ``fp8``.
         shared: see there.
         bias: the product adds the layer's. A row-parallel one must not: every rank would.
+        keep_turned: see :class:`Fp8TrainedProduct`; in 16 bits nothing is transposed.
 
     Raises:
         ValueError: such a bias.
@@ -563,4 +579,6 @@ def trained_product(
     if linear == "torch":
         return HalfTrainedProduct(layer.weight, added, movement)
     layer.fp8 = Scales(3, layer.weight.device)
-    return Fp8TrainedProduct(layer.weight, layer.fp8, shared.scratch, shared.casts, added, movement)
+    return Fp8TrainedProduct(
+        layer.weight, layer.fp8, shared.scratch, shared.casts, added, movement, shared.accumulation, keep_turned
+    )
