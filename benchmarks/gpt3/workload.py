@@ -128,6 +128,7 @@ class GptPretraining(Workload):
         step = self.step_with(
             own.hparams.adamw(),
             schedule,
+            blocks=[(name, self.model.get_submodule(name)) for name in self._layer_names()],
             clip=ClipNorm(facts.max_grad_norm, "after_reduction"),
             loss_scale=own.model.loss_scale,
             passes=(lambda scale: self._pipeline.forward_backward(chunks, ["loss"], scale)) if staged else None,
@@ -135,6 +136,10 @@ class GptPretraining(Workload):
         if begun:
             self._load_checkpoint()
         return step
+
+    def _layer_names(self) -> list[str]:
+        """The layers of this stage in the order of the forward pass, each of which runs by itself."""
+        return [f"layers.{number}" for part in self.model.parts for number in part]
 
     def _load_checkpoint(self) -> None:
         """Weights and moments of the rules' checkpoint, after ``facts.checkpoint_steps`` updates. Collective."""

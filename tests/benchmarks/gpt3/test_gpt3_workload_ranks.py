@@ -10,8 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.gpt3.published_form import write_published
+from common import cli
+from common.config.composition import compose
 from common.mlperf.parsed_log import read_log
-from tests.conftest import Finished, flatten, suite
+from tests.conftest import Finished, checkpoint, flatten, suite
 
 NAME, STEPS, TOLERANCE = "gpt3", 3, 1e-10
 
@@ -19,7 +22,8 @@ NAME, STEPS, TOLERANCE = "gpt3", 3, 1e-10
 def run(data: Path, output: Path, *overrides: str) -> Finished:
     """Some steps of the ``test`` recipe in float64, 8 micro-batches of 2 rows each, and gradients that are clipped."""
     return suite(
-        "train", f"benchmark={NAME}", "scale=test", "device=cpu", "seed=1234", "precision=fp64", "checkpoint_every=3",
+        "train", f"benchmark={NAME}", "scale=test", "device=cpu", "seed=1234", "precision=fp64", "checkpoint_every=1",
+        "keep_checkpoints=99",
         "hparams.global_batch_size=16", f"benchmark.schedule.last_samples={16 * STEPS}",
         f"benchmark.schedule.interval={16 * STEPS}", "benchmark.facts.warmup_samples=16",
         "benchmark.facts.max_grad_norm=0.5", "benchmark.facts.layers=8",
@@ -27,10 +31,10 @@ def run(data: Path, output: Path, *overrides: str) -> Finished:
     )  # fmt: skip
 
 
-def state_of(output: Path) -> dict[str, Tensor]:
-    """Weights and moments of all stages at the end."""
+def state_of(output: Path, step: int = STEPS) -> dict[str, Tensor]:
+    """Weights and moments of all stages after a step."""
     found: dict[str, Tensor] = {}
-    for path in sorted((output / "checkpoints" / f"step_{STEPS:08d}").glob("rank_*.pt")):
+    for path in sorted((output / "checkpoints" / f"step_{step:08d}").glob("rank_*.pt")):
         content = torch.load(path, weights_only=True)
         if "model" in content:
             found |= flatten({"model": content["model"], "updaters": content["updaters"]})
@@ -99,3 +103,28 @@ def test_the_log_counts_tokens(whole):
     assert (begin.metadata["first_epoch_num"], begin.metadata["epoch_count"]) == (0, 48 * 32)
     assert evaluation.metadata["epoch_num"] == 48 * 32
     assert [event.value for event in log.all("eval_samples")] == [7 * 31]
+
+
+def test_a_training_that_goes_on_from_a_published_checkpoint_is_the_one_that_made_it(whole, data_of, tmp_path):
+    """Weights, moments, the counter of updates, the place in the rate's cosine and the next rows; on two stages."""
+    made = checkpoint(whole, 2)
+    (state,) = made["updaters"]
+    run_config, _ = cli.load(compose([f"benchmark={NAME}", "scale=test", "benchmark.facts.layers=8"]))
+    weights = {name: tensor.float() for name, tensor in made["model"].items()}
+    states = {kind: {name: t.float() for name, t in state[kind].items()} for kind in ("exp_avg", "exp_avg_sq")}
+    write_published(tmp_path / "assets" / "checkpoint", run_config.workload.facts, weights, states, 2)
+    done = run(
+        data_of(NAME), tmp_path / "run", "scale.gpus_per_node=2", "layout.pp=2", f"assets_dir={tmp_path / 'assets'}",
+        "benchmark.facts.checkpoint_samples=32", "benchmark.facts.checkpoint_steps=2",
+        "benchmark.schedule.last_samples=16", "benchmark.schedule.interval=16",
+    )  # fmt: skip
+    assert done.code == 10, done.errors
+    assert largest_difference(state_of(tmp_path / "run", 1), state_of(whole, 3)) < 1e-6  # the checkpoint is in fp32
+    (record,) = records(tmp_path / "run")
+    for name in ("loss", "gradient_norm", "learning_rate"):
+        assert record[name] == pytest.approx(records(whole)[2][name], rel=1e-6), name
+    log = read_log(tmp_path / "run" / "mlperf.log")
+    assert [event.value for event in log.all("init_checkpoint_step")] == [2]
+    (evaluation,) = log.all("eval_accuracy")
+    assert evaluation.metadata["epoch_num"] == 16 * 32  # counted from the checkpoint
+    assert evaluation.value == pytest.approx(evaluated(whole)[0], rel=1e-6)
