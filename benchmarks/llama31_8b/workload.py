@@ -86,7 +86,10 @@ class LlamaPretraining(Workload):
         with asked_for("model.token_products", model.token_products):
             products = build_products(self.model.parallel, device, model.token_products)
         self.choices["token_products"] = products.name
-        return TrainedDecoder(self.model, operations, linear, most_tokens, recomputed, products)
+        return TrainedDecoder(
+            self.model, operations, linear, most_tokens, recomputed, products, model.accumulation,
+            model.transposed_layers,
+        )  # fmt: skip
 
     def _train_tokens(self, split: ContextSplit) -> int:
         """Tokens of a micro-batch on this rank; 0 where it only evaluates."""
@@ -117,6 +120,7 @@ class LlamaPretraining(Workload):
             model.head_chunk,
             alone=self.layout.world_size == 1,
             layer_ranks=self.layout.size("tp"),
+            transposed_layers=model.transposed_layers,
         )
         asked = None if model.recomputed_gate_up == AUTO else int(model.recomputed_gate_up)
         return plan(workspace, torch.cuda.get_device_properties(device).total_memory, asked)

@@ -15,6 +15,7 @@ from common.nn.lora import TokenPlaces
 from common.nn.scratch import Scratch
 from common.nn.trained_decoder.blocks import AttentionHalf, LastNorm, MlpHalf, Tokens
 from common.nn.trained_decoder.products import Scales, Shared, WeightCasts, trained_product
+from common.ops.implementation import AUTO
 
 
 class TrainedDecoder:
@@ -27,6 +28,8 @@ class TrainedDecoder:
         most_tokens: of any batch: the memory that layers share is taken here, so that graphs keep its address.
         recomputed_gate_up: the first so many layers multiply gate and up once more in the backward pass.
         products: how tokens move beside products where ranks share the layers; None for collectives.
+        accumulation: how weights' gradients in FP8 are added up, one of :mod:`common.ops.weight_gradient`.
+        transposed_layers: the first so many layers keep their FP8 weights transposed for a step, too.
 
     Raises:
         UnsupportedImplementation: FP8 cannot multiply these weights.
@@ -40,14 +43,18 @@ class TrainedDecoder:
         most_tokens: int,
         recomputed_gate_up: int = 0,
         products: TokenProducts | None = None,
+        accumulation: str = AUTO,
+        transposed_layers: int = 0,
     ) -> None:
         self.decoder, self._operations = decoder, operations
         scratch, parallel = Scratch(decoder.head.weight.device), decoder.parallel
         features = 2 * decoder.architecture.feed_forward // parallel.size
         scratch.wide((most_tokens, features), decoder.head.weight.dtype)
-        self._shared = Shared(scratch, WeightCasts(), parallel, products)
+        self._shared = shared = Shared(scratch, WeightCasts(), parallel, products, accumulation)
         self._halves = [
-            _halves(block, operations, linear, self._shared, block.index < recomputed_gate_up)
+            _halves(
+                block, operations, linear, shared, block.index < recomputed_gate_up, block.index < transposed_layers
+            )
             for block in decoder.blocks
         ]
 
@@ -72,10 +79,12 @@ def _halves(
     linear: str,
     shared: Shared,
     recompute: bool,
+    keep_turned: bool,
 ) -> tuple[AttentionHalf, MlpHalf]:
     shape = block.architecture
     qkv, output, gate_up, down = (
-        trained_product(layer, linear, shared) for layer in (block.qkv, block.output, block.gate_up, block.down)
+        trained_product(layer, linear, shared, keep_turned=keep_turned)
+        for layer in (block.qkv, block.output, block.gate_up, block.down)
     )
     saved = None
     if linear != "torch":

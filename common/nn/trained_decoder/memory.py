@@ -39,6 +39,7 @@ class Workspace:
         head_chunk: tokens whose logits are there at a time.
         alone: no other ranks, and no communicators.
         layer_ranks: ranks of tp, which share every layer, and deal its tokens to each other.
+        transposed_layers: that keep their FP8 weights transposed, too.
     """
 
     architecture: DecoderArchitecture
@@ -52,6 +53,7 @@ class Workspace:
     head_chunk: int
     alone: bool
     layer_ranks: int = 1
+    transposed_layers: int = 0
 
     def parameters(self) -> int:
         """Weights of this rank; only norms are on every one."""
@@ -67,8 +69,10 @@ class Workspace:
         return round(self.parameters() * (2 * self.itemsize + shared))
 
     def weights_in_fp8(self) -> int:
-        """Bytes of the weights that are cast once a step."""
-        products = self.architecture.layers * self.architecture.products_per_layer // self.layer_ranks
+        """Bytes of the weights that are cast once a step, and of transposes that are kept."""
+        layers = self.architecture.layers
+        kept = layers + min(self.transposed_layers, layers)
+        products = kept * self.architecture.products_per_layer // self.layer_ranks
         return products if self.fp8 and self.tokens else 0
 
     def gate_up(self) -> int:

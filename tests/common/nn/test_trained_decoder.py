@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from common.distributed.context_parallel.split import ContextSplit
+from common.errors import UnsupportedImplementation
 from common.nn.decoder import Decoder, DecoderArchitecture
 from common.nn.lora import TokenPlaces
 from common.nn.scratch import Scratch
@@ -160,6 +161,30 @@ def test_a_weight_is_cast_once_for_all_micro_batches_of_a_step(monkeypatch: pyte
     loss(halves, ours)
     loss(halves, ours)
     assert len(casts) == 4 * products, "elsewhere weights may have changed before any pass"
+
+
+def test_transposes_that_are_kept_change_nothing() -> None:
+    found = []
+    for transposed in (0, 2):
+        model = decoder(torch.bfloat16)
+        operations, _ = choose(Plain(), SMALL, ContextSplit(LENGTH), CPU, torch.bfloat16)
+        halves = TrainedDecoder(model, operations, "fp8", ROWS * LENGTH, transposed_layers=transposed)
+        for _ in range(2):
+            with halves.same_weights():
+                for seed in (1, 2):
+                    loss(halves, model, seed).backward()
+            with torch.no_grad():
+                for parameter in model.layers.parameters():
+                    parameter.mul_(0.9)
+        found.append(gradients(model))
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_an_accumulation_that_cannot_run_here_is_refused_by_its_option() -> None:
+    model = decoder(torch.bfloat16)
+    operations, _ = choose(Plain(), SMALL, ContextSplit(LENGTH), CPU, torch.bfloat16)
+    with pytest.raises(UnsupportedImplementation, match=r"model\.accumulation=cublaslt"):
+        TrainedDecoder(model, operations, "fp8", ROWS * LENGTH, accumulation="cublaslt")
 
 
 def test_a_changed_weight_is_the_one_that_the_next_step_uses() -> None:

@@ -59,6 +59,7 @@ def test_ranks_of_tp_share_all_but_norms() -> None:
     assert two.parameters() == (8_030_261_248 - norms) // 2 + norms
     assert two.layer() == work.layer() // 2
     assert two.weights_in_fp8() == work.weights_in_fp8() // 2
+    assert dataclasses.replace(work, transposed_layers=16).weights_in_fp8() == 1.5 * work.weights_in_fp8()
     assert two.reserved() - work.reserved() == 2 * 8192 * 4096 * 2, "slots in which tokens move"
     # gate and up of all tokens and half the features; turned: weight, gradient and input, whose widths are 14,336 and
     # 7,168; a weight's gradient
