@@ -19,6 +19,8 @@ from common.ops.fp8_cast.plain import Fp8Tensor, Scaling
 from common.ops.layer_norm_1p import plain as norm_plain
 from common.ops.layer_norm_1p import triton as norm_triton
 from common.ops.norm.parted_rows import parts_of
+from common.ops.qkv_gradient import plain as qkv_plain
+from common.ops.qkv_gradient import triton as qkv_triton
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions")
 
@@ -35,6 +37,7 @@ def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(gelu_triton.TILES, key, gelu_triton.Tile(16, 128, 4, 3))
     for key in gelu_triton.FP8_TILES:
         monkeypatch.setitem(gelu_triton.FP8_TILES, key, cast_triton.Tile(16, 128, 4, 3, 1))
+    monkeypatch.setitem(qkv_triton.TILES, "join", qkv_triton.Tile(16, 4, 12, 1))
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -262,3 +265,56 @@ def test_gelu_of_large_values_is_finite() -> None:
 def test_gelu_refuses_what_it_would_misread() -> None:
     with pytest.raises(ValueError, match="x must be contiguous"):
         gelu_triton.forward(random(8, 6).t(), None)
+
+
+# The gradient of query, key and value
+
+
+def parts(tokens: int, heads: int, size: int, dtype: torch.dtype, packed: bool) -> tuple[Tensor, ...]:
+    """Gradients of query, key and value: views of one tensor, or of three that differ in their strides."""
+    whole = random(tokens, heads, 3, size, dtype=dtype)
+    q, k, v = whole.unbind(2)
+    return (q, k, v) if packed else (q.contiguous(), k.transpose(0, 1).contiguous().transpose(0, 1), v)
+
+
+@DTYPES
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("half", [True, False])
+@pytest.mark.parametrize(("tokens", "heads", "size"), [(50, 2, 16), (5, 1, 6)])
+def test_gradient_of_qkv_equals_plain(
+    tokens: int, heads: int, size: int, half: bool, packed: bool, dtype: torch.dtype
+) -> None:
+    given = parts(tokens, heads, size, dtype, packed)
+    found = qkv_triton.join(*given, half=half)
+    expected = torch.stack([x.contiguous() for x in given], 2).flatten(1)
+    assert found.d_qkv8 is None
+    assert (found.d_qkv is not None) == half
+    if half:
+        assert torch.equal(found.d_qkv, expected)
+        assert (found.d_qkv.data_ptr() == given[0].data_ptr()) == packed
+    assert_close(found.bias, expected.double().sum(0), torch.float32)
+
+
+@SCALES
+@FROZEN
+@pytest.mark.parametrize("transpose", [True, False])
+@pytest.mark.parametrize("packed", [True, False])
+def test_gradient_of_qkv_in_fp8(packed: bool, transpose: bool, frozen: bool, scale: float) -> None:
+    given = tuple(x * 1e-6 for x in parts(50, 2, 16, torch.bfloat16, packed))
+    ours, plain = scaling(scale * 1e8), scaling(scale * 1e8)
+    options = {"half": False, "transpose": transpose, "frozen_scales": frozen}
+    found = qkv_triton.join(*given, fp8=ours, **options)
+    expected = qkv_plain.join_torch(*given, fp8=plain, **options)
+    assert_same_fp8(found.d_qkv8, ours, expected.d_qkv8, plain, torch.bfloat16)
+    assert torch.equal(codes(found.d_qkv8), codes(expected.d_qkv8))
+    assert (found.d_qkv8.transposed is not None) == transpose
+    assert ours.scale == plain.scale
+    assert (ours.scale == scaling(scale * 1e8).scale) == frozen
+    assert (found.bias - expected.bias).norm() < 1e-5 * expected.bias.norm()
+
+
+def test_gradient_of_qkv_refuses_what_it_would_misread() -> None:
+    with pytest.raises(ValueError, match="must be dense"):
+        qkv_triton.join(random(4, 2, 6)[:, :, ::2], random(4, 2, 3), random(4, 2, 3))
+    with pytest.raises(ValueError, match=r"\(T, H, D\) each"):
+        qkv_triton.join(random(4, 2, 3), random(4, 1, 3), random(4, 1, 3))
