@@ -78,6 +78,9 @@ def whole(data_of, tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param(["scale.gpus_per_node=4", "layout.pp=2", "optimizer.shard=all", "optimizer.bucket_mb=0.01"],
                      id="dp2xpp2-sharded"),
         pytest.param(["scale.gpus_per_node=2", "layout.tp=2"], id="tp2", marks=pytest.mark.slow),
+        pytest.param(["scale.gpus_per_node=2", "evaluation.ranks=1"], id="evaluating", marks=pytest.mark.slow),
+        pytest.param(["scale.gpus_per_node=3", "layout.tp=2", "evaluation.ranks=1"], id="tp2-evaluating",
+                     marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_ranks_end_with_the_weights_of_one(layout, whole, data_of, tmp_path):
@@ -128,3 +131,23 @@ def test_a_training_that_goes_on_from_a_published_checkpoint_is_the_one_that_mad
     (evaluation,) = log.all("eval_accuracy")
     assert evaluation.metadata["epoch_num"] == 16 * 32  # counted from the checkpoint
     assert evaluation.value == pytest.approx(evaluated(whole)[0], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("layout", "onwards"),
+    [
+        pytest.param([], ["scale.gpus_per_node=2", "layout.pp=2", "model.chunks=2"], id="one-to-pp2"),
+        pytest.param(["scale.gpus_per_node=2", "layout.pp=2"], ["scale.gpus_per_node=2", "layout.tp=2"],
+                     id="pp2-to-tp2", marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_a_run_goes_on_at_another_layout(layout, onwards, whole, data_of, tmp_path):
+    before = whole
+    if layout:
+        before = tmp_path / "before"
+        done = run(data_of(NAME), before, *layout)
+        assert done.code == 10, done.errors
+    saved = before / "checkpoints" / "step_00000002"
+    done = run(data_of(NAME), tmp_path / "onwards", *onwards, f"resume={saved}")
+    assert done.code == 10, done.errors
+    assert largest_difference(state_of(tmp_path / "onwards"), state_of(whole)) < TOLERANCE
