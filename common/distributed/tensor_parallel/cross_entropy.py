@@ -94,8 +94,8 @@ def head_loss(
     s = hidden_sE.shape[0]
     losses_RS = hidden_sE.new_empty(parallel.size, s, dtype=_wide(hidden_sE.dtype))
     rows_sE = torch.empty_like(hidden_sE) if gradient else None
-    for own, hidden_cE, labels_c in _chunks(hidden_sE, labels_T, parallel, chunk):
-        scores = _score(hidden_cE, weight_vE, labels_c, parallel, vocabulary)
+    for own, hidden_cE, labels_c in chunks_of(hidden_sE, labels_T, parallel, chunk):
+        scores = score_chunk(hidden_cE, weight_vE, labels_c, parallel, vocabulary)
         losses_RS[:, own] = scores.losses_c.view(parallel.size, -1)
         if rows_sE is not None:
             rows_cE = scores.gradient().to(hidden_cE.dtype) @ weight_vE
@@ -110,10 +110,15 @@ def scale_rows(rows_sE: Tensor, dlosses_T: Tensor, parallel: TensorParallel) -> 
     return (rows_sE * parallel.own_tokens(dlosses_T).unsqueeze(1)).to(rows_sE.dtype)
 
 
-class _Scores(NamedTuple):
-    """A chunk's losses, and what its gradient is made of.
+class Scores(NamedTuple):
+    """A chunk's losses, and what their gradient is made of.
 
-    ``exponentials_cv`` are of the logits minus the rank's own largest; times ``factors_c`` they are probabilities.
+    Attributes:
+        losses_c: 0 where nothing is scored.
+        scored_c: whether each token is.
+        exponentials_cv: of the logits minus the rank's own largest; times ``factors_c`` they are probabilities.
+        factors_c: see there.
+        local_c, here_c: row of the label in this rank's words, and whether it is among them.
     """
 
     losses_c: Tensor
@@ -130,9 +135,15 @@ class _Scores(NamedTuple):
         return probabilities_cv.scatter_add_(1, self.local_c.unsqueeze(1), -ones_c1)
 
 
-def _score(
+def score_chunk(
     hidden_cE: Tensor, weight_vE: Tensor, labels_c: Tensor, parallel: TensorParallel, vocabulary: int | None
-) -> _Scores:
+) -> Scores:
+    """A chunk's losses, and what their gradient is made of, without autograd. Collective.
+
+    Args:
+        hidden_cE, labels_c: of :func:`chunks_of`.
+        weight_vE, parallel, vocabulary: see :func:`next_token_loss`.
+    """
     v = weight_vE.shape[0]
     logits_cv = (hidden_cE @ weight_vE.t()).to(_wide(hidden_cE.dtype))
     if vocabulary is not None:
@@ -150,7 +161,7 @@ def _score(
     sum_c = (sums_Rc * (largest_Rc - maximum_c).exp()).sum(0)
     scored_c = labels_c != NOT_SCORED
     losses_c = (maximum_c + sum_c.log() - of_label_Rc.sum(0)).masked_fill(~scored_c, 0.0)
-    return _Scores(losses_c, scored_c, exponentials_cv, (largest_c - maximum_c).exp() / sum_c, local_c, here_c)
+    return Scores(losses_c, scored_c, exponentials_cv, (largest_c - maximum_c).exp() / sum_c, local_c, here_c)
 
 
 class _NextTokenLoss(torch.autograd.Function):
@@ -182,8 +193,8 @@ class _NextTokenLoss(torch.autograd.Function):
         dhidden_sE = torch.empty_like(hidden_sE) if ctx.needs_input_grad[0] else None
         dweight_vE = torch.zeros_like(weight_vE, dtype=_wide(weight_vE.dtype))
         dlosses_RS = dlosses_T.view(ctx.parallel.size, -1)
-        for own, hidden_cE, labels_c in _chunks(hidden_sE, labels_T, ctx.parallel, ctx.chunk):
-            scores = _score(hidden_cE, weight_vE, labels_c, ctx.parallel, ctx.vocabulary)
+        for own, hidden_cE, labels_c in chunks_of(hidden_sE, labels_T, ctx.parallel, ctx.chunk):
+            scores = score_chunk(hidden_cE, weight_vE, labels_c, ctx.parallel, ctx.vocabulary)
             dlogits_cv = scores.gradient().mul_(dlosses_RS[:, own].reshape(-1, 1))
             dlogits_cv.masked_fill_(~scores.scored_c.unsqueeze(1), 0.0)
             narrow_cv = dlogits_cv.to(hidden_cE.dtype)
@@ -193,7 +204,7 @@ class _NextTokenLoss(torch.autograd.Function):
         return dhidden_sE, dweight_vE.to(weight_vE.dtype), None, None, None, None, None
 
 
-def _chunks(
+def chunks_of(
     hidden_sE: Tensor, labels_T: Tensor, parallel: TensorParallel, chunk: int
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Which of its own tokens every rank gives to a chunk, and the hidden vectors and labels of them all."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.gpt3.architecture import Architecture
+from benchmarks.gpt3.blocks import WrittenGpt
 from benchmarks.gpt3.network import Gpt
+from benchmarks.gpt3.operations import OPERATIONS, choose
 from tests.generators import generator_of
 
 SMALL: dict[str, Any] = {
@@ -16,7 +19,8 @@ SMALL: dict[str, Any] = {
     "norm_epsilon": 1e-5, "initializer_range": 0.2,
 }  # fmt: skip
 """On two ranks the second has words and padding, on four two have padding alone."""
-B, S, CHUNK = 2, 24, 20
+B, S, CHUNK = 2, 32, 20
+PLAIN = SimpleNamespace(**dict.fromkeys(OPERATIONS, "torch"))
 
 
 def architecture(**changes: object) -> Architecture:
@@ -41,6 +45,14 @@ def network(dtype: torch.dtype = torch.float64, **changes: object) -> Gpt:
     model = Gpt(shape, [range(shape.layers)], dtype=dtype)
     randomise(model)
     return model
+
+
+def written(model: Gpt, linear: str = "torch", **changes: str) -> WrittenGpt:
+    """``model`` through its halves, by PyTorch's operations but for ``changes``."""
+    parameter = next(model.parameters())
+    requested = SimpleNamespace(**{**vars(PLAIN), **changes})
+    operations, _ = choose(requested, model.architecture, parameter.device, parameter.dtype, model.parallel.size)
+    return WrittenGpt(model, operations, linear, B * S)
 
 
 def rows(shape: Architecture | None = None, seed: int = 1) -> tuple[Tensor, Tensor]:

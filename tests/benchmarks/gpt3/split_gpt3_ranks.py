@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from small_gpt3 import losses, network, randomise
+from small_gpt3 import CHUNK, B, S, losses, network, randomise, rows, written
 from torch import Tensor
 
 from benchmarks.gpt3.network import Gpt
@@ -16,6 +16,9 @@ from common.distributed.tensor_parallel.ranks import TensorParallel
 
 LAYOUTS: dict[int, dict[str, dict[str, int]]] = {2: {"tp2": {"tp": 2}}, 4: {"tp4": {"tp": 4}}}
 CPU = torch.device("cpu")
+BLOCKS = ("autograd", "written")
+FP8_STEPS = 2
+"""The first of which finds its scales in a sample."""
 
 
 def shared_network(layout: Layout, dtype: torch.dtype) -> Gpt:
@@ -43,12 +46,33 @@ def whole_gradients(model: Gpt, layout: Layout) -> dict[str, Tensor]:
     return found
 
 
-def one_pass(layout: Layout) -> dict[str, Any]:
-    """Losses, the first of whose gradients is twice that of the others, and gradients."""
+def two_passes(layout: Layout, blocks: str) -> dict[str, Any]:
+    """Losses, their sum, and gradients of two equal micro-batches, of which the second's sum counts twice."""
     model = shared_network(layout, torch.float64)
-    found = losses(model)
-    (found.sum() + found[0]).backward()
-    return {"losses": found.detach(), "gradients": whole_gradients(model, layout)}
+    network = written(model) if blocks == "written" else model
+    found = losses(network)
+    sums = [summed(network) for _ in range(2)]
+    (sums[0] + 2.0 * sums[1]).backward()
+    return {"losses": found.detach(), "sum": sums[0].detach(), "gradients": whole_gradients(model, layout)}
+
+
+def summed(network: Any) -> Tensor:
+    """The summed loss of :func:`small_gpt3.rows`."""
+    tokens_BS, labels_BS = rows(network.architecture)
+    hidden = network.through(0, network.embed(tokens_BS), B)
+    total: Tensor = network.summed_loss(hidden, labels_BS.flatten(), CHUNK)
+    return total
+
+
+def fp8_steps(model: Gpt) -> list[Tensor]:
+    """Mean losses of some steps; the gradients of the last one stay."""
+    halves, found = written(model, "fp8"), []
+    for _ in range(FP8_STEPS):
+        model.zero_grad()
+        mean = summed(halves) / (B * (S - 1))
+        mean.backward()
+        found.append(mean.detach())
+    return found
 
 
 def run_rank(rank: int, world: int, folder: str) -> None:
@@ -57,7 +81,11 @@ def run_rank(rank: int, world: int, folder: str) -> None:
     results: dict[str, Any] = {}
     for name, axes in LAYOUTS[world].items():
         layout = Layout(axes, rank)
-        results[f"{name}/autograd"] = one_pass(layout)
+        for blocks in BLOCKS:
+            results[f"{name}/{blocks}"] = two_passes(layout, blocks)
+        if name == "tp2":
+            model = shared_network(layout, torch.bfloat16)
+            results["fp8"] = {"losses": fp8_steps(model), "gradients": whole_gradients(model, layout)}
     torch.save(results, f"{folder}/{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
