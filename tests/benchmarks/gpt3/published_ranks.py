@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from small_published import SHAPE, STEPS, Trainee
+from small_published import SHAPE, STEPS, Trainee, beside, own
 
 from benchmarks.gpt3 import published
 from benchmarks.gpt3.published import load_published
@@ -24,7 +23,7 @@ CASES: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "pp2 x tp2": ({"pp": 2, "tp": 2}, {}),
 }
 """Layouts, and options of the optimizer."""
-MISSING = "optimizer.state.exp_avg.model.decoder.layers.self_attention.proj.weight/3.0.0"
+MISSING = ("optimizer.state.exp_avg.model.decoder.layers.self_attention.proj.weight", "3.0.0")
 
 
 def run_rank(rank: int, root: str, folder: str) -> None:
@@ -49,8 +48,8 @@ def run_rank(rank: int, root: str, folder: str) -> None:
             "state": state, "read": bool(looked),
         }  # fmt: skip
     if rank == 0:
-        shutil.copytree(folder, Path(root, "damaged"))
-        Path(root, "damaged", MISSING).unlink()
+        array, chunk = MISSING
+        (own(beside(Path(folder), Path(root, "damaged")) / array) / chunk).unlink()
     dist.barrier()
     try:
         loaded(Layout({"pp": 2, "dp": 2}, rank), Path(root, "damaged"))

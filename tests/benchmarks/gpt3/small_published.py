@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -68,26 +69,64 @@ def whole_tensors() -> dict[str, dict[str, Tensor]]:
     return found
 
 
-def write_by_hand(folder: Path, naming: str, half: bool = True) -> None:
-    """Every array with numpy alone, in chunks of one layer and an eighth of each dimension, edges full of NaN."""
-    side = list(PREFIXES).index(naming)
-    root = ("encoder", "decoder")[side]
+def write_by_hand(folder: Path) -> None:
+    """The reference's set in bfloat16 with numpy alone."""
     tensors = whole_tensors()
     tensors["weights"] = tensors["masters"]
-    if not half:
-        del tensors["masters"]
     for kind, named in tensors.items():
-        prefix = PREFIXES[naming][kind]
-        for ours, theirs in OTHER_NAMES.items():
-            array(folder / f"{prefix}{theirs[side]}", named[ours], half and kind == "weights")
-        for ours, theirs in LAYER_NAMES.items():
+        for ours, (theirs, _) in OTHER_NAMES.items():
+            array(folder / f"{PREFIXES['reference'][kind]}{theirs}", named[ours], kind == "weights")
+        for ours, (theirs, _) in LAYER_NAMES.items():
             stacked = torch.stack([named[f"layers.{layer}.{ours}"] for layer in range(SHAPE.layers)])
-            array(folder / f"{prefix}{root}.layers.{theirs[side]}", stacked, half and kind == "weights", stacked=True)
+            name = f"{PREFIXES['reference'][kind]}encoder.layers.{theirs}"
+            array(folder / name, stacked, kind == "weights", stacked=True)
     torch.save({"optimizer": {"optimizer": {"param_groups": [{"lr": 6e-5, "step": STEPS}]}}}, folder / "common.pt")
     (folder / "metadata.json").write_text('{"sharded_backend": "zarr"}')
 
 
+def renamed(folder: Path, copy: Path) -> None:
+    """The same arrays, linked, as NVIDIA's submission calls them."""
+    copy.mkdir()
+    layers = {f"encoder.layers.{old}": f"decoder.layers.{new}" for old, new in LAYER_NAMES.values()}
+    for kind in PREFIXES["reference"]:
+        for old, new in [*OTHER_NAMES.values(), *layers.items()]:
+            names = (f"{PREFIXES[naming][kind]}{name}" for naming, name in (("reference", old), ("nvidia", new)))
+            theirs, ours = names
+            (copy / ours).symlink_to(folder / theirs)
+    for name in ("common.pt", "metadata.json"):
+        shutil.copy(folder / name, copy)
+
+
+def in_fp32(folder: Path, copy: Path) -> None:
+    """The reference's set in fp32, linked: what are masters there are weights here."""
+    beside(folder, copy)
+    for path in copy.glob(f"{PREFIXES['reference']['masters']}*"):
+        name = path.name.replace(PREFIXES["reference"]["masters"], PREFIXES["reference"]["weights"])
+        (copy / name).unlink()
+        path.rename(copy / name)
+
+
+def beside(folder: Path, copy: Path) -> Path:
+    """A copy whose arrays are links to those of ``folder``, which are not to be written to."""
+    copy.mkdir()
+    for path in folder.iterdir():
+        if path.is_dir():
+            (copy / path.name).symlink_to(path.resolve())
+        else:
+            shutil.copy(path, copy)
+    return copy
+
+
+def own(path: Path) -> Path:
+    """An array of such a copy, no longer a link."""
+    linked = path.resolve()
+    path.unlink()
+    shutil.copytree(linked, path)
+    return path
+
+
 def array(folder: Path, values: Tensor, half: bool, stacked: bool = False) -> None:
+    """In chunks of one layer and an eighth of each dimension; what reaches beyond the array is NaN."""
     folder.mkdir(parents=True)
     eighths = [size // 8 if size % 8 == 0 else -(-size // 3) for size in values.shape[stacked:]]
     chunks = [1] * stacked + eighths

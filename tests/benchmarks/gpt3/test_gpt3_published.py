@@ -13,7 +13,20 @@ import torch
 import torch.multiprocessing as mp
 from published_ranks import CASES, WORLD, run_rank
 from small_gpt3 import architecture
-from small_published import SHAPE, STEPS, WORDS, Trainee, array, own_part, whole_tensors, write_by_hand
+from small_published import (
+    SHAPE,
+    STEPS,
+    WORDS,
+    Trainee,
+    array,
+    beside,
+    in_fp32,
+    own,
+    own_part,
+    renamed,
+    whole_tensors,
+    write_by_hand,
+)
 from torch import Tensor
 
 from benchmarks.gpt3.published import load_published
@@ -54,9 +67,9 @@ def load(one: Trainee, folder: Path, shape: Any = SHAPE, steps: int = STEPS) -> 
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The same checkpoint in both namings, and in fp32."""
     root = tmp_path_factory.mktemp("published")
-    write_by_hand(root / "reference", "reference")
-    write_by_hand(root / "nvidia", "nvidia")
-    write_by_hand(root / "fp32", "reference", half=False)
+    write_by_hand(root / "reference")
+    renamed(root / "reference", root / "nvidia")
+    in_fp32(root / "reference", root / "fp32")
     return {name: root / name for name in ("reference", "nvidia", "fp32")}
 
 
@@ -87,17 +100,17 @@ def test_every_rank_has_its_part_of_weights_masters_and_moments(folders, whole, 
     assert layers == {str(layer) for layer in range(SHAPE.layers)}
 
 
-def test_weights_alone_are_read_from_those_of_the_model(folders, whole):
-    one = trainee(Layout())
-    for path in folders["nvidia"].glob("optimizer.*"):
-        assert path.is_dir()
-    load_published(folders["nvidia"], one.model, None, Layout(), SHAPE, STEPS, one.model.tensor_splits())
+def test_weights_alone_need_no_state(folders, tmp_path, whole):
+    folder, one = beside(folders["nvidia"], tmp_path / "weights"), trainee(Layout())
+    for path in folder.glob("optimizer.*"):
+        path.unlink()
+    load_published(folder, one.model, None, Layout(), SHAPE, STEPS, one.model.tensor_splits())
     for name, parameter in one.model.named_parameters():
         assert torch.equal(parameter, own_part(name, whole["masters"][name], Layout()).bfloat16())
 
 
 def test_a_rank_opens_only_the_chunks_of_its_part(folders, monkeypatch):
-    """Two stages of two layers, each on four ranks: a layer's tensors are an eighth of all in no direction twice."""
+    """Two stages of two layers, each on four ranks: of eight chunks of rows a rank has two, and those of its layers."""
     opened: list[Path] = []
     read = Published.__init__.__globals__["ZarrArray"].read_piece
 
@@ -163,7 +176,8 @@ def test_what_does_not_fit_is_not_written(tmp_path, whole, leave_out, shape, wor
         write_published(tmp_path, architecture(layers=4, **(shape or {})), weights, whole, STEPS)
 
 
-def edit(path: Path, **changes: Any) -> None:
+def edit(array: Path, **changes: Any) -> None:
+    path = own(array) / ".zarray"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
@@ -176,35 +190,33 @@ def spoil(path: Path) -> None:
 
 
 QKV = "language_model.encoder.layers.self_attention.query_key_value.weight"
+MASTERS, FIRST = f"optimizer.state.fp32_from_fp16.{QKV}", f"optimizer.state.exp_avg.{QKV}"
+SECOND = f"optimizer.state.exp_avg_sq.{QKV}"
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
-    "nothing": (lambda f: shutil.rmtree(f / "language_model.embedding.word_embeddings.weight"),
+    "nothing": (lambda f: (f / "language_model.embedding.word_embeddings.weight").unlink(),
                 r"holds no published checkpoint of GPT-3: language_model\.embedding.*is missing"),
-    "chunk": (lambda f: (f / f"optimizer.state.exp_avg.{QKV}" / "2.3.1").unlink(),
+    "chunk": (lambda f: (own(f / FIRST) / "2.3.1").unlink(),
               r"exp_avg\..*query_key_value\.weight/2\.3\.1: a chunk is missing"),
-    "cut off": (lambda f: shorten(f / f"optimizer.state.fp32_from_fp16.{QKV}" / "0.0.0"), "0: a chunk of .* cut off"),
-    "moments": (lambda f: shutil.rmtree(f / f"optimizer.state.exp_avg_sq.{QKV}"), "exp_avg_sq.* is no Zarr array"),
-    "masters": (lambda f: shutil.rmtree(f / f"optimizer.state.fp32_from_fp16.{QKV}"), "fp32_from_fp16.* no Zarr array"),
-    "compressed": (lambda f: edit(f / f"optimizer.state.exp_avg.{QKV}" / ".zarray", compressor={"id": "zstd"}),
-                   "compressed"),
-    "integers": (lambda f: edit(f / f"optimizer.state.exp_avg.{QKV}" / ".zarray", dtype="<i4"),
-                 r"torch\.int32 of shape \[4, 96, 32\]"),
+    "cut off": (lambda f: shorten(own(f / MASTERS) / "0.0.0"), r"0\.0\.0: a chunk of .* cut off"),
+    "moments": (lambda f: (f / SECOND).unlink(), "exp_avg_sq.* is no Zarr array"),
+    "masters": (lambda f: (f / MASTERS).unlink(), "fp32_from_fp16.* is no Zarr array"),
+    "compressed": (lambda f: edit(f / FIRST, compressor={"id": "zstd"}), "compressed"),
+    "integers": (lambda f: edit(f / FIRST, dtype="<i4"), r"torch\.int32 of shape \[4, 96, 32\]"),
     "common": (lambda f: (f / "common.pt").unlink(), r"common\.pt is missing"),
     "no step": (lambda f: torch.save({"step": 4000}, f / "common.pt"), "does not say at which step"),
     "two steps": (lambda f: torch.save({"optimizer": [{"step": 3}, {"step": 4}]}, f / "common.pt"), r"\[3, 4\]"),
-    "hostile": (lambda f: torch.save({"optimizer": shutil.rmtree}, f / "common.pt"), "asks for shutil"),
+    "hostile": (lambda f: torch.save({"optimizer": shutil.rmtree}, f / "common.pt"), r"asks for shutil\.rmtree"),
     "settings": (lambda f: (f / "metadata.json").unlink(), r"metadata\.json is missing"),
     "other form": (lambda f: (f / "metadata.json").write_text('{"sharded_backend": "torch_dist"}'), "'torch_dist'"),
     "damaged settings": (lambda f: (f / "metadata.json").write_text("[]"), r"metadata\.json is damaged"),
-    "not finite": (lambda f: spoil(f / f"optimizer.state.exp_avg.{QKV}" / "1.0.0"),
-                   r"exp_avg of layers\.1\.qkv\.weight are not all finite"),
+    "not finite": (lambda f: spoil(own(f / FIRST) / "1.0.0"), r"exp_avg of layers\.1\.qkv\.weight are not all finite"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_checkpoints_are_one_error(folders, tmp_path, case):
     spoilt, words = BAD[case]
-    folder = tmp_path / "checkpoint"
-    shutil.copytree(folders["reference"], folder)
+    folder = beside(folders["reference"], tmp_path / "checkpoint")
     spoilt(folder)
     one = trainee(Layout())
     with pytest.raises(CheckpointError, match=words):
@@ -232,12 +244,11 @@ def test_another_number_of_updates_is_another_checkpoint(folders):
         load(trainee(Layout()), folders["nvidia"], steps=3000)
 
 
-def test_a_word_more_than_rows_is_none_of_the_padding(folders, tmp_path, whole):
-    """What the file has behind the last word is not read."""
-    folder = tmp_path / "checkpoint"
-    shutil.copytree(folders["reference"], folder)
+def test_rows_behind_the_last_word_are_not_read(folders, tmp_path, whole):
+    """They are zero instead."""
+    folder = beside(folders["reference"], tmp_path / "checkpoint")
     name = "optimizer.state.exp_avg.language_model.embedding.word_embeddings.weight"
-    shutil.rmtree(folder / name)
+    (folder / name).unlink()
     table = whole["exp_avg"]["embedding.weight"].clone()
     table[SHAPE.vocabulary :] = torch.nan
     array(folder / name, table, half=False)
