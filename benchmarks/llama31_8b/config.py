@@ -84,8 +84,8 @@ class ModelConfig:
         linear: of the blocks' products: ``torch``, or ``fp8`` with ``blocks=written`` only.
         recomputed_gate_up: so many layers compute the MLP's first product again in the backward pass; ``auto``: as many
             as memory asks for, with ``blocks=written`` only.
-        transposed_layers: the first so many layers keep their FP8 weights transposed for a step, too, instead of turning
-            them in every micro-batch.
+        transposed_layers: the first so many layers keep their FP8 weights transposed for a step, too, which else are
+            turned in every micro-batch.
         head_chunk: tokens whose logits are there at a time.
         loss_scale: initial loss scale with fp16.
         attention, rms_norm, rope, swiglu, cross_entropy: implementations, or ``auto``.
