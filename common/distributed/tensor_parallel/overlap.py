@@ -164,9 +164,7 @@ class SymmetricMemoryProducts:
         parts = slot.rows(own, shape, y_sN.dtype)
         product(self._part(x_TK, own), scale_inverse, parts[own])
         computing.wait_stream(self._moving)
-        torch.add(parts[0], parts[1], out=y_sN)
-        for part_sN in parts[2:]:
-            y_sN += part_sN
+        torch.sum(parts, 0, out=y_sN)  # one pass, rounded once
 
     def start_product_scatter(
         self, x_TK: Tensor, scale_inverse: Tensor | None, product: RowProduct, y_sN: Tensor
