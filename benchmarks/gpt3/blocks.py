@@ -308,8 +308,7 @@ def _through_attention(half: AttentionHalf, d_o_BShD: Tensor, attended: Any, qkv
     by_token = (part.flatten(0, 1) for part in parts)
     made = ops.qkv_gradient(*by_token, half=scaling is None, fp8=scaling, transpose=scaling is not None)
     main_gradient.add_(half.qkv_bias, made.bias)
-    result: Operand = made.d_qkv if made.d_qkv8 is None else made.d_qkv8
-    return result
+    return _either(made.d_qkv, made.d_qkv8)
 
 
 class _MlpHalf(torch.autograd.Function):
@@ -330,10 +329,14 @@ class _MlpHalf(torch.autograd.Function):
         act_TF, act8, saved = half.operations.bias_gelu.forward(
             up_TF, None, fp8=half.down.input_scaling(resting), save_fp8=save_fp8
         )
-        act = act_TF if act8 is None else act8
+        act = _either(act_TF, act8)
         out_sE = half.down.multiply(act)
-        kept: tuple[Tensor | None, ...] = (*_in_fp8(act), *_in_fp8(saved)) if save_fp8 is not None else (saved,)
-        ctx.save_for_backward(residual_sE, moments_2s, *_in_fp8(y), *(() if resting else kept))
+        kept: list[Tensor | None] = []  # while it rests that is nothing
+        if isinstance(saved, Fp8Tensor):
+            kept = [*_in_fp8(act), *_in_fp8(saved)]
+        elif not resting:
+            kept = [saved]
+        ctx.save_for_backward(residual_sE, moments_2s, *_in_fp8(y), *kept)
         ctx.in_fp8 = save_fp8 is not None
         ctx.half, ctx.before, ctx.after = half, before, after
         return residual_sE, out_sE
@@ -352,7 +355,7 @@ class _MlpHalf(torch.autograd.Function):
             act, saved = _fp8(act_data, act_scale), _fp8(data, scale_inverse)
         else:
             (saved,) = kept
-            act, _, _ = gelu.forward(saved, None)
+            act = _either(*gelu.forward(saved, None)[:2])
         del kept
         d_out = _taken(ctx.after, half.down, d_out_sE)
         d_act_TF = half.down.backward(d_out, act)
@@ -360,7 +363,7 @@ class _MlpHalf(torch.autograd.Function):
         made = gelu.backward(d_act_TF, saved, None, fp8=half.up.gradient_scaling())
         del d_act_TF, saved
         main_gradient.add_(half.up_bias, made.bias)
-        d_up: Operand = made.dx if made.dx8 is None else made.dx8
+        d_up = _either(made.dx, made.dx8)
         del made
         d_y_sE = half.up.backward(d_up, _again(half, (y_data, y_scale), residual_sE, moments_2s))
         del d_up
@@ -422,9 +425,7 @@ def _normed(
         residual_sE, delta_sE, None if before is None else before.bias, norm.weight, norm.bias, norm.epsilon,
         half=scaling is None, fp8=scaling,
     )  # fmt: skip
-    y = y_sE if y8 is None else y8
-    assert y is not None
-    return residual_sE, moments_2s, y
+    return residual_sE, moments_2s, _either(y_sE, y8)
 
 
 def _again(
@@ -474,6 +475,13 @@ def _through_norm(
 def _rows_of(o_BShD: Tensor) -> Tensor:
     """(T, h D)."""
     return o_BShD.flatten(0, 1).flatten(1)
+
+
+def _either(in_half: Tensor | None, in_fp8: Fp8Tensor | None) -> Operand:
+    """What an operation has made: one of the two."""
+    made = in_half if in_fp8 is None else in_fp8
+    assert made is not None
+    return made
 
 
 def _in_fp8(x: Operand) -> tuple[Tensor | None, Tensor | None]:
