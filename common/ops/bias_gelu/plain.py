@@ -116,10 +116,10 @@ def backward_torch(
     """
     dy_wide_TF = widen(dy_TF)
     z_TF = widen_fp8(saved).to(dy_wide_TF.dtype) if isinstance(saved, Fp8Tensor) else _sum(saved, bias_F)
-    factor = math.sqrt(2 / math.pi)
-    tanh_TF = torch.tanh(factor * (z_TF + 0.044715 * z_TF**3))
-    inner_TF = factor * (1 + 3 * 0.044715 * z_TF**2)
-    dx_TF = dy_wide_TF * 0.5 * (1 + tanh_TF + z_TF * (1 - tanh_TF**2) * inner_TF)
+    twice = 2 * math.sqrt(2 / math.pi)
+    # (1 + tanh u) / 2 is sigmoid(2 u), which has its digits where tanh is almost -1
+    gate_TF = torch.sigmoid(twice * (z_TF + 0.044715 * z_TF**3))
+    dx_TF = dy_wide_TF * gate_TF * (1 + z_TF * (1 - gate_TF) * twice * (1 + 3 * 0.044715 * z_TF**2))
     if fp8 is None:
         return Gradients(dx_TF.to(dy_TF.dtype), None, dx_TF.sum(0))
     return Gradients(None, computed_torch(dx_TF, fp8, E5M2, dy_TF.dtype, frozen_scales), dx_TF.sum(0))

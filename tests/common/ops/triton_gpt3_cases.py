@@ -24,7 +24,7 @@ from common.ops.qkv_gradient import triton as qkv_triton
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions")
 
-TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1.6e-2}
 DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 SCALES = pytest.mark.parametrize("scale", [0.0, 3.7], ids=["first use", "later use"])
 FROZEN = pytest.mark.parametrize("frozen", [False, True], ids=["delayed", "frozen"])
@@ -62,9 +62,8 @@ def assert_close(found: Tensor | None, expected: Tensor | None, dtype: torch.dty
 
 # LayerNorm
 
-PARTS = pytest.mark.parametrize(
-    ("tokens", "features", "parts"), [(13, 96, 3), (5, 1, 1), (3, 1000, 1), (2, 4700, 5), (70, 24, 3)]
-)
+SHAPES = [(13, 96, 3), (5, 1, 1), (3, 250, 1), (2, 580, 5), (70, 24, 3)]
+PARTS = ("tokens", "features", "parts")
 """Several rows a program, one feature, air behind the last part of one and of several, several groups of rows."""
 
 
@@ -80,19 +79,15 @@ def norm_inputs(tokens: int, features: int, dtype: torch.dtype) -> tuple[Tensor,
 
 
 @DTYPES
-@PARTS
-@pytest.mark.parametrize("given", ["both", "delta", "neither"])
-def test_norm_equals_plain(given: str, tokens: int, features: int, parts: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(PARTS, SHAPES)
+@pytest.mark.parametrize("added_up", [True, False])
+def test_norm_equals_plain(added_up: bool, tokens: int, features: int, parts: int, dtype: torch.dtype) -> None:
     assert parts_of(features).count == parts
     residual, delta, added, weight, bias = norm_inputs(tokens, features, dtype)
-    total = residual
-    if given != "neither":
-        total = (residual.float() + delta.float() + (added.float() if given == "both" else 0)).to(dtype)
-    found = norm_triton.forward(
-        residual, None if given == "neither" else delta, added if given == "both" else None, weight, bias, 1e-5
-    )
+    total = (residual.float() + delta.float() + added.float()).to(dtype) if added_up else residual
+    found = norm_triton.forward(residual, *((delta, added) if added_up else (None, None)), weight, bias, 1e-5)
     assert (found.residual - total).abs().max() <= 2 * torch.finfo(dtype).eps * total.abs().max()
-    assert (found.residual is residual) == (given == "neither")
+    assert (found.residual is residual) == (not added_up)
     expected = norm_plain.forward_torch(found.residual.double(), None, None, weight.double(), bias.double(), 1e-5)
     assert_close(found.moments, expected.moments, torch.float32)
     assert_close(found.y, expected.y, dtype)
@@ -103,10 +98,10 @@ def test_norm_equals_plain(given: str, tokens: int, features: int, parts: int, d
 
 @SCALES
 @FROZEN
-@pytest.mark.parametrize("half", [True, False])
-@pytest.mark.parametrize("features", [96, 200])
+@pytest.mark.parametrize(("features", "half"), [(96, False), (200, True)])
 def test_norm_writes_fp8(features: int, half: bool, frozen: bool, scale: float) -> None:
-    given = norm_inputs(70, features, torch.bfloat16)
+    residual, delta, added, weight, bias = norm_inputs(70, features, torch.bfloat16)
+    given = (residual, delta, None if half else added, weight, bias)
     ours, plain = scaling(scale), scaling(scale)
     options = {"half": half, "frozen_scales": frozen}
     found = norm_triton.forward(*given, 1e-5, fp8=ours, **options)
@@ -125,13 +120,11 @@ def test_norm_of_missing_rows_without_epsilon_leaves_a_scale() -> None:
 
 
 @DTYPES
-@PARTS
+@pytest.mark.parametrize(PARTS, [shape for shape in SHAPES if shape[1] > 1])
 @pytest.mark.parametrize("other", [True, False])
 def test_gradients_of_the_norm_equal_plain(
     other: bool, tokens: int, features: int, parts: int, dtype: torch.dtype
 ) -> None:
-    if features == 1:
-        pytest.skip("the gradient is zero but for rounding")
     residual, dy, _, weight, _ = norm_inputs(tokens, features, dtype)
     d_residual = random(tokens, features, seed=5, dtype=dtype) if other else None
     moments = norm_plain.forward_torch(residual, None, None, weight, weight, 1e-5).moments
@@ -151,8 +144,7 @@ def test_gradients_of_the_norm_equal_plain(
 
 
 @SCALES
-@FROZEN
-@pytest.mark.parametrize("features", [96, 200])
+@pytest.mark.parametrize(("features", "frozen"), [(96, False), (200, True)])
 def test_gradient_of_the_norm_in_fp8(features: int, frozen: bool, scale: float) -> None:
     residual, dy, _, weight, _ = norm_inputs(70, features, torch.bfloat16)
     dy, d_residual = dy * 1e-7, random(70, features, seed=5, dtype=torch.bfloat16) * 1e-7
@@ -205,8 +197,10 @@ def test_gelu_equals_plain(shape: tuple[int, int], biased: bool, dtype: torch.dt
 
 
 @FROZEN
-@pytest.mark.parametrize("biased", [True, False])
-@pytest.mark.parametrize(("scale", "saved_scale"), [(0.0, 0.0), (2.1, 0.0), (0.0, 3.7), (2.1, None), (None, 0.0)])
+@pytest.mark.parametrize(
+    ("scale", "saved_scale", "biased"),
+    [(0.0, 0.0, True), (2.1, 0.0, False), (0.0, 3.7, True), (2.1, None, True), (None, 0.0, False)],
+)
 def test_gelu_writes_fp8_and_saves_it(
     scale: float | None, saved_scale: float | None, biased: bool, frozen: bool
 ) -> None:
@@ -270,9 +264,11 @@ def test_gelu_refuses_what_it_would_misread() -> None:
 # The gradient of query, key and value
 
 
-def parts(tokens: int, heads: int, size: int, dtype: torch.dtype, packed: bool) -> tuple[Tensor, ...]:
+def parts(
+    tokens: int, heads: int, size: int, dtype: torch.dtype, packed: bool, factor: float = 1.0
+) -> tuple[Tensor, ...]:
     """Gradients of query, key and value: views of one tensor, or of three that differ in their strides."""
-    whole = random(tokens, heads, 3, size, dtype=dtype)
+    whole = random(tokens, heads, 3, size, dtype=dtype) * factor
     q, k, v = whole.unbind(2)
     return (q, k, v) if packed else (q.contiguous(), k.transpose(0, 1).contiguous().transpose(0, 1), v)
 
@@ -297,10 +293,9 @@ def test_gradient_of_qkv_equals_plain(
 
 @SCALES
 @FROZEN
-@pytest.mark.parametrize("transpose", [True, False])
-@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize(("packed", "transpose"), [(True, True), (False, True), (False, False)])
 def test_gradient_of_qkv_in_fp8(packed: bool, transpose: bool, frozen: bool, scale: float) -> None:
-    given = tuple(x * 1e-6 for x in parts(50, 2, 16, torch.bfloat16, packed))
+    given = parts(50, 2, 16, torch.bfloat16, packed, 1e-6)
     ours, plain = scaling(scale * 1e8), scaling(scale * 1e8)
     options = {"half": False, "transpose": transpose, "frozen_scales": frozen}
     found = qkv_triton.join(*given, fp8=ours, **options)
