@@ -40,7 +40,7 @@ def interleaved_case(function: CausalAttention, batch: int, dtype: torch.dtype) 
     shape = gpt3.ROWS, gpt3.LENGTH, gpt3.HEADS // gpt3.RANKS[0], 3, gpt3.HEAD_SIZE
     qkv, do = normal(dtype, *shape), normal(dtype, *shape[:3], shape[4])
     q, k, v = qkv.unbind(3)
-    gradients = torch.empty_like(qkv).unbind(3)
+    dq, dk, dv = torch.empty_like(qkv).unbind(3)
     scale = gpt3.HEAD_SIZE**-0.5
     product = 2.0 * do.numel() * gpt3.LENGTH / 2
     moved = size_of(qkv) + size_of(do)
@@ -51,7 +51,7 @@ def interleaved_case(function: CausalAttention, batch: int, dtype: torch.dtype) 
 
     def both_into() -> None:
         _, saved = function.forward(q, k, v, scale)
-        function.backward_into(do, saved, gradients)
+        function.backward_into(do, saved, (dq, dk, dv))
 
     return [
         Pass("forward", lambda: function.forward(q, k, v, scale), moved, 2 * product),

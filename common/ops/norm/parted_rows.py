@@ -1,4 +1,5 @@
-# mypy: allow-untyped-defs
+# mypy: allow-untyped-defs, disable-error-code="assignment"
+# (a tuple grows within a kernel)
 """Whole rows in a few equal parts, and how a pass over whole rows is cut.
 
 Triton's blocks are powers of two: a row of 12,288 in one of them would be a quarter air, in registers and in what is
@@ -46,20 +47,20 @@ class Parts(NamedTuple):
     """A row's.
 
     Attributes:
-        count: of parts.
+        number: of parts.
         columns: of each, a power of two.
     """
 
-    count: int
+    number: int
     columns: int
 
 
 def parts_of(features: int) -> Parts:
     """The parts of a row that leave the least air; of several ways the one with the fewest."""
     choices = [
-        Parts(count, triton.next_power_of_2(triton.cdiv(features, count))) for count in range(1, _MOST_PARTS + 1, 2)
+        Parts(number, triton.next_power_of_2(triton.cdiv(features, number))) for number in range(1, _MOST_PARTS + 1, 2)
     ]
-    return min(choices, key=lambda parts: (parts.count * parts.columns, parts.count))
+    return min(choices, key=lambda parts: (parts.number * parts.columns, parts.number))
 
 
 def launch(tile: Tile, read: Sequence[torch.Tensor | None]) -> tuple[tuple[int], dict[str, Any]]:
@@ -72,12 +73,12 @@ def launch(tile: Tile, read: Sequence[torch.Tensor | None]) -> tuple[tuple[int],
     given = [x for x in read if x is not None]
     device, (tokens, features) = given[0].device, given[0].shape
     parts = parts_of(features)
-    rows = tile.rows * min(8, max(1, _ROW_OF_TILES // (parts.count * parts.columns)))
+    rows = tile.rows * min(8, max(1, _ROW_OF_TILES // (parts.number * parts.columns)))
     rows = 1 << (rows.bit_length() - 1)
-    in_flight = rows * parts.count * parts.columns * sum(x.element_size() for x in given)
+    in_flight = rows * parts.number * parts.columns * sum(x.element_size() for x in given)
     return (row_programs(tokens, rows, tile.programs, device),), {
         "E": features,
-        "PARTS": parts.count,
+        "PARTS": parts.number,
         "ROWS": rows,
         "BLOCK": parts.columns,
         "STAGES": min(tile.stages, 1 + (_shared_memory(device) - _SHARED_FOR_SUMS) // in_flight),

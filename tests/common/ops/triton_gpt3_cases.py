@@ -82,7 +82,7 @@ def norm_inputs(tokens: int, features: int, dtype: torch.dtype) -> tuple[Tensor,
 @pytest.mark.parametrize(PARTS, SHAPES)
 @pytest.mark.parametrize("added_up", [True, False])
 def test_norm_equals_plain(added_up: bool, tokens: int, features: int, parts: int, dtype: torch.dtype) -> None:
-    assert parts_of(features).count == parts
+    assert parts_of(features).number == parts
     residual, delta, added, weight, bias = norm_inputs(tokens, features, dtype)
     total = (residual.float() + delta.float() + added.float()).to(dtype) if added_up else residual
     found = norm_triton.forward(residual, *((delta, added) if added_up else (None, None)), weight, bias, 1e-5)
