@@ -102,8 +102,7 @@ def put(partitions: Sequence[Partition], kinds: Kinds, name: str, tensors: Mappi
     first, stop = max(segment.start, piece.inside.start), min(end, piece.inside.stop)
     own, shift = slice(first - segment.start, stop - segment.start), piece.place.start - piece.inside.start
     for kind, tensor in tensors.items():
-        flat = torch.empty(segment.numel, dtype=shard.wide, device=shard.parameters.device)
-        partition.buffer.view(flat, segment, segment.start).copy_(tensor)
+        flat = _flat(tensor.detach().to(shard.parameters.device, shard.wide), segment)
         if kind == "masters" and not partition.is_whole:  # else the shard's parameters are the buffer's
             shard.write_parameters(partition.buffer.parameters[segment.start : end], flat)
         if first < stop:
@@ -153,6 +152,14 @@ def complain(problems: Mapping[str, Sequence[str]]) -> None:
     ]
     if told:
         raise CheckpointError(f"the optimizer's state does not fit the model: {'; '.join(told)}")
+
+
+def _flat(tensor: Tensor, segment: Segment) -> Tensor:
+    """The values in the order in which the parameter's lie in memory: the tensor itself where that is its own order."""
+    if segment.parameter.is_contiguous():
+        return tensor.reshape(-1)
+    flat = torch.empty_like(segment.parameter, dtype=tensor.dtype).copy_(tensor)
+    return flat.as_strided((segment.numel,), (1,))
 
 
 def _place(partitions: Sequence[Partition], name: str) -> tuple[int, Piece, Segment]:
