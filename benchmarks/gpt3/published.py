@@ -7,6 +7,7 @@ memory holds some chunks at a time.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -60,28 +61,22 @@ def load_published(
     kinds = (WEIGHTS,) if optimizer is None else (MASTERS, *MOMENTS)
     group = layout.group(*SUMMED_AXES)
     parameters = dict(model.named_parameters())
-    parts: dict[tuple[str, str], tuple[_Part, ...]] = {}
+    tensors: list[tuple[_Part, ...]] = []
     error = ""
-    if layout.index(*SUMMED_AXES) == 0:
+    if reads := layout.index(*SUMMED_AXES) == 0:
         try:
             published = Published(folder, architecture, kinds)
-            if published.steps != steps:
-                raise CheckpointError(
-                    f"{folder / COMMON}: {published.steps} updates made the checkpoint, and checkpoint_steps={steps} "
-                    "are expected: it is another checkpoint"
-                )
-            parts = {
-                (name, kind): tuple(_parts(published, kind, name, tuple(parameter.shape), splits.get(name)))
-                for name, parameter in parameters.items()
-                for kind in kinds
-            }
-            for part in (part for own in parts.values() for part in own):
+            _check_steps(published, steps)
+            for name, parameter in parameters.items():
+                shape, split = tuple(parameter.shape), splits.get(name)
+                tensors += [tuple(_parts(published, kind, name, shape, split)) for kind in kinds]
+            for part in itertools.chain.from_iterable(tensors):
                 part.array.check(part.region)
-        except CheckpointError as problem:
+        except (CheckpointError, OSError) as problem:
             error = str(problem)
     _raise_together(error, layout)
     source = 0 if group is None else dist.get_global_rank(group, 0)
-    read = _read(parts.values(), pin=layout.device.type == "cuda") if parts else None
+    read = _read(tensors, layout.device) if reads else None
     for name, parameter in parameters.items():
         found = {}
         for kind in kinds:
@@ -139,6 +134,15 @@ class _Part:
         return place, values if values.ndim == self.dims else values[0]
 
 
+def _check_steps(published: Published, steps: int) -> None:
+    """Refuse a checkpoint of another number of updates."""
+    if published.steps != steps:
+        raise CheckpointError(
+            f"{published.folder / COMMON}: {published.steps} updates made the checkpoint, and checkpoint_steps={steps} "
+            "are expected: it is another checkpoint"
+        )
+
+
 def _parts(published: Published, kind: str, name: str, shape: tuple[int, ...], split: Split | None) -> Iterator[_Part]:
     """What makes a parameter of this rank, of ``shape``."""
     pattern, layer = pattern_of(name)
@@ -157,9 +161,16 @@ def _parts(published: Published, kind: str, name: str, shape: tuple[int, ...], s
         row += stop - start
 
 
-def _read(tensors: Iterable[Iterable[_Part]], pin: bool) -> Iterator[tuple[Place, Tensor] | None]:
-    """What makes each tensor, one chunk after the other, then None, then the next tensor; chunks are read ahead."""
-    with ThreadPoolExecutor(_THREADS, "published checkpoint") as pool:
+def _read(tensors: Iterable[Iterable[_Part]], device: torch.device) -> Iterator[tuple[Place, Tensor] | None]:
+    """What makes each tensor, one chunk after the other, then None, then the next tensor; chunks are read ahead.
+
+    Args:
+        tensors: the parts of each.
+        device: where they go; the threads pin their memory with its context, not with another GPU's.
+    """
+    pin = device.type == "cuda"
+    use_device = (lambda: torch.cuda.set_device(device)) if pin else None
+    with ThreadPoolExecutor(_THREADS, "published checkpoint", use_device) as pool:
 
         def started() -> Iterator[Future[tuple[Place, Tensor]] | None]:
             for parts in tensors:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from small_gpt3 import architecture
 from torch import Tensor
 
 from benchmarks.gpt3.network import Gpt
@@ -20,6 +19,7 @@ from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.optim.adaptive import AdamW
 from common.optim.learning_rate import constant
 from common.optim.optimizer import Optimizer, ParameterGroup
+from tests.benchmarks.gpt3.small_gpt3 import architecture
 
 SHAPE = architecture(layers=4)
 WORDS, POSITIONS = 176, 48
@@ -150,7 +150,8 @@ class Trainee:
     def __init__(self, layout: Layout, parallel: TensorParallel, chunks: int = 1, **options: Any) -> None:
         self.layout, stage, stages = layout, layout.coordinate("pp"), layout.size("pp")
         parts = layers_of(SHAPE.layers, stage, stages, chunks)
-        self.model = Gpt(SHAPE, parts, stage == 0, stage == stages - 1, dtype=torch.bfloat16, parallel=parallel)
+        ends, given = (stage == 0, stage == stages - 1), {"dtype": torch.bfloat16, "parallel": parallel}
+        self.model = Gpt(SHAPE, parts, *ends, device=layout.device, **given)
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.fill_(7.0)
