@@ -131,6 +131,7 @@ class Published:
         kinds: of values that are wanted: ``weights``, or ``masters`` and moments.
 
     Attributes:
+        folder, architecture: as given.
         naming: how it calls its arrays.
         arrays: by kind and name without the number of a layer.
 
@@ -156,7 +157,10 @@ class Published:
             CheckpointError: ``common.pt`` is missing or damaged, or does not say.
         """
         path = self.folder / COMMON
-        found = set(_steps(read_values(path), False))
+        try:
+            found = set(_steps(read_values(path), False))
+        except (ValueError, OverflowError, RuntimeError) as error:  # a step that is no number, or nesting without end
+            raise CheckpointError(f"{path} is damaged ({error}); fetch it again") from error
         if len(found) != 1:
             told = f"says different steps of Adam, {sorted(found)}" if found else "does not say at which step Adam is"
             raise CheckpointError(f"{path}: {told}; fetch it again")

@@ -35,6 +35,8 @@ from common.distributed.layout import Layout
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.errors import CheckpointError
 from common.optim.shard import split_masters
+from tests.command_line import the_message
+from tests.conftest import suite
 
 PLACES = [
     *(("reference", *place) for place in [(1, 1, 1), (2, 1, 1), (4, 1, 1), (1, 2, 1), (1, 2, 2), (2, 2, 2), (4, 2, 1)]),
@@ -205,6 +207,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "common": (lambda f: (f / "common.pt").unlink(), r"common\.pt is missing"),
     "no step": (lambda f: torch.save({"step": 4000}, f / "common.pt"), "does not say at which step"),
     "two steps": (lambda f: torch.save({"optimizer": [{"step": 3}, {"step": 4}]}, f / "common.pt"), r"\[3, 4\]"),
+    "no number": (lambda f: torch.save({"optimizer": {"step": float("nan")}}, f / "common.pt"), "damaged .*NaN"),
     "hostile": (lambda f: torch.save({"optimizer": shutil.rmtree}, f / "common.pt"), r"asks for shutil\.rmtree"),
     "settings": (lambda f: (f / "metadata.json").unlink(), r"metadata\.json is missing"),
     "other form": (lambda f: (f / "metadata.json").write_text('{"sharded_backend": "torch_dist"}'), "'torch_dist'"),
@@ -257,6 +260,15 @@ def test_rows_behind_the_last_word_are_not_read(folders, tmp_path, whole):
     found = one.optimizer.state_dict()["exp_avg"]["embedding.weight"]
     assert torch.equal(found, own_part("embedding.weight", table, Layout()))
     assert torch.count_nonzero(found[SHAPE.vocabulary :]) == 0
+
+
+def test_a_run_without_its_checkpoint_says_what_it_looked_for(tmp_path):
+    done = suite(
+        "train", "benchmark=gpt3", "scale=test", "device=cpu", f"assets_dir={tmp_path}", f"data_dir={tmp_path}",
+        f"output_dir={tmp_path / 'run'}",
+    )  # fmt: skip
+    assert done.code == CheckpointError.exit_code
+    assert f"{tmp_path}/checkpoint holds no published checkpoint of GPT-3" in the_message(done)
 
 
 @pytest.fixture(scope="module")
