@@ -214,9 +214,9 @@ class WrittenGpt:
         """See :meth:`benchmarks.gpt3.network.Gpt.losses`; without gradients."""
         return self._last().losses(self._normed(x_sE), labels_T, head_chunk)
 
-    def summed_loss(self, x_sE: Tensor, labels_T: Tensor, head_chunk: int) -> Tensor:
+    def summed_loss(self, x_sE: Tensor, labels_T: Tensor, head_chunk: int, factor: float = 1.0) -> Tensor:
         """See :meth:`benchmarks.gpt3.network.Gpt.summed_loss`; gradients of weights are added to the main ones."""
-        return self._last().summed_loss(self._normed(x_sE), labels_T, head_chunk)
+        return self._last().summed_loss(self._normed(x_sE), labels_T, head_chunk, factor)
 
     def same_weights(self) -> AbstractContextManager[None]:
         """Within it no weight changes: FP8 products cast theirs in the first forward pass, and keep them."""

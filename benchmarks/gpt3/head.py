@@ -41,17 +41,19 @@ class TiedHead:
     cross_entropy: Any
     finishes: bool
 
-    def summed_loss(self, hidden_sE: Tensor, labels_T: Tensor, chunk: int) -> Tensor:
-        """The sum of the losses in nats: 0-d, fp32, or fp64 of fp64. Collective, also in the backward pass.
+    def summed_loss(self, hidden_sE: Tensor, labels_T: Tensor, chunk: int, factor: float = 1.0) -> Tensor:
+        """``factor`` times the sum of the losses in nats: 0-d, fp32, or fp64 of fp64. Collective in both passes.
 
         Args:
             hidden_sE: vectors of own tokens that the head reads; contiguous.
             labels_T: the next token of each of all tokens; -1 where none is scored.
             chunk: tokens of all ranks whose logits are computed at a time.
+            factor: of the sum, such as one by the number of labels. It is in the arithmetic of the logits' gradient; a
+                factor that comes with the backward pass is rounded to the dtype of the network.
         """
         if not torch.is_grad_enabled():
-            return self.losses(hidden_sE, labels_T, chunk).sum()
-        total: Tensor = _SummedLoss.apply(hidden_sE, self, labels_T, chunk)
+            return self.losses(hidden_sE, labels_T, chunk).sum() * factor
+        total: Tensor = _SummedLoss.apply(hidden_sE, self, labels_T, chunk, factor)
         return total
 
     @torch.no_grad()
@@ -66,39 +68,41 @@ class TiedHead:
         ]
         return torch.cat(losses)
 
-    def scored(self, hidden_cE: Tensor, labels_c: Tensor) -> tuple[Tensor, Tensor]:
-        """Losses (c,) of a chunk, and the gradient of their sum with respect to the logits (c, v). Collective."""
+    def scored(self, hidden_cE: Tensor, labels_c: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+        """Losses (c,) of a chunk, and ``factor`` times their sum's gradient by the logits (c, v). Collective."""
         weight_vE = self.weight.detach()
         if self.parallel.size > 1:
             scores = score_chunk(hidden_cE, weight_vE, labels_c, self.parallel, self.vocabulary)
-            dlogits_cv = scores.gradient().masked_fill_(~scores.scored_c.unsqueeze(1), 0.0)
+            dlogits_cv = scores.gradient().mul_(factor).masked_fill_(~scores.scored_c.unsqueeze(1), 0.0)
             return scores.losses_c, dlogits_cv.to(hidden_cE.dtype)
         logits_cv = hidden_cE @ weight_vE.t()
         with torch.enable_grad():
             leaf_cv = logits_cv.detach().requires_grad_()
             losses_c, _ = self.cross_entropy(leaf_cv, labels_c, self.vocabulary, inplace=True)
-            (dlogits_cv,) = torch.autograd.grad(losses_c, leaf_cv, torch.ones_like(losses_c))
+            (dlogits_cv,) = torch.autograd.grad(losses_c, leaf_cv, torch.full_like(losses_c, factor))
         return losses_c.detach(), dlogits_cv
 
 
 class _SummedLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden_sE: Tensor, head: TiedHead, labels_T: Tensor, chunk: int) -> Tensor:
+    def forward(ctx: Any, hidden_sE: Tensor, head: TiedHead, labels_T: Tensor, chunk: int, factor: float) -> Tensor:
         total, kept = widen(hidden_sE.new_zeros(())), []
+        # fp16 has not the exponents for small ones, which the scale of the loss brings with the backward pass
+        early, ctx.late = (1.0, factor) if hidden_sE.dtype == torch.float16 else (factor, 1.0)
         for _, hidden_cE, labels_c in chunks_of(hidden_sE, labels_T, head.parallel, chunk):
-            losses_c, dlogits_cv = head.scored(hidden_cE, labels_c)
+            losses_c, dlogits_cv = head.scored(hidden_cE, labels_c, early)
             total += losses_c.sum()
             kept.append(dlogits_cv)
         ctx.save_for_backward(hidden_sE, labels_T, *kept)
         ctx.head, ctx.chunk = head, chunk
-        return total
+        return total * factor
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hidden_sE, labels_T, *kept = ctx.saved_tensors
         head: TiedHead = ctx.head
-        weight_vE, factor = head.weight.detach(), gradients[0].to(hidden_sE.dtype)
+        weight_vE, factor = head.weight.detach(), (gradients[0] * ctx.late).to(hidden_sE.dtype)
         dhidden_sE, main_vE = torch.empty_like(hidden_sE), main_gradient(head.weight)
         parts = chunks_of(hidden_sE, labels_T, head.parallel, ctx.chunk)
         for (own, hidden_cE, _), dlogits_cv in zip(parts, kept, strict=True):
@@ -107,4 +111,4 @@ class _SummedLoss(torch.autograd.Function):
             torch.mul(leaving.wait(), factor, out=dhidden_sE[own])
         if head.finishes:
             finish(head.weight)
-        return dhidden_sE, None, None, None
+        return dhidden_sE, None, None, None, None

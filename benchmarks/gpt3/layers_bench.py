@@ -137,7 +137,7 @@ class Iteration:
     def _whole(self) -> Tensor:
         x_sE = self._network.through(0, self._network.embed(self._tokens_BS), self._rows)
         labels_T = self._tokens_BS.roll(-1, 1).flatten()
-        loss = self._network.summed_loss(x_sE, labels_T, len(labels_T)) / len(labels_T)
+        loss = self._network.summed_loss(x_sE, labels_T, len(labels_T), 1 / len(labels_T))
         loss.backward()
         return loss.detach()
 
@@ -256,6 +256,8 @@ def run_rank(rank: int, folder: str, arguments: argparse.Namespace) -> None:
                 f"{in_words(way, ms, shape, arguments.rows, ranks, arguments.ends)}; {used:.1f} GB at most\n    {names}"
             )
             text += f"\n{kinds}" if arguments.breakdown else ""
+            if ranks > 1:
+                dist.barrier()  # before memory that others have mapped is freed
             del run
         torch.cuda.empty_cache()
         if rank == 0:

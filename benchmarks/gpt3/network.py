@@ -258,6 +258,6 @@ class Gpt(nn.Module):
             self.norm(x_sE), self.embedding.weight, labels_T, self.parallel, head_chunk, vocabulary=vocabulary
         )
 
-    def summed_loss(self, x_sE: Tensor, labels_T: Tensor, head_chunk: int) -> Tensor:
-        """The sum of :meth:`losses`, as training wants it."""
-        return self.losses(x_sE, labels_T, head_chunk).sum()
+    def summed_loss(self, x_sE: Tensor, labels_T: Tensor, head_chunk: int, factor: float = 1.0) -> Tensor:
+        """``factor`` times the sum of :meth:`losses`, as training wants it."""
+        return self.losses(x_sE, labels_T, head_chunk).sum() * factor

@@ -73,7 +73,7 @@ def rows(seed: int = 1) -> tuple[Tensor, Tensor]:
 
 def loss(network: Gpt | WrittenGpt, tokens_BS: Tensor, labels_T: Tensor) -> Tensor:
     hidden = network.through(0, network.embed(tokens_BS), ROWS)
-    return network.summed_loss(hidden, labels_T, CHUNK) / (ROWS * (LENGTH - 1))
+    return network.summed_loss(hidden, labels_T, CHUNK, 1 / (ROWS * (LENGTH - 1)))
 
 
 def gradients(made: Gpt) -> dict[str, Tensor]:

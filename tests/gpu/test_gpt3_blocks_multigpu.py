@@ -60,7 +60,7 @@ def passes(network: Gpt | WrittenGpt, device: torch.device) -> Tensor:
         SHAPE.vocabulary, (ROWS, SHAPE.positions + 1), generator=generator_of("tokens", device), device=device
     )
     hidden = network.through(0, network.embed(tokens_BR[:, :-1]), ROWS)
-    loss = network.summed_loss(hidden, tokens_BR[:, 1:].flatten(), CHUNK) / (ROWS * SHAPE.positions)
+    loss = network.summed_loss(hidden, tokens_BR[:, 1:].flatten(), CHUNK, 1 / (ROWS * SHAPE.positions))
     loss.backward()
     return loss.detach()
 
