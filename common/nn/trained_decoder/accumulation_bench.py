@@ -7,7 +7,8 @@
   :mod:`common.ops.weight_gradient`, and with the operands of two micro-batches put together (half the time of the
   whole); beside it, measured in turn, the products alone, which add nothing; and the difference. In bf16 operands, too;
 - ``passes``: the transposes that a micro-batch makes of weights, inputs and gradients, casts that write one order or
-  both, so that the difference is what a producer would pay, and the products for comparison.
+  both, so that the difference is what a producer would pay, and the products for comparison, whole and with tokens
+  cut as they come from two or four ranks.
 
 Every case is captured in a CUDA graph. It runs in a process of its own, and another one continues behind a case that
 failed, hung or crashed. ``--cases`` limits all to names that contain one of the given words; ``--sweep`` times tiles of
@@ -172,20 +173,21 @@ def half_weight_gradients(layer: Layer, device: torch.device) -> Case:
     return Case(run, alone, layer.flops())
 
 
-def products(backward: bool, layer: Layer, device: torch.device) -> Case:
-    """The forward products, or those towards the input."""
+def products(backward: bool, cuts: int, layer: Layer, device: torch.device) -> Case:
+    """The forward products, or those towards the input; tokens in so many cuts, as they come from other ranks."""
     inverse, scratch, sets = scale_inverse(device), Scratch(device), []
     for outputs, inputs in layer.weights.values():
         rows, columns = (inputs, outputs) if backward else (outputs, inputs)
         left = normal(device, E5M2 if backward else E4M3, layer.tokens, columns)
         sets.append((left, normal(device, E4M3, rows, columns)))
 
-    def run() -> None:
+    def run(cuts: int) -> None:
         for left, right in sets:
             out = scratch.slot("result", (len(left), len(right)), torch.bfloat16)
-            multiply(left, right, inverse, inverse, torch.bfloat16, out=out)
+            for rows, result in zip(left.chunk(cuts), out.chunk(cuts), strict=True):
+                multiply(rows, right, inverse, inverse, torch.bfloat16, out=result)
 
-    return Case(run, None, layer.flops())
+    return Case(lambda: run(cuts), (lambda: run(1)) if cuts > 1 else None, layer.flops())
 
 
 def matrices(what: str, layer: Layer) -> list[tuple[int, int]]:
@@ -237,8 +239,9 @@ def cases() -> dict[str, Build]:
         found[f"passes transposes of {what}"] = _given(transposes, what)
     for what in ("inputs", "gradients"):
         found[f"passes casts of {what} in both orders"] = _given(casts, what)
-    found["passes products forward"] = _given(products, False)
-    found["passes products towards inputs"] = _given(products, True)
+    for backward, where in ((False, "forward"), (True, "towards inputs")):
+        for cuts in (1, 2, 4):
+            found[f"passes products {where}, {cuts} cuts"] = _given(products, backward, cuts)
     return found
 
 
