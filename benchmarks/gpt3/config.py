@@ -85,9 +85,12 @@ class ModelConfig:
         linear: of the blocks' products: ``torch``, or ``fp8`` with ``blocks=written`` only.
         head_chunk: tokens whose logits are there at a time.
         loss_scale: initial loss scale with fp16.
-        attention, layer_norm, bias_gelu, qkv_gradient: implementations for written blocks, or ``auto``.
-        token_products: how tokens move beside the products of ``layout.tp`` in written blocks: ``symmetric_memory``,
-            ``collective``, or ``auto``.
+        kept_transposes: FP8 weights are transposed once a step and not in every micro-batch; a byte a weight.
+        attention, layer_norm, bias_gelu, qkv_gradient, cross_entropy: implementations for written blocks, or ``auto``.
+        token_products: how tokens move beside the products of ``layout.tp``: ``symmetric_memory``, ``collective``, or
+            ``auto``; with ``blocks=written`` only.
+        accumulation: how weights' gradients in FP8 are added to those of micro-batches before
+            (:mod:`common.ops.weight_gradient`), or ``auto``.
     """
 
     checkpoint: str
@@ -97,16 +100,31 @@ class ModelConfig:
     linear: Literal["torch", "fp8"]
     head_chunk: Annotated[int, AtLeast(1)]
     loss_scale: Annotated[float, Positive]
+    kept_transposes: bool = False
     attention: str = AUTO
     layer_norm: str = AUTO
     bias_gelu: str = AUTO
     qkv_gradient: str = AUTO
+    cross_entropy: str = AUTO
     token_products: str = AUTO
+    accumulation: str = AUTO
 
     def __post_init__(self) -> None:
-        if self.blocks != "written" and self.linear != "torch":
+        if self.linear == "torch" and (self.kept_transposes or self.accumulation != AUTO):
+            raise ConfigError(
+                f"kept_transposes={self.kept_transposes}, accumulation={self.accumulation}: these are of FP8 products; "
+                "give model.linear=fp8 as well"
+            )
+        if self.blocks == "written":
+            return
+        if self.linear != "torch":
             raise ConfigError(
                 f"linear={self.linear}: only written blocks multiply in FP8; give model.blocks=written as well"
+            )
+        if self.token_products != AUTO:
+            raise ConfigError(
+                f"token_products={self.token_products}: only written blocks choose how tokens move; "
+                "give model.blocks=written as well"
             )
 
 

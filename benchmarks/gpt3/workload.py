@@ -3,36 +3,60 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from benchmarks.gpt3.blocks import WrittenGpt
 from benchmarks.gpt3.config import Facts, GptConfig, RowFacts
 from benchmarks.gpt3.data import example, open_evaluation, open_train
 from benchmarks.gpt3.evaluate import log_perplexity
 from benchmarks.gpt3.network import Gpt
+from benchmarks.gpt3.operations import KERNEL_NAMES, choose
 from benchmarks.gpt3.published import load_published
-from common.config.schema import Declaration, RunConfig
+from common.config.schema import Declaration, LoggedPrecision, Role, RunConfig
 from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource, EvalSource
 from common.distributed.layout import Layout
 from common.distributed.pipeline.links import Handed
 from common.distributed.pipeline.order import check_numbers, layers_of
 from common.distributed.tensor_parallel.layers import partial_parameters
+from common.distributed.tensor_parallel.overlap import build_products
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.distributed.tensor_split import Split
 from common.errors import ConfigError
 from common.evaluation.counted import CountedEvaluation
+from common.ops.implementation import asked_for
 from common.optim.learning_rate import cosine_of_samples
 from common.optim.optimizer import ClipNorm, ParameterGroup
 from common.step.pipeline import Chunk, Pipeline
-from common.step.train_step import Losses, TrainStep
+from common.step.train_step import Arm, ForwardBackward, Losses, TrainStep
 
 TIED = "embedding.weight"
 """What the first stage looks words up in, and the last one scores them with."""
+
+
+class Part(torch.nn.Module):
+    """The layers of one part of the network, whose weights are waited for before they run.
+
+    Args:
+        network: runs them.
+        number: of the part, on this stage.
+    """
+
+    def __init__(self, network: Gpt | WrittenGpt, number: int) -> None:
+        super().__init__()
+        model = network if isinstance(network, Gpt) else network.model
+        self.layers = torch.nn.ModuleList(model.blocks(number))
+        self._run = functools.partial(network.through, number)
+
+    def forward(self, x_sE: Tensor, rows: int) -> Tensor:
+        """Hidden states of own tokens behind these layers."""
+        return self._run(x_sE, rows)
 
 
 class GptPretraining(Workload):
@@ -58,7 +82,29 @@ class GptPretraining(Workload):
             self.architecture, parts, stage == 0, stage == stages - 1, layout.device, self.dtype, parallel
         )  # fmt: skip
         self.model.initialise(lambda name: layout.shared_generator(f"weights/{name}", layout.device))
+        self._written = self._written_blocks() if self.own.model.blocks == "written" else None
+        self._network: Gpt | WrittenGpt = self.model if self._written is None else self._written
+        self._parts = [Part(self._network, number) for number in range(len(parts))]
+        self.choices |= {"linear": self.own.model.linear, "blocks": self.own.model.blocks}
         self._pipeline = Pipeline(layout, len(parts), cfg.grad_accumulation_steps, self._handed)
+
+    def _written_blocks(self) -> WrittenGpt:
+        model, device, parallel = self.own.model, self.layout.device, self.model.parallel
+        operations, chosen = choose(model, self.architecture, device, self.dtype, parallel.size)
+        with asked_for("model.token_products", model.token_products):
+            products = build_products(parallel, device, model.token_products)
+        self.choices |= {**chosen, "token_products": products.name}
+        trains = self.layout.role == "train"
+        most_rows = max(trains * self.cfg.micro_batch, self.own.reader.eval_rows)
+        return WrittenGpt(
+            self.model,
+            operations,
+            model.linear if trains else "torch",  # an evaluation is in 16 bits
+            most_rows * self.own.facts.row_length,
+            products,
+            model.accumulation,
+            model.kept_transposes,
+        )
 
     def _handed(self, batch: Batch) -> Handed:
         """Tokens of this rank between two layers."""
@@ -95,6 +141,7 @@ class GptPretraining(Workload):
             },
             sample_tokens=facts.row_length,
             forbidden=broken,
+            lowest_precision=_lowest_precision(own, cfg.layout["tp"]),
         )
 
     def tensor_splits(self) -> dict[str, Split]:
@@ -128,18 +175,16 @@ class GptPretraining(Workload):
         step = self.step_with(
             own.hparams.adamw(),
             schedule,
-            blocks=[(name, self.model.get_submodule(name)) for name in self._layer_names()],
+            blocks=[(f"part {number}", part) for number, part in enumerate(self._parts)],
             clip=ClipNorm(facts.max_grad_norm, "after_reduction"),
             loss_scale=own.model.loss_scale,
             passes=(lambda scale: self._pipeline.forward_backward(chunks, ["loss"], scale)) if staged else None,
         )
+        if self._written is not None:
+            step.forward_backward = _with_same_weights(step.forward_backward, self._written)
         if begun:
             self._load_checkpoint()
         return step
-
-    def _layer_names(self) -> list[str]:
-        """The layers of this stage in the order of the forward pass, each of which runs by itself."""
-        return [f"layers.{number}" for part in self.model.parts for number in part]
 
     def _load_checkpoint(self) -> None:
         """Weights and moments of the rules' checkpoint, after ``facts.checkpoint_steps`` updates. Collective."""
@@ -160,7 +205,7 @@ class GptPretraining(Workload):
             return x_sE
         tokens_BR = batch.tensors["tokens"]
         labels = len(tokens_BR) * (self.own.facts.row_length - 1)
-        summed = self.model.summed_loss(x_sE, tokens_BR[:, 1:].reshape(-1), self.own.model.head_chunk)
+        summed = self._network.summed_loss(x_sE, tokens_BR[:, 1:].reshape(-1), self.own.model.head_chunk)
         mean = summed / labels
         return Losses(mean, {"loss": mean.detach()})
 
@@ -170,14 +215,15 @@ class GptPretraining(Workload):
         if not self._ends(number):
             return x_sE
         labels_T = batch.tensors["tokens"][:, 1:].reshape(-1)
-        return self.model.losses(x_sE, labels_T, self.own.model.head_chunk), labels_T >= 0
+        return self._network.losses(x_sE, labels_T, self.own.model.head_chunk), labels_T >= 0
 
     def _through(self, number: int, x_sE: Tensor | None, batch: Batch) -> Tensor:
         """Hidden vectors behind the layers of part ``number``."""
         tokens_BR = batch.tensors["tokens"]
         if x_sE is None:
-            x_sE = self.model.embed(tokens_BR[:, :-1].clamp(min=0))
-        return self.model.through(number, x_sE, len(tokens_BR))
+            x_sE = self._network.embed(tokens_BR[:, :-1].clamp(min=0))
+        made: Tensor = self._parts[number](x_sE, len(tokens_BR))
+        return made
 
     def _ends(self, number: int) -> bool:
         """Whether part ``number`` of this stage is the last of the network."""
@@ -226,9 +272,30 @@ class GptPretraining(Workload):
 
         return log_perplexity(self.model, losses, inputs, layout, open_rows, self.cfg.cuda_graphs)
 
+    def kernel_names(self) -> Sequence[tuple[str, str]]:
+        """Those of the written blocks' operations."""
+        return KERNEL_NAMES
+
     def sample_flops(self) -> float:
         """FLOPs of one row, forward and backward, the causal half of the attention only."""
         return 3.0 * self.architecture.forward_flops(self.own.facts.row_length)
+
+
+def _with_same_weights(forward_backward: ForwardBackward, network: WrittenGpt) -> ForwardBackward:
+    """An iteration's forward and backward passes, between which the optimizer does not write."""
+
+    def same(micro_batches: Sequence[Batch], arm: Arm, collect: Callable[[], None]) -> dict[str, Tensor]:
+        with network.same_weights():
+            return forward_backward(micro_batches, arm, collect)
+
+    return same
+
+
+def _lowest_precision(own: GptConfig, ranks: int) -> dict[Role, LoggedPrecision]:
+    """What the log says beside the precision of weights: tokens are gathered as the products want them."""
+    if own.model.linear != "fp8":
+        return {}
+    return {"linear": "fp8", "comm": "fp8"} if ranks > 1 else {"linear": "fp8"}
 
 
 def _used(own: GptConfig) -> Facts:

@@ -149,6 +149,20 @@ def test_what_cannot_be_dealt_is_refused_before_anything_is_built(overrides, mes
         loaded(*overrides)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["model.blocks=autograd", "model.linear=fp8"], r"linear=fp8: .* give model\.blocks=written"),
+        (["model.blocks=autograd", "model.token_products=collective"], r"token_products=.* give model\.blocks=written"),
+        (["model.kept_transposes=true"], r"kept_transposes=True.* give model\.linear=fp8"),
+        (["model.accumulation=torch"], r"accumulation=torch.* give model\.linear=fp8"),
+    ],
+)
+def test_options_of_other_ways_are_refused(given, message):
+    with pytest.raises(ConfigError, match=message):
+        loaded("scale=test", *given)
+
+
 def test_rows_are_not_shared():
     run, _ = loaded("scale=test", "scale.gpus_per_node=2", "layout.cp=2")
     with pytest.raises(ConfigError, match=r"layout\.cp=2: GPT-3's ranks have other rows or share layers"):
@@ -167,7 +181,7 @@ def test_everything_decays_norms_and_biases_too():
 def test_ten_updates_are_those_of_torch():
     """AdamW with decay of all, the rates by samples, and gradients clipped to a norm of 1."""
     given = ("precision=fp64", "hparams.global_batch_size=2")
-    ours, theirs = built(*given), built(*given)
+    ours, theirs = built(*given), built(*given, "model.blocks=autograd")
     step, (batch,) = ours.build_step(), theirs.example_batches()
     adamw = torch.optim.AdamW(theirs.model.parameters(), betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     for number in range(10):
@@ -228,6 +242,18 @@ def test_log_perplexity_is_the_mean_over_the_labels_and_not_over_the_rows():
     expected = float(sum(sums)) / sum(labels)
     assert found["log_perplexity"] == pytest.approx(expected, rel=1e-12)
     assert found["eval_samples"] == predictions.values["tokens"] == sum(labels)
+
+
+def test_fp8_trains_as_bf16_does():
+    """Twenty steps of two small networks on rows that repeat; the real comparison runs on a GPU."""
+    losses = {}
+    for linear in ("torch", "fp8"):
+        workload = built("precision=bf16", f"model.linear={linear}", "hparams.global_batch_size=2")
+        step, (batch,) = workload.build_step(), workload.example_batches()
+        results = [step([batch]) for _ in range(20)]
+        losses[linear] = [step.read(r.names, r.values.tolist()).metrics["loss"] for r in results]
+    assert losses["torch"][-1] < 0.8 * losses["torch"][0]
+    assert losses["fp8"] == pytest.approx(losses["torch"], rel=0.03)
 
 
 def test_an_evaluation_of_a_part_of_the_set_does_not_count():

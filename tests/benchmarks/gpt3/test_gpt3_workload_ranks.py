@@ -59,9 +59,9 @@ def records(output: Path) -> list[dict[str, float]]:
 
 @pytest.fixture(scope="module")
 def whole(data_of, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The output of one rank."""
+    """The output of one rank, through PyTorch's operations and autograd."""
     output = tmp_path_factory.mktemp("whole") / "one"
-    done = run(data_of(NAME), output)
+    done = run(data_of(NAME), output, "model.blocks=autograd")
     assert done.code == 10, done.errors
     return output
 
@@ -77,6 +77,11 @@ def whole(data_of, tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param(["scale.gpus_per_node=4", "layout.pp=2", "layout.tp=2"], id="tp2xpp2"),
         pytest.param(["scale.gpus_per_node=4", "layout.pp=2", "optimizer.shard=all", "optimizer.bucket_mb=0.01"],
                      id="dp2xpp2-sharded"),
+        pytest.param(["scale.gpus_per_node=4", "layout.pp=2", "layout.tp=2", "model.blocks=autograd"],
+                     id="tp2xpp2-autograd", marks=pytest.mark.slow),
+        pytest.param(["scale.gpus_per_node=4", "layout.pp=2", "model.chunks=2", "model.blocks=autograd",
+                      "optimizer.shard=all", "optimizer.bucket_mb=0.01"], id="dp2xpp2-2chunks-sharded-autograd",
+                     marks=pytest.mark.slow),
         pytest.param(["scale.gpus_per_node=2", "layout.tp=2"], id="tp2", marks=pytest.mark.slow),
         pytest.param(["scale.gpus_per_node=2", "evaluation.ranks=1"], id="evaluating", marks=pytest.mark.slow),
         pytest.param(["scale.gpus_per_node=3", "layout.tp=2", "evaluation.ranks=1"], id="tp2-evaluating",
