@@ -9,6 +9,7 @@ WORKLOADS: dict[str, str] = {
     "bert": "benchmarks.bert.workload:BertPretraining",
     "dlrm": "benchmarks.dlrm.workload:Dlrm",
     "dlrm_dcnv2": "benchmarks.dlrm_dcnv2.workload:DlrmDcnv2",
+    "gpt3": "benchmarks.gpt3.workload:GptPretraining",
     "llama2_70b_lora": "benchmarks.llama2_70b_lora.workload:LlamaLora",
     "llama31_8b": "benchmarks.llama31_8b.workload:LlamaPretraining",
     "maskrcnn": "benchmarks.maskrcnn.workload:MaskRCNNSegmentation",

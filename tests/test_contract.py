@@ -41,6 +41,7 @@ SHORT = {
     "bert": ["hparams.training_steps=4"],
     "dlrm": ["benchmark.schedule.last_samples=16"],
     "dlrm_dcnv2": ["benchmark.schedule.last_samples=16"],
+    "gpt3": ["benchmark.schedule.last_samples=16"],
     "llama2_70b_lora": ["hparams.training_steps=4"],
     "llama31_8b": ["benchmark.schedule.last_samples=16"],
     "maskrcnn": ["benchmark.schedule.last_epoch=1"],

@@ -84,9 +84,15 @@ class ModelConfig:
         linear: of the blocks' products: ``torch``, or ``fp8`` with ``blocks=written`` only.
         recomputed_gate_up: so many layers compute the MLP's first product again in the backward pass; ``auto``: as many
             as memory asks for, with ``blocks=written`` only.
+        transposed_layers: the first so many layers keep their FP8 weights transposed for a step, too, which else are
+            turned in every micro-batch.
         head_chunk: tokens whose logits are there at a time.
         loss_scale: initial loss scale with fp16.
         attention, rms_norm, rope, swiglu, cross_entropy: implementations, or ``auto``.
+        token_products: how tokens move beside the products of ``layout.tp``: ``symmetric_memory``, ``collective``, or
+            ``auto``; with ``blocks=written`` only.
+        accumulation: how weights' gradients in FP8 are added to those of micro-batches before
+            (:mod:`common.ops.weight_gradient`), or ``auto``.
     """
 
     layers: Annotated[int, NotNegative]
@@ -95,13 +101,21 @@ class ModelConfig:
     head_chunk: Annotated[int, AtLeast(1)]
     loss_scale: Annotated[float, Positive]
     recomputed_gate_up: Annotated[int, NotNegative] | Literal["auto"] = "auto"
+    transposed_layers: Annotated[int, NotNegative] = 0
     attention: str = AUTO
     rms_norm: str = AUTO
     rope: str = AUTO
     swiglu: str = AUTO
     cross_entropy: str = AUTO
+    token_products: str = AUTO
+    accumulation: str = AUTO
 
     def __post_init__(self) -> None:
+        if self.linear == "torch" and (self.transposed_layers or self.accumulation != AUTO):
+            raise ConfigError(
+                f"transposed_layers={self.transposed_layers}, accumulation={self.accumulation}: these are of FP8 "
+                "products; give model.linear=fp8 as well"
+            )
         if self.blocks == "written":
             return
         if self.linear != "torch":
@@ -111,6 +125,11 @@ class ModelConfig:
         if self.recomputed_gate_up not in (0, AUTO):
             raise ConfigError(
                 f"recomputed_gate_up={self.recomputed_gate_up}: only written blocks compute anything again; "
+                "give model.blocks=written as well"
+            )
+        if self.token_products != AUTO:
+            raise ConfigError(
+                f"token_products={self.token_products}: only written blocks choose how tokens move; "
                 "give model.blocks=written as well"
             )
 

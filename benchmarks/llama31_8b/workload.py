@@ -21,6 +21,7 @@ from common.data.batches import Batch, DataSource, EvalSource
 from common.distributed.context_parallel.split import ContextSplit
 from common.distributed.layout import Layout
 from common.distributed.tensor_parallel.layers import partial_parameters
+from common.distributed.tensor_parallel.overlap import build_products
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.distributed.tensor_split import Split
 from common.errors import ConfigError
@@ -82,7 +83,13 @@ class LlamaPretraining(Workload):
             recomputed = 0 if model.recomputed_gate_up == AUTO else int(model.recomputed_gate_up)
         most_tokens = max(self._train_tokens(split), self.own.reader.eval_rows * split.local_length)
         linear = model.linear if self.layout.role == "train" else "torch"  # an evaluation is in 16 bits
-        return TrainedDecoder(self.model, operations, linear, most_tokens, recomputed)
+        with asked_for("model.token_products", model.token_products):
+            products = build_products(self.model.parallel, device, model.token_products)
+        self.choices["token_products"] = products.name
+        return TrainedDecoder(
+            self.model, operations, linear, most_tokens, recomputed, products, model.accumulation,
+            model.transposed_layers,
+        )  # fmt: skip
 
     def _train_tokens(self, split: ContextSplit) -> int:
         """Tokens of a micro-batch on this rank; 0 where it only evaluates."""
@@ -112,6 +119,8 @@ class LlamaPretraining(Workload):
             model.linear == "fp8",
             model.head_chunk,
             alone=self.layout.world_size == 1,
+            layer_ranks=self.layout.size("tp"),
+            transposed_layers=model.transposed_layers,
         )
         asked = None if model.recomputed_gate_up == AUTO else int(model.recomputed_gate_up)
         return plan(workspace, torch.cuda.get_device_properties(device).total_memory, asked)

@@ -286,6 +286,7 @@ class Declaration:
             one for each value, ``key=value: the rule``.
         train_samples: of an epoch, where the rules let a run leave some out, such as those that fill no batch; None for
             all of the benchmark's.
+        sample_tokens: tokens of a sample, where the rules count progress in tokens.
         order_of_data: gives what decides the order of samples beyond seed and batch sizes, such as the reader; for
             checkpoints. Asked on the training ranks alone, since it may depend on what is installed there.
     """
@@ -298,6 +299,7 @@ class Declaration:
     lowest_precision: Mapping[Role, LoggedPrecision] = field(default_factory=dict)
     forbidden: Sequence[str] = ()
     train_samples: int | None = None
+    sample_tokens: int | None = None
     order_of_data: Callable[[], str] = str
 
 

@@ -22,20 +22,27 @@ class Split:
     A tensor of several sections (rows of queries, keys and values in one weight) has, on each rank, its rows of every
     section, so that they are pieces that lie apart in the whole.
 
+    A tensor may be padded, so that the ranks divide it (a vocabulary). Then a checkpoint has the rows that mean
+    something, and another number of ranks pads them anew.
+
     Attributes:
-        full_shape: of the whole tensor.
+        full_shape: of the whole tensor, padding included.
         dim: the dimension along which it is split.
         pieces: of each rank: first row and row behind the last of its pieces, in their order on that rank.
         index: this rank's place among them.
+        kept: rows of the whole that mean something, the first ones; what is behind them is zero in all that is loaded.
+            None for all.
 
     Raises:
-        ValueError: the pieces are not all rows once, or the ranks have different numbers of rows.
+        ValueError: the pieces are not all rows once, the ranks have different numbers of rows, or more rows are kept
+            than there are.
     """
 
     full_shape: tuple[int, ...]
     dim: int
     pieces: tuple[tuple[tuple[int, int], ...], ...]
     index: int
+    kept: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.dim < len(self.full_shape) or not 0 <= self.index < len(self.pieces):
@@ -46,13 +53,23 @@ class Split:
             raise ValueError(f"pieces {self.pieces} are not all {self.full_shape[self.dim]} rows once")
         if len({sum(stop - start for start, stop in own) for own in self.pieces}) != 1:
             raise ValueError(f"the ranks of pieces {self.pieces} have different numbers of rows")
+        if self.kept is not None and not 0 < self.kept <= self.full_shape[self.dim]:
+            raise ValueError(f"{self.kept} rows of {self.full_shape[self.dim]} cannot be kept")
 
     @classmethod
-    def dealt(cls, full_shape: Sequence[int], dim: int, sections: Sequence[int], ranks: int, index: int) -> Split:
+    def dealt(
+        cls,
+        full_shape: Sequence[int],
+        dim: int,
+        sections: Sequence[int],
+        ranks: int,
+        index: int,
+        kept: int | None = None,
+    ) -> Split:
         """Every section dealt to the ranks in equal parts, the first rank first.
 
         Args:
-            full_shape, dim, index: see the class.
+            full_shape, dim, index, kept: see the class.
             sections: rows of each along ``dim``, in their order.
             ranks: how many share.
 
@@ -71,15 +88,20 @@ class Split:
             for rank, own in enumerate(pieces):
                 own.append((start + rank * rows // ranks, start + (rank + 1) * rows // ranks))
             start += rows
-        return cls(tuple(full_shape), dim, tuple(tuple(own) for own in pieces), index)
+        return cls(tuple(full_shape), dim, tuple(tuple(own) for own in pieces), index, kept)
 
     @classmethod
     def over_tp(
-        cls, layout: Layout, full_shape: Sequence[int], dim: int = 0, sections: Sequence[int] | None = None
+        cls,
+        layout: Layout,
+        full_shape: Sequence[int],
+        dim: int = 0,
+        sections: Sequence[int] | None = None,
+        kept: int | None = None,
     ) -> Split:
         """:meth:`dealt` to the ranks of ``tp``; without ``sections`` there is one."""
         sections = sections or (full_shape[dim],)
-        return cls.dealt(full_shape, dim, sections, layout.size("tp"), layout.coordinate("tp"))
+        return cls.dealt(full_shape, dim, sections, layout.size("tp"), layout.coordinate("tp"), kept)
 
     @property
     def ranks(self) -> int:
@@ -92,6 +114,25 @@ class Split:
         shape = list(self.full_shape)
         shape[self.dim] //= self.ranks
         return tuple(shape)
+
+    @property
+    def kept_shape(self) -> tuple[int, ...]:
+        """Of the whole tensor without its padding."""
+        shape = list(self.full_shape)
+        shape[self.dim] = shape[self.dim] if self.kept is None else self.kept
+        return tuple(shape)
+
+    def without_padding(self, full: Tensor) -> Tensor:
+        """A view of what means something in ``full``, of ``full_shape``."""
+        return full if self.kept is None else full.narrow(self.dim, 0, self.kept)
+
+    def padded(self, kept: Tensor) -> Tensor:
+        """``kept``, of ``kept_shape``, with zeros behind it: of ``full_shape``."""
+        if self.kept_shape == self.full_shape:
+            return kept
+        full = kept.new_zeros(self.full_shape)
+        self.without_padding(full).copy_(kept)
+        return full
 
     def local_of(self, full: Tensor) -> Tensor:
         """What this rank has of ``full``, of ``full_shape``: a tensor of its own, of ``local_shape``.
@@ -160,7 +201,7 @@ def gathered(
     layout: Layout,
     destination: torch.device | str = "cpu",
 ) -> Any:
-    """A nest of mappings and sequences with whole tensors under the names of ``splits``.
+    """A nest of mappings and sequences with whole tensors, without padding, under the names of ``splits``.
 
     Collective over ``group``, whose ranks have the same nest.
 
@@ -179,9 +220,15 @@ def gathered(
         if tuple(tensor.shape) != splits[name].local_shape:
             raise ValueError(f"{name!r}: {tuple(tensor.shape)} where {splits[name].local_shape} are split over tp")
         # The group's backend may know the device alone; what stays there is one tensor at a time.
-        return splits[name].gather(tensor, group, layout.device).to(destination)
+        split = splits[name]
+        return split.without_padding(split.gather(tensor, group, layout.device)).to(destination)
 
     return _replaced(state, splits, whole)
+
+
+def without_padding(tensors: Mapping[str, Tensor], splits: Mapping[str, Split]) -> dict[str, Tensor]:
+    """What :func:`gathered` gives where this rank alone holds the tensors, which are not copied."""
+    return {name: splits[name].without_padding(t) if name in splits else t for name, t in tensors.items()}
 
 
 def own_parts(state: Any, splits: Mapping[str, Split]) -> Any:
@@ -192,12 +239,13 @@ def own_parts(state: Any, splits: Mapping[str, Split]) -> Any:
     """
 
     def own(name: str, tensor: Tensor) -> Tensor:
-        if tuple(tensor.shape) != splits[name].full_shape:
+        split = splits[name]
+        if tuple(tensor.shape) != split.kept_shape:
             raise CheckpointError(
                 f"the checkpoint is of another model: {name} has the shape {tuple(tensor.shape)}, "
-                f"{splits[name].full_shape} are expected"
+                f"{split.kept_shape} are expected"
             )
-        return splits[name].local_of(tensor)
+        return split.local_of(split.padded(tensor))
 
     return _replaced(state, splits, own)
 

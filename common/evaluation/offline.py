@@ -24,7 +24,7 @@ from common.contract.workload import Workload
 from common.distributed import job_store
 from common.distributed.layout import Layout
 from common.distributed.letters import Letter, LetterReceiver, LetterSender
-from common.distributed.tensor_split import gathered
+from common.distributed.tensor_split import gathered, without_padding
 from common.distributed.weights import Template
 from common.errors import CheckpointError, Interrupted
 from common.evaluation.checkpoint_queue import Checkpoint, CheckpointQueue, CheckpointScore, next_to_score
@@ -206,10 +206,9 @@ class OfflineEvaluation:
 
     def _whole(self, weights: Weights) -> dict[str, Tensor]:
         """The weights with whole tensors in place of parts; collective over ``tp``."""
-        tp_ranks = self._layout.group("tp")
+        tp_ranks, splits, device = self._layout.group("tp"), self._workload.tensor_splits(), self._layout.device
         if tp_ranks is None:
-            return weights.tensors
-        splits, device = self._workload.tensor_splits(), self._layout.device
+            return without_padding(weights.tensors, splits)
         tensors: dict[str, Tensor] = gathered(weights.tensors, splits, tp_ranks, self._layout, device)
         return tensors
 

@@ -15,7 +15,7 @@ from common.contract.evaluation import Point, Score, Weights, never
 from common.distributed import job_store
 from common.distributed.layout import Layout
 from common.distributed.letters import LetterReceiver, LetterSender
-from common.distributed.tensor_split import Split, gathered
+from common.distributed.tensor_split import Split, gathered, without_padding
 from common.distributed.weights import Template, Transfer, WeightSender
 
 
@@ -117,7 +117,7 @@ class RankedEvaluation:
     def _whole(self, weights: Weights) -> dict[str, Tensor]:
         """The weights with whole tensors in place of parts; collective over ``tp``."""
         if self._tp_ranks is None:
-            return weights.tensors
+            return without_padding(weights.tensors, self._splits)
         device = self._layout.device
         tensors: dict[str, Tensor] = gathered(weights.tensors, self._splits, self._tp_ranks, self._layout, device)
         return tensors

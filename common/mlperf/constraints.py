@@ -6,6 +6,7 @@ of the rules' own table that the checker does not test.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -67,6 +68,17 @@ TEXT_RULES: dict[str, tuple[TextRule, ...]] = {
         ),
     ),
     "gpt3": (
+        TextRule(
+            "global_batch_size",
+            "1,536 to 8,192, for which there are reference convergence points",
+            lambda v: 1536 <= _number(v, "global_batch_size") <= 8192,
+        ),
+        TextRule(
+            "init_checkpoint_step",
+            "ceil(4,000 * 1,536 / batch), since training goes on from the published checkpoint (assets_dir)",
+            lambda v: v["init_checkpoint_step"] == math.ceil(4000 * 1536 / _number(v, "global_batch_size")),
+        ),
+        TextRule("opt_weight_decay", "0.1", lambda v: v["opt_weight_decay"] == 0.1),
         TextRule(
             "opt_base_learning_rate",
             "2e-5 for global batches of 1,536 up to 3,072, 3e-5 for 4,096 up to 8,192, either between",

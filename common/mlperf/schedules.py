@@ -185,9 +185,12 @@ def dlrm(global_batch: int, train_samples: int = CRITEO_SAMPLES, last_samples: i
     return Schedule(interval, interval, last if last_samples is None else min(last, last_samples), "samples")
 
 
-def gpt3(global_batch: int, last_samples: int | None = None) -> Schedule:
-    """Every ceil(24,576 / GBS) steps. Counted in sequences; a log reports tokens, 2,048 per sequence."""
-    interval = _whole_batches(24_576, global_batch)
+def gpt3(global_batch: int, last_samples: int | None = None, interval: int | None = None) -> Schedule:
+    """Every ceil(24,576 / GBS) steps. Counted in sequences; a log reports tokens, 2,048 per sequence.
+
+    ``interval`` replaces the number of sequences where data stand in.
+    """
+    interval = _whole_batches(interval or 24_576, global_batch)
     return Schedule(interval, interval, last_samples, "samples")
 
 

@@ -223,6 +223,47 @@ def cosine_to(base: float, end: float, training_steps: int, warmup_steps: int = 
     return schedule
 
 
+def cosine_of_samples(
+    base: float,
+    end: float,
+    warmup_samples: int,
+    decay_samples: int,
+    global_batch: int,
+    consumed: int = 0,
+    first_update: int = 0,
+) -> Schedule:
+    """Linear warm-up from 0, then half a cosine from ``base`` to ``end``, where it stays, both counted in samples.
+
+    With t = consumed + (counter - first_update) * global_batch, the samples before an update, W and D:
+    base * t / W while t <= W, then end + (base - end) * (1 + cos(pi * min((t - W) / (D - W), 1))) / 2. It is
+    Megatron-LM's scheduler, whose first update of all has the rate 0.
+
+    Args:
+        base: the highest learning rate.
+        end: the one at the end of the cosine.
+        warmup_samples: W; 0 starts at ``base``.
+        decay_samples: D, with the warm-up's.
+        global_batch: samples of an update.
+        consumed: samples before the first update of this training, which goes on with an earlier one.
+        first_update: what the counter shows at that update.
+
+    Raises:
+        ValueError: the warm-up is negative, or leaves no sample.
+    """
+    if not 0 <= warmup_samples < decay_samples:
+        raise ValueError(f"warmup_samples={warmup_samples}: at least 0 and fewer than decay_samples={decay_samples}")
+
+    def schedule(step: Tensor) -> Tensor:
+        samples = consumed + (step.to(torch.float64) - first_update) * global_batch
+        done = ((samples - warmup_samples) / (decay_samples - warmup_samples)).clamp(max=1.0)
+        decay = end + 0.5 * (base - end) * (1.0 + torch.cos(math.pi * done))
+        if warmup_samples == 0:
+            return decay.to(torch.float32)
+        return torch.where(samples <= warmup_samples, base * samples / warmup_samples, decay).to(torch.float32)
+
+    return schedule
+
+
 def held_polynomial(
     base: float,
     warmup_steps: int,

@@ -303,6 +303,26 @@ class Optimizer:
         state.distribute(self.partitions, self._kinds(), named)
 
     @torch.no_grad()
+    def put(self, name: str, **tensors: Tensor) -> None:
+        """Set one parameter, and its state, from whole tensors of its shape: one of many that another format has.
+
+        Every rank that has the parameter does so, whatever part of it is its own to update; nothing is communicated.
+
+        Args:
+            name: of the parameter.
+            tensors: ``masters``, which the parameter is set to as well, and every kind of the rule's state.
+
+        Raises:
+            CheckpointError: there is no such parameter, a kind is missing or unknown, or a tensor has another shape.
+        """
+        state.put(self.partitions, self._kinds(), name, tensors)
+
+    @torch.no_grad()
+    def set_step(self, step: int) -> None:
+        """Set the counter of updates, which schedules and the rule read."""
+        self._step.fill_(step)
+
+    @torch.no_grad()
     def reset_masters(self) -> None:
         """Take over the model's weights, after these were loaded without a state of the optimizer."""
         for partition in self.partitions:

@@ -81,6 +81,14 @@ class Shard:
             return self.masters[part]
         return joined_masters(self.parameters[part], self.masters[part])
 
+    def write_parameters(self, out: Tensor, values: Tensor) -> None:
+        """Set parameters of the model, of any rank's part, to what those of masters with these values are."""
+        if not self.has_remainders:
+            out.copy_(values)
+            return
+        for piece, parameters in zip(values.split(_AT_ONCE), out.split(_AT_ONCE), strict=True):
+            parameters.copy_(split_masters(piece)[0])
+
     def write_masters(self, part: slice, values: Tensor) -> None:
         """Set some masters, and the parameters where these are others, to values in the dtype ``wide``."""
         if self.has_remainders:

@@ -9,9 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from common.errors import CheckpointError
-from common.optim.flat import Bucket
+from common.optim.flat import Bucket, Segment
 from common.optim.partition import Partition, Piece
-from common.optim.shard import split_masters
 
 Kinds = Mapping[str, Sequence[Tensor]]
 """Kind of state to one flat tensor per partition, in the layout of its shard."""
@@ -66,13 +65,52 @@ def distribute(partitions: Sequence[Partition], kinds: Kinds, named: Mapping[str
                     shard.write_masters(piece.place, _own(whole, piece))
                     if partition.is_whole:
                         continue  # the shard's parameters are the buffer's
-                    rounded = split_masters(whole)[0] if shard.has_remainders else whole
-                    partition.buffer.parameters[bucket.start : bucket.stop].copy_(rounded)
+                    shard.write_parameters(partition.buffer.parameters[bucket.start : bucket.stop], whole)
                 else:
                     flat[piece.place].copy_(_own(whole, piece))
     for partition in partitions:
         if not partition.is_whole:
             partition.take(partition.buffer.parameters, partition.shard.parameters)
+
+
+def put(partitions: Sequence[Partition], kinds: Kinds, name: str, tensors: Mapping[str, Tensor]) -> None:
+    """Set one parameter and its state from whole tensors: what :func:`distribute` does for all of them.
+
+    Args:
+        partitions: the flat buffers and this rank's shards of them.
+        kinds: the state, with ``masters``, which those of parameters that are their own masters are, too.
+        name: of the parameter.
+        tensors: for every kind a tensor of the parameter's shape, on any device and in any floating dtype.
+
+    Raises:
+        CheckpointError: there is no such parameter, a kind is missing or unknown, or a tensor has another shape.
+    """
+    number, piece, segment = _place(partitions, name)
+    partition, shape = partitions[number], segment.parameter.shape
+    complain(
+        {
+            f"missing for {name}": [kind for kind in kinds if kind not in tensors],
+            f"unexpected for {name}": [kind for kind in tensors if kind not in kinds],
+            "of another shape": [
+                f"{kind}.{name} {tuple(tensor.shape)} instead of {tuple(shape)}"
+                for kind, tensor in tensors.items()
+                if tensor.shape != shape
+            ],
+        }
+    )
+    shard, end = partition.shard, segment.start + segment.numel
+    first, stop = max(segment.start, piece.inside.start), min(end, piece.inside.stop)
+    own, shift = slice(first - segment.start, stop - segment.start), piece.place.start - piece.inside.start
+    for kind, tensor in tensors.items():
+        flat = _flat(tensor.detach().to(shard.parameters.device, shard.wide), segment)
+        if kind == "masters" and not partition.is_whole:  # else the shard's parameters are the buffer's
+            shard.write_parameters(partition.buffer.parameters[segment.start : end], flat)
+        if first < stop:
+            place = slice(first + shift, stop + shift)
+            if kind == "masters":
+                shard.write_masters(place, flat[own])
+            else:
+                kinds[kind][number][place].copy_(flat[own])
 
 
 def check(partitions: Sequence[Partition], kinds: Kinds, named: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -114,6 +152,24 @@ def complain(problems: Mapping[str, Sequence[str]]) -> None:
     ]
     if told:
         raise CheckpointError(f"the optimizer's state does not fit the model: {'; '.join(told)}")
+
+
+def _flat(tensor: Tensor, segment: Segment) -> Tensor:
+    """The values in the order in which the parameter's lie in memory: the tensor itself where that is its own order."""
+    if segment.parameter.is_contiguous():
+        return tensor.reshape(-1)
+    flat = torch.empty_like(segment.parameter, dtype=tensor.dtype).copy_(tensor)
+    return flat.as_strided((segment.numel,), (1,))
+
+
+def _place(partitions: Sequence[Partition], name: str) -> tuple[int, Piece, Segment]:
+    """Number of the partition that has the parameter, this rank's part of its bucket, and its place there."""
+    for number, partition in enumerate(partitions):
+        for piece in partition.pieces:
+            for segment in piece.bucket.segments:
+                if segment.name == name:
+                    return number, piece, segment
+    raise CheckpointError(f"the optimizer has no parameter {name!r}")
 
 
 def _views(partition: Partition, bucket: Bucket, whole: Tensor) -> Iterator[tuple[str, Tensor]]:

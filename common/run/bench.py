@@ -53,16 +53,19 @@ from common.ops import (
     fp8_cast,
     geglu,
     group_norm,
+    layer_norm_1p,
     linear_relu,
     local_convolution,
     logit,
     lora_input,
+    qkv_gradient,
     rms_norm,
     rope,
     suppression,
     swiglu,
     transpose_fp8,
     upsample_convolution,
+    weight_gradient,
 )
 from common.run.bench_figures import RunTiming, Timing, figures, write_figures
 from common.run.exposed import Span, exposed_us
@@ -88,16 +91,19 @@ OPERATIONS = (
     fp8_cast,
     geglu,
     group_norm,
+    layer_norm_1p,
     linear_relu,
     local_convolution,
     logit,
     lora_input,
+    qkv_gradient,
     rms_norm,
     rope,
     suppression,
     swiglu,
     transpose_fp8,
     upsample_convolution,
+    weight_gradient,
 )
 """Operations of the shared layer with kernels of their own."""
 

@@ -8,6 +8,7 @@ Model and optimizer are in full tensors in the file of the first of the ranks th
 has what is its own: random state and buffers. A run may therefore go on with another number of replicas, with
 samples or layers split over more or fewer ranks, and with layers on more or fewer stages, whose tensors have their
 names in the whole model, as long as global batch and micro-batch are the same: the position counts optimizer steps.
+What is padding for the sake of ``tp`` alone is in no file.
 Each rank's random state then starts anew, from the seed and the step, and buffers are those of
 the first rank. On the same layout a run goes on as if it had not stopped.
 
@@ -258,7 +259,7 @@ def restore(
     except RuntimeError as error:
         problems = [line.strip() for line in str(error).splitlines()[1:]]
         more = f"; and {len(problems) - 1} more" if len(problems) > 1 else ""
-        raise CheckpointError(f"the checkpoint is of another model: {problems[0]}{more}") from error
+        raise CheckpointError(f"the checkpoint is of another model: {_few(problems[0])}{more}") from error
     for number, (updater, state) in enumerate(zip(updaters, states, strict=True)):
         updater.load_state_dict(state)
         if isinstance(updater, StreamingUpdater):
@@ -342,13 +343,21 @@ def _together(stages: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _own_stage(content: dict[str, Any], model: nn.Module, layout: Layout) -> dict[str, Any]:
-    """What this rank's stage has of a whole model; what no stage has is kept, for whoever refuses it. Collective."""
+    """What this rank's stage has of a whole model; what no stage has is kept, for whoever refuses it. Collective.
+
+    Raises:
+        CheckpointError: a tensor of any stage is missing; on all stages, which would wait for one that has failed.
+    """
     own = set(model.state_dict())
     group, elsewhere = layout.group("pp"), set[str]()
     if group is not None:
         names: list[Any] = [None] * layout.size("pp")
-        dist.all_gather_object(names, own, group=group)
-        elsewhere = set().union(*names) - own
+        dist.all_gather_object(names, (own, frozen_names(model)), group=group)
+        elsewhere = set[str]().union(*(every for every, _ in names)) - own
+        missing = set[str]().union(*(every - frozen for every, frozen in names)) - content["model"].keys()
+        if missing:
+            more = f" and {len(missing) - 1} more of its tensors" if len(missing) > 1 else ""
+            raise CheckpointError(f"the checkpoint is of another model: it lacks {min(missing)}{more}")
     states = [
         {
             kind: {name: tensor for name, tensor in entries.items() if name not in elsewhere}
@@ -361,6 +370,12 @@ def _own_stage(content: dict[str, Any], model: nn.Module, layout: Layout) -> dic
     kept = {name: tensor for name, tensor in content["model"].items() if name not in elsewhere}
     buffers = {name: tensor for name, tensor in content["buffers"].items() if name in own}
     return {**content, "model": kept, "updaters": states, "buffers": buffers}
+
+
+def _few(problem: str, count: int = 3) -> str:
+    """A list of names, cut to the first ones; a network of other depth lacks hundreds."""
+    names = problem.split(", ")
+    return problem if len(names) <= count else f"{', '.join(names[:count])} and {len(names) - count} more"
 
 
 def _own_tensors(model: nn.Module) -> dict[str, torch.Tensor]:

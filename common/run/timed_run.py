@@ -55,6 +55,7 @@ class TimedRun:
         schedule: says what the run counts, epochs or samples.
         train_samples: training samples of an epoch, unless the schedule counts others.
         global_batch: samples of a step, for a ruleset that counts steps.
+        sample_tokens: tokens of a sample, for a ruleset that counts tokens.
 
     Attributes:
         events: what is logged.
@@ -64,7 +65,13 @@ class TimedRun:
     """
 
     def __init__(
-        self, log: RunLog, rules: Rules, schedule: Schedule, train_samples: int, global_batch: int = 1
+        self,
+        log: RunLog,
+        rules: Rules,
+        schedule: Schedule,
+        train_samples: int,
+        global_batch: int = 1,
+        sample_tokens: int | None = None,
     ) -> None:
         self._counts_epochs = schedule.unit == "epoch"
         self._epoch_samples = schedule.epoch_samples or train_samples
@@ -74,6 +81,7 @@ class TimedRun:
         self.events = RunEvents(
             log, rules.progress_key, converted, rules.quality_key, fraction_of, rules.fractions_from,
             global_batch if rules.unit == "steps" else None, rules.quality_together,
+            sample_tokens if rules.unit == "tokens" else None,
         )  # fmt: skip
         self.status = "aborted"
         self.start_ms = self.stop_ms = 0

@@ -166,7 +166,8 @@ class Trainer:
         log = RunLog(session.output_dir / name, rank)
         log.before_line = self.bar.clear
         stack.callback(log.close)
-        self.clock = TimedRun(log, self.rules, self.schedule, run.train_samples, run.global_batch)
+        tokens = run.declaration.sample_tokens
+        self.clock = TimedRun(log, self.rules, self.schedule, run.train_samples, run.global_batch, tokens)
         resumed_from = str(session.resume) if session.resume else None
         gpus = self.device.type == "cuda"
         self.clock.events.begin(run, session, self.rules, resumed_from, self.began_ms, gpus)

@@ -87,16 +87,7 @@ def read_state(path: Path, digest: str | None = None) -> dict[str, Tensor]:
             anything but tensors; nothing of what it asks for has then been done.
         ConfigError: ``digest`` is none.
     """
-    if path.exists() and not path.is_file():  # a pipe would wait for ever
-        raise CheckpointError(f"{path}: not a file of tensors that PyTorch can read: no regular file")
-    try:
-        if digest is not None:
-            check_digest(path, digest)
-        content = _read(path)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing") from None
-    except UNREADABLE as error:
-        raise CheckpointError(f"{path}: not a file of tensors that PyTorch can read: {_cause(error)}") from None
+    content = _content(path, "tensors", digest)
     if isinstance(content, Mapping) and isinstance(content.get(STATE_DICT), Mapping):
         content = content[STATE_DICT]
     if not isinstance(content, Mapping):
@@ -107,6 +98,28 @@ def read_state(path: Path, digest: str | None = None) -> dict[str, Tensor]:
         if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
             raise CheckpointError(f"{path}: {name} is no plain tensor, but {value.layout} on {value.device}")
     return dict(content)
+
+
+def read_values(path: Path) -> Any:
+    """What a file of ``torch.save`` holds: numbers, texts, lists, mappings and tensors in each other.
+
+    Raises:
+        CheckpointError: see :func:`read_state`.
+    """
+    return _content(path, "values")
+
+
+def _content(path: Path, kind: str, digest: str | None = None) -> Any:
+    if path.exists() and not path.is_file():  # a pipe would wait for ever
+        raise CheckpointError(f"{path}: not a file of {kind} that PyTorch can read: no regular file")
+    try:
+        if digest is not None:
+            check_digest(path, digest)
+        return _read(path)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing") from None
+    except UNREADABLE as error:
+        raise CheckpointError(f"{path}: not a file of {kind} that PyTorch can read: {_cause(error)}") from None
 
 
 def check_digest(path: Path, digest: str) -> None:

@@ -10,6 +10,9 @@ head that vector is therefore computed in the forward pass, while the logits are
 rows. A head that learns needs the sum over tokens, whose factors only the backward pass knows: there the logits are
 computed again, and all gradients with them.
 
+A table of words that is padded for its ranks has more rows than words: those behind the last word have no part in the
+softmax, so that losses are the same for any number of ranks, and no gradient.
+
 Arithmetic on logits is in fp32, or fp64 for fp64. Shapes: T tokens, s = T / ranks tokens of one rank, E hidden, v words
 of one rank, c tokens of a chunk.
 """
@@ -33,7 +36,12 @@ CHUNK = 1024
 
 
 def next_token_loss(
-    hidden_sE: Tensor, weight_vE: Tensor, labels_T: Tensor, parallel: TensorParallel, chunk: int = CHUNK
+    hidden_sE: Tensor,
+    weight_vE: Tensor,
+    labels_T: Tensor,
+    parallel: TensorParallel,
+    chunk: int = CHUNK,
+    vocabulary: int | None = None,
 ) -> Tensor:
     """The cross-entropy of every token, in nats. Collective in both passes.
 
@@ -43,6 +51,7 @@ def next_token_loss(
         labels_T: the next token of each, any integers, equal on all ranks; ``NOT_SCORED`` where none counts.
         parallel: the ranks.
         chunk: tokens of all ranks together whose logits are there at once.
+        vocabulary: words of all ranks together, the first rows of the table; None where all of its rows are words.
 
     Returns:
         losses (T,): all of them on every rank; 0 where nothing is scored. All ranks do the same with them: the gradient
@@ -52,7 +61,9 @@ def next_token_loss(
         ValueError: labels and tokens do not match, or a chunk without a token for every rank.
     """
     _check(hidden_sE, labels_T, parallel, chunk)
-    losses_T: Tensor = _NextTokenLoss.apply(hidden_sE, weight_vE, labels_T, parallel, chunk, torch.is_grad_enabled())
+    losses_T: Tensor = _NextTokenLoss.apply(
+        hidden_sE, weight_vE, labels_T, parallel, chunk, vocabulary, torch.is_grad_enabled()
+    )
     return losses_T
 
 
@@ -64,11 +75,12 @@ def head_loss(
     parallel: TensorParallel,
     chunk: int = CHUNK,
     gradient: bool = True,
+    vocabulary: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """:func:`next_token_loss` of a frozen head without autograd. Collective.
 
     Args:
-        hidden_sE, weight_vE, labels_T, parallel, chunk: see there.
+        hidden_sE, weight_vE, labels_T, parallel, chunk, vocabulary: see there.
         gradient: whether the second result is wanted.
 
     Returns:
@@ -82,8 +94,8 @@ def head_loss(
     s = hidden_sE.shape[0]
     losses_RS = hidden_sE.new_empty(parallel.size, s, dtype=_wide(hidden_sE.dtype))
     rows_sE = torch.empty_like(hidden_sE) if gradient else None
-    for own, hidden_cE, labels_c in _chunks(hidden_sE, labels_T, parallel, chunk):
-        scores = _score(hidden_cE, weight_vE, labels_c, parallel)
+    for own, hidden_cE, labels_c in chunks_of(hidden_sE, labels_T, parallel, chunk):
+        scores = score_chunk(hidden_cE, weight_vE, labels_c, parallel, vocabulary)
         losses_RS[:, own] = scores.losses_c.view(parallel.size, -1)
         if rows_sE is not None:
             rows_cE = scores.gradient().to(hidden_cE.dtype) @ weight_vE
@@ -98,10 +110,15 @@ def scale_rows(rows_sE: Tensor, dlosses_T: Tensor, parallel: TensorParallel) -> 
     return (rows_sE * parallel.own_tokens(dlosses_T).unsqueeze(1)).to(rows_sE.dtype)
 
 
-class _Scores(NamedTuple):
-    """A chunk's losses, and what its gradient is made of.
+class Scores(NamedTuple):
+    """A chunk's losses, and what their gradient is made of.
 
-    ``exponentials_cv`` are of the logits minus the rank's own largest; times ``factors_c`` they are probabilities.
+    Attributes:
+        losses_c: 0 where nothing is scored.
+        scored_c: whether each token is.
+        exponentials_cv: of the logits minus the rank's own largest; times ``factors_c`` they are probabilities.
+        factors_c: see there.
+        local_c, here_c: row of the label in this rank's words, and whether it is among them.
     """
 
     losses_c: Tensor
@@ -118,9 +135,20 @@ class _Scores(NamedTuple):
         return probabilities_cv.scatter_add_(1, self.local_c.unsqueeze(1), -ones_c1)
 
 
-def _score(hidden_cE: Tensor, weight_vE: Tensor, labels_c: Tensor, parallel: TensorParallel) -> _Scores:
+def score_chunk(
+    hidden_cE: Tensor, weight_vE: Tensor, labels_c: Tensor, parallel: TensorParallel, vocabulary: int | None
+) -> Scores:
+    """A chunk's losses, and what their gradient is made of, without autograd. Collective.
+
+    Args:
+        hidden_cE, labels_c: of :func:`chunks_of`.
+        weight_vE, parallel, vocabulary: see :func:`next_token_loss`.
+    """
     v = weight_vE.shape[0]
     logits_cv = (hidden_cE @ weight_vE.t()).to(_wide(hidden_cE.dtype))
+    if vocabulary is not None:
+        # The smallest number, not infinity: a rank may have padding alone, whose largest logit is subtracted from all.
+        logits_cv[:, max(vocabulary - parallel.index * v, 0) :] = torch.finfo(logits_cv.dtype).min
     local_c = labels_c.long() - parallel.index * v
     here_c = (local_c >= 0) & (local_c < v) & (labels_c != NOT_SCORED)
     local_c = local_c.clamp(0, v - 1)
@@ -133,7 +161,7 @@ def _score(hidden_cE: Tensor, weight_vE: Tensor, labels_c: Tensor, parallel: Ten
     sum_c = (sums_Rc * (largest_Rc - maximum_c).exp()).sum(0)
     scored_c = labels_c != NOT_SCORED
     losses_c = (maximum_c + sum_c.log() - of_label_Rc.sum(0)).masked_fill(~scored_c, 0.0)
-    return _Scores(losses_c, scored_c, exponentials_cv, (largest_c - maximum_c).exp() / sum_c, local_c, here_c)
+    return Scores(losses_c, scored_c, exponentials_cv, (largest_c - maximum_c).exp() / sum_c, local_c, here_c)
 
 
 class _NextTokenLoss(torch.autograd.Function):
@@ -145,12 +173,13 @@ class _NextTokenLoss(torch.autograd.Function):
         labels_T: Tensor,
         parallel: TensorParallel,
         chunk: int,
+        vocabulary: int | None,
         recording: bool,
     ) -> Tensor:
         of_hidden, of_weight = ctx.needs_input_grad[:2]
-        ctx.parallel, ctx.chunk, ctx.learns = parallel, chunk, of_weight
+        ctx.parallel, ctx.chunk, ctx.vocabulary, ctx.learns = parallel, chunk, vocabulary, of_weight
         early = recording and of_hidden and not of_weight
-        losses_T, rows_sE = head_loss(hidden_sE, weight_vE, labels_T, parallel, chunk, early)
+        losses_T, rows_sE = head_loss(hidden_sE, weight_vE, labels_T, parallel, chunk, early, vocabulary)
         ctx.save_for_backward(*((hidden_sE, weight_vE, labels_T) if of_weight else (rows_sE,)))
         return losses_T
 
@@ -159,23 +188,23 @@ class _NextTokenLoss(torch.autograd.Function):
     def backward(ctx: Any, dlosses_T: Tensor) -> tuple[Tensor | None, ...]:
         if not ctx.learns:
             (rows_sE,) = ctx.saved_tensors
-            return scale_rows(rows_sE, dlosses_T, ctx.parallel), None, None, None, None, None
+            return scale_rows(rows_sE, dlosses_T, ctx.parallel), None, None, None, None, None, None
         hidden_sE, weight_vE, labels_T = ctx.saved_tensors
         dhidden_sE = torch.empty_like(hidden_sE) if ctx.needs_input_grad[0] else None
         dweight_vE = torch.zeros_like(weight_vE, dtype=_wide(weight_vE.dtype))
         dlosses_RS = dlosses_T.view(ctx.parallel.size, -1)
-        for own, hidden_cE, labels_c in _chunks(hidden_sE, labels_T, ctx.parallel, ctx.chunk):
-            scores = _score(hidden_cE, weight_vE, labels_c, ctx.parallel)
+        for own, hidden_cE, labels_c in chunks_of(hidden_sE, labels_T, ctx.parallel, ctx.chunk):
+            scores = score_chunk(hidden_cE, weight_vE, labels_c, ctx.parallel, ctx.vocabulary)
             dlogits_cv = scores.gradient().mul_(dlosses_RS[:, own].reshape(-1, 1))
             dlogits_cv.masked_fill_(~scores.scored_c.unsqueeze(1), 0.0)
             narrow_cv = dlogits_cv.to(hidden_cE.dtype)
             dweight_vE += narrow_cv.t() @ hidden_cE
             if dhidden_sE is not None:
                 dhidden_sE[own] = ctx.parallel.reduce_scatter(narrow_cv @ weight_vE)
-        return dhidden_sE, dweight_vE.to(weight_vE.dtype), None, None, None, None
+        return dhidden_sE, dweight_vE.to(weight_vE.dtype), None, None, None, None, None
 
 
-def _chunks(
+def chunks_of(
     hidden_sE: Tensor, labels_T: Tensor, parallel: TensorParallel, chunk: int
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Which of its own tokens every rank gives to a chunk, and the hidden vectors and labels of them all."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from common.distributed.symmetric_memory import PeerMemory, attempt
 from common.distributed.tensor_parallel.products import SCALE_STRIDE, CollectiveProducts, RowProduct, TokenProducts
-from common.distributed.tensor_parallel.ranks import TensorParallel
+from common.distributed.tensor_parallel.ranks import TensorParallel, Underway
 from common.errors import UnsupportedImplementation
 from common.ops.implementation import AUTO
 
@@ -108,11 +108,12 @@ class SymmetricMemoryProducts:
         product: RowProduct,
         y_TN: Tensor,
         x_TK: Tensor | None = None,
+        scales_R4: Tensor | None = None,
     ) -> None:
         """See :class:`common.distributed.tensor_parallel.products.TokenProducts`."""
         s, K = x_sK.shape
         if not self._cuts(self._parallel.size * s, K, y_TN.shape[1]):
-            self._collective.gather_product(x_sK, scale_inverse, product, y_TN, x_TK)
+            self._collective.gather_product(x_sK, scale_inverse, product, y_TN, x_TK, scales_R4)
             return
         slot, own = self._next_slot(x_sK.nbytes), self._parallel.index
         slot.rows(own, (s, K), x_sK.dtype).copy_(x_sK)
@@ -120,7 +121,9 @@ class SymmetricMemoryProducts:
             slot.scale(own).copy_(scale_inverse)
         wanted = x_TK is not None
         x_TK = x_sK.new_empty(self._parallel.size * s, K) if x_TK is None else x_TK
-        scales = torch.empty(self._parallel.size, SCALE_STRIDE, dtype=torch.float32, device=self._device)[:, 0]
+        if scales_R4 is None:
+            scales_R4 = torch.empty(self._parallel.size, SCALE_STRIDE, dtype=torch.float32, device=self._device)
+        scales = scales_R4[:, 0]
         computing, arrived = torch.cuda.current_stream(self._device), {}
         self._moving.wait_stream(computing)
         with torch.cuda.stream(self._moving):
@@ -137,6 +140,8 @@ class SymmetricMemoryProducts:
             product(self._part(x_TK, rank), scale, self._part(y_TN, rank))
         if wanted:
             self._part(x_TK, own).copy_(x_sK)
+            if scale_inverse is not None:
+                scales[own].copy_(scale_inverse)
 
     def product_scatter(self, x_TK: Tensor, scale_inverse: Tensor | None, product: RowProduct, y_sN: Tensor) -> None:
         """See :class:`common.distributed.tensor_parallel.products.TokenProducts`."""
@@ -159,9 +164,16 @@ class SymmetricMemoryProducts:
         parts = slot.rows(own, shape, y_sN.dtype)
         product(self._part(x_TK, own), scale_inverse, parts[own])
         computing.wait_stream(self._moving)
-        torch.add(parts[0], parts[1], out=y_sN)
-        for part_sN in parts[2:]:
-            y_sN += part_sN
+        torch.sum(parts, 0, out=y_sN)  # one pass, rounded once
+
+    def start_product_scatter(
+        self, x_TK: Tensor, scale_inverse: Tensor | None, product: RowProduct, y_sN: Tensor
+    ) -> Underway:
+        """See :class:`common.distributed.tensor_parallel.products.TokenProducts`: what is cut has moved already."""
+        if not self._cuts(len(x_TK), x_TK.shape[1], y_sN.shape[1]):
+            return self._collective.start_product_scatter(x_TK, scale_inverse, product, y_sN)
+        self.product_scatter(x_TK, scale_inverse, product, y_sN)
+        return Underway(x_TK, y_sN, None)
 
     def _others(self) -> Iterator[int]:
         """The other ranks, each rank beginning with another one."""

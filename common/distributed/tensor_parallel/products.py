@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from common.distributed.tensor_parallel.ranks import TensorParallel
+from common.distributed.tensor_parallel.ranks import TensorParallel, Underway
 
 RowProduct = Callable[[Tensor, Tensor | None, Tensor], object]
 """``product(x_nK, scale_inverse, y_nN)`` writes ``x W`` into y; ``scale_inverse``, 0-d fp32, is that of FP8 rows."""
@@ -44,6 +44,7 @@ class TokenProducts(Protocol):
         product: RowProduct,
         y_TN: Tensor,
         x_TK: Tensor | None = None,
+        scales_R4: Tensor | None = None,
     ) -> None:
         """``y = all_gather(x) W``.
 
@@ -53,6 +54,7 @@ class TokenProducts(Protocol):
             product: see :data:`RowProduct`.
             y_TN: where the result goes.
             x_TK: where all rows go, for those who want them too.
+            scales_R4: fp32 (ranks, ``SCALE_STRIDE``), where the inverse scales of FP8 rows go, into column 0.
         """
         ...
 
@@ -66,6 +68,12 @@ class TokenProducts(Protocol):
         Raises:
             ValueError: the ranks would not have equally many tokens.
         """
+        ...
+
+    def start_product_scatter(
+        self, x_TK: Tensor, scale_inverse: Tensor | None, product: RowProduct, y_sN: Tensor
+    ) -> Underway:
+        """:meth:`product_scatter` whose movement may go on beside what comes next; y is there after ``wait()``."""
         ...
 
 
@@ -91,25 +99,32 @@ class CollectiveProducts:
         product: RowProduct,
         y_TN: Tensor,
         x_TK: Tensor | None = None,
+        scales_R4: Tensor | None = None,
     ) -> None:
         """See :class:`TokenProducts`."""
         x_TK = self._parallel.all_gather(x_sK, x_TK)
         if scale_inverse is None:
             product(x_TK, None, y_TN)
             return
-        scales = self._parallel.all_gather(scale_inverse.expand(1, SCALE_STRIDE))
+        scales = self._parallel.all_gather(scale_inverse.expand(1, SCALE_STRIDE), scales_R4)
         parts = zip(x_TK.chunk(len(scales)), scales[:, 0], y_TN.chunk(len(scales)), strict=True)
         for x_nK, scale, y_nN in parts:
             product(x_nK, scale, y_nN)
 
     def product_scatter(self, x_TK: Tensor, scale_inverse: Tensor | None, product: RowProduct, y_sN: Tensor) -> None:
         """See :class:`TokenProducts`."""
+        self.start_product_scatter(x_TK, scale_inverse, product, y_sN).wait()
+
+    def start_product_scatter(
+        self, x_TK: Tensor, scale_inverse: Tensor | None, product: RowProduct, y_sN: Tensor
+    ) -> Underway:
+        """See :class:`TokenProducts`."""
         if self._parallel.size == 1:
             product(x_TK, scale_inverse, y_sN)
-            return
+            return Underway(x_TK, y_sN, None)
         y_TN = y_sN.new_empty(len(x_TK), y_sN.shape[1])
         product(x_TK, scale_inverse, y_TN)
-        self._parallel.reduce_scatter(y_TN, y_sN)
+        return self._parallel.start_reduce_scatter(y_TN, y_sN)
 
 
 def times(weight_KN: Tensor) -> RowProduct:

@@ -129,14 +129,16 @@ class TensorParallel:
             return Underway(x_s, x_s, None)
         x_s = x_s.contiguous()
         out = x_s.new_empty(self.size * x_s.shape[0], *x_s.shape[1:])
-        return Underway(x_s, out, dist.all_gather_into_tensor(out, x_s, group=self.group, async_op=True))
+        work = dist.all_gather_into_tensor(_movable(out), _movable(x_s), group=self.group, async_op=True)
+        return Underway(x_s, out, work)
 
-    def start_reduce_scatter(self, x_T: Tensor) -> Underway:
+    def start_reduce_scatter(self, x_T: Tensor, out: Tensor | None = None) -> Underway:
         """Begin :meth:`reduce_scatter` beside what comes next. Collective."""
         if self.size == 1:
-            return Underway(x_T, x_T, None)
+            return Underway(x_T, x_T if out is None else out.copy_(x_T), None)
         x_T = x_T.contiguous()
-        out = x_T.new_empty(self.own_count(x_T.shape[0]), *x_T.shape[1:])
+        own = self.own_count(x_T.shape[0])
+        out = x_T.new_empty(own, *x_T.shape[1:]) if out is None else out
         return Underway(x_T, out, dist.reduce_scatter_tensor(out, x_T, group=self.group, async_op=True))
 
     def agree_on_scales_(self, scales: Tensor) -> None:

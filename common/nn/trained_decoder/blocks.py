@@ -8,7 +8,10 @@ half before in a :class:`common.ops.fp8_cast.plain.Handover`. The attention's re
 The weights are no inputs of the autograd functions: their gradients are added to the main ones, a weight's as soon as
 its operands are there.
 
-Legend: as in :mod:`common.nn.decoder`; N = (H + 2 K) D, I = H D.
+Under tensor parallelism norms and residuals are of a rank's own tokens, all between two products of all tokens and a
+part of the features; the products move them (:mod:`.products`).
+
+Legend: as in :mod:`common.nn.decoder`; N = (H + 2 K) D / ranks, I = H D / ranks.
 """
 
 from __future__ import annotations
@@ -25,8 +28,9 @@ from common.nn import main_gradient
 from common.nn.decoder import DecoderArchitecture
 from common.nn.decoder_operations import DecoderOperations
 from common.nn.frozen_decoder.passing import Pair
+from common.nn.frozen_decoder.products import Operand, data_and_scale
 from common.nn.scratch import Scratch
-from common.nn.trained_decoder.products import Operand, TrainedProduct
+from common.nn.trained_decoder.products import TrainedProduct
 from common.ops.fp8_cast.plain import Fp8Tensor, Handover, Scaling
 
 
@@ -48,10 +52,15 @@ class Tokens:
 
 @dataclass(frozen=True)
 class AttentionHalf:
-    """Norm, QKV, rotation, attention and output product of one layer."""
+    """Norm, QKV, rotation, attention and output product of one layer.
+
+    Attributes:
+        ranks: that share it.
+    """
 
     architecture: DecoderArchitecture
     operations: DecoderOperations
+    ranks: int
     norm: nn.Parameter
     qkv: TrainedProduct
     output: TrainedProduct
@@ -60,8 +69,8 @@ class AttentionHalf:
         """The pair behind the attention."""
         handover = Handover(self.output.gradient_scaling())
         function: Callable[..., tuple[Tensor, Tensor]] = _AttentionHalf.apply
-        residual_TE, delta_TE = function(self, tokens, pair.handover, handover, *pair[:2])
-        return Pair(residual_TE, delta_TE, handover)
+        residual_sE, delta_sE = function(self, tokens, pair.handover, handover, *pair[:2])
+        return Pair(residual_sE, delta_sE, handover)
 
 
 @dataclass(frozen=True)
@@ -87,13 +96,13 @@ class MlpHalf:
         """The pair behind the MLP."""
         handover = Handover(self.down.gradient_scaling())
         function: Callable[..., tuple[Tensor, Tensor]] = _MlpHalf.apply
-        residual_TE, delta_TE = function(self, tokens, pair.handover, handover, *pair[:2])
-        return Pair(residual_TE, delta_TE, handover)
+        residual_sE, delta_sE = function(self, tokens, pair.handover, handover, *pair[:2])
+        return Pair(residual_sE, delta_sE, handover)
 
-    def first_product(self, y_TE: Operand, passing: bool) -> Tensor:
+    def first_product(self, y_sE: Operand, passing: bool) -> Tensor:
         """Gate and up; where it is ``passing`` in memory that the next layer uses again."""
-        shape = (len(_data(y_TE)), len(self.gate_up.weight))
-        return self.gate_up.multiply(y_TE, self.scratch.wide(shape, self.norm.dtype) if passing else None)
+        shape = (self.gate_up.result_rows(len(data_and_scale(y_sE)[0])), len(self.gate_up.weight))
+        return self.gate_up.multiply(y_sE, self.scratch.wide(shape, self.norm.dtype) if passing else None)
 
 
 @dataclass(frozen=True)
@@ -105,7 +114,7 @@ class LastNorm:
     norm: nn.Parameter
 
     def __call__(self, pair: Pair) -> Tensor:
-        """Hidden states (T, E)."""
+        """Hidden states (s, E)."""
         result: Tensor = _LastNorm.apply(self, pair.handover, *pair[:2])
         return result
 
@@ -118,35 +127,35 @@ class _AttentionHalf(torch.autograd.Function):
         tokens: Tokens,
         before: Handover | None,
         after: Handover,
-        residual_TE: Tensor,
-        delta_TE: Tensor | None,
+        residual_sE: Tensor,
+        delta_sE: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         shape, ops = half.architecture, half.operations
-        residual_TE, inverse_rms_T, y = _normed(half, half.qkv, residual_TE, delta_TE, tokens.resting)
+        residual_sE, inverse_rms_s, y = _normed(half, half.qkv, residual_sE, delta_sE, tokens.resting)
         qkv_TN = half.qkv.multiply(y)
-        parts = ops.rope.forward(qkv_TN, tokens.cos, tokens.sin, shape.heads, shape.kv_heads)
+        heads, kv_heads = shape.heads // half.ranks, shape.kv_heads // half.ranks
+        parts = ops.rope.forward(qkv_TN, tokens.cos, tokens.sin, heads, kv_heads)
         del qkv_TN
         q, k, v = (part.unflatten(0, (tokens.rows, -1)) for part in parts)
         k, v = ops.attention.gather(k, v)
         o_BLHD, ctx.attended = ops.attention.forward(q, k, v)
         o = half.output.cast_input(o_BLHD.flatten(0, 1).flatten(1), tokens.resting)
-        out_TE = half.output.multiply(o)
-        ctx.save_for_backward(residual_TE, inverse_rms_T, q, k, v, o_BLHD, _scale(o), *_in_fp8(y))
+        out_sE = half.output.multiply(o)
+        ctx.save_for_backward(residual_sE, inverse_rms_s, q, k, v, o_BLHD, data_and_scale(o)[1], *_in_fp8(y))
         ctx.half, ctx.tokens, ctx.before, ctx.after = half, tokens, before, after
-        ctx.has_delta = delta_TE is not None
-        return residual_TE, out_TE
+        ctx.has_delta = delta_sE is not None
+        return residual_sE, out_sE
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        d_residual_TE, d_out_TE = gradients
+        d_residual_sE, d_out_sE = gradients
         half: AttentionHalf = ctx.half
         tokens: Tokens = ctx.tokens
         ops = half.operations
-        residual_TE, inverse_rms_T, q, k, v, o_BLHD, o_scale, *kept_y = ctx.saved_tensors
-        d_out = _taken(ctx.after, half.output, d_out_TE)
-        half.output.add_weight_gradient(d_out, half.output.cast_again(o_BLHD.flatten(0, 1).flatten(1), o_scale))
-        d_o_TI = half.output.input_gradient(d_out)
+        residual_sE, inverse_rms_s, q, k, v, o_BLHD, o_scale, *kept_y = ctx.saved_tensors
+        d_out = _taken(ctx.after, half.output, d_out_sE)
+        d_o_TI = half.output.backward(d_out, half.output.cast_again(o_BLHD.flatten(0, 1).flatten(1), o_scale))
         dq, gradients_of_kv = ops.attention.backward(d_o_TI.view(o_BLHD.shape), q, k, v, o_BLHD, ctx.attended)
         ctx.attended = None
         del q, k, v, d_o_TI, d_out
@@ -159,10 +168,9 @@ class _AttentionHalf(torch.autograd.Function):
         )  # fmt: skip
         del dq, dk, dv
         d_qkv = d_qkv_TN if d_qkv8 is None else d_qkv8
-        half.qkv.add_weight_gradient(d_qkv, _again(half, kept_y, residual_TE, inverse_rms_T))
-        d_y_TE = half.qkv.input_gradient(d_qkv)
-        dx_TE = _through_norm(half, ctx.before, d_y_TE, residual_TE, inverse_rms_T, d_residual_TE)
-        return None, None, None, None, dx_TE, dx_TE if ctx.has_delta else None
+        d_y_sE = half.qkv.backward(d_qkv, _again(half, kept_y, residual_sE, inverse_rms_s))
+        dx_sE = _through_norm(half, ctx.before, d_y_sE, residual_sE, inverse_rms_s, d_residual_sE)
+        return None, None, None, None, dx_sE, dx_sE if ctx.has_delta else None
 
 
 class _MlpHalf(torch.autograd.Function):
@@ -173,34 +181,34 @@ class _MlpHalf(torch.autograd.Function):
         tokens: Tokens,
         before: Handover | None,
         after: Handover,
-        residual_TE: Tensor,
-        delta_TE: Tensor,
+        residual_sE: Tensor,
+        delta_sE: Tensor,
     ) -> tuple[Tensor, Tensor]:
         ops, resting = half.operations, tokens.resting
-        residual_TE, inverse_rms_T, y = _normed(half, half.gate_up, residual_TE, delta_TE, resting)
+        residual_sE, inverse_rms_s, y = _normed(half, half.gate_up, residual_sE, delta_sE, resting)
         save_fp8 = None if resting or half.recompute else half.saved
         kept_as_it_is = not resting and not half.recompute and half.saved is None
         gate_up_TF = half.first_product(y, passing=not kept_as_it_is)
         act_TF, act8, saved = ops.swiglu.forward(gate_up_TF, fp8=half.down.input_scaling(resting), save_fp8=save_fp8)
         act = act_TF if act8 is None else act8
-        out_TE = half.down.multiply(act)
+        out_sE = half.down.multiply(act)
         ctx.kept_as_it_is, ctx.kept_in_fp8 = kept_as_it_is, save_fp8 is not None
-        kept: tuple[Tensor | None, ...] = (_scale(act),)
+        kept: tuple[Tensor | None, ...] = (data_and_scale(act)[1],)
         if kept_as_it_is:
             kept += (gate_up_TF,)
         elif save_fp8 is not None:
-            kept += (_data(act), saved.data, saved.scale_inverse)
-        ctx.save_for_backward(residual_TE, inverse_rms_T, *_in_fp8(y), *kept)
+            kept += (data_and_scale(act)[0], saved.data, saved.scale_inverse)
+        ctx.save_for_backward(residual_sE, inverse_rms_s, *_in_fp8(y), *kept)
         ctx.half, ctx.before, ctx.after = half, before, after
-        return residual_TE, out_TE
+        return residual_sE, out_sE
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        d_residual_TE, d_out_TE = gradients
+        d_residual_sE, d_out_sE = gradients
         half: MlpHalf = ctx.half
         ops = half.operations
-        residual_TE, inverse_rms_T, y_data, y_scale, act_scale, *kept = ctx.saved_tensors
+        residual_sE, inverse_rms_s, y_data, y_scale, act_scale, *kept = ctx.saved_tensors
         y: Operand | None = None
         act: Operand
         saved: Tensor | Fp8Tensor
@@ -211,106 +219,96 @@ class _MlpHalf(torch.autograd.Function):
             if ctx.kept_as_it_is:
                 (saved,) = kept
             else:
-                y = _again(half, (y_data, y_scale), residual_TE, inverse_rms_T)
+                y = _again(half, (y_data, y_scale), residual_sE, inverse_rms_s)
                 saved = half.first_product(y, passing=True)
             act_TF, act8, _ = ops.swiglu.forward(saved, fp8=half.down.scaling_of(act_scale), frozen_scales=True)
             act = act_TF if act8 is None else act8
         del kept
-        d_out = _taken(ctx.after, half.down, d_out_TE)
-        half.down.add_weight_gradient(d_out, act)
+        d_out = _taken(ctx.after, half.down, d_out_sE)
+        d_act_TF = half.down.backward(d_out, act)
         del act
-        d_act_TF = half.down.input_gradient(d_out)
         d_gate_up_TF, d_gate_up8 = ops.swiglu.backward(d_act_TF, saved, fp8=half.gate_up.gradient_scaling())
         del d_act_TF, saved
         d_gate_up = d_gate_up_TF if d_gate_up8 is None else d_gate_up8
         del d_gate_up_TF, d_gate_up8
-        y = _again(half, (y_data, y_scale), residual_TE, inverse_rms_T) if y is None else y
-        half.gate_up.add_weight_gradient(d_gate_up, y)
-        d_y_TE = half.gate_up.input_gradient(d_gate_up)
+        y = _again(half, (y_data, y_scale), residual_sE, inverse_rms_s) if y is None else y
+        d_y_sE = half.gate_up.backward(d_gate_up, y)
         del d_gate_up, y
-        dx_TE = _through_norm(half, ctx.before, d_y_TE, residual_TE, inverse_rms_T, d_residual_TE)
-        return None, None, None, None, dx_TE, dx_TE
+        dx_sE = _through_norm(half, ctx.before, d_y_sE, residual_sE, inverse_rms_s, d_residual_sE)
+        return None, None, None, None, dx_sE, dx_sE
 
 
 class _LastNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, norm: LastNorm, before: Handover | None, residual_TE: Tensor, delta_TE: Tensor) -> Tensor:
-        residual_TE, inverse_rms_T, y_TE, _ = norm.operations.rms_norm.forward(
-            residual_TE, delta_TE, norm.norm, norm.architecture.norm_epsilon
+    def forward(ctx: Any, norm: LastNorm, before: Handover | None, residual_sE: Tensor, delta_sE: Tensor) -> Tensor:
+        residual_sE, inverse_rms_s, y_sE, _ = norm.operations.rms_norm.forward(
+            residual_sE, delta_sE, norm.norm, norm.architecture.norm_epsilon
         )
-        ctx.save_for_backward(residual_TE, inverse_rms_T)
+        ctx.save_for_backward(residual_sE, inverse_rms_s)
         ctx.norm, ctx.before = norm, before
-        result: Tensor = y_TE
+        result: Tensor = y_sE
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        residual_TE, inverse_rms_T = ctx.saved_tensors
-        dx_TE = _through_norm(ctx.norm, ctx.before, gradients[0], residual_TE, inverse_rms_T, None)
-        return None, None, dx_TE, dx_TE
+        residual_sE, inverse_rms_s = ctx.saved_tensors
+        dx_sE = _through_norm(ctx.norm, ctx.before, gradients[0], residual_sE, inverse_rms_s, None)
+        return None, None, dx_sE, dx_sE
 
 
 def _normed(
     half: AttentionHalf | MlpHalf,
     product: TrainedProduct,
-    residual_TE: Tensor,
-    delta_TE: Tensor | None,
+    residual_sE: Tensor,
+    delta_sE: Tensor | None,
     resting: bool,
 ) -> tuple[Tensor, Tensor, Operand]:
     """The residual stream, the norm's inverse roots, and its result as ``product`` reads it."""
     scaling = product.input_scaling(resting)
-    residual_TE, inverse_rms_T, y_TE, y8 = half.operations.rms_norm.forward(
-        residual_TE, delta_TE, half.norm, half.architecture.norm_epsilon, half=scaling is None, fp8=scaling
+    residual_sE, inverse_rms_s, y_sE, y8 = half.operations.rms_norm.forward(
+        residual_sE, delta_sE, half.norm, half.architecture.norm_epsilon, half=scaling is None, fp8=scaling
     )
-    return residual_TE, inverse_rms_T, y_TE if y8 is None else y8
+    return residual_sE, inverse_rms_s, y_sE if y8 is None else y8
 
 
 def _again(
     half: AttentionHalf | MlpHalf,
     kept: list[Tensor | None] | tuple[Tensor | None, Tensor | None],
-    residual_TE: Tensor,
-    inverse_rms_T: Tensor,
+    residual_sE: Tensor,
+    inverse_rms_s: Tensor,
 ) -> Operand:
     """The norm's result as the product has read it: what was kept in FP8, else made once more."""
     data, scale_inverse = kept
     if data is not None:
         assert scale_inverse is not None
         return _fp8(data, scale_inverse)
-    y_TE: Tensor = half.operations.rms_norm.recompute(residual_TE, inverse_rms_T, half.norm)
-    return y_TE
+    y_sE: Tensor = half.operations.rms_norm.recompute(residual_sE, inverse_rms_s, half.norm)
+    return y_sE
 
 
-def _taken(after: Handover, product: TrainedProduct, d_out_TE: Tensor) -> Operand:
+def _taken(after: Handover, product: TrainedProduct, d_out_sE: Tensor) -> Operand:
     """The gradient of the product's result, as its reader has left it, or cast here."""
     d_out8 = after.take()
-    return product.cast_gradient(d_out_TE) if d_out8 is None else d_out8
+    return product.cast_gradient(d_out_sE) if d_out8 is None else d_out8
 
 
 def _through_norm(
     half: AttentionHalf | MlpHalf | LastNorm,
     before: Handover | None,
-    d_y_TE: Tensor,
-    residual_TE: Tensor,
-    inverse_rms_T: Tensor,
-    d_residual_TE: Tensor | None,
+    d_y_sE: Tensor,
+    residual_sE: Tensor,
+    inverse_rms_s: Tensor,
+    d_residual_sE: Tensor | None,
 ) -> Tensor:
     """The gradient of the sum that the norm read: of the residual stream and of what was added to it."""
     norm, scaling = half.operations.rms_norm, None if before is None else before.scaling
-    main_gradient.add_(half.norm, norm.weight_gradient(d_y_TE, residual_TE, inverse_rms_T))
-    dx_TE, dx8 = norm.backward(d_y_TE, residual_TE, inverse_rms_T, half.norm, d_residual_TE, fp8=scaling)
+    main_gradient.add_(half.norm, norm.weight_gradient(d_y_sE, residual_sE, inverse_rms_s))
+    dx_sE, dx8 = norm.backward(d_y_sE, residual_sE, inverse_rms_s, half.norm, d_residual_sE, fp8=scaling)
     if before is not None:
         before.gradient = dx8
-    result: Tensor = dx_TE
+    result: Tensor = dx_sE
     return result
-
-
-def _data(x: Operand) -> Tensor:
-    return x.data if isinstance(x, Fp8Tensor) else x
-
-
-def _scale(x: Operand) -> Tensor | None:
-    return x.scale_inverse if isinstance(x, Fp8Tensor) else None
 
 
 def _in_fp8(x: Operand) -> tuple[Tensor | None, Tensor | None]:

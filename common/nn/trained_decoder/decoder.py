@@ -7,14 +7,15 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from common.errors import UnsupportedImplementation
+from common.distributed.tensor_parallel.products import TokenProducts
 from common.nn.decoder import Decoder, DecoderBlock
 from common.nn.decoder_operations import DecoderOperations
 from common.nn.frozen_decoder.passing import Pair
 from common.nn.lora import TokenPlaces
 from common.nn.scratch import Scratch
 from common.nn.trained_decoder.blocks import AttentionHalf, LastNorm, MlpHalf, Tokens
-from common.nn.trained_decoder.products import Scales, WeightCasts, products_of
+from common.nn.trained_decoder.products import Scales, Shared, WeightCasts, trained_product
+from common.ops.implementation import AUTO
 
 
 class TrainedDecoder:
@@ -26,9 +27,12 @@ class TrainedDecoder:
         linear: of the blocks' products: ``torch`` or ``fp8``.
         most_tokens: of any batch: the memory that layers share is taken here, so that graphs keep its address.
         recomputed_gate_up: the first so many layers multiply gate and up once more in the backward pass.
+        products: how tokens move beside products where ranks share the layers; None for collectives.
+        accumulation: how weights' gradients in FP8 are added up, one of :mod:`common.ops.weight_gradient`.
+        transposed_layers: the first so many layers keep their FP8 weights transposed for a step, too.
 
     Raises:
-        UnsupportedImplementation: several ranks share the layers, or FP8 cannot multiply their weights.
+        UnsupportedImplementation: FP8 cannot multiply these weights.
     """
 
     def __init__(
@@ -38,25 +42,26 @@ class TrainedDecoder:
         linear: str,
         most_tokens: int,
         recomputed_gate_up: int = 0,
+        products: TokenProducts | None = None,
+        accumulation: str = AUTO,
+        transposed_layers: int = 0,
     ) -> None:
-        if decoder.parallel.size > 1:
-            raise UnsupportedImplementation(
-                f"layout.tp={decoder.parallel.size}: written blocks have their layers to themselves; "
-                "use layout.tp=1, or model.blocks=autograd"
-            )
         self.decoder, self._operations = decoder, operations
-        self._casts = WeightCasts()
-        scratch = Scratch(decoder.head.weight.device)
-        scratch.wide((most_tokens, 2 * decoder.architecture.feed_forward), decoder.head.weight.dtype)
+        scratch, parallel = Scratch(decoder.head.weight.device), decoder.parallel
+        features = 2 * decoder.architecture.feed_forward // parallel.size
+        scratch.wide((most_tokens, features), decoder.head.weight.dtype)
+        self._shared = shared = Shared(scratch, WeightCasts(), parallel, products, accumulation)
         self._halves = [
-            _halves(block, operations, linear, scratch, self._casts, block.index < recomputed_gate_up)
+            _halves(
+                block, operations, linear, shared, block.index < recomputed_gate_up, block.index < transposed_layers
+            )
             for block in decoder.blocks
         ]
 
     def hidden_states(self, tokens_BL: Tensor, places: TokenPlaces) -> Tensor:
-        """Normalised hidden states (T, E), which the head reads."""
+        """Normalised hidden states (s, E) of own tokens, which the head reads. Collective."""
         shape = self.decoder.architecture
-        self._casts.begin()
+        self._shared.begin()
         tokens = Tokens(places.rows, *shape.rope_tables(places.positions), not torch.is_grad_enabled())
         pair = Pair(self.decoder.embedding(tokens_BL.flatten()), None, None)
         for attention, mlp in self._halves:
@@ -65,26 +70,27 @@ class TrainedDecoder:
 
     def same_weights(self) -> AbstractContextManager[None]:
         """Within it no weight changes: FP8 products cast theirs in the first forward pass, and keep them."""
-        return self._casts.once()
+        return self._shared.casts.once()
 
 
 def _halves(
     block: DecoderBlock,
     operations: DecoderOperations,
     linear: str,
-    scratch: Scratch,
-    casts: WeightCasts,
+    shared: Shared,
     recompute: bool,
+    keep_turned: bool,
 ) -> tuple[AttentionHalf, MlpHalf]:
     shape = block.architecture
     qkv, output, gate_up, down = (
-        products_of(layer, linear, scratch, casts) for layer in (block.qkv, block.output, block.gate_up, block.down)
+        trained_product(layer, linear, shared, keep_turned=keep_turned)
+        for layer in (block.qkv, block.output, block.gate_up, block.down)
     )
     saved = None
     if linear != "torch":
         block.saved = Scales(1, block.qkv.weight.device)
         saved = block.saved.scaling(0)
     return (
-        AttentionHalf(shape, operations, block.attention_norm.weight, qkv, output),
-        MlpHalf(shape, operations, scratch, block.mlp_norm.weight, gate_up, down, saved, recompute),
+        AttentionHalf(shape, operations, shared.parallel.size, block.attention_norm.weight, qkv, output),
+        MlpHalf(shape, operations, shared.scratch, block.mlp_norm.weight, gate_up, down, saved, recompute),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from common.distributed.tensor_parallel.overlap import SLOTS
 from common.errors import ConfigError
 from common.nn.decoder import DecoderArchitecture
 
@@ -18,7 +19,7 @@ COMMUNICATORS = 1_000_000_000
 
 REMEDIES = (
     "optimizer.masters=remainder, optimizer.shard=all on several ranks, model.recomputed_gate_up=auto, a smaller "
-    "micro_batch or model.head_chunk, more ranks of layout.cp"
+    "micro_batch or model.head_chunk, more ranks of layout.cp or layout.tp"
 )
 
 
@@ -37,6 +38,8 @@ class Workspace:
         fp8: products in FP8.
         head_chunk: tokens whose logits are there at a time.
         alone: no other ranks, and no communicators.
+        layer_ranks: ranks of tp, which share every layer, and deal its tokens to each other.
+        transposed_layers: that keep their FP8 weights transposed, too.
     """
 
     architecture: DecoderArchitecture
@@ -49,24 +52,33 @@ class Workspace:
     fp8: bool
     head_chunk: int
     alone: bool
+    layer_ranks: int = 1
+    transposed_layers: int = 0
+
+    def parameters(self) -> int:
+        """Weights of this rank; only norms are on every one."""
+        norms = (2 * self.architecture.layers + 1) * self.architecture.hidden
+        return (self.architecture.parameters - norms) // self.layer_ranks + norms
 
     def state(self) -> int:
         """Bytes of weights and gradients, masters and moments; of shards a copy of both, too."""
-        shape = self.architecture
         if not self.tokens:
-            return shape.parameters * self.itemsize
+            return self.parameters() * self.itemsize
         copies = 2 * self.itemsize if self.shards > 1 else 0
         shared = (self.master_bytes + MOMENTS + copies) / self.shards
-        return round(shape.parameters * (2 * self.itemsize + shared))
+        return round(self.parameters() * (2 * self.itemsize + shared))
 
     def weights_in_fp8(self) -> int:
-        """Bytes of the weights that are cast once a step."""
-        return self.architecture.layers * self.architecture.products_per_layer if self.fp8 and self.tokens else 0
+        """Bytes of the weights that are cast once a step, and of transposes that are kept."""
+        layers = self.architecture.layers
+        kept = layers + min(self.transposed_layers, layers)
+        products = kept * self.architecture.products_per_layer // self.layer_ranks
+        return products if self.fp8 and self.tokens else 0
 
     def gate_up(self) -> int:
         """Bytes that a layer's MLP keeps, and not where it multiplies once more."""
         features = self.architecture.feed_forward
-        return self.tokens * (3 * features if self.fp8 else 2 * features * self.itemsize)
+        return self.tokens * (3 * features if self.fp8 else 2 * features * self.itemsize) // self.layer_ranks
 
     def layer(self) -> int:
         """Bytes that a layer keeps for the backward pass."""
@@ -74,37 +86,44 @@ class Workspace:
         stream = 2 * shape.hidden * self.itemsize + 2 * 4 + (2 * shape.hidden if self.fp8 else 0)
         keys_and_values = (shape.qkv_features - shape.attention_features) * self.sharers
         attention = (2 * shape.attention_features + keys_and_values) * self.itemsize + 4 * shape.heads
-        return self.tokens * (stream + attention) + self.gate_up()
+        return self.tokens * (stream + attention) // self.layer_ranks + self.gate_up()
 
     def scratch(self, recomputes: bool) -> int:
         """Bytes that all layers use one after another."""
-        shape, features = self.architecture, 2 * self.architecture.feed_forward
+        hidden, features = self.architecture.hidden, 2 * self.architecture.feed_forward // self.layer_ranks
         passing = max(self.tokens if self.fp8 or recomputes else 0, self.eval_tokens)
-        weight = features * shape.hidden
-        turned = (weight + self.tokens * (features + shape.feed_forward) + weight * self.itemsize) if self.fp8 else 0
+        weight = features * hidden
+        widest = max(features, hidden) + max(features // 2, hidden)
+        turned = (weight + self.tokens * widest + weight * self.itemsize) if self.fp8 else 0
         return passing * features * self.itemsize + (turned if self.tokens else 0)
 
     def transient(self) -> int:
         """Bytes at training's highest point beside what is kept: inside an MLP's backward pass, or under the head."""
         if not self.tokens:
             return 0
-        shape = self.architecture
+        shape, ranks = self.architecture, self.layer_ranks
         hidden = self.tokens * shape.hidden * self.itemsize
-        features = self.tokens * shape.feed_forward
+        features = self.tokens * shape.feed_forward // ranks
         mlp = features * (self.itemsize + 2) if self.fp8 else 4 * features * self.itemsize
-        head = self.head_chunk * shape.vocabulary * self.itemsize + shape.vocabulary * shape.hidden * self.itemsize
-        return 5 * hidden + max(mlp, head)
+        words = shape.vocabulary // ranks
+        if ranks == 1:
+            return 5 * hidden + max(mlp, self.head_chunk * words * self.itemsize + words * shape.hidden * self.itemsize)
+        # of all tokens what is gathered and what is to be scattered; logits and the head's gradient in fp32 as well
+        wide = 4 + self.itemsize
+        return 5 * hidden // ranks + 2 * hidden + max(mlp, (self.head_chunk + shape.hidden) * words * wide)
 
     def evaluation(self) -> int:
         """Bytes of an evaluation's forward pass, whose graph has memory of its own."""
-        shape = self.architecture
-        features = 4 * shape.hidden + 2 * shape.qkv_features + shape.attention_features + shape.feed_forward
-        head = min(self.head_chunk, self.eval_tokens) * shape.vocabulary * self.itemsize
-        return self.eval_tokens * features * self.itemsize + head
+        shape, ranks = self.architecture, self.layer_ranks
+        features = (2 * shape.qkv_features + shape.attention_features + shape.feed_forward) // ranks
+        logits = self.itemsize if ranks == 1 else 2 * (2 + self.itemsize)
+        head = min(self.head_chunk, self.eval_tokens) * shape.vocabulary // ranks * logits
+        return self.eval_tokens * (4 * shape.hidden + features) * self.itemsize + head
 
     def reserved(self) -> int:
-        """Bytes beside the allocator's tensors."""
-        return RESERVED + (0 if self.alone else COMMUNICATORS)
+        """Bytes beside the allocator's tensors: those of libraries, and slots in which tokens move between ranks."""
+        slot = max(self.tokens, self.eval_tokens) * self.architecture.hidden * self.itemsize
+        return RESERVED + (0 if self.alone else COMMUNICATORS) + (SLOTS * slot if self.layer_ranks > 1 else 0)
 
 
 @dataclass(frozen=True)

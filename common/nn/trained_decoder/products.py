@@ -5,42 +5,202 @@ In FP8 a weight is cast to e4m3 in the first forward pass of a step and kept for
 Hopper GPU multiplies FP8 only where both operands run along the summed dimension in memory: the input gradient takes
 the transpose of the weight, the weight's gradient those of input and gradient. They are made for the length of one
 product, in memory that all layers share: 2 bytes an element, for Llama 3.1 8B and a row of 8,192 tokens 50 GB, some
-2.5 % of its time. The alternative, producers that write both orders, needs kernels that hold tiles and not rows.
+2.5 % of its time. The alternative, producers that write both orders, needs kernels that hold tiles and not rows, and
+saves one of the two bytes. A weight's transpose may be kept for the step (``keep_turned``): another byte a weight, and
+of GPT-3's layers over four ranks, whose weights are 1.3 times as many as the elements of a micro-batch's operands, it
+spares 0.2 of some 10 ms each time.
 
-``torch._scaled_mm`` cannot add to what is there: the weight's gradient in FP8 is written and then added, which reads
-and writes 8 bytes a weight where 4 would do. In 16 bits the product itself adds.
+How a weight's gradient in FP8 is added to the main one is chosen by name (:mod:`common.ops.weight_gradient`). In 16
+bits the product itself adds.
+
+Where ranks share a layer, norms and residuals are of a rank's own tokens (:mod:`common.distributed.tensor_parallel`).
+A column-parallel product gathers its input, a row-parallel one scatters its result, and the gradients go the other way.
+Rows in FP8 travel as they are, with their rank's scale. The gathered input is not kept: the backward pass gathers it
+again, beneath the input gradient's product, whose scatter in turn is beneath the weight gradient's. For that one all
+rows need the same scale; those of ranks with a larger one are rounded again while they are transposed.
 
 Without gradients, as in an evaluation, products are in the dtype of the weight.
 
-Legend: T tokens, I input features, O output features.
+Legend: T tokens, s = T / ranks those of one rank, I input features, O output features, of column-parallel products o
+and of row-parallel ones i of one rank; K summed over, N columns of a result.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from common.nn.main_gradient import add_, finish, main_gradient
+from common.distributed.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from common.distributed.tensor_parallel.products import (
+    SCALE_STRIDE,
+    CollectiveProducts,
+    RowProduct,
+    TokenProducts,
+    times,
+)
+from common.distributed.tensor_parallel.ranks import TensorParallel
+from common.nn.frozen_decoder.products import Operand, data_and_scale
+from common.nn.main_gradient import finish, main_gradient
 from common.nn.scratch import Scratch
-from common.ops import fp8_cast, transpose_fp8
+from common.ops import fp8_cast, transpose_fp8, weight_gradient
 from common.ops.fp8_cast.plain import E4M3, E5M2, Fp8Tensor, Scaling
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.implementation import AUTO, OperationRequest, asked_for, select
 from common.ops.linear.fp8 import GRADIENT, INPUT, WEIGHT, check_rows, check_weight, multiply
 
-Operand = Tensor | Fp8Tensor
-"""Rows as a product takes them."""
+
+@dataclass(frozen=True)
+class GatheredFp8:
+    """Rows of all ranks in FP8, each rank's with a scale of its own.
+
+    Attributes:
+        data: (T, K).
+        scale_inverses: fp32 (ranks,).
+    """
+
+    data: Tensor
+    scale_inverses: Tensor
 
 
-class TrainedProduct(Protocol):
-    """A product whose operands its own casts make, or the operations before it with its scales."""
+class LocalProduct(Protocol):
+    """What a rank multiplies by itself."""
 
     @property
     def weight(self) -> nn.Parameter:
-        """(O, I)."""
+        """(O, I), of this rank."""
+        ...
+
+    def forward_rows(self, x_nI: Tensor, scale_inverse: Tensor | None, y_nO: Tensor) -> None:
+        """``y = x W^T + bias`` of any rows, as :data:`common.distributed.tensor_parallel.products.RowProduct`."""
+        ...
+
+    def towards_input(self) -> RowProduct:
+        """``dx = dy W`` of any rows; it holds until the next product's."""
+        ...
+
+    def add_weight_gradient(self, dy_TO: Operand | GatheredFp8, x_TI: Operand | GatheredFp8) -> None:
+        """``W.grad += dy^T x``, once in each backward pass."""
+        ...
+
+
+class Movement(Protocol):
+    """How the tokens of a product move between the ranks that share it."""
+
+    def result_rows(self, rows: int) -> int:
+        """Rows of the result for so many rows of the input."""
+        ...
+
+    def multiply(self, own: LocalProduct, x: Operand, y: Tensor) -> None:
+        """The product into ``y``. Collective."""
+        ...
+
+    def backward(self, own: LocalProduct, dy: Operand, x: Operand) -> Tensor:
+        """Add the weight's gradient to the main one; the input's. Collective."""
+        ...
+
+
+class Staying:
+    """A rank that has the whole product moves nothing."""
+
+    def result_rows(self, rows: int) -> int:
+        """As many."""
+        return rows
+
+    def multiply(self, own: LocalProduct, x: Operand, y: Tensor) -> None:
+        """See :class:`Movement`."""
+        own.forward_rows(*data_and_scale(x), y)
+
+    def backward(self, own: LocalProduct, dy: Operand, x: Operand) -> Tensor:
+        """See :class:`Movement`."""
+        own.add_weight_gradient(dy, x)
+        dy_TO, scale_inverse = data_and_scale(dy)
+        dx_TI = own.weight.new_empty(len(dy_TO), own.weight.shape[1])
+        own.towards_input()(dy_TO, scale_inverse, dx_TI)
+        return dx_TI
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """Of a column-parallel product: own tokens come in, all of them go out.
+
+    Attributes:
+        parallel: the ranks.
+        tokens: how tokens move beside products.
+    """
+
+    parallel: TensorParallel
+    tokens: TokenProducts
+
+    def result_rows(self, rows: int) -> int:
+        """All ranks' rows."""
+        return rows * self.parallel.size
+
+    def multiply(self, own: LocalProduct, x: Operand, y: Tensor) -> None:
+        """See :class:`Movement`."""
+        self.tokens.gather_product(*data_and_scale(x), own.forward_rows, y)
+
+    def backward(self, own: LocalProduct, dy: Operand, x: Operand) -> Tensor:
+        """See :class:`Movement`: x comes beneath the input gradient's product, dx leaves beneath the weight's."""
+        x_sI, x_scale = data_and_scale(x)
+        arriving = self.parallel.start_all_gather(x_sI)
+        scales = None if x_scale is None else self.parallel.start_all_gather(x_scale.expand(1, SCALE_STRIDE))
+        dy_To, dy_scale = data_and_scale(dy)
+        dx_sI = own.weight.new_empty(self.parallel.own_count(len(dy_To)), own.weight.shape[1])
+        leaving = self.tokens.start_product_scatter(dy_To, dy_scale, own.towards_input(), dx_sI)
+        x_TI = arriving.wait()
+        own.add_weight_gradient(dy, x_TI if scales is None else GatheredFp8(x_TI, scales.wait()[:, 0]))
+        return leaving.wait()
+
+
+@dataclass(frozen=True)
+class Scattering:
+    """Of a row-parallel product: all tokens come in, own ones of the sum go out.
+
+    Attributes:
+        parallel, tokens: see :class:`Gathering`.
+    """
+
+    parallel: TensorParallel
+    tokens: TokenProducts
+
+    def result_rows(self, rows: int) -> int:
+        """This rank's rows."""
+        return self.parallel.own_count(rows)
+
+    def multiply(self, own: LocalProduct, x: Operand, y: Tensor) -> None:
+        """See :class:`Movement`."""
+        self.tokens.product_scatter(*data_and_scale(x), own.forward_rows, y)
+
+    def backward(self, own: LocalProduct, dy: Operand, x: Operand) -> Tensor:
+        """See :class:`Movement`: what is gathered for the input's gradient serves the weight's as well."""
+        dy_sO, dy_scale = data_and_scale(dy)
+        ranks, weight = self.parallel.size, own.weight
+        dx_Ti = weight.new_empty(ranks * len(dy_sO), weight.shape[1])
+        dy_TO = dy_sO.new_empty(ranks * len(dy_sO), dy_sO.shape[1])
+        scales_R4 = None if dy_scale is None else dy_scale.new_empty(ranks, SCALE_STRIDE)
+        self.tokens.gather_product(dy_sO, dy_scale, own.towards_input(), dx_Ti, dy_TO, scales_R4)
+        own.add_weight_gradient(dy_TO if scales_R4 is None else GatheredFp8(dy_TO, scales_R4[:, 0]), x)
+        return dx_Ti
+
+
+STAYING = Staying()
+
+
+class TrainedProduct(Protocol):
+    """A product whose operands its own casts make, or the operations before it with its scales.
+
+    Of a column-parallel product the input and its gradient are of a rank's own tokens, of a row-parallel one the
+    result and its gradient; what is said below of rows is of these.
+    """
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """(O, I), of this rank."""
         ...
 
     def input_scaling(self, resting: bool) -> Scaling | None:
@@ -60,35 +220,64 @@ class TrainedProduct(Protocol):
         ...
 
     def cast_again(self, x_TI: Tensor, scale_inverse: Tensor | None) -> Operand:
-        """The input with a scale of before, for the weight's gradient."""
+        """The input with a scale of before, for the backward pass."""
         ...
 
     def cast_gradient(self, dy_TO: Tensor) -> Operand:
         """The gradient where its producer has not cast it."""
         ...
 
-    def multiply(self, x_TI: Operand, y_TO: Tensor | None = None) -> Tensor:
-        """``y = x W^T``, in ``y_TO`` if that is given."""
+    def result_rows(self, rows: int) -> int:
+        """Rows of the result for so many rows of the input."""
         ...
 
-    def input_gradient(self, dy_TO: Operand) -> Tensor:
-        """``dx = dy W``."""
+    def multiply(self, x: Operand, y: Tensor | None = None) -> Tensor:
+        """``y = x W^T``, and the bias if it has one, in ``y`` if that is given. Collective."""
         ...
 
-    def add_weight_gradient(self, dy_TO: Operand, x_TI: Operand) -> None:
-        """``W.grad += dy^T x``, once in each backward pass."""
+    def backward(self, dy: Operand, x: Operand) -> Tensor:
+        """Add the weight's gradient to the main one, once in each backward pass; the input's. Collective."""
         ...
 
 
-class HalfTrainedProduct:
+class _Moving:
+    """What products have in common: their tokens move."""
+
+    weight: nn.Parameter
+    _movement: Movement
+
+    def result_rows(self, rows: int) -> int:
+        """Rows of the result for so many rows of the input."""
+        return self._movement.result_rows(rows)
+
+    def multiply(self, x: Operand, y: Tensor | None = None) -> Tensor:
+        """``y = x W^T``, and the bias."""
+        rows, columns = self.result_rows(len(data_and_scale(x)[0])), len(self.weight)
+        y = self.weight.new_empty(rows, columns) if y is None else y
+        self._movement.multiply(self._own(), x, y)
+        return y
+
+    def backward(self, dy: Operand, x: Operand) -> Tensor:
+        """Add the weight's gradient to the main one; the input's."""
+        return self._movement.backward(self._own(), dy, x)
+
+    def _own(self) -> LocalProduct:
+        raise NotImplementedError
+
+
+class HalfTrainedProduct(_Moving):
     """The product in the dtype of the weight.
 
     Args:
         weight_OI: a parameter.
+        bias_O: of the result; its gradient is the caller's.
+        movement: of tokens between the ranks that share the product.
     """
 
-    def __init__(self, weight_OI: nn.Parameter) -> None:
-        self.weight = weight_OI
+    def __init__(
+        self, weight_OI: nn.Parameter, bias_O: nn.Parameter | None = None, movement: Movement = STAYING
+    ) -> None:
+        self.weight, self._bias, self._movement = weight_OI, bias_O, movement
 
     def input_scaling(self, resting: bool) -> None:
         """No cast comes before this product."""
@@ -111,27 +300,32 @@ class HalfTrainedProduct:
         """The gradient itself."""
         return dy_TO
 
-    def multiply(self, x_TI: Operand, y_TO: Tensor | None = None) -> Tensor:
-        """``y = x W^T``."""
-        return half_product(x_TI, self.weight, y_TO)
+    def forward_rows(self, x_nI: Tensor, scale_inverse: Tensor | None, y_nO: Tensor) -> None:
+        """``y = x W^T + bias``."""
+        half_product(x_nI, self.weight, self._bias, y_nO)
 
-    def input_gradient(self, dy_TO: Operand) -> Tensor:
+    def towards_input(self) -> RowProduct:
         """``dx = dy W``."""
-        assert isinstance(dy_TO, Tensor)
-        return dy_TO @ self.weight
+        return times(self.weight.detach())
 
-    def add_weight_gradient(self, dy_TO: Operand, x_TI: Operand) -> None:
+    def add_weight_gradient(self, dy_TO: Operand | GatheredFp8, x_TI: Operand | GatheredFp8) -> None:
         """``W.grad += dy^T x``."""
         assert isinstance(dy_TO, Tensor)
         assert isinstance(x_TI, Tensor)
         main_gradient(self.weight).addmm_(dy_TO.t(), x_TI)
         finish(self.weight)
 
+    def _own(self) -> LocalProduct:
+        return self
 
-def half_product(x_TI: Operand, weight_OI: Tensor, y_TO: Tensor | None) -> Tensor:
-    """``x W^T`` in the dtype of both."""
-    assert isinstance(x_TI, Tensor)
-    return x_TI @ weight_OI.t() if y_TO is None else torch.mm(x_TI, weight_OI.t(), out=y_TO)
+
+def half_product(x_nI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, y_nO: Tensor) -> None:
+    """``y = x W^T + bias`` in the dtype of all; of a bias the library's product takes care in its epilogue."""
+    weight_IO = weight_OI.detach().t()
+    if bias_O is None:
+        torch.mm(x_nI, weight_IO, out=y_nO)
+    else:
+        torch.addmm(bias_O.detach(), x_nI, weight_IO, out=y_nO)
 
 
 class Scales(nn.Module):
@@ -186,7 +380,7 @@ class WeightCasts:
             self.step += 1
 
 
-class Fp8TrainedProduct:
+class Fp8TrainedProduct(_Moving):
     """The product in FP8.
 
     Args:
@@ -194,22 +388,39 @@ class Fp8TrainedProduct:
         scales: of input, weight and gradient.
         scratch: what all layers share.
         casts: when the weight is cast.
+        bias_O: of the result; its gradient is the caller's.
+        movement: of tokens between the ranks that share the product.
+        accumulation: how the weight's gradient is added, one of :mod:`common.ops.weight_gradient`.
+        keep_turned: keep the cast weight's transpose for the step as well.
 
     Raises:
-        UnsupportedImplementation: O or I is not a multiple of 16.
+        UnsupportedImplementation: O or I is not a multiple of 16, or there is no such accumulation here.
     """
 
-    def __init__(self, weight_OI: nn.Parameter, scales: Scales, scratch: Scratch, casts: WeightCasts) -> None:
+    def __init__(
+        self,
+        weight_OI: nn.Parameter,
+        scales: Scales,
+        scratch: Scratch,
+        casts: WeightCasts,
+        bias_O: nn.Parameter | None = None,
+        movement: Movement = STAYING,
+        accumulation: str = AUTO,
+        keep_turned: bool = False,
+    ) -> None:
         check_weight(weight_OI)
-        self.weight = weight_OI
+        self.weight, self._bias, self._movement = weight_OI, bias_O, movement
         self._scales, self._scratch, self._casts = scales, scratch, casts
         device = weight_OI.device
         request = OperationRequest(device, weight_OI.dtype)
         self._cast = select(fp8_cast.IMPLEMENTATIONS, AUTO, request).function
         transposing = OperationRequest(device, E4M3)
         self._transpose = select(transpose_fp8.IMPLEMENTATIONS, AUTO, transposing).function
+        with asked_for("model.accumulation", accumulation):
+            self._accumulate = select(weight_gradient.IMPLEMENTATIONS, accumulation, request).function
         # memory of its own, so that graphs keep the address
         self._weight8 = torch.empty(weight_OI.shape, dtype=E4M3, device=device)
+        self._weight8_IO = self._weight8.new_empty(weight_OI.shape[::-1]) if keep_turned else None
         self._weight_inverse = torch.ones((), dtype=torch.float32, device=device)
         self._step = -1
 
@@ -234,63 +445,140 @@ class Fp8TrainedProduct:
         return Scaling(scale_inverse.reciprocal(), self._scales.pending[INPUT])
 
     def cast_again(self, x_TI: Tensor, scale_inverse: Tensor | None) -> Fp8Tensor:
-        """The input in e4m3 with a scale of before, transposed too."""
-        result: Fp8Tensor = self._cast(x_TI, self.scaling_of(scale_inverse), E4M3, True, True)
+        """The input in e4m3 with a scale of before; transposed too, unless others' tokens are yet to join it."""
+        alone = not isinstance(self._movement, Gathering)
+        result: Fp8Tensor = self._cast(x_TI, self.scaling_of(scale_inverse), E4M3, alone, True)
         return result
 
     def cast_gradient(self, dy_TO: Tensor) -> Fp8Tensor:
-        """The gradient in e5m2, transposed too."""
-        result: Fp8Tensor = self._cast(dy_TO.contiguous(), self._scales.scaling(GRADIENT), E5M2, True)
+        """The gradient in e5m2; transposed too, unless others' tokens are yet to join it."""
+        alone = not isinstance(self._movement, Scattering)
+        result: Fp8Tensor = self._cast(dy_TO.contiguous(), self._scales.scaling(GRADIENT), E5M2, alone)
         return result
 
-    def multiply(self, x_TI: Operand, y_TO: Tensor | None = None) -> Tensor:
-        """``y = x W^T``."""
-        if not isinstance(x_TI, Fp8Tensor):
-            return half_product(x_TI, self.weight, y_TO)
-        check_rows(len(x_TI.data))
+    def forward_rows(self, x_nI: Tensor, scale_inverse: Tensor | None, y_nO: Tensor) -> None:
+        """``y = x W^T + bias``; of rows without a scale in the dtype of the weight."""
+        if scale_inverse is None:
+            half_product(x_nI, self.weight, self._bias, y_nO)
+            return
+        check_rows(len(x_nI))
         if self._step != self._casts.step:
             self._cast_weight()
-        return multiply(x_TI.data, self._weight8, x_TI.scale_inverse, self._weight_inverse, self.weight.dtype, out=y_TO)
+        bias_O = None if self._bias is None else self._bias.detach()
+        multiply(x_nI, self._weight8, scale_inverse, self._weight_inverse, y_nO.dtype, bias_O, out=y_nO)
 
-    def input_gradient(self, dy_TO: Operand) -> Tensor:
-        """``dx = dy W``."""
-        assert isinstance(dy_TO, Fp8Tensor)
-        weight_IO = self._turned(self._weight8, "turned weight")
-        return multiply(dy_TO.data, weight_IO, dy_TO.scale_inverse, self._weight_inverse, self.weight.dtype)
+    def towards_input(self) -> RowProduct:
+        """``dx = dy W``; the weight is transposed once for all rows."""
+        weight_IO = self._weight8_IO
 
-    def add_weight_gradient(self, dy_TO: Operand, x_TI: Operand) -> None:
+        def product(dy_nO: Tensor, scale_inverse: Tensor | None, dx_nI: Tensor) -> None:
+            nonlocal weight_IO
+            assert scale_inverse is not None
+            if weight_IO is None:  # not before: tokens may be on their way to the product meanwhile
+                weight_IO = self._turned(self._weight8, "turned weight")
+            multiply(dy_nO, weight_IO, scale_inverse, self._weight_inverse, dx_nI.dtype, out=dx_nI)
+
+        return product
+
+    def add_weight_gradient(self, dy_TO: Operand | GatheredFp8, x_TI: Operand | GatheredFp8) -> None:
         """``W.grad += dy^T x``."""
-        assert isinstance(dy_TO, Fp8Tensor)
-        assert isinstance(x_TI, Fp8Tensor)
-        dy_OT = self._turned(dy_TO.data, "turned gradient") if dy_TO.transposed is None else dy_TO.transposed
-        x_IT = self._turned(x_TI.data, "turned input") if x_TI.transposed is None else x_TI.transposed
-        own_OI = self._scratch.slot("weight gradient", self.weight.shape, self.weight.dtype)
-        multiply(dy_OT, x_IT, dy_TO.scale_inverse, x_TI.scale_inverse, self.weight.dtype, out=own_OI)
-        add_(self.weight, own_OI)
+        dy_OT, dy_inverse = self._along_tokens(dy_TO, "turned gradient")
+        x_IT, x_inverse = self._along_tokens(x_TI, "turned input")
+        room = functools.partial(self._scratch.slot, "weight gradient")
+        self._accumulate(dy_OT, x_IT, dy_inverse, x_inverse, main_gradient(self.weight), room)
+        finish(self.weight)
+
+    def _own(self) -> LocalProduct:
+        return self
 
     def _cast_weight(self) -> None:
         cast: Fp8Tensor = self._cast(self.weight.detach(), self._scales.scaling(WEIGHT), E4M3, False)
         self._weight8.copy_(cast.data)
         self._weight_inverse.copy_(cast.scale_inverse)
+        if self._weight8_IO is not None:
+            self._transpose(self._weight8, self._weight8_IO)
         self._step = self._casts.step
 
-    def _turned(self, matrix_NK: Tensor, slot: str) -> Tensor:
+    def _along_tokens(self, rows: Operand | GatheredFp8, slot: str) -> tuple[Tensor, Tensor]:
+        """The transpose, and the inverse of its one scale."""
+        if isinstance(rows, GatheredFp8):
+            inverse = rows.scale_inverses.amax()
+            return self._turned(rows.data, slot, rows.scale_inverses / inverse), inverse
+        assert isinstance(rows, Fp8Tensor)
+        turned = self._turned(rows.data, slot) if rows.transposed is None else rows.transposed
+        return turned, rows.scale_inverse
+
+    def _turned(self, matrix_NK: Tensor, slot: str, factors_R: Tensor | None = None) -> Tensor:
         room = self._scratch.slot(slot, matrix_NK.shape[::-1], matrix_NK.dtype)
-        transposed: Tensor = self._transpose(matrix_NK, room)
+        transposed: Tensor = self._transpose(matrix_NK, room, factors_R)
         return transposed
 
 
-def products_of(
-    layer: Any, linear: str, scratch: Scratch, casts: WeightCasts
+@dataclass(frozen=True)
+class Shared:
+    """What the products of all layers have in common.
+
+    Attributes:
+        scratch: memory for what lives as long as one product.
+        casts: when weights are cast.
+        parallel: the ranks that share each layer.
+        tokens: how tokens move beside products; None for collectives.
+        accumulation: how weights' gradients in FP8 are added to the main ones, see :class:`Fp8TrainedProduct`.
+    """
+
+    scratch: Scratch
+    casts: WeightCasts
+    parallel: TensorParallel = field(default_factory=TensorParallel)
+    tokens: TokenProducts | None = None
+    accumulation: str = AUTO
+
+    def begin(self) -> None:
+        """Before the first product of a forward pass. Collective."""
+        self.casts.begin()
+        if self.tokens is not None:
+            self.tokens.begin()
+
+    def movement_of(self, layer: Any) -> Movement:
+        """How the tokens of a layer's product move.
+
+        Raises:
+            TypeError: ranks share layers, and this one doesn't say how.
+        """
+        if self.parallel.size == 1:
+            return STAYING
+        tokens = self.tokens or CollectiveProducts(self.parallel)
+        if isinstance(layer, ColumnParallelLinear):
+            return Gathering(self.parallel, tokens)
+        if isinstance(layer, RowParallelLinear):
+            return Scattering(self.parallel, tokens)
+        raise TypeError(
+            f"{type(layer).__name__}: {self.parallel.size} ranks share column- and row-parallel layers only"
+        )
+
+
+def trained_product(
+    layer: Any, linear: str, shared: Shared, bias: bool = False, keep_turned: bool = False
 ) -> HalfTrainedProduct | Fp8TrainedProduct:
     """The product of a layer with a weight, whose scales become a part of it.
 
     Args:
-        layer: has ``weight``.
+        layer: has ``weight``; where ranks share it a column- or row-parallel one.
         linear: ``torch`` or ``fp8``.
-        scratch, casts: see :class:`Fp8TrainedProduct`.
+        shared: see there.
+        bias: the product adds the layer's. A row-parallel one must not: every rank would.
+        keep_turned: see :class:`Fp8TrainedProduct`; in 16 bits nothing is transposed.
+
+    Raises:
+        ValueError: such a bias.
+        UnsupportedImplementation: FP8 cannot multiply such a weight.
     """
+    movement = shared.movement_of(layer)
+    if bias and isinstance(movement, Scattering):
+        raise ValueError("the bias of a row-parallel product belongs to the sum over the ranks: add it behind")
+    added: nn.Parameter | None = layer.bias if bias else None
     if linear == "torch":
-        return HalfTrainedProduct(layer.weight)
+        return HalfTrainedProduct(layer.weight, added, movement)
     layer.fp8 = Scales(3, layer.weight.device)
-    return Fp8TrainedProduct(layer.weight, layer.fp8, scratch, casts)
+    return Fp8TrainedProduct(
+        layer.weight, layer.fp8, shared.scratch, shared.casts, added, movement, shared.accumulation, keep_turned
+    )

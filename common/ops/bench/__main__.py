@@ -1,5 +1,6 @@
 """Measure the operations of a transformer in every implementation on one GPU: an encoder's at the sizes of BERT-large,
-a decoder's (rms_norm, rope, swiglu, lora_input, transpose, causal_attention) for a sequence of Llama-2-70B,
+a decoder's (rms_norm, rope, swiglu, lora_input, transpose, causal_attention) for a sequence of Llama-2-70B, and
+(layer_norm_1p, bias_gelu written, qkv_gradient, causal_attention interleaved) for two of GPT-3, whole and a quarter,
 those of one-stage detection (conv_bias_relu, matching, suppression) for 32 pictures of RetinaNet, those of
 recommendation (linear_relu, logit) for 6,912 samples of DLRM-DCNv2, and those of diffusion (dense_attention,
 upsample_convolution, group_norm, geglu, add_layer_norm, bias_gradient) for 32 and 2 pictures of Stable Diffusion.
@@ -33,10 +34,12 @@ from common.ops.dropout_add_norm import bench_cases as dropout_add_norm
 from common.ops.fp8_cast import bench_cases as fp8_cast
 from common.ops.geglu import bench_cases as geglu
 from common.ops.group_norm import bench_cases as group_norm
+from common.ops.layer_norm_1p import bench_cases as layer_norm_1p
 from common.ops.linear import bench_cases as linear
 from common.ops.linear_relu import bench_cases as linear_relu
 from common.ops.logit import bench_cases as logit
 from common.ops.lora_input import bench_cases as lora_input
+from common.ops.qkv_gradient import bench_cases as qkv_gradient
 from common.ops.rms_norm import bench_cases as rms_norm
 from common.ops.rope import bench_cases as rope
 from common.ops.suppression import bench_cases as suppression
@@ -45,7 +48,7 @@ from common.ops.transpose_fp8 import bench_cases as transpose_fp8
 from common.ops.upsample_convolution import bench_cases as upsample_convolution
 
 ENCODER = (dropout, dropout_add_norm, bias_gelu, cross_entropy, attention, linear, fp8_cast)
-DECODER = (rms_norm, rope, swiglu, lora_input, transpose_fp8, causal_attention)
+DECODER = (rms_norm, rope, swiglu, lora_input, transpose_fp8, causal_attention, layer_norm_1p, qkv_gradient)
 DETECTION = (conv_bias_relu, anchor_matching, suppression)
 RECOMMENDATION = (linear_relu, logit)
 DIFFUSION = (dense_attention, upsample_convolution, group_norm, geglu, add_layer_norm, bias_gradient)

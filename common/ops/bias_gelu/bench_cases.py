@@ -1,4 +1,5 @@
-"""GELU of the feed-forward layer, between products in 16 bits and between products in FP8."""
+"""GELU of the feed-forward layer, between products in 16 bits and between products in FP8; without autograd at
+GPT-3's sizes."""
 
 from __future__ import annotations
 
@@ -10,10 +11,12 @@ from typing import Any
 import torch
 
 from common.ops import bias_gelu
+from common.ops.bench import gpt3
 from common.ops.bench import transformer as size
-from common.ops.bench.cases import Entry, Pass, both_ways, each
+from common.ops.bench.cases import Entry, Pass, both_ways, each, rotating
 from common.ops.bench.sweep import Sweep
-from common.ops.fp8_cast.plain import Handover
+from common.ops.bias_gelu.plain import BiasGelu
+from common.ops.fp8_cast.plain import E4M3, Handover, cast_torch
 
 
 def case(function: Callable[..., Any], packs: int, dtype: torch.dtype) -> list[Pass]:
@@ -35,12 +38,48 @@ def fp8_case(function: Callable[..., Any], packs: int, dtype: torch.dtype) -> li
     )
 
 
+def written_case(function: BiasGelu, batch: int, dtype: torch.dtype, *, features: int) -> list[Pass]:
+    """Between two products of a decoder in FP8, whose first result is kept as it is, or in FP8 as well."""
+    shape = gpt3.TOKENS, features
+    unit = float(shape[0] * shape[1] * dtype.itemsize)
+    in_fp8, bias = unit / dtype.itemsize, size.normal(dtype, features)
+    scales = [size.fresh_scaling() for _ in range(5)]
+    twos = rotating(lambda: [size.normal(dtype, *shape) for _ in range(2)], 2 * unit)
+    saved = cast_torch(next(twos)[0], size.fresh_scaling(), E4M3, False)
+
+    def saved_backward() -> object:
+        return function.backward(next(twos)[0], saved, bias, fp8=scales[4])
+
+    return [
+        Pass("forward", lambda: function.forward(next(twos)[0], bias, fp8=scales[0]), unit + in_fp8),
+        Pass("backward", lambda: function.backward(*next(twos), bias, fp8=scales[3]), 2 * unit + in_fp8),
+        Pass(
+            "saving forward",
+            lambda: function.forward(next(twos)[0], bias, fp8=scales[1], save_fp8=scales[2]),
+            unit + 2 * in_fp8,
+        ),
+        Pass("saved backward", saved_backward, unit + 2 * in_fp8),
+    ]
+
+
 def entries() -> list[Entry]:
     """Every implementation; a layer has one."""
     sizes = {"features": size.FEED_FORWARD}
     return [
         *each("bias_gelu", bias_gelu.IMPLEMENTATIONS, "triton", sizes, case, calls=size.LAYERS),
         *each("bias_gelu to fp8", bias_gelu.IMPLEMENTATIONS, "triton", sizes, fp8_case, calls=0),
+        *(
+            entry
+            for features in (gpt3.FEED_FORWARD // ranks for ranks in gpt3.RANKS)
+            for entry in each(
+                f"bias_gelu written {features}",
+                bias_gelu.WITHOUT_AUTOGRAD,
+                "triton",
+                {},
+                functools.partial(written_case, features=features),
+                calls=0,
+            )
+        ),
     ]
 
 
@@ -56,15 +95,30 @@ def sweeps() -> dict[str, Sweep]:
     shapes = ((4, 1024, 4), (4, 1024, 8), (2, 1024, 4), (8, 512, 4), (8, 512, 8), (16, 256, 8))
     function = bias_gelu.IMPLEMENTATIONS["triton"].function
     build, build_fp8 = (functools.partial(which, function, size.PACKS) for which in (case, fp8_case))
-    return {
-        f"bias_gelu {key}": Sweep(triton.TILES, key, tiles, build, key == "backward") for key, tiles in choices.items()
-    } | {
-        f"bias_gelu to fp8 {key}": Sweep(
-            triton.FP8_TILES,
-            key,
-            [(*shape, *rest) for shape, *rest in itertools.product(shapes, (2, 4, 8), (1, 2, 3))],
-            build_fp8,
-            key == "backward",
-        )
-        for key in choices
-    }
+    return (
+        {
+            f"bias_gelu {key}": Sweep(triton.TILES, key, tiles, build, key == "backward")
+            for key, tiles in choices.items()
+        }
+        | {
+            f"bias_gelu to fp8 {key}": Sweep(
+                triton.FP8_TILES,
+                key,
+                [(*shape, *rest) for shape, *rest in itertools.product(shapes, (2, 4, 8), (1, 2, 3))],
+                build_fp8,
+                key == "backward",
+            )
+            for key in choices
+        }
+        | {
+            "bias_gelu save": Sweep(
+                triton.FP8_TILES,
+                "save",
+                [(*shape, *rest) for shape, *rest in itertools.product(shapes, (1, 2, 4), (1, 2, 3))],
+                lambda dtype: written_case(
+                    bias_gelu.WITHOUT_AUTOGRAD["triton"].function, 1, dtype, features=gpt3.FEED_FORWARD // gpt3.RANKS[0]
+                )[2:],
+                False,
+            )
+        }
+    )

@@ -12,10 +12,11 @@ import triton
 from torch import Tensor
 
 from common.ops.bias_gelu import kernels
+from common.ops.bias_gelu.plain import Activated, Gradients
 from common.ops.fp8_cast import triton as fp8_triton
 from common.ops.fp8_cast.plain import E4M3, E5M2, SAMPLED_ROWS_OF_COMPUTED, Fp8Tensor, Handover, Scaling
 from common.ops.tiling.column_sums import column_sums
-from common.ops.triton_support import multiprocessors
+from common.ops.triton_support import multiprocessors, require_contiguous
 
 
 class Tile(NamedTuple):
@@ -38,8 +39,9 @@ TILES: dict[str, Tile] = {"forward": Tile(4, 1024, 8, 0), "backward": Tile(4, 10
 FP8_TILES: dict[str, fp8_triton.Tile] = {
     "forward": fp8_triton.Tile(8, 512, 8, 8, 3),
     "backward": fp8_triton.Tile(16, 256, 8, 4, 3),
+    "save": fp8_triton.Tile(8, 512, 8, 2, 3),
 }
-"""The same of the passes that write FP8."""
+"""The same of the passes that write FP8; ``save`` is forward where it leaves FP8 for backward."""
 
 
 def _columns(tile: Tile | fp8_triton.Tile, features: int) -> int:
@@ -67,50 +69,78 @@ def _fp8_launch(tile: fp8_triton.Tile, x_TF: Tensor) -> tuple[tuple[int], dict[s
     }
 
 
-def forward(x_TF: Tensor, bias_F: Tensor) -> Tensor:
-    """GELU of ``x_TF + bias_F``."""
+def forward(
+    x_TF: Tensor,
+    bias_F: Tensor | None,
+    *,
+    fp8: Scaling | None = None,
+    save_fp8: Scaling | None = None,
+    frozen_scales: bool = False,
+) -> Activated:
+    """See :func:`common.ops.bias_gelu.plain.forward_torch`. One launch."""
+    require_contiguous(x=x_TF, bias=bias_F)
     tokens, features = x_TF.shape
-    tile = TILES["forward"]
-    columns = _columns(tile, features)
-    y_TF = torch.empty_like(x_TF)
-    kernels.bias_gelu_forward_kernel[(triton.cdiv(features, columns) * triton.cdiv(tokens, tile.rows),)](
-        x_TF, bias_F, y_TF, tokens, features, BLOCK_T=tile.rows, BLOCK_F=columns, num_warps=tile.warps
-    )
-    return y_TF
-
-
-def backward(dy_TF: Tensor, x_TF: Tensor, bias_F: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradient of x (T, F), and partial sums of it over tokens, fp32 (programs, F)."""
-    tokens, features = x_TF.shape
-    tile = TILES["backward"]
-    columns, programs = _columns(tile, features), _programs(tile, x_TF)
-    dx_TF = torch.empty_like(x_TF)
-    partial = x_TF.new_empty((programs, features), dtype=torch.float32)
-    kernels.bias_gelu_backward_kernel[(triton.cdiv(features, columns), programs)](
-        dy_TF, x_TF, bias_F, dx_TF, partial, tokens, features,
-        BLOCK_T=tile.rows, BLOCK_F=columns, num_warps=tile.warps,
+    y8 = None if fp8 is None else fp8_triton.result(fp8, E4M3, x_TF.shape)
+    saved = None if save_fp8 is None else fp8_triton.result(save_fp8, E4M3, x_TF.shape)
+    y_TF = torch.empty_like(x_TF) if y8 is None else None
+    if y8 is None and saved is None:
+        tile = TILES["forward"]
+        columns = _columns(tile, features)
+        kernels.bias_gelu_forward_kernel[(triton.cdiv(features, columns) * triton.cdiv(tokens, tile.rows),)](
+            x_TF, bias_F, y_TF, tokens, features,
+            BIAS=bias_F is not None, BLOCK_T=tile.rows, BLOCK_F=columns, num_warps=tile.warps,
+        )  # fmt: skip
+        return Activated(y_TF, None, x_TF)
+    grid, constants = _fp8_launch(FP8_TILES["forward" if saved is None else "save"], x_TF)
+    kernels.bias_gelu_forward_to_fp8_kernel[grid](
+        x_TF, bias_F, y_TF, *fp8_triton.arguments(y8), *fp8_triton.arguments(saved), tokens, features,
+        BIAS=bias_F is not None, FP8=y8 is not None, SAVE=saved is not None, FROZEN=frozen_scales, **constants,
     )  # fmt: skip
-    return dx_TF, partial
+    dtype = x_TF.dtype
+    return Activated(y_TF, None if y8 is None else y8.tensor(dtype), x_TF if saved is None else saved.tensor(dtype))
 
 
-def forward_to_fp8(x_TF: Tensor, bias_F: Tensor, scaling: Scaling) -> Fp8Tensor:
-    """GELU of ``x_TF + bias_F`` in e4m3."""
-    y8 = fp8_triton.result(scaling, E4M3, x_TF.shape)
-    grid, constants = _fp8_launch(FP8_TILES["forward"], x_TF)
-    kernels.bias_gelu_forward_to_fp8_kernel[grid](x_TF, bias_F, *y8.arguments(), *x_TF.shape, **constants)
-    return y8.tensor(x_TF.dtype)
+def backward(
+    dy_TF: Tensor,
+    saved: Tensor | Fp8Tensor,
+    bias_F: Tensor | None,
+    *,
+    fp8: Scaling | None = None,
+    frozen_scales: bool = False,
+) -> Gradients:
+    """See :func:`common.ops.bias_gelu.plain.backward_torch`. Two launches, no atomics but for the scale."""
+    dx_TF, dx8, partial = _backward(dy_TF, saved, bias_F, fp8, frozen_scales)
+    return Gradients(dx_TF, dx8, column_sums(partial, torch.float32))
 
 
-def backward_to_fp8(dy_TF: Tensor, x_TF: Tensor, bias_F: Tensor, scaling: Scaling) -> tuple[Fp8Tensor, Tensor]:
-    """Gradient of x in e5m2, and the partial sums of :func:`backward`."""
-    dx8 = fp8_triton.result(scaling, E5M2, x_TF.shape)
-    tile = FP8_TILES["backward"]
-    grid, constants = _fp8_launch(tile, x_TF)
-    partial = x_TF.new_empty((_programs(tile, x_TF), x_TF.shape[1]), dtype=torch.float32)
+def _backward(
+    dy_TF: Tensor, saved: Tensor | Fp8Tensor, bias_F: Tensor | None, fp8: Scaling | None, frozen_scales: bool
+) -> tuple[Tensor | None, Fp8Tensor | None, Tensor]:
+    """Gradient of x (T, F) in one form, and partial sums of it over tokens, fp32 (programs, F)."""
+    tokens, features = dy_TF.shape
+    if isinstance(saved, Fp8Tensor):
+        data, saved_inverse, bias_F = saved.data.view(torch.uint8), saved.scale_inverse, None
+    else:
+        data, saved_inverse = saved, None
+    require_contiguous(dy=dy_TF, saved=data, bias=bias_F)
+    options = {"BIAS": bias_F is not None, "SAVED_FP8": saved_inverse is not None}
+    tile: Tile | fp8_triton.Tile = TILES["backward"] if fp8 is None else FP8_TILES["backward"]
+    programs = _programs(tile, dy_TF)
+    partial = dy_TF.new_empty((programs, features), dtype=torch.float32)
+    if fp8 is None:
+        columns, dx_TF = _columns(tile, features), torch.empty_like(dy_TF)
+        kernels.bias_gelu_backward_kernel[(triton.cdiv(features, columns), programs)](
+            dy_TF, data, saved_inverse, bias_F, dx_TF, partial, tokens, features,
+            **options, BLOCK_T=tile.rows, BLOCK_F=columns, num_warps=tile.warps,
+        )  # fmt: skip
+        return dx_TF, None, partial
+    dx8 = fp8_triton.result(fp8, E5M2, dy_TF.shape)
+    grid, constants = _fp8_launch(FP8_TILES["backward"], dy_TF)
     kernels.bias_gelu_backward_to_fp8_kernel[grid](
-        dy_TF, x_TF, bias_F, *dx8.arguments(), partial, *x_TF.shape, **constants
-    )
-    return dx8.tensor(x_TF.dtype), partial
+        dy_TF, data, saved_inverse, bias_F, *dx8.arguments(), partial, tokens, features,
+        **options, FROZEN=frozen_scales, **constants,
+    )  # fmt: skip
+    return None, dx8.tensor(dy_TF.dtype), partial
 
 
 class _BiasGelu(torch.autograd.Function):
@@ -121,18 +151,19 @@ class _BiasGelu(torch.autograd.Function):
         x_TF = x_TF.contiguous()
         ctx.save_for_backward(x_TF, bias_F)
         ctx.handover = handover
-        if fp8 is None:
-            return forward(x_TF, bias_F)
-        return fp8_triton.outputs(ctx, forward_to_fp8(x_TF, bias_F, fp8))
+        y_TF, y8, _ = forward(x_TF, bias_F, fp8=fp8)
+        if y8 is not None:
+            return fp8_triton.outputs(ctx, y8)
+        assert y_TF is not None
+        return y_TF
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x_TF, bias_F = ctx.saved_tensors
-        dy_TF, handover = gradients[-1].contiguous(), ctx.handover
-        if handover is None or handover.scaling is None:
-            dx_TF, partial = backward(dy_TF, x_TF, bias_F)
-        else:
-            dx8, partial = backward_to_fp8(dy_TF, x_TF, bias_F, handover.scaling)
+        handover = ctx.handover
+        scaling = None if handover is None else handover.scaling
+        dx_TF, dx8, partial = _backward(gradients[-1].contiguous(), x_TF, bias_F, scaling, False)
+        if dx8 is not None:
             dx_TF = handover.leave(dx8)
         return dx_TF, column_sums(partial, bias_F.dtype), None, None
 

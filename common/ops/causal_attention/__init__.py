@@ -3,7 +3,9 @@
 K heads of keys and values serve H heads of queries, H / K neighbours each (Ainslie et al., arXiv:2305.13245). There may
 be more keys than queries: the queries are then the last of the keys' positions, so query i of Sq sees keys
 0 ... Sk - Sq + i, as a part of a row does whose earlier keys are gathered from other ranks. The pair of functions works
-without autograd: the caller keeps :class:`Saved`, whose q, k and v it may drop and compute again.
+without autograd: the caller keeps :class:`Saved`, whose q, k and v it may drop and compute again. These may be views of
+one product, (B, S, H, 3, D) or another order, whose last dimension alone is dense: Transformer Engine is the one that
+copies them.
 
 The libraries are called by the name of their operator, so that none silently takes the place of another. Those in
 PyTorch know the mask of a square only: what comes before is attended to without one, and the parts merge by
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 from common.ops.causal_attention import cudnn, cudnn_frontend, flash, flash_attention_4, requirements, te
 from common.ops.causal_attention.parts import Saved, merge, through
-from common.ops.causal_attention.plain import CausalAttention, backward_torch, forward_torch
+from common.ops.causal_attention.plain import CausalAttention, backward_into_torch, backward_torch, forward_torch
 from common.ops.implementation import Implementation, always
 
 __all__ = ["IMPLEMENTATIONS", "KERNEL_NAMES", "Saved", "merge"]
@@ -29,7 +31,7 @@ IMPLEMENTATIONS = {
         "cudnn_frontend", through(cudnn_frontend.LIBRARY), requirements.frontend_unsupported
     ),
     "te": Implementation("te", through(te.LIBRARY), requirements.te_unsupported),
-    "torch": Implementation("torch", CausalAttention(forward_torch, backward_torch), always),
+    "torch": Implementation("torch", CausalAttention(forward_torch, backward_torch, backward_into_torch), always),
 }
 """Functions: :class:`CausalAttention`. A request says ``head_size``."""
 

@@ -1,4 +1,5 @@
-"""Dense causal attention of a row, and of the second half of a row to the whole."""
+"""Dense causal attention of a row, of the second half of a row to the whole, and of rows whose queries, keys and values
+lie side by side head by head."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import torch
 
 from common.ops import causal_attention
 from common.ops.bench import decoder as size
+from common.ops.bench import gpt3
 from common.ops.bench.cases import Entry, Pass, each
 from common.ops.bench.sweep import Sweep
 from common.ops.bench.transformer import normal, size_of
@@ -33,10 +35,37 @@ def case(function: CausalAttention, batch: int, dtype: torch.dtype, *, queries: 
     ]
 
 
+def interleaved_case(function: CausalAttention, batch: int, dtype: torch.dtype) -> list[Pass]:
+    """Of GPT-3's rows on a rank of four: views of one product, whose gradients are written into one."""
+    shape = gpt3.ROWS, gpt3.LENGTH, gpt3.HEADS // gpt3.RANKS[0], 3, gpt3.HEAD_SIZE
+    qkv, do = normal(dtype, *shape), normal(dtype, *shape[:3], shape[4])
+    q, k, v = qkv.unbind(3)
+    dq, dk, dv = torch.empty_like(qkv).unbind(3)
+    scale = gpt3.HEAD_SIZE**-0.5
+    product = 2.0 * do.numel() * gpt3.LENGTH / 2
+    moved = size_of(qkv) + size_of(do)
+
+    def both() -> None:
+        _, saved = function.forward(q, k, v, scale)
+        function.backward(do, saved)
+
+    def both_into() -> None:
+        _, saved = function.forward(q, k, v, scale)
+        function.backward_into(do, saved, (dq, dk, dv))
+
+    return [
+        Pass("forward", lambda: function.forward(q, k, v, scale), moved, 2 * product),
+        Pass("backward", both, 2 * moved, 5 * product, after="forward"),
+        Pass("backward in place", both_into, 2 * moved, 5 * product, after="forward"),
+    ]
+
+
 def entries() -> list[Entry]:
     """Every implementation."""
     sizes = {"head_size": size.HEAD_SIZE}
-    return [
+    name = "causal_attention interleaved"
+    interleaved = each(name, causal_attention.IMPLEMENTATIONS, "cudnn", sizes, interleaved_case, calls=0)
+    return interleaved + [
         entry
         for name, queries in (("causal_attention", size.TOKENS), ("causal_attention half", size.TOKENS // 2))
         for entry in each(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from common.ops.causal_attention.plain import CausalAttention, Saved, check
+from common.ops.causal_attention.plain import CausalAttention, Saved, check, copy_into
 from common.ops.triton_support import widen
 
 __all__ = ["Library", "Saved", "merge", "through"]
@@ -112,4 +112,11 @@ def through(library: Library) -> CausalAttention:
         earlier_dq, earlier_dk, earlier_dv = library.backward(do_BQHD, earlier, False)
         return dq + earlier_dq, torch.cat([earlier_dk, dk], 1), torch.cat([earlier_dv, dv], 1)
 
-    return CausalAttention(forward, backward)
+    @torch.no_grad()
+    def backward_into(do_BQHD: Tensor, saved: Saved, gradients: tuple[Tensor, Tensor, Tensor]) -> None:
+        if library.into is None or keys_before(saved.q, saved.k):
+            copy_into(gradients, backward(do_BQHD, saved))
+            return
+        library.into(do_BQHD, saved._replace(state=saved.state[0]), True, gradients)
+
+    return CausalAttention(forward, backward, backward_into)

@@ -39,10 +39,14 @@ class Saved(NamedTuple):
 
 
 class CausalAttention(NamedTuple):
-    """The functions of an implementation; see :func:`forward_torch` and :func:`backward_torch`."""
+    """The functions of an implementation.
+
+    See :func:`forward_torch`, :func:`backward_torch` and :func:`backward_into_torch`.
+    """
 
     forward: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Saved]]
     backward: Callable[[Tensor, Saved], tuple[Tensor, Tensor, Tensor]]
+    backward_into: Callable[[Tensor, Saved, tuple[Tensor, Tensor, Tensor]], None]
 
 
 @torch.no_grad()
@@ -100,6 +104,25 @@ def backward_torch(do_BQHD: Tensor, saved: Saved) -> tuple[Tensor, Tensor, Tenso
         dq_BQHD[:, rows] = torch.einsum("bkgqs,bskd->bqkgd", d_scores, k).flatten(2, 3).to(q_BQHD.dtype)
         dk_BSKD[:, :seen] += torch.einsum("bkgqs,bqkgd->bskd", d_scores, q)
     return dq_BQHD, dk_BSKD.to(k_BSKD.dtype), dv_BSKD.to(v_BSKD.dtype)
+
+
+@torch.no_grad()
+def backward_into_torch(do_BQHD: Tensor, saved: Saved, gradients: tuple[Tensor, Tensor, Tensor]) -> None:
+    """The gradients of :func:`backward_torch` where they belong. Plain version.
+
+    Args:
+        do_BQHD: gradient of the context.
+        saved: of forward.
+        gradients: of q, k and v, in their shapes and dtypes and any strides but 1 of the last dimension: get them.
+            Libraries that can write there; others, and those whose parts are added up, copy.
+    """
+    copy_into(gradients, backward_torch(do_BQHD, saved))
+
+
+def copy_into(gradients: tuple[Tensor, Tensor, Tensor], found: tuple[Tensor, Tensor, Tensor]) -> None:
+    """What ``found`` has, in the memory of ``gradients``."""
+    for target, source in zip(gradients, found, strict=True):
+        target.copy_(source)
 
 
 def check(q_BQHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor) -> None:

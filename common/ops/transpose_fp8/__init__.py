@@ -4,6 +4,9 @@ A Hopper GPU multiplies FP8 only where both operands run along the summed dimens
 ``dy w`` sums over the rows of ``w``, and so takes its transpose, which for a frozen weight is made where it is needed,
 in a scratch that all layers share, and not kept. The weight's gradient sums over tokens, and takes the transposes of
 input and gradient, which those kernels leave out whose programs hold whole rows.
+
+Rows that ranks have cast with scales of their own come to one scale on the way: each run of rows has a factor of at
+most 1. Where the scales were equal the factor is 1, and changes nothing.
 """
 
 from __future__ import annotations
@@ -15,10 +18,10 @@ from common.ops.transpose_fp8.plain import transpose_torch
 from common.ops.triton_support import no_triton
 
 
-def _transpose_triton(matrix_NK: Tensor, scratch: Tensor) -> Tensor:
+def _transpose_triton(matrix_NK: Tensor, scratch: Tensor, factors_R: Tensor | None = None) -> Tensor:
     from common.ops.transpose_fp8.triton import transpose  # triton is imported only where it is used
 
-    return transpose(matrix_NK, scratch)
+    return transpose(matrix_NK, scratch, factors_R)
 
 
 def _unsupported(request: OperationRequest) -> str | None:
@@ -31,8 +34,8 @@ IMPLEMENTATIONS = {
     "triton": Implementation("triton", _transpose_triton, _unsupported),
     "torch": Implementation("torch", transpose_torch, always),
 }
-"""Signature: ``transpose(matrix_NK, scratch) -> (K, N)`` in the memory of ``scratch``. The request has the matrix's
-dtype."""
+"""Signature: ``transpose(matrix_NK, scratch, factors_R=None) -> (K, N)`` in the memory of ``scratch``. The request has
+the matrix's dtype."""
 
 KERNEL_NAMES = (("transposes in FP8", r"^transpose_fp8_"),)
 """Kind of work and pattern of the kernels' names, for the breakdown of a step."""

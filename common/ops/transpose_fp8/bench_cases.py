@@ -12,7 +12,7 @@ from torch import Tensor
 
 from common.errors import UnsupportedImplementation
 from common.ops import transpose_fp8
-from common.ops.bench import cases, transformer
+from common.ops.bench import cases, gpt3, transformer
 from common.ops.bench import decoder as size
 from common.ops.bench.cases import Entry, Pass, rotating
 from common.ops.bench.sweep import Sweep
@@ -40,7 +40,12 @@ def _requested(implementation: Implementation, shape: tuple[int, int], batch: in
 
 
 TOKENS = transformer.PACKS * transformer.LENGTH
-SHAPES = size.LINEAR | {f"x {columns}": (TOKENS, columns) for columns in (transformer.HIDDEN, 3 * transformer.HIDDEN)}
+SHAPES = (
+    size.LINEAR
+    | {f"x {columns}": (TOKENS, columns) for columns in (transformer.HIDDEN, 3 * transformer.HIDDEN)}
+    | {f"gpt3 x {columns}": (gpt3.TOKENS, columns) for columns in (3072, 9216, 12288)}
+    | {f"gpt3 w {rows}": (rows, gpt3.HIDDEN) for rows in (9216, 12288)}
+)
 """Name to rows and columns."""
 
 

@@ -8,8 +8,9 @@ import torch
 import triton
 from torch import Tensor
 
+from common.ops.fp8_cast.plain import E5M2
 from common.ops.transpose_fp8 import kernels
-from common.ops.transpose_fp8.plain import room
+from common.ops.transpose_fp8.plain import room, run_length
 from common.ops.triton_support import require_contiguous
 
 
@@ -30,14 +31,15 @@ TILES: dict[str, Tile] = {"transpose": Tile(128, 128, 8)}
 """``bench --sweep`` times others."""
 
 
-def transpose(matrix_NK: Tensor, scratch: Tensor) -> Tensor:
+def transpose(matrix_NK: Tensor, scratch: Tensor, factors_R: Tensor | None = None) -> Tensor:
     """See :func:`common.ops.transpose_fp8.plain.transpose_torch`. One launch."""
-    require_contiguous(matrix=matrix_NK, scratch=scratch)
+    require_contiguous(matrix=matrix_NK, scratch=scratch, factors=factors_R)
     target_KN = room(matrix_NK, scratch)
     rows, columns = matrix_NK.shape
     tile = TILES["transpose"]
     kernels.transpose_fp8_kernel[(triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns),)](
-        matrix_NK.view(torch.uint8), target_KN.view(torch.uint8), rows, columns,
+        matrix_NK.view(torch.uint8), target_KN.view(torch.uint8), factors_R, rows, columns,
+        1 if factors_R is None else run_length(matrix_NK, factors_R), E5M2=matrix_NK.dtype == E5M2,
         BLOCK_N=tile.rows, BLOCK_K=tile.columns, num_warps=tile.warps,
     )  # fmt: skip
     return target_KN

@@ -104,6 +104,19 @@ def test_gpt3_learning_rate_depends_on_the_batch(batch: int, rate: float, allowe
             check_hyperparameters("gpt3", None, values)
 
 
+@pytest.mark.parametrize("batch", [1520, 8208])
+def test_gpt3_has_no_reference_points_for_smaller_or_larger_batches(batch: int) -> None:
+    values = {"global_batch_size": batch, "opt_base_learning_rate": 2e-5 if batch < 2048 else 3e-5}
+    with pytest.raises(ConfigError, match=rf"global_batch_size = {batch} breaks the rules' table: 1,536 to 8,192"):
+        check_hyperparameters("gpt3", None, values)
+
+
+def test_gpt3_decays_by_a_tenth() -> None:
+    check_hyperparameters("gpt3", None, {"opt_weight_decay": 0.1})
+    with pytest.raises(ConfigError, match=r"opt_weight_decay = 0\.01"):
+        check_hyperparameters("gpt3", None, {"opt_weight_decay": 0.01})
+
+
 @pytest.mark.parametrize(
     ("epochs", "allowed"),
     [((40, 50), True), ([44, 55], True), ((68, 85), True), ((41, 50), False), ((44, 50), False), ((40, 50, 60), False)],

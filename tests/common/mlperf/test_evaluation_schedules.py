@@ -43,6 +43,7 @@ EXAMPLES = [
     ("dlrm", 8, {"train_samples": 500, "last_samples": 48}, [24, 48]),  # floor(3.125) batches
     ("gpt3", 1536, {}, [24576, 49152]),
     ("gpt3", 3584, {}, [7 * 3584, 14 * 3584]),  # ceil(6.86) steps
+    ("gpt3", 16, {"interval": 60}, [64, 128]),  # of stand-in data
     ("llama2_70b_lora", 8, {}, [1536, 1920, 2304]),  # the rules' example
     ("llama2_70b_lora", 64, {}, [11 * 384, 12 * 384]),  # skips 10
     ("llama2_70b_lora", 100, {}, [15 * 400, 16 * 400]),  # skips floor(14.5), intervals of whole batches

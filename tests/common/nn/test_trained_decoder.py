@@ -16,7 +16,7 @@ from common.nn.scratch import Scratch
 from common.nn.trained_decoder.decoder import TrainedDecoder
 from common.nn.trained_decoder.head import Head
 from common.nn.trained_decoder.operations import choose
-from common.nn.trained_decoder.products import Fp8TrainedProduct, WeightCasts, products_of
+from common.nn.trained_decoder.products import Fp8TrainedProduct, Shared, WeightCasts, trained_product
 from common.ops import cross_entropy
 from common.ops.fp8_cast.plain import widen_fp8
 from tests.generators import generator_of
@@ -115,16 +115,6 @@ def test_every_weight_says_once_that_its_gradient_is_there() -> None:
     assert of_layers == sorted(of_layers, reverse=True), "the last layer comes first"
 
 
-def test_ranks_that_share_layers_are_refused() -> None:
-    from common.distributed.tensor_parallel.ranks import TensorParallel
-
-    model = decoder()
-    model.parallel = TensorParallel.__new__(TensorParallel)
-    object.__setattr__(model.parallel, "size", 2)
-    with pytest.raises(UnsupportedImplementation, match=r"layout\.tp=2"):
-        trained(model)
-
-
 # FP8
 
 
@@ -173,6 +163,30 @@ def test_a_weight_is_cast_once_for_all_micro_batches_of_a_step(monkeypatch: pyte
     assert len(casts) == 4 * products, "elsewhere weights may have changed before any pass"
 
 
+def test_transposes_that_are_kept_change_nothing() -> None:
+    found = []
+    for transposed in (0, 2):
+        model = decoder(torch.bfloat16)
+        operations, _ = choose(Plain(), SMALL, ContextSplit(LENGTH), CPU, torch.bfloat16)
+        halves = TrainedDecoder(model, operations, "fp8", ROWS * LENGTH, transposed_layers=transposed)
+        for _ in range(2):
+            with halves.same_weights():
+                for seed in (1, 2):
+                    loss(halves, model, seed).backward()
+            with torch.no_grad():
+                for parameter in model.layers.parameters():
+                    parameter.mul_(0.9)
+        found.append(gradients(model))
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_an_accumulation_that_cannot_run_here_is_refused_by_its_option() -> None:
+    model = decoder(torch.bfloat16)
+    operations, _ = choose(Plain(), SMALL, ContextSplit(LENGTH), CPU, torch.bfloat16)
+    with pytest.raises(UnsupportedImplementation, match=r"model\.accumulation=cublaslt"):
+        TrainedDecoder(model, operations, "fp8", ROWS * LENGTH, accumulation="cublaslt")
+
+
 def test_a_changed_weight_is_the_one_that_the_next_step_uses() -> None:
     ours = decoder(torch.bfloat16)
     halves = trained(ours, "fp8")
@@ -210,8 +224,10 @@ def test_scales_are_buffers_and_fp8_weights_are_not() -> None:
 
 def test_fp8_products_are_those_of_the_rounded_operands() -> None:
     """Against float64 products of what the casts made: the results are rounded to 16 bits and nothing else."""
-    weight = nn.Parameter((torch.randn(48, 32, generator=generator_of("w")) * 0.1).bfloat16())
-    product = products_of(Holder(weight), "fp8", Scratch(CPU), WeightCasts())
+    layer = Holder(nn.Parameter((torch.randn(48, 32, generator=generator_of("w")) * 0.1).bfloat16()))
+    layer.bias = nn.Parameter(torch.randn(48, generator=generator_of("b")).bfloat16())
+    weight = layer.weight
+    product = trained_product(layer, "fp8", Shared(Scratch(CPU), WeightCasts()), bias=True)
     assert isinstance(product, Fp8TrainedProduct)
     x = torch.randn(64, 32, generator=generator_of("x")).bfloat16()
     dy = (torch.randn(64, 48, generator=generator_of("dy")) * 1e-4).bfloat16()
@@ -222,9 +238,24 @@ def test_fp8_products_are_those_of_the_rounded_operands() -> None:
     assert error(w_wide, weight.detach()) < 0.03
     assert error(x_wide, x) < 0.03
     assert error(dy_wide, dy) < 0.06
-    assert error(y, x_wide @ w_wide.t()) < 2**-8
-    assert error(product.input_gradient(dy8), dy_wide @ w_wide) < 2**-8
+    assert error(y, x_wide @ w_wide.t() + layer.bias.detach().double()) < 2**-8
     for again, operand in enumerate((x8, product.cast_again(x, x8.scale_inverse)), 1):
-        product.add_weight_gradient(dy8, operand)
+        assert error(product.backward(dy8, operand), dy_wide @ w_wide) < 2**-8
         assert weight.grad is not None
         assert error(weight.grad, again * dy_wide.t() @ x_wide) < 2**-7
+    assert layer.bias.grad is None, "who casts the gradient has the bias's"
+
+
+def test_products_in_the_weights_dtype_are_exact() -> None:
+    layer = Holder(nn.Parameter(torch.randn(12, 8, generator=generator_of("w"), dtype=torch.float64)))
+    layer.bias = nn.Parameter(torch.randn(12, generator=generator_of("b"), dtype=torch.float64))
+    x, dy = (torch.randn(20, n, generator=generator_of(str(n)), dtype=torch.float64) for n in (8, 12))
+    for bias in (False, True):
+        layer.weight.grad = None
+        product = trained_product(layer, "torch", Shared(Scratch(CPU), WeightCasts()), bias)
+        y = x @ layer.weight.detach().t() + (layer.bias.detach() if bias else 0.0)
+        torch.testing.assert_close(product.multiply(x), y, rtol=1e-13, atol=1e-13)
+        torch.testing.assert_close(product.multiply(x, torch.empty_like(y)), y, rtol=1e-13, atol=1e-13)
+        for again in (1, 2):
+            torch.testing.assert_close(product.backward(dy, x), dy @ layer.weight.detach(), rtol=1e-13, atol=1e-13)
+            torch.testing.assert_close(layer.weight.grad, again * dy.t() @ x, rtol=1e-13, atol=1e-13)

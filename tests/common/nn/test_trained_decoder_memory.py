@@ -52,6 +52,21 @@ def test_sixty_four_h100_need_no_recomputation() -> None:
     assert 60e9 < found.total < 80e9
 
 
+def test_ranks_of_tp_share_all_but_norms() -> None:
+    work = dataclasses.replace(WHOLE, fp8=True, alone=False)
+    two = dataclasses.replace(work, layer_ranks=2)
+    norms = 65 * 4096
+    assert two.parameters() == (8_030_261_248 - norms) // 2 + norms
+    assert two.layer() == work.layer() // 2
+    assert two.weights_in_fp8() == work.weights_in_fp8() // 2
+    assert dataclasses.replace(work, transposed_layers=16).weights_in_fp8() == 1.5 * work.weights_in_fp8()
+    assert two.reserved() - work.reserved() == 2 * 8192 * 4096 * 2, "slots in which tokens move"
+    # gate and up of all tokens and half the features; turned: weight, gradient and input, whose widths are 14,336 and
+    # 7,168; a weight's gradient
+    assert two.scratch(False) == 8192 * 14336 * 2 + 14336 * 4096 * 3 + 8192 * (14336 + 7168)
+    assert plan(two, H100, None).recomputed_gate_up == 0
+
+
 def test_what_does_not_fit_says_how_much_is_missing_and_what_helps() -> None:
     with pytest.raises(ConfigError, match=r"GB are missing; use optimizer\.masters=remainder"):
         plan(dataclasses.replace(WHOLE, master_bytes=4, fp8=True), H200, None)

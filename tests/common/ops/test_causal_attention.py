@@ -129,6 +129,41 @@ def test_a_library_that_knows_prefixes_is_given_all_keys_at_once(
     check(through(library), tensors(queries, keys, heads, kv_heads), 0.3)
 
 
+def prefix_backward_into(do: Tensor, saved: Saved, causal: bool, gradients: tuple[Tensor, Tensor, Tensor]) -> None:
+    for target, found in zip(gradients, prefix_backward(do, saved, causal), strict=True):
+        target.copy_(found)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(7, 7), (5, 12)])
+@pytest.mark.parametrize("library", ["squares", "prefixes", "into", "plain"])
+def test_heads_of_one_product_side_by_side_get_their_gradients_where_they_lie(
+    library: str, queries: int, keys: int
+) -> None:
+    attention = {
+        "squares": through(Library(on_cpu_forward, on_cpu_backward)),
+        "prefixes": through(Library(prefix_forward, prefix_backward, prefixes=True)),
+        "into": through(Library(prefix_forward, prefix_backward, prefixes=True, into=prefix_backward_into)),
+        "plain": IMPLEMENTATIONS["torch"].function,
+    }[library]
+    q, k, v, do = tensors(queries, keys, 4, 4)
+    interleaved = torch.zeros(2, keys, 4, 3, 8, dtype=torch.float64)
+    for part, x in enumerate((q, k, v)):
+        interleaved[:, keys - x.shape[1] :, :, part] = x
+    q_view, k_view, v_view = interleaved.unbind(3)
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    expected, _ = by_formula(*leaves, 0.3)
+    o, saved = attention.forward(q_view[:, keys - queries :], k_view, v_view, 0.3)
+    close(o, expected.detach())
+    assert o.is_contiguous()
+    d_interleaved = torch.full_like(interleaved, math.nan)
+    dq, dk, dv = d_interleaved.unbind(3)
+    attention.backward_into(do, saved, (dq[:, keys - queries :], dk, dv))
+    for found, reference in zip(
+        (dq[:, keys - queries :], dk, dv), torch.autograd.grad(expected, leaves, do), strict=True
+    ):
+        close(found, reference)
+
+
 def test_keys_may_be_dropped_and_put_back() -> None:
     q, k, v, do = tensors(5, 12, 6, 2)
     attention = through(Library(on_cpu_forward, on_cpu_backward))

@@ -25,10 +25,12 @@ from common.ops import (
     fp8_cast,
     geglu,
     group_norm,
+    layer_norm_1p,
     linear,
     linear_relu,
     logit,
     lora_input,
+    qkv_gradient,
     rms_norm,
     rope,
     suppression,
@@ -48,7 +50,8 @@ from common.ops.implementation import always
 
 OPERATIONS = (
     add_layer_norm, anchor_matching, attention, bias_gelu, bias_gradient, cross_entropy, dropout, dropout_add_norm,
-    fp8_cast, geglu, group_norm, lora_input, rms_norm, rope, suppression, swiglu, transpose_fp8,
+    fp8_cast, geglu, group_norm, layer_norm_1p, lora_input, qkv_gradient, rms_norm, rope, suppression, swiglu,
+    transpose_fp8,
 )  # fmt: skip
 
 
@@ -62,6 +65,9 @@ def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(
             implementations, "triton", replace(implementations["triton"], function=plain, unsupported=always)
         )
+    implementations = bias_gelu.WITHOUT_AUTOGRAD
+    stand_in = replace(implementations["torch"], name="triton")
+    monkeypatch.setitem(implementations, "triton", stand_in)
     implementations = group_norm.IMPLEMENTATIONS
     stand_in = replace(implementations["apex"], function=implementations["torch"].function, unsupported=always)
     monkeypatch.setitem(implementations, "apex", stand_in)
@@ -128,6 +134,8 @@ def test_every_pass_of_every_implementation_runs() -> None:
         "product": ["forward", "input gradient", "weight gradient"],
         "transpose": ["forward"],
         "rms_norm": ["forward", "backward", "once more", "weight gradient"],
+        "layer_norm_1p": ["forward", "backward", "once more", "parameters"],
+        "qkv_gradient": ["in FP8", "in both orders", "joined", "in place"],
         "lora_input": ["forward", "backward", "of a norm"],
         "matching": ["forward"],
         "suppression": ["forward"],
@@ -137,6 +145,10 @@ def test_every_pass_of_every_implementation_runs() -> None:
         if entry.name not in ("attention SDPA", "attention aten flash") and "Transformer Engine" not in entry.name:
             passes = entry.build(16, torch.bfloat16)
             expected = directions.get(entry.name.split()[0], ["forward", "backward"])
+            if entry.name.startswith("bias_gelu written"):
+                expected = ["forward", "backward", "saving forward", "saved backward"]
+            if entry.name.startswith("causal_attention interleaved"):
+                expected = ["forward", "backward", "backward in place"]
             if "conv_bias_relu stem" in entry.name or "grouped layer1 " in entry.name:  # frozen
                 expected = ["forward"]
             assert [each.name for each in passes] == expected, entry.name
@@ -147,7 +159,7 @@ def test_every_pass_of_every_implementation_runs() -> None:
 @pytest.mark.usefixtures("without_memory")
 def test_a_sweep_tries_tiles_of_its_table() -> None:
     pytest.importorskip("triton")
-    assert len(sweeps()) == 66
+    assert len(sweeps()) == 72
     for name, sweep in {**sweeps(), **batch_norm.sweeps()}.items():
         tile = sweep.table[sweep.key]
         assert [tuple(type(tile)(*choice)) for choice in sweep.choices] == list(sweep.choices), name

@@ -449,6 +449,7 @@ def test_gelu_of_many_rows_stays_inside_the_limits_of_a_grid(monkeypatch: pytest
 
     for name in ("bias_gelu_forward_kernel", "bias_gelu_backward_kernel"):
         monkeypatch.setattr(bias_gelu_kernels, name, Kernel())
+    monkeypatch.setattr(bias_gelu_triton, "column_sums", lambda partial, dtype: partial[0])
     x_TF, bias_F = torch.empty(600 * 512, 4096, device="meta"), torch.empty(4096, device="meta")
     bias_gelu_triton.forward(x_TF, bias_F)
     bias_gelu_triton.backward(x_TF, x_TF, bias_F)

@@ -9,6 +9,7 @@ from common.optim.learning_rate import (
     ScheduleSteps,
     constant,
     cosine,
+    cosine_of_samples,
     cosine_to,
     held_exponential,
     held_polynomial,
@@ -185,6 +186,28 @@ def test_cosine_to_the_end_of_llama_31():
     assert halves[1] == pytest.approx(0.6)
     with pytest.raises(ValueError, match="warmup_steps=7"):
         cosine_to(1.0, 0.1, 7, 7)
+
+
+def test_the_cosine_of_gpt3_goes_on_where_its_checkpoint_was():
+    """The published curve: 265 and 108,600 steps of 1,536 samples, a training that goes on after 4,000 of them."""
+    schedules = {
+        batch: cosine_of_samples(2e-5, 2e-6, 265 * 1536, 108_600 * 1536, batch, consumed, 4000)
+        for batch, consumed in ((1536, 4000 * 1536), (2048, 3000 * 2048), (2304, 2667 * 2304))
+    }
+    assert at(schedules[1536], 4000) == pytest.approx(1.994726e-5, rel=5e-7)
+    assert at(schedules[2048], 4000) == pytest.approx(1.994726e-5, rel=5e-7)
+    assert at(schedules[1536], 4400) == at(schedules[2048], 4300)  # 614,400 samples later
+    assert at(schedules[2304], 4000) < at(schedules[1536], 4000)  # 768 samples later
+
+
+def test_the_cosine_of_gpt3_from_its_first_sample():
+    """Hand-worked: steps of 2 samples; a warm-up of 4 has the rates 0, half and all; then half a cosine over 8."""
+    schedule = cosine_of_samples(1.0, 0.2, 4, 12, 2)
+    halves = [0.2 + 0.4 * (1 + math.cos(math.pi * part / 4)) for part in (1, 2, 3, 4)]
+    assert [at(schedule, s) for s in range(8)] == pytest.approx([0.0, 0.5, 1.0, *halves, 0.2])
+    assert at(cosine_of_samples(1.0, 0.2, 0, 12, 2), 0) == 1.0
+    with pytest.raises(ValueError, match="warmup_samples=12"):
+        cosine_of_samples(1.0, 0.1, 12, 12, 1)
 
 
 def test_cosine_begins_after_its_warmup():

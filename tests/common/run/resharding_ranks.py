@@ -23,9 +23,15 @@ from common.run.checkpoint import Progress
 WORLD = 4
 HEADS = (16, 4, 8)
 """Rows of queries, keys and values in one weight."""
-SHAPES = {"qkv": (28, 6), "output": (5, 16), "norm": (7,), "seen": (28,), "steps": (), "base": (28, 6)}
-"""``qkv`` and ``seen`` are split by heads, ``output`` by columns, ``base`` is frozen; all ranks have the others."""
-PARAMETERS = ("qkv", "output", "norm")
+WORDS = 10
+SHAPES = {
+    "qkv": (28, 6), "output": (5, 16), "norm": (7,), "words": (WORDS, 3), "seen": (28,), "steps": (), "base": (28, 6),
+}  # fmt: skip
+"""``qkv`` and ``seen`` are split by heads, ``output`` by columns, ``base`` is frozen; all ranks have the others.
+
+``words`` is split by rows, of which there are so many more, all zero, that they are 3 on every rank or a multiple.
+"""
+PARAMETERS = ("qkv", "output", "norm", "words")
 LAYOUTS: dict[str, dict[str, int]] = {
     "tp1": {"dp": 4},
     "tp2": {"dp": 2, "tp": 2},
@@ -48,13 +54,21 @@ def part(name: str, full: Tensor, layout: Layout) -> Tensor:
         return torch.cat([section.chunk(ranks)[index] for section in full.split(HEADS)])
     if name == "output":
         return full.chunk(ranks, dim=1)[index].contiguous()
+    if name == "words":
+        return torch.cat([full, full.new_zeros(padded_words(ranks) - WORDS, 3)]).chunk(ranks)[index].contiguous()
     return full
+
+
+def padded_words(ranks: int) -> int:
+    """Rows of ``words`` with padding: a multiple of 3 on every rank."""
+    return -(-WORDS // (3 * ranks)) * 3 * ranks
 
 
 def splits(layout: Layout) -> dict[str, Split]:
     """As a workload tells them; of the frozen one too."""
     by_heads = {name: Split.over_tp(layout, SHAPES[name], 0, HEADS) for name in ("qkv", "seen", "base")}
-    return {**by_heads, "output": Split.over_tp(layout, SHAPES["output"], 1)}
+    by_rows = Split.over_tp(layout, (padded_words(layout.size("tp")), 3), kept=WORDS)
+    return {**by_heads, "output": Split.over_tp(layout, SHAPES["output"], 1), "words": by_rows}
 
 
 class Trainee:
@@ -72,7 +86,7 @@ class Trainee:
         mark_frozen(self.model, ["base"])
         named = dict(self.model.named_parameters())
         groups = [
-            ParameterGroup({name: named[name] for name in ("qkv", "output")}, 0.25),
+            ParameterGroup({name: named[name] for name in ("qkv", "output", "words")}, 0.25),
             ParameterGroup({"norm": named["norm"]}, replicated_over=("tp",)),
         ]
         self.optimizer = Optimizer(

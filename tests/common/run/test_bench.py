@@ -24,7 +24,9 @@ SHARED = (
     "fp8_cast",
     "geglu",
     "group_norm",
+    "layer_norm_1p",
     "local_convolution",
+    "qkv_gradient",
     "upsample_convolution",
 )
 OF_UNET3D = ("augment", "dice_cross_entropy", "instance_norm", "output_convolution", "upsample", "window_sums")
@@ -84,6 +86,8 @@ def test_a_step_whose_gradients_are_not_finite_is_no_measurement(capsys):
         ("geglu_forward_kernel", "GEGLU"),
         ("row_sums_kernel", "bias gradient"),
         ("bias_gelu_forward_kernel", "GELU"),
+        ("layer_norm_1p_parameter_gradients_kernel", "layer norm"),
+        ("qkv_gradient_kernel", "gradient of query, key and value"),
         ("cross_entropy_backward_kernel", "cross-entropy"),
         ("single_channel_weight_kernel", "convolution, either way"),
         ("c10d::symmetric_memory::barrier_kernel(unsigned int**, int, int, int, unsigned long)", "communication"),

@@ -11,6 +11,7 @@ from resharding_ranks import (
     SAVED_AFTER,
     SHAPES,
     STEPS,
+    WORDS,
     WORLD,
     Trainee,
     parts,
@@ -24,7 +25,7 @@ from resharding_ranks import run_rank as run
 from torch import Tensor, nn
 
 from common.distributed.layout import Layout
-from common.distributed.tensor_split import Split
+from common.distributed.tensor_split import Split, without_padding
 from common.errors import CheckpointError, ConfigError
 from common.run import checkpoint
 from common.run.checkpoint import Progress
@@ -51,8 +52,13 @@ def test_model_and_optimizer_are_saved_whole_by_the_first_rank_alone(folder, wri
     one = trained(Layout(seed=7), SAVED_AFTER)
     contents = [torch.load(place_of(folder, written) / f"rank_{r}.pt", weights_only=True) for r in range(WORLD)]
     wanted = {name: tensor for name, tensor in one.weights().items() if name != "base"}
+    state = one.optimizer.state_dict()
+    for tensors in (wanted, *(entries for entries in state.values() if isinstance(entries, dict))):
+        assert tensors["words"].shape == (12, 3)
+        assert torch.count_nonzero(tensors["words"][WORDS:]) == 0
+        tensors["words"] = tensors["words"][:WORDS]
     assert_equal_bits(contents[0]["model"], wanted)
-    assert_equal_bits(flatten(contents[0]["updaters"]), flatten([one.optimizer.state_dict()]))
+    assert_equal_bits(flatten(contents[0]["updaters"]), flatten([state]))
     assert [sorted(content.keys() & {"model", "updaters", "buffers"}) for content in contents[1:]] == [["buffers"]] * 3
     assert [sorted(content["buffers"]) for content in contents[1:]] == [["seen", "steps"]] * 3
 
@@ -61,6 +67,7 @@ def test_model_and_optimizer_are_saved_whole_by_the_first_rank_alone(folder, wri
 @pytest.mark.parametrize("written", LAYOUTS)
 def test_every_layout_goes_on_as_one_rank_that_never_stopped(folder, written, name):
     uninterrupted = trained(Layout(seed=7), STEPS).weights()
+    uninterrupted["words"] = uninterrupted["words"][:WORDS]
     for rank in range(WORLD):
         found = torch.load(f"{folder}/{rank}.pt")[f"{written} to {name}"]
         assert_equal_bits(found, parts(uninterrupted, Layout(LAYOUTS[name], rank)))
@@ -104,6 +111,32 @@ def test_a_state_that_cannot_be_put_together_is_an_error(tmp_path):
     model = nn.Linear(3, 4, bias=False)
     with pytest.raises(ValueError, match=r"'weight': \(4,\) where \(4, 3\) are split"):
         checkpoint.save(tmp_path, Progress(1), 7, {}, model, (Shortened(),), Layout(), splits=split)
+
+
+def test_a_checkpoint_of_more_words_is_another_model(folder):
+    more = splits(Layout()) | {"words": Split.over_tp(Layout(), (12, 3), kept=WORDS + 1)}
+    content = checkpoint.read(place_of(folder, "tp4"), {}, Layout())
+    trainee = Trainee(Layout())
+    with pytest.raises(CheckpointError, match=r"another model: words has the shape \(10, 3\), \(11, 3\) are expected"):
+        checkpoint.restore(content, trainee.model, (trainee.optimizer,), Layout(), base="made up", splits=more)
+
+
+@pytest.mark.parametrize("kept", [0, 5])
+def test_no_more_rows_are_kept_than_there_are(kept):
+    with pytest.raises(ValueError, match=f"{kept} rows of 4 cannot be kept"):
+        Split.over_tp(Layout(), (4, 3), kept=kept)
+
+
+def test_padding_comes_and_goes():
+    split = Split.over_tp(Layout({"tp": 2}, 1), (8, 3), kept=5)
+    kept = torch.arange(1.0, 16.0).view(5, 3)
+    full = split.padded(kept)
+    assert torch.equal(full, torch.cat([kept, torch.zeros(3, 3)]))
+    other = torch.ones(2)
+    cut = without_padding({"words": full, "other": other}, {"words": split})
+    assert torch.equal(cut["words"], kept)
+    assert cut["other"] is other
+    assert torch.equal(split.local_of(full), full[4:])
 
 
 def test_sections_are_dealt_one_by_one():

@@ -168,3 +168,23 @@ def test_the_clock_stops_once_and_when_the_score_came(clock, clocks):
     clock.stop("aborted", launched=120, counted=120, ending=None)
     assert (clock.status, clock.stop_ms, clock.samples) == ("success", milliseconds(1005.0), 80)
     assert not clock.running
+
+
+def test_a_ruleset_that_counts_tokens_is_told_the_tokens_of_blocks_and_evaluations(clocks, path):
+    """As NVIDIA's submissions of GPT-3 log them: a block says where it begins and how many it has."""
+    schedule = Schedule(24_576, 24_576, None, "samples")
+    made = TimedRun(RunLog(path, rank=0), rules_for("gpt3"), schedule, 20_000_000, 2048, sample_tokens=2048)
+    made.start(step=0)
+    given = Block(1, 1, 0, 24_576, 24_576)
+    made.block_begins(given, 24_576, 24_576, Moment(1000.0))
+    clocks.seconds = 1100.0
+    made.block_ends(49_152, Moment(1100.0))
+    point = made.evaluation_point(given, 49_152)
+    made.events.eval_start(point)
+    made.stop("aborted", 49_152, 49_152, None)
+    interval = 24_576 * 2048
+    lines = [json.loads(line.removeprefix(":::MLLOG ")) for line in path.read_text().splitlines()]
+    found = {line["key"]: {k: v for k, v in line["metadata"].items() if "epoch" in k} for line in lines}
+    assert found["block_start"] == {"first_epoch_num": interval, "epoch_count": interval}
+    assert found["block_stop"] == {"first_epoch_num": interval}
+    assert found["eval_start"] == found["run_stop"] == found["tracked_stats"] == {"epoch_num": 2 * interval}

@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 
 from common.errors import CheckpointError, ConfigError
-from common.untrusted.tensor_file import check_digest, read_state
+from common.untrusted.tensor_file import check_digest, read_state, read_values
 
 STATE = {"a.weight": torch.arange(6.0).reshape(2, 3).T, "b": torch.tensor(3), "half": torch.ones(2).half()}
 
@@ -47,6 +47,14 @@ def equal(found, expected):
 @pytest.mark.parametrize("wrap", [dict, collections.OrderedDict, lambda state: {"state_dict": state, "epoch": 3}])
 def test_states_and_checkpoints_are_read(tmp_path, legacy, wrap):
     equal(read_state(save(tmp_path / "a.ckpt", wrap(STATE), legacy)), STATE)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_values_are_read_as_they_are(tmp_path, legacy):
+    content = {"args": {"lr": 0.1, "name": None}, "optimizer": {"param_groups": [{"step": 4000, 3: (1, "a")}]}}
+
+    assert read_values(save(tmp_path / "common.pt", content, legacy)) == content
+    equal(read_values(save(tmp_path / "common.pt", [STATE], legacy))[0], STATE)
 
 
 def test_the_state_of_a_module_is_read(tmp_path):
@@ -124,8 +132,10 @@ def test_a_hostile_pickle_is_refused_and_runs_nothing(tmp_path, attack, legacy):
     mark = tmp_path / "ran"
     path = save(tmp_path / "a.ckpt", attack(mark), legacy)
 
-    with pytest.raises(CheckpointError, match=r"a\.ckpt: .*its pickle asks for [\w.]+, which tensors have no use for"):
-        read_state(path)
+    for read in (read_state, read_values):
+        message = r"a\.ckpt: .*its pickle asks for [\w.]+, which tensors have no use for"
+        with pytest.raises(CheckpointError, match=message):
+            read(path)
 
     assert not mark.exists()
 
@@ -188,6 +198,8 @@ def test_what_is_no_file_is_refused(tmp_path):
     for path, message in (("gone.pth", "missing"), (".", "no regular file"), ("pipe.pth", "no regular file")):
         with pytest.raises(CheckpointError, match=message):
             read_state(tmp_path / path)
+        with pytest.raises(CheckpointError, match=message):
+            read_values(tmp_path / path)
 
 
 @pytest.mark.parametrize("algorithm", ["sha256", "sha1"])

@@ -70,6 +70,25 @@ def test_a_token_without_a_label_may_be_anything(learns):
     assert hidden_TE.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("learns", [False, True])
+def test_rows_behind_the_last_word_have_no_part(learns):
+    hidden_TE, head_VE, labels_T, dlosses_T = tensors()
+    padded_VE = torch.cat([head_VE, torch.full((14, E), 3.0, dtype=torch.float64)])
+    found_leaves = [leaf.clone().requires_grad_() for leaf in (hidden_TE, padded_VE)[: 1 + learns]]
+    wanted_leaves = [leaf.clone().requires_grad_() for leaf in (hidden_TE, head_VE)[: 1 + learns]]
+    found = next_token_loss(*[*found_leaves, padded_VE][:2], labels_T, ALONE, 4, vocabulary=V)
+    wanted = plain(*[*wanted_leaves, head_VE][:2], labels_T)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    mine, theirs = (
+        torch.autograd.grad(losses @ dlosses_T, leaves)
+        for losses, leaves in ((found, found_leaves), (wanted, wanted_leaves))
+    )
+    torch.testing.assert_close(mine[0], theirs[0], rtol=0, atol=1e-12)
+    if learns:
+        torch.testing.assert_close(mine[1][:V], theirs[1], rtol=0, atol=1e-12)
+        assert not mine[1][V:].any()
+
+
 class Largest(TorchDispatchMode):
     """Elements of the largest tensor that an operation returns."""
 

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from common.distributed.symmetric_memory import PeerMemory
 from common.distributed.tensor_parallel import overlap
 from common.distributed.tensor_parallel.overlap import Slot, SymmetricMemoryProducts
+from common.distributed.tensor_parallel.products import SCALE_STRIDE
 from common.distributed.tensor_parallel.ranks import TensorParallel
 
 TOKENS, INPUTS, OUTPUTS = 12, 4, 5
@@ -207,11 +208,17 @@ def perform(products: SymmetricMemoryProducts, call: str, size: int) -> None:
         products.begin()
     elif call == "gather":
         products.gather_product(torch.zeros(own, INPUTS), torch.ones(()), product, torch.zeros(TOKENS, OUTPUTS))
+    elif call == "gather and keep":
+        kept, scales = torch.zeros(TOKENS, INPUTS), torch.zeros(size, SCALE_STRIDE)
+        given = (torch.zeros(own, INPUTS), torch.ones(()), product, torch.zeros(TOKENS, OUTPUTS))
+        products.gather_product(*given, kept, scales)
     else:
-        products.product_scatter(torch.zeros(TOKENS, INPUTS), None, product, torch.zeros(own, OUTPUTS))
+        result = torch.zeros(own, OUTPUTS)
+        products.start_product_scatter(torch.zeros(TOKENS, INPUTS), None, product, result).wait()
 
 
 WORDS = [("begin", *word) for word in itertools.product(("begin", "gather", "scatter"), repeat=4)]
+WORDS += [("begin", *word) for word in itertools.product(("gather and keep", "scatter"), repeat=3)]
 
 
 @pytest.mark.parametrize("size", [2, 4])

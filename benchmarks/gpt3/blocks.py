@@ -1,0 +1,493 @@
+"""The network with backward passes written out: what is in the graph's memory, and in which dtype, is said here.
+
+As in :mod:`common.nn.trained_decoder` a block is two halves, each one autograd function whose weights are no inputs:
+their gradients are added to the main ones, a weight's as soon as its operands are there. Operations write FP8
+themselves: a norm the input of the product behind it, GELU that of the MLP's second product, GELU and
+:mod:`common.ops.qkv_gradient` the gradient of the product before them, and the backward pass of a norm that of the
+product whose result it added to the residual stream; this last one goes back to the half before in a
+:class:`common.ops.fp8_cast.plain.Handover`. The attention's result alone is cast by itself.
+
+Biases of QKV and up are added by their products. Those of output and down belong to the sum over the ranks of tp: the
+norm that adds the product's result to the residual stream adds them too, and has their gradient.
+
+Of a layer and a token an iteration keeps, in FP8, two residuals, the QKV result and the context in 16 bits, and the
+inputs of the norms' products, GELU's sum and its result in 8: with F = 4 E 22 E bytes, 1.1 GB for 4,096 tokens of
+12,288. In 16 bits it keeps GELU's sum alone beside residuals, QKV result and context, 20 E bytes; norms' results and
+GELU's are computed again. The ranks of tp share all of it.
+
+Legend: as in :mod:`benchmarks.gpt3.network`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from benchmarks.gpt3.head import TiedHead
+from benchmarks.gpt3.network import ONE_HEAD, Block, Gpt, LayerNorm1p
+from benchmarks.gpt3.operations import Operations
+from common.distributed.tensor_parallel.products import TokenProducts
+from common.nn import main_gradient
+from common.nn.frozen_decoder.products import Operand, data_and_scale
+from common.nn.scratch import Scratch
+from common.nn.trained_decoder.products import Scales, Shared, TrainedProduct, WeightCasts, trained_product
+from common.ops.fp8_cast.plain import Fp8Tensor, Handover, Scaling
+from common.ops.implementation import AUTO
+from common.ops.triton_support import widen
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What all blocks need to know of a micro-batch's tokens.
+
+    Attributes:
+        rows: B.
+        resting: no gradients are wanted, so that nothing is in FP8.
+    """
+
+    rows: int
+    resting: bool
+
+
+@dataclass(frozen=True)
+class Behind:
+    """What a row-parallel product leaves to the reader of its result.
+
+    Attributes:
+        bias: to be added; its gradient is the reader's, too.
+        handover: of the result's gradient.
+    """
+
+    bias: nn.Parameter
+    handover: Handover
+
+
+class Pair(NamedTuple):
+    """What a half takes and gives.
+
+    Attributes:
+        residual: the residual stream of own tokens (s, E).
+        delta: what is to be added to it (s, E), and ``behind.bias``; None before the first half.
+        behind: see there.
+    """
+
+    residual: Tensor
+    delta: Tensor | None
+    behind: Behind | None
+
+
+@dataclass(frozen=True)
+class AttentionHalf:
+    """Norm, QKV, attention and output product of one layer.
+
+    Attributes:
+        head_size: D.
+        qkv_bias: whose gradient is that of the QKV result; ``qkv`` adds it.
+        output_bias: see :class:`Behind`.
+    """
+
+    head_size: int
+    operations: Operations
+    norm: LayerNorm1p
+    qkv: TrainedProduct
+    qkv_bias: nn.Parameter
+    output: TrainedProduct
+    output_bias: nn.Parameter
+
+    def __call__(self, pair: Pair, tokens: Tokens) -> Pair:
+        """The pair behind the attention."""
+        behind = Behind(self.output_bias, Handover(self.output.gradient_scaling()))
+        function: Callable[..., tuple[Tensor, Tensor]] = _AttentionHalf.apply
+        residual_sE, delta_sE = function(self, tokens, pair.behind, behind, *pair[:2])
+        return Pair(residual_sE, delta_sE, behind)
+
+    def by_kind(self, qkv_TN: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Views of query, key and value (B, S, h, D), or of their gradients."""
+        q, k, v = qkv_TN.view(rows, len(qkv_TN) // rows, -1, ONE_HEAD, self.head_size).unbind(3)
+        return q, k, v
+
+
+@dataclass(frozen=True)
+class MlpHalf:
+    """Norm, up, GELU and down of one layer.
+
+    Attributes:
+        scratch: what all layers share.
+        up_bias: whose gradient is that of the result of ``up``, which adds it.
+        down_bias: see :class:`Behind`.
+        saved: the scale with which GELU's sum is kept in FP8; None keeps it as it is.
+    """
+
+    operations: Operations
+    scratch: Scratch
+    norm: LayerNorm1p
+    up: TrainedProduct
+    up_bias: nn.Parameter
+    down: TrainedProduct
+    down_bias: nn.Parameter
+    saved: Scaling | None
+
+    def __call__(self, pair: Pair, tokens: Tokens) -> Pair:
+        """The pair behind the MLP."""
+        behind = Behind(self.down_bias, Handover(self.down.gradient_scaling()))
+        function: Callable[..., tuple[Tensor, Tensor]] = _MlpHalf.apply
+        residual_sE, delta_sE = function(self, tokens, pair.behind, behind, *pair[:2])
+        return Pair(residual_sE, delta_sE, behind)
+
+    def first_product(self, y_sE: Operand, passing: bool) -> Tensor:
+        """GELU's sum; where it is ``passing`` in memory that the next layer uses again."""
+        shape = (self.up.result_rows(len(data_and_scale(y_sE)[0])), len(self.up.weight))
+        return self.up.multiply(y_sE, self.scratch.wide(shape, self.up.weight.dtype) if passing else None)
+
+
+class WrittenGpt:
+    """A network, run through its halves.
+
+    Args:
+        model: has all weights, on their device and in their dtype; its layers get the scales of FP8 products.
+        operations: how they run.
+        linear: of the blocks' products: ``torch`` or ``fp8``.
+        most_tokens: of any micro-batch: the memory that layers share is taken here, so that graphs keep its address.
+        products: how tokens move beside products where ranks share the layers; None for collectives.
+        accumulation: how gradients of FP8 products are added, see :mod:`common.ops.weight_gradient`.
+        kept_transposes: FP8 weights are transposed once a step and not in every backward pass; a byte a weight.
+
+    Attributes:
+        model, architecture, parts, parallel: see :class:`benchmarks.gpt3.network.Gpt`.
+
+    Raises:
+        UnsupportedImplementation: FP8 cannot multiply these weights.
+    """
+
+    def __init__(
+        self,
+        model: Gpt,
+        operations: Operations,
+        linear: str,
+        most_tokens: int,
+        products: TokenProducts | None = None,
+        accumulation: str = AUTO,
+        kept_transposes: bool = False,
+    ) -> None:
+        self.model, self._operations = model, operations
+        self.architecture, self.parts, self.parallel = model.architecture, model.parts, model.parallel
+        example = next(model.parameters())
+        scratch = Scratch(example.device)
+        scratch.wide((most_tokens, model.architecture.feed_forward // model.parallel.size), example.dtype)
+        self._shared = Shared(scratch, WeightCasts(), model.parallel, products, accumulation)
+        self._halves = [
+            [_halves(block, operations, linear, self._shared, kept_transposes) for block in model.blocks(chunk)]
+            for chunk in range(len(model.parts))
+        ]
+        self._head: TiedHead | None = None
+        if model.last:
+            # The embedding's own gradient comes last, where it is on the same stage.
+            self._head = TiedHead(
+                model.embedding.weight, model.architecture.vocabulary, model.parallel, operations.cross_entropy,
+                finishes=not model.first,
+            )  # fmt: skip
+
+    def embed(self, tokens_BS: Tensor) -> Tensor:
+        """See :meth:`benchmarks.gpt3.network.Gpt.embed`."""
+        return self.model.embed(tokens_BS)
+
+    def through(self, chunk: int, x_sE: Tensor, rows: int) -> Tensor:
+        """See :meth:`benchmarks.gpt3.network.Gpt.through`; gradients of weights are added to the main ones."""
+        self._shared.begin()
+        tokens = Tokens(rows, not torch.is_grad_enabled())
+        pair = Pair(x_sE, None, None)
+        for attention, mlp in self._halves[chunk]:
+            pair = mlp(attention(pair, tokens), tokens)
+        if pair.delta is None or pair.behind is None:  # a part without layers
+            return x_sE
+        joined: Tensor = _Joined.apply(self._operations, pair.behind, *pair[:2])
+        return joined
+
+    @torch.no_grad()
+    def losses(self, x_sE: Tensor, labels_T: Tensor, head_chunk: int) -> Tensor:
+        """See :meth:`benchmarks.gpt3.network.Gpt.losses`; without gradients."""
+        return self._last().losses(self._normed(x_sE), labels_T, head_chunk)
+
+    def summed_loss(self, x_sE: Tensor, labels_T: Tensor, head_chunk: int, factor: float = 1.0) -> Tensor:
+        """See :meth:`benchmarks.gpt3.network.Gpt.summed_loss`; gradients of weights are added to the main ones."""
+        return self._last().summed_loss(self._normed(x_sE), labels_T, head_chunk, factor)
+
+    def same_weights(self) -> AbstractContextManager[None]:
+        """Within it no weight changes: FP8 products cast theirs in the first forward pass, and keep them."""
+        return self._shared.casts.once()
+
+    def _last(self) -> TiedHead:
+        if self._head is None:
+            raise ValueError("a stage that is not the last has no head")
+        return self._head
+
+    def _normed(self, x_sE: Tensor) -> Tensor:
+        result: Tensor = _LastNorm.apply(self._operations, self.model.norm, x_sE)
+        return result
+
+
+def _halves(
+    block: Block, operations: Operations, linear: str, shared: Shared, kept_transposes: bool
+) -> tuple[AttentionHalf, MlpHalf]:
+    qkv, up = (trained_product(layer, linear, shared, True, kept_transposes) for layer in (block.qkv, block.up))
+    output, down = (
+        trained_product(layer, linear, shared, False, kept_transposes) for layer in (block.output, block.down)
+    )
+    saved = None
+    if linear != "torch":
+        block.saved = Scales(1, block.qkv.weight.device)
+        saved = block.saved.scaling(0)
+    biases = [layer.bias for layer in (block.qkv, block.output, block.up, block.down)]
+    qkv_bias, output_bias, up_bias, down_bias = (bias for bias in biases if bias is not None)
+    return (
+        AttentionHalf(
+            block.architecture.head_size, operations, block.attention_norm, qkv, qkv_bias, output, output_bias
+        ),
+        MlpHalf(operations, shared.scratch, block.mlp_norm, up, up_bias, down, down_bias, saved),
+    )
+
+
+class _AttentionHalf(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        half: AttentionHalf,
+        tokens: Tokens,
+        before: Behind | None,
+        after: Behind,
+        residual_sE: Tensor,
+        delta_sE: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        residual_sE, moments_2s, y = _normed(half, half.qkv, before, residual_sE, delta_sE, tokens.resting)
+        qkv_TN = half.qkv.multiply(y)
+        scale = half.head_size**-0.5
+        o_BShD, attended = half.operations.attention.forward(*half.by_kind(qkv_TN, tokens.rows), scale)
+        o = half.output.cast_input(_rows_of(o_BShD), tokens.resting)
+        out_sE = half.output.multiply(o)
+        ctx.save_for_backward(residual_sE, moments_2s, qkv_TN, o_BShD, data_and_scale(o)[1], *_in_fp8(y))
+        dropped: dict[str, Any] = dict.fromkeys(("q", "k", "v", "o"))
+        ctx.attended = attended._replace(**dropped)
+        ctx.half, ctx.tokens, ctx.before, ctx.after = half, tokens, before, after
+        return residual_sE, out_sE
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        d_residual_sE, d_out_sE = gradients
+        half: AttentionHalf = ctx.half
+        residual_sE, moments_2s, qkv_TN, o_BShD, o_scale, *kept_y = ctx.saved_tensors
+        attended, ctx.attended = ctx.attended, None
+        d_out = _taken(ctx.after, half.output, d_out_sE)
+        d_o_BShD = half.output.backward(d_out, half.output.cast_again(_rows_of(o_BShD), o_scale)).view(o_BShD.shape)
+        del d_out
+        q, k, v = half.by_kind(qkv_TN, ctx.tokens.rows)
+        attended = attended._replace(q=q, k=k, v=v, o=o_BShD)
+        d_qkv = _through_attention(half, d_o_BShD, attended, qkv_TN, ctx.tokens.rows)
+        del attended, q, k, v, d_o_BShD
+        d_y_sE = half.qkv.backward(d_qkv, _again(half, kept_y, residual_sE, moments_2s))
+        del d_qkv
+        dx_sE = _through_norm(half, ctx.before, d_y_sE, residual_sE, moments_2s, d_residual_sE)
+        return None, None, None, None, dx_sE, None if ctx.before is None else dx_sE
+
+
+def _through_attention(half: AttentionHalf, d_o_BShD: Tensor, attended: Any, qkv_TN: Tensor, rows: int) -> Operand:
+    """The gradient of the QKV result, as its product takes it; adds that of the bias."""
+    ops, scaling = half.operations, half.qkv.gradient_scaling()
+    if scaling is None:  # the library writes where it is wanted, if it can
+        d_qkv_TN = torch.empty_like(qkv_TN)
+        parts = half.by_kind(d_qkv_TN, rows)
+        ops.attention.backward_into(d_o_BShD, attended, parts)
+    else:
+        parts = ops.attention.backward(d_o_BShD, attended)
+    by_token = (part.flatten(0, 1) for part in parts)
+    made = ops.qkv_gradient(*by_token, half=scaling is None, fp8=scaling, transpose=scaling is not None)
+    main_gradient.add_(half.qkv_bias, made.bias)
+    return _either(made.d_qkv, made.d_qkv8)
+
+
+class _MlpHalf(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        half: MlpHalf,
+        tokens: Tokens,
+        before: Behind,
+        after: Behind,
+        residual_sE: Tensor,
+        delta_sE: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        resting = tokens.resting
+        residual_sE, moments_2s, y = _normed(half, half.up, before, residual_sE, delta_sE, resting)
+        save_fp8 = None if resting else half.saved
+        up_TF = half.first_product(y, passing=resting or save_fp8 is not None)
+        act_TF, act8, saved = half.operations.bias_gelu.forward(
+            up_TF, None, fp8=half.down.input_scaling(resting), save_fp8=save_fp8
+        )
+        act = _either(act_TF, act8)
+        out_sE = half.down.multiply(act)
+        kept: list[Tensor | None] = []  # while it rests that is nothing
+        if isinstance(saved, Fp8Tensor):
+            kept = [*_in_fp8(act), *_in_fp8(saved)]
+        elif not resting:
+            kept = [saved]
+        ctx.save_for_backward(residual_sE, moments_2s, *_in_fp8(y), *kept)
+        ctx.in_fp8 = save_fp8 is not None
+        ctx.half, ctx.before, ctx.after = half, before, after
+        return residual_sE, out_sE
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        d_residual_sE, d_out_sE = gradients
+        half: MlpHalf = ctx.half
+        gelu = half.operations.bias_gelu
+        residual_sE, moments_2s, y_data, y_scale, *kept = ctx.saved_tensors
+        act: Operand
+        saved: Operand
+        if ctx.in_fp8:
+            act_data, act_scale, data, scale_inverse = kept
+            act, saved = _fp8(act_data, act_scale), _fp8(data, scale_inverse)
+        else:
+            (saved,) = kept
+            act = _either(*gelu.forward(saved, None)[:2])
+        del kept
+        d_out = _taken(ctx.after, half.down, d_out_sE)
+        d_act_TF = half.down.backward(d_out, act)
+        del d_out, act
+        made = gelu.backward(d_act_TF, saved, None, fp8=half.up.gradient_scaling())
+        del d_act_TF, saved
+        main_gradient.add_(half.up_bias, made.bias)
+        d_up = _either(made.dx, made.dx8)
+        del made
+        d_y_sE = half.up.backward(d_up, _again(half, (y_data, y_scale), residual_sE, moments_2s))
+        del d_up
+        dx_sE = _through_norm(half, ctx.before, d_y_sE, residual_sE, moments_2s, d_residual_sE)
+        return None, None, None, None, dx_sE, dx_sE
+
+
+class _Joined(torch.autograd.Function):
+    """The pair's sum, which goes to another stage or to the last norm."""
+
+    @staticmethod
+    def forward(ctx: Any, operations: Operations, behind: Behind, residual_sE: Tensor, delta_sE: Tensor) -> Tensor:
+        ctx.operations, ctx.behind = operations, behind
+        total_sE = widen(residual_sE) + widen(behind.bias.detach())
+        return (total_sE + delta_sE).to(residual_sE.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        dx_sE = gradients[0].contiguous()
+        row_sums = ctx.operations.bias_gradient(dx_sE, widen(dx_sE[:0]).dtype)
+        main_gradient.add_(ctx.behind.bias, row_sums)
+        return None, None, dx_sE, dx_sE
+
+
+class _LastNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, operations: Operations, norm: LayerNorm1p, x_sE: Tensor) -> Tensor:
+        normed = operations.layer_norm.forward(x_sE, None, None, norm.weight, norm.bias, norm.epsilon)
+        ctx.save_for_backward(x_sE, normed.moments)
+        ctx.operations, ctx.norm = operations, norm
+        assert normed.y is not None
+        return normed.y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x_sE, moments_2s = ctx.saved_tensors
+        norm: LayerNorm1p = ctx.norm
+        functions, d_y_sE = ctx.operations.layer_norm, gradients[0].contiguous()
+        dx_sE, _ = functions.backward(d_y_sE, x_sE, moments_2s, norm.weight)
+        sums = functions.parameter_gradients(d_y_sE, x_sE, moments_2s)
+        main_gradient.add_(norm.weight, sums.weight)
+        main_gradient.add_(norm.bias, sums.bias)
+        return None, None, dx_sE
+
+
+def _normed(
+    half: AttentionHalf | MlpHalf,
+    product: TrainedProduct,
+    before: Behind | None,
+    residual_sE: Tensor,
+    delta_sE: Tensor | None,
+    resting: bool,
+) -> tuple[Tensor, Tensor, Operand]:
+    """The residual stream, the norm's moments, and its result as ``product`` reads it."""
+    scaling, norm = product.input_scaling(resting), half.norm
+    residual_sE, moments_2s, y_sE, y8 = half.operations.layer_norm.forward(
+        residual_sE, delta_sE, None if before is None else before.bias, norm.weight, norm.bias, norm.epsilon,
+        half=scaling is None, fp8=scaling,
+    )  # fmt: skip
+    return residual_sE, moments_2s, _either(y_sE, y8)
+
+
+def _again(
+    half: AttentionHalf | MlpHalf,
+    kept: list[Tensor | None] | tuple[Tensor | None, Tensor | None],
+    residual_sE: Tensor,
+    moments_2s: Tensor,
+) -> Operand:
+    """The norm's result as the product has read it: what was kept in FP8, else made once more."""
+    data, scale_inverse = kept
+    if data is not None:
+        assert scale_inverse is not None
+        return _fp8(data, scale_inverse)
+    return half.operations.layer_norm.recompute(residual_sE, moments_2s, half.norm.weight, half.norm.bias)
+
+
+def _taken(after: Behind, product: TrainedProduct, d_out_sE: Tensor) -> Operand:
+    """The gradient of the product's result, as its reader has left it, or cast here."""
+    d_out8 = after.handover.take()
+    return product.cast_gradient(d_out_sE) if d_out8 is None else d_out8
+
+
+def _through_norm(
+    half: AttentionHalf | MlpHalf,
+    before: Behind | None,
+    d_y_sE: Tensor,
+    residual_sE: Tensor,
+    moments_2s: Tensor,
+    d_residual_sE: Tensor,
+) -> Tensor:
+    """The gradient of the sum that the norm read: of the residual stream and of what was added to it."""
+    functions, norm = half.operations.layer_norm, half.norm
+    dx_sE, dx8 = functions.backward(
+        d_y_sE, residual_sE, moments_2s, norm.weight, d_residual_sE,
+        fp8=None if before is None else before.handover.scaling,
+    )  # fmt: skip
+    sums = functions.parameter_gradients(d_y_sE, residual_sE, moments_2s, None if before is None else dx_sE)
+    main_gradient.add_(norm.weight, sums.weight)
+    main_gradient.add_(norm.bias, sums.bias)
+    if before is not None:
+        assert sums.added is not None
+        main_gradient.add_(before.bias, sums.added)
+        before.handover.gradient = dx8
+    return dx_sE
+
+
+def _rows_of(o_BShD: Tensor) -> Tensor:
+    """(T, h D)."""
+    return o_BShD.flatten(0, 1).flatten(1)
+
+
+def _either(in_half: Tensor | None, in_fp8: Fp8Tensor | None) -> Operand:
+    """What an operation has made: one of the two."""
+    made = in_half if in_fp8 is None else in_fp8
+    assert made is not None
+    return made
+
+
+def _in_fp8(x: Operand) -> tuple[Tensor | None, Tensor | None]:
+    """What is kept of an operand: itself and its scale if it is in FP8."""
+    return (x.data, x.scale_inverse) if isinstance(x, Fp8Tensor) else (None, None)
+
+
+def _fp8(data: Tensor, scale_inverse: Tensor) -> Fp8Tensor:
+    return Fp8Tensor(data, None, scale_inverse, data)

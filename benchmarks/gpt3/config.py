@@ -1,0 +1,175 @@
+"""GPT-3's own configuration."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from benchmarks.gpt3.architecture import Architecture
+from common.config.ranges import AtLeast, NotNegative, Positive, Probability
+from common.errors import ConfigError
+from common.ops.implementation import AUTO
+from common.optim.hparams import AdamWHparams
+
+
+@dataclass(frozen=True)
+class Facts(Architecture):
+    """What the rules fix beside the target: network, form of a sample, schedule, and where the training begins.
+
+    Attributes:
+        eval_rows: rows of the evaluation set; of the last one its tokens alone are scored.
+        max_grad_norm: the gradient is clipped to it.
+        end_learning_rate_share: of the base learning rate, at the end of the cosine.
+        learning_rate_schedule: as the rules name it.
+        warmup_samples, decay_samples: at which the learning rate's warm-up and its cosine end, counted from the first
+            training, of which the checkpoint is.
+        checkpoint_samples: rows that the checkpoint was trained on; 0 for a training from random weights.
+        checkpoint_steps: updates that made it.
+    """
+
+    eval_rows: Annotated[int, AtLeast(1)]
+    max_grad_norm: Annotated[float, Positive]
+    end_learning_rate_share: Annotated[float, Probability]
+    learning_rate_schedule: Literal["cosine with linear warmup"]
+    warmup_samples: Annotated[int, NotNegative]
+    decay_samples: Annotated[int, AtLeast(1)]
+    checkpoint_samples: Annotated[int, NotNegative]
+    checkpoint_steps: Annotated[int, NotNegative]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.warmup_samples >= self.decay_samples:
+            raise ConfigError(
+                f"warmup_samples={self.warmup_samples}: not before decay_samples={self.decay_samples}, where the "
+                "learning rate has fallen"
+            )
+        if (self.checkpoint_samples == 0) != (self.checkpoint_steps == 0):
+            raise ConfigError(
+                f"checkpoint_steps={self.checkpoint_steps} updates on checkpoint_samples={self.checkpoint_samples} "
+                "rows: 0 with 0, without a checkpoint"
+            )
+
+    @property
+    def row_length(self) -> int:
+        """Tokens of a row, which is a sample: one for each position."""
+        return self.positions
+
+    def steps(self, samples: int, global_batch: int) -> int:
+        """The first step at which so many samples are done."""
+        return math.ceil(samples / global_batch)
+
+    def consumed(self, global_batch: int) -> int:
+        """Rows before the first one of this training, in whole batches, as NVIDIA's submissions count them."""
+        return self.steps(self.checkpoint_samples, global_batch) * global_batch
+
+
+@dataclass(frozen=True)
+class Hparams(AdamWHparams):
+    """The tunable hyperparameters: the rows of the rules' table, whose ``adam`` decays apart, as AdamW does."""
+
+    optimizer: Literal["adam"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Where the training begins, and how the network runs.
+
+    Attributes:
+        checkpoint: folder in ``assets_dir`` with the published checkpoint. Without ``assets_dir`` training starts from
+            random weights.
+        layers: of the network that are used, for benches; 0 for all.
+        chunks: parts of the network on every stage of ``layout.pp``.
+        blocks: ``written``: halves with their backward passes written out; ``autograd``: PyTorch's operations and
+            autograd.
+        linear: of the blocks' products: ``torch``, or ``fp8`` with ``blocks=written`` only.
+        head_chunk: tokens whose logits are there at a time.
+        loss_scale: initial loss scale with fp16.
+        kept_transposes: FP8 weights are transposed once a step and not in every micro-batch; a byte a weight.
+        attention, layer_norm, bias_gelu, qkv_gradient, cross_entropy: implementations for written blocks, or ``auto``.
+        token_products: how tokens move beside the products of ``layout.tp``: ``symmetric_memory``, ``collective``, or
+            ``auto``; with ``blocks=written`` only.
+        accumulation: how weights' gradients in FP8 are added to those of micro-batches before
+            (:mod:`common.ops.weight_gradient`), or ``auto``.
+    """
+
+    checkpoint: str
+    layers: Annotated[int, NotNegative]
+    chunks: Annotated[int, AtLeast(1)]
+    blocks: Literal["written", "autograd"]
+    linear: Literal["torch", "fp8"]
+    head_chunk: Annotated[int, AtLeast(1)]
+    loss_scale: Annotated[float, Positive]
+    kept_transposes: bool = False
+    attention: str = AUTO
+    layer_norm: str = AUTO
+    bias_gelu: str = AUTO
+    qkv_gradient: str = AUTO
+    cross_entropy: str = AUTO
+    token_products: str = AUTO
+    accumulation: str = AUTO
+
+    def __post_init__(self) -> None:
+        if self.linear == "torch" and (self.kept_transposes or self.accumulation != AUTO):
+            raise ConfigError(
+                f"kept_transposes={self.kept_transposes}, accumulation={self.accumulation}: these are of FP8 products; "
+                "give model.linear=fp8 as well"
+            )
+        if self.blocks == "written":
+            return
+        if self.linear != "torch":
+            raise ConfigError(
+                f"linear={self.linear}: only written blocks multiply in FP8; give model.blocks=written as well"
+            )
+        if self.token_products != AUTO:
+            raise ConfigError(
+                f"token_products={self.token_products}: only written blocks choose how tokens move; "
+                "give model.blocks=written as well"
+            )
+
+
+@dataclass(frozen=True)
+class ReaderConfig:
+    """How rows are read.
+
+    Attributes:
+        eval_rows: of a micro-batch of the evaluation on one rank.
+        eval_micro_batches: that pass through the stages of ``layout.pp`` together.
+        index_rows: training rows that the order is made for, those before the checkpoint too; it is another order for
+            another number.
+    """
+
+    eval_rows: Annotated[int, AtLeast(1)]
+    eval_micro_batches: Annotated[int, AtLeast(1)]
+    index_rows: Annotated[int, AtLeast(1)]
+
+
+@dataclass(frozen=True)
+class GptConfig:
+    """All of it."""
+
+    facts: Facts
+    hparams: Hparams
+    model: ModelConfig
+    reader: ReaderConfig
+
+
+@dataclass(frozen=True)
+class RowFacts:
+    """What the reader needs to know of rows.
+
+    Attributes:
+        vocabulary: every token is below it.
+        row_length: tokens of a row.
+        eval_rows: the evaluation set: the first so many rows, in the order of the file.
+        eval_tokens: labels of these.
+        index_rows: see :class:`ReaderConfig`.
+        consumed: of them that an earlier training has used.
+    """
+
+    vocabulary: int
+    row_length: int
+    eval_rows: int
+    eval_tokens: int
+    index_rows: int
+    consumed: int

@@ -1,0 +1,57 @@
+"""The metric: log perplexity, the mean cross-entropy of all labels of the evaluation set, in nats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from common.contract.evaluation import Predictions, Scorer
+from common.data.batches import EvalSource
+from common.distributed.layout import Layout
+from common.evaluation.counted import CountedEvaluation
+from common.evaluation.counts import Counts, check_whole_set
+
+
+class LabelMean(Scorer):
+    """The mean over the labels: a row with more of them weighs more."""
+
+    def score(self, predictions: Predictions) -> dict[str, float]:
+        """The sum of losses by the number of labels, which the rules call samples."""
+        values = predictions.values
+        check_whole_set(values["rows"], values["expected"], "rows")
+        return {"log_perplexity": values["loss"] / values["tokens"], "eval_samples": values["tokens"]}
+
+
+def log_perplexity(
+    model: nn.Module,
+    losses: Callable[[dict[str, Tensor]], Iterable[tuple[Tensor, Tensor]]],
+    example: dict[str, Tensor],
+    layout: Layout,
+    open_rows: Callable[[Path], EvalSource],
+    capture: bool,
+) -> CountedEvaluation:
+    """Loss of the network that trains on the evaluation rows; sums are in float64.
+
+    Args:
+        model: what this rank has of the network.
+        losses: from a batch's tensors, micro-batch by micro-batch losses (T,), without gradients, 0 where nothing is
+            scored, and whether each is scored. Collective over the stages of ``pp``, the last of which has them alone.
+        example: a batch on the device, for warm-up.
+        layout: the ranks that share the evaluation set.
+        open_rows: the rows of this rank from the folder of the data.
+        capture: replay the forward pass as a CUDA graph.
+    """
+    last = layout.coordinate("pp") == layout.size("pp") - 1  # all stages read every row
+    counts = Counts(layout, ("rows", "tokens"), ("loss",), axes=("pp", "dp"))
+
+    def count(batch: dict[str, Tensor]) -> None:
+        rows = batch["present"].sum() * last
+        tokens, loss = torch.zeros_like(rows), torch.zeros((), dtype=torch.float64, device=rows.device)
+        for losses_T, scored_T in losses(batch):
+            tokens, loss = tokens + scored_T.sum(), loss + losses_T.double().sum()
+        counts.add(rows, tokens, loss)
+
+    return CountedEvaluation(LabelMean(), model, count, counts, example, open_rows, capture)

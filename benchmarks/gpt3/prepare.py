@@ -1,0 +1,9 @@
+"""Download, prepare, verify and generate the data of GPT-3: C4 as Megatron's pairs of ``.bin`` and ``.idx``."""
+
+from __future__ import annotations
+
+from benchmarks.gpt3.raw import CORPUS
+from benchmarks.gpt3.sources import download
+from common.data.megatron.commands import commands_for
+
+COMMANDS = commands_for(CORPUS, download)

@@ -1,0 +1,283 @@
+"""The form of the published checkpoint: a folder of Zarr arrays, one for each tensor and kind, layers stacked.
+
+``common.pt`` beside them says how many updates made it. Two namings are around: that of the reference, whose weights
+begin with ``language_model.``, and that of NVIDIA's submission to round 4.1, which has renamed the folders. A set in
+bfloat16 has its fp32 masters as arrays of their own; in a set in fp32 the weights are the masters.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpt3.architecture import Architecture
+from common.errors import CheckpointError
+from common.formats.zarr import METADATA, ZarrArray
+from common.untrusted.tensor_file import read_values
+
+COMMON, SETTINGS = "common.pt", "metadata.json"
+WEIGHTS, MASTERS = "weights", "masters"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+ANY_ROWS = ("embedding.weight", "positions.weight")
+"""Tables that may have more rows than the network has words or positions; the first ones are meant."""
+_LAYER = re.compile(r"^layers\.(\d+)\.")
+_STEPS = ("step", "common_step")
+_OPTIMIZERS = ("optimizer", "optimizer_states")
+_CHUNKS = 8
+"""Parts of each dimension of a tensor that are chunks, where it divides."""
+
+
+@dataclass(frozen=True)
+class Naming:
+    """How folders are called.
+
+    Attributes:
+        whose: in words.
+        model: what all names of weights begin with.
+        masters: what stands before it for fp32 masters.
+        names: of ours, without the number of the layer, to theirs.
+    """
+
+    whose: str
+    model: str
+    masters: str
+    names: Mapping[str, str]
+
+    def folder(self, kind: str, pattern: str) -> str:
+        """Of the array of a kind of values."""
+        before = {WEIGHTS: "", MASTERS: self.masters} | {moment: f"optimizer.state.{moment}." for moment in MOMENTS}
+        return f"{before[kind]}{self.model}{self.names[pattern]}"
+
+
+def _both(ours: str, theirs: str, separator: str = ".") -> dict[str, str]:
+    return {f"{ours}.{kind}": f"{theirs}{separator}{kind}" for kind in ("weight", "bias")}
+
+
+_EMBEDDINGS = {
+    "embedding.weight": "embedding.word_embeddings.weight",
+    "positions.weight": "embedding.position_embeddings.weight",
+}
+NAMINGS: dict[str, Naming] = {
+    "reference": Naming(
+        "the reference's",
+        "language_model.",
+        "optimizer.state.fp32_from_fp16.",
+        {
+            **_EMBEDDINGS,
+            **_both("layers.attention_norm", "encoder.layers.input_layernorm"),
+            **_both("layers.qkv", "encoder.layers.self_attention.query_key_value"),
+            **_both("layers.output", "encoder.layers.self_attention.dense"),
+            **_both("layers.mlp_norm", "encoder.layers.post_attention_layernorm"),
+            **_both("layers.up", "encoder.layers.mlp.dense_h_to_4h"),
+            **_both("layers.down", "encoder.layers.mlp.dense_4h_to_h"),
+            **_both("norm", "encoder.final_layernorm"),
+        },
+    ),
+    "nvidia": Naming(
+        "NVIDIA's of round 4.1",
+        "model.",
+        "optimizer.state.fp32_param.",
+        {
+            **_EMBEDDINGS,
+            **_both("layers.attention_norm", "decoder.layers.self_attention.layernorm_qkv.layer_norm", "_"),
+            **_both("layers.qkv", "decoder.layers.self_attention.layernorm_qkv"),
+            **_both("layers.output", "decoder.layers.self_attention.proj"),
+            **_both("layers.mlp_norm", "decoder.layers.layernorm_mlp.layer_norm", "_"),
+            **_both("layers.up", "decoder.layers.layernorm_mlp.fc1", "_"),
+            **_both("layers.down", "decoder.layers.layernorm_mlp.fc2", "_"),
+            **_both("norm", "decoder.final_layernorm"),
+        },
+    ),
+}
+
+
+def pattern_of(name: str) -> tuple[str, int | None]:
+    """Name of a parameter of ours without the number of its layer, and that number."""
+    found = _LAYER.match(name)
+    return (name, None) if found is None else (f"layers.{name[found.end() :]}", int(found[1]))
+
+
+def shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
+    """Of each tensor of the network, by its name without the number of a layer; padding of the vocabulary has none.
+
+    Rows of ``qkv`` are query, key and value of the first head, then of the next, here as in the published form.
+    """
+    hidden, wide = architecture.hidden, architecture.feed_forward
+    products = {"qkv": (3 * hidden, hidden), "output": (hidden, hidden), "up": (wide, hidden), "down": (hidden, wide)}
+    found: dict[str, tuple[int, ...]] = {
+        "embedding.weight": (architecture.vocabulary, hidden),
+        "positions.weight": (architecture.positions, hidden),
+    }
+    for name, shape in products.items():
+        found |= {f"layers.{name}.weight": shape, f"layers.{name}.bias": shape[:1]}
+    for name in ("layers.attention_norm", "layers.mlp_norm", "norm"):
+        found |= {f"{name}.weight": (hidden,), f"{name}.bias": (hidden,)}
+    return found
+
+
+class Published:
+    """A published checkpoint, checked by what describes its arrays; no value is read before it is wanted.
+
+    Args:
+        folder: of the arrays.
+        architecture: of the network that it has to be of.
+        kinds: of values that are wanted: ``weights``, or ``masters`` and moments.
+
+    Attributes:
+        folder, architecture: as given.
+        naming: how it calls its arrays.
+        arrays: by kind and name without the number of a layer.
+
+    Raises:
+        CheckpointError: an array is missing or damaged, or it is of another network.
+    """
+
+    def __init__(self, folder: Path, architecture: Architecture, kinds: Sequence[str]) -> None:
+        self.folder, self.architecture = folder, architecture
+        self.naming = self._recognised()
+        self._check_settings()
+        self.arrays: dict[str, dict[str, ZarrArray]] = {}
+        weights = ZarrArray.open(self._path(WEIGHTS, "norm.weight"))
+        for kind in kinds:
+            stored = WEIGHTS if kind == MASTERS and weights.dtype == torch.float32 else kind
+            self.arrays[kind] = {pattern: self._opened(stored, pattern) for pattern in self.naming.names}
+
+    @property
+    def steps(self) -> int:
+        """Updates that made it.
+
+        Raises:
+            CheckpointError: ``common.pt`` is missing or damaged, or does not say.
+        """
+        path = self.folder / COMMON
+        try:
+            found = set(_steps(read_values(path), False))
+        except (ValueError, OverflowError, RuntimeError) as error:  # a step that is no number, or nesting without end
+            raise CheckpointError(f"{path} is damaged ({error}); fetch it again") from error
+        if len(found) != 1:
+            told = f"says different steps of Adam, {sorted(found)}" if found else "does not say at which step Adam is"
+            raise CheckpointError(f"{path}: {told}; fetch it again")
+        return found.pop()
+
+    def _recognised(self) -> Naming:
+        for naming in NAMINGS.values():
+            if (self.folder / naming.folder(WEIGHTS, "embedding.weight") / METADATA).is_file():
+                return naming
+        first = NAMINGS["reference"].folder(WEIGHTS, "embedding.weight")
+        raise CheckpointError(
+            f"{self.folder} holds no published checkpoint of GPT-3: {first}/{METADATA} is missing, also under the "
+            "other name that it may have; name its folder by assets_dir and model.checkpoint"
+        )
+
+    def _check_settings(self) -> None:
+        path = self.folder / SETTINGS
+        try:
+            backend = json.loads(path.read_text(encoding="utf-8"))["sharded_backend"]
+        except FileNotFoundError:
+            raise CheckpointError(f"{path} is missing; fetch it again") from None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error}); fetch it again") from error
+        if backend != "zarr":
+            raise CheckpointError(f"{path}: its tensors are of the form {backend!r}, and 'zarr' can be read")
+
+    def _path(self, kind: str, pattern: str) -> Path:
+        return self.folder / self.naming.folder(kind, pattern)
+
+    def _opened(self, kind: str, pattern: str) -> ZarrArray:
+        array = ZarrArray.open(self._path(kind, pattern))
+        expected = shapes(self.architecture)[pattern]
+        if pattern.startswith("layers."):
+            expected = (self.architecture.layers, *expected)
+        found = array.shape
+        rows = ANY_ROWS.count(pattern) and len(found) == len(expected) and found[0] >= expected[0]
+        if not array.dtype.is_floating_point or found != ((found[0], *expected[1:]) if rows else expected):
+            least = " or more rows" if pattern in ANY_ROWS else ""
+            raise CheckpointError(
+                f"{array.folder}: {array.dtype} of shape {list(found)}, and the network has {list(expected)}{least}: "
+                "it is the checkpoint of another network"
+            )
+        return array
+
+
+def write_published(
+    folder: Path,
+    architecture: Architecture,
+    weights: Mapping[str, Tensor],
+    states: Mapping[str, Mapping[str, Tensor]],
+    steps: int,
+    naming: str = "reference",
+) -> None:
+    """Write a checkpoint in the published form, such as one of ours.
+
+    Args:
+        folder: made if need be.
+        architecture: of the network.
+        weights: whole tensors by our names, bfloat16 or float32; tables may have more rows than the network.
+        states: ``masters``, where the weights are bfloat16, ``exp_avg`` and ``exp_avg_sq``: whole tensors by our names.
+        steps: updates that made it.
+        naming: ``reference`` or ``nvidia``.
+
+    Raises:
+        CheckpointError: a tensor is missing, or has another shape than the network's.
+    """
+    chosen = NAMINGS[naming]
+    folder.mkdir(parents=True, exist_ok=True)
+    half = next(iter(weights.values())).dtype == torch.bfloat16
+    kinds = [WEIGHTS, *([MASTERS] if half else []), *MOMENTS]
+    for kind in kinds:
+        tensors = weights if kind == WEIGHTS else states.get(kind, {})
+        for pattern, shape in shapes(architecture).items():
+            _write(
+                folder / chosen.folder(kind, pattern), pattern, shape, tensors, architecture.layers,
+                torch.bfloat16 if kind == WEIGHTS and half else torch.float32,
+            )  # fmt: skip
+    torch.save({"iteration": steps, "optimizer": {"param_groups": [{"step": steps}]}}, folder / COMMON)
+    (folder / SETTINGS).write_text(json.dumps({"sharded_backend": "zarr"}) + "\n", encoding="utf-8")
+
+
+def _write(
+    folder: Path,
+    pattern: str,
+    shape: tuple[int, ...],
+    tensors: Mapping[str, Tensor],
+    layers: int,
+    dtype: torch.dtype,
+) -> None:
+    """One array, of one tensor or of those of all layers."""
+    stacked = pattern.startswith("layers.")
+    names = [pattern.replace("layers.", f"layers.{layer}.", 1) for layer in range(layers)] if stacked else [pattern]
+    for name in names:
+        if name not in tensors:
+            raise CheckpointError(f"{folder}: {name} was not given")
+        found = tuple(tensors[name].shape)
+        fits = found[1:] == shape[1:] and found[0] >= shape[0] if pattern in ANY_ROWS else found == shape
+        if not fits:
+            raise CheckpointError(f"{folder}: {name} has the shape {list(found)}, and the network has {list(shape)}")
+    shape = tuple(tensors[names[0]].shape)
+    chunks = tuple(size // _CHUNKS if size % _CHUNKS == 0 else size for size in shape)
+    if not stacked:
+        ZarrArray.create(folder, shape, chunks, dtype).write(tensors[pattern].detach())
+        return
+    array = ZarrArray.create(folder, (layers, *shape), (1, *chunks), dtype)
+    for layer, name in enumerate(names):
+        array.write(tensors[name].detach().unsqueeze(0), (layer, *(0 for _ in shape)))
+
+
+def _steps(content: Any, in_optimizer: bool) -> Iterator[int]:
+    """Steps that states of optimizers say, wherever they stand in ``content``."""
+    if isinstance(content, Mapping):
+        for key, value in content.items():
+            if in_optimizer and key in _STEPS and isinstance(value, int | float | Tensor):
+                yield int(value)
+            else:
+                yield from _steps(value, in_optimizer or key in _OPTIMIZERS)
+    elif isinstance(content, list | tuple):
+        for value in content:
+            yield from _steps(value, in_optimizer)

@@ -1,0 +1,323 @@
+"""GPT-3 as a workload: wires network, stages, data, optimizer and evaluation."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpt3.blocks import WrittenGpt
+from benchmarks.gpt3.config import Facts, GptConfig, RowFacts
+from benchmarks.gpt3.data import example, open_evaluation, open_train
+from benchmarks.gpt3.evaluate import log_perplexity
+from benchmarks.gpt3.network import Gpt
+from benchmarks.gpt3.operations import KERNEL_NAMES, choose
+from benchmarks.gpt3.published import load_published
+from common.config.schema import Declaration, LoggedPrecision, Role, RunConfig
+from common.contract.workload import Workload
+from common.data.batches import Batch, DataSource, EvalSource
+from common.distributed.layout import Layout
+from common.distributed.pipeline.links import Handed
+from common.distributed.pipeline.order import check_numbers, layers_of
+from common.distributed.tensor_parallel.layers import partial_parameters
+from common.distributed.tensor_parallel.overlap import build_products
+from common.distributed.tensor_parallel.ranks import TensorParallel
+from common.distributed.tensor_split import Split
+from common.errors import ConfigError
+from common.evaluation.counted import CountedEvaluation
+from common.ops.implementation import asked_for
+from common.optim.learning_rate import cosine_of_samples
+from common.optim.optimizer import ClipNorm, ParameterGroup
+from common.step.pipeline import Chunk, Pipeline
+from common.step.train_step import Arm, ForwardBackward, Losses, TrainStep
+
+TIED = "embedding.weight"
+"""What the first stage looks words up in, and the last one scores them with."""
+
+
+class Part(torch.nn.Module):
+    """The layers of one part of the network, whose weights are waited for before they run.
+
+    Args:
+        network: runs them.
+        number: of the part, on this stage.
+    """
+
+    def __init__(self, network: Gpt | WrittenGpt, number: int) -> None:
+        super().__init__()
+        model = network if isinstance(network, Gpt) else network.model
+        self.layers = torch.nn.ModuleList(model.blocks(number))
+        self._run = functools.partial(network.through, number)
+
+    def forward(self, x_sE: Tensor, rows: int) -> Tensor:
+        """Hidden states of own tokens behind these layers."""
+        return self._run(x_sE, rows)
+
+
+class GptPretraining(Workload):
+    """Pre-training of GPT-3 on rows of tokens."""
+
+    config_type: ClassVar[type] = GptConfig
+    title = "GPT-3"
+    axes: ClassVar[Mapping[str, str]] = {
+        "dp": "have other rows", "tp": "share layers", "pp": "have other layers",
+    }  # fmt: skip
+    own: GptConfig
+    model: Gpt
+
+    def __init__(self, cfg: RunConfig, layout: Layout) -> None:
+        super().__init__(cfg, layout)
+        stage, stages = layout.coordinate("pp"), layout.size("pp")
+        if layout.role == "evaluate" and stages > 1:
+            raise ConfigError(f"evaluation.layout.pp={stages}: ranks that only evaluate have the whole network")
+        self.architecture = _used(self.own)
+        parts = layers_of(self.architecture.layers, stage, stages, self.own.model.chunks)
+        parallel = TensorParallel.from_layout(layout)
+        self.model = Gpt(
+            self.architecture, parts, stage == 0, stage == stages - 1, layout.device, self.dtype, parallel
+        )  # fmt: skip
+        self.model.initialise(lambda name: layout.shared_generator(f"weights/{name}", layout.device))
+        self._written = self._written_blocks() if self.own.model.blocks == "written" else None
+        self._network: Gpt | WrittenGpt = self.model if self._written is None else self._written
+        self._parts = [Part(self._network, number) for number in range(len(parts))]
+        self.choices |= {"linear": self.own.model.linear, "blocks": self.own.model.blocks}
+        self._pipeline = Pipeline(layout, len(parts), cfg.grad_accumulation_steps, self._handed)
+
+    def _written_blocks(self) -> WrittenGpt:
+        model, device, parallel = self.own.model, self.layout.device, self.model.parallel
+        operations, chosen = choose(model, self.architecture, device, self.dtype, parallel.size)
+        with asked_for("model.token_products", model.token_products):
+            products = build_products(parallel, device, model.token_products)
+        self.choices |= {**chosen, "token_products": products.name}
+        trains = self.layout.role == "train"
+        most_rows = max(trains * self.cfg.micro_batch, self.own.reader.eval_rows)
+        return WrittenGpt(
+            self.model,
+            operations,
+            model.linear if trains else "torch",  # an evaluation is in 16 bits
+            most_rows * self.own.facts.row_length,
+            products,
+            model.accumulation,
+            model.kept_transposes,
+        )
+
+    def _handed(self, batch: Batch) -> Handed:
+        """Tokens of this rank between two layers."""
+        tokens = len(batch.tensors["tokens"]) * self.own.facts.row_length
+        own = self.model.parallel.own_count(tokens)
+        return Handed((own, self.architecture.hidden), self.dtype)
+
+    @classmethod
+    def declare(cls, cfg: RunConfig) -> Declaration:
+        """What the log derives from the batch; training starts from the rules' checkpoint, all layers of it.
+
+        Raises:
+            ConfigError: stages and their chunks do not divide layers or micro-batches.
+        """
+        own: GptConfig = cfg.workload
+        facts, batch, stages = own.facts, cfg.global_batch, cfg.layout["pp"]
+        check_numbers(stages, own.model.chunks, cfg.grad_accumulation_steps)
+        layers_of(_used(own).layers, 0, stages, own.model.chunks)
+        broken = []
+        if cfg.assets_dir is None:
+            broken.append(
+                f"assets_dir=null: training starts from the rules' checkpoint ({own.model.checkpoint} in assets_dir)"
+            )
+        if own.model.layers not in (0, facts.layers):
+            broken.append(f"model.layers={own.model.layers}: the network has {facts.layers}")
+        consumed = _consumed(cfg)
+        return Declaration(
+            schedule_options={"last_samples": own.reader.index_rows - consumed},  # the order has no more rows
+            derived_values={
+                "init_checkpoint_step": consumed // batch,
+                "end_learning_rate": _end_rate(own),
+                "warmup_steps": facts.steps(facts.warmup_samples, batch),
+                "decay_steps": facts.steps(facts.decay_samples, batch),
+            },
+            sample_tokens=facts.row_length,
+            forbidden=broken,
+            lowest_precision=_lowest_precision(own, cfg.layout["tp"]),
+        )
+
+    def tensor_splits(self) -> dict[str, Split]:
+        """How the ranks of tp share layers."""
+        return self.model.tensor_splits()
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """All decay. Of some each rank of tp has a part of the gradient, of the embedding the first and last stage."""
+        decay, partial = self.own.hparams.weight_decay, partial_parameters(self.model)
+        named = dict(self.model.named_parameters())
+        tied = {TIED: named.pop(TIED)} if TIED in named else {}
+        parts = {name: parameter for name, parameter in named.items() if partial.get(name)}
+        whole = {name: parameter for name, parameter in named.items() if name not in parts}
+        over = ("tp",) if self.layout.size("tp") > 1 else ()
+        return [
+            ParameterGroup(whole, weight_decay=decay),
+            ParameterGroup(parts, weight_decay=decay, summed_over=over),
+            ParameterGroup(tied, weight_decay=decay, tied_over=("pp",)),
+        ]
+
+    def build_step(self) -> TrainStep:
+        """The micro-batches of a step, through all stages, then AdamW on the mean gradient, clipped."""
+        cfg, own = self.cfg, self.own
+        facts, rate, begun = own.facts, own.hparams.base_learning_rate, _starts_from_checkpoint(cfg)
+        schedule = cosine_of_samples(
+            rate, _end_rate(own), facts.warmup_samples, facts.decay_samples, cfg.global_batch, _consumed(cfg),
+            facts.checkpoint_steps if begun else 0,
+        )  # fmt: skip
+        chunks = [self._chunk(number) for number in range(len(self.model.parts))]
+        staged = self.layout.size("pp") > 1
+        step = self.step_with(
+            own.hparams.adamw(),
+            schedule,
+            blocks=[(f"part {number}", part) for number, part in enumerate(self._parts)],
+            clip=ClipNorm(facts.max_grad_norm, "after_reduction"),
+            loss_scale=own.model.loss_scale,
+            passes=(lambda scale: self._pipeline.forward_backward(chunks, ["loss"], scale)) if staged else None,
+        )
+        if self._written is not None:
+            step.forward_backward = _with_same_weights(step.forward_backward, self._written)
+        if begun:
+            self._load_checkpoint()
+        return step
+
+    def _load_checkpoint(self) -> None:
+        """Weights and moments of the rules' checkpoint, after ``facts.checkpoint_steps`` updates. Collective."""
+        cfg, facts = self.cfg, self.own.facts
+        assert cfg.assets_dir is not None, "only a run that begins from a checkpoint comes here"
+        folder = cfg.assets_dir / self.own.model.checkpoint
+        steps, splits = facts.checkpoint_steps, self.tensor_splits()
+        load_published(folder, self.model, self._optimizer, self.layout, self.architecture, steps, splits)
+
+    def _chunk(self, number: int) -> Chunk:
+        """Part ``number`` of the network on this stage, for training."""
+        return Chunk(self.model.chunk_module(number), lambda x_sE, batch: self._trained(number, x_sE, batch))
+
+    def _trained(self, number: int, x_sE: Tensor | None, batch: Batch) -> Tensor | Losses:
+        """What part ``number`` hands on, or the mean loss of the labels, of which every row to train on has as many."""
+        x_sE = self._through(number, x_sE, batch)
+        if not self._ends(number):
+            return x_sE
+        tokens_BR = batch.tensors["tokens"]
+        labels = len(tokens_BR) * (self.own.facts.row_length - 1)
+        summed = self._network.summed_loss(x_sE, tokens_BR[:, 1:].reshape(-1), self.own.model.head_chunk)
+        mean = summed / labels
+        return Losses(mean, {"loss": mean.detach()})
+
+    def _scored(self, number: int, x_sE: Tensor | None, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
+        """What part ``number`` hands on, or losses (T,) and whether each token is scored."""
+        x_sE = self._through(number, x_sE, batch)
+        if not self._ends(number):
+            return x_sE
+        labels_T = batch.tensors["tokens"][:, 1:].reshape(-1)
+        return self._network.losses(x_sE, labels_T, self.own.model.head_chunk), labels_T >= 0
+
+    def _through(self, number: int, x_sE: Tensor | None, batch: Batch) -> Tensor:
+        """Hidden vectors behind the layers of part ``number``."""
+        tokens_BR = batch.tensors["tokens"]
+        if x_sE is None:
+            x_sE = self._network.embed(tokens_BR[:, :-1].clamp(min=0))
+        made: Tensor = self._parts[number](x_sE, len(tokens_BR))
+        return made
+
+    def _ends(self, number: int) -> bool:
+        """Whether part ``number`` of this stage is the last of the network."""
+        return self._pipeline.last and number == len(self.model.parts) - 1
+
+    def loss(self, micro_batch: Batch) -> Losses:
+        """Mean over the labels of a micro-batch, where one stage has all layers."""
+        made = self._trained(0, None, micro_batch)
+        assert isinstance(made, Losses), "a stage that is not the last has no loss"
+        return made
+
+    def example_batches(self) -> Iterable[Batch]:
+        """Made-up rows; all of training has the same shape."""
+        made_up = {"tokens": example(self.cfg.micro_batch, self.row_facts)["tokens"]}
+        yield Batch(self.to_device(made_up), self.nominal_samples)
+
+    @property
+    def row_facts(self) -> RowFacts:
+        """What the reader needs to know."""
+        facts, rows = self.own.facts, self.own.reader.index_rows
+        labels = self.cfg.benchmark.eval_samples
+        return RowFacts(facts.vocabulary, facts.row_length, facts.eval_rows, labels, rows, _consumed(self.cfg))
+
+    def open_data(self, root: Path) -> DataSource:
+        """Open the training rows; all stages have all of a replica's."""
+        cfg = self.cfg
+        return open_train(root, self.row_facts, self.layout, cfg.micro_batch, cfg.grad_accumulation_steps)
+
+    def evaluation(self, layout: Layout) -> CountedEvaluation:
+        """Log perplexity of the evaluation rows on the ranks of ``layout``."""
+        reader = self.own.reader
+        rows = reader.eval_rows * reader.eval_micro_batches
+        tokens = example(rows, self.row_facts)["tokens"]
+        inputs = self.to_device({"tokens": tokens, "present": torch.ones(rows, dtype=torch.bool)})
+        functions = [
+            lambda x_sE, batch, number=number: self._scored(number, x_sE, batch)
+            for number in range(len(self.model.parts))
+        ]
+
+        def open_rows(root: Path) -> EvalSource:
+            return open_evaluation(root, self.row_facts, layout, rows)
+
+        def losses(batch: dict[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+            parts = batch["tokens"].split(reader.eval_rows)
+            yield from self._pipeline.forward(functions, [Batch({"tokens": part}, len(part)) for part in parts])
+
+        return log_perplexity(self.model, losses, inputs, layout, open_rows, self.cfg.cuda_graphs)
+
+    def kernel_names(self) -> Sequence[tuple[str, str]]:
+        """Those of the written blocks' operations."""
+        return KERNEL_NAMES
+
+    def sample_flops(self) -> float:
+        """FLOPs of one row, forward and backward, the causal half of the attention only."""
+        return 3.0 * self.architecture.forward_flops(self.own.facts.row_length)
+
+
+def _with_same_weights(forward_backward: ForwardBackward, network: WrittenGpt) -> ForwardBackward:
+    """An iteration's forward and backward passes, between which the optimizer does not write."""
+
+    def same(micro_batches: Sequence[Batch], arm: Arm, collect: Callable[[], None]) -> dict[str, Tensor]:
+        with network.same_weights():
+            return forward_backward(micro_batches, arm, collect)
+
+    return same
+
+
+def _lowest_precision(own: GptConfig, ranks: int) -> dict[Role, LoggedPrecision]:
+    """What the log says beside the precision of weights: tokens are gathered as the products want them."""
+    if own.model.linear != "fp8":
+        return {}
+    return {"linear": "fp8", "comm": "fp8"} if ranks > 1 else {"linear": "fp8"}
+
+
+def _used(own: GptConfig) -> Facts:
+    """The network with the layers that are used.
+
+    Raises:
+        ConfigError: more than there are.
+    """
+    if own.model.layers > own.facts.layers:
+        raise ConfigError(f"model.layers={own.model.layers}: the network has {own.facts.layers}; 0 uses all")
+    return dataclasses.replace(own.facts, layers=own.model.layers or own.facts.layers)
+
+
+def _starts_from_checkpoint(cfg: RunConfig) -> bool:
+    return cfg.assets_dir is not None
+
+
+def _consumed(cfg: RunConfig) -> int:
+    """Rows before the first one: those of the checkpoint, in whole batches; none without it."""
+    facts: Facts = cfg.workload.facts
+    return facts.consumed(cfg.global_batch) if _starts_from_checkpoint(cfg) else 0
+
+
+def _end_rate(own: GptConfig) -> float:
+    return own.facts.end_learning_rate_share * own.hparams.base_learning_rate

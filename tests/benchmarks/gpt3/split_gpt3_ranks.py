@@ -1,0 +1,91 @@
+"""A network that ranks share; test_gpt3_split.py compares it with one rank's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from small_gpt3 import CHUNK, B, S, losses, network, randomise, rows, written
+from torch import Tensor
+
+from benchmarks.gpt3.network import Gpt
+from common.distributed.layout import Layout
+from common.distributed.tensor_parallel.layers import partial_parameters
+from common.distributed.tensor_parallel.ranks import TensorParallel
+
+LAYOUTS: dict[int, dict[str, dict[str, int]]] = {2: {"tp2": {"tp": 2}}, 4: {"tp4": {"tp": 4}}}
+CPU = torch.device("cpu")
+BLOCKS = ("autograd", "written")
+FP8_STEPS = 2
+"""The first of which finds its scales in a sample."""
+
+
+def shared_network(layout: Layout, dtype: torch.dtype) -> Gpt:
+    """This rank's part of :func:`small_gpt3.network`."""
+    shape = network().architecture
+    model = Gpt(shape, [range(shape.layers)], dtype=dtype, parallel=TensorParallel.from_layout(layout))
+    randomise(model)
+    return model
+
+
+def whole_gradients(model: Gpt, layout: Layout) -> dict[str, Tensor]:
+    """Gradients of whole weights without padding, summed over the ranks that have parts of sums."""
+    partial, splits = partial_parameters(model), model.tensor_splits()
+    found = {}
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        gradient = parameter.grad.double()
+        if name in splits:
+            whole = splits[name].gather(gradient, layout.group("tp"), CPU)
+            gradient = splits[name].without_padding(whole)
+            assert not whole[len(gradient) :].any(), name
+        elif name in partial:
+            dist.all_reduce(gradient, group=layout.group("tp"))
+        found[name] = gradient
+    return found
+
+
+def two_passes(layout: Layout, blocks: str) -> dict[str, Any]:
+    """Losses, their sum, and gradients of two equal micro-batches, of which the second's sum counts twice."""
+    model = shared_network(layout, torch.float64)
+    network = written(model) if blocks == "written" else model
+    found = losses(network)
+    sums = [summed(network) for _ in range(2)]
+    (sums[0] + 2.0 * sums[1]).backward()
+    return {"losses": found.detach(), "sum": sums[0].detach(), "gradients": whole_gradients(model, layout)}
+
+
+def summed(network: Any) -> Tensor:
+    """The summed loss of :func:`small_gpt3.rows`."""
+    tokens_BS, labels_BS = rows(network.architecture)
+    hidden = network.through(0, network.embed(tokens_BS), B)
+    total: Tensor = network.summed_loss(hidden, labels_BS.flatten(), CHUNK)
+    return total
+
+
+def fp8_steps(model: Gpt) -> list[Tensor]:
+    """Mean losses of some steps; the gradients of the last one stay."""
+    halves, found = written(model, "fp8"), []
+    for _ in range(FP8_STEPS):
+        model.zero_grad()
+        mean = summed(halves) / (B * (S - 1))
+        mean.backward()
+        found.append(mean.detach())
+    return found
+
+
+def run_rank(rank: int, world: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    results: dict[str, Any] = {}
+    for name, axes in LAYOUTS[world].items():
+        layout = Layout(axes, rank)
+        for blocks in BLOCKS:
+            results[f"{name}/{blocks}"] = two_passes(layout, blocks)
+        if name == "tp2":
+            model = shared_network(layout, torch.bfloat16)
+            results["fp8"] = {"losses": fp8_steps(model), "gradients": whole_gradients(model, layout)}
+    torch.save(results, f"{folder}/{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()

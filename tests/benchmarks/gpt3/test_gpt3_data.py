@@ -1,0 +1,167 @@
+"""GPT-3's data: what the benchmark reads, from generated text to micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.gpt3 import raw, sources
+from benchmarks.gpt3.config import RowFacts
+from benchmarks.gpt3.data import example, open_evaluation, open_train
+from benchmarks.gpt3.prepare import COMMANDS
+from common.data.batches import Block
+from common.data.megatron.indexed import bin_of
+from common.distributed.layout import Layout
+from common.errors import DataError
+
+FACTS = RowFacts(vocabulary=400, row_length=32, eval_rows=10, eval_tokens=310, index_rows=640, consumed=0)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """300 rows to train on and 10 to evaluate."""
+    folder = tmp_path_factory.mktemp("gpt3")
+    rows = ["--train", "300", "--eval", "10", "--row-length", "32", "--vocabulary", "400"]
+    COMMANDS.run("generate", ["--raw-dir", str(folder / "raw"), *rows])
+    COMMANDS.run("prepare", ["--raw-dir", str(folder / "raw"), "--data-dir", str(folder / "data"), "--workers", "1"])
+    return folder / "data"
+
+
+def layout(replicas: int = 1, replica: int = 0) -> Layout:
+    return Layout({"dp": replicas}, rank=replica, seed=11)
+
+
+def rows(source, block=Block(0, 1, 0, 0, 64), start=0):  # noqa: B008
+    try:
+        return [batch.tensors["tokens"] for batch in source.batches(block, start)]
+    finally:
+        source.close()
+
+
+def test_the_files_are_the_benchmarks():
+    """Shards 768 to 1023 of C4 in two halves, and 24,567 documents of its validation set."""
+    first, second, evaluation = raw.CORPUS.parts
+
+    assert (first.files[0], first.files[-1]) == ("c4-train.00768-of-01024.json.gz", "c4-train.00895-of-01024.json.gz")
+    assert (second.files[0], second.files[-1]) == ("c4-train.00896-of-01024.json.gz", "c4-train.01023-of-01024.json.gz")
+    assert len({*first.files, *second.files}) == 256
+    assert evaluation.documents == 24_567
+    assert raw.CORPUS.vocabulary == 50_257
+    assert set(raw.CORPUS.checksums) == {f"{part.name}.{end}" for part in raw.CORPUS.parts for end in ("bin", "idx")}
+
+
+def test_the_last_token_of_a_row_has_no_label(data):
+    found = torch.cat(rows(open_train(data, FACTS, layout(), 4)))
+
+    assert (found.shape, found.dtype) == ((64, 33), torch.int32)
+    assert ((found[:, :32] >= 0) & (found[:, :32] < 400)).all()
+    assert (found[:, 32] == -1).all()
+
+
+def shuffled_rows(path, asked, random):
+    """The rows of one half, from the definition: documents in their order, epochs apart where the last is short."""
+    tokens = np.fromfile(path, "<u2")
+    epochs = -(-asked * 32 // len(tokens))
+    count, before = epochs * len(tokens) // 32, (epochs - 1) * len(tokens) // 32
+    apart = epochs > 1 and asked - before < int(0.8 * (len(tokens) // 32))
+    parts = [np.arange(before), np.arange(before, count)] if apart else [np.arange(count)]
+    order = [part.astype(np.uint32) for part in parts]
+    for part in order:
+        random.shuffle(part)
+    stream = np.tile(tokens, epochs)
+    return [stream[32 * row : 32 * row + 32].tolist() for row in np.concatenate(order)]
+
+
+def test_training_takes_rows_of_both_halves_in_turn_and_shuffles_no_documents(data):
+    halves = [
+        shuffled_rows(data / f"{name}.bin", 322, np.random.RandomState(11)) for name in raw.HALVES
+    ]  # 640 / 2 * 1.005
+
+    found = torch.cat(rows(open_train(data, FACTS, layout(), 4)))[:, :32].tolist()
+    assert found == [halves[place % 2][place // 2] for place in range(64)]
+
+
+def test_training_goes_on_behind_the_rows_that_the_checkpoint_has_seen(data):
+    whole = torch.cat(rows(open_train(data, FACTS, layout(), 4), Block(0, 1, 0, 0, 48)))
+    later = torch.cat(rows(open_train(data, replace(FACTS, consumed=40), layout(), 4), Block(0, 1, 0, 0, 8)))
+
+    assert torch.equal(later, whole[40:])
+
+
+def test_rows_beyond_the_order_are_refused(data):
+    with pytest.raises(DataError, match="wants row 643 of 640"):
+        rows(open_train(data, replace(FACTS, consumed=632), layout(), 4), Block(0, 1, 0, 0, 16))
+
+
+def test_two_replicas_read_what_one_reads_that_accumulates(data):
+    alone = rows(open_train(data, FACTS, layout(), 2, 4))
+    shared = [rows(open_train(data, FACTS, layout(2, replica), 2, 2)) for replica in range(2)]
+
+    assert torch.cat(alone).tolist() == torch.stack([torch.stack(s) for s in shared], 1).flatten(0, 2).tolist()
+
+
+def test_all_stages_of_a_replica_read_the_same_rows(data):
+    stages = [Layout({"pp": 2, "tp": 2}, rank=rank, seed=11) for rank in range(4)]
+    found = [torch.cat(rows(open_train(data, FACTS, stage, 4))) for stage in stages]
+
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+def test_the_evaluation_is_all_rows_in_their_order_and_what_is_left(data):
+    tokens = np.fromfile(data / f"{raw.EVAL}.bin", "<u2").astype(np.int64).tolist()
+    count = -(-len(tokens) // 32)
+    left = len(tokens) - 32 * (count - 1)
+    assert 1 < left < 32, "the stand-in is to have a row that is not whole"
+    facts = replace(FACTS, eval_rows=count, eval_tokens=31 * (count - 1) + left - 1)
+    found = []
+    for replica in range(3):
+        source = open_evaluation(data, facts, layout(3, replica), rows_per_batch=2)
+        found += [row.tolist() for batch in source for row in batch.tensors["tokens"][batch.tensors["present"]]]
+        source.close()
+
+    cuts = [tokens[32 * row : 32 * row + 32] for row in range(count)]
+    assert found == [cut + [-1] * (33 - len(cut)) for cut in cuts]
+
+
+def test_an_evaluation_of_other_documents_is_refused(data):
+    with pytest.raises(DataError, match="10 rows have 310 labels where 309 are evaluated"):
+        open_evaluation(data, replace(FACTS, eval_tokens=309), layout())
+    with pytest.raises(DataError, match=r"rows of 32 where 10000 are evaluated"):
+        open_evaluation(data, replace(FACTS, eval_rows=10_000), layout())
+
+
+def test_data_for_another_model_are_refused(data):
+    with pytest.raises(DataError, match="has a vocabulary of 400 tokens, the model one of 512"):
+        open_train(data, replace(FACTS, vocabulary=512), layout(), 4)
+
+
+def test_a_token_beyond_the_vocabulary_is_refused(data, tmp_path):
+    for path in data.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    path = bin_of(tmp_path / raw.HALVES[1])
+    tokens = np.fromfile(path, "<u2")
+    tokens[:] = 400
+    tokens.tofile(path)
+
+    with pytest.raises(DataError, match=r"c4_en_7_c4_spm_text_document\.bin, sequence \d+: token 400 .* of 400"):
+        rows(open_train(tmp_path, FACTS, layout(), 4))
+
+
+def test_download_says_where_all_comes_from(tmp_path):
+    with pytest.raises(DataError) as raised:
+        list(sources.download(tmp_path))
+    message = str(raised.value)
+
+    assert raw.CORPUS.tokenizer in message
+    assert raw.EVAL_FILE in message
+    assert "dataset_c4_spm.tar" in message
+    assert f"{raw.HALVES[0]}.bin" in message
+
+
+def test_made_up_rows():
+    made_up = example(3, FACTS)["tokens"]
+    assert made_up.shape == (3, 33)
+    assert (made_up[:, -1] == -1).all()

@@ -1,0 +1,303 @@
+"""The published checkpoint, in both namings, goes into every rank's part of network and optimizer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from published_ranks import CASES, WORLD, run_rank
+from small_gpt3 import architecture
+from small_published import (
+    SHAPE,
+    STEPS,
+    WORDS,
+    Trainee,
+    array,
+    beside,
+    in_fp32,
+    own,
+    own_part,
+    renamed,
+    whole_tensors,
+    write_by_hand,
+)
+from torch import Tensor
+
+from benchmarks.gpt3.published import load_published
+from benchmarks.gpt3.published_form import Published, write_published
+from common.distributed.layout import Layout
+from common.distributed.tensor_parallel.ranks import TensorParallel
+from common.errors import CheckpointError
+from common.optim.shard import split_masters
+from tests.command_line import the_message
+from tests.conftest import suite
+
+PLACES = [
+    *(("reference", *place) for place in [(1, 1, 1), (2, 1, 1), (4, 1, 1), (1, 2, 1), (1, 2, 2), (2, 2, 2), (4, 2, 1)]),
+    *((other, *place) for other in ("nvidia", "fp32") for place in [(1, 1, 1), (2, 2, 1)]),
+]
+"""The checkpoint, tp, pp and the chunks of a stage."""
+
+
+class Alone(Layout):
+    """A rank's place among others that are not there: it can load, since nothing is sent but to replicas."""
+
+    def _build(self, families: list[tuple[int, ...]]) -> None:
+        return None
+
+
+def ranks_of(tp: int, pp: int) -> list[Alone]:
+    return [Alone({"tp": tp, "pp": pp}, rank) for rank in range(tp * pp)]
+
+
+def trainee(layout: Layout, chunks: int = 1, **options: Any) -> Trainee:
+    size, index = layout.size("tp"), layout.coordinate("tp")
+    return Trainee(layout, TensorParallel(size, index, None if size == 1 else object()), chunks, **options)
+
+
+def load(one: Trainee, folder: Path, shape: Any = SHAPE, steps: int = STEPS) -> None:
+    load_published(folder, one.model, one.optimizer, one.layout, shape, steps, one.model.tensor_splits())
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same checkpoint in both namings, and in fp32."""
+    root = tmp_path_factory.mktemp("published")
+    write_by_hand(root / "reference")
+    renamed(root / "reference", root / "nvidia")
+    in_fp32(root / "reference", root / "fp32")
+    return {name: root / name for name in ("reference", "nvidia", "fp32")}
+
+
+@pytest.fixture(scope="module")
+def whole() -> dict[str, dict[str, Tensor]]:
+    return whole_tensors()
+
+
+def rounded(masters: Tensor, remainder: bool) -> Tensor:
+    """Parameters of masters; of two numbers that are equally near, those with remainders are the larger one."""
+    return split_masters(masters)[0] if remainder else masters.bfloat16()
+
+
+@pytest.mark.parametrize(("naming", "tp", "pp", "chunks"), PLACES)
+def test_every_rank_has_its_part_of_weights_masters_and_moments(folders, whole, naming, tp, pp, chunks):
+    layers, remainder = set(), naming == "nvidia"
+    for layout in ranks_of(tp, pp):
+        one = trainee(layout, chunks, masters="remainder" if remainder else "fp32")
+        load(one, folders[naming])
+        state, parameters = one.optimizer.state_dict(), dict(one.model.named_parameters())
+        assert state["step"] == STEPS
+        for name, kind, values in one.expected(whole):
+            assert torch.equal(state[kind][name], values), (name, kind)
+            if kind == "masters":
+                assert torch.equal(parameters[name], rounded(values, remainder)), name
+        layers |= {name.split(".")[1] for name in parameters if name.startswith("layers.")}
+        one.optimizer.check_views()
+    assert layers == {str(layer) for layer in range(SHAPE.layers)}
+
+
+def test_weights_alone_need_no_state(folders, tmp_path, whole):
+    folder, one = beside(folders["nvidia"], tmp_path / "weights"), trainee(Layout())
+    for path in folder.glob("optimizer.*"):
+        path.unlink()
+    load_published(folder, one.model, None, Layout(), SHAPE, STEPS, one.model.tensor_splits())
+    for name, parameter in one.model.named_parameters():
+        assert torch.equal(parameter, own_part(name, whole["masters"][name], Layout()).bfloat16())
+
+
+def test_a_rank_opens_only_the_chunks_of_its_part(folders, monkeypatch):
+    """Two stages of two layers, each on four ranks: of eight chunks of rows a rank has two, and those of its layers."""
+    opened: list[Path] = []
+    read = Published.__init__.__globals__["ZarrArray"].read_piece
+
+    def noted(self: Any, piece: Any, pin: bool = False) -> Tensor:
+        opened.append(self.file(piece.chunk))
+        return read(self, piece, pin)
+
+    monkeypatch.setattr("common.formats.zarr.ZarrArray.read_piece", noted)
+    for layout in ranks_of(4, 2):
+        opened.clear()
+        load(trainee(layout), folders["reference"])
+        up = [
+            path.name.split(".") for path in opened if "fp32_from_fp16" in str(path) and "h_to_4h.weight" in str(path)
+        ]
+        assert len(opened) == len(set(opened))
+        first = 2 * layout.coordinate("pp")
+        assert {int(layer) for layer, _, _ in up} == {first, first + 1}
+        assert {int(row) // 2 for _, row, _ in up} == {layout.coordinate("tp")}
+        assert len(up) == 2 * 2 * 8
+
+
+def test_what_is_written_is_read(tmp_path, whole):
+    kinds = {kind: whole[kind] for kind in ("masters", "exp_avg", "exp_avg_sq")}
+    for naming, dtype in (("reference", torch.bfloat16), ("nvidia", torch.float32)):
+        folder = tmp_path / f"{naming}_{dtype}"
+        weights = {name: tensor.to(dtype) for name, tensor in whole["masters"].items()}
+        write_published(folder, SHAPE, weights, kinds, STEPS, naming)
+        one = trainee(Layout())
+        load(one, folder)
+        state = one.optimizer.state_dict()
+        for name, kind, values in one.expected(whole):
+            assert torch.equal(state[kind][name], values), (name, kind)
+
+
+def test_what_is_written_has_the_names_and_chunks_of_what_is_published(folders, tmp_path, whole):
+    weights = {name: tensor.bfloat16() for name, tensor in whole["masters"].items()}
+    for naming in ("reference", "nvidia"):
+        write_published(tmp_path / naming, SHAPE, weights, whole, STEPS, naming)
+        ours, theirs = ({path.name: path for path in root.iterdir()} for root in (tmp_path / naming, folders[naming]))
+        assert ours.keys() == theirs.keys()
+        for name, path in theirs.items():
+            if path.is_dir():
+                found, wanted = (json.loads((p / ".zarray").read_text()) for p in (ours[name], path))
+                assert wanted.pop("dimension_separator") == "."
+                divided = all(size % 8 == 0 for size in wanted["shape"][-2:])
+                assert found == wanted or (not divided and found | {"chunks": 0} == wanted | {"chunks": 0})
+
+
+@pytest.mark.parametrize(
+    ("leave_out", "shape", "words"),
+    [
+        ("norm.bias", None, r"norm\.bias was not given"),
+        (
+            None,
+            {"hidden": 40, "heads": 5},
+            r"embedding\.weight has the shape \[176, 32\], and the network has \[150, 40\]",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_not_written(tmp_path, whole, leave_out, shape, words):
+    weights = {name: tensor for name, tensor in whole["masters"].items() if name != leave_out}
+    with pytest.raises(CheckpointError, match=words):
+        write_published(tmp_path, architecture(layers=4, **(shape or {})), weights, whole, STEPS)
+
+
+def edit(array: Path, **changes: Any) -> None:
+    path = own(array) / ".zarray"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def shorten(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def spoil(path: Path) -> None:
+    path.write_bytes(b"\xff" * path.stat().st_size)
+
+
+QKV = "language_model.encoder.layers.self_attention.query_key_value.weight"
+MASTERS, FIRST = f"optimizer.state.fp32_from_fp16.{QKV}", f"optimizer.state.exp_avg.{QKV}"
+SECOND = f"optimizer.state.exp_avg_sq.{QKV}"
+BAD: dict[str, tuple[Callable[[Path], object], str]] = {
+    "nothing": (lambda f: (f / "language_model.embedding.word_embeddings.weight").unlink(),
+                r"holds no published checkpoint of GPT-3: language_model\.embedding.*is missing"),
+    "chunk": (lambda f: (own(f / FIRST) / "2.3.1").unlink(),
+              r"exp_avg\..*query_key_value\.weight/2\.3\.1: a chunk is missing"),
+    "cut off": (lambda f: shorten(own(f / MASTERS) / "0.0.0"), r"0\.0\.0: a chunk of .* cut off"),
+    "moments": (lambda f: (f / SECOND).unlink(), "exp_avg_sq.* is no Zarr array"),
+    "masters": (lambda f: (f / MASTERS).unlink(), "fp32_from_fp16.* is no Zarr array"),
+    "compressed": (lambda f: edit(f / FIRST, compressor={"id": "zstd"}), "compressed"),
+    "integers": (lambda f: edit(f / FIRST, dtype="<i4"), r"torch\.int32 of shape \[4, 96, 32\]"),
+    "common": (lambda f: (f / "common.pt").unlink(), r"common\.pt is missing"),
+    "no step": (lambda f: torch.save({"step": 4000}, f / "common.pt"), "does not say at which step"),
+    "two steps": (lambda f: torch.save({"optimizer": [{"step": 3}, {"step": 4}]}, f / "common.pt"), r"\[3, 4\]"),
+    "no number": (lambda f: torch.save({"optimizer": {"step": float("nan")}}, f / "common.pt"), "damaged .*NaN"),
+    "hostile": (lambda f: torch.save({"optimizer": shutil.rmtree}, f / "common.pt"), r"asks for shutil\.rmtree"),
+    "settings": (lambda f: (f / "metadata.json").unlink(), r"metadata\.json is missing"),
+    "other form": (lambda f: (f / "metadata.json").write_text('{"sharded_backend": "torch_dist"}'), "'torch_dist'"),
+    "damaged settings": (lambda f: (f / "metadata.json").write_text("[]"), r"metadata\.json is damaged"),
+    "not finite": (lambda f: spoil(own(f / FIRST) / "1.0.0"), r"exp_avg of layers\.1\.qkv\.weight are not all finite"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_checkpoints_are_one_error(folders, tmp_path, case):
+    spoilt, words = BAD[case]
+    folder = beside(folders["reference"], tmp_path / "checkpoint")
+    spoilt(folder)
+    one = trainee(Layout())
+    with pytest.raises(CheckpointError, match=words):
+        load(one, folder)
+    if case != "not finite":
+        assert all(bool((parameter == 7.0).all()) for parameter in one.model.parameters()), "nothing was loaded"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"layers": 3}, r"shape \[4, 32\], and the network has \[3, 32\]: it is the checkpoint of another network"),
+        ({"vocabulary": WORDS + 1}, r"shape \[176, 32\], and the network has \[177, 32\] or more rows"),
+        ({"positions": 49}, r"shape \[48, 32\], and the network has \[49, 32\] or more rows"),
+        ({"feed_forward": 64}, r"and the network has \[4, 64, 32\]"),
+    ],
+)
+def test_another_network_is_one_error(folders, changes, words):
+    with pytest.raises(CheckpointError, match=words):
+        load(trainee(Layout()), folders["nvidia"], architecture(**{"layers": 4, **changes}))
+
+
+def test_another_number_of_updates_is_another_checkpoint(folders):
+    with pytest.raises(CheckpointError, match=r"4000 updates made the checkpoint, and checkpoint_steps=3000"):
+        load(trainee(Layout()), folders["nvidia"], steps=3000)
+
+
+def test_rows_behind_the_last_word_are_not_read(folders, tmp_path, whole):
+    """They are zero instead."""
+    folder = beside(folders["reference"], tmp_path / "checkpoint")
+    name = "optimizer.state.exp_avg.language_model.embedding.word_embeddings.weight"
+    (folder / name).unlink()
+    table = whole["exp_avg"]["embedding.weight"].clone()
+    table[SHAPE.vocabulary :] = torch.nan
+    array(folder / name, table, half=False)
+    one = trainee(Layout())
+    load(one, folder)
+    found = one.optimizer.state_dict()["exp_avg"]["embedding.weight"]
+    assert torch.equal(found, own_part("embedding.weight", table, Layout()))
+    assert torch.count_nonzero(found[SHAPE.vocabulary :]) == 0
+
+
+def test_a_run_without_its_checkpoint_says_what_it_looked_for(tmp_path):
+    done = suite(
+        "train", "benchmark=gpt3", "scale=test", "device=cpu", f"assets_dir={tmp_path}", f"data_dir={tmp_path}",
+        f"output_dir={tmp_path / 'run'}",
+    )  # fmt: skip
+    assert done.code == CheckpointError.exit_code
+    assert f"{tmp_path}/checkpoint holds no published checkpoint of GPT-3" in the_message(done)
+
+
+@pytest.fixture(scope="module")
+def ranks(folders, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What four ranks have loaded in every case, of which only the first replica's see the folder."""
+    root = tmp_path_factory.mktemp("ranks")
+    arguments = (str(root), str(folders["nvidia"]))
+    mp.start_processes(run_rank, args=arguments, nprocs=WORLD, start_method="forkserver")
+    return [torch.load(root / f"{rank}.pt") for rank in range(WORLD)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_replica_reads_and_the_others_have_the_same(ranks, whole, case):
+    sizes, options = CASES[case]
+    seen, remainder = 0, options.get("masters") == "remainder"
+    for rank, found in enumerate(ranks):
+        layout = Layout(sizes, rank)
+        content = found[case]
+        assert content["read"] == (layout.index("dp") == 0)
+        for name, parameter in content["model"].items():
+            masters = own_part(name, whole["masters"][name], layout)
+            assert torch.equal(parameter, rounded(masters, remainder)), name
+            for kind in ("masters", "exp_avg", "exp_avg_sq") if content["state"] else ():
+                seen += 1
+                assert torch.equal(content["state"][kind][name], own_part(name, whole[kind][name], layout)), name
+    assert seen
+
+
+def test_a_chunk_that_one_rank_misses_is_the_same_error_on_all(ranks):
+    errors = {found["error"] for found in ranks}
+    assert len(errors) == 1
+    assert "3.0.0: a chunk is missing" in errors.pop()

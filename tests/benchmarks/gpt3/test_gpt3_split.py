@@ -1,0 +1,81 @@
+"""A network that two and four gloo ranks share equals the whole one, whatever of its vocabulary is padding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from small_gpt3 import B, S, losses, network
+from split_gpt3_ranks import BLOCKS, LAYOUTS, fp8_steps, run_rank, summed
+from torch import Tensor
+
+from benchmarks.gpt3.network import EMBEDDING, Gpt
+
+TOLERANCE = 1e-10
+WORLD_OF = {name: world for world, layouts in LAYOUTS.items() for name in layouts}
+
+Ranks = dict[int, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    """What every rank has found, by the number of ranks."""
+    found = {}
+    for world in LAYOUTS:
+        folder: Path = tmp_path_factory.mktemp("ranks")
+        mp.start_processes(run_rank, args=(world, str(folder)), nprocs=world, start_method="forkserver")
+        found[world] = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
+    return found
+
+
+def own_gradients(model: Gpt) -> dict[str, Tensor]:
+    """Without padding."""
+    words = model.architecture.vocabulary
+    found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return found | {EMBEDDING: found[EMBEDDING][:words]}
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Any]:
+    """Of one rank under autograd."""
+    model = network()
+    total = summed(model)
+    (3.0 * total).backward()
+    return {"losses": losses(model).detach(), "sum": total.detach(), "gradients": own_gradients(model)}
+
+
+def assert_equal(found: Tensor, wanted: Tensor, what: str) -> None:
+    bound = TOLERANCE * max(1.0, float(wanted.abs().max()))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=bound, msg=lambda text: f"{what}: {text}")
+
+
+@pytest.mark.parametrize("name", WORLD_OF)
+@pytest.mark.parametrize("blocks", BLOCKS)
+def test_losses_and_gradients_are_those_of_one_rank(ranks, expected, name, blocks):
+    for rank in ranks[WORLD_OF[name]]:
+        found = rank[f"{name}/{blocks}"]
+        for what in ("losses", "sum"):
+            assert_equal(found[what], expected[what], what)
+        assert found["gradients"].keys() == expected["gradients"].keys()
+        for parameter, gradient in expected["gradients"].items():
+            assert_equal(found["gradients"][parameter], gradient, parameter)
+
+
+def test_fp8_of_two_ranks_is_as_good_as_that_of_one(ranks, expected):
+    """Against float64; by their norms, since numbers of three significant bits are all off."""
+    alone = network(torch.bfloat16)
+    means, factor = fp8_steps(alone), 1 / (3 * B * (S - 1))
+
+    def error(found: Tensor, wanted: Tensor) -> float:
+        return float((found.double() - wanted).norm() / wanted.norm())
+
+    of_one = own_gradients(alone)
+    for rank in ranks[2]:
+        for found, wanted in zip(rank["fp8"]["losses"], means, strict=True):
+            assert float(found) == pytest.approx(float(wanted), rel=0.02)
+        for name, gradient in expected["gradients"].items():
+            wanted = gradient * factor
+            assert error(rank["fp8"]["gradients"][name], wanted) < 1.3 * error(of_one[name], wanted) + 0.01, name

@@ -1,0 +1,269 @@
+"""GPT-3 as a workload: published recipes, what is logged and trained, and what the rules fix."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from importlib import resources
+
+import pytest
+import torch
+
+from benchmarks.gpt3.evaluate import LabelMean
+from benchmarks.gpt3.workload import GptPretraining
+from common import cli
+from common.config.composition import compose
+from common.config.schema import RunConfig, SessionConfig
+from common.contract.evaluation import Predictions
+from common.data.batches import Batch, HostBatch
+from common.distributed.layout import Layout
+from common.errors import ConfigError
+from common.mlperf.admission import admit, evaluation_schedule
+from common.mlperf.constraints import missing_hyperparameters
+from common.mlperf.events import hyperparameters
+
+CHECKPOINT = "assets_dir=assets"
+"""Where the rules' checkpoint would be; nothing is read before the workload is built."""
+
+
+def loaded(*overrides: str) -> tuple[RunConfig, SessionConfig]:
+    return cli.load(compose(["benchmark=gpt3", "device=cpu", *overrides]))
+
+
+def built(*overrides: str) -> GptPretraining:
+    """The workload of the ``test`` recipe, on one rank."""
+    run, _ = loaded("scale=test", *overrides)
+    return GptPretraining(run, Layout(run.layout, seed=3))
+
+
+SCALES = {
+    "64xH100": (64, 1536, 1536, 8, 8, 265, 108_600, 4000),
+    "256xH100": (256, 2048, 128, 4, 8, 199, 81_450, 3000),
+    "512xH100": (512, 2048, 64, 4, 8, 199, 81_450, 3000),
+    "11616xH100": (11616, 2904, 6, 4, 6, 141, 57_442, 2116),
+}
+"""Ranks, global batch, micro-batches of a step, tp, pp, steps of warm-up, of decay, and of the checkpoint."""
+
+
+@pytest.mark.parametrize("scale", list(SCALES))
+@pytest.mark.parametrize("ruleset", ["3.0.0", "4.1.0"])
+def test_a_recipe_logs_what_the_rules_ask_for(scale, ruleset):
+    ranks, batch, accumulated, tp, pp, warmup, decay, begins = SCALES[scale]
+    run, session = loaded(f"scale={scale}", f"ruleset={ruleset}", CHECKPOINT)
+    logged = admit(run, session).hyperparameters
+    assert missing_hyperparameters("gpt3", ruleset, logged) == []
+    assert (run.world_size, run.layout["tp"], run.layout["pp"]) == (ranks, tp, pp)
+    expected = {
+        "global_batch_size": batch, "gradient_accumulation_steps": accumulated, "max_sequence_length": 2048,
+        "opt_name": "adam", "opt_base_learning_rate": 2e-5, "opt_learning_rate_warmup_steps": warmup,
+        "opt_learning_rate_decay_steps": decay, "opt_learning_rate_decay_schedule": "cosine with linear warmup",
+        "opt_adam_beta_1": 0.9, "opt_adam_beta_2": 0.95, "opt_adam_epsilon": 1e-8, "opt_weight_decay": 0.1,
+        "opt_gradient_clip_norm": 1.0, "init_checkpoint_step": begins,
+    }  # fmt: skip
+    assert {key: logged[key] for key in expected} == expected
+    assert logged["opt_end_learning_rate"] == pytest.approx(2e-6)
+
+
+@pytest.mark.parametrize("scale", ["1xGPU", "1xH200", "4xH200"])
+def test_a_part_of_the_network_is_no_result(scale):
+    run, session = loaded(f"scale={scale}", CHECKPOINT)
+    (forbidden,) = run.declaration.forbidden
+    assert forbidden == f"model.layers={run.workload.model.layers}: the network has 96"
+    with pytest.raises(ConfigError, match=r"the closed division .*forbids"):
+        admit(run, session)
+
+
+def test_training_from_random_weights_is_no_result():
+    run, session = loaded("scale=512xH100")
+    assert "assets_dir=null: training starts from the rules' checkpoint" in run.declaration.forbidden[0]
+    with pytest.raises(ConfigError, match=r"init_checkpoint_step = 0 breaks the rules' table: .*published checkpoint"):
+        admit(run, session)
+
+
+@pytest.mark.parametrize("batch", [1024, 16384])
+def test_a_batch_without_reference_points_is_refused(batch):
+    with pytest.raises(ConfigError, match=f"global_batch_size = {batch} breaks the rules' table: 1,536 to 8,192"):
+        admit(*loaded("scale=512xH100", CHECKPOINT, f"hparams.global_batch_size={batch}"))
+
+
+def test_the_reference_points_of_mlcommons_can_be_run():
+    package = resources.files("mlperf_logging.rcp_checker")
+    points = json.loads((package / "training_4.1.0" / "rcps_gpt3.json").read_text())
+    found = set()
+    for point in points.values():
+        run, _ = loaded("scale=512xH100", f"hparams=gpt3/rcp_{point['BS']}", CHECKPOINT)
+        logged, reference = hyperparameters(run), point["Hyperparams"]
+        assert logged["global_batch_size"] == point["BS"]
+        assert logged["opt_base_learning_rate"] == reference["opt_base_learning_rate"]
+        found.add(point["BS"])
+    assert found == {1536, 2048, 3072, 4096, 6144, 8192}
+
+
+@pytest.mark.parametrize(("batch", "steps"), [(1536, 16), (2048, 12), (2304, 11), (2904, 9), (4096, 6)])
+def test_evaluations_come_every_24576_rows_in_whole_batches(batch, steps):
+    run, _ = loaded("scale=64xH100", CHECKPOINT, f"hparams.global_batch_size={batch}")
+    assert tuple(itertools.islice(evaluation_schedule(run).points(), 2)) == (steps * batch, 2 * steps * batch)
+
+
+@pytest.mark.parametrize(("batch", "begins"), [(1536, 4000), (2048, 3000), (2304, 2667), (4096, 1500)])
+def test_the_training_goes_on_behind_the_rows_of_the_checkpoint(batch, begins):
+    run, _ = loaded("scale=64xH100", CHECKPOINT, f"hparams.global_batch_size={batch}")
+    assert hyperparameters(run)["init_checkpoint_step"] == begins
+    assert run.workload.facts.consumed(batch) == begins * batch
+    assert list(evaluation_schedule(run).points())[-1] <= 20_000_000 - begins * batch
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("benchmark.facts.positions", 1024), ("benchmark.facts.layers", 48), ("benchmark.facts.warmup_samples", 0),
+        ("benchmark.facts.max_grad_norm", 2.0), ("benchmark.facts.initializer_range", 0.02),
+        ("benchmark.eval_samples", 512), ("benchmark.facts.checkpoint_steps", 3000), ("model.layers", 48),
+    ],
+)  # fmt: skip
+def test_the_closed_division_fixes_the_model_and_the_data(key, value):
+    logged = {"positions": "max_sequence_length", "max_grad_norm": "opt_gradient_clip_norm"}
+    name = key.rpartition(".")[2]
+    told = f"{logged[name]} = {value}" if name in logged else f"{key}={value}"
+    with pytest.raises(ConfigError, match=told):
+        admit(*loaded("scale=512xH100", CHECKPOINT, f"{key}={value}"))
+    admit(*loaded("scale=512xH100", CHECKPOINT, "submission.division=open", f"{key}={value}"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["scale=512xH100", "hparams.global_batch_size=1568"],
+         r"layout\.pp=8 does not divide the 49 micro-batches of a step, as 6 chunks"),
+        (["scale=512xH100", "model.chunks=5"], r"96 layers are not divided by layout\.pp=8 times 5 chunks"),
+        (["scale=64xH100", "model.layers=60"], r"60 layers are not divided by layout\.pp=8"),
+        (["scale=test", "model.chunks=2"], r"layout\.pp=1 with 2 chunks"),
+        (["scale=test", "model.layers=5"], r"model\.layers=5: the network has 4"),
+        (["scale=test", "benchmark.facts.warmup_samples=400"], r"warmup_samples=400: not before decay_samples=400"),
+        (["scale=test", "benchmark.facts.checkpoint_samples=0"], r"checkpoint_steps=4000 .* checkpoint_samples=0"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_dealt_is_refused_before_anything_is_built(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        loaded(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["model.blocks=autograd", "model.linear=fp8"], r"linear=fp8: .* give model\.blocks=written"),
+        (["model.blocks=autograd", "model.token_products=collective"], r"token_products=.* give model\.blocks=written"),
+        (["model.kept_transposes=true"], r"kept_transposes=True.* give model\.linear=fp8"),
+        (["model.accumulation=torch"], r"accumulation=torch.* give model\.linear=fp8"),
+    ],
+)
+def test_options_of_other_ways_are_refused(given, message):
+    with pytest.raises(ConfigError, match=message):
+        loaded("scale=test", *given)
+
+
+def test_rows_are_not_shared():
+    run, _ = loaded("scale=test", "scale.gpus_per_node=2", "layout.cp=2")
+    with pytest.raises(ConfigError, match=r"layout\.cp=2: GPT-3's ranks have other rows or share layers"):
+        GptPretraining(run, Layout(run.layout, seed=3))
+
+
+def test_everything_decays_norms_and_biases_too():
+    workload = built()
+    groups = workload.parameter_groups()
+    assert {group.weight_decay for group in groups} == {0.1}
+    assert sum(len(group.parameters) for group in groups) == len(dict(workload.model.named_parameters()))
+    (tied,) = (group for group in groups if group.tied_over)
+    assert list(tied.parameters) == ["embedding.weight"]
+
+
+def test_ten_updates_are_those_of_torch():
+    """AdamW with decay of all, the rates by samples, and gradients clipped to a norm of 1."""
+    given = ("precision=fp64", "hparams.global_batch_size=2")
+    ours, theirs = built(*given), built(*given, "model.blocks=autograd")
+    step, (batch,) = ours.build_step(), theirs.example_batches()
+    adamw = torch.optim.AdamW(theirs.model.parameters(), betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    for number in range(10):
+        step([batch])
+        adamw.zero_grad()
+        theirs.loss(batch).total.backward()
+        torch.nn.utils.clip_grad_norm_(theirs.model.parameters(), 1.0)
+        samples = 2 * number  # 8 are the warm-up's, the cosine ends at 400
+        rate = 0.0008 + 0.5 * 0.0072 * (1 + math.cos(math.pi * (samples - 8) / 392))
+        rate = 0.008 * samples / 8 if samples <= 8 else rate
+        adamw.param_groups[0]["lr"] = float(torch.tensor(rate, dtype=torch.float32))
+        adamw.step()
+    for (name, found), expected in zip(ours.model.named_parameters(), theirs.model.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7, msg=name)
+
+
+def test_the_first_micro_batch_is_not_the_only_one_that_counts():
+    workload = built("precision=fp64")
+    step, (batch,) = workload.build_step(), workload.example_batches()
+    tokens = batch.tensors["tokens"]
+    other = Batch({"tokens": torch.cat([tokens[:, :-1].flip(0, 1), tokens[:, -1:]], dim=1)}, batch.samples)
+    result = step([batch, other])
+    found = step.read(result.names, result.values.tolist()).metrics["loss"]
+    fresh = built("precision=fp64")
+    expected = (float(fresh.loss(batch).total.detach()) + float(fresh.loss(other).total.detach())) / 2
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+class Rows(list[HostBatch]):
+    """An evaluation set in memory."""
+
+    eval_samples = 3
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_log_perplexity_is_the_mean_over_the_labels_and_not_over_the_rows():
+    workload = built("precision=fp64", "reader.eval_rows=1", "reader.eval_micro_batches=2")
+    evaluation = workload.evaluation(workload.layout)
+    length = workload.own.facts.row_length
+    tokens = torch.randint(200, (4, length + 1), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
+    tokens[:, -1] = -1
+    tokens[1, 5:] = -1  # 4 labels
+    tokens[3] = -1  # fills the batch up
+    present = torch.tensor([True, True, True, False])
+    batches = Rows(
+        HostBatch({"tokens": t, "present": p}, 2, 0) for t, p in zip(tokens.split(2), present.split(2), strict=True)
+    )
+    evaluation._open_source = lambda root: batches
+    evaluation.open_data(None)
+    predictions = evaluation.predict(workload.weights())
+    assert predictions is not None
+    labels = (length - 1, 4, length - 1)
+    # the loss that is trained is by the labels of a whole row
+    sums = [workload.loss(Batch({"tokens": tokens[n : n + 1]}, 1)).total.detach() * (length - 1) for n in range(3)]
+    found = evaluation.scorer.score(predictions)
+    expected = float(sum(sums)) / sum(labels)
+    assert found["log_perplexity"] == pytest.approx(expected, rel=1e-12)
+    assert found["eval_samples"] == predictions.values["tokens"] == sum(labels)
+
+
+def test_fp8_trains_as_bf16_does():
+    """Twenty steps of two small networks on rows that repeat; the real comparison runs on a GPU."""
+    losses = {}
+    for linear in ("torch", "fp8"):
+        workload = built("precision=bf16", f"model.linear={linear}", "hparams.global_batch_size=2")
+        step, (batch,) = workload.build_step(), workload.example_batches()
+        results = [step([batch]) for _ in range(20)]
+        losses[linear] = [step.read(r.names, r.values.tolist()).metrics["loss"] for r in results]
+    assert losses["torch"][-1] < 0.8 * losses["torch"][0]
+    assert losses["fp8"] == pytest.approx(losses["torch"], rel=0.03)
+
+
+def test_an_evaluation_of_a_part_of_the_set_does_not_count():
+    with pytest.raises(RuntimeError, match="7 of 8 rows"):
+        LabelMean().score(Predictions({"rows": 7, "tokens": 70, "loss": 7.0, "expected": 8}))
+
+
+def test_a_row_costs_what_the_rules_network_costs():
+    """2,175 TFLOP with the causal half of the attention, as NVIDIA's figures are counted with all of it: 2,205."""
+    run, _ = loaded("scale=512xH100", CHECKPOINT)
+    workload = object.__new__(GptPretraining)
+    workload.own, workload.architecture = run.workload, run.workload.facts
+    assert workload.sample_flops() == pytest.approx(2174.9e12, rel=1e-3)

@@ -1,0 +1,125 @@
+"""A trained decoder that two and four gloo ranks share, under autograd and as halves, equals the whole one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import split_trained_decoder_ranks as shared
+import torch
+import torch.multiprocessing as mp
+from split_trained_decoder_ranks import BLOCKS, KINDS, LAYOUTS, run_rank
+from torch import Tensor
+
+from common.distributed.context_parallel.split import ContextSplit
+from common.distributed.tensor_parallel.ranks import TensorParallel
+from common.nn.scratch import Scratch
+from common.nn.trained_decoder.products import Shared, WeightCasts, trained_product
+from common.ops.linear.fp8 import GRADIENT, INPUT
+
+TOLERANCE = 1e-10
+WORLD_OF = {name: world for world, layouts in LAYOUTS.items() for name in layouts}
+
+Ranks = dict[int, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    """What every rank has found, by the number of ranks."""
+    found = {}
+    for world in LAYOUTS:
+        folder: Path = tmp_path_factory.mktemp("ranks")
+        mp.start_processes(run_rank, args=(world, str(folder)), nprocs=world, start_method="forkserver")
+        found[world] = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Any]:
+    """Of one rank under autograd, after two equal micro-batches."""
+    network = shared.Network(TensorParallel(), ContextSplit(shared.S), "autograd", torch.float64)
+    losses_BS = network.backward()
+    network.backward()
+    return {"losses": losses_BS, "evaluation": losses_BS, "gradients": network.own_gradients()}
+
+
+def assert_equal(found: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE * max(1.0, float(wanted.abs().max())))
+
+
+@pytest.mark.parametrize("name", WORLD_OF)
+@pytest.mark.parametrize("blocks", BLOCKS)
+def test_losses_and_gradients_are_those_of_one_rank(ranks, expected, name, blocks):
+    for rank in ranks[WORLD_OF[name]]:
+        found = rank[f"{name}/{blocks}"]
+        for what in ("losses", "evaluation"):
+            assert_equal(found[what], expected[what][:, found["columns"]])
+        assert found["gradients"].keys() == expected["gradients"].keys()
+        for parameter, gradient in expected["gradients"].items():
+            assert_equal(found["gradients"][parameter], gradient)
+
+
+@pytest.fixture(scope="module")
+def in_fp8() -> dict[str, Any]:
+    """One rank's steps with products in FP8."""
+    network = shared.Network(TensorParallel(), ContextSplit(shared.S), "written", torch.bfloat16, "fp8")
+    return shared.fp8_steps(network) | {"gradients": network.own_gradients()}
+
+
+def relative_error(found: Tensor, wanted: Tensor) -> float:
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
+
+
+def test_fp8_of_two_ranks_is_as_good_as_that_of_one(ranks, expected, in_fp8):
+    """Against float64; by their norms, since numbers of three significant bits are all off."""
+    for rank in ranks[2]:
+        for found, wanted in zip(rank["fp8"]["losses"], in_fp8["losses"], strict=True):
+            assert float(found.mean()) == pytest.approx(float(wanted.mean()), rel=0.02)
+        for name, gradient in expected["gradients"].items():
+            error = relative_error(in_fp8["gradients"][name], gradient / 2)
+            assert relative_error(rank["fp8"]["gradients"][name], gradient / 2) < 1.3 * error, name
+
+
+def test_ranks_cast_their_own_tokens_with_their_own_scales(ranks):
+    own = {"qkv": INPUT, "gate_up": INPUT, "output": GRADIENT, "down": GRADIENT}
+    first, second = (rank["fp8"]["scales"] for rank in ranks[2])
+    roles = {name: own.get(name.split(".")[2]) for name in first}
+    assert sum(role is not None for role in roles.values()) == len(own) * shared.ARCHITECTURE.layers
+    for name, role in roles.items():
+        if role is not None:
+            assert first[name][role] > 0
+            assert first[name][role] != second[name][role]
+
+
+@pytest.mark.parametrize("linear", ["torch", "fp8"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_of_two_ranks_are_those_of_their_operands(ranks, kind, linear):
+    """In float64. Scales of FP8 differ by powers of two, so that bringing rows to one scale rounds nothing."""
+    first, second = (rank["products"][f"{kind}/{linear}"] for rank in ranks[2])
+    bound = 2**-7 if linear == "fp8" else 1e-12
+
+    def joined(name: str, dim: int) -> Tensor:
+        return torch.cat([first[name].double(), second[name].double()], dim)
+
+    if linear == "fp8":
+        assert first["inverse"] == 2 * second["inverse"]
+    split = 0 if kind == "column" else 1  # of the weight
+    x, dy, weight = joined("x", split), joined("dy", 1 - split), joined("weight", split)
+    bias = joined("bias", 0) if kind == "column" else 0.0
+    assert relative_error(joined("y", 1 - split), x @ weight.t() + bias) < bound
+    assert relative_error(joined("dx", split), dy @ weight) < bound
+    assert relative_error(joined("dw", split), 2 * dy.t() @ x) < bound
+
+
+def test_a_row_parallel_product_takes_no_bias():
+    parallel = TensorParallel(2, 0, object())  # type: ignore[arg-type]
+    layer = shared.RowParallelLinear(shared.INPUTS, shared.OUTPUTS, parallel, bias=True)
+    with pytest.raises(ValueError, match="row-parallel"):
+        trained_product(layer, "torch", Shared(Scratch(shared.CPU), WeightCasts(), parallel), bias=True)
+
+
+def test_layers_that_do_not_say_how_they_are_shared_are_refused():
+    parallel = TensorParallel(2, 0, object())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="Linear"):
+        trained_product(torch.nn.Linear(2, 2), "torch", Shared(Scratch(shared.CPU), WeightCasts(), parallel))

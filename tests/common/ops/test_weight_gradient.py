@@ -1,0 +1,94 @@
+"""Weight gradients out of FP8, added to what is there, against float64; kernels of GPUs say why they can't run here."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from common.errors import UnsupportedImplementation
+from common.ops import weight_gradient
+from common.ops.fp8_cast.plain import E4M3, E5M2
+from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.weight_gradient import cublaslt
+from common.ops.weight_gradient.plain import accumulate_torch
+
+CPU = torch.device("cpu")
+
+
+def operands(outputs: int, inputs: int, tokens: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dy, x and the inverses of their scales."""
+    generator = torch.Generator().manual_seed(outputs)
+    dy, x = (torch.randn(rows, tokens, generator=generator) for rows in (outputs, inputs))
+    return (dy * 64).to(E5M2), (x * 16).to(E4M3), torch.tensor(1.0 / 64), torch.tensor(1.0 / 16)
+
+
+def product(dy: Tensor, x: Tensor, dy_inverse: Tensor, x_inverse: Tensor) -> Tensor:
+    return (dy.double() * dy_inverse.double()) @ (x.double() * x_inverse.double()).t()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_products_add_up(dtype: torch.dtype) -> None:
+    given = operands(48, 32, 64)
+    gradient = torch.ones(48, 32, dtype=dtype)
+    taken: list[tuple[int, ...]] = []
+
+    def room(shape: tuple[int, ...], of: torch.dtype) -> Tensor:
+        taken.append(tuple(shape))
+        return torch.full(shape, float("nan"), dtype=of)
+
+    for _ in range(2):
+        accumulate_torch(*given, gradient, room)
+    wanted = 1.0 + 2.0 * product(*given)
+    assert float((gradient.double() - wanted).norm() / wanted.norm()) < (2**-8 if dtype == torch.bfloat16 else 1e-5)
+    assert taken == [(48, 32)] * 2
+
+
+def test_a_cpu_takes_the_plain_one_and_kernels_say_why_not() -> None:
+    request = OperationRequest(CPU, torch.bfloat16)
+    assert select(weight_gradient.IMPLEMENTATIONS, AUTO, request).name == "torch"
+    for name, why in (("cublaslt", "CUDA device"), ("te", "CUDA device"), ("triton", "GPU")):
+        with pytest.raises(UnsupportedImplementation, match=why):
+            select(weight_gradient.IMPLEMENTATIONS, name, request)
+
+
+def test_cublaslt_holds_what_it_was_told() -> None:
+    """Structures and constants are ours: the library, where it is, says what it has understood of them."""
+    try:
+        library = cublaslt._library()
+    except OSError as error:
+        pytest.skip(str(error))
+    description, layout = cublaslt._description(512, 1024), cublaslt._layout(E5M2, 4096, 512)
+
+    def told(name: str, of: ctypes.c_void_p, attribute: int, kind: type[Any]) -> int:
+        value, written = kind(), ctypes.c_size_t()
+        size = ctypes.c_size_t(ctypes.sizeof(kind))
+        assert (
+            getattr(library, name)(of, ctypes.c_int(attribute), ctypes.byref(value), size, ctypes.byref(written)) == 0
+        )
+        assert written.value == ctypes.sizeof(kind)
+        return int(value.value)
+
+    of_product = functools.partial(told, "cublasLtMatmulDescGetAttribute", description)
+    assert of_product(cublaslt._A_SCALE_POINTER, ctypes.c_void_p) == 512
+    assert of_product(cublaslt._B_SCALE_POINTER, ctypes.c_void_p) == 1024
+    assert of_product(cublaslt._TRANSA, ctypes.c_int32) == 1
+    assert of_product(cublaslt._FAST_ACCUM, ctypes.c_int8) == 1
+    of_matrix = functools.partial(told, "cublasLtMatrixLayoutGetAttribute", layout)
+    assert of_matrix(0, ctypes.c_uint32) == cublaslt._TYPES[E5M2]
+    assert [of_matrix(attribute, ctypes.c_uint64) for attribute in (2, 3)] == [4096, 512]
+    assert of_matrix(4, ctypes.c_int64) == 4096, "columns lie one after another"
+    assert ctypes.sizeof(cublaslt._Heuristic) == 64 + 8 + 4 + 4 + 16
+
+
+def test_cublaslt_says_which_call_failed() -> None:
+    try:
+        cublaslt._library()
+    except OSError as error:
+        pytest.skip(str(error))
+    with pytest.raises(RuntimeError, match=r"cublasLtMatmulDescSetAttribute failed .*INVALID_VALUE"):
+        cublaslt._call("cublasLtMatmulDescSetAttribute", None, ctypes.c_int(3), None, ctypes.c_size_t(4))

@@ -1,0 +1,135 @@
+"""GPT-3 on GPUs that share its layers and have other ones, by NCCL, eager and captured: as on one GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.gpt3.workload import GptPretraining
+from common import cli
+from common.config.composition import compose
+from common.data.batches import Batch, HostBatch
+from common.distributed.layout import Layout
+from common.step.graphs import StepRunner
+
+pytestmark = [
+    pytest.mark.multigpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
+]
+
+LAYOUTS: dict[int, dict[str, tuple[dict[str, int], int]]] = {
+    2: {"pp2": ({"pp": 2}, 1), "pp2 x 2": ({"pp": 2}, 2), "tp2": ({"tp": 2}, 1)},
+    4: {
+        "pp4 x 2": ({"pp": 4}, 2),
+        "tp2 x pp2": ({"tp": 2, "pp": 2}, 1),
+        "pp2 x 2, two replicas": ({"pp": 2, "dp": 2}, 2),
+    },
+}
+"""GPUs to name to the layout's axes and the chunks on every stage."""
+
+ROWS, OF_A_STEP, STEPS, WORDS = 2, 16, 3, 400
+CLOSE = 1e-9
+"""Of float64 weights whose gradients were summed in another order, some by atomic additions."""
+
+
+class EvaluationRows(list[HostBatch]):
+    """An evaluation set in memory."""
+
+    eval_samples = 8
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def tokens(seed: int, rows: int, length: int) -> Tensor:
+    made = torch.randint(WORDS, (rows, length + 1), generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
+    made[:, -1] = -1
+    return made
+
+
+def trained(layout: Layout, chunks: int, capture: bool) -> tuple[GptPretraining, dict[str, Any]]:
+    """The workload after some steps, their losses, and the log perplexity of some rows."""
+    axes = [f"layout.{axis}={layout.size(axis)}" for axis in ("pp", "tp")]
+    ranks, kind = f"scale.gpus_per_node={layout.world_size}", layout.device.type
+    run, _ = cli.load(
+        compose([
+            "benchmark=gpt3", "scale=test", f"device={kind}", "precision=fp64", ranks, *axes, f"model.chunks={chunks}",
+            "benchmark.facts.layers=8", "benchmark.facts.warmup_samples=0", f"hparams.global_batch_size={OF_A_STEP}",
+            "optimizer.shard=all", "reader.eval_micro_batches=2", f"cuda_graphs={str(capture).lower()}",
+        ])
+    )  # fmt: skip
+    made = GptPretraining(run, layout)
+    step, length = made.build_step(), made.own.facts.row_length
+    runner = StepRunner(step, made.model, run.grad_accumulation_steps, capture)
+    runner.warm_up(made.example_batches())
+    evaluation = made.evaluation(layout)
+    evaluation.warm_up()
+    losses = []
+    replica, replicas = layout.coordinate("dp"), layout.size("dp")
+    with runner.on_stream():
+        for number in range(STEPS):
+            parts = tokens(number, OF_A_STEP, length).split(ROWS)[replica::replicas]
+            result = runner([Batch({"tokens": part.to(layout.device)}, ROWS) for part in parts])
+            losses.append(step.read(result.names, result.values.tolist()).metrics["loss"])
+        rows = tokens(99, 8, length).chunk(replicas)[replica].split(2 * ROWS)
+        present = torch.ones(2 * ROWS, dtype=torch.bool)
+        evaluation._open_source = lambda root: EvaluationRows(
+            HostBatch({"tokens": part, "present": present}, 8, 0) for part in rows
+        )
+        evaluation.open_data(None)
+        predictions = evaluation.predict(made.weights())
+        assert predictions is not None
+        found = {"losses": losses, "evaluated": evaluation.scorer.score(predictions)["log_perplexity"]}
+    assert not runner.uncaptured
+    evaluation.close()
+    runner.close()
+    return made, found
+
+
+def own_of(whole: GptPretraining, part: GptPretraining, name: str) -> Tensor:
+    """What the rank of ``part`` has of a weight of ``whole``."""
+    full, split = whole.model.get_parameter(name).detach(), part.tensor_splits().get(name)
+    if split is None:
+        return full
+    return split.local_of(split.padded(full[: split.kept_shape[0]] if full.ndim > 1 and split.dim == 0 else full))
+
+
+def compared(rank: int, world: int, device: torch.device) -> dict[str, Any]:
+    whole, wanted = trained(Layout(device=device), 1, capture=False)
+    found: dict[str, Any] = {}
+    ways = (("eager", False), ("captured", True)) if device.type == "cuda" else (("eager", False),)
+    for name, (axes, chunks) in LAYOUTS[world].items():
+        for way, capture in ways:
+            own, measured = trained(Layout(axes, rank, device), chunks, capture)
+            weights = dict(own.model.named_parameters())
+            found[f"{name}, {way}"] = {
+                "weights": max((weights[n] - own_of(whole, own, n)).abs().max().item() for n in weights),
+                "losses": max(abs(a - b) for a, b in zip(measured["losses"], wanted["losses"], strict=True)),
+                "evaluated": abs(measured["evaluated"] - wanted["evaluated"]),
+            }
+    return found
+
+
+def run_rank(rank: int, world: int, folder: str) -> None:
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl", init_method=f"file://{folder}/store", rank=rank, world_size=world, device_id=device
+    )  # fmt: skip
+    torch.save(compared(rank, world, device), f"{folder}/{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("way", ["eager", "captured"])
+def test_ranks_do_as_one_gpu(ranks, way):
+    for name in LAYOUTS[len(ranks)]:
+        for found in ranks:
+            differences = found[f"{name}, {way}"]
+            assert differences["weights"] < CLOSE, (name, differences)
+            assert differences["evaluated"] < CLOSE, (name, differences)
+            assert differences["losses"] < 5e-6, (name, differences)  # read in float32

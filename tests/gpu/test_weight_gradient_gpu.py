@@ -1,0 +1,213 @@
+"""Weight gradients in FP8 on a GPU: every way of adding against float64, captured too, and what trained products do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from common.nn.scratch import Scratch
+from common.nn.trained_decoder.products import Shared, WeightCasts, trained_product
+from common.ops import transpose_fp8, weight_gradient
+from common.ops.fp8_cast.plain import E4M3, E5M2, Fp8Tensor, widen_fp8
+from common.ops.implementation import OperationRequest
+from common.ops.transpose_fp8.plain import transpose_torch
+from common.step.capture import capturing
+
+pytestmark = pytest.mark.gpu
+
+if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9):
+    pytest.skip("needs a CUDA device with FP8 units", allow_module_level=True)
+
+GPU = torch.device("cuda")
+NAMES = pytest.mark.parametrize("name", list(weight_gradient.IMPLEMENTATIONS))
+DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+SHAPES = [(1024, 512, 4096), (1040, 528, 1008), (48, 32, 64), (6144, 4096, 8192)]
+"""The second and the third fit no tile."""
+
+BOUND = 0.02
+"""Relative, after three additions: the fast accumulation of tensor cores cuts off all but some 14 bits, in each of the
+256 steps of 8,192 tokens whose products have a mean. A tile's edge that is left out is six times as much."""
+
+
+def accumulate_of(name: str, dtype: torch.dtype) -> Callable[..., None]:
+    implementation = weight_gradient.IMPLEMENTATIONS[name]
+    reason = implementation.unsupported(OperationRequest(GPU, dtype))
+    if reason is not None:
+        pytest.skip(reason)
+    function: Callable[..., None] = implementation.function
+    return function
+
+
+def operands(outputs: int, inputs: int, tokens: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dy, x and the inverses of their scales; the product's mean is not 0, so that a half of it would show."""
+    generator = torch.Generator(GPU).manual_seed(tokens)
+    dy, x = (torch.randn(rows, tokens, generator=generator, device=GPU) + 0.25 for rows in (outputs, inputs))
+    inverses = (torch.full((), value, device=GPU) for value in (1.0 / 4096, 1.0 / 64))
+    return (dy * 4096).to(E5M2), (x * 64).to(E4M3), *inverses
+
+
+def product(dy: Tensor, x: Tensor, dy_inverse: Tensor, x_inverse: Tensor) -> Tensor:
+    return ((dy.double() @ x.double().t()) * dy_inverse.double() * x_inverse.double()).float()
+
+
+def error(found: Tensor, wanted: Tensor) -> float:
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
+
+
+def room(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Memory that would show if it were read."""
+    return torch.full(tuple(shape), 127 if dtype == torch.uint8 else float("nan"), dtype=dtype, device=GPU)
+
+
+@NAMES
+@DTYPES
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_products_add_up(name: str, dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
+    accumulate, given = accumulate_of(name, dtype), operands(*shape)
+    gradient = torch.ones(shape[:2], dtype=dtype, device=GPU)
+    for _ in range(3):
+        accumulate(*given, gradient, room)
+    assert error(gradient, 1.0 + 3.0 * product(*given)) < BOUND
+
+
+@NAMES
+@DTYPES
+def test_formats_may_be_the_same(name: str, dtype: torch.dtype) -> None:
+    """e4m3 gradients, which no product here has, are what a library could mistake e5m2 for."""
+    accumulate = accumulate_of(name, dtype)
+    dy, x, dy_inverse, x_inverse = operands(512, 256, 1024)
+    dy4 = (dy.float() / 64).to(E4M3)
+    gradient = torch.zeros(512, 256, dtype=dtype, device=GPU)
+    accumulate(dy4, x, dy_inverse * 64, x_inverse, gradient, room)
+    assert error(gradient, product(dy4, x, dy_inverse * 64, x_inverse)) < BOUND
+
+
+@NAMES
+def test_a_captured_sum_goes_on(name: str) -> None:
+    accumulate, given = accumulate_of(name, torch.bfloat16), operands(768, 512, 2048)
+    gradient, scratch = torch.zeros(768, 512, dtype=torch.bfloat16, device=GPU), Scratch(GPU)
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+
+    def own(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return scratch.slot("room", shape, dtype)
+
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        accumulate(*given, gradient, own)
+        with capturing(graph, stream):
+            accumulate(*given, gradient, own)
+        for _ in range(3):
+            graph.replay()
+    torch.cuda.synchronize()
+    assert error(gradient, 4.0 * product(*given)) < 2**-6
+
+
+@NAMES
+def test_a_gradient_may_begin_in_the_middle_of_a_bucket(name: str) -> None:
+    accumulate, given = accumulate_of(name, torch.bfloat16), operands(256, 512, 1024)
+    bucket = torch.ones(256 * 512 + 24, dtype=torch.bfloat16, device=GPU)
+    gradient = bucket[8:-16].view(256, 512)  # 16 bytes behind a multiple of 256
+    accumulate(*given, gradient, room)
+    assert error(gradient, 1.0 + product(*given)) < 2**-7
+    assert (bucket[:8] == 1.0).all()
+    assert (bucket[-16:] == 1.0).all()
+
+
+def test_what_cublaslt_would_misread_is_refused() -> None:
+    accumulate, given = accumulate_of("cublaslt", torch.bfloat16), operands(256, 512, 1024)
+    bucket = torch.ones(256 * 512 + 1, dtype=torch.bfloat16, device=GPU)
+    with pytest.raises(ValueError, match="multiple of 16 bytes"):
+        accumulate(*given, bucket[1:].view(256, 512), room)
+    with pytest.raises(ValueError, match="isn't"):
+        accumulate(*given, bucket[:-1].view(512, 256), room)
+
+
+def tiles() -> Iterator[object]:
+    from common.ops.weight_gradient.triton import Tile
+
+    for reduce in (True, False):
+        for flatten in (True, False):
+            yield pytest.param(Tile(128, 256, 128, 8, 8, 3, reduce, flatten), id=f"reduce={reduce},flatten={flatten}")
+    yield pytest.param(Tile(128, 128, 64, 4, 4, 4, True, False), id="small")
+
+
+@DTYPES
+@pytest.mark.parametrize("tile", list(tiles()))
+def test_every_kind_of_tile_gives_the_same(tile: object, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    from common.ops.weight_gradient import triton
+
+    accumulate, given = accumulate_of("triton", dtype), operands(1040, 784, 2064)
+    monkeypatch.setitem(triton.TILES, "weight gradient", tile)
+    gradient = torch.ones(1040, 784, dtype=dtype, device=GPU)
+    for _ in range(3):
+        accumulate(*given, gradient, room)
+    assert error(gradient, 1.0 + 3.0 * product(*given)) < BOUND
+
+
+# Transposes that bring rows of several ranks to one scale
+
+
+@pytest.mark.parametrize("to", [E4M3, E5M2], ids=str)
+@pytest.mark.parametrize("runs", [1, 2, 4, 8])
+@pytest.mark.parametrize("shape", [(1040, 272), (4096, 1024)])
+def test_transposes_scale_runs_of_rows(shape: tuple[int, int], runs: int, to: torch.dtype) -> None:
+    drawn = torch.randint(256, shape, dtype=torch.uint8, device=GPU).view(to).float()
+    matrix = drawn.masked_fill(drawn.isinf(), 1.0).to(to)  # e5m2's infinity becomes NaN, as in casts
+    factors = torch.rand(runs, device=GPU)
+    factors[0] = 1.0
+    found = transpose_fp8.IMPLEMENTATIONS["triton"].function(matrix, torch.empty_like(matrix), factors)
+    expected = transpose_torch(matrix, torch.empty_like(matrix), factors)
+    torch.testing.assert_close(found.float(), expected.float(), rtol=0.0, atol=0.0, equal_nan=True)
+    assert found.float().isnan().any()
+    own = shape[0] // runs
+    kept = matrix[:own].t().float()
+    torch.testing.assert_close(found[:, :own].float(), kept, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+# Products
+
+
+class Holder(nn.Module):
+    def __init__(self, outputs: int, inputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(outputs, inputs, device=GPU).mul_(0.05).bfloat16())
+        self.bias = nn.Parameter(torch.randn(outputs, device=GPU).bfloat16())
+
+
+@NAMES
+@pytest.mark.parametrize("keep_turned", [False, True])
+def test_trained_products_are_those_of_their_operands(name: str, keep_turned: bool) -> None:
+    accumulate_of(name, torch.bfloat16)
+    torch.manual_seed(0)
+    layer, shared = Holder(768, 512), Shared(Scratch(GPU), WeightCasts(), accumulation=name)
+    product_8 = trained_product(layer, "fp8", shared, bias=True, keep_turned=keep_turned)
+    x, dy = torch.randn(1024, 512, device=GPU).bfloat16(), torch.randn(1024, 768, device=GPU).mul_(1e-3).bfloat16()
+    shared.begin()
+    x8, dy8 = product_8.cast_input(x, False), product_8.cast_gradient(dy)
+    assert isinstance(x8, Fp8Tensor)
+    assert isinstance(dy8, Fp8Tensor)
+    wide_x, wide_dy = widen_fp8(x8).double(), widen_fp8(dy8).double()
+    weight = layer.weight.detach().double()
+    y = product_8.multiply(x8)
+    assert error(y, wide_x @ weight.t() + layer.bias.detach().double()) < 0.03
+    for again, operand in enumerate((x8, product_8.cast_again(x, x8.scale_inverse)), 1):
+        assert error(product_8.backward(dy8, operand), wide_dy @ weight) < 0.03
+        assert layer.weight.grad is not None
+        assert error(layer.weight.grad, again * wide_dy.t() @ wide_x) < 2**-7
+    assert layer.bias.grad is None
+
+
+def test_a_bias_in_16_bits_is_added_by_the_product() -> None:
+    torch.manual_seed(0)
+    layer, x = Holder(768, 512), torch.randn(256, 512, device=GPU).bfloat16()
+    product_16 = trained_product(layer, "torch", Shared(Scratch(GPU), WeightCasts()), bias=True)
+    wanted = x.double() @ layer.weight.detach().double().t() + layer.bias.detach().double()
+    assert error(product_16.multiply(x), wanted) < 2**-8
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        product_16.multiply(x)
+        torch.cuda.synchronize()
+    kernels = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    assert not [event.name for event in kernels if "elementwise" in event.name.lower()], "a pass for the bias alone"
