@@ -114,21 +114,33 @@ def test_captured_iterations_are_those_of_an_eager_run(linear: str, masters: str
     assert captured[-1] != captured[0]
 
 
-def test_masters_that_are_kept_as_remainders_change_no_more_than_running_once_more() -> None:
-    """Gradients of the embedding are added in any order, and Adam makes steps of one size out of the smallest."""
+def test_masters_that_are_kept_as_remainders_change_no_more_than_the_last_bit_of_ten_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of two equally near bfloat16 the split takes the larger, one weight in some ten thousand at every update; Adam
+    makes steps of one size out of the smallest gradients, so that the runs part."""
 
     def weights_and_losses(masters: str) -> tuple[dict[str, Tensor], list[float]]:
         made, losses = trained(6, False, f"optimizer.masters={masters}", "model.attention=torch")
         return {name: weight.detach().float() for name, weight in made.model.named_parameters()}, losses
 
-    (one, losses), (again, _), (other, others) = (
-        weights_and_losses(masters) for masters in ("fp32", "fp32", "remainder")
-    )
+    original = workload
+
+    def nudged(*overrides: str) -> LlamaPretraining:
+        made = original(*overrides)
+        weight = made.model.get_parameter("layers.0.qkv.weight").detach()
+        weight.view(-1)[:10].view(torch.int16).add_(1)
+        return made
+
+    one, losses = weights_and_losses("fp32")
+    other, others = weights_and_losses("remainder")
+    with monkeypatch.context() as patched:
+        patched.setitem(globals(), "workload", nudged)
+        again, _ = weights_and_losses("fp32")
     assert losses == pytest.approx(others, rel=1e-3)
     for name, weight in one.items():
-        noise, error = ((twin[name] - weight).norm() / weight.norm() for twin in (again, other))
-        print(f"{name}: {noise:.2e} {error:.2e}")
-        assert error < 3 * noise + 1e-5, f"{name}: {error}, and {noise} between two runs with masters in fp32"
+        error, noise = ((twin[name] - weight).norm() / weight.norm() for twin in (other, again))
+        assert error < noise, f"{name}: {error}, and {noise} between two runs with masters in fp32"
 
 
 def text() -> np.ndarray:
