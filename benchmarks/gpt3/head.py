@@ -5,13 +5,19 @@ for the backward pass, which comes right after the forward one: 4,096 tokens and
 quarter of that where four ranks share the words. So no logits are computed twice, and the weight's gradient is added to
 the main one by the product that makes it.
 
+The last stage of a pipeline has the head's work beside as many layers as the others have, who wait for it. What nobody
+waits for is the weight's gradient: those of the first micro-batches of a step may be put off until this stage has run
+all others' and would be idle while the stages before it end theirs. Each keeps its logits' gradient as long.
+
 Shapes: T tokens, s = T / ranks those of one rank of tp, c of a chunk, E hidden, v words of one rank.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +27,62 @@ from common.distributed.tensor_parallel.cross_entropy import chunks_of, head_los
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.nn.main_gradient import finish, main_gradient
 from common.ops.triton_support import widen
+
+
+class Scored(NamedTuple):
+    """What the gradients of a micro-batch are made of.
+
+    Attributes:
+        hidden_sE: vectors of own tokens.
+        labels_T: of all tokens.
+        chunk: tokens whose logits were computed at a time.
+        dlogits: gradient of the logits of each chunk (c, v), up to ``factor``.
+        factor: 0-d, dtype of the vectors.
+    """
+
+    hidden_sE: Tensor
+    labels_T: Tensor
+    chunk: int
+    dlogits: list[Tensor]
+    factor: Tensor
+
+
+class PutOff:
+    """Gradients of the head's weight that wait for the end of a step.
+
+    Args:
+        most: of a step; those of later micro-batches do not wait.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._open = most, False
+        self._waiting: list[Scored] = []
+
+    def takes(self, scored: Scored) -> bool:
+        """Whether this one waits."""
+        if not self._open or len(self._waiting) == self._most:
+            return False
+        self._waiting.append(scored)
+        return True
+
+    @property
+    def finishes(self) -> bool:
+        """Whether a gradient is complete at the end of the step only."""
+        return bool(self._waiting)
+
+    @contextlib.contextmanager
+    def step(self, head: TiedHead) -> Iterator[None]:
+        """The passes of a step, behind which ``head`` adds what has waited. Collective."""
+        self._open = True
+        try:
+            yield
+            for scored in self._waiting:
+                head.add_weight_gradient(scored)
+            if self._waiting:
+                finish(head.weight)
+        finally:
+            self._open = False
+            self._waiting.clear()
 
 
 @dataclass(frozen=True)
@@ -33,6 +95,7 @@ class TiedHead:
         parallel: the ranks.
         cross_entropy: of some rows of logits, where one rank has all words; see :mod:`common.ops.cross_entropy`.
         finishes: this head is the last to add to the weight's gradient; otherwise the embedding is.
+        put_off: gradients of the weight that may wait.
     """
 
     weight: nn.Parameter
@@ -40,6 +103,7 @@ class TiedHead:
     parallel: TensorParallel
     cross_entropy: Any
     finishes: bool
+    put_off: PutOff = field(default_factory=lambda: PutOff(0))
 
     def summed_loss(self, hidden_sE: Tensor, labels_T: Tensor, chunk: int, factor: float = 1.0) -> Tensor:
         """``factor`` times the sum of the losses in nats: 0-d, fp32, or fp64 of fp64. Collective in both passes.
@@ -82,6 +146,27 @@ class TiedHead:
             (dlogits_cv,) = torch.autograd.grad(losses_c, leaf_cv, torch.full_like(losses_c, factor))
         return losses_c.detach(), dlogits_cv
 
+    def hidden_gradient(self, scored: Scored, add_weight: bool) -> Tensor:
+        """The gradient of the vectors (s, E); that of the weight is added on the way. Collective."""
+        weight_vE, dhidden_sE = self.weight.detach(), torch.empty_like(scored.hidden_sE)
+        for own, hidden_cE, dlogits_cv in self._chunks(scored):
+            leaving = self.parallel.start_reduce_scatter(dlogits_cv @ weight_vE)
+            if add_weight:
+                main_gradient(self.weight).addmm_(dlogits_cv.t(), hidden_cE * scored.factor)
+            torch.mul(leaving.wait(), scored.factor, out=dhidden_sE[own])
+        return dhidden_sE
+
+    @torch.no_grad()
+    def add_weight_gradient(self, scored: Scored) -> None:
+        """Add the gradient of the weight alone to the main one. Collective."""
+        for _, hidden_cE, dlogits_cv in self._chunks(scored):
+            main_gradient(self.weight).addmm_(dlogits_cv.t(), hidden_cE * scored.factor)
+
+    def _chunks(self, scored: Scored) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        parts = chunks_of(scored.hidden_sE, scored.labels_T, self.parallel, scored.chunk)
+        for (own, hidden_cE, _), dlogits_cv in zip(parts, scored.dlogits, strict=True):
+            yield own, hidden_cE, dlogits_cv
+
 
 class _SummedLoss(torch.autograd.Function):
     @staticmethod
@@ -100,15 +185,12 @@ class _SummedLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_sE, labels_T, *kept = ctx.saved_tensors
+        hidden_sE, labels_T, *dlogits = ctx.saved_tensors
         head: TiedHead = ctx.head
-        weight_vE, factor = head.weight.detach(), (gradients[0] * ctx.late).to(hidden_sE.dtype)
-        dhidden_sE, main_vE = torch.empty_like(hidden_sE), main_gradient(head.weight)
-        parts = chunks_of(hidden_sE, labels_T, head.parallel, ctx.chunk)
-        for (own, hidden_cE, _), dlogits_cv in zip(parts, kept, strict=True):
-            leaving = head.parallel.start_reduce_scatter(dlogits_cv @ weight_vE)
-            main_vE.addmm_(dlogits_cv.t(), hidden_cE * factor)
-            torch.mul(leaving.wait(), factor, out=dhidden_sE[own])
-        if head.finishes:
+        factor = (gradients[0] * ctx.late).to(hidden_sE.dtype)
+        scored = Scored(hidden_sE, labels_T, ctx.chunk, dlogits, factor)
+        waits = head.put_off.takes(scored)
+        dhidden_sE = head.hidden_gradient(scored, add_weight=not waits)
+        if head.finishes and not head.put_off.finishes:
             finish(head.weight)
         return dhidden_sE, None, None, None, None

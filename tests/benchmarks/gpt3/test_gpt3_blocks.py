@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_gpt3 import CHUNK, PLAIN, B, S, losses, network, rows, written
+from small_gpt3 import CHUNK, PLAIN, B, S, losses, network, randomise, rows, written
 from torch import Tensor
 
 from benchmarks.gpt3.blocks import WrittenGpt
@@ -28,6 +28,7 @@ def loss(model: Gpt | WrittenGpt, seed: int = 1) -> Tensor:
 def gradients(model: Gpt) -> dict[str, Tensor]:
     found = {name: parameter.grad for name, parameter in model.named_parameters()}
     assert all(gradient is not None for gradient in found.values())
+    assert not any(gradient.requires_grad for gradient in found.values() if gradient is not None)
     return {name: gradient for name, gradient in found.items() if gradient is not None}
 
 
@@ -126,6 +127,33 @@ def test_every_weight_says_once_that_its_gradient_is_there(first: bool, last: bo
     assert sorted(heard) == sorted(name for name, _ in ours.named_parameters())
     if first:
         assert set(heard[-2:]) == {"embedding.weight", "positions.weight"}, "the embedding's own gradient comes last"
+
+
+@pytest.mark.parametrize("most", [0, 2, 5])
+def test_gradients_of_the_head_that_were_put_off_are_added_at_the_end(most: int) -> None:
+    """Three micro-batches on the last stage; no more than said wait, and the weight says once that it is complete."""
+    shape, found = network().architecture, []
+    for put_off in (0, most):
+        ours = Gpt(shape, [range(2)], False, True, dtype=torch.float64)
+        randomise(ours)
+        halves, heard, sizes = written(ours, put_off_head=put_off), [], []
+        ours.embedding.weight.register_post_accumulate_grad_hook(lambda _, heard=heard: heard.append(None))
+        with halves.same_weights():
+            for seed in (1, 2, 3):
+                generator = torch.Generator().manual_seed(seed)
+                hidden = torch.randn(B * S, shape.hidden, generator=generator, dtype=torch.float64).requires_grad_()
+                _, labels_BS = rows(seed=seed)
+                halves.summed_loss(halves.through(0, hidden, B), labels_BS.flatten(), CHUNK).backward()
+                gradient = ours.embedding.weight.grad
+                sizes.append(0.0 if gradient is None else float(gradient.norm()))
+        assert len(heard) == (1 if put_off else 3)
+        assert [size == 0.0 for size in sizes] == [number < put_off for number in range(3)]
+        found.append(gradients(ours))
+        with halves.same_weights():
+            pass
+        assert error(gradients(ours)["embedding.weight"], found[-1]["embedding.weight"]) == 0.0, "nothing waits"
+    for name, gradient in found[0].items():
+        assert error(found[1][name], gradient) < 1e-12, name
 
 
 def test_a_stage_without_a_head_says_so() -> None:
