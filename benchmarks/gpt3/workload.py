@@ -104,6 +104,7 @@ class GptPretraining(Workload):
             products,
             model.accumulation,
             model.kept_transposes,
+            model.put_off_head,
         )
 
     def _handed(self, batch: Batch) -> Handed:
@@ -204,9 +205,9 @@ class GptPretraining(Workload):
         if not self._ends(number):
             return x_sE
         tokens_BR = batch.tensors["tokens"]
+        labels_T, chunk = tokens_BR[:, 1:].reshape(-1), self.own.model.head_chunk
         labels = len(tokens_BR) * (self.own.facts.row_length - 1)
-        summed = self._network.summed_loss(x_sE, tokens_BR[:, 1:].reshape(-1), self.own.model.head_chunk)
-        mean = summed / labels
+        mean = self._network.summed_loss(x_sE, labels_T, chunk, 1.0 / labels)
         return Losses(mean, {"loss": mean.detach()})
 
     def _scored(self, number: int, x_sE: Tensor | None, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
