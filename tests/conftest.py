@@ -146,7 +146,10 @@ def bfloat16_products(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def rounded_conversions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch's conversions between fp32 and bf16 or FP8 for the interpreter: its own lose carries and subnormals."""
+    """PyTorch's conversions between fp32 and bf16 or FP8 for the interpreter: its own lose carries and subnormals.
+
+    To FP8 they saturate, as a GPU's do; NaN stays, without a sign.
+    """
     import numpy as np
     import triton.language as tl
     from triton.runtime import interpreter
@@ -161,7 +164,10 @@ def rounded_conversions(monkeypatch: pytest.MonkeyPatch) -> None:
     def exact(data: Any, source: Any, target: Any, rounding: Any) -> Any:
         if target in kinds and source == tl.float32:
             dtype, bits = kinds[target]
-            rounded = torch.from_numpy(data.view(np.float32).copy()).to(dtype).view(bits).numpy()
+            wide = torch.from_numpy(data.view(np.float32).copy())
+            if dtype.itemsize == 1:
+                wide = wide.clamp(-torch.finfo(dtype).max, torch.finfo(dtype).max).masked_fill(wide.isnan(), np.nan)
+            rounded = wide.to(dtype).view(bits).numpy()
             return rounded.view(f"uint{8 * rounded.itemsize}")
         if source in kinds and target == tl.float32:
             dtype, bits = kinds[source]

@@ -45,7 +45,15 @@ import triton.language as tl
 
 from common.ops.attention.plain import GRADIENT_MARGIN
 from common.ops.dropout.kernels import keep_of_rows, mask_keys
-from common.ops.fp8_cast.device import INFINITY_BITS, magnitude_bits, no_peak, peak_of, round_to_fp8, scale_of
+from common.ops.fp8_cast.device import (
+    INFINITY_BITS,
+    bits_of_peak,
+    magnitude_bits,
+    no_peak,
+    peak_of,
+    round_to_fp8,
+    scale_of,
+)
 
 GAP_ROWS = 64
 """Tokens that one of the programs behind the last sequence looks after."""
@@ -97,7 +105,7 @@ def _bits(words, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def _note_peak(pending_ptr, peak):
-    tl.atomic_max(pending_ptr, tl.max(tl.max(peak, 1), 0))
+    tl.atomic_max(pending_ptr, bits_of_peak(peak))
 
 
 @triton.jit(do_not_specialize=["site"])

@@ -58,13 +58,15 @@ def _programs(tile: Tile | fp8_triton.Tile, x_TF: Tensor) -> int:
 
 def _fp8_launch(tile: fp8_triton.Tile, x_TF: Tensor) -> tuple[tuple[int], dict[str, Any]]:
     """Grid and constants of a pass that writes FP8."""
-    columns = _columns(tile, x_TF.shape[1])
-    return (triton.cdiv(x_TF.shape[1], columns) * _programs(tile, x_TF),), {
+    tokens, features = x_TF.shape
+    columns = _columns(tile, features)
+    return (triton.cdiv(features, columns) * _programs(tile, x_TF),), {
         "SAMPLED_ROWS": SAMPLED_ROWS_OF_COMPUTED,
         "BLOCK_T": tile.rows,
         "BLOCK_F": columns,
         "GROUP": min(8, columns),
         "STAGES": tile.stages,
+        "EVEN": tokens % tile.rows == 0 and features % columns == 0,
         "num_warps": tile.warps,
     }
 

@@ -6,10 +6,13 @@ Such a kernel runs as a one-dimensional grid of programs that walk over tiles. E
 what it computes, keeps the largest magnitude with :func:`peak_of`, and ends with :func:`finish`, which writes the
 inverse of the scale that was used and replaces the scale for the next use.
 
-The maximum has two stages: each program's own, over bit patterns (those of non-negative floats are ordered as integers,
-with NaN above infinity), and an atomic maximum of all programs, which is exact and so the same in whatever order they
-come. The program that comes last writes the scale: every other one has read the old scale by then, which saves a launch
-for each of a layer's results in FP8.
+The maximum has two stages: each program's own, in which NaN is above all, and an atomic maximum of all programs over
+bit patterns (those of non-negative floats are ordered as integers, with NaN above infinity), which is exact and so the
+same in whatever order they come. The program that comes last writes the scale: every other one has read the old scale
+by then, which saves a launch for each of a layer's results in FP8.
+
+Such kernels wait for instructions as much as for memory. Of an element, maximum, scale, saturation and NaN take four
+here, of which two multiply.
 """
 
 from __future__ import annotations
@@ -34,8 +37,14 @@ def magnitude_bits(x):
 
 @triton.jit
 def no_peak(ROWS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr):
-    """The maximum of no tile: int32 (ROWS, COLUMNS / GROUP)."""
-    return tl.zeros((ROWS, COLUMNS // GROUP), tl.int32)
+    """The maximum of no tile: fp32 (ROWS, COLUMNS / GROUP)."""
+    return tl.zeros((ROWS, COLUMNS // GROUP), tl.float32)
+
+
+@triton.jit
+def _larger(one, other):
+    """The larger of two, or NaN: one instruction, which takes magnitudes by itself."""
+    return tl.maximum(one, other, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -45,10 +54,16 @@ def peak_of(peak, x, ROWS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.conste
     Args:
         GROUP: neighbours of a row that share a maximum: those that one thread holds, so that they take one register.
     """
-    bits = magnitude_bits(x)
+    size = tl.abs(x)
     if GROUP > 1:
-        bits = tl.max(tl.reshape(bits, (ROWS, COLUMNS // GROUP, GROUP)), 2)
-    return tl.maximum(peak, bits)
+        size = tl.reduce(tl.reshape(size, (ROWS, COLUMNS // GROUP, GROUP)), 2, _larger)
+    return _larger(peak, size)
+
+
+@triton.jit
+def bits_of_peak(peak):
+    """The largest of a program, as the bits of a number that is not negative."""
+    return magnitude_bits(tl.reduce(tl.reduce(peak, 1, _larger), 0, _larger))
 
 
 @triton.jit
@@ -62,17 +77,14 @@ def scale_of(amax, otherwise, E5M2: tl.constexpr):
 @triton.jit
 def first_scale(peak, E5M2: tl.constexpr):
     """The scale of a first use, from the maximum over a sample."""
-    amax = tl.max(tl.max(peak, 1), 0).to(tl.float32, bitcast=True)
+    amax = bits_of_peak(peak).to(tl.float32, bitcast=True)
     return scale_of(amax * FIRST_MARGIN, 1.0, E5M2)
 
 
 @triton.jit
 def round_to_fp8(x, scale, E5M2: tl.constexpr):
-    """The bytes of ``scale * x`` in FP8, saturated; NaN where x is not finite."""
-    largest: tl.constexpr = LARGEST_E5M2 if E5M2 else LARGEST_E4M3
-    scaled = tl.clamp(x * scale, -largest, largest)
-    # here and not on the bytes, four of which share a register
-    scaled = tl.where(magnitude_bits(x) < INFINITY_BITS, scaled, float("nan"))
+    """The bytes of ``scale * x`` in FP8, saturated, as a GPU's conversion does; NaN where x is not finite."""
+    scaled = tl.fma(x, scale, x * 0.0)  # what is added is 0, but NaN where x is not finite
     if E5M2:
         return scaled.to(tl.float8e5).to(tl.uint8, bitcast=True)
     return scaled.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
@@ -100,7 +112,7 @@ def finish(
         tl.store(scale_inverse_ptr, tl.div_rn(1.0, scale))
     if not FROZEN:
         tl.debug_barrier()  # every warp of this program has its scale before another program may replace it
-        tl.atomic_max(pending_ptr, tl.max(tl.max(peak, 1), 0))
+        tl.atomic_max(pending_ptr, bits_of_peak(peak))
         if tl.atomic_add(pending_ptr + 1, 1) == tl.num_programs(0) - 1:
             amax = tl.atomic_xchg(pending_ptr, 0).to(tl.float32, bitcast=True)
             tl.store(pending_ptr + 1, 0)

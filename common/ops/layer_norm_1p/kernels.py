@@ -30,12 +30,13 @@ from common.ops.norm.rows import load_moments, load_wide, store_moments
 @triton.jit
 def _sums(
     residual_ptr, delta_ptr, added, row, T,
-    E: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, DELTA: tl.constexpr, ADDED: tl.constexpr,
+    E: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
+    DELTA: tl.constexpr, ADDED: tl.constexpr,
 ):  # fmt: skip
     """The residual, with what is added to it rounded to its dtype, in parts."""
     parts = ()
     for part in tl.static_range(PARTS):
-        place, mask = place_of_part(row, T, part, E, PARTS, BLOCK)
+        place, mask = place_of_part(row, T, part, E, PARTS, BLOCK, EVEN)
         x = load_wide(residual_ptr, place, mask)
         if DELTA:
             x += load_wide(delta_ptr, place, mask)
@@ -55,14 +56,14 @@ def _scaled(x, mean, rstd, weight, bias):
 @triton.jit
 def _through(
     dy_ptr, residual_ptr, moments_ptr, weight, row, T,
-    E: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    E: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the normalised rows and those themselves in parts, the means of the first and of both's product over
     rows, and 1 / the standard deviation."""
     mean, rstd = load_moments(moments_ptr, row, T)
     d_normals, normals, products = (), (), ()
     for part in tl.static_range(PARTS):
-        place, mask = place_of_part(row, T, part, E, PARTS, BLOCK)
+        place, mask = place_of_part(row, T, part, E, PARTS, BLOCK, EVEN)
         # 0 behind the end of a row through its dy
         d_normal = load_wide(dy_ptr, place, mask) * (1.0 + weight[part])
         normal = (load_wide(residual_ptr, place, mask) - mean) * rstd
@@ -75,10 +76,10 @@ def _through(
 @triton.jit
 def _gradient(
     d_normal, normal, along_one, along, rstd, d_residual_ptr, row, T, part: tl.constexpr,
-    E: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, RESIDUAL: tl.constexpr,
+    E: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, RESIDUAL: tl.constexpr,
 ):  # fmt: skip
     """dx of a part; 0 of what doesn't exist."""
-    place, mask = place_of_part(row, T, part, E, PARTS, BLOCK)
+    place, mask = place_of_part(row, T, part, E, PARTS, BLOCK, EVEN)
     dx = (d_normal - along_one - normal * along) * rstd
     if RESIDUAL:
         dx += load_wide(d_residual_ptr, place, mask)
@@ -98,7 +99,8 @@ def layer_norm_1p_forward_kernel(
     T, epsilon,
     DELTA: tl.constexpr, ADDED: tl.constexpr, HALF: tl.constexpr, FP8: tl.constexpr, FROZEN: tl.constexpr,
     SAMPLED_ROWS: tl.constexpr, GROUP: tl.constexpr,
-    E: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    E: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Grid (programs,); every program visits each programs-th group of ROWS rows."""
     weight = load_parameter(weight_ptr, E, PARTS, BLOCK)
@@ -115,10 +117,10 @@ def layer_norm_1p_forward_kernel(
             step = tl.cdiv(T, SAMPLED_ROWS)
             for first in range(0, SAMPLED_ROWS, ROWS):
                 row = (first + tl.arange(0, ROWS)) * step
-                parts = _sums(residual_ptr, delta_ptr, added, row, T, E, PARTS, BLOCK, DELTA, ADDED)
+                parts = _sums(residual_ptr, delta_ptr, added, row, T, E, PARTS, BLOCK, False, DELTA, ADDED)
                 mean, rstd = moments_of_parts(parts, epsilon, E, PARTS, BLOCK)
                 for part in tl.static_range(PARTS):
-                    place, mask = place_of_part(row, T, part, E, PARTS, BLOCK)
+                    place, mask = place_of_part(row, T, part, E, PARTS, BLOCK, False)
                     y = tl.where(mask, _scaled(parts[part], mean, rstd, weight[part], bias[part]), 0.0)
                     if HALF:
                         y = y.to(y_ptr.dtype.element_ty).to(tl.float32)
@@ -126,11 +128,11 @@ def layer_norm_1p_forward_kernel(
             scale = first_scale(sampled, False)
     for group in tl.range(tl.program_id(0), tl.cdiv(T, ROWS), tl.num_programs(0), num_stages=STAGES):
         row = group * ROWS + tl.arange(0, ROWS)
-        parts = _sums(residual_ptr, delta_ptr, added, row, T, E, PARTS, BLOCK, DELTA, ADDED)
+        parts = _sums(residual_ptr, delta_ptr, added, row, T, E, PARTS, BLOCK, EVEN, DELTA, ADDED)
         mean, rstd = moments_of_parts(parts, epsilon, E, PARTS, BLOCK)
         store_moments(moments_ptr, tl.reshape(mean, (ROWS,)), tl.reshape(rstd, (ROWS,)), row, T)
         for part in tl.static_range(PARTS):
-            place, mask = place_of_part(row, T, part, E, PARTS, BLOCK)
+            place, mask = place_of_part(row, T, part, E, PARTS, BLOCK, EVEN)
             if DELTA or ADDED:
                 tl.store(sum_ptr + place, parts[part].to(sum_ptr.dtype.element_ty), mask=mask)
             y = tl.where(mask, _scaled(parts[part], mean, rstd, weight[part], bias[part]), 0.0)
@@ -156,7 +158,8 @@ def layer_norm_1p_backward_kernel(
     dx8_ptr, scale_ptr, pending_ptr, scale_inverse_ptr,  # (T, E) e5m2 and its scale, if FP8
     T,
     RESIDUAL: tl.constexpr, FP8: tl.constexpr, FROZEN: tl.constexpr, SAMPLED_ROWS: tl.constexpr, GROUP: tl.constexpr,
-    E: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    E: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Grid (programs,); every program visits each programs-th group of ROWS rows."""
     weight = load_parameter(weight_ptr, E, PARTS, BLOCK)
@@ -170,24 +173,24 @@ def layer_norm_1p_backward_kernel(
             for first in range(0, SAMPLED_ROWS, ROWS):
                 row = (first + tl.arange(0, ROWS)) * step
                 d_normals, normals, along_one, along, rstd = _through(
-                    dy_ptr, residual_ptr, moments_ptr, weight, row, T, E, PARTS, BLOCK
+                    dy_ptr, residual_ptr, moments_ptr, weight, row, T, E, PARTS, BLOCK, False
                 )
                 for part in tl.static_range(PARTS):
                     dx, place, mask = _gradient(
                         d_normals[part], normals[part], along_one, along, rstd, d_residual_ptr, row, T, part,
-                        E, PARTS, BLOCK, RESIDUAL,
+                        E, PARTS, BLOCK, False, RESIDUAL,
                     )  # fmt: skip
                     sampled = peak_of(sampled, dx, ROWS, BLOCK, GROUP)
             scale = first_scale(sampled, True)
     for group in tl.range(tl.program_id(0), tl.cdiv(T, ROWS), tl.num_programs(0), num_stages=STAGES):
         row = group * ROWS + tl.arange(0, ROWS)
         d_normals, normals, along_one, along, rstd = _through(
-            dy_ptr, residual_ptr, moments_ptr, weight, row, T, E, PARTS, BLOCK
+            dy_ptr, residual_ptr, moments_ptr, weight, row, T, E, PARTS, BLOCK, EVEN
         )
         for part in tl.static_range(PARTS):
             dx, place, mask = _gradient(
                 d_normals[part], normals[part], along_one, along, rstd, d_residual_ptr, row, T, part,
-                E, PARTS, BLOCK, RESIDUAL,
+                E, PARTS, BLOCK, EVEN, RESIDUAL,
             )  # fmt: skip
             tl.store(dx_ptr + place, dx.to(dx_ptr.dtype.element_ty), mask=mask)
             if FP8:

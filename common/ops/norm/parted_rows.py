@@ -81,6 +81,7 @@ def launch(tile: Tile, read: Sequence[torch.Tensor | None]) -> tuple[tuple[int],
         "PARTS": parts.number,
         "ROWS": rows,
         "BLOCK": parts.columns,
+        "EVEN": tokens % rows == 0,
         "STAGES": min(tile.stages, 1 + (_shared_memory(device) - _SHARED_FOR_SUMS) // in_flight),
         "num_warps": tile.warps,
     }
@@ -101,10 +102,15 @@ def columns_of(part: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def place_of_part(row, T, part: tl.constexpr, E: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr):
-    """Place of a part of rows, in int64, and which of its elements exist."""
+def place_of_part(
+    row, T, part: tl.constexpr, E: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Place of a part of rows, in int64, and which of its elements exist; with ``EVEN`` all rows do."""
     column = columns_of(part, BLOCK)
-    mask = (row < T)[:, None]
+    if EVEN:
+        mask = tl.full((1, 1), True, tl.int1)
+    else:
+        mask = (row < T)[:, None]
     if PARTS * BLOCK != E:
         mask = mask & (column < E)[None, :]
     return row.to(tl.int64)[:, None] * E + column[None, :], mask

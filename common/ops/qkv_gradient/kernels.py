@@ -37,10 +37,13 @@ def _source(
 
 
 @triton.jit
-def _load(pointer, stride_t, row, T, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """A tile, fp32, and which of its elements exist."""
+def _load(pointer, stride_t, row, T, D: tl.constexpr, BLOCK_D: tl.constexpr, EVEN: tl.constexpr):
+    """A tile, and which of its elements exist; with ``EVEN`` all do."""
     column = tl.arange(0, BLOCK_D)
-    mask = (row < T)[:, None] & (column < D)[None, :]
+    if EVEN:
+        mask = tl.full((1, 1), True, tl.int1)
+    else:
+        mask = (row < T)[:, None] & (column < D)[None, :]
     return tl.load(pointer + row.to(tl.int64)[:, None] * stride_t + column[None, :], mask=mask, other=0.0), mask
 
 
@@ -55,7 +58,7 @@ def qkv_gradient_kernel(
     T,
     H: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, FP8: tl.constexpr, TRANSPOSE: tl.constexpr,
     FROZEN: tl.constexpr, SAMPLED_ROWS: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Grid (3 H * programs,); every program visits each programs-th tile of its columns."""
     N: tl.constexpr = 3 * H * D
@@ -74,7 +77,7 @@ def qkv_gradient_kernel(
                         dq_ptr, dk_ptr, dv_ptr, other,
                         q_stride_t, q_stride_h, k_stride_t, k_stride_h, v_stride_t, v_stride_h,
                     )  # fmt: skip
-                    x, mask = _load(pointer, stride_t, row, T, D, BLOCK_D)
+                    x, _ = _load(pointer, stride_t, row, T, D, BLOCK_D, False)
                     sampled = peak_of(sampled, x.to(tl.float32), BLOCK_T, BLOCK_D, GROUP)
             scale = first_scale(sampled, True)
 
@@ -89,7 +92,7 @@ def qkv_gradient_kernel(
     total = tl.zeros((BLOCK_T, BLOCK_D), tl.float32)
     for index in tl.range(first_index, tl.cdiv(T, BLOCK_T), programs, num_stages=STAGES):
         row = index * BLOCK_T + tl.arange(0, BLOCK_T)
-        half, mask = _load(pointer, stride_t, row, T, D, BLOCK_D)
+        half, mask = _load(pointer, stride_t, row, T, D, BLOCK_D, EVEN)
         x = half.to(tl.float32)
         total += x
         place = row.to(tl.int64)[:, None] * N + target[None, :]
@@ -101,7 +104,7 @@ def qkv_gradient_kernel(
             tl.store(d_qkv8_ptr + place, byte, mask=mask)
             if TRANSPOSE:
                 turned = target.to(tl.int64)[:, None] * T + row[None, :]
-                tl.store(transposed_ptr + turned, tl.trans(byte), mask=(column < D)[:, None] & (row < T)[None, :])
+                tl.store(transposed_ptr + turned, tl.trans(byte), mask=tl.trans(mask))
     tl.store(partial_ptr + first_index * N + target, tl.sum(total, 0), mask=column < D)
     if FP8:
         finish(peak, known, scale, scale_ptr, pending_ptr, scale_inverse_ptr, True, FROZEN)

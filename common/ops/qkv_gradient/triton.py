@@ -70,7 +70,8 @@ def join(
         d_qkv_TN, *arguments(d_qkv8), None if turned_NT is None else turned_NT.view(torch.uint8), partial, tokens,
         H=heads, D=size, HALF=d_qkv_TN is not None, FP8=d_qkv8 is not None, TRANSPOSE=transposed,
         FROZEN=frozen_scales, SAMPLED_ROWS=SAMPLED_ROWS_OF_COMPUTED,
-        BLOCK_T=tile.rows, BLOCK_D=block, GROUP=min(8, block), STAGES=tile.stages, num_warps=tile.warps,
+        BLOCK_T=tile.rows, BLOCK_D=block, GROUP=min(8, block), STAGES=tile.stages,
+        EVEN=tokens % tile.rows == 0 and size == block, num_warps=tile.warps,
     )  # fmt: skip
     in_fp8 = None if d_qkv8 is None else replace(d_qkv8.tensor(dq_THD.dtype), transposed=turned_NT)
     given_TN = (d_qkv_TN if there_TN is None else there_TN) if half else None

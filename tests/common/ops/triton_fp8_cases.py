@@ -72,7 +72,7 @@ def test_fp16_input(dtype: torch.dtype) -> None:
 
 
 @FORMATS
-def test_saturates(dtype: torch.dtype) -> None:
+def test_saturates(dtype: torch.dtype, rounded_conversions: None) -> None:
     both(values_of_the_format(80, 48, dtype), 64.0, dtype)
 
 
