@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -11,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from benchmarks.gpt3 import memory
 from benchmarks.gpt3.blocks import WrittenGpt
 from benchmarks.gpt3.config import Facts, GptConfig, RowFacts
 from benchmarks.gpt3.data import example, open_evaluation, open_train
@@ -272,6 +274,24 @@ class GptPretraining(Workload):
             yield from self._pipeline.forward(functions, [Batch({"tokens": part}, len(part)) for part in parts])
 
         return log_perplexity(self.model, losses, inputs, layout, open_rows, self.cfg.cuda_graphs)
+
+    def memory_plan(self) -> str:
+        """Bytes by kind; nobody knows them of autograd's graph."""
+        cfg, model, layout = self.cfg, self.own.model, self.layout
+        if self._written is None or layout.device.type != "cuda":
+            return ""
+        shards = {"none": 1, "all": layout.size("dp"), "node": math.gcd(cfg.scale.gpus_per_node, layout.size("dp"))}
+        masters = {"fp32": 4, "remainder": 2 if self.dtype == torch.bfloat16 else 4}[cfg.optimizer.masters]
+        place = memory.Place(
+            layout.coordinate("pp"), layout.size("pp"), model.chunks, layout.size("tp"), shards[cfg.optimizer.shard]
+        )
+        step = memory.Step(
+            cfg.grad_accumulation_steps, cfg.micro_batch * self.own.facts.row_length, self.dtype.itemsize,
+            masters if self.dtype.itemsize == 2 else 0, model.linear == "fp8", model.kept_transposes,
+            model.put_off_head,
+        )  # fmt: skip
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        return memory.expected(self.architecture, parameters, place, step).in_words()
 
     def kernel_names(self) -> Sequence[tuple[str, str]]:
         """Those of the written blocks' operations."""
