@@ -23,9 +23,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from common.distributed.tensor_parallel.cross_entropy import chunks_of, head_loss, score_chunk
+from common.distributed.tensor_parallel.cross_entropy import NOT_SCORED, chunks_of
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.nn.main_gradient import finish, main_gradient
+from common.ops.cross_entropy.plain import OfAPart
 from common.ops.triton_support import widen
 
 
@@ -45,6 +46,25 @@ class Scored(NamedTuple):
     chunk: int
     dlogits: list[Tensor]
     factor: Tensor
+
+
+class Logits(NamedTuple):
+    """Of a chunk.
+
+    Attributes:
+        logits_cv: of this rank's words.
+        losses_c: 0 where nothing is scored.
+        lse_c: log-sum-exp over the words of all ranks; anything where nothing is scored.
+        scored_c, here_c: whether a token is scored, and by a label of this rank.
+        places_c: column of a label that is here, int64; else -1.
+    """
+
+    logits_cv: Tensor
+    losses_c: Tensor
+    lse_c: Tensor
+    scored_c: Tensor
+    places_c: Tensor
+    here_c: Tensor
 
 
 class PutOff:
@@ -93,7 +113,7 @@ class TiedHead:
         weight: (v, E), the embedding of this rank.
         vocabulary: words of all ranks; rows behind them are padding.
         parallel: the ranks.
-        cross_entropy: of some rows of logits, where one rank has all words; see :mod:`common.ops.cross_entropy`.
+        cross_entropy: of logits of a part of the words.
         finishes: this head is the last to add to the weight's gradient; otherwise the embedding is.
         put_off: gradients of the weight that may wait.
     """
@@ -101,7 +121,7 @@ class TiedHead:
     weight: nn.Parameter
     vocabulary: int
     parallel: TensorParallel
-    cross_entropy: Any
+    cross_entropy: OfAPart
     finishes: bool
     put_off: PutOff = field(default_factory=lambda: PutOff(0))
 
@@ -123,28 +143,39 @@ class TiedHead:
     @torch.no_grad()
     def losses(self, hidden_sE: Tensor, labels_T: Tensor, chunk: int) -> Tensor:
         """The loss of every token (T,), 0 where none is scored, without gradients. Collective."""
-        weight_vE = self.weight.detach()
-        if self.parallel.size > 1:
-            return head_loss(hidden_sE, weight_vE, labels_T, self.parallel, chunk, False, self.vocabulary)[0]
-        losses = [
-            self.cross_entropy(hidden_cE @ weight_vE.t(), labels_c, self.vocabulary, inplace=True)[0]
-            for _, hidden_cE, labels_c in chunks_of(hidden_sE, labels_T, self.parallel, chunk)
-        ]
-        return torch.cat(losses)
+        losses_RS: list[Tensor] = []
+        for _, hidden_cE, labels_c in chunks_of(hidden_sE, labels_T, self.parallel, chunk):
+            losses_RS.append(self._logits(hidden_cE, labels_c).losses_c.view(self.parallel.size, -1))
+        return torch.cat(losses_RS, 1).flatten()
 
     def scored(self, hidden_cE: Tensor, labels_c: Tensor, factor: float) -> tuple[Tensor, Tensor]:
         """Losses (c,) of a chunk, and ``factor`` times their sum's gradient by the logits (c, v). Collective."""
+        made = self._logits(hidden_cE, labels_c)
+        d_losses_c = torch.full_like(made.lse_c, factor)
+        # Of a label elsewhere no column is the place.
+        places_c = made.places_c.masked_fill(~made.here_c & made.scored_c, len(self.weight))
+        words = self._words_here()
+        return made.losses_c, self.cross_entropy.gradient(d_losses_c, made.logits_cv, places_c, made.lse_c, words)
+
+    def _logits(self, hidden_cE: Tensor, labels_c: Tensor) -> Logits:
+        """Collective: all ranks add up the same numbers in the same order, and have the same losses."""
         weight_vE = self.weight.detach()
-        if self.parallel.size > 1:
-            scores = score_chunk(hidden_cE, weight_vE, labels_c, self.parallel, self.vocabulary)
-            dlogits_cv = scores.gradient().mul_(factor).masked_fill_(~scores.scored_c.unsqueeze(1), 0.0)
-            return scores.losses_c, dlogits_cv.to(hidden_cE.dtype)
         logits_cv = hidden_cE @ weight_vE.t()
-        with torch.enable_grad():
-            leaf_cv = logits_cv.detach().requires_grad_()
-            losses_c, _ = self.cross_entropy(leaf_cv, labels_c, self.vocabulary, inplace=True)
-            (dlogits_cv,) = torch.autograd.grad(losses_c, leaf_cv, torch.full_like(losses_c, factor))
-        return losses_c.detach(), dlogits_cv
+        scored_c = labels_c != NOT_SCORED
+        local_c = labels_c.long() - self.parallel.index * len(weight_vE)
+        here_c = scored_c & (local_c >= 0) & (local_c < len(weight_vE))
+        places_c = torch.where(here_c, local_c, NOT_SCORED)
+        own_lse_c = self.cross_entropy.log_sum_exp(logits_cv, labels_c, self._words_here())
+        of_label_c = widen(logits_cv.gather(1, places_c.clamp(min=0).unsqueeze(1)).squeeze(1)).masked_fill(~here_c, 0.0)
+        numbers_12c = torch.stack((own_lse_c, of_label_c)).unsqueeze(0)
+        lses_Rc, of_label_Rc = self.parallel.all_gather(numbers_12c).unbind(1)
+        lse_c = lses_Rc.logsumexp(0)
+        losses_c = (lse_c - of_label_Rc.sum(0)).masked_fill(~scored_c, 0.0)
+        return Logits(logits_cv, losses_c, lse_c, scored_c, places_c, here_c)
+
+    def _words_here(self) -> int:
+        """Rows of the weight that are words, the first ones."""
+        return max(0, min(len(self.weight), self.vocabulary - self.parallel.index * len(self.weight)))
 
     def hidden_gradient(self, scored: Scored, add_weight: bool) -> Tensor:
         """The gradient of the vectors (s, E); that of the weight is added on the way. Collective."""
