@@ -36,9 +36,9 @@ def _load(pointer, place, mask, scale_inverse, SAVED_FP8: tl.constexpr):
 
 
 @triton.jit
-def _denominator(gate):
-    """1 / sigmoid."""
-    return 1.0 + tl.exp2(gate * _MINUS_LOG2_E)
+def _sigmoid(gate):
+    root = tl.rsqrt(1.0 + tl.exp2(gate * _MINUS_LOG2_E))
+    return root * root  # a reciprocal takes twice as many instructions
 
 
 @triton.jit
@@ -48,8 +48,9 @@ def _gradients(dy_ptr, saved_ptr, saved_inverse, row, column, T, F, SAVED_FP8: t
     dy = tl.load(dy_ptr + row.to(tl.int64)[:, None] * F + column[None, :], mask=mask, other=0.0).to(tl.float32)
     gate = _load(saved_ptr, place, mask, saved_inverse, SAVED_FP8)
     up = _load(saved_ptr + F, place, mask, saved_inverse, SAVED_FP8)
-    sigmoid = 1.0 / _denominator(gate)
-    return dy * up * sigmoid * (1.0 + gate * (1.0 - sigmoid)), dy * gate * sigmoid
+    sigmoid = _sigmoid(gate)
+    both = dy * sigmoid
+    return both * up * (1.0 + (gate - gate * sigmoid)), both * gate
 
 
 @triton.jit
@@ -85,7 +86,7 @@ def swiglu_forward_kernel(
                 place, mask = _place(row, first_column + tl.arange(0, BLOCK_F), T, F)
                 gate = _load(gate_up_ptr, place, mask, 1.0, False)
                 up = _load(gate_up_ptr + F, place, mask, 1.0, False)
-                sampled = peak_of(sampled, gate / _denominator(gate) * up, BLOCK_T, BLOCK_F, GROUP)
+                sampled = peak_of(sampled, gate * _sigmoid(gate) * up, BLOCK_T, BLOCK_F, GROUP)
                 saved_sampled = peak_of(saved_sampled, gate, BLOCK_T, BLOCK_F, GROUP)
                 saved_sampled = peak_of(saved_sampled, up, BLOCK_T, BLOCK_F, GROUP)
         if FP8:
@@ -100,7 +101,7 @@ def swiglu_forward_kernel(
         place, mask = _place(row, column, T, F)
         gate = _load(gate_up_ptr, place, mask, 1.0, False)
         up = _load(gate_up_ptr + F, place, mask, 1.0, False)
-        y = gate / _denominator(gate) * up
+        y = gate * _sigmoid(gate) * up
         y_place = row.to(tl.int64)[:, None] * F + column[None, :]
         if FP8:
             peak = peak_of(peak, y, BLOCK_T, BLOCK_F, GROUP)
