@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from common.distributed.tensor_parallel.cross_entropy import NOT_SCORED, chunks_of
-from common.distributed.tensor_parallel.ranks import TensorParallel
+from common.distributed.tensor_parallel.ranks import TensorParallel, Underway
 from common.nn.main_gradient import finish, main_gradient
 from common.ops.cross_entropy.plain import OfAPart
 from common.ops.triton_support import widen
@@ -35,15 +35,11 @@ class Scored(NamedTuple):
 
     Attributes:
         hidden_sE: vectors of own tokens.
-        labels_T: of all tokens.
-        chunk: tokens whose logits were computed at a time.
-        dlogits: gradient of the logits of each chunk (c, v), up to ``factor``.
+        dlogits: gradient of the logits of each chunk (c, v), up to ``factor``; equally many tokens are each rank's own.
         factor: 0-d, dtype of the vectors.
     """
 
     hidden_sE: Tensor
-    labels_T: Tensor
-    chunk: int
     dlogits: list[Tensor]
     factor: Tensor
 
@@ -178,25 +174,36 @@ class TiedHead:
         return max(0, min(len(self.weight), self.vocabulary - self.parallel.index * len(self.weight)))
 
     def hidden_gradient(self, scored: Scored, add_weight: bool) -> Tensor:
-        """The gradient of the vectors (s, E); that of the weight is added on the way. Collective."""
+        """The gradient of the vectors (s, E); that of the weight is added on the way. Collective.
+
+        Vectors come again beneath the one product, and their gradient leaves beneath the other.
+        """
         weight_vE, dhidden_sE = self.weight.detach(), torch.empty_like(scored.hidden_sE)
-        for own, hidden_cE, dlogits_cv in self._chunks(scored):
+        for own, dlogits_cv in self._chunks(scored):
+            arriving = self._start_gather(scored, own) if add_weight else None
             leaving = self.parallel.start_reduce_scatter(dlogits_cv @ weight_vE)
-            if add_weight:
-                main_gradient(self.weight).addmm_(dlogits_cv.t(), hidden_cE * scored.factor)
+            if arriving is not None:
+                main_gradient(self.weight).addmm_(dlogits_cv.t(), arriving.wait())
             torch.mul(leaving.wait(), scored.factor, out=dhidden_sE[own])
         return dhidden_sE
 
     @torch.no_grad()
     def add_weight_gradient(self, scored: Scored) -> None:
         """Add the gradient of the weight alone to the main one. Collective."""
-        for _, hidden_cE, dlogits_cv in self._chunks(scored):
-            main_gradient(self.weight).addmm_(dlogits_cv.t(), hidden_cE * scored.factor)
+        for own, dlogits_cv in self._chunks(scored):
+            main_gradient(self.weight).addmm_(dlogits_cv.t(), self._start_gather(scored, own).wait())
 
-    def _chunks(self, scored: Scored) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        parts = chunks_of(scored.hidden_sE, scored.labels_T, self.parallel, scored.chunk)
-        for (own, hidden_cE, _), dlogits_cv in zip(parts, scored.dlogits, strict=True):
-            yield own, hidden_cE, dlogits_cv
+    def _start_gather(self, scored: Scored, own: slice) -> Underway:
+        """Begin to gather a chunk's vectors times the factor."""
+        return self.parallel.start_all_gather(scored.hidden_sE[own] * scored.factor)
+
+    def _chunks(self, scored: Scored) -> Iterator[tuple[slice, Tensor]]:
+        """Own tokens of each chunk, and the gradient of the logits of all ranks' in it."""
+        start = 0
+        for dlogits_cv in scored.dlogits:
+            own = slice(start, start + self.parallel.own_count(len(dlogits_cv)))
+            yield own, dlogits_cv
+            start = own.stop
 
 
 class _SummedLoss(torch.autograd.Function):
@@ -209,17 +216,17 @@ class _SummedLoss(torch.autograd.Function):
             losses_c, dlogits_cv = head.scored(hidden_cE, labels_c, early)
             total += losses_c.sum()
             kept.append(dlogits_cv)
-        ctx.save_for_backward(hidden_sE, labels_T, *kept)
-        ctx.head, ctx.chunk = head, chunk
+        ctx.save_for_backward(hidden_sE, *kept)
+        ctx.head = head
         return total * factor
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_sE, labels_T, *dlogits = ctx.saved_tensors
+        hidden_sE, *dlogits = ctx.saved_tensors
         head: TiedHead = ctx.head
         factor = (gradients[0] * ctx.late).to(hidden_sE.dtype)
-        scored = Scored(hidden_sE, labels_T, ctx.chunk, dlogits, factor)
+        scored = Scored(hidden_sE, dlogits, factor)
         waits = head.put_off.takes(scored)
         dhidden_sE = head.hidden_gradient(scored, add_weight=not waits)
         if head.finishes and not head.put_off.finishes:

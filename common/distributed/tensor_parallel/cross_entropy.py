@@ -60,7 +60,6 @@ def next_token_loss(
     Raises:
         ValueError: labels and tokens do not match, or a chunk without a token for every rank.
     """
-    _check(hidden_sE, labels_T, parallel, chunk)
     losses_T: Tensor = _NextTokenLoss.apply(
         hidden_sE, weight_vE, labels_T, parallel, chunk, vocabulary, torch.is_grad_enabled()
     )
@@ -90,7 +89,6 @@ def head_loss(
     Raises:
         ValueError: see there.
     """
-    _check(hidden_sE, labels_T, parallel, chunk)
     s = hidden_sE.shape[0]
     losses_RS = hidden_sE.new_empty(parallel.size, s, dtype=_wide(hidden_sE.dtype))
     rows_sE = torch.empty_like(hidden_sE) if gradient else None
@@ -196,7 +194,15 @@ class _NextTokenLoss(torch.autograd.Function):
 def chunks_of(
     hidden_sE: Tensor, labels_T: Tensor, parallel: TensorParallel, chunk: int
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Which of its own tokens every rank gives to a chunk, and the hidden vectors and labels of them all."""
+    """Which of its own tokens every rank gives to a chunk, and the hidden vectors and labels of them all. Collective.
+
+    Args:
+        hidden_sE, labels_T, parallel, chunk: see :func:`next_token_loss`.
+
+    Raises:
+        ValueError: see there.
+    """
+    _check(hidden_sE, labels_T, parallel, chunk)
     s, step = hidden_sE.shape[0], chunk // parallel.size
     labels_RS = labels_T.view(parallel.size, s)
     for start in range(0, s, step):

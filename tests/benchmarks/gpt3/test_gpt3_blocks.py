@@ -156,6 +156,14 @@ def test_gradients_of_the_head_that_were_put_off_are_added_at_the_end(most: int)
         assert error(found[1][name], gradient) < 1e-12, name
 
 
+def test_labels_that_are_not_the_tokens_are_refused() -> None:
+    halves = written(network())
+    hidden = torch.zeros(B * S, 32).double().requires_grad_()
+    for score in (halves.summed_loss, halves.losses):
+        with pytest.raises(ValueError, match=f"labels .* for {B * S} tokens"):
+            score(hidden, rows()[1].flatten()[1:], CHUNK)
+
+
 def test_a_stage_without_a_head_says_so() -> None:
     ours = Gpt(network().architecture, [range(2)], True, False)
     with pytest.raises(ValueError, match="no head"):
