@@ -20,8 +20,8 @@ Legend: as in :mod:`benchmarks.gpt3.network`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from benchmarks.gpt3.head import TiedHead
+from benchmarks.gpt3.head import PutOff, TiedHead
 from benchmarks.gpt3.network import ONE_HEAD, Block, Gpt, LayerNorm1p
 from benchmarks.gpt3.operations import Operations
 from common.distributed.tensor_parallel.products import TokenProducts
@@ -157,6 +157,8 @@ class WrittenGpt:
         products: how tokens move beside products where ranks share the layers; None for collectives.
         accumulation: how gradients of FP8 products are added, see :mod:`common.ops.weight_gradient`.
         kept_transposes: FP8 weights are transposed once a step and not in every backward pass; a byte a weight.
+        put_off_head: so many micro-batches of a step whose gradients of the head's weight wait for its end, where the
+            last stage would be idle (:class:`benchmarks.gpt3.head.PutOff`); without a pipeline none does.
 
     Attributes:
         model, architecture, parts, parallel: see :class:`benchmarks.gpt3.network.Gpt`.
@@ -174,6 +176,7 @@ class WrittenGpt:
         products: TokenProducts | None = None,
         accumulation: str = AUTO,
         kept_transposes: bool = False,
+        put_off_head: int = 0,
     ) -> None:
         self.model, self._operations = model, operations
         self.architecture, self.parts, self.parallel = model.architecture, model.parts, model.parallel
@@ -190,7 +193,7 @@ class WrittenGpt:
             # The embedding's own gradient comes last, where it is on the same stage.
             self._head = TiedHead(
                 model.embedding.weight, model.architecture.vocabulary, model.parallel, operations.cross_entropy,
-                finishes=not model.first,
+                finishes=not model.first, put_off=PutOff(0 if model.first else put_off_head),
             )  # fmt: skip
 
     def embed(self, tokens_BS: Tensor) -> Tensor:
@@ -218,9 +221,18 @@ class WrittenGpt:
         """See :meth:`benchmarks.gpt3.network.Gpt.summed_loss`; gradients of weights are added to the main ones."""
         return self._last().summed_loss(self._normed(x_sE), labels_T, head_chunk, factor)
 
-    def same_weights(self) -> AbstractContextManager[None]:
-        """Within it no weight changes: FP8 products cast theirs in the first forward pass, and keep them."""
-        return self._shared.casts.once()
+    @contextlib.contextmanager
+    def same_weights(self) -> Iterator[None]:
+        """The passes of a step, within which no weight changes. Collective over tp.
+
+        FP8 products cast their weights in the first forward pass, and keep them. Gradients of the head's weight that
+        were put off are added at the end.
+        """
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._shared.casts.once())
+            if self._head is not None:
+                stack.enter_context(self._head.put_off.step(self._head))
+            yield
 
     def _last(self) -> TiedHead:
         if self._head is None:

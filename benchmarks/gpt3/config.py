@@ -85,6 +85,8 @@ class ModelConfig:
         linear: of the blocks' products: ``torch``, or ``fp8`` with ``blocks=written`` only.
         head_chunk: tokens whose logits are there at a time.
         loss_scale: initial loss scale with fp16.
+        put_off_head: so many micro-batches of a step leave the gradient of the head's weight to the end of the passes,
+            when the last stage would only wait; where there are several, with ``blocks=written`` only.
         kept_transposes: FP8 weights are transposed once a step and not in every micro-batch; a byte a weight.
         attention, layer_norm, bias_gelu, qkv_gradient, cross_entropy: implementations for written blocks, or ``auto``.
         token_products: how tokens move beside the products of ``layout.tp``: ``symmetric_memory``, ``collective``, or
@@ -100,6 +102,7 @@ class ModelConfig:
     linear: Literal["torch", "fp8"]
     head_chunk: Annotated[int, AtLeast(1)]
     loss_scale: Annotated[float, Positive]
+    put_off_head: Annotated[int, NotNegative] = 0
     kept_transposes: bool = False
     attention: str = AUTO
     layer_norm: str = AUTO
@@ -120,6 +123,11 @@ class ModelConfig:
         if self.linear != "torch":
             raise ConfigError(
                 f"linear={self.linear}: only written blocks multiply in FP8; give model.blocks=written as well"
+            )
+        if self.put_off_head:
+            raise ConfigError(
+                f"put_off_head={self.put_off_head}: only written blocks put anything off; "
+                "give model.blocks=written as well"
             )
         if self.token_products != AUTO:
             raise ConfigError(

@@ -13,15 +13,17 @@ from common.ops import bias_gelu, bias_gradient, causal_attention, cross_entropy
 from common.ops.bias_gelu.plain import BiasGelu
 from common.ops.bias_gradient import RowSums
 from common.ops.causal_attention.plain import CausalAttention
+from common.ops.cross_entropy.plain import OfAPart
 from common.ops.implementation import AUTO, Implementation, OperationRequest, asked_for, select
 from common.ops.layer_norm_1p.plain import LayerNorm1p
+from common.ops.qkv_gradient import JoinQkv
 
 OPERATIONS: dict[str, Mapping[str, Implementation]] = {
     "attention": causal_attention.IMPLEMENTATIONS,
     "layer_norm": layer_norm_1p.IMPLEMENTATIONS,
     "bias_gelu": bias_gelu.WITHOUT_AUTOGRAD,
     "qkv_gradient": qkv_gradient.IMPLEMENTATIONS,
-    "cross_entropy": cross_entropy.IMPLEMENTATIONS,
+    "cross_entropy": cross_entropy.OF_A_PART,
 }
 """What is chosen."""
 
@@ -41,15 +43,15 @@ class Operations:
     """The chosen implementations; signatures in :mod:`common.ops`.
 
     Attributes:
-        qkv_gradient, cross_entropy: functions.
+        qkv_gradient: a function.
         bias_gradient: of the last product of a part of the network.
     """
 
     attention: CausalAttention
     layer_norm: LayerNorm1p
     bias_gelu: BiasGelu
-    qkv_gradient: Any
-    cross_entropy: Any
+    qkv_gradient: JoinQkv
+    cross_entropy: OfAPart
     bias_gradient: RowSums
 
 
@@ -93,6 +95,6 @@ def choose(
         wanted = getattr(requested, name)
         with asked_for(f"model.{name}", wanted):
             chosen[name] = select(implementations, wanted, request)
-    functions = {name: implementation.function for name, implementation in chosen.items()}
+    functions: dict[str, Any] = {name: implementation.function for name, implementation in chosen.items()}
     functions["bias_gradient"] = select(bias_gradient.IMPLEMENTATIONS, AUTO, request).function
     return Operations(**functions), {name: implementation.name for name, implementation in chosen.items()}

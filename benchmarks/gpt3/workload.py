@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -11,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from benchmarks.gpt3 import memory
 from benchmarks.gpt3.blocks import WrittenGpt
 from benchmarks.gpt3.config import Facts, GptConfig, RowFacts
 from benchmarks.gpt3.data import example, open_evaluation, open_train
@@ -104,6 +106,7 @@ class GptPretraining(Workload):
             products,
             model.accumulation,
             model.kept_transposes,
+            model.put_off_head,
         )
 
     def _handed(self, batch: Batch) -> Handed:
@@ -204,9 +207,9 @@ class GptPretraining(Workload):
         if not self._ends(number):
             return x_sE
         tokens_BR = batch.tensors["tokens"]
+        labels_T, chunk = tokens_BR[:, 1:].reshape(-1), self.own.model.head_chunk
         labels = len(tokens_BR) * (self.own.facts.row_length - 1)
-        summed = self._network.summed_loss(x_sE, tokens_BR[:, 1:].reshape(-1), self.own.model.head_chunk)
-        mean = summed / labels
+        mean = self._network.summed_loss(x_sE, labels_T, chunk, 1.0 / labels)
         return Losses(mean, {"loss": mean.detach()})
 
     def _scored(self, number: int, x_sE: Tensor | None, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
@@ -271,6 +274,24 @@ class GptPretraining(Workload):
             yield from self._pipeline.forward(functions, [Batch({"tokens": part}, len(part)) for part in parts])
 
         return log_perplexity(self.model, losses, inputs, layout, open_rows, self.cfg.cuda_graphs)
+
+    def memory_plan(self) -> str:
+        """Bytes by kind; nobody knows them of autograd's graph."""
+        cfg, model, layout = self.cfg, self.own.model, self.layout
+        if self._written is None or layout.device.type != "cuda":
+            return ""
+        shards = {"none": 1, "all": layout.size("dp"), "node": math.gcd(cfg.scale.gpus_per_node, layout.size("dp"))}
+        masters = {"fp32": 4, "remainder": 2 if self.dtype == torch.bfloat16 else 4}[cfg.optimizer.masters]
+        place = memory.Place(
+            layout.coordinate("pp"), layout.size("pp"), model.chunks, layout.size("tp"), shards[cfg.optimizer.shard]
+        )
+        step = memory.Step(
+            cfg.grad_accumulation_steps, cfg.micro_batch * self.own.facts.row_length, self.dtype.itemsize,
+            masters if self.dtype.itemsize == 2 else 0, model.linear == "fp8", model.kept_transposes,
+            model.put_off_head,
+        )  # fmt: skip
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        return memory.expected(self.architecture, parameters, place, step).in_words()
 
     def kernel_names(self) -> Sequence[tuple[str, str]]:
         """Those of the written blocks' operations."""

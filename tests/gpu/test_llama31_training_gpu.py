@@ -13,6 +13,8 @@ from common.config.composition import compose
 from common.data.batches import Batch
 from common.distributed.layout import Layout
 from common.nn.decoder import Decoder
+from common.ops import weight_gradient
+from common.ops.implementation import OperationRequest
 from common.step.graphs import StepRunner
 from tests.conftest import ROOT
 
@@ -112,6 +114,22 @@ def test_captured_iterations_are_those_of_an_eager_run(linear: str, masters: str
     _, eager = trained(6, False, *given)
     assert captured == pytest.approx(eager, rel=2e-3)
     assert captured[-1] != captured[0]
+
+
+@WITH_FP8
+@pytest.mark.parametrize("accumulation", [name for name in weight_gradient.IMPLEMENTATIONS if name != "torch"])
+def test_gradients_that_products_add_up_are_those_that_are_added_behind(accumulation: str) -> None:
+    """Two micro-batches a step; and transposes that a step keeps are those of its weights."""
+    reason = weight_gradient.IMPLEMENTATIONS[accumulation].unsupported(OperationRequest(GPU, torch.bfloat16))
+    if reason is not None:
+        pytest.skip(reason)
+    given = ("model.linear=fp8", "model.attention=torch")
+    one, losses = trained(6, False, *given, "model.accumulation=torch")
+    other, others = trained(6, True, *given, f"model.accumulation={accumulation}", "model.transposed_layers=2")
+    assert others == pytest.approx(losses, rel=2e-3)
+    for (name, weight), twin in zip(one.model.named_parameters(), other.model.parameters(), strict=True):
+        error = (weight.float() - twin.float()).norm() / weight.float().norm()
+        assert error < 5e-2, name  # as far as the last bit of some weights takes two runs apart
 
 
 def test_masters_that_are_kept_as_remainders_change_no_more_than_the_last_bit_of_ten_weights(

@@ -60,7 +60,6 @@ def next_token_loss(
     Raises:
         ValueError: labels and tokens do not match, or a chunk without a token for every rank.
     """
-    _check(hidden_sE, labels_T, parallel, chunk)
     losses_T: Tensor = _NextTokenLoss.apply(
         hidden_sE, weight_vE, labels_T, parallel, chunk, vocabulary, torch.is_grad_enabled()
     )
@@ -90,12 +89,11 @@ def head_loss(
     Raises:
         ValueError: see there.
     """
-    _check(hidden_sE, labels_T, parallel, chunk)
     s = hidden_sE.shape[0]
     losses_RS = hidden_sE.new_empty(parallel.size, s, dtype=_wide(hidden_sE.dtype))
     rows_sE = torch.empty_like(hidden_sE) if gradient else None
     for own, hidden_cE, labels_c in chunks_of(hidden_sE, labels_T, parallel, chunk):
-        scores = score_chunk(hidden_cE, weight_vE, labels_c, parallel, vocabulary)
+        scores = _score(hidden_cE, weight_vE, labels_c, parallel, vocabulary)
         losses_RS[:, own] = scores.losses_c.view(parallel.size, -1)
         if rows_sE is not None:
             rows_cE = scores.gradient().to(hidden_cE.dtype) @ weight_vE
@@ -110,15 +108,10 @@ def scale_rows(rows_sE: Tensor, dlosses_T: Tensor, parallel: TensorParallel) -> 
     return (rows_sE * parallel.own_tokens(dlosses_T).unsqueeze(1)).to(rows_sE.dtype)
 
 
-class Scores(NamedTuple):
-    """A chunk's losses, and what their gradient is made of.
+class _Scores(NamedTuple):
+    """A chunk's losses, and what its gradient is made of.
 
-    Attributes:
-        losses_c: 0 where nothing is scored.
-        scored_c: whether each token is.
-        exponentials_cv: of the logits minus the rank's own largest; times ``factors_c`` they are probabilities.
-        factors_c: see there.
-        local_c, here_c: row of the label in this rank's words, and whether it is among them.
+    ``exponentials_cv`` are of the logits minus the rank's own largest; times ``factors_c`` they are probabilities.
     """
 
     losses_c: Tensor
@@ -135,15 +128,9 @@ class Scores(NamedTuple):
         return probabilities_cv.scatter_add_(1, self.local_c.unsqueeze(1), -ones_c1)
 
 
-def score_chunk(
+def _score(
     hidden_cE: Tensor, weight_vE: Tensor, labels_c: Tensor, parallel: TensorParallel, vocabulary: int | None
-) -> Scores:
-    """A chunk's losses, and what their gradient is made of, without autograd. Collective.
-
-    Args:
-        hidden_cE, labels_c: of :func:`chunks_of`.
-        weight_vE, parallel, vocabulary: see :func:`next_token_loss`.
-    """
+) -> _Scores:
     v = weight_vE.shape[0]
     logits_cv = (hidden_cE @ weight_vE.t()).to(_wide(hidden_cE.dtype))
     if vocabulary is not None:
@@ -161,7 +148,7 @@ def score_chunk(
     sum_c = (sums_Rc * (largest_Rc - maximum_c).exp()).sum(0)
     scored_c = labels_c != NOT_SCORED
     losses_c = (maximum_c + sum_c.log() - of_label_Rc.sum(0)).masked_fill(~scored_c, 0.0)
-    return Scores(losses_c, scored_c, exponentials_cv, (largest_c - maximum_c).exp() / sum_c, local_c, here_c)
+    return _Scores(losses_c, scored_c, exponentials_cv, (largest_c - maximum_c).exp() / sum_c, local_c, here_c)
 
 
 class _NextTokenLoss(torch.autograd.Function):
@@ -194,7 +181,7 @@ class _NextTokenLoss(torch.autograd.Function):
         dweight_vE = torch.zeros_like(weight_vE, dtype=_wide(weight_vE.dtype))
         dlosses_RS = dlosses_T.view(ctx.parallel.size, -1)
         for own, hidden_cE, labels_c in chunks_of(hidden_sE, labels_T, ctx.parallel, ctx.chunk):
-            scores = score_chunk(hidden_cE, weight_vE, labels_c, ctx.parallel, ctx.vocabulary)
+            scores = _score(hidden_cE, weight_vE, labels_c, ctx.parallel, ctx.vocabulary)
             dlogits_cv = scores.gradient().mul_(dlosses_RS[:, own].reshape(-1, 1))
             dlogits_cv.masked_fill_(~scores.scored_c.unsqueeze(1), 0.0)
             narrow_cv = dlogits_cv.to(hidden_cE.dtype)
@@ -207,7 +194,15 @@ class _NextTokenLoss(torch.autograd.Function):
 def chunks_of(
     hidden_sE: Tensor, labels_T: Tensor, parallel: TensorParallel, chunk: int
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Which of its own tokens every rank gives to a chunk, and the hidden vectors and labels of them all."""
+    """Which of its own tokens every rank gives to a chunk, and the hidden vectors and labels of them all. Collective.
+
+    Args:
+        hidden_sE, labels_T, parallel, chunk: see :func:`next_token_loss`.
+
+    Raises:
+        ValueError: see there.
+    """
+    _check(hidden_sE, labels_T, parallel, chunk)
     s, step = hidden_sE.shape[0], chunk // parallel.size
     labels_RS = labels_T.view(parallel.size, s)
     for start in range(0, s, step):

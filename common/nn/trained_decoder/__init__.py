@@ -7,9 +7,10 @@ products have read them. What else products have read is made again: norms' resu
 3.1 8B keeps 0.77 GB a layer of 8,192 tokens in 16 bits, and 0.72 GB in FP8. ``recomputed_gate_up`` layers drop the
 MLP's part and multiply once more.
 
-Products add their weights' gradients to the main ones (:mod:`common.nn.main_gradient`).
+Products add their weights' gradients to the main ones (:mod:`common.nn.main_gradient`), and move tokens between the
+ranks that share a layer (tensor parallelism with sequence parallelism), in FP8 where they multiply in it.
 
 :mod:`.products` are the products, :mod:`.operations` chooses all else, :mod:`.blocks` are the halves of a block,
-:mod:`.head` head and loss, :mod:`.decoder` puts them together, :mod:`.memory` plans. Weights are those of a
-:class:`common.nn.decoder.Decoder`.
+:mod:`.head` head and loss, :mod:`.decoder` puts them together, :mod:`.memory` plans; :mod:`.accumulation_bench` times
+what gradients' sums cost. Weights are those of a :class:`common.nn.decoder.Decoder`.
 """

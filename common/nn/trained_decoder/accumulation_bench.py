@@ -5,7 +5,8 @@
 
 - ``wgrad``: all four weights' gradients, added to gradients in bf16 or fp32 in every implementation of
   :mod:`common.ops.weight_gradient`, and with the operands of two micro-batches put together (half the time of the
-  whole); beside it, measured in turn, the products alone, which add nothing; and the difference. In bf16 operands, too;
+  whole); beside it, measured in turn, the products alone, which add nothing; and the difference. In bf16 operands, too,
+  and what it costs that sums are promoted to fp32, as Transformer Engine's of gradients are;
 - ``passes``: the transposes that a micro-batch makes of weights, inputs and gradients, casts that write one order or
   both, so that the difference is what a producer would pay, and the products for comparison, whole and with tokens
   cut as they come from two or four ranks.
@@ -154,6 +155,22 @@ def weight_gradients(implementation: str, dtype: torch.dtype, parts: int, layer:
     return Case(run, alone, parts * layer.flops(), parts)
 
 
+def promoted_weight_gradients(layer: Layer, device: torch.device) -> Case:
+    """FP8 products whose sums go to fp32 registers every few steps, beside those of fast accumulation; none adds."""
+    inverse, scratch, half = scale_inverse(device), Scratch(device), torch.bfloat16
+    sets = [
+        (normal(device, E5M2, outputs, layer.tokens), normal(device, E4M3, inputs, layer.tokens))
+        for outputs, inputs in layer.weights.values()
+    ]
+
+    def run(fast: bool) -> None:
+        for dy, x in sets:
+            out = scratch.slot("room", (len(dy), len(x)), half)
+            torch._scaled_mm(dy, x.t(), inverse, inverse, out_dtype=half, use_fast_accum=fast, out=out)
+
+    return Case(lambda: run(False), lambda: run(True), layer.flops())
+
+
 def half_weight_gradients(layer: Layer, device: torch.device) -> Case:
     """In bf16, where PyTorch's product adds."""
     half, scratch = torch.bfloat16, Scratch(device)
@@ -234,6 +251,7 @@ def cases() -> dict[str, Build]:
             found[f"wgrad fp8 into {into} {name}"] = _given(weight_gradients, name, dtype, 1)
     for name in ("torch", "cublaslt"):
         found[f"wgrad fp8 into bf16 {name}, two micro-batches"] = _given(weight_gradients, name, bf16, 2)
+    found["wgrad fp8 alone, promoted to fp32"] = promoted_weight_gradients
     found["wgrad bf16 into bf16"] = half_weight_gradients
     for what in ("weights", "inputs", "gradients"):
         found[f"passes transposes of {what}"] = _given(transposes, what)

@@ -60,7 +60,7 @@ class GatheredFp8:
 
     Attributes:
         data: (T, K).
-        scale_inverses: fp32 (ranks,).
+        scale_inverses: fp32 (ranks,); 0 where the rows are zeros.
     """
 
     data: Tensor
@@ -81,6 +81,10 @@ class LocalProduct(Protocol):
 
     def towards_input(self) -> RowProduct:
         """``dx = dy W`` of any rows; it holds until the next product's."""
+        ...
+
+    def shared_scale(self, role: int, scale_inverse: Tensor) -> Tensor:
+        """The inverse scale of own rows in FP8 as others take it: 0 where ``role`` has been nothing but zeros."""
         ...
 
     def add_weight_gradient(self, dy_TO: Operand | GatheredFp8, x_TI: Operand | GatheredFp8) -> None:
@@ -147,8 +151,9 @@ class Gathering:
     def backward(self, own: LocalProduct, dy: Operand, x: Operand) -> Tensor:
         """See :class:`Movement`: x comes beneath the input gradient's product, dx leaves beneath the weight's."""
         x_sI, x_scale = data_and_scale(x)
-        arriving = self.parallel.start_all_gather(x_sI)
-        scales = None if x_scale is None else self.parallel.start_all_gather(x_scale.expand(1, SCALE_STRIDE))
+        arriving, scales = self.parallel.start_all_gather(x_sI), None
+        if x_scale is not None:
+            scales = self.parallel.start_all_gather(own.shared_scale(INPUT, x_scale).expand(1, SCALE_STRIDE))
         dy_To, dy_scale = data_and_scale(dy)
         dx_sI = own.weight.new_empty(self.parallel.own_count(len(dy_To)), own.weight.shape[1])
         leaving = self.tokens.start_product_scatter(dy_To, dy_scale, own.towards_input(), dx_sI)
@@ -182,7 +187,9 @@ class Scattering:
         ranks, weight = self.parallel.size, own.weight
         dx_Ti = weight.new_empty(ranks * len(dy_sO), weight.shape[1])
         dy_TO = dy_sO.new_empty(ranks * len(dy_sO), dy_sO.shape[1])
-        scales_R4 = None if dy_scale is None else dy_scale.new_empty(ranks, SCALE_STRIDE)
+        scales_R4 = None
+        if dy_scale is not None:
+            dy_scale, scales_R4 = own.shared_scale(GRADIENT, dy_scale), dy_scale.new_empty(ranks, SCALE_STRIDE)
         self.tokens.gather_product(dy_sO, dy_scale, own.towards_input(), dx_Ti, dy_TO, scales_R4)
         own.add_weight_gradient(dy_TO if scales_R4 is None else GatheredFp8(dy_TO, scales_R4[:, 0]), x)
         return dx_Ti
@@ -307,6 +314,10 @@ class HalfTrainedProduct(_Moving):
     def towards_input(self) -> RowProduct:
         """``dx = dy W``."""
         return times(self.weight.detach())
+
+    def shared_scale(self, role: int, scale_inverse: Tensor) -> Tensor:
+        """Rows of this product have no scale."""
+        raise TypeError("a product in the dtype of its weight has no scales")
 
     def add_weight_gradient(self, dy_TO: Operand | GatheredFp8, x_TI: Operand | GatheredFp8) -> None:
         """``W.grad += dy^T x``."""
@@ -480,6 +491,10 @@ class Fp8TrainedProduct(_Moving):
 
         return product
 
+    def shared_scale(self, role: int, scale_inverse: Tensor) -> Tensor:
+        """Zeros leave no scale for the next use, and are cast with 1, which would be the coarsest of all ranks'."""
+        return torch.where(self._scales.scales[role] > 0, scale_inverse, 0.0)
+
     def add_weight_gradient(self, dy_TO: Operand | GatheredFp8, x_TI: Operand | GatheredFp8) -> None:
         """``W.grad += dy^T x``."""
         dy_OT, dy_inverse = self._along_tokens(dy_TO, "turned gradient")
@@ -502,7 +517,7 @@ class Fp8TrainedProduct(_Moving):
     def _along_tokens(self, rows: Operand | GatheredFp8, slot: str) -> tuple[Tensor, Tensor]:
         """The transpose, and the inverse of its one scale."""
         if isinstance(rows, GatheredFp8):
-            inverse = rows.scale_inverses.amax()
+            inverse = rows.scale_inverses.amax().clamp(min=torch.finfo(torch.float32).tiny)
             return self._turned(rows.data, slot, rows.scale_inverses / inverse), inverse
         assert isinstance(rows, Fp8Tensor)
         turned = self._turned(rows.data, slot) if rows.transposed is None else rows.transposed

@@ -12,6 +12,7 @@ import triton
 from torch import Tensor
 
 from common.ops.cross_entropy import kernels
+from common.ops.cross_entropy.plain import NO_LABEL
 
 
 class Tile(NamedTuple):
@@ -85,3 +86,16 @@ def masked_cross_entropy(
     """
     result: tuple[Tensor, Tensor] = _CrossEntropy.apply(logits_MV, labels_M.contiguous(), vocabulary, inplace)
     return result
+
+
+@torch.no_grad()
+def log_sum_exp(logits_MV: Tensor, labels_M: Tensor, vocabulary: int) -> Tensor:
+    """See :func:`common.ops.cross_entropy.plain.log_sum_exp_torch`; rows without a label are left as memory is."""
+    any_label_M = torch.where(labels_M == NO_LABEL, NO_LABEL, 0)  # the kernel reads the label's logit, too
+    return forward(logits_MV, any_label_M, vocabulary)[2]
+
+
+@torch.no_grad()
+def gradient(d_losses_M: Tensor, logits_MV: Tensor, labels_M: Tensor, lse_M: Tensor, vocabulary: int) -> Tensor:
+    """See :func:`common.ops.cross_entropy.plain.gradient_torch`."""
+    return backward(d_losses_M, logits_MV, labels_M, lse_M, vocabulary, True)

@@ -75,6 +75,24 @@ def fp8_steps(model: Gpt) -> list[Tensor]:
     return found
 
 
+def last_stage(layout: Layout, put_off_head: int) -> dict[str, Tensor]:
+    """Whole gradients of two micro-batches of the last of several stages, the head's put off or not."""
+    shape = network().architecture
+    model = Gpt(
+        shape, [range(1, 2)], False, True, torch.device("cpu"), torch.float64, TensorParallel.from_layout(layout)
+    )
+    randomise(model)
+    halves = written(model, put_off_head=put_off_head)
+    with halves.same_weights():
+        for seed in (1, 2):
+            generator = torch.Generator().manual_seed(seed)
+            whole = torch.randn(B * S, shape.hidden, generator=generator, dtype=torch.float64)
+            hidden = model.parallel.own_tokens(whole).clone().requires_grad_()
+            _, labels_BS = rows(shape, seed)
+            halves.summed_loss(halves.through(0, hidden, B), labels_BS.flatten(), CHUNK).backward()
+    return whole_gradients(model, layout)
+
+
 def run_rank(rank: int, world: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
@@ -84,6 +102,7 @@ def run_rank(rank: int, world: int, folder: str) -> None:
         for blocks in BLOCKS:
             results[f"{name}/{blocks}"] = two_passes(layout, blocks)
         if name == "tp2":
+            results["last stage"] = [last_stage(layout, put_off_head) for put_off_head in (0, 1, 2)]
             model = shared_network(layout, torch.bfloat16)
             results["fp8"] = {"losses": fp8_steps(model), "gradients": whole_gradients(model, layout)}
     torch.save(results, f"{folder}/{rank}.pt")

@@ -64,6 +64,15 @@ def test_losses_and_gradients_are_those_of_one_rank(ranks, expected, name, block
             assert_equal(found["gradients"][parameter], gradient, parameter)
 
 
+def test_gradients_of_a_shared_head_may_be_put_off(ranks):
+    for rank in ranks[2]:
+        at_once, *put_off = rank["last stage"]
+        for found in put_off:
+            assert found.keys() == at_once.keys()
+            for name, gradient in at_once.items():
+                assert_equal(found[name], gradient, name)
+
+
 def test_fp8_of_two_ranks_is_as_good_as_that_of_one(ranks, expected):
     """Against float64; by their norms, since numbers of three significant bits are all off."""
     alone = network(torch.bfloat16)

@@ -155,12 +155,20 @@ def _own_columns(x_TK: Tensor, parallel: TensorParallel) -> Tensor:
     return x_TK.chunk(parallel.size, 1)[parallel.index].contiguous()
 
 
-def one_product(kind: str, parallel: TensorParallel, linear: str) -> dict[str, Tensor]:
-    """Result, input gradient, and weight gradient of two backward passes; and the operands, widened, as of one rank."""
+def one_product(kind: str, parallel: TensorParallel, linear: str, zeros: bool = False) -> dict[str, Tensor]:
+    """Result, input gradient, and weight gradient of two backward passes; and the operands, widened, as of one rank.
+
+    Args:
+        kind, parallel, linear: of the product.
+        zeros: the last rank's own tokens, or their gradients, are, and those of all are small; no scale is known.
+    """
     dtype = torch.bfloat16 if linear == "fp8" else torch.float64
     layer, x, dy = _given(kind, parallel, dtype)
     product = trained_product(layer, linear, Shared(Scratch(CPU), WeightCasts(), parallel), bias=kind == "column")
-    if linear == "fp8":  # scales of ranks differ by powers of two
+    if zeros:
+        own = x if kind == "column" else dy
+        own.mul_(1e-6 if parallel.index + 1 < parallel.size else 0.0)
+    elif linear == "fp8":  # scales of ranks differ by powers of two
         scales = layer.get_submodule("fp8").get_buffer("scales")
         scales[INPUT] = 64.0 * (2.0**parallel.index if kind == "column" else 1.0)
         scales[GRADIENT] = 64.0 * (2.0**parallel.index if kind == "row" else 1.0)
@@ -193,6 +201,7 @@ def run_rank(rank: int, world: int, folder: str) -> None:
             results["products"] = {
                 f"{kind}/{linear}": one_product(kind, parallel, linear) for kind in KINDS for linear in ("torch", "fp8")
             }
+            results["zeros"] = {kind: one_product(kind, parallel, "fp8", zeros=True) for kind in KINDS}
     torch.save(results, f"{folder}/{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
 from common.errors import UnsupportedImplementation
 from common.nn.trained_decoder import accumulation_bench as bench
+from common.ops.bench.supervisor import RESULT
 
 SMALL = bench.Layer(64, {"one": (48, 16), "two": (16, 64)})
 CPU = torch.device("cpu")
@@ -47,3 +50,24 @@ def test_without_a_gpu_it_says_what_it_measures(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit, match="measures a GPU"):
         bench.main([])
+
+
+def test_times_are_of_one_micro_batch_and_of_one_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that counts 8 ms a layer's call, whatever it does."""
+    monkeypatch.setattr(bench, "time_graph", lambda launches, replays: 8.0 * launches() / bench.CALLS)
+    for name, ms in (("wgrad fp8 into bf16 torch", 8.0), ("wgrad fp8 into bf16 torch, two micro-batches", 4.0)):
+        found = bench.measure(name, SMALL, bench.cases()[name], CPU)
+        assert (found.ms, found.alone_ms, found.flops) == (ms, ms, SMALL.flops())
+    assert bench.measure("", SMALL, bench.cases()["passes transposes of weights"], CPU).flops == 0.0
+
+
+def test_a_process_of_its_own_hands_back_what_it_has_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench, "time_graph", lambda launches, replays: 1.0)
+    monkeypatch.setitem(bench.LAYERS, "small", SMALL)
+    bench._work(["small: wgrad fp8 into bf16 te", "small: wgrad bf16 into bf16"], False, CPU)
+    told = capsys.readouterr().out.splitlines()
+    assert "Transformer Engine needs a CUDA device" in told[1]
+    assert told[-1].startswith(RESULT)
+    assert bench.Timed(*json.loads(told[-1].removeprefix(RESULT))).name == "small: wgrad bf16 into bf16"

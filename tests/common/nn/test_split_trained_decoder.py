@@ -112,6 +112,19 @@ def test_products_of_two_ranks_are_those_of_their_operands(ranks, kind, linear):
     assert relative_error(joined("dw", split), 2 * dy.t() @ x) < bound
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rank_with_zeros_alone_leaves_the_others_their_scales(ranks, kind):
+    """Zeros have no scale: that of 1 with which they are cast would leave nothing of gradients of 1e-6."""
+    first, second = (rank["zeros"][kind] for rank in ranks[2])
+    own, all_of = ("x", "dy") if kind == "column" else ("dy", "x")
+    half = shared.TOKENS // 2
+    assert not second[own].any()
+    for part, rank in enumerate((first, second)):
+        rows = rank[all_of].double()[:half] if kind == "column" else first[own]
+        wanted = rows.t() @ first[own] if kind == "column" else rows.t() @ rank[all_of].double()[:half]
+        assert relative_error(rank["dw"], 2 * wanted) < 2**-7, f"rank {part}"
+
+
 def test_a_row_parallel_product_takes_no_bias():
     parallel = TensorParallel(2, 0, object())  # type: ignore[arg-type]
     layer = shared.RowParallelLinear(shared.INPUTS, shared.OUTPUTS, parallel, bias=True)
