@@ -65,7 +65,6 @@ from common.ops import (
     swiglu,
     transpose_fp8,
     upsample_convolution,
-    weight_gradient,
 )
 from common.run.bench_figures import RunTiming, Timing, figures, write_figures
 from common.run.exposed import Span, exposed_us
@@ -103,7 +102,6 @@ OPERATIONS = (
     swiglu,
     transpose_fp8,
     upsample_convolution,
-    weight_gradient,
 )
 """Operations of the shared layer with kernels of their own."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -123,28 +123,6 @@ def test_what_cublaslt_would_misread_is_refused() -> None:
         accumulate(*given, bucket[1:].view(256, 512), room)
     with pytest.raises(ValueError, match="isn't"):
         accumulate(*given, bucket[:-1].view(512, 256), room)
-
-
-def tiles() -> Iterator[object]:
-    from common.ops.weight_gradient.triton import Tile
-
-    for reduce in (True, False):
-        for flatten in (True, False):
-            yield pytest.param(Tile(128, 256, 128, 8, 8, 3, reduce, flatten), id=f"reduce={reduce},flatten={flatten}")
-    yield pytest.param(Tile(128, 128, 64, 4, 4, 4, True, False), id="small")
-
-
-@DTYPES
-@pytest.mark.parametrize("tile", list(tiles()))
-def test_every_kind_of_tile_gives_the_same(tile: object, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    from common.ops.weight_gradient import triton
-
-    accumulate, given = accumulate_of("triton", dtype), operands(1040, 784, 2064)
-    monkeypatch.setitem(triton.TILES, "weight gradient", tile)
-    gradient = torch.ones(1040, 784, dtype=dtype, device=GPU)
-    for _ in range(3):
-        accumulate(*given, gradient, room)
-    assert error(gradient, 1.0 + 3.0 * product(*given)) < BOUND
 
 
 # Transposes that bring rows of several ranks to one scale

@@ -12,14 +12,12 @@
   cut as they come from two or four ranks.
 
 Every case is captured in a CUDA graph. It runs in a process of its own, and another one continues behind a case that
-failed, hung or crashed. ``--cases`` limits all to names that contain one of the given words; ``--sweep`` times tiles of
-the Triton kernel.
+failed, hung or crashed. ``--cases`` limits all to names that contain one of the given words.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import statistics
 import sys
@@ -32,10 +30,8 @@ from torch import Tensor
 from common.errors import UnsupportedImplementation
 from common.nn.scratch import Scratch
 from common.ops import fp8_cast, transpose_fp8, weight_gradient
-from common.ops.bench.cases import Pass
 from common.ops.bench.stopwatch import time_graph
 from common.ops.bench.supervisor import RESULT, supervise, work
-from common.ops.bench.sweep import Sweep, sweep
 from common.ops.fp8_cast.plain import E4M3, E5M2, Scaling
 from common.ops.implementation import AUTO, OperationRequest, select
 from common.ops.linear.fp8 import multiply
@@ -249,7 +245,7 @@ def cases() -> dict[str, Build]:
     for dtype, into in ((bf16, "bf16"), (fp32, "fp32")):
         for name in weight_gradient.IMPLEMENTATIONS:
             found[f"wgrad fp8 into {into} {name}"] = _given(weight_gradients, name, dtype, 1)
-    for name in ("torch", "cublaslt"):
+    for name in weight_gradient.IMPLEMENTATIONS:
         found[f"wgrad fp8 into bf16 {name}, two micro-batches"] = _given(weight_gradients, name, bf16, 2)
     found["wgrad fp8 alone, promoted to fp32"] = promoted_weight_gradients
     found["wgrad bf16 into bf16"] = half_weight_gradients
@@ -305,55 +301,31 @@ def line(timed: Timed) -> str:
     return text
 
 
-def sweeps(device: torch.device) -> dict[str, Sweep]:
-    """Tiles of the Triton kernel at every layer."""
-    from common.ops.weight_gradient import triton
-
-    shapes = ((128, 256, 128), (256, 128, 128), (128, 128, 128), (128, 256, 64))
-    rest = itertools.product(shapes, (3, 4), (True, False), (False, True))
-    choices = [(*shape, 8, 8, stages, reduce, flatten) for shape, stages, reduce, flatten in rest]
-
-    def passes(layer: Layer) -> Callable[[torch.dtype], list[Pass]]:
-        def build(dtype: torch.dtype) -> list[Pass]:
-            return [Pass("backward", weight_gradients("triton", dtype, 1, layer, device).run, 0.0)]
-
-        return build
-
-    return {
-        name: Sweep(triton.TILES, "weight gradient", choices, passes(layer), False) for name, layer in LAYERS.items()
-    }
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure on one GPU and print."""
     parser = argparse.ArgumentParser(
         prog=f"python -m {MODULE}", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--cases", default="", help="words, separated by commas")
-    parser.add_argument("--sweep", action="store_true", help="time tiles of the Triton kernel instead")
     parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if not torch.cuda.is_available():
         sys.exit(f"{MODULE} measures a GPU, and PyTorch sees none")
     device = torch.device("cuda", torch.cuda.current_device())
     if arguments.worker is not None:
-        _work(arguments.worker, arguments.sweep, device)
+        _work(arguments.worker, device)
         return
     words = [word for word in arguments.cases.split(",") if word]
-    named = list(sweeps(device)) if arguments.sweep else list(tasks())
-    wanted = [name for name in named if not words or any(word in name for word in words)]
+    wanted = [name for name in tasks() if not words or any(word in name for word in words)]
     if not wanted:
         parser.error(f"--cases {arguments.cases} names nothing")
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}", flush=True)
-    for result in supervise(MODULE, ["--sweep"] if arguments.sweep else [], wanted):
+    for result in supervise(MODULE, [], wanted):
         print(line(Timed(*json.loads(result))), flush=True)
 
 
-def _work(names: list[str], tiles: bool, device: torch.device) -> None:
+def _work(names: list[str], device: torch.device) -> None:
     def run(name: str) -> None:
-        if tiles:
-            sweep(name, sweeps(device)[name], torch.bfloat16)
-            return
         try:
             found = measure(name, *tasks()[name], device)
         except UnsupportedImplementation as reason:  # which says nothing against the device

@@ -149,8 +149,8 @@ def main() -> None:
         torch.cuda.empty_cache()
         print(
             f"{'skewed' if skewed else 'uniform'} keys, ms: ours pooling {pool:.3f}, sort {sort:.3f}, "
-            f"update {update:.3f}, sum {pool + sort + update:.3f}; FBGEMM's pooling {forward:.3f}, backward {backward:.3f}, "
-            f"sum {forward + backward:.3f}",
+            f"update {update:.3f}, sum {pool + sort + update:.3f}; FBGEMM's pooling {forward:.3f}, "
+            f"backward {backward:.3f}, sum {forward + backward:.3f}",
             flush=True,
         )
 

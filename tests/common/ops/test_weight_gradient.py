@@ -1,4 +1,4 @@
-"""Weight gradients out of FP8, added to what is there, against float64; kernels of GPUs say why they can't run here."""
+"""Weight gradients out of FP8, added to what is there, against float64."""
 
 from __future__ import annotations
 
@@ -48,12 +48,11 @@ def test_products_add_up(dtype: torch.dtype) -> None:
     assert taken == [(48, 32)] * 2
 
 
-def test_a_cpu_takes_the_plain_one_and_kernels_say_why_not() -> None:
+def test_a_cpu_takes_the_plain_one_and_the_library_says_why_not() -> None:
     request = OperationRequest(CPU, torch.bfloat16)
     assert select(weight_gradient.IMPLEMENTATIONS, AUTO, request).name == "torch"
-    for name, why in (("cublaslt", "CUDA device"), ("te", "CUDA device"), ("triton", "GPU")):
-        with pytest.raises(UnsupportedImplementation, match=why):
-            select(weight_gradient.IMPLEMENTATIONS, name, request)
+    with pytest.raises(UnsupportedImplementation, match="CUDA device"):
+        select(weight_gradient.IMPLEMENTATIONS, "cublaslt", request)
 
 
 def test_cublaslt_holds_what_it_was_told() -> None:
