@@ -234,7 +234,7 @@ def test_attention_reads_interleaved_heads_and_writes_their_gradients_in_place(n
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     o, saved = attention.forward(*qkv.unbind(3), 0.1)
-    if name != "te":  # copies of what it reads would be three more of the result's size
+    if name not in ("te", "flash"):  # these copy what they read, three times the result's size
         assert torch.cuda.max_memory_allocated() - before < 3 * o.numel() * o.element_size()
     assert o.is_contiguous()
     expected, reference = plain.forward(*qkv.double().unbind(3), 0.1)
