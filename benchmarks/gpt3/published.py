@@ -56,7 +56,8 @@ def load_published(
 
     Raises:
         CheckpointError: the checkpoint is missing, incomplete, damaged or of another network, or was made by another
-            number of updates. Before the first value is read all of it is looked at, and every rank raises the same.
+            number of updates; every rank raises the same. Before the first value is read all of it is looked at; a
+            value that is not finite, or a chunk that cannot be read after all, ends the reading.
     """
     kinds = (WEIGHTS,) if optimizer is None else (MASTERS, *MOMENTS)
     group = layout.group(*SUMMED_AXES)
@@ -82,19 +83,23 @@ def load_published(
         for kind in kinds:
             # Zeros, for what no chunk covers: rows of a table behind the last word.
             tensor = torch.zeros(parameter.shape, dtype=torch.float32, device=layout.device)
-            if read is not None:
-                for place, values in iter(read.__next__, None):
-                    tensor[place].copy_(values, non_blocking=True)
+            if read is not None and not error:
+                try:
+                    for place, values in iter(read.__next__, None):
+                        tensor[place].copy_(values, non_blocking=True)
+                except (CheckpointError, OSError) as problem:  # the others wait for the rest
+                    error = str(problem)
             if group is not None:
                 dist.broadcast(tensor, source, group=group)
-            if not torch.isfinite(tensor).all():
-                raise CheckpointError(f"{folder}: {kind} of {name} are not all finite: damaged; fetch it again")
+            if not error and not torch.isfinite(tensor).all():
+                error = f"{folder}: {kind} of {name} are not all finite: damaged; fetch it again"
             found[kind] = tensor
         if optimizer is None:
             with torch.no_grad():
                 parameter.copy_(found[WEIGHTS])
         else:
             optimizer.put(name, **found)
+    _raise_together(error, layout)
     if optimizer is not None:
         optimizer.set_step(steps)
 

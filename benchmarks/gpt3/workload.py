@@ -17,7 +17,7 @@ from benchmarks.gpt3.blocks import WrittenGpt
 from benchmarks.gpt3.config import Facts, GptConfig, RowFacts
 from benchmarks.gpt3.data import example, open_evaluation, open_train
 from benchmarks.gpt3.evaluate import log_perplexity
-from benchmarks.gpt3.network import Gpt
+from benchmarks.gpt3.network import EMBEDDING, Gpt
 from benchmarks.gpt3.operations import KERNEL_NAMES, choose
 from benchmarks.gpt3.published import load_published
 from common.config.schema import Declaration, LoggedPrecision, Role, RunConfig
@@ -37,9 +37,6 @@ from common.optim.learning_rate import cosine_of_samples
 from common.optim.optimizer import ClipNorm, ParameterGroup
 from common.step.pipeline import Chunk, Pipeline
 from common.step.train_step import Arm, ForwardBackward, Losses, TrainStep
-
-TIED = "embedding.weight"
-"""What the first stage looks words up in, and the last one scores them with."""
 
 
 class Part(torch.nn.Module):
@@ -78,7 +75,8 @@ class GptPretraining(Workload):
         if layout.role == "evaluate" and stages > 1:
             raise ConfigError(f"evaluation.layout.pp={stages}: ranks that only evaluate have the whole network")
         self.architecture = _used(self.own)
-        parts = layers_of(self.architecture.layers, stage, stages, self.own.model.chunks)
+        chunks = self.own.model.chunks if layout.role == "train" else 1  # they serve a pipeline alone
+        parts = layers_of(self.architecture.layers, stage, stages, chunks)
         parallel = TensorParallel.from_layout(layout)
         self.model = Gpt(
             self.architecture, parts, stage == 0, stage == stages - 1, layout.device, self.dtype, parallel
@@ -155,7 +153,7 @@ class GptPretraining(Workload):
         """All decay. Of some each rank of tp has a part of the gradient, of the embedding the first and last stage."""
         decay, partial = self.own.hparams.weight_decay, partial_parameters(self.model)
         named = dict(self.model.named_parameters())
-        tied = {TIED: named.pop(TIED)} if TIED in named else {}
+        tied = {EMBEDDING: named.pop(EMBEDDING)} if EMBEDDING in named else {}
         parts = {name: parameter for name, parameter in named.items() if partial.get(name)}
         whole = {name: parameter for name, parameter in named.items() if name not in parts}
         over = ("tp",) if self.layout.size("tp") > 1 else ()
@@ -185,14 +183,13 @@ class GptPretraining(Workload):
         )
         if self._written is not None:
             step.forward_backward = _with_same_weights(step.forward_backward, self._written)
-        if begun:
-            self._load_checkpoint()
         return step
 
-    def _load_checkpoint(self) -> None:
+    def load_start(self) -> None:
         """Weights and moments of the rules' checkpoint, after ``facts.checkpoint_steps`` updates. Collective."""
         cfg, facts = self.cfg, self.own.facts
-        assert cfg.assets_dir is not None, "only a run that begins from a checkpoint comes here"
+        if cfg.assets_dir is None:
+            return
         folder = cfg.assets_dir / self.own.model.checkpoint
         steps, splits = facts.checkpoint_steps, self.tensor_splits()
         load_published(folder, self.model, self._optimizer, self.layout, self.architecture, steps, splits)

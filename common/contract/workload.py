@@ -190,6 +190,12 @@ class Workload(ABC):
                         f"parameter {name!r} is split over tp under another name, {split[id(parameter)]!r}"
                     )
 
+    def load_start(self) -> None:
+        """What a run begins with that resumes none: weights and state of a training before it. Collective.
+
+        Called after :meth:`build_step`, before ``run_start``. Default: nothing, what the constructor has drawn.
+        """
+
     def warm_up_reader(self) -> None:
         """Load what reads data and run it on made-up data, before ``run_start``. Default: nothing."""
 

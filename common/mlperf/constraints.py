@@ -98,7 +98,7 @@ def _ssd_boundaries(epochs: object) -> bool:
 
 
 def _gpt3_learning_rate(global_batch: float, learning_rate: float) -> bool:
-    low, high = global_batch <= 4096, global_batch >= 3072
+    low, high = global_batch < 4096, global_batch > 3072
     return (low and learning_rate == 2e-5) or (high and learning_rate == 3e-5)
 
 

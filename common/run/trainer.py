@@ -229,6 +229,8 @@ class Trainer:
                 )
                 for remark in self.resumed["remarks"]:
                     self.bar.line(f"resume={self.session.resume}: {remark}")
+            else:
+                self.workload.load_start()
         self._first_block, self.recording.counted = self.progress.block, self.progress.counted
         self.points = EvaluationPoints(
             self.evaluations, run.benchmark, events, self.metrics, self.bar, self.progress.history

@@ -93,7 +93,17 @@ def test_rules_that_refer_to_another_key_do_not_depend_on_the_order() -> None:
 
 @pytest.mark.parametrize(
     ("batch", "rate", "allowed"),
-    [(1536, 2e-5, True), (1536, 3e-5, False), (3584, 2e-5, True), (3584, 3e-5, True), (8192, 2e-5, False)],
+    [
+        (1536, 2e-5, True),
+        (1536, 3e-5, False),
+        (3072, 2e-5, True),
+        (3072, 3e-5, False),
+        (3584, 2e-5, True),
+        (3584, 3e-5, True),
+        (4096, 2e-5, False),
+        (4096, 3e-5, True),
+        (8192, 2e-5, False),
+    ],
 )
 def test_gpt3_learning_rate_depends_on_the_batch(batch: int, rate: float, allowed: bool) -> None:
     values = {"global_batch_size": batch, "opt_base_learning_rate": rate}
