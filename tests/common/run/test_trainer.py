@@ -65,3 +65,24 @@ def test_a_run_goes_on_above_the_base_that_its_checkpoint_was_made_with_alone(da
         train("the first", f"output_dir={tmp_path / 'again'}", f"resume={place}")
         with pytest.raises(CheckpointError, match="made with the base weights the first, this run has the second"):
             train("the second", f"output_dir={tmp_path / 'other'}", f"resume={place}")
+
+
+def test_a_run_that_resumes_does_not_begin_as_a_new_one_does(data_of, tmp_path, monkeypatch):
+    begun: list[bool] = []
+
+    def load_start(self: CosmoFlow) -> None:
+        begun.append(self._optimizer is not None)  # it has state to load
+
+    monkeypatch.setattr(CosmoFlow, "load_start", load_start)
+    fixed = [f"benchmark={toy.NAME}", "scale=test", "device=cpu", "seed=1", f"data_dir={data_of(toy.NAME)}"]
+
+    def train(*overrides: str) -> None:
+        run, session = cli.load(compose([*fixed, "benchmark.schedule.last_epoch=1", *overrides]))
+        Trainer(CosmoFlow, run, session, RankInfo(0, 1, 0, 1, 0, "single"), torch.device("cpu")).train()
+
+    with toy.known():
+        train(f"output_dir={tmp_path / 'out'}", "checkpoint_every=1", "keep_checkpoints=1")
+        assert begun == [True]
+        (place,) = (tmp_path / "out" / "checkpoints").iterdir()
+        train(f"output_dir={tmp_path / 'again'}", f"resume={place}")
+    assert begun == [True]
