@@ -373,8 +373,8 @@ def _own_stage(content: dict[str, Any], model: nn.Module, layout: Layout) -> dic
 
 
 def _few(problem: str, count: int = 3) -> str:
-    """A list of names, cut to the first ones; a network of other depth lacks hundreds."""
-    names = problem.split(", ")
+    """A list of missing or unexpected names, cut to the first ones; a network of other depth lacks hundreds."""
+    names = problem.split(", ") if "key(s)" in problem else [problem]
     return problem if len(names) <= count else f"{', '.join(names[:count])} and {len(names) - count} more"
 
 
