@@ -37,6 +37,7 @@ from common.nn import main_gradient
 from common.nn.frozen_decoder.products import Operand, data_and_scale
 from common.nn.scratch import Scratch
 from common.nn.trained_decoder.products import Scales, Shared, TrainedProduct, WeightCasts, trained_product
+from common.ops.causal_attention.plain import DROPPED
 from common.ops.fp8_cast.plain import Fp8Tensor, Handover, Scaling
 from common.ops.implementation import AUTO
 from common.ops.triton_support import widen
@@ -283,8 +284,7 @@ class _AttentionHalf(torch.autograd.Function):
         o = half.output.cast_input(_rows_of(o_BShD), tokens.resting)
         out_sE = half.output.multiply(o)
         ctx.save_for_backward(residual_sE, moments_2s, qkv_TN, o_BShD, data_and_scale(o)[1], *_in_fp8(y))
-        dropped: dict[str, Any] = dict.fromkeys(("q", "k", "v", "o"))
-        ctx.attended = attended._replace(**dropped)
+        ctx.attended = attended._replace(**DROPPED)
         ctx.half, ctx.tokens, ctx.before, ctx.after = half, tokens, before, after
         return residual_sE, out_sE
 

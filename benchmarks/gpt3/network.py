@@ -25,6 +25,7 @@ from common.distributed.tensor_parallel.layers import (
     ColumnParallelLinear,
     RowParallelLinear,
     VocabularyParallelEmbedding,
+    tensor_splits,
 )
 from common.distributed.tensor_parallel.ranks import AXIS, TensorParallel
 from common.distributed.tensor_split import Split
@@ -173,12 +174,9 @@ class Gpt(nn.Module):
         shape = architecture
         if first or last:
             padded = shape.padded_vocabulary(parallel.size)
-            self.embedding = VocabularyParallelEmbedding(padded, shape.hidden, parallel, device=device, dtype=dtype)
-            self.embedding.splits = {
-                "weight": Split.dealt(
-                    (padded, shape.hidden), 0, (padded,), parallel.size, parallel.index, kept=shape.vocabulary
-                )
-            }
+            self.embedding = VocabularyParallelEmbedding(
+                padded, shape.hidden, parallel, device=device, dtype=dtype, kept=shape.vocabulary
+            )
         if first:
             self.positions = Positions(shape.positions, shape.hidden, parallel, device, dtype)
         self.layers = nn.ModuleDict(
@@ -204,11 +202,7 @@ class Gpt(nn.Module):
 
     def tensor_splits(self) -> dict[str, Split]:
         """How the ranks share each parameter of this stage that they share, by name; the embedding's padding too."""
-        return {
-            f"{prefix}.{name}": split
-            for prefix, module in self.named_modules()
-            for name, split in getattr(module, "splits", {}).items()
-        }
+        return tensor_splits(self)
 
     @torch.no_grad()
     def initialise(self, generator_of: Callable[[str], torch.Generator]) -> None:

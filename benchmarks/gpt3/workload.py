@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -35,8 +34,9 @@ from common.evaluation.counted import CountedEvaluation
 from common.ops.implementation import asked_for
 from common.optim.learning_rate import cosine_of_samples
 from common.optim.optimizer import ClipNorm, ParameterGroup
+from common.optim.shard_plan import shard_ranks
 from common.step.pipeline import Chunk, Pipeline
-from common.step.train_step import Arm, ForwardBackward, Losses, TrainStep
+from common.step.train_step import Losses, TrainStep, within
 
 
 class Part(torch.nn.Module):
@@ -182,7 +182,7 @@ class GptPretraining(Workload):
             passes=(lambda scale: self._pipeline.forward_backward(chunks, ["loss"], scale)) if staged else None,
         )
         if self._written is not None:
-            step.forward_backward = _with_same_weights(step.forward_backward, self._written)
+            step.forward_backward = within(self._written.same_weights, step.forward_backward)
         return step
 
     def load_start(self) -> None:
@@ -277,11 +277,9 @@ class GptPretraining(Workload):
         cfg, model, layout = self.cfg, self.own.model, self.layout
         if self._written is None or layout.device.type != "cuda":
             return ""
-        shards = {"none": 1, "all": layout.size("dp"), "node": math.gcd(cfg.scale.gpus_per_node, layout.size("dp"))}
+        shards = shard_ranks(cfg.optimizer.shard, layout, cfg.scale.gpus_per_node)
         masters = {"fp32": 4, "remainder": 2 if self.dtype == torch.bfloat16 else 4}[cfg.optimizer.masters]
-        place = memory.Place(
-            layout.coordinate("pp"), layout.size("pp"), model.chunks, layout.size("tp"), shards[cfg.optimizer.shard]
-        )
+        place = memory.Place(layout.coordinate("pp"), layout.size("pp"), model.chunks, layout.size("tp"), shards)
         step = memory.Step(
             cfg.grad_accumulation_steps, cfg.micro_batch * self.own.facts.row_length, self.dtype.itemsize,
             masters if self.dtype.itemsize == 2 else 0, model.linear == "fp8", model.kept_transposes,
@@ -297,16 +295,6 @@ class GptPretraining(Workload):
     def sample_flops(self) -> float:
         """FLOPs of one row, forward and backward, the causal half of the attention only."""
         return 3.0 * self.architecture.forward_flops(self.own.facts.row_length)
-
-
-def _with_same_weights(forward_backward: ForwardBackward, network: WrittenGpt) -> ForwardBackward:
-    """An iteration's forward and backward passes, between which the optimizer does not write."""
-
-    def same(micro_batches: Sequence[Batch], arm: Arm, collect: Callable[[], None]) -> dict[str, Tensor]:
-        with network.same_weights():
-            return forward_backward(micro_batches, arm, collect)
-
-    return same
 
 
 def _lowest_precision(own: GptConfig, ranks: int) -> dict[Role, LoggedPrecision]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -36,7 +35,8 @@ from common.ops import cross_entropy
 from common.ops.implementation import AUTO, OperationRequest, asked_for, select
 from common.optim.learning_rate import cosine_to
 from common.optim.optimizer import ClipNorm, ParameterGroup
-from common.step.train_step import Arm, ForwardBackward, Losses, TrainStep
+from common.optim.shard_plan import shard_ranks
+from common.step.train_step import Losses, TrainStep, within
 
 
 class LlamaPretraining(Workload):
@@ -103,11 +103,6 @@ class LlamaPretraining(Workload):
         trains = self.layout.role == "train"
         evaluates = not (trains and cfg.evaluation.ranks)
         half = self.dtype.itemsize == 2
-        shards = {
-            "none": 1,
-            "all": self.layout.size("dp"),
-            "node": math.gcd(cfg.scale.gpus_per_node, self.layout.size("dp")),
-        }
         workspace = Workspace(
             self.architecture,
             self._train_tokens(split),
@@ -115,7 +110,7 @@ class LlamaPretraining(Workload):
             evaluates * self.own.reader.eval_rows * split.local_length,
             self.dtype.itemsize,
             (2 if cfg.optimizer.masters == "remainder" and self.dtype == torch.bfloat16 else 4) if half else 0,
-            shards[cfg.optimizer.shard],
+            shard_ranks(cfg.optimizer.shard, self.layout, cfg.scale.gpus_per_node) if trains else 1,
             model.linear == "fp8",
             model.head_chunk,
             alone=self.layout.world_size == 1,
@@ -180,7 +175,7 @@ class LlamaPretraining(Workload):
         clip = ClipNorm(own.facts.max_grad_norm, "after_reduction")
         step = self.step_with(own.hparams.adamw(), schedule, clip=clip, loss_scale=own.model.loss_scale)
         if self._trained is not None:
-            step.forward_backward = _with_same_weights(step.forward_backward, self._trained)
+            step.forward_backward = within(self._trained.same_weights, step.forward_backward)
         return step
 
     def loss(self, micro_batch: Batch) -> Losses:
@@ -221,16 +216,6 @@ class LlamaPretraining(Workload):
     def sample_flops(self) -> float:
         """FLOPs of one row, forward and backward, the causal half of the attention only."""
         return 3.0 * self.architecture.forward_flops(self.own.facts.row_length)
-
-
-def _with_same_weights(forward_backward: ForwardBackward, blocks: TrainedDecoder) -> ForwardBackward:
-    """An iteration's forward and backward passes, between which the optimizer does not write."""
-
-    def same(micro_batches: Sequence[Batch], arm: Arm, collect: Callable[[], None]) -> dict[str, Tensor]:
-        with blocks.same_weights():
-            return forward_backward(micro_batches, arm, collect)
-
-    return same
 
 
 def _end_rate(own: LlamaConfig) -> float:

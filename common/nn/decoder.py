@@ -29,6 +29,7 @@ from common.distributed.tensor_parallel.layers import (
     ColumnParallelLinear,
     RowParallelLinear,
     VocabularyParallelEmbedding,
+    tensor_splits,
 )
 from common.distributed.tensor_parallel.ranks import AXIS, TensorParallel
 from common.distributed.tensor_parallel.shards import gate_up_parts, qkv_parts
@@ -286,11 +287,7 @@ class Decoder(nn.Module):
 
     def tensor_splits(self) -> dict[str, Split]:
         """How the ranks share each parameter that they share, by name."""
-        return {
-            f"{prefix}.{name}": split
-            for prefix, module in self.named_modules()
-            for name, split in getattr(module, "splits", {}).items()
-        }
+        return tensor_splits(self)
 
     def initialise(self, generator_of: Callable[[str], torch.Generator]) -> None:
         """Draw all weights, those of the base as :meth:`drawn_base`, adapters as :meth:`initialise_adapters`."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from common.distributed.context_parallel.split import ContextSplit
 from common.nn.decoder import DecoderArchitecture
 from common.ops import causal_attention, rms_norm, rope, swiglu
-from common.ops.causal_attention.plain import CausalAttention, Saved
+from common.ops.causal_attention.plain import DROPPED, CausalAttention, Saved
 from common.ops.implementation import Implementation, OperationRequest, asked_for, select
 
 DECODER_OPERATIONS: dict[str, Mapping[str, Implementation]] = {
@@ -22,9 +22,6 @@ DECODER_OPERATIONS: dict[str, Mapping[str, Implementation]] = {
     "swiglu": swiglu.IMPLEMENTATIONS,
 }
 """What every decoder chooses."""
-
-DROPPED: dict[str, Any] = dict.fromkeys(("q", "k", "v", "o"))
-"""What an attention is given again for its backward pass."""
 
 
 class Attending(NamedTuple):

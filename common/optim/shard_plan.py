@@ -39,7 +39,7 @@ class ShardPlan:
 
     def __init__(self, layout: Layout, shard: str, ranks_per_node: int | None = None) -> None:
         self._layout = layout
-        self.ranks = _ranks_of_a_shard(shard, layout, ranks_per_node)
+        self.ranks = shard_ranks(shard, layout, ranks_per_node)
         self.index = layout.index("dp") % self.ranks
         self.group = layout.subgroup("dp", self.ranks)
         self._other_axes = [axis for axis in AXES if axis not in SUMMED_AXES]
@@ -113,8 +113,15 @@ def _sum_in_order(values: Tensor, group: dist.ProcessGroup, ranks: int) -> None:
     values.copy_(gathered.view(ranks, *values.shape).sum(0))
 
 
-def _ranks_of_a_shard(shard: str, layout: Layout, ranks_per_node: int | None) -> int:
-    """How many neighbouring ``dp`` ranks share the parameters."""
+def shard_ranks(shard: str, layout: Layout, ranks_per_node: int | None) -> int:
+    """How many neighbouring ``dp`` ranks share the parameters.
+
+    Args:
+        shard, layout, ranks_per_node: see :class:`ShardPlan`.
+
+    Raises:
+        ValueError: see there.
+    """
     if shard == "none":
         return 1
     if shard == "all":

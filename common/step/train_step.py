@@ -8,6 +8,7 @@ the trainer reads a few steps later: every rank reads the same numbers of the sa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,6 +48,16 @@ class Arm(Protocol):
 
 
 ForwardBackward = Callable[[Sequence[Batch], Arm, Callable[[], None]], dict[str, Tensor]]
+
+
+def within(context: Callable[[], AbstractContextManager[None]], passes: ForwardBackward) -> ForwardBackward:
+    """``passes`` within a context of its own in every iteration, such as that no weight changes in it."""
+
+    def forward_backward(micro_batches: Sequence[Batch], arm: Arm, collect: Callable[[], None]) -> dict[str, Tensor]:
+        with context():
+            return passes(micro_batches, arm, collect)
+
+    return forward_backward
 
 
 def accumulate(loss: Callable[[Batch], Losses], loss_scale: LossScale | None = None) -> ForwardBackward:

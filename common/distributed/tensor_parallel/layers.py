@@ -196,6 +196,7 @@ class VocabularyParallelEmbedding(nn.Module):
         vocabulary: V.
         hidden: E.
         parallel, device, dtype: see :class:`ColumnParallelLinear`.
+        kept: rows that are words, the first ones, where others only make V divisible; None for all.
 
     Attributes:
         weight: (v, E).
@@ -215,10 +216,11 @@ class VocabularyParallelEmbedding(nn.Module):
         *,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        kept: int | None = None,
     ) -> None:
         super().__init__()
         self._parallel = parallel
-        split = Split.dealt((vocabulary, hidden), 0, (vocabulary,), parallel.size, parallel.index)
+        split = Split.dealt((vocabulary, hidden), 0, (vocabulary,), parallel.size, parallel.index, kept)
         self.splits = {"weight": split}
         _register(self, {"weight": split.local_shape}, device, dtype)
         self.partial_over: Mapping[str, tuple[str, ...]] = {}
@@ -244,6 +246,18 @@ def partial_parameters(model: nn.Module) -> dict[str, tuple[str, ...]]:
         for name, axes in getattr(module, "partial_over", {}).items():
             found[f"{prefix}.{name}" if prefix else name] = axes
     return found
+
+
+def tensor_splits(model: nn.Module) -> dict[str, Split]:
+    """How the ranks share each parameter that they share, by its full name.
+
+    Read off the ``splits`` of all modules: those of this file, and any other that has them.
+    """
+    return {
+        f"{prefix}.{name}": split
+        for prefix, module in model.named_modules()
+        for name, split in getattr(module, "splits", {}).items()
+    }
 
 
 def _register(

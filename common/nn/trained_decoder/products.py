@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -247,7 +248,7 @@ class TrainedProduct(Protocol):
         ...
 
 
-class _Moving:
+class _Moving(ABC):
     """What products have in common: their tokens move."""
 
     weight: nn.Parameter
@@ -268,8 +269,9 @@ class _Moving:
         """Add the weight's gradient to the main one; the input's."""
         return self._movement.backward(self._own(), dy, x)
 
+    @abstractmethod
     def _own(self) -> LocalProduct:
-        raise NotImplementedError
+        """What this rank multiplies by itself."""
 
 
 class HalfTrainedProduct(_Moving):

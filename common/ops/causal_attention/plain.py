@@ -38,6 +38,10 @@ class Saved(NamedTuple):
     state: Any = None
 
 
+DROPPED: dict[str, Any] = dict.fromkeys(("q", "k", "v", "o"))
+"""``saved._replace(**DROPPED)`` keeps none of what a caller has anyway, and gives again for the backward pass."""
+
+
 class CausalAttention(NamedTuple):
     """The functions of an implementation.
 

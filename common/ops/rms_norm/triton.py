@@ -13,26 +13,11 @@ from torch import Tensor
 
 from common.ops.fp8_cast.plain import E4M3, E5M2, SAMPLED_ROWS_OF_COMPUTED, Fp8Tensor, Scaling
 from common.ops.fp8_cast.triton import arguments, result
+from common.ops.norm.parted_rows import Tile
 from common.ops.rms_norm import kernels
 from common.ops.rms_norm.plain import Normed
 from common.ops.tiling.column_sums import column_sums
 from common.ops.triton_support import multiprocessors, require_contiguous
-
-
-class Tile(NamedTuple):
-    """How a pass cuts its (T, E) matrix.
-
-    Attributes:
-        rows: rows that a program holds at a time.
-        warps: warps of one program.
-        programs: programs per multiprocessor, each visiting many groups of rows.
-        stages: groups in flight per program through asynchronous copies; 1 for plain loads.
-    """
-
-    rows: int
-    warps: int
-    programs: int
-    stages: int
 
 
 class Block(NamedTuple):
