@@ -122,6 +122,7 @@ def test_every_attention_reads_heads_side_by_side(linear: str, attention: str) -
         loss(halves, *given).backward()
     loss(exact, *given).backward()
     wanted = gradients(exact)
+    assert gradients(ours).keys() == wanted.keys()
     for name, gradient in gradients(ours).items():
         if "qkv" in name or "attention_norm" in name:
             assert error(gradient, wanted[name]) < BOUNDS[linear][1], name

@@ -162,6 +162,7 @@ def test_trained_products_are_those_of_their_operands(name: str, keep_turned: bo
     torch.manual_seed(0)
     layer, shared = Holder(768, 512), Shared(Scratch(GPU), WeightCasts(), accumulation=name)
     product_8 = trained_product(layer, "fp8", shared, bias=True, keep_turned=keep_turned)
+    assert product_8._accumulate is weight_gradient.IMPLEMENTATIONS[name].function
     x, dy = torch.randn(1024, 512, device=GPU).bfloat16(), torch.randn(1024, 768, device=GPU).mul_(1e-3).bfloat16()
     shared.begin()
     x8, dy8 = product_8.cast_input(x, False), product_8.cast_gradient(dy)
@@ -188,4 +189,5 @@ def test_a_bias_in_16_bits_is_added_by_the_product() -> None:
         product_16.multiply(x)
         torch.cuda.synchronize()
     kernels = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    assert kernels
     assert not [event.name for event in kernels if "elementwise" in event.name.lower()], "a pass for the bias alone"

@@ -47,12 +47,14 @@ def network(dtype: torch.dtype = torch.float64, **changes: object) -> Gpt:
     return model
 
 
-def written(model: Gpt, linear: str = "torch", put_off_head: int = 0, **changes: str) -> WrittenGpt:
+def written(
+    model: Gpt, linear: str = "torch", put_off_head: int = 0, kept_transposes: bool = False, **changes: str
+) -> WrittenGpt:
     """``model`` through its halves, by PyTorch's operations but for ``changes``."""
     parameter = next(model.parameters())
     requested = SimpleNamespace(**{**vars(PLAIN), **changes})
     operations, _ = choose(requested, model.architecture, parameter.device, parameter.dtype, model.parallel.size)
-    return WrittenGpt(model, operations, linear, B * S, put_off_head=put_off_head)
+    return WrittenGpt(model, operations, linear, B * S, kept_transposes=kept_transposes, put_off_head=put_off_head)
 
 
 def rows(shape: Architecture | None = None, seed: int = 1) -> tuple[Tensor, Tensor]:

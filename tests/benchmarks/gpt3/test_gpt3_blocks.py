@@ -10,7 +10,9 @@ from torch import Tensor
 from benchmarks.gpt3.blocks import WrittenGpt
 from benchmarks.gpt3.network import Gpt
 from common.distributed.pipeline.order import layers_of
+from common.errors import UnsupportedImplementation
 from common.nn.trained_decoder.products import Fp8TrainedProduct
+from tests.counted_transposes import counted_transposes
 
 FIVE = 5
 """Buffers of scales of a layer: four products and what is saved."""
@@ -239,7 +241,27 @@ def test_training_keeps_as_much_as_is_said(linear: str, share: int) -> None:
     assert small <= 2 * 2 * 4 * B * S + 64
 
 
+def test_transposes_that_are_kept_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, counts, turned = [], [], counted_transposes(monkeypatch)
+    for kept in (False, True):
+        turned.clear()
+        ours = network(torch.bfloat16)
+        halves = written(ours, "fp8", kept_transposes=kept)
+        for _ in range(2):
+            with halves.same_weights():
+                for seed in (1, 2):
+                    loss(halves, seed).backward()
+            with torch.no_grad():
+                for parameter in ours.parameters():
+                    parameter.mul_(0.9)
+        found.append(gradients(ours))
+        counts.append(len(turned))
+    layers = ours.architecture.layers
+    assert counts[0] - counts[1] == 2 * 4 * layers  # four weights of a layer, in the second micro-batch of two steps
+    assert all(torch.equal(gradient, found[1][name]) for name, gradient in found[0].items())
+
+
 def test_operations_are_chosen_by_name() -> None:
-    with pytest.raises(Exception, match=r"model\.layer_norm"):
+    with pytest.raises(UnsupportedImplementation, match=r"model\.layer_norm"):
         written(network(), layer_norm="no such")
     assert set(vars(PLAIN)) == {"attention", "layer_norm", "bias_gelu", "qkv_gradient", "cross_entropy"}

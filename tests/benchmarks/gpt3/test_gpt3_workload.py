@@ -141,7 +141,8 @@ def test_the_reference_points_of_mlcommons_can_be_run():
     points = json.loads((package / "training_4.1.0" / "rcps_gpt3.json").read_text())
     found = set()
     for point in points.values():
-        run, _ = loaded("scale=512xH100", f"hparams=gpt3/rcp_{point['BS']}", CHECKPOINT)
+        run, session = loaded("scale=512xH100", f"hparams=gpt3/rcp_{point['BS']}", CHECKPOINT)
+        admit(run, session)
         logged, reference = hyperparameters(run), point["Hyperparams"]
         assert logged["global_batch_size"] == point["BS"]
         assert logged["opt_base_learning_rate"] == reference["opt_base_learning_rate"]

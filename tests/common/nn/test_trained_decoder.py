@@ -19,6 +19,7 @@ from common.nn.trained_decoder.operations import choose
 from common.nn.trained_decoder.products import Fp8TrainedProduct, Shared, WeightCasts, trained_product
 from common.ops import cross_entropy
 from common.ops.fp8_cast.plain import widen_fp8
+from tests.counted_transposes import counted_transposes
 from tests.generators import generator_of
 
 SMALL = DecoderArchitecture(
@@ -163,9 +164,10 @@ def test_a_weight_is_cast_once_for_all_micro_batches_of_a_step(monkeypatch: pyte
     assert len(casts) == 4 * products, "elsewhere weights may have changed before any pass"
 
 
-def test_transposes_that_are_kept_change_nothing() -> None:
-    found = []
+def test_transposes_that_are_kept_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, counts, turned = [], [], counted_transposes(monkeypatch)
     for transposed in (0, 2):
+        turned.clear()
         model = decoder(torch.bfloat16)
         operations, _ = choose(Plain(), SMALL, ContextSplit(LENGTH), CPU, torch.bfloat16)
         halves = TrainedDecoder(model, operations, "fp8", ROWS * LENGTH, transposed_layers=transposed)
@@ -177,7 +179,9 @@ def test_transposes_that_are_kept_change_nothing() -> None:
                 for parameter in model.layers.parameters():
                     parameter.mul_(0.9)
         found.append(gradients(model))
+        counts.append(len(turned))
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+    assert counts[0] - counts[1] == 2 * 4 * 2  # two layers' four weights, in the second micro-batch of two steps
 
 
 def test_an_accumulation_that_cannot_run_here_is_refused_by_its_option() -> None:
