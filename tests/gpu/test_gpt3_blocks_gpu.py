@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -17,14 +16,12 @@ from benchmarks.gpt3.operations import OPERATIONS, choose
 from benchmarks.gpt3.workload import GptPretraining
 from common import cli
 from common.config.composition import compose
-from common.data.batches import Batch
 from common.distributed.layout import Layout
 from common.errors import UnsupportedImplementation
 from common.ops.implementation import AUTO
 from common.step.capture import capturing
-from common.step.graphs import StepRunner
-from tests.conftest import ROOT
 from tests.generators import generator_of
+from tests.gpu import learning_text
 
 pytestmark = pytest.mark.gpu
 
@@ -42,8 +39,6 @@ SHAPE = Architecture(
     initializer_range=0.04,
 )  # fmt: skip
 ROWS, CHUNK, LENGTH = 2, 300, 384
-STEPS, MEAN_OF, CLOSE = 200, 20, 0.01
-"""Of the curves; how far the mean losses may be apart."""
 
 
 def model(dtype: torch.dtype, shape: Architecture = SHAPE) -> Gpt:
@@ -195,49 +190,24 @@ def test_a_layer_keeps_as_much_as_is_said(linear: str) -> None:
     assert kept < 1.05 * said
 
 
-def text() -> np.ndarray:
-    """Bytes of the documentation."""
-    pages = sorted((ROOT / "docs").glob("*.md"))
-    return np.concatenate([np.frombuffer(page.read_bytes(), np.uint8) for page in pages]).astype(np.int32)
-
-
-def curve(linear: str, ids: np.ndarray) -> list[float]:
-    """Losses of ``STEPS`` steps from one start, with one order of rows."""
+def reads_text(linear: str, *overrides: str) -> list[float]:
+    """Mean losses of a network of four layers, 1,024 wide."""
     facts = {
-        "vocabulary": 256, "hidden": 1024, "layers": 4, "heads": 8, "feed_forward": 4096, "positions": LENGTH,
-        "initializer_range": 0.02, "warmup_samples": 320, "decay_samples": 64_000,
+        "vocabulary": learning_text.VOCABULARY, "hidden": 1024, "layers": 4, "heads": 8, "feed_forward": 4096,
+        "positions": LENGTH, "initializer_range": 0.02, "warmup_samples": 320, "decay_samples": 64_000,
     }  # fmt: skip
     given = [f"benchmark.facts.{name}={value}" for name, value in facts.items()]
     run, _ = cli.load(
         compose([
             "benchmark=gpt3", "scale=test", "device=cuda", "precision=bf16", *given, f"model.linear={linear}",
-            "hparams.global_batch_size=16", "micro_batch=16", "hparams.base_learning_rate=1e-3",
+            f"hparams.global_batch_size={learning_text.ROWS}", f"micro_batch={learning_text.ROWS}",
+            "hparams.base_learning_rate=5e-4", *overrides,
         ])
     )  # fmt: skip
     made = GptPretraining(run, Layout(run.layout, seed=3, device=GPU))
-    step = made.build_step()
-    runner = StepRunner(step, made.model, made.cfg.grad_accumulation_steps)
-    runner.warm_up(made.example_batches())
-    random, results = np.random.default_rng(1), []
-    for _ in range(STEPS):
-        starts = random.integers(0, len(ids) - LENGTH - 1, 16)
-        tokens = torch.from_numpy(np.stack([ids[start : start + LENGTH + 1] for start in starts])).to(GPU)
-        tokens[:, -1] = -1
-        with runner.on_stream():
-            result = runner([Batch({"tokens": tokens}, 16)])
-            results.append((result.names, result.values.clone()))
-    torch.cuda.synchronize()
-    assert not runner.uncaptured
-    runner.close()
-    return [step.read(names, values.tolist()).metrics["loss"] for names, values in results]
+    return learning_text.mean_losses(made, GPU, LENGTH, last_is_scored=False)
 
 
 @WITH_FP8
 def test_fp8_learns_text_as_bf16_does() -> None:
-    ids = text()
-    means = {linear: np.array(curve(linear, ids)).reshape(-1, MEAN_OF).mean(1).tolist() for linear in ("torch", "fp8")}
-    for linear, losses in means.items():
-        print(f"{linear}: {' '.join(f'{value:.4f}' for value in losses)}")
-    assert means["torch"][-1] < 0.7 * means["torch"][0]
-    for half, fp8 in zip(means["torch"], means["fp8"], strict=True):
-        assert abs(fp8 / half - 1) < CLOSE
+    learning_text.check_that_fp8_learns_as_bf16_does({linear: reads_text(linear) for linear in ("torch", "fp8")})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from common.nn.decoder import Decoder
 from common.ops import weight_gradient
 from common.ops.implementation import OperationRequest
 from common.step.graphs import StepRunner
-from tests.conftest import ROOT
+from tests.gpu import learning_text
 
 pytestmark = pytest.mark.gpu
 
@@ -30,8 +29,6 @@ BOUNDS = {"torch": (0.002, 0.06), "fp8": (0.02, 0.4)}
 """Of the loss and of a gradient, relative: e5m2 has two bits behind the point, so that is the wiring."""
 
 ROWS, LENGTH, VOCABULARY = 2, 384, 512
-STEPS, MEAN_OF, CLOSE = 200, 20, 0.01
-"""Of the curves; how far the mean losses may be apart."""
 
 
 def workload(*overrides: str, seed: int = 3) -> LlamaPretraining:
@@ -161,41 +158,18 @@ def test_masters_that_are_kept_as_remainders_change_no_more_than_the_last_bit_of
         assert error < noise, f"{name}: {error}, and {noise} between two runs with masters in fp32"
 
 
-def text() -> np.ndarray:
-    """Bytes of the documentation."""
-    pages = sorted((ROOT / "docs").glob("*.md"))
-    return np.concatenate([np.frombuffer(page.read_bytes(), np.uint8) for page in pages]).astype(np.int32)
-
-
-def curve(linear: str, ids: np.ndarray) -> list[float]:
-    """Losses of ``STEPS`` steps from one start, with one order of rows."""
-    facts = {"hidden": 1024, "layers": 4, "heads": 8, "kv_heads": 2, "feed_forward": 3584, "vocabulary": 256}
+def reads_text(linear: str, *overrides: str) -> list[float]:
+    """Mean losses of a network of four layers, 1,024 wide."""
+    facts = {"hidden": 1024, "layers": 4, "heads": 8, "kv_heads": 2, "feed_forward": 3584, "initializer_range": 0.02}
     made = workload(
         *(f"benchmark.facts.{name}={value}" for name, value in facts.items()), f"model.linear={linear}",
-        "benchmark.facts.initializer_range=0.02", "hparams.global_batch_size=16", "micro_batch=16",
-        "hparams.base_learning_rate=1e-3", "hparams.warmup_steps=20",
+        f"benchmark.facts.vocabulary={learning_text.VOCABULARY}",
+        f"hparams.global_batch_size={learning_text.ROWS}", f"micro_batch={learning_text.ROWS}",
+        "hparams.base_learning_rate=5e-4", "hparams.warmup_steps=20", *overrides,
     )  # fmt: skip
-    step = made.build_step()
-    runner = StepRunner(step, made.model, made.cfg.grad_accumulation_steps)
-    runner.warm_up(made.example_batches())
-    random, results = np.random.default_rng(1), []
-    for _ in range(STEPS):
-        starts = random.integers(0, len(ids) - LENGTH - 1, 16)
-        tokens = torch.from_numpy(np.stack([ids[start : start + LENGTH + 1] for start in starts])).to(GPU)
-        with runner.on_stream():
-            result = runner([Batch({"tokens": tokens}, 16)])
-            results.append((result.names, result.values.clone()))
-    torch.cuda.synchronize()
-    runner.close()
-    return [step.read(names, values.tolist()).metrics["loss"] for names, values in results]
+    return learning_text.mean_losses(made, GPU, LENGTH, last_is_scored=True)
 
 
 @WITH_FP8
 def test_fp8_learns_text_as_bf16_does() -> None:
-    ids = text()
-    means = {linear: np.array(curve(linear, ids)).reshape(-1, MEAN_OF).mean(1).tolist() for linear in ("torch", "fp8")}
-    for linear, losses in means.items():
-        print(f"{linear}: {' '.join(f'{loss:.4f}' for loss in losses)}")
-    assert means["torch"][-1] < 0.7 * means["torch"][0]
-    for half, fp8 in zip(means["torch"], means["fp8"], strict=True):
-        assert abs(fp8 / half - 1) < CLOSE
+    learning_text.check_that_fp8_learns_as_bf16_does({linear: reads_text(linear) for linear in ("torch", "fp8")})
