@@ -222,7 +222,7 @@ class OptimizerConfig:
         bucket_mb: gradients that are reduced in one collective.
         overlap: reduce during the backward pass, and gather updated weights during the forward pass.
         shard: who updates: ``none``: every rank all weights; ``node``: the ranks of a node share the work; ``all``:
-            all data-parallel ranks do.
+            all ranks with the same weights do (``layout.dp`` and ``layout.cp``).
         reduction: with shards: ``scatter``: each rank receives the sum of its shard alone (several nodes then sum
             shards); ``all_reduce``: one all-reduce over all ranks, of which each keeps its shard.
         grad_predivide: what fp16 gradients are divided by before they are summed over ranks; the update multiplies.

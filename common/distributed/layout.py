@@ -71,11 +71,7 @@ class Layout:
 
     def index(self, *axes: str) -> int:
         """This rank's place in the group over ``axes``, the first axis varying slowest in ``AXES`` order."""
-        mine, place = self._coordinates(self.rank), 0
-        for axis in AXES:
-            if axis in axes:
-                place = place * self.sizes[axis] + mine[axis]
-        return place
+        return self._along(axes, self._coordinates(self.rank))
 
     def group(self, *axes: str, ends: Sequence[str] = ()) -> dist.ProcessGroup | None:
         """The process group of the ranks that share this rank's place on every other axis.
@@ -113,21 +109,23 @@ class Layout:
                     self._links[key] = group
         return self._links[key]
 
-    def subgroup(self, axis: str, size: int) -> dist.ProcessGroup | None:
+    def subgroup(self, axis: str | tuple[str, ...], size: int) -> dist.ProcessGroup | None:
         """The process group of ``size`` neighbours along ``axis`` that this rank belongs to (group batch norm).
+
+        Args:
+            axis: one, or several taken as one, on which a rank's place is its :meth:`index` over them.
+            size: of the neighbourhoods.
 
         Raises:
             ConfigError: ``size`` does not divide the axis.
         """
-        self._check_divides(axis, size)
-        families: dict[tuple[int, ...], list[int]] = {}
-        for rank in range(self.world_size):
-            place = self._coordinates(rank)
-            key = tuple(place[a] // size if a == axis else place[a] for a in AXES)
-            families.setdefault(key, []).append(rank)
-        return self._build([tuple(members) for members in families.values()])
+        axes = self._divided(axis, size)
+        kept = [a for a in AXES if a not in axes]
+        return self._of_equal_keys(lambda place: (self._along(axes, place) // size, *(place[a] for a in kept)), ())
 
-    def across(self, axis: str, size: int, *others: str, ends: Sequence[str] = ()) -> dist.ProcessGroup | None:
+    def across(
+        self, axis: str | tuple[str, ...], size: int, *others: str, ends: Sequence[str] = ()
+    ) -> dist.ProcessGroup | None:
         """The process group that joins the neighbourhoods of :meth:`subgroup`: the ranks with the same place in each.
 
         Args:
@@ -138,9 +136,9 @@ class Layout:
         Raises:
             ConfigError: ``size`` does not divide the axis.
         """
-        self._check_divides(axis, size)
-        kept = [a for a in AXES if a not in others]
-        return self._of_equal_keys(lambda place: tuple(place[a] % size if a == axis else place[a] for a in kept), ends)
+        axes = self._divided(axis, size)
+        kept = [a for a in AXES if a not in (*axes, *others)]
+        return self._of_equal_keys(lambda place: (self._along(axes, place) % size, *(place[a] for a in kept)), ends)
 
     def node(self, ranks_per_node: int) -> dist.ProcessGroup | None:
         """The process group of this rank's node, whose ranks follow one another; None for a rank alone.
@@ -167,9 +165,21 @@ class Layout:
         generator.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
         return generator
 
-    def _check_divides(self, axis: str, size: int) -> None:
-        if size < 1 or self.sizes[axis] % size:
-            raise ConfigError(f"a group of {size} ranks does not divide the {self.sizes[axis]} ranks of axis {axis!r}")
+    def _divided(self, axis: str | tuple[str, ...], size: int) -> tuple[str, ...]:
+        """The axes that are taken as one, which neighbourhoods of ``size`` ranks divide."""
+        axes = (axis,) if isinstance(axis, str) else axis
+        if size < 1 or self.size(*axes) % size:
+            named = f"axis {axes[0]!r}" if len(axes) == 1 else f"the axes {' x '.join(axes)}"
+            raise ConfigError(f"a group of {size} ranks does not divide the {self.size(*axes)} ranks of {named}")
+        return axes
+
+    def _along(self, axes: Sequence[str], coordinates: Mapping[str, int]) -> int:
+        """The place on ``axes`` taken as one, the first in ``AXES`` order varying slowest."""
+        place = 0
+        for axis in AXES:
+            if axis in axes:
+                place = place * self.sizes[axis] + coordinates[axis]
+        return place
 
     def _coordinates(self, rank: int) -> dict[str, int]:
         place = {}

@@ -55,8 +55,8 @@ class Optimizer:
             smaller than float16's smallest normal number. Clipping before the reduction sums over ``cp`` first, without
             dividing.
         implementation: of the rule: ``auto`` or a name of its IMPLEMENTATIONS.
-        shard: who updates what. ``none``: every rank all parameters. ``all``: the ``dp`` ranks share them. ``node``:
-            those of one node do, and each node holds all.
+        shard: who updates what. ``none``: every rank all parameters. ``all``: the ranks of ``dp`` and ``cp`` share
+            them. ``node``: of these, those of one node do, and each node holds all.
         reduction: with shards, ``scatter`` or ``all_reduce`` (see :mod:`common.optim.reduce`).
         ranks_per_node: with ``shard="node"``: consecutive ranks in a node.
         blocks: parts of the model in the order of the forward pass, whose weights are gathered just before they run
@@ -78,7 +78,7 @@ class Optimizer:
         ValueError: no parameters, one that occurs twice or cannot lie in a flat buffer, an unknown axis, or an
             argument without sense.
         UnsupportedImplementation: there is no such implementation, or it cannot serve these parameters.
-        ConfigError: a node's ranks do not divide the ``dp`` axis.
+        ConfigError: a node's ranks do not divide those of ``dp`` and ``cp``.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Optimizer:
         scales = [1.0 / by for by in divided]
         self._reducer = GradientReducer(self.partitions, routes, early, reduction == "all_reduce", scales)
         self._gatherer = WeightGatherer(self.partitions, plan.group, blocks if overlap else ())
-        self.choices = self._in_words(reduction, early)
+        self.choices = self._in_words(reduction, plan.ranks // routes[0].pieces, early)
         # Of the stages of a pipeline some may have nothing to reduce, and report the same as those that have.
         tied = any(layout.size(*group.tied_over) > 1 for group in groups)
         self._reports_wait = self._reducer.wait_ms is not None or tied
@@ -349,15 +349,14 @@ class Optimizer:
     def _scalars(self) -> dict[str, Tensor]:
         return {"step": self._step, **dict(self.loss_scale.named_state() if self.loss_scale is not None else ())}
 
-    def _in_words(self, reduction: str, early: bool) -> dict[str, str]:
+    def _in_words(self, reduction: str, scattering: int, early: bool) -> dict[str, str]:
         if not self._reducer.buckets:
             return {}
         when = "during the backward pass" if early else "after the backward pass"
         because = ", as clipping comes before" if self._clipper is not None else ""
-        ranks = self.plan.ranks
-        how = "all-reduce" if ranks == 1 or reduction == "all_reduce" else f"scatter over {ranks} ranks"
+        how = "all-reduce" if scattering == 1 or reduction == "all_reduce" else f"scatter over {scattering} ranks"
         chosen = {"gradient reduction": f"{how} {when}{because}"}
-        if ranks > 1:
+        if self.plan.ranks > 1:
             chosen["weight gathering"] = "during the forward pass" if self._gatherer.overlapped else "after the update"
         return chosen
 

@@ -5,8 +5,9 @@ factor is applied once in the update, and summing over ranks then equals accumul
 
 Without shards every rank receives the whole sum (all-reduce). With shards it needs its own piece of each bucket: a
 reduce-scatter over the ranks that share the shards, then, where several such neighbourhoods hold the same shards, an
-all-reduce of the pieces between them. ``all_reduce=True`` instead sums whole buckets over all ranks at once, what
-networks that reduce in their switches are made for, and keeps the piece.
+all-reduce of the pieces between them. Of ranks that had the same gradients before, each keeps its piece of what the
+scatter gives all of them. ``all_reduce=True`` instead sums whole buckets over all ranks at once, what networks that
+reduce in their switches are made for, and keeps the piece.
 
 A sum in float16 may leave its range where the terms do not: ``scales`` multiplies them before they are summed.
 """
@@ -31,23 +32,29 @@ from common.optim.partition import Partition
 class Route:
     """The ranks over which the gradients of one parameter group are summed; None where it is this rank alone.
 
+    Ranks that have the same gradients, summed over these ranks before, are never in one of the groups together.
+
     Attributes:
         shard: ranks that share the shards.
         across: ranks that hold the same shard.
         everyone: both together.
         late: whether to reduce these gradients after all others: some ranks have them early, others at the end.
+        pieces: how many of a bucket a scatter over ``shard`` leaves this rank with: one for each rank that shares
+            shards with it and had the same gradients before.
     """
 
     shard: dist.ProcessGroup | None
     across: dist.ProcessGroup | None
     everyone: dist.ProcessGroup | None
     late: bool = False
+    pieces: int = 1
 
 
 @dataclass(frozen=True)
 class _Reduction:
     """One bucket: its gradients, this rank's piece of them, where the piece's sum goes (None: in place), over whom.
 
+    ``scattered`` is where a scatter puts what it leaves this rank with: ``piece``, or several pieces of the gradients.
     ``scale`` is what the gradients are multiplied with before.
     """
 
@@ -55,6 +62,7 @@ class _Reduction:
     gradients: Tensor
     own: Tensor
     piece: Tensor | None
+    scattered: Tensor
     route: Route
     scale: float
 
@@ -94,7 +102,7 @@ class GradientReducer:
         self._kept = [piece for piece, _ in kept], [own for _, own in kept]
         self._bucket_of = {s.name: i for i, r in enumerate(self._reductions) for s in r.bucket.segments}
         device = partitions[0].buffer.device
-        staged = not all_reduce and any(r.piece is not None and r.route.across is not None for r in self._reductions)
+        staged = not all_reduce and any(r.piece is not None and _in_stages(r.route) for r in self._reductions)
         self._side = torch.cuda.Stream(device) if staged and device.type == "cuda" else None
         self._hooks: list[RemovableHandle] = []
         self._armed = False
@@ -191,13 +199,18 @@ class GradientReducer:
         if reduction.scale != 1.0:
             reduction.gradients.mul_(reduction.scale)
         if piece is None or self._all_reduce:
-            self._works.append(_summed(reduction.gradients, route.everyone))
-        elif route.across is None:
+            if route.everyone is not None:
+                self._works.append(_summed(reduction.gradients, route.everyone))
+        elif not _in_stages(route):
             self._works.append(_scattered(piece, reduction.gradients, route.shard))
         else:
             with self._beside():
-                _scattered(piece, reduction.gradients, route.shard).wait()
-                self._works.append(_summed(piece, route.across))
+                if route.shard is not None:
+                    _scattered(reduction.scattered, reduction.gradients, route.shard).wait()
+                if route.pieces > 1:
+                    piece.copy_(reduction.own)
+                if route.across is not None:
+                    self._works.append(_summed(piece, route.across))
 
     @contextlib.contextmanager
     def _beside(self) -> Iterator[None]:
@@ -208,6 +221,11 @@ class GradientReducer:
         self._side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._side):
             yield
+
+
+def _in_stages(route: Route) -> bool:
+    """Whether a scatter alone does not give a rank the sum of its piece."""
+    return route.pieces > 1 or route.across is not None
 
 
 def _summed(values: Tensor, group: dist.ProcessGroup | None) -> dist.Work:
@@ -233,10 +251,14 @@ def _plan(partitions: Sequence[Partition], routes: Sequence[Route], scales: Sequ
         for piece in reversed(partition.pieces):
             bucket = piece.bucket
             route = routes[bucket.group]
-            if route.everyone is None:
+            if route.everyone is None and partition.is_whole:
                 continue
             flat = partition.buffer.gradients
             target = None if partition.is_whole else partition.shard.gradients[piece.place]
-            values = flat[bucket.start : bucket.stop]
-            reductions.append(_Reduction(bucket, values, flat[piece.inside], target, route, scales[bucket.group]))
+            values, own = flat[bucket.start : bucket.stop], flat[piece.inside]
+            scattered = own if target is None else target
+            if route.pieces > 1:
+                size = own.numel() * route.pieces
+                scattered = values.split(size)[(piece.inside.start - bucket.start) // size]
+            reductions.append(_Reduction(bucket, values, own, target, scattered, route, scales[bucket.group]))
     return sorted(reductions, key=lambda reduction: (reduction.route.late, reduction.bucket.readiness))

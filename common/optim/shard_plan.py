@@ -16,12 +16,13 @@ from common.optim.reduce import Route
 class ShardPlan:
     """The ranks that share shards, and sums over them.
 
-    The ranks of the ``dp`` and ``cp`` axes hold the same weights. Those of ``dp`` share shards; each of those of ``cp``
-    has the whole of what its ``dp`` neighbours share, and updates it alike.
+    The ranks of the ``dp`` and ``cp`` axes hold the same weights, and share shards whatever of the two tells them
+    apart: neighbours on both axes taken as one, of which ``cp`` is the inner.
 
     Args:
         layout: of all ranks; collective, every rank builds it alike.
-        shard: ``none``: every rank updates everything. ``all``: the ``dp`` ranks share. ``node``: those of one node do.
+        shard: ``none``: every rank updates everything. ``all``: the ranks of ``dp`` and ``cp`` share. ``node``: of
+            these, those of one node do.
         ranks_per_node: consecutive ranks in a node, for ``node``.
 
     Attributes:
@@ -33,22 +34,25 @@ class ShardPlan:
         near_writer: whether one of the ranks that it shares with does.
 
     Raises:
-        ValueError: an unknown word, or a node that does not fit the inner axes.
-        ConfigError: the ranks of a node do not divide the ``dp`` axis.
+        ValueError: an unknown word, or nodes that cut the ranks of ``cp`` or ``tp`` into unequal parts.
+        ConfigError: the ranks of a node do not divide those of ``dp`` and ``cp``.
     """
 
     def __init__(self, layout: Layout, shard: str, ranks_per_node: int | None = None) -> None:
         self._layout = layout
         self.ranks = shard_ranks(shard, layout, ranks_per_node)
-        self.index = layout.index("dp") % self.ranks
-        self.group = layout.subgroup("dp", self.ranks)
+        self.index = layout.index(*SUMMED_AXES) % self.ranks
+        self.group = layout.subgroup(SUMMED_AXES, self.ranks)
         self._other_axes = [axis for axis in AXES if axis not in SUMMED_AXES]
         self.other_ranks = layout.group(*self._other_axes)
         self.writes = layout.index(*SUMMED_AXES) == 0
-        self.near_writer = layout.index("dp") < self.ranks and layout.index("cp") == 0
+        self.near_writer = layout.index(*SUMMED_AXES) < self.ranks
 
     def route(self, group: ParameterGroup, done: Sequence[str] = ()) -> Route:
         """The ranks over which the gradients of ``group`` are summed. Collective.
+
+        Where they have been summed over ``cp`` before, each of its ranks has the whole sum: they are scattered over the
+        replicas that share, and of what a rank receives it keeps the piece that is its own.
 
         Args:
             group: the parameters.
@@ -57,9 +61,14 @@ class ShardPlan:
         axes = dict.fromkeys(
             axis for axis in (*SUMMED_AXES, *group.replicated_over, *group.summed_over) if axis not in done
         )
-        others, ends = [axis for axis in axes if axis != "dp"], group.tied_over
-        across = self._layout.across("dp", self.ranks, *others, ends=ends)
-        return Route(self.group, across, self._layout.group(*axes, ends=ends), late=bool(ends))
+        others, ends = [axis for axis in axes if axis not in SUMMED_AXES], group.tied_over
+        shared: tuple[str, ...] = SUMMED_AXES
+        ranks = self.ranks
+        if "cp" in done:
+            shared, ranks = ("dp",), max(ranks // self._layout.size("cp"), 1)
+        across = self._layout.across(shared, ranks, *others, ends=ends)
+        everyone = self._layout.group(*axes, ends=ends)
+        return Route(self._layout.subgroup(shared, ranks), across, everyone, bool(ends), self.ranks // ranks)
 
     def check_tied(self, groups: Sequence[ParameterGroup], routes: Sequence[Route], device: torch.device) -> None:
         """Make sure that both ends of an axis have as many weights in the groups that tie them. Collective.
@@ -114,7 +123,7 @@ def _sum_in_order(values: Tensor, group: dist.ProcessGroup, ranks: int) -> None:
 
 
 def shard_ranks(shard: str, layout: Layout, ranks_per_node: int | None) -> int:
-    """How many neighbouring ``dp`` ranks share the parameters.
+    """How many neighbouring ranks of ``dp`` and ``cp`` share the parameters.
 
     Args:
         shard, layout, ranks_per_node: see :class:`ShardPlan`.
@@ -125,10 +134,16 @@ def shard_ranks(shard: str, layout: Layout, ranks_per_node: int | None) -> int:
     if shard == "none":
         return 1
     if shard == "all":
-        return layout.size("dp")
+        return layout.size(*SUMMED_AXES)
     if shard != "node":
         raise ValueError(f"shard={shard!r}: use none, node or all")
-    inner = layout.size("cp", "tp")
-    if ranks_per_node is None or ranks_per_node < 1 or (ranks_per_node % inner and inner % ranks_per_node):
+    places = max((ranks_per_node or 0) // layout.size("tp"), 1)  # on dp and cp, which a node has
+    if not (_fits(ranks_per_node or 0, layout.size("tp")) and _fits(places, layout.size("cp"))):
+        inner = layout.size("cp", "tp")
         raise ValueError(f"shard='node' with ranks_per_node={ranks_per_node}: it must fit cp x tp = {inner} ranks")
-    return min(max(ranks_per_node // inner, 1), layout.size("dp"))
+    return min(places, layout.size(*SUMMED_AXES))
+
+
+def _fits(ranks: int, axis: int) -> bool:
+    """Whether so many neighbouring ranks are those of an axis once or several times, or a whole share of them."""
+    return ranks > 0 and (ranks % axis == 0 or axis % ranks == 0)

@@ -39,6 +39,20 @@ def test_across_a_neighbourhood_that_is_the_whole_axis_is_this_rank_alone():
     assert Layout({"dp": 4, "tp": 2}, 5).across("dp", 4) is None
 
 
+def test_several_axes_make_neighbourhoods_as_one():
+    # rank = (dp, cp, tp): neighbours on dp x cp are two apart
+    layout = Layout({"dp": 2, "cp": 4, "tp": 2}, 13)  # dp 1, cp 2, tp 1
+    assert layout.subgroup(("dp", "cp"), 2) == (13, 15)
+    assert layout.subgroup(("dp", "cp"), 8) == (1, 3, 5, 7, 9, 11, 13, 15)
+    assert layout.across(("dp", "cp"), 2) == (1, 5, 9, 13)
+    assert layout.across(("dp", "cp"), 4, "tp") == (4, 5, 12, 13)
+
+
+def test_neighbourhoods_divide_several_axes_as_one():
+    with pytest.raises(ConfigError, match="3 ranks does not divide the 8 ranks of the axes dp x cp"):
+        Layout({"dp": 4, "cp": 2}).subgroup(("dp", "cp"), 3)
+
+
 @pytest.mark.parametrize("make", [Layout.subgroup, Layout.across])
 def test_neighbourhoods_divide_the_axis(make):
     with pytest.raises(ConfigError, match="3 ranks does not divide the 4 ranks of axis 'dp'"):

@@ -42,7 +42,7 @@ SHARDED: dict[str, dict[str, Any]] = {
     "late": {"overlap": False},
     "all": {"shard": "all"},
     "all_reduce": {"shard": "all", "reduction": "all_reduce"},
-    "node": {"shard": "node", "ranks_per_node": 2},  # both ranks of one sample: each replica updates everything
+    "node": {"shard": "node", "ranks_per_node": 2},  # both ranks of one sample
 }
 
 
@@ -214,9 +214,22 @@ def overflow_in_one_part(layout: Layout, **options: Any) -> dict[str, Any]:
     return {"changed": trainee.changed(before), "overflow": told}
 
 
-def save(layout: Layout, folder: Path) -> None:
+def held(layout: Layout, **options: Any) -> dict[str, Any]:
+    """Elements of the flat buffer, of what this rank holds of each kind of state, and of the weights that it updates.
+
+    Beside them the reduction in words.
+    """
+    optimizer = Trainee(layout, **options).optimizer
+    (partition,) = optimizer.partitions
+    state = {name: tensor.numel() for name, tensor in optimizer.named_state() if tensor.ndim}
+    updated = sum(fragment.numel for fragment in partition.shard.fragments)
+    words = optimizer.choices["gradient reduction"]
+    return {"buffer": partition.buffer.parameters.numel(), "state": state, "updated": updated, "words": words}
+
+
+def save(layout: Layout, folder: Path, **options: Any) -> None:
     """A checkpoint after two iterations."""
-    trainee = Trainee(layout, "lamb", shard="all")
+    trainee = Trainee(layout, "lamb", **options)
     for iteration in range(2):
         trainee.iterate(iteration)
     trainee.model.seen.fill_(layout.rank + 1.0)
@@ -233,12 +246,12 @@ def resume(layout: Layout, place: Path, **options: Any) -> dict[str, Any]:
     return {"weights": trainee.weights(), "seen": trainee.model.seen.item(), "remarks": content["remarks"]}
 
 
-def model_parallel(layout: Layout, when: str) -> dict[str, list[float]]:
+def model_parallel(layout: Layout, when: str, **options: Any) -> dict[str, list[float]]:
     """One clipped step on cp 2 x tp 2: a weight of which each tp rank has its own part, and three that all have.
 
-    One of the three is computed redundantly by all four ranks, one by the tp ranks alone, and of one all four see parts
-    of the samples. The parts of gradients on the two cp ranks are 1 and 2 times the tp rank's number + 1, 3 and 4, for
-    the redundant one 7 on both, and for the last 1, 2, 3 and 4 on the four ranks.
+    ``options`` say who shares. One of the three is computed redundantly by all four ranks, one by the tp ranks alone,
+    and of one all four see parts of the samples. The parts of gradients on the two cp ranks are 1 and 2 times the tp
+    rank's number + 1, 3 and 4, for the redundant one 7 on both, and for the last 1, 2, 3 and 4 on the four ranks.
     """
     own, shared, redundant, partial = (nn.Parameter(torch.zeros(size)) for size in (100, 10, 5, 3))
     groups = [
@@ -248,7 +261,7 @@ def model_parallel(layout: Layout, when: str) -> dict[str, list[float]]:
         ParameterGroup({"partial": partial}, summed_over=("tp",)),
     ]
     clip = ClipNorm(1.0, when)
-    optimizer = Optimizer(groups, SGD(0.0), constant(1.0), layout, grad_divisor=1.0, clip=clip)
+    optimizer = Optimizer(groups, SGD(0.0), constant(1.0), layout, grad_divisor=1.0, clip=clip, **options)
     optimizer.begin()
     own.grad.fill_((1.0 + layout.index("cp")) * (1.0 + layout.index("tp")))
     shared.grad.fill_(3.0 + layout.index("cp"))
@@ -271,14 +284,23 @@ def cases_of(layout: Layout, rank: int, folder: str) -> Iterator[tuple[str, Call
         yield f"skip/{name}", functools.partial(skipped, layout, **options)
         yield f"overflow/{name}", functools.partial(overflow_in_one_part, layout, **options)
         yield f"half/{name}", functools.partial(in_half, layout, **options)
+        yield f"held/{name}", functools.partial(held, layout, **options)
     yield "half/before", functools.partial(in_half, layout, clip=CLIPS["before"], shard="all")
+    yield "held/before", functools.partial(held, layout, clip=CLIPS["before"], shard="all")
+    one_sample = Layout({"cp": WORLD}, rank, seed=7)
+    for name in ("all", "node"):  # a node of two has half of the ranks of a sample
+        yield f"one_sample/after/{name}", functools.partial(train, one_sample, clip=CLIPS["after"], **SHARDED[name])
+        yield f"one_sample/before/{name}", functools.partial(train, one_sample, clip=CLIPS["before"], **SHARDED[name])
     split = Layout({"cp": 2, "tp": 2}, rank, seed=7)
-    for when in ("before_reduction", "after_reduction"):
-        yield f"model_parallel/{when}", functools.partial(model_parallel, split, when)
+    for name in ("none", "all", "all_reduce"):
+        for when in ("before_reduction", "after_reduction"):
+            yield f"model_parallel/{when}/{name}", functools.partial(model_parallel, split, when, **SHARDED[name])
     place = Path(folder, "checkpoints", "step_00000002")
-    yield "save", functools.partial(save, layout, place.parent)
+    yield "save", functools.partial(save, layout, place.parent, shard="all")
     yield "resume/same", functools.partial(resume, layout, place, shard="all")
     yield "resume/dp", functools.partial(resume, Layout({"dp": WORLD}, rank, seed=7), place)
+    yield "resume/node", functools.partial(resume, one_sample, place, **SHARDED["node"])
+    yield "resume/one", functools.partial(resume, layout, Path(folder, "of_one", place.name), shard="all")
 
 
 def run_rank(rank: int, folder: str) -> None:

@@ -9,7 +9,20 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing as mp
-from split_sample_ranks import ITERATIONS, LANES, MAX_NORM, RATES, RULES, SHARDED, WORLD, Network, lanes, resume, train
+from split_sample_ranks import (
+    ITERATIONS,
+    LANES,
+    MAX_NORM,
+    RATES,
+    RULES,
+    SHARDED,
+    WORLD,
+    Network,
+    lanes,
+    resume,
+    save,
+    train,
+)
 from split_sample_ranks import run_rank as run
 from torch import Tensor
 
@@ -22,6 +35,7 @@ TOLERANCE = 1e-12  # of float64 sums in another order, relative to the norm
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder to which four ranks have written what they found."""
     folder: Path = tmp_path_factory.mktemp("ranks")
+    save(Layout(seed=7), folder / "of_one")
     mp.start_processes(run, args=(str(folder),), nprocs=WORLD, start_method="forkserver")
     return folder
 
@@ -83,6 +97,32 @@ def test_split_samples_clip_as_whole_ones(ranks, expected, name, when):
         assert difference(rank[f"clip/{when}/{name}"], clipped) < TOLERANCE
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("name", ["all", "node"])
+def test_one_sample_over_all_ranks_clips_as_whole_ones(ranks, name, when):
+    clipped = with_pytorch(when)
+    for rank in ranks:
+        assert difference(rank[f"one_sample/{when}/{name}"], clipped) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("name", "sharing"), [("none", 1), ("all", WORLD), ("all_reduce", WORLD), ("before", WORLD), ("node", 2)]
+)
+def test_the_ranks_that_share_hold_equal_parts_and_update_every_weight_once(ranks, name, sharing):
+    weights = sum(parameter.numel() for parameter in Network().parameters())
+    found = [rank[f"held/{name}"] for rank in ranks]
+    for one in found:
+        assert set(one["state"].values()) == {one["buffer"] // sharing}
+        assert any(kind.startswith("momentum") for kind in one["state"])
+    for first in range(0, WORLD, sharing):
+        assert sum(one["updated"] for one in found[first : first + sharing]) == weights
+
+
+def test_the_log_says_over_how_many_ranks_gradients_are_scattered(ranks):
+    assert ranks[0]["held/all"]["words"] == "scatter over 4 ranks during the backward pass"
+    assert ranks[0]["held/before"]["words"] == "scatter over 2 ranks after the backward pass, as clipping comes before"
+
+
 @pytest.mark.parametrize("name", [*SHARDED, "before"])
 def test_ranks_end_with_the_same_bits(ranks, name):
     first, *others = (rank[f"half/{name}"] for rank in ranks)
@@ -108,13 +148,14 @@ def test_overflow_in_one_part_of_a_sample_leaves_every_bit_on_all_ranks(ranks, n
     assert [rank[f"overflow/{name}"] for rank in ranks] == [{"changed": [], "overflow": True}] * WORLD
 
 
+@pytest.mark.parametrize("name", ["none", "all", "all_reduce"])
 @pytest.mark.parametrize("when", ["before_reduction", "after_reduction"])
-def test_beside_split_layers_too_a_weight_counts_once(ranks, when):
+def test_beside_split_layers_too_a_weight_counts_once(ranks, when, name):
     # sums over cp: 3 and 6 on the parts of tp 0 and 1, 7 where the tp ranks are redundant, and 7 where all are; over cp
     # and tp 10 where all four have parts
     norm = math.sqrt(100 * 3.0**2 + 100 * 6.0**2 + 10 * 7.0**2 + 5 * 7.0**2 + 3 * 10.0**2)
     for rank, results in enumerate(ranks):
-        moved = results[f"model_parallel/{when}"]
+        moved = results[f"model_parallel/{when}/{name}"]
         assert moved["own"] == pytest.approx([-3.0 * (1 + rank % 2) / norm] * 100)
         assert moved["shared"] == pytest.approx([-7.0 / norm] * 10)
         assert moved["redundant"] == pytest.approx([-7.0 / norm] * 5)
@@ -142,6 +183,16 @@ def test_ranks_that_do_not_split_samples_may_go_on(ranks, expected):
         assert resumed["seen"] == 1.0
         (remark,) = resumed["remarks"]
         assert "of 2 replicas, this run has 4, and layout.cp=1 instead of 2" in remark
+
+
+def test_a_node_with_a_part_of_a_samples_ranks_may_go_on(ranks, expected):
+    for results in ranks:
+        assert difference(results["resume/node"]["weights"], expected["lamb"]) < TOLERANCE
+
+
+def test_four_ranks_go_on_with_what_one_has_saved(ranks, expected):
+    for results in ranks:
+        assert difference(results["resume/one"]["weights"], expected["lamb"]) < TOLERANCE
 
 
 def test_one_rank_goes_on_with_what_four_have_saved(root, expected):
