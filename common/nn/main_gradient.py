@@ -45,7 +45,7 @@ def add_(parameter: nn.Parameter, gradient: Tensor) -> None:
 
 
 def add_product_(gradient_OI: Tensor, dy_TO: Tensor, x_TI: Tensor) -> None:
-    """``gradient += dy^T x`` within the product, whose sums over tokens are in fp32: rounded once, to the gradient's dtype.
+    """``gradient += dy^T x`` within the product: sums are in fp32, and rounded once, to the gradient's dtype.
 
     Args:
         gradient_OI: of the operands' dtype, or fp32 of operands in 16 bits.
@@ -57,4 +57,3 @@ def add_product_(gradient_OI: Tensor, dy_TO: Tensor, x_TI: Tensor) -> None:
         torch.addmm(gradient_OI, dy_TO.t(), x_TI, out_dtype=gradient_OI.dtype, out=gradient_OI)
     else:  # where PyTorch has no product of mixed dtypes
         gradient_OI.addmm_(dy_TO.t().to(gradient_OI.dtype), x_TI.to(gradient_OI.dtype))
-

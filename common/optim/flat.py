@@ -6,8 +6,8 @@ channels_last weight stays channels_last. All flat tensors of one dtype (paramet
 state) share the same element offsets, hence an update is elementwise on slices whatever the strides of the views are.
 
 Gradients may have another dtype than their parameters: float32 of half weights, so that what micro-batches add is not
-rounded to 8 or 11 bits each time. Autograd is told so (``Tensor.grad_dtype``), which casts what a backward pass has made
-before it adds the parts of several uses, or adds to what is there.
+rounded to 8 or 11 bits each time. Autograd is told so (``Tensor.grad_dtype``): it casts what a backward pass has made
+before it adds up the uses of a parameter, or adds to what is there.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ The logits of all tokens are never there at once: 8,192 tokens of 128,256 words 
 fp32. A chunk's logits are in the dtype of the network, the arithmetic on them in fp32 (fp64 of fp64), and their
 gradient takes their place. As the loss is a sum with one factor, a chunk's gradients of hidden vectors and weights are
 known up to that factor while its logits are there; so they are made in the forward pass, and no logits are computed
-twice. The backward pass, which comes right after it, multiplies with the factor. The weight's gradient is in the dtype in
-which it is added to those of micro-batches before (:mod:`common.nn.main_gradient`).
+twice. The backward pass, which comes right after it, multiplies with the factor. The weight's gradient is in the dtype
+in which it is added to those of micro-batches before (:mod:`common.nn.main_gradient`).
 
 Shapes: T tokens, c of a chunk, E hidden, V words.
 """
