@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 
 from common.distributed.tensor_parallel.cross_entropy import NOT_SCORED, chunks_of
 from common.distributed.tensor_parallel.ranks import TensorParallel, Underway
-from common.nn.main_gradient import finish, main_gradient
+from common.nn.main_gradient import add_product_, finish, main_gradient
 from common.ops.cross_entropy.plain import OfAPart
 from common.ops.triton_support import widen
 
@@ -183,7 +183,7 @@ class TiedHead:
             arriving = self._start_gather(scored, own) if add_weight else None
             leaving = self.parallel.start_reduce_scatter(dlogits_cv @ weight_vE)
             if arriving is not None:
-                main_gradient(self.weight).addmm_(dlogits_cv.t(), arriving.wait())
+                add_product_(main_gradient(self.weight), dlogits_cv, arriving.wait())
             torch.mul(leaving.wait(), scored.factor, out=dhidden_sE[own])
         return dhidden_sE
 
@@ -191,7 +191,7 @@ class TiedHead:
     def add_weight_gradient(self, scored: Scored) -> None:
         """Add the gradient of the weight alone to the main one. Collective."""
         for own, dlogits_cv in self._chunks(scored):
-            main_gradient(self.weight).addmm_(dlogits_cv.t(), self._start_gather(scored, own).wait())
+            add_product_(main_gradient(self.weight), dlogits_cv, self._start_gather(scored, own).wait())
 
     def _start_gather(self, scored: Scored, own: slice) -> Underway:
         """Begin to gather a chunk's vectors times the factor."""

@@ -38,11 +38,12 @@ class Step:
     Attributes:
         micro_batches: of a replica.
         tokens: of a micro-batch, on all ranks of a layer.
-        itemsize: bytes of a weight, an activation, and a gradient.
+        itemsize: bytes of a weight and an activation.
         master_bytes: of a weight's fp32 master beside it; 0 without one.
         fp8: products of the blocks are in FP8.
         kept_transposes: FP8 weights are kept twice.
         put_off_head: micro-batches whose gradients of logits wait.
+        gradient_bytes: of a weight's gradient.
     """
 
     micro_batches: int
@@ -52,6 +53,7 @@ class Step:
     fp8: bool
     kept_transposes: bool
     put_off_head: int
+    gradient_bytes: int
 
 
 @dataclass(frozen=True)
@@ -113,8 +115,9 @@ def expected(shape: Architecture, parameters: int, place: Place, step: Step) -> 
         words = shape.padded_vocabulary(place.layer_ranks) / place.layer_ranks
         logits = step.itemsize * (words + shape.hidden / place.layer_ranks) * step.tokens
         waiting = min(max(1, step.put_off_head if place.stages > 1 else 0), step.micro_batches)
+    shared = step.master_bytes + 2 * max(4, step.itemsize)
     return Expected(
-        parameters * (2 * step.itemsize + (step.master_bytes + 2 * max(4, step.itemsize)) / place.shards),
+        parameters * (step.itemsize + step.gradient_bytes + shared / place.shards),
         step.fp8 * (1 + step.kept_transposes) * weights,
         in_flight * of_a_part,
         waiting * logits,

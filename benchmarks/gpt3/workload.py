@@ -34,6 +34,7 @@ from common.evaluation.counted import CountedEvaluation
 from common.ops.implementation import asked_for
 from common.optim.learning_rate import cosine_of_samples
 from common.optim.optimizer import ClipNorm, ParameterGroup
+from common.optim.precision import gradient_dtype
 from common.optim.shard_plan import shard_ranks
 from common.step.pipeline import Chunk, Pipeline
 from common.step.train_step import Losses, TrainStep, within
@@ -283,7 +284,7 @@ class GptPretraining(Workload):
         step = memory.Step(
             cfg.grad_accumulation_steps, cfg.micro_batch * self.own.facts.row_length, self.dtype.itemsize,
             masters if self.dtype.itemsize == 2 else 0, model.linear == "fp8", model.kept_transposes,
-            model.put_off_head,
+            model.put_off_head, gradient_dtype(self.dtype, cfg.optimizer.gradients).itemsize,
         )  # fmt: skip
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         return memory.expected(self.architecture, parameters, place, step).in_words()

@@ -35,6 +35,7 @@ from common.ops import cross_entropy
 from common.ops.implementation import AUTO, OperationRequest, asked_for, select
 from common.optim.learning_rate import cosine_to
 from common.optim.optimizer import ClipNorm, ParameterGroup
+from common.optim.precision import gradient_dtype
 from common.optim.shard_plan import shard_ranks
 from common.step.train_step import Losses, TrainStep, within
 
@@ -116,6 +117,7 @@ class LlamaPretraining(Workload):
             alone=self.layout.world_size == 1,
             layer_ranks=self.layout.size("tp"),
             transposed_layers=model.transposed_layers,
+            gradient_bytes=gradient_dtype(self.dtype, cfg.optimizer.gradients).itemsize,
         )
         asked = None if model.recomputed_gate_up == AUTO else int(model.recomputed_gate_up)
         return plan(workspace, torch.cuda.get_device_properties(device).total_memory, asked)

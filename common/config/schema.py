@@ -228,6 +228,8 @@ class OptimizerConfig:
         grad_predivide: what fp16 gradients are divided by before they are summed over ranks; the update multiplies.
         implementation: of the update rule.
         masters: of bf16 weights: ``fp32``, or ``remainder``: the 16 bits that an fp32 has beyond its weight.
+        gradients: of bf16 and fp16 weights: ``same`` adds them up, over micro-batches and ranks, in the weights'
+            precision, ``fp32`` in fp32, for 2 bytes a weight more.
     """
 
     bucket_mb: Annotated[float, BucketSize] = 32.0
@@ -237,6 +239,7 @@ class OptimizerConfig:
     grad_predivide: Annotated[float, Divisor] = 1.0
     implementation: str = "auto"
     masters: Literal["fp32", "remainder"] = "fp32"
+    gradients: Literal["same", "fp32"] = "same"
 
     def arguments(self) -> dict[str, Any]:
         """Arguments of :class:`common.optim.optimizer.Optimizer`."""

@@ -3,6 +3,11 @@
 The product that makes a weight's gradient can add to what micro-batches before have left. So the weight is no input
 of the autograd function, and the function adds to ``.grad``; as autograd does not see that, :func:`finish` calls what
 is to happen once a gradient is accumulated, such as the reduction of a bucket over the ranks.
+
+A parameter's gradient may be in another dtype than the parameter: in that of its ``grad_dtype``, such as fp32 of a bf16
+weight (``gradients`` of :class:`common.optim.optimizer.Optimizer`). Everything here adds to either.
+
+Legend: T tokens, O output and I input features of a weight.
 """
 
 from __future__ import annotations
@@ -14,8 +19,13 @@ from torch import Tensor, nn
 def main_gradient(parameter: nn.Parameter) -> Tensor:
     """Where gradients of ``parameter`` add up: its ``.grad``, which is made of zeros where there is none."""
     if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
+        parameter.grad = torch.zeros_like(parameter, dtype=dtype_of(parameter))
     return parameter.grad
+
+
+def dtype_of(parameter: Tensor) -> torch.dtype:
+    """In which gradients of ``parameter`` add up."""
+    return parameter.grad_dtype or parameter.dtype
 
 
 def finish(parameter: nn.Parameter) -> None:
@@ -32,3 +42,18 @@ def add_(parameter: nn.Parameter, gradient: Tensor) -> None:
     """Add ``gradient``, of any floating dtype, and finish."""
     main_gradient(parameter).add_(gradient)
     finish(parameter)
+
+
+def add_product_(gradient_OI: Tensor, dy_TO: Tensor, x_TI: Tensor) -> None:
+    """``gradient += dy^T x`` within the product: sums are in fp32, and rounded once, to the gradient's dtype.
+
+    Args:
+        gradient_OI: of the operands' dtype, or fp32 of operands in 16 bits.
+        dy_TO, x_TI: operands.
+    """
+    if gradient_OI.dtype == x_TI.dtype:
+        gradient_OI.addmm_(dy_TO.t(), x_TI)
+    elif gradient_OI.is_cuda:
+        torch.addmm(gradient_OI, dy_TO.t(), x_TI, out_dtype=gradient_OI.dtype, out=gradient_OI)
+    else:  # where PyTorch has no product of mixed dtypes
+        gradient_OI.addmm_(dy_TO.t().to(gradient_OI.dtype), x_TI.to(gradient_OI.dtype))

@@ -10,8 +10,9 @@ in bytes per parameter with gradients and weights of 2 bytes, and 4 each for mas
 
 The second is used: as few bytes as the first without its memory. With ``measure``, which reads g alone (2), an update
 moves 42 bytes per parameter, and 44 with float32 weights. Without trust ratio everything is done in the first pass: 30
-bytes, or 32; 26 with masters that are kept as remainders. Merging ``measure`` into the first pass is impossible: m and
-v must not be written before it is known that all gradients are finite, and v is not linear in the clipping factor.
+bytes, or 32; 26 with masters that are kept as remainders. Gradients in float32 of 16-bit weights add 2 bytes to each of
+the two passes that read them. Merging ``measure`` into the first pass is impossible: m and v must not be written before
+it is known that all gradients are finite, and v is not linear in the clipping factor.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from common.ops.triton_support import no_triton
 from common.optim.flat import FlatBuffer
+from common.optim.precision import gradient_dtype
 
 NORM_EPSILON = 1e-6  # of apex's distributed optimizer
 
@@ -86,7 +87,7 @@ class MicroBatchClipper:
         self._sharing = [_runs_to_sum(buffer, sharing) for buffer in buffers]
         self._sums: list[Tensor] = []
         if micro_batches > 1:
-            dtypes = [torch.promote_types(buffer.dtype, torch.float32) for buffer in buffers]
+            dtypes = [gradient_dtype(buffer.dtype, "fp32") for buffer in buffers]
             self._sums = [torch.zeros_like(b.gradients, dtype=t) for b, t in zip(buffers, dtypes, strict=True)]
         self._collected = 0
 

@@ -4,6 +4,10 @@ One fill zeroes every gradient, one slice is a communication bucket, and a multi
 and a table instead of hundreds of pointers. Parameters and ``.grad`` become views that keep their own strides, so a
 channels_last weight stays channels_last. All flat tensors of one dtype (parameters, gradients, FP32 masters, optimizer
 state) share the same element offsets, hence an update is elementwise on slices whatever the strides of the views are.
+
+Gradients may have another dtype than their parameters: float32 of half weights, so that what micro-batches add is not
+rounded to 8 or 11 bits each time. Autograd is told so (``Tensor.grad_dtype``): it casts what a backward pass has made
+before it adds up the uses of a parameter, or adds to what is there.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from common.optim.precision import GradientPrecision, gradient_dtype
 from common.optim.shard import FRAGMENT_ALIGNMENT
 
 ALIGNMENT_BYTES = 256
@@ -75,14 +80,15 @@ class FlatBuffer:
         groups: per parameter group its parameters of one dtype and one device, by name, in the order of the model.
         parts: name of a parameter to the number of tensors that it counts as; others count as one.
         pieces: ranks that share the buffer; every bucket divides into as many aligned pieces.
-        bucket_bytes: a bucket is closed when it holds at least this many bytes.
+        bucket_bytes: a bucket is closed when its gradients hold at least this many bytes.
+        gradient_dtype: of the gradients; None for that of the parameters.
 
     Attributes:
         dtype, device: of the parameters.
         segments: the parameters in the order of the buffer: group after group.
         buckets: in the order of the buffer.
         parameters: 1-d, ``dtype``.
-        gradients: 1-d, ``dtype``.
+        gradients: 1-d, the gradients' dtype.
 
     Raises:
         ValueError: no or several dtypes or devices, an empty parameter, one that is not dense, or one that does not
@@ -95,23 +101,32 @@ class FlatBuffer:
         parts: Mapping[str, int] | None = None,
         pieces: int = 1,
         bucket_bytes: int = WHOLE,
+        gradient_dtype: torch.dtype | None = None,
     ) -> None:
         members = [p for group in groups for p in group.values()]
         kinds = {(p.dtype, p.device) for p in members}
         if len(kinds) != 1:
             raise ValueError(f"a flat buffer holds one dtype on one device, not {sorted(map(str, kinds))}")
         self.dtype, self.device = kinds.pop()
+        self._gradient_dtype = gradient_dtype or self.dtype
         self._alignment = max(ALIGNMENT_BYTES // self.dtype.itemsize, FRAGMENT_ALIGNMENT)
         self.buckets = self._plan(groups, parts or {}, pieces, bucket_bytes)
         self.segments = [segment for bucket in self.buckets for segment in bucket.segments]
         self.parameters = torch.zeros(self.buckets[-1].stop, dtype=self.dtype, device=self.device)
-        self.gradients = torch.zeros_like(self.parameters)
+        self.gradients = torch.zeros_like(self.parameters, dtype=self._gradient_dtype)
         for segment in self.segments:
             view = self.view(self.parameters, segment)
             view.copy_(segment.parameter.detach())
             segment.parameter.data = view
-            segment.parameter.grad = self.view(self.gradients, segment)
+            self._attach_gradient(segment)
         self._pointers = [(s, s.parameter.data_ptr(), s.parameter.grad.data_ptr()) for s in self.segments]  # type: ignore[union-attr]
+
+    def _attach_gradient(self, segment: Segment) -> None:
+        parameter = segment.parameter
+        if parameter.grad_dtype != self._gradient_dtype:
+            parameter.grad = None  # of another dtype, which the assignment would refuse to leave behind
+            parameter.grad_dtype = self._gradient_dtype
+        parameter.grad = self.view(self.gradients, segment)
 
     def view(self, flat: Tensor, segment: Segment, first: int = 0) -> Tensor:
         """The part of ``flat`` for ``segment``, with the parameter's strides.
@@ -173,7 +188,7 @@ class FlatBuffer:
         """
         cuts, last, held = [], len(named), 0
         for first in range(len(named) - 1, -1, -1):
-            held += _round_up(named[first][1].numel(), self._alignment) * self.dtype.itemsize
+            held += _round_up(named[first][1].numel(), self._alignment) * self._gradient_dtype.itemsize
             if held >= bucket_bytes or first == 0:
                 cuts.append((first, last))
                 last, held = first, 0
@@ -195,8 +210,13 @@ def build_flat_buffers(
     parts: Mapping[str, int] | None = None,
     pieces: int = 1,
     bucket_bytes: int = WHOLE,
+    gradients: GradientPrecision = "same",
 ) -> list[FlatBuffer]:
     """One FlatBuffer for each dtype, in the order in which the dtypes first appear in ``groups``.
+
+    Args:
+        groups, parts, pieces, bucket_bytes: see :class:`FlatBuffer`.
+        gradients: in which precision they add up.
 
     Raises:
         ValueError: no parameter at all, a dtype that is not floating point, parts of an unknown parameter, or what
@@ -213,7 +233,11 @@ def build_flat_buffers(
         raise ValueError(f"parts names {min(unknown)!r}, which is none of the parameters")
     return [
         FlatBuffer(
-            [{n: p for n, p in group.items() if p.dtype == dtype} for group in groups], parts, pieces, bucket_bytes
+            [{n: p for n, p in group.items() if p.dtype == dtype} for group in groups],
+            parts,
+            pieces,
+            bucket_bytes,
+            gradient_dtype(dtype, gradients),
         )
         for dtype in dtypes
     ]

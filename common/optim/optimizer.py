@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from common.optim.flat import build_flat_buffers
 from common.optim.groups import ParameterGroup as ParameterGroup
 from common.optim.groups import check_groups, redundant_ranks, settings_of
 from common.optim.partition import build_partitions
-from common.optim.precision import LossScale
+from common.optim.precision import GradientPrecision, LossScale
 from common.optim.reduce import GradientReducer, Route
 from common.optim.rules import GroupSettings, Rule, Update
 from common.optim.shard_plan import ShardPlan, micro_batch_axes
@@ -66,6 +66,8 @@ class Optimizer:
         loss_scale: what the loss was multiplied with. Several optimizers of one loss have the same.
         masters: of bfloat16 parameters: ``fp32``, or ``remainder``: the 16 bits that a float32 has beyond its
             parameter, with which the two are that float32 exactly (:func:`common.optim.shard.split_masters`).
+        gradients: of half parameters: ``same`` adds them up, over micro-batches and ranks, in the parameters' dtype,
+            ``fp32`` in float32.
 
     Attributes:
         loss_scale: as given.
@@ -101,6 +103,7 @@ class Optimizer:
         micro_batches: int = 1,
         loss_scale: LossScale | None = None,
         masters: Literal["fp32", "remainder"] = "fp32",
+        gradients: GradientPrecision = "same",
     ) -> None:
         positive = {"grad_divisor": grad_divisor, "grad_predivide": grad_predivide}
         positive |= {"bucket_bytes": bucket_bytes, "micro_batches": micro_batches}
@@ -109,18 +112,22 @@ class Optimizer:
                 raise ValueError(f"{name}={value}: it must be positive and finite")
         if reduction not in ("scatter", "all_reduce"):
             raise ValueError(f"reduction={reduction!r}: use scatter or all_reduce")
+        if gradients not in get_args(GradientPrecision):
+            raise ValueError(f"gradients={gradients!r}: use same or fp32")
         check_groups(groups)
         self.plan = plan = ShardPlan(layout, shard, ranks_per_node)
         self._schedule, self._clip, self.loss_scale = schedule, clip, loss_scale
         self._groups = tuple(groups)
         self._scale = loss_scale.value if loss_scale is not None and loss_scale.enabled else None
         parts = {name: count for group in groups for name, count in group.parts.items()}
-        buffers = build_flat_buffers([group.parameters for group in groups], parts, plan.ranks, bucket_bytes)
+        members = [group.parameters for group in groups]
+        buffers = build_flat_buffers(members, parts, plan.ranks, bucket_bytes, gradients)
         self._buffers = buffers
         self.partitions = build_partitions(buffers, plan.ranks, plan.index, masters == "remainder")
         clip_first = clip is not None and clip.when == "before_reduction"
         routes = [plan.route(group, done=micro_batch_axes(group) if clip_first else ()) for group in groups]
-        divided = [_predivide(group, route, grad_predivide) for group, route in zip(groups, routes, strict=True)]
+        predivide = grad_predivide if gradients == "same" else 1.0  # a sum in float32 stays in range
+        divided = [_predivide(group, route, predivide) for group, route in zip(groups, routes, strict=True)]
         settings = [settings_of(g, layout, grad_divisor / by) for g, by in zip(groups, divided, strict=True)]
         self._update = self._bind(rule, settings, implementation)
         self.implementation = self._update.implementation
@@ -350,12 +357,14 @@ class Optimizer:
         return {"step": self._step, **dict(self.loss_scale.named_state() if self.loss_scale is not None else ())}
 
     def _in_words(self, reduction: str, scattering: int, early: bool) -> dict[str, str]:
+        wide = any(buffer.gradients.dtype != buffer.dtype for buffer in self._buffers)
+        chosen = {"gradients": "added up in fp32"} if wide else {}
         if not self._reducer.buckets:
-            return {}
+            return chosen
         when = "during the backward pass" if early else "after the backward pass"
         because = ", as clipping comes before" if self._clipper is not None else ""
         how = "all-reduce" if scattering == 1 or reduction == "all_reduce" else f"scatter over {scattering} ranks"
-        chosen = {"gradient reduction": f"{how} {when}{because}"}
+        chosen["gradient reduction"] = f"{how} {when}{because}"
         if self.plan.ranks > 1:
             chosen["weight gathering"] = "during the forward pass" if self._gatherer.overlapped else "after the update"
         return chosen

@@ -51,7 +51,7 @@ class Partition:
         parameters, gradients = buffer.parameters, buffer.gradients
         if ranks > 1:
             parameters = torch.cat([parameters[piece.inside] for piece in self.pieces])
-            gradients = torch.zeros_like(parameters)
+            gradients = torch.zeros_like(parameters, dtype=buffer.gradients.dtype)
         if remainders and buffer.dtype == torch.bfloat16:
             masters = torch.zeros_like(parameters, dtype=torch.int16)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +15,14 @@ DTYPES: dict[str, torch.dtype] = {
     "fp16": torch.float16,
 }
 """Dtype of weights, activations and gradients. Masters, statistics and losses are fp32; with fp64, for checks, fp64."""
+
+GradientPrecision = Literal["same", "fp32"]
+"""In which precision gradients of weights add up: that of the weights, or fp32 at least."""
+
+
+def gradient_dtype(weights: torch.dtype, precision: GradientPrecision) -> torch.dtype:
+    """The dtype in which gradients of weights of a dtype add up."""
+    return torch.promote_types(weights, torch.float32) if precision == "fp32" else weights
 
 
 class LossScale:

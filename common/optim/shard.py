@@ -45,7 +45,7 @@ class Shard:
 
     Attributes:
         parameters: 1-d, the model's dtype: what an update writes and the other ranks gather.
-        gradients: 1-d, the model's dtype: summed over the replicas.
+        gradients: 1-d, the model's dtype or float32: summed over the replicas.
         masters: 1-d float32; ``parameters`` itself when that is float32 or float64; int16 where it is what the float32
             master has beyond its bfloat16 parameter (:func:`split_masters`).
         fragments: in the order of their starts; there may be none, and elements between them are padding.

@@ -19,6 +19,7 @@ from common.config.composition import compose
 from common.distributed.layout import Layout
 from common.errors import UnsupportedImplementation
 from common.ops.implementation import AUTO
+from common.optim.flat import FlatBuffer
 from common.step.capture import capturing
 from tests.generators import generator_of
 from tests.gpu import learning_text
@@ -100,6 +101,34 @@ def test_gradients_follow_float64(linear: str) -> None:
     embedding = ours.embedding.weight.grad
     assert embedding is not None
     assert not embedding[SHAPE.vocabulary :].any()
+
+
+@LINEAR
+def test_gradients_in_fp32_do_not_drift(linear: str) -> None:
+    """Micro-batches on the same rows add up to as many times one, and follow float64; in bf16 they drift apart."""
+    micro_batches, exact, given = 16, model(torch.float64), rows()
+    loss(exact, *given).backward()
+    wanted, errors = gradients(exact), {}
+    for gradient_dtype in (torch.float32, torch.bfloat16):
+        ours = model(torch.bfloat16)
+        halves = written(ours, linear, attention="torch")
+        buffer = FlatBuffer([dict(ours.named_parameters())], gradient_dtype=gradient_dtype)
+        for _ in range(30):  # delayed scales settle, one product after another
+            buffer.zero_gradients()
+            loss(halves, *given).backward()
+        once = gradients(ours)
+        for _ in range(micro_batches - 1):
+            loss(halves, *given).backward()
+        buffer.check()
+        total = gradients(ours)
+        assert {gradient.dtype for gradient in total.values()} == {gradient_dtype}
+        drifts = {name: error(total[name], micro_batches * gradient.double()) for name, gradient in once.items()}
+        apart = {name: error(total[name], micro_batches * gradient) for name, gradient in wanted.items()}
+        print(f"{gradient_dtype}: drift {max(drifts.values()):.1e}, from float64 {max(apart.values()):.1e}")
+        errors[gradient_dtype] = max(drifts.values()), max(apart.values())
+    assert errors[torch.float32][0] < 5e-4
+    assert errors[torch.float32][0] < 0.5 * errors[torch.bfloat16][0]
+    assert errors[torch.float32][1] < BOUNDS[linear][1]
 
 
 @pytest.mark.parametrize("attention", ["torch", "cudnn", "flash", "flash_attention_4", "cudnn_frontend"])

@@ -113,6 +113,45 @@ def test_captured_iterations_are_those_of_an_eager_run(linear: str, masters: str
     assert captured[-1] != captured[0]
 
 
+@LINEAR
+@pytest.mark.parametrize("blocks", ["written", "autograd"])
+def test_captured_iterations_add_up_in_fp32(linear: str, blocks: str) -> None:
+    """Eight micro-batches of one set of rows, whose gradients autograd and products add: float64 is no farther away."""
+    if blocks == "autograd" and linear == "fp8":
+        pytest.skip("only written blocks multiply in FP8")
+    errors, losses = {}, {}
+    given = (f"model.linear={linear}", f"model.blocks={blocks}", "hparams.global_batch_size=16")
+    batches = [batch(rows(number)) for number in range(8)]
+    exact = workload("precision=fp64", "model.blocks=autograd")
+    for gradients_in in ("fp32", "same"):
+        made = workload(*given, "micro_batch=2", f"optimizer.gradients={gradients_in}")
+        start = {name: p.detach().double() for name, p in made.model.named_parameters()}
+        step = made.build_step()
+        runner = StepRunner(step, made.model, made.cfg.grad_accumulation_steps)
+        runner.warm_up(made.example_batches())
+        with runner.on_stream():
+            result = runner(batches)
+        torch.cuda.synchronize()
+        assert not runner.uncaptured
+        losses[gradients_in] = step.read(result.names, result.values.tolist()).metrics["loss"]
+        found = gradients(made.model)
+        dtype = torch.float32 if gradients_in == "fp32" else torch.bfloat16
+        assert {gradient.dtype for gradient in found.values()} == {dtype}
+        exact.model.load_state_dict(start)
+        exact.model.zero_grad()
+        for one in batches:
+            exact.loss(one).total.backward()
+        wanted = gradients(exact.model)
+        errors[gradients_in] = max(
+            float((found[name].double() - gradient).norm() / gradient.norm()) for name, gradient in wanted.items()
+        )
+        runner.close()
+    print(f"{linear}, {blocks}: {errors}")
+    assert errors["fp32"] < BOUNDS[linear][1]
+    assert errors["fp32"] < 1.05 * errors["same"]
+    assert losses["fp32"] == pytest.approx(losses["same"], rel=1e-3)
+
+
 @WITH_FP8
 @pytest.mark.parametrize("accumulation", [name for name in weight_gradient.IMPLEMENTATIONS if name != "torch"])
 def test_gradients_that_products_add_up_are_those_that_are_added_behind(accumulation: str) -> None:

@@ -13,6 +13,7 @@ from common.optim.momentum import LARS
 from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
 from common.optim.precision import LossScale
 from common.optim.updater import apply_gradients
+from tests.common.optim.wide_gradients_oracle import RULES, follows_float32_weights, follows_torch
 
 pytestmark = [
     pytest.mark.gpu,
@@ -370,3 +371,15 @@ def test_adagrad_in_triton_equals_plain_and_replays(dtype):
     tolerance = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
     for name, ours in states[0].items():
         torch.testing.assert_close(ours, states[1][name], rtol=tolerance.get(ours.dtype, 2e-5), atol=1e-6)
+
+
+@pytest.mark.parametrize("implementation", ["triton", "torch"])
+@pytest.mark.parametrize("clip", ["after", "before"])
+@pytest.mark.parametrize("rule", list(RULES))
+def test_every_rule_reads_all_bits_of_float32_gradients(rule, clip, implementation):
+    follows_float32_weights(rule, clip, implementation, "cuda")
+
+
+@pytest.mark.parametrize("implementation", ["triton", "torch"])
+def test_updates_with_float32_gradients_and_remainders_are_those_of_torch(implementation):
+    follows_torch(implementation, "cuda")

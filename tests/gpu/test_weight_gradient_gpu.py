@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from common.nn.main_gradient import add_product_
 from common.nn.scratch import Scratch
 from common.nn.trained_decoder.products import Shared, WeightCasts, trained_product
 from common.ops import transpose_fp8, weight_gradient
@@ -153,6 +154,55 @@ class Holder(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(outputs, inputs, device=GPU).mul_(0.05).bfloat16())
         self.bias = nn.Parameter(torch.randn(outputs, device=GPU).bfloat16())
+
+
+# Products in 16 bits
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_products_in_16_bits_add_up(shape: tuple[int, int, int], wide: bool, half: torch.dtype) -> None:
+    """In fp32 nothing is rounded but sums; what was there before stays a part of them, captured too."""
+    outputs, inputs, tokens = shape
+    generator = torch.Generator(GPU).manual_seed(tokens)
+    dy, x = (torch.randn(tokens, width, generator=generator, device=GPU).add_(0.25) for width in (outputs, inputs))
+    dy, x = dy.mul_(2.0**-6).to(half), x.mul_(2.0**-4).to(half)
+    gradient = torch.ones(outputs, inputs, dtype=torch.float32 if wide else half, device=GPU)
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        add_product_(gradient, dy, x)
+        with capturing(graph, stream):
+            add_product_(gradient, dy, x)
+        for _ in range(15):
+            graph.replay()
+    torch.cuda.synchronize()
+    found = error(gradient, 1.0 + 16.0 * (dy.double().t() @ x.double()))
+    print(f"{half} into {gradient.dtype}: {found:.1e}")
+    assert found < (2e-4 if wide else 2**-5)
+
+
+@NAMES
+@DTYPES
+def test_a_trained_product_adds_to_gradients_in_their_dtype(name: str, dtype: torch.dtype) -> None:
+    """Sixteen micro-batches in fp32 are sixteen times one."""
+    accumulate_of(name, dtype)
+    torch.manual_seed(0)
+    layer, shared = Holder(768, 512), Shared(Scratch(GPU), WeightCasts(), accumulation=name)
+    layer.weight.grad_dtype = dtype
+    product_8 = trained_product(layer, "fp8", shared)
+    x, dy = torch.randn(1024, 512, device=GPU).bfloat16(), torch.randn(1024, 768, device=GPU).mul_(1e-3).bfloat16()
+    x8, dy8 = product_8.cast_input(x, False), product_8.cast_gradient(dy)
+    product_8.add_weight_gradient(dy8, x8)
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.dtype == dtype
+    once = layer.weight.grad.clone()
+    for _ in range(15):
+        product_8.add_weight_gradient(dy8, x8)
+    found = error(layer.weight.grad, 16.0 * once.double())
+    print(f"{name} into {dtype}: {found:.1e}")
+    assert found < (1e-5 if dtype == torch.float32 else 0.02)
 
 
 @NAMES

@@ -165,6 +165,7 @@ class _NextTokenLoss(torch.autograd.Function):
     ) -> Tensor:
         of_hidden, of_weight = ctx.needs_input_grad[:2]
         ctx.parallel, ctx.chunk, ctx.vocabulary, ctx.learns = parallel, chunk, vocabulary, of_weight
+        ctx.grad_dtype = weight_vE.grad_dtype or weight_vE.dtype
         early = recording and of_hidden and not of_weight
         losses_T, rows_sE = head_loss(hidden_sE, weight_vE, labels_T, parallel, chunk, early, vocabulary)
         ctx.save_for_backward(*((hidden_sE, weight_vE, labels_T) if of_weight else (rows_sE,)))
@@ -188,7 +189,7 @@ class _NextTokenLoss(torch.autograd.Function):
             dweight_vE += narrow_cv.t() @ hidden_cE
             if dhidden_sE is not None:
                 dhidden_sE[own] = ctx.parallel.reduce_scatter(narrow_cv @ weight_vE)
-        return dhidden_sE, dweight_vE.to(weight_vE.dtype), None, None, None, None, None
+        return dhidden_sE, dweight_vE.to(ctx.grad_dtype), None, None, None, None, None
 
 
 def chunks_of(

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from common.errors import UnsupportedImplementation
+from common.nn.main_gradient import add_product_
 from common.nn.scratch import Scratch
 from common.ops import fp8_cast, transpose_fp8, weight_gradient
 from common.ops.bench.stopwatch import time_graph
@@ -167,17 +168,17 @@ def promoted_weight_gradients(layer: Layer, device: torch.device) -> Case:
     return Case(lambda: run(False), lambda: run(True), layer.flops())
 
 
-def half_weight_gradients(layer: Layer, device: torch.device) -> Case:
-    """In bf16, where PyTorch's product adds."""
+def half_weight_gradients(dtype: torch.dtype, layer: Layer, device: torch.device) -> Case:
+    """In bf16, where PyTorch's product adds, to gradients of a dtype; beside products that write bf16."""
     half, scratch = torch.bfloat16, Scratch(device)
     sets = []
     for outputs, inputs in layer.weights.values():
         operands = normal(device, half, layer.tokens, outputs), normal(device, half, layer.tokens, inputs)
-        sets.append((*operands, torch.zeros(outputs, inputs, dtype=half, device=device)))
+        sets.append((*operands, torch.zeros(outputs, inputs, dtype=dtype, device=device)))
 
     def run() -> None:
         for dy, x, gradient in sets:
-            gradient.addmm_(dy.t(), x)
+            add_product_(gradient, dy, x)
 
     def alone() -> None:
         for dy, x, gradient in sets:
@@ -248,7 +249,8 @@ def cases() -> dict[str, Build]:
     for name in weight_gradient.IMPLEMENTATIONS:
         found[f"wgrad fp8 into bf16 {name}, two micro-batches"] = _given(weight_gradients, name, bf16, 2)
     found["wgrad fp8 alone, promoted to fp32"] = promoted_weight_gradients
-    found["wgrad bf16 into bf16"] = half_weight_gradients
+    for dtype, into in ((bf16, "bf16"), (fp32, "fp32")):
+        found[f"wgrad bf16 into {into}"] = _given(half_weight_gradients, dtype)
     for what in ("weights", "inputs", "gradients"):
         found[f"passes transposes of {what}"] = _given(transposes, what)
     for what in ("inputs", "gradients"):

@@ -4,7 +4,8 @@ The logits of all tokens are never there at once: 8,192 tokens of 128,256 words 
 fp32. A chunk's logits are in the dtype of the network, the arithmetic on them in fp32 (fp64 of fp64), and their
 gradient takes their place. As the loss is a sum with one factor, a chunk's gradients of hidden vectors and weights are
 known up to that factor while its logits are there; so they are made in the forward pass, and no logits are computed
-twice. The backward pass, which comes right after it, multiplies with the factor.
+twice. The backward pass, which comes right after it, multiplies with the factor. The weight's gradient is in the dtype
+in which it is added to those of micro-batches before (:mod:`common.nn.main_gradient`).
 
 Shapes: T tokens, c of a chunk, E hidden, V words.
 """
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from common.nn.main_gradient import add_product_, dtype_of
 from common.ops.triton_support import widen
 
 CrossEntropy = Callable[..., tuple[Tensor, Tensor]]
@@ -80,11 +82,11 @@ class _SummedLoss(torch.autograd.Function):
     def forward(ctx: Any, hidden_TE: Tensor, weight_VE: Tensor, labels_T: Tensor, head: Head, factor: float) -> Tensor:
         total = widen(hidden_TE.new_zeros(()))
         dhidden_TE = torch.empty_like(hidden_TE)
-        dweight_VE = torch.zeros_like(weight_VE)
+        dweight_VE = torch.zeros_like(weight_VE, dtype=dtype_of(weight_VE))
         for part in head.parts(len(hidden_TE)):
             losses_c, dlogits_cV = head.chunk_gradient(hidden_TE[part], weight_VE, labels_T[part])
             torch.mm(dlogits_cV, weight_VE, out=dhidden_TE[part])
-            dweight_VE.addmm_(dlogits_cV.t(), hidden_TE[part])
+            add_product_(dweight_VE, dlogits_cV, hidden_TE[part])
             total += losses_c.sum()
             del dlogits_cV  # before the next chunk's logits
         ctx.save_for_backward(dhidden_TE, dweight_VE)

@@ -18,8 +18,8 @@ COMMUNICATORS = 1_000_000_000
 """NCCL's buffers, which lie outside PyTorch's allocator."""
 
 REMEDIES = (
-    "optimizer.masters=remainder, optimizer.shard=all on several ranks, model.recomputed_gate_up=auto, a smaller "
-    "micro_batch or model.head_chunk, more ranks of layout.cp or layout.tp"
+    "optimizer.masters=remainder, optimizer.gradients=same, optimizer.shard=all on several ranks, "
+    "model.recomputed_gate_up=auto, a smaller micro_batch or model.head_chunk, more ranks of layout.cp or layout.tp"
 )
 
 
@@ -40,6 +40,7 @@ class Workspace:
         alone: no other ranks, and no communicators.
         layer_ranks: ranks of tp, which share every layer, and deal its tokens to each other.
         transposed_layers: that keep their FP8 weights transposed, too.
+        gradient_bytes: of a weight's gradient.
     """
 
     architecture: DecoderArchitecture
@@ -54,6 +55,7 @@ class Workspace:
     alone: bool
     layer_ranks: int = 1
     transposed_layers: int = 0
+    gradient_bytes: int = 2
 
     def parameters(self) -> int:
         """Weights of this rank; only norms are on every one."""
@@ -64,9 +66,10 @@ class Workspace:
         """Bytes of weights and gradients, masters and moments; of shards a copy of both, too."""
         if not self.tokens:
             return self.parameters() * self.itemsize
-        copies = 2 * self.itemsize if self.shards > 1 else 0
+        both = self.itemsize + self.gradient_bytes
+        copies = both if self.shards > 1 else 0
         shared = (self.master_bytes + MOMENTS + copies) / self.shards
-        return round(self.parameters() * (2 * self.itemsize + shared))
+        return round(self.parameters() * (both + shared))
 
     def weights_in_fp8(self) -> int:
         """Bytes of the weights that are cast once a step, and of transposes that are kept."""
@@ -94,7 +97,7 @@ class Workspace:
         passing = max(self.tokens if self.fp8 or recomputes else 0, self.eval_tokens)
         weight = features * hidden
         widest = max(features, hidden) + max(features // 2, hidden)
-        turned = (weight + self.tokens * widest + weight * self.itemsize) if self.fp8 else 0
+        turned = (weight + self.tokens * widest + weight * self.gradient_bytes) if self.fp8 else 0
         return passing * features * self.itemsize + (turned if self.tokens else 0)
 
     def transient(self) -> int:
@@ -107,7 +110,8 @@ class Workspace:
         mlp = features * (self.itemsize + 2) if self.fp8 else 4 * features * self.itemsize
         words = shape.vocabulary // ranks
         if ranks == 1:
-            return 5 * hidden + max(mlp, self.head_chunk * words * self.itemsize + words * shape.hidden * self.itemsize)
+            head = self.head_chunk * words * self.itemsize + words * shape.hidden * self.gradient_bytes
+            return 5 * hidden + max(mlp, head)
         # of all tokens what is gathered and what is to be scattered; logits and the head's gradient in fp32 as well
         wide = 4 + self.itemsize
         return 5 * hidden // ranks + 2 * hidden + max(mlp, (self.head_chunk + shape.hidden) * words * wide)

@@ -47,7 +47,7 @@ from common.distributed.tensor_parallel.products import (
 )
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.nn.frozen_decoder.products import Operand, data_and_scale
-from common.nn.main_gradient import finish, main_gradient
+from common.nn.main_gradient import add_product_, finish, main_gradient
 from common.nn.scratch import Scratch
 from common.ops import fp8_cast, transpose_fp8, weight_gradient
 from common.ops.fp8_cast.plain import E4M3, E5M2, Fp8Tensor, Scaling
@@ -325,7 +325,7 @@ class HalfTrainedProduct(_Moving):
         """``W.grad += dy^T x``."""
         assert isinstance(dy_TO, Tensor)
         assert isinstance(x_TI, Tensor)
-        main_gradient(self.weight).addmm_(dy_TO.t(), x_TI)
+        add_product_(main_gradient(self.weight), dy_TO, x_TI)
         finish(self.weight)
 
     def _own(self) -> LocalProduct:

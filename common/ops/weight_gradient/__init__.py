@@ -16,5 +16,5 @@ IMPLEMENTATIONS = {
     "cublaslt": Implementation("cublaslt", cublaslt.accumulate, cublaslt.unsupported),
     "torch": Implementation("torch", accumulate_torch, always),
 }
-"""Signature: ``accumulate(dy_OT, x_IT, dy_inverse, x_inverse, gradient_OI, room)``. The request has the gradient's
-dtype."""
+"""Signature: ``accumulate(dy_OT, x_IT, dy_inverse, x_inverse, gradient_OI, room)``. The request has the weight's
+dtype; the gradient has it too, or fp32, to which all of them add."""

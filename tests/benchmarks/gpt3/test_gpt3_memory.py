@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -13,8 +15,8 @@ from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.mlperf.fixed import fixed_facts
 
 SHAPE = fixed_facts(Facts, "gpt3")
-FP8 = Step(64, 4096, 2, 4, fp8=True, kept_transposes=False, put_off_head=65)
-BF16 = Step(64, 4096, 2, 4, fp8=False, kept_transposes=False, put_off_head=0)
+FP8 = Step(64, 4096, 2, 4, fp8=True, kept_transposes=False, put_off_head=65, gradient_bytes=2)
+BF16 = Step(64, 4096, 2, 4, fp8=False, kept_transposes=False, put_off_head=0, gradient_bytes=2)
 
 
 def parameters(stage: int, stages: int, chunks: int, ranks: int) -> int:
@@ -54,3 +56,6 @@ def test_all_layers_on_one_gpu():
     assert found.weights_in_fp8 == 0
     assert found.kept == 96 * 4096 * 20 * 12288  # a single micro-batch
     assert found.head == 4096 * 2 * (50304 + 12288)
+    in_fp32 = expected(SHAPE, own, Place(0, 1, 1, 1, 1), dataclasses.replace(BF16, gradient_bytes=4))
+    assert in_fp32.state == 18 * own
+    assert in_fp32.total - found.total == 2 * own

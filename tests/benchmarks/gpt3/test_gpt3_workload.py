@@ -31,6 +31,7 @@ from common.mlperf.mllog import RunLog
 from common.mlperf.parsed_log import read_log
 from common.mlperf.run_complaints import text_rule_complaints
 from common.run.timed_run import Moment, TimedRun
+from tests.benchmarks.summed_gradients import errors
 
 CHECKPOINT = "assets_dir=assets"
 """Where the rules' checkpoint would be; nothing is read before the workload is built."""
@@ -305,6 +306,17 @@ def test_fp8_trains_as_bf16_does():
         losses[linear] = [step.read(r.names, r.values.tolist()).metrics["loss"] for r in results]
     assert losses["torch"][-1] < 0.8 * losses["torch"][0]
     assert losses["fp8"] == pytest.approx(losses["torch"], rel=0.03)
+
+
+def test_gradients_in_fp32_are_closer_to_float64_than_those_that_are_rounded_each_time():
+    """Three steps of 48 micro-batches: what is left is what bf16 costs within a micro-batch."""
+    wide = "optimizer.gradients=fp32"
+    same, written, by_autograd = errors(
+        built, (), (wide, "optimizer.masters=remainder"), (wide, "model.blocks=autograd")
+    )
+    for in_fp32 in (written, by_autograd):
+        assert in_fp32.gradient < 0.6 * same.gradient
+        assert in_fp32.moved < 0.6 * same.moved
 
 
 def test_an_evaluation_of_a_part_of_the_set_does_not_count():

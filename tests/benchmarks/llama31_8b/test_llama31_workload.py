@@ -25,6 +25,7 @@ from common.mlperf.admission import admit, evaluation_schedule
 from common.mlperf.constraints import missing_hyperparameters
 from common.mlperf.events import hyperparameters
 from tests.benchmarks.llama31_8b.small_llama import hugging_face, theirs_of
+from tests.benchmarks.summed_gradients import errors
 
 
 def loaded(*overrides: str) -> tuple[RunConfig, SessionConfig]:
@@ -228,6 +229,17 @@ def test_autograd_does_nothing_by_halves(given: dict[str, Any], message: str):
     values: dict[str, Any] = {"layers": 0, "linear": "torch", "head_chunk": 16, "loss_scale": 1.0, **given}
     with pytest.raises(ConfigError, match=f"{message}.*model.blocks=written"):
         ModelConfig(blocks="autograd", **values)
+
+
+def test_gradients_in_fp32_are_closer_to_float64_than_those_that_are_rounded_each_time():
+    """Three steps of 48 micro-batches: what is left is what bf16 costs within a micro-batch."""
+    wide = "optimizer.gradients=fp32"
+    same, written, by_autograd = errors(
+        built, (), (wide, "optimizer.masters=remainder"), (wide, "model.blocks=autograd")
+    )
+    for in_fp32 in (written, by_autograd):
+        assert in_fp32.gradient < 0.6 * same.gradient
+        assert in_fp32.moved < 0.6 * same.moved
 
 
 def test_rows_that_fp8_cannot_multiply_are_refused_before_anything_is_built():

@@ -26,6 +26,14 @@ def test_bytes_of_a_weight_in_training(masters: int, shards: int, bytes_each: fl
     assert dataclasses.replace(work, tokens=0).state() == 8_030_261_248 * 2
 
 
+def test_gradients_in_fp32_take_two_bytes_more_of_a_weight_and_of_what_the_head_adds_up() -> None:
+    wide = dataclasses.replace(WHOLE, gradient_bytes=4)
+    assert wide.state() - WHOLE.state() == 8_030_261_248 * 2
+    assert wide.transient() - WHOLE.transient() == 128_256 * 4096 * 2
+    over_eight = dataclasses.replace(wide, shards=8)
+    assert over_eight.state() == pytest.approx(8_030_261_248 * (2 + 4 + (2 + 8 + 6) / 8))
+
+
 def test_bytes_that_a_layer_keeps() -> None:
     """Two residuals, q, k, v, o, log-sum-exp, two inverse roots; gate and up in 16 bits, or FP8 as products read it."""
     shared = 2 * 2 * 4096 + 2 * 4 + 2 * (4096 + 1024 + 1024) + 2 * 4096 + 4 * 32

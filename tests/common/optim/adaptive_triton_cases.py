@@ -5,6 +5,7 @@ import pytest
 import torch
 from adaptive_oracle import RATES, assert_follows, gradients_of, group, lamb_steps, make_problem, noise, rounded, run
 from remainder_oracle import steps_of_both
+from wide_gradients_oracle import RULES, follows_float32_weights, follows_torch
 
 from common.optim import adaptive_triton
 from common.optim.adaptive import LAMB
@@ -32,3 +33,12 @@ def test_triton_refuses_a_fragment_off_the_alignment():
 
 def test_triton_updates_masters_that_are_kept_as_remainders():
     steps_of_both("triton")
+
+
+def test_triton_reads_float32_gradients_beside_remainders():
+    follows_torch("triton")
+
+
+@pytest.mark.parametrize("rule", list(RULES))
+def test_triton_reads_all_bits_of_float32_gradients(rule):
+    follows_float32_weights(rule, "after", "triton")

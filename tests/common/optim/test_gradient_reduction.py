@@ -123,6 +123,28 @@ def large_sum(layout: Layout, **options: Any) -> dict[str, Any]:
     return told | {"half": half.tolist(), "beside": beside.tolist(), "single": single.tolist()}
 
 
+def wide_sum(layout: Layout, dtype: torch.dtype = torch.bfloat16, **options: Any) -> list[list[float]]:
+    """Half weights behind one step whose gradients are 256 on the first rank and 1 on the second, by autograd.
+
+    257 is no bfloat16, and 2 * 40,000 no float16. Two buckets, one for each weight.
+    """
+    of_rank = {torch.bfloat16: (256.0, 1.0), torch.float16: (40000.0, 40000.0)}[dtype][layout.rank]
+    named = {name: nn.Parameter(torch.zeros(512, dtype=dtype)) for name in ("first", "second")}
+    optimizer = Optimizer(
+        [ParameterGroup(named)], SGD(0.0), constant(1.0), layout, grad_divisor=1.0, bucket_bytes=2048,
+        gradients="fp32", **options,
+    )  # fmt: skip
+    optimizer.begin()
+    optimizer.arm()
+    sum((weight * of_rank).sum() for weight in named.values()).backward()
+    launched = optimizer._reducer.launched
+    overflow = apply_gradients([optimizer], torch.tensor(0.0))
+    assert not overflow
+    assert launched == optimizer._reducer.buckets == 2
+    masters = optimizer.state_dict().get("masters", {})
+    return [masters[name].unique().tolist() for name in named if masters]
+
+
 def replicated(layout: Layout) -> Tensor:
     """Two ranks of an axis that compute a layer redundantly: the mean, although gradients differ by rounding."""
     weight = nn.Parameter(torch.zeros(3))
@@ -160,6 +182,10 @@ def run_rank(rank: int, folder: str) -> None:
         "large/none": large_sum(replicas, grad_predivide=4.0),
         "large/all": large_sum(replicas, grad_predivide=4.0, shard="all"),
         "large/all_reduce": large_sum(replicas, grad_predivide=4.0, shard="all", reduction="all_reduce"),
+        "wide/none": wide_sum(replicas),
+        "wide/all": wide_sum(replicas, shard="all"),
+        "wide/all_reduce": wide_sum(replicas, shard="all", reduction="all_reduce"),
+        "wide/float16": wide_sum(replicas, torch.float16, grad_predivide=4.0),
         "replicated": replicated(split),
         "overflow": overflow_elsewhere(split),
     }
@@ -233,6 +259,12 @@ def test_divided_before_the_reduction_the_same_sum_is_exact(ranks, name):
 def test_on_one_rank_nothing_is_divided():
     found = large_sum(Layout(), grad_predivide=2.0**30)  # 40,000 / 2^30 would leave 0 in float16
     assert found["half"] == [-20000.0 / 1024] * 64
+
+
+@pytest.mark.parametrize("name", ["none", "all", "all_reduce", "float16"])
+def test_float32_gradients_of_half_weights_are_reduced_in_float32(ranks, name):
+    expected = -80000.0 if name == "float16" else -257.0
+    assert ranks[0][f"wide/{name}"] == [[expected], [expected]]
 
 
 @pytest.mark.parametrize("by", [0.0, -4.0, math.inf, math.nan])

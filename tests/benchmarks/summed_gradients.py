@@ -1,0 +1,86 @@
+"""How far the gradients of many micro-batches, and the weights that they move, are from a run in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from common.contract.workload import Workload
+from common.data.batches import Batch
+
+MICRO_BATCHES, STEPS = 48, 3
+
+Build = Callable[..., Any]
+"""``built(*overrides)``: a pre-training of the ``test`` recipe, whose micro-batches have 2 rows of ``tokens``."""
+
+
+class Errors(NamedTuple):
+    """Relative norms of differences.
+
+    Attributes:
+        gradient: of the first step's gradient.
+        moved: of what all steps have added to the weights.
+    """
+
+    gradient: float
+    moved: float
+
+
+class _Run(NamedTuple):
+    gradients: dict[str, Tensor]
+    weights: dict[str, Tensor]
+
+
+def errors(build: Build, *ways: tuple[str, ...]) -> list[Errors]:
+    """Of runs in bf16, each with its own overrides, from float64 with the same start and the same rows.
+
+    The optimizer's epsilon is large, so that an update is in proportion to the gradient and its rounding.
+    """
+    given = (f"hparams.global_batch_size={2 * MICRO_BATCHES}", "hparams.epsilon=1.0")
+    start = {name: weight.detach().clone() for name, weight in build("precision=bf16").model.named_parameters()}
+    exact = _run(build(*given, "precision=fp64", "model.blocks=autograd"), start)
+    moved, results = _moved(exact, start), []
+    for overrides in ways:
+        found = _run(build(*given, "precision=bf16", *overrides), start)
+        results.append(Errors(_error(found.gradients, exact.gradients), _error(_moved(found, start), moved)))
+    return results
+
+
+def _moved(run: _Run, start: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: run.weights[name] - weight.double() for name, weight in start.items()}
+
+
+def _run(workload: Workload, start: dict[str, Tensor]) -> _Run:
+    named = dict(workload.model.named_parameters())
+    with torch.no_grad():
+        for name, parameter in named.items():
+            parameter.copy_(start[name])
+    step, (example,) = workload.build_step(), workload.example_batches()
+    batches = [_drawn(example, seed) for seed in range(MICRO_BATCHES)]
+    step(batches)
+    gradients = {name: _gradient(parameter) for name, parameter in named.items()}
+    for _ in range(STEPS - 1):
+        step(batches)
+    assert workload._optimizer is not None
+    weights = workload._optimizer.state_dict().get("masters") or named
+    return _Run(gradients, {name: weight.detach().double() for name, weight in weights.items()})
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad.double().clone()
+
+
+def _drawn(example: Batch, seed: int) -> Batch:
+    """Rows of other tokens; what is no label stays none."""
+    tokens = example.tensors["tokens"]
+    drawn = torch.randint(90, tokens.shape, generator=torch.Generator().manual_seed(seed), dtype=tokens.dtype)
+    return Batch({"tokens": torch.where(tokens < 0, tokens, drawn)}, example.samples)
+
+
+def _error(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
+    difference = sum(float((found[name] - value).square().sum()) for name, value in wanted.items())
+    return (difference / sum(float(value.square().sum()) for value in wanted.values())) ** 0.5

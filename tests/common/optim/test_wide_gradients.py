@@ -1,0 +1,259 @@
+"""Gradients of half weights that add up in float32: over micro-batches, in updates, and in what is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from wide_gradients_oracle import (
+    CLIPS,
+    RULES,
+    drawn_gradients,
+    follows_float32_weights,
+    follows_torch,
+    optimizer,
+    parameters,
+    step,
+)
+
+from common.config.schema import OptimizerConfig
+from common.distributed.layout import Layout
+from common.distributed.tensor_parallel.cross_entropy import next_token_loss
+from common.distributed.tensor_parallel.ranks import TensorParallel
+from common.nn import main_gradient
+from common.nn.scratch import Scratch
+from common.nn.trained_decoder.head import Head
+from common.nn.trained_decoder.products import HalfTrainedProduct, Shared, WeightCasts, trained_product
+from common.ops import cross_entropy
+from common.ops.fp8_cast.plain import Fp8Tensor, widen_fp8
+from common.optim.adaptive import AdamW
+from common.optim.flat import FlatBuffer
+from common.optim.learning_rate import constant
+from common.optim.momentum import SGD
+from common.optim.optimizer import Optimizer, ParameterGroup
+
+MICRO_BATCHES, TOKENS, OUTPUTS, INPUTS = 16, 32, 48, 32
+TO_FP32, BEYOND_BF16 = 1e-6, 1e-3
+"""Relative: within the one, a sum is rounded as float32 is; a sum that is rounded to bfloat16 is beyond the other."""
+
+
+class Product(nn.Module):
+    """A layer of a decoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        drawn = torch.randn(OUTPUTS, INPUTS, generator=torch.Generator().manual_seed(0))
+        self.weight = nn.Parameter(drawn.bfloat16())
+
+
+def operands(seed: int) -> tuple[Tensor, Tensor]:
+    """Gradient of a result, and input; their product's mean is not 0, so that sums grow."""
+    generator = torch.Generator().manual_seed(seed)
+    dy, x = (torch.randn(TOKENS, width, generator=generator) + 0.5 for width in (OUTPUTS, INPUTS))
+    return dy.bfloat16(), x.bfloat16()
+
+
+def by_autograd(layer: Product) -> Callable[[Tensor, Tensor], Tensor]:
+    """What autograd hands on is in the weight's dtype: exactly that is to be added."""
+
+    def add(dy: Tensor, x: Tensor) -> Tensor:
+        torch.nn.functional.linear(x, layer.weight).backward(dy)
+        alone = layer.weight.detach().clone().requires_grad_()
+        (made,) = torch.autograd.grad(torch.nn.functional.linear(x, alone), alone, dy)
+        return made.double()
+
+    return add
+
+
+def by_product(layer: Product) -> Callable[[Tensor, Tensor], Tensor]:
+    """A written product adds without rounding what it has made."""
+    product = HalfTrainedProduct(layer.weight)
+
+    def add(dy: Tensor, x: Tensor) -> Tensor:
+        product.add_weight_gradient(dy, x)
+        return dy.double().t() @ x.double()
+
+    return add
+
+
+def by_product_in_fp8(layer: Product) -> Callable[[Tensor, Tensor], Tensor]:
+    """Of the numbers that FP8 has made of the operands."""
+    product = trained_product(layer, "fp8", Shared(Scratch(layer.weight.device), WeightCasts()))
+
+    def add(dy: Tensor, x: Tensor) -> Tensor:
+        dy8, x8 = product.cast_gradient(dy), product.cast_input(x, False)
+        assert isinstance(dy8, Fp8Tensor)
+        assert isinstance(x8, Fp8Tensor)
+        product.add_weight_gradient(dy8, x8)
+        return widen_fp8(dy8).double().t() @ widen_fp8(x8).double()
+
+    return add
+
+
+def by_row_sums(layer: Product) -> Callable[[Tensor, Tensor], Tensor]:
+    """As norms and biases add theirs."""
+
+    def add(dy: Tensor, x: Tensor) -> Tensor:
+        sums = torch.outer(dy.float().sum(0), x.float().sum(0))
+        main_gradient.add_(layer.weight, sums)
+        return sums.double()
+
+    return add
+
+
+WAYS = {"autograd": by_autograd, "product": by_product, "fp8": by_product_in_fp8, "sums": by_row_sums}
+
+
+@pytest.mark.parametrize("way", list(WAYS))
+def test_micro_batches_add_up_to_the_sum_in_float64(way: str) -> None:
+    found = {}
+    for gradients in ("fp32", "same"):
+        layer = Product()
+        one = Optimizer(
+            [ParameterGroup({"weight": layer.weight})], SGD(0.0), constant(1.0), Layout(), grad_divisor=1.0,
+            gradients=gradients,
+        )  # fmt: skip
+        add = WAYS[way](layer)
+        one.begin()
+        expected = torch.zeros(OUTPUTS, INPUTS, dtype=torch.float64)
+        for seed in range(MICRO_BATCHES):
+            expected += add(*operands(seed))
+        one.check_views()
+        assert layer.weight.grad is not None
+        found[gradients] = float((layer.weight.grad.double() - expected).norm() / expected.norm())
+    assert found["fp32"] < TO_FP32
+    assert found["same"] > BEYOND_BF16
+
+
+def test_uses_of_one_weight_in_a_pass_add_up_in_float32() -> None:
+    """An embedding that is the head, too: 256 + 1 is no bfloat16."""
+    weight = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    one = optimizer({"weight": weight}, SGD(0.0), gradients="fp32")
+    one.begin()
+    ((256 * weight).sum() + weight.sum()).backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [257.0] * 3
+
+
+def decoders_head(weight_VE: nn.Parameter, hidden_TE: Tensor, labels_T: Tensor) -> Tensor:
+    """Two chunks, whose gradients of the weight the head adds up itself."""
+    function = cross_entropy.IMPLEMENTATIONS["torch"].function
+    return Head(function, 20).summed_loss(hidden_TE, weight_VE, labels_T, 1.0)
+
+
+def shared_head(weight_VE: nn.Parameter, hidden_TE: Tensor, labels_T: Tensor) -> Tensor:
+    """The head whose words ranks share."""
+    return next_token_loss(hidden_TE, weight_VE, labels_T, TensorParallel(), 20).sum()
+
+
+@pytest.mark.parametrize("head", [decoders_head, shared_head])
+def test_what_a_head_hands_on_is_not_rounded_to_bfloat16(head: Callable[..., Tensor]) -> None:
+    weight_VE = nn.Parameter(torch.randn(24, 16, generator=torch.Generator().manual_seed(1)).bfloat16())
+    hidden_TE = torch.randn(40, 16, generator=torch.Generator().manual_seed(2)).bfloat16().requires_grad_()
+    labels_T = torch.arange(40) % 24
+    exact_VE = weight_VE.detach().double().requires_grad_()
+    torch.nn.functional.cross_entropy(hidden_TE.double() @ exact_VE.t(), labels_T, reduction="sum").backward()
+    assert exact_VE.grad is not None
+    for gradients in ("fp32", "same"):
+        optimizer({"weight": weight_VE}, SGD(0.0), gradients=gradients).begin()
+        head(weight_VE, hidden_TE, labels_T).backward()
+        assert weight_VE.grad is not None
+        narrow = torch.equal(weight_VE.grad.bfloat16().float(), weight_VE.grad.float())
+        assert narrow == (gradients == "same")
+        assert (weight_VE.grad.double() - exact_VE.grad).norm() / exact_VE.grad.norm() < 0.01
+
+
+def test_gradients_without_an_optimizer_are_those_of_the_parameter() -> None:
+    weight = nn.Parameter(torch.ones(2, 3, dtype=torch.bfloat16))
+    assert main_gradient.main_gradient(weight).dtype == torch.bfloat16
+    other = nn.Parameter(torch.ones(2, 3, dtype=torch.bfloat16))
+    other.grad_dtype = torch.float32
+    assert main_gradient.main_gradient(other).dtype == torch.float32
+
+
+@pytest.mark.parametrize("clip", list(CLIPS))
+@pytest.mark.parametrize("rule", list(RULES))
+def test_every_rule_reads_all_bits(rule: str, clip: str) -> None:
+    follows_float32_weights(rule, clip, "torch")
+
+
+def test_updates_are_those_of_torch() -> None:
+    follows_torch("torch")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_other_weights_keep_their_gradients(dtype: torch.dtype) -> None:
+    named = parameters(dtype)
+    one = optimizer(named, AdamW(), gradients="fp32")
+    assert {parameter.grad.dtype for parameter in named.values() if parameter.grad is not None} == {dtype}
+    assert "gradients" not in one.choices
+
+
+def test_the_choice_is_told() -> None:
+    assert optimizer(parameters(torch.bfloat16), AdamW(), gradients="fp32").choices["gradients"] == "added up in fp32"
+    with pytest.raises(ValueError, match="gradients='fp16': use same or fp32"):
+        optimizer(parameters(torch.bfloat16), AdamW(), gradients="fp16")
+
+
+def test_buckets_hold_as_many_bytes_of_gradients() -> None:
+    """Four tensors of 128 elements: 1,024 bytes are four of them in bfloat16, two in float32."""
+    for gradient_dtype, buckets in ((torch.bfloat16, 1), (torch.float32, 2)):
+        named = {str(n): nn.Parameter(torch.ones(128, dtype=torch.bfloat16)) for n in range(4)}
+        buffer = FlatBuffer([named], bucket_bytes=1024, gradient_dtype=gradient_dtype)
+        assert len(buffer.buckets) == buckets
+        assert buffer.gradients.dtype == gradient_dtype
+        first = buffer.gradients.data_ptr()
+        assert [(p.grad.data_ptr() - first) % 256 for p in named.values() if p.grad is not None] == 4 * [0]
+
+
+def test_parameters_may_get_another_optimizer() -> None:
+    named = parameters(torch.bfloat16)
+    for gradients, dtype in (("fp32", torch.float32), ("same", torch.bfloat16)):
+        one = optimizer(named, AdamW(), gradients=gradients)
+        one.begin()
+        named["weight"].sum().backward()
+        assert named["weight"].grad is not None
+        assert named["weight"].grad.dtype == dtype
+        one.close()
+
+
+def test_a_state_has_no_gradients_and_goes_on_with_either_kind() -> None:
+    """Resumed it is the same bit for bit; a state of the other kind can be taken over."""
+
+    def begun(gradients: str, **options: Any) -> tuple[Optimizer, dict[str, nn.Parameter]]:
+        named = parameters(torch.bfloat16)
+        return optimizer(named, AdamW(), gradients=gradients, masters="remainder", **options), named
+
+    def go_on(one: Optimizer, named: dict[str, nn.Parameter], seeds: range) -> None:
+        for seed in seeds:
+            step(one, named, [drawn_gradients(seed)])
+
+    whole, its = begun("fp32")
+    go_on(whole, its, range(3))
+    weights, saved = {name: weight.detach().clone() for name, weight in its.items()}, whole.state_dict()
+    go_on(whole, its, range(3, 6))
+    states = {}
+    for gradients in ("fp32", "same"):
+        resumed, named = begun(gradients)
+        assert [(name, state.dtype) for name, state in resumed.named_state()] == [
+            (name, state.dtype) for name, state in whole.named_state()
+        ]
+        with torch.no_grad():
+            for name, weight in named.items():
+                weight.copy_(weights[name])
+        resumed.load_state_dict(saved)
+        go_on(resumed, named, range(3, 6))
+        states[gradients] = resumed.state_dict()
+    for kind in ("masters", "exp_avg", "exp_avg_sq"):
+        for name, tensor in whole.state_dict()[kind].items():
+            assert torch.equal(states["fp32"][kind][name], tensor)
+            assert states["same"][kind][name].shape == tensor.shape
+    assert not torch.equal(states["same"]["masters"]["weight"], states["fp32"]["masters"]["weight"])
+
+
+def test_the_users_choice_reaches_the_optimizer() -> None:
+    assert OptimizerConfig().arguments()["gradients"] == "same"
+    assert OptimizerConfig(gradients="fp32").arguments()["gradients"] == "fp32"
