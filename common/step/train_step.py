@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,9 @@ from common.data.batches import Batch
 from common.distributed.layout import Layout
 from common.optim.precision import LossScale
 from common.optim.updater import LimitedUpdater, Updater, apply_gradients
+
+if TYPE_CHECKING:  # it runs what yields losses
+    from common.step.chunk_graphs import ChunkGraphs
 
 SAMPLES = "samples"
 """The metric of a micro-batch that counts its real samples, where these are not the batch's nominal ones."""
@@ -132,7 +135,10 @@ class TrainStep:
         skip: 0-d float32 on the device; non-zero makes every updater write nothing (warm-up).
         stop: 0-d float32 on the device; non-zero asks all ranks to stop (set by a signal on any of them).
         reached: likewise; non-zero tells all ranks that the target is reached (set by the one that hears of it).
+        chunk_graphs: where ``forward_backward`` has graphs of its own; None where a graph has the whole iteration.
     """
+
+    chunk_graphs: ChunkGraphs | None = None
 
     def __init__(self, forward_backward: ForwardBackward, updaters: Sequence[Updater], layout: Layout) -> None:
         self.forward_backward = forward_backward
