@@ -22,7 +22,7 @@ def _tensors(result: Any) -> list[Tensor]:
 
 def _spoil(result: Any) -> None:
     for tensor in _tensors(result):
-        tensor.fill_(float("nan"))
+        tensor.fill_(float("nan") if tensor.is_floating_point() else -1)
 
 
 class _Played:
