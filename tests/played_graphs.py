@@ -36,7 +36,7 @@ class _Played:
         self._graphs.replays += 1
         for other in self._graphs.results[self._pool]:
             _spoil(other)
-        with self._graphs.without_hooks():
+        with self._graphs.at_work(), self._graphs.without_hooks():
             again = self._work()
         with torch.no_grad():
             for to, made in zip(_tensors(self._result), _tensors(again), strict=True):
@@ -57,17 +57,20 @@ class PlayedGraphs:
         recorded: what was recorded, and the pool.
         replays: how many there were.
         results: of each pool.
+        busy: work is being recorded or replayed.
     """
 
     def __init__(self, *modules: nn.Module) -> None:
         self._modules = modules
         self.recorded: list[tuple[str, Hashable]] = []
         self.replays = 0
+        self.busy = False
         self.results: dict[Hashable, list[Any]] = {}
 
     def record(self, work: Callable[[], Any], what: str, pool: Hashable) -> tuple[_Played, Any]:
         """See :class:`common.step.capture.Recorder`."""
-        made = work()
+        with self.at_work():
+            made = work()
         named = isinstance(made, dict)
         result = {n: v.detach().clone() for n, v in made.items()} if named else None if made is None else made.clone()
         if isinstance(result, Tensor):
@@ -76,6 +79,15 @@ class PlayedGraphs:
         self.recorded.append((what, pool))
         self.results.setdefault(pool, []).append(result)
         return _Played(self, work, pool, result), result
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """What happens within would be in a graph."""
+        self.busy = True
+        try:
+            yield
+        finally:
+            self.busy = False
 
     @contextlib.contextmanager
     def without_hooks(self) -> Iterator[None]:

@@ -6,7 +6,8 @@ import contextlib
 import gc
 import os
 import traceback
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -49,6 +50,27 @@ class Recorder(Protocol):
         Raises:
             CaptureError: naming the operation that can't be recorded.
         """
+
+
+class PassGraphs(Protocol):
+    """Graphs that the passes of a step over its micro-batches have: :class:`common.step.chunk_graphs.ChunkGraphs`."""
+
+    @property
+    def enough(self) -> int:
+        """Micro-batches of an iteration that replays every kind of graph, at most those of training."""
+
+    @property
+    def count(self) -> int:
+        """How many graphs there are."""
+
+    def recording(self, recorder: Recorder) -> AbstractContextManager[None]:
+        """The iteration within records its passes before it replays them. Its updaters must write nothing."""
+
+    def serves(self, keys: Sequence[Hashable]) -> bool:
+        """Whether micro-batches of these keys are those that were recorded."""
+
+    def close(self) -> None:
+        """Free the graphs."""
 
 
 class CudaRecorder:
@@ -96,7 +118,7 @@ def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any 
 
 
 @contextlib.contextmanager
-def explained(what: str) -> Iterator[contextlib.AbstractContextManager[Any]]:
+def explained(what: str) -> Iterator[AbstractContextManager[Any]]:
     """Let a capture that fails say where and at which operation; yields what watches the operations, for within it.
 
     Raises:

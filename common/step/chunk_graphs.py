@@ -115,7 +115,7 @@ class ChunkGraphs:
 
     @contextlib.contextmanager
     def recording(self, recorder: Recorder) -> Iterator[None]:
-        """The iteration within records its passes before it replays them. Its updaters must write nothing."""
+        """See :class:`common.step.capture.PassGraphs`."""
         self._recorder = recorder
         try:
             yield
@@ -133,7 +133,7 @@ class ChunkGraphs:
         return 2 * len(self._slots)
 
     def serves(self, keys: Sequence[Hashable]) -> bool:
-        """Whether micro-batches of these keys are those that were recorded."""
+        """See :class:`common.step.capture.PassGraphs`."""
         return bool(self._slots) and all(key == self._key for key in keys)
 
     def record(self, plans: Sequence[ChunkPlan], example: Batch, loss_scale: LossScale | None) -> None:

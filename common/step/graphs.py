@@ -26,8 +26,7 @@ from torch import Tensor, nn
 
 from common.data.batches import Batch
 from common.nn.frozen import frozen_names
-from common.step.capture import CudaRecorder, Recorder, capturing, explained, memory_reserved
-from common.step.chunk_graphs import ChunkGraphs
+from common.step.capture import CudaRecorder, PassGraphs, Recorder, capturing, explained, memory_reserved
 from common.step.train_step import DeviceResult, TrainStep
 
 WARM_UP_ITERATIONS = 3  # autotuning, NCCL and the allocator settle within three iterations
@@ -139,7 +138,7 @@ class StepRunner:
                         self._captured[keys] = self._record(keys, samples)
             self.step.skip.fill_(0)
 
-    def _warm_up_chunks(self, chunks: ChunkGraphs, example: Batch) -> None:
+    def _warm_up_chunks(self, chunks: PassGraphs, example: Batch) -> None:
         """As many micro-batches as have all passes; all of training's may be thousands."""
         assert self._recorder is not None
         iteration = [example] * chunks.enough

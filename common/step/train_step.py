@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -20,9 +20,7 @@ from common.data.batches import Batch
 from common.distributed.layout import Layout
 from common.optim.precision import LossScale
 from common.optim.updater import LimitedUpdater, Updater, apply_gradients
-
-if TYPE_CHECKING:  # it runs what yields losses
-    from common.step.chunk_graphs import ChunkGraphs
+from common.step.capture import PassGraphs
 
 SAMPLES = "samples"
 """The metric of a micro-batch that counts its real samples, where these are not the batch's nominal ones."""
@@ -138,7 +136,7 @@ class TrainStep:
         chunk_graphs: where ``forward_backward`` has graphs of its own; None where a graph has the whole iteration.
     """
 
-    chunk_graphs: ChunkGraphs | None = None
+    chunk_graphs: PassGraphs | None = None
 
     def __init__(self, forward_backward: ForwardBackward, updaters: Sequence[Updater], layout: Layout) -> None:
         self.forward_backward = forward_backward
