@@ -24,6 +24,7 @@ from common.step.graphs import StepRunner
 from common.step.passes import Chunk
 from common.step.pipeline import accumulate_chunk
 from common.step.train_step import SAMPLES, Losses, TrainStep, accumulate
+from tests.chunk_passes import Stage
 from tests.played_graphs import PlayedGraphs
 
 B, E, STEPS = 3, 4, 3
@@ -219,6 +220,17 @@ def test_what_is_handed_on_stays_while_graphs_are_replayed_again():
         made[unit] = found
     for unit, found in made.items():
         assert found.tolist() == [2.0 * (1 + unit.micro_batch), 3.0 * (1 + unit.micro_batch)], unit
+
+
+def test_a_stage_of_two_chunks_makes_of_all_units_what_eager_passes_do():
+    eager, graphs = Stage(torch.device("cpu")), Stage(torch.device("cpu"), ChunkGraphs())
+    assert graphs.graphs is not None
+    with graphs.graphs.recording(PlayedGraphs(*graphs.models)):
+        graphs.record()
+    wanted, found = eager.run(), graphs.run()
+    assert all(torch.equal(found[unit], tensor) for unit, tensor in wanted.items())
+    assert all(torch.equal(*pair) for pair in zip(graphs.gradients(), eager.gradients(), strict=True))
+    assert graphs.graphs.count > 2 * 8
 
 
 def failing(error: Callable[[], None]) -> str:
