@@ -23,6 +23,7 @@ ones of one group in the order of their launches, which is the same on all ranks
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -156,11 +157,10 @@ class ChunkGraphs:
         device = next(iter(example.tensors.values())).device
         for number, plan in enumerate(plans):
             plan.chunk.prepare()
-            for slot in range(plan.slots):
-                self._slots[number, slot] = _new_slot(number, plan, example, device)
+            for place in range(plan.slots):
+                self._slots[number, place] = _new_slot(number, plan, example, device)
         for (number, place), slot in self._slots.items():
-            what = f"the forward pass of chunk {number}"
-            work = lambda slot=slot: slot.run_forward(loss_scale)  # noqa: E731
+            what, work = f"the forward pass of chunk {number}", functools.partial(slot.run_forward, loss_scale)
             slot.forward, slot.made = self._recorder.record(work, what, ("forward", number, place))
         for (number, _), slot in self._slots.items():
             what = f"the backward pass of chunk {number}"

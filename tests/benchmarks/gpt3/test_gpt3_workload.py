@@ -308,6 +308,14 @@ def test_graphs_of_chunks_train_as_eager_passes_bit_for_bit(given, monkeypatch):
         assert torch.equal(tensor, other), name
 
 
+def test_weights_on_their_way_are_waited_for_before_a_chunks_first_graph():
+    workload, heard = built(), []
+    (part,) = workload._parts
+    part.register_forward_pre_hook(lambda module, _: heard.append(module))  # as the optimizer's gathers do
+    workload._chunk(0).prepare()
+    assert heard == [part]
+
+
 def drawn(workload: GptPretraining, seed: int, count: int = 3) -> list[Batch]:
     """Micro-batches of words."""
     (example,) = workload.example_batches()
