@@ -44,6 +44,8 @@ CASES = [
     _train("override without a value", "foo", says=("'foo'", "key=value")),
     _train("override that does not parse", "foo=[1", says=("'foo=[1'", "key=value")),
     _train("interpolation of nothing", "data_dir=${nothing}", says=("nothing", "not found")),
+    _train("graphs of no kind", "cuda_graphs=parts", says=("cuda_graphs=parts", "true, false or chunks")),
+    _train("graphs of chunks that there are not", "cuda_graphs=chunks", says=("cuda_graphs=chunks", "resnet", "true")),
     _train("text for a number", "micro_batch=abc", says=("micro_batch=abc", "int")),
     _train(
         "batch that micro-batches do not divide", "hparams.global_batch_size=20",

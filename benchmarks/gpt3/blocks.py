@@ -235,6 +235,16 @@ class WrittenGpt:
                 stack.enter_context(self._head.put_off.step(self._head))
             yield
 
+    def prepare(self, chunk: int) -> None:
+        """Cast the weights of one part within :meth:`same_weights`, so that no forward pass does."""
+        for attention, mlp in self._halves[chunk]:
+            for product in (attention.qkv, attention.output, mlp.up, mlp.down):
+                product.prepare()
+
+    def begin_backward(self) -> None:
+        """Before a backward pass that may follow on any other pass. Collective over tp."""
+        self._shared.begin_backward()
+
     def _last(self) -> TiedHead:
         if self._head is None:
             raise ValueError("a stage that is not the last has no head")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.gpt3.architecture import Architecture
-from common.distributed.pipeline.order import most_in_flight, order
+from common.distributed.pipeline.order import most_in_flight, order, slots_of_chunks
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class Step:
         kept_transposes: FP8 weights are kept twice.
         put_off_head: micro-batches whose gradients of logits wait.
         gradient_bytes: of a weight's gradient.
+        chunk_graphs: every chunk keeps memory for the most micro-batches that it has under way, whatever others have.
     """
 
     micro_batches: int
@@ -54,6 +55,7 @@ class Step:
     kept_transposes: bool
     put_off_head: int
     gradient_bytes: int
+    chunk_graphs: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Expected:
     Attributes:
         state: weights, gradients, masters and moments.
         weights_in_fp8: of the products.
-        kept: for backward passes that are yet to come, when most are.
+        kept: for backward passes that are yet to come, when most are, or by graphs of chunks at all times.
         head: gradients of logits.
     """
 
@@ -108,7 +110,8 @@ def expected(shape: Architecture, parameters: int, place: Place, step: Step) -> 
     """
     layers = shape.layers // place.stages
     weights = layers * shape.products_per_layer / place.layer_ranks
-    in_flight = most_in_flight(order(place.stage, place.stages, place.chunks, step.micro_batches))
+    units = order(place.stage, place.stages, place.chunks, step.micro_batches)
+    in_flight = sum(slots_of_chunks(units).values()) if step.chunk_graphs else most_in_flight(units)
     of_a_part = layers // place.chunks * step.tokens * kept_of_a_token(shape, step) / place.layer_ranks
     logits, waiting = 0.0, 0
     if place.stage == place.stages - 1:

@@ -36,7 +36,9 @@ from common.optim.learning_rate import cosine_of_samples
 from common.optim.optimizer import ClipNorm, ParameterGroup
 from common.optim.precision import gradient_dtype
 from common.optim.shard_plan import shard_ranks
-from common.step.pipeline import Chunk, Pipeline
+from common.step.chunk_graphs import ChunkGraphs
+from common.step.passes import Chunk, nothing
+from common.step.pipeline import Pipeline
 from common.step.train_step import Losses, TrainStep, within
 
 
@@ -57,6 +59,11 @@ class Part(torch.nn.Module):
     def forward(self, x_sE: Tensor, rows: int) -> Tensor:
         """Hidden states of own tokens behind these layers."""
         return self._run(x_sE, rows)
+
+    def wait(self) -> None:
+        """Wait for the weights, so that no forward pass of this step does."""
+        for hook in self._forward_pre_hooks.values():
+            hook(self, ())
 
 
 class GptPretraining(Workload):
@@ -125,6 +132,11 @@ class GptPretraining(Workload):
         facts, batch, stages = own.facts, cfg.global_batch, cfg.layout["pp"]
         check_numbers(stages, own.model.chunks, cfg.grad_accumulation_steps)
         layers_of(_used(own).layers, 0, stages, own.model.chunks)
+        if cfg.chunk_graphs and own.model.put_off_head:
+            raise ConfigError(
+                f"model.put_off_head={own.model.put_off_head}: cuda_graphs=chunks has no room for gradients of logits "
+                "that wait for the end of a step; use put_off_head=0, or cuda_graphs=true"
+            )
         broken = []
         if cfg.assets_dir is None:
             broken.append(
@@ -142,6 +154,7 @@ class GptPretraining(Workload):
                 "decay_steps": facts.steps(facts.decay_samples, batch),
             },
             sample_tokens=facts.row_length,
+            chunk_graphs=True,
             forbidden=broken,
             lowest_precision=_lowest_precision(own, cfg.layout["tp"]),
         )
@@ -173,15 +186,17 @@ class GptPretraining(Workload):
             facts.checkpoint_steps if begun else 0,
         )  # fmt: skip
         chunks = [self._chunk(number) for number in range(len(self.model.parts))]
-        staged = self.layout.size("pp") > 1
+        graphs = ChunkGraphs() if cfg.chunk_graphs else None
+        staged = self.layout.size("pp") > 1 or graphs is not None
         step = self.step_with(
             own.hparams.adamw(),
             schedule,
             blocks=[(f"part {number}", part) for number, part in enumerate(self._parts)],
             clip=ClipNorm(facts.max_grad_norm, "after_reduction"),
             loss_scale=own.model.loss_scale,
-            passes=(lambda scale: self._pipeline.forward_backward(chunks, ["loss"], scale)) if staged else None,
+            passes=(lambda scale: self._pipeline.forward_backward(chunks, ["loss"], scale, graphs)) if staged else None,
         )
+        step.chunk_graphs = graphs
         if self._written is not None:
             step.forward_backward = within(self._written.same_weights, step.forward_backward)
         return step
@@ -197,7 +212,18 @@ class GptPretraining(Workload):
 
     def _chunk(self, number: int) -> Chunk:
         """Part ``number`` of the network on this stage, for training."""
-        return Chunk(self.model.chunk_module(number), lambda x_sE, batch: self._trained(number, x_sE, batch))
+        return Chunk(
+            self.model.chunk_module(number),
+            lambda x_sE, batch: self._trained(number, x_sE, batch),
+            lambda: self._prepare(number),
+            self._written.begin_backward if self._written is not None else nothing,
+        )
+
+    def _prepare(self, number: int) -> None:
+        """Bring the weights of part ``number`` of this stage to where its passes read them."""
+        self._parts[number].wait()
+        if self._written is not None:
+            self._written.prepare(number)
 
     def _trained(self, number: int, x_sE: Tensor | None, batch: Batch) -> Tensor | Losses:
         """What part ``number`` hands on, or the mean loss of the labels, of which every row to train on has as many."""
@@ -284,7 +310,7 @@ class GptPretraining(Workload):
         step = memory.Step(
             cfg.grad_accumulation_steps, cfg.micro_batch * self.own.facts.row_length, self.dtype.itemsize,
             masters if self.dtype.itemsize == 2 else 0, model.linear == "fp8", model.kept_transposes,
-            model.put_off_head, gradient_dtype(self.dtype, cfg.optimizer.gradients).itemsize,
+            model.put_off_head, gradient_dtype(self.dtype, cfg.optimizer.gradients).itemsize, cfg.chunk_graphs,
         )  # fmt: skip
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         return memory.expected(self.architecture, parameters, place, step).in_words()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import ClassVar
@@ -35,9 +36,12 @@ from common.ops import cross_entropy
 from common.ops.implementation import AUTO, OperationRequest, asked_for, select
 from common.optim.learning_rate import cosine_to
 from common.optim.optimizer import ClipNorm, ParameterGroup
-from common.optim.precision import gradient_dtype
+from common.optim.precision import LossScale, gradient_dtype
 from common.optim.shard_plan import shard_ranks
-from common.step.train_step import Losses, TrainStep, within
+from common.step.chunk_graphs import ChunkGraphs
+from common.step.passes import Chunk, nothing
+from common.step.pipeline import accumulate_chunk
+from common.step.train_step import ForwardBackward, Losses, TrainStep, within
 
 
 class LlamaPretraining(Workload):
@@ -144,6 +148,7 @@ class LlamaPretraining(Workload):
                 "end_learning_rate": _end_rate(own),
                 "decay_steps": own.facts.max_steps - own.hparams.warmup_steps,
             },
+            chunk_graphs=True,
             forbidden=broken,
             lowest_precision={"linear": "fp8"} if own.model.linear == "fp8" else {},
         )
@@ -175,10 +180,20 @@ class LlamaPretraining(Workload):
         rate = own.hparams.base_learning_rate
         schedule = cosine_to(rate, _end_rate(own), own.facts.max_steps, own.hparams.warmup_steps)
         clip = ClipNorm(own.facts.max_grad_norm, "after_reduction")
-        step = self.step_with(own.hparams.adamw(), schedule, clip=clip, loss_scale=own.model.loss_scale)
+        graphs = ChunkGraphs() if self.cfg.chunk_graphs else None
+        passes = None if graphs is None else functools.partial(self._in_graphs, graphs)
+        step = self.step_with(own.hparams.adamw(), schedule, clip=clip, loss_scale=own.model.loss_scale, passes=passes)
+        step.chunk_graphs = graphs
         if self._trained is not None:
             step.forward_backward = within(self._trained.same_weights, step.forward_backward)
         return step
+
+    def _in_graphs(self, graphs: ChunkGraphs, scale: LossScale | None) -> ForwardBackward:
+        """The micro-batches of a step, each by the same two graphs."""
+        trained, count = self._trained, self.cfg.grad_accumulation_steps
+        around = (nothing, nothing) if trained is None else (trained.prepare, trained.begin_backward)
+        chunk = Chunk(self.model, lambda _, batch: self.loss(batch), *around)
+        return accumulate_chunk(self.layout, chunk, ["loss"], count, scale, graphs)
 
     def loss(self, micro_batch: Batch) -> Losses:
         """Mean over all tokens of the rows; the ranks of cp have parts of it, whose mean over ranks is reported."""

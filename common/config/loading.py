@@ -80,6 +80,9 @@ def load(
         size = 1
     size = convert(int, size, "micro_batch")
     steps = accumulation(global_batch, size, layout["dp"])
+    graphs = tree.get("cuda_graphs")
+    if graphs != "chunks" and not isinstance(graphs, bool):
+        raise ConfigError(f"cuda_graphs={graphs}: expected true, false or chunks")
     run = RunConfig(
         benchmark=benchmark,
         scale=scale,
@@ -94,11 +97,17 @@ def load(
         assets_dir=convert(Path | None, tree.get("assets_dir"), "assets_dir"),
         workload=workload,
         evaluation=evaluation,
-        cuda_graphs=convert(bool, tree.get("cuda_graphs"), "cuda_graphs"),
+        cuda_graphs=bool(graphs),
+        chunk_graphs=graphs == "chunks",
         config_file=convert(str, tree.get("config_file", RunConfig.config_file), "config_file"),
     )
     session = build(SessionConfig, {item.name: tree.get(item.name) for item in dataclasses.fields(SessionConfig)}, "")
     run = dataclasses.replace(run, declaration=cls.declare(run))
+    if run.chunk_graphs and not run.declaration.chunk_graphs:
+        raise ConfigError(
+            f"cuda_graphs=chunks: {benchmark.name} has no passes of chunks to capture, its step is one graph: use true "
+            "or false"
+        )
     if tree.get("micro_batch") != "auto":
         _check_whole_rows(size, run.declaration.micro_batch_multiple)
     return run, session

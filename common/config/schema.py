@@ -290,6 +290,7 @@ class Declaration:
         train_samples: of an epoch, where the rules let a run leave some out, such as those that fill no batch; None for
             all of the benchmark's.
         sample_tokens: tokens of a sample, where the rules count progress in tokens.
+        chunk_graphs: whether the passes of a micro-batch can have graphs of their own (``cuda_graphs=chunks``).
         order_of_data: gives what decides the order of samples beyond seed and batch sizes, such as the reader; for
             checkpoints. Asked on the training ranks alone, since it may depend on what is installed there.
     """
@@ -303,6 +304,7 @@ class Declaration:
     forbidden: Sequence[str] = ()
     train_samples: int | None = None
     sample_tokens: int | None = None
+    chunk_graphs: bool = False
     order_of_data: Callable[[], str] = str
 
 
@@ -320,6 +322,7 @@ class RunConfig:
         declaration: what the workload says of all the others.
         evaluation: who predicts and who scores.
         cuda_graphs: capture what repeats in CUDA graphs, in training and in evaluation.
+        chunk_graphs: in training these are one for each pass of each chunk, not one of a whole iteration.
         config_file: the recipe, as the log names it: its path in the repository.
     """
 
@@ -337,6 +340,7 @@ class RunConfig:
     workload: Any
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     cuda_graphs: bool = True
+    chunk_graphs: bool = False
     config_file: str = "configs/train.yaml"
     declaration: Declaration = field(default_factory=Declaration)
 

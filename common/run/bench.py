@@ -69,7 +69,7 @@ from common.ops import (
 from common.run.bench_figures import RunTiming, Timing, figures, write_figures
 from common.run.exposed import Span, exposed_us
 from common.run.reader_bench import time_reader
-from common.step.graphs import StepRunner
+from common.step.graphs import CaptureCost, StepRunner
 
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
 """Dense bf16/fp16 matrix FLOP/s of a GPU, by a part of its name (vendor's data sheets)."""
@@ -170,7 +170,7 @@ def bench(
     began = time.perf_counter()
     runner.warm_up(examples)
     say(_header(run, device, workload))
-    say(f"{'warm-up and capture':<{LABEL}}{time.perf_counter() - began:.1f} s")
+    say(_table({"warm-up and capture": f"{time.perf_counter() - began:.1f} s", **capture_rows(runner.cost)}))
     batches = examples[:1] * run.grad_accumulation_steps
     meter = GpuMeter(device_uuid(device))
     timing = _time_step(runner, batches, options.warmup_steps, options.steps, meter)
@@ -247,6 +247,14 @@ def _header(run: RunConfig, device: torch.device, workload: Workload) -> str:
         **{f"implementation: {name}": choice for name, choice in workload.implementations().items()},
     }
     return _table(rows)
+
+
+def capture_rows(cost: CaptureCost) -> dict[str, str]:
+    """What the graphs of the step have taken; nothing where there are none."""
+    if not cost.graphs:
+        return {}
+    taken = f"captured in {cost.seconds:.1f} s, {cost.memory / 1e9:.2f} GB in their pools and inputs"
+    return {"CUDA graphs of the step": f"{cost.graphs}, {taken}"}
 
 
 def _time_step(runner: StepRunner, batches: list[Batch], warmup: int, steps: int, meter: GpuMeter) -> Timing:

@@ -1,5 +1,7 @@
 """Runs a TrainStep: as one CUDA graph for each kind of iteration on a GPU, eagerly elsewhere.
 
+A step that has graphs of its chunks' passes (:mod:`common.step.chunk_graphs`) replays these, and the rest is eager.
+
 What tells iterations apart is which keys their micro-batches have, and how many have each. Micro-batches are brought
 into one order of the keys first, captured or not, so that few graphs serve all iterations; the gradients, which are
 sums, are the same. Ranks may be at different keys in the same iteration: which collectives a step issues, and in which
@@ -14,21 +16,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import os
-import traceback
+import time
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.data.batches import Batch
-from common.errors import CaptureError
 from common.nn.frozen import frozen_names
-from common.step.capture import capturing
+from common.step.capture import CudaRecorder, PassGraphs, Recorder, capturing, explained, memory_reserved
 from common.step.train_step import DeviceResult, TrainStep
 
 WARM_UP_ITERATIONS = 3  # autotuning, NCCL and the allocator settle within three iterations
@@ -39,6 +37,21 @@ MOST_GRAPHS = 16
 Two keys and 8 micro-batches make 9 graphs, four keys and one micro-batch 4. Beyond it only iterations whose
 micro-batches all have the same key are captured, and others run eagerly.
 """
+
+
+@dataclass(frozen=True)
+class CaptureCost:
+    """What the graphs of an iteration have taken.
+
+    Attributes:
+        graphs: their number.
+        seconds: in which they were captured, the warm-up before not among them.
+        memory: bytes of their pools and static inputs.
+    """
+
+    graphs: int = 0
+    seconds: float = 0.0
+    memory: int = 0
 
 
 @dataclass
@@ -65,20 +78,32 @@ class StepRunner:
         model: its buffers are put back after warm-up.
         micro_batches: micro-batches of one iteration.
         capture: capture CUDA graphs; False runs eagerly (always so without a GPU).
+        recorder: of the passes of chunks, where the step has graphs of them; None for CUDA graphs, on a GPU.
 
     Attributes:
         stream: the stream that everything of the iteration runs on; None without a GPU.
         uncaptured: keys of the micro-batches of iterations that were not captured and ran eagerly, and how many did.
+        cost: of the graphs.
     """
 
-    def __init__(self, step: TrainStep, model: nn.Module, micro_batches: int, capture: bool = True) -> None:
+    def __init__(
+        self,
+        step: TrainStep,
+        model: nn.Module,
+        micro_batches: int,
+        capture: bool = True,
+        recorder: Recorder | None = None,
+    ) -> None:
         self.step = step
         self.model = model
         self.micro_batches = micro_batches
         device = step.layout.device
         self.cuda = device.type == "cuda"
-        self.capture = capture and self.cuda
         self.stream = torch.cuda.Stream(device) if self.cuda else None
+        self._recorder = CudaRecorder(self.stream) if recorder is None and self.stream is not None else recorder
+        self._chunks = step.chunk_graphs if capture and self._recorder is not None else None
+        self.capture = capture and self.cuda and self._chunks is None
+        self.cost = CaptureCost()
         self.uncaptured: dict[tuple[Hashable, ...], int] = {}
         self._captured: dict[tuple[Hashable, ...], _Captured] = {}
         self._inputs: dict[Hashable, list[dict[str, Tensor]]] = {}
@@ -97,6 +122,9 @@ class StepRunner:
             for example in examples:
                 samples[example.key] = example.samples
                 self._place.setdefault(example.key, len(self._place))
+                if self._chunks is not None:
+                    self._warm_up_chunks(self._chunks, example)
+                    continue
                 for _ in range(WARM_UP_ITERATIONS):
                     self.step([example] * self.micro_batches)
                 if self.capture:
@@ -104,10 +132,31 @@ class StepRunner:
                         {name: tensor.clone() for name, tensor in example.tensors.items()}
                         for _ in range(self.micro_batches)
                     ]
-            if self.capture:
-                for keys in combinations(list(samples), self.micro_batches):
-                    self._captured[keys] = self._record(keys, samples)
+            if self.capture and samples:
+                with self._counted():
+                    for keys in combinations(list(samples), self.micro_batches):
+                        self._captured[keys] = self._record(keys, samples)
             self.step.skip.fill_(0)
+
+    def _warm_up_chunks(self, chunks: PassGraphs, example: Batch) -> None:
+        """As many micro-batches as have all passes; all of training's may be thousands."""
+        assert self._recorder is not None
+        iteration = [example] * chunks.enough
+        for _ in range(WARM_UP_ITERATIONS):
+            self.step(iteration)
+        with self._counted(), chunks.recording(self._recorder):
+            self.step(iteration)
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Add what is captured within to ``cost``."""
+        device = self.step.layout.device
+        before, began = memory_reserved(device), time.perf_counter()
+        yield
+        seconds = time.perf_counter() - began
+        graphs = len(self._captured) if self._chunks is None else self._chunks.count
+        memory = self.cost.memory + memory_reserved(device) - before
+        self.cost = CaptureCost(graphs, self.cost.seconds + seconds, memory)
 
     def __call__(self, micro_batches: Sequence[Batch]) -> DeviceResult:
         """Launch one iteration; returns its result, valid until the next iteration of the same keys.
@@ -118,7 +167,7 @@ class StepRunner:
         keys = tuple(batch.key for batch in ordered)
         captured = self._captured.get(keys)
         if captured is None:
-            if self.capture:
+            if self.capture or (self._chunks is not None and not self._chunks.serves(keys)):
                 self.uncaptured[keys] = self.uncaptured.get(keys, 0) + 1
             return self.step(ordered)
         self.fill(captured.inputs, ordered)
@@ -137,6 +186,8 @@ class StepRunner:
             captured.graph.reset()
         self._captured.clear()
         self._inputs.clear()
+        if self._chunks is not None:
+            self._chunks.close()
 
     @contextlib.contextmanager
     def on_stream(self) -> Iterator[None]:
@@ -155,46 +206,17 @@ class StepRunner:
         inputs = [next(free[key]) for key in keys]
         batches = [Batch(static, samples[key], key) for static, key in zip(inputs, keys, strict=True)]
         graph = torch.cuda.CUDAGraph()
-        last = _LastOperation()
-        try:
-            assert self.stream is not None
-            with capturing(graph, self.stream, self._pool), last:
-                result = self.step(batches)
-        except RuntimeError as error:
-            raise CaptureError(_explain(error, last.name, keys)) from error
+        assert self.stream is not None
+        what = f"the iteration for {named(keys)}"
+        with explained(what) as watched, capturing(graph, self.stream, self._pool), watched:
+            result = self.step(batches)
         self._pool = graph.pool()
         return _Captured(graph, inputs, result)
-
-
-class _LastOperation(TorchDispatchMode):
-    """Remembers the last operation that was dispatched, so that a failed capture can name it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.name = "none"
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.name = str(func)
-        return func(*args, **(kwargs or {}))
 
 
 def named(keys: Sequence[Hashable]) -> str:
     """The keys of an iteration in words."""
     return f"batch key {keys[0]!r}" if len(set(keys)) == 1 else f"batch keys {', '.join(map(repr, keys))}"
-
-
-def _explain(error: BaseException, operation: str, keys: tuple[Hashable, ...]) -> str:
-    while isinstance(error.__context__, RuntimeError):  # the end of a capture that failed raises once more
-        error = error.__context__
-    here = str(Path(__file__).resolve().parents[2]) + os.sep
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(here)]
-    frames = [f for f in frames if not f.filename.endswith("common/step/graphs.py")] or frames
-    where = f"{os.path.relpath(frames[-1].filename, here)}:{frames[-1].lineno} ({frames[-1].line})" if frames else "?"
-    reason = str(error).strip().splitlines()[0]
-    return (
-        f"the iteration for {named(keys)} can't be captured in a CUDA graph: operation {operation} at {where}: "
-        f"{reason}. Keep host reads and synchronising calls out of loss(), or run with cuda_graphs=false"
-    )
 
 
 @contextlib.contextmanager

@@ -1,18 +1,16 @@
-"""The passes of a pipeline stage: forward and backward over the micro-batches of a step, or forward alone.
+"""A stage of a pipeline: forward and backward over the micro-batches of a step, or forward alone.
 
-A chunk's result is sent and then only its place in the autograd graph is kept, so that its memory is free as soon as it
-has been sent, unless the chunk itself keeps it.
+What its chunks do is in :mod:`common.step.passes`, eagerly, and in :mod:`common.step.chunk_graphs`, in graphs of their
+own. Here is what they are given, and where what they make goes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch import Tensor
 
 from common.data.batches import Batch
 from common.distributed.layout import Layout
@@ -24,33 +22,15 @@ from common.distributed.pipeline.order import (
     forward_order,
     order,
     receives,
+    slots_of_chunks,
 )
 from common.optim.precision import LossScale
-from common.step.train_step import SAMPLES, Arm, ForwardBackward, Losses
+from common.step.chunk_graphs import ChunkGraphs, ChunkPlan
+from common.step.passes import Chunk as Chunk
+from common.step.passes import EagerPasses, Passes
+from common.step.train_step import SAMPLES, Arm, ForwardBackward
 
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """What a stage runs at once.
-
-    Attributes:
-        module: has the chunk's parameters, and no others: their gradients are final after its last backward pass.
-        forward: the chunk on what the part of the model before it has handed on, None for the first part of all, and a
-            micro-batch; what is handed on to the next part, or the losses if there is none.
-    """
-
-    module: nn.Module
-    forward: Callable[[Tensor | None, Batch], Tensor | Losses]
-
-
-@dataclass(frozen=True)
-class _Passed:
-    """What a backward pass begins and ends with: the chunk's input, and its result's place in the graph or the loss."""
-
-    source: Tensor | None
-    result: GradientEdge | Tensor
 
 
 class Pipeline:
@@ -74,12 +54,16 @@ class Pipeline:
     def __init__(self, layout: Layout, chunks: int, micro_batches: int, handed: Callable[[Batch], Handed]) -> None:
         self._stages, self._stage, self._chunks = layout.size("pp"), layout.coordinate("pp"), chunks
         check_numbers(self._stages, chunks, micro_batches)
-        self._handed, self._device = handed, layout.device
+        self._handed, self._device, self._micro_batches = handed, layout.device, micro_batches
         self.first, self.last = self._stage == 0, self._stage == self._stages - 1
         self._links = Links(layout, chunks)
 
     def forward_backward(
-        self, chunks: Sequence[Chunk], metrics: Sequence[str], loss_scale: LossScale | None = None
+        self,
+        chunks: Sequence[Chunk],
+        metrics: Sequence[str],
+        loss_scale: LossScale | None = None,
+        graphs: ChunkGraphs | None = None,
     ) -> ForwardBackward:
         """Forward and backward over the micro-batches of a step, in the place of ``accumulate``.
 
@@ -90,14 +74,27 @@ class Pipeline:
             chunks: of this stage.
             metrics: names of what the losses report, which other stages cannot see.
             loss_scale: what the loss is multiplied with before the backward pass.
+            graphs: where graphs of the passes are recorded, and replayed from then on; None runs them eagerly.
 
         Raises:
             ValueError: not as many chunks as the pipeline was built for.
         """
         if len(chunks) != self._chunks:
             raise ValueError(f"{len(chunks)} chunks where the pipeline has {self._chunks} on every stage")
-        run = _Step(self, tuple(chunks), tuple(metrics), loss_scale)
+        if graphs is not None:  # that fill the pipeline, in whole rounds, and are more than the first and the last
+            graphs.enough = min(self._micro_batches, 2 * self._stages + (self._stages == 1))
+        run = _Step(self, tuple(chunks), tuple(metrics), loss_scale, graphs)
         return run.forward_backward
+
+    def plans(self, chunks: Sequence[Chunk], example: Batch) -> list[ChunkPlan]:
+        """What graphs of chunks need to know, for the micro-batches of a training step, all of which are as this."""
+        counts = slots_of_chunks(self.order(self._micro_batches))
+        handed, plans = self._handed(example), []
+        for number, chunk in enumerate(chunks):
+            unit = Unit("forward", number, 0)
+            source, result = self.receives(unit), not self.ends(unit)
+            plans.append(ChunkPlan(chunk, counts[number], handed if source else None, handed if result else None))
+        return plans
 
     @torch.no_grad()
     def forward(
@@ -174,28 +171,40 @@ class _Step:
     """Forward and backward passes of one stage."""
 
     def __init__(
-        self, pipeline: Pipeline, chunks: tuple[Chunk, ...], metrics: tuple[str, ...], loss_scale: LossScale | None
+        self,
+        pipeline: Pipeline,
+        chunks: tuple[Chunk, ...],
+        metrics: tuple[str, ...],
+        loss_scale: LossScale | None,
+        graphs: ChunkGraphs | None,
     ) -> None:
         self._pipeline, self._chunks, self._metrics, self._loss_scale = pipeline, chunks, metrics, loss_scale
-        self._passed: dict[tuple[int, int], _Passed] = {}
+        ends = [pipeline.ends(Unit("forward", number, 0)) for number in range(len(chunks))]
+        self._eager, self._graphs = EagerPasses(chunks, ends, loss_scale), graphs
         self._sums: dict[str, Tensor] = {}
 
     def forward_backward(
         self, micro_batches: Sequence[Batch], arm: Arm, collect: Callable[[], None]
     ) -> dict[str, Tensor]:
         """See :data:`common.step.train_step.ForwardBackward`."""
-        self._passed, self._sums = {}, {}
+        self._sums = {}
         count = len(micro_batches)
         units = self._pipeline.order(count)
+        passes = self._passes(micro_batches)
+        passes.begin(units)
         self._pipeline.begin(units, micro_batches)
         for unit in units:
             batch = micro_batches[unit.micro_batch]
             if unit.direction == "forward":
-                self._forward(unit, batch)
+                self._forward(passes, unit, batch)
                 continue
-            if unit.micro_batch == count - 1:
+            final = unit.micro_batch == count - 1
+            if final:
                 arm(None if unit.chunk == 0 else self._chunks[unit.chunk].module)
-            self._backward(unit, batch)
+            gradient = passes.backward(unit, self._pipeline.take(unit), final)
+            if gradient is not None:
+                self._pipeline.send(unit, gradient, batch)
+            del gradient
             if unit.chunk == 0:
                 collect()
         self._pipeline.finish()
@@ -203,34 +212,21 @@ class _Step:
         self._sums = {}
         return self._pipeline.report(means, self._metrics)
 
-    def _forward(self, unit: Unit, batch: Batch) -> None:
-        source = self._pipeline.take(unit)
-        if source is not None:
-            source.requires_grad_()
-        made = self._chunks[unit.chunk].forward(source, batch)
-        ends = self._pipeline.ends(unit)
-        if isinstance(made, Losses) != ends:
-            raise ValueError(
-                f"chunk {unit.chunk} {'is the last part of the model and has' if ends else 'is not the last part and'} "
-                f"{'no losses' if ends else 'has losses'}"
-            )
-        if isinstance(made, Losses):
-            self._add(made.metrics)
-            total = made.total if self._loss_scale is None else self._loss_scale.scale(made.total)
-            self._passed[unit.chunk, unit.micro_batch] = _Passed(source, total)
-        else:
-            self._passed[unit.chunk, unit.micro_batch] = _Passed(source, get_gradient_edge(made))
-            self._pipeline.send(unit, made, batch)
+    def _passes(self, micro_batches: Sequence[Batch]) -> Passes:
+        """Graphs of the passes, if there are any of these micro-batches; those that are wanted are recorded."""
+        if self._graphs is None:
+            return self._eager
+        if self._graphs.wanted:
+            example = micro_batches[0]
+            self._graphs.record(self._pipeline.plans(self._chunks, example), example, self._loss_scale)
+        return self._graphs if self._graphs.serves([batch.key for batch in micro_batches]) else self._eager
 
-    def _backward(self, unit: Unit, batch: Batch) -> None:
-        passed = self._passed.pop((unit.chunk, unit.micro_batch))
-        gradient = self._pipeline.take(unit)
-        result: Any = passed.result  # PyTorch's type stubs know no list that may hold either
-        torch.autograd.backward([result], [gradient])
-        if passed.source is not None:
-            if passed.source.grad is None:
-                raise ValueError(f"chunk {unit.chunk} does not depend on what the part of the model before it hands on")
-            self._pipeline.send(unit, passed.source.grad, batch)
+    def _forward(self, passes: Passes, unit: Unit, batch: Batch) -> None:
+        made = passes.forward(unit, self._pipeline.take(unit), batch)
+        if isinstance(made, Tensor):
+            self._pipeline.send(unit, made, batch)
+        else:
+            self._add(made)
 
     def _add(self, metrics: dict[str, Tensor]) -> None:
         if sorted(metrics) != sorted(self._metrics):
@@ -238,3 +234,25 @@ class _Step:
         for name, value in metrics.items():
             value = value.detach().to(torch.float32)
             self._sums[name] = self._sums[name] + value if name in self._sums else value
+
+
+def accumulate_chunk(
+    layout: Layout,
+    chunk: Chunk,
+    metrics: Sequence[str],
+    micro_batches: int,
+    loss_scale: LossScale | None,
+    graphs: ChunkGraphs,
+) -> ForwardBackward:
+    """What :func:`common.step.train_step.accumulate` does, by graphs of the two passes over one micro-batch.
+
+    Args:
+        layout: the ranks, which have the whole model each.
+        chunk: the model.
+        metrics: names of what the losses report.
+        micro_batches: of a training step.
+        loss_scale: what the loss is multiplied with before the backward pass.
+        graphs: where they are recorded.
+    """
+    pipeline = Pipeline(layout, 1, micro_batches, lambda batch: Handed((), torch.float32))  # which nobody hands on
+    return pipeline.forward_backward([chunk], metrics, loss_scale, graphs)

@@ -20,6 +20,7 @@ from common.data.batches import Batch
 from common.distributed.layout import Layout
 from common.optim.precision import LossScale
 from common.optim.updater import LimitedUpdater, Updater, apply_gradients
+from common.step.capture import PassGraphs
 
 SAMPLES = "samples"
 """The metric of a micro-batch that counts its real samples, where these are not the batch's nominal ones."""
@@ -132,7 +133,10 @@ class TrainStep:
         skip: 0-d float32 on the device; non-zero makes every updater write nothing (warm-up).
         stop: 0-d float32 on the device; non-zero asks all ranks to stop (set by a signal on any of them).
         reached: likewise; non-zero tells all ranks that the target is reached (set by the one that hears of it).
+        chunk_graphs: where ``forward_backward`` has graphs of its own; None where a graph has the whole iteration.
     """
+
+    chunk_graphs: PassGraphs | None = None
 
     def __init__(self, forward_backward: ForwardBackward, updaters: Sequence[Updater], layout: Layout) -> None:
         self.forward_backward = forward_backward

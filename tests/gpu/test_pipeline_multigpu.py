@@ -1,4 +1,4 @@
-"""Stages on GPUs, by NCCL, eager and captured: steps and evaluation as on one GPU that has the whole model."""
+"""Stages on GPUs, by NCCL, eager and captured, whole and by chunks: steps and evaluation as on one GPU that has all."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from common.distributed.layout import Layout
+from common.step.chunk_graphs import ChunkGraphs
 from common.step.graphs import StepRunner
 from tests.common.distributed.pipeline.staged_ranks import (
     LAYOUTS,
@@ -26,11 +27,14 @@ CLOSE = 1e-9
 """Of float64 weights whose gradients were summed in another order, some by atomic additions."""
 
 
-def trained(layout: Layout, chunks: int, capture: bool) -> dict[str, Any]:
+WAYS = ("eager", "captured", "chunks")
+
+
+def trained(layout: Layout, chunks: int, way: str) -> dict[str, Any]:
     """Weights, losses and evaluation after some steps."""
-    trainee = Trainee(layout, chunks)
+    trainee = Trainee(layout, chunks, graphs=ChunkGraphs() if way == "chunks" else None)
     first = batches(0, layout)
-    runner = StepRunner(trainee.step, trainee.model, len(first), capture)
+    runner = StepRunner(trainee.step, trainee.model, len(first), way != "eager")
     runner.warm_up(first[:1])
     losses = []
     with runner.on_stream():
@@ -50,11 +54,11 @@ def run_rank(rank: int, world: int, folder: str) -> None:
     dist.init_process_group(
         "nccl", init_method=f"file://{folder}/store", rank=rank, world_size=world, device_id=device
     )  # fmt: skip
-    wanted = trained(Layout(device=device), 1, capture=False)
+    wanted = trained(Layout(device=device), 1, "eager")
     found: dict[str, Any] = {}
     for name, (axes, chunks) in LAYOUTS[world].items():
-        for way, capture in (("eager", False), ("captured", True)):
-            own = trained(Layout(axes, rank, device), chunks, capture)
+        for way in WAYS:
+            own = trained(Layout(axes, rank, device), chunks, way)
             differences = [(own["weights"][n] - wanted["weights"][n]).abs().max().item() for n in own["weights"]]
             found[f"{name}, {way}"] = {
                 "weights": max(differences),
@@ -66,7 +70,7 @@ def run_rank(rank: int, world: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("way", ["eager", "captured"])
+@pytest.mark.parametrize("way", WAYS)
 def test_stages_do_as_one_gpu(ranks, way):
     for name in LAYOUTS[len(ranks)]:
         for found in ranks:

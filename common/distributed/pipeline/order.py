@@ -15,6 +15,7 @@ that a queue between the two suffices.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -125,6 +126,32 @@ def most_in_flight(units: Sequence[Unit]) -> int:
         held += 1 if unit.direction == "forward" else -1
         most = max(most, held)
     return most
+
+
+def slots(units: Sequence[Unit]) -> dict[tuple[int, int], int]:
+    """Places of what forward passes leave to their backward passes, for each chunk and micro-batch.
+
+    Of a chunk no two have the same place at the same time, and there are no more places than it has at once.
+    """
+    taken: dict[int, set[int]] = {}
+    places: dict[tuple[int, int], int] = {}
+    for direction, chunk, micro_batch in units:
+        of_chunk = taken.setdefault(chunk, set())
+        if direction == "backward":
+            of_chunk.remove(places[chunk, micro_batch])
+            continue
+        place = next(number for number in itertools.count() if number not in of_chunk)
+        of_chunk.add(place)
+        places[chunk, micro_batch] = place
+    return places
+
+
+def slots_of_chunks(units: Sequence[Unit]) -> dict[int, int]:
+    """How many places of :func:`slots` each chunk has."""
+    counts: dict[int, int] = {}
+    for (chunk, _), place in slots(units).items():
+        counts[chunk] = max(counts.get(chunk, 0), place + 1)
+    return counts
 
 
 def follower(rank: int, stages: int, chunks: int, unit: Unit) -> tuple[int, Unit] | None:

@@ -72,6 +72,16 @@ class TrainedDecoder:
         """Within it no weight changes: FP8 products cast theirs in the first forward pass, and keep them."""
         return self._shared.casts.once()
 
+    def prepare(self) -> None:
+        """Cast weights within :meth:`same_weights`, so that no forward pass does."""
+        for attention, mlp in self._halves:
+            for product in (attention.qkv, attention.output, mlp.gate_up, mlp.down):
+                product.prepare()
+
+    def begin_backward(self) -> None:
+        """Before a backward pass that may follow on any other pass. Collective over tp."""
+        self._shared.begin_backward()
+
 
 def _halves(
     block: DecoderBlock,

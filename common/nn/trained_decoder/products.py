@@ -235,6 +235,10 @@ class TrainedProduct(Protocol):
         """The gradient where its producer has not cast it."""
         ...
 
+    def prepare(self) -> None:
+        """Cast the weight now if the next forward pass would; within :meth:`WeightCasts.once` that is what it casts."""
+        ...
+
     def result_rows(self, rows: int) -> int:
         """Rows of the result for so many rows of the input."""
         ...
@@ -308,6 +312,9 @@ class HalfTrainedProduct(_Moving):
     def cast_gradient(self, dy_TO: Tensor) -> Tensor:
         """The gradient itself."""
         return dy_TO
+
+    def prepare(self) -> None:
+        """The weight is not cast."""
 
     def forward_rows(self, x_nI: Tensor, scale_inverse: Tensor | None, y_nO: Tensor) -> None:
         """``y = x W^T + bias``."""
@@ -469,14 +476,18 @@ class Fp8TrainedProduct(_Moving):
         result: Fp8Tensor = self._cast(dy_TO.contiguous(), self._scales.scaling(GRADIENT), E5M2, alone)
         return result
 
+    def prepare(self) -> None:
+        """Cast the weight if it may have changed."""
+        if self._step != self._casts.step:
+            self._cast_weight()
+
     def forward_rows(self, x_nI: Tensor, scale_inverse: Tensor | None, y_nO: Tensor) -> None:
         """``y = x W^T + bias``; of rows without a scale in the dtype of the weight."""
         if scale_inverse is None:
             half_product(x_nI, self.weight, self._bias, y_nO)
             return
         check_rows(len(x_nI))
-        if self._step != self._casts.step:
-            self._cast_weight()
+        self.prepare()
         bias_O = None if self._bias is None else self._bias.detach()
         multiply(x_nI, self._weight8, scale_inverse, self._weight_inverse, y_nO.dtype, bias_O, out=y_nO)
 
@@ -552,6 +563,10 @@ class Shared:
     def begin(self) -> None:
         """Before the first product of a forward pass. Collective."""
         self.casts.begin()
+        self.begin_backward()
+
+    def begin_backward(self) -> None:
+        """Before the first product of a backward pass that may follow on any other pass. Collective."""
         if self.tokens is not None:
             self.tokens.begin()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
 import pytest
 import torch
@@ -56,6 +56,20 @@ def test_all_layers_on_one_gpu():
     assert found.weights_in_fp8 == 0
     assert found.kept == 96 * 4096 * 20 * 12288  # a single micro-batch
     assert found.head == 4096 * 2 * (50304 + 12288)
-    in_fp32 = expected(SHAPE, own, Place(0, 1, 1, 1, 1), dataclasses.replace(BF16, gradient_bytes=4))
+    in_fp32 = expected(SHAPE, own, Place(0, 1, 1, 1, 1), replace(BF16, gradient_bytes=4))
     assert in_fp32.state == 18 * own
     assert in_fp32.total - found.total == 2 * own
+
+
+@pytest.mark.parametrize(("stage", "slots"), [(0, 8), (5, 3), (7, 1)])
+def test_graphs_of_chunks_hold_what_every_chunk_has_at_most(stage, slots):
+    """A single chunk as many micro-batches as stages from it on; of several each its own most, at whatever time."""
+    own = parameters(stage, 8, 1, 8)
+    step = replace(BF16, micro_batches=1536, tokens=2048, chunk_graphs=True)
+    found = expected(SHAPE, own, Place(stage, 8, 1, 8, 1), step)
+    assert found.kept == slots * 12 * 2048 * 20 * 12288 / 8
+    several = [
+        expected(SHAPE, own, Place(stage, 8, 6, 4, 16), replace(BF16, chunk_graphs=graphs)).kept
+        for graphs in (False, True)
+    ]
+    assert several[0] <= several[1]

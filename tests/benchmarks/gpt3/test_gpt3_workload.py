@@ -30,8 +30,11 @@ from common.mlperf.events import hyperparameters
 from common.mlperf.mllog import RunLog
 from common.mlperf.parsed_log import read_log
 from common.mlperf.run_complaints import text_rule_complaints
+from common.nn.trained_decoder.products import Fp8TrainedProduct
 from common.run.timed_run import Moment, TimedRun
+from common.step.graphs import StepRunner
 from tests.benchmarks.summed_gradients import errors
+from tests.played_graphs import PlayedGraphs
 
 CHECKPOINT = "assets_dir=assets"
 """Where the rules' checkpoint would be; nothing is read before the workload is built."""
@@ -54,6 +57,13 @@ SCALES = {
     "11616xH100": (11616, 2904, 6, 4, 6, 141, 57_442, 2116),
 }
 """Ranks, global batch, micro-batches of a step, tp, pp, steps of warm-up, of decay, and of the checkpoint."""
+
+
+def test_the_reference_at_its_smallest_replays_graphs_of_chunks():
+    run, _ = loaded("scale=64xH100", CHECKPOINT)
+    assert run.cuda_graphs
+    assert run.chunk_graphs
+    assert not loaded("scale=512xH100", CHECKPOINT)[0].chunk_graphs
 
 
 @pytest.mark.parametrize("scale", list(SCALES))
@@ -208,6 +218,7 @@ def test_what_cannot_be_dealt_is_refused_before_anything_is_built(overrides, mes
         (["model.blocks=autograd", "model.put_off_head=2"], r"put_off_head=2: .* give model\.blocks=written"),
         (["model.kept_transposes=true"], r"kept_transposes=True.* give model\.linear=fp8"),
         (["model.accumulation=torch"], r"accumulation=torch.* give model\.linear=fp8"),
+        (["model.put_off_head=2", "cuda_graphs=chunks"], r"put_off_head=2: cuda_graphs=chunks has no room"),
     ],
 )
 def test_options_of_other_ways_are_refused(given, message):
@@ -260,6 +271,59 @@ def test_the_first_micro_batch_is_not_the_only_one_that_counts():
     fresh = built("precision=fp64")
     expected = (float(fresh.loss(batch).total.detach()) + float(fresh.loss(other).total.detach())) / 2
     assert found == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param(("precision=fp64",), id="written"),
+        pytest.param(("precision=fp64", "model.blocks=autograd"), id="autograd"),
+        pytest.param(
+            ("precision=bf16", "model.linear=fp8", "model.kept_transposes=true", "benchmark.facts.layers=1"), id="fp8"
+        ),
+    ],
+)
+def test_graphs_of_chunks_train_as_eager_passes_bit_for_bit(given, monkeypatch):
+    trained = {}
+    for graphs in ("false", "chunks"):
+        workload = built(*given, "hparams.global_batch_size=6", f"cuda_graphs={graphs}")
+        step, played = workload.build_step(), PlayedGraphs(workload.model, *workload._parts)
+        cast = Fp8TrainedProduct._cast_weight
+        with monkeypatch.context() as patched:
+            casts: list[bool] = []
+            patched.setattr(
+                Fp8TrainedProduct, "_cast_weight",
+                lambda self, cast=cast, casts=casts, played=played: (casts.append(played.busy), cast(self)),
+            )  # fmt: skip
+            runner = StepRunner(step, workload.model, 3, recorder=played)
+            runner.warm_up(workload.example_batches())
+            casts_before = len(casts)
+            results = [runner(drawn(workload, seed)).values.tolist() for seed in range(3)]
+        assert (played.replays > 0) == (graphs == "chunks")
+        assert not any(casts)  # no graph casts weights
+        assert len(casts) - casts_before == (3 * 4 if "model.linear=fp8" in given else 0)
+        trained[graphs] = results, workload.named_state()
+    (eager, wanted), (replayed, found) = trained.values()
+    assert replayed == eager
+    for (name, tensor), (_, other) in zip(wanted, found, strict=True):
+        assert torch.equal(tensor, other), name
+
+
+def test_weights_on_their_way_are_waited_for_before_a_chunks_first_graph():
+    workload, heard = built(), []
+    (part,) = workload._parts
+    part.register_forward_pre_hook(lambda module, _: heard.append(module))  # as the optimizer's gathers do
+    workload._chunk(0).prepare()
+    assert heard == [part]
+
+
+def drawn(workload: GptPretraining, seed: int, count: int = 3) -> list[Batch]:
+    """Micro-batches of words."""
+    (example,) = workload.example_batches()
+    generator, shape = torch.Generator().manual_seed(seed), example.tensors["tokens"].shape
+    every = torch.randint(400, (count, *shape), generator=generator, dtype=torch.int32)
+    every[:, :, -1] = -1
+    return [Batch({"tokens": tokens}, example.samples) for tokens in every]
 
 
 class Rows(list[HostBatch]):

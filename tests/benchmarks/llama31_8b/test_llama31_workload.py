@@ -24,8 +24,11 @@ from common.errors import ConfigError, UnsupportedImplementation
 from common.mlperf.admission import admit, evaluation_schedule
 from common.mlperf.constraints import missing_hyperparameters
 from common.mlperf.events import hyperparameters
+from common.nn.trained_decoder.products import Fp8TrainedProduct
+from common.step.graphs import StepRunner
 from tests.benchmarks.llama31_8b.small_llama import hugging_face, theirs_of
 from tests.benchmarks.summed_gradients import errors
+from tests.played_graphs import PlayedGraphs
 
 
 def loaded(*overrides: str) -> tuple[RunConfig, SessionConfig]:
@@ -280,3 +283,34 @@ def test_the_first_micro_batch_is_not_the_only_one_that_counts():
     fresh = built("precision=fp64")
     expected = (float(fresh.loss(batch).total.detach()) + float(fresh.loss(other).total.detach())) / 2
     assert found == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("given", [("precision=fp64",), ("precision=bf16", "model.linear=fp8")], ids=["fp64", "fp8"])
+def test_graphs_of_both_passes_train_as_eager_ones_bit_for_bit(given, monkeypatch):
+    trained = {}
+    for graphs in ("false", "chunks"):
+        workload = built(*given, f"cuda_graphs={graphs}")
+        step, played, count = workload.build_step(), PlayedGraphs(workload.model), workload.cfg.grad_accumulation_steps
+        cast = Fp8TrainedProduct._cast_weight
+        with monkeypatch.context() as patched:
+            casts: list[bool] = []
+            patched.setattr(
+                Fp8TrainedProduct, "_cast_weight",
+                lambda self, cast=cast, casts=casts, played=played: (casts.append(played.busy), cast(self)),
+            )  # fmt: skip
+            runner = StepRunner(step, workload.model, count, recorder=played)
+            runner.warm_up(workload.example_batches())
+            (example,) = workload.example_batches()
+            results = []
+            for seed in range(3):
+                generator, shape = torch.Generator().manual_seed(seed), example.tensors["tokens"].shape
+                every = torch.randint(90, (count, *shape), generator=generator, dtype=torch.int32)
+                results.append(runner([Batch({"tokens": t}, example.samples) for t in every]).values.tolist())
+        assert count > 1
+        assert (played.replays > 0) == (graphs == "chunks")
+        assert not any(casts)  # no graph casts weights
+        trained[graphs] = results, workload.named_state()
+    (eager, wanted), (replayed, found) = trained.values()
+    assert replayed == eager
+    for (name, tensor), (_, other) in zip(wanted, found, strict=True):
+        assert torch.equal(tensor, other), name

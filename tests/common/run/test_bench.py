@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from common import cli
-from common.run.bench import kind_of
+from common.run.bench import capture_rows, kind_of
+from common.step.graphs import CaptureCost
 from tests.conftest import ROOT
 
 SHARED = (
@@ -51,6 +52,12 @@ def test_names_and_values_are_two_columns(capsys):
     said = bench(capsys, "bench.only=step")
     values = {re.match(r"\S+(?: \S+)* {2,}", line).end() for line in said.splitlines()}
     assert len(values) == 1
+
+
+def test_graphs_are_told_with_what_they_have_taken():
+    assert capture_rows(CaptureCost()) == {}
+    told = capture_rows(CaptureCost(16, 2.25, 6_604_000_000))
+    assert told == {"CUDA graphs of the step": "16, captured in 2.2 s, 6.60 GB in their pools and inputs"}
 
 
 def test_without_data_the_step_alone_is_measured(tmp_path, capsys):

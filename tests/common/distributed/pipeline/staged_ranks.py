@@ -6,6 +6,7 @@ B rows of a micro-batch, S tokens of a row, V words, E features.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,11 @@ from common.optim.learning_rate import constant
 from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
 from common.run import checkpoint
 from common.run.checkpoint import Progress
+from common.step.chunk_graphs import ChunkGraphs
+from common.step.graphs import StepRunner
 from common.step.pipeline import Chunk, Pipeline
-from common.step.train_step import ForwardBackward, Losses, TrainStep, accumulate
+from common.step.train_step import DeviceResult, ForwardBackward, Losses, TrainStep, accumulate
+from tests.played_graphs import PlayedGraphs
 
 B, S, V, E, LAYERS, SAMPLES_OF_A_STEP, STEPS, SAVED_AFTER = 2, 5, 11, 8, 8, 16, 3, 2
 MAX_NORM = 0.05
@@ -104,7 +108,9 @@ class Chunked(nn.Module):
 class Trainee:
     """A stage, its step and its evaluation on one rank."""
 
-    def __init__(self, layout: Layout, chunks: int = 1, depth: int = LAYERS, **options: Any) -> None:
+    def __init__(
+        self, layout: Layout, chunks: int = 1, depth: int = LAYERS, graphs: ChunkGraphs | None = None, **options: Any
+    ) -> None:
         stage, stages = layout.coordinate("pp"), layout.size("pp")
         self.layout, self.chunks = layout, chunks
         self.model = model = Staged(stage, stages, chunks, depth).to(layout.device)
@@ -118,13 +124,16 @@ class Trainee:
             groups, AdamW(0.9, 0.95, 1e-8), constant(0.01), layout, grad_divisor=SAMPLES_OF_A_STEP / B,
             clip=ClipNorm(MAX_NORM, "after_reduction"), bucket_bytes=1000, blocks=blocks, **options,
         )  # fmt: skip
-        if stages == 1:
+        if stages == 1 and graphs is None:
             passes = accumulate(lambda batch: self.part(0, None, batch))
         else:
-            passes = self.pipeline.forward_backward([self.chunk(number) for number in range(chunks)], ["loss"])
+            every = [self.chunk(number) for number in range(chunks)]
+            passes = self.pipeline.forward_backward(every, ["loss"], None, graphs)
         self.reduced = self.most_alive = 0
         self.handed_on: list[weakref.ref[Tensor]] = []
         self.step = TrainStep(self.watched(passes), [self.optimizer], layout)
+        self.step.chunk_graphs = graphs
+        self.run: Callable[[list[Batch]], DeviceResult] = self.step
 
     def watched(self, passes: ForwardBackward) -> ForwardBackward:
         """Note how many buckets are on their way when all that is left is the first chunk's last backward pass."""
@@ -157,13 +166,28 @@ class Trainee:
         first = {"words", "places"} if self.pipeline.first else set()
         own = {n: p for n, p in others.items() if (number == 0 if n in first else number == self.chunks - 1)}
         module = Chunked(*(self.model.layers[str(index)] for index in self.model.parts[number]), **own)
-        return Chunk(module, lambda x, batch: self.part(number, x, batch))
+        return Chunk(module, lambda x, batch: self.part(number, x, batch), lambda: self.wait(number))
+
+    def wait(self, chunk: int) -> None:
+        """Wait for the weights of a chunk's layers."""
+        for index in self.model.parts[chunk]:
+            layer = self.model.layers[str(index)]
+            for hook in layer._forward_pre_hooks.values():
+                hook(layer, ())
+
+    def in_graphs(self) -> PlayedGraphs:
+        """Train by played graphs from now on; what has recorded them."""
+        played = PlayedGraphs(self.model)
+        runner = StepRunner(self.step, self.model, SAMPLES_OF_A_STEP // B // self.layout.size("dp"), recorder=played)
+        runner.warm_up(batches(0, self.layout)[:1])
+        self.run = runner
+        return played
 
     def train(self, first: int, last: int) -> list[dict[str, float]]:
         """Metrics of the steps, as the trainer reads them."""
         read = []
         for step in range(first, last):
-            result = self.step(batches(step, self.layout))
+            result = self.run(batches(step, self.layout))
             read.append(dict(self.step.read(result.names, result.values.tolist()).metrics))
         return read
 
@@ -214,6 +238,12 @@ def run_rank(rank: int, world: int, folder: str) -> None:
             found[case] = {"metrics": metrics, "weights": trainee.weights(), "evaluated": trainee.evaluate(6)}
             found[case]["alive"] = trainee.most_alive
             found[case]["reduced before the last chunk"] = trainee.reduced
+            graphed = Trainee(layout, chunks, graphs=ChunkGraphs(), shard=shard)
+            played = graphed.in_graphs()
+            replayed = played.replays
+            found[f"{case}, graphs"] = {"metrics": graphed.train(0, STEPS), "weights": graphed.weights()}
+            found[f"{case}, graphs"]["recorded"] = played.recorded
+            found[f"{case}, graphs"]["replays"] = played.replays - replayed
         for written in ("single", *(n for n in LAYOUTS[world])):
             if place_of(folder, written).exists():
                 resumed = Trainee(layout, chunks)

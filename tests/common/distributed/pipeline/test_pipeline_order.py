@@ -16,6 +16,8 @@ from common.distributed.pipeline.order import (
     layers_of,
     most_in_flight,
     order,
+    slots,
+    slots_of_chunks,
     warm_up_units,
 )
 from common.distributed.pipeline.timing import simulate
@@ -148,6 +150,48 @@ def test_forward_only_sees_all_micro_batches_in_the_order_that_neighbours_share(
     units = forward_order(p, v, m)
     assert sorted(units) == [Unit("forward", chunk, mb) for chunk in range(v) for mb in range(m)]
     assert simulate(p, v, m, orders=[units] * p, ahead=1, outstanding=1).busy == (float(v * m),) * p
+
+
+NUMBERS = [
+    (p, v, m)
+    for p in range(1, 9)
+    for v in (1, 2, 3, 6)
+    for m in (1, 2, 3, 4, 8, 12, 24, 40)
+    if not (p == 1 < v) and not (v > 1 and m % p)
+]
+
+
+@pytest.mark.parametrize(("p", "v", "m"), NUMBERS)
+def test_a_slot_is_one_micro_batchs_until_its_backward_pass_and_none_is_spare(p, v, m):
+    for rank in range(p):
+        units = order(rank, p, v, m)
+        places, counts = slots(units), slots_of_chunks(units)
+        held: dict[tuple[int, int], int] = {}
+        most = dict.fromkeys(range(v), 0)
+        for direction, chunk, micro_batch in units:
+            place = chunk, places[chunk, micro_batch]
+            if direction == "forward":
+                assert place not in held
+                held[place] = micro_batch
+            else:
+                assert held.pop(place) == micro_batch
+            most[chunk] = max(most[chunk], sum(of == chunk for of, _ in held))
+        assert not held
+        assert counts == most
+
+
+@pytest.mark.parametrize(("p", "m"), [(1, 1536), (4, 64), (8, 1536)])
+def test_a_stage_of_one_chunk_has_as_many_slots_as_stages_from_it_on(p, m):
+    assert [slots_of_chunks(order(rank, p, 1, m)) for rank in range(p)] == [{0: p - rank} for rank in range(p)]
+
+
+@pytest.mark.parametrize(("p", "v", "m"), NUMBERS)
+def test_fewer_micro_batches_need_no_more_slots(p, v, m):
+    """As long as they are not as few as the stages, in another order: those of a warm-up replay graphs of training."""
+    for rank in range(p):
+        of_training = slots_of_chunks(order(rank, p, v, m))
+        few = slots_of_chunks(order(rank, p, v, min(m, 2 * p + (p == 1))))
+        assert all(few[chunk] <= of_training[chunk] for chunk in range(v))
 
 
 def test_layers_go_round_the_stages():

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.multiprocessing as mp
-from staged_ranks import LAYOUTS, MAX_NORM, SAVED_AFTER, STEPS, Trainee, place_of, run_rank
+from staged_ranks import LAYOUTS, MAX_NORM, SAMPLES_OF_A_STEP, SAVED_AFTER, STEPS, B, Trainee, place_of, run_rank
 
 from common.data.batches import Batch
 from common.distributed.layout import Layout
 from common.distributed.pipeline.links import Handed
+from common.distributed.pipeline.order import most_in_flight, order
 from common.errors import CheckpointError
 from common.optim.groups import ParameterGroup, check_groups
 from common.step.pipeline import Chunk, Pipeline
@@ -65,6 +66,30 @@ def test_every_rank_reads_the_metrics_of_one(folder, wanted, world, case):
             for name in ("loss", "gradient_norm", "learning_rate"):
                 assert own[name] == pytest.approx(of_one[name], rel=1e-6), (step, name)
     assert min(metrics["gradient_norm"] for metrics in wanted["metrics"]) > MAX_NORM  # so that clipping counts
+
+
+@pytest.mark.parametrize(("world", "case"), [*CASES, *SHARDED])
+def test_graphs_of_chunks_change_no_bit(folder, world, case):
+    for eager, graphs in zip(found_by(folder, world, case), found_by(folder, world, f"{case}, graphs"), strict=True):
+        for name, weight in graphs["weights"].items():
+            assert torch.equal(weight, eager["weights"][name]), name
+        for step, (own, of_eager) in enumerate(zip(graphs["metrics"], eager["metrics"], strict=True)):
+            for name in ("loss", "gradient_norm", "learning_rate"):
+                assert own[name] == of_eager[name], (step, name)
+
+
+@pytest.mark.parametrize(("world", "case"), [*CASES, *SHARDED])
+def test_every_pass_of_a_step_is_a_replay_and_forward_passes_share_no_memory(folder, world, case):
+    axes, chunks = LAYOUTS[world][case.removesuffix(", shards")]
+    micro_batches = SAMPLES_OF_A_STEP // B // axes.get("dp", 1)
+    for stage, found in enumerate(found_by(folder, world, f"{case}, graphs")):
+        assert found["replays"] == STEPS * 2 * chunks * micro_batches
+        pools = [pool for _, pool in found["recorded"]]
+        forward = [pool for pool in pools if pool != "backward"]
+        assert pools == [*forward, *["backward"] * len(forward)]
+        assert len(set(forward)) == len(forward)
+        units = order(stage // axes.get("dp", 1), axes["pp"], chunks, micro_batches)
+        assert most_in_flight(units) <= len(forward) < chunks * micro_batches or micro_batches <= axes["pp"]
 
 
 @pytest.mark.parametrize(("world", "case"), [*CASES, *SHARDED])

@@ -1,0 +1,255 @@
+"""CUDA graphs of the passes of chunks: what a step with many micro-batches replays, where one graph would be too large.
+
+A graph of a whole iteration has every launch of every micro-batch. Here each chunk has one for its forward pass and one
+for its backward pass, which the order of the pipeline replays; between them, eagerly, go messages, the optimizer, and
+what happens once in a step: weights are waited for and cast before a chunk's first forward pass, and its gradients are
+handed to the reduction behind its last backward pass, not within it.
+
+What a forward pass leaves to its backward pass lies where it was captured. So a chunk has a pair of graphs for each
+micro-batch that it has under way at once, a *slot* (:func:`common.distributed.pipeline.order.slots`), with inputs of
+its own, into which what comes is copied; what goes is copied out, as it may be on its way when the graph is replayed
+again.
+
+Memory of a pool that is free when a graph has been captured is used by the next one that is captured with it. That is
+right as long as nobody wants what one graph has left when the other is replayed, in whatever order. Backward passes
+leave nothing, and have a pool in common. What forward passes leave is wanted until their backward pass; each has a pool
+of its own, which holds its activations and what its last layer took for a moment. Backward passes are captured behind
+all forward ones, so that activations that they drop go to pools from which nobody takes any more.
+
+Collectives within a pass, such as those of tensor parallelism, are in its graph; NCCL puts those of graphs and eager
+ones of one group in the order of their launches, which is the same on all ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from common.data.batches import Batch
+from common.distributed.pipeline.links import Handed
+from common.distributed.pipeline.order import Unit, slots
+from common.errors import CaptureError
+from common.nn.main_gradient import finish
+from common.optim.precision import LossScale
+from common.step.capture import Recorded, Recorder
+from common.step.passes import Chunk, Made, Passed, backward_pass, forward_pass
+
+
+@dataclass(frozen=True)
+class ChunkPlan:
+    """What is to be known of a chunk to capture its passes.
+
+    Attributes:
+        chunk: see there.
+        slots: micro-batches that it has under way at once.
+        source: what the part of the model before it hands on; None if there is none.
+        result: what it hands on; None of the last part of the model.
+    """
+
+    chunk: Chunk
+    slots: int
+    source: Handed | None
+    result: Handed | None
+
+
+@dataclass
+class _Slot:
+    """Graphs of a chunk's passes over one micro-batch, and what they read and write.
+
+    Attributes:
+        number: of the chunk.
+        source, batch, gradient: static inputs of both passes; None where there are none.
+        passed: what the forward pass that ran last has left to the backward pass.
+        made: what the forward pass writes.
+        source_gradient: what the backward pass writes; None if nothing.
+        finished: parameters whose gradients it completes, in their order.
+    """
+
+    number: int
+    chunk: Chunk
+    source: Tensor | None
+    batch: Batch
+    gradient: Tensor | None
+    passed: Passed | None = None
+    made: Made = field(default_factory=dict)
+    source_gradient: Tensor | None = None
+    finished: tuple[nn.Parameter, ...] = ()
+    forward: Recorded | None = None
+    backward: Recorded | None = None
+
+    def run_forward(self, loss_scale: LossScale | None) -> Made:
+        """The forward pass on the static inputs."""
+        self.passed, made = forward_pass(
+            self.number, self.chunk, self.source, self.batch, self.gradient is None, loss_scale
+        )  # fmt: skip
+        return made.detach() if isinstance(made, Tensor) else made
+
+    def run_backward(self) -> Tensor | None:
+        """The backward pass on the static inputs."""
+        self.chunk.begin_backward()
+        assert self.passed is not None
+        passed, self.passed = self.passed, None
+        return backward_pass(self.number, passed, self.gradient)
+
+
+class ChunkGraphs:
+    """The passes of a stage's chunks as graphs, once they have been recorded; see :class:`common.step.passes.Passes`.
+
+    They serve iterations of any number of micro-batches that the pipeline allows and that needs no more slots.
+
+    Attributes:
+        enough: micro-batches of an iteration that replays every kind of graph, at most those of training; a pipeline
+            sets it.
+    """
+
+    def __init__(self) -> None:
+        self.enough = 1
+        self._slots: dict[tuple[int, int], _Slot] = {}
+        self._slot_of: dict[tuple[int, int], int] = {}
+        self._key: Hashable = None
+        self._recorder: Recorder | None = None
+
+    @contextlib.contextmanager
+    def recording(self, recorder: Recorder) -> Iterator[None]:
+        """See :class:`common.step.capture.PassGraphs`."""
+        self._recorder = recorder
+        try:
+            yield
+        finally:
+            self._recorder = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the iteration that begins is to record."""
+        return self._recorder is not None
+
+    @property
+    def count(self) -> int:
+        """How many graphs there are."""
+        return 2 * len(self._slots)
+
+    def serves(self, keys: Sequence[Hashable]) -> bool:
+        """See :class:`common.step.capture.PassGraphs`."""
+        return bool(self._slots) and all(key == self._key for key in keys)
+
+    def record(self, plans: Sequence[ChunkPlan], example: Batch, loss_scale: LossScale | None) -> None:
+        """Record all passes.
+
+        Args:
+            plans: for each chunk.
+            example: a micro-batch.
+            loss_scale: what the loss is multiplied with.
+
+        Raises:
+            CaptureError: naming the operation that can't be captured; or micro-batches of another key were recorded.
+        """
+        assert self._recorder is not None
+        if self._slots:
+            raise CaptureError(
+                f"micro-batches of batch keys {self._key!r} and {example.key!r}: graphs of chunks serve one; run with "
+                "cuda_graphs=true or false"
+            )
+        device = next(iter(example.tensors.values())).device
+        for number, plan in enumerate(plans):
+            plan.chunk.prepare()
+            for place in range(plan.slots):
+                self._slots[number, place] = _new_slot(number, plan, example, device)
+        for (number, place), slot in self._slots.items():
+            what, work = f"the forward pass of chunk {number}", functools.partial(slot.run_forward, loss_scale)
+            slot.forward, slot.made = self._recorder.record(work, what, ("forward", number, place))
+        for (number, _), slot in self._slots.items():
+            what = f"the backward pass of chunk {number}"
+            with _noted(slot.chunk.module) as finished:
+                slot.backward, slot.source_gradient = self._recorder.record(slot.run_backward, what, "backward")
+            slot.finished = tuple(finished)
+        self._key = example.key
+
+    def begin(self, units: Sequence[Unit]) -> None:
+        """See :class:`common.step.passes.Passes`.
+
+        Raises:
+            ValueError: more micro-batches of a chunk are under way than there are graphs for.
+        """
+        self._slot_of = slots(units)
+        for (number, micro_batch), place in self._slot_of.items():
+            if (number, place) not in self._slots:
+                raise ValueError(f"chunk {number} has no graphs for so many micro-batches as come with {micro_batch}")
+
+    def forward(self, unit: Unit, source: Tensor | None, batch: Batch) -> Made:
+        """See :class:`common.step.passes.Passes`."""
+        slot = self._at(unit)
+        if unit.micro_batch == 0:
+            slot.chunk.prepare()
+        static = list(slot.batch.tensors.values())
+        torch._foreach_copy_(static, [batch.tensors[name] for name in slot.batch.tensors], non_blocking=True)
+        if slot.source is not None:
+            assert source is not None
+            with torch.no_grad():
+                slot.source.copy_(source)
+        assert slot.forward is not None
+        slot.forward.replay()
+        if isinstance(slot.made, Tensor):
+            return slot.made.clone(memory_format=torch.contiguous_format)
+        return {name: value.clone() for name, value in slot.made.items()}
+
+    def backward(self, unit: Unit, gradient: Tensor | None, final: bool) -> Tensor | None:
+        """See :class:`common.step.passes.Passes`."""
+        slot = self._at(unit)
+        if slot.gradient is not None:
+            assert gradient is not None
+            slot.gradient.copy_(gradient)
+        assert slot.backward is not None
+        slot.backward.replay()
+        handed_back = slot.source_gradient
+        if handed_back is not None:
+            handed_back = handed_back.clone(memory_format=torch.contiguous_format)
+        if final:
+            for parameter in slot.finished:
+                finish(parameter)
+        return handed_back
+
+    def close(self) -> None:
+        """Free the graphs."""
+        for slot in self._slots.values():
+            for recorded in (slot.forward, slot.backward):
+                if recorded is not None:
+                    recorded.reset()
+        self._slots.clear()
+
+    def _at(self, unit: Unit) -> _Slot:
+        return self._slots[unit.chunk, self._slot_of[unit.chunk, unit.micro_batch]]
+
+
+def _new_slot(number: int, plan: ChunkPlan, example: Batch, device: torch.device) -> _Slot:
+    batch = Batch({name: tensor.clone() for name, tensor in example.tensors.items()}, example.samples, example.key)
+    source = gradient = None
+    if plan.source is not None:
+        source = torch.zeros(plan.source.shape, dtype=plan.source.dtype, device=device, requires_grad=True)
+    if plan.result is not None:
+        gradient = torch.zeros(plan.result.shape, dtype=plan.result.dtype, device=device)
+    return _Slot(number, plan.chunk, source, batch, gradient)
+
+
+@contextlib.contextmanager
+def _noted(module: nn.Module) -> Iterator[list[nn.Parameter]]:
+    """The parameters of ``module`` whose gradients are complete within, each once, in their order."""
+    noted: list[nn.Parameter] = []
+    seen: set[int] = set()
+
+    def note(parameter: Tensor) -> None:
+        if id(parameter) not in seen:
+            seen.add(id(parameter))
+            noted.append(own[id(parameter)])
+
+    own = {id(parameter): parameter for parameter in module.parameters() if parameter.requires_grad}
+    hooks = [parameter.register_post_accumulate_grad_hook(note) for parameter in own.values()]
+    try:
+        yield noted
+    finally:
+        for hook in hooks:
+            hook.remove()
