@@ -40,6 +40,7 @@ class Workspace:
         alone: no other ranks, and no communicators.
         layer_ranks: ranks of tp, which share every layer, and deal its tokens to each other.
         transposed_layers: that keep their FP8 weights transposed, too.
+        eval_fp8: an evaluation multiplies in FP8.
     """
 
     architecture: DecoderArchitecture
@@ -54,6 +55,7 @@ class Workspace:
     alone: bool
     layer_ranks: int = 1
     transposed_layers: int = 0
+    eval_fp8: bool = False
 
     def parameters(self) -> int:
         """Weights of this rank; only norms are on every one."""
@@ -69,11 +71,11 @@ class Workspace:
         return round(self.parameters() * (2 * self.itemsize + shared))
 
     def weights_in_fp8(self) -> int:
-        """Bytes of the weights that are cast once a step, and of transposes that are kept."""
+        """Bytes of the weights that are cast once a step or evaluation, and of transposes that are kept."""
         layers = self.architecture.layers
         kept = layers + min(self.transposed_layers, layers)
         products = kept * self.architecture.products_per_layer // self.layer_ranks
-        return products if self.fp8 and self.tokens else 0
+        return products if (self.fp8 and self.tokens) or (self.eval_fp8 and self.eval_tokens) else 0
 
     def gate_up(self) -> int:
         """Bytes that a layer's MLP keeps, and not where it multiplies once more."""
