@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -36,7 +37,8 @@ from common.distributed.tensor_parallel.products import TokenProducts
 from common.nn import main_gradient
 from common.nn.frozen_decoder.products import Operand, data_and_scale
 from common.nn.scratch import Scratch
-from common.nn.trained_decoder.products import Scales, Shared, TrainedProduct, WeightCasts, trained_product
+from common.nn.trained_decoder.casts import Resting, Scales, WeightCasts
+from common.nn.trained_decoder.products import Shared, TrainedProduct, trained_product
 from common.ops.causal_attention.plain import DROPPED
 from common.ops.fp8_cast.plain import Fp8Tensor, Handover, Scaling
 from common.ops.implementation import AUTO
@@ -49,7 +51,7 @@ class Tokens:
 
     Attributes:
         rows: B.
-        resting: no gradients are wanted, so that nothing is in FP8.
+        resting: no gradients are wanted, so that nothing is kept; what is in FP8 then, products say.
     """
 
     rows: int
@@ -160,6 +162,7 @@ class WrittenGpt:
         kept_transposes: FP8 weights are transposed once a step and not in every backward pass; a byte a weight.
         put_off_head: so many micro-batches of a step whose gradients of the head's weight wait for its end, where the
             last stage would be idle (:class:`benchmarks.gpt3.head.PutOff`); without a pipeline none does.
+        resting: what FP8 products do without gradients.
 
     Attributes:
         model, architecture, parts, parallel: see :class:`benchmarks.gpt3.network.Gpt`.
@@ -178,13 +181,14 @@ class WrittenGpt:
         accumulation: str = AUTO,
         kept_transposes: bool = False,
         put_off_head: int = 0,
+        resting: Resting = "half",
     ) -> None:
         self.model, self._operations = model, operations
         self.architecture, self.parts, self.parallel = model.architecture, model.parts, model.parallel
         example = next(model.parameters())
         scratch = Scratch(example.device)
         scratch.wide((most_tokens, model.architecture.feed_forward // model.parallel.size), example.dtype)
-        self._shared = Shared(scratch, WeightCasts(), model.parallel, products, accumulation)
+        self._shared = Shared(scratch, WeightCasts(), model.parallel, products, accumulation, resting)
         self._halves = [
             [_halves(block, operations, linear, self._shared, kept_transposes) for block in model.blocks(chunk)]
             for chunk in range(len(model.parts))
@@ -203,8 +207,8 @@ class WrittenGpt:
 
     def through(self, chunk: int, x_sE: Tensor, rows: int) -> Tensor:
         """See :meth:`benchmarks.gpt3.network.Gpt.through`; gradients of weights are added to the main ones."""
-        self._shared.begin()
         tokens = Tokens(rows, not torch.is_grad_enabled())
+        self._shared.begin(tokens.resting)
         pair = Pair(x_sE, None, None)
         for attention, mlp in self._halves[chunk]:
             pair = mlp(attention(pair, tokens), tokens)
@@ -244,6 +248,10 @@ class WrittenGpt:
     def begin_backward(self) -> None:
         """Before a backward pass that may follow on any other pass. Collective over tp."""
         self._shared.begin_backward()
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """The passes of an evaluation: without gradients, and no weight changes. FP8 weights are cast before them."""
+        return self._shared.casts.evaluating()
 
     def _last(self) -> TiedHead:
         if self._head is None:
@@ -349,8 +357,9 @@ class _MlpHalf(torch.autograd.Function):
         save_fp8 = None if resting else half.saved
         up_TF = half.first_product(y, passing=resting or save_fp8 is not None)
         act_TF, act8, saved = half.operations.bias_gelu.forward(
-            up_TF, None, fp8=half.down.input_scaling(resting), save_fp8=save_fp8
-        )
+            up_TF, None, fp8=half.down.input_scaling(resting), save_fp8=save_fp8,
+            frozen_scales=half.down.frozen(resting),
+        )  # fmt: skip
         act = _either(act_TF, act8)
         out_sE = half.down.multiply(act)
         kept: list[Tensor | None] = []  # while it rests that is nothing
@@ -445,7 +454,7 @@ def _normed(
     scaling, norm = product.input_scaling(resting), half.norm
     residual_sE, moments_2s, y_sE, y8 = half.operations.layer_norm.forward(
         residual_sE, delta_sE, None if before is None else before.bias, norm.weight, norm.bias, norm.epsilon,
-        half=scaling is None, fp8=scaling,
+        half=scaling is None, fp8=scaling, frozen_scales=product.frozen(resting),
     )  # fmt: skip
     return residual_sE, moments_2s, _either(y_sE, y8)
 

@@ -83,6 +83,7 @@ class ModelConfig:
         blocks: ``written``: halves with their backward passes written out; ``autograd``: PyTorch's operations and
             autograd.
         linear: of the blocks' products: ``torch``, or ``fp8`` with ``blocks=written`` only.
+        eval_linear: of the blocks' products in an evaluation: the ``same`` as in training, or ``torch``.
         head_chunk: tokens whose logits are there at a time.
         loss_scale: initial loss scale with fp16.
         put_off_head: so many micro-batches of a step leave the gradient of the head's weight to the end of the passes,
@@ -102,6 +103,7 @@ class ModelConfig:
     linear: Literal["torch", "fp8"]
     head_chunk: Annotated[int, AtLeast(1)]
     loss_scale: Annotated[float, Positive]
+    eval_linear: Literal["same", "torch"] = "same"
     put_off_head: Annotated[int, NotNegative] = 0
     kept_transposes: bool = False
     attention: str = AUTO

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -32,6 +33,7 @@ def log_perplexity(
     layout: Layout,
     open_rows: Callable[[Path], EvalSource],
     capture: bool,
+    within: Callable[[], AbstractContextManager[None]],
 ) -> CountedEvaluation:
     """Loss of the network that trains on the evaluation rows; sums are in float64.
 
@@ -43,6 +45,7 @@ def log_perplexity(
         layout: the ranks that share the evaluation set.
         open_rows: the rows of this rank from the folder of the data.
         capture: replay the forward pass as a CUDA graph.
+        within: a context for all passes of an evaluation.
     """
     last = layout.coordinate("pp") == layout.size("pp") - 1  # all stages read every row
     counts = Counts(layout, ("rows", "tokens"), ("loss",), axes=("pp", "dp"))
@@ -54,4 +57,4 @@ def log_perplexity(
             tokens, loss = tokens + scored_T.sum(), loss + losses_T.double().sum()
         counts.add(rows, tokens, loss)
 
-    return CountedEvaluation(LabelMean(), model, count, counts, example, open_rows, capture)
+    return CountedEvaluation(LabelMean(), model, count, counts, example, open_rows, capture, within)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.distributed.tensor_split import Split
 from common.errors import ConfigError
 from common.evaluation.counted import CountedEvaluation
+from common.nn.trained_decoder.casts import resting
 from common.ops.implementation import asked_for
 from common.optim.learning_rate import cosine_of_samples
 from common.optim.optimizer import ClipNorm, ParameterGroup
@@ -93,7 +95,9 @@ class GptPretraining(Workload):
         self._written = self._written_blocks() if self.own.model.blocks == "written" else None
         self._network: Gpt | WrittenGpt = self.model if self._written is None else self._written
         self._parts = [Part(self._network, number) for number in range(len(parts))]
-        self.choices |= {"linear": self.own.model.linear, "blocks": self.own.model.blocks}
+        model = self.own.model
+        evaluation = model.linear if model.eval_linear == "same" else "torch"
+        self.choices |= {"linear": model.linear, "eval_linear": evaluation, "blocks": model.blocks}
         self._pipeline = Pipeline(layout, len(parts), cfg.grad_accumulation_steps, self._handed)
 
     def _written_blocks(self) -> WrittenGpt:
@@ -107,12 +111,13 @@ class GptPretraining(Workload):
         return WrittenGpt(
             self.model,
             operations,
-            model.linear if trains else "torch",  # an evaluation is in 16 bits
+            model.linear if trains or model.eval_linear == "same" else "torch",
             most_rows * self.own.facts.row_length,
             products,
             model.accumulation,
-            model.kept_transposes,
+            model.kept_transposes and trains,
             model.put_off_head,
+            resting(model.eval_linear, trains),
         )
 
     def _handed(self, batch: Batch) -> Handed:
@@ -297,7 +302,8 @@ class GptPretraining(Workload):
             parts = batch["tokens"].split(reader.eval_rows)
             yield from self._pipeline.forward(functions, [Batch({"tokens": part}, len(part)) for part in parts])
 
-        return log_perplexity(self.model, losses, inputs, layout, open_rows, self.cfg.cuda_graphs)
+        within = contextlib.nullcontext if self._written is None else self._written.evaluating
+        return log_perplexity(self.model, losses, inputs, layout, open_rows, self.cfg.cuda_graphs, within)
 
     def memory_plan(self) -> str:
         """Bytes by kind; nobody knows them of autograd's graph."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -31,6 +32,7 @@ def log_perplexity(
     layout: Layout,
     open_rows: Callable[[Path], EvalSource],
     capture: bool,
+    within: Callable[[], AbstractContextManager[None]],
 ) -> CountedEvaluation:
     """Loss of the network that trains on the evaluation rows; sums are in float64.
 
@@ -42,6 +44,7 @@ def log_perplexity(
         layout: the ranks that share the evaluation set; those of ``cp`` have parts of the same rows.
         open_rows: the rows of this rank from the folder of the data.
         capture: replay the forward pass as a CUDA graph.
+        within: a context for all passes of an evaluation.
     """
     counts_rows = layout.coordinate("cp") == 0  # all ranks of cp see every row
     counts = Counts(layout, ("rows", "tokens"), ("loss",), axes=("dp", "cp"))
@@ -50,4 +53,4 @@ def log_perplexity(
         losses_T, scored_T = losses(batch)
         counts.add(batch["present"].sum() * counts_rows, scored_T.sum(), losses_T.double().sum())
 
-    return CountedEvaluation(TokenMean(), model, count, counts, example, open_rows, capture)
+    return CountedEvaluation(TokenMean(), model, count, counts, example, open_rows, capture, within)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
@@ -28,6 +29,7 @@ from common.errors import ConfigError
 from common.evaluation.counted import CountedEvaluation
 from common.nn.decoder import Decoder, split_attention
 from common.nn.frozen_decoder.products import check_fp8
+from common.nn.trained_decoder.casts import resting
 from common.nn.trained_decoder.decoder import TrainedDecoder
 from common.nn.trained_decoder.head import Head
 from common.nn.trained_decoder.memory import MemoryPlan, Workspace, plan
@@ -62,7 +64,8 @@ class LlamaPretraining(Workload):
         self.architecture = dataclasses.replace(facts, layers=model.layers or facts.layers)
         parallel = TensorParallel.from_layout(layout)
         if model.linear == "fp8":
-            check_fp8("fp8", self.architecture, parallel.size, [self._train_tokens(split)], layout.device, self.dtype)
+            tokens = [self._train_tokens(split), self._eval_tokens(split) if model.eval_linear == "same" else 0]
+            check_fp8("fp8", self.architecture, parallel.size, tokens, layout.device, self.dtype)
         self.memory = self._plan(split)
         self.model = Decoder(self.architecture, layout.device, self.dtype, parallel=parallel)
         self.model.initialise(lambda name: layout.shared_generator(f"weights/{name}", layout.device))
@@ -70,7 +73,8 @@ class LlamaPretraining(Workload):
         if model.blocks == "written":
             self._trained = self._written_blocks(split)
         self._network = Llama(self.model, self._hidden_states(split), self._head(), split)
-        self.choices |= {"linear": model.linear, "blocks": model.blocks}
+        evaluation = model.linear if model.eval_linear == "same" else "torch"
+        self.choices |= {"linear": model.linear, "eval_linear": evaluation, "blocks": model.blocks}
 
     def _hidden_states(self, split: ContextSplit) -> HiddenStates:
         if self._trained is not None:
@@ -86,19 +90,25 @@ class LlamaPretraining(Workload):
             recomputed = self.memory.recomputed_gate_up
         else:
             recomputed = 0 if model.recomputed_gate_up == AUTO else int(model.recomputed_gate_up)
-        most_tokens = max(self._train_tokens(split), self.own.reader.eval_rows * split.local_length)
-        linear = model.linear if self.layout.role == "train" else "torch"  # an evaluation is in 16 bits
+        most_tokens = max(self._train_tokens(split), self._eval_tokens(split))
+        trains = self.layout.role == "train"
+        linear = model.linear if trains or model.eval_linear == "same" else "torch"
         with asked_for("model.token_products", model.token_products):
             products = build_products(self.model.parallel, device, model.token_products)
         self.choices["token_products"] = products.name
         return TrainedDecoder(
             self.model, operations, linear, most_tokens, recomputed, products, model.accumulation,
-            model.transposed_layers,
+            model.transposed_layers if trains else 0, resting(model.eval_linear, trains),
         )  # fmt: skip
 
     def _train_tokens(self, split: ContextSplit) -> int:
         """Tokens of a micro-batch on this rank; 0 where it only evaluates."""
         return self.cfg.micro_batch * split.local_length if self.layout.role == "train" else 0
+
+    def _eval_tokens(self, split: ContextSplit) -> int:
+        """Tokens of an evaluation's micro-batch on this rank; 0 where others evaluate."""
+        elsewhere = self.layout.role == "train" and self.cfg.evaluation.ranks
+        return 0 if elsewhere else self.own.reader.eval_rows * split.local_length
 
     def _plan(self, split: ContextSplit) -> MemoryPlan | None:
         """How it fits into the GPU; None on a CPU, and where autograd keeps what it wants."""
@@ -106,13 +116,12 @@ class LlamaPretraining(Workload):
         if device.type != "cuda" or model.blocks != "written":
             return None
         trains = self.layout.role == "train"
-        evaluates = not (trains and cfg.evaluation.ranks)
         half = self.dtype.itemsize == 2
         workspace = Workspace(
             self.architecture,
             self._train_tokens(split),
             split.ranks,
-            evaluates * self.own.reader.eval_rows * split.local_length,
+            self._eval_tokens(split),
             self.dtype.itemsize,
             (2 if cfg.optimizer.masters == "remainder" and self.dtype == torch.bfloat16 else 4) if half else 0,
             shard_ranks(cfg.optimizer.shard, self.layout, cfg.scale.gpus_per_node) if trains else 1,
@@ -120,8 +129,9 @@ class LlamaPretraining(Workload):
             model.head_chunk,
             alone=self.layout.world_size == 1,
             layer_ranks=self.layout.size("tp"),
-            transposed_layers=model.transposed_layers,
+            transposed_layers=model.transposed_layers if trains else 0,
             gradient_bytes=gradient_dtype(self.dtype, cfg.optimizer.gradients).itemsize,
+            eval_fp8=model.linear == "fp8" and model.eval_linear == "same",
         )
         asked = None if model.recomputed_gate_up == AUTO else int(model.recomputed_gate_up)
         return plan(workspace, torch.cuda.get_device_properties(device).total_memory, asked)
@@ -228,7 +238,8 @@ class LlamaPretraining(Workload):
         def losses(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
             return self._network.losses(batch["tokens"])
 
-        return log_perplexity(self.model, losses, inputs, layout, open_rows, self.cfg.cuda_graphs)
+        within = contextlib.nullcontext if self._trained is None else self._trained.evaluating
+        return log_perplexity(self.model, losses, inputs, layout, open_rows, self.cfg.cuda_graphs, within)
 
     def sample_flops(self) -> float:
         """FLOPs of one row, forward and backward, the causal half of the attention only."""

@@ -44,6 +44,13 @@ class AtLeast(Range):
         super().__init__(needed or f"at least {least}", lambda value: least <= value < math.inf)
 
 
+class Between(Range):
+    """Numbers from ``least`` to ``most``."""
+
+    def __init__(self, least: int, most: int) -> None:
+        super().__init__(f"from {least} to {most}", lambda value: least <= value <= most)
+
+
 class Each(Range):
     """Lists whose entries are all in ``entry``."""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from common.config.ranges import AtLeast, Positive, Range
+from common.config.ranges import AtLeast, Between, Positive, Range
 from common.errors import ConfigError
 
 Precision = Literal["fp64", "fp32", "bf16", "fp16"]
@@ -169,21 +169,65 @@ class BindingConfig:
     memory: Literal["node", "none"] = "node"
 
 
+MOST_CTAS = 64
+"""NCCL's channels; a thread block serves one."""
+
+MOST_IN_A_CLUSTER = 8
+
+
+@dataclass(frozen=True)
+class Ctas:
+    """Thread blocks (CTAs) that an operation of NCCL takes of a GPU; None is NCCL's own choice.
+
+    Names and ranges: NCCL user guide, ``ncclConfig_t``: ``minCTAs``, ``maxCTAs``, ``cgaClusterSize``.
+
+    Attributes:
+        min, max: of one operation.
+        cluster: of them that run side by side as one cluster; 0 for none.
+    """
+
+    min: Annotated[int, Between(1, MOST_CTAS)] | None = None
+    max: Annotated[int, Between(1, MOST_CTAS)] | None = None
+    cluster: Annotated[int, Between(0, MOST_IN_A_CLUSTER)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ConfigError(f"min={self.min}: more thread blocks than max={self.max}; give a smaller min")
+
+
+@dataclass(frozen=True)
+class CtasOfAxes:
+    """Of communicators over an axis of the layout. One over several axes has those of ``dp``, else of the outermost."""
+
+    pp: Ctas = field(default_factory=Ctas)
+    dp: Ctas = field(default_factory=Ctas)
+    cp: Ctas = field(default_factory=Ctas)
+    tp: Ctas = field(default_factory=Ctas)
+
+    def by_axis(self) -> dict[str, Ctas]:
+        """Name of the axis to its thread blocks."""
+        return {axis.name: getattr(self, axis.name) for axis in dataclasses.fields(self)}
+
+
 @dataclass(frozen=True)
 class NetworkConfig:
-    """What NCCL may use of the network; the variables behind it are in :mod:`common.launch.nccl_settings`.
+    """What NCCL may use of the network, and of the GPU for it.
+
+    All but ``ctas`` become variables: :mod:`common.launch.nccl_settings`.
 
     Attributes:
         sharp: reduce gradients in InfiniBand's switches; the job needs Slurm's ``--network=sharp``.
         sharp_nodes: nodes from which on that pays; None for NCCL's own choice.
         user_buffers: register the buffers of captured collectives with the network; None for NCCL's own choice.
         nvls: reduce in the NVLink switches, which needs multicast; None for NCCL's own choice.
+        ctas: thread blocks, which products then lack.
     """
 
     sharp: bool = False
     sharp_nodes: int | None = None
     user_buffers: bool | None = None
     nvls: bool | None = None
+    ctas: CtasOfAxes = field(default_factory=CtasOfAxes)
 
 
 @dataclass(frozen=True)

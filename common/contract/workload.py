@@ -261,8 +261,9 @@ class Workload(ABC):
         return ""
 
     def implementations(self) -> dict[str, str]:
-        """Operation to the implementation chosen for it, for the log and ``bench``: the model's and the optimizer's."""
-        return {**self.choices, **(self._optimizer.choices if self._optimizer is not None else {})}
+        """Operation to the implementation chosen for it, for the log and ``bench``: model, optimizer, communicators."""
+        optimizer = self._optimizer.choices if self._optimizer is not None else {}
+        return {**self.choices, **optimizer, **self.layout.network_choices()}
 
     def kernel_names(self) -> Sequence[tuple[str, str]]:
         """Kind of work and pattern of the names of kernels that only this workload has; ``bench`` sorts by it."""

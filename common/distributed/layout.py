@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from common.config.schema import Ctas
+from common.distributed import groups
+from common.distributed.ctas import NCCLS_OWN, in_words, of_axes
 from common.distributed.roles import RoleName
 from common.errors import ConfigError
 
@@ -30,6 +32,7 @@ class Layout:
         device: the device that this rank computes on.
         seed: the seed of the run; generators derive from it.
         role: what these ranks do.
+        ctas: by axis what NCCL takes of a GPU for communicators over it (:mod:`common.distributed.ctas`).
 
     Raises:
         ConfigError: an axis is unknown or has no positive size, or the rank lies outside.
@@ -42,6 +45,7 @@ class Layout:
         device: torch.device | str = "cpu",
         seed: int = 0,
         role: RoleName = "train",
+        ctas: Mapping[str, Ctas] | None = None,
     ) -> None:
         sizes = dict(sizes or {})
         unknown = sorted(set(sizes) - set(AXES))
@@ -58,8 +62,9 @@ class Layout:
         self.device = torch.device(device)
         self.seed = seed
         self.role = role
-        self._links: dict[tuple[str, int, str], dist.ProcessGroup | None] = {}
-        self._groups: dict[tuple[tuple[int, ...], ...], dist.ProcessGroup | None] = {}
+        self._ctas = dict(ctas or {})
+        self._links: dict[tuple[str, str, bool], dict[int, dist.ProcessGroup]] = {}
+        self._groups: dict[tuple[Ctas, tuple[tuple[int, ...], ...]], dist.ProcessGroup | None] = {}
 
     def size(self, *axes: str) -> int:
         """Number of ranks along ``axes`` together."""
@@ -83,30 +88,32 @@ class Layout:
             ends: further axes, of which it has the first and the last rank; those between are in no group.
         """
         others = [axis for axis in AXES if axis not in axes]
-        return self._of_equal_keys(lambda place: tuple(place[axis] for axis in others), ends)
+        return self._of_equal_keys(lambda place: tuple(place[axis] for axis in others), axes, ends)
 
-    def link(self, axis: str, first: int, purpose: str) -> dist.ProcessGroup | None:
-        """The process group of a rank at ``first`` on ``axis`` and the one after it; after the last comes the one at 0.
+    def links(self, axis: str, purpose: str, around: bool = False) -> dict[int, dist.ProcessGroup]:
+        """The process groups of two neighbours on ``axis`` that this rank is in, by the place of the first of the two.
 
-        Unlike other groups it is another one for every ``purpose``. Collective; None on ranks elsewhere on the axis.
+        Unlike other groups they are other ones for every ``purpose``. Collective over all ranks.
 
         Args:
-            axis: of at least two ranks.
-            first: place on it.
-            purpose: what is sent between the two.
+            axis: that the neighbours are on.
+            purpose: what is sent between them.
+            around: after the last place comes the first one.
         """
-        key = axis, first, purpose
+        key = axis, purpose, around
         if key not in self._links:
-            self._links[key] = None
-            second = (first + 1) % self.sizes[axis]
-            for rank in range(self.world_size):
-                place = self._coordinates(rank)
-                if place[axis] != first:
-                    continue
-                pair = sorted([rank, self._rank_at({**place, axis: second})])
-                group: Any = dist.new_group(pair)
-                if self.rank in pair:
-                    self._links[key] = group
+            size, place = self.sizes[axis], self._coordinates(self.rank)
+            found: dict[int, dist.ProcessGroup] = {}
+            for firsts in _disjoint_pairs(size, around):
+                pair = [self.rank]
+                first = next((first for first in firsts if place[axis] in (first, (first + 1) % size)), None)
+                if first is not None:
+                    other = (first + 1) % size if place[axis] == first else first
+                    pair.append(self._rank_at({**place, axis: other}))
+                group = groups.make(sorted(pair), of_axes(self._ctas, (axis,)))
+                if first is not None:
+                    found[first] = group
+            self._links[key] = found
         return self._links[key]
 
     def subgroup(self, axis: str | tuple[str, ...], size: int) -> dist.ProcessGroup | None:
@@ -121,7 +128,9 @@ class Layout:
         """
         axes = self._divided(axis, size)
         kept = [a for a in AXES if a not in axes]
-        return self._of_equal_keys(lambda place: (self._along(axes, place) // size, *(place[a] for a in kept)), ())
+        return self._of_equal_keys(
+            lambda place: (self._along(axes, place) // size, *(place[a] for a in kept)), axes, ()
+        )
 
     def across(
         self, axis: str | tuple[str, ...], size: int, *others: str, ends: Sequence[str] = ()
@@ -138,7 +147,9 @@ class Layout:
         """
         axes = self._divided(axis, size)
         kept = [a for a in AXES if a not in (*axes, *others)]
-        return self._of_equal_keys(lambda place: (self._along(axes, place) % size, *(place[a] for a in kept)), ends)
+        return self._of_equal_keys(
+            lambda place: (self._along(axes, place) % size, *(place[a] for a in kept)), (*axes, *others), ends
+        )
 
     def node(self, ranks_per_node: int) -> dist.ProcessGroup | None:
         """The process group of this rank's node, whose ranks follow one another; None for a rank alone.
@@ -147,7 +158,15 @@ class Layout:
             ranks_per_node: of these ranks on each node; the last may have fewer.
         """
         starts = range(0, self.world_size, ranks_per_node)
-        return self._build([tuple(range(first, min(first + ranks_per_node, self.world_size))) for first in starts])
+        ends = [min(first + ranks_per_node, self.world_size) for first in starts]
+        return self._build([tuple(range(first, end)) for first, end in zip(starts, ends, strict=True)], ())
+
+    def network_choices(self) -> dict[str, str]:
+        """What was asked of NCCL for communicators over the axes that there are, by what it is, for people."""
+        if self.device.type != "cuda":
+            return {}
+        words = {axis: in_words(self._ctas.get(axis, NCCLS_OWN)) for axis in AXES if self.sizes[axis] > 1}
+        return {f"thread blocks of {axis}": of_axis for axis, of_axis in words.items() if of_axis}
 
     def generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
         """A generator for ``purpose``: equal on the ranks that share a sample (cp, tp), distinct over dp and pp."""
@@ -194,7 +213,7 @@ class Layout:
         return rank
 
     def _of_equal_keys(
-        self, key: Callable[[Mapping[str, int]], tuple[int, ...]], ends: Sequence[str]
+        self, key: Callable[[Mapping[str, int]], tuple[int, ...]], axes: Sequence[str], ends: Sequence[str]
     ) -> dist.ProcessGroup | None:
         """The group of the ranks whose places, first and last on ``ends`` being one, have this rank's key."""
         families: dict[tuple[int, ...], list[int]] = {}
@@ -205,17 +224,31 @@ class Layout:
                 between.append((rank,))
             else:
                 families.setdefault(key({**place, **dict.fromkeys(ends, 0)}), []).append(rank)
-        return self._build([*(tuple(members) for members in families.values()), *between])
+        return self._build([*(tuple(members) for members in families.values()), *between], (*axes, *ends))
 
-    def _build(self, families: list[tuple[int, ...]]) -> dist.ProcessGroup | None:
-        key = tuple(families)
+    def _build(self, families: list[tuple[int, ...]], axes: Sequence[str]) -> dist.ProcessGroup | None:
+        """This rank's group of a partition of the ranks, which spans ``axes``; none of an axis for a rank's node."""
+        ctas = of_axes(self._ctas, tuple(axis for axis in AXES if axis in axes and self.sizes[axis] > 1))
+        key = ctas, tuple(families)
         if key not in self._groups:
             mine = next(members for members in families if self.rank in members)
             if all(len(members) == 1 for members in families):
                 self._groups[key] = None
-            elif len(families) == 1 and len(mine) == dist.get_world_size():
+            elif len(families) == 1 and len(mine) == dist.get_world_size() and ctas == NCCLS_OWN:
                 self._groups[key] = dist.group.WORLD
             else:
-                made: list[Any] = [dist.new_group(list(m)) if len(m) > 1 else None for m in families]
-                self._groups[key] = made[families.index(mine)]
+                made = groups.make(mine, ctas)
+                self._groups[key] = made if len(mine) > 1 else None
         return self._groups[key]
+
+
+def _disjoint_pairs(size: int, around: bool) -> list[list[int]]:
+    """The places of the first of two neighbours, in turns in which no place is in two pairs."""
+    firsts = range(size - 1)
+    turns = [list(firsts[::2]), list(firsts[1::2])]
+    if around and size > 1:
+        if size % 2 == 0:
+            turns[1].append(size - 1)
+        else:
+            turns.append([size - 1])
+    return [turn for turn in turns if turn]

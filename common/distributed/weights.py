@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from common.distributed import groups
 from common.distributed.host_group import HostGroup
 
 ALIGNMENT = 256  # bytes on which tensors and pieces start
@@ -292,12 +293,8 @@ def _row_group(row: int, transfer: Transfer) -> dist.ProcessGroup | None:
         return None
     if transfer.senders == transfer.evaluation_ranks:
         return dist.group.WORLD
-    rows = range(0, transfer.evaluation_ranks, transfer.senders)
-    # Every rank makes the groups of all rows: NCCL splits the role's communicator, which takes all of its ranks.
-    made = [dist.new_group(list(range(first, first + transfer.senders))) for first in rows]
-    mine = made[row]
-    assert isinstance(mine, dist.ProcessGroup)
-    return mine
+    first = row * transfer.senders
+    return groups.make(range(first, first + transfer.senders))
 
 
 def _aligned(size: int) -> int:

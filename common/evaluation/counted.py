@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ class CountedEvaluation(Evaluation):
         example: a batch on the device, for warm-up.
         open_source: this replica's batches from the folder of the data.
         capture: replay the forward pass as a CUDA graph.
+        within: a context for all passes of an evaluation, and of the warm-up; what it does is not in the graph.
     """
 
     def __init__(
@@ -35,15 +37,17 @@ class CountedEvaluation(Evaluation):
         example: dict[str, Tensor],
         open_source: Callable[[Path], EvalSource],
         capture: bool,
+        within: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.scorer = scorer
-        self._counts, self._open_source = counts, open_source
+        self._counts, self._open_source, self._within = counts, open_source, within
         self._forward = ForwardPass(model, count, example, capture)
         self._source: EvalSource | None = None
 
     def warm_up(self) -> None:
         """A pass over the made-up batch."""
-        self._forward.warm_up()
+        with self._within():
+            self._forward.warm_up()
         self._counts.warm_up()
 
     def open_data(self, root: Path) -> None:
@@ -53,7 +57,7 @@ class CountedEvaluation(Evaluation):
     def predict(self, weights: Weights) -> Predictions:
         """Add up over all ranks."""
         assert self._source is not None, "open_data comes first"
-        with self._forward.evaluating(weights):
+        with self._forward.evaluating(weights), self._within():
             self._counts.clear()
             for batch in self._source:
                 self._forward(batch.tensors)

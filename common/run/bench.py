@@ -154,7 +154,7 @@ def bench(
     if not options.accumulate:
         one = run.micro_batch * run.layout["dp"]
         run = replace(run, global_batch=one, grad_accumulation_steps=1)
-    layout = Layout(run.layout, role.rank, device, seed=0)
+    layout = Layout(run.layout, role.rank, device, seed=0, ctas=run.system.network.ctas.by_axis())
     workload = workload_type(run, layout)
     say = print if rank_info.rank == 0 else _silent
     if options.only == "reader":
@@ -200,7 +200,7 @@ def _bench_evaluation(
     """Measure the evaluation on the ranks that only evaluate, for the training ranks' rank 0 to print."""
     if session.bench.only is not None or not session.data_dir.is_dir():
         return 0
-    layout = Layout(run.evaluation.layout, role.rank, device, seed=0, role=role.name)
+    layout = Layout(run.evaluation.layout, role.rank, device, 0, role.name, run.system.network.ctas.by_axis())
     torch.backends.cudnn.benchmark = not run.deterministic
     workload = workload_type(run, layout)
     evaluation = InlineEvaluation(workload.evaluation(layout), layout, role.first_rank)

@@ -82,7 +82,10 @@ class EvaluationRank:
         """Learn seed and folder from the training ranks."""
         seed, output = job_store.from_rank_0("seed", ""), job_store.from_rank_0("output_dir", "")
         self.output_dir = Path(output)
-        self.layout = Layout(self.run.evaluation.layout, self.role.rank, self.device, int(seed), self.role.name)
+        self.layout = Layout(
+            self.run.evaluation.layout, self.role.rank, self.device, int(seed), self.role.name,
+            self.run.system.network.ctas.by_axis(),
+        )  # fmt: skip
 
     def _enter(self, stack: contextlib.ExitStack) -> None:
         self._agree()

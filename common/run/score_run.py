@@ -125,7 +125,10 @@ def _score(start: Start, queue: CheckpointQueue) -> None:
     """Score what is left to be scored; collective."""
     run, session = start.run, start.session
     assert session.seed is not None, "the run's seed is in its configuration"
-    layout = Layout(run.layout, Role.of(start.rank_info, 0).rank, start.device, session.seed)
+    layout = Layout(
+        run.layout, Role.of(start.rank_info, 0).rank, start.device, session.seed,
+        ctas=run.system.network.ctas.by_axis(),
+    )  # fmt: skip
     with contextlib.ExitStack() as stack:
         beat = Heartbeat(start.rank_info, session.output_dir, session.timeout_seconds, role="evaluate")
         heartbeat = stack.enter_context(beat)

@@ -142,7 +142,7 @@ class Trainer:
         self.seed = int(job_store.from_rank_0("seed", str(drawn)))
         output = job_store.from_rank_0("output_dir", str(session.output_dir))
         self.session = replace(session, output_dir=Path(output))
-        self.layout = Layout(run.layout, self.role.rank, self.device, self.seed)
+        self.layout = Layout(run.layout, self.role.rank, self.device, self.seed, ctas=run.system.network.ctas.by_axis())
         self.resumed_samples = int(self.resumed["progress"]["counted"]) if self.resumed else 0
 
     def _open(self, stack: contextlib.ExitStack) -> Path:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from common.nn.main_gradient import add_product_
 from common.nn.scratch import Scratch
-from common.nn.trained_decoder.products import Shared, WeightCasts, trained_product
+from common.nn.trained_decoder.casts import WeightCasts
+from common.nn.trained_decoder.products import Shared, trained_product
 from common.ops import transpose_fp8, weight_gradient
 from common.ops.fp8_cast.plain import E4M3, E5M2, Fp8Tensor, widen_fp8
 from common.ops.implementation import OperationRequest

@@ -104,7 +104,7 @@ class Inbox:
 
 
 class Links:
-    """All links of this rank's stage. Collective over the ranks of ``pp``.
+    """All links of this rank's stage. Collective over all ranks.
 
     Args:
         layout: the ranks.
@@ -118,16 +118,13 @@ class Links:
         self.inboxes: dict[Direction, Inbox] = {}
         self.outboxes: dict[Direction, Outbox] = {}
         stages, stage = layout.size("pp"), layout.coordinate("pp")
-        edges = range(stages if chunks > 1 else stages - 1) if stages > 1 else range(0)
         directions: tuple[Direction, Direction] = ("forward", "backward")
         for direction in directions:
-            for first in edges:  # one order on all ranks, so that no two wait for each other here
-                group = layout.link("pp", first, direction)
-                if group is None:
-                    continue
+            for first, group in layout.links("pp", direction, around=chunks > 1).items():
                 sends = stage == (first if direction == "forward" else (first + 1) % stages)
                 peer = 1 - dist.get_group_rank(group, layout.rank)
-                # The first message builds the connection, for which both ends must be there.
+                # The first message builds the connection, for which both ends must be there. Links come in one order on
+                # all ranks, so that no two wait for each other here.
                 greeting = torch.zeros(1, device=layout.device)
                 _start(dist.isend if sends else dist.irecv, greeting, group, peer).wait()
                 if sends:

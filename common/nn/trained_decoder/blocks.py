@@ -41,7 +41,7 @@ class Tokens:
     Attributes:
         rows: B.
         cos, sin: (T, D / 2), the rotation.
-        resting: no gradients are wanted, so that nothing is in FP8.
+        resting: no gradients are wanted, so that nothing is kept; what is in FP8 then, products say.
     """
 
     rows: int
@@ -189,7 +189,10 @@ class _MlpHalf(torch.autograd.Function):
         save_fp8 = None if resting or half.recompute else half.saved
         kept_as_it_is = not resting and not half.recompute and half.saved is None
         gate_up_TF = half.first_product(y, passing=not kept_as_it_is)
-        act_TF, act8, saved = ops.swiglu.forward(gate_up_TF, fp8=half.down.input_scaling(resting), save_fp8=save_fp8)
+        act_TF, act8, saved = ops.swiglu.forward(
+            gate_up_TF, fp8=half.down.input_scaling(resting), save_fp8=save_fp8,
+            frozen_scales=half.down.frozen(resting),
+        )  # fmt: skip
         act = act_TF if act8 is None else act8
         out_sE = half.down.multiply(act)
         ctx.kept_as_it_is, ctx.kept_in_fp8 = kept_as_it_is, save_fp8 is not None
@@ -267,8 +270,9 @@ def _normed(
     """The residual stream, the norm's inverse roots, and its result as ``product`` reads it."""
     scaling = product.input_scaling(resting)
     residual_sE, inverse_rms_s, y_sE, y8 = half.operations.rms_norm.forward(
-        residual_sE, delta_sE, half.norm, half.architecture.norm_epsilon, half=scaling is None, fp8=scaling
-    )
+        residual_sE, delta_sE, half.norm, half.architecture.norm_epsilon,
+        half=scaling is None, fp8=scaling, frozen_scales=product.frozen(resting),
+    )  # fmt: skip
     return residual_sE, inverse_rms_s, y_sE if y8 is None else y8
 
 

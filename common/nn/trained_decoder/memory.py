@@ -41,6 +41,7 @@ class Workspace:
         layer_ranks: ranks of tp, which share every layer, and deal its tokens to each other.
         transposed_layers: that keep their FP8 weights transposed, too.
         gradient_bytes: of a weight's gradient.
+        eval_fp8: an evaluation multiplies in FP8.
     """
 
     architecture: DecoderArchitecture
@@ -56,6 +57,7 @@ class Workspace:
     layer_ranks: int = 1
     transposed_layers: int = 0
     gradient_bytes: int = 2
+    eval_fp8: bool = False
 
     def parameters(self) -> int:
         """Weights of this rank; only norms are on every one."""
@@ -72,11 +74,11 @@ class Workspace:
         return round(self.parameters() * (both + shared))
 
     def weights_in_fp8(self) -> int:
-        """Bytes of the weights that are cast once a step, and of transposes that are kept."""
+        """Bytes of the weights that are cast once a step or evaluation, and of transposes that are kept."""
         layers = self.architecture.layers
         kept = layers + min(self.transposed_layers, layers)
         products = kept * self.architecture.products_per_layer // self.layer_ranks
-        return products if self.fp8 and self.tokens else 0
+        return products if (self.fp8 and self.tokens) or (self.eval_fp8 and self.eval_tokens) else 0
 
     def gate_up(self) -> int:
         """Bytes that a layer's MLP keeps, and not where it multiplies once more."""

@@ -1,7 +1,7 @@
 """Products with a weight that is trained: forward, towards the input, and the weight's gradient, added to the main one.
 
 In FP8 a weight is cast to e4m3 in the first forward pass of a step and kept for all of its micro-batches
-(``WeightCasts``); activations are in e4m3, gradients in e5m2, all with delayed scales (:mod:`common.ops.fp8_cast`). A
+(:mod:`.casts`); activations are in e4m3, gradients in e5m2, all with delayed scales (:mod:`common.ops.fp8_cast`). A
 Hopper GPU multiplies FP8 only where both operands run along the summed dimension in memory: the input gradient takes
 the transpose of the weight, the weight's gradient those of input and gradient. They are made for the length of one
 product, in memory that all layers share: 2 bytes an element, for Llama 3.1 8B and a row of 8,192 tokens 50 GB, some
@@ -19,7 +19,11 @@ Rows in FP8 travel as they are, with their rank's scale. The gathered input is n
 again, beneath the input gradient's product, whose scatter in turn is beneath the weight gradient's. For that one all
 rows need the same scale; those of ranks with a larger one are rounded again while they are transposed.
 
-Without gradients, as in an evaluation, products are in the dtype of the weight.
+Without gradients, as in an evaluation, products are in the dtype of the weight, or in FP8 as :data:`.casts.Resting`
+says. There inputs and weights are cast with the scales that the next step of training would use, which stay as they
+are. Where none is known yet, a weight takes that of its own maximum, and an input that of a sample of its rows. Weights
+are cast once for all passes of an evaluation (``WeightCasts.evaluating``), and before them, so that no graph casts them
+again for every micro-batch; the next step casts them anew.
 
 Legend: T tokens, s = T / ranks those of one rank, I input features, O output features, of column-parallel products o
 and of row-parallel ones i of one rank; K summed over, N columns of a result.
@@ -27,10 +31,8 @@ and of row-parallel ones i of one rank; K summed over, N columns of a result.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -49,8 +51,9 @@ from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.nn.frozen_decoder.products import Operand, data_and_scale
 from common.nn.main_gradient import add_product_, finish, main_gradient
 from common.nn.scratch import Scratch
+from common.nn.trained_decoder.casts import Resting, Scales, WeightCasts
 from common.ops import fp8_cast, transpose_fp8, weight_gradient
-from common.ops.fp8_cast.plain import E4M3, E5M2, Fp8Tensor, Scaling
+from common.ops.fp8_cast.plain import E4M3, E5M2, Fp8Tensor, Scaling, scale_of
 from common.ops.implementation import AUTO, OperationRequest, asked_for, select
 from common.ops.linear.fp8 import GRADIENT, INPUT, WEIGHT, check_rows, check_weight, multiply
 
@@ -212,7 +215,14 @@ class TrainedProduct(Protocol):
         ...
 
     def input_scaling(self, resting: bool) -> Scaling | None:
-        """State of the scale of the input, for a producer that casts it; None where the product takes it as it is."""
+        """State of the scale of the input, for a producer that casts it; None where the product takes it as it is.
+
+        ``resting`` says that no gradients are wanted.
+        """
+        ...
+
+    def frozen(self, resting: bool) -> bool:
+        """Whether who casts the input leaves its scale as it is."""
         ...
 
     def gradient_scaling(self) -> Scaling | None:
@@ -220,7 +230,7 @@ class TrainedProduct(Protocol):
         ...
 
     def cast_input(self, x_TI: Tensor, resting: bool) -> Operand:
-        """The input where its producer has not cast it; while ``resting``, as it is."""
+        """The input where its producer has not cast it."""
         ...
 
     def scaling_of(self, scale_inverse: Tensor | None) -> Scaling | None:
@@ -295,6 +305,10 @@ class HalfTrainedProduct(_Moving):
     def input_scaling(self, resting: bool) -> None:
         """No cast comes before this product."""
 
+    def frozen(self, resting: bool) -> bool:
+        """There is no scale."""
+        return True
+
     def gradient_scaling(self) -> None:
         """No cast comes before its gradients."""
 
@@ -348,58 +362,6 @@ def half_product(x_nI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, y_nO: T
         torch.addmm(bias_O.detach(), x_nI, weight_IO, out=y_nO)
 
 
-class Scales(nn.Module):
-    """Delayed scales of some tensors, in buffers that a checkpoint has and that warm-up puts back.
-
-    Args:
-        count: of tensors.
-        device: of the scales.
-
-    Attributes:
-        scales: fp32 (count,), of the next use of each; 0 before the first.
-        pending: int32 (count, 2), scratch of the casts, zeros between them.
-    """
-
-    scales: Tensor
-    pending: Tensor
-
-    def __init__(self, count: int, device: torch.device) -> None:
-        super().__init__()
-        self.register_buffer("scales", torch.zeros(count, dtype=torch.float32, device=device))
-        self.register_buffer("pending", torch.zeros(count, 2, dtype=torch.int32, device=device), persistent=False)
-
-    def scaling(self, role: int) -> Scaling:
-        """State of one."""
-        return Scaling(self.scales[role], self.pending[role])
-
-
-class WeightCasts:
-    """When weights are cast: in every forward pass, or within ``once()`` in the first one only.
-
-    Attributes:
-        step: counts the times that weights may have changed; a product casts where it has another number.
-    """
-
-    def __init__(self) -> None:
-        self.step = 0
-        self._once = False
-
-    @contextlib.contextmanager
-    def once(self) -> Iterator[None]:
-        """Within it no weight changes. The host decides: a captured step casts in its first micro-batch."""
-        self.step += 1
-        self._once = True
-        try:
-            yield
-        finally:
-            self._once = False
-
-    def begin(self) -> None:
-        """A forward pass begins."""
-        if not self._once:
-            self.step += 1
-
-
 class Fp8TrainedProduct(_Moving):
     """The product in FP8.
 
@@ -412,6 +374,7 @@ class Fp8TrainedProduct(_Moving):
         movement: of tokens between the ranks that share the product.
         accumulation: how the weight's gradient is added, one of :mod:`common.ops.weight_gradient`.
         keep_turned: keep the cast weight's transpose for the step as well.
+        resting: what it does without gradients.
 
     Raises:
         UnsupportedImplementation: O or I is not a multiple of 16, or there is no such accumulation here.
@@ -427,10 +390,13 @@ class Fp8TrainedProduct(_Moving):
         movement: Movement = STAYING,
         accumulation: str = AUTO,
         keep_turned: bool = False,
+        resting: Resting = "half",
     ) -> None:
         check_weight(weight_OI)
         self.weight, self._bias, self._movement = weight_OI, bias_O, movement
-        self._scales, self._scratch, self._casts = scales, scratch, casts
+        self._scales, self._scratch, self._casts, self._resting = scales, scratch, casts, resting
+        if resting != "half":
+            casts.before_evaluations(self._begin_evaluation)
         device = weight_OI.device
         request = OperationRequest(device, weight_OI.dtype)
         self._cast = select(fp8_cast.IMPLEMENTATIONS, AUTO, request).function
@@ -445,18 +411,23 @@ class Fp8TrainedProduct(_Moving):
         self._step = -1
 
     def input_scaling(self, resting: bool) -> Scaling | None:
-        """State of the scale of the input."""
-        return None if resting else self._scales.scaling(INPUT)
+        """State of the scale of the input; None where it stays in 16 bits."""
+        return None if resting and self._resting == "half" else self._scales.scaling(INPUT)
+
+    def frozen(self, resting: bool) -> bool:
+        """Whether the scale of the input stays as it is."""
+        return resting and self._resting == "frozen"
 
     def gradient_scaling(self) -> Scaling | None:
         """State of the scale of the result's gradient."""
         return self._scales.scaling(GRADIENT)
 
     def cast_input(self, x_TI: Tensor, resting: bool) -> Operand:
-        """The input in e4m3."""
-        if resting:
+        """The input in e4m3, or as it is."""
+        scaling = self.input_scaling(resting)
+        if scaling is None:
             return x_TI
-        result: Fp8Tensor = self._cast(x_TI, self._scales.scaling(INPUT), E4M3, False)
+        result: Fp8Tensor = self._cast(x_TI, scaling, E4M3, False, self.frozen(resting))
         return result
 
     def scaling_of(self, scale_inverse: Tensor | None) -> Scaling | None:
@@ -516,16 +487,31 @@ class Fp8TrainedProduct(_Moving):
         self._accumulate(dy_OT, x_IT, dy_inverse, x_inverse, main_gradient(self.weight), room)
         finish(self.weight)
 
+    def _begin_evaluation(self) -> None:
+        """Cast the weight for all passes of an evaluation; scales that move there begin unknown."""
+        if self._resting == "moving":
+            self._scales.scales.zero_()
+        self._cast_weight()
+
     def _own(self) -> LocalProduct:
         return self
 
     def _cast_weight(self) -> None:
-        cast: Fp8Tensor = self._cast(self.weight.detach(), self._scales.scaling(WEIGHT), E4M3, False)
+        resting = self._casts.resting
+        scaling = self._resting_weight_scaling() if resting else self._scales.scaling(WEIGHT)
+        cast: Fp8Tensor = self._cast(self.weight.detach(), scaling, E4M3, False, resting)
         self._weight8.copy_(cast.data)
         self._weight_inverse.copy_(cast.scale_inverse)
-        if self._weight8_IO is not None:
+        if self._weight8_IO is not None and not resting:
             self._transpose(self._weight8, self._weight8_IO)
         self._step = self._casts.step
+
+    def _resting_weight_scaling(self) -> Scaling:
+        """The scale of the weight; where none is known that of its maximum, which a sample might miss by far."""
+        known, pending = self._scales.scaling(WEIGHT)
+        largest = torch.linalg.vector_norm(self.weight.detach(), float("inf"), dtype=torch.float32)
+        of_maximum = scale_of(largest, torch.finfo(E4M3).max, otherwise=torch.ones_like(largest))
+        return Scaling(torch.where(known > 0, known, of_maximum), pending)
 
     def _along_tokens(self, rows: Operand | GatheredFp8, slot: str) -> tuple[Tensor, Tensor]:
         """The transpose, and the inverse of its one scale."""
@@ -552,6 +538,7 @@ class Shared:
         parallel: the ranks that share each layer.
         tokens: how tokens move beside products; None for collectives.
         accumulation: how weights' gradients in FP8 are added to the main ones, see :class:`Fp8TrainedProduct`.
+        resting: what FP8 products do without gradients.
     """
 
     scratch: Scratch
@@ -559,10 +546,11 @@ class Shared:
     parallel: TensorParallel = field(default_factory=TensorParallel)
     tokens: TokenProducts | None = None
     accumulation: str = AUTO
+    resting: Resting = "half"
 
-    def begin(self) -> None:
-        """Before the first product of a forward pass. Collective."""
-        self.casts.begin()
+    def begin(self, resting: bool) -> None:
+        """Before the first product of a forward pass, without gradients if it is ``resting``. Collective."""
+        self.casts.begin(resting)
         self.begin_backward()
 
     def begin_backward(self) -> None:
@@ -612,5 +600,6 @@ def trained_product(
         return HalfTrainedProduct(layer.weight, added, movement)
     layer.fp8 = Scales(3, layer.weight.device)
     return Fp8TrainedProduct(
-        layer.weight, layer.fp8, shared.scratch, shared.casts, added, movement, shared.accumulation, keep_turned
-    )
+        layer.weight, layer.fp8, shared.scratch, shared.casts, added, movement, shared.accumulation, keep_turned,
+        shared.resting,
+    )  # fmt: skip

@@ -12,6 +12,7 @@ from benchmarks.gpt3.architecture import Architecture
 from benchmarks.gpt3.blocks import WrittenGpt
 from benchmarks.gpt3.network import Gpt
 from benchmarks.gpt3.operations import OPERATIONS, choose
+from common.nn.trained_decoder.casts import Resting
 from tests.generators import generator_of
 
 SMALL: dict[str, Any] = {
@@ -48,13 +49,21 @@ def network(dtype: torch.dtype = torch.float64, **changes: object) -> Gpt:
 
 
 def written(
-    model: Gpt, linear: str = "torch", put_off_head: int = 0, kept_transposes: bool = False, **changes: str
+    model: Gpt,
+    linear: str = "torch",
+    put_off_head: int = 0,
+    kept_transposes: bool = False,
+    resting: Resting = "half",
+    **changes: str,
 ) -> WrittenGpt:
     """``model`` through its halves, by PyTorch's operations but for ``changes``."""
     parameter = next(model.parameters())
     requested = SimpleNamespace(**{**vars(PLAIN), **changes})
     operations, _ = choose(requested, model.architecture, parameter.device, parameter.dtype, model.parallel.size)
-    return WrittenGpt(model, operations, linear, B * S, kept_transposes=kept_transposes, put_off_head=put_off_head)
+    return WrittenGpt(
+        model, operations, linear, B * S,
+        kept_transposes=kept_transposes, put_off_head=put_off_head, resting=resting,
+    )  # fmt: skip
 
 
 def rows(shape: Architecture | None = None, seed: int = 1) -> tuple[Tensor, Tensor]:

@@ -221,6 +221,23 @@ def test_an_evaluation_is_in_the_dtype_of_the_weights_and_moves_no_scale() -> No
     assert len([name for name in scales if name.endswith("scales")]) == FIVE * ours.architecture.layers
 
 
+def test_an_evaluation_in_fp8_is_what_the_next_step_computes_and_moves_no_scale() -> None:
+    ours = network(torch.bfloat16)
+    halves = written(ours, "fp8", resting="frozen")
+    with halves.same_weights():
+        loss(halves).backward()
+    scales = {name: buffer.clone() for name, buffer in ours.named_buffers()}
+
+    def hidden() -> Tensor:
+        return halves.through(0, halves.embed(rows(seed=2)[0]), B)
+
+    with torch.no_grad(), halves.evaluating():
+        found = hidden()
+    assert all(torch.equal(buffer, scales[name]) for name, buffer in ours.named_buffers())
+    assert torch.equal(found, hidden().detach())
+    assert any(not torch.equal(buffer, scales[name]) for name, buffer in ours.named_buffers())
+
+
 @pytest.mark.parametrize(("linear", "share"), [("fp8", 22), ("torch", 20)])
 def test_training_keeps_as_much_as_is_said(linear: str, share: int) -> None:
     """Bytes of a token: so many E of a layer, beside its norms' moments and scales."""

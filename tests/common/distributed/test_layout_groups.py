@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
+from common.distributed import groups
 from common.distributed.layout import Layout
 from common.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
 def groups_are_their_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dist, "new_group", tuple)
+    monkeypatch.setattr(groups, "make", lambda ranks, _: tuple(ranks))
     monkeypatch.setattr(dist, "get_world_size", lambda: 10**6)  # no group is the whole world
 
 

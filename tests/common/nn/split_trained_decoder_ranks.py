@@ -20,9 +20,10 @@ from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.nn.decoder import Decoder, DecoderArchitecture, split_attention
 from common.nn.lora import TokenPlaces
 from common.nn.scratch import Scratch
+from common.nn.trained_decoder.casts import WeightCasts
 from common.nn.trained_decoder.decoder import TrainedDecoder
 from common.nn.trained_decoder.operations import choose
-from common.nn.trained_decoder.products import Shared, WeightCasts, trained_product
+from common.nn.trained_decoder.products import Shared, trained_product
 from common.ops.fp8_cast.plain import Fp8Tensor, widen_fp8
 from common.ops.linear.fp8 import GRADIENT, INPUT
 from tests.generators import generator_of
@@ -69,7 +70,9 @@ class Network:
         if blocks != "autograd":
             operations, _ = choose(PLAIN, ARCHITECTURE, split, CPU, dtype)
             recomputed = ARCHITECTURE.layers if blocks == "recomputed" else 0
-            self._trained = TrainedDecoder(decoder, operations, linear, B * split.local_length, recomputed)
+            self._trained = TrainedDecoder(
+                decoder, operations, linear, B * split.local_length, recomputed, resting="frozen"
+            )
 
     def losses(self) -> Tensor:
         """Losses (B, L) of this rank's columns."""
@@ -119,13 +122,16 @@ def two_micro_batches(layout: Layout, blocks: str) -> dict[str, Any]:
 
 
 def fp8_steps(network: Network) -> dict[str, Any]:
-    """Losses (B, L) of every step, and gradients and scales of the last."""
+    """Losses (B, L) of steps, of an evaluation, and of a step behind it; gradients and scales of steps before it."""
     losses = []
     for _ in range(FP8_STEPS):
         network.decoder.zero_grad()
         losses.append(network.backward())
     scales = {name: value.clone() for name, value in network.decoder.named_buffers() if name.endswith("scales")}
-    return {"losses": losses, "scales": scales}
+    assert network._trained is not None
+    with torch.no_grad(), network._trained.evaluating():
+        evaluation = network.losses()
+    return {"losses": losses, "scales": scales, "evaluation": evaluation, "next": network.losses().detach()}
 
 
 def _given(kind: str, parallel: TensorParallel, dtype: torch.dtype) -> tuple[nn.Module, Tensor, Tensor]:

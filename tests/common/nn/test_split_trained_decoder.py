@@ -15,7 +15,8 @@ from torch import Tensor
 from common.distributed.context_parallel.split import ContextSplit
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.nn.scratch import Scratch
-from common.nn.trained_decoder.products import Shared, WeightCasts, trained_product
+from common.nn.trained_decoder.casts import WeightCasts
+from common.nn.trained_decoder.products import Shared, trained_product
 from common.ops.linear.fp8 import GRADIENT, INPUT
 
 TOLERANCE = 1e-10
@@ -79,6 +80,13 @@ def test_fp8_of_two_ranks_is_as_good_as_that_of_one(ranks, expected, in_fp8):
         for name, gradient in expected["gradients"].items():
             error = relative_error(in_fp8["gradients"][name], gradient / 2)
             assert relative_error(rank["fp8"]["gradients"][name], gradient / 2) < 1.3 * error, name
+
+
+def test_an_evaluation_of_two_ranks_in_fp8_is_what_their_next_step_computes(ranks, in_fp8):
+    for rank in ranks[2]:
+        found = rank["fp8"]
+        assert torch.equal(found["evaluation"], found["next"])
+        assert float(found["evaluation"].mean()) == pytest.approx(float(in_fp8["evaluation"].mean()), rel=0.02)
 
 
 def test_ranks_cast_their_own_tokens_with_their_own_scales(ranks):

@@ -13,10 +13,11 @@ from common.errors import UnsupportedImplementation
 from common.nn.decoder import Decoder, DecoderArchitecture
 from common.nn.lora import TokenPlaces
 from common.nn.scratch import Scratch
+from common.nn.trained_decoder.casts import WeightCasts
 from common.nn.trained_decoder.decoder import TrainedDecoder
 from common.nn.trained_decoder.head import Head
 from common.nn.trained_decoder.operations import choose
-from common.nn.trained_decoder.products import Fp8TrainedProduct, Shared, WeightCasts, trained_product
+from common.nn.trained_decoder.products import Fp8TrainedProduct, Shared, trained_product
 from common.ops import cross_entropy
 from common.ops.fp8_cast.plain import widen_fp8
 from tests.counted_transposes import counted_transposes

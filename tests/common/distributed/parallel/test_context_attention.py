@@ -10,6 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from common.distributed import groups
 from common.distributed.context_parallel.attention import attention
 from common.distributed.context_parallel.split import ContextSplit
 from common.distributed.layout import Layout
@@ -18,7 +19,7 @@ from common.errors import ConfigError
 
 @pytest.fixture(autouse=True)
 def groups_are_their_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dist, "new_group", tuple)
+    monkeypatch.setattr(groups, "make", lambda ranks, _: tuple(ranks))
     monkeypatch.setattr(dist, "get_world_size", lambda: 10**6)  # no group is the whole world
 
 

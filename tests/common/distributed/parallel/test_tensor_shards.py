@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from common.distributed import groups
 from common.distributed.layout import Layout
 from common.distributed.tensor_parallel.layers import (
     Adapter,
@@ -26,7 +27,7 @@ ADAPTER = Adapter(5, 4.0)
 
 @pytest.fixture(autouse=True)
 def groups_are_their_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dist, "new_group", tuple)
+    monkeypatch.setattr(groups, "make", lambda ranks, _: tuple(ranks))
     monkeypatch.setattr(dist, "get_world_size", lambda: 10**6)  # no group is the whole world
 
 

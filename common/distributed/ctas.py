@@ -1,0 +1,41 @@
+"""How many thread blocks NCCL takes of a GPU for the work of a communicator, beside products that need them too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+
+from common.config.schema import Ctas
+
+NCCLS_OWN = Ctas()
+
+
+def of_axes(ctas: Mapping[str, Ctas], axes: tuple[str, ...]) -> Ctas:
+    """Those of a communicator over some axes: of ``dp``, which moves most, if it is among them, else of the first.
+
+    Args:
+        ctas: by axis; a missing one is left to NCCL.
+        axes: that the communicator spans, outermost first.
+    """
+    leading = "dp" if "dp" in axes else next(iter(axes), "")
+    return ctas.get(leading, NCCLS_OWN)
+
+
+def options(ctas: Ctas) -> Any:
+    """For a process group that is made; None where nothing is asked for, and on Gloo, which has no thread blocks."""
+    given = {"min_ctas": ctas.min, "max_ctas": ctas.max, "cga_cluster_size": ctas.cluster}
+    given = {name: value for name, value in given.items() if value is not None}
+    if not given or dist.get_backend() != "nccl":
+        return None
+    made: Any = dist.ProcessGroupNCCL.Options()
+    for name, value in given.items():
+        setattr(made.config, name, value)
+    return made
+
+
+def in_words(ctas: Ctas) -> str:
+    """For people; nothing where all is NCCL's own choice."""
+    parts = (("at least", ctas.min), ("at most", ctas.max), ("in clusters of", ctas.cluster))
+    return ", ".join(f"{words} {value}" for words, value in parts if value is not None)

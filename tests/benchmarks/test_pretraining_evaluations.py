@@ -1,0 +1,146 @@
+"""Evaluations of the pre-trainings in FP8: their score beside that in bf16, and the training around them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.gpt3.workload import GptPretraining
+from benchmarks.llama31_8b.workload import LlamaPretraining
+from common import cli
+from common.config.composition import compose
+from common.contract.evaluation import Weights
+from common.data.batches import Batch, HostBatch
+from common.distributed.layout import Layout
+from common.distributed.roles import RoleName
+from common.errors import UnsupportedImplementation
+
+TYPES: dict[str, type[GptPretraining] | type[LlamaPretraining]] = {
+    "gpt3": GptPretraining,
+    "llama31_8b": LlamaPretraining,
+}
+RATES = {"gpt3": 0.005, "llama31_8b": 0.02}
+ROWS, STEPS, CLOSE = 4, 8, 0.005
+
+Workload = GptPretraining | LlamaPretraining
+
+
+def built(benchmark: str, *overrides: str, role: RoleName = "train") -> Workload:
+    """The ``test`` recipe in FP8 with two micro-batches a step, on one rank."""
+    rate = f"hparams.base_learning_rate={RATES[benchmark]}"
+    given = [rate, "precision=bf16", "model.linear=fp8", "hparams.global_batch_size=4", "model.layers=2", *overrides]
+    run, _ = cli.load(compose([f"benchmark={benchmark}", "scale=test", "device=cpu", *given]))
+    return TYPES[benchmark](run, Layout(run.layout, seed=3, role=role))
+
+
+def text(workload: Workload, rows: int, seed: int) -> Tensor:
+    """Rows that repeat a few words in one order, with errors: something can be learnt, and not all."""
+    generator = torch.Generator().manual_seed(seed)
+    length = workload.row_facts.row_length + 1
+    starts = torch.randint(16, (rows, 1), generator=generator)
+    tokens = (starts + torch.arange(length)) % 16 * 7
+    errors = torch.rand(rows, length, generator=generator) < 0.1
+    tokens = torch.where(errors, torch.randint(120, (rows, length), generator=generator), tokens).to(torch.int32)
+    if isinstance(workload, GptPretraining):
+        tokens = tokens[:, :length]
+        tokens[:, -1] = -1
+    return tokens
+
+
+class InMemory(list[HostBatch]):
+    """An evaluation set."""
+
+    eval_samples = ROWS
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Evaluated:
+    """A workload's evaluation over two batches."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        self._evaluation = workload.evaluation(workload.layout)
+        self._evaluation.warm_up()
+        parts = text(workload, ROWS, 77).split(workload.own.reader.eval_rows)
+        batches = InMemory(
+            HostBatch({"tokens": t, "present": torch.ones(len(t), dtype=torch.bool)}, 2, 0) for t in parts
+        )
+        evaluation: Any = self._evaluation
+        evaluation._open_source = lambda root: batches
+        evaluation.open_data(Path())
+
+    def score(self, weights: Weights | None = None) -> float:
+        """Log perplexity; the wholeness of the set is checked by it."""
+        predictions = self._evaluation.predict(weights or self.workload.weights())
+        assert predictions is not None
+        return self._evaluation.scorer.score(predictions)["log_perplexity"]
+
+
+def train(workload: Workload, evaluated: Evaluated | None = None) -> list[float]:
+    """Steps, with an evaluation behind every other one; the scores."""
+    step, scores = workload.build_step(), []
+    for number in range(STEPS):
+        step([Batch({"tokens": text(workload, 2, 2 * number + part)}, 2) for part in range(2)])
+        if evaluated is not None and number % 2:
+            scores.append(evaluated.score())
+    return scores
+
+
+class Trained(NamedTuple):
+    """A workload that was evaluated while it was trained, and its scores."""
+
+    workload: Workload
+    scores: list[float]
+
+
+@pytest.fixture(scope="module", params=list(TYPES))
+def trained(request: pytest.FixtureRequest) -> Trained:
+    workload = built(request.param)
+    scores = train(workload, Evaluated(workload))
+    assert scores[-1] < 0.9 * scores[0], "nothing was learnt"
+    return Trained(workload, scores)
+
+
+def again(trained: Trained, *overrides: str, role: RoleName = "train") -> Workload:
+    return built(trained.workload.cfg.benchmark.name, *overrides, role=role)
+
+
+def test_training_around_evaluations_in_fp8_is_bit_for_bit_that_without(trained: Trained) -> None:
+    others = again(trained)
+    train(others)
+    model = trained.workload.model
+    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name, tensor in [*others.model.named_parameters(), *others.model.named_buffers()]:
+        assert torch.equal(own[name], tensor), name
+
+
+def test_the_score_in_fp8_is_that_in_half_precision(trained: Trained) -> None:
+    half = again(trained, "model.eval_linear=torch")
+    wanted = Evaluated(half).score(trained.workload.weights())
+    assert trained.scores[-1] != wanted, "one of them was not in FP8"
+    assert trained.scores[-1] == pytest.approx(wanted, rel=CLOSE)
+    assert [workload.choices["eval_linear"] for workload in (trained.workload, half)] == ["fp8", "torch"]
+
+
+def test_ranks_that_only_evaluate_find_scales_of_their_own(trained: Trained) -> None:
+    weights = Weights({name: tensor.detach().clone() for name, tensor in trained.workload.weights().tensors.items()})
+    apart = Evaluated(again(trained, role="evaluate"))
+    found = apart.score(weights)
+    wanted = Evaluated(again(trained, "model.eval_linear=torch", role="evaluate")).score(weights)
+    assert found != wanted
+    assert found == pytest.approx(wanted, rel=CLOSE)
+    apart.score(Weights({name: 2.0 * tensor for name, tensor in weights.tensors.items()}))
+    assert apart.score(weights) == found, "nothing is left of other weights"
+
+
+def test_rows_that_fp8_cannot_multiply_are_refused_where_they_are_evaluated() -> None:
+    odd = ("benchmark.facts.row_length=24", "micro_batch=2", "reader.eval_rows=1")
+    with pytest.raises(UnsupportedImplementation, match=r"model\.linear=fp8: a product of 24 tokens"):
+        built("llama31_8b", *odd)
+    built("llama31_8b", *odd, "model.eval_linear=torch")

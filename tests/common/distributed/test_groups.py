@@ -1,0 +1,228 @@
+"""Process groups that their members alone make: who finds whom, what is asked of PyTorch and NCCL, and how often."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import group_ranks
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from common import cli
+from common.config.composition import compose
+from common.config.schema import Ctas
+from common.distributed import ctas, groups
+from common.distributed.layout import Layout
+from common.errors import ConfigError
+
+# Rank = 2 pp + tp.
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder: Path = tmp_path_factory.mktemp("ranks")
+    world = group_ranks.WORLD
+    mp.start_processes(group_ranks.run_rank, args=(world, str(folder)), nprocs=world, start_method="forkserver")
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
+
+
+def test_the_ranks_of_a_group_find_each_other_whatever_groups_the_others_have(ranks: list[dict[str, Any]]) -> None:
+    pairs = {0: (0, 2), 1: (2, 4), 2: (0, 4)}
+    for rank, result in enumerate(ranks):
+        stage, place = divmod(rank, 2)
+        wanted: dict[str, list[int]] = {"pp": [place, place + 2, place + 4], "all": list(range(6))}
+        for purpose, firsts in (("forward", (0, 1)), ("around", (0, 1, 2))):
+            wanted[f"tp after {purpose}"] = [2 * stage, 2 * stage + 1]
+            if stage != 1:  # the ranks of the first and the last stage together
+                wanted[f"ends after {purpose}"] = [0, 1, 4, 5]
+            for first in firsts:
+                if stage in (first, (first + 1) % 3):
+                    wanted[f"{purpose} {first}"] = [place + member for member in pairs[first]]
+        assert result["found"] == wanted
+
+
+def test_a_rank_takes_part_in_its_own_groups_alone(ranks: list[dict[str, Any]]) -> None:
+    """All equally often: of links two turns and three, one of tp, one of the ends, one of pp; the last is the world."""
+    for rank, result in enumerate(ranks):
+        assert len(result["asked"]) == 2 + 3 + 1 + 1 + 1
+        assert all(rank in members for members in result["asked"])
+    alone = [sum(len(members) == 1 for members in result["asked"]) for result in ranks]
+    assert alone == [2, 2, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("size", range(1, 8))
+@pytest.mark.parametrize("around", [False, True])
+def test_every_two_neighbours_are_linked_once_and_no_place_is_twice_in_a_turn(
+    monkeypatch: pytest.MonkeyPatch, size: int, around: bool
+) -> None:
+    turns: dict[int, list[tuple[int, ...]]] = {}
+    found: list[dict[int, Any]] = []
+    for rank in range(size):
+        made: list[tuple[int, ...]] = []
+        monkeypatch.setattr(groups, "make", lambda ranks, _, made=made: made.append(tuple(ranks)) or made[-1])
+        found.append(Layout({"pp": size}, rank).links("pp", "purpose", around))
+        turns[rank] = made
+    edges = {first: tuple(sorted((first, (first + 1) % size))) for first in range(size if around else size - 1)}
+    if size == 1:
+        edges = {}
+    assert {first for links in found for first in links} == set(edges)
+    for first, pair in edges.items():
+        assert [rank for rank in range(size) if first in found[rank]] == list(pair)
+        assert all(found[rank][first] == pair for rank in pair)
+    assert len({len(made) for made in turns.values()}) == 1, "every rank makes as many"
+    for turn in zip(*turns.values(), strict=True):
+        assert all(turn[other] == members for members in turn for other in members)
+
+
+def test_ranks_of_the_largest_published_layout_make_fewer_groups_than_it_has_axes_and_links(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(groups, "make", lambda ranks, _: made.append(ranks))
+    layout = Layout({"pp": 6, "dp": 484, "tp": 4}, 5000)
+    for direction in ("forward", "backward"):
+        layout.links("pp", direction, around=True)
+    assert len(made) == 4  # of 6 x 1,936 pairs each way
+
+
+class Options:
+    """As NCCL's."""
+
+    def __init__(self) -> None:
+        self.config = SimpleNamespace()
+
+
+@pytest.fixture
+def nccl(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What is asked of PyTorch in a job with NCCL, with the device that the world is bound to meanwhile."""
+    asked: list[dict[str, Any]] = []
+    world = SimpleNamespace(bound_device_id=torch.device("cuda", 3))
+
+    def new_group(ranks: list[int], **given: Any) -> Any:
+        asked.append({"ranks": ranks, "bound": world.bound_device_id, "world": world, **given})
+        return SimpleNamespace()
+
+    fake = SimpleNamespace(
+        group=SimpleNamespace(WORLD=world), new_group=new_group, ProcessGroup=SimpleNamespace,
+        get_backend=lambda: "nccl", ProcessGroupNCCL=SimpleNamespace(Options=Options),
+    )  # fmt: skip
+    for module in (groups, ctas):
+        monkeypatch.setattr(module, "dist", fake)
+    return asked
+
+
+def test_nccl_splits_nothing_and_connects_the_members_at_once(nccl: list[dict[str, Any]]) -> None:
+    groups.make([1, 5])
+    groups.make([1])
+    together, alone = nccl
+    assert (together["ranks"], alone["ranks"]) == ([1, 5], [1])
+    for asked in nccl:
+        assert asked["bound"] is None
+        assert asked["use_local_synchronization"] is True
+        assert asked["pg_options"] is None
+        assert asked["world"].bound_device_id == torch.device("cuda", 3)
+    assert together["device_id"] == torch.device("cuda", 3)
+    assert alone["device_id"] is None, "a communicator of one rank would take memory"
+
+
+def test_the_world_is_bound_again_after_an_error(monkeypatch: pytest.MonkeyPatch, nccl: list[dict[str, Any]]) -> None:
+    def fails(ranks: list[int], **given: Any) -> None:
+        raise RuntimeError("no network")
+
+    monkeypatch.setattr(groups.dist, "new_group", fails)
+    with pytest.raises(RuntimeError, match="no network"):
+        groups.make([0, 1])
+    assert groups.dist.group.WORLD.bound_device_id == torch.device("cuda", 3)
+
+
+def test_thread_blocks_are_options_of_the_group(nccl: list[dict[str, Any]]) -> None:
+    groups.make([0, 1], Ctas(min=2, max=8, cluster=0))
+    groups.make([0, 1], Ctas(max=16))
+    groups.make([0], Ctas(max=16))
+    first, second, alone = (asked["pg_options"] for asked in nccl)
+    assert vars(first.config) == {"min_ctas": 2, "max_ctas": 8, "cga_cluster_size": 0}
+    assert vars(second.config) == {"max_ctas": 16}
+    assert alone is None
+
+
+def test_nccl_knows_these_options() -> None:
+    if not dist.is_nccl_available():
+        pytest.skip("this PyTorch has no NCCL")
+    config = dist.ProcessGroupNCCL.Options().config
+    for name in ("min_ctas", "max_ctas", "cga_cluster_size"):
+        setattr(config, name, 4)
+        assert getattr(config, name) == 4
+
+
+def test_gloo_has_no_thread_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
+    assert ctas.options(Ctas(max=8)) is None
+
+
+def test_communicators_have_the_thread_blocks_of_their_axis(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Ctas] = []
+    monkeypatch.setattr(groups, "make", lambda ranks, given: made.append(given) or object())
+    monkeypatch.setattr(dist, "get_world_size", lambda: 16)
+    of_axis = {axis: Ctas(max=number) for number, axis in enumerate(("pp", "dp", "cp", "tp"), 1)}
+    layout = Layout({"pp": 2, "dp": 4, "tp": 2}, 5, ctas=of_axis)
+    for expected, make in {
+        "tp": lambda: layout.group("tp"),
+        "dp": lambda: layout.group("dp"),
+        "pp": lambda: layout.group("pp", "tp"),
+        "dp, of several": lambda: layout.group("pp", "dp"),
+        "dp, of neighbours": lambda: layout.subgroup("dp", 2),
+        "dp, of neighbourhoods": lambda: layout.across("dp", 2, "tp"),
+        "dp, and all ranks": lambda: layout.group("pp", "dp", "cp", "tp"),
+        "pp, of links": lambda: layout.links("pp", "purpose"),
+        "none, of a node": lambda: layout.node(8),
+    }.items():
+        made.clear()
+        make()
+        assert made == [of_axis.get(expected.partition(",")[0], Ctas())], expected
+
+
+def test_an_axis_of_all_ranks_shares_the_default_communicator_unless_something_is_asked_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(groups, "make", lambda ranks, given: "of its own")
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
+    monkeypatch.setattr("common.distributed.layout.dist.group", SimpleNamespace(WORLD="the world"))
+    assert Layout({"dp": 4}, ctas={"tp": Ctas(max=8)}).group("dp") == "the world"
+    assert Layout({"dp": 4}, ctas={"dp": Ctas(max=8)}).group("dp") == "of its own"
+
+
+def test_what_is_asked_of_nccl_is_said_for_the_axes_that_there_are() -> None:
+    asked = {"dp": Ctas(min=1, max=8, cluster=4), "tp": Ctas(max=16), "pp": Ctas()}
+    said = Layout({"dp": 2, "pp": 2}, device="cuda", ctas=asked).network_choices()
+    assert said == {"thread blocks of dp": "at least 1, at most 8, in clusters of 4"}
+    assert Layout({"dp": 2}, device="cpu", ctas=asked).network_choices() == {}
+
+
+def loaded(*overrides: str) -> dict[str, Ctas]:
+    run, _ = cli.load(compose(["benchmark=llama31_8b", "scale=test", "device=cpu", *overrides]))
+    return run.system.network.ctas.by_axis()
+
+
+def test_the_systems_file_says_how_many() -> None:
+    assert loaded() == dict.fromkeys(("pp", "dp", "cp", "tp"), Ctas())
+    given = loaded("system.network.ctas.dp={max: 8, min: 4}", "system.network.ctas.tp.cluster=0")
+    assert given == {"pp": Ctas(), "dp": Ctas(min=4, max=8), "cp": Ctas(), "tp": Ctas(cluster=0)}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("dp.max=0", r"system\.network\.ctas\.dp\.max=0: from 1 to 64"),
+        ("tp.min=65", r"system\.network\.ctas\.tp\.min=65: from 1 to 64"),
+        ("pp.cluster=9", r"system\.network\.ctas\.pp\.cluster=9: from 0 to 8"),
+        ("cp={min: 8, max: 4}", r"system\.network\.ctas\.cp.*min=8: more thread blocks than max=4"),
+        ("dp.max=many", r"system\.network\.ctas\.dp\.max"),
+    ],
+)
+def test_what_nccl_would_refuse_is_refused_first(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        loaded(f"system.network.ctas.{override}")

@@ -1,0 +1,140 @@
+"""Evaluations of the pre-trainings in FP8 on a GPU: captured, eager, beside bf16; and what they leave of training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.gpt3.workload import GptPretraining
+from benchmarks.llama31_8b.workload import LlamaPretraining
+from common import cli
+from common.config.composition import compose
+from common.data.batches import Batch, HostBatch
+from common.distributed.layout import Layout
+from common.step.graphs import StepRunner
+
+pytestmark = pytest.mark.gpu
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+if torch.cuda.get_device_capability() < (8, 9):
+    pytest.skip("needs FP8 units", allow_module_level=True)
+
+GPU = torch.device("cuda")
+TYPES: dict[str, type[GptPretraining] | type[LlamaPretraining]] = {
+    "gpt3": GptPretraining,
+    "llama31_8b": LlamaPretraining,
+}
+LENGTH, VOCABULARY, ROWS, STEPS, CLOSE = 384, 512, 6, 4, 0.005
+SHARED = {"hidden": 512, "layers": 3, "heads": 4, "vocabulary": VOCABULARY, "initializer_range": 0.04}
+FACTS: dict[str, dict[str, Any]] = {
+    "gpt3": {**SHARED, "feed_forward": 2048, "positions": LENGTH},
+    "llama31_8b": {
+        **SHARED, "kv_heads": 2, "head_size": 128, "feed_forward": 1024, "row_length": LENGTH,
+        "rope_original_context": 256,
+    },
+}  # fmt: skip
+
+Workload = GptPretraining | LlamaPretraining
+
+
+def built(benchmark: str, *overrides: str) -> Workload:
+    facts = [f"benchmark.facts.{name}={value}" for name, value in FACTS[benchmark].items()]
+    given = ["precision=bf16", "model.linear=fp8", "hparams.global_batch_size=4", "model.attention=torch", *overrides]
+    run, _ = cli.load(compose([f"benchmark={benchmark}", "scale=test", "device=cuda", *facts, *given]))
+    return TYPES[benchmark](run, Layout(run.layout, seed=3, device=GPU))
+
+
+def rows(count: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(VOCABULARY, (count, LENGTH + 1), generator=generator, dtype=torch.int32)
+    tokens[:, -1] = -1
+    return tokens
+
+
+class InMemory(list[HostBatch]):
+    """An evaluation set."""
+
+    eval_samples = ROWS
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Evaluated:
+    """A workload's evaluation over batches in memory."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self._evaluation = workload.evaluation(workload.layout)
+        self._evaluation.warm_up()
+        parts = rows(ROWS, 77).split(workload.own.reader.eval_rows)
+        batches = InMemory(
+            HostBatch({"tokens": part.to(GPU), "present": torch.ones(len(part), dtype=torch.bool, device=GPU)}, 2, 0)
+            for part in parts
+        )
+        evaluation: Any = self._evaluation
+        evaluation._open_source = lambda root: batches
+        evaluation.open_data(Path())
+
+    def score(self) -> float:
+        predictions = self._evaluation.predict(self._workload.weights())
+        torch.cuda.synchronize()
+        assert predictions is not None
+        return self._evaluation.scorer.score(predictions)["log_perplexity"]
+
+    def close(self) -> None:
+        self._evaluation.close()
+
+
+def state(workload: Workload) -> dict[str, Tensor]:
+    tensors = [*workload.model.named_parameters(), *workload.model.named_buffers()]
+    return {name: tensor.detach().clone() for name, tensor in tensors}
+
+
+def train(workload: Workload, evaluated: Evaluated | None) -> tuple[list[float], list[float]]:
+    """Captured steps, and an evaluation behind each, which changes nothing of them; losses and scores."""
+    step = workload.build_step()
+    runner = StepRunner(step, workload.model, workload.cfg.grad_accumulation_steps)
+    runner.warm_up(workload.example_batches())
+    losses, scores = [], []
+    for number in range(STEPS):
+        with runner.on_stream():
+            micro_batches = [Batch({"tokens": rows(2, 2 * number + part).to(GPU)}, 2) for part in range(2)]
+            result = runner(micro_batches)
+            values = result.values.clone()
+        torch.cuda.synchronize()
+        losses.append(step.read(result.names, values.tolist()).metrics["loss"])
+        if evaluated is not None:
+            before = state(workload)
+            scores.append(evaluated.score())
+            for name, tensor in state(workload).items():
+                assert torch.equal(tensor, before[name]), name
+    assert not runner.uncaptured
+    runner.close()
+    return losses, scores
+
+
+@pytest.mark.parametrize("benchmark", list(TYPES))
+def test_evaluations_in_fp8_are_captured_and_leave_training_alone(benchmark: str) -> None:
+    found = {}
+    for name, given in {
+        "captured": (), "eager": ("cuda_graphs=false",), "bf16": ("model.eval_linear=torch",),
+    }.items():  # fmt: skip
+        workload = built(benchmark, *given)
+        evaluated = Evaluated(workload)
+        found[name] = train(workload, evaluated)
+        evaluated.close()
+    alone, _ = train(built(benchmark), None)
+    for name, (losses, scores) in found.items():
+        print(name, losses, scores)
+        assert losses == pytest.approx(alone, rel=2e-3)
+    of = {name: scores for name, (_, scores) in found.items()}
+    assert of["captured"] == pytest.approx(of["eager"], rel=1e-3)
+    assert of["captured"] == pytest.approx(of["bf16"], rel=CLOSE)
+    assert of["captured"] != of["bf16"]
+    assert len(set(of["captured"])) == STEPS, "the graph has the weights of its warm-up"
