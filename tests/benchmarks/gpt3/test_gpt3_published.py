@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ PLACES = [
 class Alone(Layout):
     """A rank's place among others that are not there: it can load, since nothing is sent but to replicas."""
 
-    def _build(self, families: list[tuple[int, ...]]) -> None:
+    def _build(self, families: list[tuple[int, ...]], axes: Sequence[str]) -> None:
         return None
 
 
