@@ -42,11 +42,11 @@ FACTS: dict[str, dict[str, Any]] = {
 Workload = GptPretraining | LlamaPretraining
 
 
-def built(benchmark: str, *overrides: str) -> Workload:
-    facts = [f"benchmark.facts.{name}={value}" for name, value in FACTS[benchmark].items()]
+def built(workload_name: str, *overrides: str) -> Workload:
+    facts = [f"benchmark.facts.{name}={value}" for name, value in FACTS[workload_name].items()]
     given = ["precision=bf16", "model.linear=fp8", "hparams.global_batch_size=4", "model.attention=torch", *overrides]
-    run, _ = cli.load(compose([f"benchmark={benchmark}", "scale=test", "device=cuda", *facts, *given]))
-    return TYPES[benchmark](run, Layout(run.layout, seed=3, device=GPU))
+    run, _ = cli.load(compose([f"benchmark={workload_name}", "scale=test", "device=cuda", *facts, *given]))
+    return TYPES[workload_name](run, Layout(run.layout, seed=3, device=GPU))
 
 
 def rows(count: int, seed: int) -> Tensor:
@@ -71,7 +71,9 @@ class Evaluated:
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
         self._evaluation = workload.evaluation(workload.layout)
-        self._evaluation.warm_up()
+        self._stream = torch.cuda.Stream()
+        with torch.cuda.stream(self._stream):
+            self._evaluation.warm_up()
         parts = rows(ROWS, 77).split(workload.own.reader.eval_rows)
         batches = InMemory(
             HostBatch({"tokens": part.to(GPU), "present": torch.ones(len(part), dtype=torch.bool, device=GPU)}, 2, 0)
@@ -82,7 +84,8 @@ class Evaluated:
         evaluation.open_data(Path())
 
     def score(self) -> float:
-        predictions = self._evaluation.predict(self._workload.weights())
+        with torch.cuda.stream(self._stream):
+            predictions = self._evaluation.predict(self._workload.weights())
         torch.cuda.synchronize()
         assert predictions is not None
         return self._evaluation.scorer.score(predictions)["log_perplexity"]
@@ -119,17 +122,17 @@ def train(workload: Workload, evaluated: Evaluated | None) -> tuple[list[float],
     return losses, scores
 
 
-@pytest.mark.parametrize("benchmark", list(TYPES))
-def test_evaluations_in_fp8_are_captured_and_leave_training_alone(benchmark: str) -> None:
+@pytest.mark.parametrize("workload_name", list(TYPES))
+def test_evaluations_in_fp8_are_captured_and_leave_training_alone(workload_name: str) -> None:
     found = {}
     for name, given in {
         "captured": (), "eager": ("cuda_graphs=false",), "bf16": ("model.eval_linear=torch",),
     }.items():  # fmt: skip
-        workload = built(benchmark, *given)
+        workload = built(workload_name, *given)
         evaluated = Evaluated(workload)
         found[name] = train(workload, evaluated)
         evaluated.close()
-    alone, _ = train(built(benchmark), None)
+    alone, _ = train(built(workload_name), None)
     for name, (losses, scores) in found.items():
         print(name, losses, scores)
         assert losses == pytest.approx(alone, rel=2e-3)

@@ -215,7 +215,7 @@ def test_trained_products_are_those_of_their_operands(name: str, keep_turned: bo
     product_8 = trained_product(layer, "fp8", shared, bias=True, keep_turned=keep_turned)
     assert product_8._accumulate is weight_gradient.IMPLEMENTATIONS[name].function
     x, dy = torch.randn(1024, 512, device=GPU).bfloat16(), torch.randn(1024, 768, device=GPU).mul_(1e-3).bfloat16()
-    shared.begin()
+    shared.begin(False)
     x8, dy8 = product_8.cast_input(x, False), product_8.cast_gradient(dy)
     assert isinstance(x8, Fp8Tensor)
     assert isinstance(dy8, Fp8Tensor)
