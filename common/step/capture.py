@@ -161,5 +161,6 @@ def memory_reserved(device: torch.device) -> int:
     """Bytes that PyTorch has taken of a GPU, without what lies unused outside graphs; 0 elsewhere."""
     if device.type != "cuda":
         return 0
+    gc.collect()  # as a capture does, whose memory would seem less by what that frees
     torch.cuda.empty_cache()
     return torch.cuda.memory_reserved(device)

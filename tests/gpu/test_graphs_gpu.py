@@ -44,14 +44,16 @@ ROUNDING = 1e-5
 
 MOVING = {
     "bert": ("hparams.warmup_steps=0",),
-    "maskrcnn": ("deterministic=true",),
+    "gpt3": ("benchmark.facts.warmup_samples=0",),
+    "maskrcnn": ("deterministic=true", "model.loss_scale=1024"),
     "rgat": ("deterministic=true", "reader.capacity_sigma=100", "reader.capacity_batches=50"),
 }
 """What makes a workload's weights move in the first update, alike, and its batches all have one key.
 
-BERT's warm-up starts from a learning rate of 0. R-GAT's gradients are added atomically unless they are to be
+Warm-ups of BERT and GPT-3 start from a learning rate of 0. R-GAT's gradients are added atomically unless they are to be
 deterministic, and Adam makes much of the smallest; its blocks leave their shape where that has little room, or none for
-what the batches that were measured did not have. Mask R-CNN's gradients may be added atomically too.
+what the batches that were measured did not have. Mask R-CNN's gradients may be added atomically too, and reach 2 on
+noise, which its first loss scale takes out of fp16's range.
 """
 
 ONE_GRAPH_PER_COUNT = ("reader.graph_per_count=true", "micro_batch=4", "hparams.global_batch_size=4")
