@@ -118,9 +118,10 @@ def expected(shape: Architecture, parameters: int, place: Place, step: Step) -> 
         words = shape.padded_vocabulary(place.layer_ranks) / place.layer_ranks
         logits = step.itemsize * (words + shape.hidden / place.layer_ranks) * step.tokens
         waiting = min(max(1, step.put_off_head if place.stages > 1 else 0), step.micro_batches)
-    shared = step.master_bytes + 2 * max(4, step.itemsize)
+    both = step.itemsize + step.gradient_bytes
+    shared = step.master_bytes + 2 * max(4, step.itemsize) + (both if place.shards > 1 else 0)
     return Expected(
-        parameters * (step.itemsize + step.gradient_bytes + shared / place.shards),
+        parameters * (both + shared / place.shards),
         step.fp8 * (1 + step.kept_transposes) * weights,
         in_flight * of_a_part,
         waiting * logits,

@@ -117,7 +117,7 @@ class GptPretraining(Workload):
             model.accumulation,
             model.kept_transposes and trains,
             model.put_off_head,
-            resting(model.eval_linear, trains),
+            resting(model.eval_linear, trains and not self.cfg.evaluation.offline),
         )
 
     def _handed(self, batch: Batch) -> Handed:

@@ -96,9 +96,10 @@ class LlamaPretraining(Workload):
         with asked_for("model.token_products", model.token_products):
             products = build_products(self.model.parallel, device, model.token_products)
         self.choices["token_products"] = products.name
+        rests = resting(model.eval_linear, trains and not self.cfg.evaluation.offline)
         return TrainedDecoder(
             self.model, operations, linear, most_tokens, recomputed, products, model.accumulation,
-            model.transposed_layers if trains else 0, resting(model.eval_linear, trains),
+            model.transposed_layers if trains else 0, rests,
         )  # fmt: skip
 
     def _train_tokens(self, split: ContextSplit) -> int:
@@ -132,6 +133,7 @@ class LlamaPretraining(Workload):
             transposed_layers=model.transposed_layers if trains else 0,
             gradient_bytes=gradient_dtype(self.dtype, cfg.optimizer.gradients).itemsize,
             eval_fp8=model.linear == "fp8" and model.eval_linear == "same",
+            chunk_graphs=cfg.chunk_graphs,
         )
         asked = None if model.recomputed_gate_up == AUTO else int(model.recomputed_gate_up)
         return plan(workspace, torch.cuda.get_device_properties(device).total_memory, asked)

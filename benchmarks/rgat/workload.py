@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,7 @@ from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
 from common.data.batches import Batch
 from common.data.order import MicroBatches
+from common.distributed import groups
 from common.distributed.layout import Layout
 from common.errors import DataError
 from common.ops.implementation import OperationRequest, asked_for, select
@@ -135,8 +136,7 @@ class RgatClassification(Workload):
     def _beside(self) -> dist.ProcessGroup | None:
         """All ranks, with a communicator of its own: what is sent for the next batches meets no gradients."""
         ranks = self.layout.world_size
-        made: Any = dist.new_group(list(range(ranks))) if ranks > 1 else None
-        return made
+        return groups.make(range(ranks)) if ranks > 1 else None
 
     def warm_up_reader(self) -> None:
         """Connect the ranks for what they say to each other about the next batches. Collective."""

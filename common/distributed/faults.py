@@ -30,7 +30,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from common.distributed import job_store
+from common.distributed import groups, job_store
 from common.distributed.board import Board, FileBoard, StoreBoard
 from common.distributed.diagnosis import Diagnosis, View, diagnose
 from common.distributed.rank_info import RankInfo
@@ -132,7 +132,8 @@ class Heartbeat:
         self.output_dir.mkdir(parents=True, exist_ok=True)
         if self.rank_info.world_size > 1:
             self._board = self._find_board()
-            _outlast_the_watch()
+            # Longer than the watch, which names who is late; a collective only says that it waited.
+            groups.wait_at_most(COLLECTIVE_TIMEOUT)
         self._started = self._exchanged = time.monotonic()
         self._state = (*self._state[:2], time.monotonic())
         self._threads = [threading.Thread(target=self._watch, name="heartbeat watch", daemon=True)]
@@ -436,14 +437,6 @@ def lost_peer(error: BaseException, rank: int) -> RankFailure | None:
     ):
         return None
     return RankFailure(f"rank {rank} lost the connection to another rank; the rank that failed first says why")
-
-
-def _outlast_the_watch() -> None:
-    """Let collectives wait longer than the watch, which names who is late; a collective only says that it waited."""
-    if dist.is_initialized():
-        # torch 2.11 has the private name only.
-        set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
-        set_timeout(COLLECTIVE_TIMEOUT)
 
 
 def _is_library(filename: str) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -21,6 +22,21 @@ import torch.distributed as dist
 
 from common.config.schema import Ctas
 from common.distributed.ctas import NCCLS_OWN, options
+
+
+class _Waiting:
+    """How long collectives of groups wait that are made from now on; None for as long as PyTorch lets them."""
+
+    timeout: timedelta | None = None
+
+
+def wait_at_most(timeout: timedelta) -> None:
+    """Let collectives of the world, if there is one, and of the groups that are made from now on wait so long."""
+    _Waiting.timeout = timeout
+    if dist.is_initialized():
+        # torch 2.11 has the private name only.
+        set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+        set_timeout(timeout)
 
 
 def make(ranks: Sequence[int], ctas: Ctas = NCCLS_OWN) -> dist.ProcessGroup:
@@ -36,6 +52,7 @@ def make(ranks: Sequence[int], ctas: Ctas = NCCLS_OWN) -> dist.ProcessGroup:
     with _unbound() as device:
         group: Any = dist.new_group(
             list(ranks),
+            timeout=_Waiting.timeout,
             use_local_synchronization=True,
             pg_options=options(ctas) if len(ranks) > 1 else None,
             device_id=device if len(ranks) > 1 else None,

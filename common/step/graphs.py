@@ -128,10 +128,11 @@ class StepRunner:
                 for _ in range(WARM_UP_ITERATIONS):
                     self.step([example] * self.micro_batches)
                 if self.capture:
-                    self._inputs[example.key] = [
-                        {name: tensor.clone() for name, tensor in example.tensors.items()}
-                        for _ in range(self.micro_batches)
-                    ]
+                    with self._counted():
+                        self._inputs[example.key] = [
+                            {name: tensor.clone() for name, tensor in example.tensors.items()}
+                            for _ in range(self.micro_batches)
+                        ]
             if self.capture and samples:
                 with self._counted():
                     for keys in combinations(list(samples), self.micro_batches):

@@ -26,8 +26,7 @@ from common.distributed.pipeline.order import (
 )
 from common.optim.precision import LossScale
 from common.step.chunk_graphs import ChunkGraphs, ChunkPlan
-from common.step.passes import Chunk as Chunk
-from common.step.passes import EagerPasses, Passes
+from common.step.passes import Chunk, EagerPasses, Passes
 from common.step.train_step import SAMPLES, Arm, ForwardBackward
 
 Result = TypeVar("Result")

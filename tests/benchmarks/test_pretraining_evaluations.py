@@ -139,6 +139,17 @@ def test_ranks_that_only_evaluate_find_scales_of_their_own(trained: Trained) -> 
     assert apart.score(weights) == found, "nothing is left of other weights"
 
 
+def test_checkpoints_are_scored_alike_whoever_scores_them(trained: Trained) -> None:
+    """A rank that has trained has scales of its last weights, and one that reads a checkpoint has none."""
+    weights = Weights({name: tensor.detach().clone() for name, tensor in trained.workload.weights().tensors.items()})
+    offline = "evaluation.scoring=offline"
+    scores = [Evaluated(again(trained, offline, role=role)).score(weights) for role in ("train", "evaluate")]
+    after_training = again(trained, offline)
+    train(after_training)
+    scores.append(Evaluated(after_training).score(weights))
+    assert scores == [scores[0]] * 3
+
+
 def test_rows_that_fp8_cannot_multiply_are_refused_where_they_are_evaluated() -> None:
     odd = ("benchmark.facts.row_length=24", "micro_batch=2", "reader.eval_rows=1")
     with pytest.raises(UnsupportedImplementation, match=r"model\.linear=fp8: a product of 24 tokens"):

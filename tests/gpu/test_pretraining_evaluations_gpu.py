@@ -127,6 +127,7 @@ def test_evaluations_in_fp8_are_captured_and_leave_training_alone(workload_name:
     found = {}
     for name, given in {
         "captured": (), "eager": ("cuda_graphs=false",), "bf16": ("model.eval_linear=torch",),
+        "chunks": ("cuda_graphs=chunks",), "fp32": ("cuda_graphs=chunks", "optimizer.gradients=fp32"),
     }.items():  # fmt: skip
         workload = built(workload_name, *given)
         evaluated = Evaluated(workload)
@@ -137,7 +138,8 @@ def test_evaluations_in_fp8_are_captured_and_leave_training_alone(workload_name:
         print(name, losses, scores)
         assert losses == pytest.approx(alone, rel=2e-3)
     of = {name: scores for name, (_, scores) in found.items()}
-    assert of["captured"] == pytest.approx(of["eager"], rel=1e-3)
+    for way in ("eager", "chunks", "fp32"):
+        assert of["captured"] == pytest.approx(of[way], rel=1e-3)
     assert of["captured"] == pytest.approx(of["bf16"], rel=CLOSE)
     assert of["captured"] != of["bf16"]
     assert len(set(of["captured"])) == STEPS, "the graph has the weights of its warm-up"

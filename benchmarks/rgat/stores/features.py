@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.rgat.prepared_names import features_name
@@ -20,7 +18,7 @@ from benchmarks.rgat.stores.partition import Partition
 from benchmarks.rgat.stores.placement import EXCHANGE, HOST, LOCAL, PEERS, Ranks, Room, candidates
 from benchmarks.rgat.stores.row_loader import RowLoader
 from common.data.direct_rows import DirectRows
-from common.distributed import one_machine
+from common.distributed import groups, one_machine
 from common.distributed.layout import Layout
 from common.distributed.symmetric_memory import PeerMemory, attempt
 from common.errors import ConfigError, UnsupportedImplementation
@@ -119,7 +117,7 @@ def build_features(
             return _host(own, layout, ranks_per_node, device, gather_programs)
         elif name == EXCHANGE:
             # A communicator of its own: what training sends at the same time must not wait for it.
-            group: Any = dist.new_group(list(range(layout.world_size)))
+            group = groups.make(range(layout.world_size))
             rows = own.filled(torch.empty(own.bytes, dtype=torch.uint8, device=device))
             return ExchangedFeatures(partition, rows, dtype, width, group, gather_programs)
         else:

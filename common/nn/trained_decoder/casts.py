@@ -22,7 +22,7 @@ def resting(evaluation: str, trains: bool) -> Resting:
 
     Args:
         evaluation: ``same`` as in training, or ``torch``.
-        trains: these products are trained, and have scales from there.
+        trains: these products are trained, and what they evaluate are the weights that they have.
     """
     if evaluation == "torch":
         return "half"

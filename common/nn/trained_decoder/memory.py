@@ -42,6 +42,7 @@ class Workspace:
         transposed_layers: that keep their FP8 weights transposed, too.
         gradient_bytes: of a weight's gradient.
         eval_fp8: an evaluation multiplies in FP8.
+        chunk_graphs: forward and backward passes have graphs of their own, whose memory is apart.
     """
 
     architecture: DecoderArchitecture
@@ -58,6 +59,7 @@ class Workspace:
     transposed_layers: int = 0
     gradient_bytes: int = 2
     eval_fp8: bool = False
+    chunk_graphs: bool = False
 
     def parameters(self) -> int:
         """Weights of this rank; only norms are on every one."""
@@ -106,6 +108,9 @@ class Workspace:
         """Bytes at training's highest point beside what is kept: inside an MLP's backward pass, or under the head."""
         if not self.tokens:
             return 0
+        return (2 if self.chunk_graphs else 1) * self._transient_of_a_pass()
+
+    def _transient_of_a_pass(self) -> int:
         shape, ranks = self.architecture, self.layer_ranks
         hidden = self.tokens * shape.hidden * self.itemsize
         features = self.tokens * shape.feed_forward // ranks

@@ -100,7 +100,7 @@ def unsupported(request: OperationRequest) -> str | None:
     if request.device.type != "cuda":
         return f"cuBLASLt needs a CUDA device, not {request.device.type}"
     if request.dtype not in (torch.bfloat16, torch.float32):
-        return f"gradients are bf16 or fp32, not {request.dtype}"
+        return f"gradients of weights in {request.dtype} may be so, which it can't add to; bf16 and fp32 it can"
     if torch.version.cuda is None:
         return "PyTorch is built without CUDA"
     try:

@@ -40,7 +40,7 @@ def test_a_stage_of_512_gpus(stage, units, waiting):
     """Two layers a unit; the warm-up of the order and one more are on their way; 64 micro-batches of logits wait."""
     own = parameters(stage, 8, 6, 4)
     found = expected(SHAPE, own, Place(stage, 8, 6, 4, 16), FP8)
-    assert found.state == own * (2 + 2 + (4 + 8) / 16)
+    assert found.state == own * (2 + 2 + (4 + 8 + 2 + 2) / 16)
     assert found.weights_in_fp8 == 12 * 12 * 12288**2 / 4
     assert found.kept == units * 2 * 4096 * 22 * 12288 / 4
     assert found.head == waiting * 4096 * 2 * (50688 + 12288) / 4

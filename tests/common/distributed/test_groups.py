@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -127,6 +128,18 @@ def test_nccl_splits_nothing_and_connects_the_members_at_once(nccl: list[dict[st
         assert asked["world"].bound_device_id == torch.device("cuda", 3)
     assert together["device_id"] == torch.device("cuda", 3)
     assert alone["device_id"] is None, "a communicator of one rank would take memory"
+
+
+def test_groups_wait_as_long_as_the_world(monkeypatch: pytest.MonkeyPatch, nccl: list[dict[str, Any]]) -> None:
+    said: list[timedelta] = []
+    monkeypatch.setattr(groups.dist, "is_initialized", lambda: True, raising=False)
+    monkeypatch.setattr(groups.dist, "set_timeout", said.append, raising=False)
+    monkeypatch.setattr(groups._Waiting, "timeout", None)
+    groups.make([0, 1])
+    groups.wait_at_most(timedelta(hours=2))
+    groups.make([0, 1])
+    assert said == [timedelta(hours=2)]
+    assert [asked["timeout"] for asked in nccl] == [None, timedelta(hours=2)]
 
 
 def test_the_world_is_bound_again_after_an_error(monkeypatch: pytest.MonkeyPatch, nccl: list[dict[str, Any]]) -> None:

@@ -34,6 +34,13 @@ def test_gradients_in_fp32_take_two_bytes_more_of_a_weight_and_of_what_the_head_
     assert over_eight.state() == pytest.approx(8_030_261_248 * (2 + 4 + (2 + 8 + 6) / 8))
 
 
+def test_passes_with_graphs_of_their_own_share_no_transients() -> None:
+    apart = dataclasses.replace(WHOLE, fp8=True, chunk_graphs=True)
+    shared = dataclasses.replace(WHOLE, fp8=True)
+    assert apart.transient() == 2 * shared.transient()
+    assert plan(apart, H200, None).recomputed_gate_up > plan(shared, H200, None).recomputed_gate_up
+
+
 def test_bytes_that_a_layer_keeps() -> None:
     """Two residuals, q, k, v, o, log-sum-exp, two inverse roots; gate and up in 16 bits, or FP8 as products read it."""
     shared = 2 * 2 * 4096 + 2 * 4 + 2 * (4096 + 1024 + 1024) + 2 * 4096 + 4 * 32

@@ -25,8 +25,9 @@ from common.distributed.tensor_parallel.cross_entropy import next_token_loss
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.nn import main_gradient
 from common.nn.scratch import Scratch
+from common.nn.trained_decoder.casts import WeightCasts
 from common.nn.trained_decoder.head import Head
-from common.nn.trained_decoder.products import HalfTrainedProduct, Shared, WeightCasts, trained_product
+from common.nn.trained_decoder.products import HalfTrainedProduct, Shared, trained_product
 from common.ops import cross_entropy
 from common.ops.fp8_cast.plain import Fp8Tensor, widen_fp8
 from common.optim.adaptive import AdamW

@@ -18,7 +18,8 @@ from common.distributed.launcher import relaunch
 from common.distributed.layout import Layout
 from common.distributed.pipeline.links import Handed
 from common.evaluation.counts import Counts
-from common.step.pipeline import Chunk, Pipeline
+from common.step.passes import Chunk
+from common.step.pipeline import Pipeline
 from common.step.train_step import Losses, TrainStep
 from tests import toy
 from tests.toy.evaluate import MeanAbsoluteError

@@ -29,7 +29,8 @@ from common.run import checkpoint
 from common.run.checkpoint import Progress
 from common.step.chunk_graphs import ChunkGraphs
 from common.step.graphs import StepRunner
-from common.step.pipeline import Chunk, Pipeline
+from common.step.passes import Chunk
+from common.step.pipeline import Pipeline
 from common.step.train_step import DeviceResult, ForwardBackward, Losses, TrainStep, accumulate
 from tests.played_graphs import PlayedGraphs
 

@@ -13,7 +13,8 @@ from common.distributed.pipeline.links import Handed
 from common.distributed.pipeline.order import most_in_flight, order
 from common.errors import CheckpointError
 from common.optim.groups import ParameterGroup, check_groups
-from common.step.pipeline import Chunk, Pipeline
+from common.step.passes import Chunk
+from common.step.pipeline import Pipeline
 from common.step.train_step import Losses
 
 CASES = [(world, name) for world, layouts in LAYOUTS.items() for name in layouts]
