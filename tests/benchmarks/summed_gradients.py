@@ -34,6 +34,16 @@ class _Run(NamedTuple):
     weights: dict[str, Tensor]
 
 
+def check_that_fp32_is_closer(build: Build) -> None:
+    """Gradients in fp32, of written blocks with remainders and of autograd, beside those that are rounded each time."""
+    wide = "optimizer.gradients=fp32"
+    ways: tuple[tuple[str, ...], ...] = ((), (wide, "optimizer.masters=remainder"), (wide, "model.blocks=autograd"))
+    same, *others = errors(build, *ways)
+    for in_fp32 in others:
+        assert in_fp32.gradient < 0.6 * same.gradient
+        assert in_fp32.moved < 0.6 * same.moved
+
+
 def errors(build: Build, *ways: tuple[str, ...]) -> list[Errors]:
     """Of runs in bf16, each with its own overrides, from float64 with the same start and the same rows.
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -14,10 +13,11 @@ from benchmarks.llama31_8b.workload import LlamaPretraining
 from common import cli
 from common.config.composition import compose
 from common.contract.evaluation import Weights
-from common.data.batches import Batch, HostBatch
+from common.data.batches import Batch
 from common.distributed.layout import Layout
 from common.distributed.roles import RoleName
 from common.errors import UnsupportedImplementation
+from tests.benchmarks.evaluated_rows import Evaluated, Pretraining
 
 TYPES: dict[str, type[GptPretraining] | type[LlamaPretraining]] = {
     "gpt3": GptPretraining,
@@ -26,10 +26,8 @@ TYPES: dict[str, type[GptPretraining] | type[LlamaPretraining]] = {
 RATES = {"gpt3": 0.005, "llama31_8b": 0.02}
 ROWS, STEPS, CLOSE = 4, 8, 0.005
 
-Workload = GptPretraining | LlamaPretraining
 
-
-def built(benchmark: str, *overrides: str, role: RoleName = "train") -> Workload:
+def built(benchmark: str, *overrides: str, role: RoleName = "train") -> Pretraining:
     """The ``test`` recipe in FP8 with two micro-batches a step, on one rank."""
     rate = f"hparams.base_learning_rate={RATES[benchmark]}"
     given = [rate, "precision=bf16", "model.linear=fp8", "hparams.global_batch_size=4", "model.layers=2", *overrides]
@@ -37,7 +35,7 @@ def built(benchmark: str, *overrides: str, role: RoleName = "train") -> Workload
     return TYPES[benchmark](run, Layout(run.layout, seed=3, role=role))
 
 
-def text(workload: Workload, rows: int, seed: int) -> Tensor:
+def text(workload: Pretraining, rows: int, seed: int) -> Tensor:
     """Rows that repeat a few words in one order, with errors: something can be learnt, and not all."""
     generator = torch.Generator().manual_seed(seed)
     length = workload.row_facts.row_length + 1
@@ -51,63 +49,37 @@ def text(workload: Workload, rows: int, seed: int) -> Tensor:
     return tokens
 
 
-class InMemory(list[HostBatch]):
-    """An evaluation set."""
-
-    eval_samples = ROWS
-
-    def close(self) -> None:
-        """Nothing is open."""
+def evaluated(workload: Pretraining) -> Evaluated:
+    """Over two batches."""
+    return Evaluated(workload, text(workload, ROWS, 77))
 
 
-class Evaluated:
-    """A workload's evaluation over two batches."""
-
-    def __init__(self, workload: Workload) -> None:
-        self.workload = workload
-        self._evaluation = workload.evaluation(workload.layout)
-        self._evaluation.warm_up()
-        parts = text(workload, ROWS, 77).split(workload.own.reader.eval_rows)
-        batches = InMemory(
-            HostBatch({"tokens": t, "present": torch.ones(len(t), dtype=torch.bool)}, 2, 0) for t in parts
-        )
-        evaluation: Any = self._evaluation
-        evaluation._open_source = lambda root: batches
-        evaluation.open_data(Path())
-
-    def score(self, weights: Weights | None = None) -> float:
-        """Log perplexity; the wholeness of the set is checked by it."""
-        predictions = self._evaluation.predict(weights or self.workload.weights())
-        assert predictions is not None
-        return self._evaluation.scorer.score(predictions)["log_perplexity"]
-
-
-def train(workload: Workload, evaluated: Evaluated | None = None) -> list[float]:
+def train(workload: Pretraining, beside: Evaluated | None = None) -> list[float]:
     """Steps, with an evaluation behind every other one; the scores."""
     step, scores = workload.build_step(), []
     for number in range(STEPS):
         step([Batch({"tokens": text(workload, 2, 2 * number + part)}, 2) for part in range(2)])
-        if evaluated is not None and number % 2:
-            scores.append(evaluated.score())
+        if beside is not None and number % 2:
+            scores.append(beside.score())
     return scores
 
 
 class Trained(NamedTuple):
     """A workload that was evaluated while it was trained, and its scores."""
 
-    workload: Workload
+    workload: Pretraining
     scores: list[float]
 
 
 @pytest.fixture(scope="module", params=list(TYPES))
 def trained(request: pytest.FixtureRequest) -> Trained:
     workload = built(request.param)
-    scores = train(workload, Evaluated(workload))
+    scores = train(workload, evaluated(workload))
     assert scores[-1] < 0.9 * scores[0], "nothing was learnt"
     return Trained(workload, scores)
 
 
-def again(trained: Trained, *overrides: str, role: RoleName = "train") -> Workload:
+def again(trained: Trained, *overrides: str, role: RoleName = "train") -> Pretraining:
     return built(trained.workload.cfg.benchmark.name, *overrides, role=role)
 
 
@@ -122,7 +94,7 @@ def test_training_around_evaluations_in_fp8_is_bit_for_bit_that_without(trained:
 
 def test_the_score_in_fp8_is_that_in_half_precision(trained: Trained) -> None:
     half = again(trained, "model.eval_linear=torch")
-    wanted = Evaluated(half).score(trained.workload.weights())
+    wanted = evaluated(half).score(trained.workload.weights())
     assert trained.scores[-1] != wanted, "one of them was not in FP8"
     assert trained.scores[-1] == pytest.approx(wanted, rel=CLOSE)
     assert [workload.choices["eval_linear"] for workload in (trained.workload, half)] == ["fp8", "torch"]
@@ -130,9 +102,9 @@ def test_the_score_in_fp8_is_that_in_half_precision(trained: Trained) -> None:
 
 def test_ranks_that_only_evaluate_find_scales_of_their_own(trained: Trained) -> None:
     weights = Weights({name: tensor.detach().clone() for name, tensor in trained.workload.weights().tensors.items()})
-    apart = Evaluated(again(trained, role="evaluate"))
+    apart = evaluated(again(trained, role="evaluate"))
     found = apart.score(weights)
-    wanted = Evaluated(again(trained, "model.eval_linear=torch", role="evaluate")).score(weights)
+    wanted = evaluated(again(trained, "model.eval_linear=torch", role="evaluate")).score(weights)
     assert found != wanted
     assert found == pytest.approx(wanted, rel=CLOSE)
     apart.score(Weights({name: 2.0 * tensor for name, tensor in weights.tensors.items()}))
@@ -143,10 +115,10 @@ def test_checkpoints_are_scored_alike_whoever_scores_them(trained: Trained) -> N
     """A rank that has trained has scales of its last weights, and one that reads a checkpoint has none."""
     weights = Weights({name: tensor.detach().clone() for name, tensor in trained.workload.weights().tensors.items()})
     offline = "evaluation.scoring=offline"
-    scores = [Evaluated(again(trained, offline, role=role)).score(weights) for role in ("train", "evaluate")]
+    scores = [evaluated(again(trained, offline, role=role)).score(weights) for role in ("train", "evaluate")]
     after_training = again(trained, offline)
     train(after_training)
-    scores.append(Evaluated(after_training).score(weights))
+    scores.append(evaluated(after_training).score(weights))
     assert scores == [scores[0]] * 3
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +12,10 @@ from benchmarks.gpt3.workload import GptPretraining
 from benchmarks.llama31_8b.workload import LlamaPretraining
 from common import cli
 from common.config.composition import compose
-from common.data.batches import Batch, HostBatch
+from common.data.batches import Batch
 from common.distributed.layout import Layout
 from common.step.graphs import StepRunner
+from tests.benchmarks.evaluated_rows import Evaluated, Pretraining
 
 pytestmark = pytest.mark.gpu
 
@@ -39,67 +39,29 @@ FACTS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
-Workload = GptPretraining | LlamaPretraining
 
-
-def built(workload_name: str, *overrides: str) -> Workload:
+def built(workload_name: str, *overrides: str) -> Pretraining:
     facts = [f"benchmark.facts.{name}={value}" for name, value in FACTS[workload_name].items()]
     given = ["precision=bf16", "model.linear=fp8", "hparams.global_batch_size=4", "model.attention=torch", *overrides]
     run, _ = cli.load(compose([f"benchmark={workload_name}", "scale=test", "device=cuda", *facts, *given]))
     return TYPES[workload_name](run, Layout(run.layout, seed=3, device=GPU))
 
 
-def rows(count: int, seed: int) -> Tensor:
+def rows(workload: Pretraining, count: int, seed: int) -> Tensor:
+    """Noise; GPT-3's rows have a last token that nothing follows."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(VOCABULARY, (count, LENGTH + 1), generator=generator, dtype=torch.int32)
-    tokens[:, -1] = -1
+    if isinstance(workload, GptPretraining):
+        tokens[:, -1] = -1
     return tokens
 
 
-class InMemory(list[HostBatch]):
-    """An evaluation set."""
-
-    eval_samples = ROWS
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-class Evaluated:
-    """A workload's evaluation over batches in memory."""
-
-    def __init__(self, workload: Workload) -> None:
-        self._workload = workload
-        self._evaluation = workload.evaluation(workload.layout)
-        self._stream = torch.cuda.Stream()
-        with torch.cuda.stream(self._stream):
-            self._evaluation.warm_up()
-        parts = rows(ROWS, 77).split(workload.own.reader.eval_rows)
-        batches = InMemory(
-            HostBatch({"tokens": part.to(GPU), "present": torch.ones(len(part), dtype=torch.bool, device=GPU)}, 2, 0)
-            for part in parts
-        )
-        evaluation: Any = self._evaluation
-        evaluation._open_source = lambda root: batches
-        evaluation.open_data(Path())
-
-    def score(self) -> float:
-        with torch.cuda.stream(self._stream):
-            predictions = self._evaluation.predict(self._workload.weights())
-        torch.cuda.synchronize()
-        assert predictions is not None
-        return self._evaluation.scorer.score(predictions)["log_perplexity"]
-
-    def close(self) -> None:
-        self._evaluation.close()
-
-
-def state(workload: Workload) -> dict[str, Tensor]:
+def state(workload: Pretraining) -> dict[str, Tensor]:
     tensors = [*workload.model.named_parameters(), *workload.model.named_buffers()]
     return {name: tensor.detach().clone() for name, tensor in tensors}
 
 
-def train(workload: Workload, evaluated: Evaluated | None) -> tuple[list[float], list[float]]:
+def train(workload: Pretraining, evaluated: Evaluated | None) -> tuple[list[float], list[float]]:
     """Captured steps, and an evaluation behind each, which changes nothing of them; losses and scores."""
     step = workload.build_step()
     runner = StepRunner(step, workload.model, workload.cfg.grad_accumulation_steps)
@@ -107,7 +69,7 @@ def train(workload: Workload, evaluated: Evaluated | None) -> tuple[list[float],
     losses, scores = [], []
     for number in range(STEPS):
         with runner.on_stream():
-            micro_batches = [Batch({"tokens": rows(2, 2 * number + part).to(GPU)}, 2) for part in range(2)]
+            micro_batches = [Batch({"tokens": rows(workload, 2, 2 * number + part).to(GPU)}, 2) for part in range(2)]
             result = runner(micro_batches)
             values = result.values.clone()
         torch.cuda.synchronize()
@@ -130,7 +92,7 @@ def test_evaluations_in_fp8_are_captured_and_leave_training_alone(workload_name:
         "chunks": ("cuda_graphs=chunks",), "fp32": ("cuda_graphs=chunks", "optimizer.gradients=fp32"),
     }.items():  # fmt: skip
         workload = built(workload_name, *given)
-        evaluated = Evaluated(workload)
+        evaluated = Evaluated(workload, rows(workload, ROWS, 77))
         found[name] = train(workload, evaluated)
         evaluated.close()
     alone, _ = train(built(workload_name), None)
