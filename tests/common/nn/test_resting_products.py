@@ -52,10 +52,13 @@ class Network:
         tokens = torch.randint(SMALL.vocabulary, (ROWS, LENGTH), generator=generator)
         return self.halves.hidden_states(tokens, TokenPlaces.whole(ROWS, LENGTH))
 
-    def step(self, *seeds: int) -> dict[str, Tensor]:
-        """Passes over micro-batches; gradients, of which a multiple leaves the weights."""
+    def step(self, *seeds: int, prepared: bool = False) -> dict[str, Tensor]:
+        """Passes over micro-batches, before the first of which weights may be cast as graphs of chunks want it;
+        gradients, of which a multiple leaves the weights."""
         self.model.zero_grad()
         with self.halves.same_weights():
+            if prepared:
+                self.halves.prepare()
             for seed in seeds:
                 self.hidden(seed).float().square().mean().backward()
         found = {}
@@ -96,15 +99,16 @@ def test_an_evaluation_is_what_the_next_step_computes_and_moves_no_scale() -> No
     assert error(found, in_half) < 0.3  # a few tokens, of which others exceed the scales of before
 
 
+@pytest.mark.parametrize("prepared", [False, True])
 @pytest.mark.parametrize("transposed", [0, 2])
-def test_training_goes_on_as_if_nothing_had_been_evaluated(transposed: int) -> None:
+def test_training_goes_on_as_if_nothing_had_been_evaluated(transposed: int, prepared: bool) -> None:
     ours, theirs = (Network("frozen", transposed=transposed) for _ in range(2))
     for seed in range(3):
-        found = ours.step(2 * seed, 2 * seed + 1)
+        found = ours.step(2 * seed, 2 * seed + 1, prepared=prepared)
         ours.evaluate(7, 8)
         with torch.no_grad():
             ours.hidden(9)  # a pass on its own
-        assert equal(found, theirs.step(2 * seed, 2 * seed + 1))
+        assert equal(found, theirs.step(2 * seed, 2 * seed + 1, prepared=prepared))
         assert equal(ours.buffers(), theirs.buffers())
         assert equal(dict(ours.model.named_parameters()), dict(theirs.model.named_parameters()))
 
