@@ -298,6 +298,8 @@ class BenchConfig:
     Attributes:
         steps, warmup_steps: iterations timed, and before them.
         profile_steps: iterations under the profiler, for the breakdown.
+        seconds: that the timed iterations of step and run take at most, each: where iterations are long, fewer are
+            timed, at least one, and fewer run before them and under the profiler; None: all of them.
         accumulate: keep the recipe's accumulation; False measures one micro-batch and one update an iteration, as a
             rank of a larger system runs.
         only: ``step``: the step on a synthetic batch; ``reader``: the reader of the prepared data; None: the step and,
@@ -309,10 +311,20 @@ class BenchConfig:
     steps: Annotated[int, AtLeast(1, "at least 1 step is measured")] = 200
     warmup_steps: Annotated[int, AtLeast(0, "0 or more steps")] = 50
     profile_steps: Annotated[int, AtLeast(1, "at least 1 step is profiled")] = 10
+    seconds: Annotated[float, Positive] | None = None
     accumulate: bool = False
     only: Literal["step", "reader"] | None = None
     pause_ms: Annotated[float, AtLeast(0, "0 or more milliseconds")] = 0.0
     report: Path | None = None
+
+    def within(self, iteration: float) -> BenchConfig:
+        """The same with as many iterations as ``seconds`` allows, where one takes ``iteration`` seconds."""
+        part = 1.0 if self.seconds is None else self.seconds / (iteration * self.steps)
+        if part >= 1:
+            return self
+        names = ("steps", "warmup_steps", "profile_steps")
+        fewer = {name: max(min(1, getattr(self, name)), int(getattr(self, name) * part)) for name in names}
+        return dataclasses.replace(self, **fewer)
 
 
 @dataclass(frozen=True)

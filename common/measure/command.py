@@ -20,6 +20,8 @@ from common.measure.table import Outcome, table
 SCALE = "8xH200"
 SECONDS = 180.0
 """That one measurement may take; it is stopped then, and counts as failed."""
+TIMED = 10.0
+"""Seconds that the timed iterations of a measurement take at most (``bench.seconds``)."""
 _ENDING_SECONDS = 10.0
 
 
@@ -94,6 +96,7 @@ def _counts(text: str) -> list[int]:
 def _words(overrides: Sequence[str], data: Path | None) -> Callable[[Job], list[str]]:
     """Of every bench, behind those of its job."""
     return lambda job: [
+        f"bench.seconds={TIMED}",
         *([f"data_dir={data / job.benchmark}"] if job.whole_run and data is not None else []),
         *overrides,
     ]

@@ -69,7 +69,10 @@ def jobs_of(
 
 
 def waves(jobs: Iterable[Job], gpus: int) -> list[list[Job]]:
-    """Jobs that run beside each other, on GPUs of their own: as many of each benchmark as the node has GPUs for.
+    """Jobs that run beside each other, on GPUs of their own, as many as the node has GPUs for.
+
+    Each is in the first wave that has room for it. Readers and evaluations need the node's processors: a whole run has
+    a wave of its own.
 
     Args:
         jobs: benchmark by benchmark, the most GPUs first.
@@ -82,10 +85,13 @@ def waves(jobs: Iterable[Job], gpus: int) -> list[list[Job]]:
     for job in jobs:
         if job.gpus > gpus:
             raise ValueError(f"{job.name} needs {job.gpus} GPUs, and there are {gpus}")
-        together = made[-1] if made else []
-        fits = sum(other.gpus for other in together) + job.gpus <= gpus
-        if together and together[0].benchmark == job.benchmark and fits:
-            together.append(job)
+        fitting = (wave for wave in made if _fits(job, wave, gpus))
+        if (wave := next(fitting, None)) is not None:
+            wave.append(job)
         else:
             made.append([job])
     return made
+
+
+def _fits(job: Job, wave: Sequence[Job], gpus: int) -> bool:
+    return not any(each.whole_run for each in (job, *wave)) and job.gpus + sum(other.gpus for other in wave) <= gpus

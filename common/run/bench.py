@@ -17,13 +17,14 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from common.config.schema import RunConfig, SessionConfig
+from common.config.schema import BenchConfig, RunConfig, SessionConfig
 from common.contract.evaluation import Evaluations
 from common.contract.workload import Workload
 from common.data.batches import Batch, Block, HostBatch
@@ -172,6 +173,9 @@ def bench(
     say(_header(run, device, workload))
     say(_table({"warm-up and capture": f"{time.perf_counter() - began:.1f} s", **capture_rows(runner.cost)}))
     batches = examples[:1] * run.grad_accumulation_steps
+    options = options.within(_longest_iteration(runner, batches, device))
+    if options != session.bench:
+        say(_table({"iterations": f"{options.steps} timed, {options.warmup_steps} before them: bench.seconds"}))
     meter = GpuMeter(device_uuid(device))
     timing = _time_step(runner, batches, options.warmup_steps, options.steps, meter)
     meter.close()
@@ -181,7 +185,7 @@ def bench(
         text, exposed_ms = _breakdown(runner, batches, options.profile_steps, workload.kernel_names())
         say(text)
     if options.only is None and session.data_dir.is_dir():
-        timing_of_run = _time_run(run, session, workload, runner, block, scorer)
+        timing_of_run = _time_run(run, session.data_dir, options, workload, runner, block, scorer)
         say(_run_text(timing_of_run, timing))
     elif options.only is None:
         say(f"{'run':<{LABEL}}not measured: there are no prepared data in {session.data_dir} (data_dir=…)")
@@ -255,6 +259,16 @@ def capture_rows(cost: CaptureCost) -> dict[str, str]:
         return {}
     taken = f"captured in {cost.seconds:.1f} s, {cost.memory / 1e9:.2f} GB in their pools and inputs"
     return {"CUDA graphs of the step": f"{cost.graphs}, {taken}"}
+
+
+def _longest_iteration(runner: StepRunner, batches: list[Batch], device: torch.device) -> float:
+    """Seconds of an iteration on the rank that takes longest, so that all time as many. Collective."""
+    with runner.on_stream():
+        runner(batches)
+        seconds = torch.tensor(_timed(lambda: runner(batches), runner.cuda), dtype=torch.float64, device=device)
+    if dist.is_initialized():
+        dist.all_reduce(seconds, dist.ReduceOp.MAX)
+    return seconds.item()
 
 
 def _time_step(runner: StepRunner, batches: list[Batch], warmup: int, steps: int, meter: GpuMeter) -> Timing:
@@ -379,24 +393,25 @@ def _block_between_evaluations(run: RunConfig) -> Block:
 
 def _time_run(
     run: RunConfig,
-    session: SessionConfig,
+    data_dir: Path,
+    options: BenchConfig,
     workload: Workload,
     runner: StepRunner,
     block: Block,
     scorer: ScorerProcess | None,
 ) -> RunTiming:
-    """Train through the reader for the given steps, evaluate, and extend to ``block`` and the evaluation after it.
+    """Train through the reader, evaluate, and extend to ``block`` and the evaluation after it.
 
-    The evaluation of a smaller set than the rules' counts in proportion.
+    As many steps as ``options`` says are timed. The evaluation of a smaller set than the rules' counts in proportion.
     """
-    options, ranks = session.bench, run.evaluation.ranks
+    ranks = run.evaluation.ranks
     evaluations = None if ranks else way_to_evaluate(run, workload, workload.layout, scorer)
     workload.warm_up_reader()
     with runner.on_stream():
         if evaluations is not None:
             evaluations.prepare(workload.weights)
-            evaluations.open_data(session.data_dir)
-        source = workload.open_data(session.data_dir)
+            evaluations.open_data(data_dir)
+        source = workload.open_data(data_dir)
         runner.warm_up(workload.examples_of_data())
         samples = (options.warmup_steps + options.steps + 2) * run.global_batch
         batches = itertools.chain(source.batches(Block(0, 1, 0, 0, samples)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -16,7 +17,7 @@ from common.errors import ConfigError
 from common.optim.hparams import AdaptiveEpsilon
 
 NOTHING_AND_ENDLESS = (math.nan, math.inf, -math.inf)
-TINY = 5e-324  # the smallest number above 0
+TINY = sys.float_info.min  # the smallest above 0 that every processor mode keeps
 
 CASES = {
     "Positive": (ranges.Positive, "positive and finite", (TINY, 1.0, 1e308), (0.0, -1.0)),

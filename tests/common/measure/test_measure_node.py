@@ -37,11 +37,21 @@ def test_what_leaves_gpus_idle_runs_beside_what_is_smaller():
     jobs = jobs_of(SCALES, "8xH200", [1, 2, 4, 8], ())
     assert [[job.name for job in wave] for wave in waves(jobs, 8)] == [
         ["bert-8"],
-        ["bert-4", "bert-2", "bert-1"],
+        ["bert-4", "bert-2", "bert-1", "resnet-1"],
         ["resnet-8"],
-        ["resnet-4", "resnet-2", "resnet-1"],
+        ["resnet-4", "resnet-2"],
     ]
-    assert [len(wave) for wave in waves(jobs_of(SCALES, "8xH200", [1, 2], ()), 2)] == [1, 1, 1, 1]
+    pairs = waves(jobs_of(SCALES, "8xH200", [1, 2], ()), 2)
+    assert [[job.name for job in wave] for wave in pairs] == [["bert-2"], ["bert-1", "resnet-1"], ["resnet-2"]]
+
+
+def test_a_whole_run_has_the_processors_for_itself():
+    jobs = jobs_of(SCALES, "8xH200", [1, 2], ("bert", "resnet"))
+    assert [[job.name for job in wave] for wave in waves(jobs, 8)] == [
+        ["bert-2"],
+        ["bert-1", "resnet-1"],
+        ["resnet-2"],
+    ]
 
 
 def test_more_gpus_than_there_are_is_refused():

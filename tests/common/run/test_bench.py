@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from common import cli
+from common.config.schema import BenchConfig
 from common.run.bench import capture_rows, kind_of
 from common.step.graphs import CaptureCost
 from tests.conftest import ROOT
@@ -52,6 +53,22 @@ def test_names_and_values_are_two_columns(capsys):
     said = bench(capsys, "bench.only=step")
     values = {re.match(r"\S+(?: \S+)* {2,}", line).end() for line in said.splitlines()}
     assert len(values) == 1
+
+
+@pytest.mark.parametrize(
+    ("iteration", "steps", "before", "profiled"),
+    [(0.01, 200, 50, 10), (0.1, 100, 25, 5), (2.8, 3, 1, 1), (60.0, 1, 1, 1)],
+)
+def test_long_iterations_are_fewer(iteration, steps, before, profiled):
+    options = BenchConfig(seconds=10.0).within(iteration)
+    assert (options.steps, options.warmup_steps, options.profile_steps) == (steps, before, profiled)
+    assert BenchConfig().within(iteration) == BenchConfig()
+    assert BenchConfig(seconds=1.0, warmup_steps=0).within(iteration).warmup_steps == 0
+
+
+def test_an_iteration_beyond_the_seconds_is_timed_once(tmp_path, capsys):
+    said = bench(capsys, "bench.seconds=1e-6", "bench.steps=50", "bench.warmup_steps=20", f"data_dir={tmp_path / 'no'}")
+    assert "1 timed, 1 before them: bench.seconds" in said
 
 
 def test_graphs_are_told_with_what_they_have_taken():
