@@ -54,11 +54,13 @@ def network(parallel: TensorParallel, device: torch.device, dtype: torch.dtype) 
     return model.to(dtype)
 
 
-def passes(network: Gpt | WrittenGpt, device: torch.device) -> Tensor:
+def rows(device: torch.device) -> Tensor:
+    generator = generator_of("tokens", device)
+    return torch.randint(SHAPE.vocabulary, (ROWS, SHAPE.positions + 1), generator=generator, device=device)
+
+
+def passes(network: Gpt | WrittenGpt, tokens_BR: Tensor) -> Tensor:
     """Forward and backward; the loss."""
-    tokens_BR = torch.randint(
-        SHAPE.vocabulary, (ROWS, SHAPE.positions + 1), generator=generator_of("tokens", device), device=device
-    )
     hidden = network.through(0, network.embed(tokens_BR[:, :-1]), ROWS)
     loss = network.summed_loss(hidden, tokens_BR[:, 1:].flatten(), CHUNK, 1 / (ROWS * SHAPE.positions))
     loss.backward()
@@ -86,16 +88,16 @@ def of_blocks(layout: Layout, linear: str, products: TokenProducts, captured: bo
     requested = SimpleNamespace(**dict.fromkeys(OPERATIONS, AUTO))
     operations, _ = choose(requested, SHAPE, device, torch.bfloat16, parallel.size)
     halves = WrittenGpt(model, operations, linear, ROWS * SHAPE.positions, products)
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    tokens, stream, graph = rows(device), torch.cuda.Stream(), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(WARM_UP):
             model.zero_grad(set_to_none=False)
-            loss = passes(halves, device)
+            loss = passes(halves, tokens)
         if captured:
             torch.cuda.synchronize()
             with capturing(graph, stream):
-                loss = passes(halves, device)
+                loss = passes(halves, tokens)
             for _ in range(2):  # one replay after another meets the slots of the one before
                 model.zero_grad(set_to_none=False)
                 graph.replay()
@@ -112,7 +114,7 @@ def run_rank(rank: int, world: int, folder: str) -> None:
     layout = Layout({"tp": world}, rank, device=device)
     parallel = TensorParallel.from_layout(layout)
     exact = network(TensorParallel(), device, torch.float64)
-    results: dict[str, Any] = {"loss": passes(exact, device).cpu()}
+    results: dict[str, Any] = {"loss": passes(exact, rows(device)).cpu()}
     results["gradients"] = {
         name: parameter.grad[: SHAPE.vocabulary].cpu() if name == "embedding.weight" else parameter.grad.cpu()
         for name, parameter in exact.named_parameters()
