@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from common.config.composition import scales_of
-from common.errors import ConfigError, SuiteError
-from common.measure.jobs import Job, jobs_of, waves
+from common.errors import ConfigError
+from common.measure.jobs import Job, jobs_of
+from common.measure.node import Node
 from common.measure.table import Outcome, table
 
 SCALE = "8xH200"
@@ -22,7 +18,6 @@ SECONDS = 180.0
 """That one measurement may take; it is stopped then, and counts as failed."""
 TIMED = 10.0
 """Seconds that the timed iterations of a measurement take at most (``bench.seconds``)."""
-_ENDING_SECONDS = 10.0
 
 
 def devices() -> list[str]:
@@ -75,14 +70,14 @@ def main(argv: Sequence[str], benchmarks: Collection[str]) -> int:
     jobs = jobs_of(scales, arguments.scale, gpus, with_data)
     if not jobs:
         raise ConfigError(f"measure: no benchmark that is asked for has a recipe {arguments.scale}")
-    together = [[job] for job in jobs] if arguments.apart else waves(jobs, max(gpus) if on_cpu else len(names))
     arguments.output.mkdir(parents=True, exist_ok=True)
+    words = _words(arguments.override, data)
+    node = Node(len(names) or max(gpus), names, arguments.output, arguments.seconds, words, arguments.apart)
     outcomes: list[Outcome] = []
-    for wave in together:
-        outcomes += _measure(wave, names, arguments.output, arguments.seconds, _words(arguments.override, data))
-    text = table(outcomes)
-    (arguments.output / "table.md").write_text(text + "\n")
-    print(text)
+    for outcome in node.measure(jobs):
+        outcomes.append(outcome)
+        (arguments.output / "table.md").write_text(table(outcomes) + "\n")  # whoever ends this has what there is
+    print(table(outcomes))
     return int(any(outcome.figures is None for outcome in outcomes))
 
 
@@ -100,59 +95,3 @@ def _words(overrides: Sequence[str], data: Path | None) -> Callable[[Job], list[
         *([f"data_dir={data / job.benchmark}"] if job.whole_run and data is not None else []),
         *overrides,
     ]
-
-
-def _measure(
-    wave: Sequence[Job], names: Sequence[str], output: Path, seconds: float, words: Callable[[Job], list[str]]
-) -> list[Outcome]:
-    """Run the jobs of a wave beside each other, each on GPUs of its own."""
-    started, first = [], 0
-    for job in wave:
-        own = names[first : first + job.gpus]
-        first += job.gpus
-        report, log = output / f"{job.name}.json", output / f"{job.name}.log"
-        report.unlink(missing_ok=True)
-        told = [*job.words(), f"bench.report={report.resolve()}", *words(job)]
-        with open(log, "w") as file:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "common.cli", "bench", *told],
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env=_environment(own),
-                start_new_session=True,
-            )
-        started.append((job, process, report, log))
-        print(f"{job.name}: bench {' '.join(told)}", flush=True)
-    ends = time.monotonic() + seconds
-    return [_outcome(job, process, report, log, ends) for job, process, report, log in started]
-
-
-def _environment(gpus: Sequence[str]) -> Mapping[str, str]:
-    return {**os.environ, **({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})}
-
-
-def _outcome(job: Job, process: subprocess.Popen[bytes], report: Path, log: Path, ends: float) -> Outcome:
-    try:
-        code = process.wait(max(0.0, ends - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        _end(process)
-        return Outcome(job, None, f"took too long (--seconds); {log} has its output")
-    if code == 0 and report.is_file():
-        return Outcome(job, json.loads(report.read_text()))
-    said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return Outcome(job, None, f"exit code {code}: {said[-1] if said else 'no output'} ({log})")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a bench and its ranks."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-            process.wait(_ENDING_SECONDS)
-            return
-        except ProcessLookupError:
-            process.wait()
-            return
-        except subprocess.TimeoutExpired:
-            continue
-    raise SuiteError(f"process {process.pid} of a bench does not end")

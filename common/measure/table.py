@@ -51,7 +51,7 @@ def published_rates() -> dict[str, str]:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """A table in Markdown, and behind it what failed."""
+    """A table in Markdown, and behind it what failed or does not count."""
     published = published_rates()
     ones = {
         outcome.job.benchmark: outcome.figures["samples_per_second"]
@@ -63,8 +63,13 @@ def table(outcomes: Sequence[Outcome]) -> str:
         benchmark = outcome.job.benchmark
         if outcome.figures is not None:
             lines.append(_line(_cells(outcome, ones.get(benchmark), published.get(benchmark, ""))))
-    failed = [f"{each.job.name}: failed: {each.failure}" for each in outcomes if each.figures is None]
-    return "\n".join([*lines, *(["", *failed] if failed else [])])
+    said = [f"{each.job.name}: failed: {each.failure}" for each in outcomes if each.figures is None]
+    said += [
+        f"{each.job.name}: not valid: the last gradients were not finite, so that nothing was updated"
+        for each in outcomes
+        if each.figures is not None and not each.figures["updated"]
+    ]
+    return "\n".join([*lines, *(["", *said] if said else [])])
 
 
 def _cells(outcome: Outcome, one: float | None, published: str) -> list[str]:

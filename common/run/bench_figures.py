@@ -77,7 +77,8 @@ def figures(
         config, workload, device: what was measured.
 
     Returns:
-        ``samples_per_second`` and all else over all ranks; bytes of rank 0's GPU; ``joules`` of one step.
+        ``samples_per_second`` and all else over all ranks; bytes of rank 0's GPU; ``joules`` of one step; whether the
+        last step ``updated`` the weights, as all must for a rate that counts.
     """
     cuda = device.type == "cuda"
     return {
@@ -92,6 +93,7 @@ def figures(
         "samples": step.samples,
         "samples_per_second": step.throughput,
         "joules": step.joules,
+        "updated": not step.overflow,
         "exposed_communication_ms": exposed_ms,
         "reserved_bytes": torch.cuda.max_memory_reserved(device) if cuda else None,
         "run": None

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks import WORKLOADS
 from common import cli
 from common.errors import ConfigError
-from common.measure import command
+from common.measure import command, node
 from common.measure.command import counts_up_to
-from common.measure.jobs import Job, jobs_of, waves
+from common.measure.jobs import Job, jobs_of
+from common.measure.node import Node
 from common.measure.table import COLUMNS, Outcome, published_rates, table
 from common.mlperf.rules import rules_for
 
@@ -22,41 +29,130 @@ def test_a_number_of_gpus_has_its_own_recipe_or_fewer_ranks_of_the_largest():
     jobs = jobs_of(SCALES, "8xH200", [1, 2, 8], {"resnet"})
     assert [(job.benchmark, job.gpus, job.scale, job.whole_run) for job in jobs] == [
         ("bert", 8, "8xH200", False),
-        ("bert", 2, "8xH200", False),
-        ("bert", 1, "1xH200", False),
         ("resnet", 8, "8xH200", True),
+        ("bert", 2, "8xH200", False),
         ("resnet", 2, "2xH200", False),
+        ("bert", 1, "1xH200", False),
         ("resnet", 1, "1xH200", False),
     ]
     ranks = ["scale.nodes=1", "scale.gpus_per_node=2"]
-    assert jobs[1].words() == ["benchmark=bert", "scale=8xH200", *ranks, "bench.only=step"]
-    assert jobs[3].words() == ["benchmark=resnet", "scale=8xH200"]
+    assert jobs[2].words() == ["benchmark=bert", "scale=8xH200", *ranks, "bench.only=step"]
+    assert jobs[1].words() == ["benchmark=resnet", "scale=8xH200"]
 
 
-def test_what_leaves_gpus_idle_runs_beside_what_is_smaller():
+class Scripted:
+    """Stands in for processes that end in a given order, one whenever nothing else can be started."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, order: Sequence[str]) -> None:
+        self.order, self.beside, self.places = list(order), [], {}
+        self._going: dict[str, list[int]] = {}
+        monkeypatch.setattr(node.subprocess, "Popen", self._popen)
+        monkeypatch.setattr(node.time, "sleep", self._end_one)
+        monkeypatch.setattr(node, "_end", lambda process: None)
+
+    def _popen(self, command: list[str], *, env: Mapping[str, str], **_: object) -> Scripted.Process:
+        words = dict(word.split("=", 1) for word in command[4:])
+        name = Path(words["bench.report"]).stem
+        self._going[name] = [int(place) for place in env["CUDA_VISIBLE_DEVICES"].split(",")]
+        self.places[name] = self._going[name]
+        Path(words["bench.report"]).write_text("{}")
+        return self.Process(self, name)
+
+    def _end_one(self, seconds: float) -> None:
+        if self._going:
+            self.beside.append(sorted(self._going))
+            del self._going[self.order.pop(0)]
+
+    class Process:
+        """One of them."""
+
+        pid = 0
+
+        def __init__(self, script: Scripted, name: str) -> None:
+            self.script, self.name = script, name
+
+        @property
+        def returncode(self) -> int:
+            return 0
+
+        def poll(self) -> int | None:
+            return None if self.name in self.script._going else 0
+
+
+@pytest.fixture
+def eight(tmp_path):
+    def made(apart: bool = False) -> Node:
+        return Node(8, [str(number) for number in range(8)], tmp_path, 60.0, lambda job: [], apart)
+
+    return made
+
+
+def test_the_largest_come_first_and_smaller_ones_fill_what_is_free(monkeypatch, eight):
     jobs = jobs_of(SCALES, "8xH200", [1, 2, 4, 8], ())
-    assert [[job.name for job in wave] for wave in waves(jobs, 8)] == [
-        ["bert-8"],
-        ["bert-4", "bert-2", "bert-1", "resnet-1"],
-        ["resnet-8"],
-        ["resnet-4", "resnet-2"],
-    ]
-    pairs = waves(jobs_of(SCALES, "8xH200", [1, 2], ()), 2)
-    assert [[job.name for job in wave] for wave in pairs] == [["bert-2"], ["bert-1", "resnet-1"], ["resnet-2"]]
+    assert [job.gpus for job in jobs] == [8, 8, 4, 4, 2, 2, 1, 1]
+    ends = ["resnet-8", "resnet-4", "bert-2", "resnet-2", "bert-1", "bert-4", "resnet-1"]
+    script = Scripted(monkeypatch, ["bert-8", *ends])
+    assert [outcome.job.name for outcome in eight().measure(jobs)] == ["bert-8", *ends]
+    assert script.beside[:3] == [["bert-8"], ["resnet-8"], ["bert-4", "resnet-4"]]
+    assert script.beside[3] == ["bert-2", "bert-4", "resnet-2"]
+    assert script.places["bert-2"] == script.places["resnet-4"][:2]
 
 
-def test_a_whole_run_has_the_processors_for_itself():
+def test_a_whole_run_has_the_node_for_itself(monkeypatch, eight):
     jobs = jobs_of(SCALES, "8xH200", [1, 2], ("bert", "resnet"))
-    assert [[job.name for job in wave] for wave in waves(jobs, 8)] == [
-        ["bert-2"],
-        ["bert-1", "resnet-1"],
-        ["resnet-2"],
-    ]
+    script = Scripted(monkeypatch, [job.name for job in jobs])
+    assert all(outcome.figures == {} for outcome in eight().measure(jobs))
+    assert script.beside == [["bert-2"], ["resnet-2"], ["bert-1", "resnet-1"], ["resnet-1"]]
+    assert [script.places[name] for name in ("bert-2", "resnet-1")] == [[0, 1], [1]]
 
 
-def test_more_gpus_than_there_are_is_refused():
+def test_apart_nothing_runs_beside_another(monkeypatch, eight):
+    jobs = jobs_of(SCALES, "8xH200", [1, 2], ())
+    script = Scripted(monkeypatch, [job.name for job in jobs])
+    assert len(list(eight(apart=True).measure(jobs))) == 4
+    assert [len(names) for names in script.beside] == [1, 1, 1, 1]
+
+
+def test_more_gpus_than_there_are_is_refused(tmp_path):
+    few = Node(4, list("0123"), tmp_path, 60.0, lambda job: [])
     with pytest.raises(ValueError, match="bert-8 needs 8 GPUs, and there are 4"):
-        waves([Job("bert", 8, "8xH200", False)], 4)
+        next(few.measure([Job("bert", 8, "8xH200", False)]))
+
+
+SLEEPER = "import time; time.sleep(600)"
+
+
+def of_sleepers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seconds: float) -> tuple[Node, list[Any]]:
+    """A node whose benches never end, and their processes."""
+    started: list[Any] = []
+    popen = subprocess.Popen
+
+    def sleep(command: list[str], **options: Any) -> Any:
+        started.append(popen([sys.executable, "-c", SLEEPER], **options))
+        return started[-1]
+
+    monkeypatch.setattr(node.subprocess, "Popen", sleep)
+    return Node(2, [], tmp_path, seconds, lambda job: []), started
+
+
+def test_a_measurement_that_takes_too_long_is_ended(monkeypatch, tmp_path):
+    sleepers, started = of_sleepers(monkeypatch, tmp_path, 0.2)
+    outcomes = list(sleepers.measure([Job("dlrm", 1, "test", False)]))
+    assert [outcome.figures for outcome in outcomes] == [None]
+    assert "took too long" in outcomes[0].failure
+    assert started[0].poll() is not None
+
+
+def test_sigterm_ends_what_runs(monkeypatch, tmp_path):
+    sleepers, started = of_sleepers(monkeypatch, tmp_path, 600.0)
+    monkeypatch.setattr(node.time, "sleep", lambda seconds: signal.raise_signal(signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        list(sleepers.measure([Job("dlrm", 1, "test", False), Job("bert", 1, "test", False)]))
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert len(started) == 2
+    assert all(process.poll() is not None for process in started)
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_counts_are_powers_of_two_and_all():
@@ -64,7 +160,7 @@ def test_counts_are_powers_of_two_and_all():
 
 
 def figures(rate: float, samples: int, **others):
-    known = {"joules": None, "exposed_communication_ms": None, "reserved_bytes": None, "run": None}
+    known = {"joules": None, "exposed_communication_ms": None, "reserved_bytes": None, "run": None, "updated": True}
     return {"samples_per_second": rate, "samples": samples, "step_ms": samples / rate * 1e3, **known, **others}
 
 
@@ -74,6 +170,7 @@ def test_the_table_says_what_several_gpus_keep_of_one():
         Outcome(Job("bert", 2, "2xH200", True), figures(1_500.0, 96, exposed_communication_ms=1.25, run=run)),
         Outcome(Job("bert", 1, "1xH200", False), figures(800.0, 48, joules=33.6, reserved_bytes=61_250_000_000)),
         Outcome(Job("resnet", 1, "1xH200", False), None, "exit code 2: no"),
+        Outcome(Job("unet3d", 1, "1xH200", False), figures(90.0, 7, updated=False)),
     ]
     lines = table(outcomes).splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:4]]
@@ -81,7 +178,8 @@ def test_the_table_says_what_several_gpus_keep_of_one():
     assert rows[0][:-1] == ["bert", "1", "800", "800", "1.000", "60.00", "61.2", "0.7", ""]
     assert rows[1][:-1] == ["bert", "2", "1,500", "750", "0.938", "1.25 of 64.00", "", "", "0.973; evaluated 0.933"]
     assert rows[0][-1] == rows[1][-1] == "998.3 (v4.0, 8 x H200)"
-    assert lines[-1] == "resnet-1: failed: exit code 2: no"
+    assert lines[-2] == "resnet-1: failed: exit code 2: no"
+    assert lines[-1].startswith("unet3d-1: not valid: the last gradients were not finite")
 
 
 def test_published_rates_are_of_known_benchmarks():
