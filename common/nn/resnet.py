@@ -215,6 +215,13 @@ class FrozenNormBlock(nn.Module):
         self._layers = [FoldedConvolution(*pair) for pair in layers]
         self._shortcut = None if shortcut is None else FoldedConvolution(*shortcut)
 
+    @property
+    def last_norm(self) -> FrozenBatchNorm2d:
+        """Of what is added to the shortcut."""
+        norm = self.get_submodule(f"bn{len(self._layers)}")
+        assert isinstance(norm, FrozenBatchNorm2d)
+        return norm
+
     def folded(self) -> list[FoldedConvolution]:
         """All convolutions with their norms."""
         return self._layers if self._shortcut is None else [*self._layers, self._shortcut]
@@ -350,7 +357,10 @@ class ResNetTrunk(nn.Module):
 
 @torch.no_grad()
 def draw_weights(trunk: ResNetTrunk, generator: torch.Generator) -> None:
-    """He-normal weights over fan out for all convolutions, as torchvision's networks start; norms stay as they are.
+    """He-normal weights over fan out for all convolutions, as torchvision's networks start.
+
+    Trained norms stay as they are. Frozen ones let what is random pass as it comes, so that every block would double the
+    variance of its shortcut: the last norm of each scales down what it adds, by the root of the number of blocks.
 
     Args:
         trunk: on the CPU.
@@ -360,6 +370,9 @@ def draw_weights(trunk: ResNetTrunk, generator: torch.Generator) -> None:
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu", generator=generator)
     trunk.conv1.weight[:, IMAGE_CHANNELS:] = 0
+    blocks = [module for module in trunk.modules() if isinstance(module, FrozenNormBlock)]
+    for block in blocks:
+        block.last_norm.weight.fill_(len(blocks) ** -0.5)
 
 
 def _pad_first_convolution(module: ResNetTrunk, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:

@@ -316,6 +316,15 @@ def test_drawn_weights_are_he_normal_over_fan_out_and_depend_on_the_generator_al
     assert not first.conv1.weight[:, 3].any()
 
 
+def test_a_drawn_trunk_with_frozen_norms_keeps_the_spread_of_its_pictures() -> None:
+    trunk = ResNetTrunk(ResNetShape((3, 4, 6, 3), 16, bottleneck=True, norm=FrozenNorm(1e-5, 5)))
+    draw_weights(trunk, torch.Generator().manual_seed(5))
+    image = torch.randn(2, 3, 96, 96, generator=torch.Generator().manual_seed(6))
+    with torch.no_grad():
+        spreads = [float(stage.std()) for stage in trunk.features(image)]
+    assert max(spreads) < 4 * min(spreads)  # doubling in every block makes it 30 times
+
+
 @pytest.mark.parametrize("build", [resnet34, resnet50, small_resnext, resnet_of_the_paper])
 def test_flops_are_those_that_pytorch_counts(build) -> None:
     shape, theirs = build()
