@@ -359,8 +359,8 @@ class ResNetTrunk(nn.Module):
 def draw_weights(trunk: ResNetTrunk, generator: torch.Generator) -> None:
     """He-normal weights over fan out for all convolutions, as torchvision's networks start.
 
-    Trained norms stay as they are. Frozen ones let what is random pass as it comes, so that every block would double the
-    variance of its shortcut: the last norm of each scales down what it adds, by the root of the number of blocks.
+    Trained norms stay as they are. Frozen ones let what is random pass as it comes, so that every block would double
+    the variance of its shortcut: the last norm of each scales down what it adds, by the root of the number of blocks.
 
     Args:
         trunk: on the CPU.
