@@ -318,9 +318,9 @@ def _step_text(timing: Timing, run: RunConfig, workload: Workload, device: torch
         rows["step: not valid"] = "the last gradients were not finite, so that nothing was updated"
     if device.type == "cuda":
         peak = next((v for k, v in PEAK_FLOPS.items() if k in torch.cuda.get_device_name(device)), None)
-        flops = workload.sample_flops() * per_rank
-        share = f", {flops / peak:.1%} MFU of {peak / 1e12:,.0f}" if peak else ""
-        rows["model FLOP/s a rank"] = f"{flops / 1e12:.1f} TFLOP/s{share}"
+        if flops := workload.sample_flops() * per_rank:  # else nobody has counted them
+            share = f", {flops / peak:.1%} MFU of {peak / 1e12:,.0f}" if peak else ""
+            rows["model FLOP/s a rank"] = f"{flops / 1e12:.1f} TFLOP/s{share}"
         reserved, used = torch.cuda.max_memory_reserved(device), torch.cuda.max_memory_allocated(device)
         rows["peak memory"] = (
             f"{reserved / 1e9:.1f} GB reserved for tensors, {used / 1e9:.1f} of it used; "

@@ -14,10 +14,11 @@ import pytest
 
 from benchmarks import WORKLOADS
 from common import cli
+from common.config.composition import compose
 from common.errors import ConfigError
 from common.measure import command, node
 from common.measure.command import counts_up_to
-from common.measure.jobs import Job, jobs_of
+from common.measure.jobs import MADE_UP, Job, jobs_of
 from common.measure.node import Node
 from common.measure.table import COLUMNS, Outcome, published_rates, table
 from common.mlperf.rules import rules_for
@@ -38,6 +39,14 @@ def test_a_number_of_gpus_has_its_own_recipe_or_fewer_ranks_of_the_largest():
     ranks = ["scale.nodes=1", "scale.gpus_per_node=2"]
     assert jobs[2].words() == ["benchmark=bert", "scale=8xH200", *ranks, "bench.only=step"]
     assert jobs[1].words() == ["benchmark=resnet", "scale=8xH200"]
+
+
+@pytest.mark.parametrize("benchmark", MADE_UP)
+def test_made_up_batches_are_those_of_a_known_option(benchmark):
+    job = Job(benchmark, 8, "8xH200", False)
+    assert set(MADE_UP[benchmark]) <= set(job.words())
+    cli.load(compose(job.words()))
+    assert not set(MADE_UP[benchmark]) & set(Job(benchmark, 1, "test", False).words())
 
 
 class Scripted:
