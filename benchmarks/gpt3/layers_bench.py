@@ -26,8 +26,6 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
-from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpt3.architecture import Architecture
 from benchmarks.gpt3.blocks import WrittenGpt
@@ -40,8 +38,7 @@ from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.errors import ConfigError, UnsupportedImplementation
 from common.mlperf.fixed import fixed_facts
 from common.ops.implementation import AUTO
-from common.run.bench import COMMUNICATION, kind_of
-from common.run.exposed import Span, exposed_us
+from common.run.kernels import breakdown, recorded
 from common.step.capture import capturing
 
 EAGER = 3
@@ -49,9 +46,6 @@ EAGER = 3
 
 TIMED = 10
 """Replays of which the median counts."""
-
-LONGEST = 12
-"""Kernels that a breakdown names."""
 
 
 @dataclass(frozen=True)
@@ -165,11 +159,9 @@ def measured(run: Iteration, micro_batches: int, seconds: float, device: torch.d
         for _ in range(count):
             graph.replay()
         step_ms = _replays_ms(graph, TIMED)
-        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-            graph.replay()
-            torch.cuda.synchronize(device)
+        kernels, _ = recorded(graph.replay, graph.replay)
     graph.reset()
-    return step_ms / micro_batches, breakdown(profiler, micro_batches)
+    return step_ms / micro_batches, "\n".join(breakdown(kernels, micro_batches).rows())
 
 
 def _replays_ms(graph: torch.cuda.CUDAGraph, count: int) -> float:
@@ -189,27 +181,6 @@ def _agreed(count: int, device: torch.device) -> int:
     shared = torch.tensor(count, device=device)
     dist.broadcast(shared, 0)
     return int(shared)
-
-
-def breakdown(profiler: profile, micro_batches: int) -> str:
-    """Milliseconds of a micro-batch by kind of kernel, and the longest kernels."""
-    kinds: dict[str, float] = {}
-    kernels: dict[str, float] = {}
-    spans = []
-    for event in profiler.events() or ():
-        if event.device_type != DeviceType.CUDA:
-            continue
-        kind = kind_of(event.name)
-        spent = (event.time_range.end - event.time_range.start) / 1e3 / micro_batches
-        kinds[kind] = kinds.get(kind, 0.0) + spent
-        kernels[event.name] = kernels.get(event.name, 0.0) + spent
-        spans.append(Span(event.time_range.start, event.time_range.end, kind == COMMUNICATION))
-    lines = [f"    {ms:9.3f} ms  {kind}" for kind, ms in sorted(kinds.items(), key=lambda item: -item[1])]
-    if COMMUNICATION in kinds:
-        lines.insert(0, f"    {exposed_us(spans) / 1e3 / micro_batches:9.3f} ms  of communication beside nothing")
-    longest = sorted(kernels.items(), key=lambda item: -item[1])[:LONGEST]
-    lines += [f"    {ms:9.3f} ms    {name[:100]}" for name, ms in longest]
-    return "\n".join(lines)
 
 
 def ways(arguments: argparse.Namespace) -> Iterator[Way]:

@@ -12,17 +12,14 @@ import contextlib
 import itertools
 import json
 import math
-import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
 
 from common.config.schema import BenchConfig, RunConfig, SessionConfig
 from common.contract.evaluation import Evaluations
@@ -38,95 +35,13 @@ from common.evaluation.scorer_process import ScorerProcess
 from common.evaluation.ways import way_to_evaluate
 from common.mlperf.admission import evaluation_schedule
 from common.observe.nvml import GpuMeter, device_uuid
-from common.ops import (
-    add_layer_norm,
-    anchor_matching,
-    attention,
-    batch_norm,
-    bias_gelu,
-    bias_gradient,
-    causal_attention,
-    conv_bias_relu,
-    cross_entropy,
-    dense_attention,
-    dropout,
-    dropout_add_norm,
-    fp8_cast,
-    geglu,
-    group_norm,
-    layer_norm_1p,
-    linear_relu,
-    local_convolution,
-    logit,
-    lora_input,
-    qkv_gradient,
-    rms_norm,
-    rope,
-    suppression,
-    swiglu,
-    transpose_fp8,
-    upsample_convolution,
-)
 from common.run.bench_figures import RunTiming, Timing, figures, write_figures
-from common.run.exposed import Span, exposed_us
+from common.run.kernels import breakdown, meet, recorded
 from common.run.reader_bench import time_reader
 from common.step.graphs import CaptureCost, StepRunner
 
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
 """Dense bf16/fp16 matrix FLOP/s of a GPU, by a part of its name (vendor's data sheets)."""
-
-OPERATIONS = (
-    add_layer_norm,
-    anchor_matching,
-    attention,
-    batch_norm,
-    bias_gelu,
-    bias_gradient,
-    causal_attention,
-    conv_bias_relu,
-    cross_entropy,
-    dense_attention,
-    dropout,
-    dropout_add_norm,
-    fp8_cast,
-    geglu,
-    group_norm,
-    layer_norm_1p,
-    linear_relu,
-    local_convolution,
-    logit,
-    lora_input,
-    qkv_gradient,
-    rms_norm,
-    rope,
-    suppression,
-    swiglu,
-    transpose_fp8,
-    upsample_convolution,
-)
-"""Operations of the shared layer with kernels of their own."""
-
-COMMUNICATION = "communication"
-
-CATEGORIES = (
-    (COMMUNICATION, r"nccl|all_reduce|reduce_scatter|all_gather|barrier_kernel"),
-    ("copy from or to the host", r"memcpy (htod|dtoh)"),
-    ("attention", r"attention|flash|fmha"),
-    ("convolution forward", r"fprop|conv2d_forward"),
-    ("convolution backward", r"dgrad|wgrad"),
-    ("convolution, either way", r"convolve"),
-    ("dropout and layer norm", r"dropout|layer_?norm"),
-    ("GELU", r"gelu"),
-    ("cross-entropy", r"nll_loss|softmax"),
-    ("embedding", r"embedding|index(?!ed)"),
-    ("batch or instance norm", r"batch_?norm|bn_"),
-    ("pooling", r"pool"),
-    ("matrix product", r"gemm|nvjet|cutlass|xmma|splitk"),
-    ("optimizer", r"measure_kernel|trust_ratio|update_kernel|adaptive_|multi_tensor|scale_kernel"),
-    ("copy and fill", r"memcpy|memset|copy|fill|convert|nchw|nhwc"),
-)
-"""Kind of work -> pattern of the names of kernels of PyTorch, libraries and optimizers; the first match counts, behind
-those of the operations. cuDNN's attention is a ``flash_fprop`` too."""
 
 EVALUATION_TIMES = "bench/evaluation times"
 EVALUATION_TIMEOUT = timedelta(hours=2)
@@ -284,13 +199,14 @@ def _time_step(runner: StepRunner, batches: list[Batch], warmup: int, steps: int
     return Timing(seconds / steps * 1e3, sum(batch.samples for batch in batches), joules, last.overflow)
 
 
-def _timed(work: object, cuda: bool) -> float:
-    assert callable(work)
-    if dist.is_initialized():
-        dist.barrier()
+def _timed(work: Callable[[], object], cuda: bool) -> float:
+    meet(cuda)
+    return _elapsed(work, cuda)
+
+
+def _elapsed(work: Callable[[], object], cuda: bool) -> float:
     if cuda:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda.synchronize()
         start.record()
         work()
         end.record()
@@ -344,45 +260,13 @@ def _breakdown(
     runner: StepRunner, batches: list[Batch], steps: int, own: Sequence[tuple[str, str]]
 ) -> tuple[str, float]:
     """Device time of one step by kind of kernel, and the time in which no kernel ran; exposed communication in ms."""
-    with runner.on_stream(), profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        seconds = _timed(lambda: [runner(batches) for _ in range(steps)], True)
-    sums: dict[str, float] = {}
-    kernels: dict[str, tuple[float, int]] = {}
-    for event in profiler.key_averages():
-        spent = event.self_device_time_total / 1e3 / steps
-        if spent <= 0:
-            continue
-        kind = kind_of(event.key, own)
-        sums[kind] = sums.get(kind, 0.0) + spent
-        kernels[event.key] = (spent, event.count // steps)
-    total = seconds / steps * 1e3
-    sums["no kernel (gaps)"] = total - sum(sums.values())
-    lines = [f"{'breakdown of a step':<{LABEL}}{total:.3f} ms under the profiler"]
-    lines += [f"  {kind:<34}{ms:9.3f} ms" for kind, ms in sorted(sums.items(), key=lambda item: -item[1])]
-    lines.append("  longest kernels")
-    for name, (ms, count) in sorted(kernels.items(), key=lambda item: -item[1][0])[:16]:
-        lines.append(f"    {ms:8.3f} ms in {count:3d}  {name[:110]}")
-    spans = [
-        Span(event.time_range.start, event.time_range.end, kind_of(event.name, own) == COMMUNICATION)
-        for event in profiler.events() or ()
-        if event.device_type == DeviceType.CUDA
-    ]
-    exposed_ms = exposed_us(spans) / 1e3 / steps
-    if sums.get(COMMUNICATION):
-        lines.insert(1, f"  {'communication beside nothing':<34}{exposed_ms:9.3f} ms")
-    return "\n".join(lines), exposed_ms
-
-
-def kind_of(kernel: str, own: Sequence[tuple[str, str]] = ()) -> str:
-    """The kind of work that a kernel of this name does.
-
-    Args:
-        kernel: its name.
-        own: kinds and patterns of the workload, which come before those of the shared operations and of libraries.
-    """
-    shared = [pair for operation in OPERATIONS for pair in operation.KERNEL_NAMES]
-    patterns = [*own, *shared, *CATEGORIES]
-    return next((kind for kind, pattern in patterns if re.search(pattern, kernel, re.IGNORECASE)), "other")
+    with runner.on_stream():
+        kernels, seconds = recorded(
+            lambda: runner(batches), lambda: _elapsed(lambda: [runner(batches) for _ in range(steps)], True)
+        )
+    found, total = breakdown(kernels, steps, own), seconds / steps * 1e3
+    rows = found.rows(**{"no kernel (gaps)": total - sum(found.kinds.values())})
+    return "\n".join([f"{'breakdown of a step':<{LABEL}}{total:.3f} ms under the profiler", *rows]), found.exposed_ms
 
 
 def _block_between_evaluations(run: RunConfig) -> Block:

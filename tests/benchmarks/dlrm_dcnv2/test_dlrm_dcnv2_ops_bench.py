@@ -13,7 +13,7 @@ from benchmarks.dlrm_dcnv2.ops import cross_network
 from benchmarks.dlrm_dcnv2.ops.cross_network.bench_cases import SAMPLES, entries, sweeps
 from common.ops.bench import cases
 from common.ops.implementation import always
-from common.run.bench import kind_of
+from common.run.kernels import kind_of
 
 
 def test_every_pass_of_every_implementation_runs_at_the_real_size(monkeypatch: pytest.MonkeyPatch) -> None:

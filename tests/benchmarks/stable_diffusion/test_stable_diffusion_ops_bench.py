@@ -13,7 +13,7 @@ from benchmarks.stable_diffusion.ops import noising, velocity_loss
 from benchmarks.stable_diffusion.ops.bench import entries, sweeps
 from common.ops.bench import cases
 from common.ops.implementation import always
-from common.run.bench import kind_of
+from common.run.kernels import kind_of
 
 OPERATIONS = (noising, velocity_loss)
 

@@ -10,7 +10,8 @@ import pytest
 
 from common import cli
 from common.config.schema import BenchConfig
-from common.run.bench import capture_rows, kind_of
+from common.run.bench import capture_rows
+from common.run.kernels import kind_of
 from common.step.graphs import CaptureCost
 from tests.conftest import ROOT
 

@@ -1,0 +1,37 @@
+"""A breakdown of made-up kernels, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.run.kernels import Breakdown, Kernel, breakdown
+
+OWN = [("transducer loss", "alpha_beta")]
+
+
+def test_two_iterations_are_broken_down() -> None:
+    kernels = [
+        Kernel("gemm_a", 0.0, 1000.0),
+        Kernel("ncclDevKernel_AllReduce", 500.0, 2500.0),  # 500 us beside the first product, 1,000 beside the second
+        Kernel("gemm_a", 1000.0, 2000.0),
+        Kernel("alpha_beta", 3000.0, 3500.0),
+        Kernel("nobody_knows", 3500.0, 3600.0),
+    ]
+    found = breakdown(kernels, 2, OWN)
+    assert found.kinds == pytest.approx(
+        {"matrix product": 1.0, "communication": 1.0, "transducer loss": 0.25, "other": 0.05}
+    )
+    assert found.kernels["gemm_a"] == pytest.approx((1.0, 1))
+    assert found.exposed_ms == pytest.approx(0.25)
+
+
+def test_rows_are_in_the_order_of_what_they_took() -> None:
+    found = Breakdown({"attention": 2.0, "communication": 1.0}, {"flash": (2.0, 3), "nccl": (1.0, 1)}, 0.5)
+    assert [row.split("  ")[1] for row in found.rows(**{"no kernel (gaps)": 1.5})] == [
+        "communication beside nothing", "attention", "no kernel (gaps)", "communication", "longest kernels", "", "",
+    ]  # fmt: skip
+    assert found.rows()[-2].split() == ["2.000", "ms", "in", "3", "flash"]
+
+
+def test_one_rank_has_no_row_of_communication() -> None:
+    assert not [row for row in Breakdown({"attention": 2.0}, {}, 0.0).rows() if "communication" in row]
