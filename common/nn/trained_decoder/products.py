@@ -49,13 +49,14 @@ from common.distributed.tensor_parallel.products import (
 )
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.nn.frozen_decoder.products import Operand, data_and_scale
-from common.nn.main_gradient import add_product_, finish, main_gradient
+from common.nn.main_gradient import finish, main_gradient
 from common.nn.scratch import Scratch
 from common.nn.trained_decoder.casts import Resting, Scales, WeightCasts
 from common.ops import fp8_cast, transpose_fp8, weight_gradient
 from common.ops.fp8_cast.plain import E4M3, E5M2, Fp8Tensor, Scaling, scale_of
 from common.ops.implementation import AUTO, OperationRequest, asked_for, select
 from common.ops.linear.fp8 import GRADIENT, INPUT, WEIGHT, check_rows, check_weight, multiply
+from common.ops.weight_gradient.half import add_product_
 
 
 @dataclass(frozen=True)
