@@ -37,7 +37,7 @@ from common.distributed.tensor_parallel.products import TokenProducts
 from common.nn import main_gradient
 from common.nn.frozen_decoder.products import Operand, data_and_scale
 from common.nn.scratch import Scratch
-from common.nn.trained_decoder.casts import Resting, Scales, WeightCasts
+from common.nn.trained_decoder.casts import EvalProducts, Scales, WeightCasts
 from common.nn.trained_decoder.products import Shared, TrainedProduct, trained_product
 from common.ops.causal_attention.plain import DROPPED
 from common.ops.fp8_cast.plain import Fp8Tensor, Handover, Scaling
@@ -51,11 +51,11 @@ class Tokens:
 
     Attributes:
         rows: B.
-        resting: no gradients are wanted, so that nothing is kept; what is in FP8 then, products say.
+        inference: no gradients are wanted, so that nothing is kept; what is in FP8 then, products say.
     """
 
     rows: int
-    resting: bool
+    inference: bool
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class WrittenGpt:
         kept_transposes: FP8 weights are transposed once a step and not in every backward pass; a byte a weight.
         put_off_head: so many micro-batches of a step whose gradients of the head's weight wait for its end, where the
             last stage would be idle (:class:`benchmarks.gpt3.head.PutOff`); without a pipeline none does.
-        resting: what FP8 products do without gradients.
+        eval_products: what FP8 products do without gradients.
 
     Attributes:
         model, architecture, parts, parallel: see :class:`benchmarks.gpt3.network.Gpt`.
@@ -181,14 +181,14 @@ class WrittenGpt:
         accumulation: str = AUTO,
         kept_transposes: bool = False,
         put_off_head: int = 0,
-        resting: Resting = "half",
+        eval_products: EvalProducts = "half",
     ) -> None:
         self.model, self._operations = model, operations
         self.architecture, self.parts, self.parallel = model.architecture, model.parts, model.parallel
         example = next(model.parameters())
         scratch = Scratch(example.device)
         scratch.wide((most_tokens, model.architecture.feed_forward // model.parallel.size), example.dtype)
-        self._shared = Shared(scratch, WeightCasts(), model.parallel, products, accumulation, resting)
+        self._shared = Shared(scratch, WeightCasts(), model.parallel, products, accumulation, eval_products)
         self._halves = [
             [_halves(block, operations, linear, self._shared, kept_transposes) for block in model.blocks(chunk)]
             for chunk in range(len(model.parts))
@@ -208,7 +208,7 @@ class WrittenGpt:
     def through(self, chunk: int, x_sE: Tensor, rows: int) -> Tensor:
         """See :meth:`benchmarks.gpt3.network.Gpt.through`; gradients of weights are added to the main ones."""
         tokens = Tokens(rows, not torch.is_grad_enabled())
-        self._shared.begin(tokens.resting)
+        self._shared.begin(tokens.inference)
         pair = Pair(x_sE, None, None)
         for attention, mlp in self._halves[chunk]:
             pair = mlp(attention(pair, tokens), tokens)
@@ -295,11 +295,11 @@ class _AttentionHalf(torch.autograd.Function):
         residual_sE: Tensor,
         delta_sE: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        residual_sE, moments_2s, y = _normed(half, half.qkv, before, residual_sE, delta_sE, tokens.resting)
+        residual_sE, moments_2s, y = _normed(half, half.qkv, before, residual_sE, delta_sE, tokens.inference)
         qkv_TN = half.qkv.multiply(y)
         scale = half.head_size**-0.5
         o_BShD, attended = half.operations.attention.forward(*half.by_kind(qkv_TN, tokens.rows), scale)
-        o = half.output.cast_input(_rows_of(o_BShD), tokens.resting)
+        o = half.output.cast_input(_rows_of(o_BShD), tokens.inference)
         out_sE = half.output.multiply(o)
         ctx.save_for_backward(residual_sE, moments_2s, qkv_TN, o_BShD, data_and_scale(o)[1], *_in_fp8(y))
         ctx.attended = attended._replace(**DROPPED)
@@ -352,20 +352,20 @@ class _MlpHalf(torch.autograd.Function):
         residual_sE: Tensor,
         delta_sE: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        resting = tokens.resting
-        residual_sE, moments_2s, y = _normed(half, half.up, before, residual_sE, delta_sE, resting)
-        save_fp8 = None if resting else half.saved
-        up_TF = half.first_product(y, passing=resting or save_fp8 is not None)
+        inference = tokens.inference
+        residual_sE, moments_2s, y = _normed(half, half.up, before, residual_sE, delta_sE, inference)
+        save_fp8 = None if inference else half.saved
+        up_TF = half.first_product(y, passing=inference or save_fp8 is not None)
         act_TF, act8, saved = half.operations.bias_gelu.forward(
-            up_TF, None, fp8=half.down.input_scaling(resting), save_fp8=save_fp8,
-            frozen_scales=half.down.frozen(resting),
+            up_TF, None, fp8=half.down.input_scaling(inference), save_fp8=save_fp8,
+            frozen_scales=half.down.frozen(inference),
         )  # fmt: skip
         act = _either(act_TF, act8)
         out_sE = half.down.multiply(act)
-        kept: list[Tensor | None] = []  # while it rests that is nothing
+        kept: list[Tensor | None] = []  # in an inference that is nothing
         if isinstance(saved, Fp8Tensor):
             kept = [*_in_fp8(act), *_in_fp8(saved)]
-        elif not resting:
+        elif not inference:
             kept = [saved]
         ctx.save_for_backward(residual_sE, moments_2s, *_in_fp8(y), *kept)
         ctx.in_fp8 = save_fp8 is not None
@@ -448,13 +448,13 @@ def _normed(
     before: Behind | None,
     residual_sE: Tensor,
     delta_sE: Tensor | None,
-    resting: bool,
+    inference: bool,
 ) -> tuple[Tensor, Tensor, Operand]:
     """The residual stream, the norm's moments, and its result as ``product`` reads it."""
-    scaling, norm = product.input_scaling(resting), half.norm
+    scaling, norm = product.input_scaling(inference), half.norm
     residual_sE, moments_2s, y_sE, y8 = half.operations.layer_norm.forward(
         residual_sE, delta_sE, None if before is None else before.bias, norm.weight, norm.bias, norm.epsilon,
-        half=scaling is None, fp8=scaling, frozen_scales=product.frozen(resting),
+        half=scaling is None, fp8=scaling, frozen_scales=product.frozen(inference),
     )  # fmt: skip
     return residual_sE, moments_2s, _either(y_sE, y8)
 

@@ -19,11 +19,11 @@ Rows in FP8 travel as they are, with their rank's scale. The gathered input is n
 again, beneath the input gradient's product, whose scatter in turn is beneath the weight gradient's. For that one all
 rows need the same scale; those of ranks with a larger one are rounded again while they are transposed.
 
-Without gradients, as in an evaluation, products are in the dtype of the weight, or in FP8 as :data:`.casts.Resting`
-says. There inputs and weights are cast with the scales that the next step of training would use, which stay as they
-are. Where none is known yet, a weight takes that of its own maximum, and an input that of a sample of its rows. Weights
-are cast once for all passes of an evaluation (``WeightCasts.evaluating``), and before them, so that no graph casts them
-again for every micro-batch; the next step casts them anew.
+In an ``inference``, without gradients, as an evaluation is, products are in the dtype of the weight, or in FP8 as
+:data:`.casts.EvalProducts` says. There inputs and weights are cast with the scales that the next step of training would
+use, which stay as they are. Where none is known yet, a weight takes that of its own maximum, and an input that of a
+sample of its rows. Weights are cast once for all passes of an evaluation (``WeightCasts.evaluating``), and before them,
+so that no graph casts them again for every micro-batch; the next step casts them anew.
 
 Legend: T tokens, s = T / ranks those of one rank, I input features, O output features, of column-parallel products o
 and of row-parallel ones i of one rank; K summed over, N columns of a result.
@@ -51,7 +51,7 @@ from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.nn.frozen_decoder.products import Operand, data_and_scale
 from common.nn.main_gradient import finish, main_gradient
 from common.nn.scratch import Scratch
-from common.nn.trained_decoder.casts import Resting, Scales, WeightCasts
+from common.nn.trained_decoder.casts import EvalProducts, Scales, WeightCasts
 from common.ops import fp8_cast, transpose_fp8, weight_gradient
 from common.ops.fp8_cast.plain import E4M3, E5M2, Fp8Tensor, Scaling, scale_of
 from common.ops.implementation import AUTO, OperationRequest, asked_for, select
@@ -215,14 +215,14 @@ class TrainedProduct(Protocol):
         """(O, I), of this rank."""
         ...
 
-    def input_scaling(self, resting: bool) -> Scaling | None:
+    def input_scaling(self, inference: bool) -> Scaling | None:
         """State of the scale of the input, for a producer that casts it; None where the product takes it as it is.
 
-        ``resting`` says that no gradients are wanted.
+        ``inference`` says that no gradients are wanted.
         """
         ...
 
-    def frozen(self, resting: bool) -> bool:
+    def frozen(self, inference: bool) -> bool:
         """Whether who casts the input leaves its scale as it is."""
         ...
 
@@ -230,7 +230,7 @@ class TrainedProduct(Protocol):
         """State of the scale of the result's gradient, likewise."""
         ...
 
-    def cast_input(self, x_TI: Tensor, resting: bool) -> Operand:
+    def cast_input(self, x_TI: Tensor, inference: bool) -> Operand:
         """The input where its producer has not cast it."""
         ...
 
@@ -303,17 +303,17 @@ class HalfTrainedProduct(_Moving):
     ) -> None:
         self.weight, self._bias, self._movement = weight_OI, bias_O, movement
 
-    def input_scaling(self, resting: bool) -> None:
+    def input_scaling(self, inference: bool) -> None:
         """No cast comes before this product."""
 
-    def frozen(self, resting: bool) -> bool:
+    def frozen(self, inference: bool) -> bool:
         """There is no scale."""
         return True
 
     def gradient_scaling(self) -> None:
         """No cast comes before its gradients."""
 
-    def cast_input(self, x_TI: Tensor, resting: bool) -> Tensor:
+    def cast_input(self, x_TI: Tensor, inference: bool) -> Tensor:
         """The input itself."""
         return x_TI
 
@@ -375,7 +375,7 @@ class Fp8TrainedProduct(_Moving):
         movement: of tokens between the ranks that share the product.
         accumulation: how the weight's gradient is added, one of :mod:`common.ops.weight_gradient`.
         keep_turned: keep the cast weight's transpose for the step as well.
-        resting: what it does without gradients.
+        eval_products: what it does without gradients.
 
     Raises:
         UnsupportedImplementation: O or I is not a multiple of 16, or there is no such accumulation here.
@@ -391,12 +391,12 @@ class Fp8TrainedProduct(_Moving):
         movement: Movement = STAYING,
         accumulation: str = AUTO,
         keep_turned: bool = False,
-        resting: Resting = "half",
+        eval_products: EvalProducts = "half",
     ) -> None:
         check_weight(weight_OI)
         self.weight, self._bias, self._movement = weight_OI, bias_O, movement
-        self._scales, self._scratch, self._casts, self._resting = scales, scratch, casts, resting
-        if resting != "half":
+        self._scales, self._scratch, self._casts, self._eval_products = scales, scratch, casts, eval_products
+        if eval_products != "half":
             casts.before_evaluations(self._begin_evaluation)
         device = weight_OI.device
         request = OperationRequest(device, weight_OI.dtype)
@@ -411,24 +411,24 @@ class Fp8TrainedProduct(_Moving):
         self._weight_inverse = torch.ones((), dtype=torch.float32, device=device)
         self._step = -1
 
-    def input_scaling(self, resting: bool) -> Scaling | None:
+    def input_scaling(self, inference: bool) -> Scaling | None:
         """State of the scale of the input; None where it stays in 16 bits."""
-        return None if resting and self._resting == "half" else self._scales.scaling(INPUT)
+        return None if inference and self._eval_products == "half" else self._scales.scaling(INPUT)
 
-    def frozen(self, resting: bool) -> bool:
+    def frozen(self, inference: bool) -> bool:
         """Whether the scale of the input stays as it is."""
-        return resting and self._resting == "frozen"
+        return inference and self._eval_products == "frozen"
 
     def gradient_scaling(self) -> Scaling | None:
         """State of the scale of the result's gradient."""
         return self._scales.scaling(GRADIENT)
 
-    def cast_input(self, x_TI: Tensor, resting: bool) -> Operand:
+    def cast_input(self, x_TI: Tensor, inference: bool) -> Operand:
         """The input in e4m3, or as it is."""
-        scaling = self.input_scaling(resting)
+        scaling = self.input_scaling(inference)
         if scaling is None:
             return x_TI
-        result: Fp8Tensor = self._cast(x_TI, scaling, E4M3, False, self.frozen(resting))
+        result: Fp8Tensor = self._cast(x_TI, scaling, E4M3, False, self.frozen(inference))
         return result
 
     def scaling_of(self, scale_inverse: Tensor | None) -> Scaling | None:
@@ -490,7 +490,7 @@ class Fp8TrainedProduct(_Moving):
 
     def _begin_evaluation(self) -> None:
         """Cast the weight for all passes of an evaluation; scales that move there begin unknown."""
-        if self._resting == "moving":
+        if self._eval_products == "moving":
             self._scales.scales.zero_()
         self._cast_weight()
 
@@ -498,16 +498,16 @@ class Fp8TrainedProduct(_Moving):
         return self
 
     def _cast_weight(self) -> None:
-        resting = self._casts.resting
-        scaling = self._resting_weight_scaling() if resting else self._scales.scaling(WEIGHT)
-        cast: Fp8Tensor = self._cast(self.weight.detach(), scaling, E4M3, False, resting)
+        inference = self._casts.inference
+        scaling = self._inference_weight_scaling() if inference else self._scales.scaling(WEIGHT)
+        cast: Fp8Tensor = self._cast(self.weight.detach(), scaling, E4M3, False, inference)
         self._weight8.copy_(cast.data)
         self._weight_inverse.copy_(cast.scale_inverse)
-        if self._weight8_IO is not None and not resting:
+        if self._weight8_IO is not None and not inference:
             self._transpose(self._weight8, self._weight8_IO)
         self._step = self._casts.step
 
-    def _resting_weight_scaling(self) -> Scaling:
+    def _inference_weight_scaling(self) -> Scaling:
         """The scale of the weight; where none is known that of its maximum, which a sample might miss by far."""
         known, pending = self._scales.scaling(WEIGHT)
         largest = torch.linalg.vector_norm(self.weight.detach(), float("inf"), dtype=torch.float32)
@@ -539,7 +539,7 @@ class Shared:
         parallel: the ranks that share each layer.
         tokens: how tokens move beside products; None for collectives.
         accumulation: how weights' gradients in FP8 are added to the main ones, see :class:`Fp8TrainedProduct`.
-        resting: what FP8 products do without gradients.
+        eval_products: what FP8 products do without gradients.
     """
 
     scratch: Scratch
@@ -547,11 +547,11 @@ class Shared:
     parallel: TensorParallel = field(default_factory=TensorParallel)
     tokens: TokenProducts | None = None
     accumulation: str = AUTO
-    resting: Resting = "half"
+    eval_products: EvalProducts = "half"
 
-    def begin(self, resting: bool) -> None:
-        """Before the first product of a forward pass, without gradients if it is ``resting``. Collective."""
-        self.casts.begin(resting)
+    def begin(self, inference: bool) -> None:
+        """Before the first product of a forward pass, without gradients if it is of an ``inference``. Collective."""
+        self.casts.begin(inference)
         self.begin_backward()
 
     def begin_backward(self) -> None:
@@ -602,5 +602,5 @@ def trained_product(
     layer.fp8 = Scales(3, layer.weight.device)
     return Fp8TrainedProduct(
         layer.weight, layer.fp8, shared.scratch, shared.casts, added, movement, shared.accumulation, keep_turned,
-        shared.resting,
+        shared.eval_products,
     )  # fmt: skip

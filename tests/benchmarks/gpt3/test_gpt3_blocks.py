@@ -223,7 +223,7 @@ def test_an_evaluation_is_in_the_dtype_of_the_weights_and_moves_no_scale() -> No
 
 def test_an_evaluation_in_fp8_is_what_the_next_step_computes_and_moves_no_scale() -> None:
     ours = network(torch.bfloat16)
-    halves = written(ours, "fp8", resting="frozen")
+    halves = written(ours, "fp8", eval_products="frozen")
     with halves.same_weights():
         loss(halves).backward()
     scales = {name: buffer.clone() for name, buffer in ours.named_buffers()}

@@ -71,7 +71,7 @@ class Network:
             operations, _ = choose(PLAIN, ARCHITECTURE, split, CPU, dtype)
             recomputed = ARCHITECTURE.layers if blocks == "recomputed" else 0
             self._trained = TrainedDecoder(
-                decoder, operations, linear, B * split.local_length, recomputed, resting="frozen"
+                decoder, operations, linear, B * split.local_length, recomputed, eval_products="frozen"
             )
 
     def losses(self) -> Tensor:
@@ -116,9 +116,9 @@ def two_micro_batches(layout: Layout, blocks: str) -> dict[str, Any]:
     losses_BL = network.backward()
     network.backward()
     with torch.no_grad():
-        resting_BL = network.losses()
+        evaluation_BL = network.losses()
     gradients = whole_gradients(network, layout)
-    return {"columns": split.positions(), "losses": losses_BL, "evaluation": resting_BL, "gradients": gradients}
+    return {"columns": split.positions(), "losses": losses_BL, "evaluation": evaluation_BL, "gradients": gradients}
 
 
 def fp8_steps(network: Network) -> dict[str, Any]:
