@@ -9,7 +9,7 @@ The weights are no inputs of the autograd functions: their gradients are added t
 its operands are there.
 
 Under tensor parallelism norms and residuals are of a rank's own tokens, all between two products of all tokens and a
-part of the features; the products move them (:mod:`.products`).
+part of the features; the products move them (:mod:`.movement`).
 
 Legend: as in :mod:`common.nn.decoder`; N = (H + 2 K) D / ranks, I = H D / ranks.
 """

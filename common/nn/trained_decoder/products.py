@@ -13,11 +13,8 @@ spares 0.2 of some 10 ms each time.
 How a weight's gradient in FP8 is added to the main one is chosen by name (:mod:`common.ops.weight_gradient`). In 16
 bits the product itself adds.
 
-Where ranks share a layer, norms and residuals are of a rank's own tokens (:mod:`common.distributed.tensor_parallel`).
-A column-parallel product gathers its input, a row-parallel one scatters its result, and the gradients go the other way.
-Rows in FP8 travel as they are, with their rank's scale. The gathered input is not kept: the backward pass gathers it
-again, beneath the input gradient's product, whose scatter in turn is beneath the weight gradient's. For that one all
-rows need the same scale; those of ranks with a larger one are rounded again while they are transposed.
+Where ranks share a layer, tokens move between them (:mod:`.movement`). For a weight's gradient in FP8 all rows need the
+same scale; those of ranks with a larger one are rounded again while they are transposed.
 
 In an ``inference``, without gradients, as an evaluation is, products are in the dtype of the weight, or in FP8 as
 :data:`.casts.EvalProducts` says. There inputs and weights are cast with the scales that the next step of training would
@@ -25,8 +22,7 @@ use, which stay as they are. Where none is known yet, a weight takes that of its
 sample of its rows. Weights are cast once for all passes of an evaluation (``WeightCasts.evaluating``), and before them,
 so that no graph casts them again for every micro-batch; the next step casts them anew.
 
-Legend: T tokens, s = T / ranks those of one rank, I input features, O output features, of column-parallel products o
-and of row-parallel ones i of one rank; K summed over, N columns of a result.
+Legend: T tokens, n any rows, I input features, O output features of this rank; K summed over, N columns of a result.
 """
 
 from __future__ import annotations
@@ -39,168 +35,26 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from common.distributed.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
-from common.distributed.tensor_parallel.products import (
-    SCALE_STRIDE,
-    CollectiveProducts,
-    RowProduct,
-    TokenProducts,
-    times,
-)
+from common.distributed.tensor_parallel.products import RowProduct, TokenProducts, times
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.nn.frozen_decoder.products import Operand, data_and_scale
 from common.nn.main_gradient import finish, main_gradient
 from common.nn.scratch import Scratch
 from common.nn.trained_decoder.casts import EvalProducts, Scales, WeightCasts
+from common.nn.trained_decoder.movement import (
+    STAYING,
+    GatheredFp8,
+    Gathering,
+    LocalProduct,
+    Movement,
+    Scattering,
+    movement_of,
+)
 from common.ops import fp8_cast, transpose_fp8, weight_gradient
 from common.ops.fp8_cast.plain import E4M3, E5M2, Fp8Tensor, Scaling, scale_of
 from common.ops.implementation import AUTO, OperationRequest, asked_for, select
 from common.ops.linear.fp8 import GRADIENT, INPUT, WEIGHT, check_rows, check_weight, multiply
 from common.ops.weight_gradient.half import add_product_
-
-
-@dataclass(frozen=True)
-class GatheredFp8:
-    """Rows of all ranks in FP8, each rank's with a scale of its own.
-
-    Attributes:
-        data: (T, K).
-        scale_inverses: fp32 (ranks,); 0 where the rows are zeros.
-    """
-
-    data: Tensor
-    scale_inverses: Tensor
-
-
-class LocalProduct(Protocol):
-    """What a rank multiplies by itself."""
-
-    @property
-    def weight(self) -> nn.Parameter:
-        """(O, I), of this rank."""
-        ...
-
-    def forward_rows(self, x_nI: Tensor, scale_inverse: Tensor | None, y_nO: Tensor) -> None:
-        """``y = x W^T + bias`` of any rows, as :data:`common.distributed.tensor_parallel.products.RowProduct`."""
-        ...
-
-    def towards_input(self) -> RowProduct:
-        """``dx = dy W`` of any rows; it holds until the next product's."""
-        ...
-
-    def shared_scale(self, role: int, scale_inverse: Tensor) -> Tensor:
-        """The inverse scale of own rows in FP8 as others take it: 0 where ``role`` has been nothing but zeros."""
-        ...
-
-    def add_weight_gradient(self, dy_TO: Operand | GatheredFp8, x_TI: Operand | GatheredFp8) -> None:
-        """``W.grad += dy^T x``, once in each backward pass."""
-        ...
-
-
-class Movement(Protocol):
-    """How the tokens of a product move between the ranks that share it."""
-
-    def result_rows(self, rows: int) -> int:
-        """Rows of the result for so many rows of the input."""
-        ...
-
-    def multiply(self, own: LocalProduct, x: Operand, y: Tensor) -> None:
-        """The product into ``y``. Collective."""
-        ...
-
-    def backward(self, own: LocalProduct, dy: Operand, x: Operand) -> Tensor:
-        """Add the weight's gradient to the main one; the input's. Collective."""
-        ...
-
-
-class Staying:
-    """A rank that has the whole product moves nothing."""
-
-    def result_rows(self, rows: int) -> int:
-        """As many."""
-        return rows
-
-    def multiply(self, own: LocalProduct, x: Operand, y: Tensor) -> None:
-        """See :class:`Movement`."""
-        own.forward_rows(*data_and_scale(x), y)
-
-    def backward(self, own: LocalProduct, dy: Operand, x: Operand) -> Tensor:
-        """See :class:`Movement`."""
-        own.add_weight_gradient(dy, x)
-        dy_TO, scale_inverse = data_and_scale(dy)
-        dx_TI = own.weight.new_empty(len(dy_TO), own.weight.shape[1])
-        own.towards_input()(dy_TO, scale_inverse, dx_TI)
-        return dx_TI
-
-
-@dataclass(frozen=True)
-class Gathering:
-    """Of a column-parallel product: own tokens come in, all of them go out.
-
-    Attributes:
-        parallel: the ranks.
-        tokens: how tokens move beside products.
-    """
-
-    parallel: TensorParallel
-    tokens: TokenProducts
-
-    def result_rows(self, rows: int) -> int:
-        """All ranks' rows."""
-        return rows * self.parallel.size
-
-    def multiply(self, own: LocalProduct, x: Operand, y: Tensor) -> None:
-        """See :class:`Movement`."""
-        self.tokens.gather_product(*data_and_scale(x), own.forward_rows, y)
-
-    def backward(self, own: LocalProduct, dy: Operand, x: Operand) -> Tensor:
-        """See :class:`Movement`: x comes beneath the input gradient's product, dx leaves beneath the weight's."""
-        x_sI, x_scale = data_and_scale(x)
-        arriving, scales = self.parallel.start_all_gather(x_sI), None
-        if x_scale is not None:
-            scales = self.parallel.start_all_gather(own.shared_scale(INPUT, x_scale).expand(1, SCALE_STRIDE))
-        dy_To, dy_scale = data_and_scale(dy)
-        dx_sI = own.weight.new_empty(self.parallel.own_count(len(dy_To)), own.weight.shape[1])
-        leaving = self.tokens.start_product_scatter(dy_To, dy_scale, own.towards_input(), dx_sI)
-        x_TI = arriving.wait()
-        own.add_weight_gradient(dy, x_TI if scales is None else GatheredFp8(x_TI, scales.wait()[:, 0]))
-        return leaving.wait()
-
-
-@dataclass(frozen=True)
-class Scattering:
-    """Of a row-parallel product: all tokens come in, own ones of the sum go out.
-
-    Attributes:
-        parallel, tokens: see :class:`Gathering`.
-    """
-
-    parallel: TensorParallel
-    tokens: TokenProducts
-
-    def result_rows(self, rows: int) -> int:
-        """This rank's rows."""
-        return self.parallel.own_count(rows)
-
-    def multiply(self, own: LocalProduct, x: Operand, y: Tensor) -> None:
-        """See :class:`Movement`."""
-        self.tokens.product_scatter(*data_and_scale(x), own.forward_rows, y)
-
-    def backward(self, own: LocalProduct, dy: Operand, x: Operand) -> Tensor:
-        """See :class:`Movement`: what is gathered for the input's gradient serves the weight's as well."""
-        dy_sO, dy_scale = data_and_scale(dy)
-        ranks, weight = self.parallel.size, own.weight
-        dx_Ti = weight.new_empty(ranks * len(dy_sO), weight.shape[1])
-        dy_TO = dy_sO.new_empty(ranks * len(dy_sO), dy_sO.shape[1])
-        scales_R4 = None
-        if dy_scale is not None:
-            dy_scale, scales_R4 = own.shared_scale(GRADIENT, dy_scale), dy_scale.new_empty(ranks, SCALE_STRIDE)
-        self.tokens.gather_product(dy_sO, dy_scale, own.towards_input(), dx_Ti, dy_TO, scales_R4)
-        own.add_weight_gradient(dy_TO if scales_R4 is None else GatheredFp8(dy_TO, scales_R4[:, 0]), x)
-        return dx_Ti
-
-
-STAYING = Staying()
 
 
 class TrainedProduct(Protocol):
@@ -559,23 +413,6 @@ class Shared:
         if self.tokens is not None:
             self.tokens.begin()
 
-    def movement_of(self, layer: Any) -> Movement:
-        """How the tokens of a layer's product move.
-
-        Raises:
-            TypeError: ranks share layers, and this one doesn't say how.
-        """
-        if self.parallel.size == 1:
-            return STAYING
-        tokens = self.tokens or CollectiveProducts(self.parallel)
-        if isinstance(layer, ColumnParallelLinear):
-            return Gathering(self.parallel, tokens)
-        if isinstance(layer, RowParallelLinear):
-            return Scattering(self.parallel, tokens)
-        raise TypeError(
-            f"{type(layer).__name__}: {self.parallel.size} ranks share column- and row-parallel layers only"
-        )
-
 
 def trained_product(
     layer: Any, linear: str, shared: Shared, bias: bool = False, keep_turned: bool = False
@@ -593,7 +430,7 @@ def trained_product(
         ValueError: such a bias.
         UnsupportedImplementation: FP8 cannot multiply such a weight.
     """
-    movement = shared.movement_of(layer)
+    movement = movement_of(layer, shared.parallel, shared.tokens)
     if bias and isinstance(movement, Scattering):
         raise ValueError("the bias of a row-parallel product belongs to the sum over the ranks: add it behind")
     added: nn.Parameter | None = layer.bias if bias else None
