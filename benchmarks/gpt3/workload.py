@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpt3 import memory
-from benchmarks.gpt3.blocks import WrittenGpt
 from benchmarks.gpt3.config import Facts, GptConfig, RowFacts
 from benchmarks.gpt3.data import example, open_evaluation, open_train
 from benchmarks.gpt3.evaluate import log_perplexity
 from benchmarks.gpt3.network import EMBEDDING, Gpt
 from benchmarks.gpt3.operations import KERNEL_NAMES, choose
 from benchmarks.gpt3.published import load_published
+from benchmarks.gpt3.written import WrittenGpt
 from common.config.schema import Declaration, LoggedPrecision, Role, RunConfig
 from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource, EvalSource

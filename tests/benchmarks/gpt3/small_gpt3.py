@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpt3.architecture import Architecture
-from benchmarks.gpt3.blocks import WrittenGpt
 from benchmarks.gpt3.network import Gpt
 from benchmarks.gpt3.operations import OPERATIONS, choose
+from benchmarks.gpt3.written import WrittenGpt
 from common.nn.trained_decoder.casts import EvalProducts
 from tests.generators import generator_of
 

@@ -7,8 +7,8 @@ import torch
 from small_gpt3 import CHUNK, PLAIN, B, S, losses, network, randomise, rows, written
 from torch import Tensor
 
-from benchmarks.gpt3.blocks import WrittenGpt
 from benchmarks.gpt3.network import Gpt
+from benchmarks.gpt3.written import WrittenGpt
 from common.distributed.pipeline.order import layers_of
 from common.errors import UnsupportedImplementation
 from common.nn.trained_decoder.products import Fp8TrainedProduct
