@@ -5,7 +5,6 @@ Shapes: B rows, S tokens of a row, L those of one rank of cp, T = B L, s tokens 
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from common.nn.trained_decoder.operations import choose
 from common.nn.trained_decoder.products import Shared, trained_product
 from common.ops.fp8_cast.plain import Fp8Tensor, widen_fp8
 from common.ops.linear.fp8 import GRADIENT, INPUT
+from tests.common.nn.small_trained_decoder import CPU, PLAIN
 from tests.generators import generator_of
 
 ARCHITECTURE = DecoderArchitecture(
@@ -33,8 +33,6 @@ ARCHITECTURE = DecoderArchitecture(
     norm_epsilon=1e-5, rope_base=10_000.0, initializer_range=0.15,
 )  # fmt: skip
 B, S, CHUNK = 2, 32, 24
-CPU = torch.device("cpu")
-PLAIN = SimpleNamespace(attention="torch", rms_norm="torch", rope="torch", swiglu="torch")
 LAYOUTS: dict[int, dict[str, dict[str, int]]] = {
     2: {"tp2": {"tp": 2}},
     4: {"tp4": {"tp": 4}, "tp2xcp2": {"cp": 2, "tp": 2}},

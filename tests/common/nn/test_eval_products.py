@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-from common.distributed.context_parallel.split import ContextSplit
-from common.nn.decoder import Decoder, DecoderArchitecture
+from common.nn.decoder import Decoder
 from common.nn.lora import TokenPlaces
 from common.nn.scratch import Scratch
 from common.nn.trained_decoder.casts import EvalProducts, Scales, WeightCasts, choose_eval_products
-from common.nn.trained_decoder.decoder import TrainedDecoder
-from common.nn.trained_decoder.operations import choose
 from common.nn.trained_decoder.products import Fp8TrainedProduct, Shared, trained_product
+from tests.common.nn.small_trained_decoder import CPU, LENGTH, ROWS, SMALL, error, trained
 from tests.counted_transposes import counted_transposes
 from tests.generators import generator_of
 
-SMALL = DecoderArchitecture(
-    vocabulary=96, hidden=32, layers=2, heads=4, kv_heads=2, head_size=8, feed_forward=48,
-    norm_epsilon=1e-5, rope_base=100.0, initializer_range=0.15,
-)  # fmt: skip
-ROWS, LENGTH = 2, 24
-CPU = torch.device("cpu")
 PRODUCTS = 4 * SMALL.layers
-
-
-@dataclass(frozen=True)
-class Plain:
-    attention: str = "torch"
-    rms_norm: str = "torch"
-    rope: str = "torch"
-    swiglu: str = "torch"
 
 
 class Network:
@@ -42,10 +24,7 @@ class Network:
     def __init__(self, eval_products: EvalProducts, linear: str = "fp8", transposed: int = 0) -> None:
         self.model = Decoder(SMALL, dtype=torch.bfloat16)
         self.model.initialise(generator_of)
-        operations, _ = choose(Plain(), SMALL, ContextSplit(LENGTH), CPU, torch.bfloat16)
-        self.halves = TrainedDecoder(
-            self.model, operations, linear, ROWS * LENGTH, transposed_layers=transposed, eval_products=eval_products
-        )
+        self.halves = trained(self.model, linear, transposed_layers=transposed, eval_products=eval_products)
 
     def hidden(self, seed: int) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
@@ -80,10 +59,6 @@ class Network:
 
 def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-def error(found: Tensor, wanted: Tensor) -> float:
-    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
 
 
 def test_an_evaluation_is_what_the_next_step_computes_and_moves_no_scale() -> None:
