@@ -16,6 +16,9 @@ LARGE = Case(tokens=4096, chunk=512, words=1024, hidden=512, device=torch.device
 AS_FP32, BEYOND_BF16 = 2e-4, 5e-4
 """As in tests/common/nn/test_head_gradients.py; a tensor core's sums are a little coarser than fp32's."""
 
+LIBRARIES = 64_000_000
+"""Bytes of workspaces that products take while they run."""
+
 
 @pytest.mark.parametrize("head", list(HEADS))
 def test_chunks_are_added_without_rounding_their_products(head: str) -> None:
@@ -33,10 +36,10 @@ def test_gradients_follow_float64(head: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_head_whose_words_ranks_share_takes_no_memory_for_a_chunks_product(dtype: torch.dtype) -> None:
     """A weight's gradient takes its sum in fp32 and, where that is rounded, what is handed on; a chunk takes its logits
-    in fp32 and 16 bits. A chunk's product would be 34 MB more, and gradients in fp32 may take 90."""
-    case = Case(tokens=512, chunk=128, words=16384, hidden=1024, device=LARGE.device)
+    in fp32 and 16 bits. A chunk's product would be 268 MB more, and gradients in fp32 may take some 690."""
+    case = Case(tokens=512, chunk=128, words=65536, hidden=2048, device=LARGE.device)
     weight, hidden, labels = case.given(case.zeros(), dtype)
-    HEADS["shared"](weight, hidden, labels, case.chunk).backward()  # libraries' workspaces, and the main gradient
+    HEADS["shared"](weight, hidden, labels, case.chunk).backward()  # leaves the main gradient
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -46,4 +49,4 @@ def test_the_head_whose_words_ranks_share_takes_no_memory_for_a_chunks_product(d
     elements, logits = weight.numel(), case.chunk * case.words
     handed_on = 4 if dtype == torch.float32 else 6
     print(f"{dtype}: {taken / 1e6:.0f} MB")
-    assert taken < handed_on * elements + 10 * logits + 2 * hidden.nbytes
+    assert taken < handed_on * elements + 10 * logits + 2 * hidden.nbytes + LIBRARIES
