@@ -1,4 +1,4 @@
-"""The network with backward passes written out: what is in the graph's memory, and in which dtype, is said here.
+"""Blocks with backward passes written out: what is in the graph's memory, and in which dtype, is said here.
 
 As in :mod:`common.nn.trained_decoder` a block is two halves, each one autograd function whose weights are no inputs:
 their gradients are added to the main ones, a weight's as soon as its operands are there. Operations write FP8
@@ -20,9 +20,7 @@ Legend: as in :mod:`benchmarks.gpt3.network`.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -30,18 +28,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from benchmarks.gpt3.head import PutOff, TiedHead
-from benchmarks.gpt3.network import ONE_HEAD, Block, Gpt, LayerNorm1p
+from benchmarks.gpt3.network import ONE_HEAD, LayerNorm1p
 from benchmarks.gpt3.operations import Operations
-from common.distributed.tensor_parallel.products import TokenProducts
 from common.nn import main_gradient
 from common.nn.frozen_decoder.products import Operand, data_and_scale
 from common.nn.scratch import Scratch
-from common.nn.trained_decoder.casts import Resting, Scales, WeightCasts
-from common.nn.trained_decoder.products import Shared, TrainedProduct, trained_product
+from common.nn.trained_decoder.products import TrainedProduct
 from common.ops.causal_attention.plain import DROPPED
 from common.ops.fp8_cast.plain import Fp8Tensor, Handover, Scaling
-from common.ops.implementation import AUTO
 from common.ops.triton_support import widen
 
 
@@ -51,11 +45,11 @@ class Tokens:
 
     Attributes:
         rows: B.
-        resting: no gradients are wanted, so that nothing is kept; what is in FP8 then, products say.
+        inference: no gradients are wanted, so that nothing is kept; what is in FP8 then, products say.
     """
 
     rows: int
-    resting: bool
+    inference: bool
 
 
 @dataclass(frozen=True)
@@ -149,139 +143,18 @@ class MlpHalf:
         return self.up.multiply(y_sE, self.scratch.wide(shape, self.up.weight.dtype) if passing else None)
 
 
-class WrittenGpt:
-    """A network, run through its halves.
-
-    Args:
-        model: has all weights, on their device and in their dtype; its layers get the scales of FP8 products.
-        operations: how they run.
-        linear: of the blocks' products: ``torch`` or ``fp8``.
-        most_tokens: of any micro-batch: the memory that layers share is taken here, so that graphs keep its address.
-        products: how tokens move beside products where ranks share the layers; None for collectives.
-        accumulation: how gradients of FP8 products are added, see :mod:`common.ops.weight_gradient`.
-        kept_transposes: FP8 weights are transposed once a step and not in every backward pass; a byte a weight.
-        put_off_head: so many micro-batches of a step whose gradients of the head's weight wait for its end, where the
-            last stage would be idle (:class:`benchmarks.gpt3.head.PutOff`); without a pipeline none does.
-        resting: what FP8 products do without gradients.
-
-    Attributes:
-        model, architecture, parts, parallel: see :class:`benchmarks.gpt3.network.Gpt`.
-
-    Raises:
-        UnsupportedImplementation: FP8 cannot multiply these weights.
-    """
-
-    def __init__(
-        self,
-        model: Gpt,
-        operations: Operations,
-        linear: str,
-        most_tokens: int,
-        products: TokenProducts | None = None,
-        accumulation: str = AUTO,
-        kept_transposes: bool = False,
-        put_off_head: int = 0,
-        resting: Resting = "half",
-    ) -> None:
-        self.model, self._operations = model, operations
-        self.architecture, self.parts, self.parallel = model.architecture, model.parts, model.parallel
-        example = next(model.parameters())
-        scratch = Scratch(example.device)
-        scratch.wide((most_tokens, model.architecture.feed_forward // model.parallel.size), example.dtype)
-        self._shared = Shared(scratch, WeightCasts(), model.parallel, products, accumulation, resting)
-        self._halves = [
-            [_halves(block, operations, linear, self._shared, kept_transposes) for block in model.blocks(chunk)]
-            for chunk in range(len(model.parts))
-        ]
-        self._head: TiedHead | None = None
-        if model.last:
-            # The embedding's own gradient comes last, where it is on the same stage.
-            self._head = TiedHead(
-                model.embedding.weight, model.architecture.vocabulary, model.parallel, operations.cross_entropy,
-                finishes=not model.first, put_off=PutOff(0 if model.first else put_off_head),
-            )  # fmt: skip
-
-    def embed(self, tokens_BS: Tensor) -> Tensor:
-        """See :meth:`benchmarks.gpt3.network.Gpt.embed`."""
-        return self.model.embed(tokens_BS)
-
-    def through(self, chunk: int, x_sE: Tensor, rows: int) -> Tensor:
-        """See :meth:`benchmarks.gpt3.network.Gpt.through`; gradients of weights are added to the main ones."""
-        tokens = Tokens(rows, not torch.is_grad_enabled())
-        self._shared.begin(tokens.resting)
-        pair = Pair(x_sE, None, None)
-        for attention, mlp in self._halves[chunk]:
-            pair = mlp(attention(pair, tokens), tokens)
-        if pair.delta is None or pair.behind is None:  # a part without layers
-            return x_sE
-        joined: Tensor = _Joined.apply(self._operations, pair.behind, *pair[:2])
-        return joined
-
-    @torch.no_grad()
-    def losses(self, x_sE: Tensor, labels_T: Tensor, head_chunk: int) -> Tensor:
-        """See :meth:`benchmarks.gpt3.network.Gpt.losses`; without gradients."""
-        return self._last().losses(self._normed(x_sE), labels_T, head_chunk)
-
-    def summed_loss(self, x_sE: Tensor, labels_T: Tensor, head_chunk: int, factor: float = 1.0) -> Tensor:
-        """See :meth:`benchmarks.gpt3.network.Gpt.summed_loss`; gradients of weights are added to the main ones."""
-        return self._last().summed_loss(self._normed(x_sE), labels_T, head_chunk, factor)
-
-    @contextlib.contextmanager
-    def same_weights(self) -> Iterator[None]:
-        """The passes of a step, within which no weight changes. Collective over tp.
-
-        FP8 products cast their weights in the first forward pass, and keep them. Gradients of the head's weight that
-        were put off are added at the end.
-        """
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self._shared.casts.once())
-            if self._head is not None:
-                stack.enter_context(self._head.put_off.step(self._head))
-            yield
-
-    def prepare(self, chunk: int) -> None:
-        """Cast the weights of one part within :meth:`same_weights`, so that no forward pass does."""
-        for attention, mlp in self._halves[chunk]:
-            for product in (attention.qkv, attention.output, mlp.up, mlp.down):
-                product.prepare()
-
-    def begin_backward(self) -> None:
-        """Before a backward pass that may follow on any other pass. Collective over tp."""
-        self._shared.begin_backward()
-
-    def evaluating(self) -> AbstractContextManager[None]:
-        """The passes of an evaluation: without gradients, and no weight changes. FP8 weights are cast before them."""
-        return self._shared.casts.evaluating()
-
-    def _last(self) -> TiedHead:
-        if self._head is None:
-            raise ValueError("a stage that is not the last has no head")
-        return self._head
-
-    def _normed(self, x_sE: Tensor) -> Tensor:
-        result: Tensor = _LastNorm.apply(self._operations, self.model.norm, x_sE)
-        return result
+def joined(pair: Pair, operations: Operations) -> Tensor:
+    """The pair's sum (s, E), which goes to another stage or to the last norm."""
+    if pair.delta is None or pair.behind is None:  # behind a part without layers
+        return pair.residual
+    result: Tensor = _Joined.apply(operations, pair.behind, *pair[:2])
+    return result
 
 
-def _halves(
-    block: Block, operations: Operations, linear: str, shared: Shared, kept_transposes: bool
-) -> tuple[AttentionHalf, MlpHalf]:
-    qkv, up = (trained_product(layer, linear, shared, True, kept_transposes) for layer in (block.qkv, block.up))
-    output, down = (
-        trained_product(layer, linear, shared, False, kept_transposes) for layer in (block.output, block.down)
-    )
-    saved = None
-    if linear != "torch":
-        block.saved = Scales(1, block.qkv.weight.device)
-        saved = block.saved.scaling(0)
-    biases = [layer.bias for layer in (block.qkv, block.output, block.up, block.down)]
-    qkv_bias, output_bias, up_bias, down_bias = (bias for bias in biases if bias is not None)
-    return (
-        AttentionHalf(
-            block.architecture.head_size, operations, block.attention_norm, qkv, qkv_bias, output, output_bias
-        ),
-        MlpHalf(operations, shared.scratch, block.mlp_norm, up, up_bias, down, down_bias, saved),
-    )
+def last_normed(x_sE: Tensor, norm: LayerNorm1p, operations: Operations) -> Tensor:
+    """What the head reads (s, E), of hidden states behind the last layer."""
+    result: Tensor = _LastNorm.apply(operations, norm, x_sE)
+    return result
 
 
 class _AttentionHalf(torch.autograd.Function):
@@ -295,11 +168,11 @@ class _AttentionHalf(torch.autograd.Function):
         residual_sE: Tensor,
         delta_sE: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        residual_sE, moments_2s, y = _normed(half, half.qkv, before, residual_sE, delta_sE, tokens.resting)
+        residual_sE, moments_2s, y = _normed(half, half.qkv, before, residual_sE, delta_sE, tokens.inference)
         qkv_TN = half.qkv.multiply(y)
         scale = half.head_size**-0.5
         o_BShD, attended = half.operations.attention.forward(*half.by_kind(qkv_TN, tokens.rows), scale)
-        o = half.output.cast_input(_rows_of(o_BShD), tokens.resting)
+        o = half.output.cast_input(_rows_of(o_BShD), tokens.inference)
         out_sE = half.output.multiply(o)
         ctx.save_for_backward(residual_sE, moments_2s, qkv_TN, o_BShD, data_and_scale(o)[1], *_in_fp8(y))
         ctx.attended = attended._replace(**DROPPED)
@@ -352,20 +225,20 @@ class _MlpHalf(torch.autograd.Function):
         residual_sE: Tensor,
         delta_sE: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        resting = tokens.resting
-        residual_sE, moments_2s, y = _normed(half, half.up, before, residual_sE, delta_sE, resting)
-        save_fp8 = None if resting else half.saved
-        up_TF = half.first_product(y, passing=resting or save_fp8 is not None)
+        inference = tokens.inference
+        residual_sE, moments_2s, y = _normed(half, half.up, before, residual_sE, delta_sE, inference)
+        save_fp8 = None if inference else half.saved
+        up_TF = half.first_product(y, passing=inference or save_fp8 is not None)
         act_TF, act8, saved = half.operations.bias_gelu.forward(
-            up_TF, None, fp8=half.down.input_scaling(resting), save_fp8=save_fp8,
-            frozen_scales=half.down.frozen(resting),
+            up_TF, None, fp8=half.down.input_scaling(inference), save_fp8=save_fp8,
+            frozen_scales=half.down.frozen(inference),
         )  # fmt: skip
         act = _either(act_TF, act8)
         out_sE = half.down.multiply(act)
-        kept: list[Tensor | None] = []  # while it rests that is nothing
+        kept: list[Tensor | None] = []  # in an inference that is nothing
         if isinstance(saved, Fp8Tensor):
             kept = [*_in_fp8(act), *_in_fp8(saved)]
-        elif not resting:
+        elif not inference:
             kept = [saved]
         ctx.save_for_backward(residual_sE, moments_2s, *_in_fp8(y), *kept)
         ctx.in_fp8 = save_fp8 is not None
@@ -403,8 +276,6 @@ class _MlpHalf(torch.autograd.Function):
 
 
 class _Joined(torch.autograd.Function):
-    """The pair's sum, which goes to another stage or to the last norm."""
-
     @staticmethod
     def forward(ctx: Any, operations: Operations, behind: Behind, residual_sE: Tensor, delta_sE: Tensor) -> Tensor:
         ctx.operations, ctx.behind = operations, behind
@@ -448,13 +319,13 @@ def _normed(
     before: Behind | None,
     residual_sE: Tensor,
     delta_sE: Tensor | None,
-    resting: bool,
+    inference: bool,
 ) -> tuple[Tensor, Tensor, Operand]:
     """The residual stream, the norm's moments, and its result as ``product`` reads it."""
-    scaling, norm = product.input_scaling(resting), half.norm
+    scaling, norm = product.input_scaling(inference), half.norm
     residual_sE, moments_2s, y_sE, y8 = half.operations.layer_norm.forward(
         residual_sE, delta_sE, None if before is None else before.bias, norm.weight, norm.bias, norm.epsilon,
-        half=scaling is None, fp8=scaling, frozen_scales=product.frozen(resting),
+        half=scaling is None, fp8=scaling, frozen_scales=product.frozen(inference),
     )  # fmt: skip
     return residual_sE, moments_2s, _either(y_sE, y8)
 

@@ -28,10 +28,10 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from benchmarks.gpt3.architecture import Architecture
-from benchmarks.gpt3.blocks import WrittenGpt
 from benchmarks.gpt3.config import Facts
 from benchmarks.gpt3.network import Gpt
 from benchmarks.gpt3.operations import OPERATIONS, choose
+from benchmarks.gpt3.written import WrittenGpt
 from common.distributed.layout import Layout
 from common.distributed.tensor_parallel.overlap import PRODUCTS, build_products
 from common.distributed.tensor_parallel.ranks import TensorParallel
@@ -55,7 +55,7 @@ class Way:
     Attributes:
         linear: ``fp8`` or ``torch``.
         products: how tokens move beside products.
-        accumulation: see :class:`benchmarks.gpt3.blocks.WrittenGpt`.
+        accumulation: see :class:`benchmarks.gpt3.written.WrittenGpt`.
         kept_transposes: likewise.
         implementations: of operations, by name, where not ``auto``.
     """

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpt3 import memory
-from benchmarks.gpt3.blocks import WrittenGpt
 from benchmarks.gpt3.config import Facts, GptConfig, RowFacts
 from benchmarks.gpt3.data import example, open_evaluation, open_train
 from benchmarks.gpt3.evaluate import log_perplexity
 from benchmarks.gpt3.network import EMBEDDING, Gpt
 from benchmarks.gpt3.operations import KERNEL_NAMES, choose
 from benchmarks.gpt3.published import load_published
+from benchmarks.gpt3.written import WrittenGpt
 from common.config.schema import Declaration, LoggedPrecision, Role, RunConfig
 from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource, EvalSource
@@ -32,7 +32,7 @@ from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.distributed.tensor_split import Split
 from common.errors import ConfigError
 from common.evaluation.counted import CountedEvaluation
-from common.nn.trained_decoder.casts import resting
+from common.nn.trained_decoder.casts import choose_eval_products
 from common.ops.implementation import asked_for
 from common.optim.learning_rate import cosine_of_samples
 from common.optim.optimizer import ClipNorm, ParameterGroup
@@ -117,7 +117,7 @@ class GptPretraining(Workload):
             model.accumulation,
             model.kept_transposes and trains,
             model.put_off_head,
-            resting(model.eval_linear, trains and not self.cfg.evaluation.offline),
+            choose_eval_products(model.eval_linear, trains and not self.cfg.evaluation.offline),
         )
 
     def _handed(self, batch: Batch) -> Handed:

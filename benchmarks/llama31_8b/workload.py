@@ -29,7 +29,7 @@ from common.errors import ConfigError
 from common.evaluation.counted import CountedEvaluation
 from common.nn.decoder import Decoder, split_attention
 from common.nn.frozen_decoder.products import check_fp8
-from common.nn.trained_decoder.casts import resting
+from common.nn.trained_decoder.casts import choose_eval_products
 from common.nn.trained_decoder.decoder import TrainedDecoder
 from common.nn.trained_decoder.head import Head
 from common.nn.trained_decoder.memory import MemoryPlan, Workspace, plan
@@ -96,10 +96,10 @@ class LlamaPretraining(Workload):
         with asked_for("model.token_products", model.token_products):
             products = build_products(self.model.parallel, device, model.token_products)
         self.choices["token_products"] = products.name
-        rests = resting(model.eval_linear, trains and not self.cfg.evaluation.offline)
+        eval_products = choose_eval_products(model.eval_linear, trains and not self.cfg.evaluation.offline)
         return TrainedDecoder(
             self.model, operations, linear, most_tokens, recomputed, products, model.accumulation,
-            model.transposed_layers if trains else 0, rests,
+            model.transposed_layers if trains else 0, eval_products,
         )  # fmt: skip
 
     def _train_tokens(self, split: ContextSplit) -> int:

@@ -1,13 +1,12 @@
 """Gradients that a backward pass adds to a parameter's own, where autograd would first write a tensor of its own.
 
-The product that makes a weight's gradient can add to what micro-batches before have left. So the weight is no input
-of the autograd function, and the function adds to ``.grad``; as autograd does not see that, :func:`finish` calls what
-is to happen once a gradient is accumulated, such as the reduction of a bucket over the ranks.
+The product that makes a weight's gradient can add to what micro-batches before have left
+(:mod:`common.ops.weight_gradient`). So the weight is no input of the autograd function, and the function adds to
+``.grad``; as autograd does not see that, :func:`finish` calls what is to happen once a gradient is accumulated, such as
+the reduction of a bucket over the ranks.
 
 A parameter's gradient may be in another dtype than the parameter: in that of its ``grad_dtype``, such as fp32 of a bf16
 weight (``gradients`` of :class:`common.optim.optimizer.Optimizer`). Everything here adds to either.
-
-Legend: T tokens, O output and I input features of a weight.
 """
 
 from __future__ import annotations
@@ -42,18 +41,3 @@ def add_(parameter: nn.Parameter, gradient: Tensor) -> None:
     """Add ``gradient``, of any floating dtype, and finish."""
     main_gradient(parameter).add_(gradient)
     finish(parameter)
-
-
-def add_product_(gradient_OI: Tensor, dy_TO: Tensor, x_TI: Tensor) -> None:
-    """``gradient += dy^T x`` within the product: sums are in fp32, and rounded once, to the gradient's dtype.
-
-    Args:
-        gradient_OI: of the operands' dtype, or fp32 of operands in 16 bits.
-        dy_TO, x_TI: operands.
-    """
-    if gradient_OI.dtype == x_TI.dtype:
-        gradient_OI.addmm_(dy_TO.t(), x_TI)
-    elif gradient_OI.is_cuda:
-        torch.addmm(gradient_OI, dy_TO.t(), x_TI, out_dtype=gradient_OI.dtype, out=gradient_OI)
-    else:  # where PyTorch has no product of mixed dtypes
-        gradient_OI.addmm_(dy_TO.t().to(gradient_OI.dtype), x_TI.to(gradient_OI.dtype))

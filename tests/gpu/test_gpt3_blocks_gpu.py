@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpt3.architecture import Architecture
-from benchmarks.gpt3.blocks import WrittenGpt
 from benchmarks.gpt3.network import EMBEDDING, Gpt
 from benchmarks.gpt3.operations import OPERATIONS, choose
 from benchmarks.gpt3.workload import GptPretraining
+from benchmarks.gpt3.written import WrittenGpt
 from common import cli
 from common.config.composition import compose
 from common.distributed.layout import Layout

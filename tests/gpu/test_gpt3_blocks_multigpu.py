@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.gpt3.architecture import Architecture
-from benchmarks.gpt3.blocks import WrittenGpt
 from benchmarks.gpt3.network import Gpt
 from benchmarks.gpt3.operations import OPERATIONS, choose
+from benchmarks.gpt3.written import WrittenGpt
 from common.distributed.layout import Layout
 from common.distributed.tensor_parallel.layers import partial_parameters
 from common.distributed.tensor_parallel.overlap import SymmetricMemoryProducts, build_products

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common.nn.main_gradient import add_product_
 from common.nn.scratch import Scratch
 from common.nn.trained_decoder.casts import WeightCasts
 from common.nn.trained_decoder.products import Shared, trained_product
@@ -16,6 +15,7 @@ from common.ops import transpose_fp8, weight_gradient
 from common.ops.fp8_cast.plain import E4M3, E5M2, Fp8Tensor, widen_fp8
 from common.ops.implementation import OperationRequest
 from common.ops.transpose_fp8.plain import transpose_torch
+from common.ops.weight_gradient.half import add_product_
 from common.step.capture import capturing
 
 pytestmark = pytest.mark.gpu

@@ -8,7 +8,8 @@ same numbers in the same order and have the same losses, bit by bit.
 The gradient of a token's hidden vector is its loss's gradient times a vector that the forward pass knows. With a frozen
 head that vector is therefore computed in the forward pass, while the logits are there, and the backward pass multiplies
 rows. A head that learns needs the sum over tokens, whose factors only the backward pass knows: there the logits are
-computed again, and all gradients with them.
+computed again, and all gradients with them. The weight's gradient adds up in fp32 within the products of the chunks,
+none of which is rounded; where the main gradient is in 16 bits the sum is, once.
 
 A table of words that is padded for its ranks has more rows than words: those behind the last word have no part in the
 softmax, so that losses are the same for any number of ranks, and no gradient.
@@ -27,6 +28,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from common.distributed.tensor_parallel.ranks import TensorParallel
+from common.ops.weight_gradient.half import add_product_
 
 NOT_SCORED = -1
 """Label of tokens that have none."""
@@ -186,9 +188,10 @@ class _NextTokenLoss(torch.autograd.Function):
             dlogits_cv = scores.gradient().mul_(dlosses_RS[:, own].reshape(-1, 1))
             dlogits_cv.masked_fill_(~scores.scored_c.unsqueeze(1), 0.0)
             narrow_cv = dlogits_cv.to(hidden_cE.dtype)
-            dweight_vE += narrow_cv.t() @ hidden_cE
+            add_product_(dweight_vE, narrow_cv, hidden_cE)
             if dhidden_sE is not None:
                 dhidden_sE[own] = ctx.parallel.reduce_scatter(narrow_cv @ weight_vE)
+            del scores, dlogits_cv, narrow_cv  # before the next chunk's logits
         return dhidden_sE, dweight_vE.to(ctx.grad_dtype), None, None, None, None, None
 
 

@@ -10,8 +10,8 @@ MLP's part and multiply once more.
 Products add their weights' gradients to the main ones (:mod:`common.nn.main_gradient`), and move tokens between the
 ranks that share a layer (tensor parallelism with sequence parallelism), in FP8 where they multiply in it.
 
-:mod:`.products` are the products, :mod:`.casts` says when their weights are cast, :mod:`.operations` chooses all else,
-:mod:`.blocks` are the halves of a block, :mod:`.head` head and loss, :mod:`.decoder` puts them together, :mod:`.memory`
-plans; :mod:`.accumulation_bench` times what gradients' sums cost. Weights are those of a
-:class:`common.nn.decoder.Decoder`.
+:mod:`.products` are the products, :mod:`.movement` is of their tokens, :mod:`.casts` says when their weights are cast,
+:mod:`.operations` chooses all else, :mod:`.blocks` are the halves of a block, :mod:`.head` head and loss,
+:mod:`.decoder` puts them together, :mod:`.memory` plans; :mod:`.accumulation_bench` times what gradients' sums cost.
+Weights are those of a :class:`common.nn.decoder.Decoder`.
 """

@@ -28,7 +28,6 @@ import torch
 from torch import Tensor
 
 from common.errors import UnsupportedImplementation
-from common.nn.main_gradient import add_product_
 from common.nn.scratch import Scratch
 from common.ops import fp8_cast, transpose_fp8, weight_gradient
 from common.ops.bench.stopwatch import time_graph
@@ -36,6 +35,7 @@ from common.ops.bench.supervisor import RESULT, supervise, work
 from common.ops.fp8_cast.plain import E4M3, E5M2, Scaling
 from common.ops.implementation import AUTO, OperationRequest, select
 from common.ops.linear.fp8 import multiply
+from common.ops.weight_gradient.half import add_product_
 
 MODULE = "common.nn.trained_decoder.accumulation_bench"
 CALLS, ROUNDS = 4, 5

@@ -9,7 +9,7 @@ The weights are no inputs of the autograd functions: their gradients are added t
 its operands are there.
 
 Under tensor parallelism norms and residuals are of a rank's own tokens, all between two products of all tokens and a
-part of the features; the products move them (:mod:`.products`).
+part of the features; the products move them (:mod:`.movement`).
 
 Legend: as in :mod:`common.nn.decoder`; N = (H + 2 K) D / ranks, I = H D / ranks.
 """
@@ -41,13 +41,13 @@ class Tokens:
     Attributes:
         rows: B.
         cos, sin: (T, D / 2), the rotation.
-        resting: no gradients are wanted, so that nothing is kept; what is in FP8 then, products say.
+        inference: no gradients are wanted, so that nothing is kept; what is in FP8 then, products say.
     """
 
     rows: int
     cos: Tensor
     sin: Tensor
-    resting: bool
+    inference: bool
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class _AttentionHalf(torch.autograd.Function):
         delta_sE: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         shape, ops = half.architecture, half.operations
-        residual_sE, inverse_rms_s, y = _normed(half, half.qkv, residual_sE, delta_sE, tokens.resting)
+        residual_sE, inverse_rms_s, y = _normed(half, half.qkv, residual_sE, delta_sE, tokens.inference)
         qkv_TN = half.qkv.multiply(y)
         heads, kv_heads = shape.heads // half.ranks, shape.kv_heads // half.ranks
         parts = ops.rope.forward(qkv_TN, tokens.cos, tokens.sin, heads, kv_heads)
@@ -139,7 +139,7 @@ class _AttentionHalf(torch.autograd.Function):
         q, k, v = (part.unflatten(0, (tokens.rows, -1)) for part in parts)
         k, v = ops.attention.gather(k, v)
         o_BLHD, ctx.attended = ops.attention.forward(q, k, v)
-        o = half.output.cast_input(o_BLHD.flatten(0, 1).flatten(1), tokens.resting)
+        o = half.output.cast_input(o_BLHD.flatten(0, 1).flatten(1), tokens.inference)
         out_sE = half.output.multiply(o)
         ctx.save_for_backward(residual_sE, inverse_rms_s, q, k, v, o_BLHD, data_and_scale(o)[1], *_in_fp8(y))
         ctx.half, ctx.tokens, ctx.before, ctx.after = half, tokens, before, after
@@ -184,14 +184,14 @@ class _MlpHalf(torch.autograd.Function):
         residual_sE: Tensor,
         delta_sE: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        ops, resting = half.operations, tokens.resting
-        residual_sE, inverse_rms_s, y = _normed(half, half.gate_up, residual_sE, delta_sE, resting)
-        save_fp8 = None if resting or half.recompute else half.saved
-        kept_as_it_is = not resting and not half.recompute and half.saved is None
+        ops, inference = half.operations, tokens.inference
+        residual_sE, inverse_rms_s, y = _normed(half, half.gate_up, residual_sE, delta_sE, inference)
+        save_fp8 = None if inference or half.recompute else half.saved
+        kept_as_it_is = not inference and not half.recompute and half.saved is None
         gate_up_TF = half.first_product(y, passing=not kept_as_it_is)
         act_TF, act8, saved = ops.swiglu.forward(
-            gate_up_TF, fp8=half.down.input_scaling(resting), save_fp8=save_fp8,
-            frozen_scales=half.down.frozen(resting),
+            gate_up_TF, fp8=half.down.input_scaling(inference), save_fp8=save_fp8,
+            frozen_scales=half.down.frozen(inference),
         )  # fmt: skip
         act = act_TF if act8 is None else act8
         out_sE = half.down.multiply(act)
@@ -265,13 +265,13 @@ def _normed(
     product: TrainedProduct,
     residual_sE: Tensor,
     delta_sE: Tensor | None,
-    resting: bool,
+    inference: bool,
 ) -> tuple[Tensor, Tensor, Operand]:
     """The residual stream, the norm's inverse roots, and its result as ``product`` reads it."""
-    scaling = product.input_scaling(resting)
+    scaling = product.input_scaling(inference)
     residual_sE, inverse_rms_s, y_sE, y8 = half.operations.rms_norm.forward(
         residual_sE, delta_sE, half.norm, half.architecture.norm_epsilon,
-        half=scaling is None, fp8=scaling, frozen_scales=product.frozen(resting),
+        half=scaling is None, fp8=scaling, frozen_scales=product.frozen(inference),
     )  # fmt: skip
     return residual_sE, inverse_rms_s, y_sE if y8 is None else y8
 

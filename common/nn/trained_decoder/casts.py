@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from common.ops.fp8_cast.plain import Scaling
 
-Resting = Literal["half", "frozen", "moving"]
+EvalProducts = Literal["half", "frozen", "moving"]
 """What FP8 products do without gradients: ``half``: multiply in the dtype of the weight; ``frozen``: in FP8, with the
 scales of training, which are not moved; ``moving``: where nothing trains, in FP8 with scales that begin anew in each
 evaluation and move as in training."""
 
 
-def resting(evaluation: str, trains: bool) -> Resting:
+def choose_eval_products(evaluation: str, trains: bool) -> EvalProducts:
     """What FP8 products do without gradients.
 
     Args:
@@ -60,12 +60,12 @@ class WeightCasts:
 
     Attributes:
         step: counts the times that weights may have changed; a product casts where it has another number.
-        resting: what comes has no gradients, so that a cast of a weight leaves the scale as it is.
+        inference: what comes has no gradients, so that a cast of a weight leaves the scale as it is.
     """
 
     def __init__(self) -> None:
         self.step = 0
-        self.resting = False
+        self.inference = False
         self._once = False
         self._in_evaluations: list[Callable[[], None]] = []
 
@@ -77,7 +77,7 @@ class WeightCasts:
     def once(self) -> Iterator[None]:
         """Within it no weight changes. The host decides: a captured step casts in its first micro-batch."""
         self.step += 1
-        self.resting = False  # also for who casts before the first pass begins
+        self.inference = False  # also for who casts before the first pass begins
         self._once = True
         try:
             yield
@@ -91,13 +91,13 @@ class WeightCasts:
         Passes may be captured and replayed within it, and replayed within a later one.
         """
         with self.once():
-            self.resting = True
+            self.inference = True
             for cast in self._in_evaluations:
                 cast()
             yield
 
-    def begin(self, resting: bool) -> None:
-        """A forward pass begins, without gradients if it is ``resting``."""
-        self.resting = resting
+    def begin(self, inference: bool) -> None:
+        """A forward pass begins, without gradients if it is of an ``inference``."""
+        self.inference = inference
         if not self._once:
             self.step += 1

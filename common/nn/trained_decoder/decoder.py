@@ -14,7 +14,7 @@ from common.nn.frozen_decoder.passing import Pair
 from common.nn.lora import TokenPlaces
 from common.nn.scratch import Scratch
 from common.nn.trained_decoder.blocks import AttentionHalf, LastNorm, MlpHalf, Tokens
-from common.nn.trained_decoder.casts import Resting, Scales, WeightCasts
+from common.nn.trained_decoder.casts import EvalProducts, Scales, WeightCasts
 from common.nn.trained_decoder.products import Shared, trained_product
 from common.ops.implementation import AUTO
 
@@ -31,7 +31,7 @@ class TrainedDecoder:
         products: how tokens move beside products where ranks share the layers; None for collectives.
         accumulation: how weights' gradients in FP8 are added up, one of :mod:`common.ops.weight_gradient`.
         transposed_layers: the first so many layers keep their FP8 weights transposed for a step, too.
-        resting: what FP8 products do without gradients.
+        eval_products: what FP8 products do without gradients.
 
     Raises:
         UnsupportedImplementation: FP8 cannot multiply these weights.
@@ -47,13 +47,13 @@ class TrainedDecoder:
         products: TokenProducts | None = None,
         accumulation: str = AUTO,
         transposed_layers: int = 0,
-        resting: Resting = "half",
+        eval_products: EvalProducts = "half",
     ) -> None:
         self.decoder, self._operations = decoder, operations
         scratch, parallel = Scratch(decoder.head.weight.device), decoder.parallel
         features = 2 * decoder.architecture.feed_forward // parallel.size
         scratch.wide((most_tokens, features), decoder.head.weight.dtype)
-        self._shared = shared = Shared(scratch, WeightCasts(), parallel, products, accumulation, resting)
+        self._shared = shared = Shared(scratch, WeightCasts(), parallel, products, accumulation, eval_products)
         self._halves = [
             _halves(
                 block, operations, linear, shared, block.index < recomputed_gate_up, block.index < transposed_layers
@@ -64,9 +64,9 @@ class TrainedDecoder:
     def hidden_states(self, tokens_BL: Tensor, places: TokenPlaces) -> Tensor:
         """Normalised hidden states (s, E) of own tokens, which the head reads. Collective."""
         shape = self.decoder.architecture
-        resting = not torch.is_grad_enabled()
-        self._shared.begin(resting)
-        tokens = Tokens(places.rows, *shape.rope_tables(places.positions), resting)
+        inference = not torch.is_grad_enabled()
+        self._shared.begin(inference)
+        tokens = Tokens(places.rows, *shape.rope_tables(places.positions), inference)
         pair = Pair(self.decoder.embedding(tokens_BL.flatten()), None, None)
         for attention, mlp in self._halves:
             pair = mlp(attention(pair, tokens), tokens)

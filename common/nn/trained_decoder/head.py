@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from common.nn.main_gradient import add_product_, dtype_of
+from common.nn.main_gradient import dtype_of
 from common.ops.triton_support import widen
+from common.ops.weight_gradient.half import add_product_
 
 CrossEntropy = Callable[..., tuple[Tensor, Tensor]]
 """See :mod:`common.ops.cross_entropy`."""

@@ -119,9 +119,11 @@ class Workspace:
         if ranks == 1:
             head = self.head_chunk * words * self.itemsize + words * shape.hidden * self.gradient_bytes
             return 5 * hidden + max(mlp, head)
-        # of all tokens what is gathered and what is to be scattered; logits and the head's gradient in fp32 as well
-        wide = 4 + self.itemsize
-        return 5 * hidden // ranks + 2 * hidden + max(mlp, (self.head_chunk + shape.hidden) * words * wide)
+        # of all tokens what is gathered and what is to be scattered; logits are in fp32 as well, and so is the head's
+        # gradient until all chunks are added, where the main one is not
+        logits = self.head_chunk * words * (4 + self.itemsize)
+        summed = words * shape.hidden * (4 + (self.gradient_bytes if self.gradient_bytes < 4 else 0))
+        return 5 * hidden // ranks + 2 * hidden + max(mlp, logits + summed)
 
     def evaluation(self) -> int:
         """Bytes of an evaluation's forward pass, whose graph has memory of its own."""

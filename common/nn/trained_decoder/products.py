@@ -13,20 +13,16 @@ spares 0.2 of some 10 ms each time.
 How a weight's gradient in FP8 is added to the main one is chosen by name (:mod:`common.ops.weight_gradient`). In 16
 bits the product itself adds.
 
-Where ranks share a layer, norms and residuals are of a rank's own tokens (:mod:`common.distributed.tensor_parallel`).
-A column-parallel product gathers its input, a row-parallel one scatters its result, and the gradients go the other way.
-Rows in FP8 travel as they are, with their rank's scale. The gathered input is not kept: the backward pass gathers it
-again, beneath the input gradient's product, whose scatter in turn is beneath the weight gradient's. For that one all
-rows need the same scale; those of ranks with a larger one are rounded again while they are transposed.
+Where ranks share a layer, tokens move between them (:mod:`.movement`). For a weight's gradient in FP8 all rows need the
+same scale; those of ranks with a larger one are rounded again while they are transposed.
 
-Without gradients, as in an evaluation, products are in the dtype of the weight, or in FP8 as :data:`.casts.Resting`
-says. There inputs and weights are cast with the scales that the next step of training would use, which stay as they
-are. Where none is known yet, a weight takes that of its own maximum, and an input that of a sample of its rows. Weights
-are cast once for all passes of an evaluation (``WeightCasts.evaluating``), and before them, so that no graph casts them
-again for every micro-batch; the next step casts them anew.
+In an ``inference``, without gradients, as an evaluation is, products are in the dtype of the weight, or in FP8 as
+:data:`.casts.EvalProducts` says. There inputs and weights are cast with the scales that the next step of training would
+use, which stay as they are. Where none is known yet, a weight takes that of its own maximum, and an input that of a
+sample of its rows. Weights are cast once for all passes of an evaluation (``WeightCasts.evaluating``), and before them,
+so that no graph casts them again for every micro-batch; the next step casts them anew.
 
-Legend: T tokens, s = T / ranks those of one rank, I input features, O output features, of column-parallel products o
-and of row-parallel ones i of one rank; K summed over, N columns of a result.
+Legend: T tokens, n any rows, I input features, O output features of this rank; K summed over, N columns of a result.
 """
 
 from __future__ import annotations
@@ -39,167 +35,26 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from common.distributed.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
-from common.distributed.tensor_parallel.products import (
-    SCALE_STRIDE,
-    CollectiveProducts,
-    RowProduct,
-    TokenProducts,
-    times,
-)
+from common.distributed.tensor_parallel.products import RowProduct, TokenProducts, times
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.nn.frozen_decoder.products import Operand, data_and_scale
-from common.nn.main_gradient import add_product_, finish, main_gradient
+from common.nn.main_gradient import finish, main_gradient
 from common.nn.scratch import Scratch
-from common.nn.trained_decoder.casts import Resting, Scales, WeightCasts
+from common.nn.trained_decoder.casts import EvalProducts, Scales, WeightCasts
+from common.nn.trained_decoder.movement import (
+    STAYING,
+    GatheredFp8,
+    Gathering,
+    LocalProduct,
+    Movement,
+    Scattering,
+    movement_of,
+)
 from common.ops import fp8_cast, transpose_fp8, weight_gradient
 from common.ops.fp8_cast.plain import E4M3, E5M2, Fp8Tensor, Scaling, scale_of
 from common.ops.implementation import AUTO, OperationRequest, asked_for, select
 from common.ops.linear.fp8 import GRADIENT, INPUT, WEIGHT, check_rows, check_weight, multiply
-
-
-@dataclass(frozen=True)
-class GatheredFp8:
-    """Rows of all ranks in FP8, each rank's with a scale of its own.
-
-    Attributes:
-        data: (T, K).
-        scale_inverses: fp32 (ranks,); 0 where the rows are zeros.
-    """
-
-    data: Tensor
-    scale_inverses: Tensor
-
-
-class LocalProduct(Protocol):
-    """What a rank multiplies by itself."""
-
-    @property
-    def weight(self) -> nn.Parameter:
-        """(O, I), of this rank."""
-        ...
-
-    def forward_rows(self, x_nI: Tensor, scale_inverse: Tensor | None, y_nO: Tensor) -> None:
-        """``y = x W^T + bias`` of any rows, as :data:`common.distributed.tensor_parallel.products.RowProduct`."""
-        ...
-
-    def towards_input(self) -> RowProduct:
-        """``dx = dy W`` of any rows; it holds until the next product's."""
-        ...
-
-    def shared_scale(self, role: int, scale_inverse: Tensor) -> Tensor:
-        """The inverse scale of own rows in FP8 as others take it: 0 where ``role`` has been nothing but zeros."""
-        ...
-
-    def add_weight_gradient(self, dy_TO: Operand | GatheredFp8, x_TI: Operand | GatheredFp8) -> None:
-        """``W.grad += dy^T x``, once in each backward pass."""
-        ...
-
-
-class Movement(Protocol):
-    """How the tokens of a product move between the ranks that share it."""
-
-    def result_rows(self, rows: int) -> int:
-        """Rows of the result for so many rows of the input."""
-        ...
-
-    def multiply(self, own: LocalProduct, x: Operand, y: Tensor) -> None:
-        """The product into ``y``. Collective."""
-        ...
-
-    def backward(self, own: LocalProduct, dy: Operand, x: Operand) -> Tensor:
-        """Add the weight's gradient to the main one; the input's. Collective."""
-        ...
-
-
-class Staying:
-    """A rank that has the whole product moves nothing."""
-
-    def result_rows(self, rows: int) -> int:
-        """As many."""
-        return rows
-
-    def multiply(self, own: LocalProduct, x: Operand, y: Tensor) -> None:
-        """See :class:`Movement`."""
-        own.forward_rows(*data_and_scale(x), y)
-
-    def backward(self, own: LocalProduct, dy: Operand, x: Operand) -> Tensor:
-        """See :class:`Movement`."""
-        own.add_weight_gradient(dy, x)
-        dy_TO, scale_inverse = data_and_scale(dy)
-        dx_TI = own.weight.new_empty(len(dy_TO), own.weight.shape[1])
-        own.towards_input()(dy_TO, scale_inverse, dx_TI)
-        return dx_TI
-
-
-@dataclass(frozen=True)
-class Gathering:
-    """Of a column-parallel product: own tokens come in, all of them go out.
-
-    Attributes:
-        parallel: the ranks.
-        tokens: how tokens move beside products.
-    """
-
-    parallel: TensorParallel
-    tokens: TokenProducts
-
-    def result_rows(self, rows: int) -> int:
-        """All ranks' rows."""
-        return rows * self.parallel.size
-
-    def multiply(self, own: LocalProduct, x: Operand, y: Tensor) -> None:
-        """See :class:`Movement`."""
-        self.tokens.gather_product(*data_and_scale(x), own.forward_rows, y)
-
-    def backward(self, own: LocalProduct, dy: Operand, x: Operand) -> Tensor:
-        """See :class:`Movement`: x comes beneath the input gradient's product, dx leaves beneath the weight's."""
-        x_sI, x_scale = data_and_scale(x)
-        arriving, scales = self.parallel.start_all_gather(x_sI), None
-        if x_scale is not None:
-            scales = self.parallel.start_all_gather(own.shared_scale(INPUT, x_scale).expand(1, SCALE_STRIDE))
-        dy_To, dy_scale = data_and_scale(dy)
-        dx_sI = own.weight.new_empty(self.parallel.own_count(len(dy_To)), own.weight.shape[1])
-        leaving = self.tokens.start_product_scatter(dy_To, dy_scale, own.towards_input(), dx_sI)
-        x_TI = arriving.wait()
-        own.add_weight_gradient(dy, x_TI if scales is None else GatheredFp8(x_TI, scales.wait()[:, 0]))
-        return leaving.wait()
-
-
-@dataclass(frozen=True)
-class Scattering:
-    """Of a row-parallel product: all tokens come in, own ones of the sum go out.
-
-    Attributes:
-        parallel, tokens: see :class:`Gathering`.
-    """
-
-    parallel: TensorParallel
-    tokens: TokenProducts
-
-    def result_rows(self, rows: int) -> int:
-        """This rank's rows."""
-        return self.parallel.own_count(rows)
-
-    def multiply(self, own: LocalProduct, x: Operand, y: Tensor) -> None:
-        """See :class:`Movement`."""
-        self.tokens.product_scatter(*data_and_scale(x), own.forward_rows, y)
-
-    def backward(self, own: LocalProduct, dy: Operand, x: Operand) -> Tensor:
-        """See :class:`Movement`: what is gathered for the input's gradient serves the weight's as well."""
-        dy_sO, dy_scale = data_and_scale(dy)
-        ranks, weight = self.parallel.size, own.weight
-        dx_Ti = weight.new_empty(ranks * len(dy_sO), weight.shape[1])
-        dy_TO = dy_sO.new_empty(ranks * len(dy_sO), dy_sO.shape[1])
-        scales_R4 = None
-        if dy_scale is not None:
-            dy_scale, scales_R4 = own.shared_scale(GRADIENT, dy_scale), dy_scale.new_empty(ranks, SCALE_STRIDE)
-        self.tokens.gather_product(dy_sO, dy_scale, own.towards_input(), dx_Ti, dy_TO, scales_R4)
-        own.add_weight_gradient(dy_TO if scales_R4 is None else GatheredFp8(dy_TO, scales_R4[:, 0]), x)
-        return dx_Ti
-
-
-STAYING = Staying()
+from common.ops.weight_gradient.half import add_product_
 
 
 class TrainedProduct(Protocol):
@@ -214,14 +69,14 @@ class TrainedProduct(Protocol):
         """(O, I), of this rank."""
         ...
 
-    def input_scaling(self, resting: bool) -> Scaling | None:
+    def input_scaling(self, inference: bool) -> Scaling | None:
         """State of the scale of the input, for a producer that casts it; None where the product takes it as it is.
 
-        ``resting`` says that no gradients are wanted.
+        ``inference`` says that no gradients are wanted.
         """
         ...
 
-    def frozen(self, resting: bool) -> bool:
+    def frozen(self, inference: bool) -> bool:
         """Whether who casts the input leaves its scale as it is."""
         ...
 
@@ -229,7 +84,7 @@ class TrainedProduct(Protocol):
         """State of the scale of the result's gradient, likewise."""
         ...
 
-    def cast_input(self, x_TI: Tensor, resting: bool) -> Operand:
+    def cast_input(self, x_TI: Tensor, inference: bool) -> Operand:
         """The input where its producer has not cast it."""
         ...
 
@@ -302,17 +157,17 @@ class HalfTrainedProduct(_Moving):
     ) -> None:
         self.weight, self._bias, self._movement = weight_OI, bias_O, movement
 
-    def input_scaling(self, resting: bool) -> None:
+    def input_scaling(self, inference: bool) -> None:
         """No cast comes before this product."""
 
-    def frozen(self, resting: bool) -> bool:
+    def frozen(self, inference: bool) -> bool:
         """There is no scale."""
         return True
 
     def gradient_scaling(self) -> None:
         """No cast comes before its gradients."""
 
-    def cast_input(self, x_TI: Tensor, resting: bool) -> Tensor:
+    def cast_input(self, x_TI: Tensor, inference: bool) -> Tensor:
         """The input itself."""
         return x_TI
 
@@ -374,7 +229,7 @@ class Fp8TrainedProduct(_Moving):
         movement: of tokens between the ranks that share the product.
         accumulation: how the weight's gradient is added, one of :mod:`common.ops.weight_gradient`.
         keep_turned: keep the cast weight's transpose for the step as well.
-        resting: what it does without gradients.
+        eval_products: what it does without gradients.
 
     Raises:
         UnsupportedImplementation: O or I is not a multiple of 16, or there is no such accumulation here.
@@ -390,12 +245,12 @@ class Fp8TrainedProduct(_Moving):
         movement: Movement = STAYING,
         accumulation: str = AUTO,
         keep_turned: bool = False,
-        resting: Resting = "half",
+        eval_products: EvalProducts = "half",
     ) -> None:
         check_weight(weight_OI)
         self.weight, self._bias, self._movement = weight_OI, bias_O, movement
-        self._scales, self._scratch, self._casts, self._resting = scales, scratch, casts, resting
-        if resting != "half":
+        self._scales, self._scratch, self._casts, self._eval_products = scales, scratch, casts, eval_products
+        if eval_products != "half":
             casts.before_evaluations(self._begin_evaluation)
         device = weight_OI.device
         request = OperationRequest(device, weight_OI.dtype)
@@ -410,24 +265,24 @@ class Fp8TrainedProduct(_Moving):
         self._weight_inverse = torch.ones((), dtype=torch.float32, device=device)
         self._step = -1
 
-    def input_scaling(self, resting: bool) -> Scaling | None:
+    def input_scaling(self, inference: bool) -> Scaling | None:
         """State of the scale of the input; None where it stays in 16 bits."""
-        return None if resting and self._resting == "half" else self._scales.scaling(INPUT)
+        return None if inference and self._eval_products == "half" else self._scales.scaling(INPUT)
 
-    def frozen(self, resting: bool) -> bool:
+    def frozen(self, inference: bool) -> bool:
         """Whether the scale of the input stays as it is."""
-        return resting and self._resting == "frozen"
+        return inference and self._eval_products == "frozen"
 
     def gradient_scaling(self) -> Scaling | None:
         """State of the scale of the result's gradient."""
         return self._scales.scaling(GRADIENT)
 
-    def cast_input(self, x_TI: Tensor, resting: bool) -> Operand:
+    def cast_input(self, x_TI: Tensor, inference: bool) -> Operand:
         """The input in e4m3, or as it is."""
-        scaling = self.input_scaling(resting)
+        scaling = self.input_scaling(inference)
         if scaling is None:
             return x_TI
-        result: Fp8Tensor = self._cast(x_TI, scaling, E4M3, False, self.frozen(resting))
+        result: Fp8Tensor = self._cast(x_TI, scaling, E4M3, False, self.frozen(inference))
         return result
 
     def scaling_of(self, scale_inverse: Tensor | None) -> Scaling | None:
@@ -489,7 +344,7 @@ class Fp8TrainedProduct(_Moving):
 
     def _begin_evaluation(self) -> None:
         """Cast the weight for all passes of an evaluation; scales that move there begin unknown."""
-        if self._resting == "moving":
+        if self._eval_products == "moving":
             self._scales.scales.zero_()
         self._cast_weight()
 
@@ -497,16 +352,16 @@ class Fp8TrainedProduct(_Moving):
         return self
 
     def _cast_weight(self) -> None:
-        resting = self._casts.resting
-        scaling = self._resting_weight_scaling() if resting else self._scales.scaling(WEIGHT)
-        cast: Fp8Tensor = self._cast(self.weight.detach(), scaling, E4M3, False, resting)
+        inference = self._casts.inference
+        scaling = self._inference_weight_scaling() if inference else self._scales.scaling(WEIGHT)
+        cast: Fp8Tensor = self._cast(self.weight.detach(), scaling, E4M3, False, inference)
         self._weight8.copy_(cast.data)
         self._weight_inverse.copy_(cast.scale_inverse)
-        if self._weight8_IO is not None and not resting:
+        if self._weight8_IO is not None and not inference:
             self._transpose(self._weight8, self._weight8_IO)
         self._step = self._casts.step
 
-    def _resting_weight_scaling(self) -> Scaling:
+    def _inference_weight_scaling(self) -> Scaling:
         """The scale of the weight; where none is known that of its maximum, which a sample might miss by far."""
         known, pending = self._scales.scaling(WEIGHT)
         largest = torch.linalg.vector_norm(self.weight.detach(), float("inf"), dtype=torch.float32)
@@ -538,7 +393,7 @@ class Shared:
         parallel: the ranks that share each layer.
         tokens: how tokens move beside products; None for collectives.
         accumulation: how weights' gradients in FP8 are added to the main ones, see :class:`Fp8TrainedProduct`.
-        resting: what FP8 products do without gradients.
+        eval_products: what FP8 products do without gradients.
     """
 
     scratch: Scratch
@@ -546,34 +401,17 @@ class Shared:
     parallel: TensorParallel = field(default_factory=TensorParallel)
     tokens: TokenProducts | None = None
     accumulation: str = AUTO
-    resting: Resting = "half"
+    eval_products: EvalProducts = "half"
 
-    def begin(self, resting: bool) -> None:
-        """Before the first product of a forward pass, without gradients if it is ``resting``. Collective."""
-        self.casts.begin(resting)
+    def begin(self, inference: bool) -> None:
+        """Before the first product of a forward pass, without gradients if it is of an ``inference``. Collective."""
+        self.casts.begin(inference)
         self.begin_backward()
 
     def begin_backward(self) -> None:
         """Before the first product of a backward pass that may follow on any other pass. Collective."""
         if self.tokens is not None:
             self.tokens.begin()
-
-    def movement_of(self, layer: Any) -> Movement:
-        """How the tokens of a layer's product move.
-
-        Raises:
-            TypeError: ranks share layers, and this one doesn't say how.
-        """
-        if self.parallel.size == 1:
-            return STAYING
-        tokens = self.tokens or CollectiveProducts(self.parallel)
-        if isinstance(layer, ColumnParallelLinear):
-            return Gathering(self.parallel, tokens)
-        if isinstance(layer, RowParallelLinear):
-            return Scattering(self.parallel, tokens)
-        raise TypeError(
-            f"{type(layer).__name__}: {self.parallel.size} ranks share column- and row-parallel layers only"
-        )
 
 
 def trained_product(
@@ -592,7 +430,7 @@ def trained_product(
         ValueError: such a bias.
         UnsupportedImplementation: FP8 cannot multiply such a weight.
     """
-    movement = shared.movement_of(layer)
+    movement = movement_of(layer, shared.parallel, shared.tokens)
     if bias and isinstance(movement, Scattering):
         raise ValueError("the bias of a row-parallel product belongs to the sum over the ranks: add it behind")
     added: nn.Parameter | None = layer.bias if bias else None
@@ -601,5 +439,5 @@ def trained_product(
     layer.fp8 = Scales(3, layer.weight.device)
     return Fp8TrainedProduct(
         layer.weight, layer.fp8, shared.scratch, shared.casts, added, movement, shared.accumulation, keep_turned,
-        shared.resting,
+        shared.eval_products,
     )  # fmt: skip

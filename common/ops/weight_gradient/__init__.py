@@ -3,7 +3,7 @@
 ``gradient += dy^T x``: both operands come transposed, since a Hopper GPU multiplies FP8 only where they run along the
 summed dimension in memory. ``torch._scaled_mm`` cannot add: its product is written and then added, which moves 8 bytes
 for each weight of a gradient in bf16 where 4 would do. cuBLASLt, called by itself, adds within the product, and rounds
-once to the gradient's dtype.
+once to the gradient's dtype. Of operands in 16 bits PyTorch's product adds (:mod:`.half`).
 """
 
 from __future__ import annotations

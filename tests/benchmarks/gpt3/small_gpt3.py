@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpt3.architecture import Architecture
-from benchmarks.gpt3.blocks import WrittenGpt
 from benchmarks.gpt3.network import Gpt
 from benchmarks.gpt3.operations import OPERATIONS, choose
-from common.nn.trained_decoder.casts import Resting
+from benchmarks.gpt3.written import WrittenGpt
+from common.nn.trained_decoder.casts import EvalProducts
 from tests.generators import generator_of
 
 SMALL: dict[str, Any] = {
@@ -53,7 +53,7 @@ def written(
     linear: str = "torch",
     put_off_head: int = 0,
     kept_transposes: bool = False,
-    resting: Resting = "half",
+    eval_products: EvalProducts = "half",
     **changes: str,
 ) -> WrittenGpt:
     """``model`` through its halves, by PyTorch's operations but for ``changes``."""
@@ -62,7 +62,7 @@ def written(
     operations, _ = choose(requested, model.architecture, parameter.device, parameter.dtype, model.parallel.size)
     return WrittenGpt(
         model, operations, linear, B * S,
-        kept_transposes=kept_transposes, put_off_head=put_off_head, resting=resting,
+        kept_transposes=kept_transposes, put_off_head=put_off_head, eval_products=eval_products,
     )  # fmt: skip
 
 

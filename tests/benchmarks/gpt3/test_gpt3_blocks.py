@@ -7,8 +7,8 @@ import torch
 from small_gpt3 import CHUNK, PLAIN, B, S, losses, network, randomise, rows, written
 from torch import Tensor
 
-from benchmarks.gpt3.blocks import WrittenGpt
 from benchmarks.gpt3.network import Gpt
+from benchmarks.gpt3.written import WrittenGpt
 from common.distributed.pipeline.order import layers_of
 from common.errors import UnsupportedImplementation
 from common.nn.trained_decoder.products import Fp8TrainedProduct
@@ -223,7 +223,7 @@ def test_an_evaluation_is_in_the_dtype_of_the_weights_and_moves_no_scale() -> No
 
 def test_an_evaluation_in_fp8_is_what_the_next_step_computes_and_moves_no_scale() -> None:
     ours = network(torch.bfloat16)
-    halves = written(ours, "fp8", resting="frozen")
+    halves = written(ours, "fp8", eval_products="frozen")
     with halves.same_weights():
         loss(halves).backward()
     scales = {name: buffer.clone() for name, buffer in ours.named_buffers()}

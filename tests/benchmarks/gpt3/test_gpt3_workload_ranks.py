@@ -7,16 +7,15 @@ import math
 from pathlib import Path
 
 import pytest
-import torch
-from torch import Tensor
 
 from benchmarks.gpt3.published_form import write_published
 from common import cli
 from common.config.composition import compose
 from common.mlperf.parsed_log import read_log
-from tests.conftest import Finished, checkpoint, flatten, suite
+from tests.benchmarks.decoder_runs import STEPS, TOLERANCE, evaluated, largest_difference, state_of
+from tests.conftest import Finished, checkpoint, suite
 
-NAME, STEPS, TOLERANCE = "gpt3", 3, 1e-10
+NAME = "gpt3"
 
 
 def run(data: Path, output: Path, *overrides: str) -> Finished:
@@ -29,28 +28,6 @@ def run(data: Path, output: Path, *overrides: str) -> Finished:
         "benchmark.facts.max_grad_norm=0.5", "benchmark.facts.layers=8",
         f"data_dir={data}", f"output_dir={output}", *overrides,
     )  # fmt: skip
-
-
-def state_of(output: Path, step: int = STEPS) -> dict[str, Tensor]:
-    """Weights and moments of all stages after a step."""
-    found: dict[str, Tensor] = {}
-    for path in sorted((output / "checkpoints" / f"step_{step:08d}").glob("rank_*.pt")):
-        content = torch.load(path, weights_only=True)
-        if "model" in content:
-            found |= flatten({"model": content["model"], "updaters": content["updaters"]})
-    return found
-
-
-def largest_difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    assert found.keys() == expected.keys()
-    return max(
-        float((found[name] - tensor).double().norm() / tensor.double().norm().clamp(min=1e-12))
-        for name, tensor in expected.items()
-    )
-
-
-def evaluated(output: Path) -> list[float]:
-    return [event.value for event in read_log(output / "mlperf.log").all("eval_accuracy")]
 
 
 def records(output: Path) -> list[dict[str, float]]:

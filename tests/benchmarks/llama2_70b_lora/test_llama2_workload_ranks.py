@@ -8,13 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
-from common.mlperf.parsed_log import read_log
+from tests.benchmarks.decoder_runs import (
+    SHARED_BY_FOUR,
+    STEPS,
+    TOLERANCE,
+    check_that_shards_go_on_from_one_rank_and_one_rank_from_them,
+    evaluated,
+    largest_difference,
+    state_of,
+)
 from tests.conftest import Finished, checkpoint, flatten, prepared, suite
 
-NAME, STEPS, TOLERANCE = "llama2_70b_lora", 3, 1e-10
-SHARED_BY_FOUR = ["scale.gpus_per_node=4", "layout.cp=2", "optimizer.shard=all", "optimizer.bucket_mb=0.01"]
+NAME = "llama2_70b_lora"
 
 
 def run(data: Path, output: Path, *overrides: str) -> Finished:
@@ -24,24 +30,6 @@ def run(data: Path, output: Path, *overrides: str) -> Finished:
         "keep_checkpoints=99", f"hparams.training_steps={STEPS}", f"benchmark.schedule.interval={4 * STEPS}",
         f"data_dir={data}", f"assets_dir={data}-assets", f"output_dir={output}", *overrides,
     )  # fmt: skip
-
-
-def state_of(output: Path) -> dict[str, Tensor]:
-    """Adapters and moments at the end."""
-    content = checkpoint(output, STEPS)
-    return flatten({"model": content["model"], "updaters": content["updaters"]})
-
-
-def largest_difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    assert found.keys() == expected.keys()
-    return max(
-        float((found[name] - tensor).double().norm() / tensor.double().norm().clamp(min=1e-12))
-        for name, tensor in expected.items()
-    )
-
-
-def evaluated(output: Path) -> list[float]:
-    return [event.value for event in read_log(output / "mlperf.log").all("eval_accuracy")]
 
 
 @pytest.fixture(scope="module")
@@ -108,12 +96,7 @@ def test_a_checkpoint_holds_the_adapters_alone_and_goes_on_at_another_layout(who
 
 
 def test_shards_over_replicas_and_rows_go_on_from_one_rank_and_one_rank_from_them(whole, data_of, tmp_path):
-    saved = whole / "checkpoints" / "step_00000001"
-    for name, sharing in (("four", SHARED_BY_FOUR), ("one", [])):
-        done = run(data_of(NAME), tmp_path / name, *sharing, f"resume={saved}")
-        assert done.code == 10, done.errors
-        assert largest_difference(state_of(tmp_path / name), state_of(whole)) < TOLERANCE
-        saved = tmp_path / name / "checkpoints" / "step_00000002"
+    check_that_shards_go_on_from_one_rank_and_one_rank_from_them(run, data_of(NAME), whole, tmp_path)
 
 
 def test_adapters_of_another_base_are_refused(whole, data_of, tmp_path):

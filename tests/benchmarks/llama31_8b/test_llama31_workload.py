@@ -129,11 +129,11 @@ def test_the_closed_division_fixes_the_model_and_the_data(key, value):
 def test_norms_do_not_decay_and_everything_else_does():
     groups = built().parameter_groups()
     decaying = {name for group in groups if group.weight_decay == 0.1 for name in group.parameters}
-    resting = {name for group in groups if group.weight_decay == 0.0 for name in group.parameters}
-    assert all(name.endswith("norm.weight") for name in resting)
+    undecayed = {name for group in groups if group.weight_decay == 0.0 for name in group.parameters}
+    assert all(name.endswith("norm.weight") for name in undecayed)
     assert {"embedding.weight", "head.weight", "layers.0.qkv.weight", "layers.1.down.weight"} <= decaying
     assert len(decaying) == 2 + 4 * 2
-    assert len(resting) == 1 + 2 * 2
+    assert len(undecayed) == 1 + 2 * 2
 
 
 def test_the_workloads_loss_and_gradients_are_those_of_hugging_face():

@@ -5,7 +5,6 @@ Shapes: B rows, S tokens of a row, L those of one rank of cp, T = B L, s tokens 
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from common.nn.trained_decoder.operations import choose
 from common.nn.trained_decoder.products import Shared, trained_product
 from common.ops.fp8_cast.plain import Fp8Tensor, widen_fp8
 from common.ops.linear.fp8 import GRADIENT, INPUT
+from tests.common.nn.small_trained_decoder import CPU, PLAIN
 from tests.generators import generator_of
 
 ARCHITECTURE = DecoderArchitecture(
@@ -33,8 +33,6 @@ ARCHITECTURE = DecoderArchitecture(
     norm_epsilon=1e-5, rope_base=10_000.0, initializer_range=0.15,
 )  # fmt: skip
 B, S, CHUNK = 2, 32, 24
-CPU = torch.device("cpu")
-PLAIN = SimpleNamespace(attention="torch", rms_norm="torch", rope="torch", swiglu="torch")
 LAYOUTS: dict[int, dict[str, dict[str, int]]] = {
     2: {"tp2": {"tp": 2}},
     4: {"tp4": {"tp": 4}, "tp2xcp2": {"cp": 2, "tp": 2}},
@@ -71,7 +69,7 @@ class Network:
             operations, _ = choose(PLAIN, ARCHITECTURE, split, CPU, dtype)
             recomputed = ARCHITECTURE.layers if blocks == "recomputed" else 0
             self._trained = TrainedDecoder(
-                decoder, operations, linear, B * split.local_length, recomputed, resting="frozen"
+                decoder, operations, linear, B * split.local_length, recomputed, eval_products="frozen"
             )
 
     def losses(self) -> Tensor:
@@ -116,9 +114,9 @@ def two_micro_batches(layout: Layout, blocks: str) -> dict[str, Any]:
     losses_BL = network.backward()
     network.backward()
     with torch.no_grad():
-        resting_BL = network.losses()
+        evaluation_BL = network.losses()
     gradients = whole_gradients(network, layout)
-    return {"columns": split.positions(), "losses": losses_BL, "evaluation": resting_BL, "gradients": gradients}
+    return {"columns": split.positions(), "losses": losses_BL, "evaluation": evaluation_BL, "gradients": gradients}
 
 
 def fp8_steps(network: Network) -> dict[str, Any]:

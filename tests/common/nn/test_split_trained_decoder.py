@@ -18,6 +18,7 @@ from common.nn.scratch import Scratch
 from common.nn.trained_decoder.casts import WeightCasts
 from common.nn.trained_decoder.products import Shared, trained_product
 from common.ops.linear.fp8 import GRADIENT, INPUT
+from tests.common.nn.small_trained_decoder import error
 
 TOLERANCE = 1e-10
 WORLD_OF = {name: world for world, layouts in LAYOUTS.items() for name in layouts}
@@ -68,18 +69,14 @@ def in_fp8() -> dict[str, Any]:
     return shared.fp8_steps(network) | {"gradients": network.own_gradients()}
 
 
-def relative_error(found: Tensor, wanted: Tensor) -> float:
-    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
-
-
 def test_fp8_of_two_ranks_is_as_good_as_that_of_one(ranks, expected, in_fp8):
     """Against float64; by their norms, since numbers of three significant bits are all off."""
     for rank in ranks[2]:
         for found, wanted in zip(rank["fp8"]["losses"], in_fp8["losses"], strict=True):
             assert float(found.mean()) == pytest.approx(float(wanted.mean()), rel=0.02)
         for name, gradient in expected["gradients"].items():
-            error = relative_error(in_fp8["gradients"][name], gradient / 2)
-            assert relative_error(rank["fp8"]["gradients"][name], gradient / 2) < 1.3 * error, name
+            bound = 1.3 * error(in_fp8["gradients"][name], gradient / 2)
+            assert error(rank["fp8"]["gradients"][name], gradient / 2) < bound, name
 
 
 def test_an_evaluation_of_two_ranks_in_fp8_is_what_their_next_step_computes(ranks, in_fp8):
@@ -115,9 +112,9 @@ def test_products_of_two_ranks_are_those_of_their_operands(ranks, kind, linear):
     split = 0 if kind == "column" else 1  # of the weight
     x, dy, weight = joined("x", split), joined("dy", 1 - split), joined("weight", split)
     bias = joined("bias", 0) if kind == "column" else 0.0
-    assert relative_error(joined("y", 1 - split), x @ weight.t() + bias) < bound
-    assert relative_error(joined("dx", split), dy @ weight) < bound
-    assert relative_error(joined("dw", split), 2 * dy.t() @ x) < bound
+    assert error(joined("y", 1 - split), x @ weight.t() + bias) < bound
+    assert error(joined("dx", split), dy @ weight) < bound
+    assert error(joined("dw", split), 2 * dy.t() @ x) < bound
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -130,7 +127,7 @@ def test_a_rank_with_zeros_alone_leaves_the_others_their_scales(ranks, kind):
     for part, rank in enumerate((first, second)):
         rows = rank[all_of].double()[:half] if kind == "column" else first[own]
         wanted = rows.t() @ first[own] if kind == "column" else rows.t() @ rank[all_of].double()[:half]
-        assert relative_error(rank["dw"], 2 * wanted) < 2**-7, f"rank {part}"
+        assert error(rank["dw"], 2 * wanted) < 2**-7, f"rank {part}"
 
 
 def test_a_row_parallel_product_takes_no_bias():

@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-from common.distributed.context_parallel.split import ContextSplit
 from common.errors import UnsupportedImplementation
-from common.nn.decoder import Decoder, DecoderArchitecture
+from common.nn.decoder import Decoder
 from common.nn.lora import TokenPlaces
 from common.nn.scratch import Scratch
 from common.nn.trained_decoder.casts import WeightCasts
 from common.nn.trained_decoder.decoder import TrainedDecoder
 from common.nn.trained_decoder.head import Head
-from common.nn.trained_decoder.operations import choose
 from common.nn.trained_decoder.products import Fp8TrainedProduct, Shared, trained_product
 from common.ops import cross_entropy
 from common.ops.fp8_cast.plain import widen_fp8
+from tests.common.nn.small_trained_decoder import CPU, LENGTH, ROWS, SMALL, error, trained
 from tests.counted_transposes import counted_transposes
 from tests.generators import generator_of
-
-SMALL = DecoderArchitecture(
-    vocabulary=96, hidden=32, layers=3, heads=4, kv_heads=2, head_size=8, feed_forward=48,
-    norm_epsilon=1e-5, rope_base=100.0, initializer_range=0.15,
-)  # fmt: skip
-ROWS, LENGTH = 2, 24
-CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class Plain:
-    attention: str = "torch"
-    rms_norm: str = "torch"
-    rope: str = "torch"
-    swiglu: str = "torch"
 
 
 class Holder(nn.Module):
@@ -56,12 +38,6 @@ def decoder(dtype: torch.dtype = torch.float64) -> Decoder:
     return made
 
 
-def trained(model: Decoder, linear: str = "torch", recomputed: int = 0) -> TrainedDecoder:
-    dtype = model.head.weight.dtype
-    operations, _ = choose(Plain(), SMALL, ContextSplit(LENGTH), CPU, dtype)
-    return TrainedDecoder(model, operations, linear, ROWS * LENGTH, recomputed)
-
-
 def rows(seed: int) -> Tensor:
     return torch.randint(SMALL.vocabulary, (ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(seed))
 
@@ -79,14 +55,10 @@ def gradients(model: Decoder) -> dict[str, Tensor]:
     return {name: gradient for name, gradient in found.items() if gradient is not None}
 
 
-def error(found: Tensor, expected: Tensor) -> float:
-    return float((found.double() - expected.double()).norm() / expected.double().norm())
-
-
 @pytest.mark.parametrize("recomputed", [0, 2])
 def test_written_backward_passes_are_those_of_autograd(recomputed: int) -> None:
     ours, theirs = decoder(), decoder()
-    halves = trained(ours, recomputed=recomputed)
+    halves = trained(ours, recomputed_gate_up=recomputed)
     for seed in (1, 2):  # gradients of two micro-batches add up
         found, expected = loss(halves, ours, seed), loss(theirs, theirs, seed)
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=0.0)
@@ -108,7 +80,7 @@ def test_without_gradients_nothing_is_added() -> None:
 
 def test_every_weight_says_once_that_its_gradient_is_there() -> None:
     ours = decoder()
-    halves, heard = trained(ours, recomputed=1), []
+    halves, heard = trained(ours, recomputed_gate_up=1), []
     for name, parameter in ours.named_parameters():
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: heard.append(name))
     loss(halves, ours).backward()
@@ -124,7 +96,7 @@ def test_every_weight_says_once_that_its_gradient_is_there() -> None:
 def test_fp8_follows_the_exact_gradients(recomputed: int) -> None:
     """Once scales are known. e5m2 has two bits behind the point, so this is about the wiring; products are below."""
     ours, exact = decoder(torch.bfloat16), decoder(torch.bfloat16).double()
-    halves = trained(ours, "fp8", recomputed)
+    halves = trained(ours, "fp8", recomputed_gate_up=recomputed)
     loss(halves, ours).backward()
     for parameter in ours.parameters():
         parameter.grad = None
@@ -141,7 +113,7 @@ def test_fp8_follows_the_exact_gradients(recomputed: int) -> None:
 def test_what_is_made_again_in_fp8_is_what_was_there() -> None:
     one, other = decoder(torch.bfloat16), decoder(torch.bfloat16)
     for model, recomputed in ((one, 0), (other, 3)):
-        halves = trained(model, "fp8", recomputed)
+        halves = trained(model, "fp8", recomputed_gate_up=recomputed)
         for _ in range(2):
             loss(halves, model).backward()
     wanted = gradients(other)
@@ -170,8 +142,7 @@ def test_transposes_that_are_kept_change_nothing(monkeypatch: pytest.MonkeyPatch
     for transposed in (0, 2):
         turned.clear()
         model = decoder(torch.bfloat16)
-        operations, _ = choose(Plain(), SMALL, ContextSplit(LENGTH), CPU, torch.bfloat16)
-        halves = TrainedDecoder(model, operations, "fp8", ROWS * LENGTH, transposed_layers=transposed)
+        halves = trained(model, "fp8", transposed_layers=transposed)
         for _ in range(2):
             with halves.same_weights():
                 for seed in (1, 2):
@@ -187,9 +158,8 @@ def test_transposes_that_are_kept_change_nothing(monkeypatch: pytest.MonkeyPatch
 
 def test_an_accumulation_that_cannot_run_here_is_refused_by_its_option() -> None:
     model = decoder(torch.bfloat16)
-    operations, _ = choose(Plain(), SMALL, ContextSplit(LENGTH), CPU, torch.bfloat16)
     with pytest.raises(UnsupportedImplementation, match=r"model\.accumulation=cublaslt"):
-        TrainedDecoder(model, operations, "fp8", ROWS * LENGTH, accumulation="cublaslt")
+        trained(model, "fp8", accumulation="cublaslt")
 
 
 def test_a_changed_weight_is_the_one_that_the_next_step_uses() -> None:

@@ -34,6 +34,15 @@ def test_gradients_in_fp32_take_two_bytes_more_of_a_weight_and_of_what_the_head_
     assert over_eight.state() == pytest.approx(8_030_261_248 * (2 + 4 + (2 + 8 + 6) / 8))
 
 
+def test_a_head_that_ranks_share_adds_up_in_fp32_and_hands_on_the_gradients_dtype() -> None:
+    """Under it: five residual streams of own tokens and two of all, logits and their gradient in 16 bits and fp32."""
+    two, words = dataclasses.replace(WHOLE, layer_ranks=2, alone=False), 128_256 // 2
+    streams = (5 * 4096 + 2 * 8192) * 4096 * 2
+    assert two.transient() == streams + 2048 * words * 6 + words * 4096 * (4 + 2)
+    wide = dataclasses.replace(two, gradient_bytes=4)
+    assert wide.transient() == streams + 2048 * words * 6 + words * 4096 * 4
+
+
 def test_passes_with_graphs_of_their_own_share_no_transients() -> None:
     apart = dataclasses.replace(WHOLE, fp8=True, chunk_graphs=True)
     shared = dataclasses.replace(WHOLE, fp8=True)

@@ -21,14 +21,10 @@ from wide_gradients_oracle import (
 
 from common.config.schema import OptimizerConfig
 from common.distributed.layout import Layout
-from common.distributed.tensor_parallel.cross_entropy import next_token_loss
-from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.nn import main_gradient
 from common.nn.scratch import Scratch
 from common.nn.trained_decoder.casts import WeightCasts
-from common.nn.trained_decoder.head import Head
 from common.nn.trained_decoder.products import HalfTrainedProduct, Shared, trained_product
-from common.ops import cross_entropy
 from common.ops.fp8_cast.plain import Fp8Tensor, widen_fp8
 from common.optim.adaptive import AdamW
 from common.optim.flat import FlatBuffer
@@ -137,34 +133,6 @@ def test_uses_of_one_weight_in_a_pass_add_up_in_float32() -> None:
     ((256 * weight).sum() + weight.sum()).backward()
     assert weight.grad is not None
     assert weight.grad.tolist() == [257.0] * 3
-
-
-def decoders_head(weight_VE: nn.Parameter, hidden_TE: Tensor, labels_T: Tensor) -> Tensor:
-    """Two chunks, whose gradients of the weight the head adds up itself."""
-    function = cross_entropy.IMPLEMENTATIONS["torch"].function
-    return Head(function, 20).summed_loss(hidden_TE, weight_VE, labels_T, 1.0)
-
-
-def shared_head(weight_VE: nn.Parameter, hidden_TE: Tensor, labels_T: Tensor) -> Tensor:
-    """The head whose words ranks share."""
-    return next_token_loss(hidden_TE, weight_VE, labels_T, TensorParallel(), 20).sum()
-
-
-@pytest.mark.parametrize("head", [decoders_head, shared_head])
-def test_what_a_head_hands_on_is_not_rounded_to_bfloat16(head: Callable[..., Tensor]) -> None:
-    weight_VE = nn.Parameter(torch.randn(24, 16, generator=torch.Generator().manual_seed(1)).bfloat16())
-    hidden_TE = torch.randn(40, 16, generator=torch.Generator().manual_seed(2)).bfloat16().requires_grad_()
-    labels_T = torch.arange(40) % 24
-    exact_VE = weight_VE.detach().double().requires_grad_()
-    torch.nn.functional.cross_entropy(hidden_TE.double() @ exact_VE.t(), labels_T, reduction="sum").backward()
-    assert exact_VE.grad is not None
-    for gradients in ("fp32", "same"):
-        optimizer({"weight": weight_VE}, SGD(0.0), gradients=gradients).begin()
-        head(weight_VE, hidden_TE, labels_T).backward()
-        assert weight_VE.grad is not None
-        narrow = torch.equal(weight_VE.grad.bfloat16().float(), weight_VE.grad.float())
-        assert narrow == (gradients == "same")
-        assert (weight_VE.grad.double() - exact_VE.grad).norm() / exact_VE.grad.norm() < 0.01
 
 
 def test_gradients_without_an_optimizer_are_those_of_the_parameter() -> None:

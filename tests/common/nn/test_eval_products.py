@@ -2,50 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-from common.distributed.context_parallel.split import ContextSplit
-from common.nn.decoder import Decoder, DecoderArchitecture
+from common.nn.decoder import Decoder
 from common.nn.lora import TokenPlaces
 from common.nn.scratch import Scratch
-from common.nn.trained_decoder.casts import Resting, Scales, WeightCasts, resting
-from common.nn.trained_decoder.decoder import TrainedDecoder
-from common.nn.trained_decoder.operations import choose
+from common.nn.trained_decoder.casts import EvalProducts, Scales, WeightCasts, choose_eval_products
 from common.nn.trained_decoder.products import Fp8TrainedProduct, Shared, trained_product
+from tests.common.nn.small_trained_decoder import CPU, LENGTH, ROWS, SMALL, error, trained
 from tests.counted_transposes import counted_transposes
 from tests.generators import generator_of
 
-SMALL = DecoderArchitecture(
-    vocabulary=96, hidden=32, layers=2, heads=4, kv_heads=2, head_size=8, feed_forward=48,
-    norm_epsilon=1e-5, rope_base=100.0, initializer_range=0.15,
-)  # fmt: skip
-ROWS, LENGTH = 2, 24
-CPU = torch.device("cpu")
 PRODUCTS = 4 * SMALL.layers
-
-
-@dataclass(frozen=True)
-class Plain:
-    attention: str = "torch"
-    rms_norm: str = "torch"
-    rope: str = "torch"
-    swiglu: str = "torch"
 
 
 class Network:
     """A decoder and its halves."""
 
-    def __init__(self, does: Resting, linear: str = "fp8", transposed: int = 0) -> None:
+    def __init__(self, eval_products: EvalProducts, linear: str = "fp8", transposed: int = 0) -> None:
         self.model = Decoder(SMALL, dtype=torch.bfloat16)
         self.model.initialise(generator_of)
-        operations, _ = choose(Plain(), SMALL, ContextSplit(LENGTH), CPU, torch.bfloat16)
-        self.halves = TrainedDecoder(
-            self.model, operations, linear, ROWS * LENGTH, transposed_layers=transposed, resting=does
-        )
+        self.halves = trained(self.model, linear, transposed_layers=transposed, eval_products=eval_products)
 
     def hidden(self, seed: int) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
@@ -80,10 +59,6 @@ class Network:
 
 def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-def error(found: Tensor, wanted: Tensor) -> float:
-    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
 
 
 def test_an_evaluation_is_what_the_next_step_computes_and_moves_no_scale() -> None:
@@ -180,7 +155,7 @@ def test_a_weight_whose_scale_is_unknown_is_cast_with_its_maximum() -> None:
     layer.weight = nn.Parameter((torch.randn(1024, 32, generator=generator_of("w")) * 0.01).bfloat16())
     layer.weight.data[1] *= 100.0
     casts = WeightCasts()
-    product = trained_product(layer, "fp8", Shared(Scratch(CPU), casts, resting="frozen"))
+    product = trained_product(layer, "fp8", Shared(Scratch(CPU), casts, eval_products="frozen"))
     assert isinstance(product, Fp8TrainedProduct)
     x = torch.randn(16, 32, generator=generator_of("x")).bfloat16()
     wanted = x.double() @ layer.weight.detach().double().t()
@@ -193,6 +168,6 @@ def test_a_weight_whose_scale_is_unknown_is_cast_with_its_maximum() -> None:
     assert not scales.scales.any()
 
 
-def test_what_rests_is_said_by_the_option_and_by_who_trains() -> None:
-    assert [resting("torch", trains) for trains in (True, False)] == ["half", "half"]
-    assert [resting("same", trains) for trains in (True, False)] == ["frozen", "moving"]
+def test_what_evaluations_multiply_in_is_said_by_the_option_and_by_who_trains() -> None:
+    assert [choose_eval_products("torch", trains) for trains in (True, False)] == ["half", "half"]
+    assert [choose_eval_products("same", trains) for trains in (True, False)] == ["frozen", "moving"]

@@ -1,0 +1,154 @@
+"""The network run through blocks and a head whose backward passes are written out, with the passes of a step.
+
+Legend: as in :mod:`benchmarks.gpt3.network`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpt3.blocks import AttentionHalf, MlpHalf, Pair, Tokens, joined, last_normed
+from benchmarks.gpt3.head import PutOff, TiedHead
+from benchmarks.gpt3.network import Block, Gpt
+from benchmarks.gpt3.operations import Operations
+from common.distributed.tensor_parallel.products import TokenProducts
+from common.nn.scratch import Scratch
+from common.nn.trained_decoder.casts import EvalProducts, Scales, WeightCasts
+from common.nn.trained_decoder.products import Shared, trained_product
+from common.ops.implementation import AUTO
+
+
+class WrittenGpt:
+    """A network, run through its halves.
+
+    Args:
+        model: has all weights, on their device and in their dtype; its layers get the scales of FP8 products.
+        operations: how they run.
+        linear: of the blocks' products: ``torch`` or ``fp8``.
+        most_tokens: of any micro-batch: the memory that layers share is taken here, so that graphs keep its address.
+        products: how tokens move beside products where ranks share the layers; None for collectives.
+        accumulation: how gradients of FP8 products are added, see :mod:`common.ops.weight_gradient`.
+        kept_transposes: FP8 weights are transposed once a step and not in every backward pass; a byte a weight.
+        put_off_head: so many micro-batches of a step whose gradients of the head's weight wait for its end, where the
+            last stage would be idle (:class:`benchmarks.gpt3.head.PutOff`); without a pipeline none does.
+        eval_products: what FP8 products do without gradients.
+
+    Attributes:
+        model, architecture, parts, parallel: see :class:`benchmarks.gpt3.network.Gpt`.
+
+    Raises:
+        UnsupportedImplementation: FP8 cannot multiply these weights.
+    """
+
+    def __init__(
+        self,
+        model: Gpt,
+        operations: Operations,
+        linear: str,
+        most_tokens: int,
+        products: TokenProducts | None = None,
+        accumulation: str = AUTO,
+        kept_transposes: bool = False,
+        put_off_head: int = 0,
+        eval_products: EvalProducts = "half",
+    ) -> None:
+        self.model, self._operations = model, operations
+        self.architecture, self.parts, self.parallel = model.architecture, model.parts, model.parallel
+        example = next(model.parameters())
+        scratch = Scratch(example.device)
+        scratch.wide((most_tokens, model.architecture.feed_forward // model.parallel.size), example.dtype)
+        self._shared = Shared(scratch, WeightCasts(), model.parallel, products, accumulation, eval_products)
+        self._halves = [
+            [_halves(block, operations, linear, self._shared, kept_transposes) for block in model.blocks(chunk)]
+            for chunk in range(len(model.parts))
+        ]
+        self._head: TiedHead | None = None
+        if model.last:
+            # The embedding's own gradient comes last, where it is on the same stage.
+            self._head = TiedHead(
+                model.embedding.weight, model.architecture.vocabulary, model.parallel, operations.cross_entropy,
+                finishes=not model.first, put_off=PutOff(0 if model.first else put_off_head),
+            )  # fmt: skip
+
+    def embed(self, tokens_BS: Tensor) -> Tensor:
+        """See :meth:`benchmarks.gpt3.network.Gpt.embed`."""
+        return self.model.embed(tokens_BS)
+
+    def through(self, chunk: int, x_sE: Tensor, rows: int) -> Tensor:
+        """See :meth:`benchmarks.gpt3.network.Gpt.through`; gradients of weights are added to the main ones."""
+        tokens = Tokens(rows, not torch.is_grad_enabled())
+        self._shared.begin(tokens.inference)
+        pair = Pair(x_sE, None, None)
+        for attention, mlp in self._halves[chunk]:
+            pair = mlp(attention(pair, tokens), tokens)
+        return joined(pair, self._operations)
+
+    @torch.no_grad()
+    def losses(self, x_sE: Tensor, labels_T: Tensor, head_chunk: int) -> Tensor:
+        """See :meth:`benchmarks.gpt3.network.Gpt.losses`; without gradients."""
+        return self._last().losses(self._normed(x_sE), labels_T, head_chunk)
+
+    def summed_loss(self, x_sE: Tensor, labels_T: Tensor, head_chunk: int, factor: float = 1.0) -> Tensor:
+        """See :meth:`benchmarks.gpt3.network.Gpt.summed_loss`; gradients of weights are added to the main ones."""
+        return self._last().summed_loss(self._normed(x_sE), labels_T, head_chunk, factor)
+
+    @contextlib.contextmanager
+    def same_weights(self) -> Iterator[None]:
+        """The passes of a step, within which no weight changes. Collective over tp.
+
+        FP8 products cast their weights in the first forward pass, and keep them. Gradients of the head's weight that
+        were put off are added at the end.
+        """
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._shared.casts.once())
+            if self._head is not None:
+                stack.enter_context(self._head.put_off.step(self._head))
+            yield
+
+    def prepare(self, chunk: int) -> None:
+        """Cast the weights of one part within :meth:`same_weights`, so that no forward pass does."""
+        for attention, mlp in self._halves[chunk]:
+            for product in (attention.qkv, attention.output, mlp.up, mlp.down):
+                product.prepare()
+
+    def begin_backward(self) -> None:
+        """Before a backward pass that may follow on any other pass. Collective over tp."""
+        self._shared.begin_backward()
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """The passes of an evaluation: without gradients, and no weight changes. FP8 weights are cast before them."""
+        return self._shared.casts.evaluating()
+
+    def _last(self) -> TiedHead:
+        if self._head is None:
+            raise ValueError("a stage that is not the last has no head")
+        return self._head
+
+    def _normed(self, x_sE: Tensor) -> Tensor:
+        return last_normed(x_sE, self.model.norm, self._operations)
+
+
+def _halves(
+    block: Block, operations: Operations, linear: str, shared: Shared, kept_transposes: bool
+) -> tuple[AttentionHalf, MlpHalf]:
+    qkv, up = (trained_product(layer, linear, shared, True, kept_transposes) for layer in (block.qkv, block.up))
+    output, down = (
+        trained_product(layer, linear, shared, False, kept_transposes) for layer in (block.output, block.down)
+    )
+    saved = None
+    if linear != "torch":
+        block.saved = Scales(1, block.qkv.weight.device)
+        saved = block.saved.scaling(0)
+    biases = [layer.bias for layer in (block.qkv, block.output, block.up, block.down)]
+    qkv_bias, output_bias, up_bias, down_bias = (bias for bias in biases if bias is not None)
+    return (
+        AttentionHalf(
+            block.architecture.head_size, operations, block.attention_norm, qkv, qkv_bias, output, output_bias
+        ),
+        MlpHalf(operations, shared.scratch, block.mlp_norm, up, up_bias, down, down_bias, saved),
+    )

@@ -1,0 +1,64 @@
+"""What whole runs of the decoders' workloads leave, and how runs on several ranks are compared with that of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from common.mlperf.parsed_log import read_log
+from tests.conftest import Finished, flatten
+
+STEPS, TOLERANCE = 3, 1e-10
+"""Steps of a run in float64, and how far its weights and moments may be from others', relative."""
+
+SHARED_BY_FOUR = ["scale.gpus_per_node=4", "layout.cp=2", "optimizer.shard=all", "optimizer.bucket_mb=0.01"]
+"""Two replicas of two ranks that share rows; all four share the optimizer's state."""
+
+Run = Callable[..., Finished]
+"""``run(data, output, *overrides)``: ``STEPS`` steps, each with a checkpoint."""
+
+
+def state_of(output: Path, step: int = STEPS) -> dict[str, Tensor]:
+    """Weights and moments after a step, of all stages."""
+    found: dict[str, Tensor] = {}
+    for path in sorted((output / "checkpoints" / f"step_{step:08d}").glob("rank_*.pt")):
+        content = torch.load(path, weights_only=True)
+        if "model" in content:
+            found |= flatten({"model": content["model"], "updaters": content["updaters"]})
+    return found
+
+
+def largest_difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """Of all tensors, relative to their norms."""
+    assert expected
+    assert found.keys() == expected.keys()
+    return max(
+        float((found[name] - tensor).double().norm() / tensor.double().norm().clamp(min=1e-12))
+        for name, tensor in expected.items()
+    )
+
+
+def evaluated(output: Path) -> list[float]:
+    """All scores."""
+    return [event.value for event in read_log(output / "mlperf.log").all("eval_accuracy")]
+
+
+def check_that_shards_go_on_from_one_rank_and_one_rank_from_them(
+    run: Run, data: Path, whole: Path, folder: Path
+) -> None:
+    """Over replicas and rows: four ranks resume the run of one, which then resumes theirs, and both end as it did.
+
+    Args:
+        run, data: of the workload.
+        whole: the output of one rank.
+        folder: for the outputs.
+    """
+    saved = whole / "checkpoints" / "step_00000001"
+    for name, sharing in (("four", SHARED_BY_FOUR), ("one", [])):
+        done = run(data, folder / name, *sharing, f"resume={saved}")
+        assert done.code == 10, done.errors
+        assert largest_difference(state_of(folder / name), state_of(whole)) < TOLERANCE
+        saved = folder / name / "checkpoints" / "step_00000002"

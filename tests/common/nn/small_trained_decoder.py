@@ -1,0 +1,39 @@
+"""A small decoder, and the halves that train it with PyTorch's operations."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from common.distributed.context_parallel.split import ContextSplit
+from common.nn.decoder import Decoder, DecoderArchitecture
+from common.nn.trained_decoder.decoder import TrainedDecoder
+from common.nn.trained_decoder.operations import choose
+
+SMALL = DecoderArchitecture(
+    vocabulary=96, hidden=32, layers=3, heads=4, kv_heads=2, head_size=8, feed_forward=48,
+    norm_epsilon=1e-5, rope_base=100.0, initializer_range=0.15,
+)  # fmt: skip
+ROWS, LENGTH = 2, 24
+CPU = torch.device("cpu")
+PLAIN = SimpleNamespace(attention="torch", rms_norm="torch", rope="torch", swiglu="torch")
+
+
+def trained(model: Decoder, linear: str = "torch", **options: Any) -> TrainedDecoder:
+    """``model``, of :data:`SMALL`, through its halves, for micro-batches of ``ROWS`` rows of ``LENGTH`` tokens.
+
+    Args:
+        model: has the weights.
+        linear: of the blocks' products: ``torch`` or ``fp8``.
+        options: others of :class:`common.nn.trained_decoder.decoder.TrainedDecoder`.
+    """
+    operations, _ = choose(PLAIN, SMALL, ContextSplit(LENGTH), CPU, model.head.weight.dtype)
+    return TrainedDecoder(model, operations, linear, ROWS * LENGTH, **options)
+
+
+def error(found: Tensor, wanted: Tensor) -> float:
+    """The norm of the difference, relative."""
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
