@@ -101,8 +101,9 @@ def test_evaluations_in_fp8_are_captured_and_leave_training_alone(workload_name:
         print(name, losses, scores)
         assert losses == pytest.approx(alone, rel=2e-3)
     of = {name: scores for name, (_, scores) in found.items()}
-    for way in ("eager", "chunks", "fp32"):
+    for way in ("eager", "chunks"):
         assert of["captured"] == pytest.approx(of[way], rel=1e-3)
-    assert of["captured"] == pytest.approx(of["bf16"], rel=CLOSE)
+    for way in ("bf16", "fp32"):  # other products, and weights that other gradients have moved
+        assert of["captured"] == pytest.approx(of[way], rel=CLOSE)
     assert of["captured"] != of["bf16"]
     assert len(set(of["captured"])) == STEPS, "the graph has the weights of its warm-up"

@@ -45,7 +45,7 @@ HEADS: dict[str, SummedLoss] = {"shared": shared_head, "of one rank": decoders_h
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes; ``words`` a power of two, so that of a weight of zeros bf16 has every probability exactly."""
+    """Sizes; ``words`` a power of two up to 256: bf16 has every probability of a weight of zeros, and one less it."""
 
     tokens: int
     chunk: int
