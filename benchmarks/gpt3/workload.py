@@ -202,6 +202,7 @@ class GptPretraining(Workload):
             passes=(lambda scale: self._pipeline.forward_backward(chunks, ["loss"], scale, graphs)) if staged else None,
         )
         step.chunk_graphs = graphs
+        step.rehearsing = self._pipeline.rehearsing if self.layout.size("pp") > 1 else None
         if self._written is not None:
             step.forward_backward = within(self._written.same_weights, step.forward_backward)
         return step

@@ -30,6 +30,7 @@ from common.step.capture import CudaRecorder, PassGraphs, Recorder, capturing, e
 from common.step.train_step import DeviceResult, TrainStep
 
 WARM_UP_ITERATIONS = 3  # autotuning, NCCL and the allocator settle within three iterations
+REHEARSALS = 2  # the first has no scales of FP8 yet, and launches other kernels
 
 MOST_GRAPHS = 16
 """Graphs of one warm-up up to which micro-batches of different keys are captured together.
@@ -122,6 +123,7 @@ class StepRunner:
             for example in examples:
                 samples[example.key] = example.samples
                 self._place.setdefault(example.key, len(self._place))
+                self._rehearse(example)
                 if self._chunks is not None:
                     self._warm_up_chunks(self._chunks, example)
                     continue
@@ -138,6 +140,14 @@ class StepRunner:
                     for keys in combinations(list(samples), self.micro_batches):
                         self._captured[keys] = self._record(keys, samples)
             self.step.skip.fill_(0)
+
+    def _rehearse(self, example: Batch) -> None:
+        """Iterations in which no stage of a pipeline waits for another."""
+        if self.step.rehearsing is None:
+            return
+        with self.step.rehearsing():
+            for _ in range(REHEARSALS):
+                self.step([example] * (self.micro_batches if self._chunks is None else self._chunks.enough))
 
     def _warm_up_chunks(self, chunks: PassGraphs, example: Batch) -> None:
         """As many micro-batches as have all passes; all of training's may be thousands."""

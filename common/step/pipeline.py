@@ -6,7 +6,8 @@ own. Here is what they are given, and where what they make goes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from common.data.batches import Batch
 from common.distributed.layout import Layout
-from common.distributed.pipeline.links import Handed, Links
+from common.distributed.pipeline.links import Handed, Links, StandIns
 from common.distributed.pipeline.order import (
     Unit,
     check_numbers,
@@ -55,7 +56,24 @@ class Pipeline:
         check_numbers(self._stages, chunks, micro_batches)
         self._handed, self._device, self._micro_batches = handed, layout.device, micro_batches
         self.first, self.last = self._stage == 0, self._stage == self._stages - 1
-        self._links = Links(layout, chunks)
+        self._links: Links | StandIns = Links(layout, chunks)
+        self._forward_rehearsed = False
+
+    @contextlib.contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Within it this stage's passes begin from noise, and what they make goes nowhere.
+
+        A kernel is compiled and loaded where it is launched first, and loading waits for all that runs on the device:
+        for a receive, too, whose message may be made of what that kernel is to make. So all kernels are launched once
+        before the first receive is posted. Stages then compile at the same time, and not one after the other.
+        """
+        links = self._links
+        assert isinstance(links, Links)
+        self._links = StandIns(links, self._device)
+        try:
+            yield
+        finally:
+            self._links = links
 
     def forward_backward(
         self,
@@ -101,6 +119,8 @@ class Pipeline:
     ) -> list[Result]:
         """The forward pass alone, of any number of micro-batches; collective over ``pp``.
 
+        The first time it is rehearsed (:meth:`rehearsing`).
+
         Args:
             functions: for each chunk of this stage what it does, as :attr:`Chunk.forward`.
             micro_batches: the same on all stages.
@@ -108,6 +128,15 @@ class Pipeline:
         Returns:
             What the last part of the model returns, for every micro-batch; nothing on other stages.
         """
+        if self._stages > 1 and not self._forward_rehearsed:
+            self._forward_rehearsed = True
+            with self.rehearsing():
+                self._forward(functions, micro_batches)
+        return self._forward(functions, micro_batches)
+
+    def _forward(
+        self, functions: Sequence[Callable[[Tensor | None, Batch], Tensor | Result]], micro_batches: Sequence[Batch]
+    ) -> list[Result]:
         units = forward_order(self._stages, self._chunks, len(micro_batches))
         self.begin(units, micro_batches)
         results: list[Result] = []

@@ -134,9 +134,12 @@ class TrainStep:
         stop: 0-d float32 on the device; non-zero asks all ranks to stop (set by a signal on any of them).
         reached: likewise; non-zero tells all ranks that the target is reached (set by the one that hears of it).
         chunk_graphs: where ``forward_backward`` has graphs of its own; None where a graph has the whole iteration.
+        rehearsing: within which ``forward_backward`` waits for no other stage
+            (:meth:`common.step.pipeline.Pipeline.rehearsing`); None where there are no stages.
     """
 
     chunk_graphs: PassGraphs | None = None
+    rehearsing: Callable[[], AbstractContextManager[None]] | None = None
 
     def __init__(self, forward_backward: ForwardBackward, updaters: Sequence[Updater], layout: Layout) -> None:
         self.forward_backward = forward_backward

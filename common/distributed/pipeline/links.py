@@ -138,6 +138,41 @@ class Links:
             outbox.finish()
 
 
+class StandInBox:
+    """In the place of an outbox or an inbox: noise comes, and what is sent goes nowhere. Nobody is waited for.
+
+    Args:
+        device: of the tensors.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._generator = torch.Generator(device).manual_seed(0)
+        self._wanted: deque[Handed] = deque()
+
+    def begin(self, wanted: Sequence[Handed]) -> None:
+        """See :meth:`Inbox.begin`."""
+        self._wanted.extend(wanted)
+
+    def take(self) -> Tensor:
+        """Noise in the place of the next message."""
+        shape, dtype = self._wanted.popleft()
+        return torch.randn(shape, generator=self._generator, dtype=dtype, device=self._generator.device)
+
+    def send(self, tensor: Tensor) -> None:
+        """Nothing is sent."""
+
+
+class StandIns:
+    """In the place of ``links`` where a stage is to run on its own."""
+
+    def __init__(self, links: Links, device: torch.device) -> None:
+        self.inboxes = {direction: StandInBox(device) for direction in links.inboxes}
+        self.outboxes = {direction: StandInBox(device) for direction in links.outboxes}
+
+    def finish(self) -> None:
+        """Nothing is underway."""
+
+
 def _start(function: Callable[..., Any], tensor: Tensor, group: dist.ProcessGroup, peer: int) -> dist.Work:
     (work,) = dist.batch_isend_irecv([dist.P2POp(function, tensor, group=group, group_peer=peer)])
     return work

@@ -70,9 +70,11 @@ class StagedToy(CosmoFlow):
 
     def step_with(self, *arguments: Any, **options: Any) -> TrainStep:
         chunk = Chunk(self.model, self.layer_and_loss)
-        return super().step_with(
+        step = super().step_with(
             *arguments, **options, passes=lambda scale: self.pipeline.forward_backward([chunk], ["loss"], scale)
         )
+        step.rehearsing = self.pipeline.rehearsing
+        return step
 
     def evaluation(self, layout: Layout) -> MeanAbsoluteError:
         example = torch.zeros(self.own.reader.eval_batch, self.own.facts.size**3, dtype=self.dtype)

@@ -134,6 +134,7 @@ class Trainee:
         self.handed_on: list[weakref.ref[Tensor]] = []
         self.step = TrainStep(self.watched(passes), [self.optimizer], layout)
         self.step.chunk_graphs = graphs
+        self.step.rehearsing = self.pipeline.rehearsing if stages > 1 else None
         self.run: Callable[[list[Batch]], DeviceResult] = self.step
 
     def watched(self, passes: ForwardBackward) -> ForwardBackward:
@@ -175,6 +176,15 @@ class Trainee:
             layer = self.model.layers[str(index)]
             for hook in layer._forward_pre_hooks.values():
                 hook(layer, ())
+
+    def rehearse(self) -> None:
+        """All passes of a step and of an evaluation, alone."""
+        mine = batches(0, self.layout)
+        functions = [lambda x, batch, n=n: self.part(n, x, batch) for n in range(self.chunks)]
+        with self.pipeline.rehearsing():
+            self.step.forward_backward(mine, lambda part=None: None, lambda: None)
+            with torch.no_grad():
+                self.pipeline._forward(functions, mine)
 
     def in_graphs(self) -> PlayedGraphs:
         """Train by played graphs from now on; what has recorded them."""
@@ -223,6 +233,16 @@ def place_of(folder: str, name: str) -> Path:
     return Path(folder, name) / f"step_{SAVED_AFTER:08d}"
 
 
+def one_after_the_other(trainee: Trainee) -> dict[str, float]:
+    """The norm of each gradient after a rehearsal that every rank makes while others wait for its end."""
+    for turn in range(dist.get_world_size()):
+        if turn == dist.get_rank():
+            trainee.rehearse()
+        dist.barrier()
+    named = trainee.model.named_parameters()
+    return {name: parameter.grad.norm().item() for name, parameter in named if parameter.grad is not None}
+
+
 def run_rank(rank: int, world: int, folder: str) -> None:
     """Train, save, evaluate and resume what the layouts before have saved; ``single`` is of one rank."""
     torch.set_num_threads(1)
@@ -239,6 +259,7 @@ def run_rank(rank: int, world: int, folder: str) -> None:
             found[case] = {"metrics": metrics, "weights": trainee.weights(), "evaluated": trainee.evaluate(6)}
             found[case]["alive"] = trainee.most_alive
             found[case]["reduced before the last chunk"] = trainee.reduced
+            found[case]["rehearsed"] = one_after_the_other(Trainee(layout, chunks, shard=shard))
             graphed = Trainee(layout, chunks, graphs=ChunkGraphs(), shard=shard)
             played = graphed.in_graphs()
             replayed = played.replays

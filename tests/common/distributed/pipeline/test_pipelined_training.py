@@ -99,6 +99,13 @@ def test_evaluation_goes_through_the_stages(folder, wanted, world, case):
         assert found["evaluated"] == pytest.approx(wanted["evaluated"], abs=1e-10)
 
 
+@pytest.mark.parametrize(("world", "case"), [*CASES, *SHARDED])
+def test_a_rehearsal_takes_all_passes_and_waits_for_no_rank(folder, world, case):
+    for found in found_by(folder, world, case):
+        assert set(found["rehearsed"]) == set(found["weights"])
+        assert all(norm > 0 for norm in found["rehearsed"].values())
+
+
 @pytest.mark.parametrize(("world", "case"), CASES)
 def test_both_ends_keep_the_same_bits_of_the_tied_weight(folder, world, case):
     first, *others = [
