@@ -131,6 +131,7 @@ def train(argv: list[str]) -> int:
 
     def work(start: Start) -> int:
         from common.distributed.roles import Role
+        from common.launch.data_folder import require_prepared
         from common.run.conclusion import await_conclusion, conclude
         from common.run.evaluation_rank import EvaluationRank
         from common.run.trainer import Trainer
@@ -141,6 +142,7 @@ def train(argv: list[str]) -> int:
             return 0
         of_a_run = (start.workload_type, start.run, start.session, start.rank_info, start.device)
         trainer = Trainer(*of_a_run, start.began_ms, start.scorer, start.tree)
+        require_prepared(start.run, start.session)
         return conclude(trainer.train(), start)
 
     return with_hydra(argv, lambda tree, arguments: on_ranks("train", arguments, tree, workload_class, work))

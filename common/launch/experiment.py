@@ -24,6 +24,7 @@ from common.config.schema import RunConfig, SessionConfig
 from common.distributed.startup import expand_nodelist
 from common.errors import ConfigError, DataError, SuiteError, print_error
 from common.launch.closing import close_if_open
+from common.launch.data_folder import require_prepared
 from common.launch.launch_config import LaunchConfig
 from common.launch.series import Begin, End, Experiment, Series, append, read_runs
 from common.launch.series_entry import Status
@@ -90,6 +91,7 @@ def main(argv: Sequence[str], compose: Callable[[Sequence[str]], dict[str, Any]]
         elif arguments.command == "name":
             print(assignments({"series": series_name(settings, os.environ)}))
         elif arguments.command == "begin":
+            require_prepared(*admit(tree)[:2])
             print(assignments(begin(tree, settings, arguments.series, arguments.overrides, os.environ, admit)))
         else:
             known = (arguments.step_errors, arguments.reason)

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import shlex
+import shutil
 import stat
 import subprocess
 import sys
@@ -244,10 +245,12 @@ def test_output_that_is_no_text_cuts_no_log(series) -> None:
         assert (run.folder / f"{run.begin.output_dir}.srun").read_text() == "srun: a remark\n"
 
 
-def test_a_run_that_fails_ends_the_series_with_its_exit_code(tmp_path: Path) -> None:
+def test_a_run_that_fails_ends_the_series_with_its_exit_code(tmp_path: Path, data_of) -> None:
+    data = shutil.copytree(data_of("resnet"), tmp_path / "data")
+    (data / "train.rec").unlink()
     done = script(
-        "run.sub", "benchmark=resnet", "scale=test", "device=cpu", f"data_dir={tmp_path}/nowhere",
-        "launch.experiments=2", "launch.doctor=false", "launch.clear_caches=false", cwd=tmp_path,
+        "run.sub", "benchmark=resnet", "scale=test", "device=cpu", f"data_dir={data}", "launch.experiments=2",
+        "launch.doctor=false", "launch.clear_caches=false", cwd=tmp_path,
     )  # fmt: skip
     assert done.code == 3
     (series,) = read_runs(tmp_path / "results" / "resnet")
@@ -266,10 +269,10 @@ def test_a_failing_hook_before_a_run_ends_the_series(tmp_path: Path) -> None:
     assert not (tmp_path / "results" / "resnet" / "runs.jsonl").exists()
 
 
-def test_a_failing_hook_before_a_run_closes_the_books(tmp_path: Path) -> None:
+def test_a_failing_hook_before_a_run_closes_the_books(tmp_path: Path, data_of) -> None:
     done = script(
-        "run.sub", "benchmark=resnet", "scale=test", "device=cpu", "launch.doctor=false",
-        "launch.hooks.pre_run=['exit 4']", cwd=tmp_path,
+        "run.sub", "benchmark=resnet", "scale=test", "device=cpu", f"data_dir={data_of('resnet')}",
+        "launch.doctor=false", "launch.hooks.pre_run=['exit 4']", cwd=tmp_path,
     )  # fmt: skip
     assert done.code == 1
     ((run,),) = [series.experiments for series in read_runs(tmp_path / "results" / "resnet")]
@@ -277,11 +280,12 @@ def test_a_failing_hook_before_a_run_closes_the_books(tmp_path: Path) -> None:
     assert run.end.status == "not started"
 
 
-def test_after_a_signal_no_other_experiment_begins(tmp_path: Path) -> None:
+def test_after_a_signal_no_other_experiment_begins(tmp_path: Path, data_of) -> None:
     """The hook signals the driver alone, as `kill` does."""
     done = script(
         "run.sub", "benchmark=resnet", "scale=test", "device=cpu", "launch.doctor=false", "launch.clear_caches=false",
-        "launch.experiments=2", "launch.hooks.pre_run=['kill -TERM $PPID']", cwd=tmp_path,
+        "launch.experiments=2", "launch.hooks.pre_run=['kill -TERM $PPID']", f"data_dir={data_of('resnet')}",
+        cwd=tmp_path,
     )  # fmt: skip
     assert done.code == 143
     assert "no other begins" in done.errors
