@@ -125,6 +125,13 @@ def one_node(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[
     return plan
 
 
+def test_a_dry_run_outside_of_a_job_shows_what_the_driver_would_do(tmp_path: Path) -> None:
+    on_one = planned(tmp_path, *ONE_NODE, script_name="run_and_time.sh")
+    assert the_training(on_one)[1:4] == [f"{SCRIPTS}/run_and_time.sh", "train", "benchmark=resnet"]
+    on_two = planned(tmp_path, *TWO_NODES, script_name="run_and_time.sh")
+    assert the_training(on_two)[:2] == ["srun", "--ntasks=16"]
+
+
 def test_only_the_results_are_writable_in_docker_and_nobody_is_root(one_node) -> None:
     words, folder = one_node("docker")
     volumes = [words[i + 1] for i, word in enumerate(words) if word == "--volume"]
