@@ -287,18 +287,19 @@ def test_a_failing_hook_before_a_run_closes_the_books(tmp_path: Path, data_of) -
     assert run.end.status == "not started"
 
 
-def test_after_a_signal_no_other_experiment_begins(tmp_path: Path, data_of) -> None:
+@pytest.mark.parametrize(("name", "code"), [("TERM", 143), ("INT", 130)])
+def test_after_a_signal_no_other_experiment_begins(tmp_path: Path, data_of, name: str, code: int) -> None:
     """The hook signals the driver alone, as `kill` does."""
     done = script(
         "run.sub", "benchmark=resnet", "scale=test", "device=cpu", "launch.doctor=false", "launch.clear_caches=false",
-        "launch.experiments=2", "launch.hooks.pre_run=['kill -TERM $PPID']", f"data_dir={data_of('resnet')}",
+        "launch.experiments=2", f"launch.hooks.pre_run=['kill -{name} $PPID']", f"data_dir={data_of('resnet')}",
         cwd=tmp_path,
     )  # fmt: skip
-    assert done.code == 143
+    assert done.code == code
     assert "no other begins" in done.errors
     ((run,),) = [series.experiments for series in read_runs(tmp_path / "results" / "resnet")]
     assert run.end is not None
-    assert (run.end.status, run.end.exit_code) == ("not started", 143)
+    assert (run.end.status, run.end.exit_code) == ("not started", code)
 
 
 def test_without_docker_the_script_says_so(tmp_path: Path) -> None:
