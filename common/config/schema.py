@@ -427,7 +427,7 @@ class SessionConfig:
     data_dir: Path
     output_dir: Path
     device: Literal["auto", "cpu", "cuda"]
-    seed: int | None
+    seed: Annotated[int, AtLeast(0, "seeds are 0 or more")] | None
     ruleset: str | None
     submission: SubmissionConfig
     cache_cleared: bool

@@ -220,7 +220,8 @@ def begin(
         if series.started >= series.declared:
             return {"experiment": 0}
     number = len(series.experiments) + 1 if series else 1
-    base = series.experiments[0].begin.seed if series else session.seed or draw_seed()
+    given = series.experiments[0].begin.seed if series else session.seed
+    base = draw_seed() if given is None else given
     source = find_source(environment=environment)
     entry = Begin(
         series=name,

@@ -54,6 +54,14 @@ def test_seeds_follow_the_first_which_is_drawn(tmp_path: Path) -> None:
     assert next_one(tmp_path / "other")["seed"] not in (first["seed"], second["seed"])
 
 
+def test_a_series_may_begin_with_the_seed_0(tmp_path: Path) -> None:
+    assert next_one(tmp_path, "s", "seed=0")["seed"] == 0
+    start_the_clock(tmp_path, 1)
+    finish(tmp_path, 1)
+    assert next_one(tmp_path, "s", "seed=0")["seed"] == 1
+    assert [run.begin.seed for run in read_runs(tmp_path)[0].experiments] == [0, 1]
+
+
 def test_a_complete_series_has_no_next_experiment(tmp_path: Path) -> None:
     for number in (1, 2):
         next_one(tmp_path)
