@@ -63,7 +63,8 @@ CASES = [
     _train("option that the schedule lacks", "+benchmark.schedule.foo=1", says=("benchmark.schedule", "'foo'")),
     _train("power for a GPU that is not used", "system.vboost=1", says=("system.vboost=1", "no GPU")),
     _train("negative seed", "seed=-1", says=("seed=-1", "0 or more")),
-    _train("no ruleset", "ruleset=9.9.9", says=("ruleset 9.9.9", "resnet", "4.0.0")),
+    _train("no ruleset", "ruleset=9.9.9", says=("ruleset 9.9.9 is not known", "resnet", "4.0.0")),
+    _train("ruleset that is a number", "ruleset=9.9", says=("ruleset 9.9 is not known", "resnet", "4.0.0")),
     # ResNet-50's last round is v4.0.
     _train("ruleset without the benchmark", "ruleset=4.1.0", says=("ruleset 4.1.0", "resnet", "last round v4.0")),
     Case("unknown benchmark", ("train", "benchmark=nosuch"), ("benchmark=nosuch", "resnet")),
