@@ -136,7 +136,7 @@ def open_series(
         "clear_caches": int(settings.clear_caches),
         "drop_caches": settings.drop_caches,
         "doctor": int(settings.doctor),
-        "system": json.dumps(tree["system"]),
+        "system": json.dumps(_examined_system(tree["system"], run, session)),
         "run_minutes": settings.run_minutes or "",
         "requeue": int(settings.requeue),
         "pre_job": settings.hooks.pre_job,
@@ -144,6 +144,17 @@ def open_series(
         "post_run": settings.hooks.post_run,
         "post_job": settings.hooks.post_job,
     }
+
+
+def _examined_system(system: Mapping[str, Any], run: RunConfig, session: SessionConfig) -> Mapping[str, Any]:
+    """What `doctor` examines the nodes by: the system, with the GPUs of each node that the scale needs as a limit."""
+    if not run.scale.gpu or session.device == "cpu":
+        return system
+    limits = run.system.limits
+    node = limits.get("node") or {}
+    gpus = node.get("gpus") or {}
+    least = max(run.scale.gpus_per_node, gpus.get("min") or 0)
+    return {**system, "limits": {**limits, "node": {**node, "gpus": {**gpus, "min": least}}}}
 
 
 def _obstacles(run: RunConfig, session: SessionConfig, environment: Mapping[str, str]) -> Sequence[str]:

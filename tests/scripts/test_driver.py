@@ -252,6 +252,17 @@ def test_output_that_is_no_text_cuts_no_log(series) -> None:
         assert (run.folder / f"{run.begin.output_dir}.srun").read_text() == "srun: a remark\n"
 
 
+def test_a_machine_without_the_gpus_of_the_scale_is_unfit(tmp_path: Path, data_of) -> None:
+    done = script(
+        "run.sub", "benchmark=resnet", "scale=1xGPU", f"data_dir={data_of('resnet')}", "launch.clear_caches=false",
+        "micro_batch=1", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.code == 11
+    assert "GPUs in use 0, below the limit of 1" in done.output + done.errors
+    assert "doctor found the machines unfit; nothing was run" in done.errors
+    assert not (tmp_path / "results" / "resnet" / "runs.jsonl").exists()
+
+
 def test_a_run_that_fails_ends_the_series_with_its_exit_code(tmp_path: Path, data_of) -> None:
     data = shutil.copytree(data_of("resnet"), tmp_path / "data")
     (data / "train.rec").unlink()
