@@ -47,6 +47,8 @@ train and bench take Hydra's overrides and flags (--help, --cfg job, --multirun,
   eval "$(mlperf-suite train -sc install=bash)"
 """
 
+HELP = frozenset({"-h", "--help"})
+
 
 def main() -> None:
     """Entry point of the console command; exits with the error's code, or 0."""
@@ -65,7 +67,7 @@ def main() -> None:
 
 def run(argv: Sequence[str]) -> int:
     """Run one command line; returns its exit code. One message, and no traceback, for errors made by hand."""
-    if not argv or argv[0] in ("-h", "--help", "help"):
+    if not argv or argv[0] in {*HELP, "help"}:
         print(USAGE, end="")
         return 0 if argv else ConfigError.exit_code
     command, rest = argv[0], list(argv[1:])
@@ -131,6 +133,7 @@ def train(argv: list[str]) -> int:
 
     def work(start: Start) -> int:
         from common.distributed.roles import Role
+        from common.launch.data_folder import require_prepared
         from common.run.conclusion import await_conclusion, conclude
         from common.run.evaluation_rank import EvaluationRank
         from common.run.trainer import Trainer
@@ -141,6 +144,7 @@ def train(argv: list[str]) -> int:
             return 0
         of_a_run = (start.workload_type, start.run, start.session, start.rank_info, start.device)
         trainer = Trainer(*of_a_run, start.began_ms, start.scorer, start.tree)
+        require_prepared(start.run, start.session)
         return conclude(trainer.train(), start)
 
     return with_hydra(argv, lambda tree, arguments: on_ranks("train", arguments, tree, workload_class, work))
@@ -152,7 +156,7 @@ def score(argv: list[str]) -> int:
     from common.run.score_run import configuration, score_run
     from common.run.start import on_ranks
 
-    if not argv or argv[0] in ("-h", "--help"):
+    if not argv or argv[0] in HELP:
         print(SCORE_USAGE, end="")
         return 0 if argv else ConfigError.exit_code
     tree, arguments = configuration(argv)
@@ -185,6 +189,9 @@ def list_workloads(argv: list[str]) -> int:
     from common.config.schema import TargetConfig
     from common.mlperf.rules import newest_ruleset, rules_for
 
+    if argv and argv[0] in HELP:
+        print("usage: mlperf-suite list\n\nPrint the workloads with their targets, rounds and scales, in a table.")
+        return 0
     if argv:
         raise ConfigError("list takes no arguments")
     rows = [("benchmark", "target", "runs", "last round", "scales")]
@@ -213,6 +220,11 @@ def _module_command(path: str) -> Callable[[list[str]], int]:
 def _data_command(command: str) -> Callable[[list[str]], int]:
     def run_command(argv: list[str]) -> int:
         names = [argument.removeprefix("benchmark=") for argument in argv if argument.startswith("benchmark=")]
+        if not names and not HELP.isdisjoint(argv):
+            usage = f"mlperf-suite {command} benchmark=NAME"
+            print(f"usage: {usage} [OPTION ...]\n\nNAME is one of {', '.join(sorted(WORKLOADS))}.")
+            print(f"Each has options of its own: {usage} --help")
+            return 0
         if len(names) != 1:
             raise ConfigError(f"{command}: say for which benchmark: mlperf-suite {command} benchmark=NAME …")
         if names[0] not in WORKLOADS:

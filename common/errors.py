@@ -7,6 +7,7 @@ that message without a traceback and exits with the class's ``exit_code``.
 from __future__ import annotations
 
 import errno
+import signal
 import sys
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -94,6 +95,10 @@ class UnsupportedImplementation(SuiteError):
 
 
 class Interrupted(SuiteError):
-    """The run was asked to stop by a signal; its log is closed as aborted."""
+    """The run was asked to stop by a signal, SIGTERM if nobody knows better; its log is closed as aborted."""
 
-    exit_code = 143
+    exit_code = 128 + signal.SIGTERM
+
+    def came_by(self, signum: int) -> None:
+        """Take the exit code that shells give what a signal ended: 130 of SIGINT (Ctrl-C), 143 of SIGTERM."""
+        self.exit_code = 128 + signum

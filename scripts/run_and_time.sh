@@ -10,8 +10,9 @@
 #
 #   sbatch -N8 --ntasks-per-node=8 scripts/run_and_time.sh benchmark=bert scale=64xH100 launch.experiments=10
 #
-# In an allocation, outside of any step, it is the driver of a series of experiments (run.sub). Inside a step, in a
-# container or on bare metal it is one rank, or the ranks of one machine. Options: docs/launching.md.
+# In an allocation, outside of any step, and with --dry-run it is the driver of a series of experiments (run.sub).
+# Inside a step, in a container or on bare metal it is one rank, or the ranks of one machine. Options:
+# docs/launching.md.
 set -euo pipefail
 
 die() { echo "run_and_time.sh: $*" >&2; exit 2; }
@@ -38,7 +39,9 @@ in_a_step() {
 MLPERF_SUITE_ROOT=$(find_root)
 export MLPERF_SUITE_ROOT
 
-if [[ -n ${SLURM_JOB_ID:-} && -z ${MLPERF_SUITE_DRIVER:-} ]] && ! in_a_step; then
+# A dry run is the driver's, wherever it happens.
+if [[ " $* " == *" --dry-run "* ]] ||
+  { [[ -n ${SLURM_JOB_ID:-} && -z ${MLPERF_SUITE_DRIVER:-} ]] && ! in_a_step; }; then
   exec bash "$MLPERF_SUITE_ROOT/scripts/run.sub" "$@"
 fi
 

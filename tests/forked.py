@@ -27,7 +27,7 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 
 from common import cli
-from common.distributed import launcher, startup
+from common.distributed import launcher
 from common.evaluation import scorer_process
 
 FORKS = multiprocessing.get_context("forkserver")
@@ -213,10 +213,7 @@ def _become(
         scorer_process.subprocess = scorers
     if file_size is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
-    threads = int(environment["OMP_NUM_THREADS"])
-    torch.set_num_threads(threads)  # the variable has been read
-    # Runs take all cores of the machine, and other tests run beside them: threads that wait for each other would spin.
-    startup._threads = lambda rank_info, sharers: max(1, threads // sharers)
+    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))  # the variable has been read
     _run(command, environment)
 
 

@@ -62,8 +62,9 @@ CASES = [
     _train("bucket of no size", "optimizer.bucket_mb=0", says=("optimizer.bucket_mb=0",)),
     _train("option that the schedule lacks", "+benchmark.schedule.foo=1", says=("benchmark.schedule", "'foo'")),
     _train("power for a GPU that is not used", "system.vboost=1", says=("system.vboost=1", "no GPU")),
-    _train("output that is no folder", "output_dir=/dev/null", says=("output_dir=/dev/null",)),
-    _train("no ruleset", "ruleset=9.9.9", says=("ruleset 9.9.9", "resnet", "4.0.0")),
+    _train("negative seed", "seed=-1", says=("seed=-1", "0 or more")),
+    _train("no ruleset", "ruleset=9.9.9", says=("ruleset 9.9.9 is not known", "resnet", "4.0.0")),
+    _train("ruleset that is a number", "ruleset=9.9", says=("ruleset 9.9 is not known", "resnet", "4.0.0")),
     # ResNet-50's last round is v4.0.
     _train("ruleset without the benchmark", "ruleset=4.1.0", says=("ruleset 4.1.0", "resnet", "last round v4.0")),
     Case("unknown benchmark", ("train", "benchmark=nosuch"), ("benchmark=nosuch", "resnet")),
@@ -169,15 +170,17 @@ def test_the_open_division_accepts_what_the_closed_one_forbids(data_of, tmp_path
     assert '"lars_opt_end_learning_rate", "value": 0.001' in (tmp_path / "out" / "mlperf.log").read_text()
 
 
-def test_a_folder_that_is_not_there(tmp_path):
-    message = failed_on(tmp_path / "nothing here", tmp_path)
-    assert f"{tmp_path / 'nothing here'} does not exist" in message
+def test_output_that_is_no_folder(data_of):
+    done = suite(*training(data_of("resnet"), Path("/dev/null"), benchmark="resnet"))
+    assert done.code == CONFIGURATION
+    assert "output_dir=/dev/null" in the_message(done)
 
 
-def test_a_folder_without_a_manifest(data_of, tmp_path):
-    data = shutil.copytree(data_of("resnet"), tmp_path / "data")
-    (data / "manifest.json").unlink()
-    assert "manifest.json is missing" in failed_on(data, tmp_path)
+def test_without_data_no_run_is_opened(tmp_path):
+    done = suite(*training(tmp_path / "nowhere", tmp_path / "out", "scale.gpus_per_node=2", benchmark="resnet"))
+    assert done.code == DATA
+    assert f"data_dir={tmp_path / 'nowhere'} does not exist" in the_message(done)
+    assert not (tmp_path / "out").exists()
 
 
 def test_data_of_another_recipe(tmp_path):

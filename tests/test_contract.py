@@ -351,13 +351,14 @@ def test_a_signal_is_held_back_only_while_the_clock_runs(data_of, tmp_path, monk
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_sigterm_closes_the_log_as_aborted_and_leaves_a_checkpoint_to_resume(data_of, tmp_path):
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_closes_the_log_as_aborted_and_leaves_a_checkpoint_to_resume(data_of, tmp_path, signum, code):
     output = tmp_path / "out"
     with started(endless(data_of(toy.NAME), output)) as process:
         await_that(is_training(output), process)
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signum)
         done = finish(process, SECONDS)
-    assert done.code == 143, done.errors
+    assert done.code == code, done.errors
     assert "Traceback" not in done.errors
     log = (output / "mlperf.log").read_text()
     assert log.count('"run_stop"') == 1

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
+import pytest
 import yaml
 
 from benchmarks import WORKLOADS
+from common import cli
 from tests import toy
 from tests.command_line import training
 from tests.conftest import suite
@@ -37,6 +39,18 @@ def test_the_composed_configuration_is_printed_and_nothing_runs(tmp_path):
     assert tree["scale"] == {"nodes": 1, "gpus_per_node": 8, "gpu": True}
     assert tree["hparams"]["global_batch_size"] == 3200
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_command_has_a_help(command):
+    done = suite(command, "--help")
+    assert done.code == 0, done.errors
+    assert f"mlperf-suite {command}" in done.output or done.output.startswith("mlperf-suite is powered by Hydra")
+
+
+def test_help_of_a_data_command_names_the_benchmarks(capsys):
+    assert cli.run(["prepare", "--help"]) == 0
+    assert f"NAME is one of {', '.join(sorted(WORKLOADS))}." in capsys.readouterr().out
 
 
 def test_help_of_training():

@@ -16,7 +16,9 @@ from tests.conftest import ROOT
 WORKLOAD_TABLE = ("common/cli.py",)
 """The file of the shared layer that reads the table of workloads."""
 
-OTHER_FOLDERS = {".git", ".venv", "build", "data", "runs", "node_modules"}
+OTHER_FOLDERS = {".git", ".venv", "build", "node_modules"}
+OF_RUNS = {"data", "outputs", "results", "runs"}
+"""Folders at the top of a checkout that runs leave there."""
 TEXT = {".cfg", ".ini", ".json", ".md", ".py", ".sh", ".sub", ".toml", ".txt", ".yaml", ".yml"}
 MACHINE_PATH = re.compile(r"(?<![\w.:/}])/(?:home|Users)/\w+")
 
@@ -25,7 +27,8 @@ def files(folder: Path) -> Iterator[Path]:
     """All files below ``folder`` that belong to the repository."""
     for path in sorted(folder.iterdir()):
         if path.is_dir():
-            if path.name not in OTHER_FOLDERS and not path.name.endswith((".egg-info", "cache__", "_cache")):
+            others = OTHER_FOLDERS | OF_RUNS if folder == ROOT else OTHER_FOLDERS
+            if path.name not in others and not path.name.endswith((".egg-info", "cache__", "_cache")):
                 yield from files(path)
         elif path.is_file():
             yield path
@@ -62,6 +65,14 @@ def modules(top: str) -> Iterator[tuple[str, set[str]]]:
 def within(name: str, package: str) -> bool:
     """Whether ``name`` is ``package`` or inside it."""
     return name == package or name.startswith(package + ".")
+
+
+def test_what_runs_leave_is_no_part_of_the_repository(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.test_imports.ROOT", tmp_path)
+    for name in ("data", "outputs", "results", "runs", "common/data"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "a.txt").touch()
+    assert list(files(tmp_path)) == [tmp_path / "common" / "data" / "a.txt"]
 
 
 def test_the_shared_layer_imports_nothing_of_the_workloads_but_their_table():

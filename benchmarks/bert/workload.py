@@ -11,6 +11,7 @@ from benchmarks.bert.config import BertConfig
 from benchmarks.bert.data import DataSettings, open_train
 from benchmarks.bert.evaluate import MaskedLmAccuracy
 from benchmarks.bert.model import Bert, pretraining_loss
+from benchmarks.bert.prepare import FORMAT
 from benchmarks.bert.tf_checkpoint import initial_weight_names, load_weights
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
@@ -88,6 +89,7 @@ class BertPretraining(Workload):
         if cfg.assets_dir is None:
             broken.append(f"assets_dir=null: training starts from the rules' checkpoint ({checkpoint} in assets_dir)")
         return Declaration(
+            data_format=FORMAT,
             schedule_options={"last_samples": own.hparams.training_steps * cfg.global_batch},
             micro_batch_multiple=DataSettings(own.facts, own.reader).samples_per_row,
             initialised_tensors=initial_weight_names(own.facts.layers),

@@ -59,6 +59,7 @@ class Dlrm(ClickPrediction):
         layers = [("bottom_mlp", facts.bottom_mlp), ("top_mlp", facts.top_mlp)]
         dense = [f"{name}_dense{number}" for name, sizes in layers for number in range(1, len(sizes) + 1)]
         return Declaration(
+            data_format=FORMAT.name,
             schedule_options={"train_samples": cfg.benchmark.train_samples},
             largest_micro_batch=cfg.global_batch,
             initialised_tensors=["embeddings", *dense],

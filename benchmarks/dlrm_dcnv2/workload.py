@@ -49,6 +49,7 @@ class DlrmDcnv2(ClickPrediction):
     def declare(cls, cfg: RunConfig) -> Declaration:
         """Adagrad's sums start at 0, and its rate is constant: what the log says of them follows from the rule."""
         return Declaration(
+            data_format=FORMAT.name,
             schedule_options={"train_samples": cfg.benchmark.train_samples},
             largest_micro_batch=cfg.global_batch,
             derived_values={

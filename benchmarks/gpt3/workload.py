@@ -23,6 +23,7 @@ from benchmarks.gpt3.written import WrittenGpt
 from common.config.schema import Declaration, LoggedPrecision, Role, RunConfig
 from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource, EvalSource
+from common.data.megatron.preparation import FORMAT
 from common.distributed.layout import Layout
 from common.distributed.pipeline.links import Handed
 from common.distributed.pipeline.order import check_numbers, layers_of
@@ -151,6 +152,7 @@ class GptPretraining(Workload):
             broken.append(f"model.layers={own.model.layers}: the network has {facts.layers}")
         consumed = _consumed(cfg)
         return Declaration(
+            data_format=FORMAT,
             schedule_options={"last_samples": own.reader.index_rows - consumed},  # the order has no more rows
             derived_values={
                 "init_checkpoint_step": consumed // batch,

@@ -15,6 +15,7 @@ from benchmarks.llama2_70b_lora.config import LlamaConfig
 from benchmarks.llama2_70b_lora.data import EvaluationRows, example, open_evaluation, open_train
 from benchmarks.llama2_70b_lora.evaluate import mean_of_rows
 from benchmarks.llama2_70b_lora.loss import training_loss
+from benchmarks.llama2_70b_lora.rows import FORMAT
 from common.config.schema import Declaration, LoggedPrecision, Role, RunConfig
 from common.contract.evaluation import Weights
 from common.contract.workload import Workload
@@ -144,6 +145,7 @@ class LlamaLora(Workload):
             if cfg.layout["tp"] > 1:  # tokens are gathered as the products want them
                 lowest["comm"] = "fp8"
         return Declaration(
+            data_format=FORMAT,
             schedule_options={"last_samples": own.hparams.training_steps * cfg.global_batch},
             forbidden=broken,
             lowest_precision=lowest,

@@ -19,6 +19,7 @@ from benchmarks.llama31_8b.model import HiddenStates, Llama
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource, EvalSource
+from common.data.megatron.preparation import FORMAT
 from common.distributed.context_parallel.split import ContextSplit
 from common.distributed.layout import Layout
 from common.distributed.tensor_parallel.layers import partial_parameters
@@ -155,6 +156,7 @@ class LlamaPretraining(Workload):
             broken.append(f"model.layers={own.model.layers}: the network has {own.facts.layers}")
         last = min(own.facts.max_steps * cfg.global_batch, own.reader.index_rows)  # the order has no more rows
         return Declaration(
+            data_format=FORMAT,
             schedule_options={"last_samples": last},
             derived_values={
                 "end_learning_rate": _end_rate(own),

@@ -19,7 +19,7 @@ from benchmarks.maskrcnn.model import MaskRCNN, RegionsSeen
 from benchmarks.maskrcnn.ops import mask_targets, paste, resize, roi_align, sampling, selected_logits
 from benchmarks.maskrcnn.pictures import Shape
 from benchmarks.maskrcnn.polygon_table import PolygonTable
-from benchmarks.maskrcnn.prepared import open_prepared
+from benchmarks.maskrcnn.prepared import FORMAT, open_prepared
 from benchmarks.maskrcnn.preparer import Preparer
 from benchmarks.maskrcnn.schedule import learning_rate, parameter_groups
 from common.config.schema import Declaration, RunConfig
@@ -92,7 +92,7 @@ class MaskRCNNSegmentation(Workload):
                 f"hparams.image_candidates={hparams.image_candidates}: the rules allow "
                 f"{' or '.join(map(str, sorted(allowed)))}, 1000 or 1000 for each picture of a micro-batch"
             )
-        return Declaration(forbidden=broken)  # all readers have one order
+        return Declaration(data_format=FORMAT, forbidden=broken)  # all readers have one order
 
     def build_step(self) -> TrainStep:
         """Accumulated micro-batches, then SGD."""

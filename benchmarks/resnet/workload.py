@@ -14,6 +14,7 @@ from benchmarks.resnet.data import open_eval, open_train, warm_up
 from benchmarks.resnet.data_settings import DataSettings
 from benchmarks.resnet.evaluate import TopOne
 from benchmarks.resnet.model import ResNet50, smoothed_cross_entropy
+from benchmarks.resnet.prepare import FORMAT
 from common.config.schema import Declaration, RunConfig
 from common.contract.evaluation import Weights
 from common.contract.workload import Workload
@@ -116,7 +117,7 @@ class ResNet(Workload):
         # The reference counts its steps from 0, and so has one more between warm-up and end.
         decay_steps = steps.total_steps - steps.warmup_steps + int(not hparams.nvidia)
         derived = {"decay_steps": decay_steps, "model_bn_span": cfg.micro_batch * hparams.bn_group}
-        return Declaration(derived_values=derived, forbidden=broken, order_of_data=order_of_data)
+        return Declaration(data_format=FORMAT, derived_values=derived, forbidden=broken, order_of_data=order_of_data)
 
     def build_step(self) -> TrainStep:
         """Accumulated micro-batches, then LARS or SGD.

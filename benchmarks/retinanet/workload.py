@@ -18,6 +18,7 @@ from benchmarks.retinanet.detect import Detector
 from benchmarks.retinanet.loss import DetectionLoss
 from benchmarks.retinanet.model import RetinaNet
 from benchmarks.retinanet.ops import focal_loss
+from benchmarks.retinanet.prepared import FORMAT
 from benchmarks.retinanet.raw import BACKBONES
 from benchmarks.retinanet.targets import AnchorTargets
 from common.config.schema import Declaration, RunConfig
@@ -85,7 +86,7 @@ class RetinaNetDetection(Workload):
             broken.append(f"hparams.beta_1, beta_2, epsilon={moments}: the reference's Adam has 0.9, 0.999 and 1e-8")
         if cfg.assets_dir is None:
             broken.append(f"assets_dir=null: training starts from torchvision's {BACKBONES[0]}, in assets_dir")
-        return Declaration(forbidden=broken)  # all readers have one order
+        return Declaration(data_format=FORMAT, forbidden=broken)  # all readers have one order
 
     def build_step(self) -> TrainStep:
         """Accumulated micro-batches, then Adam at a rate that stays after its warm-up."""

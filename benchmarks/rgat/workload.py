@@ -18,7 +18,7 @@ from benchmarks.rgat.evaluate import NodeClassification
 from benchmarks.rgat.example import example_sources
 from benchmarks.rgat.model import RGAT
 from benchmarks.rgat.ops import edge_attention, gather_rows, projection, sample
-from benchmarks.rgat.prepared import Prepared, open_prepared
+from benchmarks.rgat.prepared import FORMAT, Prepared, open_prepared
 from benchmarks.rgat.sampling import BuildSampler
 from benchmarks.rgat.seeds import NO_LABEL, EvaluationSeeds, Labelled, SeedStream, padded
 from benchmarks.rgat.stores.features import open_features
@@ -91,7 +91,9 @@ class RgatClassification(Workload):
                 "reader.features=local: on several ranks each would hold all features, and none may be cached"
             )
         return Declaration(
-            schedule_options={"train_samples": cfg.benchmark.train_samples, "ranks": lanes}, forbidden=broken
+            data_format=FORMAT,
+            schedule_options={"train_samples": cfg.benchmark.train_samples, "ranks": lanes},
+            forbidden=broken,
         )
 
     def build_step(self) -> TrainStep:

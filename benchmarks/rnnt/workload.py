@@ -16,6 +16,7 @@ from benchmarks.rnnt.evaluate import Transcription
 from benchmarks.rnnt.model import IN_ORDER, PARTS, Rnnt, training_flops
 from benchmarks.rnnt.ops import features, joined_dropout, joint, lstm, transducer_loss
 from benchmarks.rnnt.order import kept_samples
+from benchmarks.rnnt.prepared import FORMAT
 from benchmarks.rnnt.preparer import Preparer
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
@@ -53,6 +54,7 @@ class SpeechRecognition(Workload):
         """An epoch has whole global batches; ``opt_*_alt_*`` are the rules' functions, the only ones here."""
         own: RnntConfig = cfg.workload
         return Declaration(
+            data_format=FORMAT,
             initialised_tensors=PARTS,
             derived_values={"rules_functions": True},
             train_samples=kept_samples(cfg.benchmark.train_samples, cfg.global_batch),

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from benchmarks.ssd300.annotated import FORMAT
 from benchmarks.ssd300.config import Ssd300Config
 from benchmarks.ssd300.data import category_ids, ground_truth, open_eval, open_train, warm_up
 from benchmarks.ssd300.data_settings import DataSettings
@@ -91,6 +92,7 @@ class Ssd300Detection(Workload):
         if own.hparams.momentum != 0.9:
             broken.append(f"hparams.momentum={own.hparams.momentum}: the reference's SGD has 0.9, and no rule frees it")
         return Declaration(
+            data_format=FORMAT,
             initialised_tensors=initialised_tensors(own.facts.layers, len(own.facts.steps)),
             derived_values={
                 "model_bn_span": cfg.micro_batch * own.hparams.bn_group,

@@ -17,6 +17,7 @@ from benchmarks.stable_diffusion.flops import training_flops
 from benchmarks.stable_diffusion.frozen.sizes import InceptionSizes, TextSizes, VaeSizes, VisionSizes
 from benchmarks.stable_diffusion.model import UNet
 from benchmarks.stable_diffusion.ops import noising, velocity_loss
+from benchmarks.stable_diffusion.prepared import FORMAT
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource, HostBatch
@@ -94,6 +95,7 @@ class StableDiffusion(Workload):
             broken.append("assets_dir=null: pictures are made and scored with the published networks, in assets_dir")
         reader = own.reader
         return Declaration(
+            data_format=FORMAT,
             derived_values={"scaled_learning_rate": own.hparams.learning_rate},
             largest_micro_batch=128,
             forbidden=broken,

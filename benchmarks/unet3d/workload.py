@@ -18,6 +18,7 @@ from benchmarks.unet3d.evaluate import EvaluationSettings, MeanDice
 from benchmarks.unet3d.model import UNet3D
 from benchmarks.unet3d.ops import augment, dice_cross_entropy, instance_norm, output_convolution, upsample
 from benchmarks.unet3d.sliding_window import SlidingWindow
+from benchmarks.unet3d.volumes import FORMAT
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
 from common.data.batches import Batch, HostBatch
@@ -85,6 +86,7 @@ class UNet3DSegmentation(Workload):
         samples, momentum = cfg.benchmark.train_samples, own.hparams.momentum
         plain = f"hparams.momentum={momentum:g}: the reference's SGD has Nesterov's momentum"
         return Declaration(
+            data_format=FORMAT,
             schedule_options={"train_samples": samples},
             initialised_tensors=_initialised_tensors(),
             derived_values={

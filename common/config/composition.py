@@ -62,7 +62,7 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
         del composed.hydra
         tree = OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_explain_composition(error)) from error
+        raise ConfigError(_explain_composition(error, overrides)) from error
     return _tree(tree, choices)
 
 
@@ -109,7 +109,7 @@ def with_hydra(argv: list[str], task: Callable[[dict[str, Any], list[str]], int]
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         if codes or full_error == "1":
             raise
-        raise ConfigError(_explain_composition(error)) from error
+        raise ConfigError(_explain_composition(error, argv)) from error
     finally:
         sys.argv = before
         _set_variable(FULL_ERROR, full_error)
@@ -132,8 +132,8 @@ def _set_variable(name: str, value: str | None) -> None:
         os.environ[name] = value
 
 
-def _explain_composition(error: Exception) -> str:
-    """What was wrong with the overrides, in one line that names the key."""
+def _explain_composition(error: Exception, overrides: Sequence[str]) -> str:
+    """What was wrong with ``overrides``, in one line that names the key."""
     from hydra.errors import MissingConfigException, OverrideParseException
     from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
@@ -152,10 +152,19 @@ def _explain_composition(error: Exception) -> str:
             return (
                 f"scale={name}: {benchmark} has no recipe for it; it has recipes for {', '.join(scales_of(benchmark))}"
             )
+        if group == "scale":
+            return f"scale={name}: unknown; {_scales_in_words(overrides) or f'the choices are {choices}'}"
         return f"{group}={name}: unknown; the choices are {choices}"
     if isinstance(error.__cause__, ConfigAttributeError | ConfigKeyError):
         return f"{error.__cause__.full_key}: unknown configuration key; see `mlperf-suite train --cfg job`"
     return " ".join(str(error).splitlines()[:2])
+
+
+def _scales_in_words(overrides: Sequence[str]) -> str:
+    """Which scales the benchmark has that ``overrides`` name; "" if they name none that has any."""
+    named = [text.removeprefix("benchmark=") for text in overrides if text.startswith("benchmark=")]
+    scales = scales_of(named[-1]) if named else []
+    return f"{named[-1]} has {', '.join(scales)}; `mlperf-suite list` has those of all" if scales else ""
 
 
 def _second_line(error: Exception) -> str:

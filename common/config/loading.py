@@ -101,7 +101,10 @@ def load(
         chunk_graphs=graphs == "chunks",
         config_file=convert(str, tree.get("config_file", RunConfig.config_file), "config_file"),
     )
-    session = build(SessionConfig, {item.name: tree.get(item.name) for item in dataclasses.fields(SessionConfig)}, "")
+    values = {item.name: tree.get(item.name) for item in dataclasses.fields(SessionConfig)}
+    if isinstance(values["ruleset"], int | float):  # as YAML reads 4.0, which whoever knows the rulesets refuses
+        values["ruleset"] = str(values["ruleset"])
+    session = build(SessionConfig, values, "")
     run = dataclasses.replace(run, declaration=cls.declare(run))
     if run.chunk_graphs and not run.declaration.chunk_graphs:
         raise ConfigError(

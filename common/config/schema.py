@@ -347,6 +347,8 @@ class Declaration:
             all of the benchmark's.
         sample_tokens: tokens of a sample, where the rules count progress in tokens.
         chunk_graphs: whether the passes of a micro-batch can have graphs of their own (``cuda_graphs=chunks``).
+        data_format: name and version of the prepared data's format, as their manifest has it; None where training
+            needs no folder of data.
         order_of_data: gives what decides the order of samples beyond seed and batch sizes, such as the reader; for
             checkpoints. Asked on the training ranks alone, since it may depend on what is installed there.
     """
@@ -361,6 +363,7 @@ class Declaration:
     train_samples: int | None = None
     sample_tokens: int | None = None
     chunk_graphs: bool = False
+    data_format: str | None = None
     order_of_data: Callable[[], str] = str
 
 
@@ -424,7 +427,7 @@ class SessionConfig:
     data_dir: Path
     output_dir: Path
     device: Literal["auto", "cpu", "cuda"]
-    seed: int | None
+    seed: Annotated[int, AtLeast(0, "seeds are 0 or more")] | None
     ruleset: str | None
     submission: SubmissionConfig
     cache_cleared: bool

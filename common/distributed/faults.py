@@ -35,7 +35,7 @@ from common.distributed.board import Board, FileBoard, StoreBoard
 from common.distributed.diagnosis import Diagnosis, View, diagnose
 from common.distributed.rank_info import RankInfo
 from common.distributed.roles import RoleName
-from common.errors import RankFailure
+from common.errors import Interrupted, RankFailure
 
 T = TypeVar("T")
 BOARD_ERRORS = (dist.DistError, RuntimeError, OSError, ValueError)
@@ -393,16 +393,19 @@ class Heartbeat:
 
 
 class GracefulStop:
-    """Turns the first SIGTERM or SIGINT into a flag; a second one acts as it would have without us."""
+    """Turns the first SIGTERM or SIGINT into a flag; a second one acts as it would have without us.
+
+    An :class:`Interrupted` that leaves its ``with`` block is told which signal came.
+    """
 
     def __init__(self) -> None:
-        self.signal_name: str | None = None
+        self.signal: signal.Signals | None = None
         self._previous: dict[int, object] = {}
 
     @property
     def requested(self) -> bool:
         """Whether a signal came."""
-        return self.signal_name is not None
+        return self.signal is not None
 
     def install(self) -> None:
         """Take over both signals; main thread only."""
@@ -419,15 +422,17 @@ class GracefulStop:
         self.install()
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self.restore()
+        if isinstance(error, Interrupted) and self.signal is not None:
+            error.came_by(self.signal)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if self.requested:
             self.restore()
             signal.raise_signal(signum)
             return
-        self.signal_name = signal.Signals(signum).name
+        self.signal = signal.Signals(signum)
 
 
 def lost_peer(error: BaseException, rank: int) -> RankFailure | None:

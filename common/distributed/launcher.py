@@ -21,13 +21,13 @@ from types import FrameType
 
 import torch.distributed as dist
 
-from common.errors import NOT_CONVERGED, UNFIT, Interrupted, RankFailure, SuiteError
+from common.errors import NOT_CONVERGED, UNFIT, RankFailure, SuiteError
 
 GRACE_SECONDS = 30.0
 POLL_SECONDS = 0.05
 PARENT_VARIABLE = "MLPERF_SUITE_LAUNCHER_PID"
 DRIVER_VARIABLE = "MLPERF_SUITE_DRIVER"
-OWN_EXIT_CODES = frozenset({*range(1, 9), NOT_CONVERGED, UNFIT, Interrupted.exit_code})
+OWN_EXIT_CODES = frozenset({*range(1, 9), NOT_CONVERGED, UNFIT, 128 + signal.SIGINT, 128 + signal.SIGTERM})
 # A rank under this launcher that only lost a peer exits so, silently: whoever failed first is the message.
 LOST_PEER_EXIT_CODE = 9
 # Time for the rank that failed first to be seen when one that lost it was seen before.

@@ -100,7 +100,7 @@ def initialise(
         RankFailure: the ranks did not meet within ``timeout_seconds``.
     """
     follow_parent()
-    torch.set_num_threads(_threads(rank_info, sharers or rank_info.local_world_size))
+    torch.set_num_threads(_threads(rank_info, sharers or rank_info.local_world_size, device))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if rank_info.world_size == 1 or job_store.joined() or dist.is_initialized():
@@ -273,8 +273,14 @@ def _slurm_rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _threads(rank_info: RankInfo, sharers: int) -> int:
-    """CPU threads for this rank: its share of the cores that this process may run on."""
+def _threads(rank_info: RankInfo, sharers: int, device: torch.device) -> int:
+    """CPU threads for this rank: its share of the cores that this process may run on.
+
+    A rank that computes on the CPU has as many as ``OMP_NUM_THREADS`` says, where that is set.
+    """
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # the others are of nested parallel regions
+    if device.type == "cpu" and asked.isdigit() and int(asked) > 0:
+        return int(asked)
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if rank_info.launcher == "slurm":
         per_task = os.environ.get("SLURM_CPUS_PER_TASK", "")

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -114,9 +115,11 @@ def main(argv: Sequence[str]) -> int:
     try:
         code, hangs = _run(session)
     except KeyboardInterrupt:
+        stopped = Interrupted("doctor was stopped before its end")
+        stopped.came_by(signal.SIGINT)
         if rank_info.rank:
-            sys.exit(Interrupted.exit_code)  # rank 0 has the message
-        raise Interrupted("doctor was stopped before its end") from None
+            sys.exit(stopped.exit_code)  # rank 0 has the message
+        raise stopped from None
     sys.stdout.flush()
     if hangs:  # A thread still stands in a collective, and taking the process group down would wait for it.
         os._exit(code)

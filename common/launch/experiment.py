@@ -24,6 +24,7 @@ from common.config.schema import RunConfig, SessionConfig
 from common.distributed.startup import expand_nodelist
 from common.errors import ConfigError, DataError, SuiteError, print_error
 from common.launch.closing import close_if_open
+from common.launch.data_folder import require_prepared
 from common.launch.launch_config import LaunchConfig
 from common.launch.series import Begin, End, Experiment, Series, append, read_runs
 from common.launch.series_entry import Status
@@ -90,6 +91,7 @@ def main(argv: Sequence[str], compose: Callable[[Sequence[str]], dict[str, Any]]
         elif arguments.command == "name":
             print(assignments({"series": series_name(settings, os.environ)}))
         elif arguments.command == "begin":
+            require_prepared(*admit(tree)[:2])
             print(assignments(begin(tree, settings, arguments.series, arguments.overrides, os.environ, admit)))
         else:
             known = (arguments.step_errors, arguments.reason)
@@ -134,7 +136,7 @@ def open_series(
         "clear_caches": int(settings.clear_caches),
         "drop_caches": settings.drop_caches,
         "doctor": int(settings.doctor),
-        "system": json.dumps(tree["system"]),
+        "system": json.dumps(_examined_system(tree["system"], run, session)),
         "run_minutes": settings.run_minutes or "",
         "requeue": int(settings.requeue),
         "pre_job": settings.hooks.pre_job,
@@ -142,6 +144,17 @@ def open_series(
         "post_run": settings.hooks.post_run,
         "post_job": settings.hooks.post_job,
     }
+
+
+def _examined_system(system: Mapping[str, Any], run: RunConfig, session: SessionConfig) -> Mapping[str, Any]:
+    """What `doctor` examines the nodes by: the system, with the GPUs of each node that the scale needs as a limit."""
+    if not run.scale.gpu or session.device == "cpu":
+        return system
+    limits = run.system.limits
+    node = limits.get("node") or {}
+    gpus = node.get("gpus") or {}
+    least = max(run.scale.gpus_per_node, gpus.get("min") or 0)
+    return {**system, "limits": {**limits, "node": {**node, "gpus": {**gpus, "min": least}}}}
 
 
 def _obstacles(run: RunConfig, session: SessionConfig, environment: Mapping[str, str]) -> Sequence[str]:
@@ -218,7 +231,8 @@ def begin(
         if series.started >= series.declared:
             return {"experiment": 0}
     number = len(series.experiments) + 1 if series else 1
-    base = series.experiments[0].begin.seed if series else session.seed or draw_seed()
+    given = series.experiments[0].begin.seed if series else session.seed
+    base = draw_seed() if given is None else given
     source = find_source(environment=environment)
     entry = Begin(
         series=name,

@@ -127,7 +127,7 @@ FIELDS: dict[Kind, dict[str, Callable[[object], Any]]] = {
         "experiment": _number_of_experiment,
         "declared": _number_of_experiment,
         "time": _time,
-        "seed": _whole(1, _INT64_MAX),
+        "seed": _whole(0, _INT64_MAX),
         "commit": _or_none(_matching(_COMMIT, "7 to 64 hexadecimal digits")),
         "dirty": _or_none(_flag),
         "configuration": _matching(_HASH, "64 hexadecimal digits"),

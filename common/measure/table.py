@@ -18,7 +18,8 @@ COLUMNS = (
     "samples/s",
     "per GPU",
     "of one GPU",
-    "exposed, ms of step",
+    "step, ms",
+    "exposed, ms",
     "memory, GB",
     "J/sample",
     "run, of step",
@@ -75,7 +76,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 def _cells(outcome: Outcome, one: float | None, published: str) -> list[str]:
     figures = outcome.figures
     assert figures is not None
-    gpus, rate, step_ms = outcome.job.gpus, figures["samples_per_second"], figures["step_ms"]
+    gpus, rate = outcome.job.gpus, figures["samples_per_second"]
     exposed, joules, memory, run = (
         figures[key] for key in ("exposed_communication_ms", "joules", "reserved_bytes", "run")
     )
@@ -85,7 +86,8 @@ def _cells(outcome: Outcome, one: float | None, published: str) -> list[str]:
         number(rate),
         number(rate / gpus),
         "" if one is None else f"{rate / gpus / one:.3f}",
-        f"{step_ms:.2f}" if exposed is None else f"{exposed:.2f} of {step_ms:.2f}",
+        f"{figures['step_ms']:.2f}",
+        "" if exposed is None else f"{exposed:.2f}",
         "" if memory is None else f"{memory / 1e9:.1f}",
         "" if joules is None else f"{joules / figures['samples']:.3g}",
         "" if run is None else _shares(run, rate),

@@ -405,9 +405,10 @@ def rules_for(benchmark: str, ruleset: str | None = None) -> Rules:
     names = _names(benchmark)
     version = newest_ruleset(benchmark) if ruleset is None else ruleset
     if version not in names:
+        known = any(version in versions for versions in RULESETS.values())
         raise ConfigError(
-            f"ruleset {version} does not accept {benchmark}; it is accepted by {', '.join(names)} "
-            f"(last round {round_name(list(names)[-1])})"
+            f"ruleset {version} {f'does not accept {benchmark}' if known else 'is not known'}; {benchmark} is accepted "
+            f"by {', '.join(names)} (last round {round_name(list(names)[-1])})"
         )
     name = names[version]
     entry = BENCHMARKS[name]

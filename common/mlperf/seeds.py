@@ -22,14 +22,14 @@ def experiment_seed(base: int, experiment: int) -> int:
     """The seed of one experiment of a set: ``base + experiment - 1``.
 
     Args:
-        base: positive seed that the launcher drew once for the whole set.
+        base: seed, 0 or more, of the whole set: the launcher drew it once, or was given it.
         experiment: number of the experiment, counted from 1.
 
     Raises:
-        ValueError: if ``base`` or ``experiment`` is not positive, or the sum leaves the positive int64 range.
+        ValueError: if ``base`` is negative, ``experiment`` is not positive, or the sum leaves the int64 range.
     """
-    if base < 1:
-        raise ValueError(f"a base seed must be positive, got {base}")
+    if base < 0:
+        raise ValueError(f"a base seed must not be negative, got {base}")
     if experiment < 1:
         raise ValueError(f"experiments are counted from 1, got {experiment}")
     seed = base + experiment - 1

@@ -176,7 +176,7 @@ class Plan:
             )
 
     def text(self, row_bytes: int) -> str:
-        """The plan as a table of ranks: lookups of a sample, bytes, and shards; then the replicated tables.
+        """The plan as a table of ranks: lookups of a sample, bytes, and shards; then the replicated tables, if any.
 
         Of several ranks, last comes what is sent for a sample where every rank sends to every other one: ids to each
         shard of their table, and a vector from each shard, as many gradients going back. What a rank sends itself is
@@ -185,7 +185,7 @@ class Plan:
         Args:
             row_bytes: of a row with its optimizer's state.
         """
-        lines = [("rank", "lookups", "GB", "tables (shard/shards)")]
+        lines = [("rank", "lookups/sample", "rows and state, GB", "tables (shard/shards)")]
         for rank in range(self.ranks):
             shards = [
                 self.tables.tables[s.table].name + (f" {s.shard}/{s.shards}" if s.shards > 1 else "")
@@ -204,7 +204,8 @@ class Plan:
         rare = sum(hybrid.slots * len(hybrid.ranks) / hybrid.samples for hybrid in self.hybrids)
         counts = (_number(count + rare) for count in (ids, sum(map(len, self.holders))))
         sent = "sent for a sample: {} ids, {} vectors".format(*counts)
-        return "\n".join([*shown, f"on every rank: {', '.join(names) or '-'}", *([sent] if self.ranks > 1 else [])])
+        everywhere = [f"on every rank: {', '.join(names)}"] if names else []
+        return "\n".join([*shown, *everywhere, *([sent] if self.ranks > 1 else [])])
 
     def _check(self, hybrid: Hybrid) -> None:
         table = self.tables.tables[hybrid.table]

@@ -33,7 +33,7 @@ def own_contradictions(series: Series) -> Iterator[str]:
             if getattr(begin, field) != expected:
                 yield f"{about} has the {field} {getattr(begin, field)}, a launcher calls it {expected}"
         drawn = first.seed - first.experiment + 1
-        if drawn >= 1 and begin.seed != experiment_seed(drawn, begin.experiment):
+        if drawn >= 0 and begin.seed != experiment_seed(drawn, begin.experiment):
             yield (
                 f"{about} has the seed {begin.seed}, a launcher counts on from the first: "
                 f"{experiment_seed(drawn, begin.experiment)}"

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import shlex
+import shutil
 import stat
 import subprocess
 import sys
@@ -122,6 +123,13 @@ def one_node(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[
         return the_training(planned(folder, *ONE_NODE, *settings, script_name=name, **environment)), folder
 
     return plan
+
+
+def test_a_dry_run_outside_of_a_job_shows_what_the_driver_would_do(tmp_path: Path) -> None:
+    on_one = planned(tmp_path, *ONE_NODE, script_name="run_and_time.sh")
+    assert the_training(on_one)[1:4] == [f"{SCRIPTS}/run_and_time.sh", "train", "benchmark=resnet"]
+    on_two = planned(tmp_path, *TWO_NODES, script_name="run_and_time.sh")
+    assert the_training(on_two)[:2] == ["srun", "--ntasks=16"]
 
 
 def test_only_the_results_are_writable_in_docker_and_nobody_is_root(one_node) -> None:
@@ -244,10 +252,23 @@ def test_output_that_is_no_text_cuts_no_log(series) -> None:
         assert (run.folder / f"{run.begin.output_dir}.srun").read_text() == "srun: a remark\n"
 
 
-def test_a_run_that_fails_ends_the_series_with_its_exit_code(tmp_path: Path) -> None:
+def test_a_machine_without_the_gpus_of_the_scale_is_unfit(tmp_path: Path, data_of) -> None:
     done = script(
-        "run.sub", "benchmark=resnet", "scale=test", "device=cpu", f"data_dir={tmp_path}/nowhere",
-        "launch.experiments=2", "launch.doctor=false", "launch.clear_caches=false", cwd=tmp_path,
+        "run.sub", "benchmark=resnet", "scale=1xGPU", f"data_dir={data_of('resnet')}", "launch.clear_caches=false",
+        "micro_batch=1", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.code == 11
+    assert "GPUs in use 0, below the limit of 1" in done.output + done.errors
+    assert "doctor found the machines unfit; nothing was run" in done.errors
+    assert not (tmp_path / "results" / "resnet" / "runs.jsonl").exists()
+
+
+def test_a_run_that_fails_ends_the_series_with_its_exit_code(tmp_path: Path, data_of) -> None:
+    data = shutil.copytree(data_of("resnet"), tmp_path / "data")
+    (data / "train.rec").unlink()
+    done = script(
+        "run.sub", "benchmark=resnet", "scale=test", "device=cpu", f"data_dir={data}", "launch.experiments=2",
+        "launch.doctor=false", "launch.clear_caches=false", cwd=tmp_path,
     )  # fmt: skip
     assert done.code == 3
     (series,) = read_runs(tmp_path / "results" / "resnet")
@@ -266,10 +287,10 @@ def test_a_failing_hook_before_a_run_ends_the_series(tmp_path: Path) -> None:
     assert not (tmp_path / "results" / "resnet" / "runs.jsonl").exists()
 
 
-def test_a_failing_hook_before_a_run_closes_the_books(tmp_path: Path) -> None:
+def test_a_failing_hook_before_a_run_closes_the_books(tmp_path: Path, data_of) -> None:
     done = script(
-        "run.sub", "benchmark=resnet", "scale=test", "device=cpu", "launch.doctor=false",
-        "launch.hooks.pre_run=['exit 4']", cwd=tmp_path,
+        "run.sub", "benchmark=resnet", "scale=test", "device=cpu", f"data_dir={data_of('resnet')}",
+        "launch.doctor=false", "launch.hooks.pre_run=['exit 4']", cwd=tmp_path,
     )  # fmt: skip
     assert done.code == 1
     ((run,),) = [series.experiments for series in read_runs(tmp_path / "results" / "resnet")]
@@ -277,17 +298,19 @@ def test_a_failing_hook_before_a_run_closes_the_books(tmp_path: Path) -> None:
     assert run.end.status == "not started"
 
 
-def test_after_a_signal_no_other_experiment_begins(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "code"), [("TERM", 143), ("INT", 130)])
+def test_after_a_signal_no_other_experiment_begins(tmp_path: Path, data_of, name: str, code: int) -> None:
     """The hook signals the driver alone, as `kill` does."""
     done = script(
         "run.sub", "benchmark=resnet", "scale=test", "device=cpu", "launch.doctor=false", "launch.clear_caches=false",
-        "launch.experiments=2", "launch.hooks.pre_run=['kill -TERM $PPID']", cwd=tmp_path,
+        "launch.experiments=2", f"launch.hooks.pre_run=['kill -{name} $PPID']", f"data_dir={data_of('resnet')}",
+        cwd=tmp_path,
     )  # fmt: skip
-    assert done.code == 143
+    assert done.code == code
     assert "no other begins" in done.errors
     ((run,),) = [series.experiments for series in read_runs(tmp_path / "results" / "resnet")]
     assert run.end is not None
-    assert (run.end.status, run.end.exit_code) == ("not started", 143)
+    assert (run.end.status, run.end.exit_code) == ("not started", code)
 
 
 def test_without_docker_the_script_says_so(tmp_path: Path) -> None:

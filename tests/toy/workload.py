@@ -9,14 +9,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from common.config.schema import RunConfig
+from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource
 from common.distributed.layout import Layout
 from common.optim.optimizer import ParameterGroup
 from common.step.train_step import Losses, TrainStep
 from tests.toy.config import CosmoFlowConfig
-from tests.toy.data import TrainSource
+from tests.toy.data import FORMAT, TrainSource
 from tests.toy.evaluate import MeanAbsoluteError
 from tests.toy.model import VolumeRegression
 
@@ -33,6 +33,11 @@ class CosmoFlow(Workload):
         facts, generator = self.own.facts, layout.shared_generator("weights")
         network = VolumeRegression(facts.size**3, self.own.model.width, facts.parameters, generator)
         self.model = network.to(layout.device, self.dtype)
+
+    @classmethod
+    def declare(cls, cfg: RunConfig) -> Declaration:
+        """What the data folder has to hold."""
+        return Declaration(data_format=FORMAT)
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """Weights with decay, biases without."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,38 +76,23 @@ def open_prepared(root: Path, sample_format: SampleFormat, tables: Tables | None
         if size // row_bytes != found.counts[count]:
             raise DataError(f"{root / name} has {size // row_bytes:,} rows where {path} says {found.counts[count]:,}")
     if tables is not None:
-        _compare(prepared, tables)
+        _compare(prepared, tables, sample_format.command)
     return prepared
 
 
-def check_ids(names: Sequence[str], table_rows: Sequence[int], largest: Sequence[int], where: str) -> None:
-    """Refuse ids beyond their table.
-
-    Args:
-        names: of the tables.
-        table_rows: of each.
-        largest: id of each that was found.
-        where: the file, for the message.
-
-    Raises:
-        DataError: naming the first table whose id is outside.
-    """
-    for name, rows, found in zip(names, table_rows, largest, strict=True):
-        if not 0 <= found < rows:
-            raise DataError(f"{where} has category {found:,} of table {name}, which has {rows:,} rows")
-
-
-def _compare(prepared: Prepared, tables: Tables) -> None:
+def _compare(prepared: Prepared, tables: Tables, command: str) -> None:
     path = prepared.folder / manifest.NAME
     hotness = tuple(table.hotness for table in tables.tables)
     if hotness != prepared.hotness:
         raise DataError(f"{path} has {list(prepared.hotness)} ids of each table, and the model takes {list(hotness)}")
-    check_ids(
-        [table.name for table in tables.tables],
-        [table.rows for table in tables.tables],
-        [rows - 1 for rows in prepared.table_rows],
-        str(prepared.folder),
-    )
+    for table, rows in zip(tables.tables, prepared.table_rows, strict=True):
+        if rows > table.rows:
+            largest = max(table.rows for table in tables.tables)
+            raise DataError(
+                f"{prepared.folder} has category {rows - 1:,} of table {table.name}, which has {table.rows:,} rows "
+                f"(benchmark.facts.table_rows): give the scale that the data were prepared for, or the data_dir of "
+                f"this one, made by '{command} --table-cap {largest}'"
+            )
 
 
 def _numbers(text: str) -> tuple[int, ...]:

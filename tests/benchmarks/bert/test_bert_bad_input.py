@@ -119,7 +119,7 @@ def test_a_scale_without_a_recipe_is_named_with_the_recipes():
     [
         (
             ["generate", "scale=nosuch"],
-            "scale=nosuch: unknown; the choices are 1024xA100, .*1xGPU, 1xH200",
+            "scale=nosuch: unknown; bert has 1xGPU, 1xH200, ",
             CONFIGURATION,
         ),
         (["generate", "scale=8xH200"], "scale=8xH200 of bert is not for stand-in data", CONFIGURATION),

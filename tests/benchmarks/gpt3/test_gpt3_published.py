@@ -266,9 +266,9 @@ def test_rows_behind_the_last_word_are_not_read(folders, tmp_path, whole):
     assert torch.count_nonzero(found[SHAPE.vocabulary :]) == 0
 
 
-def test_a_run_without_its_checkpoint_says_what_it_looked_for(tmp_path):
+def test_a_run_without_its_checkpoint_says_what_it_looked_for(tmp_path, data_of):
     done = suite(
-        "train", "benchmark=gpt3", "scale=test", "device=cpu", f"assets_dir={tmp_path}", f"data_dir={tmp_path}",
+        "train", "benchmark=gpt3", "scale=test", "device=cpu", f"assets_dir={tmp_path}", f"data_dir={data_of('gpt3')}",
         f"output_dir={tmp_path / 'run'}",
     )  # fmt: skip
     assert done.code == CheckpointError.exit_code

@@ -53,5 +53,5 @@ def test_only_the_base_of_a_workloads_recipes_says_auto():
 
 
 def test_the_base_of_a_workloads_recipes_is_no_scale():
-    with pytest.raises(ConfigError, match=r"^scale=base: unknown; the choices are .*8xH200"):
+    with pytest.raises(ConfigError, match=r"^scale=base: unknown; bert has .*8xH200"):
         compose(["benchmark=bert", "scale=base"])

@@ -33,6 +33,12 @@ def test_an_unknown_scale_is_named_with_the_known_ones():
         compose(["scale=9xH100"])
 
 
+def test_an_unknown_scale_of_a_benchmark_is_named_with_those_that_it_has():
+    scales = "112xA100, 1xH200, 8xA100, demo, test"
+    with pytest.raises(ConfigError, match=rf"^scale=9xH100: unknown; dlrm has {scales}; `mlperf-suite list` has"):
+        compose(["benchmark=dlrm", "scale=9xH100"])
+
+
 def test_a_scale_takes_no_other_key():
     with pytest.raises(ConfigError, match=r"^scale\.gpus: unknown configuration key"):
         compose(["scale.gpus=1"])

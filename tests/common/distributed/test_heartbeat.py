@@ -1,5 +1,6 @@
 """Real ranks that stop, sleep, die or skip a collective: every run ends with one message that names the rank."""
 
+import contextlib
 import os
 import signal
 import time
@@ -13,7 +14,7 @@ from common.distributed.board import StoreBoard
 from common.distributed.diagnosis import View
 from common.distributed.faults import GracefulStop, Heartbeat, lost_peer
 from common.distributed.rank_info import RankInfo
-from common.errors import RankFailure
+from common.errors import Interrupted, RankFailure
 from tests.forked import FORKS
 
 END_SECONDS = 200  # A run that does not hang ends within, on a busy machine too.
@@ -186,7 +187,16 @@ def test_the_first_signal_only_sets_a_flag():
         assert not stop.requested
         signal.raise_signal(signal.SIGTERM)
         assert stop.requested
-        assert stop.signal_name == "SIGTERM"
+        assert stop.signal == signal.SIGTERM
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_what_was_interrupted_ends_with_the_exit_code_of_its_signal(signum, code):
+    error = Interrupted("stopped")
+    with contextlib.suppress(Interrupted), GracefulStop():
+        signal.raise_signal(signum)
+        raise error
+    assert error.exit_code == code
 
 
 @pytest.fixture

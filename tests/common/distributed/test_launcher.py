@@ -152,6 +152,18 @@ time.sleep(200)
     assert signal.getsignal(signum) is not None
 
 
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ranks_that_a_forwarded_signal_stopped_have_said_so(tmp_path, capfd, signum, code):
+    body = f"""
+signal.signal({int(signum)}, lambda *_: sys.exit({code}))
+{SAY_READY}
+time.sleep(200)
+"""
+    with signal_when_ready(tmp_path, signum):
+        assert launch(body, argv=[str(tmp_path)]) == code
+    assert capfd.readouterr().err == ""
+
+
 def test_after_a_forwarded_signal_a_rank_that_ended_does_not_hurry_the_others(tmp_path, capfd):
     # Rank 0 still writes when rank 1 has ended; a second SIGTERM would end it there.
     body = f"""

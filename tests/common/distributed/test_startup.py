@@ -1,5 +1,7 @@
 """Places from launchers' environments, node lists, devices, and a real process group."""
 
+import os
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -177,6 +179,17 @@ def test_slurm_tasks_that_see_all_gpus_take_one_each(one_visible_gpu):
     for name, value in SLURM_SECOND_OF_THREE.items():
         one_visible_gpu.setenv(name, value)
     assert pick_device("cuda", 1) == torch.device("cuda", 1)
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "threads"),
+    [("cpu", "3", 3), ("cpu", "5,2", 5), ("cpu", "", 4), ("cpu", "0", 4), ("cpu", "many", 4), ("cuda", "3", 4)],
+)
+def test_a_rank_on_the_cpu_has_the_threads_that_the_user_sets(monkeypatch, device, asked, threads):
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    alone = find_rank_info({})
+    assert startup._threads(alone, sharers=2, device=torch.device(device)) == threads
 
 
 def test_one_rank_needs_no_process_group():

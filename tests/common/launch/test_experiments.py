@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from common import cli
 from common.config.composition import compose
+from common.doctor.limits import parse_limits
 from common.errors import ConfigError
 from common.launch.experiment import assignments, begin, configuration_hash, end, open_series, series_name
 from common.launch.launch_config import LaunchConfig
@@ -52,6 +54,14 @@ def test_seeds_follow_the_first_which_is_drawn(tmp_path: Path) -> None:
     assert isinstance(first["seed"], int)
     assert second["seed"] == first["seed"] + 1
     assert next_one(tmp_path / "other")["seed"] not in (first["seed"], second["seed"])
+
+
+def test_a_series_may_begin_with_the_seed_0(tmp_path: Path) -> None:
+    assert next_one(tmp_path, "s", "seed=0")["seed"] == 0
+    start_the_clock(tmp_path, 1)
+    finish(tmp_path, 1)
+    assert next_one(tmp_path, "s", "seed=0")["seed"] == 1
+    assert [run.begin.seed for run in read_runs(tmp_path)[0].experiments] == [0, 1]
 
 
 def test_a_complete_series_has_no_next_experiment(tmp_path: Path) -> None:
@@ -135,6 +145,24 @@ def test_a_series_is_gone_on_with_by_name(tmp_path: Path) -> None:
     assert series_name(settings, {}) == "mine"
     with pytest.raises(ConfigError, match="no such series"):
         series_name(replace(settings, series="other"), {})
+
+
+def examined(tmp_path: Path, *overrides: str) -> Mapping[str, Any]:
+    """The limits by which the nodes of a series are examined."""
+    tree = compose([f"launch.results={tmp_path}", *overrides])
+    limits: Mapping[str, Any] = json.loads(str(open_series(tree, LaunchConfig.load(tree), {}, cli.admitted)["system"]))
+    return limits["limits"]
+
+
+def test_a_series_of_a_scale_of_gpus_has_the_doctor_demand_them(tmp_path: Path) -> None:
+    of_gpus = ("benchmark=resnet", "scale=8xH200")
+    found = examined(tmp_path, *of_gpus)
+    assert parse_limits(found)["node.gpus"].min == 8
+    plain = compose(of_gpus)["system"]["limits"]
+    assert found == {**plain, "node": {**plain["node"], "gpus": {"min": 8}}}
+    assert examined(tmp_path, *of_gpus, "+system.limits.node.gpus.min=9")["node"]["gpus"] == {"min": 9}
+    assert "gpus" not in examined(tmp_path, *of_gpus, "device=cpu")["node"]
+    assert "gpus" not in examined(tmp_path, "benchmark=resnet", "scale=demo")["node"]
 
 
 def test_a_job_of_another_size_is_refused_before_anything_runs(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ WRONG: list[tuple[Begin | End, str, object]] = [
     (BEGIN, "time", 1767225600),
     (BEGIN, "time", "0001-01-01T00:00:00+23:59"),
     (BEGIN, "seed", 7.0),
-    (BEGIN, "seed", 0),
+    (BEGIN, "seed", -1),
     (BEGIN, "seed", 2**63),
     (BEGIN, "commit", "HEAD"),
     (BEGIN, "dirty", "no"),

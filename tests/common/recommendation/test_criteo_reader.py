@@ -179,8 +179,11 @@ def opened(folder, tables=TABLES, micro_batch=10):
 
 def test_a_category_outside_its_table_is_refused(damaged):
     tables = Tables((*TABLES.tables[:2], Table("c", 8, 12)), 4)
-    with pytest.raises(DataError, match=r"has category 8 of table c, which has 8 rows"):
+    with pytest.raises(DataError, match=r"has category 8 of table c, which has 8 rows") as raised:
         opened(damaged, tables)
+    assert "benchmark.facts.table_rows" in str(raised.value)
+    largest = max(table.rows for table in tables.tables)
+    assert f"'{LOGARITHMS.command} --table-cap {largest}'" in str(raised.value)
 
 
 def test_ids_of_other_tables_are_refused(damaged):

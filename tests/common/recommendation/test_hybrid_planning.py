@@ -180,9 +180,9 @@ def test_memory_and_text_of_a_hybrid_plan():
     plan = Plan(TABLES, 2, ((), (), (1,)), (Hybrid(0, (5, 6), (0, 1), 3, 4),))
     assert [plan.rows_of(rank) for rank in range(2)] == [450 + 2 + 50, 450 + 2 + 50 + 3000]
     assert plan.text(10**6).splitlines() == [
-        "rank  lookups     GB  tables (shard/shards)",
-        "   0     0.75  0.502  a 0/2",
-        "   1     3.75  3.502  a 1/2, c",
+        "rank  lookups/sample  rows and state, GB  tables (shard/shards)",
+        "   0            0.75               0.502  a 0/2",
+        "   1            3.75               3.502  a 1/2, c",
         "on every rank: b, 2 rows of a",
         "sent for a sample: 4.5 ids, 2.5 vectors",
     ]

@@ -10,7 +10,7 @@ import pytest
 
 from common import cli
 from common.config.schema import BenchConfig
-from common.run.bench import capture_rows
+from common.run.bench import LABEL, capture_rows
 from common.run.kernels import kind_of
 from common.step.graphs import CaptureCost
 from tests.conftest import ROOT
@@ -54,6 +54,16 @@ def test_names_and_values_are_two_columns(capsys):
     said = bench(capsys, "bench.only=step")
     values = {re.match(r"\S+(?: \S+)* {2,}", line).end() for line in said.splitlines()}
     assert len(values) == 1
+
+
+def test_the_planned_memory_of_tables_is_a_table_in_the_column_of_values(capsys):
+    few = ["bench.only=step", "bench.steps=1", "bench.warmup_steps=0"]
+    assert cli.run(["bench", "benchmark=dlrm_dcnv2", "scale=test", "device=cpu", *few]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("planned memory"))
+    assert lines[first][LABEL:].startswith("rank  lookups/sample  rows and state, GB  tables")
+    assert re.match(rf" {{{LABEL}}} +0 +214\.00 +0\.\d{{3}}  C1, C2, ", lines[first + 1])
+    assert not lines[first + 2].startswith(" ")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,73 @@
+"""Whether the data folder is one of the benchmark's, before a run is opened."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import WORKLOADS
+from common import cli
+from common.config.composition import compose
+from common.config.schema import RunConfig, SessionConfig
+from common.errors import DataError
+from common.launch.data_folder import require_prepared
+from common.launch.series import read_runs
+
+
+def configured(folder: Path, *overrides: str) -> tuple[RunConfig, SessionConfig]:
+    return cli.load(compose([f"data_dir={folder}", *(overrides or ("benchmark=resnet", "scale=test"))]))
+
+
+def test_a_folder_that_is_not_there_comes_with_the_commands_that_make_it(tmp_path: Path) -> None:
+    folder = tmp_path / "none"
+    with pytest.raises(DataError) as raised:
+        require_prepared(*configured(folder))
+    told = str(raised.value)
+    assert told.startswith(f"data_dir={folder} does not exist; make it: ")
+    for command in told.partition("make it: ")[2].split(" && "):
+        assert cli.run(command.split()[1:]) == 0
+    require_prepared(*configured(folder))
+
+
+def test_real_data_are_downloaded_where_stand_ins_are_generated(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"mlperf-suite download benchmark=bert --raw-dir {tmp_path}/none-raw && "):
+        require_prepared(*configured(tmp_path / "none", "benchmark=bert", "scale=8xH200"))
+
+
+@pytest.mark.parametrize(
+    ("manifest", "complaint"),
+    [
+        (None, "manifest.json is missing"),
+        ("{", "cannot be read"),
+        ("[]", "cannot be read"),
+        (json.dumps({"format": "bert-hdf5/1"}), "its format is bert-hdf5/1, resnet reads imagenet-recordio/1"),
+    ],
+)
+def test_a_folder_of_anything_else_is_named(tmp_path: Path, manifest: str | None, complaint: str) -> None:
+    if manifest is not None:
+        (tmp_path / "manifest.json").write_text(manifest)
+    with pytest.raises(DataError, match=complaint) as raised:
+        require_prepared(*configured(tmp_path))
+    assert f"data_dir={tmp_path}" in str(raised.value)
+    assert "mlperf-suite generate benchmark=resnet scale=test" in str(raised.value)
+
+
+def test_a_workload_that_reads_no_folder_needs_none(tmp_path: Path) -> None:
+    run, session = configured(tmp_path / "none")
+    require_prepared(replace(run, declaration=replace(run.declaration, data_format=None)), session)
+
+
+@pytest.mark.parametrize("workload", sorted(WORKLOADS))
+def test_prepared_data_are_of_the_format_that_the_workload_declares(workload: str, data_of) -> None:
+    require_prepared(*configured(data_of(workload), f"benchmark={workload}", "scale=test"))
+
+
+def test_a_series_opens_no_run_without_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["benchmark=resnet", "scale=test", f"data_dir={tmp_path / 'none'}", f"launch.results={tmp_path}"]
+    assert cli.run(["series", "begin", "--series", "s", "--", *given]) == DataError.exit_code
+    assert f"data_dir={tmp_path / 'none'} does not exist" in capsys.readouterr().err
+    assert read_runs(tmp_path) == []
+    assert not list(tmp_path.glob("*.log"))
