@@ -22,6 +22,8 @@ from common.step.train_step import DeviceResult
 class Weighing:
     """A step whose result is the sum of its micro-batches' numbers, the second one's tenfold, and so on."""
 
+    rehearsing = None
+
     def __init__(self) -> None:
         self.layout, self.skip = Layout(), torch.zeros(())
         self.seen: list[Batch] = []
