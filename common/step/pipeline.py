@@ -63,9 +63,10 @@ class Pipeline:
     def rehearsing(self) -> Iterator[None]:
         """Within it this stage's passes begin from noise, and what they make goes nowhere.
 
-        A kernel is compiled and loaded where it is launched first, and loading waits for all that runs on the device:
-        for a receive, too, whose message may be made of what that kernel is to make. So all kernels are launched once
-        before the first receive is posted. Stages then compile at the same time, and not one after the other.
+        A kernel is compiled and loaded where it is launched first, and loading may wait for all that runs on the device
+        (CUDA C++ Programming Guide, Lazy Loading): for a receive, too, whose message may be made of what that kernel is
+        to make. So all kernels are launched once before the first receive is posted. Stages then compile at the same
+        time, and not one after the other.
         """
         links = self._links
         assert isinstance(links, Links)

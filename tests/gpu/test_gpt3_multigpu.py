@@ -102,18 +102,22 @@ def own_of(whole: GptPretraining, part: GptPretraining, name: str) -> Tensor:
 
 
 def compared(rank: int, world: int, device: torch.device) -> dict[str, Any]:
+    ways = tuple(WAYS) if device.type == "cuda" else ("eager",)
+    # The ranks come first: one GPU would launch all kernels, and a stage that loads one later must not hang.
+    of_ranks = {
+        f"{name}, {way}": trained(Layout(axes, rank, device), chunks, way)
+        for name, (axes, chunks) in LAYOUTS[world].items()
+        for way in ways
+    }
     whole, wanted = trained(Layout(device=device), 1, "eager")
     found: dict[str, Any] = {}
-    ways = tuple(WAYS) if device.type == "cuda" else ("eager",)
-    for name, (axes, chunks) in LAYOUTS[world].items():
-        for way in ways:
-            own, measured = trained(Layout(axes, rank, device), chunks, way)
-            weights = dict(own.model.named_parameters())
-            found[f"{name}, {way}"] = {
-                "weights": max((weights[n] - own_of(whole, own, n)).abs().max().item() for n in weights),
-                "losses": max(abs(a - b) for a, b in zip(measured["losses"], wanted["losses"], strict=True)),
-                "evaluated": abs(measured["evaluated"] - wanted["evaluated"]),
-            }
+    for case, (own, measured) in of_ranks.items():
+        weights = dict(own.model.named_parameters())
+        found[case] = {
+            "weights": max((weights[n] - own_of(whole, own, n)).abs().max().item() for n in weights),
+            "losses": max(abs(a - b) for a, b in zip(measured["losses"], wanted["losses"], strict=True)),
+            "evaluated": abs(measured["evaluated"] - wanted["evaluated"]),
+        }
     return found
 
 

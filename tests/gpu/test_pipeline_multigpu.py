@@ -54,17 +54,21 @@ def run_rank(rank: int, world: int, folder: str) -> None:
     dist.init_process_group(
         "nccl", init_method=f"file://{folder}/store", rank=rank, world_size=world, device_id=device
     )  # fmt: skip
+    # The stages come first: one GPU would launch all kernels, and a stage that loads one later must not hang.
+    of_stages = {
+        f"{name}, {way}": trained(Layout(axes, rank, device), chunks, way)
+        for name, (axes, chunks) in LAYOUTS[world].items()
+        for way in WAYS
+    }
     wanted = trained(Layout(device=device), 1, "eager")
     found: dict[str, Any] = {}
-    for name, (axes, chunks) in LAYOUTS[world].items():
-        for way in WAYS:
-            own = trained(Layout(axes, rank, device), chunks, way)
-            differences = [(own["weights"][n] - wanted["weights"][n]).abs().max().item() for n in own["weights"]]
-            found[f"{name}, {way}"] = {
-                "weights": max(differences),
-                "losses": max(abs(a - b) for a, b in zip(own["losses"], wanted["losses"], strict=True)),
-                "evaluated": abs(own["evaluated"] - wanted["evaluated"]),
-            }
+    for case, own in of_stages.items():
+        differences = [(own["weights"][n] - wanted["weights"][n]).abs().max().item() for n in own["weights"]]
+        found[case] = {
+            "weights": max(differences),
+            "losses": max(abs(a - b) for a, b in zip(own["losses"], wanted["losses"], strict=True)),
+            "evaluated": abs(own["evaluated"] - wanted["evaluated"]),
+        }
     torch.save(found, f"{folder}/{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
