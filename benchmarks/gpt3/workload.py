@@ -39,6 +39,7 @@ from common.optim.learning_rate import cosine_of_samples
 from common.optim.optimizer import ClipNorm, ParameterGroup
 from common.optim.precision import gradient_dtype
 from common.optim.shard_plan import shard_ranks
+from common.optim.weight_gather import wait_for_weights
 from common.step.chunk_graphs import ChunkGraphs
 from common.step.passes import Chunk, nothing
 from common.step.pipeline import Pipeline
@@ -62,11 +63,6 @@ class Part(torch.nn.Module):
     def forward(self, x_sE: Tensor, rows: int) -> Tensor:
         """Hidden states of own tokens behind these layers."""
         return self._run(x_sE, rows)
-
-    def wait(self) -> None:
-        """Wait for the weights, so that no forward pass of this step does."""
-        for hook in self._forward_pre_hooks.values():
-            hook(self, ())
 
 
 class GptPretraining(Workload):
@@ -229,7 +225,7 @@ class GptPretraining(Workload):
 
     def _prepare(self, number: int) -> None:
         """Bring the weights of part ``number`` of this stage to where its passes read them."""
-        self._parts[number].wait()
+        wait_for_weights(self._parts[number])
         if self._written is not None:
             self._written.prepare(number)
 

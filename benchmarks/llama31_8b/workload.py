@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -41,6 +41,7 @@ from common.optim.learning_rate import cosine_to
 from common.optim.optimizer import ClipNorm, ParameterGroup
 from common.optim.precision import LossScale, gradient_dtype
 from common.optim.shard_plan import shard_ranks
+from common.optim.weight_gather import wait_for_weights
 from common.step.chunk_graphs import ChunkGraphs
 from common.step.passes import Chunk, nothing
 from common.step.pipeline import accumulate_chunk
@@ -196,17 +197,33 @@ class LlamaPretraining(Workload):
         clip = ClipNorm(own.facts.max_grad_norm, "after_reduction")
         graphs = ChunkGraphs() if self.cfg.chunk_graphs else None
         passes = None if graphs is None else functools.partial(self._in_graphs, graphs)
-        step = self.step_with(own.hparams.adamw(), schedule, clip=clip, loss_scale=own.model.loss_scale, passes=passes)
+        step = self.step_with(
+            own.hparams.adamw(), schedule, blocks=self._readers(), clip=clip, loss_scale=own.model.loss_scale,
+            passes=passes,
+        )  # fmt: skip
         step.chunk_graphs = graphs
         if self._trained is not None:
             step.forward_backward = within(self._trained.same_weights, step.forward_backward)
         return step
 
+    def _readers(self) -> Sequence[tuple[str, torch.nn.Module]]:
+        """What reads weights, in the order of the forward pass; autograd's head reads its own whenever it likes."""
+        if self._trained is not None:
+            return self._trained.readers
+        return [("embedding", self.model.embedding), *self.model.layers.named_children()]
+
+    def _prepare(self) -> None:
+        """Bring all weights to where the passes read them."""
+        for _, reader in self._readers():
+            wait_for_weights(reader)
+        if self._trained is not None:
+            self._trained.prepare()
+
     def _in_graphs(self, graphs: ChunkGraphs, scale: LossScale | None) -> ForwardBackward:
         """The micro-batches of a step, each by the same two graphs."""
         trained, count = self._trained, self.cfg.grad_accumulation_steps
-        around = (nothing, nothing) if trained is None else (trained.prepare, trained.begin_backward)
-        chunk = Chunk(self.model, lambda _, batch: self.loss(batch), *around)
+        begin_backward = nothing if trained is None else trained.begin_backward
+        chunk = Chunk(self.model, lambda _, batch: self.loss(batch), self._prepare, begin_backward)
         return accumulate_chunk(self.layout, chunk, ["loss"], count, scale, graphs)
 
     def loss(self, micro_batch: Batch) -> Losses:

@@ -118,6 +118,12 @@ class WeightGatherer:
                 work.wait()
 
 
+def wait_for_weights(block: nn.Module) -> None:
+    """Wait for the weights of a block that are on their way: where something else reads them before it runs."""
+    for hook in block._forward_pre_hooks.values():
+        hook(block, ())
+
+
 def _gather_of(partition: Partition, piece: Piece, blocks_of: Mapping[int, set[int]]) -> _Gather:
     readers = [blocks_of.get(id(segment.parameter), {-1}) for segment in piece.bucket.segments]
     weights = partition.buffer.parameters[piece.bucket.start : piece.bucket.stop]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.distributed.tensor_parallel.products import TokenProducts
 from common.nn.decoder import Decoder, DecoderBlock
@@ -17,6 +18,41 @@ from common.nn.trained_decoder.blocks import AttentionHalf, LastNorm, MlpHalf, T
 from common.nn.trained_decoder.casts import EvalProducts, Scales, WeightCasts
 from common.nn.trained_decoder.products import Shared, trained_product
 from common.ops.implementation import AUTO
+
+
+class Layer(nn.Module):
+    """A block as it runs, by its halves; a module, so that others can see to its weights before it does.
+
+    Args:
+        block: has the weights.
+        attention, mlp: its halves.
+    """
+
+    def __init__(self, block: DecoderBlock, attention: AttentionHalf, mlp: MlpHalf) -> None:
+        super().__init__()
+        self.block, self.attention, self.mlp = block, attention, mlp
+
+    def forward(self, pair: Pair, tokens: Tokens) -> Pair:
+        """What the next layer begins from."""
+        return self.mlp(self.attention(pair, tokens), tokens)
+
+
+class End(nn.Module):
+    """The last norm as it runs; has the head's weight, too, which is read behind it.
+
+    Args:
+        decoder: has the weights.
+        operations: how it runs.
+    """
+
+    def __init__(self, decoder: Decoder, operations: DecoderOperations) -> None:
+        super().__init__()
+        self.norm, self.head = decoder.norm, decoder.head
+        self._last_norm = LastNorm(decoder.architecture, operations, decoder.norm.weight)
+
+    def forward(self, pair: Pair) -> Tensor:
+        """Normalised hidden states."""
+        return self._last_norm(pair)
 
 
 class TrainedDecoder:
@@ -32,6 +68,10 @@ class TrainedDecoder:
         accumulation: how weights' gradients in FP8 are added up, one of :mod:`common.ops.weight_gradient`.
         transposed_layers: the first so many layers keep their FP8 weights transposed for a step, too.
         eval_products: what FP8 products do without gradients.
+
+    Attributes:
+        readers: modules by name in the order in which they run, each of which reads its weights from there on only; see
+            :class:`common.optim.weight_gather.WeightGatherer`.
 
     Raises:
         UnsupportedImplementation: FP8 cannot multiply these weights.
@@ -49,16 +89,20 @@ class TrainedDecoder:
         transposed_layers: int = 0,
         eval_products: EvalProducts = "half",
     ) -> None:
-        self.decoder, self._operations = decoder, operations
+        self.decoder = decoder
         scratch, parallel = Scratch(decoder.head.weight.device), decoder.parallel
         features = 2 * decoder.architecture.feed_forward // parallel.size
         scratch.wide((most_tokens, features), decoder.head.weight.dtype)
         self._shared = shared = Shared(scratch, WeightCasts(), parallel, products, accumulation, eval_products)
-        self._halves = [
-            _halves(
-                block, operations, linear, shared, block.index < recomputed_gate_up, block.index < transposed_layers
-            )
+        self._layers = [
+            _layer(block, operations, linear, shared, block.index < recomputed_gate_up, block.index < transposed_layers)
             for block in decoder.blocks
+        ]
+        self._end = End(decoder, operations)
+        self.readers: Sequence[tuple[str, nn.Module]] = [
+            ("embedding", decoder.embedding),
+            *((f"layer {layer.block.index}", layer) for layer in self._layers),
+            ("end", self._end),
         ]
 
     def hidden_states(self, tokens_BL: Tensor, places: TokenPlaces) -> Tensor:
@@ -68,9 +112,10 @@ class TrainedDecoder:
         self._shared.begin(inference)
         tokens = Tokens(places.rows, *shape.rope_tables(places.positions), inference)
         pair = Pair(self.decoder.embedding(tokens_BL.flatten()), None, None)
-        for attention, mlp in self._halves:
-            pair = mlp(attention(pair, tokens), tokens)
-        return LastNorm(shape, self._operations, self.decoder.norm.weight)(pair)
+        for layer in self._layers:
+            pair = layer(pair, tokens)
+        normed: Tensor = self._end(pair)
+        return normed
 
     def same_weights(self) -> AbstractContextManager[None]:
         """Within it no weight changes: FP8 products cast theirs in the first forward pass, and keep them."""
@@ -78,8 +123,8 @@ class TrainedDecoder:
 
     def prepare(self) -> None:
         """Cast weights within :meth:`same_weights`, so that no forward pass does."""
-        for attention, mlp in self._halves:
-            for product in (attention.qkv, attention.output, mlp.gate_up, mlp.down):
+        for layer in self._layers:
+            for product in (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down):
                 product.prepare()
 
     def begin_backward(self) -> None:
@@ -91,14 +136,14 @@ class TrainedDecoder:
         return self._shared.casts.evaluating()
 
 
-def _halves(
+def _layer(
     block: DecoderBlock,
     operations: DecoderOperations,
     linear: str,
     shared: Shared,
     recompute: bool,
     keep_turned: bool,
-) -> tuple[AttentionHalf, MlpHalf]:
+) -> Layer:
     shape = block.architecture
     qkv, output, gate_up, down = (
         trained_product(layer, linear, shared, keep_turned=keep_turned)
@@ -108,7 +153,8 @@ def _halves(
     if linear != "torch":
         block.saved = Scales(1, block.qkv.weight.device)
         saved = block.saved.scaling(0)
-    return (
+    return Layer(
+        block,
         AttentionHalf(shape, operations, shared.parallel.size, block.attention_norm.weight, qkv, output),
         MlpHalf(shape, operations, shared.scratch, block.mlp_norm.weight, gate_up, down, saved, recompute),
     )

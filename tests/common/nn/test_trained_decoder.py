@@ -78,6 +78,33 @@ def test_without_gradients_nothing_is_added() -> None:
     assert all(parameter.grad is None for parameter in ours.parameters())
 
 
+@pytest.mark.parametrize(("linear", "dtype"), [("torch", torch.float64), ("fp8", torch.bfloat16)])
+def test_weights_may_come_as_late_as_just_before_their_reader(linear: str, dtype: torch.dtype) -> None:
+    whole, late = decoder(dtype), decoder(dtype)
+    kept, halves = trained(whole, linear), trained(late, linear)
+    read: list[str] = []
+
+    def arrive(name: str, reader: nn.Module) -> None:
+        read.append(name)
+        for parameter in reader.parameters():
+            parameter.data.copy_(values[id(parameter)])
+
+    values = {id(parameter): parameter.detach().clone() for parameter in late.parameters()}
+    for parameter in late.parameters():
+        parameter.data.fill_(float("nan"))
+    for name, reader in halves.readers:
+        reader.register_forward_pre_hook(lambda module, _, name=name: arrive(name, module))
+    with kept.same_weights(), halves.same_weights():
+        found, expected = loss(halves, late), loss(kept, whole)
+        torch.testing.assert_close(found, expected, rtol=0.0, atol=0.0)
+        found.backward()
+        expected.backward()
+    wanted = gradients(whole)
+    for name, gradient in gradients(late).items():
+        torch.testing.assert_close(gradient, wanted[name], rtol=0.0, atol=0.0)
+    assert read == ["embedding", *(f"layer {index}" for index in range(SMALL.layers)), "end"]
+
+
 def test_every_weight_says_once_that_its_gradient_is_there() -> None:
     ours = decoder()
     halves, heard = trained(ours, recomputed_gate_up=1), []
