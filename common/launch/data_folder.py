@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 from pathlib import Path
 
 from common.config.schema import RunConfig, SessionConfig
@@ -19,7 +21,7 @@ def require_prepared(run: RunConfig, session: SessionConfig) -> None:
     folder, expected = session.data_dir, run.declaration.data_format
     if expected is None:
         return
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # False, too, where one may not look
         raise DataError(f"data_dir={folder} does not exist; make it: {_commands(run, session, folder)}")
     path = folder / manifest.NAME
     try:
@@ -35,7 +37,8 @@ def require_prepared(run: RunConfig, session: SessionConfig) -> None:
             f"again: {_commands(run, session, folder)}"
         ) from error
     if found != expected:
-        other = folder.with_name(f"{folder.name}-{run.benchmark.name}")
+        whole = folder.absolute()
+        other = whole.parent / f"{whole.name}-{run.benchmark.name}"
         raise DataError(
             f"data_dir={folder} was prepared for another benchmark: its format is {found}, {run.benchmark.name} reads "
             f"{expected}; give data_dir another folder, made by: {_commands(run, session, other)}"
@@ -44,7 +47,7 @@ def require_prepared(run: RunConfig, session: SessionConfig) -> None:
 
 def _commands(run: RunConfig, session: SessionConfig, folder: Path) -> str:
     """What makes the recipe's data in ``folder``: from a stand-in where the recipe is for one."""
-    name, raw = f"benchmark={run.benchmark.name}", f"--raw-dir {folder}-raw"
+    name, raw = f"benchmark={run.benchmark.name}", f"--raw-dir {shlex.quote(f'{folder}-raw')}"
     # A recipe is called by its scale.
     first = f"generate {name} scale={Path(run.config_file).stem}" if session.stand_in else f"download {name}"
-    return f"mlperf-suite {first} {raw} && mlperf-suite prepare {name} {raw} --data-dir {folder}"
+    return f"mlperf-suite {first} {raw} && mlperf-suite prepare {name} {raw} --data-dir {shlex.quote(str(folder))}"

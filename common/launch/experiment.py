@@ -91,7 +91,6 @@ def main(argv: Sequence[str], compose: Callable[[Sequence[str]], dict[str, Any]]
         elif arguments.command == "name":
             print(assignments({"series": series_name(settings, os.environ)}))
         elif arguments.command == "begin":
-            require_prepared(*admit(tree)[:2])
             print(assignments(begin(tree, settings, arguments.series, arguments.overrides, os.environ, admit)))
         else:
             known = (arguments.step_errors, arguments.reason)
@@ -230,6 +229,7 @@ def begin(
             )
         if series.started >= series.declared:
             return {"experiment": 0}
+    require_prepared(run, session)
     number = len(series.experiments) + 1 if series else 1
     given = series.experiments[0].begin.seed if series else session.seed
     base = draw_seed() if given is None else given

@@ -30,7 +30,7 @@ from common.step.capture import CudaRecorder, PassGraphs, Recorder, capturing, e
 from common.step.train_step import DeviceResult, TrainStep
 
 WARM_UP_ITERATIONS = 3  # autotuning, NCCL and the allocator settle within three iterations
-REHEARSALS = 2  # the first has no scales of FP8 yet, and launches other kernels
+REHEARSALS = 2  # what the first leaves behind, such as scales, the second begins from
 
 MOST_GRAPHS = 16
 """Graphs of one warm-up up to which micro-batches of different keys are captured together.
@@ -142,7 +142,7 @@ class StepRunner:
             self.step.skip.fill_(0)
 
     def _rehearse(self, example: Batch) -> None:
-        """Iterations in which no stage of a pipeline waits for another."""
+        """Iterations whose passes wait for no other stage of a pipeline."""
         if self.step.rehearsing is None:
             return
         with self.step.rehearsing():
@@ -155,7 +155,8 @@ class StepRunner:
         iteration = [example] * chunks.enough
         for _ in range(WARM_UP_ITERATIONS):
             self.step(iteration)
-        with self._counted(), chunks.recording(self._recorder):
+        alone = self.step.rehearsing or contextlib.nullcontext
+        with self._counted(), chunks.recording(self._recorder), alone():  # replays have kernels of their own: copies
             self.step(iteration)
 
     @contextlib.contextmanager

@@ -195,7 +195,7 @@ def test_fp8_follows_the_exact_gradients(micro_batches: int) -> None:
     wanted = gradients(exact)
     errors = {name: error(gradient, wanted[name]) for name, gradient in gradients(ours).items()}
     assert max(errors.values()) < 0.3, errors
-    assert sum(errors.values()) / len(errors) < 0.2, errors
+    assert sum(errors.values()) / len(errors) < 0.2, errors  # 0.15 has been seen
 
 
 def test_a_weight_is_cast_once_for_all_micro_batches_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,14 @@ def test_a_folder_of_anything_else_is_named(tmp_path: Path, manifest: str | None
     assert "mlperf-suite generate benchmark=resnet scale=test" in str(raised.value)
 
 
+def test_the_folder_of_here_is_named_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my data").mkdir()
+    (tmp_path / "my data" / "manifest.json").write_text(json.dumps({"format": "bert-hdf5/1"}))
+    monkeypatch.chdir(tmp_path / "my data")
+    with pytest.raises(DataError, match=f"--data-dir '{tmp_path}/my data-resnet'"):
+        require_prepared(*configured(Path(".")))
+
+
 def test_a_workload_that_reads_no_folder_needs_none(tmp_path: Path) -> None:
     run, session = configured(tmp_path / "none")
     require_prepared(replace(run, declaration=replace(run.declaration, data_format=None)), session)

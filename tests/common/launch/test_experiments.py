@@ -15,12 +15,21 @@ from common import cli
 from common.config.composition import compose
 from common.doctor.limits import parse_limits
 from common.errors import ConfigError
+from common.launch import experiment
 from common.launch.experiment import assignments, begin, configuration_hash, end, open_series, series_name
 from common.launch.launch_config import LaunchConfig
 from common.launch.series import append, read_runs
 from tests import toy
 
 RUN_START = {"event_type": "INTERVAL_START", "key": "run_start", "value": None, "metadata": {"file": "a", "lineno": 1}}
+
+
+@pytest.fixture(autouse=True)
+def asked_for_data(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The folders that were looked at; all hold the data that they should."""
+    asked: list[Path] = []
+    monkeypatch.setattr(experiment, "require_prepared", lambda run, session: asked.append(session.data_dir))
+    return asked
 
 
 def arguments(results: Path, *more: str) -> list[str]:
@@ -64,12 +73,14 @@ def test_a_series_may_begin_with_the_seed_0(tmp_path: Path) -> None:
     assert [run.begin.seed for run in read_runs(tmp_path)[0].experiments] == [0, 1]
 
 
-def test_a_complete_series_has_no_next_experiment(tmp_path: Path) -> None:
+def test_a_complete_series_has_no_next_experiment_and_needs_no_data(tmp_path: Path, asked_for_data) -> None:
     for number in (1, 2):
         next_one(tmp_path)
         start_the_clock(tmp_path, number)
         finish(tmp_path, number)
+    assert asked_for_data == [Path("data/resnet")] * 2
     assert next_one(tmp_path) == {"experiment": 0}
+    assert len(asked_for_data) == 2
 
 
 def test_an_experiment_that_never_started_the_clock_is_made_up_for(tmp_path: Path) -> None:

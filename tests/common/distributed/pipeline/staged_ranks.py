@@ -186,6 +186,13 @@ class Trainee:
             with torch.no_grad():
                 self.pipeline._forward(functions, mine)
 
+    def warm_up(self) -> None:
+        """As a run does where nothing is captured."""
+        count = SAMPLES_OF_A_STEP // B // self.layout.size("dp")
+        runner = StepRunner(self.step, self.model, count, capture=False)
+        runner.warm_up(batches(0, self.layout)[:1])
+        self.run = runner
+
     def in_graphs(self) -> PlayedGraphs:
         """Train by played graphs from now on; what has recorded them."""
         played = PlayedGraphs(self.model)
@@ -260,6 +267,9 @@ def run_rank(rank: int, world: int, folder: str) -> None:
             found[case]["alive"] = trainee.most_alive
             found[case]["reduced before the last chunk"] = trainee.reduced
             found[case]["rehearsed"] = one_after_the_other(Trainee(layout, chunks, shard=shard))
+            warm = Trainee(layout, chunks, shard=shard)
+            warm.warm_up()
+            found[f"{case}, warm"] = {"metrics": warm.train(0, STEPS), "weights": warm.weights()}
             graphed = Trainee(layout, chunks, graphs=ChunkGraphs(), shard=shard)
             played = graphed.in_graphs()
             replayed = played.replays

@@ -69,12 +69,13 @@ def test_every_rank_reads_the_metrics_of_one(folder, wanted, world, case):
     assert min(metrics["gradient_norm"] for metrics in wanted["metrics"]) > MAX_NORM  # so that clipping counts
 
 
+@pytest.mark.parametrize("way", ["warm", "graphs"])
 @pytest.mark.parametrize(("world", "case"), [*CASES, *SHARDED])
-def test_graphs_of_chunks_change_no_bit(folder, world, case):
-    for eager, graphs in zip(found_by(folder, world, case), found_by(folder, world, f"{case}, graphs"), strict=True):
-        for name, weight in graphs["weights"].items():
+def test_warm_up_with_its_rehearsal_and_graphs_of_chunks_change_no_bit(folder, world, case, way):
+    for eager, other in zip(found_by(folder, world, case), found_by(folder, world, f"{case}, {way}"), strict=True):
+        for name, weight in other["weights"].items():
             assert torch.equal(weight, eager["weights"][name]), name
-        for step, (own, of_eager) in enumerate(zip(graphs["metrics"], eager["metrics"], strict=True)):
+        for step, (own, of_eager) in enumerate(zip(other["metrics"], eager["metrics"], strict=True)):
             for name in ("loss", "gradient_norm", "learning_rate"):
                 assert own[name] == of_eager[name], (step, name)
 
