@@ -308,3 +308,17 @@ def test_graphs_of_both_passes_train_as_eager_ones_bit_for_bit(given, monkeypatc
     assert replayed == eager
     for (name, tensor), (_, other) in zip(wanted, found, strict=True):
         assert torch.equal(tensor, other), name
+
+
+@pytest.mark.parametrize("blocks", ["written", "autograd"])
+def test_what_comes_before_graphs_of_passes_waits_for_all_weights_but_those_of_no_reader(blocks):
+    workload = built(f"model.blocks={blocks}")
+    readers = dict(workload._readers())
+    waited: list[str] = []
+    for name, reader in readers.items():
+        reader.register_forward_pre_hook(lambda *_, name=name: waited.append(name))
+    workload._prepare()
+    assert waited == list(readers)
+    read = {id(parameter) for reader in readers.values() for parameter in reader.parameters()}
+    others = {name for name, parameter in workload.model.named_parameters() if id(parameter) not in read}
+    assert others == (set() if blocks == "written" else {"norm.weight", "head.weight"})
