@@ -237,8 +237,9 @@ def test_clocks_of_two_machines_may_differ_by_less_than_a_minute(results: Path) 
     assert obstacles(results) == []
 
 
-def test_what_our_launcher_writes_is_taken(tmp_path: Path) -> None:
-    overrides = ["benchmark=resnet", "scale=test", f"launch.results={tmp_path}", "launch.experiments=5"]
+def test_what_our_launcher_writes_is_taken(tmp_path: Path, data_of: Callable[[str], Path]) -> None:
+    data = f"data_dir={data_of('resnet')}"
+    overrides = ["benchmark=resnet", "scale=test", data, f"launch.results={tmp_path}", "launch.experiments=5"]
     tree = compose(overrides)
     settings = LaunchConfig.load(tree)
     while (begun := experiment.begin(tree, settings, "s", overrides, {}, cli.admitted))["experiment"]:
