@@ -41,7 +41,11 @@ OWN: dict[str, set[tuple[str, str]]] = {
     "retinanet": set(),
     "ssd300": {("target", "eval_accuracy"), ("end", ""), ("check", "train_samples")},
     "maskrcnn": {("target", "eval_accuracy"), ("check", "opt_base_learning_rate"), ("check", "num_image_candidates")},
-    "rnnt": {("check", "eval_samples"), *(("check", f"data_speed_perturbaton_{end}") for end in ("min", "max"))},
+    "rnnt": {
+        ("target", "eval_accuracy"),
+        ("check", "eval_samples"),
+        *(("check", f"data_speed_perturbaton_{end}") for end in ("min", "max")),
+    },
     "rgat": set(),
     "dlrm": {("target", "eval_accuracy")},
     "dlrm_dcnv2": {("target", "eval_accuracy"), ("check", "eval_samples")},
