@@ -49,7 +49,7 @@ OWN: dict[str, set[tuple[str, str]]] = {
     "rgat": set(),
     "dlrm": {("target", "eval_accuracy")},
     "dlrm_dcnv2": {("target", "eval_accuracy"), ("check", "eval_samples")},
-    "stable_diffusion": set(),
+    "stable_diffusion": {("target", "aggregated_eval_accuracy")},
 }
 """What the closed division's rules may have against a demo's log: a target, a network and a data set of its own."""
 
