@@ -180,7 +180,7 @@ def test_without_data_no_run_is_opened(tmp_path):
     nowhere = Path("no-such-folder")  # which the message has several times, and is to stay short
     done = suite(*training(nowhere, tmp_path / "out", "scale.gpus_per_node=2", benchmark="resnet"))
     assert done.code == DATA
-    assert f"data_dir={nowhere} does not exist" in the_message(done)
+    assert f"data folder {nowhere} does not exist" in the_message(done)
     assert not (tmp_path / "out").exists()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -75,19 +76,8 @@ def read(root: Path, expected_format: str, command: str, counts: Iterable[str] =
     Raises:
         DataError: the folder, the manifest, a count or a file is missing or not as the manifest says.
     """
-    path = root / NAME
-    remedy = f"run '{command}'"
-    if not root.is_dir():
-        raise DataError(f"data folder {root} does not exist; {remedy}")
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise DataError(f"{path} is missing: {root} holds no completely prepared data; {remedy}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is not valid JSON ({error}); {remedy}") from error
-    manifest = _parse(raw, path, remedy)
-    if manifest.format != expected_format:
-        raise DataError(f"{path}: format {manifest.format!r} where {expected_format!r} is needed; {remedy}")
+    path, remedy = root / NAME, f"run '{command}'"
+    manifest = _parse(require_format(root, expected_format, remedy), path, remedy)
     for name, entry in manifest.files.items():
         file = root / name
         if not file.is_file():
@@ -98,6 +88,35 @@ def read(root: Path, expected_format: str, command: str, counts: Iterable[str] =
         if manifest.counts.get(count, 0) < 1:
             raise DataError(f"{path} has no {count}; {remedy}")
     return manifest
+
+
+def require_format(root: Path, expected_format: str, remedy: str) -> dict[str, Any]:
+    """What the manifest of ``root`` holds, of which nothing but the format's name has been checked.
+
+    Args:
+        root: folder of the prepared data.
+        expected_format: what the reader understands.
+        remedy: what to do about it, for messages.
+
+    Raises:
+        DataError: the folder or the manifest is missing, or is of another format.
+    """
+    path = root / NAME
+    if not os.path.isdir(root):  # False, too, where one may not look
+        raise DataError(f"data folder {root} does not exist; {remedy}")
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is missing: {root} holds no completely prepared data; {remedy}") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error}); {remedy}") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is not valid JSON ({error}); {remedy}") from error
+    if not isinstance(raw, dict) or "format" not in raw:
+        raise DataError(f"{path} lacks or garbles a field (format); {remedy}")
+    if raw["format"] != expected_format:
+        raise DataError(f"{path}: format {raw['format']!r} where {expected_format!r} is needed; {remedy}")
+    return raw
 
 
 def verify(root: Path, expected_format: str, command: str) -> Manifest:

@@ -60,10 +60,13 @@ def main(argv: Sequence[str], benchmarks: Collection[str]) -> int:
     on_cpu = "device=cpu" in arguments.override
     names = [] if on_cpu else devices()
     gpus = arguments.gpus or (counts_up_to(len(names)) if names else [])
-    if not gpus or (not on_cpu and max(gpus) > len(names)):
+    if not gpus:
         raise ConfigError(
-            f"measure: {len(names)} GPUs are here; --gpus={','.join(map(str, gpus)) or '...'} needs others"
+            "measure: no GPU is here; processors stand in for them with --gpus=1 --override=device=cpu and a --scale "
+            "that they can carry"
         )
+    if not on_cpu and max(gpus) > len(names):
+        raise ConfigError(f"measure: {len(names)} GPUs are here; --gpus={','.join(map(str, gpus))} needs others")
     scales = {name: scales_of(name) for name in arguments.benchmarks or benchmarks}
     data: Path | None = arguments.data
     with_data = {name for name in scales if data is not None and (data / name / "manifest.json").is_file()}

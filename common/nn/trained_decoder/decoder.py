@@ -37,7 +37,7 @@ class Layer(nn.Module):
         return self.mlp(self.attention(pair, tokens), tokens)
 
 
-class End(nn.Module):
+class NormAndHead(nn.Module):
     """The last norm as it runs; has the head's weight, too, which is read behind it.
 
     Args:
@@ -98,11 +98,11 @@ class TrainedDecoder:
             _layer(block, operations, linear, shared, block.index < recomputed_gate_up, block.index < transposed_layers)
             for block in decoder.blocks
         ]
-        self._end = End(decoder, operations)
+        self._norm_and_head = NormAndHead(decoder, operations)
         self.readers: Sequence[tuple[str, nn.Module]] = [
             ("embedding", decoder.embedding),
             *((f"layer {layer.block.index}", layer) for layer in self._layers),
-            ("end", self._end),
+            ("norm and head", self._norm_and_head),
         ]
 
     def hidden_states(self, tokens_BL: Tensor, places: TokenPlaces) -> Tensor:
@@ -114,7 +114,7 @@ class TrainedDecoder:
         pair = Pair(self.decoder.embedding(tokens_BL.flatten()), None, None)
         for layer in self._layers:
             pair = layer(pair, tokens)
-        normed: Tensor = self._end(pair)
+        normed: Tensor = self._norm_and_head(pair)
         return normed
 
     def same_weights(self) -> AbstractContextManager[None]:

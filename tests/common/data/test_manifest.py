@@ -83,6 +83,13 @@ def test_half_a_manifest_is_refused(root):
         manifest.read(root, "f/1", "prepare it")
 
 
+def test_a_manifest_that_cannot_be_read_is_refused(root):
+    (root / "manifest.json").unlink()
+    (root / "manifest.json").mkdir()
+    with pytest.raises(DataError, match=r"manifest\.json cannot be read .*; run 'prepare it'"):
+        manifest.read(root, "f/1", "prepare it")
+
+
 def test_a_count_that_is_needed_is_named(root):
     assert manifest.read(root, "f/1", "prepare it", ("train_samples",)).counts == {"train_samples": 3}
     with pytest.raises(DataError, match=r"manifest\.json has no classes; run 'prepare it'"):

@@ -26,7 +26,7 @@ def test_a_folder_that_is_not_there_comes_with_the_commands_that_make_it(tmp_pat
     with pytest.raises(DataError) as raised:
         require_prepared(*configured(folder))
     told = str(raised.value)
-    assert told.startswith(f"data_dir={folder} does not exist; make it: ")
+    assert told.startswith(f"data folder {folder} does not exist; give another data_dir, or make it: ")
     for command in told.partition("make it: ")[2].split(" && "):
         assert cli.run(command.split()[1:]) == 0
     require_prepared(*configured(folder))
@@ -41,9 +41,9 @@ def test_real_data_are_downloaded_where_stand_ins_are_generated(tmp_path: Path) 
     ("manifest", "complaint"),
     [
         (None, "manifest.json is missing"),
-        ("{", "cannot be read"),
-        ("[]", "cannot be read"),
-        (json.dumps({"format": "bert-hdf5/1"}), "its format is bert-hdf5/1, resnet reads imagenet-recordio/1"),
+        ("{", "manifest.json is not valid JSON"),
+        ("[]", "manifest.json lacks or garbles a field"),
+        (json.dumps({"format": "bert-hdf5/1"}), "format 'bert-hdf5/1' where 'imagenet-recordio/1' is needed"),
     ],
 )
 def test_a_folder_of_anything_else_is_named(tmp_path: Path, manifest: str | None, complaint: str) -> None:
@@ -51,8 +51,9 @@ def test_a_folder_of_anything_else_is_named(tmp_path: Path, manifest: str | None
         (tmp_path / "manifest.json").write_text(manifest)
     with pytest.raises(DataError, match=complaint) as raised:
         require_prepared(*configured(tmp_path))
-    assert f"data_dir={tmp_path}" in str(raised.value)
     assert "mlperf-suite generate benchmark=resnet scale=test" in str(raised.value)
+    beside = tmp_path if manifest is None else f"{tmp_path}-resnet"
+    assert str(raised.value).endswith(f"--data-dir {beside}")
 
 
 def test_the_folder_of_here_is_named_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,17 +66,21 @@ def test_the_folder_of_here_is_named_too(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_workload_that_reads_no_folder_needs_none(tmp_path: Path) -> None:
     run, session = configured(tmp_path / "none")
+    with pytest.raises(DataError):
+        require_prepared(run, session)
     require_prepared(replace(run, declaration=replace(run.declaration, data_format=None)), session)
 
 
 @pytest.mark.parametrize("workload", sorted(WORKLOADS))
 def test_prepared_data_are_of_the_format_that_the_workload_declares(workload: str, data_of) -> None:
-    require_prepared(*configured(data_of(workload), f"benchmark={workload}", "scale=test"))
+    run, session = configured(data_of(workload), f"benchmark={workload}", "scale=test")
+    assert run.declaration.data_format == json.loads((data_of(workload) / "manifest.json").read_text())["format"]
+    require_prepared(run, session)
 
 
 def test_a_series_opens_no_run_without_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["benchmark=resnet", "scale=test", f"data_dir={tmp_path / 'none'}", f"launch.results={tmp_path}"]
     assert cli.run(["series", "begin", "--series", "s", "--", *given]) == DataError.exit_code
-    assert f"data_dir={tmp_path / 'none'} does not exist" in capsys.readouterr().err
+    assert f"data folder {tmp_path / 'none'} does not exist" in capsys.readouterr().err
     assert read_runs(tmp_path) == []
     assert not list(tmp_path.glob("*.log"))

@@ -230,3 +230,13 @@ def test_a_bench_that_fails_is_named_and_the_others_go_on(tmp_path, capsys):
 def test_what_cannot_be_measured_is_one_error(words, message):
     with pytest.raises(ConfigError, match=message):
         command.main(words, WORKLOADS)
+
+
+@pytest.mark.parametrize(
+    ("visible", "words", "message"),
+    [("", [], "no GPU is here; .*device=cpu"), ("5", ["--gpus=2"], "1 GPUs are here; --gpus=2 needs others")],
+)
+def test_gpus_that_are_not_there_are_one_error(monkeypatch, visible, words, message):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(ConfigError, match=message):
+        command.main(words, WORKLOADS)

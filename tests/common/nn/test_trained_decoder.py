@@ -102,7 +102,7 @@ def test_weights_may_come_as_late_as_just_before_their_reader(linear: str, dtype
     wanted = gradients(whole)
     for name, gradient in gradients(late).items():
         torch.testing.assert_close(gradient, wanted[name], rtol=0.0, atol=0.0)
-    assert read == ["embedding", *(f"layer {index}" for index in range(SMALL.layers)), "end"]
+    assert read == ["embedding", *(f"layer {index}" for index in range(SMALL.layers)), "norm and head"]
 
 
 def test_every_weight_says_once_that_its_gradient_is_there() -> None:
