@@ -58,8 +58,8 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     if arguments and arguments[0] in READING_COMMANDS:
         sys.path[:] = import_path()
-    if arguments and arguments[0] in (*TRAINING_COMMANDS, "task"):
-        from common.distributed.host_group import leave
+    if arguments and arguments[0] in RANK_COMMANDS:
+        from common.distributed.leaving import leave
 
         leave(lambda: run(arguments))
     sys.exit(run(arguments))
@@ -283,8 +283,8 @@ DRIVER_COMMANDS: dict[str, Callable[[list[str]], int]] = {"series": _series, "ta
 """What the scripts of ``scripts/`` call; nobody types them."""
 READING_COMMANDS = ("check", "summarize", "package", "report")
 """Commands that read what strangers wrote."""
-TRAINING_COMMANDS = ("train", "score", "bench")
-"""Commands whose ranks may still be connected when one of them ends."""
+RANK_COMMANDS = ("train", "score", "bench", "doctor", "task")
+"""Commands whose process may be a rank of a job."""
 
 
 def _complete(argv: Sequence[str]) -> int:

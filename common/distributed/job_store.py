@@ -14,11 +14,14 @@ from common.distributed.rank_info import RankInfo
 
 _joined: list[tuple[dist.Store, int, int]] = []
 """The store, this process's rank in the job and the job's ranks; empty while the process is in no job."""
+_jobs: list[int] = []
+"""Ranks of each job that this process has been in."""
 
 
 def join(store: dist.Store, rank_info: RankInfo) -> None:
     """Make ``store`` that of this process's job."""
     _joined[:] = [(store, rank_info.rank, rank_info.world_size)]
+    _jobs.append(rank_info.world_size)
 
 
 def leave() -> None:
@@ -29,6 +32,11 @@ def leave() -> None:
 def joined() -> bool:
     """Whether this process is in a job of several ranks."""
     return bool(_joined)
+
+
+def has_joined() -> bool:
+    """Whether this process is or was in a job of several ranks."""
+    return bool(_jobs)
 
 
 def current() -> dist.Store | None:

@@ -201,8 +201,9 @@ def test_published_rates_are_of_known_benchmarks():
 def test_a_node_of_two_ranks_is_measured(tmp_path, capsys):
     few = ["device=cpu", "bench.steps=1", "bench.warmup_steps=0"]
     words = ["dlrm", "--scale", "test", "--gpus", "1,2", "--output", str(tmp_path)]
-    assert cli.run(["measure", *words, *(part for word in few for part in ("--override", word))]) == 0
+    code = cli.run(["measure", *words, *(part for word in few for part in ("--override", word))])
     said = capsys.readouterr().out
+    assert code == 0, "\n".join([said, *(path.read_text() for path in sorted(tmp_path.glob("*.log")))])
     found = {count: json.loads((tmp_path / f"dlrm-{count}.json").read_text()) for count in (1, 2)}
     assert [found[count]["ranks"] for count in (1, 2)] == [1, 2]
     assert found[2]["samples"] == 2 * found[1]["samples"]

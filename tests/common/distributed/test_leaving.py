@@ -1,0 +1,67 @@
+"""How a process ends that is a rank."""
+
+import subprocess
+import sys
+
+import pytest
+
+from common.distributed.rank_info import RankInfo
+
+PROGRAM = """
+import atexit, ctypes
+from datetime import timedelta
+import torch.distributed as dist
+from common.distributed import job_store
+from common.distributed.leaving import leave
+from common.distributed.rank_info import RankInfo
+
+class Held:
+    def __del__(self):
+        print("the interpreter is taken down", flush=True)
+
+held = Held()
+atexit.register(print, "an exit handler ran")
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
+
+def in_a_job():
+    job_store.join(store, {rank_info!r})
+    job_store.leave()
+
+def work():
+    {work}
+
+leave(work)
+"""
+
+
+def ended(work: str) -> subprocess.CompletedProcess[str]:
+    program = PROGRAM.format(rank_info=RankInfo(0, 2, 0, 2, 0, "torchrun"), work=work)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_process_alone_ends_as_any_program():
+    process = ended("return 7")
+    assert process.returncode == 7
+    assert process.stdout.splitlines() == ["an exit handler ran", "the interpreter is taken down"]
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_a_rank_is_gone_after_its_exit_handlers(code):
+    process = ended(f"in_a_job(); return {code}")
+    assert process.returncode == code
+    assert process.stdout.splitlines() == ["an exit handler ran"]
+
+
+@pytest.mark.parametrize("before", ["", "in_a_job(); "])
+def test_an_exception_is_shown_and_ends_with_1(before):
+    process = ended(f"{before}raise ValueError('a broken table')")
+    assert process.returncode == 1
+    assert process.stderr.count("ValueError: a broken table") == 1
+    assert "Traceback" in process.stderr
+
+
+def test_a_crash_says_where_it_happened():
+    process = ended("ctypes.string_at(0)")
+    assert process.returncode < 0
+    assert "Segmentation fault" in process.stderr
+    assert "in work" in process.stderr
