@@ -11,6 +11,8 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
+import torch
+
 from common.distributed import job_store
 
 
@@ -31,6 +33,8 @@ def leave(work: Callable[[], int]) -> NoReturn:
         traceback.print_exc()
     if not job_store.has_joined():
         sys.exit(code)
+    if code == 0 and torch.cuda.is_initialized():
+        torch.cuda.cudart().cudaProfilerStop()  # a profiler around the process writes what it has not written yet
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # nobody reads it any more

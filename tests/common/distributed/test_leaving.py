@@ -10,6 +10,8 @@ from common.distributed.rank_info import RankInfo
 PROGRAM = """
 import atexit, ctypes
 from datetime import timedelta
+from types import SimpleNamespace
+import torch
 import torch.distributed as dist
 from common.distributed import job_store
 from common.distributed.leaving import leave
@@ -50,6 +52,19 @@ def test_a_rank_is_gone_after_its_exit_handlers(code):
     process = ended(f"in_a_job(); return {code}")
     assert process.returncode == code
     assert process.stdout.splitlines() == ["an exit handler ran"]
+
+
+FLUSH = """torch.cuda.is_initialized = lambda: True
+    torch.cuda.cudart = lambda: SimpleNamespace(cudaProfilerStop=lambda: print("profiled"))
+    in_a_job()
+    return """
+
+
+@pytest.mark.parametrize(("code", "flushed"), [(0, ["profiled"]), (7, [])])
+def test_profilers_write_what_a_good_run_has_left_in_their_buffers(code, flushed):
+    process = ended(f"{FLUSH}{code}")
+    assert process.returncode == code
+    assert process.stdout.splitlines() == [*flushed, "an exit handler ran"]
 
 
 @pytest.mark.parametrize("before", ["", "in_a_job(); "])
