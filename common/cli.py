@@ -36,7 +36,7 @@ USAGE = """usage: mlperf-suite COMMAND …
   verify    check prepared data against their manifest
   score     score the checkpoints of a run that is scored offline   mlperf-suite score runs/stable_diffusion/…
   bench     measure the training step and the whole run       mlperf-suite bench benchmark=resnet scale=1xH200
-  measure   the step of every workload on 1, 2, 4 ... GPUs of this node, in a table   mlperf-suite measure --help
+  measure   the step of all with a recipe 8xH200 on 1, 2, 4 ... GPUs of this node   mlperf-suite measure --help
   doctor    qualify this machine, or every node of a job      mlperf-suite doctor --help
   check     judge logs, a series, or a submission's tree      mlperf-suite check runs/resnet/…/mlperf.log
   summarize the score of a series of runs                     mlperf-suite summarize results/
@@ -176,7 +176,7 @@ def bench(argv: list[str]) -> int:
 
 
 def measure(argv: list[str]) -> int:
-    """``measure``: every workload on some GPUs of this node and on all, in a table."""
+    """``measure``: all that have a recipe, on some GPUs of this node and on all, in a table."""
     from common.measure import command
 
     return command.main(argv, WORKLOADS)

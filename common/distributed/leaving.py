@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import faulthandler
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import NoReturn
 import torch
 
 from common.distributed import job_store
+from common.errors import NOT_CONVERGED
 
 
 def leave(work: Callable[[], int]) -> NoReturn:
@@ -24,19 +26,29 @@ def leave(work: Callable[[], int]) -> NoReturn:
     and Gloo's live as long as anything refers to a process group, be it only a gradient's hook.
     """
     faulthandler.enable()
-    code = 1
     try:
         code = work()
-    except Exception:
+    except BaseException as error:
         if not job_store.has_joined():
             raise
-        traceback.print_exc()
+        code = _code_of(error)
     if not job_store.has_joined():
         sys.exit(code)
-    if code == 0 and torch.cuda.is_initialized():
+    if code in (0, NOT_CONVERGED) and torch.cuda.is_initialized():
         torch.cuda.cudart().cudaProfilerStop()  # a profiler around the process writes what it has not written yet
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # nobody reads it any more
             stream.flush()
     os._exit(code)
+
+
+def _code_of(error: BaseException) -> int:
+    """The exit code of a process that ``error`` ends, after its message, as the interpreter has it."""
+    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+        return error.code or 0
+    if isinstance(error, SystemExit):
+        print(error.code, file=sys.stderr)
+        return 1
+    traceback.print_exception(error)
+    return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1

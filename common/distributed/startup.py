@@ -83,8 +83,9 @@ def initialise(
     timeout_seconds: float,
     sharers: int | None = None,
     evaluation_ranks: int = 0,
+    backend: str | None = None,
 ) -> None:
-    """Join the process group of this rank's role (NCCL on CUDA, Gloo on a CPU) and set the number of CPU threads.
+    """Join the process group of this rank's role and set the number of CPU threads.
 
     The last ``evaluation_ranks`` ranks of the job are a world of their own: theirs and the others' default process
     groups have no rank in common. A role of one rank gets no process group. A second call changes nothing.
@@ -94,6 +95,7 @@ def initialise(
         timeout_seconds: longest wait for the other ranks.
         sharers: ranks that share this process's cores; None for all of this machine.
         evaluation_ranks: ranks that only evaluate (:mod:`common.distributed.roles`).
+        backend: of the process group; None for NCCL on CUDA and Gloo on a CPU.
 
     Raises:
         ConfigError: the environment does not say where rank 0 is.
@@ -113,7 +115,7 @@ def initialise(
                 f"{name} is not set, so rank {rank_info.rank} cannot find rank 0: start with torchrun or srun"
             )
     try:
-        _join(rank_info, device, timedelta(seconds=timeout_seconds), evaluation_ranks)
+        _join(rank_info, device, timedelta(seconds=timeout_seconds), evaluation_ranks, backend)
     except dist.DistError as error:
         meeting_point = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -124,20 +126,23 @@ def initialise(
         ) from error
 
 
-def _join(rank_info: RankInfo, device: torch.device, timeout: timedelta, evaluation_ranks: int) -> None:
+def _join(
+    rank_info: RankInfo, device: torch.device, timeout: timedelta, evaluation_ranks: int, backend: str | None
+) -> None:
     store, _, _ = next(rendezvous("env://", rank_info.rank, rank_info.world_size, timeout=timeout))
     store.set_timeout(timeout)
     job_store.join(store, rank_info)
     role = Role.of(rank_info, evaluation_ranks)
     if role.world_size == 1:
         return
+    backend = backend or ("nccl" if device.type == "cuda" else "gloo")
     dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
+        backend,
         store=dist.PrefixStore(role.name, store),
         rank=role.rank,
         world_size=role.world_size,
         timeout=timeout,
-        device_id=device if device.type == "cuda" else None,
+        device_id=device if backend == "nccl" else None,
     )
 
 

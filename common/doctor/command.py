@@ -118,7 +118,7 @@ def main(argv: Sequence[str]) -> int:
         stopped = Interrupted("doctor was stopped before its end")
         stopped.came_by(signal.SIGINT)
         if rank_info.rank:
-            sys.exit(stopped.exit_code)  # rank 0 has the message
+            return stopped.exit_code  # rank 0 has the message
         raise stopped from None
     sys.stdout.flush()
     if hangs:  # A thread still stands in a collective, and taking the process group down would wait for it.
@@ -173,9 +173,7 @@ def _prepare_rank(rank_info: RankInfo, system: SystemConfig, timeout_seconds: fl
         device = pick_device("auto", rank_info.local_rank)
     except DeviceError as error:
         device, unusable = torch.device("cpu"), str(error)
-    initialise(rank_info, torch.device("cpu"), timeout_seconds, sharers)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    initialise(rank_info, device, timeout_seconds, sharers, backend="gloo")
     return device, unusable
 
 

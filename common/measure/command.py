@@ -1,4 +1,4 @@
-"""``mlperf-suite measure``: every workload's step on 1, 2, 4 ... GPUs of this node, and one table of it all."""
+"""``mlperf-suite measure``: the step of all that have a recipe on 1, 2, 4 ... GPUs of this node, in one table."""
 
 from __future__ import annotations
 
@@ -60,6 +60,8 @@ def main(argv: Sequence[str], benchmarks: Collection[str]) -> int:
     on_cpu = "device=cpu" in arguments.override
     names = [] if on_cpu else devices()
     gpus = arguments.gpus or (counts_up_to(len(names)) if names else [])
+    if not gpus and on_cpu:
+        raise ConfigError("measure: --gpus says how many processors stand in for GPUs")
     if not gpus:
         raise ConfigError(
             "measure: no GPU is here; processors stand in for them with --gpus=1 --override=device=cpu and a --scale "

@@ -298,12 +298,12 @@ def test_a_failing_hook_before_a_run_closes_the_books(tmp_path: Path, data_of) -
     assert run.end.status == "not started"
 
 
-@pytest.mark.parametrize(("name", "code"), [("TERM", 143), ("INT", 130)])
-def test_after_a_signal_no_other_experiment_begins(tmp_path: Path, data_of, name: str, code: int) -> None:
-    """The hook signals the driver alone, as `kill` does."""
+@pytest.mark.parametrize(("name", "then", "code"), [("TERM", "", 143), ("INT", "", 130), ("INT", "; exit 1", 130)])
+def test_after_a_signal_no_other_experiment_begins(tmp_path: Path, data_of, name: str, then: str, code: int) -> None:
+    """The hook signals the driver, as `kill` does, and goes on, or ends at the same time, as at Ctrl-C."""
     done = script(
         "run.sub", "benchmark=resnet", "scale=test", "device=cpu", "launch.doctor=false", "launch.clear_caches=false",
-        "launch.experiments=2", f"launch.hooks.pre_run=['kill -{name} $PPID']", f"data_dir={data_of('resnet')}",
+        "launch.experiments=2", f"launch.hooks.pre_run=['kill -{name} $PPID{then}']", f"data_dir={data_of('resnet')}",
         cwd=tmp_path,
     )  # fmt: skip
     assert done.code == code

@@ -6,9 +6,10 @@ import sys
 import pytest
 
 from common.distributed.rank_info import RankInfo
+from common.errors import NOT_CONVERGED
 
 PROGRAM = """
-import atexit, ctypes
+import atexit, ctypes, sys
 from datetime import timedelta
 from types import SimpleNamespace
 import torch
@@ -60,7 +61,7 @@ FLUSH = """torch.cuda.is_initialized = lambda: True
     return """
 
 
-@pytest.mark.parametrize(("code", "flushed"), [(0, ["profiled"]), (7, [])])
+@pytest.mark.parametrize(("code", "flushed"), [(0, ["profiled"]), (NOT_CONVERGED, ["profiled"]), (7, [])])
 def test_profilers_write_what_a_good_run_has_left_in_their_buffers(code, flushed):
     process = ended(f"{FLUSH}{code}")
     assert process.returncode == code
@@ -73,6 +74,22 @@ def test_an_exception_is_shown_and_ends_with_1(before):
     assert process.returncode == 1
     assert process.stderr.count("ValueError: a broken table") == 1
     assert "Traceback" in process.stderr
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "said"),
+    [
+        ("sys.exit()", 0, ""),
+        ("sys.exit(10)", 10, ""),
+        ("sys.exit('no such table')", 1, "no such table"),
+        ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
+    ],
+)
+def test_a_rank_that_is_told_to_exit_is_gone_as_well(how, code, said):
+    process = ended(f"in_a_job(); {how}")
+    assert process.returncode == code
+    assert process.stdout.splitlines() == ["an exit handler ran"]
+    assert process.stderr.strip().endswith(said)
 
 
 def test_a_crash_says_where_it_happened():

@@ -200,7 +200,7 @@ def test_published_rates_are_of_known_benchmarks():
 
 def test_a_node_of_two_ranks_is_measured(tmp_path, capsys):
     few = ["device=cpu", "bench.steps=1", "bench.warmup_steps=0"]
-    words = ["dlrm", "--scale", "test", "--gpus", "1,2", "--output", str(tmp_path)]
+    words = ["dlrm", "--scale", "test", "--gpus", "1,2", "--seconds", "900", "--output", str(tmp_path)]
     code = cli.run(["measure", *words, *(part for word in few for part in ("--override", word))])
     said = capsys.readouterr().out
     assert code == 0, "\n".join([said, *(path.read_text() for path in sorted(tmp_path.glob("*.log")))])
@@ -235,7 +235,11 @@ def test_what_cannot_be_measured_is_one_error(words, message):
 
 @pytest.mark.parametrize(
     ("visible", "words", "message"),
-    [("", [], "no GPU is here; .*device=cpu"), ("5", ["--gpus=2"], "1 GPUs are here; --gpus=2 needs others")],
+    [
+        ("", [], "no GPU is here; .*device=cpu"),
+        ("5", ["--gpus=2"], "1 GPUs are here; --gpus=2 needs others"),
+        ("5", ["--override=device=cpu"], "--gpus says how many processors"),
+    ],
 )
 def test_gpus_that_are_not_there_are_one_error(monkeypatch, visible, words, message):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
