@@ -23,6 +23,7 @@ from tests.forking_python import forking_python
 pytestmark = pytest.mark.timeout(1200)  # a series is a dozen processes, one after the other
 
 SCRIPTS = ROOT / "scripts"
+ENV = shutil.which("env") or "env"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,12 +35,13 @@ def forking() -> Iterator[Path]:
 
 
 def script(name: str, *arguments: str, cwd: Path, **environment: str) -> Finished:
-    """Run a script of ``scripts/`` outside of any Slurm job."""
+    """Run a script of ``scripts/`` outside of any Slurm job, with SIGINT as a terminal's process has it."""
     settings = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "MLPERF_"))}
     settings |= {"MLPERF_SUITE_PYTHON": os.environ["MLPERF_SUITE_PYTHON"]}
     settings |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        ["bash", str(SCRIPTS / name), *arguments], cwd=cwd, env={**settings, **environment},
+        [ENV, "--default-signal=INT", "bash", str(SCRIPTS / name), *arguments],
+        cwd=cwd, env={**settings, **environment},
         capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False,
     )  # fmt: skip
     return Finished(done.returncode, done.stdout, done.stderr)
