@@ -28,7 +28,7 @@ def leave(work: Callable[[], int]) -> NoReturn:
     faulthandler.enable()
     try:
         code = work()
-    except BaseException as error:
+    except BaseException as error:  # also what Hydra raises to exit, and Ctrl-C
         if not job_store.has_joined():
             raise
         code = _code_of(error)

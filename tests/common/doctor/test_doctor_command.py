@@ -4,10 +4,13 @@ import json
 import os
 import sys
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
+import torch
 import torch.distributed as dist
 
+from common.distributed.rank_info import RankInfo
 from common.doctor import command
 from common.doctor.examine import Report
 from common.doctor.judge import Rank, Results, Together, findings_of, units_of, why_alone, with_own_names
@@ -196,3 +199,15 @@ def test_the_rank_that_stands_elsewhere_is_named():
     found = results({}, {}, failed=("no answer in: all ranks", "no answer in: inside the node"))
     told = [finding.text for finding in findings_of(found, units_of(found), {}, frozenset())]
     assert "n1 GPU 1 (rank 1): no answer in: inside the node" in told
+
+
+def test_a_rank_with_a_gpu_joins_over_gloo_with_the_threads_of_a_gpus_rank(monkeypatch):
+    joined = []
+    monkeypatch.setattr(command, "pick_device", lambda requested, local_rank: torch.device("cuda", local_rank))
+    monkeypatch.setattr(command, "initialise", lambda *given, **named: joined.append((given[1], named)))
+    monkeypatch.setattr(command, "variables", lambda network, environment: {})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # no binding
+    system = SimpleNamespace(environment={}, network=None)
+    device, unusable = command._prepare_rank(RankInfo(1, 2, 1, 2, 0, "torchrun"), system, 10.0)
+    assert (device, unusable) == (torch.device("cuda", 1), "")
+    assert joined == [(torch.device("cuda", 1), {"backend": "gloo"})]
