@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from common.config.schema import Ctas
 from common.distributed import groups
-from common.distributed.ctas import NCCLS_OWN, in_words, of_axes
+from common.distributed.ctas import NCCLS_OWN, in_words, of_axes, of_links
 from common.distributed.roles import RoleName
 from common.errors import ConfigError
 
@@ -110,7 +110,7 @@ class Layout:
                 if first is not None:
                     other = (first + 1) % size if place[axis] == first else first
                     pair.append(self._rank_at({**place, axis: other}))
-                group = groups.make(sorted(pair), of_axes(self._ctas, (axis,)))
+                group = groups.make(sorted(pair), of_links(self._ctas, axis))
                 if first is not None:
                     found[first] = group
             self._links[key] = found

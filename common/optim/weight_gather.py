@@ -5,11 +5,15 @@ close this one: they start in the order in which the forward pass reads the weig
 for its own just before it runs. A captured iteration is complete in itself that way: every gather that it starts it
 also waits for. Between iterations the model holds the weights of one update before; :meth:`WeightGatherer.gather`
 brings it up to date.
+
+They do not start all at once. A GPU takes kernels in the order in which they were captured, whatever their streams, and
+no more at a time than its queue holds: behind a hundred gathers the first block waited until most of them were done. So
+each block starts those of a block further on, which the graph then holds in between.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -17,6 +21,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from common.optim.partition import Partition, Piece
+
+AHEAD = 2
+"""Blocks from one that runs to the one whose gathers it starts: those of the block between are underway, or done."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,7 @@ class WeightGatherer:
     ) -> None:
         self._group = group
         self.overlapped = group is not None and bool(blocks)
+        self._started = 0  # of the gathers, in their order
         self._works: dict[int, dist.Work] = {}
         self._hooks: list[RemovableHandle] = []
         self._gathers: list[_Gather] = []
@@ -67,8 +75,9 @@ class WeightGatherer:
                 blocks_of.setdefault(id(parameter), set()).add(block)
         found = [_gather_of(partition, piece, blocks_of) for partition in partitions for piece in partition.pieces]
         self._gathers = sorted(found, key=lambda gather: min(gather.readers))
+        self._started = len(self._gathers)
         for block, (_, module) in enumerate(blocks):
-            self._hooks.append(self._register(module, [a for a, g in enumerate(self._gathers) if block in g.readers]))
+            self._hooks.append(self._register(block, module))
 
     def begin(self) -> None:
         """Start the gathers that open an iteration.
@@ -83,16 +92,21 @@ class WeightGatherer:
                     "torch.compile(block) returns, in the model and in blocks"
                 )
         if self.overlapped:
-            self._launch()
-            self._wait(at for at, gather in enumerate(self._gathers) if -1 in gather.readers)
+            self.join()  # an iteration that was given up may have left some, and other ranks may have started them
+            self._started = 0
+            self._start(AHEAD - 1)
+            self._wait_for(-1)
 
     def join(self) -> None:
         """Wait for what no block has waited for."""
-        self._wait(range(len(self._gathers)))
+        self._start(len(self._blocks))
+        for at in list(self._works):
+            self._works.pop(at).wait()
 
     def gather(self) -> None:
         """Gather everything and wait for it; on a GPU it is the current stream that waits."""
-        self._launch()
+        self.join()
+        self._started = 0
         self.join()
 
     def close(self) -> None:
@@ -101,21 +115,25 @@ class WeightGatherer:
             hook.remove()
         self._hooks = []
 
-    def _register(self, module: nn.Module, gathers: list[int]) -> RemovableHandle:
-        return module.register_forward_pre_hook(lambda *_: self._wait(gathers))
+    def _register(self, block: int, module: nn.Module) -> RemovableHandle:
+        def enter(*_: object) -> None:
+            self._start(block + AHEAD)
+            self._wait_for(block)
 
-    def _launch(self) -> None:
-        self.join()  # an iteration that was given up may have left some
-        for at, gather in enumerate(self._gathers):
+        return module.register_forward_pre_hook(enter)
+
+    def _start(self, block: int) -> None:
+        """Start what ``block`` and those before it read first, as far as it has not been started."""
+        while self._started < len(self._gathers) and min(self._gathers[self._started].readers) <= block:
+            gather = self._gathers[self._started]
             work = dist.all_gather_into_tensor(gather.weights, gather.piece, group=self._group, async_op=True)
             assert work is not None  # this rank is a member of the group
-            self._works[at] = work
+            self._works[self._started] = work
+            self._started += 1
 
-    def _wait(self, gathers: Iterable[int]) -> None:
-        for at in gathers:
-            work = self._works.pop(at, None)
-            if work is not None:
-                work.wait()
+    def _wait_for(self, block: int) -> None:
+        for at in [at for at in self._works if block in self._gathers[at].readers]:
+            self._works.pop(at).wait()
 
 
 def wait_for_weights(block: nn.Module) -> None:

@@ -267,7 +267,7 @@ def _breakdown(
             lambda: runner(batches), lambda: _elapsed(lambda: [runner(batches) for _ in range(steps)], True)
         )
     found, total = breakdown(kernels, steps, own), seconds / steps * 1e3
-    rows = found.rows(**{"no kernel (gaps)": total - sum(found.kinds.values())})
+    rows = found.rows(**{"no kernel (gaps)": total - found.busy_ms})
     return "\n".join([f"{'breakdown of a step':<{LABEL}}{total:.3f} ms under the profiler", *rows]), found.exposed_ms
 
 

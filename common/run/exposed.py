@@ -1,4 +1,4 @@
-"""How much of an iteration's communication nothing else ran beside."""
+"""How much of an iteration something ran, and how much of its communication nothing else ran beside."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ class Span(NamedTuple):
     start: float
     end: float
     communication: bool
+
+
+def busy_us(spans: Iterable[Span]) -> float:
+    """Microseconds in which any kernel ran."""
+    return _length(_union(list(spans)))
 
 
 def exposed_us(spans: Iterable[Span]) -> float:

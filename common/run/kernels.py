@@ -41,7 +41,7 @@ from common.ops import (
     transpose_fp8,
     upsample_convolution,
 )
-from common.run.exposed import Span, exposed_us
+from common.run.exposed import Span, busy_us, exposed_us
 
 Result = TypeVar("Result")
 
@@ -127,11 +127,13 @@ class Breakdown:
         kinds: of kernels, by kind of work; what ran at once is counted twice.
         kernels: of each kernel, and how often it ran.
         exposed_ms: of communication that nothing else ran beside.
+        busy_ms: in which anything ran.
     """
 
     kinds: dict[str, float]
     kernels: dict[str, tuple[float, int]]
     exposed_ms: float
+    busy_ms: float
 
     def rows(self, **others: float) -> list[str]:
         """Kinds and ``others``, the longest first, and the longest kernels."""
@@ -187,7 +189,7 @@ def breakdown(kernels: Iterable[Kernel], parts: int, own: Sequence[tuple[str, st
         times.setdefault(kernel.name, []).append(spent)
         spans.append(Span(kernel.start, kernel.end, kind == COMMUNICATION))
     each = {name: (sum(spent) / parts, len(spent) // parts) for name, spent in times.items()}
-    return Breakdown(kinds, each, exposed_us(spans) / 1e3 / parts)
+    return Breakdown(kinds, each, exposed_us(spans) / 1e3 / parts, busy_us(spans) / 1e3 / parts)
 
 
 def kind_of(kernel: str, own: Sequence[tuple[str, str]] = ()) -> str:

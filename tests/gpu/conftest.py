@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     world = request.param
     if torch.cuda.device_count() < world:
         pytest.skip(f"needs {world} CUDA devices")
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # as configs/system/auto.yaml has it for runs
     folder: Path = tmp_path_factory.mktemp("ranks")
     mp.spawn(request.module.run_rank, args=(world, str(folder)), nprocs=world)
     return [torch.load(folder / f"{rank}.pt") for rank in range(world)]

@@ -70,10 +70,10 @@ def trained(layout: Layout, chunks: int, way: str) -> tuple[GptPretraining, dict
     runner = StepRunner(step, made.model, run.grad_accumulation_steps, run.cuda_graphs)
     runner.warm_up(made.example_batches())
     evaluation = made.evaluation(layout)
-    evaluation.warm_up()
     losses = []
     replica, replicas = layout.coordinate("dp"), layout.size("dp")
     with runner.on_stream():
+        evaluation.warm_up()
         for number in range(STEPS):
             parts = tokens(number, OF_A_STEP, length).split(ROWS)[replica::replicas]
             result = runner([Batch({"tokens": part.to(layout.device)}, ROWS) for part in parts])

@@ -198,6 +198,18 @@ def test_communicators_have_the_thread_blocks_of_their_axis(monkeypatch: pytest.
         assert made == [of_axis.get(expected.partition(",")[0], Ctas())], expected
 
 
+def test_neighbours_in_a_pipeline_take_little_of_a_gpu_where_nothing_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[Ctas] = []
+    monkeypatch.setattr(groups, "make", lambda ranks, given: made.append(given) or object())
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
+    layout = Layout({"pp": 2, "dp": 2}, ctas={"pp": Ctas(), "dp": Ctas(max=8)})
+    layout.links("pp", "purpose")
+    layout.group("pp")
+    assert made == [Ctas(max=2), Ctas()]
+
+
 def test_an_axis_of_all_ranks_shares_the_default_communicator_unless_something_is_asked_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -64,16 +64,28 @@ def blocks_of(model: Model) -> list[tuple[str, nn.Module]]:
 def test_gathers_start_in_the_order_of_the_blocks_and_what_lies_in_none_comes_first(log):
     model = Model()
     gatherer(model, blocks_of(model)).begin()
-    assert log == [f"gather {GAIN}", f"gather {FIRST}", f"gather {SECOND}", f"gather {THIRD}", f"wait {GAIN}"]
+    model(torch.ones(1, 16))
+    assert [line for line in log if "gather" in line] == [f"gather {size}" for size in (GAIN, FIRST, SECOND, THIRD)]
+    assert log[:3] == [f"gather {GAIN}", f"gather {FIRST}", f"gather {SECOND}"]
+    assert log[3] == f"wait {GAIN}"
 
 
-def test_a_block_waits_for_its_own_weights_once(log):
+def test_a_block_starts_the_gathers_of_the_second_one_after_it_and_waits_for_its_own_once(log):
     model = Model()
     gatherer(model, blocks_of(model)).begin()
+    assert f"gather {THIRD}" not in log
     log.clear()
     for _ in range(2):  # two micro-batches
         model(torch.ones(1, 16))
-    assert log == [f"wait {FIRST}", f"wait {SECOND}", f"wait {THIRD}"]
+    assert log == [f"gather {THIRD}", f"wait {FIRST}", f"wait {SECOND}", f"wait {THIRD}"]
+
+
+def test_a_block_that_runs_before_its_turn_starts_its_gathers_itself(log):
+    model = Model()
+    gatherer(model, blocks_of(model)).begin()
+    log.clear()
+    model.third(torch.ones(1, 32))
+    assert log == [f"gather {THIRD}", f"wait {THIRD}"]
 
 
 def test_a_bucket_of_several_blocks_is_waited_for_by_the_first_that_runs(log):
@@ -103,15 +115,28 @@ def test_what_no_block_waited_for_is_waited_for_in_the_end(log):
     log.clear()
     ours.join()
     assert log == [f"wait {SECOND}", f"wait {THIRD}"]
+    log.clear()
+    ours.join()
+    assert log == []
 
 
-def test_an_iteration_that_was_given_up_leaves_no_gather_behind(log):
+def test_what_no_block_started_is_started_in_the_end(log):
+    model = Model()
+    ours = gatherer(model, blocks_of(model))
+    ours.begin()
+    log.clear()
+    ours.join()
+    assert log == [f"gather {THIRD}", f"wait {FIRST}", f"wait {SECOND}", f"wait {THIRD}"]
+
+
+def test_an_iteration_that_was_given_up_has_as_many_gathers_as_one_that_was_not(log):
     model = Model()
     ours = gatherer(model, blocks_of(model))
     ours.begin()
     log.clear()
     ours.begin()
-    assert log[:3] == [f"wait {FIRST}", f"wait {SECOND}", f"wait {THIRD}"]
+    assert log[:4] == [f"gather {THIRD}", f"wait {FIRST}", f"wait {SECOND}", f"wait {THIRD}"]
+    assert log[4:] == [f"gather {GAIN}", f"gather {FIRST}", f"gather {SECOND}", f"wait {GAIN}"]
 
 
 def test_without_blocks_nothing_opens_an_iteration(log):
@@ -147,7 +172,7 @@ def test_a_compiled_block_waits_outside_of_what_is_compiled(log):
     ours.begin()
     log.clear()
     compiled(model.first(torch.ones(1, 16)))
-    assert log == [f"wait {FIRST}", f"wait {SECOND}"]
+    assert log == [f"gather {THIRD}", f"wait {FIRST}", f"wait {SECOND}"]
 
 
 def test_a_block_compiled_in_place_is_refused(log):

@@ -23,10 +23,11 @@ def test_two_iterations_are_broken_down() -> None:
     )
     assert found.kernels["gemm_a"] == pytest.approx((1.0, 1))
     assert found.exposed_ms == pytest.approx(0.25)
+    assert found.busy_ms == pytest.approx((2500 + 600) / 1e3 / 2)
 
 
 def test_rows_are_in_the_order_of_what_they_took() -> None:
-    found = Breakdown({"attention": 2.0, "communication": 1.0}, {"flash": (2.0, 3), "nccl": (1.0, 1)}, 0.5)
+    found = Breakdown({"attention": 2.0, "communication": 1.0}, {"flash": (2.0, 3), "nccl": (1.0, 1)}, 0.5, 2.5)
     assert [row.split("  ")[1] for row in found.rows(**{"no kernel (gaps)": 1.5})] == [
         "communication beside nothing", "attention", "no kernel (gaps)", "communication", "longest kernels", "", "",
     ]  # fmt: skip
@@ -34,4 +35,4 @@ def test_rows_are_in_the_order_of_what_they_took() -> None:
 
 
 def test_one_rank_has_no_row_of_communication() -> None:
-    assert not [row for row in Breakdown({"attention": 2.0}, {}, 0.0).rows() if "communication" in row]
+    assert not [row for row in Breakdown({"attention": 2.0}, {}, 0.0, 2.0).rows() if "communication" in row]
