@@ -70,7 +70,7 @@ class UNet(nn.Module):
         """Names and modules in the order of the forward pass; a block reads its parameters in its own forward only."""
         down = [(f"input_blocks.{number}", block) for number, block in enumerate(self.input_blocks)]
         up = [(f"output_blocks.{number}", block) for number, block in enumerate(self.output_blocks)]
-        first = [(name, self.get_submodule(name)) for name in ("time_embed", "time_projections", "caption_projections")]
+        first = [(name, self.get_submodule(name)) for name in ("caption_projections", "time_embed", "time_projections")]
         return [*first, *down, ("middle_block", self.middle_block), *up, ("out", self.out)]
 
     def cross_keys_values(self, context_NTK: Tensor) -> Tensor:

@@ -179,6 +179,8 @@ MOST_IN_A_CLUSTER = 8
 class Ctas:
     """Thread blocks (CTAs) that an operation of NCCL takes of a GPU; None is NCCL's own choice.
 
+    Not so of a pipeline's links: :func:`common.distributed.ctas.of_links`.
+
     Names and ranges: NCCL user guide, ``ncclConfig_t``: ``minCTAs``, ``maxCTAs``, ``cgaClusterSize``.
 
     Attributes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
@@ -11,9 +12,8 @@ from common.config.schema import Ctas
 
 NCCLS_OWN = Ctas()
 
-OF_LINKS = Ctas(max=2)
-"""Of neighbours in a pipeline, unless something is asked for: who waits for a message holds its thread blocks until it
-comes, and products lack them. Two move 50 MB in about a millisecond, which is hidden."""
+MOST_OF_LINKS = 2
+"""Of neighbours in a pipeline: who waits for a message holds thread blocks until it comes, and products lack them."""
 
 
 def of_axes(ctas: Mapping[str, Ctas], axes: tuple[str, ...]) -> Ctas:
@@ -28,9 +28,10 @@ def of_axes(ctas: Mapping[str, Ctas], axes: tuple[str, ...]) -> Ctas:
 
 
 def of_links(ctas: Mapping[str, Ctas], axis: str) -> Ctas:
-    """Those of a communicator of two neighbours on an axis, who hand on to each other."""
+    """Those of two neighbours on an axis, who hand on to each other: few, unless more are asked for."""
     asked = ctas.get(axis, NCCLS_OWN)
-    return OF_LINKS if asked == NCCLS_OWN else asked
+    few = asked.max is None and (asked.min or 0) <= MOST_OF_LINKS
+    return replace(asked, max=MOST_OF_LINKS) if few else asked
 
 
 def options(ctas: Ctas) -> Any:

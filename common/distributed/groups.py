@@ -49,12 +49,15 @@ def make(ranks: Sequence[int], ctas: Ctas = NCCLS_OWN) -> dist.ProcessGroup:
         ranks: of the world, ascending, the same on all of them.
         ctas: what NCCL takes of a GPU for this group's work.
     """
+    asked = options(ctas) if len(ranks) > 1 else None
+    if asked is not None and _Waiting.timeout is not None:
+        asked._timeout = _Waiting.timeout  # PyTorch warns where the two differ
     with _unbound() as device:
         group: Any = dist.new_group(
             list(ranks),
             timeout=_Waiting.timeout,
             use_local_synchronization=True,
-            pg_options=options(ctas) if len(ranks) > 1 else None,
+            pg_options=asked,
             device_id=device if len(ranks) > 1 else None,
         )
     assert isinstance(group, dist.ProcessGroup)

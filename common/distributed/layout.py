@@ -162,11 +162,13 @@ class Layout:
         return self._build([tuple(range(first, end)) for first, end in zip(starts, ends, strict=True)], ())
 
     def network_choices(self) -> dict[str, str]:
-        """What was asked of NCCL for communicators over the axes that there are, by what it is, for people."""
+        """What is asked of NCCL for communicators over the axes that there are, by what it is, for people."""
         if self.device.type != "cuda":
             return {}
         words = {axis: in_words(self._ctas.get(axis, NCCLS_OWN)) for axis in AXES if self.sizes[axis] > 1}
-        return {f"thread blocks of {axis}": of_axis for axis, of_axis in words.items() if of_axis}
+        if self.sizes["pp"] > 1:
+            words["links of pp"] = in_words(of_links(self._ctas, "pp"))
+        return {f"thread blocks of {whose}": found for whose, found in words.items() if found}
 
     def generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
         """A generator for ``purpose``: equal on the ranks that share a sample (cp, tp), distinct over dp and pp."""

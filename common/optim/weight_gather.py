@@ -97,9 +97,13 @@ class WeightGatherer:
             self._start(AHEAD - 1)
             self._wait_for(-1)
 
-    def join(self) -> None:
-        """Wait for what no block has waited for."""
+    def start_all(self) -> None:
+        """Start what no block has started: to be called before other collectives of the group."""
         self._start(len(self._blocks))
+
+    def join(self) -> None:
+        """Wait for what no block has waited for, or even started."""
+        self.start_all()
         for at in list(self._works):
             self._works.pop(at).wait()
 
@@ -137,7 +141,10 @@ class WeightGatherer:
 
 
 def wait_for_weights(block: nn.Module) -> None:
-    """Wait for the weights of a block that are on their way: where something else reads them before it runs."""
+    """Wait for the weights of a block where something else reads them before it runs.
+
+    As the block itself does, this starts gathers of others: all ranks do it in one order.
+    """
     for hook in block._forward_pre_hooks.values():
         hook(block, ())
 

@@ -192,6 +192,7 @@ def _time_step(runner: StepRunner, batches: list[Batch], warmup: int, steps: int
     with runner.on_stream():
         for _ in range(warmup):
             runner(batches)
+        meet(runner.cuda)  # what has not run yet would be counted
         before = meter.energy_joules()
         seconds = _timed(lambda: [runner(batches) for _ in range(steps)], runner.cuda)
         after = meter.energy_joules()

@@ -139,7 +139,9 @@ def test_groups_wait_as_long_as_the_world(monkeypatch: pytest.MonkeyPatch, nccl:
     groups.wait_at_most(timedelta(hours=2))
     groups.make([0, 1])
     assert said == [timedelta(hours=2)]
-    assert [asked["timeout"] for asked in nccl] == [None, timedelta(hours=2)]
+    groups.make([0, 1], Ctas(max=2))
+    assert [asked["timeout"] for asked in nccl] == [None, *[timedelta(hours=2)] * 2]
+    assert nccl[-1]["pg_options"]._timeout == timedelta(hours=2)
 
 
 def test_the_world_is_bound_again_after_an_error(monkeypatch: pytest.MonkeyPatch, nccl: list[dict[str, Any]]) -> None:
@@ -210,6 +212,20 @@ def test_neighbours_in_a_pipeline_take_little_of_a_gpu_where_nothing_is_asked_fo
     assert made == [Ctas(max=2), Ctas()]
 
 
+@pytest.mark.parametrize(
+    ("asked", "of_links"),
+    [
+        (Ctas(cluster=0), Ctas(max=2, cluster=0)),
+        (Ctas(min=1), Ctas(min=1, max=2)),
+        (Ctas(min=4), Ctas(min=4)),
+        (Ctas(max=64), Ctas(max=64)),
+        (Ctas(max=1), Ctas(max=1)),
+    ],
+)
+def test_links_take_as_much_of_a_gpu_as_is_asked_for(asked: Ctas, of_links: Ctas) -> None:
+    assert ctas.of_links({"pp": asked}, "pp") == of_links
+
+
 def test_an_axis_of_all_ranks_shares_the_default_communicator_unless_something_is_asked_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -222,8 +238,10 @@ def test_an_axis_of_all_ranks_shares_the_default_communicator_unless_something_i
 
 def test_what_is_asked_of_nccl_is_said_for_the_axes_that_there_are() -> None:
     asked = {"dp": Ctas(min=1, max=8, cluster=4), "tp": Ctas(max=16), "pp": Ctas()}
+    of_dp = {"thread blocks of dp": "at least 1, at most 8, in clusters of 4"}
+    assert Layout({"dp": 2}, device="cuda", ctas=asked).network_choices() == of_dp
     said = Layout({"dp": 2, "pp": 2}, device="cuda", ctas=asked).network_choices()
-    assert said == {"thread blocks of dp": "at least 1, at most 8, in clusters of 4"}
+    assert said == {**of_dp, "thread blocks of links of pp": "at most 2"}
     assert Layout({"dp": 2}, device="cpu", ctas=asked).network_choices() == {}
 
 

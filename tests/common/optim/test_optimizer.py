@@ -10,7 +10,9 @@ from common.errors import CheckpointError
 from common.optim.learning_rate import constant
 from common.optim.momentum import LARS, SGD
 from common.optim.optimizer import Optimizer, ParameterGroup
+from common.optim.reduce import GradientReducer
 from common.optim.updater import apply_gradients
+from common.optim.weight_gather import WeightGatherer
 
 RATES = [0.5, 1.0, 2.0, 1.5, 0.25]
 
@@ -61,6 +63,16 @@ def test_begin_zeroes_gradients_and_detects_detached_views():
     model.float()
     with pytest.raises(RuntimeError, match="no longer lies"):
         optimizer.begin()
+
+
+def test_gathers_that_no_block_started_come_before_any_reduction(monkeypatch):
+    log = []
+    monkeypatch.setattr(WeightGatherer, "start_all", lambda self: log.append("gathers"))
+    monkeypatch.setattr(GradientReducer, "arm", lambda self, parameters: log.append("reductions"))
+    optimizer = optimizer_of(model_of(0))
+    log.clear()
+    optimizer.arm()
+    assert log == ["gathers", "reductions"]
 
 
 def test_step_counts_applied_updates_and_learning_rate_follows_it():

@@ -129,6 +129,16 @@ def test_what_no_block_started_is_started_in_the_end(log):
     assert log == [f"gather {THIRD}", f"wait {FIRST}", f"wait {SECOND}", f"wait {THIRD}"]
 
 
+def test_what_no_block_started_may_be_started_without_waiting(log):
+    model = Model()
+    ours = gatherer(model, blocks_of(model))
+    ours.begin()
+    log.clear()
+    ours.start_all()
+    ours.start_all()
+    assert log == [f"gather {THIRD}"]
+
+
 def test_an_iteration_that_was_given_up_has_as_many_gathers_as_one_that_was_not(log):
     model = Model()
     ours = gatherer(model, blocks_of(model))

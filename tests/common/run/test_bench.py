@@ -12,7 +12,7 @@ from common import cli
 from common.config.schema import BenchConfig
 from common.run.bench import LABEL, capture_rows
 from common.run.kernels import kind_of
-from common.step.graphs import CaptureCost
+from common.step.graphs import CaptureCost, StepRunner
 from tests.conftest import ROOT
 
 SHARED = (
@@ -64,6 +64,26 @@ def test_the_planned_memory_of_tables_is_a_table_in_the_column_of_values(capsys)
     assert lines[first][LABEL:].startswith("rank  lookups/sample  rows and state, GB  tables")
     assert re.match(rf" {{{LABEL}}} +0 +214\.00 +0\.\d{{3}}  C1, C2, ", lines[first + 1])
     assert not lines[first + 2].startswith(" ")
+
+
+def test_energy_is_read_when_all_of_the_warm_up_has_run(monkeypatch, capsys):
+    log = []
+
+    class Meter:
+        def __init__(self, gpu):
+            self.close = lambda: None
+
+        def energy_joules(self):
+            log.append("energy")
+            return 1.0
+
+    call = StepRunner.__call__
+    monkeypatch.setattr(StepRunner, "__call__", lambda *given: (log.append("iteration"), call(*given))[1])
+    monkeypatch.setattr("common.run.bench.meet", lambda cuda: log.append("all have run"))
+    monkeypatch.setattr("common.run.bench.GpuMeter", Meter)
+    bench(capsys, "bench.only=step", "bench.warmup_steps=2", "bench.steps=2")
+    timed = ["all have run", "energy", "all have run", "iteration", "iteration", "energy", "iteration"]
+    assert log[-9:] == ["iteration", "iteration", *timed]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,47 @@
+"""Blocks that workloads name for the gathers of their weights run in the order that is said, and each of them runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from torch import nn
+
+from benchmarks import WORKLOADS
+from common import cli
+from common.config.composition import compose
+from common.distributed.layout import Layout
+from common.optim import optimizer
+from common.optim.weight_gather import WeightGatherer
+
+WITH_BLOCKS = {"bert", "gpt3", "llama31_8b", "rnnt", "stable_diffusion", "unet3d"}
+
+
+def blocks_and_order(monkeypatch: pytest.MonkeyPatch, name: str, *overrides: str) -> tuple[list[str], list[str]]:
+    """Names of a workload's blocks as it gives them, and in the order in which a step first enters them."""
+    given: list[tuple[str, nn.Module]] = []
+
+    class Gatherer(WeightGatherer):
+        def __init__(self, partitions: Any, group: Any, blocks: Sequence[tuple[str, nn.Module]]) -> None:
+            super().__init__(partitions, group, blocks)
+            given.extend(blocks)
+
+    monkeypatch.setattr(optimizer, "WeightGatherer", Gatherer)
+    run, _ = cli.load(compose([f"benchmark={name}", "scale=test", "device=cpu", *overrides]))
+    workload = cli.workload_class(name)(run, Layout())
+    step = workload.build_step()
+    example = next(iter(workload.example_batches()))
+    entered: list[str] = []
+    for block, module in given:
+        module.register_forward_pre_hook(lambda *_, block=block: entered.append(block))
+    step([example] * run.grad_accumulation_steps)
+    workload.close()
+    return [block for block, _ in given], list(dict.fromkeys(entered))
+
+
+@pytest.mark.parametrize("name", sorted(WORKLOADS))
+def test_blocks_run_in_the_order_in_which_they_are_given(monkeypatch, name):
+    given, order = blocks_and_order(monkeypatch, name)
+    assert bool(given) == (name in WITH_BLOCKS)
+    assert order == given
