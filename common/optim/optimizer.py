@@ -185,7 +185,7 @@ class Optimizer:
 
     def arm(self, part: nn.Module | None = None) -> None:
         """Let the next backward pass start reductions: it is the last of the iteration, or the last of ``part``."""
-        self._gatherer.start_all()  # of blocks that did not run: no rank may have them between other reductions
+        self._gatherer.start_all()  # blocks may not have run: each rank could have their gathers among other reductions
         if part is None:
             self._armed = True
         self._reducer.arm(None if part is None else part.parameters())

@@ -6,8 +6,8 @@ for its own just before it runs. A captured iteration is complete in itself that
 also waits for. Between iterations the model holds the weights of one update before; :meth:`WeightGatherer.gather`
 brings it up to date.
 
-They do not start all at once. A GPU takes kernels in the order in which they were captured, whatever their streams, and
-no more at a time than its queue holds: behind a hundred gathers the first block waited until most of them were done. So
+They do not start all at once: behind a hundred captured gathers the first block, which needed one of them, was seen to
+wait until most were done, probably because a GPU's queue holds only so many kernels, in the order of their capture. So
 each block starts those of a block further on, which the graph then holds in between.
 """
 

@@ -61,6 +61,15 @@ def blocks_of(model: Model) -> list[tuple[str, nn.Module]]:
     return [("first", model.first), ("second", model.second), ("third", model.third)]
 
 
+def begun(log: list[str]) -> tuple[Model, WeightGatherer]:
+    """A model whose iteration has begun, which the log has forgotten."""
+    model = Model()
+    ours = gatherer(model, blocks_of(model))
+    ours.begin()
+    log.clear()
+    return model, ours
+
+
 def test_gathers_start_in_the_order_of_the_blocks_and_what_lies_in_none_comes_first(log):
     model = Model()
     gatherer(model, blocks_of(model)).begin()
@@ -81,9 +90,7 @@ def test_a_block_starts_the_gathers_of_the_second_one_after_it_and_waits_for_its
 
 
 def test_a_block_that_runs_before_its_turn_starts_its_gathers_itself(log):
-    model = Model()
-    gatherer(model, blocks_of(model)).begin()
-    log.clear()
+    model, _ = begun(log)
     model.third(torch.ones(1, 32))
     assert log == [f"gather {THIRD}", f"wait {THIRD}"]
 
@@ -108,9 +115,7 @@ def test_a_bucket_with_a_weight_of_no_block_is_waited_for_at_once(log):
 
 
 def test_what_no_block_waited_for_is_waited_for_in_the_end(log):
-    model = Model()
-    ours = gatherer(model, blocks_of(model))
-    ours.begin()
+    model, ours = begun(log)
     model.first(torch.ones(1, 16))
     log.clear()
     ours.join()
@@ -121,29 +126,20 @@ def test_what_no_block_waited_for_is_waited_for_in_the_end(log):
 
 
 def test_what_no_block_started_is_started_in_the_end(log):
-    model = Model()
-    ours = gatherer(model, blocks_of(model))
-    ours.begin()
-    log.clear()
+    _, ours = begun(log)
     ours.join()
     assert log == [f"gather {THIRD}", f"wait {FIRST}", f"wait {SECOND}", f"wait {THIRD}"]
 
 
 def test_what_no_block_started_may_be_started_without_waiting(log):
-    model = Model()
-    ours = gatherer(model, blocks_of(model))
-    ours.begin()
-    log.clear()
+    _, ours = begun(log)
     ours.start_all()
     ours.start_all()
     assert log == [f"gather {THIRD}"]
 
 
 def test_an_iteration_that_was_given_up_has_as_many_gathers_as_one_that_was_not(log):
-    model = Model()
-    ours = gatherer(model, blocks_of(model))
-    ours.begin()
-    log.clear()
+    _, ours = begun(log)
     ours.begin()
     assert log[:4] == [f"gather {THIRD}", f"wait {FIRST}", f"wait {SECOND}", f"wait {THIRD}"]
     assert log[4:] == [f"gather {GAIN}", f"gather {FIRST}", f"gather {SECOND}", f"wait {GAIN}"]
@@ -166,11 +162,8 @@ def test_the_model_alone_waits_for_nothing(log):
 
 
 def test_closing_removes_the_hooks(log):
-    model = Model()
-    ours = gatherer(model, blocks_of(model))
-    ours.begin()
+    model, ours = begun(log)
     ours.close()
-    log.clear()
     model(torch.ones(1, 16))
     assert log == []
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from common import cli
 from common.config.schema import BenchConfig
-from common.run.bench import LABEL, capture_rows
-from common.run.kernels import kind_of
+from common.run.bench import LABEL, _breakdown, capture_rows
+from common.run.kernels import Kernel, kind_of
 from common.step.graphs import CaptureCost, StepRunner
 from tests.conftest import ROOT
 
@@ -84,6 +86,14 @@ def test_energy_is_read_when_all_of_the_warm_up_has_run(monkeypatch, capsys):
     bench(capsys, "bench.only=step", "bench.warmup_steps=2", "bench.steps=2")
     timed = ["all have run", "energy", "all have run", "iteration", "iteration", "energy", "iteration"]
     assert log[-9:] == ["iteration", "iteration", *timed]
+
+
+def test_gaps_are_the_time_in_which_no_kernel_ran(monkeypatch):
+    kernels = [Kernel("gemm", 0.0, 1000.0), Kernel("ncclDevKernel_SendRecv", 500.0, 3000.0)]
+    monkeypatch.setattr("common.run.bench.recorded", lambda before, work: (kernels, 0.005))
+    said, exposed_ms = _breakdown(SimpleNamespace(on_stream=contextlib.nullcontext), [], 1, [])
+    assert re.search(r"^  no kernel \(gaps\) +2\.000 ms$", said, re.MULTILINE)
+    assert exposed_ms == 2.0
 
 
 @pytest.mark.parametrize(
