@@ -42,18 +42,24 @@ class Outcome:
     failure: str = ""
 
 
-def published_rates() -> dict[str, str]:
-    """Benchmark to the rate of one GPU in a published run, in words."""
-    entries = yaml.safe_load(RATES.read_text())["rates"]
-    return {
-        entry["benchmark"]: f"{number(entry['per_gpu'])} ({entry['round']}, {entry['chips']} x {entry['accelerator']})"
-        for entry in entries
-    }
+def published_rates(scale: str = "") -> dict[str, str]:
+    """Benchmark to the rate of one GPU in a published run, in words.
+
+    Args:
+        scale: such as ``8xH100``: runs on its accelerator, where they are known, else the first that is known.
+    """
+    rates: dict[str, str] = {}
+    for entry in sorted(
+        yaml.safe_load(RATES.read_text())["rates"], key=lambda entry: not scale.endswith(f"x{entry['accelerator']}")
+    ):
+        run = f"{number(entry['per_gpu'])} ({entry['round']}, {entry['chips']} x {entry['accelerator']})"
+        rates.setdefault(entry["benchmark"], run)
+    return rates
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
     """A table in Markdown, and behind it what failed or does not count."""
-    published = published_rates()
+    published = {outcome.job.scale: published_rates(outcome.job.scale) for outcome in outcomes}
     ones = {
         outcome.job.benchmark: outcome.figures["samples_per_second"]
         for outcome in outcomes
@@ -63,7 +69,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
     for outcome in sorted(outcomes, key=lambda outcome: (outcome.job.benchmark, outcome.job.gpus)):
         benchmark = outcome.job.benchmark
         if outcome.figures is not None:
-            lines.append(_line(_cells(outcome, ones.get(benchmark), published.get(benchmark, ""))))
+            rate = published[outcome.job.scale].get(benchmark, "")
+            lines.append(_line(_cells(outcome, ones.get(benchmark), rate)))
     said = [f"{each.job.name}: failed: {each.failure}" for each in outcomes if each.figures is None]
     said += [
         f"{each.job.name}: not valid: the last gradients were not finite, so that nothing was updated"

@@ -196,6 +196,17 @@ def test_published_rates_are_of_known_benchmarks():
     assert len(rates) >= 9
     assert all(rules_for(benchmark, "3.1.0" if benchmark in ("maskrcnn", "rnnt") else "4.0.0") for benchmark in rates)
     assert rates.keys() <= WORKLOADS.keys()
+    assert "8 x H200" in rates["bert"]
+    assert "8 x H100" in rates["rnnt"]
+
+
+def test_a_row_stands_beside_the_rate_of_its_recipes_accelerator():
+    told = [Outcome(Job("bert", 2, scale, False), figures(200.0, 8)) for scale in ("4xH200", "8xH100")]
+    h200, h100 = table(told).splitlines()[2:]
+    assert "8 x H200" in h200
+    assert "8 x H100" in h100
+    (only,) = table([Outcome(Job("rnnt", 2, "4xH200", False), figures(200.0, 8))]).splitlines()[2:]
+    assert "8 x H100" in only  # nobody has published another
 
 
 def test_a_node_of_two_ranks_is_measured(tmp_path, capsys):
