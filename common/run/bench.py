@@ -154,7 +154,7 @@ def _silent(text: str) -> None:
 def _table(rows: dict[str, str]) -> str:
     """Names and values in two columns; further lines of a value stand below its first."""
     below = "\n" + " " * LABEL
-    return "\n".join(f"{name:<{LABEL}}{below.join(value.splitlines())}" for name, value in rows.items())
+    return "\n".join(f"{name + ' ':<{LABEL}}{below.join(value.splitlines())}" for name, value in rows.items())
 
 
 def _header(run: RunConfig, device: torch.device, workload: Workload) -> str:

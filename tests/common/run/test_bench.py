@@ -12,7 +12,7 @@ import pytest
 
 from common import cli
 from common.config.schema import BenchConfig
-from common.run.bench import LABEL, _breakdown, capture_rows
+from common.run.bench import LABEL, _breakdown, _table, capture_rows
 from common.run.kernels import Kernel, kind_of
 from common.step.graphs import CaptureCost, StepRunner
 from tests.conftest import ROOT
@@ -56,6 +56,11 @@ def test_names_and_values_are_two_columns(capsys):
     said = bench(capsys, "bench.only=step")
     values = {re.match(r"\S+(?: \S+)* {2,}", line).end() for line in said.splitlines()}
     assert len(values) == 1
+
+
+def test_a_long_name_stands_apart_from_its_value():
+    name = "n" * (LABEL + 3)
+    assert _table({name: "at most 2", "step": "3 ms"}).splitlines() == [f"{name} at most 2", f"{'step':<{LABEL}}3 ms"]
 
 
 def test_the_planned_memory_of_tables_is_a_table_in_the_column_of_values(capsys):
