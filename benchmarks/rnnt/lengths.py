@@ -12,7 +12,7 @@ from benchmarks.rnnt.data_settings import AudioFacts
 
 
 def resampled(samples: NDArray[np.int64], speed: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Samples of utterances that are played ``speed`` times as long: rounded up, as DALI does."""
+    """Samples of utterances that are played ``speed`` times as long: rounded up, as DALI does of speeds in fp32."""
     return np.ceil(samples * speed).astype(np.int64)
 
 

@@ -152,7 +152,10 @@ def _silent(text: str) -> None:
 
 
 def _table(rows: dict[str, str]) -> str:
-    """Names and values in two columns; further lines of a value stand below its first."""
+    """Names and values in two columns; further lines of a value stand below its first.
+
+    A name wider than its column has its value right behind it.
+    """
     below = "\n" + " " * LABEL
     return "\n".join(f"{name + ' ':<{LABEL}}{below.join(value.splitlines())}" for name, value in rows.items())
 

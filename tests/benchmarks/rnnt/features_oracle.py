@@ -39,7 +39,7 @@ def recorded(audio: AudioBatch, slot: int) -> np.ndarray:
 def resampled(sound: np.ndarray, speed: float) -> np.ndarray:
     """The sum over all samples of each one times the filter at its distance."""
     cut = min(1.0, speed)
-    places = (np.arange(math.ceil(len(sound) * speed)) + 0.5) / speed - 0.5
+    places = np.arange(math.ceil(len(sound) * speed)) / speed
     made = np.empty(len(places))
     for first in range(0, len(places), 512):
         distance = cut * (places[first : first + 512, None] - np.arange(len(sound)))

@@ -70,7 +70,7 @@ def features_torch(
 def resample(audio: AudioBatch, samples: int, facts: AudioFacts, precision: torch.dtype) -> Tensor:
     """The utterances at their speeds, (B, N), between -1 and 1, zero beyond their ends.
 
-    Sample m of an utterance that is played c times as long lies at (m + 1/2) / c - 1/2 of the recorded ones. Around
+    Sample m of an utterance that is played c times as long lies at m / c of the recorded ones, as DALI's does. Around
     it, those at a distance d are weighted by the filter r sinc(r d) cos^2(pi r d / (2 LOBES)) with r = min(1, c), which
     is zero from |r d| = LOBES on; there are zeros beyond the ends. The filter is symmetric: its phase is linear. Its
     values come from a table of :data:`PHASES` places between two samples, and straight lines between these.
@@ -94,7 +94,7 @@ def resample(audio: AudioBatch, samples: int, facts: AudioFacts, precision: torc
     chunk = max(1, _CHUNK[device.type] // len(audio))
     for first in range(0, samples, chunk):
         place_N = torch.arange(first, min(first + chunk, samples), device=device)
-        place_BN = (place_N + 0.5) / audio.speed_B[:, None] - 0.5
+        place_BN = place_N / audio.speed_B[:, None]
         below_BN = place_BN.floor()
         phase_BN = (place_BN - below_BN) * PHASES
         table_BN = phase_BN.floor().clamp(max=PHASES - 1)

@@ -281,7 +281,7 @@ def features_resample_kernel(
             tl.store(out_ptr, tl.load(row_ptr + place, mask=used, other=0).to(tl.float32) * _SCALE, mask=used)
         else:
             wanted = tl.minimum(place, samples - 1)
-            at = (wanted.to(tl.float64) + 0.5) * (1.0 / speed) - 0.5
+            at = wanted.to(tl.float64) * (1.0 / speed)
             floor = tl.floor(at)
             fraction = (at - floor).to(tl.float32)
             near = floor.to(tl.int32)
