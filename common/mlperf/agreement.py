@@ -1,4 +1,4 @@
-"""Whether the numbers of a log agree with each other: counts, blocks, evaluations and the rules' data set."""
+"""Whether the numbers of a log agree with each other: counts, blocks and evaluations, and sizes of the data sets."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from common.mlperf.data_sets import wrong_size
-from common.mlperf.parsed_log import Event, ParsedLog
-from common.mlperf.progress import Blocks, blocks_of, evaluations_of, is_number
+from common.mlperf.parsed_log import Event, ParsedLog, evaluation_of
+from common.mlperf.progress import Blocks, block_pairs, blocks_of, evaluations_of, is_number
+from common.mlperf.refusals import Refusal
 from common.mlperf.rules import Rules
 
 COUNTS = (
@@ -20,36 +21,39 @@ COUNTS = (
     "number_of_nodes",
     "accelerators_per_node",
 )
-"""Keys whose values count something."""
+"""Keys whose values are counts."""
 
 COUNTING_METADATA = ("samples_count", "step_num")
-"""Metadata that count something. Epochs may be parts of one."""
+"""Metadata whose values are counts. Epochs may have fractions."""
 
 MOST = 2**53
-"""More than any data set has, and what all readers of JSON agree on."""
+"""Larger than any data set; the largest integer that all JSON readers represent exactly."""
 _MAY_BE_ZERO = ("accelerators_per_node", "train_samples")
 
-
-def wrong_counts(log: ParsedLog) -> list[str]:
-    """Values that count something and are no whole number of it, in sentences that name the line."""
-    return [text for event in log.events for text in _wrong_counts(event)]
+SURE_AGREEMENTS = 2
+"""Evaluations that must agree with the block before them before a single other one is called a contradiction."""
 
 
-def _wrong_counts(event: Event) -> Iterator[str]:
+def wrong_counts(log: ParsedLog) -> list[Refusal]:
+    """Return values that should be counts and are no possible whole numbers."""
+    return [found for event in log.events for found in _wrong_counts(event)]
+
+
+def _wrong_counts(event: Event) -> Iterator[Refusal]:
     if event.key in COUNTS:
         lowest = 0 if event.key in _MAY_BE_ZERO else 1
         if (wrong := _not_a_count(event.value, lowest)) is not None:
-            yield f"line {event.line}: {event.key} {wrong}"
+            yield Refusal("count-invalid", f"line {event.line}: {event.key} {wrong}")
     if event.key.startswith(("block_", "epoch_", "eval_", "run_")):
         for name in COUNTING_METADATA:
             if name in event.metadata and (wrong := _not_a_count(event.metadata[name], 0)) is not None:
-                yield f"line {event.line}: {name} of {event.key} {wrong}"
+                yield Refusal("count-invalid", f"line {event.line}: {name} of {event.key} {wrong}")
 
 
 def _not_a_count(value: object, lowest: int) -> str | None:
-    """Why a value is no count; None if it is one."""
+    """Return why a value is no count; None if it is one."""
     if value is None:
-        return "is null: it is not said"
+        return "is null, which states nothing"
     if isinstance(value, str):
         return f"is text, {json.dumps(value)[:80]}: write a number"
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -57,12 +61,15 @@ def _not_a_count(value: object, lowest: int) -> str | None:
     if not math.isfinite(value) or value != int(value):
         return f"is {value!r}, not a whole number"
     if value > MOST:
-        return f"is {value!r}, more than anything has"
+        return f"is {value!r}, larger than any count"
     return None if value >= lowest else f"is {value!r}, less than {lowest}"
 
 
-def wrong_sizes(log: ParsedLog, rules: Rules) -> list[str]:
-    """Sizes of the data sets that are not the rules', in sentences that name the line."""
+def odd_sizes(log: ParsedLog, rules: Rules) -> list[str]:
+    """Return notes on sizes of the data sets that are not the reference's.
+
+    MLCommons asks for the keys only. Published logs count samples, whole batches or batches there.
+    """
     batch = log.global_batch
     if not is_number(batch) or batch < 1:
         return []
@@ -74,37 +81,78 @@ def wrong_sizes(log: ParsedLog, rules: Rules) -> list[str]:
     return found
 
 
-def disagreeing_progress(log: ParsedLog, rules: Rules) -> list[str]:
-    """Evaluations where no block ends, blocks that leave training out, and a run that does not begin at its start."""
+def disagreeing_progress(log: ParsedLog, rules: Rules) -> list[Refusal]:
+    """Return contradictions between blocks and evaluations, in a log whose labels are understood."""
     blocks = blocks_of(log, rules)
-    complaints = [] if rules.unit == "epoch fraction" else list(_late_begin(log, blocks))
-    if blocks is None or complaints:
-        return complaints
+    found = [*_shifted_evaluations(log, rules)]
+    if blocks is None:
+        return found
     for before, after in pairwise(blocks.blocks):
-        if after.start is not None and abs(after.begin - before.end) > blocks.tolerance:
-            complaints.append(
+        # Overlapping labels lack nothing: some programs number the first block from 1 and the others from 0.
+        if after.start is not None and after.begin - before.end > blocks.tolerance:
+            text = (
                 f"line {after.start.line}: the block begins after {after.begin:.10g}, the one before ends after "
                 f"{before.end:.10g}: training is missing"
             )
+            found.append(Refusal("training-missing", text))
             break
+    found += _late_begin(log, blocks)
     off = [e for e in evaluations_of(log, rules) if math.isfinite(e.progress) and blocks.misses(e.progress)]
     if off:
         listed = ", ".join(f"{block.end:.10g}" for block in blocks.blocks[:8])
-        complaints.append(
+        text = (
             f"line {off[0].line}: an evaluation after {rules.progress_key} {off[0].progress:.10g} is where no block "
             f"ends: they end after {listed}" + (", ..." if len(blocks.blocks) > 8 else "")
         )
-    return complaints
+        found.append(Refusal("evaluation-untrained", text))
+    return found
 
 
-def _late_begin(log: ParsedLog, blocks: Blocks | None) -> Iterator[str]:
-    """What shows that the first block of a log is not the run's first."""
+def _late_begin(log: ParsedLog, blocks: Blocks) -> Iterator[Refusal]:
+    """Yield whether the first block of the log is not the first of the run."""
     starts, stops = log.all("block_start"), log.all("block_stop")
-    if not starts or (stops and stops[0].line < starts[0].line):  # some log no start of the first block
+    if not starts or (stops and stops[0].line < starts[0].line):  # some logs have no start of the first block
         return
-    where, metadata = f"line {starts[0].line}: the first block begins", starts[0].metadata
-    first, count = metadata.get("first_epoch_num"), metadata.get("epoch_count")
-    if is_number(first) and is_number(count) and first > max(1, count):
-        yield f"{where} with first_epoch_num {first!r}: the training before it is missing"
-    elif blocks is not None and blocks.blocks[0].begin > blocks.tolerance:
-        yield f"{where} after {blocks.blocks[0].begin:.10g}: the training before it is missing"
+    first = blocks.blocks[0]
+    begin = first.begin
+    if begin > max(blocks.tolerance, first.end - first.begin):
+        text = f"line {starts[0].line}: the first block begins after {begin:.10g}: the training before it is missing"
+        yield Refusal("training-missing", text)
+
+
+def _shifted_evaluations(log: ParsedLog, rules: Rules) -> Iterator[Refusal]:
+    """Yield the only evaluation that disagrees with the end of the block before it.
+
+    Compared are logs whose evaluations and ends of blocks carry the same key. If several evaluations differ from the
+    block before them, the log counts in a way of its own or evaluates while the training goes on: nothing is compared.
+    """
+    key, before, compared = rules.progress_key, None, []
+    for event in () if rules.scored_offline else log.events:
+        if event.key == "block_stop" and is_number(event.metadata.get(key)):
+            before = event
+        elif event.key == rules.quality_key and before is not None:
+            evaluation = evaluation_of(event, key)
+            if evaluation is not None and math.isfinite(evaluation.progress):
+                compared.append((evaluation, before))
+    off = [pair for pair in compared if pair[0].progress != pair[1].metadata[key]]
+    if len(off) == 1 and len(compared) - 1 >= SURE_AGREEMENTS:
+        evaluation, stop = off[0]
+        text = (
+            f"line {evaluation.line}: the evaluation after {key} {evaluation.progress:.10g} follows a block that ends "
+            f"after {stop.metadata[key]:.10g} (line {stop.line}); all other evaluations of the log follow their block"
+        )
+        yield Refusal("evaluation-untrained", text)
+
+
+def odd_blocks(log: ParsedLog, rules: Rules) -> list[str]:
+    """Return notes on blocks that are nested, not closed or labelled in a way that is not understood."""
+    notes = []
+    unpaired = [start or stop for start, stop in block_pairs(log) if start is None or stop is None]
+    lines = [event.line for event in unpaired if event is not None]
+    if lines:
+        listed = ", ".join(map(str, lines[:8])) + (", ..." if len(lines) > 8 else "")
+        notes.append(f"blocks without a start or an end: lines {listed}")
+    comparable = rules.unit != "epoch fraction" and not rules.scored_offline
+    if comparable and len(log.all("block_stop")) > 1 and blocks_of(log, rules) is None:
+        notes.append("the labels of blocks do not agree with the evaluations: the two are not compared")
+    return notes

@@ -1,7 +1,7 @@
-"""How many samples the rules' data sets have, as published logs count them.
+"""Sizes of the reference data sets, in samples.
 
-Sources: the benchmarks' references and rule files, and the logs of the rounds v0.7 to v6.0. Benchmarks whose logs say
-how much was trained instead of how much there is (``train_samples`` of BERT, GPT-3, Llama 3.1) have no entry for it.
+Sources: the reference implementations, the rule files of the checkers, and the published logs of v0.7 to v6.0.
+Benchmarks whose logs report the samples that were trained (``train_samples`` of BERT, GPT-3, Llama 3.1) have no entry.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ TRAINING: dict[str, tuple[int, ...]] = {
     "dlrm_dcnv2": (4_195_197_692,),
     "stable_diffusion": (6_513_144,),
     "llama2_70b_lora": (3_901,),
+    "rgat": (94_605_581,),
     "cosmoflow": (524_288,),
     "deepcam": (121_266,),
 }
-"""Benchmark to the sizes of its training set."""
+"""Benchmark to the possible sizes of its training set."""
 
 EVALUATION: dict[str, tuple[int, ...]] = {
     "resnet": (50_000,),
@@ -44,21 +45,24 @@ EVALUATION: dict[str, tuple[int, ...]] = {
     "deepcam": (15_158,),
     "openfold": (180,),
 }
-"""Benchmark to the sizes of its evaluation set."""
+"""Benchmark to the possible sizes of its evaluation set."""
 
 PADDING = 1.5
-"""By how much an evaluation set may be filled up: with 65,536 pictures for 50,000 in a published result."""
+"""Largest padded evaluation set relative to the set itself: a published result pads 50,000 pictures to 65,536."""
 
 
 def wrong_size(key: str, value: int, global_batch: int, rules: Rules) -> str | None:
-    """Why ``train_samples`` or ``eval_samples`` is not what the rules' data set has; None if nothing is known.
+    """Return why ``train_samples`` or ``eval_samples`` is not the size of the reference data set; None if it may be.
 
-    Published logs count samples, whole batches of them, or the batches.
+    Published logs count samples, samples in whole batches, or batches.
     """
     sizes = (TRAINING if key == "train_samples" else EVALUATION).get(rules.benchmark)
     if sizes is None or any(_fits(key, value, size, global_batch) for size in sizes):
         return None
-    return f"{key} is {value:,}; the rules' set of {rules.benchmark} has {' or '.join(f'{size:,}' for size in sizes)}"
+    return (
+        f"{key} is {value:,}; the reference data set of {rules.benchmark} has "
+        f"{' or '.join(f'{size:,}' for size in sizes)}"
+    )
 
 
 def _fits(key: str, value: int, size: int, global_batch: int) -> bool:

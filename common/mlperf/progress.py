@@ -1,8 +1,9 @@
-"""How far training was: evaluations and blocks of a log, in the unit that the rules count progress in.
+"""Training progress in a log: evaluations and blocks, in the unit that the rules count progress in.
 
-Published logs number blocks from 0, 1 or the samples of an epoch, in epochs, samples, tokens or steps, by their place
-or index. :func:`blocks_of` reads all of these; of a log that fits none, such as one that gives lengths alone,
-nothing is known.
+No rule says how blocks are labelled. Published logs label a block by its first epoch (from 0, from 1 or from the
+samples of an epoch), by its end, by its index or by a count that fits nothing else, in epochs, samples, tokens or
+steps. :func:`blocks_of` tries the known ways and takes one only if the log itself confirms it: at least twice as many
+evaluations are at the ends of blocks as elsewhere. The labels of any other log are not interpreted.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ GPT3_SEQUENCE = 2048
 """Tokens of a sequence of GPT-3."""
 
 OLD_RULESETS = frozenset({"0.7.0", "1.0.0", "1.1.0"})
-"""Rounds whose published logs have blocks and evaluations that are an epoch apart."""
+"""Rounds whose published logs have blocks and evaluations that are one epoch apart."""
 
 WITHOUT_BLOCKS = frozenset({"minigo"})
-"""Benchmarks whose evaluations do not end blocks, beside those that are scored offline."""
+"""Benchmarks whose evaluations do not end blocks, in addition to those that are scored offline."""
+
+CONFIRMING_RATIO = 2
+"""Smallest ratio of evaluations at the ends of blocks to other evaluations that confirms an interpretation."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Block:
 
     Attributes:
         start, stop: its events; None where the log has none.
-        begin, end: what was trained before it and after it, in the unit of the evaluations.
+        begin, end: progress before and after it, in the unit of the evaluations.
     """
 
     start: Event | None
@@ -44,56 +48,60 @@ class Block:
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of a log whose numbers are understood, in order.
+    """The blocks of a log whose labels are understood, in order.
 
     Attributes:
-        tolerance: by how much an evaluation may miss the end of a block: an epoch, or a batch.
+        tolerance: largest distance between an evaluation and the end of its block: an epoch or a batch.
     """
 
     blocks: tuple[Block, ...]
     tolerance: float
 
     def needed(self, progress: float) -> tuple[Block, ...]:
-        """The blocks that are trained when training is at ``progress``."""
+        """Return the blocks that are trained when training is at ``progress``."""
         return tuple(block for block in self.blocks if block.end <= progress + self.tolerance / 2)
 
     def misses(self, progress: float) -> bool:
-        """Whether no block ends at ``progress``."""
+        """Return whether no block ends at ``progress``."""
         ends = [block.end for block in self.blocks]
         at = bisect_left(ends, progress)
         return all(abs(progress - end) > self.tolerance for end in ends[max(0, at - 1) : at + 1])
 
 
 def evaluations_of(log: ParsedLog, rules: Rules) -> list[Evaluation]:
-    """The evaluations that the rules count, in file order; progress is NaN where the log does not say it."""
-    found = []
-    for event in log.all(rules.quality_key):
-        evaluation = evaluation_of(event, rules.progress_key)
-        if evaluation is not None:
-            found.append(evaluation)
-    return found
+    """Return the evaluations that the rules count, in file order; progress is NaN where the log does not state it."""
+    found = (evaluation_of(event, rules.progress_key) for event in log.all(rules.quality_key))
+    return [evaluation for evaluation in found if evaluation is not None]
 
 
 def blocks_of(log: ParsedLog, rules: Rules) -> Blocks | None:
-    """The blocks of a log in the unit of its evaluations; None if its numbers are of no known kind."""
+    """Return the blocks of a log in the unit of its evaluations; None if its labels cannot be interpreted."""
     if rules.unit == "epoch fraction" or rules.scored_offline or rules.benchmark in WITHOUT_BLOCKS:
         return None
     points = [e.progress for e in evaluations_of(log, rules) if math.isfinite(e.progress)]
-    pairs = list(_pairs(log))
-    numbered = _by_epochs(pairs) or _by_place(pairs)
-    if len(numbered) < 2 or not points:
-        return None
-    if any(after.begin <= before.begin or after.end <= before.end for before, after in pairwise(numbered)):
-        return None
     counted = rules.unit in ("samples", "tokens")
     batch = float(log.global_batch) if isinstance(log.global_batch, int) and log.global_batch > 0 else 1.0
-    scales = [1.0]
-    if counted:
-        scales += [scale for scale in (batch, float(GPT3_SEQUENCE)) if scale <= points[0]]
-        scales += _step_of_indices(numbered, points)
     epochs = 1.0 if rules.ruleset in OLD_RULESETS else 0.5
-    fits = [_scaled(numbered, scale, max(batch, scale) if counted else epochs) for scale in scales]
-    return min(fits, key=lambda blocks: sum(blocks.misses(point) for point in points))
+    best, hits = None, 0
+    for numbered in _numberings(list(block_pairs(log))):
+        scales = [1.0]
+        if counted and points:
+            scales += [scale for scale in (batch, float(GPT3_SEQUENCE)) if scale <= points[0]]
+            scales += _step_of_indices(numbered, points)
+        for scale in scales:
+            blocks = _scaled(numbered, scale, max(batch, scale) if counted else epochs)
+            found = sum(not blocks.misses(point) for point in points)
+            if found > hits:
+                best, hits = blocks, found
+    return best if hits >= CONFIRMING_RATIO * (len(points) - hits) else None
+
+
+def _numberings(pairs: Sequence[tuple[Event | None, Event | None]]) -> Iterator[list[Block]]:
+    """Yield every reading of the labels in which the blocks follow each other."""
+    for numbered in (_by_position(pairs), *(_by_epochs(pairs, origin) for origin in _origins(pairs))):
+        ascending = all(a.begin < b.begin and a.end < b.end for a, b in pairwise(numbered))
+        if len(numbered) > 1 and ascending:
+            yield numbered
 
 
 def _scaled(blocks: Sequence[Block], scale: float, tolerance: float) -> Blocks:
@@ -101,8 +109,8 @@ def _scaled(blocks: Sequence[Block], scale: float, tolerance: float) -> Blocks:
     return Blocks(found, tolerance)
 
 
-def _pairs(log: ParsedLog) -> Iterator[tuple[Event | None, Event | None]]:
-    """Start and stop of each block before the first ``run_stop``."""
+def block_pairs(log: ParsedLog) -> Iterator[tuple[Event | None, Event | None]]:
+    """Yield start and stop of each block before the first ``run_stop``; None for one that the log does not have."""
     begun: Event | None = None
     for event in log.events:
         if event.key == "run_stop":
@@ -118,18 +126,26 @@ def _pairs(log: ParsedLog) -> Iterator[tuple[Event | None, Event | None]]:
         yield begun, None
 
 
-def _by_epochs(pairs: Sequence[tuple[Event | None, Event | None]]) -> list[Block]:
-    """Blocks with ``first_epoch_num`` and ``epoch_count``; some log no beginning of the first."""
-    numbers = [_epochs(start) for start, _ in pairs]
-    known = [each for each in numbers if each is not None]
-    if not known or any(each is None for each in numbers[1:]):
+def _origins(pairs: Sequence[tuple[Event | None, Event | None]]) -> list[float]:
+    """Return the numbers that a log may give its first epoch: 0, 1, or the samples of one epoch."""
+    first = next((found for start, _ in pairs if (found := _epochs(start)) is not None), None)
+    if first is None:
         return []
-    first, count = known[0]
-    origin = first if numbers[0] is not None and first <= max(1.0, count) else 0.0
+    at_start = pairs[0][0] is not None and first[0] <= max(1.0, first[1])
+    return list(dict.fromkeys([*([first[0]] if at_start else []), 0.0, 1.0]))
+
+
+def _by_epochs(pairs: Sequence[tuple[Event | None, Event | None]], origin: float) -> list[Block]:
+    """Return blocks with ``first_epoch_num`` and ``epoch_count``; the first may have no start."""
     blocks = []
-    for (start, stop), each in zip(pairs, numbers, strict=True):
-        begin, end = (0.0, first) if each is None else (each[0] - origin, each[0] + each[1] - origin)
-        blocks.append(Block(start, stop, begin, end))
+    for number, (start, stop) in enumerate(pairs):
+        labels = _epochs(start)
+        if labels is not None:
+            blocks.append(Block(start, stop, labels[0] - origin, labels[0] + labels[1] - origin))
+        elif number == 0 and len(pairs) > 1 and (after := _epochs(pairs[1][0])) is not None:
+            blocks.append(Block(start, stop, 0.0, after[0] - origin))
+        else:
+            return []
     return blocks
 
 
@@ -140,8 +156,8 @@ def _epochs(start: Event | None) -> tuple[float, float] | None:
     return (float(first), float(count)) if is_number(first) and is_number(count) else None
 
 
-def _by_place(pairs: Sequence[tuple[Event | None, Event | None]]) -> list[Block]:
-    """Blocks whose start and stop say how many samples were trained before and after them."""
+def _by_position(pairs: Sequence[tuple[Event | None, Event | None]]) -> list[Block]:
+    """Return blocks whose start and stop state how many samples were trained before and after them."""
     blocks = []
     for start, stop in pairs:
         begin, end = (None if event is None else event.metadata.get("samples_count") for event in (start, stop))
@@ -153,7 +169,7 @@ def _by_place(pairs: Sequence[tuple[Event | None, Event | None]]) -> list[Block]
 
 
 def _step_of_indices(blocks: Sequence[Block], points: Sequence[float]) -> Iterator[float]:
-    """What a block stands for where blocks count themselves (0, 1, 2, ...) and evaluations come in equal steps."""
+    """Yield the length of a block where labels are indices (0, 1, 2, ...) and evaluations come in equal steps."""
     steps = [after - before for before, after in pairwise(points)]
     by_index = all(block.end - block.begin == 1 for block in blocks) and points[0] > 1000
     if by_index and steps and min(steps) > 0 and max(steps) - min(steps) <= 0.01 * max(steps) < math.inf:
@@ -161,5 +177,5 @@ def _step_of_indices(blocks: Sequence[Block], points: Sequence[float]) -> Iterat
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether a value of a log is a finite number, and no truth value."""
+    """Return whether a value of a log is a finite number and no truth value."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Literal, TypeVar
 
 from common.errors import ConfigError
@@ -42,6 +43,25 @@ RULESETS: dict[Usage, tuple[str, ...]] = {
     "hpc": ("1.0.0", "2.0.0", "3.0.0"),
 }
 """Rulesets that the suite knows, oldest first."""
+
+PUBLISHED: dict[Usage, dict[str, str]] = {
+    "training": {
+        "0.7.0": "2020-07-29",
+        "1.0.0": "2021-06-30",
+        "1.1.0": "2021-12-01",
+        "2.0.0": "2022-06-29",
+        "2.1.0": "2022-11-09",
+        "3.0.0": "2023-06-27",
+        "3.1.0": "2023-11-08",
+        "4.0.0": "2024-06-12",
+        "4.1.0": "2024-11-13",
+        "5.0.0": "2025-06-04",
+        "5.1.0": "2025-11-12",
+        "6.0.0": "2026-06-16",
+    },
+    "hpc": {"1.0.0": "2021-11-17", "2.0.0": "2022-11-09", "3.0.0": "2023-11-08"},
+}
+"""Ruleset to the day on which MLCommons published the results of its round (press releases)."""
 
 OPEN_ROUNDS: dict[Usage, str | None] = {"training": "6.1.0", "hpc": None}
 """The round that takes submissions. There has been no HPC round since v3.0."""
@@ -382,6 +402,31 @@ def accepting_rulesets(log_name: str) -> list[str]:
         ConfigError: if the name is not known.
     """
     return [version for version in _names(log_name) if accepted(log_name, version)]
+
+
+def open_rulesets(log_name: str, time_ms: float) -> list[str]:
+    """Return the rulesets under which a log of a run that started at a time may be valid, newest first.
+
+    A run that started after the results of a round were published cannot have been a run of that round. The newest
+    ruleset that accepts the benchmark is always among them.
+
+    Args:
+        log_name: value of ``submission_benchmark``.
+        time_ms: milliseconds since 1970.
+
+    Raises:
+        ConfigError: the name is not known.
+    """
+    accepting = accepting_rulesets(log_name)
+    published = PUBLISHED[rules_for(log_name).usage]
+    later = [
+        version for version in accepting[:-1] if version not in published or _start_ms(published[version]) > time_ms
+    ]
+    return [*accepting[-1:], *reversed(later)]
+
+
+def _start_ms(day: str) -> float:
+    return 1000 * datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp()
 
 
 def accepted(log_name: str, ruleset: str) -> bool:

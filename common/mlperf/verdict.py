@@ -1,9 +1,9 @@
-"""What a log may claim: the verdict of one run's log, and that of a set of runs.
+"""What a log may claim: the verdict of one log, and that of a set of runs.
 
-Four verdicts, from the least to the most: *refused*, with the reasons; *format*, the keys are right and nothing else
-is claimed (all that stand-in data or a run below its target can earn); *valid run*, one run that could be part of a
-result; *submittable*, a full set of runs under one ruleset that accepts the benchmark. Nothing here is verified by
-MLCommons Association.
+There are four verdicts. *Refused* comes with its reasons. *Format* means that the keys are right and nothing else is
+claimed, which is all that synthetic data or a run below its target can earn. A *valid run* could be part of a result.
+*Submittable* is a full set of runs under one ruleset that accepts the benchmark. MLCommons Association has verified
+none of them.
 """
 
 from __future__ import annotations
@@ -16,22 +16,24 @@ from pathlib import Path
 from typing import Any, Literal
 
 from common.errors import ConfigError, DataError, printable
-from common.mlperf.agreement import disagreeing_progress, wrong_counts, wrong_sizes
+from common.mlperf.agreement import disagreeing_progress, odd_blocks, odd_sizes, wrong_counts
 from common.mlperf.checker_process import CheckerStopped, one_checker_process
 from common.mlperf.compliance import Finding, inadmissible, rule_records
 from common.mlperf.evaluation_points import misplaced_evaluations, reported_checkpoints
 from common.mlperf.log_names import distinct_names
 from common.mlperf.parsed_log import ParsedLog, read_log
 from common.mlperf.rcp import check_convergence, has_rcps, olympic_mean
-from common.mlperf.rules import RULESETS, Rules, accepting_rulesets, rules_for
-from common.mlperf.run_clock import clock_complaints
-from common.mlperf.run_complaints import (
-    backward_complaints,
-    evaluation_complaints,
-    run_complaints,
-    seed_complaints,
-    success_complaints,
-    text_rule_complaints,
+from common.mlperf.refusals import Refusal
+from common.mlperf.rules import RULESETS, Rules, accepting_rulesets, open_rulesets, rules_for
+from common.mlperf.run_clock import check_clock
+from common.mlperf.run_refusals import (
+    backward_refusals,
+    cache_refusals,
+    evaluation_refusals,
+    run_refusals,
+    seed_refusals,
+    success_refusals,
+    text_rule_refusals,
 )
 
 VerdictKind = Literal["refused", "format", "valid run", "submittable"]
@@ -60,10 +62,14 @@ _KEYS_OF_PROGRESS = frozenset(
         "train_samples",
     }
 )
-"""Keys that come after run_start, which a run that was killed early may lack: it failed, its log is no forgery."""
+"""Keys that come after run_start. A run that was killed early may lack them: it failed, its log is no forgery."""
 
 MOST_LINES = 8
-"""How many lines of one key are named."""
+"""Largest number of lines that are named for one key."""
+UNREPORTED_IN = ("5.0.0",)
+"""Rounds of which no accepted Stable Diffusion result has a run that reports all checkpoints: a note there."""
+NOT_CLEARED = (False, 0, "false", "no", "0")
+"""Values of cache_clear, in lower case, that say that the page cache was not cleared."""
 _NAME = re.compile(r"[a-z0-9_]{1,64}")
 
 
@@ -72,71 +78,111 @@ class Verdict:
     """What a log, or a set of logs, may claim.
 
     Attributes:
-        kind: the verdict.
-        reasons: plain sentences: why it is refused, or why it is no more than it is.
-        notes: plain sentences that do not change the verdict.
+        refusals: why it is refused; empty unless ``kind`` is ``refused``.
+        limits: sentences that say why a log has the verdict ``format`` and no better one.
+        notes: sentences that do not change the verdict.
         benchmark: name in the logs; None if there is none.
-        ruleset: version that it was judged by; None if it came to none.
-        paths: the logs.
+        ruleset: version that decided; None if there was none.
         converged: whether the run, or every run that must, reached the target.
-        score: minutes: the run's time, or the set's olympic mean with the RCP factor; None if there is none.
-        log: of one run; None if it cannot be read, and of a set.
+        score: minutes: the time of the run, or the olympic mean of the set with the RCP factor; None without one.
+        log: the log of one run; None for a set, and for a log that cannot be read.
     """
 
     kind: VerdictKind
-    reasons: tuple[str, ...]
+    refusals: tuple[Refusal, ...]
     notes: tuple[str, ...]
     benchmark: str | None
     ruleset: str | None
     paths: tuple[Path, ...]
+    limits: tuple[str, ...] = ()
     converged: bool = False
     score: float | None = None
     log: ParsedLog | None = field(default=None, repr=False, compare=False)
 
     @property
+    def reasons(self) -> tuple[str, ...]:
+        """Sentences that say why the verdict is no better than it is."""
+        return self.refusals or self.limits
+
+    @property
     def minutes(self) -> float | None:
-        """A run's time as olympic scoring takes it; None, which counts as infinite, if it did not converge."""
+        """The time of a run for olympic scoring; None, which counts as infinite, if it did not converge."""
         return self.score if self.converged and self.kind != "refused" else None
 
 
 def judge(path: Path, ruleset: str | None = None, follow: bool = True) -> Verdict:
-    """Judge the log of one run, written by this suite or not.
+    """Judge the log of one run, written by this suite or by any other program.
 
     Args:
-        path: the log.
-        ruleset: version to judge by; None for the newest that accepts the log's benchmark.
+        ruleset: version to judge by; None for the one that the log states, or else the newest under which the log is
+            valid.
         follow: whether the path may be a link.
 
     Raises:
-        ConfigError: if ``ruleset`` is not a version that the suite knows.
+        ConfigError: ``ruleset`` is not a version that the suite knows.
     """
     _require_known(ruleset)
     try:
         log = read_log(path, follow)
     except DataError as error:
-        return Verdict("refused", (str(error),), (), None, ruleset, (path,))
+        return _refused(path, ruleset, None, [Refusal("log-unreadable", str(error))])
     return judge_log(log, ruleset)
 
 
+def _refused(
+    path: Path, ruleset: str | None, benchmark: str | None, refusals: Sequence[Refusal], log: ParsedLog | None = None
+) -> Verdict:
+    return Verdict("refused", tuple(dict.fromkeys(refusals)), (), benchmark, ruleset, (path,), log=log)
+
+
 def judge_log(log: ParsedLog, ruleset: str | None = None) -> Verdict:
-    """Judge the log of one run, as :func:`judge`, once it is read."""
+    """Judge the log of one run that has been read already; see :func:`judge`."""
     _require_known(ruleset)
+    with one_checker_process():
+        if ruleset is not None:
+            return _judge_under(log, ruleset)
+        candidates = candidate_rulesets([log])
+        if not candidates:
+            return _judge_under(log, None)
+        newest = _judge_under(log, candidates[0])
+        if newest.kind != "refused":
+            return newest
+        others = [version for version in reversed(accepting_rulesets(str(log.benchmark))) if version != candidates[0]]
+        for version in sorted(others, key=lambda each: each not in candidates):
+            verdict = _judge_under(log, version)
+            if verdict.kind != "refused":
+                note = f"under ruleset {version} this log has the verdict {verdict.kind}: --ruleset {version}"
+                return verdict if version in candidates else replace(newest, notes=(*newest.notes, note))
+        return newest
+
+
+def candidate_rulesets(logs: Sequence[ParsedLog]) -> list[str]:
+    """Return the rulesets that logs may have been run under, newest first.
+
+    This is the ruleset that all logs state, or else every ruleset that accepts the benchmark and whose round was still
+    open when the first of the runs started. The list is empty if no ruleset accepts the benchmark.
+    """
+    name = next((log.benchmark for log in logs if isinstance(log.benchmark, str)), "")
+    starts = [event.time_ms for log in logs for event in log.all("run_start")[:1]]
+    try:
+        known = open_rulesets(name, min(starts, default=0.0)) if _NAME.fullmatch(name) else []
+        stated = {repr(log.value("ruleset")): log.value("ruleset") for log in logs}
+        version = next(iter(stated.values()), None)
+        if len(stated) == 1 and isinstance(version, str) and version in accepting_rulesets(name):
+            return [version]
+        return known
+    except ConfigError:
+        return []
+
+
+def _judge_under(log: ParsedLog, ruleset: str | None) -> Verdict:
     try:
         rules = rules_for(_log_name(log), ruleset)
         _require_log_name(log, rules)
     except ConfigError as error:
         name = log.benchmark if isinstance(log.benchmark, str) else None
-        return Verdict("refused", (str(error),), (), name, ruleset, (log.path,), log=log)
-    with one_checker_process():
-        verdict = _judge(log, rules)
-        if verdict.kind != "refused" or ruleset is not None:
-            return verdict
-        for older in reversed(accepting_rulesets(rules.log_name)[:-1]):
-            fits = _judge(log, rules_for(rules.log_name, older))
-            if fits.kind != "refused":
-                note = f"under ruleset {older} this log has the verdict {fits.kind}: --ruleset {older}"
-                return replace(verdict, notes=(*verdict.notes, note))
-    return verdict
+        return _refused(log.path, ruleset, name, [Refusal("benchmark-unknown", str(error))], log)
+    return _judge(log, rules)
 
 
 def _require_known(ruleset: str | None) -> None:
@@ -161,24 +207,25 @@ def _require_log_name(log: ParsedLog, rules: Rules) -> None:
 
 
 def _judge(log: ParsedLog, rules: Rules) -> Verdict:
-    """The verdict of a log under a ruleset that accepts it; the checker sees it only if it may."""
+    """Return the verdict of a log under a ruleset that accepts it; the checker sees it only if it may."""
     unfit = inadmissible([*log.events, *log.echoes], rules.usage, rules.ruleset)
     if unfit:
-        return Verdict("refused", tuple(unfit), (), log.benchmark, rules.ruleset, (log.path,), log=log)
+        refusals = [Refusal("rule-file-unknown", text) for text in unfit]
+        return _refused(log.path, rules.ruleset, log.benchmark, refusals, log)
     try:
         with one_checker_process() as checker:
             answer = checker.ask("compliance", [log], usage=rules.usage, ruleset=rules.ruleset)
     except CheckerStopped as error:
-        reason = f"the compliance checker cannot judge this log: {error}"
-        return Verdict("refused", (reason,), (), log.benchmark, rules.ruleset, (log.path,), log=log)
+        refusal = Refusal("compliance-no-answer", f"the compliance checker cannot judge this log: {error}")
+        return _refused(log.path, rules.ruleset, log.benchmark, [refusal], log)
     return _conclude(log, rules, [Finding(**finding) for finding in answer])
 
 
 def _conclude(log: ParsedLog, rules: Rules, findings: Sequence[Finding]) -> Verdict:
     closed, success = log.division == "closed", log.status == "success"
-    refusals = [*run_complaints(log), *clock_complaints(log, rules), *seed_complaints(log, rules)]
+    of_clock, notes = check_clock(log, rules)
+    refusals = [*run_refusals(log), *of_clock, *seed_refusals(log, rules), *cache_refusals(log)]
     below: list[str] = []
-    notes: list[str] = []
     tolerated: list[Finding] = []
     for finding in findings:
         if finding.kind == "target":
@@ -188,17 +235,20 @@ def _conclude(log: ParsedLog, rules: Rules, findings: Sequence[Finding]) -> Verd
         elif log.stand_in and _is_value_rule(finding):
             tolerated.append(finding)
         else:
-            refusals.append(_where(finding, log) + _in_words(finding, log))
-    refusals += [*evaluation_complaints(log, rules), *wrong_counts(log)]
+            refusals.append(Refusal("compliance-rule", _where(finding, log) + _in_words(finding, log)))
+    refusals += [*evaluation_refusals(log, rules), *wrong_counts(log)]
     if closed:
         refusals += disagreeing_progress(log, rules)
+        notes += odd_blocks(log, rules)
     if closed and not log.stand_in:
-        refusals += [*text_rule_complaints(log, rules), *misplaced_evaluations(log, rules), *wrong_sizes(log, rules)]
-        refusals += backward_complaints(log, rules)
+        refusals += [*text_rule_refusals(log, rules), *misplaced_evaluations(log, rules)]
+        refusals += backward_refusals(log, rules)
+        notes += odd_sizes(log, rules)
     if success and not below and not refusals and closed:
-        refusals += success_complaints(log, rules)
+        refusals += success_refusals(log, rules)
     if success and below and not log.stand_in:
-        refusals += [f"line {log.all('run_stop')[-1].line}: run_stop claims success, but {below[0]}"]
+        text = f"line {log.all('run_stop')[-1].line}: run_stop claims success, but {below[0]}"
+        refusals.append(Refusal("target-missed", text))
     if rules.retired:
         notes.append(f"{rules.log_name} can no longer be submitted: its last round was {rules.last_round}")
     if log.echoes:
@@ -209,36 +259,39 @@ def _conclude(log: ParsedLog, rules: Rules, findings: Sequence[Finding]) -> Verd
 
     limits: list[str] = []
     if log.stand_in:
-        limits.append(f"the data are a stand-in: {NOT_A_RESULT}")
+        limits.append(f"the data are synthetic: {NOT_A_RESULT}")
         notes += [f"on real data this would be refused: {finding.sentence()}" for finding in tolerated]
     if not success and not refusals:
         limits.append(f"the run did not reach the target (status {log.status})")
-    if not log.stand_in and (warm := _warm_cache([event.value for event in log.all("cache_clear")])) is not None:
-        limits.append(warm)
+    if not log.stand_in:
+        cleared = _cache_cleared([event.value for event in log.all("cache_clear")])
+        if cleared is False:
+            limits.append("the page cache was not cleared before the run (cache_clear is false)")
+        elif cleared is None:
+            notes.append(
+                "the log does not state whether the page cache was cleared (cache_clear is neither true nor false)"
+            )
     kind: VerdictKind = "refused" if refusals else "format" if limits else "valid run"
     return Verdict(
         kind,
-        tuple(dict.fromkeys(refusals or limits)),
+        tuple(dict.fromkeys(refusals)),
         tuple(notes),
         log.benchmark,
         rules.ruleset,
         (log.path,),
+        limits=tuple(limits),
         converged=success and not below,
         score=log.run_minutes,
         log=log,
     )
 
 
-def _warm_cache(values: Sequence[Any]) -> str | None:
-    """Why a run cannot be said to have begun with an empty page cache; None if it says so."""
-    said = [value for value in values if value is not None]
-    if said and all(value in (True, 1) for value in said):
-        return None
-    if not said:
-        return "whether the page cache was cleared before the run is not said (cache_clear is null)"
-    if isinstance(said[0], str):
-        return f"cache_clear is text, {json.dumps(said[0])[:40]}: write true or false"
-    return "the page cache was not cleared before the run (cache_clear is false)"
+def _cache_cleared(values: Sequence[Any]) -> bool | None:
+    """Return whether the page cache was cleared before the run; None if the log states neither."""
+    said = [value.casefold() if isinstance(value, str) else value for value in values]
+    if any(value in NOT_CLEARED for value in said if isinstance(value, str | bool | int)):
+        return False
+    return True if any(value in (True, 1) for value in said if isinstance(value, bool | int)) else None
 
 
 def _is_value_rule(finding: Finding) -> bool:
@@ -282,34 +335,34 @@ def judge_together(verdicts: Sequence[Verdict], ruleset: str | None) -> Verdict:
         verdicts: of all runs of the result, in launch order.
         ruleset: version that they were judged by; None for the newest that accepts the benchmark.
     """
-    paths = [path for verdict in verdicts for path in verdict.paths]
+    paths = tuple(path for verdict in verdicts for path in verdict.paths)
     first = verdicts[0]
     named = distinct_names(paths)
-    refused = [f"{named[v.paths[0]]} is refused: {v.reasons[0]}" for v in verdicts if v.kind == "refused"]
+    refused = [v.refusals[0].about(f"{named[v.paths[0]]} is refused: ") for v in verdicts if v.kind == "refused"]
     if refused:
-        return Verdict("refused", tuple(refused), (), first.benchmark, first.ruleset, tuple(paths))
+        return Verdict("refused", tuple(refused), (), first.benchmark, first.ruleset, paths)
     logs = [verdict.log for verdict in verdicts if verdict.log is not None]
     names = sorted({str(log.benchmark) for log in logs})
     if len(names) > 1:
-        mixed = f"the logs are of different benchmarks: {', '.join(names)}"
-        return Verdict("refused", (mixed,), (), None, ruleset, tuple(paths))
+        mixed = Refusal("benchmarks-mixed", f"the logs are of different benchmarks: {', '.join(names)}")
+        return Verdict("refused", (mixed,), (), None, ruleset, paths)
     rules = rules_for(names[0], ruleset)
-    reasons = tuple(_set_complaints(logs, verdicts, rules))
-    notes = list(first.notes)
+    refusals = _set_refusals(logs, verdicts, rules)
+    notes = [*first.notes, *_set_notes(logs, rules)]
     score: float | None = None
-    if not reasons:
-        factor, reasons, said = _convergence(logs, rules)
+    if not refusals:
+        factor, refusals, said = _convergence(logs, rules)
         notes += said
         score = factor * olympic_mean([_minutes(v) for v in verdicts], rules.dropped)
     return Verdict(
-        "refused" if reasons else "submittable",
-        reasons,
+        "refused" if refusals else "submittable",
+        tuple(refusals),
         tuple(notes),
         names[0],
         rules.ruleset,
-        tuple(paths),
+        paths,
         converged=sum(not v.converged for v in verdicts) <= rules.non_converged,
-        score=None if reasons else score,
+        score=None if refusals else score,
     )
 
 
@@ -317,60 +370,67 @@ def _minutes(verdict: Verdict) -> float:
     return float("inf") if verdict.minutes is None else verdict.minutes
 
 
-def _set_complaints(logs: Sequence[ParsedLog], verdicts: Sequence[Verdict], rules: Rules) -> list[str]:
-    complaints = []
+def _set_refusals(logs: Sequence[ParsedLog], verdicts: Sequence[Verdict], rules: Rules) -> list[Refusal]:
+    found = []
     named = distinct_names([log.path for log in logs])
     for log, verdict in zip(logs, verdicts, strict=True):
         if log.stand_in:
-            complaints.append(f"{named[log.path]}: the data are a stand-in: {NOT_A_RESULT}")
-        elif verdict.kind == "format" and (verdict.converged or len(verdict.reasons) > 1):
-            complaints.append(f"{named[log.path]} is not a valid run: {verdict.reasons[-1]}")
+            found.append(Refusal("data-synthetic", f"{named[log.path]}: the data are synthetic: {NOT_A_RESULT}"))
+        elif verdict.kind == "format" and (verdict.converged or len(verdict.limits) > 1):
+            text = f"{named[log.path]} is not a valid run: {verdict.limits[-1]}"
+            found.append(Refusal("cache-not-cleared", text))
     failed = [named[v.paths[0]] for v in verdicts if not v.converged]
     if len(failed) > rules.non_converged:
-        complaints.append(
-            f"{len(failed)} runs did not converge ({', '.join(failed)}); {rules.non_converged} may in a result"
-        )
+        text = f"{len(failed)} runs did not converge ({', '.join(failed)}); {rules.non_converged} may in a result"
+        found.append(Refusal("runs-not-converged", text))
     if len(logs) != rules.runs:
-        complaints.append(f"a result of {rules.log_name} has exactly {rules.runs} runs, these are {len(logs)}")
-    return [*complaints, *_unreported_checkpoints(logs, rules), *contradictions(logs, rules)]
+        text = f"a result of {rules.log_name} has exactly {rules.runs} runs, these are {len(logs)}"
+        found.append(Refusal("run-count", text))
+    if rules.ruleset not in UNREPORTED_IN and _unreported_checkpoints(logs, rules):
+        text = "no run reports all checkpoints up to the first that meets the targets"
+        found.append(Refusal("checkpoint-unreported", text))
+    return [*found, *contradictions(logs, rules)]
 
 
-def _unreported_checkpoints(logs: Sequence[ParsedLog], rules: Rules) -> list[str]:
-    """Whether one run of a result that is scored offline reports all checkpoints up to the first that passes."""
+def _set_notes(logs: Sequence[ParsedLog], rules: Rules) -> list[str]:
+    if rules.ruleset not in UNREPORTED_IN or not _unreported_checkpoints(logs, rules):
+        return []
+    return ["no run reports all checkpoints up to the first that meets the targets, as the rules ask of one run"]
+
+
+def _unreported_checkpoints(logs: Sequence[ParsedLog], rules: Rules) -> bool:
+    """Return whether no run of a result that is scored offline reports all checkpoints up to the first that passes."""
     if not rules.scored_offline or logs[0].division != "closed":
-        return []
+        return False
     reported = [found for log in logs if (found := reported_checkpoints(log, rules)) is not None]
-    if not reported or any(found.all for found in reported):
-        return []
-    return [
-        "no run reports all checkpoints up to the first that meets the targets: of one in a result the rules want it"
-    ]
+    return bool(reported) and not any(found.all for found in reported)
 
 
-def contradictions(logs: Sequence[ParsedLog], rules: Rules) -> list[str]:
-    """Why logs cannot be runs of one series: two with the same seed, or with different configurations.
+def contradictions(logs: Sequence[ParsedLog], rules: Rules) -> list[Refusal]:
+    """Return why logs cannot be runs of one series: two with the same seed, or with different configurations.
 
-    The open division has no rule on seeds, and no list of hyperparameters.
+    The open division has no rule on seeds and no list of hyperparameters.
     """
     if logs[0].division != "closed":
         return []
     return [*_repeated_seeds(logs), *_differences(logs, rules)]
 
 
-def _repeated_seeds(logs: Sequence[ParsedLog]) -> list[str]:
+def _repeated_seeds(logs: Sequence[ParsedLog]) -> list[Refusal]:
     owner: dict[str, str] = {}
-    complaints = []
+    found = []
     named = distinct_names([log.path for log in logs])
     for log in logs:
         for key, (_, _, seed) in {repr(seed): seed for seed in log.seeds}.items():
             if key in owner:
-                complaints.append(f"{owner[key]} and {named[log.path]} have the same seed {json.dumps(seed)[:80]}")
+                text = f"{owner[key]} and {named[log.path]} have the same seed {json.dumps(seed)[:80]}"
+                found.append(Refusal("seed-repeated", text))
             owner[key] = named[log.path]
-    return complaints
+    return found
 
 
-def _differences(logs: Sequence[ParsedLog], rules: Rules) -> list[str]:
-    """The configuration keys in which the logs differ: all keys of the rule files that occur once in a run."""
+def _differences(logs: Sequence[ParsedLog], rules: Rules) -> list[Refusal]:
+    """Compare the configuration keys of the logs: all keys of the rule files that occur once in a run."""
     prefix = f"{rules.usage}_{rules.ruleset}"
     records = {
         key: record
@@ -381,7 +441,7 @@ def _differences(logs: Sequence[ParsedLog], rules: Rules) -> list[str]:
     logged = [e.key for log in logs for e in log.events if e.key.startswith(("lars_", "sgd_", "opt_", "scheduler_"))]
     machine = [key for key in _MACHINE_KEYS if any(log.all(key) for log in logs)]
     names = list(dict.fromkeys([*names, "global_batch_size", *machine, *logged]))
-    complaints = []
+    found = []
     named = distinct_names([log.path for log in logs])
     for key in names:
         values: dict[str, str] = {}
@@ -392,29 +452,29 @@ def _differences(logs: Sequence[ParsedLog], rules: Rules) -> list[str]:
                 values.setdefault(repr(log.value(key)), named[log.path] + at)
         if len(values) > 1:
             listed = ", ".join(f"{value[:80]} in {name}" for value, name in values.items())
-            complaints.append(f"the runs have different configurations: {key} is {listed}")
-    return complaints
+            text = f"the runs have different configurations: {key} is {listed}"
+            found.append(Refusal("configurations-differ", text))
+    return found
 
 
-def _convergence(logs: Sequence[ParsedLog], rules: Rules) -> tuple[float, tuple[str, ...], tuple[str, ...]]:
-    """Score factor, reasons for refusal and notes of the RCP test."""
+def _convergence(logs: Sequence[ParsedLog], rules: Rules) -> tuple[float, list[Refusal], tuple[str, ...]]:
+    """Return score factor, refusals and notes of the RCP test."""
     if logs[0].division != "closed":
-        return 1.0, (), ("open division: convergence is not compared with the reference",)
+        return 1.0, [], ("open division: convergence is not compared with the reference",)
     if not has_rcps(rules.log_name, rules.ruleset):
         note = f"mlperf-logging cannot test the convergence of {rules.log_name} in {rules.ruleset}: no RCPs"
-        return 1.0, (), (note,)
+        return 1.0, [], (note,)
     result = check_convergence(logs, rules.log_name, rules.ruleset)
     if not result.passed:
-        return 1.0, (f"the RCP test fails: {result.message}",), ()
-    return result.factor, (), (f"RCP test passed ({result.message}), score factor {result.factor:.4f}",)
+        return 1.0, [Refusal("convergence-too-fast", f"the RCP test fails: {result.message}")], ()
+    return result.factor, [], (f"RCP test passed ({result.message}), score factor {result.factor:.4f}",)
 
 
 def format_verdict(verdict: Verdict, subject: str | None = None) -> str:
-    """A short report of a verdict for a human: a headline, then one line for each reason and note.
+    """Return a short report of a verdict: a headline, then one line for each reason and note.
 
     Args:
-        verdict: of one log or a set.
-        subject: what it is of; None for the log's path, or the number of logs.
+        subject: what the verdict is about; None for the path of the log, or the number of logs.
     """
     many = subject is not None or len(verdict.paths) > 1
     subject = subject or (f"{len(verdict.paths)} logs" if many else str(verdict.paths[0]))

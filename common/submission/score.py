@@ -8,6 +8,7 @@ score (training rules, sections on results and on reference convergence points).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -18,7 +19,15 @@ from common.mlperf.checker_process import one_checker_process
 from common.mlperf.parsed_log import ParsedLog
 from common.mlperf.rcp import Reference, Window, convergence_of, olympic_mean, pick_window, reference_at
 from common.mlperf.rules import Rules, rules_for
-from common.mlperf.verdict import NOT_A_RESULT, Verdict, contradictions, judge, judge_together
+from common.mlperf.verdict import (
+    NOT_A_RESULT,
+    Verdict,
+    candidate_rulesets,
+    contradictions,
+    judge,
+    judge_log,
+    judge_together,
+)
 from common.submission.copied_runs import copy_complaints
 from common.submission.registry_evidence import log_contradictions, verdict_contradiction
 from common.submission.sources import RunSet
@@ -113,7 +122,8 @@ def score(run_set: RunSet, ruleset: str | None = None) -> Score:
 
     Args:
         run_set: its runs.
-        ruleset: version; None for the one that the runs were logged under, or the newest that accepts them.
+        ruleset: version; None for the one that the runs were logged under, or else the newest under which all of
+            their logs are valid.
 
     Raises:
         ConfigError: if the ruleset is not a version that the suite knows.
@@ -125,6 +135,7 @@ def score(run_set: RunSet, ruleset: str | None = None) -> Score:
 
 def _score(run_set: RunSet, version: str | None) -> Score:
     verdicts = _judge_all(run_set, version)
+    version = version or verdicts[0].ruleset if verdicts else version
     rules = _rules(verdicts, version)
     runs = tuple(_scored(number, verdict, rules) for number, verdict in zip(run_set.numbers, verdicts, strict=True))
     if not run_set.declared_together:
@@ -163,11 +174,32 @@ def _score(run_set: RunSet, version: str | None) -> Score:
 
 
 def _judge_all(run_set: RunSet, version: str | None) -> list[Verdict]:
-    """The verdict of each log: one is read while MLCommons' checker, in its own process, looks at another."""
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        try:
-            jobs = [pool.submit(copy_context().run, judge, path, version, run_set.follow) for path in run_set.logs]
+    """Return the verdicts of all logs under one ruleset, by default the newest under which none is refused."""
+    with ThreadPoolExecutor(max_workers=2) as pool:  # one log is read while the checker process judges another
+
+        def judge_under(ruleset: str | None, logs: Sequence[ParsedLog | None]) -> list[Verdict]:
+            jobs = [
+                pool.submit(copy_context().run, judge, path, ruleset, run_set.follow)
+                if log is None
+                else pool.submit(copy_context().run, judge_log, log, ruleset)
+                for path, log in zip(run_set.logs, logs, strict=True)
+            ]
             return [job.result() for job in jobs]
+
+        try:
+            if version is not None or not run_set.logs:
+                return judge_under(version, [None] * len(run_set.logs))
+            first = judge_under(None, [None] * len(run_set.logs))
+            if len({verdict.ruleset for verdict in first}) == 1:
+                return first
+            logs = [verdict.log for verdict in first]
+            newest = None
+            for candidate in candidate_rulesets([log for log in logs if log is not None]):
+                verdicts = judge_under(candidate, logs)
+                newest = newest or verdicts
+                if all(verdict.kind != "refused" for verdict in verdicts):
+                    return verdicts
+            return newest or first
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise

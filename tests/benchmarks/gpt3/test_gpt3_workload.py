@@ -29,7 +29,7 @@ from common.mlperf.evaluation_points import misplaced_evaluations
 from common.mlperf.events import hyperparameters
 from common.mlperf.mllog import RunLog
 from common.mlperf.parsed_log import read_log
-from common.mlperf.run_complaints import text_rule_complaints
+from common.mlperf.run_refusals import text_rule_refusals
 from common.nn.trained_decoder.products import Fp8TrainedProduct
 from common.run.timed_run import Moment, TimedRun
 from common.step.graphs import StepRunner

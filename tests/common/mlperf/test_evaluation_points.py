@@ -31,6 +31,9 @@ def log_of(global_batch: int, points: list[float], key: str = "eval_accuracy") -
         ("unet3d", "4.0.0", 80, [168000, 171360]),
         # sample-counting logs round to batches in several ways: nothing is said of them
         ("bert", "5.0.0", 256, [1, 2]),
+        # on several nodes the 20th evaluation of an epoch and that at its end round to one number
+        ("rgat", "5.1.0", 73_728, [round(0.05 * n, 2) for n in range(1, 21)] + [1, 1.05, 1.1]),
+        ("rgat", "5.1.0", 73_728, [round(0.05 * n, 2) for n in range(1, 20)] + [0.99, 1.0, 1.05]),
         # real samples where 150,528 are nominal, as in NVIDIA's log of 8 x H200: 1.99895 to a packed row
         ("bert", "5.0.0", 768, [150_369, 300_130, 449_812]),
     ],
@@ -49,6 +52,8 @@ def test_points_of_the_rules_are_accepted(benchmark: str, ruleset: str, global_b
         ("unet3d", "3.0.0", 56, [980, 1000]),
         ("unet3d", "4.0.0", 56, [1000, 1020]),
         ("unet3d", "4.0.0", 56, [168000, 174720]),
+        ("rgat", "5.1.0", 73_728, [0.05, 0.1, 0.1, 0.15]),  # twice within an epoch
+        ("rgat", "5.1.0", 73_728, [0.05, 0.1, 0.2]),
         ("bert", "5.0.0", 768, [150_369, 297_000]),  # more than a batch for each interval away
     ],
 )

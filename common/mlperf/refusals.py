@@ -1,0 +1,154 @@
+"""Why results may be refused: one table with every reason and its source.
+
+A result is refused for one of three kinds of reasons only: a sentence of the rules forbids it, MLCommons' own checkers
+refuse it, or the files contradict themselves in a way that no honest program can produce. Everything else that looks
+odd is a note. Every refusal in the code is a :class:`Refusal` that names its entry in :data:`REASONS`, so that this
+table is complete; docs/compliance.md shows the same table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["rule", "checker", "contradiction"]
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why something is refused.
+
+    Attributes:
+        kind: ``rule``: a sentence of the rules; ``checker``: MLCommons' checkers refuse it or cannot read it;
+            ``contradiction``: no honest program produces it.
+        text: the sentence of the rules, what the checker demands, or what contradicts what.
+        source: document and section, or the checker.
+    """
+
+    kind: Kind
+    text: str
+    source: str
+
+
+_TIMING = "training rules, timing"
+_RESULTS = "training rules, results and runs"
+_SEEDS = "training rules, random numbers; seed checker of the package checker"
+_EVALUATION = "training rules, evaluation frequency"
+_HYPERPARAMETERS = "training rules, table of hyperparameters"
+_COMPLIANCE = "compliance checker"
+_RCP = "training rules, reference convergence points; RCP checker"
+_LOG = "log format of mlperf-logging"
+
+REASONS: dict[str, Reason] = {
+    # One log.
+    "log-unreadable": Reason("checker", "Every MLLOG line is one whole JSON object in a regular file.", _LOG),
+    "benchmark-unknown": Reason("checker", "The ruleset has a benchmark with the logged name.", _COMPLIANCE),
+    "rule-file-unknown": Reason(
+        "checker", "Values that select rule files (division, benchmark, optimizer) are known ones.", _COMPLIANCE
+    ),
+    "compliance-rule": Reason("checker", "Every rule of the rule files of the ruleset holds.", _COMPLIANCE),
+    "compliance-no-answer": Reason("checker", "The compliance checker can judge the log.", _COMPLIANCE),
+    "run-resumed": Reason(
+        "rule", "A run is one complete training from its initialization to the quality target.", _RESULTS
+    ),
+    "run-incomplete": Reason("checker", "A log has exactly one run_start and one run_stop.", _COMPLIANCE),
+    "run-status": Reason("checker", "run_stop has the status success or aborted.", "RCP checker, result summarizer"),
+    "seed-missing": Reason("rule", "Every run of the closed division logs at least one seed.", _SEEDS),
+    "seed-not-integer": Reason("rule", "Seeds are integers.", _SEEDS),
+    "seed-repeated": Reason(
+        "rule", "No two runs log the same seed from the same source line, nor one run twice.", _SEEDS
+    ),
+    "evaluation-no-number": Reason("checker", "Quality and progress of every evaluation are numbers.", "RCP checker"),
+    "evaluation-missing": Reason("checker", "Success needs an evaluation with its progress.", "RCP checker"),
+    "target-missed": Reason(
+        "checker", "A run with the status success reaches the target in its last evaluation.", "RCP checker"
+    ),
+    "evaluation-schedule": Reason("rule", "Evaluations happen at the points of the evaluation schedule.", _EVALUATION),
+    "checkpoint-unreported": Reason(
+        "rule",
+        "Stable Diffusion: the first checkpoint that meets the targets and the one before it are evaluated; in one "
+        "run of a result (up to v4.1), all checkpoints up to the first that meets them.",
+        _EVALUATION,
+    ),
+    "hyperparameter-rule": Reason("rule", "Hyperparameters have the values that the table allows.", _HYPERPARAMETERS),
+    "cache-cleared-late": Reason("rule", "The page cache is cleared before the run starts.", _TIMING),
+    "initialization-too-long": Reason(
+        "rule", "The clock starts at the latest 30 minutes (open division: 240) after initialization began.", _TIMING
+    ),
+    "phase-order": Reason("rule", "Initialization comes first, then run_start, training, and run_stop.", _TIMING),
+    "outside-run": Reason("rule", "Training and evaluation happen between run_start and run_stop.", _TIMING),
+    "run-without-length": Reason("contradiction", "A run takes time.", _LOG),
+    "time-no-milliseconds": Reason(
+        "contradiction", "time_ms counts whole milliseconds since 1970, between the years 2010 and 2100.", _LOG
+    ),
+    "clock-backwards": Reason(
+        "contradiction", "Training and evaluations come in the order of time, to a second.", _LOG
+    ),
+    "run-stop-early": Reason("rule", "The clock stops when the system knows that the target is reached.", _TIMING),
+    "evaluation-after-target": Reason(
+        "rule", "The convergence of a run is its first evaluation that reaches the target.", _RCP
+    ),
+    "progress-backwards": Reason("contradiction", "Training progress does not decrease.", _LOG),
+    "training-missing": Reason(
+        "contradiction", "Blocks whose labels agree with the evaluations cover the training without gaps.", _LOG
+    ),
+    "evaluation-untrained": Reason(
+        "contradiction", "Where the other evaluations are at the ends of blocks, every evaluation is.", _LOG
+    ),
+    "count-invalid": Reason("contradiction", "Counts are whole numbers that are possible.", _LOG),
+    "not-finite": Reason("contradiction", "Hyperparameters are finite numbers.", _LOG),
+    # A set of runs.
+    "benchmarks-mixed": Reason("checker", "All runs of a result are of one benchmark.", "package checker"),
+    "run-refused": Reason("checker", "Every run of a result is accepted.", "package checker"),
+    "run-count": Reason("rule", "A result has exactly the number of runs that the rules set.", _RESULTS),
+    "runs-not-converged": Reason("rule", "At most one run misses the target (3D U-Net: four).", _RESULTS),
+    "data-synthetic": Reason("rule", "Runs use the data set of the reference.", "training rules, data set"),
+    "cache-not-cleared": Reason("rule", "The page cache is cleared before each run.", _TIMING),
+    "configurations-differ": Reason(
+        "rule", "All runs of a result have the same hyperparameters, code and system.", _RESULTS
+    ),
+    "convergence-too-fast": Reason(
+        "rule", "Runs do not converge faster than the reference by more than chance allows.", _RCP
+    ),
+    "score-unknown": Reason("checker", "The RCP checker can compare the convergence.", _RCP),
+}
+"""Name of a reason to the reason."""
+
+
+class Refusal(str):
+    """A sentence that says what is refused, and why.
+
+    Attributes:
+        reason: name of the reason, a key of :data:`REASONS`.
+    """
+
+    reason: str
+
+    def __new__(cls, reason: str, sentence: str) -> Refusal:
+        """Make the refusal; one for a rule ends with the sentence of the rules and its source.
+
+        Raises:
+            KeyError: there is no such reason.
+        """
+        entry = REASONS[reason]
+        refusal = super().__new__(cls, _cited(sentence, entry))
+        refusal.reason = reason
+        return refusal
+
+    def about(self, prefix: str) -> Refusal:
+        """The same refusal with ``prefix`` in front, such as the name of a file."""
+        refusal = super().__new__(type(self), f"{prefix}{self}")
+        refusal.reason = self.reason
+        return refusal
+
+
+def _cited(sentence: str, entry: Reason) -> str:
+    if entry.kind != "rule":
+        return sentence
+    return f'{sentence} (rule: "{entry.text}" {entry.source})'
+
+
+def reasons_table() -> str:
+    """The table of docs/compliance.md, in Markdown."""
+    rows = [f"| `{name}` | {each.kind} | {each.text} | {each.source} |" for name, each in REASONS.items()]
+    return "\n".join(["| name | kind | what must hold | source |", "|---|---|---|---|", *rows])

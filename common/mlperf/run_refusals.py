@@ -1,0 +1,146 @@
+"""Refusals of one log that the compliance checker does not test: its end, seeds, evaluations and success."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import pairwise
+
+from common.errors import ConfigError
+from common.mlperf.constraints import TEXT_RULES
+from common.mlperf.evaluation_points import reported_checkpoints
+from common.mlperf.parsed_log import ParsedLog, evaluation_of
+from common.mlperf.progress import evaluations_of
+from common.mlperf.refusals import Refusal
+from common.mlperf.rules import Rules
+
+
+def run_refusals(log: ParsedLog) -> list[Refusal]:
+    """Return what is wrong with the run as a whole: resumed, not exactly one start and stop, or no known status."""
+    found = []
+    if log.resumed:
+        found.append(Refusal("run-resumed", "the run was resumed (resumed_from) and cannot be scored"))
+    for key in ("run_start", "run_stop"):
+        events = log.all(key)
+        if len(events) > 1:
+            lines = ", ".join(str(event.line) for event in events)
+            text = f"{key} occurs {len(events)} times (lines {lines}): a log holds one run"
+            found.append(Refusal("run-incomplete", text))
+        if not events:
+            found.append(Refusal("run-incomplete", f"there is no {key}: the run was cut short"))
+    if log.all("run_stop") and log.status not in ("success", "aborted"):
+        shown = json.dumps(log.status)[:80]
+        text = f"run_stop in line {log.all('run_stop')[-1].line} has the status {shown}: success or aborted"
+        found.append(Refusal("run-status", text))
+    return found
+
+
+def cache_refusals(log: ParsedLog) -> list[Refusal]:
+    """Refuse a log whose page cache was cleared only after ``run_start``, by the times of the events."""
+    starts, clears = log.all("run_start"), log.all("cache_clear")
+    if not starts or not clears or any(clear.time_ms <= starts[0].time_ms for clear in clears):
+        return []
+    text = f"line {clears[0].line}: the page cache was cleared after run_start in line {starts[0].line}"
+    return [Refusal("cache-cleared-late", text)]
+
+
+def seed_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:
+    """Check the rule on seeds, which MLCommons' package checker enforces and the compliance checker does not."""
+    if log.division != "closed" or rules.ruleset == "0.7.0":
+        return []
+    if not log.seeds:
+        return [Refusal("seed-missing", "no seed is logged")]
+    wrong = [event for event in log.all("seed") if isinstance(event.value, bool) or not isinstance(event.value, int)]
+    if wrong:
+        texts = (f"line {event.line}: seed {json.dumps(event.value)[:80]} is not an integer" for event in wrong)
+        return [Refusal("seed-not-integer", text) for text in texts]
+    places: dict[str, int] = {}
+    for event, seed in zip(log.all("seed"), log.seeds, strict=True):
+        if (line := places.setdefault(repr(seed), event.line)) != event.line:
+            text = (
+                f"the seed {event.value} is logged twice from one source line (lines {line} and {event.line}), which "
+                "the seed checker takes for two runs: only one rank, through one handler, may write the log"
+            )
+            return [Refusal("seed-repeated", text)]
+    return []
+
+
+def evaluation_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:
+    """Return evaluations whose quality or progress is no number: the checkers crash on them."""
+    found = []
+    for event in log.all(rules.quality_key):
+        progress = event.metadata.get(rules.progress_key, None if log.division == "closed" else 0)
+        where = f"of the {rules.quality_key} in line {event.line}"
+        if evaluation_of(event) is None:
+            text = f"the value {where} is {json.dumps(event.value)[:80]}, not a number"
+            found.append(Refusal("evaluation-no-number", text))
+        if isinstance(progress, bool) or not isinstance(progress, int | float) or not math.isfinite(progress):
+            text = f"{rules.progress_key} {where} is {json.dumps(progress)[:80]}, not a number"
+            found.append(Refusal("evaluation-no-number", text))
+    return found
+
+
+def backward_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:
+    """Refuse an evaluation with less progress than the previous one: events of another run, or written by hand."""
+    if rules.scored_offline:  # in any order
+        return []
+    points = evaluations_of(log, rules)
+    for before, after in pairwise(points):
+        if after.progress < before.progress:
+            text = (
+                f"line {after.line}: an evaluation after {rules.progress_key} {after.progress:g} follows one after "
+                f"{before.progress:g}: progress goes backwards"
+            )
+            return [Refusal("progress-backwards", text)]
+    return []
+
+
+def success_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:
+    """Check that the last evaluation before ``run_stop``, which the RCP checker takes, reached the target."""
+    stop = log.all("run_stop")[0]
+    before = [e for e in log.events if e.key == rules.quality_key and e.line < stop.line]
+    if not before:
+        return [Refusal("evaluation-missing", f"run_stop claims success before any {rules.quality_key}")]
+    if rules.progress_key not in before[-1].metadata:
+        text = f"the {rules.quality_key} of line {before[-1].line} lacks {rules.progress_key} in its metadata"
+        return [Refusal("evaluation-missing", text)]
+    if rules.scored_offline:  # the checker looks for a checkpoint that passes
+        return _checkpoint_refusals(log, rules)
+    batch = log.global_batch if isinstance(log.global_batch, int) else 0
+    evaluation = evaluation_of(before[-1])
+    if evaluation is not None and rules.meets_target(evaluation.values, batch):
+        return []
+    text = (
+        f"line {stop.line}: run_stop claims success, but the last {rules.quality_key} before it, in line "
+        f"{before[-1].line}, misses the target"
+    )
+    return [Refusal("target-missed", text)]
+
+
+def _checkpoint_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:
+    """Check that the checkpoint before the first that passes was scored too."""
+    reported = reported_checkpoints(log, rules)
+    if reported is None or reported.before:
+        return []
+    text = (
+        f"the checkpoint before the first that meets the targets, at {rules.progress_key} {reported.passed:.10g}, is "
+        "not reported"
+    )
+    return [Refusal("checkpoint-unreported", text)]
+
+
+def text_rule_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:
+    """Return hyperparameters that the table of the rules forbids and the compliance checker does not test."""
+    logged = {event.key: event.value for event in reversed(log.events)}
+    found = []
+    for rule in TEXT_RULES.get(rules.benchmark, ()):
+        try:
+            if rule.key not in logged or rule.holds(logged):
+                continue
+        except ConfigError as error:
+            text = f"line {log.all(rule.key)[0].line}: {error}"
+        else:
+            shown = json.dumps(logged[rule.key])[:80]
+            text = f"line {log.all(rule.key)[0].line}: {rule.key} = {shown} breaks the rules' table: {rule.text}"
+        found.append(Refusal("hyperparameter-rule", text))
+    return found
