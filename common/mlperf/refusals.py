@@ -37,6 +37,11 @@ _EVALUATION = "training rules, evaluation frequency"
 _HYPERPARAMETERS = "training rules, table of hyperparameters"
 _COMPLIANCE = "compliance checker"
 _RCP = "training rules, reference convergence points; RCP checker"
+_LAYOUT = "submission rules, directory structure"
+_CONTENT = "submission rules, submission content"
+_DESCRIPTION = "submission rules, system description"
+_CHECKERS = "checkers of mlperf-logging"
+_REGISTRY = "runs.jsonl, which only the launcher writes"
 _LOG = "log format of mlperf-logging"
 
 REASONS: dict[str, Reason] = {
@@ -110,7 +115,42 @@ REASONS: dict[str, Reason] = {
     "convergence-too-fast": Reason(
         "rule", "Runs do not converge faster than the reference by more than chance allows.", _RCP
     ),
-    "score-unknown": Reason("checker", "The RCP checker can compare the convergence.", _RCP),
+    "run-copied": Reason("contradiction", "Two runs never agree in all times to the millisecond.", _LOG),
+    "file-twice": Reason("contradiction", "Each run of a result has its own file.", _LOG),
+    "log-is-link": Reason("checker", "Logs in a folder of results are regular files.", "repository checker"),
+    "result-name": Reason("checker", "Logs are named result_<i>.txt, each number once.", "package checker"),
+    "not-consecutive": Reason(
+        "rule", "The runs of a result are consecutive runs of all that were launched, in launch order.", _RESULTS
+    ),
+    "declared-count": Reason("rule", "The number of runs is fixed before the first one starts.", _RESULTS),
+    "series-changed": Reason("rule", "One result comes from one configuration and one commit.", _RESULTS),
+    "source-unknown": Reason("rule", "The submitted code is the code that ran.", "submission rules, source code"),
+    "run-without-end": Reason("rule", "All runs that were launched count, with their results.", _RESULTS),
+    "registry-contradiction": Reason(
+        "contradiction", "The lines on a run agree with each other, with the log and with the files.", _REGISTRY
+    ),
+    # A submitter's folder.
+    "part-missing": Reason("rule", "A submission has the folders systems and results, with results in them.", _LAYOUT),
+    "file-unfit": Reason(
+        "checker", "A submission holds regular files with names that the checkers can take.", "repository checker"
+    ),
+    "description-unreadable": Reason("checker", "Descriptions are JSON objects with every key once.", _CHECKERS),
+    "description-wrong": Reason(
+        "checker", "Descriptions have all fields, as text, with known words.", "system description checker"
+    ),
+    "description-count": Reason("rule", "Numbers of nodes and accelerators are plain decimal numbers.", _DESCRIPTION),
+    "description-missing": Reason("checker", "Every system with results has a description.", "package checker"),
+    "descriptions-differ": Reason("contradiction", "The nodes of a system are alike.", _DESCRIPTION),
+    "code-missing": Reason("rule", "Every benchmark comes with its code and a README on how to run it.", _CONTENT),
+    "folder-of-another": Reason("rule", "Folders of results are named after the logged benchmark.", _LAYOUT),
+    "division-differs": Reason("rule", "A result belongs to one division.", "training rules, divisions"),
+    "counts-differ": Reason(
+        "contradiction", "Logged nodes and accelerators are those of the system description.", _DESCRIPTION
+    ),
+    "scaling-wrong": Reason("contradiction", "scaling.json holds the factor that the RCP checker computes.", _RCP),
+    "checker-refuses": Reason("checker", "MLCommons' checkers accept the submission.", _CHECKERS),
+    "submitter-differs": Reason("rule", "A submission holds the results of one organization.", _LAYOUT),
+    "place-taken": Reason("rule", "A submission has one result per system and benchmark, and one code per name.", _LAYOUT),
 }
 """Name of a reason to the reason."""
 
