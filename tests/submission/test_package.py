@@ -257,6 +257,7 @@ def test_rejected_tree_is_kept_only_on_request(
         ("has space.py", b"x", "'has space.py' has a space in its name"),
         ("weights.bin", b"\0" * (50 * 2**20 + 1), "weights.bin has 50.0 MiB"),
     ],
+    ids=["space", "size"],
 )
 def test_code_that_the_repository_checker_rejects_is_refused_before(
     tmp_path: Path, name: str, content: bytes, message: str
