@@ -16,7 +16,7 @@ from common.errors import ConfigError
 class _StrictLoader(yaml.SafeLoader):
     """``yaml.SafeLoader``, but a key that is given twice in one mapping is an error."""
 
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         known: set[tuple[str, str]] = set()
         for key, _ in node.value:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from common.config.strict_yaml import load_yaml
 from common.distributed import job_store
 from common.distributed.faults import GracefulStop, Heartbeat
