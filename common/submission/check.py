@@ -113,7 +113,8 @@ def _is_submission(path: Path) -> bool:
 def _submissions_below(path: Path) -> list[Path]:
     """The submitters' folders within a folder that is none itself, such as those of a whole round.
 
-    They have ``results``, and ``systems`` or ``benchmarks``. A folder of runs may be called ``results``, too.
+    They have ``results``, and ``systems`` or ``benchmarks``. A clone of this suite has ``benchmarks``, too, and may have
+    a folder ``results`` without the layout of a submission.
     """
     if not os.path.isdir(path):
         return []
@@ -122,7 +123,9 @@ def _submissions_below(path: Path) -> list[Path]:
         each
         for each in folders
         if os.path.lexists(each / "results")
-        and (os.path.lexists(each / "systems") or os.path.lexists(each / "benchmarks"))
+        and (
+            os.path.lexists(each / "systems") or (os.path.lexists(each / "benchmarks") and has_layout(each / "results"))
+        )
     ]
 
 
