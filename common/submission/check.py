@@ -113,8 +113,8 @@ def _is_submission(path: Path) -> bool:
 def _submissions_below(path: Path) -> list[Path]:
     """The submitters' folders within a folder that is none itself, such as those of a whole round.
 
-    They have ``results``, and ``systems`` or ``benchmarks``. A clone of this suite has ``benchmarks``, too, and may have
-    a folder ``results`` without the layout of a submission.
+    They have ``results``, and ``systems`` or ``benchmarks``. A clone of this suite has ``benchmarks``, too, and may
+    have a folder ``results`` without the layout of a submission.
     """
     if not os.path.isdir(path):
         return []

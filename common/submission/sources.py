@@ -45,6 +45,7 @@ class RunSet:
         numbers: of each run, as its file or experiment is numbered.
         complaints: what is wrong with the set as a whole; each names file and reason.
         notes: what one should know, and which changes nothing.
+        gaps: logs that are missing in the numbering of ``result_<i>.txt``. They forbid a choice of consecutive runs.
         series: as ``runs.jsonl`` has it; None for logs without it.
         ruleset: version that the runs were logged under; None if nobody says.
         declared_together: whether they are meant as one result: a series, a folder of results, logs named together.
@@ -56,6 +57,7 @@ class RunSet:
     numbers: tuple[int, ...]
     complaints: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    gaps: tuple[str, ...] = ()
     series: Series | None = None
     ruleset: str | None = None
     declared_together: bool = True
@@ -182,11 +184,11 @@ def _of_names(folder: Path, names: Sequence[PurePosixPath]) -> RunSet:
         elif (other := numbered.setdefault(int(found[1]), path)) is not path:
             complaints.append(f"{other} and {name} have the same number: remove or renumber one")
     numbers = sorted(numbered)
-    gaps = (n for n in range(min(1, numbers[0]), numbers[-1]) if n not in numbered)
-    complaints += [f"{folder / f'result_{gap}.txt'} is missing" for gap in islice(gaps, NAMED_AT_MOST)]
+    absent = (n for n in range(min(1, numbers[0]), numbers[-1]) if n not in numbered)
+    gaps = tuple(f"{folder / f'result_{number}.txt'} is missing" for number in islice(absent, NAMED_AT_MOST))
     logs = [numbered[number] for number in numbers]
     complaints += [*_links(logs), *_same_files(logs), *_picked(logs)]
-    return RunSet(str(folder), tuple(logs), tuple(numbers), tuple(complaints), follow=False)
+    return RunSet(str(folder), tuple(logs), tuple(numbers), tuple(complaints), gaps=gaps, follow=False)
 
 
 def _links(logs: Sequence[Path]) -> Iterator[str]:
