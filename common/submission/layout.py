@@ -83,12 +83,12 @@ def descriptions(content: FoundFiles) -> list[PurePosixPath]:
 
 
 def missing_parts(content: FoundFiles) -> Iterator[str]:
-    """The folders ``results`` and ``systems``, where they are missing or no folders."""
-    for name in PARTS:
+    """The folders ``results`` and ``systems``, where they are missing or files; ``special`` names links and pipes."""
+    for name, purpose in PARTS.items():
         path = PurePosixPath(name)
-        if path not in content.folders:
-            kind = content.special.get(path, "is a file" if path in content.files else "is missing")
-            yield f"{name}/ {kind}: a submission has a folder of this name, with {PARTS[name]}"
+        if path not in content.folders and path not in content.special:
+            kind = "is a file" if path in content.files else "is missing"
+            yield f"{name} {kind}: a submission has a folder of this name, with {purpose}"
 
 
 def remarks(content: FoundFiles) -> Iterator[str]:
