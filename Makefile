@@ -18,11 +18,12 @@ ifneq ($(strip $(WHEELHOUSE)),)
 export TORCH_CPP_LOG_LEVEL ?= ERROR
 endif
 
-.PHONY: help train test test-all slurm-test demo lint format wheelhouse clean
+.PHONY: help train test test-ids test-all slurm-test demo lint format wheelhouse clean
 
 help:
 	@echo "make train       train a demo to its target on this machine and check the log: BENCHMARK=resnet (default), bert, unet3d, llama2_70b_lora, llama31_8b, gpt3, retinanet, ssd300, maskrcnn, rnnt, rgat, dlrm, dlrm_dcnv2, stable_diffusion"
 	@echo "make test        the test suite, in minutes: one case of each kind; PROCESSES=2 (default) share it"
+	@echo "make test-ids    whether the tests have the same ids at another time and under another hash seed"
 	@echo "make test-all    all of it, in hours: every size and type of the kernels, every mutation of logs and registries"
 	@echo "make demo        the tests that train each demo to its target"
 	@echo "make slurm-test  the tests that need a Slurm controller"
@@ -56,6 +57,9 @@ test test-all: export OMP_NUM_THREADS := 1
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest $(PARALLEL) -m "$(ON_CPU) and not slow"
+
+test-ids: $(VENV)/.installed
+	$(BIN)/python -m tests.collected_twice
 
 # Twice: with slow tests asked for, those that draw their cases draw thousands instead of a sample.
 test-all: test

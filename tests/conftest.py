@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,39 @@ ROOT = Path(__file__).resolve().parent.parent
 
 SECONDS = 1000
 """After which a process of a test hangs. Most take seconds; on a machine with other work, many times as long."""
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> None:
+    """Refuse bytes, which pytest would put into the id: compressed files, for example, contain the time.
+
+    For other values pytest uses their text, their name, or the argument's name and an index, which are stable.
+    """
+    content = val.pattern if isinstance(val, re.Pattern) else val
+    if isinstance(content, bytes):
+        raise pytest.Collector.CollectError(
+            f"The parameter {argname} has the value {str(val)[:80]}, and pytest would make an id of these bytes. Bytes "
+            'may depend on the time. Name the cases: parametrize(..., ids=["empty", ...]) or pytest.param(..., id=...).'
+        )
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """Refuse ids that contain the text of a set or an address, which an ``ids=str`` puts there."""
+    wrong = [
+        f"{item.nodeid}: the id contains the text of the parameter {name}"
+        for item in items
+        for name, value in (item.callspec.params.items() if hasattr(item, "callspec") else ())
+        if _has_unstable_text(value) and (str(value) in item.nodeid or repr(value) in item.nodeid)
+    ]
+    if wrong:
+        raise pytest.UsageError(
+            "\n".join(wrong) + "\nThe order of a set and the address of an object differ between processes. Name the "
+            'cases: parametrize(..., ids=["empty", ...]) or pytest.param(..., id=...).'
+        )
+
+
+def _has_unstable_text(value: object) -> bool:
+    inherited = type(value).__repr__ is object.__repr__ and type(value).__str__ is object.__str__
+    return inherited or isinstance(value, Set)
 
 
 @dataclass(frozen=True)

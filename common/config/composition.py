@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from common.config.strict_yaml import explain
 from common.errors import ConfigError, SuiteError, print_error
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
         choices = composed.hydra.runtime.choices
         del composed.hydra
         tree = OmegaConf.to_container(composed, resolve=True)
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError(_explain_composition(error, overrides)) from error
     return _tree(tree, choices)
 
@@ -106,7 +107,7 @@ def with_hydra(argv: list[str], task: Callable[[dict[str, Any], list[str]], int]
     os.environ[FULL_ERROR] = "1"  # Hydra raises its errors instead of printing them over many lines
     try:
         hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")(job)()
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
         if codes or full_error == "1":
             raise
         raise ConfigError(_explain_composition(error, argv)) from error
@@ -137,6 +138,8 @@ def _explain_composition(error: Exception, overrides: Sequence[str]) -> str:
     from hydra.errors import MissingConfigException, OverrideParseException
     from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
+    if isinstance(error, yaml.YAMLError):
+        return explain(error)
     if isinstance(error, OverrideParseException):
         return f"{error.override!r} is no override of the form key=value; in Hydra's words: {_second_line(error)}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file is not None:

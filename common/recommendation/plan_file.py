@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from common.config.strict_yaml import load_yaml
 from common.errors import ConfigError
 from common.recommendation.placement import Hybrid, Plan
 from common.recommendation.tables import Tables
@@ -62,10 +63,7 @@ def from_text(text: str, origin: str, tables: Tables, ranks: int, folder: Path |
     Raises:
         ConfigError: it is no plan, or one of other tables or ranks.
     """
-    try:
-        content: Any = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{origin}: no YAML ({str(error).splitlines()[0]})") from error
+    content = load_yaml(text, origin)
     if (
         not isinstance(content, dict)
         or content.keys() != {"ranks", "tables"}

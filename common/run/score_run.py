@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
+from common.config.strict_yaml import load_yaml
 from common.distributed import job_store
 from common.distributed.faults import GracefulStop, Heartbeat
 from common.distributed.layout import Layout
@@ -87,7 +87,7 @@ def _override(tree: dict[str, Any], argument: str) -> None:
         if not isinstance(place.get(section), dict):
             raise ConfigError(f"{name}: unknown configuration key")
         place = place[section]
-    place[key] = yaml.safe_load(text)
+    place[key] = load_yaml(text, name)
 
 
 def score_run(start: Start) -> int:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.errors import ConfigError
+from common.errors import ConfigError, DataError, printable
 from common.mlperf.checker_process import one_checker_process
 from common.mlperf.parsed_log import ParsedLog
 from common.mlperf.refusals import Refusal
 from common.mlperf.rules import RULESETS, Usage, rules_for
 from common.mlperf.verdict import Verdict, format_verdict
 from common.submission.checkers import check_tree, format_report, result_folders
+from common.submission.found_files import find_files
+from common.submission.layout import has_layout
 from common.submission.score import Score, score
-from common.submission.sources import find_run_sets
+from common.submission.sources import NAMED_AT_MOST, RunSet, find_run_sets
 
 
 def verdict_of_set(scored: Score) -> Verdict:
@@ -45,8 +48,12 @@ def check_paths(paths: Sequence[Path], ruleset: str | None, known: dict[Path, Pa
         ConfigError: the ruleset is not known.
         DataError: a path does not exist, or a folder has no results.
     """
+    return _check_run_sets(find_run_sets(paths), ruleset, known)
+
+
+def _check_run_sets(run_sets: Sequence[RunSet], ruleset: str | None, known: dict[Path, ParsedLog] | None) -> bool:
     ok = True
-    for run_set in find_run_sets(paths):
+    for run_set in run_sets:
         scored = score(run_set, ruleset)
         verdicts = [run.verdict for run in scored.runs]
         for verdict in verdicts:
@@ -70,7 +77,15 @@ def check_submission(tree: Path, ruleset: str | None) -> bool:
     if ruleset is None:
         raise ConfigError(f"{tree} is a submission: name the one version that it is for with --ruleset")
     known: dict[Path, ParsedLog] = {}
-    ok = check_paths([tree / "results"], ruleset, known)
+    ok = True
+    for folder in result_folders(tree):
+        try:
+            run_sets = [each for each in find_run_sets([folder]) if each.logs and each.logs[0].parent == folder]
+        except DataError as error:
+            print(f"{printable(str(folder))}: REFUSED\n  - {printable(str(error))}")
+            ok = False
+        else:
+            ok = _check_run_sets(run_sets, ruleset, known) and ok
     reports = check_tree(tree, _usage(tree, ruleset), ruleset, known)
     for report in reports:
         print(format_report(report))
@@ -88,8 +103,49 @@ def _usage(tree: Path, ruleset: str) -> Usage:
 
 
 def _is_submission(path: Path) -> bool:
-    parts = (path / "systems", path / "results")
-    return all(os.path.isdir(part) and not os.path.islink(part) for part in parts)  # False where permission is missing
+    """Whether a path is a submitter's folder: it has an entry ``systems`` of any kind, or ``results`` with its layout.
+
+    The layout is ``results/<system>/<benchmark>/result_<i>.txt``. A folder of results has neither, and is judged
+    without :func:`check_tree`.
+    """
+    return os.path.lexists(path / "systems") or has_layout(path / "results")
+
+
+def _submissions_below(path: Path) -> list[Path]:
+    """The submitters' folders within a folder that is none itself, such as those of a whole round.
+
+    They have ``results``, and ``systems`` or ``benchmarks``. A clone of this suite has ``benchmarks``, too, and may
+    have a folder ``results`` without the layout of a submission.
+    """
+    if not os.path.isdir(path):
+        return []
+    folders = [path / each for each in find_files(path).folders]
+    return [
+        each
+        for each in folders
+        if os.path.lexists(each / "results")
+        and (
+            os.path.lexists(each / "systems") or (os.path.lexists(each / "benchmarks") and has_layout(each / "results"))
+        )
+    ]
+
+
+def _sort(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """The submitters' folders among the paths, and the others.
+
+    Raises:
+        DataError: a path holds submitters' folders.
+    """
+    submissions = [path for path in paths if _is_submission(path)]
+    others = [path for path in paths if path not in submissions]
+    for path in others:
+        if below := _submissions_below(path):
+            named = " ".join(shlex.quote(str(each)) for each in below[:NAMED_AT_MOST])
+            raise DataError(
+                f"{path}: holds {len(below)} submission(s), each of one submitter and one ruleset; name the "
+                f"submitters' folders: mlperf-suite check --ruleset X.Y.Z {named}"
+            )
+    return submissions, others
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -100,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Raises:
         ConfigError: the ruleset is not known, or missing for a submission.
-        DataError: a path does not exist or has nothing to judge.
+        DataError: a path does not exist, has nothing to judge, or holds several submissions.
     """
     parser = argparse.ArgumentParser(
         prog="mlperf-suite check",
@@ -114,8 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.ruleset is not None and not any(args.ruleset in versions for versions in RULESETS.values()):
         raise ConfigError(f"--ruleset {args.ruleset} is not known; known are {', '.join(RULESETS['training'])}")
-    submissions = [path for path in args.paths if _is_submission(path)]
-    others = [path for path in args.paths if path not in submissions]
+    submissions, others = _sort(args.paths)
     with one_checker_process():
         ok = [check_submission(path, args.ruleset) for path in submissions]
         ok += [check_paths(others, args.ruleset)] if others else []

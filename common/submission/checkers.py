@@ -33,10 +33,12 @@ from common.submission.mlcommons_checkers import (
 )
 from common.submission.source_code import LARGEST_FILE
 from common.submission.staged_copy import scalings, stage
+from common.submission.system_description import DIVISIONS, description_complaints, description_remarks, division_of
 from common.submission.tree_agreement import (
     at_most,
     folder_disagreements,
-    implementation_disagreements,
+    folder_remarks,
+    implementation_findings,
     missing_code,
     read_object,
     repeated_runs,
@@ -87,18 +89,15 @@ def judge_tree(
         finished: whether each ``scaling.json`` has to be there already.
 
     Raises:
-        DataError: it is not a submission, or cannot be read.
+        DataError: the folder cannot be read.
     """
     tree = tree.resolve()
-    content = find_files(tree)
-    if not {PurePosixPath("results"), PurePosixPath("systems")} <= set(content.folders):
-        raise DataError(f"{tree}: is no submitter's folder: it lacks results/ or systems/")
-    return _TreeChecker(tree, usage, ruleset, content, known or {}).check(finished)
+    return _TreeChecker(tree, usage, ruleset, find_files(tree), known or {}).check(finished)
 
 
 def result_folders(tree: Path) -> list[Path]:
-    """The folders of results of a submission: ``results/<system>/<benchmark>``, in HPC with ``strong`` between."""
-    return [tree / folder.path for folder in layout.result_folders(find_files(tree))]
+    """The folders of a submission with logs: ``results/<system>/<benchmark>``, in HPC with ``strong`` between."""
+    return [tree / folder.path for folder in layout.result_folders(find_files(tree)) if folder.logs]
 
 
 class _TreeChecker:
@@ -143,7 +142,7 @@ class _TreeChecker:
             f"{self._named(path)}: {kind}: submissions hold plain files only" for path, kind in content.special.items()
         ]
         complaints = [*content.unfit, *special]
-        complaints += [f"{self._tree.name}/{text}" for text in layout.misplaced_logs(content)]
+        complaints += [f"{self._tree.name}/{text}" for text in layout.missing_parts(content)]
         notes = at_most(f"{self._tree.name}/{text}" for text in layout.remarks(content))
         return CheckerReport("files", self._tree.name, tuple(at_most(iter(complaints))), tuple(notes))
 
@@ -151,6 +150,7 @@ class _TreeChecker:
         """The system descriptions as we read them; what is none is withheld from the checkers."""
         for path in layout.descriptions(self._content):
             complaints: list[str] = []
+            notes: list[str] = []
             try:
                 fields = read_object(self._tree / path)
             except DataError as error:
@@ -158,8 +158,8 @@ class _TreeChecker:
                 self._withheld.append(str(error))
             else:
                 self._systems[path.stem] = fields
-                complaints = list(description_complaints(fields))
-            yield CheckerReport("system description", self._named(path), tuple(complaints))
+                complaints, notes = list(description_complaints(fields)), at_most(description_remarks(fields))
+            yield CheckerReport("system description", self._named(path), tuple(complaints), tuple(notes))
 
     def _layouts(self) -> Iterator[CheckerReport]:
         """Whether the package checker would die of a folder of results, or pass over it."""
@@ -167,6 +167,7 @@ class _TreeChecker:
             text = "has no results/<system>/<benchmark> with result_<i>.txt"
             self._withheld.append(f"{self._tree.name}: {text}")
             yield CheckerReport("layout", self._tree.name, (text,))
+        benchmarks = {folder.benchmark for folder in self._folders}
         for folder in self._folders:
             complaints = []
             if folder.system not in self._systems:
@@ -176,8 +177,8 @@ class _TreeChecker:
             if not accepted(folder.benchmark, self._ruleset):
                 complaints.append(f"ruleset {self._ruleset} does not accept a benchmark named {folder.benchmark}")
             self._withheld += [f"{self._named(folder.path)}: {text}" for text in complaints]
-            complaints += missing_code(self._content, folder)
-            yield CheckerReport("layout", self._named(folder.path), tuple(complaints))
+            missing, notes = missing_code(self._content, folder, benchmarks)
+            yield CheckerReport("layout", self._named(folder.path), (*complaints, *missing), tuple(notes))
 
     def _read_logs(self) -> None:
         """Read each log once, and find out which must not be shown to the checkers."""
@@ -201,11 +202,12 @@ class _TreeChecker:
         for folder in self._folders:
             fields = self._systems.get(folder.system, {})
             logs = [self._logs[name] for name in folder.logs if name in self._logs]
-            complaints = [
-                *at_most(folder_disagreements(folder, fields, logs)),
-                *at_most(implementation_disagreements(self._tree, self._content, folder, fields, logs)),
-            ]
-            yield CheckerReport("agreement", self._named(folder.path), tuple(complaints))
+            found = list(implementation_findings(self._tree, self._content, folder, fields, logs))
+            complaints = [*folder_disagreements(folder, fields, logs), *(text for wrong, text in found if wrong)]
+            notes = [*folder_remarks(folder, fields, logs), *(text for wrong, text in found if not wrong)]
+            yield CheckerReport(
+                "agreement", self._named(folder.path), tuple(at_most(iter(complaints))), tuple(at_most(iter(notes)))
+            )
         if repeated := at_most(repeated_runs(self._logs)):
             yield CheckerReport("agreement", f"{self._tree.name}/results", tuple(repeated))
 
@@ -215,10 +217,14 @@ class _TreeChecker:
         with_rcps = [
             folder
             for folder in self._folders
-            if self._systems[folder.system].get("division") == "closed" and has_rcps(folder.benchmark, self._ruleset)
+            if division_of(self._systems[folder.system]) == "closed" and has_rcps(folder.benchmark, self._ruleset)
         ]
         with _folder_for_copy() as target, ThreadPoolExecutor(max_workers=PROCESSES) as pool:
             copy, rules = stage(self._tree, Path(target).resolve(), [*names, *self._logs]), (self._usage, self._ruleset)
+            for name, fields in self._systems.items():
+                if fields.get("division") != division_of(fields) in DIVISIONS:
+                    plain = fields | {"division": division_of(fields)}
+                    (copy / "systems" / f"{name}.json").write_text(json.dumps(plain))
             package = pool.submit(check_package, copy, *rules)  # the longest
             systems = [pool.submit(check_system, copy, copy / name, *rules) for name in names]
             rcps = [pool.submit(check_convergence, copy, copy / folder.path, *rules) for folder in with_rcps]
@@ -230,7 +236,12 @@ class _TreeChecker:
             name = folder.path / SCALING_FILE
             if name not in self._content.files and folder.path not in written:
                 continue
-            complaint = scaling_complaint(self._tree / name, name in self._content.files, written.get(folder.path))
+            factor = None if folder.path not in written else json.loads(written[folder.path])["scaling_factor"]
+            if name not in self._content.files:
+                text = f"is missing; the package checker writes it, with the factor {factor:.6f}, which the score has"
+                yield CheckerReport("scaling", self._named(name), (), (text,))
+                continue
+            complaint = scaling_complaint(self._tree / name, factor)
             yield CheckerReport("scaling", self._named(name), () if complaint is None else (complaint,))
 
 
@@ -241,21 +252,13 @@ def _folder_for_copy() -> tempfile.TemporaryDirectory[str]:
         raise SuiteError(f"there is no folder for a copy of the submission: {error.strerror}") from error
 
 
-def description_complaints(fields: Mapping[str, Any]) -> Iterator[str]:
-    """What the system description checker misses or dies of: anything but text, a division that nobody knows."""
-    for name, value in fields.items():
-        if not isinstance(value, str) and name != "other_software_stack":
-            yield f"{name[:80]} is {json.dumps(value)[:80]}: write text, {json.dumps(str(value))[:80]}"
-    if fields.get("division") not in ("closed", "open"):
-        division = str(fields.get("division"))[:80]
-        yield f"division is {division!r}, not closed or open: seeds and convergence would not be checked"
+def scaling_complaint(path: Path, factor: float | None) -> str | None:
+    """What is wrong with a ``scaling.json``; None if nothing is.
 
-
-def scaling_complaint(path: Path, present: bool, written: bytes | None) -> str | None:
-    """What is wrong with a ``scaling.json``, beside the one that the package checker writes; None if nothing is."""
-    factor = None if written is None else json.loads(written)["scaling_factor"]
-    if not present:
-        return f"is missing: the runs converged faster than the reference, which multiplies their score by {factor:.6f}"
+    Args:
+        path: the file.
+        factor: that the package checker writes; None if it writes none.
+    """
     try:
         own = read_object(path)
     except DataError as error:

@@ -123,10 +123,9 @@ def contradicted_descriptions(entries: Sequence[Entry], descriptions: Mapping[st
     found: list[str] = []
     for entry in entries:
         fields, where = descriptions[entry.system].fields, f"the description of {entry.system}"
-        stated = {name: value for name, value in fields.items() if name != "submitter"}  # _of_entry compares it
         for run in entry.score.runs:
             if run.log is not None:
-                found += log_disagreements(run.log, stated, where)
+                found += log_disagreements(run.log, fields, where)
         if entry.begin is not None:
             nodes, _, ranks = entry.begin.scale.partition("x")
             for name, launched in (("number_of_nodes", nodes), ("accelerators_per_node", ranks)):

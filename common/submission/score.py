@@ -145,11 +145,11 @@ def _score(run_set: RunSet, version: str | None) -> Score:
     notes = [*run_set.notes]
     if version is not None and run_set.ruleset not in (None, version):
         notes.append(f"the runs were logged under ruleset {run_set.ruleset} and are judged by {version}")
-    misordered = _misordered(run_set.name, runs)
+    disorder = [*run_set.gaps, *_misordered(run_set.name, runs)]
     if run_set.series is not None or (rules is not None and len(runs) > rules.runs):
-        obstacles += misordered
+        obstacles += disorder
     else:  # published results are in no order, and without a choice of runs it changes nothing
-        notes += misordered
+        notes += disorder
     if rules is None or len(runs) < rules.runs:
         return Score(run_set, runs, rules, None, None, None, None, tuple(obstacles), tuple(notes))
     window = pick_window([run.verdict.minutes for run in runs], rules.runs, rules.dropped)

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from common.config.loading import build
+from common.config.strict_yaml import load_yaml
 from common.errors import ConfigError, DataError
 from common.untrusted.regular_file import open_regular
 
@@ -111,9 +110,9 @@ def read_settings(path: Path, results: tuple[Path, ...] = ()) -> SubmissionSetti
     if len(text) > LARGEST_FILE:
         raise ConfigError(f"{path}: is larger than {LARGEST_FILE >> 10} KiB; is it a submission's?")
     try:
-        content = yaml.safe_load(text.decode())
-    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{path}: is no valid YAML: {error}") from error  # PyYAML's constructors raise all of these
+        content = load_yaml(text.decode(), str(path))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is no valid YAML: it is not UTF-8 text") from error
     if not isinstance(content, Mapping):
         raise ConfigError(f"{path}: expected the keys submitter, systems and results")
     try:

@@ -45,6 +45,7 @@ class RunSet:
         numbers: of each run, as its file or experiment is numbered.
         complaints: what is wrong with the set as a whole; each names file and reason.
         notes: what one should know, and which changes nothing.
+        gaps: logs that are missing in the numbering of ``result_<i>.txt``. They forbid a choice of consecutive runs.
         series: as ``runs.jsonl`` has it; None for logs without it.
         ruleset: version that the runs were logged under; None if nobody says.
         declared_together: whether they are meant as one result: a series, a folder of results, logs named together.
@@ -56,6 +57,7 @@ class RunSet:
     numbers: tuple[int, ...]
     complaints: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    gaps: tuple[str, ...] = ()
     series: Series | None = None
     ruleset: str | None = None
     declared_together: bool = True
@@ -83,12 +85,16 @@ def _in_folder(folder: Path) -> list[RunSet]:
         raise DataError(content.unfit[0])
     names = [*content.files, *content.special, *content.folders]
     launched = sorted({path.parent for path in names if path.name == RUNS_FILE})
-    found = [run_set for each in launched for run_set in _in_results(folder / each)]
     copied = sorted({path.parent for path in names if RESULT.fullmatch(path.name)})
-    for each in copied:
-        beside = next((place for place in launched if each.is_relative_to(place)), None)
-        run_set = _of_names(folder / each, [path for path in names if path.parent == each])
-        found.append(run_set if beside is None else _beside_registry(run_set, folder / beside / RUNS_FILE))
+    registries = {each: next((place for place in launched if each.is_relative_to(place)), None) for each in copied}
+    found = []
+    for place in launched:
+        below = [folder / each for each, registry in registries.items() if registry == place != each]
+        found += [replace(each, notes=(*each.notes, *_below_registry(below))) for each in _in_results(folder / place)]
+    for each, registry in registries.items():
+        if registry in (None, each):
+            run_set = _of_names(folder / each, [path for path in names if path.parent == each])
+            found.append(run_set if registry is None else _beside_registry(run_set, folder / registry / RUNS_FILE))
     alone = [path for path in content.files if path.name == RUN_LOG]
     found += _single_runs(folder, [path for path in alone if not any(path.is_relative_to(each) for each in launched)])
     if not found and content.special:
@@ -101,9 +107,15 @@ def _in_folder(folder: Path) -> list[RunSet]:
     return found
 
 
+def _below_registry(folders: Sequence[Path]) -> Iterator[str]:
+    """Logs in subfolders of a series, which are not judged: the result is what the series' own logs give."""
+    for folder in islice(folders, NAMED_AT_MOST):
+        yield f"{folder}: its logs are not judged, because {RUNS_FILE} above it does not name them"
+
+
 def _beside_registry(run_set: RunSet, registry: Path) -> RunSet:
-    """Logs that lie below a registry without being in it: runs picked from a series would look like a whole one."""
-    complaint = f"{run_set.logs[0] if run_set.logs else run_set.name}: lies below {registry}, which does not know it"
+    """Logs beside a registry without being in it: runs picked from a series would look like a whole one."""
+    complaint = f"{run_set.logs[0] if run_set.logs else run_set.name}: lies beside {registry}, which does not name it"
     return replace(run_set, complaints=(*run_set.complaints, complaint))
 
 
@@ -172,11 +184,11 @@ def _of_names(folder: Path, names: Sequence[PurePosixPath]) -> RunSet:
         elif (other := numbered.setdefault(int(found[1]), path)) is not path:
             complaints.append(f"{other} and {name} have the same number: remove or renumber one")
     numbers = sorted(numbered)
-    gaps = (n for n in range(min(1, numbers[0]), numbers[-1]) if n not in numbered)
-    complaints += [f"{folder / f'result_{gap}.txt'} is missing" for gap in islice(gaps, NAMED_AT_MOST)]
+    absent = (n for n in range(min(1, numbers[0]), numbers[-1]) if n not in numbered)
+    gaps = tuple(f"{folder / f'result_{number}.txt'} is missing" for number in islice(absent, NAMED_AT_MOST))
     logs = [numbered[number] for number in numbers]
     complaints += [*_links(logs), *_same_files(logs), *_picked(logs)]
-    return RunSet(str(folder), tuple(logs), tuple(numbers), tuple(complaints), follow=False)
+    return RunSet(str(folder), tuple(logs), tuple(numbers), tuple(complaints), gaps=gaps, follow=False)
 
 
 def _links(logs: Sequence[Path]) -> Iterator[str]:

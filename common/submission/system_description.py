@@ -7,14 +7,15 @@ them, unless the submitter says what to write for the field.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, DataError
 from common.submission.settings import SystemSettings
-from common.submission.tree_agreement import read_object
+from common.submission.tree_agreement import count_of, read_object
 
 FIELDS = (
     "submitter",
@@ -53,8 +54,36 @@ FIELDS = (
 )
 """Fields that the system description checker requires; empty text passes."""
 
+DIVISIONS = ("closed", "open")
+_UNANSWERED = (
+    "host_processor_core_count",
+    "host_processor_vcpu_count",
+    "host_processor_frequency",
+    "host_processor_caches",
+    "host_processor_interconnect",
+    "accelerator_frequency",
+    "accelerator_on-chip_memories",
+    "accelerator_interconnect_topology",
+    "hw_notes",
+    "sw_notes",
+)
+"""Fields that need no meaningful answer, in the table of the submission rules; of the first two one is enough."""
+
+_JOINED = (
+    "submitter",
+    "system_name",
+    "host_processor_model_name",
+    "host_processor_core_count",
+    "accelerator_model_name",
+    "accelerators_per_node",
+    "framework",
+)
+"""Fields that the system description checker joins as text: it dies of any other type."""
+
 REPORT_BYTES = 64 * 2**20
 """The largest file of `doctor` that is read: of thousands of nodes."""
+_PER_NODE = ("accelerators_per_node", "host_processors_per_node")
+_NEGATIVE = re.compile(r"\s*[-\u2212]\s*\d")
 _OWN = ("submitter", "division", "status", "system_name")
 _SOFTWARE = "other_software_stack"
 _NOTES = ("hw_notes", "sw_notes")
@@ -67,6 +96,49 @@ class Description:
 
     fields: dict[str, Any]
     notes: tuple[str, ...]
+
+
+def division_of(fields: Mapping[str, Any]) -> str:
+    """The division of a description as the package checker spells it; the rules' own example has ``Closed``."""
+    return str(fields.get("division")).casefold()
+
+
+def description_complaints(fields: Mapping[str, Any]) -> Iterator[str]:
+    """What the rules or the system description checker forbid in a description, and what no system can have."""
+    for name in _JOINED:
+        if name in fields and not isinstance(fields[name], str):
+            yield f"{name} is {_shown(fields[name])}: write text, {json.dumps(str(fields[name]))[:80]}"
+    if division_of(fields) not in DIVISIONS:
+        yield f"division is {str(fields.get('division'))[:80]!r}, not closed or open"
+    nodes = fields.get("number_of_nodes", "")
+    if nodes != "" and not (count_of(nodes) or 0) > 0:
+        yield f'number_of_nodes is {_shown(nodes)}: write a plain decimal number of at least 1, such as "8"'
+    for name in _PER_NODE:
+        if _NEGATIVE.match(str(fields.get(name))):
+            yield f'{name} is {_shown(fields[name])}: write a number of at least 0, such as "8"'
+
+
+def description_remarks(fields: Mapping[str, Any]) -> Iterator[str]:
+    """What is unusual in a description and forbids nothing."""
+    for name, value in fields.items():
+        if not isinstance(value, str) and name not in (*_JOINED, _SOFTWARE):
+            yield f"{name[:80]} is {_shown(value)}, which is no text"
+    if fields.get("division") != division_of(fields) in DIVISIONS:
+        yield f"division is {_shown(fields['division'])}; the package checker was shown {division_of(fields)!r}"
+    accelerators = fields.get("accelerators_per_node", "")
+    if accelerators != "" and count_of(accelerators) is None:
+        yield f"accelerators_per_node is {_shown(accelerators)}, no plain number: it is not compared with the logs"
+    empty = [name for name in FIELDS if fields.get(name) in ("", {}) and name not in _UNANSWERED]
+    if count_of(accelerators) == 0:
+        empty = [name for name in empty if not name.startswith("accelerator_")]
+    if not fields.get("host_processor_core_count") and not fields.get("host_processor_vcpu_count"):
+        empty.append("host_processor_core_count")
+    if empty:
+        yield f"{', '.join(empty)} left empty: the submission rules ask for a meaningful answer"
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value)[:80]
 
 
 def describe(name: str, system: SystemSettings, submitter: str, doctors: Sequence[Path]) -> Description:
@@ -100,8 +172,10 @@ def describe(name: str, system: SystemSettings, submitter: str, doctors: Sequenc
         "system_name": system.system_name,
         "number_of_nodes": number,
     }
-    empty = [field for field in FIELDS if not fields[field] and field not in _NOTES]
+    empty = [field for field in FIELDS if not fields[field] and field not in (*_NOTES, *_OWN)]
     notes = [f"systems/{name}.json: {', '.join(empty)} left empty; fill in under {where}"] if empty else []
+    if not system.system_name:
+        notes.append(f"systems/{name}.json: system_name is empty; fill in systems.{name}.system_name")
     if not doctors:
         notes.append(f"systems/{name}.json: no file of `doctor` was found; all of it is the submitter's own word")
     return Description(fields, tuple(notes))

@@ -1,12 +1,16 @@
 """Whether a submission agrees with itself: descriptions of systems, logs, code and names of folders.
 
-What one side does not say is not compared, and spelling is not either: organisations are compared by their letters,
-availability by its words. ``submission_platform`` is free text.
+A *disagreement* forbids the result: a sentence of the rules says so, or the two sides cannot both be true. A *remark*
+forbids nothing, because no rule and no checker compares the two sides: who submits, and how available the system is.
+A log cannot be corrected after the run, and published results differ in both. What one side does not say is not
+compared, and spelling is not either: organisations are compared by their letters, availability by its words.
+``submission_platform`` is free text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -69,7 +73,7 @@ def _words(name: str) -> list[str]:
 
 
 def log_disagreements(log: ParsedLog, fields: Mapping[str, Any], where: str) -> Iterator[str]:
-    """What a log says of submitter, division, availability and size that the description of its system contradicts.
+    """What a log says of division and size that the description of its system contradicts.
 
     Args:
         log: of a run on the system.
@@ -79,12 +83,6 @@ def log_disagreements(log: ParsedLog, fields: Mapping[str, Any], where: str) -> 
     division, said = log.division, fields.get("division")
     if isinstance(division, str) and isinstance(said, str) and division.casefold() != said.casefold():
         yield f"{log.path}: is of the {division[:80]!a} division, {where} of the {said[:80]!a} one"
-    logged, described = log.value("submission_status"), fields.get("status")
-    if _contradict(_availability(logged), _availability(described)):
-        yield f"{log.path}: submission_status is {str(logged)[:80]!a}, the status in {where} is {str(described)[:80]!a}"
-    org, submitter = log.value("submission_org"), fields.get("submitter")
-    if isinstance(org, str) and isinstance(submitter, str) and not same_organisation(org, submitter):
-        yield f"{log.path}: submission_org is {org[:80]!a}, the submitter in {where} is {submitter[:80]!a}"
     for key in _COUNTS:
         for event in log.all(key):
             logged_count, count = count_of(event.value), count_of(fields.get(key))
@@ -98,11 +96,26 @@ def _availability(status: object) -> str | None:
     return next((meaning for word, meaning in _AVAILABILITY.items() if word in text), None)
 
 
-def _contradict(logged: str | None, described: str | None) -> bool:
-    """A system that is not for sale yet stands in a cloud or not, too, and its logs may say so instead."""
-    if logged is None or described is None or logged == described:
+def _other_status(logged: object, described: object) -> bool:
+    """Whether two words for availability differ.
+
+    A system that is not for sale yet stands in a cloud or on premises, too, and its logs may say that instead.
+    """
+    log, description = _availability(logged), _availability(described)
+    if log is None or description is None or log == description:
         return False
-    return described not in _NOT_OUT_YET or logged in _NOT_OUT_YET
+    return description not in _NOT_OUT_YET or log in _NOT_OUT_YET
+
+
+def _other_organisation(org: object, submitter: object) -> bool:
+    return isinstance(org, str) and isinstance(submitter, str) and not same_organisation(org, submitter)
+
+
+_REMARKED: tuple[tuple[str, str, Callable[[object, object], bool]], ...] = (
+    ("submission_status", "status", _other_status),
+    ("submission_org", "submitter", _other_organisation),
+)
+"""Key of the log, field of the description, and whether their values differ."""
 
 
 def count_of(value: object) -> int | None:
@@ -122,6 +135,18 @@ def folder_disagreements(folder: ResultFolder, fields: Mapping[str, Any], logs: 
         yield from log_disagreements(log, sized, where)
 
 
+def folder_remarks(folder: ResultFolder, fields: Mapping[str, Any], logs: Sequence[ParsedLog]) -> Iterator[str]:
+    """Where the logs of a folder of results name another submitter or status than the description of its system."""
+    for key, field, differ in _REMARKED:
+        described = fields.get(field)
+        logged = Counter(str(value)[:80] for log in logs if differ(value := log.value(key), described))
+        for text, count in logged.items():
+            yield (
+                f"{key} is {text!a} in {count} of {len(logs)} logs, the {field} in systems/{folder.system}.json is "
+                f"{str(described)[:80]!a}"
+            )
+
+
 def repeated_runs(logs: Mapping[PurePosixPath, ParsedLog]) -> Iterator[str]:
     """Runs that are in two folders of results."""
     names = {log.path: name for name, log in logs.items()}
@@ -133,24 +158,49 @@ def repeated_runs(logs: Mapping[PurePosixPath, ParsedLog]) -> Iterator[str]:
             )
 
 
-def missing_code(content: FoundFiles, folder: ResultFolder) -> Iterator[str]:
-    """Whether the folder's benchmark has code, and a README that says how to launch it."""
-    code = [
-        path
-        for path in content.files
-        if len(path.parts) > 2 and path.parts[0] in _CODE and path.parts[1].casefold() == folder.benchmark.casefold()
-    ]
-    place = f"benchmarks/{folder.benchmark}"
-    if not any(len(path.parts) > 4 and path.parts[2] == "implementations" for path in code):
-        yield f"{folder.path}: its code is missing: there are no files in {place}/implementations/<implementation>/"
-    elif not any(path.name.casefold().startswith("readme") for path in code):
-        yield f"{folder.path}: {place} has no README that says how to launch it"
+def missing_code(
+    content: FoundFiles, folder: ResultFolder, benchmarks: Set[str]
+) -> tuple[Sequence[str], Sequence[str]]:
+    """Whether the benchmark of a folder has code, and a README that says how to launch it.
+
+    Args:
+        content: of the submission.
+        folder: of the results.
+        benchmarks: names of all benchmarks of the submission.
+
+    Returns:
+        complaints, where neither a folder of the benchmark's name has it nor one that no other benchmark is named
+        after; and remarks, where it is in such a folder.
+    """
+    place, own_name = f"benchmarks/{folder.benchmark}", folder.benchmark.casefold()
+    others = {name.casefold() for name in benchmarks} - {own_name}
+    every = [path for path in content.files if len(path.parts) > 1 and path.parts[0] in _CODE]
+    unclaimed = [path for path in every if path.parts[1].casefold() not in others]
+    own = [path for path in unclaimed if len(path.parts) > 2 and path.parts[1].casefold() == own_name]
+    if not any(not _is_readme(path) for path in unclaimed):
+        return [f"its code is missing: there are no files in {place}/implementations/<implementation>/"], []
+    if not any(_is_readme(path) for path in unclaimed):
+        return [f"{place} has no README that says how to launch it"], []
+    if not any(len(path.parts) > 4 and path.parts[2] == "implementations" for path in own):
+        return [], [f"no code is in {place}/implementations/<implementation>/, where the rules have it"]
+    return [], [] if any(map(_is_readme, own)) else [f"{place} has no README that says how to launch it"]
 
 
-def implementation_disagreements(
+def _is_readme(path: PurePosixPath) -> bool:
+    return path.name.casefold().startswith("readme")
+
+
+def implementation_findings(
     tree: Path, content: FoundFiles, folder: ResultFolder, fields: Mapping[str, Any], logs: Sequence[ParsedLog]
-) -> Iterator[str]:
-    """What ``<system>_<implementation>.json`` says against its place, the system's description and the logs."""
+) -> Iterator[tuple[bool, str]]:
+    """What ``<system>_<implementation>.json`` says against its path, the description of the system and the logs.
+
+    The rules do not say what is in this file, published submissions omit it, and no checker reads it. So only the
+    scale, which our launcher takes from the run, can disagree.
+
+    Yields:
+        whether it is a disagreement, and its text.
+    """
     parts = (folder.benchmark.casefold(), "implementations", folder.system)
     for path in content.files:
         place = tuple(part.casefold() if i == 0 else part for i, part in enumerate(path.parts[1:-1]))
@@ -162,14 +212,24 @@ def implementation_disagreements(
         try:
             own = read_object(tree / path)
         except DataError as error:
-            yield str(error)
+            yield False, str(error)
             continue
-        yield from (f"{path}: {text}" for text in _own_disagreements(own, folder, implementation, fields, logs))
+        yield from ((True, f"{path}: {text}") for text in _scale_disagreements(own, folder, fields))
+        yield from ((False, f"{path}: {text}") for text in _own_remarks(own, folder, implementation, fields, logs))
         if not any(each.parts[: len(path.parts) - 1] == (*path.parts[:-2], implementation) for each in content.files):
-            yield f"{path}: there is no code in {path.parent.parent / implementation}"
+            yield False, f"{path}: there is no code in {path.parent.parent / implementation}"
 
 
-def _own_disagreements(
+def _scale_disagreements(own: Mapping[str, Any], folder: ResultFolder, fields: Mapping[str, Any]) -> Iterator[str]:
+    scale = own.get("scale")
+    if isinstance(scale, str) and not folder.weak:
+        for key, part in zip(_COUNTS, scale.split("x"), strict=False):
+            told, described = count_of(part), count_of(fields.get(key))
+            if told is not None and described not in (told, None):
+                yield f"scale is {scale[:80]!a}, {key} in systems/{folder.system}.json is {described}"
+
+
+def _own_remarks(
     own: Mapping[str, Any],
     folder: ResultFolder,
     implementation: str,
@@ -180,15 +240,8 @@ def _own_disagreements(
     for key, value in expected.items():
         if isinstance(own.get(key), str) and own[key] != value:
             yield f"{key} is {own[key][:80]!a}, expected {value!r}"
-    submitters = (own.get("submitter"), fields.get("submitter"))
-    if all(isinstance(each, str) for each in submitters) and not same_organisation(*map(str, submitters)):
-        yield f"submitter is {str(submitters[0])[:80]!a}, systems/{folder.system}.json has {str(submitters[1])[:80]!a}"
-    scale = own.get("scale")
-    if isinstance(scale, str) and not folder.weak:
-        for key, part in zip(_COUNTS, scale.split("x"), strict=False):
-            told, described = count_of(part), count_of(fields.get(key))
-            if told is not None and described not in (told, None):
-                yield f"scale is {scale[:80]!a}, {key} in systems/{folder.system}.json is {described}"
+    if _other_organisation(submitter := own.get("submitter"), described := fields.get("submitter")):
+        yield f"submitter is {str(submitter)[:80]!a}, systems/{folder.system}.json has {str(described)[:80]!a}"
     values = own.get("hyperparameters")
     for key, value in values.items() if isinstance(values, dict) else ():
         other = next((log for log in logs if log.all(key) and log.value(key) != value), None)

@@ -11,7 +11,9 @@ from launched import SYSTEM, Clone, make_repository, submission, write_series, w
 from oracle import kept_answers
 
 from common.mlperf.checker_process import one_checker_process
+from common.submission import mlcommons_checkers
 from common.submission.package import main
+from common.untrusted.confined import Ended
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -71,3 +73,23 @@ def accepted_tree(tmp_path_factory: pytest.TempPathFactory, clone: Clone, series
 def tree(accepted_tree: Path, tmp_path: Path) -> Path:
     """A copy of the accepted tree."""
     return Path(shutil.copytree(accepted_tree, tmp_path / "acme"))
+
+
+CONTENT = """INFO - ALL CHECKS PASSED.
+INFO - System description checker passed
+INFO - RCP test PASSED
+INFO - PACKAGE CHECKER FOUND NO ERRORS, SUCCESS !
+"""
+
+
+@pytest.fixture
+def content_checkers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """MLCommons' checkers accept everything; the names of those that were run."""
+    asked: list[str] = []
+
+    def accept(module: str, *arguments: object, **more: object) -> Ended:
+        asked.append(module)
+        return Ended(0, CONTENT, "")
+
+    monkeypatch.setattr(mlcommons_checkers, "run_confined", accept)
+    return asked

@@ -357,7 +357,14 @@ def test_mistake_in_the_submission_is_named(
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("{", "no valid YAML"), ("", "expected the keys"), ("a: !!python/name:os.system ''", "no valid YAML")],
+    [
+        ("{", "no valid YAML"),
+        ("", "expected the keys"),
+        ("a: !!python/name:os.system ''", "no valid YAML"),
+        ("submitter: a\nsystems: {}\nsubmitter: b", r"acme\.yaml, line 3: .*the key 'submitter' is given twice"),
+        ("systems:\n  x: {division: closed}\n  'x': {}", r"acme\.yaml, line 3: .*the key 'x' is given twice"),
+        ("systems:\n  x:\n    fields: {cooling: air, cooling: air}", r"acme\.yaml, line 3: .*'cooling' is given twice"),
+    ],
 )
 def test_file_that_is_no_submission_is_named(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "acme.yaml").write_text(text)

@@ -113,8 +113,11 @@ BREAKS: dict[str, tuple[Break, Callable[[Path], str], str, str]] = {
                                   whole, SYSTEM_FILE, 'accelerators_per_node is 8: write text, "8"'),
     "field of the description missing": (in_file(SYSTEM_FILE, '"cooling"', '"cooled"'), system, SYSTEM_FILE,
                                          "Missing field cooling"),
-    "division that nobody knows": (in_file(SYSTEM_FILE, '"closed"', '"Closed"'), whole, SYSTEM_FILE,
-                                   "division is 'Closed', not closed or open"),
+    "division that nobody knows": (in_file(SYSTEM_FILE, '"closed"', '"half"'), whole, SYSTEM_FILE,
+                                   "division is 'half', not closed or open"),
+    "one seed twice in a division in capitals": (
+        lambda t: (same_seed(t), in_file(SYSTEM_FILE, '"closed"', '"Closed"')(t)), whole, RESULTS,
+        "Seed checker failed"),
     "name with a space": (lambda t: (t / "benchmarks" / "a file.py").touch(), names_and_sizes, "benchmarks/a file.py",
                           "has a space or begins with a dot"),
     "name with a dot": (lambda t: (t / "benchmarks" / ".hidden").touch(), names_and_sizes, "benchmarks/.hidden",

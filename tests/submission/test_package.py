@@ -213,6 +213,18 @@ def test_open_division_is_accepted_without_the_closed_ones_rules(tmp_path: Path,
     assert json.loads((tmp_path / "acme" / "systems" / f"{SYSTEM}.json").read_text())["division"] == "open"
 
 
+def test_status_that_the_logs_do_not_state_and_an_empty_name_are_noted(
+    tmp_path: Path, clone: Clone, series_of: Series, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = submission()
+    content["systems"][SYSTEM] |= {"status": "Available cloud", "system_name": ""}
+    settings = write_submission(tmp_path / "acme.yaml", content)
+    assert run_package(settings, "4.0.0", tmp_path, clone, str(series_of("resnet"))) == 0
+    out = capsys.readouterr().out
+    assert f"note: submission_status is 'onprem' in 5 of 5 logs, the status in systems/{SYSTEM}.json is 'Ava" in out
+    assert f"note: systems/{SYSTEM}.json: system_name is empty; fill in systems.{SYSTEM}.system_name" in out
+
+
 def test_example_is_a_valid_submission() -> None:
     settings = read_settings(ROOT / "configs" / "submission" / "example.yaml")
     assert settings.submitter == "acme"
@@ -257,6 +269,7 @@ def test_rejected_tree_is_kept_only_on_request(
         ("has space.py", b"x", "'has space.py' has a space in its name"),
         ("weights.bin", b"\0" * (50 * 2**20 + 1), "weights.bin has 50.0 MiB"),
     ],
+    ids=["space", "size"],
 )
 def test_code_that_the_repository_checker_rejects_is_refused_before(
     tmp_path: Path, name: str, content: bytes, message: str

@@ -286,7 +286,7 @@ def test_a_number_of_a_result_far_away_is_no_reason_to_count_to_it(tmp_path: Pat
     for number in (0, 999_999):
         (tmp_path / f"result_{number}.txt").write_text(closed_log("resnet", number))
     (run_set,) = find_run_sets([tmp_path])
-    assert sum(" is missing" in text for text in run_set.complaints) == 20
+    assert sum(" is missing" in text for text in run_set.gaps) == 20
 
 
 def test_a_registry_of_many_series_is_read_quickly(tmp_path: Path) -> None:

@@ -103,6 +103,22 @@ def test_logs_out_of_launch_order_are_noted_and_cannot_be_chosen_from(tmp_path: 
     assert "not in launch order" in found["notes"][0]
 
 
+@pytest.mark.parametrize(
+    ("numbers", "gap"),
+    [((0, 1, 2, 3, 5), 4), ((1, 2, 4, 5, 6), 3), ((2, 3, 4, 5, 6), 1)],
+    ids=["fourth", "third", "first"],
+)
+def test_gap_in_the_numbers_is_noted_and_forbids_a_choice(tmp_path: Path, numbers: tuple[int, ...], gap: int) -> None:
+    numbered_logs(tmp_path, [f"result_{number}.txt" for number in numbers])
+    code, found = summary([tmp_path], tmp_path)
+    assert code == 0
+    assert f"result_{gap}.txt is missing" in found["notes"][0]
+    numbered_logs(tmp_path, [f"result_{number}.txt" for number in (*numbers, 7)])
+    code, found = summary([tmp_path], tmp_path)
+    assert code == 1
+    assert f"result_{gap}.txt is missing" in found["obstacles"][0]
+
+
 @pytest.mark.parametrize("name", ["result_00.txt", "result_0 copy.txt"])
 def test_result_file_that_the_package_checker_would_count_too_prevents_a_score(tmp_path: Path, name: str) -> None:
     numbered_logs(tmp_path, [f"result_{number}.txt" for number in range(5)])

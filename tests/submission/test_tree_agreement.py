@@ -13,36 +13,15 @@ import pytest
 from closed_logs import POINT, event
 from launched import SYSTEM, Clone, first_line_ms, submission, write_series, write_submission
 
-from common.submission import mlcommons_checkers
 from common.submission.checkers import CheckerReport, check_tree, format_report
 from common.submission.package import main as package
 from common.submission.tree_agreement import same_organisation
-from common.untrusted.confined import Ended
 
 Change = Callable[[Path], object]
 RESULTS = f"results/{SYSTEM}/resnet"
 SYSTEM_FILE = f"systems/{SYSTEM}.json"
 IMPLEMENTATIONS = "benchmarks/resnet/implementations"
 IMPLEMENTATION_FILE = f"{IMPLEMENTATIONS}/{SYSTEM}/{SYSTEM}_mlperf_suite.json"
-
-CONTENT = """INFO - ALL CHECKS PASSED.
-INFO - System description checker passed
-INFO - RCP test PASSED
-INFO - PACKAGE CHECKER FOUND NO ERRORS, SUCCESS !
-"""
-
-
-@pytest.fixture
-def content_checkers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """MLCommons' checkers accept everything; the names of those that were run."""
-    asked: list[str] = []
-
-    def accept(module: str, *arguments: object, **more: object) -> Ended:
-        asked.append(module)
-        return Ended(0, CONTENT, "")
-
-    monkeypatch.setattr(mlcommons_checkers, "run_confined", accept)
-    return asked
 
 
 def in_json(name: str, **values: object) -> Change:
@@ -94,23 +73,39 @@ def without_readme(tree: Path) -> None:
         path.unlink()
 
 
+def in_one_log(key: str, old: str, new: str) -> Change:
+    """Another value in the last log."""
+
+    def apply(tree: Path) -> None:
+        log = tree / RESULTS / "result_4.txt"
+        before = log.read_text()
+        log.write_text(before.replace(f'"{key}", "value": "{old}"', f'"{key}", "value": "{new}"'))
+        assert log.read_text() != before
+
+    return apply
+
+
+def renamed(old: str, new: str) -> Change:
+    return lambda tree: (tree / old).rename(tree / new)
+
+
+def readme_elsewhere(tree: Path) -> None:
+    without_readme(tree)
+    (tree / "benchmarks" / "README.md").touch()
+
+
+def code_of_another_benchmark(tree: Path) -> None:
+    """Results of two benchmarks, and code of the second alone."""
+    (tree / f"results/{SYSTEM}/bert").mkdir()
+    (tree / "benchmarks/resnet").rename(tree / "benchmarks/bert")
+
+
 BREAKS: dict[str, tuple[Change, str]] = {
     "division": (in_json(SYSTEM_FILE, division="open"), "is of the 'closed' division, systems/.* of the 'open' one"),
-    "status": (in_json(SYSTEM_FILE, status="Available cloud"),
-               "submission_status is 'onprem', the status in .* is 'Available cloud'"),
-    "submitter": (in_json(SYSTEM_FILE, submitter="Other Inc."), "submission_org is 'acme', the submitter in .* 'Other"),
     "nodes of the log": (in_first_log("number_of_nodes", 3), r"result_0\.txt: number_of_nodes is 3, systems/.* has 2"),
     "nodes of a description": (in_json(SYSTEM_FILE, number_of_nodes="4"),
                                "scale is '2x8', number_of_nodes in systems/.* is 4"),
     "accelerators of the log": (in_first_log("accelerators_per_node", 4), "accelerators_per_node is 4, systems/"),
-    "hyperparameter": (in_json(IMPLEMENTATION_FILE, **{"hyperparameters.lars_opt_base_learning_rate": 9.0}),
-                       "'lars_opt_base_learning_rate' is 9.0, result_0.txt has 10.5"),
-    "system of the implementation": (in_json(IMPLEMENTATION_FILE, system="x"), f"system is 'x', expected '{SYSTEM}'"),
-    "benchmark of the implementation": (in_json(IMPLEMENTATION_FILE, benchmark="x"), "benchmark is 'x', expected"),
-    "submitter of the implementation": (in_json(IMPLEMENTATION_FILE, submitter="x"), "submitter is 'x', systems/"),
-    "implementation that is no JSON": (written(IMPLEMENTATION_FILE, b"{"), "_mlperf_suite.json: is no readable JSON"),
-    "implementation without its code": (lambda t: shutil.rmtree(t / IMPLEMENTATIONS / "mlperf_suite"),
-                                        "there is no code in .*/mlperf_suite"),
     "benchmark of the folder": (lambda t: (t / RESULTS).rename(t / f"results/{SYSTEM}/bert"),
                                 "is of the benchmark 'resnet', but lies in a folder of bert"),
     "runs under two systems": (two_systems, f"{RESULTS}/result_0.txt and .*other.*/result_0.txt are one run|"
@@ -126,7 +121,6 @@ BREAKS: dict[str, tuple[Change, str]] = {
     "name that is no text": (lambda t: os.mkdir(os.fsencode(t / "benchmarks") + b"/\xff"), r"has '\\udcff', a name"),
     "name for a pattern": (lambda t: (t / RESULTS).rename(t / f"results/{SYSTEM}/[r]esnet"), "does not accept a bench"),
     "nested": (deep, "lies more than 32 folders deep"),
-    "logs where nobody looks": (lambda t: shutil.copytree(t / RESULTS, t / f"{RESULTS}/more"), "no checker looks here"),
     "scaling that is not given": (written(f"{RESULTS}/scaling.json", b'{"scaling_factor": 1.01}'),
                                   "has the factor 1.01, but the runs' convergence is not scaled"),
     "scaling that is no JSON": (written(f"{RESULTS}/scaling.json", b"\xff"), "scaling.json: is no readable JSON"),
@@ -138,7 +132,57 @@ BREAKS: dict[str, tuple[Change, str]] = {
     "description that is a folder": (folder_for_description, f"{SYSTEM_FILE} is missing"),
     "log that is empty": (written(f"{RESULTS}/result_1.txt", b""), "was not run: .*result_1.txt: is empty"),
     "log that names a file of rules": (in_first_log("opt_name", "../../x"), "was not run: .*result_0.txt, line 1: opt"),
+    "nodes in words": (in_json(SYSTEM_FILE, number_of_nodes="two"), 'number_of_nodes is "two": write a plain decimal'),
+    "nodes with an exponent": (in_json(SYSTEM_FILE, number_of_nodes="1e3"), 'number_of_nodes is "1e3"'),
+    "nodes in full-width digits": (in_json(SYSTEM_FILE, number_of_nodes="\uff18"), r'number_of_nodes is "\\uff18"'),
+    "nodes with spaces": (in_json(SYSTEM_FILE, number_of_nodes=" 8 "), 'number_of_nodes is " 8 "'),
+    "negative nodes": (in_json(SYSTEM_FILE, number_of_nodes="-1"), 'number_of_nodes is "-1"'),
+    "no nodes": (in_json(SYSTEM_FILE, number_of_nodes="0"), 'number_of_nodes is "0"'),
+    "half a node": (in_json(SYSTEM_FILE, number_of_nodes=0.5), "number_of_nodes is 0.5"),
+    "nodes that are true": (in_json(SYSTEM_FILE, number_of_nodes=True), "number_of_nodes is true"),
+    "negative accelerators": (in_json(SYSTEM_FILE, accelerators_per_node="-8"), 'accelerators_per_node is "-8": write'),
+    "negative accelerators with a space": (in_json(SYSTEM_FILE, accelerators_per_node=" - 8"), 'per_node is " - 8"'),
+    "negative processors": (in_json(SYSTEM_FILE, host_processors_per_node="-2"), 'host_processors_per_node is "-2"'),
+    "division of nobody": (in_json(SYSTEM_FILE, division="half-open"), "division is 'half-open', not closed or open"),
+    "system name that is a number": (in_json(SYSTEM_FILE, system_name=8), "system_name is 8: write text"),
+    "code of another benchmark only": (code_of_another_benchmark, "its code is missing: there are no files in bench"),
 }  # fmt: skip
+
+NOTES: dict[str, tuple[Change, str]] = {
+    "status": (in_json(SYSTEM_FILE, status="Available cloud"),
+               "submission_status is 'onprem' in 5 of 5 logs, the status in systems/.* is 'Available cloud'"),
+    "submitter": (in_json(SYSTEM_FILE, submitter="Other Inc."),
+                  "submission_org is 'acme' in 5 of 5 logs, the submitter in systems/.* is 'Other Inc.'"),
+    "status of one log": (in_one_log("submission_status", "onprem", "cloud"), "submission_status is 'cloud' in 1 of 5"),
+    "submitter of one log": (in_one_log("submission_org", "acme", "other"), "submission_org is 'other' in 1 of 5 logs"),
+    "hyperparameter": (in_json(IMPLEMENTATION_FILE, **{"hyperparameters.lars_opt_base_learning_rate": 9.0}),
+                       "'lars_opt_base_learning_rate' is 9.0, result_0.txt has 10.5"),
+    "system of the implementation": (in_json(IMPLEMENTATION_FILE, system="x"), f"system is 'x', expected '{SYSTEM}'"),
+    "benchmark of the implementation": (in_json(IMPLEMENTATION_FILE, benchmark="x"), "benchmark is 'x', expected"),
+    "submitter of the implementation": (in_json(IMPLEMENTATION_FILE, submitter="x"), "submitter is 'x', systems/"),
+    "implementation that is no JSON": (written(IMPLEMENTATION_FILE, b"{"), "_mlperf_suite.json: is no readable JSON"),
+    "implementation without its code": (lambda t: shutil.rmtree(t / IMPLEMENTATIONS / "mlperf_suite"),
+                                        "there is no code in .*/mlperf_suite"),
+    "logs in a subfolder": (lambda t: shutil.copytree(t / RESULTS, t / f"{RESULTS}/more"),
+                            "/resnet/more/result_0.txt: is not judged and belongs to no result"),
+    "log beside its benchmark": (lambda t: shutil.copy(t / RESULTS / "result_0.txt", t / f"results/{SYSTEM}"),
+                                 f"results/{SYSTEM}/result_0.txt: is not judged"),
+    "log beside the systems": (lambda t: shutil.copy(t / RESULTS / "result_0.txt", t / "results"),
+                               "acme/results/result_0.txt: is not judged"),
+    "code under another spelling": (renamed("benchmarks/resnet", "benchmarks/ResNet-50"),
+                                    "no code is in benchmarks/resnet/implementations/<implementation>/"),
+    "code without implementations": (renamed(IMPLEMENTATIONS, "benchmarks/resnet/code"), "no code is in benchmarks/"),
+    "README beside the benchmarks": (readme_elsewhere, "benchmarks/resnet has no README"),
+    "system without a name": (in_json(SYSTEM_FILE, system_name=""), "system_name left empty: the submission rules ask"),
+    "cooling left empty": (in_json(SYSTEM_FILE, cooling=""), "cooling left empty"),
+    "nodes left empty": (in_json(SYSTEM_FILE, number_of_nodes=""), "number_of_nodes left empty"),
+    "nodes as a number": (in_json(SYSTEM_FILE, number_of_nodes=2), "number_of_nodes is 2, which is no text"),
+    "accelerators in words": (in_json(SYSTEM_FILE, accelerators_per_node="8 (4 cards)"),
+                              'accelerators_per_node is "8 .4 cards.", no plain number'),
+    "division in capitals": (in_json(SYSTEM_FILE, division="Closed"), 'division is "Closed"; the package checker was'),
+    "notes that are a list": (in_json(SYSTEM_FILE, hw_notes=["a"]), 'hw_notes is ."a"., which is no text'),
+}  # fmt: skip
+"""What no rule forbids and no checker refuses: a change, and the words of its note."""
 
 
 def said(tree: Path) -> str:
@@ -155,6 +199,16 @@ def test_a_tree_that_contradicts_itself_is_not_accepted(tree: Path, content_chec
     change(tree)
     text = said(tree)
     assert re.search(words, text), text
+
+
+@pytest.mark.parametrize("name", NOTES)
+def test_what_no_rule_and_no_checker_forbids_is_a_note(tree: Path, content_checkers: list[str], name: str) -> None:
+    change, words = NOTES[name]
+    change(tree)
+    reports = check_tree(tree, "training", "4.0.0")
+    assert [report for report in reports if not report.accepted] == []
+    notes = [format_report(report) for report in reports if report.notes]
+    assert [text for text in notes if re.search(f"note: .*{words}", text)], notes
 
 
 def test_checkers_are_not_shown_a_log_that_names_a_file_of_rules(tree: Path, content_checkers: list[str]) -> None:
@@ -234,4 +288,6 @@ def test_the_factor_is_the_checkers_and_checking_writes_nothing(tmp_path: Path, 
     scaling.write_text('{"scaling_factor": 1.0001}')
     assert "has the factor 1.0001, the RCP check gives 1.0043956" in said(tree)  # 35.15384615 / 35
     scaling.unlink()
-    assert "scaling.json: NOT ACCEPTED\n  - is missing: the runs converged faster" in said(tree)
+    assert said(tree) == ""
+    notes = [note for report in check_tree(tree, "training", "4.0.0") for note in report.notes]
+    assert notes == ["is missing; the package checker writes it, with the factor 1.004396, which the score has"]

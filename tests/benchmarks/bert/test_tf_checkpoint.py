@@ -329,7 +329,9 @@ def test_missing_pytorch_file_is_an_error(tmp_path: Path) -> None:
     assert "there is no such file" in pytorch_message(tmp_path / "none.pt")
 
 
-@pytest.mark.parametrize("content", [b"", b"not a checkpoint", pickle.dumps(print, protocol=2)])
+@pytest.mark.parametrize(
+    "content", [b"", b"not a checkpoint", pickle.dumps(print, protocol=2)], ids=["empty", "text", "function"]
+)
 def test_file_that_is_none_of_pytorchs_is_an_error(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "bad.pt").write_bytes(content)
     assert "not a file of tensors that PyTorch can read" in pytorch_message(tmp_path / "bad.pt")

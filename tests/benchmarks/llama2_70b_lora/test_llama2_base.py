@@ -190,6 +190,7 @@ def test_a_shard_that_is_cut_off_is_named(folder):
         (70).to_bytes(8, "little") + b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}'.ljust(74),
         (70).to_bytes(8, "little") + b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]}}'.ljust(70),
     ],
+    ids=["empty", "short", "huge header", "list", "header cut off", "other size", "negative shape"],
 )  # fmt: skip
 def test_a_file_that_is_no_safetensors_is_named(folder, content):
     path = shards(folder)[0]

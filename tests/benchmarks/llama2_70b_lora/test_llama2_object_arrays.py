@@ -51,7 +51,7 @@ def test_arrays_of_all_integers_and_lists_come_back(tmp_path):
 
 
 @pytest.mark.parametrize("protocol", [3, 4])
-@pytest.mark.parametrize("core", [b"numpy.core.multiarray", b"numpy._core.multiarray"])
+@pytest.mark.parametrize("core", [b"numpy.core.multiarray", b"numpy._core.multiarray"], ids=["older", "newer"])
 def test_files_of_older_and_newer_numpy_are_read(tmp_path, protocol, core):
     array = np.empty(1, object)
     array[0] = {"ids": np.array([3, 4], np.int32)}
@@ -144,6 +144,7 @@ def test_a_garbled_state_of_an_array_is_damage(tmp_path, state):
         b"\x80\x04",
         b"",
     ],
+    ids=["state of a class", "state of a type", "call of a number", "persistent name", "extension", "no end", "empty"],
 )
 def test_broken_pickles_are_damage(tmp_path, pickled):
     file = tmp_path / "a.npy"

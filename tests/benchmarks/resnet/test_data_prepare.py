@@ -105,7 +105,9 @@ def test_stray_bytes_between_segments_change_nothing():
     assert to_rgb_jpeg(stray) is stray
 
 
-@pytest.mark.parametrize("data", [b"", b"\xff\xd8", b"GIF but not really", jpeg()[:20]])
+@pytest.mark.parametrize(
+    "data", [b"", b"\xff\xd8", b"GIF but not really", jpeg()[:20]], ids=["empty", "first bytes", "text", "cut off"]
+)
 def test_no_picture_is_an_error(data):
     with pytest.raises(ValueError, match=r"neither JPEG|without a frame header|no JPEG marker"):
         to_rgb_jpeg(data)

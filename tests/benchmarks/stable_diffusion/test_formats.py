@@ -98,6 +98,19 @@ def test_moments_are_read_whatever_padding_the_header_has(version):
         (b"", r"a\.npy is no array of numpy's"),
         (b"\x93NUMPY\x01\x00\x04\x00{1: ", r"a\.npy is cut off, or no array"),
     ],
+    ids=[
+        "cut off",
+        "longer",
+        "cut off in the middle",
+        "shape",
+        "float16",
+        "byte order",
+        "column order",
+        "objects",
+        "JPEG",
+        "empty",
+        "header",
+    ],
 )
 def test_other_moments_are_refused(content, message):
     with pytest.raises(DataError, match=message):
@@ -192,6 +205,7 @@ def _ours(**changed: np.ndarray) -> bytes:
         (_ours(moments=_moments(), captions=_captions()), r"moments: torch.float32 \(4, 3, 2\), where torch.bfloat16"),
         (_ours(captions=_captions()), r"has captions, and moments are missing"),
     ],
+    ids=["cut off", "first bytes", "empty", "shape of moments", "shape of captions", "type", "no moments"],
 )
 def test_other_samples_are_refused(content, message):
     with pytest.raises(DataError, match=message):

@@ -81,7 +81,7 @@ def test_the_square_is_in_the_middle(extent, first):
     assert found[0, 0].tolist() == list(range(first, first + 16))
 
 
-@pytest.mark.parametrize("data", [b"", b"no picture", picture(30, 20, 1)[:-200]])
+@pytest.mark.parametrize("data", [b"", b"no picture", picture(30, 20, 1)[:-200]], ids=["empty", "text", "cut off"])
 def test_a_damaged_picture_is_an_error(data):
     with pytest.raises(ValueError, match=r"\w"):
         read_picture(data, 16)

@@ -53,6 +53,19 @@ def test_a_table_is_read_as_its_bytes_say(folder):
         (b"image_id\tid\tcaption\n1\t2\t\xff\n", r"val2014_30k\.tsv cannot be read: 'utf-8'"),
         (None, r"val2014_30k\.tsv cannot be read: .*No such file"),
     ],
+    ids=[
+        "empty",
+        "column order",
+        "too few columns",
+        "too many columns",
+        "no columns",
+        "no number",
+        "order",
+        "empty caption",
+        "quote",
+        "no UTF-8",
+        "missing",
+    ],
 )
 def test_other_tables_are_refused(content, message, folder):
     path = folder / "validation/val2014_30k.tsv"

@@ -284,6 +284,7 @@ def _replace_member(root: Path, kind: str, content: bytes) -> None:
         ("pyd", b"\x80\x04}.", r"00000\.tar, sample 0 has nothing, and image_embed is missing"),
         ("safetensors", b"\x02\0\0\0\0\0\0\0{}", r"00000\.tar, sample 0 has nothing, and moments are missing"),
     ],
+    ids=["function", "empty pickle", "empty safetensors"],
 )
 def test_a_bad_sample_is_refused_by_its_name(kind, content, message, tmp_path):
     root = write_prepared(tmp_path / "data", kind, samples=(1,))

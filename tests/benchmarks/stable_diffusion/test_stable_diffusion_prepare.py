@@ -291,6 +291,7 @@ def test_a_sample_without_its_caption_or_picture_is_an_error(copied, tmp_path, k
         ("000010005.jpg", RAW[1]["000010005.jpg"][:-300], r"00001\.tar: 000010005\.jpg is no whole JPEG: .*truncated"),
         ("000010005.jpg", b"<html>", r"00001\.tar: 000010005\.jpg is no whole JPEG"),
     ],
+    ids=["text", "cut off", "no picture"],
 )
 def test_a_damaged_member_is_an_error(copied, tmp_path, name, content, message):
     write_tar(copied / "images/00001.tar", RAW[1] | {name: content})

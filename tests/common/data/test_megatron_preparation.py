@@ -283,6 +283,7 @@ def test_another_tokenizer_is_refused_before_any_work(raw, tmp_path):
         (gzip.compress(b'{"text": 7}\n'), r"line 1 is damaged \(its text is none\)"),
         (gzip.compress(b'{"text": "\xff"}\n'), r"line 1 is damaged"),
     ],
+    ids=["cut off", "not compressed", "no JSON", "no text", "number", "no UTF-8"],
 )
 def test_damaged_text(tmp_path, content, message):
     (tmp_path / "x.json.gz").write_bytes(content)

@@ -82,7 +82,7 @@ def test_an_interrupted_preparation_of_the_same_data_is_continued(tmp_path):
     assert json.loads(state.read_text()) == {"fingerprint": "f"}
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe"], ids=["empty", "cut off", "list", "no UTF-8"])
 def test_a_damaged_state_is_named(tmp_path, content):
     state = tmp_path / "state.json"
     state.write_bytes(content)

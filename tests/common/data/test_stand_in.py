@@ -20,7 +20,7 @@ def test_a_description_is_read_as_it_was_written(tmp_path):
     assert stand_in.description_of(tmp_path) == {"kind": "test", "settings": {"patch": [1, 2]}}
 
 
-@pytest.mark.parametrize("content", [b"", b"a test", b"[]", b"\xff\xfe"])
+@pytest.mark.parametrize("content", [b"", b"a test", b"[]", b"\xff\xfe"], ids=["empty", "text", "list", "no UTF-8"])
 def test_a_damaged_description_is_named(tmp_path, content):
     (tmp_path / "STAND_IN").write_bytes(content)
     with pytest.raises(DataError, match=rf"^{tmp_path}/STAND_IN is damaged \(.*\); generate the stand-in again$"):

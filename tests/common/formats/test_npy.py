@@ -54,7 +54,11 @@ def test_a_header_of_the_second_format_is_read(tmp_path: Path) -> None:
     assert npy.read_header(tmp_path / "a.npy") == npy.Header(FLOAT, (2, 3), False, mapped.offset)
 
 
-@pytest.mark.parametrize("content", [b"", b"\x93NUM", b"\x93NUMPY\x01\x00\x76\x00{'descr", b"no header" * 20])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\x93NUM", b"\x93NUMPY\x01\x00\x76\x00{'descr", b"no header" * 20],
+    ids=["empty", "part of the magic", "part of the header", "text"],
+)
 def test_a_file_without_a_header_is_an_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.npy").write_bytes(content)
     with pytest.raises(ValueError, match=r"magic|EOF"):

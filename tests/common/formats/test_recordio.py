@@ -67,6 +67,16 @@ def test_magic_between_alignments_stays_whole():
 @pytest.mark.parametrize(
     "payload",
     [b"", b"a", MAGIC, MAGIC + MAGIC, b"abcd" + MAGIC, MAGIC + b"ab", b"a" + MAGIC + MAGIC, b"abc" + MAGIC * 3 + b"zz"],
+    ids=[
+        "empty",
+        "one byte",
+        "magic",
+        "magic twice",
+        "magic at the end",
+        "magic at the start",
+        "magic twice, unaligned",
+        "magic three times",
+    ],
 )
 def test_any_payload_comes_back(tmp_path, payload):
     with RecordReader(write(tmp_path, [b"first", payload, b"last"])) as reader:

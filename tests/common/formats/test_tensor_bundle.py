@@ -27,6 +27,7 @@ from tests.common.formats.bundle_writer import write_bundle
         (bytes(range(32)), 0x46DD794E),
         (bytes(range(31, -1, -1)), 0x113FDB5C),
     ],
+    ids=["empty", "digits", "zeros", "ones", "rising", "falling"],
 )
 def test_crc32c_has_its_published_values(data: bytes, expected: int) -> None:
     assert crc32c(data) == expected

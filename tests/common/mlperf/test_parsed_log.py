@@ -128,6 +128,7 @@ def test_file_without_a_log_is_an_error(tmp_path: Path) -> None:
         (bz2.compress(b"a log"), "is compressed; unpack it"),
         (":::MLLOG {}".encode("utf-16"), "is UTF-16 text"),
     ],
+    ids=["empty", "gzip", "xz", "bzip2", "UTF-16"],
 )
 def test_what_a_file_without_a_log_is_instead_is_said(tmp_path: Path, content: bytes, reason: str) -> None:
     (tmp_path / "log").write_bytes(content)

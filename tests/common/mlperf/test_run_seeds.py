@@ -16,7 +16,9 @@ def test_drawn_seeds_are_positive_distinct_and_use_the_upper_bits() -> None:
     assert max(seeds) > 2**31
 
 
-@pytest.mark.parametrize(("entropy", "seed"), [(b"\0" * 8, 1), (b"\xff" * 8, 2**52), (b"\x05" + b"\0" * 7, 6)])
+@pytest.mark.parametrize(
+    ("entropy", "seed"), [(b"\0" * 8, 1), (b"\xff" * 8, 2**52), (b"\x05" + b"\0" * 7, 6)], ids=["zeros", "ones", "5"]
+)
 def test_seed_comes_from_the_operating_system(monkeypatch: pytest.MonkeyPatch, entropy: bytes, seed: int) -> None:
     monkeypatch.setattr(os, "urandom", lambda size: entropy[:size])
     assert draw_seed() == seed

@@ -116,7 +116,8 @@ def test_a_plan_comes_back_from_its_file(tmp_path, how, ranks):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("ranks: [", "no YAML"),
+        ("ranks: [", "plan.yaml, line 1: is no valid YAML"),
+        ("ranks: 2\nranks: 2", "plan.yaml, line 2: is no valid YAML: the key 'ranks' is given twice"),
         ("- a", "has the keys"),
         ("{ranks: 3, tables: {a: [0], b: [1]}}", "a plan of 3 ranks, the tables of this run are on 2"),
         ("{ranks: 2, tables: {a: [0]}}", "no placement of table 'b'"),

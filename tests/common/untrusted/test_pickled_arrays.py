@@ -151,6 +151,14 @@ def test_cut_and_lengthened_pickles_are_damage():
         b"\x80\x04Ptoken\n.",  # a persistent name
         b"\x80\x04\x82\x01.",  # an extension's code
     ],
+    ids=[
+        "state of a class",
+        "attribute of a function",
+        "other codec",
+        "call of a number",
+        "persistent name",
+        "extension",
+    ],
 )
 def test_broken_pickles_are_damage(pickled):
     with pytest.raises(DataError):
