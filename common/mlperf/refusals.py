@@ -104,7 +104,6 @@ REASONS: dict[str, Reason] = {
     "not-finite": Reason("contradiction", "Hyperparameters are finite numbers.", _LOG),
     # A set of runs.
     "benchmarks-mixed": Reason("checker", "All runs of a result are of one benchmark.", "package checker"),
-    "run-refused": Reason("checker", "Every run of a result is accepted.", "package checker"),
     "run-count": Reason("rule", "A result has exactly the number of runs that the rules set.", _RESULTS),
     "runs-not-converged": Reason("rule", "At most one run misses the target (3D U-Net: four).", _RESULTS),
     "data-synthetic": Reason("rule", "Runs use the data set of the reference.", "training rules, data set"),
@@ -140,7 +139,6 @@ REASONS: dict[str, Reason] = {
     ),
     "description-count": Reason("rule", "Numbers of nodes and accelerators are plain decimal numbers.", _DESCRIPTION),
     "description-missing": Reason("checker", "Every system with results has a description.", "package checker"),
-    "descriptions-differ": Reason("contradiction", "The nodes of a system are alike.", _DESCRIPTION),
     "code-missing": Reason("rule", "Every benchmark comes with its code and a README on how to run it.", _CONTENT),
     "folder-of-another": Reason("rule", "Folders of results are named after the logged benchmark.", _LAYOUT),
     "division-differs": Reason("rule", "A result belongs to one division.", "training rules, divisions"),
@@ -150,19 +148,23 @@ REASONS: dict[str, Reason] = {
     "scaling-wrong": Reason("contradiction", "scaling.json holds the factor that the RCP checker computes.", _RCP),
     "checker-refuses": Reason("checker", "MLCommons' checkers accept the submission.", _CHECKERS),
     "submitter-differs": Reason("rule", "A submission holds the results of one organization.", _LAYOUT),
-    "place-taken": Reason("rule", "A submission has one result per system and benchmark, and one code per name.", _LAYOUT),
+    "place-taken": Reason(
+        "rule", "A submission has one result per system and benchmark, and one code per name.", _LAYOUT
+    ),
 }
 """Name of a reason to the reason."""
 
 
 class Refusal(str):
-    """A sentence that says what is refused, and why.
+    """Text that says what is refused, and why.
 
     Attributes:
         reason: name of the reason, a key of :data:`REASONS`.
+        sentence: the text without the sentence of the rules and its source.
     """
 
     reason: str
+    sentence: str
 
     def __new__(cls, reason: str, sentence: str) -> Refusal:
         """Make the refusal; one for a rule ends with the sentence of the rules and its source.
@@ -170,16 +172,17 @@ class Refusal(str):
         Raises:
             KeyError: there is no such reason.
         """
-        entry = REASONS[reason]
-        refusal = super().__new__(cls, _cited(sentence, entry))
-        refusal.reason = reason
+        refusal = super().__new__(cls, _cited(sentence, REASONS[reason]))
+        refusal.reason, refusal.sentence = reason, sentence
         return refusal
 
     def about(self, prefix: str) -> Refusal:
-        """The same refusal with ``prefix`` in front, such as the name of a file."""
-        refusal = super().__new__(type(self), f"{prefix}{self}")
-        refusal.reason = self.reason
-        return refusal
+        """Return the same refusal with ``prefix`` in front, such as the name of a file."""
+        return Refusal(self.reason, f"{prefix}{self.sentence}")
+
+    def without(self, path: str) -> Refusal:
+        """Return the same refusal without the name of a file in front."""
+        return Refusal(self.reason, self.sentence.removeprefix(path).lstrip(":, "))
 
 
 def _cited(sentence: str, entry: Reason) -> str:

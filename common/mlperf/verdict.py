@@ -259,7 +259,7 @@ def _conclude(log: ParsedLog, rules: Rules, findings: Sequence[Finding]) -> Verd
 
     limits: list[str] = []
     if log.stand_in:
-        limits.append(f"the data are synthetic: {NOT_A_RESULT}")
+        limits.append(f"the data are a stand-in: {NOT_A_RESULT}")
         notes += [f"on real data this would be refused: {finding.sentence()}" for finding in tolerated]
     if not success and not refusals:
         limits.append(f"the run did not reach the target (status {log.status})")
@@ -375,7 +375,7 @@ def _set_refusals(logs: Sequence[ParsedLog], verdicts: Sequence[Verdict], rules:
     named = distinct_names([log.path for log in logs])
     for log, verdict in zip(logs, verdicts, strict=True):
         if log.stand_in:
-            found.append(Refusal("data-synthetic", f"{named[log.path]}: the data are synthetic: {NOT_A_RESULT}"))
+            found.append(Refusal("data-synthetic", f"{named[log.path]}: the data are a stand-in: {NOT_A_RESULT}"))
         elif verdict.kind == "format" and (verdict.converged or len(verdict.limits) > 1):
             text = f"{named[log.path]} is not a valid run: {verdict.limits[-1]}"
             found.append(Refusal("cache-not-cleared", text))

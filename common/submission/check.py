@@ -11,7 +11,6 @@ from pathlib import Path
 from common.errors import ConfigError, DataError, printable
 from common.mlperf.checker_process import one_checker_process
 from common.mlperf.parsed_log import ParsedLog
-from common.mlperf.refusals import Refusal
 from common.mlperf.rules import RULESETS, Usage, rules_for
 from common.mlperf.verdict import Verdict, format_verdict
 from common.submission.checkers import check_tree, format_report, result_folders
@@ -26,7 +25,7 @@ def verdict_of_set(scored: Score) -> Verdict:
     rules = scored.rules
     return Verdict(
         "submittable" if scored.minutes is not None else "refused",
-        tuple(Refusal("run-refused", obstacle) for obstacle in scored.obstacles),
+        scored.obstacles,
         scored.notes,
         None if rules is None else rules.log_name,
         None if rules is None else rules.ruleset,

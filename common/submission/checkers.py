@@ -19,6 +19,7 @@ from common.errors import DataError, SuiteError
 from common.mlperf.compliance import inadmissible
 from common.mlperf.parsed_log import ParsedLog, read_log
 from common.mlperf.rcp import has_rcps
+from common.mlperf.refusals import Refusal
 from common.mlperf.rules import Usage, accepted
 from common.submission import layout
 from common.submission.found_files import FoundFiles, find_files
@@ -33,7 +34,7 @@ from common.submission.mlcommons_checkers import (
 )
 from common.submission.source_code import LARGEST_FILE
 from common.submission.staged_copy import scalings, stage
-from common.submission.system_description import DIVISIONS, description_complaints, description_remarks, division_of
+from common.submission.system_description import DIVISIONS, description_refusals, description_remarks, division_of
 from common.submission.tree_agreement import (
     at_most,
     folder_disagreements,
@@ -130,7 +131,7 @@ class _TreeChecker:
         return TreeCheck(tuple(reports), written)
 
     def _not_run(self, checker: str, reason: str) -> CheckerReport:
-        return CheckerReport(checker, self._tree.name, (f"was not run: {reason}",))
+        return CheckerReport(checker, self._tree.name, (Refusal("checker-refuses", f"was not run: {reason}"),))
 
     def _named(self, name: PurePosixPath) -> str:
         return f"{self._tree.name}/{name}"
@@ -141,24 +142,24 @@ class _TreeChecker:
         special = [
             f"{self._named(path)}: {kind}: submissions hold plain files only" for path, kind in content.special.items()
         ]
-        complaints = [*content.unfit, *special]
-        complaints += [f"{self._tree.name}/{text}" for text in layout.missing_parts(content)]
+        complaints = [Refusal("file-unfit", text) for text in (*content.unfit, *special)]
+        complaints += [refusal.about(f"{self._tree.name}/") for refusal in layout.missing_parts(content)]
         notes = at_most(f"{self._tree.name}/{text}" for text in layout.remarks(content))
         return CheckerReport("files", self._tree.name, tuple(at_most(iter(complaints))), tuple(notes))
 
     def _descriptions(self) -> Iterator[CheckerReport]:
         """The system descriptions as we read them; what is none is withheld from the checkers."""
         for path in layout.descriptions(self._content):
-            complaints: list[str] = []
+            complaints: list[Refusal] = []
             notes: list[str] = []
             try:
                 fields = read_object(self._tree / path)
             except DataError as error:
-                complaints = [str(error)]
+                complaints = [Refusal("description-unreadable", str(error))]
                 self._withheld.append(str(error))
             else:
                 self._systems[path.stem] = fields
-                complaints, notes = list(description_complaints(fields)), at_most(description_remarks(fields))
+                complaints, notes = list(description_refusals(fields)), at_most(description_remarks(fields))
             yield CheckerReport("system description", self._named(path), tuple(complaints), tuple(notes))
 
     def _layouts(self) -> Iterator[CheckerReport]:
@@ -166,16 +167,17 @@ class _TreeChecker:
         if not self._folders:
             text = "has no results/<system>/<benchmark> with result_<i>.txt"
             self._withheld.append(f"{self._tree.name}: {text}")
-            yield CheckerReport("layout", self._tree.name, (text,))
+            yield CheckerReport("layout", self._tree.name, (Refusal("part-missing", text),))
         benchmarks = {folder.benchmark for folder in self._folders}
         for folder in self._folders:
             complaints = []
             if folder.system not in self._systems:
                 present = PurePosixPath("systems", f"{folder.system}.json") in self._content.files
                 problem = "is no description of a system" if present else "is missing"
-                complaints.append(f"systems/{folder.system}.json {problem}")
+                complaints.append(Refusal("description-missing", f"systems/{folder.system}.json {problem}"))
             if not accepted(folder.benchmark, self._ruleset):
-                complaints.append(f"ruleset {self._ruleset} does not accept a benchmark named {folder.benchmark}")
+                text = f"ruleset {self._ruleset} does not accept a benchmark named {folder.benchmark}"
+                complaints.append(Refusal("benchmark-unknown", text))
             self._withheld += [f"{self._named(folder.path)}: {text}" for text in complaints]
             missing, notes = missing_code(self._content, folder, benchmarks)
             yield CheckerReport("layout", self._named(folder.path), (*complaints, *missing), tuple(notes))
@@ -203,7 +205,10 @@ class _TreeChecker:
             fields = self._systems.get(folder.system, {})
             logs = [self._logs[name] for name in folder.logs if name in self._logs]
             found = list(implementation_findings(self._tree, self._content, folder, fields, logs))
-            complaints = [*folder_disagreements(folder, fields, logs), *(text for wrong, text in found if wrong)]
+            complaints = [
+                *folder_disagreements(folder, fields, logs),
+                *(Refusal("counts-differ", text) for wrong, text in found if wrong),
+            ]
             notes = [*folder_remarks(folder, fields, logs), *(text for wrong, text in found if not wrong)]
             yield CheckerReport(
                 "agreement", self._named(folder.path), tuple(at_most(iter(complaints))), tuple(at_most(iter(notes)))
@@ -241,7 +246,7 @@ class _TreeChecker:
                 text = f"is missing; the package checker writes it, with the factor {factor:.6f}, which the score has"
                 yield CheckerReport("scaling", self._named(name), (), (text,))
                 continue
-            complaint = scaling_complaint(self._tree / name, factor)
+            complaint = scaling_refusal(self._tree / name, factor)
             yield CheckerReport("scaling", self._named(name), () if complaint is None else (complaint,))
 
 
@@ -252,8 +257,8 @@ def _folder_for_copy() -> tempfile.TemporaryDirectory[str]:
         raise SuiteError(f"there is no folder for a copy of the submission: {error.strerror}") from error
 
 
-def scaling_complaint(path: Path, factor: float | None) -> str | None:
-    """What is wrong with a ``scaling.json``; None if nothing is.
+def scaling_refusal(path: Path, factor: float | None) -> Refusal | None:
+    """Return what is wrong with a ``scaling.json``; None if nothing is.
 
     Args:
         path: the file.
@@ -262,12 +267,13 @@ def scaling_complaint(path: Path, factor: float | None) -> str | None:
     try:
         own = read_object(path)
     except DataError as error:
-        return str(error)
+        return Refusal("scaling-wrong", str(error))
     told = own.get("scaling_factor")
     if set(own) != {"scaling_factor"} or isinstance(told, bool) or not isinstance(told, int | float):
-        return 'is not {"scaling_factor": <number>}, as the package checker writes it'
+        return Refusal("scaling-wrong", 'is not {"scaling_factor": <number>}, as the package checker writes it')
     if factor is None:
-        return f"has the factor {told}, but the runs' convergence is not scaled: remove it"
+        text = f"has the factor {told}, but the runs' convergence is not scaled: remove it"
+        return Refusal("scaling-wrong", text)
     if not math.isclose(told, factor, rel_tol=1e-9):
-        return f"has the factor {told}, the RCP check gives {factor}"
+        return Refusal("scaling-wrong", f"has the factor {told}, the RCP check gives {factor}")
     return None

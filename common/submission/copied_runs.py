@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from common.mlperf.parsed_log import Evaluation, ParsedLog
+from common.mlperf.refusals import Refusal
 
 TELLING_VALUES = 6
 """Different values that a curve must have for it to be its run's alone."""
@@ -31,11 +32,14 @@ def copied_runs(logs: Sequence[ParsedLog]) -> list[tuple[ParsedLog, ParsedLog]]:
     return found
 
 
-def copy_complaints(logs: Sequence[ParsedLog]) -> list[str]:
-    """A sentence for each pair of :func:`copied_runs`."""
+def copy_refusals(logs: Sequence[ParsedLog]) -> list[Refusal]:
+    """Return a refusal for each pair of :func:`copied_runs`."""
     return [
-        f"{copy.path} and {owner.path} are one run: their evaluations or times agree to the millisecond; a result "
-        "counts each run once"
+        Refusal(
+            "run-copied",
+            f"{copy.path} and {owner.path} are one run: their evaluations or times agree to the millisecond; a result "
+            "counts each run once",
+        )
         for owner, copy in copied_runs(logs)
     ]
 

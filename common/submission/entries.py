@@ -8,6 +8,7 @@ from pathlib import Path
 
 from common.errors import ConfigError
 from common.launch.series import Begin
+from common.mlperf.refusals import Refusal
 from common.mlperf.rules import Rules
 from common.submission.score import Score, score
 from common.submission.settings import ResultSettings, SubmissionSettings
@@ -88,14 +89,14 @@ def _run_sets(settings: ResultSettings) -> list[RunSet]:
     return named
 
 
-def refusals(entries: Sequence[Entry], settings: SubmissionSettings) -> list[str]:
-    """Everything that forbids packaging the entries, each naming file and reason; empty if nothing does."""
+def refusals(entries: Sequence[Entry], settings: SubmissionSettings) -> list[Refusal]:
+    """Return everything that forbids packaging the entries, each naming file and reason; empty if nothing does."""
     found = [text for entry in entries for text in _of_entry(entry, settings)]
     scored = [entry for entry in entries if entry.score.rules is not None]
     return list(dict.fromkeys([*found, *_conflicts(scored)]))
 
 
-def _of_entry(entry: Entry, settings: SubmissionSettings) -> list[str]:
+def _of_entry(entry: Entry, settings: SubmissionSettings) -> list[Refusal]:
     found = [*entry.score.obstacles, *_code_refusals(entry)]
     division = settings.systems[entry.system].division
     for run in entry.score.runs:
@@ -103,24 +104,25 @@ def _of_entry(entry: Entry, settings: SubmissionSettings) -> list[str]:
         if run.log is None:
             continue
         if run.log.division != division:
-            found.append(
-                f"{path}: is of the {run.log.division} division, systems.{entry.system}.division is {division}"
-            )
+            text = f"{path}: is of the {run.log.division} division, systems.{entry.system}.division is {division}"
+            found.append(Refusal("division-differs", text))
         org = run.log.value("submission_org")
         if org is not None and not settings.is_org(str(org)):
             expected = settings.submission_org or settings.submitter
-            found.append(
+            text = (
                 f"{path}: was submitted by {org!r} (submission_org), the submission is {expected!r}'s; if they are the "
                 "same, give submission_org in the submission's file"
             )
+            found.append(Refusal("submitter-differs", text))
         if (size := path.stat().st_size) > LARGEST_FILE:
-            found.append(f"{path}: has {size / 2**20:.1f} MiB; the repository checker rejects files above 50")
+            text = f"{path}: has {size / 2**20:.1f} MiB; the repository checker rejects files above 50"
+            found.append(Refusal("file-unfit", text))
     return found
 
 
-def contradicted_descriptions(entries: Sequence[Entry], descriptions: Mapping[str, Description]) -> list[str]:
-    """What the logs, and the scale that they were launched with, say against the descriptions of their systems."""
-    found: list[str] = []
+def contradicted_descriptions(entries: Sequence[Entry], descriptions: Mapping[str, Description]) -> list[Refusal]:
+    """Return what the logs, and the scale of their launch, say against the descriptions of their systems."""
+    found: list[Refusal] = []
     for entry in entries:
         fields, where = descriptions[entry.system].fields, f"the description of {entry.system}"
         for run in entry.score.runs:
@@ -131,27 +133,31 @@ def contradicted_descriptions(entries: Sequence[Entry], descriptions: Mapping[st
             for name, launched in (("number_of_nodes", nodes), ("accelerators_per_node", ranks)):
                 stated_count = count_of(fields[name])
                 if stated_count is not None and stated_count != int(launched):
-                    found.append(
+                    text = (
                         f"{entry.score.run_set.name}: was launched with the scale {entry.begin.scale}, but {name} in "
                         f"{where} is {fields[name]}: say in the submission's fields which is right"
                     )
+                    found.append(Refusal("counts-differ", text))
     return list(dict.fromkeys(found))
 
 
-def _code_refusals(entry: Entry) -> list[str]:
+def _code_refusals(entry: Entry) -> list[Refusal]:
     if entry.settings.code is not None:
         return []
     name = entry.score.run_set.name
     if entry.begin is None:
-        return [f"{name}: has no runs.jsonl that tells the commit: name the folder of its code (results.code)"]
+        text = f"{name}: has no runs.jsonl that tells the commit: name the folder of its code (results.code)"
+        return [Refusal("source-unknown", text)]
     if entry.begin.commit is None or entry.begin.dirty is None:
-        return [f"{name}: runs.jsonl does not know the commit, or whether the source differed from it: launch from a "
-                "clone"]  # fmt: skip
+        text = (
+            f"{name}: runs.jsonl does not know the commit, or whether the source differed from it: launch from a clone"
+        )
+        return [Refusal("source-unknown", text)]
     return []
 
 
-def _conflicts(entries: Sequence[Entry]) -> list[str]:
-    """Two results for one folder, two codes for one implementation, training and HPC together."""
+def _conflicts(entries: Sequence[Entry]) -> list[Refusal]:
+    """Return two results for one folder, two codes for one implementation, training and HPC together."""
     places: dict[tuple[str, str], Entry] = {}
     codes: dict[tuple[str, str], Entry] = {}
     found = []
@@ -159,18 +165,21 @@ def _conflicts(entries: Sequence[Entry]) -> list[str]:
         name, benchmark = entry.score.run_set.name, entry.benchmark
         other = places.setdefault((entry.system, benchmark), entry)
         if other is not entry:
-            found.append(
+            text = (
                 f"{other.score.run_set.name} and {name} are both {benchmark} on {entry.system}: a submission has one "
                 "result of each; name the series, or another system"
             )
+            found.append(Refusal("place-taken", text))
         other = codes.setdefault((entry.implementation, benchmark), entry)
         if _code(other) != _code(entry):
-            found.append(
+            text = (
                 f"{other.score.run_set.name} ran {_code(other)}, {name} ran {_code(entry)}: one implementation of "
                 f"{benchmark} has one code; give one of them another implementation name"
             )
+            found.append(Refusal("place-taken", text))
         if entry.rules.usage != entries[0].rules.usage:
-            found.append(f"{name}: {benchmark} is of the {entry.rules.usage} rounds; submit it by itself")
+            text = f"{name}: {benchmark} is of the {entry.rules.usage} rounds; submit it by itself"
+            found.append(Refusal("checker-refuses", text))
     return found
 
 

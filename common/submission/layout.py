@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from common.mlperf.refusals import Refusal
 from common.submission.found_files import FoundFiles
 from common.submission.sources import RESULT
 
@@ -82,13 +83,13 @@ def descriptions(content: FoundFiles) -> list[PurePosixPath]:
     return [path for path in content.within(PurePosixPath("systems")) if path.suffix == ".json"]
 
 
-def missing_parts(content: FoundFiles) -> Iterator[str]:
-    """The folders ``results`` and ``systems``, where they are missing or files; ``special`` names links and pipes."""
+def missing_parts(content: FoundFiles) -> Iterator[Refusal]:
+    """Yield ``results`` and ``systems`` where they are missing or files; ``special`` names links and pipes."""
     for name, purpose in PARTS.items():
         path = PurePosixPath(name)
         if path not in content.folders and path not in content.special:
             kind = "is a file" if path in content.files else "is missing"
-            yield f"{name} {kind}: a submission has a folder of this name, with {purpose}"
+            yield Refusal("part-missing", f"{name} {kind}: a submission has a folder of this name, with {purpose}")
 
 
 def remarks(content: FoundFiles) -> Iterator[str]:

@@ -11,11 +11,12 @@ All but the repository checker, which looks at names and sizes only, are shown a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import printable
+from common.mlperf.refusals import Refusal
 from common.mlperf.rules import Usage
 from common.untrusted.confined import run_confined
 
@@ -38,7 +39,7 @@ class CheckerReport:
 
     checker: str
     subject: str
-    complaints: tuple[str, ...]
+    complaints: tuple[Refusal, ...]
     notes: tuple[str, ...] = ()
 
     @property
@@ -97,6 +98,10 @@ def _unsaid(output: Output, what: str) -> str:
     return f"does not say that {what}: {output.text.strip()[-200:]}"
 
 
+def _refusals(complaints: Iterable[str]) -> tuple[Refusal, ...]:
+    return tuple(Refusal("checker-refuses", text) for text in dict.fromkeys(complaints))
+
+
 def check_names_and_sizes(tree: Path, usage: Usage, ruleset: str) -> CheckerReport:
     """The repository checker, on a submitter's folder. Its rules are the same in every round; it knows 2.0.0 on."""
     known = max(ruleset, _OLDEST_OF_THE_REPOSITORY_CHECKER)
@@ -109,7 +114,7 @@ def check_names_and_sizes(tree: Path, usage: Usage, ruleset: str) -> CheckerRepo
             complaints += [f"{name.strip()}: {_repository_words(title)}" for name in files.splitlines()]
     if not complaints and not output.says("ALL CHECKS PASSED"):
         complaints.append(_unsaid(output, "all checks passed"))
-    return CheckerReport("repo_checker", tree.name, tuple(complaints))
+    return CheckerReport("repo_checker", tree.name, _refusals(complaints))
 
 
 def _repository_words(title: str) -> str:
@@ -126,7 +131,7 @@ def check_system(tree: Path, path: Path, usage: Usage, ruleset: str) -> CheckerR
         complaints.append(death)
     if not complaints and not output.says("System description checker passed"):
         complaints.append(_unsaid(output, "it passed"))
-    return CheckerReport("system_desc_checker", _name(tree, path), tuple(complaints))
+    return CheckerReport("system_desc_checker", _name(tree, path), _refusals(complaints))
 
 
 def check_convergence(tree: Path, folder: Path, usage: Usage, ruleset: str) -> CheckerReport:
@@ -137,7 +142,7 @@ def check_convergence(tree: Path, folder: Path, usage: Usage, ruleset: str) -> C
         complaints.append(death)
     if not complaints and not output.says("RCP test PASSED"):
         complaints.append(_unsaid(output, "the RCP test passed"))
-    return CheckerReport("rcp_checker", _name(tree, folder), tuple(complaints))
+    return CheckerReport("rcp_checker", _name(tree, folder), _refusals(complaints))
 
 
 def check_package(tree: Path, usage: Usage, ruleset: str) -> CheckerReport:
@@ -149,7 +154,7 @@ def check_package(tree: Path, usage: Usage, ruleset: str) -> CheckerReport:
         complaints.append(death)
     if not complaints and not passed:
         complaints.append(_unsaid(output, "it found no errors"))
-    return CheckerReport("package_checker", tree.name, tuple(dict.fromkeys(complaints)))
+    return CheckerReport("package_checker", tree.name, _refusals(complaints))
 
 
 def _package_complaints(output: Output, passed: bool) -> Iterator[str]:

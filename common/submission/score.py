@@ -18,6 +18,7 @@ from common.errors import ConfigError
 from common.mlperf.checker_process import one_checker_process
 from common.mlperf.parsed_log import ParsedLog
 from common.mlperf.rcp import Reference, Window, convergence_of, olympic_mean, pick_window, reference_at
+from common.mlperf.refusals import Refusal
 from common.mlperf.rules import Rules, rules_for
 from common.mlperf.verdict import (
     NOT_A_RESULT,
@@ -28,7 +29,7 @@ from common.mlperf.verdict import (
     judge_log,
     judge_together,
 )
-from common.submission.copied_runs import copy_complaints
+from common.submission.copied_runs import copy_refusals
 from common.submission.registry_evidence import log_contradictions, verdict_contradiction
 from common.submission.sources import RunSet
 
@@ -77,7 +78,7 @@ class Score:
     reference: Reference | None
     convergence: float | None
     factor: float | None
-    obstacles: tuple[str, ...]
+    obstacles: tuple[Refusal, ...]
     notes: tuple[str, ...]
 
     @property
@@ -140,7 +141,8 @@ def _score(run_set: RunSet, version: str | None) -> Score:
     runs = tuple(_scored(number, verdict, rules) for number, verdict in zip(run_set.numbers, verdicts, strict=True))
     if not run_set.declared_together:
         reason = f"{run_set.name}: they were not launched as one series; name the logs of a result, in launch order"
-        return Score(run_set, runs, rules, None, None, None, None, (reason,), ())
+        refusal = Refusal("not-consecutive", reason)
+        return Score(run_set, runs, rules, None, None, None, None, (refusal,), ())
     obstacles = [*run_set.complaints, *_registry_obstacles(run_set, runs), *_obstacles(run_set.name, runs, rules)]
     notes = [*run_set.notes]
     if version is not None and run_set.ruleset not in (None, version):
@@ -149,7 +151,7 @@ def _score(run_set: RunSet, version: str | None) -> Score:
     if run_set.series is not None or (rules is not None and len(runs) > rules.runs):
         obstacles += disorder
     else:  # published results are in no order, and without a choice of runs it changes nothing
-        notes += disorder
+        notes += [each.sentence for each in disorder]
     if rules is None or len(runs) < rules.runs:
         return Score(run_set, runs, rules, None, None, None, None, tuple(obstacles), tuple(notes))
     window = pick_window([run.verdict.minutes for run in runs], rules.runs, rules.dropped)
@@ -157,7 +159,7 @@ def _score(run_set: RunSet, version: str | None) -> Score:
     factor = None
     if not obstacles:
         verdict = judge_together([run.verdict for run in chosen], rules.ruleset)
-        obstacles += [f"{run_set.name}: {reason}" for reason in verdict.reasons]
+        obstacles += [refusal.about(f"{run_set.name}: ") for refusal in verdict.refusals]
         notes += verdict.notes
         factor = verdict.score / window.score if verdict.score is not None and window.score > 0 else None
     return Score(
@@ -222,29 +224,30 @@ def _scored(number: int, verdict: Verdict, rules: Rules | None) -> ScoredRun:
     return ScoredRun(number, verdict, log, convergence)
 
 
-def _obstacles(name: str, runs: tuple[ScoredRun, ...], rules: Rules | None) -> list[str]:
-    """What is wrong with the runs before any are chosen."""
+def _obstacles(name: str, runs: tuple[ScoredRun, ...], rules: Rules | None) -> list[Refusal]:
+    """Return what is wrong with the runs before any are chosen."""
     if not runs:
-        return [f"{name}: has no runs"]
+        return [Refusal("run-count", f"{name}: has no runs")]
     found = []
     for run in runs:
         path = run.verdict.paths[0]
         if run.verdict.kind == "refused":
-            own = (reason.removeprefix(str(path)).lstrip(":, ") for reason in run.verdict.reasons)
-            found += [f"{path} is refused: {reason}" for reason in own]
+            own = (refusal.without(str(path)) for refusal in run.verdict.refusals)
+            found += [refusal.about(f"{path} is refused: ") for refusal in own]
         if run.log is not None and run.log.stand_in:
-            found.append(f"{path}: the data are a stand-in: {NOT_A_RESULT}")
+            found.append(Refusal("data-synthetic", f"{path}: the data are a stand-in: {NOT_A_RESULT}"))
     logs = [run.log for run in runs if run.log is not None]
-    found += copy_complaints(logs)
+    found += copy_refusals(logs)
     if rules is not None:
-        found += [f"{name}: {reason}" for reason in contradictions(logs, rules)]
+        found += [refusal.about(f"{name}: ") for refusal in contradictions(logs, rules)]
         if len(runs) < rules.runs:
-            found.append(f"{name}: a result of {rules.log_name} needs {rules.runs} runs, these are {len(runs)}")
+            text = f"{name}: a result of {rules.log_name} needs {rules.runs} runs, these are {len(runs)}"
+            found.append(Refusal("run-count", text))
     return found
 
 
-def _registry_obstacles(run_set: RunSet, runs: tuple[ScoredRun, ...]) -> list[str]:
-    """What the logs of a series say against its ``runs.jsonl``."""
+def _registry_obstacles(run_set: RunSet, runs: tuple[ScoredRun, ...]) -> list[Refusal]:
+    """Return what the logs of a series say against its ``runs.jsonl``."""
     if run_set.series is None:
         return []
     found: list[str] = []
@@ -257,15 +260,16 @@ def _registry_obstacles(run_set: RunSet, runs: tuple[ScoredRun, ...]) -> list[st
         if run.verdict.ruleset == experiment.begin.ruleset:
             changed = verdict_contradiction(experiment, run.log, run.verdict.kind)
             found += [] if changed is None else [changed]
-    return found
+    return [Refusal("registry-contradiction", text) for text in found]
 
 
-def _misordered(name: str, runs: tuple[ScoredRun, ...]) -> list[str]:
-    """Whether a log begins before the one that is said to have been launched before it; the first such pair."""
+def _misordered(name: str, runs: tuple[ScoredRun, ...]) -> list[Refusal]:
+    """Return the first log that begins before the one that is said to have been launched before it."""
     begun = [(run.verdict.paths[0], run.log.events[0].time_ms) for run in runs if run.log is not None]
     for (before, earlier), (path, time_ms) in pairwise(begun):
         if time_ms < earlier:
-            return [f"{name}: {path.name} began before {before.name}: the logs are not in launch order"]
+            text = f"{name}: {path.name} began before {before.name}: the logs are not in launch order"
+            return [Refusal("not-consecutive", text)]
     return []
 
 

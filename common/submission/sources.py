@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from common.errors import DataError
 from common.launch.series import RUNS_FILE, Experiment, Series, read_runs
 from common.mlperf.parsed_log import TOKEN, read_log
+from common.mlperf.refusals import Refusal
 from common.submission.found_files import find_files
 from common.submission.registry_evidence import own_contradictions
 from common.untrusted.regular_file import open_regular
@@ -55,9 +56,9 @@ class RunSet:
     name: str
     logs: tuple[Path, ...]
     numbers: tuple[int, ...]
-    complaints: tuple[str, ...] = ()
+    complaints: tuple[Refusal, ...] = ()
     notes: tuple[str, ...] = ()
-    gaps: tuple[str, ...] = ()
+    gaps: tuple[Refusal, ...] = ()
     series: Series | None = None
     ruleset: str | None = None
     declared_together: bool = True
@@ -115,7 +116,8 @@ def _below_registry(folders: Sequence[Path]) -> Iterator[str]:
 
 def _beside_registry(run_set: RunSet, registry: Path) -> RunSet:
     """Logs beside a registry without being in it: runs picked from a series would look like a whole one."""
-    complaint = f"{run_set.logs[0] if run_set.logs else run_set.name}: lies beside {registry}, which does not name it"
+    first = run_set.logs[0] if run_set.logs else run_set.name
+    complaint = Refusal("registry-contradiction", f"{first}: lies beside {registry}, which does not name it")
     return replace(run_set, complaints=(*run_set.complaints, complaint))
 
 
@@ -151,7 +153,7 @@ def _in_results(folder: Path) -> list[RunSet]:
     for name in names:
         if found := _OF_RUN.fullmatch(name):
             on_disk.setdefault(found[1], set()).add(int(found[2]))
-    strays = tuple(_stray_complaints(folder, names, {series.name for series in known}))
+    strays = tuple(_stray_refusals(folder, names, {series.name for series in known}))
     return [of_series(series, on_disk.get(series.name, set()), strays) for series in known]
 
 
@@ -165,12 +167,13 @@ def of_logs(logs: Sequence[Path]) -> RunSet:
     return RunSet(name, tuple(logs), tuple(range(1, len(logs) + 1)), tuple(complaints))
 
 
-def _picked(logs: Sequence[Path]) -> Iterator[str]:
+def _picked(logs: Sequence[Path]) -> Iterator[Refusal]:
     """Logs of a series that are named one by one: what else the series has would not be seen."""
     for log in logs:
         for folder in dict.fromkeys((log.parent, log.parent.parent)):
             if os.path.lexists(folder / RUNS_FILE):
-                yield f"{log}: is beside or below {folder / RUNS_FILE}: name the folder, which tells of all its runs"
+                text = f"{log}: is beside or below {folder / RUNS_FILE}: name the folder, so that all runs are counted"
+                yield Refusal("not-consecutive", text)
                 return
 
 
@@ -180,24 +183,29 @@ def _of_names(folder: Path, names: Sequence[PurePosixPath]) -> RunSet:
     for name in sorted(path.name for path in names if path.match("result_*.txt")):
         path, found = folder / name, RESULT.fullmatch(name)
         if found is None:
-            complaints.append(f"{path}: its name is not result_<i>.txt, but the package checker counts it: rename it")
+            text = f"{path}: its name is not result_<i>.txt, but the package checker counts it: rename it"
+            complaints.append(Refusal("result-name", text))
         elif (other := numbered.setdefault(int(found[1]), path)) is not path:
-            complaints.append(f"{other} and {name} have the same number: remove or renumber one")
+            text = f"{other} and {name} have the same number: remove or renumber one"
+            complaints.append(Refusal("result-name", text))
     numbers = sorted(numbered)
     absent = (n for n in range(min(1, numbers[0]), numbers[-1]) if n not in numbered)
-    gaps = tuple(f"{folder / f'result_{number}.txt'} is missing" for number in islice(absent, NAMED_AT_MOST))
+    gaps = tuple(
+        Refusal("not-consecutive", f"{folder / f'result_{number}.txt'} is missing")
+        for number in islice(absent, NAMED_AT_MOST)
+    )
     logs = [numbered[number] for number in numbers]
     complaints += [*_links(logs), *_same_files(logs), *_picked(logs)]
     return RunSet(str(folder), tuple(logs), tuple(numbers), tuple(complaints), gaps=gaps, follow=False)
 
 
-def _links(logs: Sequence[Path]) -> Iterator[str]:
+def _links(logs: Sequence[Path]) -> Iterator[Refusal]:
     for path in logs:
         if os.path.islink(path):
-            yield f"{path} is a link: put the log itself there"
+            yield Refusal("log-is-link", f"{path} is a link: put the log itself there")
 
 
-def _same_files(logs: Sequence[Path]) -> Iterator[str]:
+def _same_files(logs: Sequence[Path]) -> Iterator[Refusal]:
     """Logs that are one file under two names."""
     seen: dict[tuple[int, int], Path] = {}
     for path in logs:
@@ -207,10 +215,10 @@ def _same_files(logs: Sequence[Path]) -> Iterator[str]:
             continue  # reading it says so
         other = seen.setdefault((status.st_dev, status.st_ino), path)
         if other is not path:
-            yield f"{path} and {other} are one file: a result counts each run once"
+            yield Refusal("file-twice", f"{path} and {other} are one file: a result counts each run once")
 
 
-def of_series(series: Series, on_disk: Set[int] = frozenset(), strays: Sequence[str] = ()) -> RunSet:
+def of_series(series: Series, on_disk: Set[int] = frozenset(), strays: Sequence[Refusal] = ()) -> RunSet:
     """The set of a series' runs, with everything that ``runs.jsonl`` and the files beside it say against it.
 
     Args:
@@ -222,14 +230,14 @@ def of_series(series: Series, on_disk: Set[int] = frozenset(), strays: Sequence[
     left_out = [run for run in series.experiments if run.end is not None and run.end.status == "not started"]
     runs = [run for run in series.experiments if run.end is None or run.end.status != "not started"]
     complaints = [
-        *_count_complaints(series, where, len(runs), on_disk),
+        *_count_refusals(series, where, len(runs), on_disk),
         *strays,
-        *_change_complaints(series, where),
-        *own_contradictions(series),
+        *_change_refusals(series, where),
+        *(Refusal("registry-contradiction", text) for text in own_contradictions(series)),
         *_links([run.log for run in series.experiments]),
         *_same_files([run.log for run in series.experiments]),
-        *(text for run in runs for text in _run_complaints(run, where)),
-        *(text for run in left_out for text in _not_started_complaints(run, where)),
+        *(refusal for run in runs for refusal in _run_refusals(run, where)),
+        *(refusal for run in left_out for refusal in _not_started_refusals(run, where)),
     ]
     notes = [
         f"experiment {run.begin.experiment} never started the clock: it is no run and does not count"
@@ -247,28 +255,31 @@ def of_series(series: Series, on_disk: Set[int] = frozenset(), strays: Sequence[
     )
 
 
-def _count_complaints(series: Series, where: Path, ran: int, on_disk: Set[int]) -> list[str]:
+def _count_refusals(series: Series, where: Path, ran: int, on_disk: Set[int]) -> list[Refusal]:
     """Whether every experiment that there was is remembered, and as many ran as were declared."""
     numbers = {run.begin.experiment for run in series.experiments}
     gaps = {n for n in range(1, max(numbers)) if n not in numbers}
     missing = sorted(gaps | (on_disk - numbers - {0}))
     complaints = [
-        f"{where}: experiment {number} of {series.name} is missing" for number in islice(missing, NAMED_AT_MOST)
+        Refusal("registry-contradiction", f"{where}: experiment {number} of {series.name} is missing")
+        for number in islice(missing, NAMED_AT_MOST)
     ]
     if ran < series.declared:
-        complaints.append(
+        text = (
             f"{where}: {series.name} was declared with {series.declared} experiments, {ran} ran: launch the other "
             f"{series.declared - ran} in the same series"
         )
+        complaints.append(Refusal("declared-count", text))
     if ran > series.declared:
-        complaints.append(
+        text = (
             f"{where}: {series.name} was declared with {series.declared} experiments, {ran} ran: runs that were added "
             "later cannot be chosen from"
         )
+        complaints.append(Refusal("declared-count", text))
     return complaints
 
 
-def _stray_complaints(folder: Path, names: Sequence[str], known: Set[str]) -> Iterator[str]:
+def _stray_refusals(folder: Path, names: Sequence[str], known: Set[str]) -> Iterator[Refusal]:
     """Logs of runs of which ``runs.jsonl`` knows not even the series: its lines were taken out.
 
     Only names as a launcher gives them are looked at, ``<series>_<i>.log``; a folder's ``result_<i>.txt`` are judged as
@@ -283,10 +294,11 @@ def _stray_complaints(folder: Path, names: Sequence[str], known: Set[str]) -> It
         except DataError:
             continue  # no file that a launcher made
         if stray:
-            yield f"{folder / name}: is the log of a run, but {RUNS_FILE} has no experiment with it"
+            text = f"{folder / name}: is the log of a run, but {RUNS_FILE} has no experiment with it"
+            yield Refusal("registry-contradiction", text)
 
 
-def _change_complaints(series: Series, where: Path) -> list[str]:
+def _change_refusals(series: Series, where: Path) -> list[Refusal]:
     """What changed within the series though it must not, and seeds that did not change though they must."""
     first = series.experiments[0].begin
     complaints = []
@@ -295,45 +307,49 @@ def _change_complaints(series: Series, where: Path) -> list[str]:
         for name in ("configuration", "commit", "benchmark", "scale", "ruleset"):
             before, now = getattr(first, name), getattr(begin, name)
             if before != now:
-                complaints.append(
+                text = (
                     f"{where}: the {name} changed within {series.name}: {before} in experiment {first.experiment}, "
                     f"{now} in experiment {begin.experiment}"
                 )
+                complaints.append(Refusal("series-changed", text))
         if begin.dirty:
-            complaints.append(
-                f"{where}: experiment {begin.experiment} ran a source that differs from its commit (dirty)"
-            )
+            text = f"{where}: experiment {begin.experiment} ran a source that differs from its commit (dirty)"
+            complaints.append(Refusal("source-unknown", text))
     seen: dict[int, int] = {}
     for run in series.experiments:
         if run.begin.seed in seen:
-            complaints.append(
+            text = (
                 f"{where}: experiments {seen[run.begin.seed]} and {run.begin.experiment} have the same seed "
                 f"{run.begin.seed}"
             )
+            complaints.append(Refusal("seed-repeated", text))
         seen.setdefault(run.begin.seed, run.begin.experiment)
     return complaints
 
 
-def _run_complaints(run: Experiment, where: Path) -> list[str]:
+def _run_refusals(run: Experiment, where: Path) -> list[Refusal]:
     """Whether the log of a run is there, and its end."""
     number = run.begin.experiment
     if not os.path.lexists(run.log):
-        return [f"{run.log} is missing: {where} has experiment {number}"]
+        return [Refusal("run-without-end", f"{run.log} is missing: {where} has experiment {number}")]
     if run.end is None:
-        return [f"{where}: experiment {number} has no end: it still runs, or the launcher died with it"]
+        text = f"{where}: experiment {number} has no end: it still runs, or the launcher died with it"
+        return [Refusal("run-without-end", text)]
     return []
 
 
-def _not_started_complaints(run: Experiment, where: Path) -> list[str]:
+def _not_started_refusals(run: Experiment, where: Path) -> list[Refusal]:
     """Whether an experiment that is left out as "not started" really never started the clock."""
+    unseen = f"nobody can see that experiment {run.begin.experiment} never started"
     if not os.path.lexists(run.log):
-        return [f"{run.log} is missing: without it nobody can see that experiment {run.begin.experiment} never started"]
+        return [Refusal("run-without-end", f"{run.log} is missing: without it {unseen}")]
     try:
         started = _clock_started(run.log)
     except DataError as error:
-        return [f"{error}: nobody can see that experiment {run.begin.experiment} never started"]
+        return [Refusal("run-without-end", f"{error}: {unseen}")]
     if started:
-        return [f"{run.log}: has a run_start, {where} says that experiment {run.begin.experiment} was not started"]
+        text = f"{run.log}: has a run_start, {where} says that experiment {run.begin.experiment} was not started"
+        return [Refusal("registry-contradiction", text)]
     return []
 
 

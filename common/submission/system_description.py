@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, DataError
+from common.mlperf.refusals import Refusal
 from common.submission.settings import SystemSettings
 from common.submission.tree_agreement import count_of, read_object
 
@@ -103,19 +104,23 @@ def division_of(fields: Mapping[str, Any]) -> str:
     return str(fields.get("division")).casefold()
 
 
-def description_complaints(fields: Mapping[str, Any]) -> Iterator[str]:
-    """What the rules or the system description checker forbid in a description, and what no system can have."""
+def description_refusals(fields: Mapping[str, Any]) -> Iterator[Refusal]:
+    """Yield what the rules or the system description checker forbid in a description, and what no system can have."""
     for name in _JOINED:
         if name in fields and not isinstance(fields[name], str):
-            yield f"{name} is {_shown(fields[name])}: write text, {json.dumps(str(fields[name]))[:80]}"
+            text = f"{name} is {_shown(fields[name])}: write text, {json.dumps(str(fields[name]))[:80]}"
+            yield Refusal("description-wrong", text)
     if division_of(fields) not in DIVISIONS:
-        yield f"division is {str(fields.get('division'))[:80]!r}, not closed or open"
+        text = f"division is {str(fields.get('division'))[:80]!r}, not closed or open"
+        yield Refusal("description-wrong", text)
     nodes = fields.get("number_of_nodes", "")
     if nodes != "" and not (count_of(nodes) or 0) > 0:
-        yield f'number_of_nodes is {_shown(nodes)}: write a plain decimal number of at least 1, such as "8"'
+        text = f'number_of_nodes is {_shown(nodes)}: write a plain decimal number of at least 1, such as "8"'
+        yield Refusal("description-count", text)
     for name in _PER_NODE:
         if _NEGATIVE.match(str(fields.get(name))):
-            yield f'{name} is {_shown(fields[name])}: write a number of at least 0, such as "8"'
+            text = f'{name} is {_shown(fields[name])}: write a number of at least 0, such as "8"'
+            yield Refusal("description-count", text)
 
 
 def description_remarks(fields: Mapping[str, Any]) -> Iterator[str]:

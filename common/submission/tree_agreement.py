@@ -13,15 +13,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from common.errors import DataError
 from common.mlperf.parsed_log import ParsedLog
+from common.mlperf.refusals import Refusal
 from common.submission.copied_runs import copied_runs
 from common.submission.found_files import FoundFiles
 from common.submission.layout import ResultFolder
 from common.untrusted.regular_file import open_regular
 from common.untrusted.strict_json import StrictJsonError, parse_object
+
+Sentence = TypeVar("Sentence", bound=str)
 
 JSON_BYTES = 2**20
 """The largest description that is read."""
@@ -72,8 +75,8 @@ def _words(name: str) -> list[str]:
     return "".join(each if each.isalnum() else " " for each in name.casefold()).split()
 
 
-def log_disagreements(log: ParsedLog, fields: Mapping[str, Any], where: str) -> Iterator[str]:
-    """What a log says of division and size that the description of its system contradicts.
+def log_disagreements(log: ParsedLog, fields: Mapping[str, Any], where: str) -> Iterator[Refusal]:
+    """Yield division and size that a log states and the description of its system contradicts.
 
     Args:
         log: of a run on the system.
@@ -82,13 +85,15 @@ def log_disagreements(log: ParsedLog, fields: Mapping[str, Any], where: str) -> 
     """
     division, said = log.division, fields.get("division")
     if isinstance(division, str) and isinstance(said, str) and division.casefold() != said.casefold():
-        yield f"{log.path}: is of the {division[:80]!a} division, {where} of the {said[:80]!a} one"
+        text = f"{log.path}: is of the {division[:80]!a} division, {where} of the {said[:80]!a} one"
+        yield Refusal("division-differs", text)
     for key in _COUNTS:
         for event in log.all(key):
             logged_count, count = count_of(event.value), count_of(fields.get(key))
             on_processors = key == "accelerators_per_node" and logged_count == 0
             if None not in (logged_count, count) and logged_count != count and not on_processors:
-                yield f"{log.path}: {key} is {str(event.value)[:80]}, {where} has {count}"
+                text = f"{log.path}: {key} is {str(event.value)[:80]}, {where} has {count}"
+                yield Refusal("counts-differ", text)
 
 
 def _availability(status: object) -> str | None:
@@ -125,13 +130,16 @@ def count_of(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def folder_disagreements(folder: ResultFolder, fields: Mapping[str, Any], logs: Sequence[ParsedLog]) -> Iterator[str]:
-    """What the logs of a folder of results say against its name and the description of its system."""
+def folder_disagreements(
+    folder: ResultFolder, fields: Mapping[str, Any], logs: Sequence[ParsedLog]
+) -> Iterator[Refusal]:
+    """Yield what the logs of a folder of results say against its name and the description of its system."""
     where = f"systems/{folder.system}.json"
     sized = {name: value for name, value in fields.items() if not folder.weak or name not in _COUNTS}
     for log in logs:
         if isinstance(log.benchmark, str) and log.benchmark != folder.benchmark:
-            yield f"{log.path}: is of the benchmark {log.benchmark[:80]!a}, but lies in a folder of {folder.benchmark}"
+            text = f"{log.path}: is of the benchmark {log.benchmark[:80]!a}, but lies in a folder of {folder.benchmark}"
+            yield Refusal("folder-of-another", text)
         yield from log_disagreements(log, sized, where)
 
 
@@ -147,20 +155,21 @@ def folder_remarks(folder: ResultFolder, fields: Mapping[str, Any], logs: Sequen
             )
 
 
-def repeated_runs(logs: Mapping[PurePosixPath, ParsedLog]) -> Iterator[str]:
-    """Runs that are in two folders of results."""
+def repeated_runs(logs: Mapping[PurePosixPath, ParsedLog]) -> Iterator[Refusal]:
+    """Yield runs that are in two folders of results."""
     names = {log.path: name for name, log in logs.items()}
     for owner, copy in copied_runs(list(logs.values())):
         if owner.path.parent != copy.path.parent:
-            yield (
+            text = (
                 f"{names[copy.path]} and {names[owner.path]} are one run: their evaluations or times agree to the "
                 "millisecond; a run is of one system and one benchmark"
             )
+            yield Refusal("run-copied", text)
 
 
 def missing_code(
     content: FoundFiles, folder: ResultFolder, benchmarks: Set[str]
-) -> tuple[Sequence[str], Sequence[str]]:
+) -> tuple[Sequence[Refusal], Sequence[str]]:
     """Whether the benchmark of a folder has code, and a README that says how to launch it.
 
     Args:
@@ -178,9 +187,10 @@ def missing_code(
     unclaimed = [path for path in every if path.parts[1].casefold() not in others]
     own = [path for path in unclaimed if len(path.parts) > 2 and path.parts[1].casefold() == own_name]
     if not any(not _is_readme(path) for path in unclaimed):
-        return [f"its code is missing: there are no files in {place}/implementations/<implementation>/"], []
+        text = f"its code is missing: there are no files in {place}/implementations/<implementation>/"
+        return [Refusal("code-missing", text)], []
     if not any(_is_readme(path) for path in unclaimed):
-        return [f"{place} has no README that says how to launch it"], []
+        return [Refusal("code-missing", f"{place} has no README that says how to launch it")], []
     if not any(len(path.parts) > 4 and path.parts[2] == "implementations" for path in own):
         return [], [f"no code is in {place}/implementations/<implementation>/, where the rules have it"]
     return [], [] if any(map(_is_readme, own)) else [f"{place} has no README that says how to launch it"]
@@ -249,7 +259,11 @@ def _own_remarks(
             yield f"{key[:80]!a} is {ascii(value)[:80]}, {other.path.name} has {ascii(other.value(key))[:80]}"
 
 
-def at_most(complaints: Iterator[str], number: int = 50) -> list[str]:
-    """The first complaints, and whether there are more."""
-    found = list(islice(complaints, number + 1))
-    return found if len(found) <= number else [*found[:number], "there are more of these"]
+def at_most(sentences: Iterator[Sentence], number: int = 50) -> list[Sentence]:
+    """Return the first sentences and, where there are more, one that says so."""
+    found = list(islice(sentences, number + 1))
+    if len(found) > number:
+        last = found[number]
+        more = "there are more of these, such as: "
+        found[number] = cast(Sentence, last.about(more) if isinstance(last, Refusal) else more + last)
+    return found

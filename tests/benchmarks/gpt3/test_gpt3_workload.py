@@ -121,7 +121,7 @@ def test_the_official_checker_accepts_the_log_of_a_run(ruleset, tmp_path):
     assert '"epoch_num": 1207959552' in log.path.read_text()  # tokens of a run with a published convergence point
     rules = admission.rules
     parsed = read_log(log.path)
-    for complaints in (misplaced_evaluations, disagreeing_progress, text_rule_complaints):
+    for complaints in (misplaced_evaluations, disagreeing_progress, text_rule_refusals):
         assert list(complaints(parsed, rules)) == []
 
 
