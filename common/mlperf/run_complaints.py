@@ -6,8 +6,7 @@ import json
 import math
 from itertools import pairwise
 
-from common.errors import ConfigError
-from common.mlperf.constraints import TEXT_RULES
+from common.mlperf.constraints import hyperparameter_complaints
 from common.mlperf.evaluation_points import reported_checkpoints
 from common.mlperf.parsed_log import ParsedLog, evaluation_of
 from common.mlperf.progress import evaluations_of
@@ -111,17 +110,8 @@ def _checkpoint_complaints(log: ParsedLog, rules: Rules) -> list[str]:
 
 def text_rule_complaints(log: ParsedLog, rules: Rules) -> list[str]:
     """Hyperparameters that the rules' own table forbids and the compliance checker does not test."""
-    logged = {event.key: event.value for event in reversed(log.events)}
-    complaints = []
-    for rule in TEXT_RULES.get(rules.benchmark, ()):
-        try:
-            if rule.key not in logged or rule.holds(logged):
-                continue
-        except ConfigError as error:
-            complaints.append(f"line {log.all(rule.key)[0].line}: {error}")
-        else:
-            shown = json.dumps(logged[rule.key])[:80]
-            complaints.append(
-                f"line {log.all(rule.key)[0].line}: {rule.key} = {shown} breaks the rules' table: {rule.text}"
-            )
-    return complaints
+    first = {event.key: event.value for event in reversed(log.events)}
+    return [
+        f"line {log.all(key)[0].line}: {complaint}"
+        for key, complaint in hyperparameter_complaints(rules, first).items()
+    ]
