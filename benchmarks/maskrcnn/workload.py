@@ -88,7 +88,8 @@ class MaskRCNNSegmentation(Workload):
                 f"{' or '.join(map(str, sorted(allowed)))}, 1000 or 1000 for each picture of a micro-batch"
             )
         names = _initialised_tensors(own.facts.mask_convolutions)
-        return Declaration(data_format=FORMAT, initialised_tensors=names, forbidden=broken)  # all readers have one order
+        # All readers have one order.
+        return Declaration(data_format=FORMAT, initialised_tensors=names, forbidden=broken)
 
     def build_step(self) -> TrainStep:
         """Accumulated micro-batches, then SGD."""

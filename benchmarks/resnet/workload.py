@@ -197,14 +197,10 @@ class ResNet(Workload):
         return self.model.sample_flops(self.own.facts.image_size)
 
 
-def _initialised_tensors(layers: Sequence[int] = (3, 4, 6, 3)) -> list[str]:
-    """Names of all weights, and of both parameters of every batch norm, as NVIDIA's MXNet network has them.
-
-    Args:
-        layers: bottleneck blocks of each stage.
-    """
+def _initialised_tensors() -> list[str]:
+    """Names of ResNet-50's weights, and of both parameters of every batch norm, as NVIDIA's MXNet network has them."""
     names, norms = ["conv0_weight", "fc1_weight", "fc1_bias"], ["bn0"]
-    for stage, blocks in enumerate(layers, 1):
+    for stage, blocks in enumerate((3, 4, 6, 3), 1):
         for unit in range(1, blocks + 1):
             block = f"stage{stage}_unit{unit}"
             names += [f"{block}_conv{number}_weight" for number in (1, 2, 3)]

@@ -84,7 +84,8 @@ class RetinaNetDetection(Workload):
         if cfg.assets_dir is None:
             broken.append(f"assets_dir=null: training starts from torchvision's {BACKBONES[0]}, in assets_dir")
         names = _initialised_tensors(own.facts.layers, own.facts.head_convolutions)
-        return Declaration(data_format=FORMAT, initialised_tensors=names, forbidden=broken)  # all readers have one order
+        # All readers have one order.
+        return Declaration(data_format=FORMAT, initialised_tensors=names, forbidden=broken)
 
     def build_step(self) -> TrainStep:
         """Accumulated micro-batches, then Adam at a rate that stays after its warm-up."""

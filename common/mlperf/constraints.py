@@ -107,8 +107,8 @@ def check_hyperparameters(
     if tensors is None:
         findings = [finding for finding in findings if finding.kind != "end"]
     broken = [finding for finding in findings if finding.key in logged]
-    if not broken:  # a forbidden value may also make the checker die
-        broken = [finding for finding in findings if finding.kind == "crash"]
+    if broken:  # a forbidden value may also make the checker die
+        findings = [finding for finding in findings if finding.kind != "crash"]
     complaints = [] if stand_in and division == "open" else [finding.sentence() for finding in broken]
     if division == "closed" and not stand_in:
         complaints += hyperparameter_complaints(rules, logged).values()
@@ -123,8 +123,8 @@ def check_hyperparameters(
 
 
 def _is_of_the_ruleset(finding: Finding) -> bool:
-    """Whether only another ruleset helps: this one does not accept the benchmark, or wants other tensors' names."""
-    return finding.kind == "end" or finding.key == "submission_benchmark"
+    """Whether only another ruleset helps: this one has no rules for the benchmark, or wants other tensors' names."""
+    return finding.kind in ("crash", "end") or finding.key == "submission_benchmark"
 
 
 def _other_ruleset(

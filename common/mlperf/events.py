@@ -162,8 +162,8 @@ class RunEvents:
             metadata = {"first_epoch_num": self._block_first, "epoch_count": self._in_unit(block.samples)}
         else:
             metadata = self._after(samples)
-            if self._fraction_of is not None:  # up to v3.1 the checker wants epochs
-                count = block.samples / self._fraction_of
+            if self._unit == "epoch_num":  # up to v3.1 the checker wants epochs, here fractions of one or samples
+                count = block.samples / (self._fraction_of or 1)
                 self._block_first = self._in_unit(samples)
                 metadata |= {"first_epoch_num": self._block_first, "epoch_count": count}
         self._log.start("block_start", None, metadata, time_ms)
@@ -177,7 +177,7 @@ class RunEvents:
             self._log.end("block_stop", None, {"first_epoch_num": self._in_unit(block.first_epoch)}, time_ms)
         else:
             metadata: dict[str, float] = {} if self._sample_tokens is not None else self._after(samples)
-            if self._fraction_of is not None or self._sample_tokens is not None:
+            if self._unit == "epoch_num":
                 metadata["first_epoch_num"] = self._block_first
             self._log.end("block_stop", None, metadata, time_ms)
         if not block.epochs or self._epoch_samples is not None:

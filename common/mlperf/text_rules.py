@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from common.errors import ConfigError
 from common.mlperf.rules import Rules, round_name
@@ -67,12 +67,12 @@ def logged_number(logged: Logged, key: str) -> float:
         ConfigError: it is not logged, or no finite number.
     """
     value = logged.get(key)
-    if not is_number(value) or not math.isfinite(value):  # type: ignore[arg-type]
+    if not is_number(value) or not math.isfinite(value):
         raise ConfigError(f"{key} must be logged as a number, got {value!r}")
-    return float(value)  # type: ignore[arg-type]
+    return float(value)
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
     """Whether ``value`` is a number; True and False are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -82,7 +82,7 @@ def _same(value: object, fixed: object) -> bool:
     if isinstance(fixed, list | tuple):
         return isinstance(value, list | tuple) and len(value) == len(fixed) and all(map(_same, value, fixed))
     if is_number(value) and is_number(fixed):
-        return math.isclose(value, fixed, rel_tol=1e-6)  # type: ignore[arg-type]
+        return math.isclose(value, fixed, rel_tol=1e-6)
     return type(value) is type(fixed) and value == fixed
 
 
@@ -182,14 +182,14 @@ def _gpt3_decay_steps(steps: float, logged: Logged) -> bool:
     return any(_within(steps, wanted - before) for before in (0, warmup) if is_number(before))
 
 
-def _within(steps: float, wanted: float, tolerance: float = 2) -> bool:
+def _within(steps: float, wanted: float) -> bool:
     """Whether ``steps`` is ``wanted`` up to rounding and to where counting begins."""
-    return abs(steps - wanted) < tolerance
+    return abs(steps - wanted) < 2
 
 
-def _share_of_base(rate: float, logged: Logged, share: float = 0.1) -> bool:
-    """Whether the end rate is a share of the base rate; some logs give the share itself."""
-    return _same(rate, share * logged_number(logged, "opt_base_learning_rate")) or _same(rate, share)
+def _tenth_of_base(rate: float, logged: Logged) -> bool:
+    """Whether the end rate is a tenth of the base rate; some published logs give the share, 0.1, itself."""
+    return _same(rate, 0.1 * logged_number(logged, "opt_base_learning_rate")) or _same(rate, 0.1)
 
 
 def _between(value: object, low: float, high: float) -> bool:
@@ -269,7 +269,7 @@ TEXT_RULES: dict[str, tuple[TextRule, ...]] = {
             "2e-5 for global batches of 1,536 up to 3,072, 3e-5 for 4,096 up to 8,192, either between",
             _gpt3_learning_rate,
         ),
-        _numeric("opt_end_learning_rate", "10 % of opt_base_learning_rate", _share_of_base),
+        _numeric("opt_end_learning_rate", "10 % of opt_base_learning_rate", _tenth_of_base),
         _numeric(
             "opt_learning_rate_warmup_steps",
             "ceil(265 * 1,536 / batch)",
@@ -305,15 +305,15 @@ TEXT_RULES: dict[str, tuple[TextRule, ...]] = {
             last="5.0.0",
         ),
     ),
-    "llama31_8b": (_numeric("opt_end_learning_rate", "0.1 * opt_base_learning_rate", _share_of_base),),
+    "llama31_8b": (_numeric("opt_end_learning_rate", "0.1 * opt_base_learning_rate", _tenth_of_base),),
     "gpt_oss_20b": (
         _numeric(
             "opt_end_learning_rate",
             "0.1 * opt_base_learning_rate, or 4e-5",
-            lambda value, logged: _same(value, 4e-5) or _share_of_base(value, logged),
+            lambda value, logged: _same(value, 4e-5) or _tenth_of_base(value, logged),
             last="6.0.0",
         ),
-        _numeric("opt_end_learning_rate", "0.1 * opt_base_learning_rate", _share_of_base, first="6.1.0"),
+        _numeric("opt_end_learning_rate", "0.1 * opt_base_learning_rate", _tenth_of_base, first="6.1.0"),
     ),
     "cosmoflow": (
         _reference("opt_momentum", 0.9),
