@@ -85,7 +85,9 @@ def check_hyperparameters(
     division: Division = "closed",
     tensors: Sequence[str] | None = None,
 ) -> None:
-    """Refuse what a division would refuse in the log of a run: hyperparameters and initialised tensors.
+    """Refuse hyperparameters and initialised tensors that a division would refuse in the log of a run.
+
+    In the open division hyperparameters are free, but a ruleset may have no rules for the benchmark there.
 
     Keys that are absent are not complained about (see :func:`missing_hyperparameters`), unless the rule of a
     present key needs them.
@@ -95,8 +97,8 @@ def check_hyperparameters(
         ruleset: version; None for the newest that accepts the benchmark.
         logged: log key to the value that will be logged.
         stand_in: whether the data are generated. Such a run can earn no result, and may differ from the rules' table,
-            but in the closed division not from the checker's rules.
-        division: whose rules apply. The rules' table is that of the closed division.
+            but not from the checker's rules.
+        division: whose rules apply.
         tensors: names that will be logged as initialised; None if they are not to be checked.
 
     Raises:
@@ -109,7 +111,7 @@ def check_hyperparameters(
     broken = [finding for finding in findings if finding.key in logged]
     if broken:  # a forbidden value may also make the checker die
         findings = [finding for finding in findings if finding.kind != "crash"]
-    complaints = [] if stand_in and division == "open" else [finding.sentence() for finding in broken]
+    complaints = [finding.sentence() for finding in broken] if division == "closed" else []
     if division == "closed" and not stand_in:
         complaints += hyperparameter_complaints(rules, logged).values()
     if any(map(_is_of_the_ruleset, findings)):
@@ -123,14 +125,14 @@ def check_hyperparameters(
 
 
 def _is_of_the_ruleset(finding: Finding) -> bool:
-    """Whether only another ruleset helps: this one has no rules for the benchmark, or wants other tensors' names."""
+    """Whether only another ruleset helps: this one has no rules for the benchmark, or lists other tensors."""
     return finding.kind in ("crash", "end") or finding.key == "submission_benchmark"
 
 
 def _other_ruleset(
     rules: Rules, logged: Mapping[str, object], division: Division, tensors: Sequence[str], findings: Sequence[Finding]
 ) -> list[str]:
-    """What only another ruleset can cure, and the next one that does."""
+    """Return the complaints that only another ruleset resolves, and which later ruleset is the first without them."""
     complaints = []
     for finding in filter(_is_of_the_ruleset, findings):
         if finding.kind == "end":

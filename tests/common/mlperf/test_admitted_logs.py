@@ -19,7 +19,7 @@ from common.errors import ConfigError
 from common.mlperf.admission import Admission, admit
 from common.mlperf.checker_process import one_checker_process
 from common.mlperf.mllog import RunLog
-from common.mlperf.rules import BENCHMARKS, Rules, newest_ruleset, rules_for
+from common.mlperf.rules import Rules, newest_ruleset, rules_for
 from common.mlperf.verdict import judge
 from common.run.timed_run import TimedRun
 
@@ -70,7 +70,7 @@ def composed(name: str) -> tuple[RunConfig, SessionConfig]:
 
 
 def qualities(rules: Rules, run: RunConfig) -> tuple[dict[str, float], dict[str, float]]:
-    """Metric to a value that misses the rules' target, and to one halfway between it and the end of what is plausible."""
+    """Metric to a value that misses the rules' target, and to one between the target and the checker's other bound."""
     poor, good = {}, {}
     for metric, target in zip(run.benchmark.targets, rules.targets_at(run.global_batch), strict=True):
         bound = 1.0 if target.bound is None else target.bound
