@@ -81,18 +81,15 @@ class MaskRCNNSegmentation(Workload):
             broken.append(f"model.backbone={own.model.backbone}: training starts from the rules' {BACKBONE}")
         if cfg.assets_dir is None:
             broken.append(f"assets_dir=null: training starts from the rules' {BACKBONE}, in assets_dir")
-        if (hparams.momentum, hparams.weight_decay) != (0.9, 1e-4):
-            broken.append(
-                f"hparams.momentum, weight_decay={(hparams.momentum, hparams.weight_decay)}: the reference's SGD has "
-                "0.9 and 1e-4"
-            )
         allowed = {1000, 1000 * cfg.micro_batch}
         if hparams.image_candidates not in allowed:
             broken.append(
                 f"hparams.image_candidates={hparams.image_candidates}: the rules allow "
                 f"{' or '.join(map(str, sorted(allowed)))}, 1000 or 1000 for each picture of a micro-batch"
             )
-        return Declaration(data_format=FORMAT, forbidden=broken)  # all readers have one order
+        names = _initialised_tensors(own.facts.mask_convolutions)
+        # All readers have one order.
+        return Declaration(data_format=FORMAT, initialised_tensors=names, forbidden=broken)
 
     def build_step(self) -> TrainStep:
         """Accumulated micro-batches, then SGD."""
@@ -186,3 +183,13 @@ def _shape(key: Hashable) -> Shape:
     assert isinstance(key, tuple)
     height, width = key
     return height, width
+
+
+def _initialised_tensors(mask_convolutions: int) -> list[str]:
+    """Names of the layers beside the backbone, as the reference logs them since round v1.1."""
+    names = [f"FPN_{kind}_block{level}" for kind in ("inner", "layer") for level in range(1, 5)]
+    names += [f"RPNHead_{part}" for part in ("conv", "cls", "bbox")]
+    names += [f"ROI_BOX_FEATURE_EXTRACTOR_fc{number}" for number in (6, 7)]
+    names += [f"ROI_BOX_PREDICTOR_{part}" for part in ("cls", "bbox")]
+    names += [f"ROI_MASK_FEATURE_EXTRACTOR_fcn{number}" for number in range(1, mask_convolutions + 1)]
+    return [*names, "ROI_MASK_PREDICTOR_fcn5", "ROI_MASK_PREDICTOR_fcn_logits"]

@@ -105,10 +105,6 @@ class ResNet(Workload):
         hparams, steps, broken = own.hparams, cls._schedule_steps(cfg), []
         if own.model.width != 64:
             broken.append(f"model.width={own.model.width}: the benchmark's model is ResNet-50 of width 64")
-        if hparams.label_smoothing not in (0.0, 0.1):
-            broken.append(f"hparams.label_smoothing={hparams.label_smoothing}: the rules' table allows 0 and 0.1")
-        if hparams.optimizer == "lars" and hparams.lars_eta != 0.001:
-            broken.append(f"hparams.lars_eta={hparams.lars_eta}: the reference's LARS has 0.001, and no rule frees it")
 
         def order_of_data() -> str:
             reader = choose_reader(own.reader.reader)
@@ -117,7 +113,13 @@ class ResNet(Workload):
         # The reference counts its steps from 0, and so has one more between warm-up and end.
         decay_steps = steps.total_steps - steps.warmup_steps + int(not hparams.nvidia)
         derived = {"decay_steps": decay_steps, "model_bn_span": cfg.micro_batch * hparams.bn_group}
-        return Declaration(data_format=FORMAT, derived_values=derived, forbidden=broken, order_of_data=order_of_data)
+        return Declaration(
+            data_format=FORMAT,
+            initialised_tensors=_initialised_tensors(),
+            derived_values=derived,
+            forbidden=broken,
+            order_of_data=order_of_data,
+        )
 
     def build_step(self) -> TrainStep:
         """Accumulated micro-batches, then LARS or SGD.
@@ -193,3 +195,16 @@ class ResNet(Workload):
     def sample_flops(self) -> float:
         """FLOPs of one training picture."""
         return self.model.sample_flops(self.own.facts.image_size)
+
+
+def _initialised_tensors() -> list[str]:
+    """Names of ResNet-50's weights, and of both parameters of every batch norm, as NVIDIA's MXNet network has them."""
+    names, norms = ["conv0_weight", "fc1_weight", "fc1_bias"], ["bn0"]
+    for stage, blocks in enumerate((3, 4, 6, 3), 1):
+        for unit in range(1, blocks + 1):
+            block = f"stage{stage}_unit{unit}"
+            names += [f"{block}_conv{number}_weight" for number in (1, 2, 3)]
+            norms += [f"{block}_bn{number}" for number in (1, 2, 3)]
+        names.append(f"stage{stage}_unit1_conv1sc_weight")
+        norms.append(f"stage{stage}_unit1_bnsc")
+    return names + [f"{norm}_{part}" for norm in norms for part in ("gamma", "beta")]

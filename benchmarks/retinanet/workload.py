@@ -81,12 +81,11 @@ class RetinaNetDetection(Workload):
         broken = []
         if own.model.backbone != BACKBONES[0]:
             broken.append(f"model.backbone={own.model.backbone}: training starts from torchvision's {BACKBONES[0]}")
-        moments = (own.hparams.beta_1, own.hparams.beta_2, own.hparams.epsilon)
-        if moments != (0.9, 0.999, 1e-8):
-            broken.append(f"hparams.beta_1, beta_2, epsilon={moments}: the reference's Adam has 0.9, 0.999 and 1e-8")
         if cfg.assets_dir is None:
             broken.append(f"assets_dir=null: training starts from torchvision's {BACKBONES[0]}, in assets_dir")
-        return Declaration(data_format=FORMAT, forbidden=broken)  # all readers have one order
+        names = _initialised_tensors(own.facts.layers, own.facts.head_convolutions)
+        # All readers have one order.
+        return Declaration(data_format=FORMAT, initialised_tensors=names, forbidden=broken)
 
     def build_step(self) -> TrainStep:
         """Accumulated micro-batches, then Adam at a rate that stays after its warm-up."""
@@ -189,3 +188,23 @@ class RetinaNetDetection(Workload):
     def kernel_names(self) -> Sequence[tuple[str, str]]:
         """Of the operations that only this workload has."""
         return focal_loss.KERNEL_NAMES
+
+
+def _initialised_tensors(layers: Sequence[int], head_convolutions: int) -> list[str]:
+    """Names of all weights of convolutions and their biases, as the reference logs them since round v2.0.
+
+    Args:
+        layers: bottleneck blocks of each stage of the backbone.
+        head_convolutions: of each head, before its last one.
+    """
+    body = "module.backbone.body"
+    names = [f"{body}.conv1.weight"]
+    for stage, blocks in enumerate(layers, 1):
+        names.append(f"{body}.layer{stage}.0.downsample.0.weight")
+        names += [f"{body}.layer{stage}.{block}.conv{n}.weight" for block in range(blocks) for n in (1, 2, 3)]
+    biased = [f"module.backbone.fpn.{kind}_blocks.{n}" for kind in ("inner", "layer") for n in range(3)]
+    biased += ["module.backbone.fpn.extra_blocks.p6", "module.backbone.fpn.extra_blocks.p7"]
+    for head, last in (("classification_head", "cls_logits"), ("regression_head", "bbox_reg")):
+        biased.append(f"module.head.{head}.{last}")
+        biased += [f"module.head.{head}.conv.{2 * n}" for n in range(head_convolutions)]  # ReLUs between them count
+    return names + [f"{name}.{part}" for name in biased for part in ("weight", "bias")]

@@ -8,7 +8,7 @@ from typing import get_type_hints
 from common.config.loading import convert
 from common.config.schema import RunConfig, SessionConfig
 from common.errors import ConfigError
-from common.mlperf.constraints import check_hyperparameters, missing_hyperparameters
+from common.mlperf.constraints import Division, check_hyperparameters, missing_hyperparameters
 from common.mlperf.disclosure import disclosures
 from common.mlperf.events import hyperparameters
 from common.mlperf.fixed import check_fixed
@@ -44,20 +44,43 @@ def admit(run: RunConfig, session: SessionConfig) -> Admission:
     rules = rules_for(name, ruleset)
     if run.evaluation.offline and not rules.scored_offline:
         raise ConfigError(f"evaluation.scoring=offline: the rules count the evaluation of {name} in a run's time")
-    logged = hyperparameters(run)
-    if session.submission.division == "closed":
-        check_hyperparameters(name, ruleset, logged)
-        check_fixed(run.benchmark, run.declaration.forbidden)
-        if missing := missing_hyperparameters(name, ruleset, logged):
-            raise ConfigError(
-                f"{name}: the log would lack {', '.join(missing)}, which the closed division of ruleset {ruleset} "
-                "requires: add them to benchmark.log_keys"
-            )
-    return Admission(ruleset, rules, {**logged, **disclosures(run, rules)}, evaluation_schedule(run))
+    logged, division = hyperparameters(run), session.submission.division
+    _check(run, ruleset, logged, division)
+    if missing := missing_hyperparameters(name, ruleset, logged, division):
+        raise ConfigError(
+            f"{name}: the log would lack {', '.join(missing)}, which the {division} division of ruleset {ruleset} "
+            "requires: add them to benchmark.log_keys"
+        )
+    return Admission(ruleset, rules, {**logged, **disclosures(run, rules)}, evaluation_schedule(run, ruleset))
 
 
-def evaluation_schedule(run: RunConfig) -> Schedule:
+def _check(run: RunConfig, ruleset: str, logged: dict[str, object], division: Division) -> None:
+    """Check what is logged and, in the closed division, what is fixed beyond it.
+
+    Raises:
+        ConfigError: naming every key, value and rule that is broken.
+    """
+    errors = []
+    try:
+        tensors, stand_in = run.declaration.initialised_tensors, run.benchmark.stand_in
+        check_hyperparameters(run.benchmark.name, ruleset, logged, stand_in, division, tensors)
+    except ConfigError as error:
+        errors.append(str(error))
+    try:
+        if division == "closed":
+            check_fixed(run.benchmark, run.declaration.forbidden)
+    except ConfigError as error:
+        errors.append(str(error))
+    if errors:
+        raise ConfigError("\n".join(errors))
+
+
+def evaluation_schedule(run: RunConfig, ruleset: str | None = None) -> Schedule:
     """The evaluation points of a run, by its batch and the options of the benchmark's schedule.
+
+    Args:
+        run: configuration.
+        ruleset: version, where points differ between rulesets; None for the newest.
 
     Raises:
         ConfigError: the schedule has no such option, an option has another type, or the points are impossible.
@@ -65,11 +88,13 @@ def evaluation_schedule(run: RunConfig) -> Schedule:
     name = run.benchmark.name
     given = {**run.declaration.schedule_options, **run.benchmark.schedule}
     kinds = get_type_hints(SCHEDULES[name])
-    free = [option for option in kinds if option not in ("global_batch", "return")]
+    free = [option for option in kinds if option not in ("global_batch", "ruleset", "return")]
     for option in given:
         if option not in free:
             raise ConfigError(f"benchmark.schedule has no option {option!r}; that of {name} has {', '.join(free)}")
     options = {option: convert(kinds[option], value, f"benchmark.schedule.{option}") for option, value in given.items()}
+    if ruleset is not None and "ruleset" in kinds:
+        options["ruleset"] = ruleset
     try:
         schedule = SCHEDULES[name](run.global_batch, **options)
     except ValueError as error:

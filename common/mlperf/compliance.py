@@ -228,22 +228,33 @@ def check_lines(texts: Sequence[str], usage: str, ruleset: str) -> list[Finding]
     return unread + _run(_RecordingChecker(usage, ruleset), lines, f"{usage}_{ruleset}/common.yaml")
 
 
-def check_values(values: Mapping[str, object], usage: str, ruleset: str, log_name: str) -> list[Finding]:
-    """What the closed division's rule files of a benchmark have against values, as if each were logged once.
+def check_values(
+    values: Mapping[str, object],
+    usage: str,
+    ruleset: str,
+    log_name: str,
+    division: str = "closed",
+    tensors: Sequence[str] = (),
+) -> list[Finding]:
+    """What a division's rule files of a benchmark have against values, as if each were logged once.
 
     Args:
         values: log key to value, in the order in which they are logged.
         usage: ``training`` or ``hpc``.
         ruleset: version that the checker knows for this usage.
         log_name: value of ``submission_benchmark``.
+        division: ``closed`` or ``open``.
+        tensors: names of tensors that are logged as initialised.
     """
-    logged = {"submission_benchmark": log_name, **values}
+    logged: list[tuple[str, object, dict[str, str]]] = [("submission_benchmark", log_name, {})]
+    logged += [(key, value, {}) for key, value in values.items()]
+    logged += [("weights_initialization", None, {"tensor": tensor}) for tensor in tensors]
     lines = []
-    for number, (key, value) in enumerate(logged.items()):
-        content = {"value": value, "metadata": {}}
+    for number, (key, value, metadata) in enumerate(logged):
+        content = {"value": value, "metadata": metadata}
         text = ":::MLLOG " + json.dumps({"key": key, **content}, default=str)
         lines.append(LogLine(text, float(number), key, content, number))
-    return _run(_RecordingChecker(usage, ruleset), lines, f"{usage}_{ruleset}/closed_common.yaml")
+    return _run(_RecordingChecker(usage, ruleset), lines, f"{usage}_{ruleset}/{division}_common.yaml")
 
 
 def inadmissible(events: Iterable[Event], usage: str, ruleset: str) -> list[str]:

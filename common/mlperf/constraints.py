@@ -1,18 +1,21 @@
 """The closed division's rules on hyperparameters, checked before a run instead of after it.
 
-The rules are the CHECK expressions of the installed compliance checker, evaluated by the checker itself, and the few
-of the rules' own table that the checker does not test.
+The rules are the CHECK expressions of the installed compliance checker, evaluated by the checker itself, and the rows
+of the rules' own table that the checker does not test (:mod:`common.mlperf.text_rules`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from common.errors import ConfigError
 from common.mlperf.compliance import Finding, check_values, checker_version, rule_records
 from common.mlperf.rules import Rules, rules_for
+from common.mlperf.text_rules import TEXT_RULES
+
+Division = Literal["closed", "open"]
 
 LOGGED_LATER = frozenset(
     {
@@ -31,79 +34,66 @@ LOGGED_LATER = frozenset(
 )
 """Keys of the rule files that are not hyperparameters: they come from the data, the run or the launcher."""
 
-
-@dataclass(frozen=True)
-class TextRule:
-    """A rule on hyperparameters that stands in the rules' table but not in the checker."""
-
-    key: str
-    text: str
-    holds: Callable[[Mapping[str, object]], bool]
+INFINITE = frozenset({("rnnt", "opt_gradient_clip_norm")})
+"""Benchmark and key of hyperparameters that may be infinite: the rules' table allows RNN-T to clip at 1 or inf."""
 
 
-def _number(values: Mapping[str, object], key: str) -> float:
-    value = values.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{key} must be logged as a number, got {value!r}")
-    return float(value)
+HYPERPARAMETERS = ("data_", "lars_", "lora_", "lr_", "model_", "opt_", "scheduler_", "sgd_")
+"""Beginnings of the keys of hyperparameters, also of those that no rule file names."""
 
 
-TEXT_RULES: dict[str, tuple[TextRule, ...]] = {
-    "resnet": (
-        TextRule(
-            "lars_opt_momentum",
-            "0.9 if the global batch is below 32k, which published results read as 32,000",
-            lambda v: _number(v, "global_batch_size") >= 32_000 or v["lars_opt_momentum"] == 0.9,
-        ),
-        TextRule("sgd_opt_momentum", "0.9", lambda v: v["sgd_opt_momentum"] == 0.9),
-        TextRule(
-            "sgd_opt_learning_rate_decay_poly_power", "2", lambda v: v["sgd_opt_learning_rate_decay_poly_power"] == 2
-        ),
-    ),
-    "ssd300": (
-        TextRule(
-            "opt_learning_rate_decay_boundary_epochs",
-            "[40, 50] * (1 + k / 10) with one integer k for both; the checker looks at the second alone",
-            lambda v: _ssd_boundaries(v["opt_learning_rate_decay_boundary_epochs"]),
-        ),
-    ),
-    "gpt3": (
-        TextRule(
-            "global_batch_size",
-            "1,536 to 8,192, for which there are reference convergence points",
-            lambda v: 1536 <= _number(v, "global_batch_size") <= 8192,
-        ),
-        TextRule(
-            "init_checkpoint_step",
-            "ceil(4,000 * 1,536 / batch), since training goes on from the published checkpoint (assets_dir)",
-            lambda v: v["init_checkpoint_step"] == math.ceil(4000 * 1536 / _number(v, "global_batch_size")),
-        ),
-        TextRule("opt_weight_decay", "0.1", lambda v: v["opt_weight_decay"] == 0.1),
-        TextRule(
-            "opt_base_learning_rate",
-            "2e-5 for global batches of 1,536 up to 3,072, 3e-5 for 4,096 up to 8,192, either between",
-            lambda v: _gpt3_learning_rate(_number(v, "global_batch_size"), _number(v, "opt_base_learning_rate")),
-        ),
-    ),
-}
-"""Benchmark to the further rules of the hyperparameter table (training rules, hyperparameters and optimizer)."""
+def hyperparameter_complaints(rules: Rules, logged: Mapping[str, object]) -> dict[str, str]:
+    """What is wrong with hyperparameters by the rules' own table, whatever the compliance checker says of them.
+
+    A hyperparameter that is absent breaks no rule.
+
+    Args:
+        rules: of the benchmark in a ruleset.
+        logged: log key to value; keys of anything else are left alone.
+
+    Returns:
+        Key to complaint, with the key, its value, the rule and the source of the rule.
+    """
+    complaints = infinite_hyperparameters(rules, logged)
+    for rule in TEXT_RULES.get(rules.benchmark, ()):
+        if rule.key in logged and rule.key not in complaints:
+            complaint = rule.complaint(logged[rule.key], logged, rules)
+            if complaint is not None:
+                complaints[rule.key] = complaint
+    return complaints
 
 
-def _ssd_boundaries(epochs: object) -> bool:
-    """Whether the boundaries are 4 n and 5 n of a whole n."""
-    if not isinstance(epochs, list | tuple) or len(epochs) != 2:
-        return False
-    first, second = epochs
-    return bool(second % 5 == 0 and 5 * first == 4 * second)
+def infinite_hyperparameters(rules: Rules, logged: Mapping[str, object]) -> dict[str, str]:
+    """Return key to complaint for hyperparameters that are infinite or NaN; arguments as above."""
+    return {
+        key: f"{key} = {repr(value)[:80]}: a hyperparameter is neither infinite nor NaN"
+        for key, value in logged.items()
+        if _is_hyperparameter(key, rules) and not _is_finite(value) and (rules.benchmark, key) not in INFINITE
+    }
 
 
-def _gpt3_learning_rate(global_batch: float, learning_rate: float) -> bool:
-    low, high = global_batch < 4096, global_batch > 3072
-    return (low and learning_rate == 2e-5) or (high and learning_rate == 3e-5)
+def _is_hyperparameter(key: str, rules: Rules) -> bool:
+    return key not in LOGGED_LATER and (key.startswith(HYPERPARAMETERS) or key in rule_records(_closed(rules)))
 
 
-def check_hyperparameters(benchmark: str, ruleset: str | None, logged: Mapping[str, object]) -> None:
-    """Refuse hyperparameters that the closed division forbids.
+def _is_finite(value: object) -> bool:
+    """Whether no number in ``value``, a value of JSON, is infinite or NaN."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def check_hyperparameters(
+    benchmark: str,
+    ruleset: str | None,
+    logged: Mapping[str, object],
+    stand_in: bool = False,
+    division: Division = "closed",
+    tensors: Sequence[str] | None = None,
+) -> None:
+    """Refuse hyperparameters and initialised tensors that a division would refuse in the log of a run.
+
+    In the open division hyperparameters are free, but a ruleset may have no rules for the benchmark there.
 
     Keys that are absent are not complained about (see :func:`missing_hyperparameters`), unless the rule of a
     present key needs them.
@@ -112,38 +102,78 @@ def check_hyperparameters(benchmark: str, ruleset: str | None, logged: Mapping[s
         benchmark: our name, or the name in a log.
         ruleset: version; None for the newest that accepts the benchmark.
         logged: log key to the value that will be logged.
+        stand_in: whether the data are generated. Such a run can earn no result, and may differ from the rules' table,
+            but not from the checker's rules.
+        division: whose rules apply.
+        tensors: names that will be logged as initialised; None if they are not to be checked.
 
     Raises:
         ConfigError: naming every key, value and rule that is broken, or if the ruleset does not accept the benchmark.
     """
     rules = rules_for(benchmark, ruleset)
-    findings = [f for f in _findings(rules, logged) if f.key in logged or f.kind == "crash"]
-    broken = [f for f in findings if f.kind != "crash"]  # a forbidden value may also make the checker die
-    complaints = [f.sentence() for f in broken or findings]
-    for rule in TEXT_RULES.get(rules.benchmark, ()):
-        if rule.key in logged and not rule.holds(logged):
-            complaints.append(f"{rule.key} = {logged[rule.key]!r} breaks the rules' table: {rule.text}")
+    findings = _findings(rules, logged, division, tensors or ())
+    if tensors is None:
+        findings = [finding for finding in findings if finding.kind != "end"]
+    broken = [finding for finding in findings if finding.key in logged]
+    if broken:  # a forbidden value may also make the checker die
+        findings = [finding for finding in findings if finding.kind != "crash"]
+    complaints = [finding.sentence() for finding in broken] if division == "closed" else []
+    if division == "closed" and not stand_in:
+        complaints += hyperparameter_complaints(rules, logged).values()
+    if any(map(_is_of_the_ruleset, findings)):
+        complaints += _other_ruleset(rules, logged, division, tensors or (), findings)
     if complaints:
         raise ConfigError(
-            f"{rules.benchmark}: the closed division of ruleset {rules.ruleset} forbids this configuration:\n  "
+            f"{rules.benchmark}: the {division} division of ruleset {rules.ruleset} forbids this configuration:\n  "
             + "\n  ".join(complaints)
             + f"\n(rule files are those of mlperf-logging {checker_version()}'s compliance checker)"
         )
 
 
-def missing_hyperparameters(benchmark: str, ruleset: str | None, logged: Mapping[str, object]) -> list[str]:
-    """The hyperparameter keys that the closed division requires and ``logged`` lacks, in the rule files' order.
+def _is_of_the_ruleset(finding: Finding) -> bool:
+    """Whether only another ruleset helps: this one has no rules for the benchmark, or lists other tensors."""
+    return finding.kind in ("crash", "end") or finding.key == "submission_benchmark"
+
+
+def _other_ruleset(
+    rules: Rules, logged: Mapping[str, object], division: Division, tensors: Sequence[str], findings: Sequence[Finding]
+) -> list[str]:
+    """Return the complaints that only another ruleset resolves, and which later ruleset is the first without them."""
+    complaints = []
+    for finding in filter(_is_of_the_ruleset, findings):
+        if finding.kind == "end":
+            complaints.append(
+                f"weights_initialization: {finding.rule_file} lists the names of the initialised tensors of the rules' "
+                f"network; those of this one, {len(tensors)}, are others"
+            )
+        else:
+            complaints.append(finding.sentence())
+    later = rules.accepted_by[rules.accepted_by.index(rules.ruleset) + 1 :]
+    for version in later:
+        if not any(map(_is_of_the_ruleset, _findings(rules_for(rules.benchmark, version), logged, division, tensors))):
+            return [*complaints, f"the next ruleset without this rule is {version}: ruleset={version}"]
+    return complaints
+
+
+def missing_hyperparameters(
+    benchmark: str, ruleset: str | None, logged: Mapping[str, object], division: Division = "closed"
+) -> list[str]:
+    """The hyperparameter keys that a division requires and ``logged`` lacks, in the rule files' order.
 
     Raises:
         ConfigError: if the ruleset does not accept the benchmark.
     """
     rules = rules_for(benchmark, ruleset)
-    findings = [f for f in _findings(rules, logged) if f.kind == "occurrence" and f.key not in LOGGED_LATER]
-    return list(dict.fromkeys(f.key for f in findings if f.key and f.key not in logged))
+    findings = _findings(rules, logged, division)
+    required = [f.key for f in findings if f.kind == "occurrence" and f.key not in LOGGED_LATER]
+    return list(dict.fromkeys(key for key in required if key and key not in logged))
 
 
-def _findings(rules: Rules, logged: Mapping[str, object]) -> list[Finding]:
-    return check_values(_ordered(rules, logged), rules.usage, rules.ruleset, rules.log_name)
+def _findings(
+    rules: Rules, logged: Mapping[str, object], division: Division, tensors: Sequence[str] = ()
+) -> list[Finding]:
+    values = _ordered(rules, logged)
+    return check_values(values, rules.usage, rules.ruleset, rules.log_name, division, tensors)
 
 
 def _ordered(rules: Rules, logged: Mapping[str, object]) -> dict[str, object]:
@@ -151,5 +181,10 @@ def _ordered(rules: Rules, logged: Mapping[str, object]) -> dict[str, object]:
 
     Rules that refer to another key (a learning rate to the global batch) come after it there.
     """
-    order = [*rule_records(f"{rules.usage}_{rules.ruleset}/closed_{rules.log_name}.yaml"), *logged]
+    order = [*rule_records(_closed(rules)), *logged]
     return {key: logged[key] for key in dict.fromkeys(order) if key in logged and key not in LOGGED_LATER}
+
+
+def _closed(rules: Rules) -> str:
+    """The rule file of a benchmark in the closed division."""
+    return f"{rules.usage}_{rules.ruleset}/closed_{rules.log_name}.yaml"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 
 from common.mlperf.log_targets import checkpoint_scores, first_passing, targets_of
@@ -14,32 +14,51 @@ from common.mlperf.rules import Rules
 from common.mlperf.schedules import CRITEO_SAMPLES, SCHEDULES, Schedule
 
 
-def _resnet(global_batch: int, first: int, unit: str) -> Schedule:
+def _resnet(global_batch: int, first: int, rules: Rules) -> Schedule:
     return SCHEDULES["resnet"](global_batch, first_epoch=first)
 
 
-def _every_epoch(global_batch: int, first: int, unit: str) -> Schedule:
+def _every_epoch(global_batch: int, first: int, rules: Rules) -> Schedule:
     """Every epoch from the first evaluation on: leaving out early ones gains nothing."""
     return Schedule(first, 1, None, "epoch")
 
 
-def _unet3d(global_batch: int, first: int, unit: str) -> Schedule:
+def _unet3d(global_batch: int, first: int, rules: Rules) -> Schedule:
     """In epochs of whole batches, or in their samples, as the ruleset's reference points are."""
     schedule = SCHEDULES["unet3d"](global_batch)
-    size = schedule.epoch_samples if unit == "samples" else 1
+    size = schedule.epoch_samples if rules.unit == "samples" else 1
     assert size is not None
     return Schedule(schedule.first * size, schedule.interval * size, None, "samples")
 
 
-OF_A_LOG: dict[str, Callable[[int, int, str], Schedule]] = {
+def _ssd300(global_batch: int, first: int, rules: Rules) -> Schedule | None:
+    """In v0.7 the fixed epochs, and every 5 after the last of them; later every 5 epochs from the first evaluation on.
+
+    The text of v1.0 still had the fixed epochs while results of v1.1 evaluate every 5 epochs, so that evaluations that
+    begin at epoch 40 may follow either.
+
+    Raises:
+        ValueError: the first evaluation is not after a multiple of 5 epochs.
+    """
+    if rules.ruleset == "0.7.0":
+        return replace(SCHEDULES["ssd300"](global_batch, ruleset=rules.ruleset), last=None)
+    if first == 40:
+        return None
+    if first % 5:
+        raise ValueError(f"SSD300 is evaluated every 5 epochs, and first after {first}")
+    return Schedule(first, 5, None, "epoch")
+
+
+OF_A_LOG: dict[str, Callable[[int, int, Rules], Schedule | None]] = {
     "resnet": _resnet,
+    "ssd300": _ssd300,
     "retinanet": _every_epoch,
     "maskrcnn": _every_epoch,
     "rnnt": _every_epoch,
     "cosmoflow": _every_epoch,
     "unet3d": _unet3d,
 }
-"""Benchmark to its schedule from the global batch and the first evaluation of a log, and the unit that it counts in.
+"""Benchmark to its schedule from the global batch, the first evaluation of a log and the rules; None if none is sure.
 
 Only benchmarks whose logs say exactly when they evaluated; those that count samples round to batches in several ways.
 """
@@ -146,9 +165,11 @@ def misplaced_evaluations(log: ParsedLog, rules: Rules) -> list[Refusal]:
             )
             return [_off(text)]
     try:
-        schedule = OF_A_LOG[rules.benchmark](log.global_batch, int(points[0]), rules.unit)
+        schedule = OF_A_LOG[rules.benchmark](log.global_batch, int(points[0]), rules)
     except ValueError as error:
         return [_off(f"line {evaluations[0].line}: the first evaluation breaks the rules' schedule: {error}")]
+    if schedule is None:
+        return []
     wanted = [float(point) for point in islice(schedule.points(), len(points))]
     if points == wanted:
         return []

@@ -11,6 +11,7 @@ from typing import Any
 from common.config.schema import BenchmarkConfig, RunConfig, SessionConfig
 from common.data.batches import Block
 from common.errors import ConfigError
+from common.mlperf.compliance import rule_records
 from common.mlperf.mllog import RunLog
 from common.mlperf.rules import Rules
 
@@ -87,6 +88,7 @@ class RunEvents:
         self._quality_together = quality_together
         self._sample_tokens = sample_tokens
         self._block_first: float = fractions_from
+        self._samples_of_epoch: int | None = None
 
     def _in_unit(self, progress: int) -> int | float:
         """``progress`` as the ruleset counts it."""
@@ -107,6 +109,9 @@ class RunEvents:
     ) -> None:
         """Everything up to ``init_start``, as of ``time_ms``, when this process began to build anything."""
         log, who = self._log, session.submission
+        checks = rule_records(f"{rules.usage}_{rules.ruleset}/{who.division}_{rules.log_name}.yaml")
+        if "epoch_num" in str(checks.get(self._quality_key, {}).get("CHECK")) and self._unit != "epoch_num":
+            self._samples_of_epoch = run.train_samples  # the open division's rule files want epochs beside samples
         log.event("cache_clear", session.cache_cleared, time_ms=time_ms)
         log.event("submission_benchmark", rules.log_name, time_ms=time_ms)
         log.event("submission_org", who.org, time_ms=time_ms)
@@ -157,8 +162,8 @@ class RunEvents:
             metadata = {"first_epoch_num": self._block_first, "epoch_count": self._in_unit(block.samples)}
         else:
             metadata = self._after(samples)
-            if self._fraction_of is not None:  # up to v3.1 the checker wants epochs
-                count = block.samples / self._fraction_of
+            if self._unit == "epoch_num":  # up to v3.1 the checker wants epochs, here fractions of one or samples
+                count = block.samples / (self._fraction_of or 1)
                 self._block_first = self._in_unit(samples)
                 metadata |= {"first_epoch_num": self._block_first, "epoch_count": count}
         self._log.start("block_start", None, metadata, time_ms)
@@ -172,7 +177,7 @@ class RunEvents:
             self._log.end("block_stop", None, {"first_epoch_num": self._in_unit(block.first_epoch)}, time_ms)
         else:
             metadata: dict[str, float] = {} if self._sample_tokens is not None else self._after(samples)
-            if self._fraction_of is not None or self._sample_tokens is not None:
+            if self._unit == "epoch_num":
                 metadata["first_epoch_num"] = self._block_first
             self._log.end("block_stop", None, metadata, time_ms)
         if not block.epochs or self._epoch_samples is not None:
@@ -204,7 +209,9 @@ class RunEvents:
 
         One line of all of them where the rules have them together, else a line each, with its name where several.
         """
-        at = {self._unit: self._in_unit(progress)}
+        at: dict[str, float] = {self._unit: self._in_unit(progress)}
+        if self._samples_of_epoch is not None:
+            at["epoch_num"] = progress / self._samples_of_epoch
         if self._quality_together:
             self._log.event(self._quality_key, dict(values), at, time_ms=time_ms)
             return

@@ -6,8 +6,7 @@ import json
 import math
 from itertools import pairwise
 
-from common.errors import ConfigError
-from common.mlperf.constraints import TEXT_RULES
+from common.mlperf.constraints import hyperparameter_complaints, infinite_hyperparameters
 from common.mlperf.evaluation_points import reported_checkpoints
 from common.mlperf.parsed_log import ParsedLog, evaluation_of
 from common.mlperf.progress import evaluations_of
@@ -130,17 +129,10 @@ def _checkpoint_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:
 
 
 def text_rule_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:
-    """Return hyperparameters that the table of the rules forbids and the compliance checker does not test."""
-    logged = {event.key: event.value for event in reversed(log.events)}
-    found = []
-    for rule in TEXT_RULES.get(rules.benchmark, ()):
-        try:
-            if rule.key not in logged or rule.holds(logged):
-                continue
-        except ConfigError as error:
-            text = f"line {log.all(rule.key)[0].line}: {error}"
-        else:
-            shown = json.dumps(logged[rule.key])[:80]
-            text = f"line {log.all(rule.key)[0].line}: {rule.key} = {shown} breaks the rules' table: {rule.text}"
-        found.append(Refusal("hyperparameter-rule", text))
-    return found
+    """Return hyperparameters that are not finite, or that only the table of the rules forbids."""
+    first = {event.key: event.value for event in reversed(log.events)}
+    infinite = infinite_hyperparameters(rules, first)
+    return [
+        Refusal("not-finite" if key in infinite else "hyperparameter-rule", f"line {log.all(key)[0].line}: {complaint}")
+        for key, complaint in hyperparameter_complaints(rules, first).items()
+    ]

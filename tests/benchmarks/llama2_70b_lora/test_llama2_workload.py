@@ -135,6 +135,20 @@ def test_the_closed_division_fixes_the_model_and_its_adapters(override, tmp_path
         admit(*loaded("scale=8xH200", f"assets_dir={tmp_path}", override))
 
 
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("hparams.weight_decay=0.1", "opt_adamw_weight_decay = 0.1 breaks the rules' table: 0.0001"),
+        ("hparams.beta_1=0.95", "opt_adamw_beta_1 = 0.95 breaks the rules' table: 0.9, as in the reference"),
+        ("hparams.beta_2=0.95", "opt_adamw_beta_2 = 0.95 breaks the rules' table: 0.999, as in the reference"),
+        ("hparams.epsilon=1e-5", "opt_adamw_epsilon = 1e-05 breaks the rules' table: 1e-08, as in the reference"),
+    ],
+)
+def test_the_closed_division_fixes_the_optimizer(override, told, tmp_path):
+    with pytest.raises(ConfigError, match=told):
+        admit(*loaded("scale=8xH200", f"assets_dir={tmp_path}", override))
+
+
 def test_the_real_network_has_as_many_weights_as_the_rules_say():
     run, _ = loaded("scale=8xH200")
     facts = run.workload.facts

@@ -118,11 +118,13 @@ def test_the_log_has_every_key_of_the_rule_file(tmp_path):
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("hparams.momentum=0.8", "the reference's SGD has 0.9"),
-        ("hparams.weight_decay=1e-3", "0.9 and 1e-4"),
+        ("hparams.momentum=0.8", "opt_momentum = 0.8 breaks the rules' table: 0.9, as in the reference"),
+        ("hparams.weight_decay=1e-3", "opt_weight_decay = 0.001 breaks the rules' table: 0.0001, as in the reference"),
         ("hparams.image_candidates=6000", "the rules allow 1000 or 12000"),
         ("hparams.image_candidates=1500", "num_image_candidates"),
         ("hparams.base_learning_rate=0.11", "opt_base_learning_rate"),
+        ("hparams.decay_steps=[12000,16500]", "opt_learning_rate_decay_steps = "),
+        ("benchmark.facts.min_size=600", "min_image_size = 600 breaks the rules' table: 800, fixed to reference"),
         ("model.backbone=backbone.pth", "training starts from the rules' R-50.pkl"),
         ("benchmark.targets.SEGM.value=0.3", "the rules fix 0.339"),
         ("benchmark.facts.rpn_high=0.6", "the rules fix 0.7"),

@@ -117,7 +117,7 @@ def test_the_log_has_every_key_of_the_rule_file(tmp_path):
         ("hparams.warmup_epochs=0", "opt_learning_rate_warmup_steps"),
         ("benchmark.targets.mean_average_precision.value=0.2", "the rules fix 0.23"),
         ("benchmark.facts.width=32", "the rules fix 64"),
-        ("hparams.momentum=0.8", "the reference's SGD has 0.9"),
+        ("hparams.momentum=0.8", "opt_momentum = 0.8 breaks the rules' table: 0.9, as in the reference"),
         ("model.backbone=backbone.pth", "training starts from torchvision's resnet34-333f7ec4.pth"),
         ("benchmark.schedule.last_epoch=abc", "last_epoch"),
         ("hparams.bn_group=0", "at least 1"),

@@ -154,3 +154,21 @@ def test_every_benchmark_needs_hyperparameters_and_none_is_forbidden_when_none_i
 def test_ruleset_that_does_not_accept_the_benchmark_is_an_error() -> None:
     with pytest.raises(ConfigError, match="does not accept"):
         check_hyperparameters("resnet", "5.0.0", LARS)
+
+
+def test_tensors_of_another_network_are_refused_where_a_ruleset_lists_them() -> None:
+    names = ["FPN_inner_block1", "FPN_layer_block1"]
+    with pytest.raises(ConfigError) as caught:
+        check_hyperparameters("maskrcnn", "2.1.0", MASKRCNN, tensors=names)
+    message = str(caught.value)
+    assert "training_2.1.0/closed_maskrcnn.yaml lists the names of the initialised tensors" in message
+    assert "the next ruleset without this rule is 3.0.0: ruleset=3.0.0" in message
+    check_hyperparameters("maskrcnn", "3.0.0", MASKRCNN, tensors=names)
+
+
+def test_the_open_division_fixes_no_value_and_wants_the_keys_of_its_own_rule_files() -> None:
+    # open_gpt3.yaml of v4.1 has the closed division's keys, and open_maskrcnn.yaml none of hyperparameters
+    check_hyperparameters("gpt3", "4.1.0", {"opt_adam_beta_1": 0.8}, division="open")
+    check_hyperparameters("maskrcnn", "3.1.0", {"min_image_size": 600}, division="open")
+    assert "opt_adam_beta_1" in missing_hyperparameters("gpt3", "4.1.0", {}, "open")
+    assert missing_hyperparameters("maskrcnn", "3.1.0", {}, "open") == []

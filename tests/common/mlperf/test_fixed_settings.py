@@ -13,6 +13,7 @@ from common.config.composition import compose
 from common.config.schema import BenchmarkConfig
 from common.distributed.rank_info import RankInfo
 from common.errors import ConfigError
+from common.mlperf.admission import admit
 from common.mlperf.fixed import check_fixed
 from common.run.trainer import Trainer
 from tests.conftest import suite
@@ -90,8 +91,17 @@ def test_a_run_in_the_closed_division_is_refused_before_it_starts(tmp_path: Path
     assert done.code == ConfigError.exit_code
     assert "Traceback" not in done.errors
     assert "benchmark.targets.accuracy.value=0.7: the rules fix 0.759" in done.errors
-    assert "hparams.label_smoothing=0.2: the rules' table allows 0 and 0.1" in done.errors
+    assert "label_smoothing = 0.2 breaks the rules' table: 0 or 0.1" in done.errors
     assert not (tmp_path / "out").exists()
+
+
+def test_rnnts_longest_utterance_and_so_the_number_of_samples_are_free() -> None:
+    # training_rules, RNN-T: data_train_max_duration and train_samples are unconstrained, eval_samples is 2703
+    overrides = ["benchmark=rnnt", "scale=8xH200", "benchmark.train_samples=262144", "hparams.max_duration=15"]
+    run, session = cli.load(compose(overrides))
+    assert admit(run, session).hyperparameters["data_train_max_duration"] == 15
+    with pytest.raises(ConfigError, match=r"benchmark\.eval_samples=2000: the rules fix 2703"):
+        admit(*cli.load(compose([*overrides, "benchmark.eval_samples=2000"])))
 
 
 def test_the_open_division_skips_these_rules() -> None:
