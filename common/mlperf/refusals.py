@@ -93,7 +93,9 @@ REASONS: dict[str, Reason] = {
     "evaluation-after-target": Reason(
         "rule", "The convergence of a run is its first evaluation that reaches the target.", _RCP
     ),
-    "progress-backwards": Reason("contradiction", "Training progress does not decrease.", _LOG),
+    "progress-backwards": Reason(
+        "contradiction", "Training makes progress: it grows from one evaluation to the next.", _LOG
+    ),
     "training-missing": Reason(
         "contradiction", "Blocks whose labels agree with the evaluations cover the training without gaps.", _LOG
     ),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_left
 from itertools import pairwise
 
 from common.mlperf.constraints import hyperparameter_complaints, infinite_hyperparameters
-from common.mlperf.evaluation_points import reported_checkpoints
+from common.mlperf.evaluation_points import FURTHEST, reported_checkpoints
 from common.mlperf.parsed_log import ParsedLog, evaluation_of
-from common.mlperf.progress import evaluations_of
+from common.mlperf.progress import OLD_RULESETS, evaluations_of
 from common.mlperf.refusals import Refusal
 from common.mlperf.rules import Rules
 
@@ -76,21 +77,33 @@ def evaluation_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:
         if isinstance(progress, bool) or not isinstance(progress, int | float) or not math.isfinite(progress):
             text = f"{rules.progress_key} {where} is {json.dumps(progress)[:80]}, not a number"
             found.append(Refusal("evaluation-no-number", text))
+        elif not 0 <= progress < FURTHEST:
+            found.append(Refusal("count-invalid", f"{rules.progress_key} {where} is {progress!r}, which is impossible"))
     return found
 
 
 def backward_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:
-    """Refuse an evaluation with less progress than the previous one: events of another run, or written by hand."""
+    """Refuse an evaluation with less progress than the previous one, or with the same after a block of training.
+
+    Fractions of epochs may be equal after rounding, and logs of BERT up to v1.1 have the epoch 1 everywhere.
+    """
     if rules.scored_offline:  # in any order
         return []
-    points = evaluations_of(log, rules)
-    for before, after in pairwise(points):
+    stops = [event.line for event in log.all("block_stop")]
+    grows = rules.unit != "epoch fraction" and rules.ruleset not in OLD_RULESETS
+    for before, after in pairwise(evaluations_of(log, rules)):
+        trained = bisect_left(stops, before.line) < bisect_left(stops, after.line)
         if after.progress < before.progress:
-            text = (
-                f"line {after.line}: an evaluation after {rules.progress_key} {after.progress:g} follows one after "
-                f"{before.progress:g}: progress goes backwards"
-            )
-            return [Refusal("progress-backwards", text)]
+            how = "progress goes backwards"
+        elif grows and trained and after.progress == before.progress:
+            how = "a block of training between them ends without progress"
+        else:
+            continue
+        text = (
+            f"line {after.line}: an evaluation after {rules.progress_key} {after.progress:g} follows one after "
+            f"{before.progress:g}: {how}"
+        )
+        return [Refusal("progress-backwards", text)]
     return []
 
 

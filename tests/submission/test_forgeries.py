@@ -102,7 +102,7 @@ LOGS: dict[str, tuple[Change, str]] = {
     "evaluations under another key": (only_the_last_evaluation_counts, "breaks the rules' schedule"),
     "batch as a float": (whole_batch_as_a_float, "are not the rules' schedule"),
     "hours between init_stop and run_start": (hours_before_the_start, "minutes after init_start"),
-    "batch of 1e308": (batch_of(1e308), "global_batch_size is 1e+308, more than anything has"),
+    "batch of 1e308": (batch_of(1e308), "global_batch_size is 1e+308, larger than any count"),
     "infinite training set": (size_of(float("inf")), "train_samples is inf, not a whole number"),
     "training set that is no number": (size_of(float("nan")), "train_samples is nan, not a whole number"),
 }

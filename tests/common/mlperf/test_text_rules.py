@@ -14,7 +14,7 @@ from common.mlperf.constraints import check_hyperparameters, hyperparameter_comp
 from common.mlperf.evaluation_points import misplaced_evaluations
 from common.mlperf.parsed_log import read_log
 from common.mlperf.rules import newest_ruleset, rules_for
-from common.mlperf.run_complaints import text_rule_complaints
+from common.mlperf.run_refusals import text_rule_refusals
 from common.mlperf.text_rules import TEXT_RULES
 from common.mlperf.verdict import judge
 
@@ -249,7 +249,7 @@ def test_check_names_line_rule_and_source(write_log: Callable[..., Path]) -> Non
     lines = replaced(resnet_lines(), "lars_opt_momentum", 0.95)
     lines.insert(12, (POINT, "label_smoothing", 0.2, {}, 3))
     log = read_log(write_log(lines))
-    first, second = text_rule_complaints(log, rules_for("resnet", "4.0.0"))
+    first, second = text_rule_refusals(log, rules_for("resnet", "4.0.0"))
     assert first.startswith(
         f"line {log.all('lars_opt_momentum')[0].line}: lars_opt_momentum = 0.95 breaks the rules' table"
     )
