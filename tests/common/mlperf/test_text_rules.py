@@ -253,7 +253,7 @@ def test_check_names_line_rule_and_source(write_log: Callable[..., Path]) -> Non
     assert first.startswith(
         f"line {log.all('lars_opt_momentum')[0].line}: lars_opt_momentum = 0.95 breaks the rules' table"
     )
-    assert second == (
+    assert second.sentence == (
         f"line {log.all('label_smoothing')[0].line}: label_smoothing = 0.2 breaks the rules' table: 0 or 0.1 "
         "(training_rules, v0.7 to v4.0)"
     )
