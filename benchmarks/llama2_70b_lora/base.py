@@ -22,7 +22,7 @@ from benchmarks.llama2_70b_lora import hugging_face
 from benchmarks.llama2_70b_lora.hugging_face import Part, Weight
 from common.data import atomic
 from common.errors import CheckpointError
-from common.formats.safetensors_header import TensorPlace, read_header
+from common.untrusted.safetensors_header import TensorPlace, read_header
 from common.nn.decoder import DecoderArchitecture
 
 CONFIG = "config.json"

@@ -1,13 +1,22 @@
-"""Opening what may be anything: a pipe would wait for ever, a device has no end."""
+"""Opening and reading files that anybody may have written.
+
+A path can name a pipe, on which reading waits for ever, or a device without an end; a file can be larger than the
+memory, and so can one line of it. Every function here takes a bound and raises an error that names the file.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from common.errors import DataError
+from common.errors import DataError, SuiteError
+
+TEXT_BYTES = 64 * 2**20
+"""Default bound of a file that is read as a whole. The longest list that a benchmark publishes, the names of RetinaNet's
+pictures, has 30 MB."""
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -40,3 +49,65 @@ def open_regular(path: Path, follow: bool = True) -> BinaryIO:
         file.close()
         raise DataError(f"{path}: is no regular file")
     return file
+
+
+def read_bytes(
+    path: Path, most: int = TEXT_BYTES, *, follow: bool = True, error: type[SuiteError] = DataError, remedy: str = ""
+) -> bytes:
+    """Return the content of a regular file.
+
+    Args:
+        path: the file.
+        most: bytes that it may have.
+        follow: whether it may be a symbolic link.
+        error: class of the error to raise.
+        remedy: what the user can do, for the message, such as "fetch it again".
+
+    Raises:
+        SuiteError: of the class ``error``: the file is missing, larger, no regular file, or cannot be read.
+    """
+    behind = f"; {remedy}" if remedy else ""
+    try:
+        with open_regular(path, follow) as file:
+            content = file.read(most + 1)
+    except DataError as problem:
+        raise error(f"{problem}{behind}") from problem
+    except (OSError, MemoryError) as problem:
+        reason = getattr(problem, "strerror", None) or str(problem) or "not enough memory"
+        raise error(f"{path}: cannot be read: {reason}{behind}") from problem
+    if len(content) > most:
+        raise error(f"{path}: is larger than {_amount(most)}{behind}")
+    return content
+
+
+def read_text(
+    path: Path, most: int = TEXT_BYTES, *, follow: bool = True, error: type[SuiteError] = DataError, remedy: str = ""
+) -> str:
+    """Return the content of a regular file of UTF-8; arguments and errors as :func:`read_bytes` has them."""
+    try:
+        return read_bytes(path, most, follow=follow, error=error, remedy=remedy).decode("utf-8")
+    except UnicodeDecodeError as problem:
+        raise error(f"{path}: is no UTF-8 text: {problem}" + (f"; {remedy}" if remedy else "")) from problem
+
+
+def lines(path: Path, file: BinaryIO, longest: int) -> Iterator[bytes]:
+    """Yield the lines of an open file, with their ends.
+
+    Args:
+        path: for messages.
+        file: open for reading bytes; it may be a decompressing one.
+        longest: bytes that a line may have.
+
+    Raises:
+        DataError: a line is longer; the message has its number.
+    """
+    number = 0
+    while line := file.readline(longest + 1):
+        number += 1
+        if len(line) > longest:
+            raise DataError(f"{path}, line {number}: is longer than {_amount(longest)}")
+        yield line
+
+
+def _amount(size: int) -> str:
+    return f"{size >> 20:,} MiB" if size >= 2**20 else f"{size:,} bytes"
