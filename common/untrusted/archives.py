@@ -188,4 +188,6 @@ def _check_directory(file: BinaryIO) -> None:
     if directory_bytes == 0xFFFFFFFF and large >= 0:
         directory_bytes = int.from_bytes(tail[large + 40 : large + 48], "little")
     if directory_bytes > DIRECTORY_BYTES:
-        raise zipfile.BadZipFile(f"its directory has {directory_bytes:,} bytes, and at most {DIRECTORY_BYTES:,} are read")
+        raise zipfile.BadZipFile(
+            f"its directory has {directory_bytes:,} bytes, and at most {DIRECTORY_BYTES:,} are read"
+        )

@@ -15,8 +15,8 @@ from typing import BinaryIO
 from common.errors import DataError, SuiteError
 
 TEXT_BYTES = 64 * 2**20
-"""Default bound of a file that is read as a whole. The longest list that a benchmark publishes, the names of RetinaNet's
-pictures, has 30 MB."""
+"""Default bound of a file that is read as a whole. The longest that a benchmark publishes, the merges of GPT-2's
+tokenizer and the lists of case names, have less than 2 MB."""
 
 _KINDS = {
     stat.S_IFDIR: "a folder",

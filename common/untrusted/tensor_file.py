@@ -1,4 +1,4 @@
-"""Files of tensors that anybody may have written, read without running what their pickles say and without a second copy.
+"""Files of tensors that anybody may have written: nothing that they name is run, and no second copy is made.
 
 Files of ``torch.save``, both of today's zip and of the older plain pickles, and safetensors. Beside tensors a training
 framework's checkpoints hold objects of its own; a few are known to stand in files that people publish, and are read as
@@ -49,6 +49,7 @@ UNREADABLE = (
 )
 """What reading a damaged file raises: older ones are plain pickles, which can end or say anything."""
 
+ENCODE = "_codecs.encode"
 SKIPPED = (
     "pytorch_lightning.callbacks.model_checkpoint.ModelCheckpoint",
     "pytorch_lightning.callbacks.early_stopping.EarlyStopping",
@@ -56,17 +57,19 @@ SKIPPED = (
     "numpy.core.multiarray.scalar",
     "numpy._core.multiarray.scalar",
     "numpy.dtype",
-    "_codecs.encode",
+    ENCODE,
 )
 """Names that checkpoints of Lightning ask for beside tensors, such as its callbacks and their best score."""
-COPYING = ("_codecs.encode", "collections.Counter", "builtins.set", "builtins.bytearray", "torch._utils._rebuild_qtensor")
-"""Names that PyTorch admits and that make more memory of little: none but ``encode`` stands in files of tensors."""
+COPYING = ("collections.Counter", "builtins.set", "builtins.bytearray", "torch._utils._rebuild_qtensor")
+"""Names that PyTorch admits, that make much memory of little, and that no file of tensors needs."""
 ENCODED = 4096
 """Characters that ``encode`` may be given: Lightning's pickles have numbers of 8 bytes so."""
 PICKLE_BYTES = 64 * 2**20
 """Of the pickle in a zip. That of a state of 10,000 tensors has 1 MB."""
 DEPTH, VALUES = 32, 2_000_000
 """How deep the values of a file may be nested, and how many there may be, shared ones counted each time."""
+REPEATED = 64 * 2**20
+"""Bytes by which tensors may be larger than their storages, in sum: a buffer of positions may be an expanded one."""
 STATE_DICT = "state_dict"
 """Under which a trainer's checkpoint has the model's state."""
 _LEGACY_PICKLES = 5
@@ -185,12 +188,12 @@ def _check(file: BinaryIO) -> bool:
 
 
 def _named(name: str) -> None:
-    if name in COPYING[1:]:
+    if name in COPYING:
         raise Excessive(_asks_for(name))
 
 
 def _called(name: str, arguments: tuple[Record, ...]) -> None:
-    if name == COPYING[0] and not all(type(text) is float and text <= ENCODED for text in arguments):
+    if name == ENCODE and not all(type(text) is float and text <= ENCODED for text in arguments):
         raise Excessive(f"its pickle asks for {name} of more than {ENCODED:,} characters")
 
 
@@ -200,7 +203,7 @@ def _check_values(path: Path, content: object) -> None:
     Raises:
         CheckpointError: there are such values.
     """
-    left, level = VALUES, [content]
+    left, repeated, level = VALUES, 0, [content]
     for _ in range(DEPTH):
         inner: list[object] = []
         for value in level:
@@ -209,9 +212,13 @@ def _check_values(path: Path, content: object) -> None:
             elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
                 inner += value
             elif isinstance(value, Tensor):
-                _check_tensor(path, value)
+                repeated += _repeated(value)
             if len(inner) > left:
                 raise CheckpointError(f"{path}: holds more than {VALUES:,} values; fetch it again")
+            if repeated > REPEATED:
+                raise CheckpointError(
+                    f"{path}: has tensors of {repeated:,} bytes more than their storage; fetch it again"
+                )
         left -= len(inner)
         level = inner
         if not level:
@@ -219,15 +226,11 @@ def _check_values(path: Path, content: object) -> None:
     raise CheckpointError(f"{path}: its values are nested more than {DEPTH} deep; fetch it again")
 
 
-def _check_tensor(path: Path, tensor: Tensor) -> None:
+def _repeated(tensor: Tensor) -> int:
+    """Bytes by which a tensor is larger than its storage, as expanded ones are."""
     if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
-        return
-    needed, there = tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()
-    if needed > there:
-        raise CheckpointError(
-            f"{path}: a tensor of shape {list(tensor.shape)} repeats the {there:,} bytes that the file has of it; fetch "
-            "it again"
-        )
+        return 0
+    return max(0, tensor.numel() * tensor.element_size() - tensor.untyped_storage().nbytes())
 
 
 def check_digest(path: Path, digest: str) -> None:
