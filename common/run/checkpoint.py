@@ -299,8 +299,8 @@ def _load(place: Path, rank: int, weights: bool) -> dict[str, Any]:
     except CheckpointError as error:
         raise CheckpointError(f"{path}: unreadable ({str(error).removeprefix(f'{path}: ')})") from error
     found = content.get("format") if isinstance(content, dict) else None
-    if found != FORMAT:
-        told = found if type(found) is int and abs(found) < 2**63 else "unknown"
+    if type(found) is not int or found != FORMAT:
+        told = found if type(found) is int and abs(found) < 2**63 else type(found).__name__
         raise CheckpointError(f"{path}: format {told}, this suite reads {FORMAT}")
     check_content(path, content, weights)
     return content

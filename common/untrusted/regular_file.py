@@ -90,18 +90,19 @@ def read_text(
         raise error(f"{path}: is no UTF-8 text: {problem}" + (f"; {remedy}" if remedy else "")) from problem
 
 
-def lines(path: Path, file: BinaryIO, longest: int) -> Iterator[bytes]:
+def lines(path: Path, file: BinaryIO, longest: int, before: int = 0) -> Iterator[bytes]:
     """Yield the lines of an open file, with their ends.
 
     Args:
         path: for messages.
         file: open for reading bytes; it may be a decompressing one.
         longest: bytes that a line may have.
+        before: lines that have been read.
 
     Raises:
         DataError: a line is longer; the message has its number.
     """
-    number = 0
+    number = before
     while line := file.readline(longest + 1):
         number += 1
         if len(line) > longest:
