@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from common.errors import DataError
+from common.untrusted.strict_json import read_json_object
 
 Plan = TypeVar("Plan")
 Drawn = TypeVar("Drawn")
@@ -35,13 +36,7 @@ def description_of(raw_dir: Path) -> dict[str, Any] | None:
     marker = raw_dir / MARKER
     if not marker.exists():
         return None
-    try:
-        content = json.loads(marker.read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            raise ValueError("no JSON object")
-    except ValueError as error:
-        raise DataError(f"{marker} is damaged ({error}); generate the stand-in again") from error
-    return content
+    return read_json_object(marker, remedy="generate the stand-in again")
 
 
 def require_unused(raw_dir: Path) -> None:

@@ -1,6 +1,6 @@
 """HTML that cannot be broken by what it shows: all text is escaped unless it is markup already.
 
-Control characters, and others that cannot be seen, are written as escapes, and long text is cut, as ``check`` prints it.
+Control characters, and others that cannot be seen, are written as escapes, and long text is cut, as ``check`` does.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ A gzip stream of one megabyte can inflate to a gigabyte; a tar's header can anno
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import shutil
 import struct
@@ -14,7 +15,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, BinaryIO
+from typing import IO, BinaryIO
 
 from common.errors import DataError
 from common.untrusted.regular_file import open_regular
@@ -67,19 +68,29 @@ def tar_members(
     Raises:
         DataError: the archive is damaged or exceeds a bound.
     """
+    with named_damage(source), tarfile.open(fileobj=file, mode=mode, tarinfo=_BoundedMember) as tar:  # type: ignore[call-overload]
+        while (member := tar.next()) is not None:
+            tar.members.clear()
+            if most is not None and tar.offset > most:
+                raise _Excessive(f"it inflates to more than {most:,} bytes")
+            yield tar, member
+        if mode == "r:":
+            file.seek(tar.offset)
+            if file.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:  # tarfile ends at any damage
+                raise tarfile.ReadError(f"no end mark at byte {tar.offset}")
+
+
+@contextlib.contextmanager
+def named_damage(source: Path) -> Iterator[None]:
+    """Make one DataError that names the archive of whatever reading a damaged one raises within the block."""
     try:
-        with tarfile.open(fileobj=file, mode=mode, tarinfo=_BoundedMember) as tar:  # type: ignore[call-overload]
-            while (member := tar.next()) is not None:
-                tar.members.clear()
-                if most is not None and tar.offset > most:
-                    raise _Excessive(f"it inflates to more than {most:,} bytes")
-                yield tar, member
+        yield
     except (_Excessive, *DAMAGED) as error:
-        raise DataError(f"{source} is damaged: {error}; delete it and fetch it again") from error
+        raise DataError(f"{source} is truncated or damaged: {error}; delete it and fetch it again") from error
     except OSError as error:
         if error.errno is not None:  # of the disk, and not of gzip
             raise
-        raise DataError(f"{source} is damaged: {error}; delete it and fetch it again") from error
+        raise DataError(f"{source} is truncated or damaged: {error}; delete it and fetch it again") from error
 
 
 def unpack(
@@ -88,7 +99,6 @@ def unpack(
     place_of: Callable[[tarfile.TarInfo], str | None],
     *,
     most: int,
-    before: Callable[[Path], Any] = lambda path: None,
 ) -> int:
     """Write files of a ``.tar.gz`` below a folder and return their number.
 
@@ -97,7 +107,6 @@ def unpack(
         folder: an existing folder.
         place_of: path of a member below the folder, with ``/`` between its parts; None for one that stays packed.
         most: bytes that the archive may have inflated.
-        before: is called with the path of each file before it is written.
 
     Raises:
         DataError: the archive is damaged, or a member that is wanted is no file, comes twice, lies below a file or
@@ -106,7 +115,7 @@ def unpack(
     """
     written: set[str] = set()
     folders: set[str] = set()
-    with open_regular(archive) as file:
+    with open_regular(archive) as file, named_damage(archive):
         for tar, member in tar_members(file, archive, "r|gz", most=most):
             if (name := place_of(member)) is None:
                 continue
@@ -123,7 +132,6 @@ def unpack(
             assert content is not None  # of a file
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            before(path)
             with content, open(path, "xb") as out:
                 shutil.copyfileobj(content, out, _COPIED_AT_ONCE)
     return len(written)
@@ -141,11 +149,8 @@ def read_gzip(path: Path, most: int) -> bytes:
     Raises:
         DataError: it is damaged, inflates to more than ``most`` bytes, or cannot be read.
     """
-    with open_regular(path) as packed, gzip.open(packed) as file:
-        try:
-            content = file.read(most + 1)
-        except (OSError, *DAMAGED) as error:
-            raise DataError(f"{path} cannot be read as gzip: {error}; fetch it again") from error
+    with open_regular(path) as packed, named_damage(path), gzip.open(packed) as file:
+        content = file.read(most + 1)
     if len(content) > most:
         raise DataError(f"{path} inflates to more than {most:,} bytes; fetch it again")
     return content

@@ -6,11 +6,12 @@ memory, and so can one line of it. Every function here takes a bound and raises 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from common.errors import DataError, SuiteError
 
@@ -37,18 +38,34 @@ def open_regular(path: Path, follow: bool = True) -> BinaryIO:
     Raises:
         DataError: it is none, or cannot be read.
     """
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
     try:
-        if not stat.S_ISREG(mode := path.stat(follow_symlinks=follow).st_mode):
-            raise DataError(f"{path}: is {_KINDS.get(stat.S_IFMT(mode), 'a link')}, no regular file")
-        descriptor = os.open(path, flags)
+        return open_file(path, follow)
+    except NotRegular as error:
+        raise DataError(f"{path}: {error.strerror}") from error
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         raise DataError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def open_file(path: Path, follow: bool = True) -> BinaryIO:
+    """Open a regular file as :func:`open_regular` does, for callers that say themselves what is wrong.
+
+    Raises:
+        OSError: it is none, or cannot be read.
+        ValueError: there is a null byte in the name.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
+    if not stat.S_ISREG(mode := path.stat(follow_symlinks=follow).st_mode):
+        raise NotRegular(errno.EINVAL, f"is {_KINDS.get(stat.S_IFMT(mode), 'a link')}, no regular file", str(path))
+    descriptor = os.open(path, flags)
     file = os.fdopen(descriptor, "rb")
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # it was replaced in between
         file.close()
-        raise DataError(f"{path}: is no regular file")
+        raise NotRegular(errno.EINVAL, "is no regular file", str(path))
     return file
+
+
+class NotRegular(OSError):
+    """The path names a folder, a pipe, a socket, a device, or a link that may not be followed."""
 
 
 def read_bytes(
@@ -90,7 +107,7 @@ def read_text(
         raise error(f"{path}: is no UTF-8 text: {problem}" + (f"; {remedy}" if remedy else "")) from problem
 
 
-def lines(path: Path, file: BinaryIO, longest: int, before: int = 0) -> Iterator[bytes]:
+def lines(path: Path, file: IO[bytes], longest: int, before: int = 0) -> Iterator[bytes]:
     """Yield the lines of an open file, with their ends.
 
     Args:

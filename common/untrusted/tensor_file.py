@@ -122,13 +122,17 @@ def read_state(path: Path, digest: str | None = None) -> dict[str, Tensor]:
     return dict(content)
 
 
-def read_values(path: Path) -> Any:
-    """What a file of ``torch.save`` holds: numbers, texts, lists, mappings and tensors in each other.
+def read_values(path: Path, kind: str = "values") -> Any:
+    """Return what a file of ``torch.save`` holds: numbers, texts, lists, mappings and tensors in each other.
+
+    Args:
+        path: of the file.
+        kind: what it should hold, for messages.
 
     Raises:
         CheckpointError: see :func:`read_state`.
     """
-    return _content(path, "values")
+    return _content(path, kind)
 
 
 def _content(path: Path, kind: str, digest: str | None = None) -> Any:

@@ -13,7 +13,7 @@ from common.errors import DataError
 from common.report import command
 from common.report.collect import gather
 from common.report.page import compose
-from tests.common.report.report_runs import before_the_clock, resnet_run, write_log, write_metrics
+from tests.common.report.report_runs import before_the_clock, resnet_run, write_log, write_metrics, write_series
 from tests.common.untrusted.hostile import complaints
 
 CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
@@ -49,7 +49,9 @@ def report(path: Path) -> None:
 
 def test_hostile_metrics_cost_little_and_end_in_a_message(tmp_path: Path) -> None:
     valid = run_folder(tmp_path / "valid")
-    folders = {name: run_folder(tmp_path / f"hostile{number}", text) for number, (name, text) in enumerate(LINES.items())}
+    folders = {
+        name: run_folder(tmp_path / f"hostile{number}", text) for number, (name, text) in enumerate(LINES.items())
+    }
     for name, link in (("device", True), ("pipe", False)):
         folders[name] = run_folder(tmp_path / name)
         (folders[name] / METRICS).unlink()
@@ -96,7 +98,9 @@ def test_control_characters_are_written_as_escapes(tmp_path: Path) -> None:
     before = {"submission_platform": HIDDEN, "submission_org": HIDDEN}
     lines = resnet_run(epochs=5, **before)
     lines.insert(3, ("POINT_IN_TIME", HIDDEN, HIDDEN, {}, -57))
-    lines = [(kind, key, {HIDDEN: 0.5} if key == "eval_accuracy" else value, *rest) for kind, key, value, *rest in lines]
+    lines = [
+        (kind, key, {HIDDEN: 0.5} if key == "eval_accuracy" else value, *rest) for kind, key, value, *rest in lines
+    ]
     folder = tmp_path / "a\x1b[2Jb\u202ec"
     write_log(folder / "mlperf.log", lines)
     page = compose(gather([folder])).html
@@ -113,14 +117,14 @@ def test_long_values_are_cut(tmp_path: Path) -> None:
     assert len(compose(gather([folder])).html) < len(plain) + 50_000
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"nodes": 3}', '{"nodes": {"a": {}}}', "[" * 200_000, '{"nodes": 1, "nodes": 2}'],
-                         ids=["empty", "list", "number", "no facts", "nested", "twice"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '{"nodes": 3}', '{"nodes": {"a": {}}}', "[" * 200_000, '{"nodes": 1, "nodes": 2}'],
+    ids=["empty", "list", "number", "no facts", "nested", "twice"],
+)
 def test_a_damaged_report_of_doctor_is_one_error(tmp_path: Path, text: str) -> None:
-    from tests.common.report.report_runs import write_series
-
-    folder = write_series(tmp_path / "series")
-    for path in folder.glob("*doctor*.json"):
-        path.write_text(text)
+    folder = write_series(tmp_path / "series", [5], [70.0])
+    (folder / "20260101-000000_doctor.json").write_text(text)
     with pytest.raises(DataError, match="doctor"):
         gather([folder])
 

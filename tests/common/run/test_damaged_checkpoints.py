@@ -52,7 +52,8 @@ DAMAGE: dict[str, Any] = {
     "base": [3, [], torch.ones(1)],
     "model": [None, [], {"weight": None}, {3: torch.ones(2, 3)}, {"weight": torch.eye(3).to_sparse()},
               {"weight": torch.ones(2, 3, device="meta")}],
-    "updaters": [None, {}, [None], [[]], [{3: torch.ones(1)}], [{"momentum": {3: torch.ones(1)}}], [DEEP], [], [{}, {}]],
+    "updaters": [None, {}, [None], [[]], [{3: torch.ones(1)}], [{"momentum": {3: torch.ones(1)}}], [DEEP], [],
+                 [{}, {}]],
     "buffers": [None, [], {"a": 3}],
 }  # fmt: skip
 
@@ -92,17 +93,19 @@ def test_a_missing_entry_is_one_error(tmp_path: Path, name: str) -> None:
     content = torch.load(place / "rank_0.pt", weights_only=True)
     del content[name]
     torch.save(content, place / "rank_0.pt")
-    with pytest.raises(CheckpointError, match="rank_0.pt"):
+    with pytest.raises(CheckpointError, match=r"rank_0\.pt"):
         resume(place)
 
 
 @pytest.mark.parametrize(
-    "content", [[], 3, "text", {}, {3: 4}, torch.ones(2), None], ids=["list", "number", "text", "empty", "key", "tensor", "none"]
+    "content",
+    [[], 3, "text", {}, {3: 4}, torch.ones(2), None],
+    ids=["list", "number", "text", "empty", "key", "tensor", "none"],
 )
 def test_what_is_no_checkpoint_is_one_error(tmp_path: Path, content: Any) -> None:
     place = saved(tmp_path)
     torch.save(content, place / "rank_0.pt")
-    with pytest.raises(CheckpointError, match="rank_0.pt"):
+    with pytest.raises(CheckpointError, match=r"rank_0\.pt"):
         resume(place)
 
 
@@ -131,4 +134,3 @@ def test_a_damaged_head_of_rows_is_one_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "rows_0.bin").write_bytes(b"")
     with pytest.raises(CheckpointError, match="rows_0"):
         row_files.read(tmp_path, Tables((Table("a", 2, 1),), 4), ())
-
