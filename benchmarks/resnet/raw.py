@@ -156,8 +156,8 @@ def validation_synsets(devkit: Path) -> list[str]:
     from scipy.io import loadmat
 
     found: dict[str, bytes] = {}
-    with open_regular(devkit) as file, named_damage(devkit):
-        for tar, member in tar_members(file, devkit, "r|gz", most=DEVKIT_BYTES):
+    with open_regular(devkit) as file, named_damage(f"{devkit} is damaged"):
+        for tar, member in tar_members(file, f"{devkit} is damaged", "r|gz", most=DEVKIT_BYTES):
             if member.name in (GROUND_TRUTH, META) and member.isfile():
                 content = tar.extractfile(member)
                 assert content is not None

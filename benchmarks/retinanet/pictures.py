@@ -11,9 +11,9 @@ from common.errors import DataError
 from common.formats.jpeg import jpeg_size
 from common.untrusted.regular_file import read_bytes
 
-
 PICTURE_BYTES = 2**28
 """Of a picture: OpenImages' have less than 30 MB."""
+
 
 def place_pictures(raw_folder: Path, folder: Path, names: list[str]) -> dict[str, Any]:
     """Bring pictures from ``raw_folder`` to ``folder``, their bytes unchanged.

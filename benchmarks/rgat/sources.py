@@ -106,8 +106,8 @@ def download(raw_dir: Path, size: str, workers: int = 1) -> Iterator[str]:
 def _unpack(archive: Path, raw_dir: Path, missing: list[str], most: int) -> None:
     """Bring the ``missing`` files from an archive, in which they lie in some folder ``processed``."""
     left = set(missing)
-    with open_regular(archive) as packed, named_damage(archive):
-        for opened, member in tar_members(packed, archive, "r|gz", most=most):
+    with open_regular(archive) as packed, named_damage(f"{archive} is damaged"):
+        for opened, member in tar_members(packed, f"{archive} is damaged", "r|gz", most=most):
             name = "/".join(PurePosixPath(member.name).parts[-2:])
             if name not in left or not member.isfile():
                 continue

@@ -107,7 +107,10 @@ def require_format(root: Path, expected_format: str, remedy: str) -> dict[str, A
         raise DataError(f"data folder {root} does not exist; {remedy}")
     if not os.path.lexists(path):
         raise DataError(f"{path} is missing: {root} holds no completely prepared data; {remedy}")
-    raw = read_json(path, remedy=remedy)
+    try:
+        raw = read_json(path)
+    except DataError as error:
+        raise DataError(f"{path} cannot be read ({error}); {remedy}") from error
     if not isinstance(raw, dict) or "format" not in raw:
         raise DataError(f"{path} lacks or garbles a field (format); {remedy}")
     if raw["format"] != expected_format:

@@ -73,7 +73,11 @@ def begin_or_continue(data_dir: Path, state: Path, wanted: Mapping[str, str]) ->
     if not state.exists():
         atomic.write_text(state, json.dumps(wanted) + "\n")
         return
-    _compare(data_dir, read_json_object(state, remedy=f"delete {data_dir} and prepare again"), wanted)
+    try:
+        found = read_json_object(state)
+    except DataError as error:
+        raise DataError(f"{state} is damaged ({error}); delete {data_dir} and prepare again") from error
+    _compare(data_dir, found, wanted)
 
 
 def require_space(data_dir: Path, needed: int, *, more: bool = True) -> None:

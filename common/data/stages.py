@@ -84,7 +84,10 @@ class Stages:
         path = self.path(stage, task)
         if not path.exists():
             return None
-        return read_json_object(path, remedy="delete it, and its stage is done again")
+        try:
+            return read_json_object(path)
+        except DataError as error:
+            raise DataError(f"{path} is damaged ({error}); delete it, and its stage is done again") from error
 
     def keep(self, stage: str, task: str, record: Record) -> None:
         """Note that a task has been done."""

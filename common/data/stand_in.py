@@ -36,7 +36,10 @@ def description_of(raw_dir: Path) -> dict[str, Any] | None:
     marker = raw_dir / MARKER
     if not marker.exists():
         return None
-    return read_json_object(marker, remedy="generate the stand-in again")
+    try:
+        return read_json_object(marker)
+    except DataError as error:
+        raise DataError(f"{marker} is damaged ({error}); generate the stand-in again") from error
 
 
 def require_unused(raw_dir: Path) -> None:

@@ -18,7 +18,7 @@ def members(file: IO[bytes], source: Path, start: int = 0) -> Iterator[tuple[str
         DataError: the tar is truncated or damaged; ``source`` is named.
     """
     file.seek(start)
-    for _, member in tar_members(file, source, "r:"):
+    for _, member in tar_members(file, f"{source}: the tar at byte {start} is truncated or damaged", "r:"):
         if member.isfile():
             yield Path(member.name).name, member.offset_data, member.size
 

@@ -55,20 +55,20 @@ class _Excessive(Exception):
 
 
 def tar_members(
-    file: IO[bytes], source: Path, mode: str = "r|", *, most: int | None = None
+    file: IO[bytes], damage: str, mode: str = "r|", *, most: int | None = None
 ) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
     """Yield the open archive and each of its members in turn, without keeping those that have been read.
 
     Args:
         file: open at the archive's beginning.
-        source: its path, for messages.
+        damage: the beginning of the message of a damaged archive, such as "a.tar is damaged".
         mode: of ``tarfile.open``: ``r|`` and ``r|gz`` for streams, ``r:`` for files whose members are read in place.
         most: bytes that the archive may have inflated; None for an archive that is not compressed.
 
     Raises:
         DataError: the archive is damaged or exceeds a bound.
     """
-    with named_damage(source), tarfile.open(fileobj=file, mode=mode, tarinfo=_BoundedMember) as tar:  # type: ignore[call-overload]
+    with named_damage(damage), tarfile.open(fileobj=file, mode=mode, tarinfo=_BoundedMember) as tar:  # type: ignore[call-overload]
         while (member := tar.next()) is not None:
             tar.members.clear()
             if most is not None and tar.offset > most:
@@ -81,16 +81,16 @@ def tar_members(
 
 
 @contextlib.contextmanager
-def named_damage(source: Path) -> Iterator[None]:
-    """Make one DataError that names the archive of whatever reading a damaged one raises within the block."""
+def named_damage(damage: str) -> Iterator[None]:
+    """Raise a DataError, whose message begins with ``damage``, for each error of a damaged archive within the block."""
     try:
         yield
     except (_Excessive, *DAMAGED) as error:
-        raise DataError(f"{source} is truncated or damaged: {error}; delete it and fetch it again") from error
+        raise DataError(f"{damage}: {error}; delete it and fetch it again") from error
     except OSError as error:
         if error.errno is not None:  # of the disk, and not of gzip
             raise
-        raise DataError(f"{source} is truncated or damaged: {error}; delete it and fetch it again") from error
+        raise DataError(f"{damage}: {error}; delete it and fetch it again") from error
 
 
 def unpack(
@@ -115,8 +115,8 @@ def unpack(
     """
     written: set[str] = set()
     folders: set[str] = set()
-    with open_regular(archive) as file, named_damage(archive):
-        for tar, member in tar_members(file, archive, "r|gz", most=most):
+    with open_regular(archive) as file, named_damage(f"{archive} is damaged"):
+        for tar, member in tar_members(file, f"{archive} is damaged", "r|gz", most=most):
             if (name := place_of(member)) is None:
                 continue
             parts = PurePosixPath(name).parts
@@ -149,7 +149,7 @@ def read_gzip(path: Path, most: int) -> bytes:
     Raises:
         DataError: it is damaged, inflates to more than ``most`` bytes, or cannot be read.
     """
-    with open_regular(path) as packed, named_damage(path), gzip.open(packed) as file:
+    with open_regular(path) as packed, named_damage(f"{path} is damaged"), gzip.open(packed) as file:
         content = file.read(most + 1)
     if len(content) > most:
         raise DataError(f"{path} inflates to more than {most:,} bytes; fetch it again")

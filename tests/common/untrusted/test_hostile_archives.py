@@ -1,4 +1,4 @@
-"""Archives, arrays and JSON of all kinds that are damaged or ask for too much end in one message, and write nothing else."""
+"""Archives, arrays and JSON that are damaged or ask for too much end in one message."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ TARS: dict[str, list[Member]] = {
 
 @pytest.mark.parametrize("name", sorted(TARS))
 def test_a_hostile_member_is_one_error_and_nothing_is_unpacked(tmp_path: Path, name: str) -> None:
-    archive = tar(tmp_path / "dev-clean.tar.gz", [*GOOD, *TARS[name]] if name != "nothing of the subset" else TARS[name])
+    archive = tar(
+        tmp_path / "dev-clean.tar.gz", [*GOOD, *TARS[name]] if name != "nothing of the subset" else TARS[name]
+    )
     with pytest.raises(DataError, match=r"dev-clean\.tar\.gz"):
         unpack(archive, tmp_path / "dev-clean")
     assert not (tmp_path / "dev-clean").exists()
@@ -137,7 +139,8 @@ ARRAYS = {
     "signs": array_header("{'shape': " + "-" * 9000 + "1}"),
     "a long header": array_header(" " * (HEADER_BYTES + 1)),
     "a header of 4 GB": MAGIC + b"\2\0\xff\xff\xff\xff",
-    "objects": array_header("{'descr': '|O', 'fortran_order': False, 'shape': (3,), }") + b"\x80\x02Nr\xff\xff\xff\x7f.",
+    "objects": array_header("{'descr': '|O', 'fortran_order': False, 'shape': (3,), }")
+    + b"\x80\x02Nr\xff\xff\xff\x7f.",
     "fields": array_header("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (3,), }"),
     "no such dtype": array_header("{'descr': '<f3', 'fortran_order': False, 'shape': (3,), }"),
     "a field twice": array_header("{'descr': '<f4', 'descr': '<f4', 'shape': (3,), }"),
@@ -209,16 +212,16 @@ def test_readers_raise_the_class_and_say_the_remedy(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=r"a\.json: .*; fetch it"):
             read(path, error=CheckpointError, remedy="fetch it")
     path.write_text(json.dumps([1]))
-    with pytest.raises(CheckpointError, match="not a JSON object.*; fetch it"):
+    with pytest.raises(CheckpointError, match=r"not a JSON object.*; fetch it"):
         read_json_object(path, error=CheckpointError, remedy="fetch it")
-    with pytest.raises(DataError, match="larger than 2 bytes"):
+    with pytest.raises(DataError, match=r"larger than 2 bytes"):
         read_bytes(path, 2)
 
 
 def test_a_long_line_is_named(tmp_path: Path) -> None:
     read = lines(Path("a"), io.BytesIO(b"abc\nabcdef\n"), 4)
     assert next(read) == b"abc\n"
-    with pytest.raises(DataError, match="a, line 2: is longer than 4 bytes"):
+    with pytest.raises(DataError, match=r"a, line 2: is longer"):
         next(read)
 
 
@@ -229,5 +232,5 @@ def test_a_gzip_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a\.gz inflates to more than 2 bytes"):
         read_gzip(path, 2)
     path.write_bytes(path.read_bytes()[:-6])
-    with pytest.raises(DataError, match=r"a\.gz is truncated or damaged"):
+    with pytest.raises(DataError, match=r"a\.gz is damaged"):
         read_gzip(path, 3)
