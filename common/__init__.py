@@ -20,7 +20,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("config",),
     ("ops",),
     ("data",),
-    ("formats", "untrusted"),
+    ("formats",),
+    ("untrusted",),
     ("errors",),
 )
 """Rooms of ``common/``, and the two files that stand alone; the highest floor first."""

@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks.bert.preparation.samples import SampleSettings
 from common.data.stand_in import MARKER, description_of
 from common.errors import ConfigError, DataError
+from common.untrusted.regular_file import read_bytes
 
 VOCABULARY = "vocab.txt"
 PARTS_FOLDER = "results4"
@@ -79,7 +80,7 @@ class RawText:
 
     def fingerprint(self) -> str:
         """SHA-256 over names and sizes of the text, and the vocabulary: what decides the result, wherever it lies."""
-        digest = hashlib.sha256(self.vocabulary.read_bytes())
+        digest = hashlib.sha256(read_bytes(self.vocabulary))
         evaluation = [] if self.evaluation is None else [self.evaluation]
         for path in (*self.parts, *self.articles, *evaluation):
             digest.update(f"\n{path.parent.name}/{path.name}\t{path.stat().st_size}".encode())

@@ -7,7 +7,6 @@ PyTorch have the names of the usual port; NVIDIA's call a layer with an activati
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch import Tensor
 from benchmarks.bert.model import VOCABULARY_MULTIPLE, Bert
 from common.errors import CheckpointError
 from common.formats.tensor_bundle import TensorBundle
+from common.untrusted.tensor_file import read_values
 
 LAYERS = 24
 """Layers of the model whose checkpoint the rules give."""
@@ -175,13 +175,9 @@ def _port_reader(path: Path) -> Reader:
 
 
 def _load_state(path: Path) -> dict[str, Any]:
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: there is no such file") from None
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
-        cause = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"{path}: not a file of tensors that PyTorch can read: {cause}") from None
+    if not path.exists():
+        raise CheckpointError(f"{path}: there is no such file")
+    content = read_values(path, "tensors")
     state = content.get("model", content) if isinstance(content, dict) else None
     if not isinstance(state, dict):
         raise CheckpointError(f"{path}: holds no state of a model, but a {type(content).__name__}")

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpt3.architecture import Architecture
-from common.errors import CheckpointError
+from common.errors import CheckpointError, DataError
 from common.formats.zarr import METADATA, ZarrArray
+from common.untrusted.strict_json import read_json_object
 from common.untrusted.tensor_file import read_values
 
 COMMON, SETTINGS = "common.pt", "metadata.json"
@@ -178,11 +179,11 @@ class Published:
 
     def _check_settings(self) -> None:
         path = self.folder / SETTINGS
+        if not path.exists():
+            raise CheckpointError(f"{path} is missing; fetch it again")
         try:
-            backend = json.loads(path.read_text(encoding="utf-8"))["sharded_backend"]
-        except FileNotFoundError:
-            raise CheckpointError(f"{path} is missing; fetch it again") from None
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            backend = read_json_object(path)["sharded_backend"]
+        except (DataError, KeyError) as error:
             raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error}); fetch it again") from error
         if backend != "zarr":
             raise CheckpointError(f"{path}: its tensors are of the form {backend!r}, and 'zarr' can be read")

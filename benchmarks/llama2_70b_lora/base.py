@@ -21,9 +21,10 @@ from torch import Tensor
 from benchmarks.llama2_70b_lora import hugging_face
 from benchmarks.llama2_70b_lora.hugging_face import Part, Weight
 from common.data import atomic
-from common.errors import CheckpointError
-from common.formats.safetensors_header import TensorPlace, read_header
+from common.errors import CheckpointError, DataError
 from common.nn.decoder import DecoderArchitecture
+from common.untrusted.safetensors_header import TensorPlace, read_header
+from common.untrusted.strict_json import read_json_object
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
@@ -234,25 +235,23 @@ def _places(folder: Path) -> dict[str, TensorPlace]:
 
 def _index(path: Path) -> dict[str, str]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        found = read_json_object(path)["weight_map"]
         if not found:
             raise ValueError("it names no tensor")
         for file in set(found.values()):
             if Path(file).name != file or not file.endswith(".safetensors"):
                 raise ValueError(f"{file!r} is no shard in the same folder")
         return dict(found)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (DataError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error}); fetch it again") from error
 
 
 def _check_config(path: Path, architecture: DecoderArchitecture) -> None:
+    if not path.exists():
+        raise CheckpointError(f"{path} is missing: it says which model the base is")
     try:
-        described = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(described, dict):
-            raise ValueError("no JSON object")
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing: it says which model the base is") from None
-    except (OSError, ValueError) as error:
+        described = read_json_object(path)
+    except DataError as error:
         raise CheckpointError(f"{path} is damaged ({error}); fetch it again") from error
     if difference := hugging_face.disagreement(described, architecture):
         raise CheckpointError(f"{path}: {difference}: it is the base of another model")

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from common.data import manifest
 from common.data.manifest import Manifest
 from common.errors import DataError
+from common.formats import npy
 
 FORMAT = "llama2-rows/1"
 PREPARE_COMMAND = "mlperf-suite prepare benchmark=llama2_70b_lora --raw-dir RAW --data-dir DATA"
@@ -96,7 +97,7 @@ def read_manifest(root: Path, facts: RowFacts) -> Manifest:
 def _mapped(path: Path, dtype: type, shape: tuple[int, int]) -> NDArray[Any]:
     remedy = f"run 'mlperf-suite verify benchmark=llama2_70b_lora --data-dir {path.parent}'"
     try:
-        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        array: NDArray[Any] = npy.mapped(path)
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{path} cannot be read ({error}); {remedy}") from error
     if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:

@@ -9,7 +9,7 @@ from benchmarks.llama2_70b_lora import base, raw
 from common.data.download import RemoteFile, check
 from common.data.manifest import digest
 from common.errors import CheckpointError, DataError
-from common.formats.safetensors_header import read_header
+from common.untrusted.safetensors_header import read_header
 
 REFERENCE = "https://github.com/mlcommons/training/tree/master/llama2_70b_lora"
 MEMBERS = "MLCommons members, who accept Llama 2's licence"

@@ -10,6 +10,7 @@ import hashlib
 import io
 import os
 import tarfile
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from pathlib import Path
 from common.data.stand_in import MARKER
 from common.errors import DataError
 from common.formats import tars
+from common.untrusted.archives import named_damage, tar_members
+from common.untrusted.regular_file import open_regular, read_text
 
 TRAIN_TAR = "ILSVRC2012_img_train.tar"
 VAL_TAR = "ILSVRC2012_img_val.tar"
@@ -95,7 +98,7 @@ def open_raw(raw_dir: Path) -> RawData:
         for split in ("train", "val")
     )
     marker = raw_dir / MARKER
-    stand_in = marker.read_text(encoding="utf-8").strip() if marker.exists() else None
+    stand_in = read_text(marker).strip() if marker.exists() else None
     return RawData(train, val, synsets, stand_in)
 
 
@@ -138,6 +141,12 @@ def _from_val_tar(raw_dir: Path) -> list[_Fields]:
     return [(path, at, size, synset, name) for (name, at, size), synset in zip(pictures, synsets, strict=True)]
 
 
+MATLAB_DAMAGE = (ValueError, LookupError, TypeError, OSError, MemoryError, NotImplementedError, zlib.error)
+"""What SciPy raises when it reads a damaged table."""
+DEVKIT_BYTES, MEMBER_BYTES = 2**28, 2**20
+"""Of the development kit, inflated, and of each of its two files that are read: they have 4 MB and less than 0.4 MB."""
+
+
 def validation_synsets(devkit: Path) -> list[str]:
     """The synset of every validation picture, by number, from the development kit.
 
@@ -146,13 +155,30 @@ def validation_synsets(devkit: Path) -> list[str]:
     """
     from scipy.io import loadmat
 
+    found: dict[str, bytes] = {}
+    with open_regular(devkit) as file, named_damage(f"{devkit} is damaged"):
+        for tar, member in tar_members(file, f"{devkit} is damaged", "r|gz", most=DEVKIT_BYTES):
+            if member.name in (GROUND_TRUTH, META) and member.isfile():
+                content = tar.extractfile(member)
+                assert content is not None
+                found[member.name] = content.read(MEMBER_BYTES + 1)
+    if found.keys() != {GROUND_TRUTH, META} or max(map(len, found.values())) > MEMBER_BYTES:
+        raise DataError(f"{devkit} is damaged or no ILSVRC2012 development kit: it lacks {GROUND_TRUTH} or {META}")
+    truth, meta = found[GROUND_TRUTH], found[META]
     try:
-        with tarfile.open(devkit) as tar:
-            truth, meta = (tars.extract(tar, name) for name in (GROUND_TRUTH, META))
-    except (tarfile.TarError, KeyError, EOFError) as error:
-        raise DataError(f"{devkit} is damaged or no ILSVRC2012 development kit: {error}") from error
-    table = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
-    synset_of = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in table}
+        table = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
+        synset_of = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in table}
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        IndexError,
+        OSError,
+        MemoryError,
+        NotImplementedError,
+        zlib.error,
+    ) as error:
+        raise DataError(f"{devkit}: {META} is damaged: {type(error).__name__}: {error}") from error
     try:
         return [synset_of[int(line)] for line in truth.split()]
     except (KeyError, ValueError) as error:

@@ -9,6 +9,10 @@ from typing import Any
 from common.data.placing import place
 from common.errors import DataError
 from common.formats.jpeg import jpeg_size
+from common.untrusted.regular_file import read_bytes
+
+PICTURE_BYTES = 2**28
+"""Of a picture: OpenImages' have less than 30 MB."""
 
 
 def place_pictures(raw_folder: Path, folder: Path, names: list[str]) -> dict[str, Any]:
@@ -23,7 +27,7 @@ def place_pictures(raw_folder: Path, folder: Path, names: list[str]) -> dict[str
     noted: dict[str, Any] = {"width": [], "height": [], "bytes": [], "sha256": []}
     for name in names:
         path = raw_folder / name
-        data = path.read_bytes()
+        data = read_bytes(path, PICTURE_BYTES)
         try:
             width, height = jpeg_size(data)
         except ValueError as error:

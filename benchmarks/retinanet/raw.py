@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from benchmarks.retinanet.classes import class_names
 from common.data.manifest import digest
 from common.data.stand_in import MARKER, description_of
 from common.errors import DataError
+from common.untrusted.regular_file import read_text
 
 SPLITS = {"train": "oidv6-train-annotations-bbox.csv", "validation": "validation-annotations-bbox.csv"}
 """Splits, which are the names of the folders of pictures too, to their tables of boxes."""
@@ -136,11 +138,11 @@ def _labels_of(path: Path, classes: tuple[str, ...]) -> tuple[str, ...]:
     """The labels of ``classes`` by the table ``path``."""
     label_of: dict[str, str] = {}
     try:
-        with open(path, encoding="utf-8", newline="") as file:
+        with io.StringIO(read_text(path), newline="") as file:
             for row in csv.reader(file):
                 if len(row) != 2 or label_of.setdefault(row[1], row[0]) != row[0]:
                     raise DataError(f"{path}: the row {row} is no label and name of a class, or the name came before")
-    except (UnicodeDecodeError, csv.Error) as error:
+    except csv.Error as error:
         raise DataError(f"{path}: cannot be read as a table: {error}") from error
     if missing := [name for name in classes if name not in label_of]:
         raise DataError(f"{path} has no class {missing[0]!r}, which the benchmark has; fetch the file again")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from common.data import manifest
 from common.data.manifest import Manifest
 from common.errors import DataError
 from common.formats import npy
+from common.untrusted.strict_json import parse
 
 FORMAT = "rgat-csc/1"
 PREPARE_COMMAND = "mlperf-suite prepare benchmark=rgat --raw-dir RAW --data-dir DATA"
@@ -124,7 +124,7 @@ def seeds_mark(data_dir: Path) -> str:
 
 def _described(data_dir: Path, found: Manifest) -> Prepared:
     try:
-        values = json.loads(found.source["settings"])
+        values = parse(found.source["settings"])
         settings, features = Settings.parse(values), str(values["features"])
         schema, counts = settings.schema, found.counts
         if features not in FEATURE_DTYPES:
@@ -172,5 +172,4 @@ def _compare(path: Path, dtype: str, shape: tuple[int, ...]) -> None:
 
 
 def _mapped(path: Path) -> NDArray[Any]:
-    found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    return found
+    return npy.mapped(path)

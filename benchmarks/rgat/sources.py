@@ -6,8 +6,6 @@ Nobody published checksums of the single files; what is fetched is compared with
 from __future__ import annotations
 
 import shutil
-import tarfile
-import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
@@ -18,6 +16,8 @@ from common.data import download as downloads
 from common.data.download import RemoteFile
 from common.data.preparation import require_space
 from common.errors import DataError
+from common.untrusted.archives import named_damage, tar_members
+from common.untrusted.regular_file import open_regular
 
 STORE = "https://igb-public.s3.us-east-2.amazonaws.com"
 LICENCE = "ODC-By 1.0, no account: https://github.com/IllinoisGraphBenchmark/IGB-Datasets"
@@ -90,7 +90,7 @@ def download(raw_dir: Path, size: str, workers: int = 1) -> Iterator[str]:
     if size in ARCHIVES and missing:
         (file,) = remote_files(size)
         (archive,) = downloads.check_or_download([file], raw_dir)
-        _unpack(archive, raw_dir, missing)
+        _unpack(archive, raw_dir, missing, 4 * expected_bytes(size))
         archive.unlink()
     elif size in FOLDERS:
         with ThreadPoolExecutor(workers) as pool:
@@ -103,21 +103,18 @@ def download(raw_dir: Path, size: str, workers: int = 1) -> Iterator[str]:
     yield f"{raw_dir}: {source.name}, as many nodes of each type as published"
 
 
-def _unpack(archive: Path, raw_dir: Path, missing: list[str]) -> None:
+def _unpack(archive: Path, raw_dir: Path, missing: list[str], most: int) -> None:
     """Bring the ``missing`` files from an archive, in which they lie in some folder ``processed``."""
     left = set(missing)
-    try:
-        with tarfile.open(archive, "r|gz") as opened:
-            for member in opened:
-                name = "/".join(PurePosixPath(member.name).parts[-2:])
-                if name not in left or not member.isfile():
-                    continue
-                content = opened.extractfile(member)
-                assert content is not None
-                with atomic.written(raw_dir / name) as partial, open(partial, "wb") as file:
-                    shutil.copyfileobj(content, file, 1 << 20)
-                left.remove(name)
-    except (tarfile.TarError, zlib.error, EOFError) as error:
-        raise DataError(f"{archive} is damaged: {error}; delete it and run the command again") from error
+    with open_regular(archive) as packed, named_damage(f"{archive} is damaged"):
+        for opened, member in tar_members(packed, f"{archive} is damaged", "r|gz", most=most):
+            name = "/".join(PurePosixPath(member.name).parts[-2:])
+            if name not in left or not member.isfile():
+                continue
+            content = opened.extractfile(member)
+            assert content is not None
+            with atomic.written(raw_dir / name) as partial, open(partial, "wb") as file:
+                shutil.copyfileobj(content, file, 1 << 20)
+            left.remove(name)
     if left:
         raise DataError(f"{archive} lacks {', '.join(sorted(left))}; delete it and run the command again")

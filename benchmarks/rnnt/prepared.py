@@ -26,6 +26,7 @@ from common.data.manifest import Manifest
 from common.data.ragged import bounds_of, starts_of
 from common.errors import DataError
 from common.formats import npy
+from common.untrusted.regular_file import read_text
 
 FORMAT = "librispeech-pcm/1"
 PREPARE_COMMAND = "mlperf-suite prepare benchmark=rnnt --raw-dir RAW --data-dir DATA"
@@ -205,8 +206,8 @@ def _column(path: Path, dtype: np.dtype[Any], size: int) -> NDArray[Any]:
 
 def _lines(path: Path, count: int) -> list[str]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_text(path, 2**28).splitlines()
+    except DataError as error:
         raise DataError(f"{path} cannot be read: {error}; {_remedy()}") from error
     if len(lines) != count:
         raise DataError(f"{path} has {len(lines)} lines where {count} are due; {_remedy()}")

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from common.data.stand_in import MARKER, description_of
 from common.errors import ConfigError, DataError
+from common.untrusted.regular_file import read_text
 
 FOLDER = "LibriSpeech"
 TRAIN_SUBSETS = ("train-clean-100", "train-clean-360", "train-other-500")
@@ -156,12 +157,9 @@ def _chapter(folder: Path, transcripts: str) -> list[Utterance]:
     with os.scandir(folder) as entries:
         sizes = {entry.name: entry.stat().st_size for entry in entries if entry.name.endswith(".flac")}
     path = folder / transcripts
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError as error:
-        raise DataError(f"{path} is missing: what is said in the chapter's {len(sizes)} files") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no UTF-8 text ({error}); unpack its archive again") from error
+    if not path.exists():
+        raise DataError(f"{path} is missing: what is said in the chapter's {len(sizes)} files")
+    lines = read_text(path, remedy="unpack its archive again").splitlines()
     found: dict[str, Utterance] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tarfile
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -12,6 +11,7 @@ from benchmarks.rnnt.raw import EVAL_SUBSET, FOLDER, TRAIN_SUBSETS, check_subset
 from common.data.download import RemoteFile, check_or_download
 from common.data.preparation import require_space
 from common.errors import DataError
+from common.untrusted import archives
 
 _URL = "https://www.openslr.org/resources/12/{}.tar.gz"
 _LICENCE = "LibriSpeech (Panayotov et al., 2015), CC BY 4.0, no account"
@@ -26,7 +26,8 @@ ARCHIVES = {
     for subset, (size, md5) in _KNOWN.items()
 }
 """Subset to its archive: https://www.openslr.org/12, sizes and MD5 as published there."""
-_COPIED_AT_ONCE = 1 << 20
+_SLACK = 64 * 2**20
+"""Bytes by which an archive may inflate to more than twice its size; FLAC cannot be compressed further."""
 
 
 def download(raw_dir: Path, train_subsets: Sequence[str] = TRAIN_SUBSETS) -> Iterator[str]:
@@ -69,36 +70,22 @@ def unpack(archive: Path, folder: Path) -> None:
         shutil.rmtree(partial)
     partial.mkdir(parents=True)
     require_space(partial, archive.stat().st_size)  # what FLAC takes packed and unpacked
-    files = 0
-    try:
-        with tarfile.open(archive, "r|gz") as tar:
-            for member in tar:
-                place = _within(member, archive, folder.name)
-                if place is not None:
-                    _write(tar, member, partial / place)
-                    files += 1
-    except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # of the disk, and not of gzip
-            raise
-        raise DataError(f"{archive} is damaged ({error}); delete it and fetch it again") from error
+    files = archives.unpack(
+        archive,
+        partial,
+        lambda member: _within(member, archive, folder.name),
+        most=2 * archive.stat().st_size + _SLACK,
+    )
     if not files:
         raise DataError(f"{archive} has nothing in {FOLDER}/{folder.name}; fetch it again")
     partial.replace(folder)
 
 
-def _within(member: tarfile.TarInfo, archive: Path, subset: str) -> PurePosixPath | None:
-    """Where a file goes below the folder of the subset; None for folders, and for what is of no subset."""
+def _within(member: tarfile.TarInfo, archive: Path, subset: str) -> str | None:
+    """Where a file goes below the folder of the subset; None for folders, and for files of no subset."""
     parts = PurePosixPath(member.name).parts
     if parts[:2] != (FOLDER, subset) or member.isdir():
         return None
     if ".." in parts or not member.isfile():
-        raise DataError(f"{archive}: {member.name} is no file of the subset; fetch it again")
-    return PurePosixPath(*parts[2:])
-
-
-def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = tar.extractfile(member)
-    assert content is not None  # of a file
-    with content, open(path, "wb") as out:
-        shutil.copyfileobj(content, out, _COPIED_AT_ONCE)
+        raise DataError(f"{archive}: {member.name[:200]!r} is no file of the subset; fetch it again")
+    return "/".join(parts[2:])

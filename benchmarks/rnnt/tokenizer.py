@@ -13,6 +13,7 @@ from pathlib import Path
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
 from common.errors import DataError
+from common.untrusted.regular_file import read_bytes
 
 THREADS = 16
 """Of training, SentencePiece's default. Each adds up a part of the counts, so that the model depends on how many."""
@@ -31,10 +32,10 @@ class Tokenizer:
     """
 
     def __init__(self, path: Path, vocabulary: int | None = None) -> None:
+        if not path.exists():
+            raise DataError(f"{path} is missing: the tokenizer")
         try:
-            self._model = SentencePieceProcessor(model_proto=path.read_bytes())
-        except FileNotFoundError as error:
-            raise DataError(f"{path} is missing: the tokenizer") from error
+            self._model = SentencePieceProcessor(model_proto=read_bytes(path))
         except RuntimeError as error:
             raise DataError(f"{path} is no SentencePiece model, or damaged ({error})") from error
         if vocabulary is not None and self.size != vocabulary:

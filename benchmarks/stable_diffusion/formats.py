@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import io
 import math
-import threading
-import tokenize
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,7 +26,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from common.errors import DataError
-from common.formats.npy import MAGIC
+from common.untrusted.array_file import HEADER_BYTES as NPY_HEADER_BYTES
+from common.untrusted.array_file import MAGIC, parse_header
 from common.untrusted.pickled_arrays import load_arrays
 
 CAPTION = "txt"
@@ -40,8 +39,6 @@ IMAGE, CAPTIONS = "image_embed", "captions_embed"
 """Names in NVIDIA's dicts."""
 
 _FLOAT32 = np.dtype("<f4")
-_parsing = threading.Lock()
-"""numpy parses headers with :mod:`ast`, which in CPython 3.11 fails now and then in several threads (gh-106905)."""
 
 
 @dataclass(frozen=True)
@@ -205,20 +202,14 @@ def _parsed_header(content: bytes, expected: tuple[int, ...], name: str) -> int:
     """Bytes before the values, where other bytes than numpy's own of today say the same."""
     if not content.startswith(MAGIC):
         raise DataError(f"{name} is no array of numpy's: it begins with {bytes(content[: len(MAGIC)])!r}")
-    file = io.BytesIO(content)
     try:
-        with _parsing:
-            version = np.lib.format.read_magic(file)
-            if version not in ((1, 0), (2, 0)):
-                raise ValueError(f"it is of numpy's format {version[0]}.{version[1]}, and 1.0 and 2.0 are known")
-            parse = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, fortran_order, dtype = parse(file)
-    except (ValueError, TypeError, EOFError, SyntaxError, RecursionError, tokenize.TokenError) as error:
+        header = parse_header(io.BytesIO(content[: 2 * NPY_HEADER_BYTES]))
+    except ValueError as error:
         raise DataError(f"{name} is cut off, or no array of numpy's: {error}") from error
-    _compare(name, dtype, shape, _FLOAT32, expected)
-    if fortran_order:
+    _compare(name, header.dtype, header.shape, _FLOAT32, expected)
+    if header.fortran_order:
         raise DataError(f"{name} is in Fortran's order, where the last axis is contiguous")
-    return file.tell()
+    return header.offset
 
 
 def _compare(name: str, dtype: object, shape: tuple[int, ...], wanted: object, expected: tuple[int, ...]) -> None:

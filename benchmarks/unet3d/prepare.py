@@ -33,6 +33,8 @@ from common.data.commands import DataCommands, cores, option
 from common.data.manifest import FileEntry, Manifest
 from common.data.stages import Stages
 from common.errors import ConfigError, DataError
+from common.formats import npy
+from common.untrusted.strict_json import read_json_object
 
 CHECKSUMS = "checksum.json"
 RECORDS, STAGE = "records", "cases"
@@ -210,7 +212,7 @@ def _adopted(data_dir: Path, name: str) -> Record:
     for kind, dtype in (("x", np.float32), ("y", np.uint8)):
         path = data_dir / f"{name}_{kind}.npy"
         try:
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
+            array = npy.mapped(path)
         except (OSError, ValueError, EOFError) as error:
             raise DataError(f"{path} cannot be read ({error}); prepare it again") from error
         if array.dtype != dtype or array.ndim != 4 or len(array) != 1 or not array.flags.c_contiguous:
@@ -247,9 +249,8 @@ def _describe(data_dir: Path, records: dict[str, Record], origin: dict[str, str]
 
 def _read_checksums(path: Path) -> dict[str, str]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return {str(name): str(md5) for name, md5 in content.items()}
-    except (OSError, ValueError, AttributeError) as error:
+        return {str(name): str(md5) for name, md5 in read_json_object(path).items()}
+    except DataError as error:
         raise DataError(f"{path} cannot be read as names and MD5s of files ({error})") from error
 
 

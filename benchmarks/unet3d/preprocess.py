@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import interpolate
 
 from common.errors import DataError
+from common.untrusted.regular_file import open_file
 
 TARGET_SPACING = (1.6, 1.2, 1.2)
 CLIP = (-79.0, 304.0)
@@ -31,6 +32,8 @@ MEAN = 101.0
 DEVIATION = 76.9
 CLASSES = 3
 _MOST_VOXELS = 1 << 31
+_EXTENSION_BYTES = 2**20
+"""Between header and values."""
 _HEADER_BYTES = 348
 _UNREADABLE = (OSError, EOFError, zlib.error, ValueError, ImageFileError, HeaderDataError, WrapStructError)
 
@@ -100,7 +103,7 @@ def voxels_of(image_path: Path, patch: tuple[int, int, int]) -> tuple[int, int]:
         DataError: the file is no NIfTI volume.
     """
     try:
-        with gzip.open(image_path) as file:
+        with open_file(image_path) as packed, gzip.open(packed) as file:
             shape, spacing = _geometry(image_path, file.read(_HEADER_BYTES))
     except _UNREADABLE as error:
         raise _unreadable(image_path, error) from error
@@ -112,8 +115,15 @@ def voxels_of(image_path: Path, patch: tuple[int, int, int]) -> tuple[int, int]:
 def _read(path: Path) -> tuple[NDArray[np.float64], tuple[float, float, float]]:
     """Values (D, H, W) of a compressed NIfTI-1 file and the spacing of its axes; checks the whole file's CRC."""
     try:
-        content = gzip.decompress(path.read_bytes())
-        _, spacing = _geometry(path, content[:_HEADER_BYTES])
+        with open_file(path) as packed, gzip.open(packed) as file:
+            header = file.read(_HEADER_BYTES)
+            _, spacing = _geometry(path, header)
+            described = nibabel.Nifti1Header.from_fileobj(io.BytesIO(header))
+            # Values begin behind the header and its extensions; none of the published files has extensions.
+            size = math.prod(described.get_data_shape()) * described.get_data_dtype().itemsize + _EXTENSION_BYTES
+            content = header + file.read(size)
+            if file.read(1):
+                raise DataError(f"{path} is longer than its header says; fetch it again")
         return np.asarray(nibabel.Nifti1Image.from_bytes(content).get_fdata(caching="unchanged"), np.float64), spacing
     except _UNREADABLE as error:
         raise _unreadable(path, error) from error

@@ -11,6 +11,7 @@ from pathlib import Path
 from benchmarks.unet3d import raw
 from common.data.download import RemoteFile, fetch
 from common.errors import DataError
+from common.untrusted.regular_file import open_regular
 
 REPOSITORY = "https://github.com/neheller/kits19"
 IMAGES = "https://kits19.sfo2.digitaloceanspaces.com"
@@ -78,7 +79,7 @@ def _bring(folder: Path, name: str) -> str:
 def _fault(path: Path) -> str | None:
     """What is wrong with a gzip file, None if nothing is."""
     try:
-        with gzip.open(path) as file:
+        with open_regular(path) as packed, gzip.open(packed) as file:
             while file.read(_CHUNK):
                 pass
     except EOFError:

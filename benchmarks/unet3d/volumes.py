@@ -8,7 +8,6 @@ Axes: D H W as in the scan's own array, in voxels.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from common.data import manifest
 from common.errors import DataError
 from common.formats import npy
+from common.untrusted.strict_json import read_json_object
 
 FORMAT = "kits19-npy/1"
 PREPARE_COMMAND = "mlperf-suite prepare benchmark=unet3d --raw-dir RAW --data-dir DATA"
@@ -120,10 +120,10 @@ def read_cases(root: Path) -> list[Case]:
     """
     path = root / CASES
     try:
-        content: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+        if not path.exists():
+            raise DataError(f"{path} is missing; run '{PREPARE_COMMAND}'")
+        content = read_json_object(path, remedy=f"delete {root} and run '{PREPARE_COMMAND}'")
         return sorted((_parse(name, entry) for name, entry in content.items()), key=lambda case: case.name)
-    except FileNotFoundError as error:
-        raise DataError(f"{path} is missing; run '{PREPARE_COMMAND}'") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         problem = f"{type(error).__name__}: {error}"
         raise DataError(f"{path} is damaged ({problem}); delete {root} and run '{PREPARE_COMMAND}'") from error

@@ -12,6 +12,7 @@ from typing import Any
 
 from common.data import atomic
 from common.errors import DataError
+from common.untrusted.strict_json import read_json
 
 NAME = "manifest.json"
 
@@ -104,14 +105,12 @@ def require_format(root: Path, expected_format: str, remedy: str) -> dict[str, A
     path = root / NAME
     if not os.path.isdir(root):  # False, too, where one may not look
         raise DataError(f"data folder {root} does not exist; {remedy}")
+    if not os.path.lexists(path):
+        raise DataError(f"{path} is missing: {root} holds no completely prepared data; {remedy}")
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise DataError(f"{path} is missing: {root} holds no completely prepared data; {remedy}") from error
-    except OSError as error:
+        raw = read_json(path)
+    except DataError as error:
         raise DataError(f"{path} cannot be read ({error}); {remedy}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is not valid JSON ({error}); {remedy}") from error
     if not isinstance(raw, dict) or "format" not in raw:
         raise DataError(f"{path} lacks or garbles a field (format); {remedy}")
     if raw["format"] != expected_format:

@@ -13,6 +13,7 @@ from pathlib import Path
 from common.data import atomic, manifest
 from common.data.manifest import Manifest
 from common.errors import DataError
+from common.untrusted.strict_json import read_json_object
 
 
 @contextmanager
@@ -69,14 +70,12 @@ def begin_or_continue(data_dir: Path, state: Path, wanted: Mapping[str, str]) ->
     Raises:
         DataError: the interrupted preparation was of another source or with other settings, or ``state`` is damaged.
     """
-    try:
-        found = json.loads(state.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
-            raise ValueError("no JSON object")
-    except FileNotFoundError:
+    if not state.exists():
         atomic.write_text(state, json.dumps(wanted) + "\n")
         return
-    except ValueError as error:
+    try:
+        found = read_json_object(state)
+    except DataError as error:
         raise DataError(f"{state} is damaged ({error}); delete {data_dir} and prepare again") from error
     _compare(data_dir, found, wanted)
 

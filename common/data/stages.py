@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from common.data import atomic
 from common.errors import DataError
+from common.untrusted.strict_json import read_json_object
 
 Record = dict[str, Any]
 
@@ -81,15 +82,12 @@ class Stages:
             DataError: the record is damaged.
         """
         path = self.path(stage, task)
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        if not path.exists():
             return None
-        except ValueError as error:
+        try:
+            return read_json_object(path)
+        except DataError as error:
             raise DataError(f"{path} is damaged ({error}); delete it, and its stage is done again") from error
-        if not isinstance(record, dict):
-            raise DataError(f"{path} is no record of a stage; delete it, and its stage is done again")
-        return record
 
     def keep(self, stage: str, task: str, record: Record) -> None:
         """Note that a task has been done."""

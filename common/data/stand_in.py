@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from common.errors import DataError
+from common.untrusted.strict_json import read_json_object
 
 Plan = TypeVar("Plan")
 Drawn = TypeVar("Drawn")
@@ -36,12 +37,9 @@ def description_of(raw_dir: Path) -> dict[str, Any] | None:
     if not marker.exists():
         return None
     try:
-        content = json.loads(marker.read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            raise ValueError("no JSON object")
-    except ValueError as error:
+        return read_json_object(marker)
+    except DataError as error:
         raise DataError(f"{marker} is damaged ({error}); generate the stand-in again") from error
-    return content
 
 
 def require_unused(raw_dir: Path) -> None:

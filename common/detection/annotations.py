@@ -7,7 +7,6 @@ asked for, ``segmentation``. Shapes: P pictures, K classes, N boxes.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from common.detection.columns import read_column, write_columns
 from common.detection.json_entries import Entries
 from common.detection.segmentations import Segmentations
-from common.errors import DataError
+from common.untrusted.strict_json import read_large_json
 
 
 @dataclass(frozen=True)
@@ -113,10 +112,7 @@ def read_coco(path: Path, names: bool = False, segmentations: bool = False) -> A
             missing, negative or not finite; a name is missing; a polygon or run lengths are not as
             :mod:`common.detection.segmentations` says.
     """
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: cannot be read as JSON: {error}") from error
+    content = read_large_json(path)
     pictures, classes, boxes = (Entries.of(content, name, path) for name in ("images", "categories", "annotations"))
     picture_id, class_id = pictures.ids("id"), classes.ids("id")
     pictures.check_once(picture_id, "id")

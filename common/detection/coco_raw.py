@@ -22,10 +22,16 @@ from typing import IO, Any
 
 from common.data.stand_in import description_of
 from common.errors import DataError
+from common.untrusted.archives import BAD_ZIP, bounded_zip
+from common.untrusted.regular_file import open_file, open_regular, read_bytes
 
 SPLITS = {"train": "train2017", "val": "val2017"}
 """Splits to the folders of their pictures, whose names with ``.zip`` are their archives'."""
 ANNOTATIONS_ZIP = "annotations_trainval2017.zip"
+PICTURE_BYTES = 2**28
+"""Of a picture: COCO's have less than 1 MB."""
+ANNOTATION_BYTES = 2**32
+"""Of annotations, inflated: those of the training pictures have 470 MB."""
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError)
 """What reading a member of a damaged archive raises."""
 
@@ -58,9 +64,13 @@ class RawPictures:
         """
         try:
             if self._archive is None:
-                return (self.place / name).read_bytes()
-            return self._archive.read(f"{self.place.stem}/{name}")
-        except (OSError, KeyError, *_DAMAGED) as error:
+                return read_bytes(self.place / name, PICTURE_BYTES)
+            with self._archive.open(f"{self.place.stem}/{name}") as member:
+                content = member.read(PICTURE_BYTES + 1)
+            if len(content) > PICTURE_BYTES:
+                raise zipfile.BadZipFile(f"it is larger than {PICTURE_BYTES:,} bytes")
+            return content
+        except (DataError, OSError, KeyError, *_DAMAGED) as error:
             raise DataError(f"{self.place}: {name} cannot be read: {error}; {self.again}") from error
 
 
@@ -94,13 +104,15 @@ class RawData:
         """
         path, archive = self.folder / annotations_name(split), self.folder / ANNOTATIONS_ZIP
         if path.is_file():
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
                 yield file
             return
         if not archive.is_file():
             raise DataError(f"{path} is missing, and so is {archive}; {self.again}")
         with self._opened(archive) as opened:
             try:
+                if opened.getinfo(annotations_name(split)).file_size > ANNOTATION_BYTES:
+                    raise zipfile.BadZipFile(f"it is larger than {ANNOTATION_BYTES:,} bytes")
                 with opened.open(annotations_name(split)) as member:
                     yield member
             except (KeyError, *_DAMAGED) as error:
@@ -126,8 +138,8 @@ class RawData:
 
     def _opened(self, archive: Path) -> zipfile.ZipFile:
         try:
-            return zipfile.ZipFile(archive)
-        except (OSError, zipfile.BadZipFile) as error:
+            return bounded_zip(open_file(archive))
+        except (OSError, *BAD_ZIP) as error:
             raise DataError(f"{archive} is damaged or no archive: {error}; delete it, and {self.again}") from error
 
     def fingerprint(self) -> str:

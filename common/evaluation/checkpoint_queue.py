@@ -17,6 +17,8 @@ from typing import Any
 
 from common.contract.evaluation import Point
 from common.errors import CheckpointError, ConfigError
+from common.untrusted.regular_file import read_bytes
+from common.untrusted.strict_json import parse_object
 
 FOLDER = "offline"
 CHECKPOINTS, SCORES, RUN = "checkpoints.jsonl", "scores.jsonl", "run.json"
@@ -240,8 +242,8 @@ def _read(path: Path) -> list[dict[str, Any]]:
     """The records of a file, but for half a line that a killed process left; none where there is no file."""
     if not path.is_file():
         return []
-    content = path.read_bytes()
+    content = read_bytes(path, error=CheckpointError)
     try:
-        return [json.loads(line) for line in content[: content.rfind(b"\n") + 1].splitlines()]
+        return [parse_object(line.decode()) for line in content[: content.rfind(b"\n") + 1].splitlines()]
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error

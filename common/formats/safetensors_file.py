@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from common.errors import CheckpointError
+from common.untrusted.safetensors_header import read_header
 
 NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -54,9 +55,8 @@ def read_tensors(path: Path, device: torch.device) -> dict[str, Tensor]:
         CheckpointError: it is missing, cut off, or no file of the format.
     """
     try:
+        read_header(path)  # the library reads headers of any size that the format allows
         with safe_open(path, framework="pt", device=str(device)) as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing") from None
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, CheckpointError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error

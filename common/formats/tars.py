@@ -6,39 +6,21 @@ import io
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
-from common.errors import DataError
+from common.untrusted.archives import tar_members
 
 
-def members(file: io.BufferedIOBase | io.RawIOBase, source: Path, start: int = 0) -> Iterator[tuple[str, int, int]]:
+def members(file: IO[bytes], source: Path, start: int = 0) -> Iterator[tuple[str, int, int]]:
     """Name without folders, absolute offset and size of every file in the tar that begins at ``start`` of ``file``.
 
     Raises:
         DataError: the tar is truncated or damaged; ``source`` is named.
     """
     file.seek(start)
-    try:
-        with tarfile.open(fileobj=file, mode="r:") as tar:
-            for member in tar:
-                if member.isfile():
-                    yield Path(member.name).name, member.offset_data, member.size
-            file.seek(tar.offset)
-            if file.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:  # tarfile ends at any damage
-                raise tarfile.ReadError(f"no end mark at byte {tar.offset}")
-    except tarfile.TarError as error:
-        raise DataError(f"{source}: the tar at byte {start} is truncated or damaged: {error}") from error
-
-
-def extract(tar: tarfile.TarFile, name: str) -> bytes:
-    """The content of one file.
-
-    Raises:
-        KeyError: there is none of that name.
-    """
-    file = tar.extractfile(name)
-    if file is None:
-        raise KeyError(f"{name} is not a file")
-    return file.read()
+    for _, member in tar_members(file, f"{source}: the tar at byte {start} is truncated or damaged", "r:"):
+        if member.isfile():
+            yield Path(member.name).name, member.offset_data, member.size
 
 
 def add(tar: tarfile.TarFile, name: str, data: bytes) -> None:

@@ -10,6 +10,7 @@ protobuf/tensor_bundle.proto): dtype, shape, and where in which data file its by
 from __future__ import annotations
 
 import math
+import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from common.errors import CheckpointError
 from common.formats.crc32c import masked_crc32c
+from common.untrusted.regular_file import open_file, read_bytes
 
 _FOOTER_BYTES = 48
 _BLOCK_TRAILER_BYTES = 5
@@ -198,12 +200,8 @@ class TensorBundle:
     def __init__(self, prefix: Path) -> None:
         self.prefix = prefix
         self.index = prefix.with_name(prefix.name + ".index")
-        try:
-            table = self.index.read_bytes()
-        except OSError as error:
-            raise CheckpointError(
-                f"{self.index}: {error.strerror or error}; a TensorFlow checkpoint is named by its path without .index"
-            ) from None
+        remedy = "a TensorFlow checkpoint is named by its path without .index"
+        table = read_bytes(self.index, error=CheckpointError, remedy=remedy)
         try:
             content = dict(_table(table))
             header = _fields(content.pop(b"", b""))
@@ -240,8 +238,9 @@ class TensorBundle:
     def _bytes(self, name: str, entry: Entry) -> np.ndarray:
         data = self.prefix.with_name(f"{self.prefix.name}.data-{entry.shard:05d}-of-{self._shards:05d}")
         try:
-            with data.open("rb") as file:
-                content = np.fromfile(file, np.uint8, entry.size, offset=entry.offset)
+            with open_file(data) as file:
+                size = max(0, min(entry.size, os.fstat(file.fileno()).st_size - entry.offset))
+                content = np.fromfile(file, np.uint8, size, offset=entry.offset) if size else np.empty(0, np.uint8)
         except OSError as error:
             raise CheckpointError(f"{data}: {error.strerror or error}; tensor {name} is in it") from None
         if content.size < entry.size:

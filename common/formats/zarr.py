@@ -23,7 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.errors import CheckpointError
+from common.errors import CheckpointError, DataError
+from common.untrusted.strict_json import read_json_object
 
 METADATA = ".zarray"
 _MOST_METADATA_BYTES = 1 << 20
@@ -238,17 +239,11 @@ class ZarrArray:
 
 
 def _metadata(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise CheckpointError(f"{path} is missing: {path.parent.name} is no Zarr array")
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_METADATA_BYTES:
-            raise ValueError("it is no short regular file")
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
-            raise ValueError("it is no JSON object")
-        return found
-    except (FileNotFoundError, NotADirectoryError):
-        raise CheckpointError(f"{path} is missing: {path.parent.name} is no Zarr array") from None
-    except (OSError, ValueError, RecursionError) as error:
+        return read_json_object(path, most=_MOST_METADATA_BYTES)
+    except DataError as error:
         raise CheckpointError(f"{path} is damaged ({error}); fetch it again") from error
 
 

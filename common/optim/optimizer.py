@@ -303,6 +303,7 @@ class Optimizer:
             {
                 "missing": [name for name in scalars if name not in loaded],
                 "unexpected": [name for name in loaded if name not in named and name not in scalars],
+                "no number": [name for name in scalars if name in loaded and not _fits(loaded[name], scalars[name])],
             }
         )
         state.check(self.partitions, self._kinds(), named)
@@ -375,3 +376,8 @@ def _predivide(group: ParameterGroup, route: Route, by: float) -> float:
     """What the gradients of ``group`` are divided by before they are summed; 1 where no sum can leave its range."""
     half = any(parameter.dtype == torch.float16 for parameter in group.parameters.values())
     return by if half and route.everyone is not None else 1.0
+
+
+def _fits(value: object, scalar: Tensor) -> bool:
+    """Whether a scalar can take over a value; that of a damaged file may be anything."""
+    return isinstance(value, Tensor) and value.shape == scalar.shape

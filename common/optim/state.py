@@ -125,7 +125,12 @@ def check(partitions: Sequence[Partition], kinds: Kinds, named: Mapping[str, Map
             if kind == "masters" and not partition.shard.has_masters:
                 continue
             expected.update({f"{kind}.{s.name}": s.parameter.shape for s in partition.buffer.segments})
-    loaded = {f"{kind}.{name}": tensor.shape for kind, entries in named.items() for name, tensor in entries.items()}
+    loaded = {
+        f"{kind}.{name}": tensor.shape
+        for kind, entries in named.items()
+        for name, tensor in entries.items()
+        if isinstance(tensor, Tensor)  # of a damaged file it may be anything
+    }
     complain(
         {
             "missing": [name for name in expected if name not in loaded],

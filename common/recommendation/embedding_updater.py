@@ -230,9 +230,10 @@ class EmbeddingUpdater:
             CheckpointError: the checkpoint has other tables.
         """
         row_files.check_tables(state.get("tables"), self._embeddings.plan.tables)
-        if not isinstance(state.get("step"), Tensor):
+        step = state.get("step")
+        if not isinstance(step, Tensor) or step.shape != self._step.shape:
             raise CheckpointError("the checkpoint is of another model: it has no step counter of embeddings")
-        self._step.copy_(state["step"])
+        self._step.copy_(step)
 
     def save_shards(self, folder: Path) -> None:
         """Write this rank's rows and their state into files of its own in ``folder``; rank 0 replicated tables too.

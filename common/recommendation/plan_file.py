@@ -16,6 +16,7 @@ import yaml
 
 from common.config.strict_yaml import load_yaml
 from common.errors import ConfigError
+from common.formats import npy
 from common.recommendation.placement import Hybrid, Plan
 from common.recommendation.tables import Tables
 
@@ -137,10 +138,10 @@ def _hybrid(entry: Any, number: int, name: str, origin: str, folder: Path | None
 
 def _ids(path: Path, name: str, origin: str) -> list[int]:
     try:
-        ids = np.load(path, allow_pickle=False)
+        ids = npy.mapped(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{origin}: frequent rows of table {name!r}: {path} is unreadable ({error})") from error
-    if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.kind not in "iu":
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise ConfigError(f"{origin}: frequent rows of table {name!r}: {path} has no list of integers")
     found: list[int] = ids.tolist()
     return found

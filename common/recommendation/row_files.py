@@ -22,6 +22,7 @@ from common.errors import CheckpointError
 from common.recommendation.placement import Hybrid, Shard
 from common.recommendation.row_store import RowStore
 from common.recommendation.tables import Tables
+from common.untrusted.strict_json import read_json_object
 
 CHUNK_BYTES = 64 << 20
 """Of rows in host memory at a time."""
@@ -70,14 +71,15 @@ def check_tables(found: Any, tables: Tables) -> None:
         CheckpointError: naming the first difference.
     """
     expected = description(tables)
-    if not isinstance(found, Mapping) or found.keys() != expected.keys():
+    rows = found.get("rows") if isinstance(found, Mapping) else None
+    if not isinstance(rows, Mapping) or found.keys() != expected.keys() or not _are_counts([*rows.values()]):
         raise CheckpointError("the checkpoint is of another model: it has no embedding tables")
     if found["width"] != expected["width"]:
         raise CheckpointError(
             f"the checkpoint is of other tables: rows of {found['width']} elements, this run's have {expected['width']}"
         )
-    for name in [*expected["rows"], *found["rows"]]:
-        before, now = found["rows"].get(name), expected["rows"].get(name)
+    for name in [*expected["rows"], *rows]:
+        before, now = rows.get(name), expected["rows"].get(name)
         if before != now:
             has = "no such table" if before is None else f"{before:,} rows"
             wants = "has none" if now is None else f"has {now:,}"
@@ -175,8 +177,11 @@ def _chunks(rows_RW: Tensor, rows: int | None = None) -> Iterator[tuple[int, int
 def _opened(path: Path) -> _File:
     """What a rank's head says, checked against its file."""
     try:
-        head = json.loads(path.read_text())
+        head = read_json_object(path, error=CheckpointError)
         parts = tuple(_Part(**part) for part in head["parts"])
+        counts = [head["width"], head["size"], *(n for part in parts for n in list(asdict(part).values())[1:])]
+        if not _are_counts(counts) or not all(part.shards and isinstance(part.table, str) for part in parts):
+            raise ValueError("a size that is no whole number")
         file = _File(path.with_suffix(".bin"), head["dtype"], head["state"], head["width"], head["size"], parts)
         size = file.path.stat().st_size
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -184,6 +189,10 @@ def _opened(path: Path) -> _File:
     if size != file.size:
         raise CheckpointError(f"{file.path}: {size:,} bytes of {file.size:,}: the file is damaged")
     return file
+
+
+def _are_counts(values: Sequence[object]) -> bool:
+    return all(type(value) is int and 0 <= value < 2**63 for value in values)
 
 
 def _check_complete(folder: Path, files: Sequence[_File], tables: Tables) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -24,9 +23,10 @@ from common.report.steps import RankSteps, read_steps
 from common.report.words import legible
 from common.submission.score import Score, score
 from common.submission.sources import RESULT, RunSet, find_run_sets
+from common.untrusted.strict_json import read_json_object
 
 LOG = "mlperf.log"
-RESUMED_LOG = re.compile(r"mlperf_resumed_at_(\d+)\.log")
+RESUMED_LOG = re.compile(r"mlperf_resumed_at_(\d{1,18})\.log")
 MOST_METRICS = 4
 NO_NAME = ("", "unset", "None")
 LAST_MS = 4e12
@@ -297,9 +297,9 @@ def _doctor_facts(run_set: RunSet) -> list[dict[str, Any]]:
         return []
     path = run_set.series.doctors[0]
     try:
-        nodes = json.loads(path.read_text())["nodes"]
+        nodes = read_json_object(path)["nodes"]
         return [dict(node["facts"]) for node in nodes.values()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: is no report of doctor: {error}") from error
 
 

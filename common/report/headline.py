@@ -185,7 +185,7 @@ def _time(subject: Subject) -> str:
     if subject.score is None:
         run = subject.runs[0]
         return (
-            f"{minutes_of(run.minutes)} (one\u00a0run)"
+            Html(f"{minutes_of(run.minutes)} (one&nbsp;run)")
             if run.status == "success"
             else f"target not reached ({run.status})"
         )

@@ -1,8 +1,13 @@
-"""HTML that cannot be broken by what it shows: all text is escaped unless it is markup already."""
+"""HTML that cannot be broken by what it shows: all text is escaped unless it is markup already.
+
+Control characters, and others that cannot be seen, are written as escapes, and long text is cut, as ``check`` does.
+"""
 
 from __future__ import annotations
 
 import html
+
+from common.errors import printable
 
 VOID = frozenset({"br", "img", "input", "meta"})
 
@@ -27,7 +32,7 @@ def tag(name: str, /, *children: object, **attributes: object) -> Html:
         if value is True:
             written.append(f" {label}")
         elif value is not None and value is not False:
-            written.append(f' {label}="{html.escape(str(value))}"')
+            written.append(f' {label}="{_text(value)}"')
     opening = f"<{name}{''.join(written)}>"
     return Html(opening) if name in VOID else Html(f"{opening}{join(*children)}</{name}>")
 
@@ -38,7 +43,11 @@ def join(*children: object) -> Html:
 
 
 def _markup(child: object) -> str:
-    return str(child) if isinstance(child, Html) else html.escape(str(child))
+    return str(child) if isinstance(child, Html) else _text(child)
+
+
+def _text(value: object) -> str:
+    return html.escape(printable(str(value)))
 
 
 def table(head: tuple[str, ...], rows: tuple[tuple[object, ...], ...], caption: str) -> Html:

@@ -33,7 +33,7 @@ def settings_card(subject: Subject) -> Html:
     runs = tuple(
         (
             run.name,
-            f"{datetime.fromtimestamp(run.start, UTC):%Y-%m-%d\u00a0%H:%M:%S\u00a0UTC}",
+            Html(f"{datetime.fromtimestamp(run.start, UTC):%Y-%m-%d&nbsp;%H:%M:%S&nbsp;UTC}"),
             run.status,
             f"{run.minutes:.3f}",
             ", ".join(_shown(seed) for _, _, seed in run.log.seeds) or "none",

@@ -23,7 +23,6 @@ from __future__ import annotations
 import errno
 import math
 import os
-import pickle
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +39,8 @@ from common.errors import CheckpointError
 from common.nn.frozen import frozen_names
 from common.optim.groups import SUMMED_AXES
 from common.optim.updater import StreamingUpdater, Updater
+from common.run.checkpoint_content import check_content
+from common.untrusted.tensor_file import read_values
 
 FORMAT = 5
 
@@ -180,7 +181,7 @@ def read(place: Path, settings: Mapping[str, object], layout: Layout) -> dict[st
         CheckpointError: it is missing, unreadable, incomplete, or of other settings; or a number of the model or of the
             optimizer's state is not finite.
     """
-    first = _load(place, 0)
+    first = _load(place, 0, weights=True)
     written: dict[str, int] = first["layout"]
     expected, found = math.prod(written.values()), len(list(place.glob("rank_*.pt")))
     if found != expected:
@@ -196,7 +197,9 @@ def read(place: Path, settings: Mapping[str, object], layout: Layout) -> dict[st
     if written["pp"] == layout.sizes["pp"] == 1:
         _require_finite(_file(place, 0), {"model": content["model"], "updaters": content["updaters"]})
     else:  # a stage may have other layers than before, even where there are as many
-        content = _together([first, *(_load(place, _writer(written, stage)) for stage in range(1, written["pp"]))])
+        content = _together(
+            [first, *(_load(place, _writer(written, stage), weights=True) for stage in range(1, written["pp"]))]
+        )
     remarks = []
     if unscored := first["progress"].get("unscored", 0):
         remarks.append(
@@ -204,7 +207,7 @@ def read(place: Path, settings: Mapping[str, object], layout: Layout) -> dict[st
             "the log of the run that wrote it may have their scores"
         )
     if written == layout.sizes:
-        own = first if layout.rank == 0 else _load(place, layout.rank)
+        own = first if layout.rank == 0 else _load(place, layout.rank, weights=layout.index(*SHARING_AXES) == 0)
         _require_finite(_file(place, layout.rank), {"buffers": own.get("buffers", {})})
         own_state = {"random": own["random"], "buffers": own.get("buffers", {})}
         return {**content, **own_state, "place": place, "remarks": remarks}
@@ -260,6 +263,10 @@ def restore(
         problems = [line.strip() for line in str(error).splitlines()[1:]]
         more = f"; and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise CheckpointError(f"the checkpoint is of another model: {_few(problems[0])}{more}") from error
+    if len(states) != len(updaters):
+        raise CheckpointError(
+            f"the checkpoint is of another model: it has {len(states)} optimizers, and this run has {len(updaters)}"
+        )
     for number, (updater, state) in enumerate(zip(updaters, states, strict=True)):
         updater.load_state_dict(state)
         if isinstance(updater, StreamingUpdater):
@@ -276,18 +283,26 @@ def restore(
     return progress
 
 
-def _load(place: Path, rank: int) -> dict[str, Any]:
-    """One rank's file; its tensors are read from the disk when they are used."""
+def _load(place: Path, rank: int, weights: bool) -> dict[str, Any]:
+    """Return one rank's file; its tensors are read from the disk when they are used.
+
+    Args:
+        place: the checkpoint's folder.
+        rank: that wrote the file.
+        weights: whether this rank wrote model and optimizer.
+    """
     path = _file(place, rank)
     if not path.is_file():
         raise CheckpointError(f"resume={place}: no checkpoint there ({path.name} is missing)")
     try:
-        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"{path}: unreadable ({_cause(error)})") from error
+        content: dict[str, Any] = read_values(path)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: unreadable ({str(error).removeprefix(f'{path}: ')})") from error
     found = content.get("format") if isinstance(content, dict) else None
-    if found != FORMAT:
-        raise CheckpointError(f"{path}: format {found}, this suite reads {FORMAT}")
+    if type(found) is not int or found != FORMAT:
+        told = found if type(found) is int and abs(found) < 2**63 else type(found).__name__
+        raise CheckpointError(f"{path}: format {told}, this suite reads {FORMAT}")
+    check_content(path, content, weights)
     return content
 
 
@@ -331,6 +346,8 @@ def _writer(written: Mapping[str, int], stage: int) -> int:
 
 def _together(stages: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What the first ranks of all stages have written, as one model; tied weights are the same at both ends."""
+    if len({len(stage["updaters"]) for stage in stages}) > 1:
+        raise CheckpointError("the checkpoint is damaged: its stages have different numbers of optimizers")
     states = []
     for own in zip(*(stage["updaters"] for stage in stages), strict=True):
         joined = dict(own[0])

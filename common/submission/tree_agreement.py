@@ -21,8 +21,7 @@ from common.mlperf.refusals import Refusal
 from common.submission.copied_runs import copied_runs
 from common.submission.found_files import FoundFiles
 from common.submission.layout import ResultFolder
-from common.untrusted.regular_file import open_regular
-from common.untrusted.strict_json import StrictJsonError, parse_object
+from common.untrusted.strict_json import read_json_object
 
 Sentence = TypeVar("Sentence", bound=str)
 
@@ -43,16 +42,7 @@ def read_object(path: Path, most: int = JSON_BYTES) -> dict[str, Any]:
     Raises:
         DataError: it is none, too large, or no regular file.
     """
-    try:
-        with open_regular(path, follow=False) as file:
-            content = file.read(most + 1)
-        if len(content) > most:
-            raise DataError(f"{path}: is larger than {most >> 20} MiB")
-        return parse_object(content.decode())
-    except StrictJsonError as error:
-        raise DataError(f"{path}: is no readable JSON: it is {error}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: is no readable JSON: {error}") from error
+    return read_json_object(path, most=most, follow=False)
 
 
 def same_organisation(one: str, other: str) -> bool:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import DataError
+from common.untrusted.pickle_scan import MEMORY, scan, shown
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,8 @@ def load_arrays(content: bytes, name: str = "a pickle", inside: str | None = Non
     """
     file = io.BytesIO(content)
     try:
+        # Protocol 2 has bytes as texts that a call makes bytes of: a copy of the content is no excess.
+        scan(content, memory=MEMORY + 2 * len(content))
         found = ArrayUnpickler(file, NUMBERS).load()
     except Refused as error:
         raise DataError(f"{name}: {error}; do not use this file, and ask where it comes from") from error
@@ -95,7 +98,7 @@ def load_arrays(content: bytes, name: str = "a pickle", inside: str | None = Non
     arrays = {}
     for key, value in found.items():
         if not isinstance(key, str) or not isinstance(value, PickledArray) or not isinstance(value.values, np.ndarray):
-            raise DataError(f"{name} holds a {_kind(value)} under {key!r}, where an array with a name is expected")
+            raise DataError(f"{name} holds a {_kind(value)} under {_key(key)}, where an array with a name is expected")
         arrays[key] = value.values
     return arrays
 
@@ -126,18 +129,18 @@ class PickledArray:
         """
         if not isinstance(dtype, _Dtype) or not isinstance(shape, tuple) or order not in ("C", "F"):
             raise ValueError("the state of an array is garbled")
-        if not all(type(axis) is int and axis >= 0 for axis in shape):
-            raise ValueError(f"an array of shape {shape}")
+        if len(shape) > 64 or not all(type(axis) is int and 0 <= axis < 2**63 for axis in shape):
+            raise ValueError("an array of a shape that is no tuple of sizes")
         plain = dtype.numpy(self._admitted)
         if plain is None:
             if len(shape) != 1 or not isinstance(content, list) or len(content) != shape[0]:
-                raise ValueError(f"not the objects of an array of shape {shape}")
+                raise ValueError(f"not the objects of an array of shape {_sizes(shape)}")
             self.values = content
             return
         if isinstance(content, str):
             content = content.encode("latin1")
         if not isinstance(content, bytes | bytearray) or len(content) != math.prod(shape) * plain.itemsize:
-            raise ValueError(f"not the bytes of an array of shape {shape}")
+            raise ValueError(f"not the bytes of an array of shape {_sizes(shape)}")
         self.values = np.frombuffer(content, plain).reshape(shape, order="F" if order == "F" else "C")
 
 
@@ -193,13 +196,13 @@ class _Dtype:
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         if state[1] not in ("<", ">", "|", "="):
-            raise ValueError(f"byte order {state[1]!r}")
+            raise ValueError(f"byte order {shown(state[1])}")
         self.order = state[1]
 
     def numpy(self, admitted: Admitted) -> np.dtype[Any] | None:
         """numpy's own; None for objects."""
         if not isinstance(self.name, str) or self.name not in admitted.dtypes:
-            raise Refused(f"its pickle has an array of dtype {self.name!r}, where {admitted.words} are expected")
+            raise Refused(f"its pickle has an array of dtype {shown(self.name)}, where {admitted.words} are expected")
         return None if self.name == OBJECTS else np.dtype(f"{self.order}{self.name}")
 
 
@@ -212,8 +215,16 @@ class _ArrayName:
 def _encode(text: Any, encoding: Any) -> bytes:
     """Bytes as protocol 2 writes them."""
     if not isinstance(text, str) or encoding != "latin1":
-        raise ValueError(f"bytes in the encoding {encoding!r}")
+        raise ValueError(f"bytes in the encoding {shown(encoding)}")
     return text.encode("latin1")
+
+
+def _key(key: object) -> str:
+    return str(key) if type(key) is int and abs(key) < 2**64 else shown(key)
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    return f"({', '.join(map(str, shape[:8]))}{', ...' if len(shape) > 8 else ''})"
 
 
 def _kind(value: object) -> str:

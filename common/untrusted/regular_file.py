@@ -1,13 +1,23 @@
-"""Opening what may be anything: a pipe would wait for ever, a device has no end."""
+"""Opening and reading files that anybody may have written.
+
+A path can name a pipe, on which reading waits for ever, or a device without an end; a file can be larger than the
+memory, and so can one line of it. Every function here takes a bound and raises an error that names the file.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
-from common.errors import DataError
+from common.errors import DataError, SuiteError
+
+TEXT_BYTES = 64 * 2**20
+"""Default bound of a file that is read as a whole. The longest that a benchmark publishes, the merges of GPT-2's
+tokenizer and the lists of case names, have less than 2 MB."""
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -28,15 +38,94 @@ def open_regular(path: Path, follow: bool = True) -> BinaryIO:
     Raises:
         DataError: it is none, or cannot be read.
     """
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
     try:
-        if not stat.S_ISREG(mode := path.stat(follow_symlinks=follow).st_mode):
-            raise DataError(f"{path}: is {_KINDS.get(stat.S_IFMT(mode), 'a link')}, no regular file")
-        descriptor = os.open(path, flags)
+        return open_file(path, follow)
+    except NotRegular as error:
+        raise DataError(f"{path}: {error.strerror}") from error
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         raise DataError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def open_file(path: Path, follow: bool = True) -> BinaryIO:
+    """Open a regular file as :func:`open_regular` does, for callers that say themselves what is wrong.
+
+    Raises:
+        OSError: it is none, or cannot be read.
+        ValueError: there is a null byte in the name.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
+    if not stat.S_ISREG(mode := path.stat(follow_symlinks=follow).st_mode):
+        raise NotRegular(errno.EINVAL, f"is {_KINDS.get(stat.S_IFMT(mode), 'a link')}, no regular file", str(path))
+    descriptor = os.open(path, flags)
     file = os.fdopen(descriptor, "rb")
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # it was replaced in between
         file.close()
-        raise DataError(f"{path}: is no regular file")
+        raise NotRegular(errno.EINVAL, "is no regular file", str(path))
     return file
+
+
+class NotRegular(OSError):
+    """The path names a folder, a pipe, a socket, a device, or a link that may not be followed."""
+
+
+def read_bytes(
+    path: Path, most: int = TEXT_BYTES, *, follow: bool = True, error: type[SuiteError] = DataError, remedy: str = ""
+) -> bytes:
+    """Return the content of a regular file.
+
+    Args:
+        path: the file.
+        most: bytes that it may have.
+        follow: whether it may be a symbolic link.
+        error: class of the error to raise.
+        remedy: what the user can do, for the message, such as "fetch it again".
+
+    Raises:
+        SuiteError: of the class ``error``: the file is missing, larger, no regular file, or cannot be read.
+    """
+    behind = f"; {remedy}" if remedy else ""
+    try:
+        with open_regular(path, follow) as file:
+            content = file.read(most + 1)
+    except DataError as problem:
+        raise error(f"{problem}{behind}") from problem
+    except (OSError, MemoryError) as problem:
+        reason = getattr(problem, "strerror", None) or str(problem) or "not enough memory"
+        raise error(f"{path}: cannot be read: {reason}{behind}") from problem
+    if len(content) > most:
+        raise error(f"{path}: is larger than {_amount(most)}{behind}")
+    return content
+
+
+def read_text(
+    path: Path, most: int = TEXT_BYTES, *, follow: bool = True, error: type[SuiteError] = DataError, remedy: str = ""
+) -> str:
+    """Return the content of a regular file of UTF-8; arguments and errors as :func:`read_bytes` has them."""
+    try:
+        return read_bytes(path, most, follow=follow, error=error, remedy=remedy).decode("utf-8")
+    except UnicodeDecodeError as problem:
+        raise error(f"{path}: is no UTF-8 text: {problem}" + (f"; {remedy}" if remedy else "")) from problem
+
+
+def lines(path: Path, file: IO[bytes], longest: int, before: int = 0) -> Iterator[bytes]:
+    """Yield the lines of an open file, with their ends.
+
+    Args:
+        path: for messages.
+        file: open for reading bytes; it may be a decompressing one.
+        longest: bytes that a line may have.
+        before: lines that have been read.
+
+    Raises:
+        DataError: a line is longer; the message has its number.
+    """
+    number = before
+    while line := file.readline(longest + 1):
+        number += 1
+        if len(line) > longest:
+            raise DataError(f"{path}, line {number}: is longer than {_amount(longest)}")
+        yield line
+
+
+def _amount(size: int) -> str:
+    return f"{size >> 20:,} MiB" if size >= 2**20 else f"{size:,} bytes"

@@ -1,18 +1,27 @@
-"""JSON that a stranger wrote: one object, no key twice, nothing too deep, too large or too long to be worked with.
+"""JSON that anybody may have written: no key twice, nothing too deep, too large or too long to be worked with.
 
 Python's parser takes the last of two equal keys where other readers take the first, integers of thousands of digits
-that overflow later, and nesting up to its own limit.
+that overflow later, and nesting up to its own limit. :func:`parse_object` reads lines of logs, :func:`read_json` whole
+files.
 """
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
+
+from common.errors import DataError, SuiteError
+from common.untrusted.regular_file import TEXT_BYTES, read_bytes
 
 DEPTH = 32
 """Of lists and objects within each other."""
 ENTRIES = 20_000
 """Of an object, in all depths: each takes a hundred times the memory of its text."""
+FILE_ENTRIES = 1_000_000
+"""Of a whole file. The largest index that is read, of a published checkpoint's tensors, has some thousand."""
+LARGE_BYTES = 2**34
+"""Of annotations: COCO's of the training pictures have 470 MB, those of OpenImages 3 GB."""
 DIGITS = 20
 """Of an integer: those of 2**64. Seeds are the largest numbers of a log."""
 
@@ -22,24 +31,89 @@ class StrictJsonError(ValueError):
 
 
 def parse_object(text: str) -> dict[str, Any]:
-    """The object that ``text`` is.
+    """Return the object that ``text`` is.
 
     Raises:
         StrictJsonError: it is none, not valid, or has a key twice, too large a number or too deep a nesting.
     """
-    if text.count(",") + text.count("[") + text.count("{") > ENTRIES:
-        raise StrictJsonError(f"corrupt: it has more than {ENTRIES} entries")
+    content = parse(text)
+    if not isinstance(content, dict):
+        raise StrictJsonError("not a JSON object")
+    return content
+
+
+def parse(text: str, entries: int = ENTRIES) -> Any:
+    """Return the value that ``text`` is, which may have so many entries.
+
+    Raises:
+        StrictJsonError: it is not valid, or has a key twice, too large a number or too deep a nesting.
+    """
+    if text.count(",") + text.count("[") + text.count("{") > entries:
+        raise StrictJsonError(f"corrupt: it has more than {entries} entries")
     try:
         content = _DECODER.decode(text)
     except StrictJsonError:
         raise
     except (ValueError, RecursionError) as error:
         raise StrictJsonError(f"truncated or corrupt ({error})") from error
-    if not isinstance(content, dict):
-        raise StrictJsonError("not a JSON object")
     if text.count("[") + text.count("{") > DEPTH and _deeper_than(content, DEPTH):
         raise StrictJsonError(f"corrupt: nested more than {DEPTH} deep")
     return content
+
+
+def parse_line(line: bytes) -> dict[str, Any]:
+    """Return the object of one line of a file of texts: as fast as Python's parser, of any number of entries.
+
+    Raises:
+        StrictJsonError: it is none, or not valid.
+    """
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise StrictJsonError(f"truncated or corrupt ({error})") from error
+    if not isinstance(content, dict):
+        raise StrictJsonError("not a JSON object")
+    return content
+
+
+def read_json(
+    path: Path, *, most: int = TEXT_BYTES, follow: bool = True, error: type[SuiteError] = DataError, remedy: str = ""
+) -> Any:
+    """Return the value that a file of JSON holds; arguments as :func:`common.untrusted.regular_file.read_bytes`.
+
+    Raises:
+        SuiteError: of the class ``error``: the file cannot be read within its bounds, or is no valid JSON.
+    """
+    content = read_bytes(path, most, follow=follow, error=error, remedy=remedy)
+    try:
+        return parse(content.decode("utf-8"), FILE_ENTRIES)
+    except ValueError as problem:
+        reason = f"it is {problem}" if isinstance(problem, StrictJsonError) else str(problem)
+        raise error(f"{path} is not valid JSON ({reason})" + (f"; {remedy}" if remedy else "")) from problem
+
+
+def read_json_object(
+    path: Path, *, most: int = TEXT_BYTES, follow: bool = True, error: type[SuiteError] = DataError, remedy: str = ""
+) -> dict[str, Any]:
+    """Return the object that a file of JSON holds; arguments and errors as :func:`read_json` has them."""
+    content = read_json(path, most=most, follow=follow, error=error, remedy=remedy)
+    if not isinstance(content, dict):
+        raise error(f"{path} is not valid JSON (it is not a JSON object)" + (f"; {remedy}" if remedy else ""))
+    return content
+
+
+def read_large_json(path: Path) -> Any:
+    """Return the value of a file of gigabytes, such as annotations, as fast as Python's parser.
+
+    It takes up to twenty times the memory of its file; integers may have 4,300 digits and keys may come twice.
+
+    Raises:
+        DataError: the file is larger than :data:`LARGE_BYTES`, cannot be read, or is not valid JSON.
+    """
+    try:
+        return json.loads(read_bytes(path, LARGE_BYTES))
+    except (ValueError, RecursionError, MemoryError) as problem:
+        raise DataError(f"{path}: cannot be read as JSON: {problem}") from problem
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import DataError
+from common.untrusted.regular_file import read_text
 
 
 class SentenceSplitter:
@@ -39,7 +40,7 @@ def _parameters(model: Path) -> Any:
     from nltk.tokenize.punkt import PunktParameters
 
     def lines(name: str) -> list[str]:
-        return [line for line in (model / name).read_text(encoding="utf-8").splitlines() if line]
+        return [line for line in read_text(model / name).splitlines() if line]
 
     parameters = PunktParameters()
     try:

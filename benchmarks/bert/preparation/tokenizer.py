@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import DataError
+from common.untrusted.regular_file import read_text
 
 MAX_WORD_CHARACTERS = 200
 """Longer words are unknown."""
@@ -57,12 +58,9 @@ def read_vocabulary(path: Path) -> Vocabulary:
         DataError: the file is missing or no UTF-8, a line is empty or a repetition, a special piece is missing,
             ``[PAD]`` is not the first, or there are more pieces than 16-bit ids.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except FileNotFoundError as error:
-        raise DataError(f"{path} is missing; place the benchmark's vocab.txt there") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8: {error}") from error
+    if not path.exists():
+        raise DataError(f"{path} is missing; place the benchmark's vocab.txt there")
+    lines = read_text(path).split("\n")
     if lines[-1] == "":
         lines.pop()
     pieces = [line.strip() for line in lines]

@@ -6,7 +6,6 @@ front; EOS stands in the template. Where the answer begins is how many tokens th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -16,6 +15,8 @@ from tqdm import tqdm
 
 from benchmarks.llama2_70b_lora.preparation.packing import PROCESSES, Example, Rows, pack
 from common.errors import DataError
+from common.untrusted.regular_file import lines, open_file
+from common.untrusted.strict_json import parse_line
 
 _CHUNK = 256  # texts that are handed to SentencePiece's threads at a time
 
@@ -41,6 +42,10 @@ def read_tokenizer(path: Path) -> SentencePieceProcessor:
     return tokenizer
 
 
+LINE_BYTES = 2**26
+"""The longest line that is read; a report of GovReport has less than 2 MB."""
+
+
 def read_texts(path: Path) -> Iterator[tuple[str, str]]:
     """Report and summary of each line of a SCROLLS file: its fields ``input`` and ``output``.
 
@@ -49,10 +54,10 @@ def read_texts(path: Path) -> Iterator[tuple[str, str]]:
     """
     number = 0
     try:
-        with open(path, "rb") as file:
-            for line in file:
+        with open_file(path) as file:
+            for line in lines(path, file, LINE_BYTES):
                 number += 1
-                content = json.loads(line)
+                content = parse_line(line)
                 report, summary = content["input"], content["output"]
                 if not (isinstance(report, str) and isinstance(summary, str)):
                     raise TypeError("input and output have to be texts")

@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from common.errors import DataError
+from common.untrusted.array_file import parse_header
+from common.untrusted.pickle_scan import MEMORY, scan
 from common.untrusted.pickled_arrays import (
     DAMAGE,
     INTEGERS,
@@ -20,7 +23,10 @@ from common.untrusted.pickled_arrays import (
     PickledArray,
     Refused,
 )
+from common.untrusted.regular_file import open_file
 
+TIMES_LARGER = 16
+"""Memory of the published rows as lists of integers, relative to the pickle: a number of three bytes takes up to 46."""
 _ADMITTED = Admitted("integers", (*INTEGERS, OBJECTS))
 
 
@@ -32,8 +38,12 @@ def read_object_array(path: Path) -> list[Any]:
             arrays of integers, dicts and lists. Nothing of what it asks for has then been done.
     """
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             shape = _read_npy_header(file)
+            start = file.tell()
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+                scan(whole, start, memory=MEMORY + TIMES_LARGER * len(whole))
+            file.seek(start)
             content = _finished(ArrayUnpickler(file, _ADMITTED).load())
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from error
@@ -48,14 +58,10 @@ def read_object_array(path: Path) -> list[Any]:
 
 def _read_npy_header(file: BinaryIO) -> tuple[int, ...]:
     """The shape of an array of objects; leaves ``file`` where the pickle begins."""
-    version = np.lib.format.read_magic(file)
-    if version not in ((1, 0), (2, 0)):
-        raise ValueError(f"version {version} of numpy's format")
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read(file)
-    if dtype != np.dtype(object):
-        raise ValueError(f"its array is of {dtype}, not of objects")
-    return shape
+    header = parse_header(file)
+    if header.dtype != np.dtype(object):
+        raise ValueError(f"its array is of {header.dtype}, not of objects")
+    return header.shape
 
 
 def _finished(content: Any) -> Any:

@@ -13,6 +13,8 @@ from common.errors import DataError
 
 SAMPLE_RATE = 16_000
 """Hz, of the corpus."""
+MOST_SAMPLES = 3600 * SAMPLE_RATE
+"""An hour: LibriSpeech's longest utterance has 35 seconds, and silence takes next to nothing in a FLAC file."""
 _STREAM_INFO_BYTES = 42
 _MD5 = slice(26, 42)
 _REMEDY = "unpack its archive again"
@@ -54,3 +56,5 @@ def _check_kind(path: Path, file: soundfile.SoundFile) -> None:
         raise DataError(f"{path} has a sample rate of {file.samplerate} Hz where {SAMPLE_RATE} are due")
     if file.channels != 1:
         raise DataError(f"{path} has {file.channels} channels where one is due")
+    if file.frames > MOST_SAMPLES:
+        raise DataError(f"{path} has {file.frames:,} samples, and at most {MOST_SAMPLES:,} are read; {_REMEDY}")

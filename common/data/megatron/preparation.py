@@ -35,6 +35,8 @@ from common.data.megatron.text_tokenizers import open_tokenizer
 from common.data.placing import place
 from common.data.stages import Record, Stages
 from common.errors import DataError
+from common.untrusted.regular_file import lines, open_file
+from common.untrusted.strict_json import parse_line
 
 FORMAT = "megatron-indexed/1"
 INTERMEDIATE = "intermediate"
@@ -115,6 +117,10 @@ def read_manifest(data_dir: Path, corpus: Corpus, vocabulary: int) -> Manifest:
     return found
 
 
+LINE_BYTES = 2**28
+"""The longest line that is read; C4's longest document has less than 2 MB."""
+
+
 def read_documents(path: Path) -> Iterator[str]:
     """The texts of one of C4's files, gzip or plain: a JSON object with a field ``text`` on each line.
 
@@ -123,10 +129,10 @@ def read_documents(path: Path) -> Iterator[str]:
     """
     number = 0
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
-            for line in file:
+        with open_file(path) as packed, gzip.open(packed) if path.suffix == ".gz" else packed as file:
+            for line in lines(path, file, LINE_BYTES):
                 number += 1
-                text = json.loads(line)["text"]
+                text = parse_line(line)["text"]
                 if not isinstance(text, str):
                     raise TypeError("its text is none")
                 yield text

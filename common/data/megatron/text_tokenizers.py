@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from common.errors import DataError
+from common.untrusted.regular_file import read_text
 
 
 class TextTokenizer(Protocol):
@@ -35,7 +36,7 @@ class HuggingFaceTokenizer:
         from tokenizers import Tokenizer
 
         try:
-            self._tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+            self._tokenizer = Tokenizer.from_str(read_text(path))
         except Exception as error:  # the library raises nothing narrower
             raise DataError(f"{path} is no tokenizer.json: {error}") from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from common.data.manifest import Manifest
 from common.errors import DataError
 from common.recommendation.criteo.sample_rows import IDS, WORD, SampleFormat
 from common.recommendation.tables import Tables
+from common.untrusted.strict_json import parse
 
 TABLE_ROWS, HOTNESS = "table_rows", "hotness"
 """Entries of the manifest's source: JSON lists, of all tables in their order."""
@@ -96,4 +96,4 @@ def _compare(prepared: Prepared, tables: Tables, command: str) -> None:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in json.loads(text))
+    return tuple(int(number) for number in parse(text))

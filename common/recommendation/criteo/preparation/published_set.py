@@ -16,6 +16,9 @@ from common.data.stages import Record
 from common.errors import DataError
 from common.formats import npy
 from common.recommendation.criteo.sample_rows import DENSE, IDS
+from common.untrusted.archives import BAD_ZIP, bounded_zip
+from common.untrusted.array_file import parse_header
+from common.untrusted.regular_file import open_regular
 
 _LOCAL_HEADER = 30
 """Bytes before the name of a member of a zip file; the lengths of name and extra field are the last two numbers."""
@@ -82,7 +85,7 @@ def convert_block(
 def _array(path: Path, dtype: str, width: int) -> NDArray[Any]:
     try:
         header = npy.read_header(path)
-        array: NDArray[Any] = np.load(path, mmap_mode="r")
+        array = npy.mapped(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} is no whole file of numpy's: {error}; fetch it again") from error
     if header.dtype.str != dtype or (header.fortran_order and width > 1) or array.shape[1:] != (width,):
@@ -93,19 +96,21 @@ def _array(path: Path, dtype: str, width: int) -> NDArray[Any]:
 def _member(path: Path, table: int, hot: int) -> NDArray[Any]:
     """The ids of a table, (samples, hot), mapped where they lie in the zip file."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_regular(path) as packed, bounded_zip(packed) as archive:
             info = archive.getinfo(f"{table}.npy")
         if info.compress_type != zipfile.ZIP_STORED:
             raise DataError(f"{path}: member {table} is compressed; the published set is not")
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             file.seek(info.header_offset)
             name, extra = struct.unpack("<2H", file.read(_LOCAL_HEADER)[-4:])
             file.seek(info.header_offset + _LOCAL_HEADER + name + extra)
-            if np.lib.format.read_magic(file) != (1, 0):
-                raise ValueError("a header of another version than 1.0")
-            shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
-            if dtype.str != "<i4" or fortran_order or shape[1:] != (hot,):
-                raise DataError(f"{path}: member {table} holds {dtype.str} {shape} and not <i4 (samples, {hot})")
-            return np.memmap(path, np.int32, "r", file.tell(), shape)
-    except (OSError, KeyError, ValueError, struct.error, zipfile.BadZipFile) as error:
+            header = parse_header(file)
+            if header.dtype.str != "<i4" or header.fortran_order or header.shape[1:] != (hot,):
+                raise DataError(
+                    f"{path}: member {table} holds {header.dtype.str} {header.shape} and not <i4 (samples, {hot})"
+                )
+            if header.bytes > info.file_size:
+                raise ValueError("an array that is larger than its member")
+            return np.memmap(path, np.int32, "r", file.tell(), header.shape)
+    except (OSError, KeyError, *BAD_ZIP) as error:
         raise DataError(f"{path} is no whole set of {table + 1} or more arrays: {error}; fetch it again") from error

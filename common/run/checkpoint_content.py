@@ -1,0 +1,117 @@
+"""What a rank's file of a checkpoint must hold: names, types and ranges, checked before anything uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common.distributed.layout import AXES
+from common.errors import CheckpointError
+
+MOST_RANKS = 2**20
+COUNTS = ("step", "block", "position", "samples", "counted", "unscored")
+"""Numbers of :class:`common.run.checkpoint.Progress`."""
+_PLAIN = (str, int, float, bool, type(None))
+
+
+def check_content(path: Path, content: Mapping[Any, Any], weights: bool) -> None:
+    """Refuse a rank's file that lacks an entry or has one of another type.
+
+    Args:
+        path: of the file, for the message.
+        content: what it holds.
+        weights: whether this rank wrote model and optimizer.
+
+    Raises:
+        CheckpointError: naming the entry.
+    """
+    expected: dict[str, Callable[[Any], bool]] = {
+        "layout": _is_layout,
+        "seed": lambda value: type(value) is int and 0 <= value < 2**64,
+        "settings": lambda value: _is_named(value, _is_plain),
+        "progress": _is_progress,
+        "random": _is_random_state,
+        "base": lambda value: value is None or isinstance(value, str),
+        **({"model": _are_tensors, "updaters": _are_states} if weights else {}),
+    }
+    if "buffers" in content:
+        expected["buffers"] = _are_tensors
+    for name, fits in expected.items():
+        if name not in content:
+            raise CheckpointError(f"{path}: damaged: {name} is missing; resume from an earlier checkpoint")
+        if not fits(content[name]):
+            raise CheckpointError(
+                f"{path}: damaged: {name} is not as a checkpoint has it; resume from an earlier checkpoint"
+            )
+
+
+def _is_named(value: Any, fits: Callable[[Any], bool]) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(name, str) and fits(each) for name, each in value.items())
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return _is_named(value, _is_plain) if isinstance(value, Mapping) else isinstance(value, _PLAIN)
+
+
+def _is_layout(value: Any) -> bool:
+    if not isinstance(value, Mapping) or value.keys() != set(AXES):
+        return False
+    ranks = 1
+    for size in value.values():
+        if type(size) is not int or not 1 <= size <= MOST_RANKS:
+            return False
+        ranks *= size
+    return ranks <= MOST_RANKS
+
+
+def _is_progress(value: Any) -> bool:
+    if not isinstance(value, Mapping) or not {"step", "counted", "history"} <= value.keys() <= {*COUNTS, "history"}:
+        return False
+    counts = [count for name, count in value.items() if name != "history"]
+    return all(type(count) is int and 0 <= count < 2**63 for count in counts) and _is_history(value["history"])
+
+
+def _is_history(value: Any) -> bool:
+    def is_number(score: Any) -> bool:
+        return isinstance(score, int | float) and not isinstance(score, bool)
+
+    return isinstance(value, list | tuple) and all(
+        isinstance(entry, list | tuple)
+        and len(entry) == 2
+        and type(entry[0]) is int
+        and 0 <= entry[0] < 2**63
+        and _is_named(entry[1], is_number)
+        for entry in value
+    )
+
+
+def _is_random_state(value: Any) -> bool:
+    if not _are_tensors(value) or "cpu" not in value or not value.keys() <= {"cpu", "cuda"}:
+        return False
+    flat = all(state.dtype == torch.uint8 and state.ndim == 1 for state in value.values())
+    return flat and value["cpu"].shape == torch.get_rng_state().shape
+
+
+def _is_tensor(value: Any) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and value.layout == torch.strided
+        and value.device.type == "cpu"
+        and not value.is_quantized
+    )
+
+
+def _are_tensors(value: Any) -> bool:
+    return _is_named(value, _is_tensor)
+
+
+def _are_states(value: Any) -> bool:
+    """Whether these are states of updaters: tensors by name, one level deep or two, and plain values."""
+    return isinstance(value, list) and all(
+        _is_named(state, lambda entry: _is_tensor(entry) or _are_tensors(entry) or _is_plain(entry)) for state in value
+    )

@@ -1,0 +1,198 @@
+"""Tar, gzip and zip archives that anybody may have made, read within bounds.
+
+A gzip stream of one megabyte can inflate to a gigabyte; a tar's header can announce a name of eight gigabytes, which
+``tarfile`` reads into memory; members can come twice, lie below a file, or have names that no disk takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import shutil
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import IO, BinaryIO
+
+from common.errors import DataError
+from common.untrusted.regular_file import open_regular
+
+HEADER_BYTES = 2**16
+"""Of the additional headers of a tar's member: its name and attributes. Paths have at most 4,096 bytes."""
+NAME_BYTES, PATH_BYTES = 255, 2048
+"""Of a part of a member's name, which Linux limits so, and of the whole name."""
+DIRECTORY_BYTES = 20 * 2**20
+"""Of a zip's directory, of which each 46 bytes become an object of 550. That of COCO's 118,288 training pictures has 13
+MB, that of a checkpoint of 10,000 tensors 1 MB."""
+_COPIED_AT_ONCE = 2**20
+
+DAMAGED = (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile, zipfile.BadZipFile, struct.error)
+"""What reading a damaged archive raises, besides OSError of the disk."""
+BAD_ZIP = (*DAMAGED, ValueError, OverflowError, NotImplementedError, RuntimeError)
+"""What reading a damaged zip raises, a name or an encryption that ``zipfile`` does not know among it."""
+
+
+class _BoundedMember(tarfile.TarInfo):
+    """A member whose additional headers are bounded: ``tarfile`` reads them whole."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _BoundedMember:
+        """Parse a header block."""
+        member = super().frombuf(buf, encoding, errors)
+        additional = (*tarfile.GNU_TYPES, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+        if member.type == tarfile.GNUTYPE_SPARSE:
+            raise _Excessive("a member is a sparse file, which no archive that is read here needs")
+        if member.type in additional and not 0 <= member.size <= HEADER_BYTES:
+            raise _Excessive(f"a header of a member has {member.size:,} bytes, and {HEADER_BYTES:,} are enough")
+        return member
+
+
+class _Excessive(Exception):
+    """An archive exceeds a bound; ``tarfile`` takes its own errors behind the first member for the archive's end."""
+
+
+def tar_members(
+    file: IO[bytes], damage: str, mode: str = "r|", *, most: int | None = None
+) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
+    """Yield the open archive and each of its members in turn, without keeping those that have been read.
+
+    Args:
+        file: open at the archive's beginning.
+        damage: the beginning of the message of a damaged archive, such as "a.tar is damaged".
+        mode: of ``tarfile.open``: ``r|`` and ``r|gz`` for streams, ``r:`` for files whose members are read in place.
+        most: bytes that the archive may have inflated; None for an archive that is not compressed.
+
+    Raises:
+        DataError: the archive is damaged or exceeds a bound.
+    """
+    with named_damage(damage), tarfile.open(fileobj=file, mode=mode, tarinfo=_BoundedMember) as tar:  # type: ignore[call-overload]
+        while (member := tar.next()) is not None:
+            tar.members.clear()
+            if most is not None and tar.offset > most:
+                raise _Excessive(f"it inflates to more than {most:,} bytes")
+            yield tar, member
+        if mode == "r:":
+            file.seek(tar.offset)
+            if file.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:  # tarfile ends at any damage
+                raise tarfile.ReadError(f"no end mark at byte {tar.offset}")
+
+
+@contextlib.contextmanager
+def named_damage(damage: str) -> Iterator[None]:
+    """Raise a DataError, whose message begins with ``damage``, for each error of a damaged archive within the block."""
+    try:
+        yield
+    except (_Excessive, *DAMAGED) as error:
+        raise DataError(f"{damage}: {error}; delete it and fetch it again") from error
+    except OSError as error:
+        if error.errno is not None:  # of the disk, and not of gzip
+            raise
+        raise DataError(f"{damage}: {error}; delete it and fetch it again") from error
+
+
+def unpack(
+    archive: Path,
+    folder: Path,
+    place_of: Callable[[tarfile.TarInfo], str | None],
+    *,
+    most: int,
+) -> int:
+    """Write files of a ``.tar.gz`` below a folder and return their number.
+
+    Args:
+        archive: the file.
+        folder: an existing folder.
+        place_of: path of a member below the folder, with ``/`` between its parts; None for one that stays packed.
+        most: bytes that the archive may have inflated.
+
+    Raises:
+        DataError: the archive is damaged, or a member that is wanted is no file, comes twice, lies below a file or
+            outside of the folder, or has a name that the file system does not take.
+        OSError: of the disk.
+    """
+    written: set[str] = set()
+    folders: set[str] = set()
+    with open_regular(archive) as file, named_damage(f"{archive} is damaged"):
+        for tar, member in tar_members(file, f"{archive} is damaged", "r|gz", most=most):
+            if (name := place_of(member)) is None:
+                continue
+            parts = PurePosixPath(name).parts
+            above = {"/".join(parts[:count]) for count in range(1, len(parts))}
+            name = "/".join(parts)
+            if not member.isfile() or not parts or not _fits(parts):
+                raise DataError(f"{archive}: {member.name[:200]!r} is no file with a usable name; fetch it again")
+            if name in written or name in folders or above & written:
+                raise DataError(f"{archive}: {name!r} comes twice, or lies below a file; fetch it again")
+            written.add(name)
+            folders |= above
+            content = tar.extractfile(member)
+            assert content is not None  # of a file
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with content, open(path, "xb") as out:
+                shutil.copyfileobj(content, out, _COPIED_AT_ONCE)
+    return len(written)
+
+
+def _fits(parts: tuple[str, ...]) -> bool:
+    sizes = [len(part.encode("utf-8", "surrogateescape")) for part in parts]
+    plain = not any(part in ("..", "/") or "\0" in part for part in parts)
+    return plain and max(sizes) <= NAME_BYTES and sum(sizes) + len(sizes) <= PATH_BYTES
+
+
+def read_gzip(path: Path, most: int) -> bytes:
+    """Return the inflated content of a gzip file.
+
+    Raises:
+        DataError: it is damaged, inflates to more than ``most`` bytes, or cannot be read.
+    """
+    with open_regular(path) as packed, named_damage(f"{path} is damaged"), gzip.open(packed) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise DataError(f"{path} inflates to more than {most:,} bytes; fetch it again")
+    return content
+
+
+def open_zip(path: Path, file: BinaryIO) -> zipfile.ZipFile:
+    """Open a zip whose directory is bounded; its members are not read.
+
+    Args:
+        path: for messages.
+        file: open for reading bytes; it must stay open as long as the archive.
+
+    Raises:
+        DataError: it is no zip, is damaged, or has too many members.
+    """
+    try:
+        return bounded_zip(file)
+    except (OSError, *BAD_ZIP) as error:
+        raise DataError(f"{path} is damaged or no archive: {error}; delete it and fetch it again") from error
+
+
+def bounded_zip(file: BinaryIO) -> zipfile.ZipFile:
+    """Open a zip as :func:`open_zip` does, and raise what ``zipfile`` raises."""
+    _check_directory(file)
+    return zipfile.ZipFile(file)
+
+
+def _check_directory(file: BinaryIO) -> None:
+    """Refuse a directory of too many members before ``zipfile`` makes an object of each."""
+    size = file.seek(0, 2)
+    file.seek(max(0, size - 2**16 - 200))
+    tail = file.read()
+    file.seek(0)
+    found = tail.rfind(b"PK\5\6")
+    if found < 0:
+        raise zipfile.BadZipFile("it has no directory")
+    # https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT, 4.3.16 and 4.3.14
+    directory_bytes = int.from_bytes(tail[found + 12 : found + 16], "little")
+    large = tail.rfind(b"PK\6\6", 0, found)
+    if directory_bytes == 0xFFFFFFFF and large >= 0:
+        directory_bytes = int.from_bytes(tail[large + 40 : large + 48], "little")
+    if directory_bytes > DIRECTORY_BYTES:
+        raise zipfile.BadZipFile(
+            f"its directory has {directory_bytes:,} bytes, and at most {DIRECTORY_BYTES:,} are read"
+        )

@@ -1,0 +1,236 @@
+"""Archives, arrays and JSON that are damaged or ask for too much end in one message."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import struct
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.rnnt.sources import unpack
+from common.errors import CheckpointError, DataError
+from common.formats import npy
+from common.untrusted.archives import read_gzip
+from common.untrusted.array_file import HEADER_BYTES, MAGIC, read_npz
+from common.untrusted.regular_file import lines, read_bytes, read_text
+from common.untrusted.strict_json import read_json, read_json_object, read_large_json
+from tests.common.untrusted.hostile import complaints
+
+Member = tuple[str, bytes, bytes]  # name, type, content
+
+
+def tar(path: Path, members: list[Member], compressed: bool = True) -> Path:
+    """A ``.tar.gz`` of these members."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for name, kind, data in members:
+            info = tarfile.TarInfo(name)
+            info.size, info.type, info.linkname = len(data), kind, "/etc/passwd"
+            archive.addfile(info, io.BytesIO(data))
+    path.write_bytes(gzip.compress(content.getvalue(), mtime=0) if compressed else content.getvalue())
+    return path
+
+
+FILE = tarfile.REGTYPE
+INSIDE = "LibriSpeech/dev-clean/"
+GOOD = [(f"{INSIDE}84/121123/84-121123.trans.txt", FILE, b"84-121123-0000 GO\n")]
+TARS: dict[str, list[Member]] = {
+    "a file below a file": [(f"{INSIDE}a", FILE, b"1"), (f"{INSIDE}a/b", FILE, b"2")],
+    "a folder that is a file": [(f"{INSIDE}a/b", FILE, b"1"), (f"{INSIDE}a", FILE, b"2")],
+    "twice": [(f"{INSIDE}a", FILE, b"1"), (f"{INSIDE}a", FILE, b"2")],
+    "the folder itself": [(INSIDE.rstrip("/"), FILE, b"1")],
+    "a long name": [(f"{INSIDE}{'x' * 300}", FILE, b"1")],
+    "a long path": [(f"{INSIDE}{'x/' * 2000}y", FILE, b"1")],
+    "outside": [(f"{INSIDE}../../../outside", FILE, b"1")],
+    "a link": [(f"{INSIDE}a", tarfile.SYMTYPE, b"")],
+    "a device": [(f"{INSIDE}a", tarfile.CHRTYPE, b"")],
+    "a pipe": [(f"{INSIDE}a", tarfile.FIFOTYPE, b"")],
+    "nothing of the subset": [("LibriSpeech/other/a", FILE, b"1")],
+}
+
+
+@pytest.mark.parametrize("name", sorted(TARS))
+def test_a_hostile_member_is_one_error_and_nothing_is_unpacked(tmp_path: Path, name: str) -> None:
+    archive = tar(
+        tmp_path / "dev-clean.tar.gz", [*GOOD, *TARS[name]] if name != "nothing of the subset" else TARS[name]
+    )
+    with pytest.raises(DataError, match=r"dev-clean\.tar\.gz"):
+        unpack(archive, tmp_path / "dev-clean")
+    assert not (tmp_path / "dev-clean").exists()
+    assert not (tmp_path / "outside").exists()
+
+
+def test_an_archive_is_unpacked(tmp_path: Path) -> None:
+    unpack(tar(tmp_path / "dev-clean.tar.gz", GOOD), tmp_path / "dev-clean")
+    assert (tmp_path / "dev-clean/84/121123/84-121123.trans.txt").read_bytes() == GOOD[0][2]
+
+
+@pytest.mark.parametrize("length", [0, 1, 10, 20, 60, 100])
+def test_an_archive_that_is_cut_off_is_one_error(tmp_path: Path, length: int) -> None:
+    archive = tar(tmp_path / "dev-clean.tar.gz", GOOD)
+    archive.write_bytes(archive.read_bytes()[:length])
+    with pytest.raises(DataError, match=r"dev-clean\.tar\.gz"):
+        unpack(archive, tmp_path / "dev-clean")
+
+
+def unpack_beside(path: Path) -> None:
+    """The reader of archives, of a path."""
+    unpack(path, path.with_name(f"{path.name}.unpacked") / "dev-clean")
+
+
+def read_header_of(path: Path) -> None:
+    """The reader of arrays, of a path, and of the archives of arrays."""
+    try:
+        npy.load(path, np.dtype(np.float32), (3,))
+        read_npz(path, ("a",), 2**20)
+    except (OSError, ValueError) as error:
+        if path.name != "valid.npy":
+            raise DataError(f"{path}: {error}") from error
+
+
+def bomb(head: bytes, size: int) -> bytes:
+    """A gzip stream that inflates to ``size`` null bytes behind a head."""
+    packed = io.BytesIO()
+    with gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=1, mtime=0) as file:
+        file.write(head)
+        for _ in range(size >> 20):
+            file.write(bytes(2**20))
+    return packed.getvalue()
+
+
+def test_bombs_cost_little_and_end_in_a_message(tmp_path: Path) -> None:
+    def header(kind: bytes, size: int) -> bytes:
+        info = tarfile.TarInfo(f"{INSIDE}a")
+        info.type, info.size = kind, size
+        return info.tobuf(tarfile.GNU_FORMAT)
+
+    contents = {
+        "a name of 500 MB": bomb(header(tarfile.GNUTYPE_LONGNAME, 500 << 20), 500 << 20),
+        "attributes of 500 MB": bomb(header(tarfile.XHDTYPE, 500 << 20), 500 << 20),
+        "a file of 500 MB": bomb(header(FILE, 500 << 20), 500 << 20),
+        "300,000 empty files": gzip.compress(header(FILE, 0) * 300_000, 1, mtime=0),
+    }
+    valid = tar(tmp_path / "valid.tar.gz", GOOD)
+    files = {name: tmp_path / f"bomb{number}.tar.gz" for number, name in enumerate(contents)}
+    for name, path in files.items():
+        path.write_bytes(contents[name])
+    assert complaints("tests.common.untrusted.test_hostile_archives:unpack_beside", valid, files) == []
+
+
+def array_header(text: str, version: bytes = b"\1\0") -> bytes:
+    """A header of numpy's with this text."""
+    length = struct.pack("<H" if version == b"\1\0" else "<I", len(text))
+    return MAGIC + version + length + text.encode("latin1")
+
+
+PLAIN = "{'descr': '<f4', 'fortran_order': False, 'shape': (%s), }\n"
+ARRAYS = {
+    "huge shape": array_header(PLAIN % "1000000000000,"),
+    "shapes that overflow": array_header(PLAIN % ("999999999999999999, " * 60)),
+    "a shape of digits": array_header(PLAIN % ("9" * 5000)),
+    "brackets": array_header("(" * 9000),
+    "signs": array_header("{'shape': " + "-" * 9000 + "1}"),
+    "a long header": array_header(" " * (HEADER_BYTES + 1)),
+    "a header of 4 GB": MAGIC + b"\2\0\xff\xff\xff\xff",
+    "objects": array_header("{'descr': '|O', 'fortran_order': False, 'shape': (3,), }")
+    + b"\x80\x02Nr\xff\xff\xff\x7f.",
+    "fields": array_header("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (3,), }"),
+    "no such dtype": array_header("{'descr': '<f3', 'fortran_order': False, 'shape': (3,), }"),
+    "a field twice": array_header("{'descr': '<f4', 'descr': '<f4', 'shape': (3,), }"),
+    "a negative size": array_header(PLAIN % "-3,"),
+    "negative format": MAGIC + b"\xff\xff",
+}
+
+
+def test_hostile_arrays_cost_little_and_end_in_a_message(tmp_path: Path) -> None:
+    np.save(tmp_path / "valid.npy", np.zeros(3, np.float32))
+    files = {name: tmp_path / f"hostile{number}.npy" for number, name in enumerate(ARRAYS)}
+    for name, path in files.items():
+        path.write_bytes(ARRAYS[name])
+    files["an archive"] = tmp_path / "archive.npy"
+    with open(files["an archive"], "wb") as file:
+        np.savez_compressed(file, a=np.zeros(100_000_000, np.float32))
+    files["a pipe"] = tmp_path / "pipe.npy"
+    os.mkfifo(files["a pipe"])
+    reader = "tests.common.untrusted.test_hostile_archives:read_header_of"
+    assert complaints(reader, tmp_path / "valid.npy", files) == []
+
+
+def test_arrays_of_an_archive_are_read(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "a.npz", mu=np.arange(3.0), sigma=np.asfortranarray(np.arange(6.0).reshape(2, 3)))
+    mean, covariance = read_npz(tmp_path / "a.npz", ("mu", "sigma"), 2**20)
+    np.testing.assert_array_equal(mean, [0, 1, 2])
+    np.testing.assert_array_equal(covariance, [[0, 1, 2], [3, 4, 5]])
+    with pytest.raises(ValueError, match="lacks"):
+        read_npz(tmp_path / "a.npz", ("other",), 2**20)
+
+
+JSON = {
+    "nested lists": "[" * 200_000 + "]" * 200_000,
+    "nested objects": '{"a":' * 200_000 + "1" + "}" * 200_000,
+    "a million lists": "[" + "[]," * 5_000_000 + "[]]",
+    "a number of 400 digits": '{"a": 1%s}' % ("0" * 400),
+    "a number of a million digits": '{"a": %s}' % ("7" * 1_000_000),
+    "a key twice": '{"a": 1, "a": 2}',
+    "empty": "",
+    "half a character": '{"a": "\udc80"}',
+}
+
+
+def test_hostile_json_costs_little_and_ends_in_a_message(tmp_path: Path) -> None:
+    (tmp_path / "valid.json").write_text("{}")
+    files = {name: tmp_path / f"hostile{number}.json" for number, name in enumerate(JSON)}
+    for name, path in files.items():
+        path.write_bytes(JSON[name].encode("utf-8", "surrogateescape"))
+    for name, target in (("a device", "/dev/zero"), ("no file", "nowhere")):
+        files[name] = tmp_path / f"{name[-4:]}.json"
+        files[name].symlink_to(target)
+    files["a sparse terabyte"] = tmp_path / "sparse.json"
+    with open(files["a sparse terabyte"], "wb") as file:
+        file.truncate(2**40)
+    assert complaints("common.untrusted.strict_json:read_json", tmp_path / "valid.json", files) == []
+
+
+@pytest.mark.parametrize("name", ["nested lists", "nested objects", "a number of a million digits", "empty"])
+def test_large_json_is_read_by_its_own_bounds(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a.json").write_text(JSON[name])
+    with pytest.raises(DataError, match=r"a\.json"):
+        read_large_json(tmp_path / "a.json")
+
+
+def test_readers_raise_the_class_and_say_the_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    readers: list[Any] = [read_bytes, read_text, read_json, read_json_object]
+    for read in readers:
+        with pytest.raises(CheckpointError, match=r"a\.json: .*; fetch it"):
+            read(path, error=CheckpointError, remedy="fetch it")
+    path.write_text(json.dumps([1]))
+    with pytest.raises(CheckpointError, match=r"not a JSON object.*; fetch it"):
+        read_json_object(path, error=CheckpointError, remedy="fetch it")
+    with pytest.raises(DataError, match=r"larger than 2 bytes"):
+        read_bytes(path, 2)
+
+
+def test_a_long_line_is_named(tmp_path: Path) -> None:
+    read = lines(Path("a"), io.BytesIO(b"abc\nabcdef\n"), 4)
+    assert next(read) == b"abc\n"
+    with pytest.raises(DataError, match=r"a, line 2: is longer"):
+        next(read)
+
+
+def test_a_gzip_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(b"abc", mtime=0))
+    assert read_gzip(path, 3) == b"abc"
+    with pytest.raises(DataError, match=r"a\.gz inflates to more than 2 bytes"):
+        read_gzip(path, 2)
+    path.write_bytes(path.read_bytes()[:-6])
+    with pytest.raises(DataError, match=r"a\.gz is damaged"):
+        read_gzip(path, 3)
