@@ -2,8 +2,8 @@
 
 Source: training_rules, section "Hyperparameters and optimizer", in the versions of August 2020 (round v0.7), May 2021
 (v1.0) and of the last round of each benchmark. Names are those of the log, which differ from the table's for some rows
-(``oversampling`` for ``training_oversampling``). The table also says that hyperparameters without a row equal those of
-the reference; such rules say "as in the reference".
+(``oversampling`` for ``training_oversampling``). The section begins with "By default, the hyperparameters must be the
+same as the reference"; rules for hyperparameters that the table has no row for say "as in the reference".
 
 Rules that the rule files of every round test have no entry here, because the checker's own findings report them. That
 is all of DLRM, DLRM-DCNv2, RNN-T, Stable Diffusion, FLUX.1, DeepSeek-V3, DLRMv4, Qwen3.5, MiniGo, DeepCAM and OpenFold.
