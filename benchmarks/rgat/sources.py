@@ -38,6 +38,8 @@ EDGES_OF = {
 }
 """Of the relations whose number is known: all but those to journals and conferences."""
 _EDGE_BYTES = 16
+_SLACK = 2**26
+"""Bytes that an archive may have beside the files that are read."""
 
 
 def wanted_files(size: str) -> list[str]:
@@ -90,7 +92,7 @@ def download(raw_dir: Path, size: str, workers: int = 1) -> Iterator[str]:
     if size in ARCHIVES and missing:
         (file,) = remote_files(size)
         (archive,) = downloads.check_or_download([file], raw_dir)
-        _unpack(archive, raw_dir, missing, 4 * expected_bytes(size))
+        _unpack(archive, raw_dir, missing, 4 * expected_bytes(size) + _SLACK)
         archive.unlink()
     elif size in FOLDERS:
         with ThreadPoolExecutor(workers) as pool:

@@ -12,7 +12,7 @@ from benchmarks.stable_diffusion.fid import FeatureStatistics
 from benchmarks.stable_diffusion.prepared import PROMPTS, STATISTICS
 from common.errors import DataError
 from common.untrusted.array_file import read_npz
-from common.untrusted.regular_file import read_text
+from common.untrusted.regular_file import TEXT_BYTES, open_file
 
 COLUMNS = ("image_id", "id", "caption")
 """Of the table, which is sorted by ``id``."""
@@ -34,7 +34,9 @@ def read_prompts(root: Path) -> list[str]:
     captions: list[str] = []
     before = -1
     try:
-        with io.StringIO(read_text(path), newline="") as file:
+        with open_file(path) as whole:
+            content = whole.read(TEXT_BYTES).decode("utf-8")
+        with io.StringIO(content, newline="") as file:
             rows = csv.reader(file, delimiter="\t", strict=True)
             if tuple(found := next(rows, [])) != COLUMNS:
                 raise DataError(f"{path} begins with the columns {found}, not {list(COLUMNS)}")

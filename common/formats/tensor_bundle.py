@@ -22,7 +22,7 @@ from torch import Tensor
 
 from common.errors import CheckpointError
 from common.formats.crc32c import masked_crc32c
-from common.untrusted.regular_file import open_file, read_bytes
+from common.untrusted.regular_file import TEXT_BYTES, open_file
 
 _FOOTER_BYTES = 48
 _BLOCK_TRAILER_BYTES = 5
@@ -200,8 +200,15 @@ class TensorBundle:
     def __init__(self, prefix: Path) -> None:
         self.prefix = prefix
         self.index = prefix.with_name(prefix.name + ".index")
-        remedy = "a TensorFlow checkpoint is named by its path without .index"
-        table = read_bytes(self.index, error=CheckpointError, remedy=remedy)
+        try:
+            with open_file(self.index) as file:
+                table = file.read(TEXT_BYTES + 1)
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.index}: {error.strerror or error}; a TensorFlow checkpoint is named by its path without .index"
+            ) from None
+        if len(table) > TEXT_BYTES:
+            raise CheckpointError(f"{self.index}: not a TensorFlow checkpoint index: larger than {TEXT_BYTES:,} bytes")
         try:
             content = dict(_table(table))
             header = _fields(content.pop(b"", b""))

@@ -128,13 +128,17 @@ def read_npz(path: Path, names: Sequence[str], most: int) -> list[NDArray[Any]]:
             for name in names:
                 with archive.open(f"{name}.npy") as member:
                     header = parse_header(member)
-                    if header.dtype.hasobject or not 0 <= header.bytes <= most:
-                        raise ValueError(f"its array {name} has {header.bytes:,} bytes of {header.dtype}")
+                    if header.dtype.hasobject:
+                        raise ValueError(f"Object arrays cannot be read, and {name} is one")
+                    if header.bytes > most:
+                        raise ValueError(f"its array {name} has {header.bytes:,} bytes, and {most:,} are the limit")
                     content = member.read(header.bytes - header.offset)
                 order = "F" if header.fortran_order else "C"
                 found.append(np.frombuffer(content, header.dtype).reshape(header.shape, order=order))  # type: ignore[call-overload]
     except KeyError as error:
         raise ValueError(f"it lacks an array: {error}") from error
+    except ValueError:
+        raise
     except BAD_ZIP as error:
         raise ValueError(f"it is no whole archive of arrays: {error}") from error
     return found

@@ -104,7 +104,7 @@ def read_text(
     try:
         return read_bytes(path, most, follow=follow, error=error, remedy=remedy).decode("utf-8")
     except UnicodeDecodeError as problem:
-        raise error(f"{path}: is no UTF-8 text: {problem}" + (f"; {remedy}" if remedy else "")) from problem
+        raise error(f"{path}: is not UTF-8: {problem}" + (f"; {remedy}" if remedy else "")) from problem
 
 
 def lines(path: Path, file: IO[bytes], longest: int, before: int = 0) -> Iterator[bytes]:

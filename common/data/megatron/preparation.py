@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple, cast
 
 import numpy as np
 
@@ -129,7 +129,7 @@ def read_documents(path: Path) -> Iterator[str]:
     """
     number = 0
     try:
-        with open_file(path) as packed, gzip.open(packed) if path.suffix == ".gz" else packed as file:
+        with open_file(path) as packed, cast(IO[bytes], gzip.open(packed)) if path.suffix == ".gz" else packed as file:
             for line in lines(path, file, LINE_BYTES):
                 number += 1
                 text = parse_line(line)["text"]
