@@ -11,7 +11,6 @@ A stranger's log comes here in a process of its own only (:mod:`common.mlperf.ch
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import json
 import logging
 import re
@@ -60,8 +59,10 @@ _FILE_NAME = re.compile(r"enqueue_config\('([^']*)'\.format\(v\['value'\](\.lowe
 
 
 def checker_version() -> str:
-    """Installed version of mlperf-logging."""
-    return importlib.metadata.version("mlperf-logging")
+    """Return the installed version of mlperf-logging."""
+    from importlib.metadata import version  # a tenth of the time that `check` takes for one log
+
+    return version("mlperf-logging")
 
 
 @dataclass(frozen=True)

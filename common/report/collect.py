@@ -16,7 +16,7 @@ from common.mlperf.log_targets import targets_of
 from common.mlperf.parsed_log import Evaluation, ParsedLog, read_log
 from common.mlperf.rcp import convergence_of
 from common.mlperf.rules import Rules, Target, rules_for
-from common.mlperf.verdict import Verdict, judge
+from common.mlperf.verdict import Verdict, judge_log
 from common.report.budget import Budget, budget_of
 from common.report.published import same_task
 from common.report.steps import RankSteps, read_steps
@@ -245,9 +245,8 @@ def _run(path: Path, metrics: Path | None, name: str, ruleset: str | None) -> Ru
         raise DataError(f"{path}: the log does not name its benchmark (submission_benchmark)")
     if not starts:
         raise DataError(f"{path}: has no run_start: the run never started its clock, so there is nothing to report")
-    logged = log.value("ruleset")
-    version = ruleset or (logged if isinstance(logged, str) else None)
-    rules = rules_for(log.benchmark, version)
+    verdict = judge_log(log, ruleset)
+    rules = rules_for(log.benchmark, ruleset or verdict.ruleset)
     start = starts[0].time_ms
     stop = stops[-1].time_ms if stops else max(event.time_ms for event in log.events)
     if not 0 <= start <= stop <= LAST_MS:
@@ -257,7 +256,7 @@ def _run(path: Path, metrics: Path | None, name: str, ruleset: str | None) -> Ru
         name=legible(name),
         log=log,
         rules=rules,
-        verdict=judge(path, rules.ruleset),
+        verdict=verdict,
         start=start / 1000,
         stop=stop / 1000,
         ranks=ranks,
@@ -275,9 +274,11 @@ def _set(run_set: RunSet, ruleset: str | None) -> Subject:
     runs, left_out = [], list(run_set.notes)
     experiments = run_set.series.experiments if run_set.series is not None else ()
     folders = {run.log: run.folder / run.begin.output_dir for run in experiments}
+    result = score(run_set, ruleset)
+    version = ruleset or (None if result.rules is None else result.rules.ruleset)
     for number, log in zip(run_set.numbers, run_set.logs, strict=True):
         try:
-            runs.append(_run(log, folders.get(log, _metrics_folder(log)), f"run {number}", ruleset or run_set.ruleset))
+            runs.append(_run(log, folders.get(log, _metrics_folder(log)), f"run {number}", version))
         except DataError as error:
             left_out.append(str(error))
     if not runs:
@@ -287,7 +288,6 @@ def _set(run_set: RunSet, ruleset: str | None) -> Subject:
     chips = _logged_chips(runs[0].log) or _doctor_chips(facts)
     series = run_set.series
     name = f"{series.folder.resolve().name}/{series.name}" if series is not None else Path(run_set.name).resolve().name
-    result = score(run_set, ruleset)
     return Subject(legible(name), tuple(runs), result, tuple(left_out), _system(runs[0].log, facts, chips), chips)
 
 

@@ -7,6 +7,7 @@ memory, and so can one line of it. Every function here takes a bound and raises 
 from __future__ import annotations
 
 import errno
+import io
 import os
 import stat
 from collections.abc import Iterator
@@ -107,7 +108,7 @@ def read_text(
         raise error(f"{path}: is not UTF-8: {problem}" + (f"; {remedy}" if remedy else "")) from problem
 
 
-def lines(path: Path, file: IO[bytes], longest: int, before: int = 0) -> Iterator[bytes]:
+def lines(path: Path, file: IO[bytes] | io.BufferedIOBase, longest: int, before: int = 0) -> Iterator[bytes]:
     """Yield the lines of an open file, with their ends.
 
     Args:
