@@ -19,7 +19,7 @@ def run_refusals(log: ParsedLog) -> list[Refusal]:
     """Return what is wrong with the run as a whole: resumed, not exactly one start and stop, or no known status."""
     found = []
     if log.resumed:
-        found.append(Refusal("run-resumed", "the run was resumed (resumed_from) and cannot be scored"))
+        found.append(Refusal("run-resumed", "the run was resumed (resumed_from): a resumed run is not scored"))
     for key in ("run_start", "run_stop"):
         events = log.all(key)
         if len(events) > 1:

@@ -18,9 +18,8 @@ def used_reasons() -> dict[str, str]:
     for path in sorted((ROOT / "common").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Refusal":
-                reason = node.args[0]
-                if isinstance(reason, ast.Constant):
-                    found[reason.value] = f"{path.relative_to(ROOT)}:{node.lineno}"
+                constants = (each.value for each in ast.walk(node.args[0]) if isinstance(each, ast.Constant))
+                found |= {name: f"{path.relative_to(ROOT)}:{node.lineno}" for name in constants}
     return found
 
 
