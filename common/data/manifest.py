@@ -12,7 +12,8 @@ from typing import Any
 
 from common.data import atomic
 from common.errors import DataError
-from common.untrusted.strict_json import read_json
+from common.untrusted.regular_file import read_bytes
+from common.untrusted.strict_json import FILE_ENTRIES, parse
 
 NAME = "manifest.json"
 
@@ -108,9 +109,11 @@ def require_format(root: Path, expected_format: str, remedy: str) -> dict[str, A
     if not os.path.lexists(path):
         raise DataError(f"{path} is missing: {root} holds no completely prepared data; {remedy}")
     try:
-        raw = read_json(path)
+        raw = parse(read_bytes(path).decode("utf-8"), FILE_ENTRIES)
     except DataError as error:
         raise DataError(f"{path} cannot be read ({error}); {remedy}") from error
+    except ValueError as error:
+        raise DataError(f"{path} is not valid JSON ({error}); {remedy}") from error
     if not isinstance(raw, dict) or "format" not in raw:
         raise DataError(f"{path} lacks or garbles a field (format); {remedy}")
     if raw["format"] != expected_format:

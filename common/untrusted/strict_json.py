@@ -89,7 +89,7 @@ def read_json(
         return parse(content.decode("utf-8"), FILE_ENTRIES)
     except ValueError as problem:
         reason = f"it is {problem}" if isinstance(problem, StrictJsonError) else str(problem)
-        raise error(f"{path} is not valid JSON ({reason})" + (f"; {remedy}" if remedy else "")) from problem
+        raise error(f"{path}: is no readable JSON: {reason}" + (f"; {remedy}" if remedy else "")) from problem
 
 
 def read_json_object(
@@ -98,7 +98,7 @@ def read_json_object(
     """Return the object that a file of JSON holds; arguments and errors as :func:`read_json` has them."""
     content = read_json(path, most=most, follow=follow, error=error, remedy=remedy)
     if not isinstance(content, dict):
-        raise error(f"{path} is not valid JSON (it is not a JSON object)" + (f"; {remedy}" if remedy else ""))
+        raise error(f"{path}: is no readable JSON: it is not a JSON object" + (f"; {remedy}" if remedy else ""))
     return content
 
 
