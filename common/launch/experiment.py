@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from common.config.override import override
 from common.config.schema import RunConfig, SessionConfig
 from common.distributed.startup import expand_nodelist
 from common.errors import ConfigError, DataError, SuiteError, print_error
@@ -89,7 +90,9 @@ def main(argv: Sequence[str], compose: Callable[[Sequence[str]], dict[str, Any]]
         if arguments.command == "open":
             print(assignments(open_series(tree, settings, os.environ, admit)))
         elif arguments.command == "name":
-            print(assignments({"series": series_name(settings, os.environ)}))
+            name = series_name(settings, os.environ)
+            planned = ["seed=SEED", override("output_dir", (settings.results / f"{name}_EXPERIMENT").absolute())]
+            print(assignments({"series": name, "planned": planned}))
         elif arguments.command == "begin":
             print(assignments(begin(tree, settings, arguments.series, arguments.overrides, os.environ, admit)))
         else:
@@ -257,14 +260,19 @@ def begin(
     except FileExistsError as error:
         raise ConfigError(f"{log} exists; a run never overwrites a log") from error
     append(settings.results, entry)
+    output_dir = (settings.results / entry.output_dir).absolute()
     return {
         "experiment": number,
         "of": entry.declared,
         "seed": entry.seed,
         "log": str(log.absolute()),
-        "output_dir": str((settings.results / entry.output_dir).absolute()),
-        # The rules want all checkpoints up to the passing one of one run in a result.
-        "more": ["evaluation.all=true"] if number == 1 and run.evaluation.offline else [],
+        "output_dir": str(output_dir),
+        "own": [
+            f"seed={entry.seed}",
+            override("output_dir", output_dir),
+            # The rules want all checkpoints up to the passing one of one run in a result.
+            *(["evaluation.all=true"] if number == 1 and run.evaluation.offline else []),
+        ],
     }
 
 
