@@ -37,7 +37,7 @@ def test_a_series_runs_in_a_folder_of_any_name(tmp_path: Path, data_of) -> None:
     assert (run.folder / run.begin.output_dir / "mlperf.log").is_file()
 
 
-@pytest.mark.parametrize("typed", [f"data_dir=/home/{NAME}", "assets_dir=/home/jürgen", "launch.results=/a,b"])
+@pytest.mark.parametrize("typed", [f"data_dir=/users/{NAME}", "assets_dir=/users/jürgen", "launch.results=/a,b"])
 def test_a_typed_value_without_quotes_is_answered_with_the_quoted_form(tmp_path: Path, typed: str) -> None:
     done = script("run.sub", *OF_RESNET, typed, cwd=tmp_path)
     assert done.code == 2
