@@ -41,17 +41,15 @@ else
 endif
 	touch $@
 
-RAW := $(DATA)/$(BENCHMARK)-$(SCALE)-raw
-PREPARED := $(DATA)/$(BENCHMARK)-$(SCALE)
-
-$(RAW)/STAND_IN: | $(VENV)/.installed
-	$(BIN)/mlperf-suite generate benchmark=$(BENCHMARK) scale=$(SCALE) --raw-dir $(RAW)
-
-$(PREPARED)/manifest.json: $(RAW)/STAND_IN
-	$(BIN)/mlperf-suite prepare benchmark=$(BENCHMARK) --raw-dir $(RAW) --data-dir $(PREPARED)
-
-train: $(VENV)/.installed $(PREPARED)/manifest.json
-	$(BIN)/mlperf-suite train benchmark=$(BENCHMARK) scale=$(SCALE) data_dir=$(PREPARED)
+# DATA is text for the shell alone: make's targets cannot hold every path, and its variables have a grammar of their own.
+train: export PREPARED := $(value DATA)/$(BENCHMARK)-$(SCALE)
+train: $(VENV)/.installed
+	test -e "$$PREPARED-raw/STAND_IN" || \
+	  $(BIN)/mlperf-suite generate benchmark=$(BENCHMARK) scale=$(SCALE) --raw-dir="$$PREPARED-raw"
+	test "$$PREPARED/manifest.json" -nt "$$PREPARED-raw/STAND_IN" || \
+	  $(BIN)/mlperf-suite prepare benchmark=$(BENCHMARK) --raw-dir="$$PREPARED-raw" --data-dir="$$PREPARED"
+	$(BIN)/mlperf-suite train benchmark=$(BENCHMARK) scale=$(SCALE) \
+	  "$$($(BIN)/python -m common.config.override data_dir "$$PREPARED")"
 
 test test-all: export OMP_NUM_THREADS := 1
 

@@ -13,6 +13,16 @@ TASK_VARIABLES='SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_STEP_ID SLURM_STEP
 # Those that the configuration reads: configs/train.yaml.
 SETTING_VARIABLES='NEXP LOGDIR CONTAINER CONT CLEAR_CACHES DROPCACHE_CMD'
 
+# Ends the job if a folder cannot be written as HOST:CONTAINER, which has no quotes in any of the three programs.
+check_mounts() {
+  local path separators=$'\n:'
+  [[ $container == docker ]] || separators+=,
+  for path in "$MLPERF_SUITE_ROOT" "$PWD" "$results" "${read_only[@]}"; do
+    [[ $path != *["$separators"]* ]] || die "$path cannot be mounted with launch.container=$container: its path has a" \
+      "colon, a comma or a line break; use another folder, or mount it elsewhere on this machine (mount --bind)"
+  done
+}
+
 # Prints HOST:CONTAINER[:ro], one a line.
 all_mounts() {
   local path
@@ -29,6 +39,7 @@ all_mounts() {
 choose_container() {
   local mount name inside
   step_flags=() wrapper=()
+  [[ $container == none ]] || check_mounts
   # Compiled kernels go below HOME. The image has a commit of its own, and what the host has in PYTHONPATH is not in it.
   inside=(env MLPERF_SUITE_IN_CONTAINER=1 PYTHONDONTWRITEBYTECODE=1 "HOME=/tmp/mlperf-suite-$job"
     "USER=$(id -un 2>/dev/null || id -u)" "PYTHONPATH=$MLPERF_SUITE_ROOT"
@@ -42,7 +53,7 @@ choose_container() {
       ;;
     apptainer)
       wrapper=(apptainer exec --nv --pwd "$PWD" --no-home)
-      while read -r mount; do wrapper+=(--bind "$mount"); done < <(all_mounts)
+      while IFS= read -r mount; do wrapper+=(--bind "$mount"); done < <(all_mounts)
       wrapper+=("$image" "${inside[@]}")
       ;;
     docker)
@@ -57,7 +68,7 @@ choose_container() {
       [[ -z ${SLURM_JOB_ID:-} ]] || wrapper+=(--pid host)
       wrapper+=(--label "mlperf.job=$job")
       [[ ! -d /dev/infiniband ]] || wrapper+=(--device /dev/infiniband)
-      while read -r mount; do wrapper+=(--volume "$mount"); done < <(all_mounts)
+      while IFS= read -r mount; do wrapper+=(--volume "$mount"); done < <(all_mounts)
       while read -r name; do wrapper+=(--env "$name"); done < <(passed_variables)
       wrapper+=("$image" "${inside[@]}")
       ;;

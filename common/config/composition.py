@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from common.config.override import quoting_hint
 from common.config.strict_yaml import explain
 from common.errors import ConfigError, SuiteError, print_error
 
@@ -141,7 +142,11 @@ def _explain_composition(error: Exception, overrides: Sequence[str]) -> str:
     if isinstance(error, yaml.YAMLError):
         return explain(error)
     if isinstance(error, OverrideParseException):
-        return f"{error.override!r} is no override of the form key=value; in Hydra's words: {_second_line(error)}"
+        hint = quoting_hint(str(error.override))
+        return f"{error.override!r} is no override of the form key=value; in Hydra's words: {_second_line(error)}{hint}"
+    swept = [text for text in overrides if str(error).startswith(f"Ambiguous value for argument '{text}'")]
+    if swept:
+        return f"{swept[0]!r} has commas, which separate the values of a sweep (--multirun){quoting_hint(swept[0])}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file is not None:
         group, _, name = error.missing_cfg_file.rpartition("/")
         choices = ", ".join(error.options or ()) or "none"

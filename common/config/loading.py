@@ -244,4 +244,5 @@ def convert(kind: Any, value: Any, path: str) -> Any:
         return Path(value).expanduser()
     if isinstance(value, kind) and not (kind in (int, float) and isinstance(value, bool)):
         return value
-    raise ConfigError(f"{path}={value}: expected {getattr(kind, '__name__', kind)}, got {type(value).__name__}")
+    quotes = f"; text is quoted, in bash: '{path}=\"…\"'" if kind in (str, Path) else ""
+    raise ConfigError(f"{path}={value}: expected {getattr(kind, '__name__', kind)}, got {type(value).__name__}{quotes}")

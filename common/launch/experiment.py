@@ -20,13 +20,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from common.config.override import override
 from common.config.schema import RunConfig, SessionConfig
 from common.distributed.startup import expand_nodelist
 from common.errors import ConfigError, DataError, SuiteError, print_error
 from common.launch.closing import close_if_open
 from common.launch.data_folder import require_prepared
 from common.launch.launch_config import LaunchConfig
-from common.launch.series import Begin, End, Experiment, Series, append, read_runs
+from common.launch.series import Begin, End, Experiment, append, read_runs, read_series
 from common.launch.series_entry import Status
 from common.launch.source_revision import find_source
 from common.launch.step_errors import complaint, explain
@@ -36,7 +37,8 @@ from common.mlperf.seeds import draw_seed, experiment_seed
 from common.mlperf.verdict import judge
 
 LIVE_JOBS = "MLPERF_LIVE_JOBS"
-"""Variable with the scheduler's jobs that are not over, separated by commas: the driver asks for them."""
+"""Variable with the scheduler's jobs that are not over, separated by commas, which the driver asks for; ``unknown`` if
+the scheduler did not answer."""
 
 Admit = Callable[[Mapping[str, Any]], tuple[RunConfig, SessionConfig, Admission]]
 """Validates a composed configuration and says what it runs under."""
@@ -89,7 +91,9 @@ def main(argv: Sequence[str], compose: Callable[[Sequence[str]], dict[str, Any]]
         if arguments.command == "open":
             print(assignments(open_series(tree, settings, os.environ, admit)))
         elif arguments.command == "name":
-            print(assignments({"series": series_name(settings, os.environ)}))
+            name = series_name(settings, os.environ)
+            planned = ["seed=SEED", override("output_dir", (settings.results / f"{name}_EXPERIMENT").absolute())]
+            print(assignments({"series": name, "planned": planned}))
         elif arguments.command == "begin":
             print(assignments(begin(tree, settings, arguments.series, arguments.overrides, os.environ, admit)))
         else:
@@ -185,14 +189,13 @@ def series_name(settings: LaunchConfig, environment: Mapping[str, str]) -> str:
     Raises:
         ConfigError: there is no series of the name that was given.
     """
-    known = read_runs(settings.results)
     if settings.series is not None:
-        if settings.series not in [series.name for series in known]:
+        if read_series(settings.results, settings.series) is None:
             raise ConfigError(f"launch.series={settings.series}: {settings.results} has no such series")
         return settings.series
     job = environment.get("SLURM_JOB_ID")
     if job and environment.get("SLURM_RESTART_COUNT", "0") != "0":
-        mine = [series.name for series in known if series.experiments[0].begin.job == job]
+        mine = [series.name for series in read_runs(settings.results) if series.experiments[0].begin.job == job]
         if mine:
             return mine[-1]
     return datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S-%f")
@@ -218,7 +221,7 @@ def begin(
         if left.end is None:
             _require_over(left, environment)
             append(settings.results, _ending(left, None, "the job ended before the launcher could say how"))
-    series = _find(settings.results, name)
+    series = read_series(settings.results, name)
     configuration = configuration_hash(tree)
     if series is not None:
         first = series.experiments[0].begin
@@ -257,24 +260,37 @@ def begin(
     except FileExistsError as error:
         raise ConfigError(f"{log} exists; a run never overwrites a log") from error
     append(settings.results, entry)
+    output_dir = (settings.results / entry.output_dir).absolute()
     return {
         "experiment": number,
         "of": entry.declared,
         "seed": entry.seed,
         "log": str(log.absolute()),
-        "output_dir": str((settings.results / entry.output_dir).absolute()),
-        # The rules want all checkpoints up to the passing one of one run in a result.
-        "more": ["evaluation.all=true"] if number == 1 and run.evaluation.offline else [],
+        "output_dir": str(output_dir),
+        "own": [
+            f"seed={entry.seed}",
+            override("output_dir", output_dir),
+            # The rules want all checkpoints up to the passing one of one run in a result.
+            *(["evaluation.all=true"] if number == 1 and run.evaluation.offline else []),
+        ],
     }
 
 
 def _require_over(left: Experiment, environment: Mapping[str, str]) -> None:
-    """Refuse to close the experiment of another job that is still there."""
-    job = left.begin.job
-    if job and job != environment.get("SLURM_JOB_ID") and job in environment.get(LIVE_JOBS, "").split(","):
+    """Refuse to close the experiment of another job that is still there, or may be; a lock keeps other drivers away."""
+    job, this_job = left.begin.job, environment.get("SLURM_JOB_ID")
+    if job is None or job == this_job:
+        return
+    live = environment.get(LIVE_JOBS, "unknown").split(",")
+    what = f"launch.series={left.begin.series}: job {job}"
+    if job in live:
         raise ConfigError(
-            f"launch.series={left.begin.series}: job {job} is still there, with experiment {left.begin.experiment}; "
-            "go on with the series when it is over"
+            f"{what} is still there, with experiment {left.begin.experiment}; go on with the series when it is over"
+        )
+    if live == ["unknown"] or (this_job is not None and this_job not in live):
+        raise ConfigError(
+            f"{what} may still be there, with experiment {left.begin.experiment}: squeue failed, or did not even list "
+            f"this job. Look with `squeue --jobs {job}`, and go on when squeue works and the job is over"
         )
 
 
@@ -292,11 +308,16 @@ def end(
     That is ``reason``, or else the rank that failed, or what srun itself complains of.
 
     Raises:
-        DataError: the series has no such experiment.
+        DataError: the series has no such experiment, or it has ended already.
     """
     left = [run for run in _experiments(settings.results, name) if run.begin.experiment == number]
     if not left:
         raise DataError(f"{settings.results}: series {name} has no experiment {number}")
+    if left[0].end is not None:
+        raise DataError(
+            f"{settings.results}: experiment {number} of series {name} ended already, at {left[0].end.time}; nothing "
+            "was written. Another driver of the series closed it"
+        )
     if not reason and step_errors is not None and step_errors.exists():
         lines = step_errors.read_text(errors="replace").splitlines()
         if failed := explain(lines):
@@ -325,12 +346,8 @@ def _ending(run: Experiment, exit_code: int | None, reason: str) -> End:
     return End(run.begin.series, run.begin.experiment, _now(), exit_code, status, minutes, verdict, reason)
 
 
-def _find(results: Path, name: str) -> Series | None:
-    return next((series for series in read_runs(results) if series.name == name), None)
-
-
 def _experiments(results: Path, name: str) -> Sequence[Experiment]:
-    series = _find(results, name)
+    series = read_series(results, name)
     return series.experiments if series else ()
 
 

@@ -61,8 +61,8 @@ class LaunchConfig:
         if self.container != "none" and not self.image:
             raise ConfigError(f"container={self.container} needs launch.image, the image to run")
         for mount in self.mounts:
-            if len(mount.split(":")) not in (2, 3) or not all(mount.split(":")):
-                raise ConfigError(f"mounts: {mount!r} is not HOST:CONTAINER or HOST:CONTAINER:ro")
+            if len(mount.split(":")) not in (2, 3) or not all(mount.split(":")) or "\n" in mount:
+                raise ConfigError(f"mounts: {mount!r} is not HOST:CONTAINER or HOST:CONTAINER:ro in one line")
 
     @classmethod
     def load(cls, tree: Mapping[str, Any]) -> LaunchConfig:

@@ -9,6 +9,7 @@ experiment, never changed afterwards. It is what tells a complete series from a 
         <series>_<i>/          its output_dir: mlperf.log, metrics, checkpoints, summary
         <series>_system.yaml   the system's settings and limits
         <series>_doctor.json   what `doctor` found on the nodes before the first experiment
+        <series>.lock          locked by the series' driver while it runs; names its host and process
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import fcntl
 import glob
 import json
 import os
+import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -150,25 +152,53 @@ def append(folder: Path, entry: Begin | End) -> None:
 
 
 def read_runs(folder: Path) -> list[Series]:
-    """The series of a folder of results, in the order of their first experiment; empty without ``runs.jsonl``.
+    """Return the series of a folder of results, in the order of their first experiment; empty without ``runs.jsonl``.
+
+    A series whose entries contradict each other is left out, with a message on standard error, if there are others.
 
     Raises:
-        DataError: the file is damaged, larger than any launcher's, or contradicts itself.
+        DataError: the file is damaged or larger than any launcher's, or all of its series contradict themselves.
     """
+    sound, damaged = _read(folder)
+    for name, error in damaged.items():
+        if not sound:
+            raise error
+        print(f"mlperf-suite: {error}; series {name} is left out", file=sys.stderr, flush=True)
+    return sound
+
+
+def read_series(folder: Path, name: str) -> Series | None:
+    """Return one series of a folder of results, whatever state the others are in; None if there is none of the name.
+
+    Raises:
+        DataError: the file is damaged or larger than any launcher's, or the series contradicts itself.
+    """
+    sound, damaged = _read(folder)
+    if name in damaged:
+        raise damaged[name]
+    return next((series for series in sound if series.name == name), None)
+
+
+def _read(folder: Path) -> tuple[list[Series], dict[str, DataError]]:
+    """Return the sound series, and by the names of the others the first contradiction in each."""
     path = folder / RUNS_FILE
     if not os.path.lexists(path):
-        return []
+        return [], {}
     found: dict[str, dict[int, Experiment]] = {}
+    damaged: dict[str, DataError] = {}
     for number, line in enumerate(_lines(path), start=1):
         where = f"{path}, line {number}"
         kind, values = parse_entry(where, line)
-        if kind == "begin":
-            entry = Begin(**values)
-            _begin(where, found.setdefault(entry.series, {}), Experiment(folder, entry, None))
-        else:
-            _end(where, found.get(values["series"], {}), End(**values))
-    series = [tuple(runs.values()) for runs in found.values()]
-    return [Series(runs[0].begin.series, folder, runs[0].begin.declared, runs) for runs in series]
+        runs = found.setdefault(values["series"], {})
+        try:
+            if kind == "begin":
+                _begin(where, runs, Experiment(folder, Begin(**values), None))
+            else:
+                _end(where, runs, End(**values))
+        except DataError as error:
+            damaged.setdefault(values["series"], error)
+    sound = {name: tuple(runs.values()) for name, runs in found.items() if name not in damaged}
+    return [Series(name, folder, runs[0].begin.declared, runs) for name, runs in sound.items()], damaged
 
 
 def _lines(path: Path) -> list[bytes]:

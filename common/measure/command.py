@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from common.config.composition import scales_of
+from common.config.override import override
 from common.errors import ConfigError
 from common.measure.jobs import Job, jobs_of
 from common.measure.node import Node
@@ -97,6 +98,6 @@ def _words(overrides: Sequence[str], data: Path | None) -> Callable[[Job], list[
     """Of every bench, behind those of its job."""
     return lambda job: [
         f"bench.seconds={TIMED}",
-        *([f"data_dir={data / job.benchmark}"] if job.whole_run and data is not None else []),
+        *([override("data_dir", data / job.benchmark)] if job.whole_run and data is not None else []),
         *overrides,
     ]

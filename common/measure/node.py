@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from common.config.override import override
 from common.errors import SuiteError
 from common.measure.jobs import Job
 from common.measure.table import Outcome
@@ -104,7 +106,7 @@ class Node:
     def _start(self, job: Job, places: Sequence[int]) -> _Running:
         report, log = self._output / f"{job.name}.json", self._output / f"{job.name}.log"
         report.unlink(missing_ok=True)
-        told = [*job.words(), f"bench.report={report.resolve()}", *self._words(job)]
+        told = [*job.words(), override("bench.report", report.resolve()), *self._words(job)]
         own = [self._names[place] for place in places[: job.gpus]] if self._names else []
         with open(log, "w") as file:
             process = subprocess.Popen(
@@ -114,7 +116,7 @@ class Node:
                 env=_environment(own),
                 start_new_session=True,
             )
-        print(f"{job.name}: bench {' '.join(told)}", flush=True)
+        print(f"{job.name}: bench {shlex.join(told)}", flush=True)
         return _Running(job, process, frozenset(places), report, log, time.monotonic() + self._seconds)
 
     def _ended(self) -> Iterator[Outcome]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from datetime import timedelta
 
 import torch
@@ -47,7 +48,10 @@ def await_conclusion() -> None:
 def _conclude(outcome: Outcome, start: Start) -> int:
     run, folder = start.run, outcome.output_dir
     if outcome.status == UNSCORED:
-        print(f"training is over; its checkpoints wait to be scored: mlperf-suite score {folder}", flush=True)
+        print(
+            f"training is over; its checkpoints wait to be scored: mlperf-suite score {shlex.quote(str(folder))}",
+            flush=True,
+        )
         return 0
     verdict = judge(outcome.log, outcome.ruleset)
     print(format_verdict(verdict), flush=True)

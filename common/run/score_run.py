@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 
-from common.config.strict_yaml import load_yaml
+from common.config.override import override, parsed
 from common.distributed import job_store
 from common.distributed.faults import GracefulStop, Heartbeat
 from common.distributed.layout import Layout
@@ -48,6 +49,8 @@ CHOICE = USAGE.partition("\n\n")[2].partition("\n\n")[2].replace("\n", " ").stri
 KEYS = ("data_dir", "assets_dir", "device", "timeout_seconds", "cuda_graphs", "micro_batch")
 SECTIONS = ("evaluation", "layout", "scale", "system", "reader", "model")
 LOG_EVENTS = ("eval_start", "eval_stop", "eval_accuracy", "eval_error")
+_OVERRIDE = re.compile(r"[a-z]\w*(\.\w+)*=")
+"""What distinguishes an override from a folder with ``=`` in its path; ``./a=b`` is a folder."""
 OPENING_SECONDS = 30 * 60
 
 
@@ -58,7 +61,8 @@ def configuration(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         ConfigError: an argument is wrong.
         CheckpointError: the folder is of no run that is scored offline.
     """
-    folders = [argument for argument in argv if "=" not in argument]
+    given = [argument for argument in argv if _OVERRIDE.match(argument)]
+    folders = [argument for argument in argv if argument not in given]
     if len(folders) != 1:
         raise ConfigError(f"score: name the folder of one run, these are {len(folders)}: mlperf-suite score RUN")
     folder = Path(folders[0]).absolute()
@@ -69,16 +73,16 @@ def configuration(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     if evaluation["ranks"] and scale["nodes"] == 1:  # they may not divide the batch together
         scale["gpus_per_node"] -= evaluation["ranks"]
     evaluation |= {"ranks": 0, "by_command": False}
-    given = [argument for argument in argv if "=" in argument and not argument.startswith("output_dir=")]
+    given = [argument for argument in given if not argument.startswith("output_dir=")]
     for argument in given:
         _override(tree, argument)
     if evaluation["ranks"]:
         raise ConfigError(f"evaluation.ranks={evaluation['ranks']}: all ranks score here, and none trains")
-    return tree, [str(folder), *given, f"output_dir={folder}"]
+    return tree, [str(folder), *given, override("output_dir", folder)]
 
 
 def _override(tree: dict[str, Any], argument: str) -> None:
-    name, _, text = argument.partition("=")
+    name, value = parsed(argument)
     *sections, key = name.split(".")
     if not (name in KEYS or (sections and sections[0] in SECTIONS)):
         raise ConfigError(f"score: {name} is the run's and cannot be another; {CHOICE}")
@@ -87,7 +91,7 @@ def _override(tree: dict[str, Any], argument: str) -> None:
         if not isinstance(place.get(section), dict):
             raise ConfigError(f"{name}: unknown configuration key")
         place = place[section]
-    place[key] = load_yaml(text, name)
+    place[key] = value
 
 
 def score_run(start: Start) -> int:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from common.config import loading
+from common.config.override import override
 from common.config.schema import RunConfig, SessionConfig
 from common.contract.workload import Workload
 from common.distributed import job_store
@@ -128,7 +129,7 @@ def _start_ranks(command: str, run: RunConfig, session: SessionConfig, argv: lis
             "torchrun or srun; this process was started alone"
         )
     given = any(argument.startswith("output_dir=") for argument in argv)
-    folder = [] if given else [f"output_dir={session.output_dir}"]
+    folder = [] if given else [override("output_dir", session.output_dir)]
     return relaunch(run.scale.gpus_per_node, [command, *argv, *folder])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -121,7 +122,8 @@ class Trainer:
                 self._timed(stack)
             except BaseException as error:
                 if isinstance(self.evaluations, OfflineEvaluation) and self.evaluations.complete:
-                    self.bar.line(f"the log is left open: mlperf-suite score {self.session.output_dir} completes it")
+                    folder = shlex.quote(str(self.session.output_dir))
+                    self.bar.line(f"the log is left open: mlperf-suite score {folder} completes it")
                 elif self.clock.running:
                     with contextlib.suppress(OSError):  # a full disk must not hide what failed first
                         self._stop_clock("aborted", None)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import shlex
 import shutil
-import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,34 +15,10 @@ import pytest
 
 from common.launch.series import read_runs
 from common.mlperf.parsed_log import read_log
-from tests.conftest import ROOT, SECONDS, Finished
-from tests.forking_python import forking_python
+from tests.conftest import ROOT, Finished
+from tests.scripts.driver import SCRIPTS, fake_docker, planned, script
 
 pytestmark = pytest.mark.timeout(1200)  # a series is a dozen processes, one after the other
-
-SCRIPTS = ROOT / "scripts"
-ENV = shutil.which("env") or "env"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def forking() -> Iterator[Path]:
-    """What scripts call in Python's place, unless a test names another."""
-    with forking_python() as program, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLPERF_SUITE_PYTHON", str(program))
-        yield program
-
-
-def script(name: str, *arguments: str, cwd: Path, **environment: str) -> Finished:
-    """Run a script of ``scripts/`` outside of any Slurm job, with SIGINT as a terminal's process has it."""
-    settings = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "MLPERF_"))}
-    settings |= {"MLPERF_SUITE_PYTHON": os.environ["MLPERF_SUITE_PYTHON"]}
-    settings |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [ENV, "--default-signal=INT", "bash", str(SCRIPTS / name), *arguments],
-        cwd=cwd, env={**settings, **environment},
-        capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False,
-    )  # fmt: skip
-    return Finished(done.returncode, done.stdout, done.stderr)
 
 
 @contextlib.contextmanager
@@ -56,27 +30,6 @@ def one_core() -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, cores)
-
-
-def planned(tmp_path: Path, *arguments: str, script_name: str = "run.sub", **environment: str) -> list[list[str]]:
-    """The commands that a dry run prints, as words."""
-    done = script(script_name, "--dry-run", *arguments, cwd=tmp_path, **environment)
-    assert done.code == 0, done.errors
-    commands = [shlex.split(line) for line in done.output.splitlines() if not line.startswith(("#", "PROLOG_"))]
-    assert list(tmp_path.iterdir()) == [], "a dry run writes nothing"
-    return commands
-
-
-def fake_docker(tmp_path: Path) -> Path:
-    """A program that notes its command in the file DOCKER_CALLS, and runs what follows the image ``the-image``."""
-    fake = tmp_path / "bin" / "docker"
-    fake.parent.mkdir()
-    fake.write_text(
-        '#!/bin/bash\necho "$1" >>"$DOCKER_CALLS"\n[[ $1 == run ]] || exit 0\n'
-        'while [[ $1 != the-image ]]; do shift; done\nshift\nexec "$@"\n'
-    )
-    fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
-    return fake
 
 
 def the_training(commands: list[list[str]]) -> list[str]:

@@ -14,7 +14,7 @@ import pytest
 from common import cli
 from common.config.composition import compose
 from common.doctor.limits import parse_limits
-from common.errors import ConfigError
+from common.errors import ConfigError, DataError
 from common.launch import experiment
 from common.launch.experiment import assignments, begin, configuration_hash, end, open_series, series_name
 from common.launch.launch_config import LaunchConfig
@@ -295,6 +295,41 @@ def test_the_open_experiment_of_a_job_that_is_still_there_is_left_alone(tmp_path
     assert begun["experiment"] == 2
 
 
+@pytest.mark.parametrize("live", [None, "", "unknown", "11"], ids=["not asked", "nothing", "unknown", "another job"])
+def test_an_experiment_is_left_alone_when_squeue_does_not_list_even_this_job(tmp_path: Path, live: str | None) -> None:
+    next_one(tmp_path, "s", job="12")
+    tree = compose(arguments(tmp_path))
+    environment = {"SLURM_JOB_ID": "13"} | ({} if live is None else {"MLPERF_LIVE_JOBS": live})
+    with pytest.raises(ConfigError, match=r"job 12 may still be there, with experiment 1.*squeue --jobs 12"):
+        begin(tree, LaunchConfig.load(tree), "s", [], environment, cli.admitted)
+    assert read_runs(tmp_path)[0].experiments[0].end is None
+
+
+def test_a_second_end_is_refused(tmp_path: Path) -> None:
+    next_one(tmp_path)
+    start_the_clock(tmp_path, 1)
+    finish(tmp_path, 1)
+    with pytest.raises(DataError, match=r"experiment 1 of series s ended already, at .*; nothing was written"):
+        finish(tmp_path, 1, code=1)
+    ended = read_runs(tmp_path)[0].experiments[0].end
+    assert ended is not None
+    assert ended.exit_code == 0
+
+
+def test_a_damaged_series_is_not_begun_anew_and_its_neighbour_goes_on(tmp_path: Path) -> None:
+    next_one(tmp_path, "s")
+    next_one(tmp_path, "t")
+    finish(tmp_path, 1, name="s")
+    append(tmp_path, replace(read_runs(tmp_path)[0].experiments[0].end, exit_code=1))
+    with pytest.raises(DataError, match="ends twice"):
+        next_one(tmp_path, "s")
+    settings = LaunchConfig.load(compose(arguments(tmp_path)))
+    with pytest.raises(DataError, match="ends twice"):
+        series_name(replace(settings, series="s"), {})
+    assert series_name(replace(settings, series="t"), {}) == "t"
+    assert next_one(tmp_path, "t")["experiment"] == 2
+
+
 def offline_one(results: Path, *more: str) -> dict[str, str | int | Sequence[str]]:
     """The next experiment of a series whose checkpoints are scored."""
     with toy.known():
@@ -304,11 +339,11 @@ def offline_one(results: Path, *more: str) -> dict[str, str | int | Sequence[str
 
 
 def test_the_first_run_of_a_series_has_all_its_checkpoints_scored(tmp_path: Path) -> None:
-    assert offline_one(tmp_path)["more"] == ["evaluation.all=true"]
+    assert "evaluation.all=true" in offline_one(tmp_path)["own"]
     start_the_clock(tmp_path, 1)
     finish(tmp_path, 1)
-    assert offline_one(tmp_path)["more"] == []
-    assert next_one(tmp_path / "counted")["more"] == []
+    assert "evaluation.all=true" not in offline_one(tmp_path)["own"]
+    assert "evaluation.all=true" not in next_one(tmp_path / "counted")["own"]
 
 
 def test_a_series_leaves_no_run_to_the_command_that_scores(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import DataError
-from common.launch.series import RUNS_FILE, Begin, End, append, read_runs
+from common.launch.series import RUNS_FILE, Begin, End, append, read_runs, read_series
 
 BEGIN = Begin(
     series="s", experiment=1, declared=2, time="2026-01-01T00:00:00+00:00", seed=7, commit="abcdef0", dirty=False,
@@ -77,6 +77,28 @@ def test_a_file_that_contradicts_itself_is_refused(tmp_path: Path, entries: list
     with pytest.raises(DataError, match=complaint) as caught:
         read_runs(tmp_path)
     assert f"line {len(entries)}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("entries", "complaint"),
+    [
+        ([BEGIN, END, END], "line 4: experiment 1 of s ends twice"),
+        ([BEGIN, BEGIN], "line 3: experiment 1 of s begins twice"),
+        ([END], "line 2: experiment 1 of s ends without a begin"),
+    ],
+)
+def test_a_damaged_series_does_not_hide_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], entries: list[Begin | End], complaint: str
+) -> None:
+    other = replace(BEGIN, series="t")
+    for entry in (other, *entries, replace(END, series="t")):
+        append(tmp_path, entry)
+    (sound,) = read_runs(tmp_path)
+    assert sound == read_series(tmp_path, "t")
+    assert [(run.begin, run.end) for run in sound.experiments] == [(other, replace(END, series="t"))]
+    assert f"{complaint}; series s is left out" in capsys.readouterr().err.replace(" or out of order", "")
+    with pytest.raises(DataError, match=complaint):
+        read_series(tmp_path, "s")
 
 
 @pytest.mark.parametrize("line", ["{", "[]", "", json.dumps({"event": "begin"}), json.dumps({"event": "middle"})])

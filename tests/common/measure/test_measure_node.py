@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -221,6 +223,19 @@ def test_a_node_of_two_ranks_is_measured(tmp_path, capsys):
     assert found[1]["samples_per_second"] == pytest.approx(found[1]["samples"] / found[1]["step_ms"] * 1e3)
     assert (tmp_path / "table.md").read_text() in said
     assert said.count("| dlrm |") == 2
+
+
+def test_data_and_output_may_be_in_folders_of_any_name(tmp_path, capsys, data_of):
+    folder = tmp_path / "jürgen's (runs), #1 = a"
+    shutil.copytree(data_of("dlrm"), folder / "dlrm")
+    few = ["device=cpu", "bench.steps=1", "bench.warmup_steps=0"]
+    words = ["dlrm", "--scale", "test", "--gpus", "1", "--data", str(folder), "--output", str(folder / "measured")]
+    code = cli.run(["measure", *words, *(part for word in few for part in ("--override", word))])
+    said = capsys.readouterr().out
+    assert code == 0, said
+    assert json.loads((folder / "measured" / "dlrm-1.json").read_text())["run"]["samples_per_second"] > 0
+    (bench,) = [line.partition(": bench ")[2] for line in said.splitlines() if ": bench " in line]
+    assert f'data_dir="{folder}/dlrm"' in shlex.split(bench)
 
 
 def test_a_bench_that_fails_is_named_and_the_others_go_on(tmp_path, capsys):

@@ -20,6 +20,7 @@ import torch
 
 from common import cli
 from common.config.composition import compose
+from common.config.override import override
 from common.contract.evaluation import Predictions
 from common.distributed.layout import Layout
 from common.distributed.rank_info import RankInfo
@@ -412,6 +413,14 @@ def test_scoring_takes_the_ranks_that_trained_and_what_it_is_told(unscored: Path
     assert (tree["evaluation"]["ranks"], tree["evaluation"]["by_command"]) == (0, False)
     assert tree["seed"] == 1234
     assert arguments == [str(unscored), "data_dir=/elsewhere", "evaluation.all=true", f"output_dir={unscored}"]
+
+
+def test_what_is_scored_and_its_data_may_be_in_folders_of_any_name(unscored: Path, tmp_path: Path) -> None:
+    run, data = tmp_path / "jürgen's (runs) = a", "/data/jürgen's, #1: ${x}"
+    run.symlink_to(unscored)
+    tree, arguments = configuration([str(run), override("data_dir", data)])
+    assert (tree["data_dir"], tree["output_dir"]) == (data, str(run))
+    assert arguments == [str(run), override("data_dir", data), override("output_dir", run)]
 
 
 @pytest.mark.parametrize(

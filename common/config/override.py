@@ -1,0 +1,67 @@
+"""Overrides ``key=value`` of paths and free text: quoted so that Hydra's grammar returns the same text.
+
+Everything that composes an override for another program calls :func:`override`; a shell calls
+``python -m common.config.override KEY VALUE``, which prints it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from typing import Any
+
+from common.errors import ConfigError
+
+# A relative or absolute path of these characters alone is the same text with and without quotes.
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_.-]*/[A-Za-z0-9_./-]*")
+_TYPED = re.compile(r"(?P<key>[+~]{0,2}[A-Za-z_][\w./@:-]*)=(?P<value>.+)", re.DOTALL)
+
+
+def override(key: str, value: object) -> str:
+    """Return the override that sets ``key`` to the text of ``value``, whatever characters it has.
+
+    Two grammars read it: Hydra's takes quotes and backslashes out, and OmegaConf's replaces ``${…}``. A backslash only
+    counts in front of a quote, the end, or ``${``.
+    """
+    text = str(value)
+    if _PLAIN_PATH.fullmatch(text):
+        return f"{key}={text}"
+    without_interpolation = re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
+    quoted = re.sub(r'(\\*)("|\Z)', lambda found: found[1] * 2 + ('\\"' if found[2] else ""), without_interpolation)
+    return f'{key}="{quoted}"'
+
+
+def parsed(argument: str) -> tuple[str, Any]:
+    """Return key and value of an override, as Hydra reads it.
+
+    Raises:
+        ConfigError: it does not parse; the message has the quoted form.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        found = OverridesParser.create().parse_override(argument)
+        tree = OmegaConf.to_container(OmegaConf.create({"value": found.value()}), resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(f"{argument!r} is no override of the form key=value{quoting_hint(argument)}") from error
+    assert isinstance(tree, dict)
+    return found.key_or_group, tree["value"]
+
+
+def quoting_hint(argument: str) -> str:
+    """Return the end of a message about ``argument``: the quoted form for bash; "" if quotes are not what it lacks."""
+    typed = _TYPED.fullmatch(argument)
+    if typed is None or typed["value"][0] in "[{\"'":
+        return ""
+    value = typed["value"]
+    value = os.path.expanduser(value) if value.startswith("~") else value
+    return f"; to use the value as it is, quote it, in bash: {shlex.quote(override(typed['key'], value))}"
+
+
+if __name__ == "__main__":
+    print(override(*sys.argv[1:]))
