@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -30,6 +31,9 @@ MOST = 2**53
 """Larger than any data set; the largest integer that all JSON readers represent exactly."""
 _MAY_BE_ZERO = ("accelerators_per_node", "train_samples")
 
+TRAINING_EVENTS = ("block_start", "block_stop", "epoch_start", "epoch_stop")
+FEW = 2
+"""Evaluations without training before them that are no accident: some programs evaluate again at the end of a run."""
 SURE_AGREEMENTS = 2
 """Evaluations that must agree with the block before them before a single other one is called a contradiction."""
 
@@ -85,18 +89,23 @@ def disagreeing_progress(log: ParsedLog, rules: Rules) -> list[Refusal]:
     """Return contradictions between blocks and evaluations, in a log whose labels are understood."""
     blocks = blocks_of(log, rules)
     found = [*_shifted_evaluations(log, rules)]
-    if blocks is None:
-        return found
+    if blocks is not None:
+        found += _gaps(log, rules, blocks)
+    return [*found, *_evaluations_without_training(log, rules)]
+
+
+def _gaps(log: ParsedLog, rules: Rules, blocks: Blocks) -> Iterator[Refusal]:
+    """Yield training that is missing between blocks and before the first, and an evaluation after no block."""
     for before, after in pairwise(blocks.blocks):
-        # Overlapping labels lack nothing: some programs number the first block from 1 and the others from 0.
+        # Overlapping labels are no gap: some programs number the first block from 1 and the others from 0.
         if after.start is not None and after.begin - before.end > blocks.tolerance:
             text = (
                 f"line {after.start.line}: the block begins after {after.begin:.10g}, the one before ends after "
                 f"{before.end:.10g}: training is missing"
             )
-            found.append(Refusal("training-missing", text))
+            yield Refusal("training-missing", text)
             break
-    found += _late_begin(log, blocks)
+    yield from _late_begin(log, blocks)
     off = [e for e in evaluations_of(log, rules) if math.isfinite(e.progress) and blocks.misses(e.progress)]
     if off:
         listed = ", ".join(f"{block.end:.10g}" for block in blocks.blocks[:8])
@@ -104,12 +113,11 @@ def disagreeing_progress(log: ParsedLog, rules: Rules) -> list[Refusal]:
             f"line {off[0].line}: an evaluation after {rules.progress_key} {off[0].progress:.10g} is where no block "
             f"ends: they end after {listed}" + (", ..." if len(blocks.blocks) > 8 else "")
         )
-        found.append(Refusal("evaluation-untrained", text))
-    return found
+        yield Refusal("evaluation-untrained", text)
 
 
 def _late_begin(log: ParsedLog, blocks: Blocks) -> Iterator[Refusal]:
-    """Yield whether the first block of the log is not the first of the run."""
+    """Yield a refusal if the first block of the log is not the first of the run."""
     starts, stops = log.all("block_start"), log.all("block_stop")
     if not starts or (stops and stops[0].line < starts[0].line):  # some logs have no start of the first block
         return
@@ -123,13 +131,15 @@ def _late_begin(log: ParsedLog, blocks: Blocks) -> Iterator[Refusal]:
 def _shifted_evaluations(log: ParsedLog, rules: Rules) -> Iterator[Refusal]:
     """Yield the only evaluation that disagrees with the end of the block before it.
 
-    Compared are logs whose evaluations and ends of blocks carry the same key. If several evaluations differ from the
-    block before them, the log counts in a way of its own or evaluates while the training goes on: nothing is compared.
+    Only logs whose evaluations and ends of blocks carry the same key are compared. If several evaluations differ from
+    the block before them, the log counts differently or evaluates during the training, and nothing is compared.
     """
     key, before, compared = rules.progress_key, None, []
     for event in () if rules.scored_offline else log.events:
         if event.key == "block_stop" and is_number(event.metadata.get(key)):
             before = event
+        elif event.key == "block_start":
+            before = None  # what is evaluated from here on may belong to the new block
         elif event.key == rules.quality_key and before is not None:
             evaluation = evaluation_of(event, key)
             if evaluation is not None and math.isfinite(evaluation.progress):
@@ -140,6 +150,29 @@ def _shifted_evaluations(log: ParsedLog, rules: Rules) -> Iterator[Refusal]:
         text = (
             f"line {evaluation.line}: the evaluation after {key} {evaluation.progress:.10g} follows a block that ends "
             f"after {stop.metadata[key]:.10g} (line {stop.line}); all other evaluations of the log follow their block"
+        )
+        yield Refusal("evaluation-untrained", text)
+
+
+def _evaluations_without_training(log: ParsedLog, rules: Rules) -> Iterator[Refusal]:
+    """Yield a refusal if training is logged before some evaluations and missing before several others.
+
+    R-GAT may evaluate again at the end of an epoch, and checkpoints that are scored offline follow all training.
+    """
+    if rules.scored_offline or rules.benchmark == "rgat":
+        return
+    starts = log.all("eval_start")
+    evaluations = starts if len(starts) >= len(log.all(rules.quality_key)) else log.all(rules.quality_key)
+    training = sorted(event.line for key in TRAINING_EVENTS for event in log.all(key))
+    without = [
+        after
+        for before, after in pairwise(evaluations)
+        if bisect_left(training, before.line) == bisect_left(training, after.line)
+    ]
+    if FEW <= len(without) < len(evaluations) - 1:
+        text = (
+            f"line {without[0].line}: no training is logged between this evaluation and the previous one, as before "
+            f"{len(without)} of {len(evaluations)} evaluations; before the others it is"
         )
         yield Refusal("evaluation-untrained", text)
 

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from types import CodeType
 from typing import Any, Literal, TextIO
 
 import yaml
@@ -54,8 +55,8 @@ RULE_FILES = frozenset(
 )
 """The rule files of the package, relative to the checker's folder: no other is ever read."""
 
-_FILE_NAME = re.compile(r"enqueue_config\('([^']*)'\.format\(v\['value'\](\.lower\(\))?\)\)")
-"""In a rule's code: how it builds the name of a further rule file from the value of a log."""
+_FILE_NAME = re.compile(r"enqueue_config\('([^']*)'(?:\.format\(v\['value'\](\.lower\(\))?\))?\)")
+"""In the code of a rule: how it builds the name of a further rule file, in most cases from the value of a log."""
 
 
 def checker_version() -> str:
@@ -258,11 +259,13 @@ def check_values(
     return _run(_RecordingChecker(usage, ruleset), lines, f"{usage}_{ruleset}/{division}_common.yaml")
 
 
-def inadmissible(events: Iterable[Event], usage: str, ruleset: str) -> list[str]:
-    """Why a log must not be shown to the checker: values that would name a rule file which is none of its own.
+def reached_rule_files(events: Iterable[Event], usage: str, ruleset: str) -> tuple[frozenset[str], list[str]]:
+    """Return the rule files that the values of a log select, and why the log must not be shown to the checker.
+
+    The complaints name values that would select a rule file that the package does not have.
 
     Args:
-        events: of the whole file, what comes after the run included.
+        events: of the whole file, including those after the run.
         usage: ``training`` or ``hpc``.
         ruleset: that the log is to be checked under.
     """
@@ -282,11 +285,23 @@ def inadmissible(events: Iterable[Event], usage: str, ruleset: str) -> list[str]
                         complaints.append(f"line {event.line}: {key} = {shown} is nothing that ruleset {ruleset} knows")
                     elif further not in read:
                         waiting.append(further)
-    return list(dict.fromkeys(complaints))
+    return frozenset(read), list(dict.fromkeys(complaints))
+
+
+def inadmissible(events: Iterable[Event], usage: str, ruleset: str) -> list[str]:
+    """Return the complaints of :func:`reached_rule_files`."""
+    return reached_rule_files(events, usage, ruleset)[1]
+
+
+def judged_keys(rule_files: Iterable[str]) -> set[str]:
+    """Return the keys that the rules of some files judge; the checker passes over events with any other key."""
+    return {key for file in rule_files for key in rule_records(file)}
 
 
 def _named(pattern: str, value: object, lower: bool) -> str | None:
     """The rule file that a value of a log names; None if there is none of that name."""
+    if "{}" not in pattern:
+        return pattern if pattern in RULE_FILES else None
     if not isinstance(value, str):
         return None
     name = pattern.format(value.lower() if lower else value)
@@ -326,4 +341,20 @@ class _CachedYaml:
         return _rules(str(Path(file.name).relative_to(CHECKER_FOLDER))) or None
 
 
+@cache
+def _compiled(source: str, mode: Literal["eval", "exec"]) -> CodeType:
+    return compile(source, "rule of mlperf-logging", mode)
+
+
+def _evaluate(source: str, *scopes: dict[str, object]) -> object:
+    """Evaluate an expression as the built-in ``eval`` does, compiled once instead of for every event."""
+    return eval(_compiled(source, "eval"), *scopes)
+
+
+def _execute(source: str, *scopes: dict[str, object]) -> None:
+    """Execute statements as the built-in ``exec`` does, compiled once instead of for every event."""
+    exec(_compiled(source, "exec"), *scopes)
+
+
+mlp_compliance.eval, mlp_compliance.exec = _evaluate, _execute
 mlp_compliance.yaml = _CachedYaml

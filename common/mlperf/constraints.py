@@ -43,13 +43,13 @@ HYPERPARAMETERS = ("data_", "lars_", "lora_", "lr_", "model_", "opt_", "schedule
 
 
 def hyperparameter_complaints(rules: Rules, logged: Mapping[str, object]) -> dict[str, str]:
-    """What is wrong with hyperparameters by the rules' own table, whatever the compliance checker says of them.
+    """Return complaints about hyperparameters that the table of the rules forbids, or that are no finite numbers.
 
     A hyperparameter that is absent breaks no rule.
 
     Args:
         rules: of the benchmark in a ruleset.
-        logged: log key to value; keys of anything else are left alone.
+        logged: log key to value; keys that are no hyperparameters are ignored.
 
     Returns:
         Key to complaint, with the key, its value, the rule and the source of the rule.
@@ -68,11 +68,12 @@ def infinite_hyperparameters(rules: Rules, logged: Mapping[str, object]) -> dict
     return {
         key: f"{key} = {repr(value)[:80]}: a hyperparameter is neither infinite nor NaN"
         for key, value in logged.items()
-        if _is_hyperparameter(key, rules) and not _is_finite(value) and (rules.benchmark, key) not in INFINITE
+        if is_hyperparameter(key, rules) and not _is_finite(value) and (rules.benchmark, key) not in INFINITE
     }
 
 
-def _is_hyperparameter(key: str, rules: Rules) -> bool:
+def is_hyperparameter(key: str, rules: Rules) -> bool:
+    """Return whether a key of a log belongs to a hyperparameter."""
     return key not in LOGGED_LATER and (key.startswith(HYPERPARAMETERS) or key in rule_records(_closed(rules)))
 
 
@@ -80,6 +81,10 @@ def _is_finite(value: object) -> bool:
     """Whether no number in ``value``, a value of JSON, is infinite or NaN."""
     if isinstance(value, list | tuple):
         return all(map(_is_finite, value))
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, str):
+        return value.strip().casefold().lstrip("+-") not in ("nan", "inf", "infinity")
     return not isinstance(value, float) or math.isfinite(value)
 
 

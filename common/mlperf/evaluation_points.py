@@ -32,7 +32,7 @@ def _unet3d(global_batch: int, first: int, rules: Rules) -> Schedule:
 
 
 def _ssd300(global_batch: int, first: int, rules: Rules) -> Schedule | None:
-    """In v0.7 the fixed epochs, and every 5 after the last of them; later every 5 epochs from the first evaluation on.
+    """v0.7: after epochs 40 and 50, then every 5 epochs. Later: every 5 epochs from the first evaluation on.
 
     The text of v1.0 still had the fixed epochs while results of v1.1 evaluate every 5 epochs, so that evaluations that
     begin at epoch 40 may follow either.
@@ -58,7 +58,7 @@ OF_A_LOG: dict[str, Callable[[int, int, Rules], Schedule | None]] = {
     "cosmoflow": _every_epoch,
     "unet3d": _unet3d,
 }
-"""Benchmark to its schedule from the global batch, the first evaluation of a log and the rules; None if none is sure.
+"""Benchmark to its schedule from the global batch, the first evaluation of a log and the rules; None if ambiguous.
 
 Only benchmarks whose logs say exactly when they evaluated; those that count samples round to batches in several ways.
 """
@@ -85,7 +85,7 @@ def _twentieth(global_batch: int, ruleset: str, benchmark: str) -> float:
 
 
 FURTHEST = 1e18
-"""Progress beyond is none: 2**60 samples or tokens."""
+"""Larger progress (2**60 samples or tokens) is treated as damage."""
 
 GRIDS: dict[str, Callable[[int, str, str], float]] = {
     "bert": _of_round,
@@ -99,13 +99,13 @@ GRIDS: dict[str, Callable[[int, str, str], float]] = {
     "dlrm_dcnv2": _part_of_criteo,
     "rgat": _twentieth,
 }
-"""Benchmark to what lies between two evaluations in a log, from the global batch and the ruleset.
+"""Benchmark to the evaluation interval in units of progress, from the global batch and the ruleset.
 
 Their logs round each evaluation, or the interval, to whole batches, and leave out early ones."""
 
 
 EVALUATIONS_AN_EPOCH = 20
-"""Of R-GAT, whose logs may evaluate once more at the end of an epoch."""
+"""Number of evaluations of R-GAT in an epoch. Logs may have one more at the end of an epoch."""
 
 
 def _off_grid(log: ParsedLog, rules: Rules) -> list[Refusal]:
@@ -208,7 +208,8 @@ def reported_checkpoints(log: ParsedLog, rules: Rules) -> ReportedCheckpoints | 
     interval = SCHEDULES[rules.benchmark](batch).interval / (batch if rules.unit == "steps" else 1)
     number = max(1, round(passed / interval))
     found = {round(at / interval) for at in scores if at < passed}
-    return ReportedCheckpoints(passed, number == 1 or number - 1 in found, found >= set(range(1, number)))
+    every = sum(1 <= each < number for each in found) == number - 1
+    return ReportedCheckpoints(passed, number == 1 or number - 1 in found, every)
 
 
 def _listed(points: list[float]) -> str:

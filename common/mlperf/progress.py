@@ -58,7 +58,7 @@ class Blocks:
     tolerance: float
 
     def needed(self, progress: float) -> tuple[Block, ...]:
-        """Return the blocks that are trained when training is at ``progress``."""
+        """Return the blocks that end at or before ``progress``."""
         return tuple(block for block in self.blocks if block.end <= progress + self.tolerance / 2)
 
     def misses(self, progress: float) -> bool:
@@ -158,11 +158,15 @@ def _epochs(start: Event | None) -> tuple[float, float] | None:
 
 def _by_position(pairs: Sequence[tuple[Event | None, Event | None]]) -> list[Block]:
     """Return blocks whose start and stop state how many samples were trained before and after them."""
+    if not pairs:
+        return []
     blocks = []
-    for start, stop in pairs:
-        begin, end = (None if event is None else event.metadata.get("samples_count") for event in (start, stop))
+    labels = [[None if event is None else event.metadata.get("samples_count") for event in pair] for pair in pairs]
+    following = [*(begin for begin, _ in labels[1:]), None]
+    for (start, stop), (begin, end), after in zip(pairs, labels, following, strict=True):
         if not is_number(begin):
             return []
+        end = after if stop is None else end  # a block without an end lasts until the next one starts
         if is_number(end):
             blocks.append(Block(start, stop, float(begin), float(end)))
     return blocks if all(block.begin < block.end for block in blocks) else []
@@ -177,5 +181,5 @@ def _step_of_indices(blocks: Sequence[Block], points: Sequence[float]) -> Iterat
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Return whether a value of a log is a finite number and no truth value."""
+    """Return whether a value of a log is a finite number and not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

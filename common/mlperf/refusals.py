@@ -78,7 +78,9 @@ REASONS: dict[str, Reason] = {
     "hyperparameter-rule": Reason("rule", "Hyperparameters have the values that the table allows.", _HYPERPARAMETERS),
     "cache-cleared-late": Reason("rule", "The page cache is cleared before the run starts.", _TIMING),
     "initialization-too-long": Reason(
-        "rule", "The clock starts at the latest 30 minutes (open division: 240) after initialization began.", _TIMING
+        "rule",
+        "Initialization ends in time: after 30 minutes (v0.7: 20; GPT-3: 60; open division: 240) the clock starts.",
+        _TIMING,
     ),
     "phase-order": Reason("rule", "Initialization comes first, then run_start, training, and run_stop.", _TIMING),
     "outside-run": Reason("rule", "Training and evaluation happen between run_start and run_stop.", _TIMING),
@@ -177,6 +179,10 @@ class Refusal(str):
         refusal = super().__new__(cls, _cited(sentence, REASONS[reason]))
         refusal.reason, refusal.sentence = reason, sentence
         return refusal
+
+    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]  # of str it is the text alone
+        """Return the arguments with which a copy is made, for other processes."""
+        return self.reason, self.sentence
 
     def about(self, prefix: str) -> Refusal:
         """Return the same refusal with ``prefix`` in front, such as the name of a file."""

@@ -175,7 +175,7 @@ def _training(clock: _Clock, event: Event) -> None:
 
 
 def _evaluation_start(clock: _Clock, event: Event) -> None:
-    """An evaluation starts: not before the training whose weights it evaluates."""
+    """Check that an evaluation does not start before the training that it evaluates."""
     if _outside(clock, event):
         return
     if clock.latest is not None and clock.refuse_earlier(event, clock.latest, ": the clock goes back"):
@@ -191,7 +191,7 @@ def _evaluation_stop(clock: _Clock, event: Event) -> None:
 
 
 def _score(clock: _Clock, event: Event) -> None:
-    """An evaluation has its value: not before it started, or, without a start, before the training it evaluates."""
+    """Check that the value of an evaluation is not earlier than its start, or than the training that it evaluates."""
     if event.key != clock.rules.quality_key or _outside(clock, event):
         return
     clock.scores += 1
@@ -280,12 +280,19 @@ def _end(clock: _Clock) -> None:
 
 def _end_of_checkpoint(clock: _Clock, stop: Event) -> None:
     """Check that ``run_stop`` is not before the end of the training of the first checkpoint that passes."""
-    passed = convergence_of(clock.log, clock.rules)
-    end = None if passed is None else _training_of_checkpoint(clock.log, clock.rules.progress_key, passed)
-    if end is not None:
-        key = clock.rules.progress_key
-        why = f", which ended the training of the checkpoint at {key} {passed:g}"
-        clock.refuse_earlier(stop, end, why, "run-stop-early")
+    passed, key = convergence_of(clock.log, clock.rules), clock.rules.progress_key
+    if passed is None:
+        return
+    end = _training_of_checkpoint(clock.log, key, passed)
+    why = f", which ended the training of the checkpoint at {key} {passed:g}"
+    if end is not None and clock.refuse_earlier(stop, end, why, "run-stop-early"):
+        return
+    # However blocks are labelled: a block that starts with less progress is trained before the checkpoint is complete.
+    starts = [event for event in clock.log.all("block_start") if is_number(event.metadata.get(key))]
+    earlier = [event for event in starts if event.metadata[key] < passed]
+    if earlier:
+        why = f", which began training that the checkpoint at {key} {passed:g} includes"
+        clock.refuse_earlier(stop, max(earlier, key=lambda event: event.time_ms), why, "run-stop-early")
 
 
 def _training_of_checkpoint(log: ParsedLog, key: str, checkpoint: float) -> Event | None:

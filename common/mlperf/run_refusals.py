@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_left
+from collections.abc import Mapping
 from itertools import pairwise
 
-from common.mlperf.constraints import hyperparameter_complaints, infinite_hyperparameters
+from common.mlperf.constraints import hyperparameter_complaints, infinite_hyperparameters, is_hyperparameter
 from common.mlperf.evaluation_points import FURTHEST, reported_checkpoints
-from common.mlperf.parsed_log import ParsedLog, evaluation_of
+from common.mlperf.parsed_log import Event, ParsedLog, evaluation_of
 from common.mlperf.progress import OLD_RULESETS, evaluations_of
 from common.mlperf.refusals import Refusal
 from common.mlperf.rules import Rules
@@ -143,9 +144,24 @@ def _checkpoint_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:
 
 def text_rule_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:
     """Return hyperparameters that are not finite, or that only the table of the rules forbids."""
-    first = {event.key: event.value for event in reversed(log.events)}
-    infinite = infinite_hyperparameters(rules, first)
+    first: dict[str, Event] = {}
+    for event in log.events:
+        first.setdefault(event.key, event)
+    values = {key: event.value for key, event in first.items()}
+    found = _forbidden(rules, values, first)
+    seen = {(key, repr(value)) for key, value in values.items()}
+    for event in log.events:  # a key may come again with another value
+        if is_hyperparameter(event.key, rules) and (event.key, repr(event.value)) not in seen:
+            seen.add((event.key, repr(event.value)))
+            found += _forbidden(rules, {**values, event.key: event.value}, {event.key: event})
+    return found
+
+
+def _forbidden(rules: Rules, values: Mapping[str, object], events: Mapping[str, Event]) -> list[Refusal]:
+    """Return the complaints about ``values`` whose keys are in ``events``, each with the line of its event."""
+    infinite = infinite_hyperparameters(rules, values)
     return [
-        Refusal("not-finite" if key in infinite else "hyperparameter-rule", f"line {log.all(key)[0].line}: {complaint}")
-        for key, complaint in hyperparameter_complaints(rules, first).items()
+        Refusal("not-finite" if key in infinite else "hyperparameter-rule", f"line {events[key].line}: {complaint}")
+        for key, complaint in hyperparameter_complaints(rules, values).items()
+        if key in events
     ]

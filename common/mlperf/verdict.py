@@ -18,7 +18,7 @@ from typing import Any, Literal
 from common.errors import ConfigError, DataError, printable
 from common.mlperf.agreement import disagreeing_progress, odd_blocks, odd_sizes, wrong_counts
 from common.mlperf.checker_process import CheckerStopped, one_checker_process
-from common.mlperf.compliance import Finding, inadmissible, rule_records
+from common.mlperf.compliance import Finding, judged_keys, reached_rule_files, rule_records
 from common.mlperf.evaluation_points import misplaced_evaluations, reported_checkpoints
 from common.mlperf.log_names import distinct_names
 from common.mlperf.parsed_log import ParsedLog, read_log
@@ -67,7 +67,7 @@ _KEYS_OF_PROGRESS = frozenset(
 MOST_LINES = 8
 """Largest number of lines that are named for one key."""
 UNREPORTED_IN = ("5.0.0",)
-"""Rounds of which no accepted Stable Diffusion result has a run that reports all checkpoints: a note there."""
+"""Rounds in which unreported checkpoints give a note: no accepted Stable Diffusion result has a run with all."""
 NOT_CLEARED = (False, 0, "false", "no", "0")
 """Values of cache_clear, in lower case, that say that the page cache was not cleared."""
 _NAME = re.compile(r"[a-z0-9_]{1,64}")
@@ -207,18 +207,29 @@ def _require_log_name(log: ParsedLog, rules: Rules) -> None:
 
 
 def _judge(log: ParsedLog, rules: Rules) -> Verdict:
-    """Return the verdict of a log under a ruleset that accepts it; the checker sees it only if it may."""
-    unfit = inadmissible([*log.events, *log.echoes], rules.usage, rules.ruleset)
+    """Return the verdict of a log under a ruleset that accepts it.
+
+    Values that select unknown rule files are refused before the checker runs.
+    """
+    files, unfit = reached_rule_files([*log.events, *log.echoes], rules.usage, rules.ruleset)
     if unfit:
         refusals = [Refusal("rule-file-unknown", text) for text in unfit]
         return _refused(log.path, rules.ruleset, log.benchmark, refusals, log)
+    keys = judged_keys(files)
+    positions = [position for position, event in enumerate(log.events) if event.key in keys]
+    judged = ParsedLog(log.path, tuple(log.events[position] for position in positions))
     try:
         with one_checker_process() as checker:
-            answer = checker.ask("compliance", [log], usage=rules.usage, ruleset=rules.ruleset)
+            answer = checker.ask("compliance", [judged], usage=rules.usage, ruleset=rules.ruleset)
     except CheckerStopped as error:
         refusal = Refusal("compliance-no-answer", f"the compliance checker cannot judge this log: {error}")
         return _refused(log.path, rules.ruleset, log.benchmark, [refusal], log)
-    return _conclude(log, rules, [Finding(**finding) for finding in answer])
+    findings = [Finding(**finding) for finding in answer]
+    placed = [
+        finding if finding.position is None else replace(finding, position=positions[finding.position])
+        for finding in findings
+    ]
+    return _conclude(log, rules, placed)
 
 
 def _conclude(log: ParsedLog, rules: Rules, findings: Sequence[Finding]) -> Verdict:
@@ -288,10 +299,10 @@ def _conclude(log: ParsedLog, rules: Rules, findings: Sequence[Finding]) -> Verd
 
 def _cache_cleared(values: Sequence[Any]) -> bool | None:
     """Return whether the page cache was cleared before the run; None if the log states neither."""
-    said = [value.casefold() if isinstance(value, str) else value for value in values]
-    if any(value in NOT_CLEARED for value in said if isinstance(value, str | bool | int)):
+    said = [value.strip().casefold() if isinstance(value, str) else value for value in values]
+    if any(value in NOT_CLEARED for value in said if isinstance(value, str | bool | int | float)):
         return False
-    return True if any(value in (True, 1) for value in said if isinstance(value, bool | int)) else None
+    return True if any(value in (True, 1) for value in said if isinstance(value, bool | int | float)) else None
 
 
 def _is_value_rule(finding: Finding) -> bool:

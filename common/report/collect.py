@@ -23,6 +23,7 @@ from common.report.steps import RankSteps, read_steps
 from common.report.words import legible
 from common.submission.score import Score, score
 from common.submission.sources import RESULT, RunSet, find_run_sets
+from common.submission.tree_agreement import count_of
 from common.untrusted.strict_json import read_json_object
 
 LOG = "mlperf.log"
@@ -140,7 +141,7 @@ def gather(paths: Sequence[Path], ruleset: str | None = None) -> list[Subject]:
 
     Args:
         paths: output_dirs of runs, logs, folders of results.
-        ruleset: version to judge by; None for the one that a log names, or the newest that accepts it.
+        ruleset: version to judge by; None for the one that a log names, or the newest under which it is valid.
 
     Raises:
         DataError: a path holds no run, or a file is damaged.
@@ -310,8 +311,9 @@ def _logged_chips(log: ParsedLog) -> int | None:
 
 
 def _doctor_chips(facts: Sequence[dict[str, Any]]) -> int | None:
-    counts = [str(node.get("accelerators_per_node", "")) for node in facts]
-    return sum(map(int, counts)) if counts and all(count.isdecimal() for count in counts) else None
+    counts = [count_of(node.get("accelerators_per_node")) for node in facts]
+    known = [count for count in counts if count is not None]
+    return sum(known) if known and len(known) == len(counts) else None
 
 
 def _system(log: ParsedLog, facts: Sequence[dict[str, Any]] | None, chips: int | None) -> str:

@@ -30,7 +30,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run, a log, or a folder of results")
     parser.add_argument("--output", type=Path, metavar="FILE.html", help="the page (default: beside the first RUN)")
     parser.add_argument("--png", type=Path, metavar="DIR", help="also write the pictures there, as PNG")
-    parser.add_argument("--ruleset", metavar="X.Y.Z", help="judge by this version (default: the log's, or the newest)")
+    parser.add_argument(
+        "--ruleset",
+        metavar="X.Y.Z",
+        help="judge by this version (default: the one that the log states, or the newest valid one)",
+    )
     args = parser.parse_args(list(argv))
     subjects = gather(args.runs, args.ruleset)
     document = compose(subjects)

@@ -13,7 +13,6 @@ from common.mlperf.checker_process import one_checker_process
 from common.mlperf.parsed_log import ParsedLog
 from common.mlperf.rules import RULESETS, Usage, rules_for
 from common.mlperf.verdict import Verdict, format_verdict
-from common.submission.checkers import check_tree, format_report, result_folders
 from common.submission.found_files import find_files
 from common.submission.layout import has_layout
 from common.submission.score import Score, score
@@ -40,7 +39,7 @@ def check_paths(paths: Sequence[Path], ruleset: str | None, known: dict[Path, Pa
 
     Args:
         paths: logs, and folders of results.
-        ruleset: version to judge by; None for the one that each was logged under, or the newest.
+        ruleset: version to judge by; None for the one that each states, or the newest valid one.
         known: gets the logs that were read.
 
     Raises:
@@ -73,6 +72,9 @@ def check_submission(tree: Path, ruleset: str | None) -> bool:
         ConfigError: no ruleset was named.
         DataError: the folder cannot be read.
     """
+    # Imported here because one log, which needs none of it, is judged in less time than the imports take.
+    from common.submission.checkers import check_tree, format_report, result_folders
+
     if ruleset is None:
         raise ConfigError(f"{tree} is a submission: name the one version that it is for with --ruleset")
     known: dict[Path, ParsedLog] = {}
@@ -93,6 +95,8 @@ def check_submission(tree: Path, ruleset: str | None) -> bool:
 
 def _usage(tree: Path, ruleset: str) -> Usage:
     """Training or HPC, whose rulesets have the same numbers: from the first benchmark that the ruleset accepts."""
+    from common.submission.checkers import result_folders
+
     for folder in result_folders(tree):
         try:
             return rules_for(folder.name, ruleset).usage
@@ -165,7 +169,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "paths", nargs="+", type=Path, metavar="PATH",
         help="logs (several are one set, in launch order), folders of results, or a submitter's folder",
     )  # fmt: skip
-    parser.add_argument("--ruleset", help="version to judge by (default: the newest that accepts the benchmark)")
+    parser.add_argument(
+        "--ruleset",
+        help="version to judge by (default: the one that a log states, or the newest under which it is valid)",
+    )
     args = parser.parse_args(argv)
     if args.ruleset is not None and not any(args.ruleset in versions for versions in RULESETS.values()):
         raise ConfigError(f"--ruleset {args.ruleset} is not known; known are {', '.join(RULESETS['training'])}")

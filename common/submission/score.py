@@ -176,7 +176,7 @@ def _score(run_set: RunSet, version: str | None) -> Score:
 
 
 def _judge_all(run_set: RunSet, version: str | None) -> list[Verdict]:
-    """Return the verdicts of all logs under one ruleset, by default the newest under which none is refused."""
+    """Return the verdicts of all logs under one ruleset, by default the newest with the fewest refused."""
     with ThreadPoolExecutor(max_workers=2) as pool:  # one log is read while the checker process judges another
 
         def judge_under(ruleset: str | None, logs: Sequence[ParsedLog | None]) -> list[Verdict]:
@@ -195,13 +195,16 @@ def _judge_all(run_set: RunSet, version: str | None) -> list[Verdict]:
             if len({verdict.ruleset for verdict in first}) == 1:
                 return first
             logs = [verdict.log for verdict in first]
-            newest = None
-            for candidate in candidate_rulesets([log for log in logs if log is not None]):
+            candidates = candidate_rulesets([log for log in logs if log is not None])
+            best, fewest = first, len(first) + 1
+            for candidate in candidates:  # newest first
                 verdicts = judge_under(candidate, logs)
-                newest = newest or verdicts
-                if all(verdict.kind != "refused" for verdict in verdicts):
-                    return verdicts
-            return newest or first
+                refused = sum(verdict.kind == "refused" for verdict in verdicts)
+                if refused < fewest:
+                    best, fewest = verdicts, refused
+                if not refused:
+                    break
+            return best
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise

@@ -162,7 +162,8 @@ def main(argv: Sequence[str]) -> int:
         help="folder of results (runs.jsonl or result_*.txt, also in folders below), or logs in launch order",
     )
     parser.add_argument(
-        "--ruleset", help="version to score by (default: the runs' own, or the newest that accepts them)"
+        "--ruleset",
+        help="version to score by (default: the one that the runs state, or the newest under which they are valid)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything as JSON")
     args = parser.parse_args(argv)

@@ -255,6 +255,13 @@ ODD_LABELS: dict[str, tuple[str, str, list[Line], str]] = {
          (START, "block_start", None, {"samples_count": 46_080}, 4),
          *run([({"samples_count": 46_080}, {"samples_count": 92_160})], [92_160], key="samples_count", batch=1152)],
         "blocks without a start or an end: lines 5"),
+    "a block in the middle that never ends": (
+        "llama2_70b_lora", "5.0.0",
+        [line for line in
+         run([({"samples_count": a}, {"samples_count": a + 384}) for a in range(0, 1920, 384)],
+             list(range(384, 2304, 384)), batch=8, key="samples_count")
+         if not (line[1] == "block_stop" and line[3]["samples_count"] == 1152)],
+        "blocks without a start or an end: lines 8"),
     "a block that never ends": (
         "llama31_405b", "5.0.0",
         [*run([({"samples_count": 0}, {"samples_count": 46_080})], [46_080], key="samples_count", batch=1152),
@@ -270,6 +277,18 @@ def test_odd_blocks_of_published_logs_are_at_most_a_note(write_log: WriteLog, na
     assert disagreeing_progress(log, rules) == []
     notes = odd_blocks(log, rules)
     assert any(note.startswith(words) for note in notes) if words else True
+
+
+def test_evaluations_without_training_between_them_are_refused(write_log: WriteLog) -> None:
+    """The blocks of a run were cut out, and its evaluations stayed."""
+    lines = run([({}, {})] * 5, [384 * n for n in range(4, 9)], batch=8, key="samples_count")
+    rules = rules_for("llama2_70b_lora", "5.0.0")
+    assert disagreeing_progress(log_of(write_log, lines), rules) == []
+    cut = [line for number, line in enumerate(lines) if not (line[1].startswith("block_") and number > 6)]
+    (refusal,) = disagreeing_progress(log_of(write_log, cut), rules)
+    assert "no training is logged between this evaluation and the previous one" in refusal
+    alone = [line for line in lines if not line[1].startswith("block_")]
+    assert disagreeing_progress(log_of(write_log, alone), rules) == []
 
 
 BATCHES = [({"samples_count": a}, {"samples_count": a + 384}) for a in range(0, 5 * 384, 384)]

@@ -73,6 +73,19 @@ def test_what_a_log_reports_of_its_checkpoints(
     assert convergence_of(log, rules) == (None if reported is None else reported.passed)
 
 
+def test_a_checkpoint_of_any_size_is_compared_in_little_memory(write_log: WriteLog) -> None:
+    last = 2**53 - 1
+    at = {EVERY * 3: last - EVERY, EVERY * 4: last}
+    lines = [
+        (kind, key, value, {**metadata, "samples_count": at.get(metadata["samples_count"], 0)}, second)
+        if "samples_count" in metadata
+        else (kind, key, value, metadata, second)
+        for kind, key, value, metadata, second in lines_of(PASSED_AT_4[2:])
+    ]
+    found = reported_checkpoints(read_log(write_log(lines)), rules_for("stable_diffusion", "5.0.0"))
+    assert found == ReportedCheckpoints(last, before=True, all=False)
+
+
 def test_the_published_interval_may_be_rounded_down(write_log: WriteLog) -> None:
     """888 steps of 576 images, where the rules' table rounds up to 889."""
     lines = [

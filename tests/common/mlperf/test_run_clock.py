@@ -254,6 +254,21 @@ def repeated_labels(lines: Sequence[Line]) -> list[Line]:
     return found
 
 
+def odd_labels(lines: Sequence[Line]) -> list[Line]:
+    """Blocks whose labels are one sample more than those of the checkpoints."""
+    return [
+        (*line[:3], {"samples_count": line[3]["samples_count"] + 1}, line[4]) if line[1].startswith("block_") else line
+        for line in repeated_labels(lines)
+    ]
+
+
+@pytest.mark.parametrize("stop", [62, 68])
+def test_run_of_checkpoints_does_not_end_before_a_block_that_it_includes(write_log: WriteLog, stop: int) -> None:
+    """However blocks are labelled: the second one starts at second 70 with less progress than the checkpoint."""
+    found = check_clock(read_log(write_log(odd_labels(checkpoints(stop)))), rules_for("stable_diffusion", "5.0.0"))[0]
+    assert any("which began training that the checkpoint at samples_count 1.024e+06 includes" in each for each in found)
+
+
 @pytest.mark.parametrize("labels", [list, repeated_labels], ids=["end of the block", "start of the block"])
 @pytest.mark.parametrize(("stop", "fits"), [(80, True), (95, True), (75, False)])
 def test_run_of_checkpoints_ends_with_the_training_of_the_first_that_passes(

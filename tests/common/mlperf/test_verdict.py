@@ -401,6 +401,20 @@ def test_momentum_is_free_from_32k_on(write_log: WriteLog, batch: int) -> None:
     assert judge(write_log(replaced(large, "global_batch_size", batch))).kind == "valid run"
 
 
+def test_a_hyperparameter_that_comes_again_with_another_value_is_judged_too(write_log: WriteLog) -> None:
+    lines = lora_lines(0)
+    later: list[Line] = [(POINT, "opt_adamw_beta_1", value, {}, 59) for value in (0.9, 0.5, float("nan"))]
+    at = next(index for index, line in enumerate(lines) if line[1] == "init_stop")
+    verdict = judge(write_log([*lines[:at], *later, *lines[at:]]), "5.1.0")
+    assert [each.reason for each in verdict.refusals] == ["hyperparameter-rule", "not-finite"]
+
+
+@pytest.mark.parametrize("value", ["NaN", "-inf", {"group": float("nan")}, [0.1, float("inf")]], ids=repr)
+def test_a_hyperparameter_that_is_no_finite_number_in_any_form_is_refused(write_log: WriteLog, value: object) -> None:
+    verdict = judge(write_log(replaced(lora_lines(0), "opt_base_learning_rate", value)), "5.1.0")
+    assert "not-finite" in [each.reason for each in verdict.refusals]
+
+
 def test_evaluations_that_go_backwards_are_refused(write_log: WriteLog) -> None:
     lines = [line for line in resnet_lines() if line[1] != "submission_benchmark"]
     lines.insert(0, (POINT, "submission_benchmark", "maskrcnn", {}, 0))
@@ -433,7 +447,7 @@ def test_cache_that_is_not_stated_is_a_note(write_log: WriteLog, value: object) 
     assert any("does not state whether the page cache was cleared" in note for note in verdict.notes)
 
 
-@pytest.mark.parametrize("value", [False, 0, "false", "False"])
+@pytest.mark.parametrize("value", [False, 0, 0.0, "false", "False ", "no"])
 def test_cache_that_was_not_cleared_allows_the_format_only(write_log: WriteLog, value: object) -> None:
     verdict = judge(write_log(replaced(resnet_lines(), "cache_clear", value)))
     assert verdict.kind == "format"
