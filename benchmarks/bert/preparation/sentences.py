@@ -52,7 +52,7 @@ def _parameters(model: Path) -> Any:
         for line in lines("ortho_context.tab"):
             word, flags = line.split("\t")
             parameters.ortho_context[word] = int(flags)
-    except (OSError, ValueError) as error:
+    except (DataError, ValueError) as error:
         raise DataError(
             f"{model} holds no parameters of Punkt ({error}); it is NLTK's folder punkt_tab/english"
         ) from error
