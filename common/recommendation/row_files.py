@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.errors import CheckpointError
+from common.errors import CheckpointError, DataError
 from common.recommendation.placement import Hybrid, Shard
 from common.recommendation.row_store import RowStore
 from common.recommendation.tables import Tables
@@ -177,14 +177,14 @@ def _chunks(rows_RW: Tensor, rows: int | None = None) -> Iterator[tuple[int, int
 def _opened(path: Path) -> _File:
     """What a rank's head says, checked against its file."""
     try:
-        head = read_json_object(path, error=CheckpointError)
+        head = read_json_object(path)
         parts = tuple(_Part(**part) for part in head["parts"])
         counts = [head["width"], head["size"], *(n for part in parts for n in list(asdict(part).values())[1:])]
         if not _are_counts(counts) or not all(part.shards and isinstance(part.table, str) for part in parts):
             raise ValueError("a size that is no whole number")
         file = _File(path.with_suffix(".bin"), head["dtype"], head["state"], head["width"], head["size"], parts)
         size = file.path.stat().st_size
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (DataError, OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: unreadable ({error})") from error
     if size != file.size:
         raise CheckpointError(f"{file.path}: {size:,} bytes of {file.size:,}: the file is damaged")

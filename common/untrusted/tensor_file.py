@@ -145,7 +145,9 @@ def _content(path: Path, kind: str, digest: str | None = None) -> Any:
             zipped = _check(file)
         content = _read(path, zipped)
     except DataError as error:
-        raise CheckpointError(f"{error}" if path.exists() else f"{path} is missing") from None
+        reason = str(error).removeprefix(f"{path}: ")
+        text = f"{path}: not a file of {kind} that PyTorch can read: {reason}" if path.exists() else f"{path} is missing"
+        raise CheckpointError(text) from None
     except Excessive as error:
         raise CheckpointError(f"{path}: not a file of {kind} that PyTorch can read: {error}; fetch it again") from None
     except UNREADABLE as error:
