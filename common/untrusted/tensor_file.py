@@ -146,7 +146,9 @@ def _content(path: Path, kind: str, digest: str | None = None) -> Any:
         content = _read(path, zipped)
     except DataError as error:
         reason = str(error).removeprefix(f"{path}: ")
-        text = f"{path}: not a file of {kind} that PyTorch can read: {reason}" if path.exists() else f"{path} is missing"
+        text = (
+            f"{path}: not a file of {kind} that PyTorch can read: {reason}" if path.exists() else f"{path} is missing"
+        )
         raise CheckpointError(text) from None
     except Excessive as error:
         raise CheckpointError(f"{path}: not a file of {kind} that PyTorch can read: {error}; fetch it again") from None
