@@ -53,7 +53,7 @@ class Header:
 
 
 def parse_header(file: IO[bytes]) -> Header:
-    """Read what stands before the values, from where ``file`` stands; leaves it at the values.
+    """Read the header from the current position of ``file``, which is at the first value afterwards.
 
     Raises:
         ValueError: it is cut off, none of numpy's, of a format for names beyond Latin-1, or of a dtype with fields.
@@ -83,7 +83,7 @@ def parse_header(file: IO[bytes]) -> Header:
 
 
 def read_header(path: Path) -> Header:
-    """Read what stands before the values of a file.
+    """Read the header of a file.
 
     Raises:
         OSError, ValueError: the file is missing, no regular file, cut off, or not as :func:`parse_header` expects.
