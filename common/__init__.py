@@ -22,6 +22,6 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("data",),
     ("formats",),
     ("untrusted",),
-    ("errors",),
+    ("errors", "optional_packages"),
 )
-"""Rooms of ``common/``, and the two files that stand alone; the highest floor first."""
+"""Rooms of ``common/``, and the three files that stand alone; the highest floor first."""

@@ -105,7 +105,7 @@ def readers() -> list[object]:
     for workload in ALL:
         cases.append(pytest.param(workload, (), id=workload))
         if workload in WORKLOADS and "reader" in compose([f"benchmark={workload}", "scale=test"]).get("reader", {}):
-            absent = pytest.mark.skipif(dali.unavailable() is not None, reason="needs DALI")
+            absent = pytest.mark.skipif(dali.DALI.unavailable() is not None, reason="needs DALI")
             cases.append(pytest.param(workload, ("reader.reader=dali",), id=f"{workload}-dali", marks=absent))
     return cases
 

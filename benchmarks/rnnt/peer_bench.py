@@ -29,10 +29,12 @@ from common.data.order import sample_generator
 from common.errors import ConfigError
 from common.mlperf.fixed import fixed_facts
 from common.ops.bench.stopwatch import median_ms
+from common.optional_packages import OptionalPackage
 
 LOGITS = 2**31
 """Beyond so many the loss's indices overflow."""
 EMA = 0.995
+TORCHAUDIO = OptionalPackage("torchaudio", ("torchaudio.functional:rnnt_loss",))
 
 
 class Part(NamedTuple):
@@ -151,10 +153,10 @@ def torchaudio_loss(blank: int, dtype: torch.dtype) -> Loss:
     Raises:
         ConfigError: it is not installed.
     """
-    try:
-        functional: Any = importlib.import_module("torchaudio.functional")
-    except ImportError as error:
-        raise ConfigError(f"the peer's loss is torchaudio's, which cannot be imported: {error}") from error
+    reason = TORCHAUDIO.unavailable()
+    if reason is not None:
+        raise ConfigError(f"the peer's loss is torchaudio's, and {reason}")
+    functional: Any = importlib.import_module("torchaudio.functional")
 
     def loss(logits_BSNV: Tensor, tokens_BU: Tensor, frames_B: Tensor, lengths_B: Tensor) -> Tensor:
         losses_B: Tensor = functional.rnnt_loss(

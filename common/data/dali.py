@@ -18,16 +18,9 @@ from torch import Tensor
 from common.data.batches import Block, HostBatch
 from common.data.order import EpochStream, SampleShard, sample_generator
 from common.errors import ConfigError, DataError
+from common.optional_packages import OptionalPackage
 
-
-@functools.cache
-def unavailable() -> str | None:
-    """Why DALI cannot be used here; None when it can."""
-    try:
-        importlib.import_module("nvidia.dali")
-    except (ImportError, OSError) as error:  # OSError: a library of its own does not load
-        return f"nvidia.dali cannot be imported ({error})"
-    return None
+DALI = OptionalPackage("DALI", ("nvidia.dali:Pipeline", "nvidia.dali.fn", "nvidia.dali.types"))
 
 
 def choose_reader(requested: str) -> str:
@@ -38,7 +31,7 @@ def choose_reader(requested: str) -> str:
     """
     if requested == "torchvision":
         return "torchvision"
-    reason = unavailable()
+    reason = DALI.unavailable()
     if requested == "auto":
         return "dali" if reason is None else "torchvision"
     if reason is not None:

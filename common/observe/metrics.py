@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.errors import ConfigError, SuiteError
+from common.optional_packages import OptionalPackage
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 FLUSH_SECONDS = 1.0
 EVALUATIONS_FILE = "evaluations.jsonl"
+TENSORBOARD = OptionalPackage("tensorboard", ("torch.utils.tensorboard:SummaryWriter",))
 
 
 class MetricsWriter:
@@ -195,11 +197,11 @@ def _finite(value: float | int | None) -> float | int | None:
 
 
 def _summary_writer(folder: Path) -> SummaryWriter:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
+    reason = TENSORBOARD.unavailable()
+    if reason is not None:
         raise ConfigError(
-            "TensorBoard output is asked for but the tensorboard package is missing: "
-            "pip install 'mlperf-suite[tensorboard]', or turn it off"
-        ) from error
+            f"TensorBoard output is asked for, but {reason}: pip install 'mlperf-suite[tensorboard]', or turn it off"
+        )
+    from torch.utils.tensorboard import SummaryWriter
+
     return SummaryWriter(str(folder))

@@ -1,39 +1,34 @@
-"""Optional libraries: whether they are installed, and the one handle that cuDNN asks for."""
+"""The optional libraries that operations use, and the one handle that cuDNN asks for."""
 
 from __future__ import annotations
 
 import functools
-import importlib.metadata
-import importlib.util
-from pathlib import Path
 from typing import Any
 
 import torch
 
-CUDNN_FRONTEND = "nvidia-cudnn-frontend"
-FLASH_ATTENTION_4 = "flash-attn-4"
+from common.optional_packages import OptionalPackage
 
-
-def missing(package: str) -> str | None:
-    """Why ``package`` can't be used: it isn't installed. None if it is; nothing of it is imported."""
-    try:
-        importlib.metadata.distribution(package)
-    except importlib.metadata.PackageNotFoundError:
-        return f"{package} is not installed"
-    return None
-
-
-def no_transformer_engine() -> str | None:
-    """Why Transformer Engine can't be used from PyTorch; None if it can. Nothing of it is imported."""
-    spec = importlib.util.find_spec("transformer_engine")
-    if spec is None or not spec.submodule_search_locations:
-        return "transformer-engine is not installed"
-    folder = Path(spec.submodule_search_locations[0])
-    # in the registry's wheels, in a build from source, in an editable one
-    for place in (folder / "wheel_lib", folder, folder.parent):
-        if any(place.glob("transformer_engine_torch*.so")):
-            return None
-    return "transformer-engine is installed without its PyTorch extension, transformer-engine-torch"
+APEX_GROUP_NORM = OptionalPackage("apex with --group_norm", ("apex.contrib.group_norm:GroupNorm", "group_norm_cuda"))
+CUDNN_FRONTEND = OptionalPackage("nvidia-cudnn-frontend", ("cudnn:create_handle", "cudnn:pygraph"))
+FLASH_ATTENTION_3 = OptionalPackage("flash_attn_3", ("flash_attn_3._C", "flash_attn_config:CONFIG"))
+FLASH_ATTENTION_4 = OptionalPackage(
+    "flash-attn-4",
+    ("flash_attn.cute.interface:_flash_attn_fwd", "flash_attn.cute.interface:_flash_attn_bwd"),
+    version="4.0.0b36",  # its functions without autograd have no public name
+)
+TRANSFORMER_ENGINE = OptionalPackage(
+    "transformer-engine",
+    (
+        "transformer_engine.pytorch:Float8Quantizer",
+        "transformer_engine.pytorch:Float8TensorStorage",
+        "transformer_engine.pytorch.constants:TE_DType",
+        "transformer_engine.pytorch.constants:tex",
+        "transformer_engine.pytorch.cpp_extensions:general_gemm",
+        "transformer_engine.pytorch.cpp_extensions.fused_attn:fused_attn_fwd",
+    ),
+)
+TRITON = OptionalPackage("triton", ("triton:jit", "triton.language"))
 
 
 @functools.cache

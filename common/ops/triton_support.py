@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 
 import torch
 from torch import Tensor
 
 from common.ops.implementation import OperationRequest
+from common.ops.libraries import TRITON
 
 
 def no_triton(device: torch.device) -> str | None:
-    """Why no Triton kernel can run on ``device``; None if one can. TRITON_INTERPRET=1 runs them on a CPU."""
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed"
+    """Return why no Triton kernel can run on ``device``, or None. TRITON_INTERPRET=1 runs kernels on a CPU."""
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return f"a Triton kernel needs a GPU, not {device.type}"
-    return None
+    return TRITON.unavailable()
 
 
 def triton_unsupported(request: OperationRequest) -> str | None:

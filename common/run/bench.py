@@ -35,6 +35,7 @@ from common.evaluation.scorer_process import ScorerProcess
 from common.evaluation.ways import way_to_evaluate
 from common.mlperf.admission import evaluation_schedule
 from common.observe.nvml import GpuMeter, device_uuid
+from common.optional_packages import broken_packages
 from common.run.bench_figures import RunTiming, Timing, figures, write_figures
 from common.run.kernels import breakdown, meet, recorded
 from common.run.reader_bench import time_reader
@@ -169,6 +170,7 @@ def _header(run: RunConfig, device: torch.device, workload: Workload) -> str:
         "micro-batch": f"{run.micro_batch} x {run.grad_accumulation_steps} accumulated, {run.precision}",
         **({"planned memory": plan} if (plan := workload.memory_plan()) else {}),
         **{f"implementation: {name}": choice for name, choice in workload.implementations().items()},
+        **({"broken packages": "\n".join(broken)} if (broken := broken_packages()) else {}),
     }
     return _table(rows)
 

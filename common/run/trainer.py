@@ -37,6 +37,7 @@ from common.observe.nvml import GpuMeter, device_uuid, set_power_mode
 from common.observe.outcome import Outcome
 from common.observe.profile import ProfileWindow
 from common.observe.progress_bar import Progress as ProgressBar
+from common.optional_packages import broken_packages
 from common.run import checkpoint
 from common.run.checkpoint import Progress
 from common.run.determinism import set_determinism
@@ -240,6 +241,8 @@ class Trainer:
         self._side = side_stream(self.device)
         self._rest()
         tensors = run.declaration.initialised_tensors
+        for reason in broken_packages():
+            self.bar.line(reason)
         events.settings(self.seed, self.logged, self.workload.implementations(), tensors)
         events.initialised()
         with self.heartbeat.extended(60 * self.rules.init_minutes, "waiting for all ranks to be ready"):

@@ -17,7 +17,7 @@ from common.nn.frozen_decoder.offload import QkvOffload
 from common.nn.frozen_decoder.operations import choose
 from common.nn.lora import LoraSettings, TokenPlaces
 from common.nn.scratch import Scratch
-from common.ops.libraries import no_transformer_engine
+from common.ops.libraries import TRANSFORMER_ENGINE
 from common.step.capture import capturing
 from tests.common.nn.fp8_operands import noted, take
 from tests.generators import generator_of
@@ -40,14 +40,13 @@ BOUNDS = {"torch": (0.002, 0.06), "fp8": (0.02, 0.35), "te": (0.02, 0.35)}
 SLACK, ROUNDED = 0.2, 0.05
 """Of operands in FP8 from their roundings, in root mean squares, and of a gradient, relative, where these are taken."""
 
+TE_MISSING = TRANSFORMER_ENGINE.unavailable() if torch.cuda.is_available() else "needs a CUDA device"
 LINEAR = pytest.mark.parametrize(
     "linear",
     [
         "torch",
         "fp8",
-        pytest.param(
-            "te", marks=pytest.mark.skipif(bool(no_transformer_engine()), reason=str(no_transformer_engine()))
-        ),
+        pytest.param("te", marks=pytest.mark.skipif(TE_MISSING is not None, reason=str(TE_MISSING))),
     ],
 )
 

@@ -201,7 +201,7 @@ def test_detections_in_a_graph_are_those_of_the_cpu() -> None:
         )
 
 
-@pytest.mark.skipif(dali.unavailable() is not None, reason="needs DALI")
+@pytest.mark.skipif(dali.DALI.unavailable() is not None, reason="needs DALI")
 def test_dali_on_the_gpu_reads_what_the_other_reader_reads(tmp_path: Path) -> None:
     from benchmarks.ssd300.data import open_eval, open_train, warm_up
     from benchmarks.ssd300.data_settings import DataSettings

@@ -13,7 +13,7 @@ from common.ops import attention
 from common.ops.dropout.plain import DropoutMask
 from common.ops.fp8_cast.plain import E4M3, E5M2
 from common.ops.implementation import OperationRequest
-from common.ops.libraries import no_transformer_engine
+from common.ops.libraries import TRANSFORMER_ENGINE
 from common.ops.linear.fp8 import GRADIENT, INPUT, WEIGHT
 from common.ops.linear.te import TeProduct
 from tests.common.ops import fp8_oracle as oracle
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.gpu
 
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0):
     pytest.skip("needs a Hopper GPU or newer", allow_module_level=True)
-MISSING = no_transformer_engine()
+MISSING = TRANSFORMER_ENGINE.unavailable()
 if MISSING:
     pytest.skip(MISSING, allow_module_level=True)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
+import random
 import re
 import secrets
 import shutil
@@ -46,6 +47,11 @@ NO_ANSWER = re.compile("timed out|Unable to contact|Connection|Zero Bytes")
 
 KILL_WAIT_SECONDS = 20  # from a job's SIGTERM to its SIGKILL
 CREDENTIAL_SECONDS = 10  # for a job to reach its nodes; a requeued job is held back one more
+PORTS = range(10000, 32000)  # of the daemons
+draw = random.SystemRandom().sample
+STARTS = 5  # attempts, each with other ports
+PORT_TAKEN = re.compile("address already in use", re.IGNORECASE)
+
 CHECK_SECONDS = 30  # between two looks of slurmctld at time limits; compiled in
 
 # An ordinary user's PATH leaves out the folders of the daemons.
@@ -263,7 +269,6 @@ class Cluster:
         key.chmod(0o600)
         for name in ("state", *NODES):
             (self.folder / name).mkdir()
-        (self.folder / "slurm.conf").write_text(_configuration(self.folder, munge_socket))
         (self.folder / "cgroup.conf").write_text(f"CgroupPlugin={self._cgroup_plugin()}\n")
         # Without --force munged refuses a folder that other users cannot enter: here there are no other users.
         self._launch(
@@ -272,10 +277,38 @@ class Cluster:
         )  # fmt: skip
         deadline = time.monotonic() + START_SECONDS
         self._await_daemons(munge_socket.is_socket, "munged has no socket", deadline)
+        for _ in range(STARTS - 1):
+            try:
+                return self._start_slurm(munge_socket, deadline)
+            except AssertionError:
+                if not PORT_TAKEN.search(self.logs()):
+                    raise
+                self._stop_slurm()
+        return self._start_slurm(munge_socket, deadline)
+
+    def _start_slurm(self, munge_socket: Path, deadline: float) -> None:
+        """Start Slurm's daemons with other ports than before.
+
+        Raises:
+            AssertionError: a daemon has ended, as it does where its port is taken, or is not ready in time.
+        """
+        (self.folder / "slurm.conf").write_text(_configuration(self.folder, munge_socket))
         self._launch("slurmctld", "slurmctld", "-D")
         for node in NODES:
             self._launch(f"slurmd on {node}", "slurmd", "-D", "-N", node)
         self._await_daemons(self._is_idle, "the nodes are not idle", deadline)
+
+    def _stop_slurm(self) -> None:
+        """Kill Slurm's daemons, and remove what they wrote."""
+        for name in [name for name in self._daemons if name.startswith("slurm")]:
+            daemon = self._daemons.pop(name)
+            daemon.kill()
+            daemon.wait()
+        for path in self.folder.glob("slurm*.*"):
+            path.unlink()
+        for name in ("state", *NODES):
+            shutil.rmtree(self.folder / name)
+            (self.folder / name).mkdir()
 
     def _cgroup_plugin(self) -> str:
         """The control groups that slurmd is not to set up: those of version 2 would need systemd.
@@ -362,19 +395,15 @@ def _environments() -> Iterator[tuple[psutil.Process, dict[str, str]]]:
                 yield process, variables
 
 
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as sockets:
-        bound = [sockets.enter_context(socket.socket()) for _ in range(count)]
-        for one in bound:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in bound]
-
-
 def _configuration(folder: Path, munge_socket: Path) -> str:
-    """slurm.conf. No task plugin and no control groups: the processes of a job are ordinary processes."""
+    """slurm.conf. No task plugin and no control groups: the processes of a job are ordinary processes.
+
+    Slurm's daemons cannot listen on port 0. The ports are drawn below those that systems give to connections; another
+    process may have one of them, which the daemon reports; then others are drawn.
+    """
     host, user = socket.gethostname().partition(".")[0], getpass.getuser()
     memory = psutil.virtual_memory().total // 2**20
-    controller_port, *node_ports = _free_ports(1 + len(NODES))
+    controller_port, *node_ports = draw(PORTS, 1 + len(NODES))
     lines = [
         "ClusterName=tests",
         f"SlurmctldHost={host}(127.0.0.1)",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import re
 import signal
+import socket
 from pathlib import Path
 
 import psutil
@@ -49,6 +51,20 @@ def test_programs_that_are_not_installed_are_named(tmp_path, monkeypatch):
         program.touch(mode=0o755)
     monkeypatch.setattr(cluster, "PATH", str(tmp_path))
     assert cluster.missing_programs() == ["slurmd", "srun"]
+
+
+@pytest.mark.parametrize("taken", [0, 1, 2], ids=["the controller's", "the first node's", "the last node's"])
+def test_daemons_whose_port_is_taken_start_again_with_others(taken, slurm, monkeypatch):
+    draws = [[10_001, 10_002, 10_003]]
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        draws[0][taken] = other.getsockname()[1]
+        chosen = random.SystemRandom()
+        monkeypatch.setattr(cluster, "draw", lambda *args: draws.pop() if draws else chosen.sample(*args))
+        started = Cluster()
+        started.stop()
+    assert not draws
 
 
 def test_four_tasks_run_on_two_nodes(slurm, tmp_path):

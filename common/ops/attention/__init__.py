@@ -19,7 +19,7 @@ from torch import Tensor
 from common.ops.attention import te
 from common.ops.attention.plain import HEAD_DIMS, attention_torch
 from common.ops.implementation import Implementation, OperationRequest, always
-from common.ops.libraries import no_transformer_engine
+from common.ops.libraries import TRANSFORMER_ENGINE
 from common.ops.triton_support import triton_unsupported
 
 
@@ -44,7 +44,7 @@ def _te_unsupported(request: OperationRequest) -> str | None:
         return f"the head dimension is a multiple of 8 up to 128, not {request.sizes['head_dim']}"
     if torch.cuda.get_device_capability(request.device) < (9, 0):
         return "Transformer Engine's attention within packs needs compute capability 9.0"
-    return no_transformer_engine()
+    return TRANSFORMER_ENGINE.unavailable()
 
 
 IMPLEMENTATIONS = {

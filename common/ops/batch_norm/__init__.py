@@ -18,7 +18,6 @@ weight, bias and statistics are fp32.
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import torch
@@ -31,18 +30,17 @@ from common.ops.batch_norm.plain import (
     batch_norm_torch,
 )
 from common.ops.implementation import Implementation, OperationRequest, always
+from common.ops.triton_support import no_triton
 
 
 def _triton_unsupported(request: OperationRequest) -> str | None:
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed"
     if request.device.type != "cuda":
         return f"Triton kernels need a CUDA device, not {request.device.type}"
     if request.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         return f"activations are fp16, bf16 or fp32, not {request.dtype}"
     if request.sizes["channels"] % 8:
         return f"{request.sizes['channels']} channels are not a multiple of 8"
-    return None
+    return no_triton(request.device)
 
 
 def _batch_norm_triton(*args: Any, **kwargs: Any) -> Tensor:

@@ -1,8 +1,8 @@
 """FlashAttention 4, kernels in CuTe's Python language for Hopper and Blackwell (``flash-attn-4``).
 
 It takes grouped queries as they are, and aligns its mask to the last key. Its functions without autograd have no public
-name, so that one version alone is used, as ``pyproject.toml`` asks for it. The first use of a dtype, head size and mask
-compiles and waits: it must come before a capture.
+name, so that only one version is used: ``pyproject.toml`` and :mod:`common.ops.libraries` name it. The first use of a
+dtype, head size and mask compiles and waits: it must come before a capture.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from torch import Tensor
 
 from common.ops.causal_attention.parts import Library
 from common.ops.causal_attention.plain import Saved
-
-VERSION = "4.0.0b36"
 
 
 def forward(q_BQHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor, None]:

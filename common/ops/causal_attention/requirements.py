@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-
 import torch
 
-from common.ops.causal_attention import flash_attention_4
 from common.ops.implementation import OperationRequest
-from common.ops.libraries import CUDNN_FRONTEND, FLASH_ATTENTION_4, missing, no_transformer_engine
+from common.ops.libraries import CUDNN_FRONTEND, FLASH_ATTENTION_4, TRANSFORMER_ENGINE
 
 
 def library_unsupported(request: OperationRequest, name: str, capability: tuple[int, int]) -> str | None:
@@ -43,22 +40,20 @@ def flash_unsupported(request: OperationRequest) -> str | None:
 
 def frontend_unsupported(request: OperationRequest) -> str | None:
     """cuDNN through its own frontend."""
-    return library_unsupported(request, "cuDNN's attention", (8, 0)) or missing(CUDNN_FRONTEND)
+    return library_unsupported(request, "cuDNN's attention", (8, 0)) or CUDNN_FRONTEND.unavailable()
 
 
 def te_unsupported(request: OperationRequest) -> str | None:
     """Transformer Engine."""
-    return library_unsupported(request, "Transformer Engine's attention", (8, 0)) or no_transformer_engine()
+    reason = library_unsupported(request, "Transformer Engine's attention", (8, 0))
+    return reason or TRANSFORMER_ENGINE.unavailable()
 
 
 def flash_4_unsupported(request: OperationRequest) -> str | None:
     """FlashAttention 4."""
-    reason = library_unsupported(request, "FlashAttention 4", (9, 0)) or missing(FLASH_ATTENTION_4)
+    reason = library_unsupported(request, "FlashAttention 4", (9, 0))
     if reason is not None:
         return reason
     if torch.cuda.get_device_capability(request.device) >= (12, 0):
         return "FlashAttention 4 is used here on Hopper and on data centers' Blackwell alone"
-    installed, known = importlib.metadata.version(FLASH_ATTENTION_4), flash_attention_4.VERSION
-    return (
-        None if installed == known else f"{FLASH_ATTENTION_4} {installed} is installed, {known} is what is known here"
-    )
+    return FLASH_ATTENTION_4.unavailable()

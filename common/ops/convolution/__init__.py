@@ -13,7 +13,7 @@ from torch import Tensor
 
 from common.ops.convolution.plain import convolution_torch
 from common.ops.implementation import Implementation, OperationRequest, always
-from common.ops.libraries import CUDNN_FRONTEND, missing
+from common.ops.libraries import CUDNN_FRONTEND
 
 
 def _cudnn_unsupported(request: OperationRequest) -> str | None:
@@ -27,7 +27,7 @@ def _cudnn_unsupported(request: OperationRequest) -> str | None:
         return f"{request.sizes['channels']} channels are not a multiple of 8"
     if not torch.backends.cudnn.is_available():
         return "PyTorch has no cuDNN"
-    return missing(CUDNN_FRONTEND)
+    return CUDNN_FRONTEND.unavailable()
 
 
 def _convolution_cudnn(x_NCHW: Tensor, weight: Tensor, stride: int, padding: int) -> tuple[Tensor, Tensor | None]:

@@ -16,29 +16,30 @@ from common.ops.causal_attention.parts import Library
 from common.ops.causal_attention.plain import Saved
 from common.ops.causal_attention.requirements import library_unsupported
 from common.ops.implementation import OperationRequest
-from common.ops.libraries import missing
+from common.ops.libraries import FLASH_ATTENTION_3
 
-PACKAGE = "flash_attn_3"
 _SIZES = (64, 96, 128)
 """Head sizes that have kernels of their own; others are padded to the next."""
 
 
 def unsupported(request: OperationRequest) -> str | None:
     """Why it cannot serve a request, which says ``head_size``; None where it can."""
-    reason = library_unsupported(request, "FlashAttention 3", (9, 0)) or missing(PACKAGE)
+    reason = library_unsupported(request, "FlashAttention 3", (9, 0))
     if reason is not None:
         return reason
     if torch.cuda.get_device_capability(request.device)[0] != 9:
         return "FlashAttention 3 is used here on Hopper alone"
-    try:
-        flags = importlib.import_module("flash_attn_config").CONFIG["build_flags"]
-    except (ImportError, AttributeError, KeyError):
-        return f"{PACKAGE} does not say how it was built"
+    reason = FLASH_ATTENTION_3.unavailable()
+    if reason is not None:
+        return reason
+    flags = importlib.import_module("flash_attn_config").CONFIG.get("build_flags")
+    if flags is None:
+        return f"{FLASH_ATTENTION_3.name} does not say how it was built"
     size = next(size for size in _SIZES if request.sizes["head_size"] <= size)
     kind = {torch.float16: "FP16"}.get(request.dtype)
     for flag in ("BACKWARD", f"HDIM{size}", *([kind] if kind else [])):
         if flags.get(f"FLASHATTENTION_DISABLE_{flag}", False):
-            return f"{PACKAGE} was built without {flag}"
+            return f"{FLASH_ATTENTION_3.name} was built without {flag}"
     return None
 
 

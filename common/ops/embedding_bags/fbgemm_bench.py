@@ -22,12 +22,21 @@ from common.ops import embedding_bags
 from common.ops.bench.stopwatch import copy_bandwidth, median_ms
 from common.ops.embedding_bags.bags import AdagradRows, Bags
 from common.ops.embedding_bags.bench_cases import EPSILON, RATE, SAMPLES, TABLES, WIDTH, bags_of, keys
+from common.optional_packages import OptionalPackage
 
 CUDA = torch.device("cuda")
 SMALL = ((1_000, 3), (40, 20), (7, 1))
 """Rows and hotness of the tables that are compared."""
 SMALL_SAMPLES = 512
 REPEATS = 20
+FBGEMM = OptionalPackage(
+    "fbgemm-gpu",
+    (
+        "fbgemm_gpu.split_table_batched_embeddings_ops_training",
+        "fbgemm_gpu.split_table_batched_embeddings_ops_common",
+        "fbgemm_gpu.split_embedding_configs",
+    ),
+)
 
 
 class Fbgemm:
@@ -42,12 +51,10 @@ class Fbgemm:
     """
 
     def __init__(self, tables: Sequence[tuple[int, int]], dtype: torch.dtype) -> None:
-        base = "fbgemm_gpu.split_table_batched_embeddings_ops"
-        try:
-            training, shared = importlib.import_module(f"{base}_training"), importlib.import_module(f"{base}_common")
-            configs = importlib.import_module("fbgemm_gpu.split_embedding_configs")
-        except ImportError as error:
-            raise ConfigError(f"fbgemm-gpu is not installed beside this PyTorch: {error}") from None
+        reason = FBGEMM.unavailable()
+        if reason is not None:
+            raise ConfigError(f"the peer cannot be measured: {reason}")
+        training, shared, configs = (importlib.import_module(name) for name in FBGEMM.imports)
         where = shared.EmbeddingLocation.DEVICE, shared.ComputeDevice.CUDA
         self.tables = tables
         self.module = training.SplitTableBatchedEmbeddingBagsCodegen(

@@ -8,7 +8,6 @@ apex's documentation of its ``GroupNorm``.
 from __future__ import annotations
 
 import functools
-import importlib.util
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from common.errors import UnsupportedImplementation
 from common.ops.group_norm.plain import GroupNormResult, check
 from common.ops.implementation import OperationRequest
+from common.ops.libraries import APEX_GROUP_NORM
 
 CHANNELS = frozenset(
     {
@@ -42,10 +42,7 @@ def unsupported(request: OperationRequest) -> str | None:
         return f"apex's group norm takes fp16, bf16 or fp32, not {request.dtype}"
     if request.device.type != "cuda":
         return f"apex's group norm needs a GPU, not {request.device.type}"
-    for package in ("apex", "group_norm_cuda"):
-        if importlib.util.find_spec(package) is None:
-            return f"{package} is not installed: apex is built with its group norm by --group_norm"
-    return None
+    return APEX_GROUP_NORM.unavailable()
 
 
 def _unsupported_sizes(channels: int, groups: int, inputs: int, added: bool) -> str | None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from common.ops.fp8_cast.plain import E4M3, E5M2
 from common.ops.implementation import OperationRequest
-from common.ops.libraries import no_transformer_engine
+from common.ops.libraries import TRANSFORMER_ENGINE
 from common.ops.linear import fp8
 from common.ops.linear.fp8 import GRADIENT, INPUT, WEIGHT
 
@@ -31,7 +31,7 @@ def unsupported(request: OperationRequest) -> str | None:
     """Why it cannot serve ``request``; None if it may."""
     if request.device.type != "cuda":
         return f"Transformer Engine needs a CUDA device, not {request.device.type}"
-    return fp8.unsupported(request) or no_transformer_engine()
+    return fp8.unsupported(request) or TRANSFORMER_ENGINE.unavailable()
 
 
 class TeProduct(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import mlperf_logging.compliance_checker
 import pytest
@@ -196,11 +197,11 @@ def test_the_recipes_for_real_data_pass_the_closed_division(scale, override):
 
 
 def test_what_is_installed_is_looked_for_on_the_ranks_and_not_where_a_configuration_is_loaded(monkeypatch):
-    monkeypatch.setattr(dali, "unavailable", lambda: "it is not installed")
+    monkeypatch.setattr(dali, "DALI", SimpleNamespace(unavailable=lambda: "it is not installed"))
     run = composed("scale=8xH200", "reader.reader=dali")
     with pytest.raises(ConfigError, match=r"^reader.reader=dali: it is not installed"):
         run.declaration.order_of_data()
-    monkeypatch.setattr(dali, "unavailable", lambda: None)
+    monkeypatch.setattr(dali, "DALI", SimpleNamespace(unavailable=lambda: None))
     assert run.declaration.order_of_data() == "dali, 8 shards"
 
 

@@ -108,5 +108,5 @@ def test_it_is_measured_with_lengths_of_ours():
 
 @pytest.mark.skipif(importlib.util.find_spec("torchaudio") is not None, reason="torchaudio is installed")
 def test_without_torchaudio_it_says_so():
-    with pytest.raises(ConfigError, match="torchaudio's, which cannot be imported"):
+    with pytest.raises(ConfigError, match="torchaudio's, and torchaudio is not installed"):
         torchaudio_loss(6, torch.float32)

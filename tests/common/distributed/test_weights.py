@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 import torch
 import torch.multiprocessing as mp
 import weight_ranks
+from torch.distributed import TCPStore
 
 from common.distributed.weights import ALIGNMENT, Template, senders_for
 
@@ -43,11 +42,9 @@ def test_the_most_senders_that_fill_rows(evaluation_ranks, training_ranks_of_fir
     [(2, 1, 1), (1, 2, 1), (2, 2, 2), pytest.param(2, 4, 2, marks=pytest.mark.slow)],
 )
 def test_every_evaluation_rank_receives_what_was_published(training_ranks, evaluation_ranks, senders, tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # port 0: the system chooses a free one
     world_size = training_ranks + evaluation_ranks
-    arguments = (world_size, port, evaluation_ranks, senders, str(tmp_path))
+    arguments = (world_size, store.port, evaluation_ranks, senders, str(tmp_path))
     mp.start_processes(weight_ranks.run, arguments, nprocs=world_size, start_method="forkserver")
     for rank in range(evaluation_ranks):
         seen, stopped_at = torch.load(tmp_path / f"rank{rank}.pt")

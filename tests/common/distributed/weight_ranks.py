@@ -45,6 +45,7 @@ def run(rank: int, world_size: int, port: int, evaluation_ranks: int, senders: i
         "LOCAL_RANK": str(rank),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the test holds the store
         "GLOO_SOCKET_IFNAME": "lo",
     }
     rank_info = find_rank_info(os.environ)

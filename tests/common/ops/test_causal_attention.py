@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from common import optional_packages
 from common.errors import UnsupportedImplementation
 from common.ops.causal_attention import IMPLEMENTATIONS, cudnn, flash, merge, plain
 from common.ops.causal_attention.parts import Library, through
@@ -228,7 +231,7 @@ def test_a_missing_package_is_named(name: str, package: str, monkeypatch) -> Non
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: False)
-    monkeypatch.setattr("sys.path", [])
+    monkeypatch.setattr(optional_packages, "_import_all", "{0.name} is not installed".format)
     request = OperationRequest(torch.device("cuda"), torch.bfloat16, {"head_size": 128})
     with pytest.raises(UnsupportedImplementation, match=f"{package} is not installed"):
         select(IMPLEMENTATIONS, name, request)
@@ -244,12 +247,17 @@ def test_flash_attention_4_needs_hopper(monkeypatch) -> None:
 
 @pytest.mark.parametrize(
     ("capability", "version", "reason"),
-    [((9, 0), "4.0.0b37", r"4\.0\.0b37 is installed, 4\.0\.0b36 is what is known"), ((12, 0), "4.0.0b36", "Hopper")],
+    [
+        ((9, 0), "4.0.0b37", r"4\.0\.0b37 is installed, .* works with 4\.0\.0b36"),
+        ((12, 0), "4.0.0b36", "Hopper"),
+    ],
 )
 def test_flash_attention_4_is_taken_where_it_is_known(capability, version, reason, monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr("common.ops.causal_attention.requirements.missing", lambda package: None)
     monkeypatch.setattr("importlib.metadata.version", lambda package: version)
+    monkeypatch.setattr(optional_packages, "_import_all", optional_packages._import_all.__wrapped__)
+    for name in ("flash_attn", "flash_attn.cute", "flash_attn.cute.interface"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(_flash_attn_fwd=None, _flash_attn_bwd=None))
     request = OperationRequest(torch.device("cuda"), torch.bfloat16, {"head_size": 128})
     with pytest.raises(UnsupportedImplementation, match=reason):
         select(IMPLEMENTATIONS, "flash_attention_4", request)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from common import optional_packages
 from common.errors import UnsupportedImplementation
 from common.ops.causal_attention import cudnn_frontend
 from common.ops.causal_attention.parts import Library
@@ -182,8 +183,7 @@ def test_cudnn_comes_first_and_flash_where_there_is_none(monkeypatch: pytest.Mon
     assert select(IMPLEMENTATIONS, AUTO, on_hopper(torch.float32)).name == "torch"
     assert select(IMPLEMENTATIONS, AUTO, on_hopper(head_size=60)).name == "torch"
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: False)
-    for package in ("common.ops.causal_attention.requirements", "common.ops.dense_attention.flash_attention_3"):
-        monkeypatch.setattr(f"{package}.missing", lambda package: f"{package} is not installed")
+    monkeypatch.setattr(optional_packages, "_import_all", "{0.name} is not installed".format)
     assert select(IMPLEMENTATIONS, AUTO, on_hopper()).name == "flash"
 
 
@@ -315,15 +315,14 @@ def test_cudnns_graph_is_built_for_the_strides_of_the_gradients(monkeypatch: pyt
 )
 def test_flash_attention_3_is_taken_as_it_was_built(config, reason, monkeypatch) -> None:
     module = types.ModuleType("flash_attn_config")
-    if config is not None:
-        module.CONFIG = {"build_flags": config}
+    module.CONFIG = {} if config is None else {"build_flags": config}
     monkeypatch.setitem(sys.modules, "flash_attn_config", module)
-    monkeypatch.setattr(flash_attention_3, "missing", lambda package: None)
+    monkeypatch.setattr(optional_packages, "_import_all", lambda package: None)
     found = flash_attention_3.unsupported(on_hopper(torch.float16))
     assert found is None if reason is None else reason in found
 
 
 def test_flash_attention_3_needs_hopper(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
-    monkeypatch.setattr(flash_attention_3, "missing", lambda package: None)
+    monkeypatch.setattr(optional_packages, "_import_all", lambda package: None)
     assert flash_attention_3.unsupported(on_hopper()) == "FlashAttention 3 is used here on Hopper alone"

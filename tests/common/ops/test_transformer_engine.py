@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from common import optional_packages
 from common.errors import UnsupportedImplementation
 from common.ops import attention, linear
 from common.ops.attention import te as te_attention
@@ -28,7 +29,8 @@ def refusal(operation, device: str = "cuda", dtype: torch.dtype = torch.bfloat16
 def hopper(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A GPU that has all it takes, and no packages."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr("sys.path", [])
+    reason = "{0.name} is not installed"
+    monkeypatch.setattr(optional_packages, "_import_all", reason.format)
     return monkeypatch
 
 
@@ -54,8 +56,7 @@ def test_sizes_and_gpus_that_it_does_not_take(hopper) -> None:
 
 def test_auto_keeps_the_precision_and_our_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(linear.te, "no_transformer_engine", lambda: None)
-    monkeypatch.setattr(attention, "no_transformer_engine", lambda: None)
+    monkeypatch.setattr(optional_packages, "_import_all", lambda package: None)
     request = OperationRequest(torch.device("cuda"), torch.bfloat16, SIZES)
     assert select(linear.IMPLEMENTATIONS, "auto", request).name == "torch"
     assert select(attention.IMPLEMENTATIONS, "auto", request).name == "triton"
