@@ -39,6 +39,7 @@ from common.mlperf.run_refusals import (
 VerdictKind = Literal["refused", "format", "valid run", "submittable"]
 
 NOT_A_RESULT = "not an MLPerf result of any division"
+SYNTHETIC_LIMIT = f"the data are a stand-in: {NOT_A_RESULT}"
 UNVERIFIED = "unverified: not verified by MLCommons Association"
 
 _RUN_KEYS = frozenset({"seed", "train_samples", "init_stop", "run_start", "run_stop"})
@@ -270,7 +271,7 @@ def _conclude(log: ParsedLog, rules: Rules, findings: Sequence[Finding]) -> Verd
 
     limits: list[str] = []
     if log.stand_in:
-        limits.append(f"the data are a stand-in: {NOT_A_RESULT}")
+        limits.append(SYNTHETIC_LIMIT)
         notes += [f"on real data this would be refused: {finding.sentence()}" for finding in tolerated]
     if not success and not refusals:
         limits.append(f"the run did not reach the target (status {log.status})")
@@ -386,7 +387,7 @@ def _set_refusals(logs: Sequence[ParsedLog], verdicts: Sequence[Verdict], rules:
     named = distinct_names([log.path for log in logs])
     for log, verdict in zip(logs, verdicts, strict=True):
         if log.stand_in:
-            found.append(Refusal("data-synthetic", f"{named[log.path]}: the data are a stand-in: {NOT_A_RESULT}"))
+            found.append(Refusal("data-synthetic", f"{named[log.path]}: {SYNTHETIC_LIMIT}"))
         elif verdict.kind == "format" and (verdict.converged or len(verdict.limits) > 1):
             text = f"{named[log.path]} is not a valid run: {verdict.limits[-1]}"
             found.append(Refusal("cache-not-cleared", text))

@@ -24,14 +24,14 @@ NAMED_FROM = 0.11
 
 
 def budget_card(lines: Sequence[Line]) -> Html:
-    """Where the time of each run went; all bars have one scale."""
+    """Return the card with one bar per run, all in one scale. Several bars have their run's time beside them."""
     budgets = [line.run.budget for line in lines]
     longest = max((budget.init or 0) + budget.run for budget in budgets) or 1
     many = len(lines) > 1
     bars = []
     for line, budget in zip(lines, budgets, strict=True):
         if many:
-            bars.append(tag("div", _whose(line), class_="whose"))
+            bars.append(tag("div", _whose(line), tag("b", duration(budget.run)), class_="whose"))
         bars.append(_bar(budget, longest, many))
     return tag(
         "section",
@@ -106,8 +106,12 @@ def _legend(budget: Budget) -> Html:
 
 
 def _names(budgets: Sequence[Budget]) -> Html:
-    names = dict.fromkeys(name for budget in budgets for name in budget.parts)
-    items = [tag("li", _swatch(name), name) for name in names]
+    """Name of each part, and its share of the time of all runs that know it."""
+    items = []
+    for name in dict.fromkeys(name for budget in budgets for name in budget.parts):
+        known = [budget for budget in budgets if name in budget.parts]
+        share = _share(sum(budget.parts[name] for budget in known), sum(budget.run for budget in known))
+        items.append(tag("li", _swatch(name), f"{name} ", tag("span", share)))
     items.append(tag("li", tag("i"), "init, before the clock", class_="init"))
     return tag("ul", *items, class_="legend")
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from common.mlperf.rules import round_name
-from common.mlperf.verdict import UNVERIFIED
+from common.mlperf.verdict import SYNTHETIC_LIMIT, UNVERIFIED
 from common.report.collect import Run, Subject
 from common.report.curves import step_times
 from common.report.markup import Html, join, table, tag
@@ -16,6 +17,7 @@ from common.report.throughput import mean_throughput
 from common.report.words import duration, figure_of, minutes_of, number, relation
 
 MOST_REASONS = 6
+MOST_COLUMNS = 8  # tiles in a row; more are spread over rows of equal length
 TONES = {"refused": "bad", "format": "plain", "valid run": "good", "submittable": "good", "no score": "plain"}
 
 
@@ -58,7 +60,8 @@ def _run_result(subject: Subject) -> Html:
         "success": "Time of this run from run_start to the target, as its log says. One run is never a score.",
         "aborted": "The run ended without reaching the target.",
     }.get(run.status, "The log has no run_stop: this is the time of its last event.")
-    return _result(minutes_of(run.minutes), said, run.verdict.kind, (*run.verdict.reasons, *run.verdict.notes))
+    reasons = [reason for reason in (*run.verdict.reasons, *run.verdict.notes) if reason != SYNTHETIC_LIMIT]
+    return _result(minutes_of(run.minutes), said, run.verdict.kind, reasons)  # the banner says what that limit says
 
 
 def _set_result(subject: Subject) -> Html:
@@ -93,9 +96,9 @@ def _result(minutes: str | None, said: str, verdict: str, reasons: Sequence[str]
 
 def _tiles(subject: Subject) -> Html:
     figures = {**_quality(subject), **_speed(subject.runs), **_size(subject)}
-    return tag(
-        "dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in figures.items()), class_="tiles"
-    )
+    rows = math.ceil(len(figures) / MOST_COLUMNS)
+    tiles = (tag("div", tag("dt", name), tag("dd", value)) for name, value in figures.items())
+    return tag("dl", *tiles, class_="tiles", style=f"--columns:{math.ceil(len(figures) / rows)}")
 
 
 def _quality(subject: Subject) -> dict[str, object]:

@@ -61,10 +61,11 @@ def _quality(axes: Any, lines: Sequence[Line], metric: str, over: Over, clock: C
     for name, target in _with_targets(lines[0].run):
         if name == metric:
             axes.axhline(target.value, color=COLOURS["target"], linewidth=1.3, linestyle=(0, (5, 3)))
+            # Beside the axes: within them it would cover points, which end at the target.
             axes.annotate(
-                f"target {relation(target)} {target.value:g}",
-                (0.995, target.value), xycoords=("axes fraction", "data"), xytext=(0, 3), textcoords="offset points",
-                ha="right", va="bottom", color=COLOURS["target"], fontsize=8.5,
+                f"target\n{relation(target)} {target.value:g}",
+                (1.0, target.value), xycoords=("axes fraction", "data"), xytext=(4, 0), textcoords="offset points",
+                ha="left", va="center", color=COLOURS["target"], fontsize=8.5,
             )  # fmt: skip
     for line in lines:
         points = line.run.quality(metric)

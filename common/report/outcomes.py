@@ -21,6 +21,8 @@ from common.report.published import Published, nearest, published_for
 from common.report.words import minutes_of, plural
 
 MOST_PUBLISHED = 10
+MOST_LEVEL_FIGURES = 10
+"""Most bars whose figures are written horizontally; with more bars they are rotated."""
 FAR_APART = 20.0
 """From the slowest to the fastest: the ratio from which on times are drawn on a logarithmic axis."""
 
@@ -41,7 +43,13 @@ def times(subject: Subject, number: int = 0) -> Picture:
         converged = run.verdict.minutes is not None
         colour = COLOURS["c0"] if converged else COLOURS["target"]
         faded = bool(chosen) and run.log.path not in kept
-        axes.bar(place, run.minutes, color=colour, alpha=0.35 if faded else 0.9, width=0.7)
+        bars = axes.bar(place, run.minutes, color=colour, alpha=0.35 if faded else 0.9, width=0.7)
+        crowd = len(subject.runs) > MOST_LEVEL_FIGURES
+        # In the middle of the bar: the line of the score passes near its top.
+        axes.bar_label(
+            bars, [minutes_of(run.minutes)], label_type="center", color=COLOURS["ink" if faded else "paper"],
+            fontsize=7 if crowd else 8.5, rotation=90 if crowd else 0,
+        )  # fmt: skip
         role = "" if not chosen else "dropped" if faded else "counts"
         if not converged:
             role = "refused" if run.verdict.kind == "refused" else "did not converge"
@@ -113,8 +121,6 @@ def convergence(lines: Sequence[Line]) -> Picture | str:
     """How far runs trained until they converged, beside the reference's runs, or a sentence why there is nothing."""
     first = lines[0].run
     batches = {str(line.run.log.global_batch) for line in lines}
-    if first.log.stand_in:
-        return "Stand-in data: the reference's convergence says nothing about them."
     if first.log.division != "closed":
         return "Open division: convergence is not compared with the reference."
     if len(batches) > 1:
@@ -184,8 +190,6 @@ def _dots(axes: Any, row: int, values: Sequence[float], colour: str) -> None:
 def beside_published(subjects: Sequence[Subject]) -> Picture | str:
     """The times beside published results of the same task, or a sentence why there is nothing to set them beside."""
     first = subjects[0]
-    if first.stand_in:
-        return "Stand-in data: their times say nothing about the benchmark, and no published result stands beside them."
     if first.log.division != "closed":
         return "Open division: the published results known here are of the closed division."
     own = [(subject, minutes) for subject in subjects if (minutes := _minutes(subject)) is not None]

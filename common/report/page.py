@@ -88,8 +88,9 @@ def _draw(subjects: Sequence[Subject], lines: Sequence[Line]) -> list[tuple[str,
     drawn.append(("Step times", steps(lines) or "There are no metrics of single steps (metrics_rank*.jsonl)."))
     sets = [subject for subject in subjects if len(subject.runs) > 1]
     drawn += [("", outcomes.times(subject, index if len(sets) > 1 else 0)) for index, subject in enumerate(sets, 1)]
-    drawn.append(("Convergence beside the reference (RCP)", outcomes.convergence(lines)))
-    drawn.append(("Beside published results", outcomes.beside_published(subjects)))
+    if not subjects[0].stand_in:  # else the banner says that nothing is compared
+        drawn.append(("Convergence beside the reference (RCP)", outcomes.convergence(lines)))
+        drawn.append(("Beside published results", outcomes.beside_published(subjects)))
     return drawn
 
 
@@ -163,7 +164,8 @@ def _top(subjects: Sequence[Subject], title: str) -> list[Html]:
     eyebrow = f"{first.rules.benchmark} under the rules of {usage} {', '.join(versions)}, {division}"
     banner = None
     if stand_in:
-        banner = tag("p", f"Stand-in data: {NOT_A_RESULT}.", class_="banner", role="note")
+        said = f"Synthetic data: {NOT_A_RESULT}, and not compared with the reference or with published results."
+        banner = tag("p", said, class_="banner", role="note")
     return [tag("p", eyebrow, class_="eyebrow"), tag("h1", title), *([banner] if banner else []), *headline(subjects)]
 
 

@@ -43,9 +43,9 @@ h2{margin:0 0 12px;font-size:1.05rem;letter-spacing:-.005em}
  border:1px solid var(--tone);background:color-mix(in srgb,var(--tone) 10%,transparent)}
 .good{--tone:var(--c2)}.plain{--tone:var(--c1)}.bad{--tone:var(--target)}
 .reasons{margin:8px 0 0;padding-left:1.1em;color:var(--muted);font-size:.9rem;max-width:60em;overflow-wrap:anywhere}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(140px,1fr));gap:1px;margin:0 0 20px;padding:0;
+.tiles{display:flex;flex-wrap:wrap;gap:1px;margin:0 0 20px;padding:0;
  border:1px solid var(--line);border-radius:12px;overflow:hidden;background:var(--card)}
-.tiles div{box-shadow:0 0 0 1px var(--line);padding:12px 16px}
+.tiles div{flex:1 1 calc(100%/var(--columns) - 1px);box-shadow:0 0 0 1px var(--line);padding:12px 16px}
 .tiles dt{color:var(--muted);font-size:.82rem}
 .tiles dd{margin:2px 0 0;font-size:1.22rem;font-weight:600;font-variant-numeric:tabular-nums;overflow-wrap:anywhere}
 .tiles dd small{font-size:.68em;font-weight:500;color:var(--muted)}
@@ -71,7 +71,8 @@ tbody th{font-weight:600;overflow-wrap:break-word;min-width:7em}
 td{overflow-wrap:break-word}
 .path{display:inline-block;min-width:15em;overflow-wrap:anywhere}
 .budget{display:grid;grid-template-columns:auto minmax(0,1fr);gap:10px 14px;align-items:center}
-.budget .whose{font-size:.88rem;color:var(--muted);max-width:16em;overflow-wrap:anywhere}
+.budget .whose{font-size:.88rem;color:var(--muted);max-width:20em;overflow-wrap:anywhere}
+.budget .whose b{color:var(--ink);margin-left:.5em;white-space:nowrap;font-variant-numeric:tabular-nums}
 .bar{display:flex;height:38px;gap:2px}
 .many .bar{height:20px}
 .crowd{row-gap:3px}.crowd .bar{height:11px}.crowd .whose{font-size:.74rem;line-height:1.1}
@@ -96,9 +97,10 @@ td{overflow-wrap:break-word}
 .card:has(.by-progress:checked) .over-progress{display:block}
 .card:has(.by-progress:checked) .over-time{display:none}
 footer{padding-bottom:36px;color:var(--muted);font-size:.84rem}
-@media (max-width:820px){.pictures{columns:1}
+@media (max-width:820px){.pictures{columns:1}.tiles div{flex-basis:calc(100%/3 - 1px)}
  main,header,footer{padding-left:14px;padding-right:14px}
  .card{padding:14px}.budget{grid-template-columns:minmax(0,1fr);gap:4px}.budget .bar{margin-bottom:8px}}
+@media (max-width:560px){.tiles div{flex-basis:calc(50% - 1px)}}
 @media print{.card{break-inside:avoid}}
 """
 

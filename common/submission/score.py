@@ -21,7 +21,7 @@ from common.mlperf.rcp import Reference, Window, convergence_of, olympic_mean, p
 from common.mlperf.refusals import Refusal
 from common.mlperf.rules import Rules, rules_for
 from common.mlperf.verdict import (
-    NOT_A_RESULT,
+    SYNTHETIC_LIMIT,
     Verdict,
     candidate_rulesets,
     contradictions,
@@ -238,7 +238,7 @@ def _obstacles(name: str, runs: tuple[ScoredRun, ...], rules: Rules | None) -> l
             own = (refusal.without(str(path)) for refusal in run.verdict.refusals)
             found += [refusal.about(f"{path} is refused: ") for refusal in own]
         if run.log is not None and run.log.stand_in:
-            found.append(Refusal("data-synthetic", f"{path}: the data are a stand-in: {NOT_A_RESULT}"))
+            found.append(Refusal("data-synthetic", f"{path}: {SYNTHETIC_LIMIT}"))
     logs = [run.log for run in runs if run.log is not None]
     found += copy_refusals(logs)
     if rules is not None:

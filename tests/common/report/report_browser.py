@@ -19,9 +19,13 @@ addEventListener("load", () => {
     return {left: box.left, top: box.top, width: box.width, height: box.height,
             marks: one.querySelectorAll("path, use, text").length};
   });
+  const tiles = [...document.querySelectorAll(".tiles div")].map(one => {
+    const box = one.getBoundingClientRect();
+    return {top: box.top, right: box.right};
+  });
   const report = document.createElement("pre");
   report.id = "measured";
-  report.textContent = JSON.stringify({pictures: found, scroll: document.documentElement.scrollWidth,
+  report.textContent = JSON.stringify({pictures: found, tiles: tiles, scroll: document.documentElement.scrollWidth,
                                        wide: document.documentElement.clientWidth});
   document.body.append(report);
 });

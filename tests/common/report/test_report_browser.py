@@ -20,7 +20,7 @@ HIDDEN = 1
 def page(tmp_path_factory) -> Path:
     """The page of a run of eight ranks, all of its pictures drawn."""
     folder = tmp_path_factory.mktemp("run") / "run"
-    write_log(folder / "mlperf.log", resnet_run())
+    write_log(folder / "mlperf.log", resnet_run(number_of_nodes=1, accelerators_per_node=0))  # nine tiles
     for rank in range(8):
         write_metrics(folder, rank, steps=600, seconds=640, slower=0.03 if rank == 5 else 0.0)
     output = folder.parent / "page.html"
@@ -35,10 +35,15 @@ def test_every_picture_has_a_size_and_something_in_it(page, tmp_path):
     assert all(picture["width"] > 400 and picture["height"] > 150 and picture["marks"] > 20 for picture in shown)
 
 
-def test_the_page_does_not_scroll_sideways_on_a_narrow_screen(page, tmp_path):
-    found = measure(page, tmp_path, size=(500, 2000))
-    assert found["wide"] == 500
+@pytest.mark.parametrize(("width", "rows"), [(1300, 2), (500, 5)])
+def test_the_page_fits_a_screen_and_its_tiles_fill_their_rows(page, tmp_path, width, rows):
+    found = measure(page, tmp_path, size=(width, 2000))
+    assert found["wide"] == width
     assert found["scroll"] <= found["wide"]
+    assert len(found["tiles"]) == 9
+    last_of_rows = {tile["top"]: tile["right"] for tile in found["tiles"]}
+    assert len(last_of_rows) == rows
+    assert max(last_of_rows.values()) - min(last_of_rows.values()) < 2
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
