@@ -55,6 +55,10 @@ CASES = [
         "batch that ranks do not divide", "scale.gpus_per_node=3",
         says=("hparams.global_batch_size=16", "3 ranks do not divide it"),
     ),
+    _train(
+        "batch that is larger than an epoch", "hparams.global_batch_size=104",
+        says=("hparams.global_batch_size=104", "96 training samples"),
+    ),
     _train("axis of no size", "layout.pp=0", says=("layout.pp=0",)),
     _train("unknown axis", "+layout.xp=2", says=("layout.xp=2", "pp, cp and tp")),
     _train("axis that does not divide the ranks", "layout.tp=2", says=("tp=2", "1 ranks")),
@@ -186,9 +190,12 @@ def test_without_data_no_run_is_opened(tmp_path):
 
 def test_data_of_another_recipe(tmp_path):
     other = prepared("resnet", tmp_path / "other", ["--train", "48"])
-    message = failed_on(other, tmp_path)
+    done = suite(*training(other, tmp_path / "out", benchmark="resnet"), timeout=SECONDS)
+    message = the_message(done)
+    assert done.code == DATA
     assert "48 training and 40 evaluation samples" in message
     assert "96 and 40" in message
+    assert not (tmp_path / "out" / "mlperf.log").exists()
 
 
 @pytest.mark.parametrize("split", ["train", "val"])

@@ -18,7 +18,7 @@ from benchmarks.maskrcnn.config import Facts
 from benchmarks.maskrcnn.prepared import BENCHMARK, FORMAT, has_area, legacy_corners
 from benchmarks.maskrcnn.sources import BACKBONE, download
 from benchmarks.maskrcnn.stand_in import KINDS, Request, generate
-from common.data.commands import DataCommands, cores, option
+from common.data.commands import TRUST, DataCommands, cores, option
 from common.detection.annotations import Annotations
 from common.detection.coco_preparation import CocoPreparation, with_pictures
 from common.detection.coco_stand_in import Generated
@@ -120,7 +120,7 @@ COMMANDS = DataCommands(
     verify=verify,
     workers={"prepare": cores, "generate": cores},
     options={
-        "prepare": (option("--assets-dir", type=Path, help="where the backbone goes (default: DATA-assets)"),),
+        "prepare": (option("--assets-dir", type=Path, help="where the backbone goes (default: DATA-assets)"), TRUST),
         "generate": (
             option("--train", type=int, default=_DEFAULTS.train, help="training pictures that are used"),
             option("--eval", type=int, default=_DEFAULTS.eval, help="validation pictures"),

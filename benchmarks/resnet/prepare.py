@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +20,12 @@ from benchmarks.resnet.stand_in import KINDS
 from benchmarks.resnet.stand_in import generate as generate
 from common.data import manifest, preparation
 from common.data.ahead import ahead
-from common.data.commands import DataCommands, cores, option
+from common.data.commands import TRUST, DataCommands, cores, option
 from common.data.download import RemoteFile, check_or_download
 from common.data.manifest import Manifest
 from common.data.stand_in import MARKER
 from common.errors import DataError
-from common.formats.jpeg import to_rgb_jpeg
+from common.formats.jpeg import checked_size, to_rgb_jpeg
 from common.formats.recordio import ImageRecord, RecordWriter, pack_image
 
 FORMAT = "imagenet-recordio/1"
@@ -54,13 +55,14 @@ def download(raw_dir: Path) -> list[str]:
     return [f"{path}: as expected" for path in check_or_download(TARS, raw_dir)]
 
 
-def prepare(raw_dir: Path, data_dir: Path, workers: int = 4) -> Manifest:
+def prepare(raw_dir: Path, data_dir: Path, workers: int = 4, trust: bool = False) -> Manifest:
     """Write the prepared data set; does nothing when it is there, and continues after an interruption.
 
     Args:
         raw_dir: tars or folders, see :mod:`benchmarks.resnet.raw`.
         data_dir: receives records, indexes and manifest.
-        workers: threads that read and check pictures.
+        workers: threads that read and decode pictures.
+        trust: do not decode them.
 
     Raises:
         DataError: the raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` holds data
@@ -73,11 +75,11 @@ def prepare(raw_dir: Path, data_dir: Path, workers: int = 4) -> Manifest:
             f"{raw_dir} holds {counts} where ImageNet has {IMAGENET_COUNTS}: pictures are missing; for other data "
             f"than ImageNet put a file {MARKER} into the folder that says what they are"
         )
-    wanted = {"fingerprint": source.fingerprint()}
+    wanted = {"fingerprint": source.fingerprint(), **preparation.decoding(trust)}
     with preparation.locked(data_dir):
         if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted):
             return found
-        _write_splits(source, data_dir, wanted, workers)
+        _write_splits(source, data_dir, wanted, workers, trust)
         made = Manifest(
             format=FORMAT,
             files=manifest.describe_files(data_dir, FILES),
@@ -99,7 +101,7 @@ def verify(data_dir: Path) -> Manifest:
     return manifest.verify(data_dir, FORMAT, PREPARE_COMMAND)
 
 
-def _write_splits(source: RawData, data_dir: Path, wanted: dict[str, str], workers: int) -> None:
+def _write_splits(source: RawData, data_dir: Path, wanted: dict[str, str], workers: int, trust: bool) -> None:
     state = data_dir / STATE
     if not state.exists():
         for name in FILES:  # of who knows which source
@@ -110,30 +112,32 @@ def _write_splits(source: RawData, data_dir: Path, wanted: dict[str, str], worke
     records = sum(picture.size + 64 for split in (source.train, source.val) for picture in split)
     preparation.require_space(data_dir, records - present)
     order = np.random.default_rng(SHUFFLE_SEED).permutation(len(source.train)).tolist()
-    _write_records(source.train, order, data_dir / "train.rec", workers)
-    _write_records(source.val, list(range(len(source.val))), data_dir / "val.rec", workers)
+    _write_records(source.train, order, data_dir / "train.rec", workers, trust)
+    _write_records(source.val, list(range(len(source.val))), data_dir / "val.rec", workers, trust)
 
 
-def _write_records(pictures: list[RawPicture], order: list[int], rec: Path, workers: int) -> None:
+def _write_records(pictures: list[RawPicture], order: list[int], rec: Path, workers: int, trust: bool) -> None:
     """Write ``pictures`` in ``order``; a record's id is the picture's place among the sorted pictures."""
     if rec.exists() and rec.with_suffix(".idx").exists():
         return
     with RecordWriter(rec, resume=True) as writer:
-        for record_id, payload in _payloads(pictures, order[writer.written :], workers):
+        for record_id, payload in _payloads(pictures, order[writer.written :], workers, trust):
             writer.write(record_id, payload)
 
 
-def _payloads(pictures: list[RawPicture], order: list[int], workers: int) -> Iterator[tuple[int, bytes]]:
+def _payloads(pictures: list[RawPicture], order: list[int], workers: int, trust: bool) -> Iterator[tuple[int, bytes]]:
     workers = max(1, workers)
+    make = partial(_payload, trust=True) if trust else _payload
     with ThreadPoolExecutor(workers) as pool:
-        begun = ((record_id, pool.submit(_payload, record_id, pictures[record_id])) for record_id in order)
+        begun = ((record_id, pool.submit(make, record_id, pictures[record_id])) for record_id in order)
         for record_id, payload in ahead(begun, _WINDOW * workers, lambda piece: piece[1].cancel()):
             yield record_id, payload.result()
 
 
-def _payload(record_id: int, picture: RawPicture) -> bytes:
+def _payload(record_id: int, picture: RawPicture, trust: bool = False) -> bytes:
     try:
         data = to_rgb_jpeg(picture.read())
+        checked_size(data, trust)
     except ValueError as error:
         place = f"{picture.path}: {picture.synset}/{picture.name} at byte {picture.offset}"
         raise DataError(f"{place}: {error}; fetch the file again") from error
@@ -151,6 +155,7 @@ COMMANDS = DataCommands(
     verify=verify,
     workers={"prepare": cores, "generate": cores},
     options={
+        "prepare": (TRUST,),
         "generate": (
             option("--kind", choices=KINDS, default="digits"),
             option("--train", type=int, help="training pictures (default: all digits, or 10000)"),
@@ -158,6 +163,6 @@ COMMANDS = DataCommands(
             option("--classes", type=int, help="classes of imagenet-sized (default 1000)"),
             option("--seed", type=int, default=0),
             option("--tars", action="store_true", help="write ImageNet's tars instead of folders"),
-        )
+        ),
     },
 )

@@ -25,7 +25,7 @@ from common.data.order import EpochStream, EvalShard, sample_generator
 from common.data.pixels import Normalizer
 from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource
 from common.errors import DataError
-from common.formats.jpeg import decode
+from common.formats.jpeg import REMEDY, decode
 from common.formats.recordio import ImageRecord, RecordReader
 
 Box = tuple[int, int, int, int]
@@ -107,7 +107,7 @@ class _Pictures:
                 made = pixels(slot, record.data)
             except ValueError as error:
                 place = self._reader.describe(position)
-                raise DataError(f"{place}: the picture cannot be decoded: {error}; {_VERIFY}") from error
+                raise DataError(f"{place}: the picture cannot be decoded: {error}; {REMEDY}") from error
             self._normalizer.write(made, image_NHWC[slot])
 
         tensors = {"image": image_NHWC.permute(0, 3, 1, 2), "label": labels}

@@ -25,7 +25,7 @@ from common.data.order import EpochStream, EvalShard
 from common.data.threads import SampleThreads
 from common.detection.picture_boxes import PictureBoxes, empty_boxes, evaluation_columns, put_boxes
 from common.errors import DataError
-from common.formats.jpeg import jpeg_size
+from common.formats.jpeg import REMEDY, jpeg_size
 
 fn: Any = dali.fn  # DALI's type stubs lack part of what it has
 types: Any = dali.types
@@ -87,7 +87,7 @@ def _whole(split: Split, place: int) -> bytes:
     try:
         width, height = jpeg_size(data)
     except ValueError as error:
-        raise DataError(f"{split.path(place)}: no whole JPEG: {error}; prepare the data anew") from error
+        raise DataError(f"{split.path(place)}: no whole JPEG: {error}; {REMEDY}") from error
     split.check_size(place, width, height)
     return data
 

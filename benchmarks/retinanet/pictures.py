@@ -8,15 +8,15 @@ from typing import Any
 
 from common.data.placing import place
 from common.errors import DataError
-from common.formats.jpeg import jpeg_size
+from common.formats.jpeg import checked_size
 from common.untrusted.regular_file import read_bytes
 
 PICTURE_BYTES = 2**28
 """Of a picture: OpenImages' have less than 30 MB."""
 
 
-def place_pictures(raw_folder: Path, folder: Path, names: list[str]) -> dict[str, Any]:
-    """Bring pictures from ``raw_folder`` to ``folder``, their bytes unchanged.
+def place_pictures(raw_folder: Path, folder: Path, names: list[str], trust: bool) -> dict[str, Any]:
+    """Bring pictures from ``raw_folder`` to ``folder``, their bytes unchanged; with ``trust`` they are not decoded.
 
     Returns:
         ``width`` and ``height`` (px), ``bytes``, and ``sha256`` (hexadecimal) of each.
@@ -29,7 +29,7 @@ def place_pictures(raw_folder: Path, folder: Path, names: list[str]) -> dict[str
         path = raw_folder / name
         data = read_bytes(path, PICTURE_BYTES)
         try:
-            width, height = jpeg_size(data)
+            width, height = checked_size(data, trust)
         except ValueError as error:
             raise DataError(f"{path}: no whole JPEG: {error}; delete it and download it again") from error
         place(path, folder / name, "delete it and prepare again")

@@ -36,7 +36,7 @@ from benchmarks.retinanet.raw import FLAGS, RawBoxes, RawData, picture_name
 from benchmarks.retinanet.sources import CONNECTIONS, download
 from benchmarks.retinanet.stand_in import OPTIONS, generate
 from common.data import atomic, manifest, preparation
-from common.data.commands import DataCommands, cores, option, other_counts
+from common.data.commands import TRUST, DataCommands, cores, option, other_counts
 from common.data.manifest import Manifest
 from common.data.placing import assets_of, place
 from common.data.stages import Stages
@@ -50,7 +50,9 @@ BENCHMARK_COUNTS = {"train_samples": 1_170_301, "eval_samples": 24_781, "classes
 _ROWS = 50_000  # of the JSON, made at a time
 
 
-def prepare(raw_dir: Path, data_dir: Path, assets_dir: Path | None = None, workers: int = 1) -> Manifest:
+def prepare(
+    raw_dir: Path, data_dir: Path, assets_dir: Path | None = None, workers: int = 1, trust: bool = False
+) -> Manifest:
     """Write the prepared data set, and place the backbone; does nothing where both are there.
 
     It continues after an interruption.
@@ -59,14 +61,15 @@ def prepare(raw_dir: Path, data_dir: Path, assets_dir: Path | None = None, worke
         raw_dir: see :mod:`benchmarks.retinanet.raw`.
         data_dir: receives pictures, boxes and manifest. Pictures are hard links where that is the same disk.
         assets_dir: receives the backbone; None for ``data_dir`` with ``-assets`` behind its name.
-        workers: processes that read and place pictures.
+        workers: processes that read, decode and place pictures.
+        trust: do not decode them.
 
     Raises:
         DataError: the raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` or
             ``assets_dir`` were made from another source, or another process prepares them now.
     """
     source = raw.open_raw(raw_dir)
-    wanted = {"fingerprint": source.fingerprint()}
+    wanted = {"fingerprint": source.fingerprint(), **preparation.decoding(trust)}
     with preparation.locked(data_dir):
         _place_backbone(source, assets_dir or assets_of(data_dir))
         if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted):
@@ -78,7 +81,7 @@ def prepare(raw_dir: Path, data_dir: Path, assets_dir: Path | None = None, worke
             for split in SPLITS:
                 boxes = source.boxes(SPLITS[split])
                 counts |= {f"{split}_samples": len(boxes.picture), f"{split}_boxes": len(boxes.box_class)}
-                files += _prepare_split(source, boxes, data_dir, SPLITS[split], stages)
+                files += _prepare_split(source, boxes, data_dir, SPLITS[split], stages, trust)
         description = "OpenImages v6" if source.stand_in is None else json.dumps(source.stand_in, sort_keys=True)
         made = Manifest(
             FORMAT,
@@ -131,7 +134,9 @@ def _compare(part: Split, sha256: NDArray[np.uint8], numbers: range) -> None:
             )
 
 
-def _prepare_split(source: RawData, boxes: RawBoxes, data_dir: Path, split: str, stages: Stages) -> list[Path]:
+def _prepare_split(
+    source: RawData, boxes: RawBoxes, data_dir: Path, split: str, stages: Stages, trust: bool
+) -> list[Path]:
     """Write pictures, columns and JSON of a split; returns the files that the manifest names."""
     source.require_pictures(split, boxes.picture)
     names = [picture_name(picture) for picture in boxes.picture]
@@ -139,7 +144,7 @@ def _prepare_split(source: RawData, boxes: RawBoxes, data_dir: Path, split: str,
     folder = data_dir / split
     for task, wanted in tasks.items():
         _forget_lost(stages, split, task, wanted, folder / "data")
-    arguments = {task: (source.folder / split, folder / "data", wanted) for task, wanted in tasks.items()}
+    arguments = {task: (source.folder / split, folder / "data", wanted, trust) for task, wanted in tasks.items()}
     noted = list(stages.run(split, arguments, place_pictures).values())
     columns = {key: [value for record in noted for value in record[key]] for key in ("width", "height", "bytes")}
     annotations = _annotations(boxes, columns["width"], columns["height"], names, len(source.classes))
@@ -259,7 +264,10 @@ COMMANDS = DataCommands(
     remarks=_remarks,
     workers={"download": lambda: CONNECTIONS, "generate": cores, "prepare": cores, "verify": cores},
     options={
-        "prepare": (option("--assets-dir", type=Path, help="for the backbone's weights (default: DATA_DIR-assets)"),),
+        "prepare": (
+            option("--assets-dir", type=Path, help="for the backbone's weights (default: DATA_DIR-assets)"),
+            TRUST,
+        ),
         "generate": OPTIONS,
     },
 )

@@ -137,13 +137,16 @@ def _classes_of(raw_dir: Path, stand_in: dict[str, Any]) -> int:
 def _labels_of(path: Path, classes: tuple[str, ...]) -> tuple[str, ...]:
     """The labels of ``classes`` by the table ``path``."""
     label_of: dict[str, str] = {}
+    rows = csv.reader(io.StringIO(read_text(path), newline=""))
     try:
-        with io.StringIO(read_text(path), newline="") as file:
-            for row in csv.reader(file):
-                if len(row) != 2 or label_of.setdefault(row[1], row[0]) != row[0]:
-                    raise DataError(f"{path}: the row {row} is no label and name of a class, or the name came before")
+        for row in rows:
+            if len(row) != 2 or label_of.setdefault(row[1], row[0]) != row[0]:
+                raise DataError(
+                    f"{path}, line {rows.line_num}: the row {row} is no label and name of a class, or the name came "
+                    "before"
+                )
     except csv.Error as error:
-        raise DataError(f"{path}: cannot be read as a table: {error}") from error
+        raise DataError(f"{path}, line {rows.line_num}: cannot be read as a table: {error}") from error
     if missing := [name for name in classes if name not in label_of]:
         raise DataError(f"{path} has no class {missing[0]!r}, which the benchmark has; fetch the file again")
     return tuple(label_of[name] for name in classes)
@@ -194,7 +197,10 @@ def _read_table(path: Path, labels: tuple[str, ...]) -> pyarrow.Table:
     # what is not given or no number stays visible
     options = arrow_csv.ConvertOptions(column_types=types, include_columns=list(types), null_values=[])
     try:
-        table = arrow_csv.read_csv(path, convert_options=options)
+        try:
+            table = arrow_csv.read_csv(path, convert_options=options)
+        except pyarrow.ArrowInvalid:  # once more in one thread, whose error has the number of the row
+            table = arrow_csv.read_csv(path, arrow_csv.ReadOptions(use_threads=False), convert_options=options)
     except (OSError, pyarrow.ArrowInvalid, KeyError) as error:
         raise DataError(f"{path}: cannot be read as OpenImages' boxes: {error}; fetch the file again") from error
     table = table.append_column("row", pyarrow.array(np.arange(2, len(table) + 2)))

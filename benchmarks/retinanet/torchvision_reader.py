@@ -23,9 +23,7 @@ from common.data.order import EpochStream, EvalShard
 from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource
 from common.detection.picture_boxes import PictureBoxes, empty_boxes, evaluation_columns, put_boxes
 from common.errors import DataError
-from common.formats.jpeg import decode
-
-VERIFY = "check the data with 'mlperf-suite verify benchmark=retinanet'"
+from common.formats.jpeg import REMEDY, decode
 
 
 def resized_pixels(picture: Image.Image, size: int, mirrored: bool) -> Tensor:
@@ -63,7 +61,7 @@ class _Pictures:
             picture = decode(data)
         except ValueError as error:
             path = self._split.path(place)
-            raise DataError(f"{path}: the picture cannot be decoded: {error}; {VERIFY}") from error
+            raise DataError(f"{path}: the picture cannot be decoded: {error}; {REMEDY}") from error
         self._split.check_size(place, *picture.size)
         pixels_SSC = resized_pixels(picture, self._settings.facts.image_size, mirrored)
         out_SSC.copy_((pixels_SSC - self._mean_C) / self._std_C)

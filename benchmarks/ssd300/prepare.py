@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.ssd300.annotated import BENCHMARK, FORMAT
 from benchmarks.ssd300.sources import BACKBONES, download
 from benchmarks.ssd300.stand_in import Request, generate
-from common.data.commands import DataCommands, cores, option
+from common.data.commands import TRUST, DataCommands, cores, option
 from common.detection.annotations import Annotations
 from common.detection.coco_preparation import CocoPreparation, with_pictures
 from common.detection.coco_stand_in import Generated
@@ -53,7 +53,7 @@ COMMANDS = DataCommands(
     verify=verify,
     workers={"prepare": cores, "generate": cores},
     options={
-        "prepare": (option("--assets-dir", type=Path, help="where the backbone goes (default: DATA-assets)"),),
+        "prepare": (option("--assets-dir", type=Path, help="where the backbone goes (default: DATA-assets)"), TRUST),
         "generate": (
             option("--train", type=int, default=_DEFAULTS.train, help="training pictures with a box"),
             option("--eval", type=int, default=_DEFAULTS.eval, help="validation pictures"),

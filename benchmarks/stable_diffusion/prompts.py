@@ -12,7 +12,8 @@ from benchmarks.stable_diffusion.fid import FeatureStatistics
 from benchmarks.stable_diffusion.prepared import PROMPTS, STATISTICS
 from common.errors import DataError
 from common.untrusted.array_file import read_npz
-from common.untrusted.regular_file import TEXT_BYTES, open_file
+from common.untrusted.regular_file import TEXT_BYTES, line_not_utf8, open_file
+from common.untrusted.strict_json import DIGITS
 
 COLUMNS = ("image_id", "id", "caption")
 """Of the table, which is sorted by ``id``."""
@@ -35,26 +36,31 @@ def read_prompts(root: Path) -> list[str]:
     before = -1
     try:
         with open_file(path) as whole:
-            content = whole.read(TEXT_BYTES).decode("utf-8")
-        with io.StringIO(content, newline="") as file:
-            rows = csv.reader(file, delimiter="\t", strict=True)
-            if tuple(found := next(rows, [])) != COLUMNS:
-                raise DataError(f"{path} begins with the columns {found}, not {list(COLUMNS)}")
-            for row in rows:
-                where = f"{path}, line {rows.line_num}"
-                if len(row) != len(COLUMNS):
-                    raise DataError(f"{where}: {len(row)} columns, not {len(COLUMNS)}")
-                picture, number, caption = row
-                if not (picture.isdecimal() and number.isdecimal()):
-                    raise DataError(f"{where}: the ids are {picture!r} and {number!r}, no numbers")
-                if int(number) <= before:
-                    raise DataError(f"{where}: id {number} follows {before}, and they have to rise")
-                if not caption.strip():
-                    raise DataError(f"{where}: the caption of picture {picture} is empty")
-                before = int(number)
-                captions.append(caption)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+            content = whole.read(TEXT_BYTES)
+    except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from error
+    try:
+        rows = csv.reader(io.StringIO(content.decode("utf-8"), newline=""), delimiter="\t", strict=True)
+        if tuple(found := next(rows, [])) != COLUMNS:
+            raise DataError(f"{path} begins with the columns {found}, not {list(COLUMNS)}")
+        for row in rows:
+            where = f"{path}, line {rows.line_num}"
+            if len(row) != len(COLUMNS):
+                raise DataError(f"{where}: {len(row)} columns, not {len(COLUMNS)}")
+            picture, number, caption = row
+            if not (picture.isdecimal() and number.isdecimal() and len(number) <= DIGITS):
+                raise DataError(f"{where}: the ids are {picture!r} and {number!r}, no numbers")
+            if int(number) <= before:
+                raise DataError(f"{where}: id {number} follows {before}, and they have to rise")
+            if not caption.strip():
+                raise DataError(f"{where}: the caption of picture {picture} is empty")
+            before = int(number)
+            captions.append(caption)
+    except UnicodeDecodeError as error:
+        line = line_not_utf8(io.BytesIO(content))
+        raise DataError(f"{path} cannot be read: {error}, in line {line}") from error
+    except csv.Error as error:
+        raise DataError(f"{path} cannot be read: {error}, in line {rows.line_num}") from error
     return captions
 
 

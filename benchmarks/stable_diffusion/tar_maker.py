@@ -218,6 +218,9 @@ def _decoded(key: str, content: bytes, caption: str, name: str, plan: Plan) -> L
         except ValueError as error:
             raise DataError(f"{name} is no whole JPEG: {error}; fetch the tar again") from error
     sample = MEMBERS[FORMS[plan.form]].decode(content, plan.shape, name)
+    for what, tensor in (("moments", sample.moments_CHW), ("captions", sample.captions_TK)):
+        if tensor is not None and not tensor.isfinite().all():
+            raise DataError(f"{name}: {what} have values that are not finite; fetch the tar again")
     return Loaded(key, None, sample.moments_CHW, sample.captions_TK, caption)
 
 

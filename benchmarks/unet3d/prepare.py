@@ -223,6 +223,8 @@ def _adopted(data_dir: Path, name: str) -> Record:
     image, label = made
     if image.shape != label.shape or label.max() >= CLASSES:
         raise DataError(f"{data_dir}: labels of {name}: {label.shape} up to {label.max()} for an image {image.shape}")
+    if not np.isfinite(image).all():
+        raise DataError(f"{data_dir / f'{name}_x.npy'} has values that are not finite; prepare it again")
     files = {f"{name}_{kind}.npy": _digests(data_dir / f"{name}_{kind}.npy") for kind in "xy"}
     return Record(tuple(image.shape[1:]), None, files)
 

@@ -52,7 +52,7 @@ def load_scan(image_path: Path, label_path: Path) -> Scan:
 
     Raises:
         DataError: a file is missing, damaged or no volume, the shapes differ, the spacing is none, an intensity is not
-            a number, or a label is none of 0, 1, 2.
+            finite, or a label is none of 0, 1, 2.
     """
     label_values, _ = _read(label_path)
     with np.errstate(invalid="ignore"):
@@ -68,8 +68,8 @@ def load_scan(image_path: Path, label_path: Path) -> Scan:
     if image_values.shape != label_shape:
         raise DataError(f"{image_path} has the shape {image_values.shape} and its labels {label_shape}")
     image = image_values.astype(np.float32, order="C")
-    if np.isnan(image).any():
-        raise DataError(f"{image_path} holds intensities that are not a number; fetch it again")
+    if not np.isfinite(image).all():
+        raise DataError(f"{image_path} holds intensities that are not a number, or infinite; fetch it again")
     return Scan(image, label, spacing)
 
 

@@ -25,6 +25,14 @@ def option(name: str, **arguments: Any) -> Option:
     return Option(name, arguments)
 
 
+TRUST = option(
+    "--trust",
+    action="store_true",
+    help="do not decode all pictures completely, and note that in the manifest: damaged ones end a training run",
+)
+"""Of ``prepare``, where it would decode pictures only to check them."""
+
+
 def cores() -> int:
     """Processors of this machine: the usual number of workers."""
     return os.cpu_count() or 1
@@ -105,6 +113,8 @@ class DataCommands:
             totals = {name: count for name, count in made.counts.items() if "/" not in name}  # the others are of files
             counts = ", ".join(f"{name} {count}" for name, count in totals.items())
             yield f"{options['data_dir']}: {'stand-in' if made.stand_in else self.real}, {counts}"
+            if made.trusted:
+                yield f"{options['data_dir']}: prepared with --trust: damaged pictures have not been looked for"
             yield from self.remarks(made, **options)
 
     def _parser(self, command: str) -> argparse.ArgumentParser:

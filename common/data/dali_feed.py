@@ -25,7 +25,7 @@ from common.data.dali import PipelineRunner, SlicedBatches
 from common.data.order import SampleStream
 from common.data.threads import PendingBatch, SampleThreads
 from common.errors import DataError
-from common.formats.jpeg import decode
+from common.formats.jpeg import REMEDY, decode
 
 Inputs = tuple[list[NDArray[np.uint8]], NDArray[Any]]
 """What a run of a pipeline is given: encoded files, and numbers for each, such as whether it is mirrored."""
@@ -170,7 +170,7 @@ class FedRunner:
                 try:
                     decode(data.tobytes())
                 except ValueError as fault:
-                    raise DataError(f"{path}: the picture cannot be decoded: {fault}; prepare the data anew") from error
+                    raise DataError(f"{path}: the picture cannot be decoded: {fault}; {REMEDY}") from error
 
 
 class FedTrainSource:

@@ -16,6 +16,10 @@ from common.untrusted.regular_file import read_bytes
 from common.untrusted.strict_json import FILE_ENTRIES, parse
 
 NAME = "manifest.json"
+DECODED = "decoded"
+"""Key of a manifest's ``source`` that says whether preparation decoded every picture, where it has this choice."""
+COMPLETELY, TRUSTED = "completely", "no, --trust was given"
+"""Values of :data:`DECODED`."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,11 @@ class Manifest:
     counts: dict[str, int]
     stand_in: bool
     source: dict[str, str]
+
+    @property
+    def trusted(self) -> bool:
+        """Whether ``prepare --trust`` left the samples undecoded."""
+        return self.source.get(DECODED) == TRUSTED
 
 
 def file_entry(path: Path) -> FileEntry:
@@ -79,7 +88,7 @@ def read(root: Path, expected_format: str, command: str, counts: Iterable[str] =
         DataError: the folder, the manifest, a count or a file is missing or not as the manifest says.
     """
     path, remedy = root / NAME, f"run '{command}'"
-    manifest = _parse(require_format(root, expected_format, remedy), path, remedy)
+    manifest = read_alone(root, expected_format, remedy)
     for name, entry in manifest.files.items():
         file = root / name
         if not file.is_file():
@@ -92,8 +101,8 @@ def read(root: Path, expected_format: str, command: str, counts: Iterable[str] =
     return manifest
 
 
-def require_format(root: Path, expected_format: str, remedy: str) -> dict[str, Any]:
-    """What the manifest of ``root`` holds, of which nothing but the format's name has been checked.
+def read_alone(root: Path, expected_format: str, remedy: str) -> Manifest:
+    """Return the manifest of ``root`` after a check of its format's name; the files that it names are not looked at.
 
     Args:
         root: folder of the prepared data.
@@ -101,7 +110,7 @@ def require_format(root: Path, expected_format: str, remedy: str) -> dict[str, A
         remedy: what to do about it, for messages.
 
     Raises:
-        DataError: the folder or the manifest is missing, or is of another format.
+        DataError: the folder or the manifest is missing, or the manifest is damaged or of another format.
     """
     path = root / NAME
     if not os.path.isdir(root):  # False, too, where one may not look
@@ -118,7 +127,7 @@ def require_format(root: Path, expected_format: str, remedy: str) -> dict[str, A
         raise DataError(f"{path} lacks or garbles a field (format); {remedy}")
     if raw["format"] != expected_format:
         raise DataError(f"{path}: format {raw['format']!r} where {expected_format!r} is needed; {remedy}")
-    return raw
+    return _parse(raw, path, remedy)
 
 
 def verify(root: Path, expected_format: str, command: str) -> Manifest:
@@ -149,5 +158,5 @@ def _parse(raw: Any, path: Path, remedy: str) -> Manifest:
             stand_in=raw["stand_in"],
             source={name: str(text) for name, text in raw["source"].items()},
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise DataError(f"{path} lacks or garbles a field ({type(error).__name__}: {error}); {remedy}") from error

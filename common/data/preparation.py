@@ -46,7 +46,7 @@ def already_prepared(
         expected_format: see :func:`common.data.manifest.read`.
         command: see there.
         wanted: the ``fingerprint`` of the raw data and, where there is a choice, the ``settings`` that the data have
-            to be of; None for any.
+            to be of, and :func:`decoding`; None for any.
 
     Raises:
         DataError: the data were prepared from another source or with other settings, or files are missing.
@@ -97,6 +97,11 @@ def require_space(data_dir: Path, needed: int, *, more: bool = True) -> None:
         raise DataError(f"{data_dir} needs {amount}; its disk has {free / 1e9:.1f} GB left")
 
 
+def decoding(trust: bool) -> dict[str, str]:
+    """The entry of a manifest's ``source`` that says whether all pictures were decoded, or ``--trust`` was given."""
+    return {manifest.DECODED: manifest.TRUSTED if trust else manifest.COMPLETELY}
+
+
 def now() -> str:
     """The time in UTC, for ``prepared`` in a manifest."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -109,4 +114,9 @@ def _compare(data_dir: Path, found: Mapping[str, str], wanted: Mapping[str, str]
         raise DataError(
             f"{data_dir} was prepared with {found.get('settings')}, not with {wanted.get('settings')}; delete it, name "
             "another --data-dir, or keep to the same settings"
+        )
+    if (found.get(manifest.DECODED), wanted.get(manifest.DECODED)) == (manifest.TRUSTED, manifest.COMPLETELY):
+        raise DataError(
+            f"{data_dir} was prepared with --trust, which decodes no picture; delete it, name another --data-dir, or "
+            "give --trust again"
         )

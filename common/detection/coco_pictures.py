@@ -11,7 +11,7 @@ from PIL import Image
 from common.data.manifest import NAME as MANIFEST
 from common.detection.annotations import Annotations
 from common.errors import DataError
-from common.formats.jpeg import decode, jpeg_size
+from common.formats.jpeg import REMEDY, decode, jpeg_size
 from common.formats.recordio import RecordReader
 
 SPLITS = {"train": "train_samples", "val": "eval_samples"}
@@ -107,7 +107,7 @@ class CocoPictures:
         self._records.close()
 
     def _undecodable(self, place: int, error: ValueError) -> DataError:
-        return DataError(f"{self.describe(place)} cannot be decoded: {error}; {self._verify}")
+        return DataError(f"{self.describe(place)} cannot be decoded: {error}; {REMEDY}")
 
 
 def prepare_command(benchmark: str) -> str:

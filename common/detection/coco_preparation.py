@@ -28,7 +28,7 @@ from common.detection.annotations import Annotations, read_coco
 from common.detection.coco_pictures import SPLITS, prepare_command
 from common.detection.coco_raw import RawData, RawPictures, annotations_name, open_raw
 from common.errors import DataError
-from common.formats.jpeg import jpeg_size
+from common.formats.jpeg import checked_size
 from common.formats.recordio import ImageRecord, RecordWriter, pack_image
 
 STATE = "prepare.partial"
@@ -62,7 +62,9 @@ class CocoPreparation:
         """For messages."""
         return prepare_command(self.benchmark)
 
-    def prepare(self, raw_dir: Path, data_dir: Path, assets_dir: Path | None = None, workers: int = 4) -> Manifest:
+    def prepare(
+        self, raw_dir: Path, data_dir: Path, assets_dir: Path | None = None, workers: int = 4, trust: bool = False
+    ) -> Manifest:
         """Write the prepared data set, and place the backbone; does nothing where both are there, and continues after
         an interruption.
 
@@ -70,7 +72,8 @@ class CocoPreparation:
             raw_dir: see :mod:`common.detection.coco_raw`.
             data_dir: receives records, columns and manifest.
             assets_dir: receives the backbone; None for ``data_dir`` with ``-assets`` behind its name.
-            workers: threads that read and check pictures.
+            workers: threads that read and decode pictures.
+            trust: do not decode them.
 
         Raises:
             DataError: the raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` or
@@ -79,12 +82,12 @@ class CocoPreparation:
         source = open_raw(raw_dir, self.benchmark, self.backbones)
         with preparation.locked(data_dir):
             _place_backbone(source, assets_dir or assets_of(data_dir))
-            wanted = {"fingerprint": source.fingerprint()}
+            wanted = {"fingerprint": source.fingerprint(), **preparation.decoding(trust)}
             if found := preparation.already_prepared(data_dir, self.format, self.command, wanted):
                 return found
             splits = {split: self._selected(source, split, data_dir) for split in SPLITS}
             counts = self._counts(source, splits)
-            files = _write(source, splits, data_dir, wanted, workers)
+            files = _write(source, splits, data_dir, wanted, workers, trust)
             made = Manifest(
                 self.format,
                 manifest.describe_files(data_dir, files),
@@ -174,7 +177,7 @@ def _require_pictures(pictures: RawPictures, wanted: Annotations, benchmark: str
 
 
 def _write(
-    source: RawData, splits: dict[str, Annotations], data_dir: Path, wanted: dict[str, str], workers: int
+    source: RawData, splits: dict[str, Annotations], data_dir: Path, wanted: dict[str, str], workers: int, trust: bool
 ) -> list[str]:
     """Write records and columns; returns their names below ``data_dir``."""
     state, records = data_dir / STATE, [f"{split}.{kind}" for split in SPLITS for kind in ("rec", "idx")]
@@ -189,27 +192,27 @@ def _write(
     )
     columns = []
     for split, found in splits.items():
-        _write_records(source.pictures[split], found, data_dir / f"{split}.rec", workers)
+        _write_records(source.pictures[split], found, data_dir / f"{split}.rec", workers, trust)
         columns += dataclasses.replace(found, picture_name=None).write(data_dir / split)
     return [*records, *(path.relative_to(data_dir).as_posix() for path in columns)]
 
 
-def _write_records(pictures: RawPictures, wanted: Annotations, rec: Path, workers: int) -> None:
+def _write_records(pictures: RawPictures, wanted: Annotations, rec: Path, workers: int, trust: bool) -> None:
     if rec.exists() and rec.with_suffix(".idx").exists():
         return
     with RecordWriter(rec, resume=True) as writer, ThreadPoolExecutor(max(1, workers)) as pool:
         left = range(writer.written, len(wanted.picture_id))
-        begun = (pool.submit(_payload, pictures, wanted, row) for row in left)
+        begun = (pool.submit(_payload, pictures, wanted, row, trust) for row in left)
         for row, payload in zip(left, ahead(begun, _WINDOW * workers, lambda task: task.cancel()), strict=True):
             writer.write(row, payload.result())
 
 
-def _payload(pictures: RawPictures, wanted: Annotations, row: int) -> bytes:
+def _payload(pictures: RawPictures, wanted: Annotations, row: int, trust: bool) -> bytes:
     assert wanted.picture_name is not None
     name = wanted.picture_name[row].decode()
     data = pictures.read(name)
     try:
-        size = jpeg_size(data)
+        size = checked_size(data, trust)
     except ValueError as error:
         raise DataError(f"{pictures.place}: {name} cannot be decoded: {error}; fetch the file again") from error
     said = (int(wanted.picture_width[row]), int(wanted.picture_height[row]))

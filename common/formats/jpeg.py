@@ -10,6 +10,10 @@ _END = b"\xff\xd9"
 """The marker EOI (ITU-T T.81 section B.1.1.3), which data between markers never contain."""
 _TAIL = 4096
 """Bytes at the end, some of which may be none of the picture's."""
+_DAMAGE = (OSError, SyntaxError, Image.DecompressionBombError)
+"""Errors that Pillow raises for damaged pictures, beside ValueError."""
+REMEDY = "check the data with 'mlperf-suite verify', and if that finds nothing, prepare them again without --trust"
+"""For messages of training about a picture that cannot be decoded."""
 
 
 def decode(data: bytes) -> Image.Image:
@@ -21,7 +25,7 @@ def decode(data: bytes) -> Image.Image:
     try:
         with Image.open(io.BytesIO(data), formats=("JPEG",)) as picture:
             return picture.convert("RGB")
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+    except _DAMAGE as error:
         raise ValueError(str(error)) from error
 
 
@@ -38,7 +42,26 @@ def jpeg_size(data: bytes) -> tuple[int, int]:
             if _END not in data[-_TAIL:]:
                 picture.load()
             return picture.size
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+    except _DAMAGE as error:
+        raise ValueError(str(error)) from error
+
+
+def checked_size(data: bytes, trust: bool) -> tuple[int, int]:
+    """Width and height, px, of a JPEG that is decoded completely, as the readers of training decode it.
+
+    Args:
+        data: the JPEG.
+        trust: read the size alone and decode nothing.
+
+    Raises:
+        ValueError: ``data`` is no JPEG or, where it is decoded, truncated.
+    """
+    if not trust:
+        return decode(data).size
+    try:
+        with Image.open(io.BytesIO(data), formats=("JPEG",)) as picture:
+            return picture.size
+    except _DAMAGE as error:
         raise ValueError(str(error)) from error
 
 
@@ -46,7 +69,7 @@ def to_rgb_jpeg(data: bytes) -> bytes:
     """``data`` itself when it is a grey or three-channel JPEG, otherwise the picture as RGB JPEG of quality 100.
 
     Raises:
-        ValueError: ``data`` is no picture.
+        ValueError: ``data`` is neither JPEG nor PNG, or has 16 bits per channel.
     """
     try:
         if jpeg_components(data) in (1, 3):
@@ -54,12 +77,14 @@ def to_rgb_jpeg(data: bytes) -> bytes:
     except ValueError:
         pass  # no JPEG, or one with stray bytes between its segments, which decoders tolerate
     try:
-        with Image.open(io.BytesIO(data)) as picture:
+        with Image.open(io.BytesIO(data), formats=("JPEG", "PNG")) as picture:
             if picture.format == "JPEG" and picture.mode in ("L", "RGB"):
                 return data
+            if picture.mode.startswith("I"):  # Pillow would cut off every value above 255
+                raise ValueError("a grey picture of 16 bits per pixel, where pictures have 8 bits per channel")
             rgb = picture.convert("RGB")
-    except OSError as error:
-        raise ValueError(f"neither JPEG nor another known picture: {error}") from error
+    except _DAMAGE as error:
+        raise ValueError(f"neither JPEG nor PNG, or damaged: {error}") from error
     buffer = io.BytesIO()
     rgb.save(buffer, "JPEG", quality=100)
     return buffer.getvalue()

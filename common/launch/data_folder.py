@@ -1,4 +1,4 @@
-"""Whether ``data_dir`` holds data of the benchmark at all, asked before a run is opened; no sample is looked at."""
+"""Whether ``data_dir`` holds the data of the recipe, asked before a run is opened; no sample is looked at."""
 
 from __future__ import annotations
 
@@ -7,17 +7,42 @@ from pathlib import Path
 
 from common.config.schema import RunConfig, SessionConfig
 from common.data import manifest
+from common.errors import DataError
 
 
 def require_prepared(run: RunConfig, session: SessionConfig) -> None:
-    """Look whether the folder is there and its manifest is of the format that the workload reads, if it reads one.
+    """Compare the folder's manifest with the workload's format and the recipe's samples, if the workload reads one.
+
+    Manifests of texts count documents and tokens, so that only their format and origin are compared.
 
     Raises:
-        DataError: it is not; the message has the commands that make the data.
+        DataError: the folder or its manifest is missing, and the message has the commands that make the data; or the
+            folder holds the data of another recipe.
     """
-    if run.declaration.data_format is not None:
-        remedy = f"give another data_dir, or make it: {_commands(run, session)}"
-        manifest.require_format(session.data_dir, run.declaration.data_format, remedy)
+    if run.declaration.data_format is None:
+        return
+    remedy = f"give another data_dir, or make it: {_commands(run, session)}"
+    found = manifest.read_alone(session.data_dir, run.declaration.data_format, remedy)
+    train_samples = found.counts.get("train_samples", run.train_samples)
+    if run.declaration.train_samples is not None:  # of an epoch, which leaves out some samples of the folder
+        train_samples = min(train_samples, run.train_samples)
+    eval_samples = found.counts.get("eval_samples", run.benchmark.eval_samples)
+    require_samples(run, session.data_dir, train_samples, eval_samples, found.stand_in)
+
+
+def require_samples(run: RunConfig, data_dir: Path, train_samples: int, eval_samples: int, stand_in: bool) -> None:
+    """Compare what ``data_dir`` holds with the recipe.
+
+    Raises:
+        DataError: the number of training or evaluation samples differs, or only one of the two is synthetic.
+    """
+    expected = run.benchmark
+    if (train_samples, eval_samples, stand_in) != (run.train_samples, expected.eval_samples, expected.stand_in):
+        raise DataError(
+            f"{data_dir}: holds {train_samples} training and {eval_samples} evaluation samples"
+            f"{' of stand-in data' if stand_in else ''}, but the recipe is for {run.train_samples} and "
+            f"{expected.eval_samples} of {expected.data_set}; give the data_dir that belongs to this recipe"
+        )
 
 
 def _commands(run: RunConfig, session: SessionConfig) -> str:

@@ -98,7 +98,16 @@ def evaluation_schedule(run: RunConfig, ruleset: str | None = None) -> Schedule:
     try:
         schedule = SCHEDULES[name](run.global_batch, **options)
     except ValueError as error:
-        raise ConfigError(f"benchmark.schedule={options}: {error}") from error
+        raise ConfigError(
+            f"benchmark.schedule={options}, hparams.global_batch_size={run.global_batch}: {error}"
+        ) from error
+    samples = run.benchmark.train_samples
+    if schedule.unit == "epoch" and run.global_batch > samples:
+        raise ConfigError(
+            f"hparams.global_batch_size={run.global_batch}: an epoch has {samples} training samples "
+            f"(benchmark.train_samples), and {name} is evaluated after whole epochs, of at least one step each: use a "
+            "smaller batch"
+        )
     if schedule.unit == "samples" and schedule.interval < run.global_batch:
         raise ConfigError(
             f"hparams.global_batch_size={run.global_batch}: evaluations are {schedule.interval} samples apart "

@@ -126,7 +126,7 @@ def every_epoch(global_batch: int, last_epoch: int | None = None) -> Schedule:
 def ssd300(global_batch: int, last_epoch: int | None = None, ruleset: str = "1.1.0") -> Schedule:
     """Every 5 epochs; in v0.7 at epochs 40, 50, 55, 60, 65, 70, 75 and 80 only."""
     if ruleset == "0.7.0":
-        return Schedule(50, 5, min(80, last_epoch or 80), "epoch", start=(40,))
+        return Schedule(50, 5, 80 if last_epoch is None else min(80, last_epoch), "epoch", start=(40,))
     return Schedule(5, 5, last_epoch, "epoch")
 
 
@@ -147,7 +147,9 @@ def unet3d(
     def epochs(nominal: int) -> int:
         return math.ceil(nominal * train_samples / padded)
 
-    first, every, last = first_epoch or epochs(1000), interval or epochs(20), last_epoch or epochs(10_000)
+    first = epochs(1000) if first_epoch is None else first_epoch
+    every = epochs(20) if interval is None else interval
+    last = epochs(10_000) if last_epoch is None else last_epoch
     return Schedule(first, every, last, "epoch", epoch_samples=padded)
 
 
@@ -190,7 +192,7 @@ def gpt3(global_batch: int, last_samples: int | None = None, interval: int | Non
 
     ``interval`` replaces the number of sequences where data stand in.
     """
-    interval = _whole_batches(interval or 24_576, global_batch)
+    interval = _whole_batches(24_576 if interval is None else interval, global_batch)
     return Schedule(interval, interval, last_samples, "samples")
 
 
@@ -218,7 +220,7 @@ def llama31_405b(global_batch: int, last_samples: int | None = None, ruleset: st
 
 def every_12288(global_batch: int, last_samples: int | None = None, interval: int | None = None) -> Schedule:
     """Every 12,288 sequences, in whole batches; ``interval`` replaces their number where data stand in."""
-    interval = _whole_batches(interval or 12_288, global_batch)
+    interval = _whole_batches(12_288 if interval is None else interval, global_batch)
     return Schedule(interval, interval, last_samples, "samples")
 
 
@@ -227,7 +229,7 @@ def stable_diffusion(global_batch: int, last_samples: int | None = None, interva
 
     ``interval`` replaces the number of images where data stand in for the real ones.
     """
-    interval = _whole_batches(interval or 512_000, global_batch)
+    interval = _whole_batches(512_000 if interval is None else interval, global_batch)
     return Schedule(interval, interval, last_samples, "samples")
 
 

@@ -29,6 +29,7 @@ from common.errors import ConfigError, DataError, Interrupted
 from common.evaluation.offline import OfflineEvaluation, OfflineRun
 from common.evaluation.scorer_process import ScorerProcess
 from common.evaluation.ways import way_to_evaluate
+from common.launch.data_folder import require_samples
 from common.mlperf.admission import admit
 from common.mlperf.mllog import RunLog
 from common.mlperf.seeds import draw_seed
@@ -258,7 +259,8 @@ class Trainer:
             self.evaluations.open_data(root)
             self.data: DataSource = self.workload.open_data(root)
         stack.callback(self.data.close)
-        self._check_data()
+        found = (self.data.train_samples, self.data.eval_samples, self.data.stand_in)
+        require_samples(self.run, self.session.data_dir, *found)
         self.clock.events.data_opened(self.data.train_samples, self.data.eval_samples)
         with self.heartbeat.extended(30 * 60, "capturing the shapes of the data"):
             self.runner.warm_up(self.workload.examples_of_data())
@@ -464,17 +466,6 @@ class Trainer:
     def _of_the_model(self) -> dict[str, Any]:
         """What a checkpoint must know of the model beside its tensors."""
         return {"base": self.workload.base_digest(), "splits": self.workload.tensor_splits()}
-
-    def _check_data(self) -> None:
-        expected = self.run.benchmark
-        found = (self.data.train_samples, self.data.eval_samples, self.data.stand_in)
-        train_samples = self.run.train_samples
-        if found != (train_samples, expected.eval_samples, expected.stand_in):
-            raise DataError(
-                f"{self.session.data_dir}: holds {found[0]} training and {found[1]} evaluation samples"
-                f"{' of stand-in data' if found[2] else ''}, but the recipe is for {train_samples} and "
-                f"{expected.eval_samples} of {expected.data_set}; give the data_dir that belongs to this recipe"
-            )
 
     def _synchronise(self) -> None:
         if self.device.type == "cuda":

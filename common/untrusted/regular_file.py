@@ -6,6 +6,7 @@ memory, and so can one line of it. Every function here takes a bound and raises 
 
 from __future__ import annotations
 
+import codecs
 import errno
 import io
 import os
@@ -102,10 +103,28 @@ def read_text(
     path: Path, most: int = TEXT_BYTES, *, follow: bool = True, error: type[SuiteError] = DataError, remedy: str = ""
 ) -> str:
     """Return the content of a regular file of UTF-8; arguments and errors as :func:`read_bytes` has them."""
+    return decoded(path, read_bytes(path, most, follow=follow, error=error, remedy=remedy), error=error, remedy=remedy)
+
+
+def decoded(path: Path, content: bytes, *, error: type[SuiteError] = DataError, remedy: str = "") -> str:
+    """Return the text that ``content`` of a file is; arguments and errors as :func:`read_bytes` has them."""
     try:
-        return read_bytes(path, most, follow=follow, error=error, remedy=remedy).decode("utf-8")
+        return content.decode("utf-8")
     except UnicodeDecodeError as problem:
-        raise error(f"{path}: is not UTF-8: {problem}" + (f"; {remedy}" if remedy else "")) from problem
+        line = line_not_utf8(io.BytesIO(content))
+        raise error(f"{path}: line {line} is not UTF-8: {problem}" + (f"; {remedy}" if remedy else "")) from problem
+
+
+def line_not_utf8(file: IO[bytes]) -> int | None:
+    """Return the number, from 1, of the first line of an open file that is not UTF-8; None where all lines are."""
+    decoder, line = codecs.getincrementaldecoder("utf-8")(), 1
+    while chunk := file.read(2**20):
+        try:
+            decoder.decode(chunk)
+        except UnicodeDecodeError as problem:
+            return line + problem.object.count(b"\n", 0, problem.start)
+        line += chunk.count(b"\n")
+    return line if decoder.getstate()[0] else None
 
 
 def lines(path: Path, file: IO[bytes] | io.BufferedIOBase, longest: int, before: int = 0) -> Iterator[bytes]:

@@ -8,11 +8,12 @@ files.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from common.errors import DataError, SuiteError
-from common.untrusted.regular_file import TEXT_BYTES, read_bytes
+from common.untrusted.regular_file import TEXT_BYTES, decoded, read_bytes
 
 DEPTH = 32
 """Of lists and objects within each other."""
@@ -34,7 +35,8 @@ def parse_object(text: str) -> dict[str, Any]:
     """Return the object that ``text`` is.
 
     Raises:
-        StrictJsonError: it is none, not valid, or has a key twice, too large a number or too deep a nesting.
+        StrictJsonError: it is none, not valid, or has a key twice, too large a number, too deep a nesting, or half of
+            a surrogate pair.
     """
     content = parse(text)
     if not isinstance(content, dict):
@@ -46,7 +48,8 @@ def parse(text: str, entries: int = ENTRIES) -> Any:
     """Return the value that ``text`` is, which may have so many entries.
 
     Raises:
-        StrictJsonError: it is not valid, or has a key twice, too large a number or too deep a nesting.
+        StrictJsonError: it is not valid, or has a key twice, too large a number, too deep a nesting, or half of a
+            surrogate pair.
     """
     if text.count(",") + text.count("[") + text.count("{") > entries:
         raise StrictJsonError(f"corrupt: it has more than {entries} entries")
@@ -58,6 +61,7 @@ def parse(text: str, entries: int = ENTRIES) -> Any:
         raise StrictJsonError(f"truncated or corrupt ({error})") from error
     if text.count("[") + text.count("{") > DEPTH and _deeper_than(content, DEPTH):
         raise StrictJsonError(f"corrupt: nested more than {DEPTH} deep")
+    _require_characters(text, content)
     return content
 
 
@@ -65,15 +69,30 @@ def parse_line(line: bytes) -> dict[str, Any]:
     """Return the object of one line of a file of texts: as fast as Python's parser, of any number of entries.
 
     Raises:
-        StrictJsonError: it is none, or not valid.
+        StrictJsonError: it is none, not valid, not UTF-8, or has half of a surrogate pair.
     """
     try:
-        content = json.loads(line)
+        text = line.decode("utf-8-sig")
+        content = json.loads(text)
+        _require_characters(text, content)
+    except StrictJsonError:
+        raise
     except (ValueError, RecursionError) as error:
         raise StrictJsonError(f"truncated or corrupt ({error})") from error
     if not isinstance(content, dict):
         raise StrictJsonError("not a JSON object")
     return content
+
+
+def _require_characters(text: str, content: object) -> None:
+    """Refuse half of a surrogate pair, such as ``\\ud800``: Python takes it, and no encoding of Unicode has it."""
+    if _SURROGATE.search(text) is None:
+        return
+    try:
+        json.dumps(content, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = error.object[error.start].encode("unicode_escape").decode("ascii")
+        raise StrictJsonError(f"corrupt: it has {half}, half of a surrogate pair, which is no character") from error
 
 
 def read_json(
@@ -86,7 +105,7 @@ def read_json(
     """
     content = read_bytes(path, most, follow=follow, error=error, remedy=remedy)
     try:
-        return parse(content.decode("utf-8"), FILE_ENTRIES)
+        return parse(decoded(path, content, error=error, remedy=remedy), FILE_ENTRIES)
     except ValueError as problem:
         reason = f"it is {problem}" if isinstance(problem, StrictJsonError) else str(problem)
         raise error(f"{path}: is no readable JSON: {reason}" + (f"; {remedy}" if remedy else "")) from problem
@@ -111,7 +130,7 @@ def read_large_json(path: Path) -> Any:
         DataError: the file is larger than :data:`LARGE_BYTES`, cannot be read, or is not valid JSON.
     """
     try:
-        return json.loads(read_bytes(path, LARGE_BYTES))
+        return json.loads(decoded(path, read_bytes(path, LARGE_BYTES)).removeprefix("\ufeff"))
     except (ValueError, RecursionError, MemoryError) as problem:
         raise DataError(f"{path}: cannot be read as JSON: {problem}") from problem
 
@@ -145,4 +164,5 @@ def _deeper_than(content: object, depth: int) -> bool:
     return any(isinstance(entry, dict | list) for entry in level)
 
 
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _DECODER = json.JSONDecoder(object_pairs_hook=_pairs, parse_int=_integer)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from common.errors import DataError
+from common.untrusted.regular_file import line_not_utf8, open_file
 
 _OPENING = re.compile(r'<doc id="[^"]*" .*title="(?P<title>.*)">')
 _CATEGORY = re.compile(r"\[\[Category:[^]\[]*\]\]")
@@ -84,7 +85,8 @@ def read_lines(path: Path) -> Iterator[str]:
                 elif text:
                     yield text
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 ({error.reason}); extract it again") from error
+        with open_file(path) as whole:
+            raise DataError(f"{path} is not UTF-8 in line {line_not_utf8(whole)}; extract it again") from error
     if title is not None:
         raise DataError(f"{path} ends within the article {title!r}; extract it again")
 

@@ -20,6 +20,7 @@ from benchmarks.bert.preparation.tokenizer import Tokenizer, Vocabulary
 from benchmarks.bert.sequences import Sequences
 from common.data.ragged import starts_of
 from common.errors import DataError
+from common.untrusted.regular_file import line_not_utf8, open_file
 
 Sentence = list[int]
 Document = list[Sentence]
@@ -56,10 +57,9 @@ def read_documents(path: Path, tokenizer: Tokenizer) -> list[Document]:
         DataError: the file is missing or not UTF-8.
     """
     documents: list[Document] = [[]]
-    number = 0
     try:
         with open(path, encoding="utf-8", newline="\n") as file:
-            for number, line in enumerate(file, 1):  # noqa: B007
+            for line in file:
                 text = line.strip()
                 if not text:
                     documents.append([])
@@ -68,7 +68,9 @@ def read_documents(path: Path, tokenizer: Tokenizer) -> list[Document]:
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 after line {number} ({error.reason}); fetch or extract it again") from error
+        with open_file(path) as whole:
+            number = line_not_utf8(whole)
+            raise DataError(f"{path}: not UTF-8 in line {number}; fetch or extract it again") from error
     return [document for document in documents if document]
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from common.errors import ConfigError, DataError
 from common.untrusted.archives import read_gzip
+from common.untrusted.regular_file import decoded
 
 PUBLISHED_VOCABULARY = 49408
 CONTEXT = 77
@@ -173,8 +174,8 @@ def read_merges(path: Path, count: int) -> list[tuple[str, str]]:
         DataError: the file is missing, damaged, or has fewer.
     """
     try:
-        lines = read_gzip(path, MOST_BYTES).decode("utf-8").split("\n")
-    except (DataError, UnicodeDecodeError) as error:
+        lines = decoded(path, read_gzip(path, MOST_BYTES)).split("\n")
+    except DataError as error:
         raise DataError(f"{path} cannot be read as gzip with UTF-8 in it: {error}") from error
     found = [tuple(line.split()) for line in lines[1 : count + 1] if line.strip()]
     if len(found) < count:

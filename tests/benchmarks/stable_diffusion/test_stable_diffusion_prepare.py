@@ -299,6 +299,18 @@ def test_a_damaged_member_is_an_error(copied, tmp_path, name, content, message):
         prepare(copied, tmp_path / "data")
 
 
+def test_moments_that_are_not_finite_are_an_error(moments, tmp_path):
+    members = read_tar(moments / "train/00000.tar")
+    name = next(name for name in members if name.endswith(".npy"))
+    values = np.load(io.BytesIO(members[name]))
+    values.flat[7] = np.inf
+    other = io.BytesIO()
+    np.save(other, values)
+    published = write_raw(tmp_path / "raw", "moments", [{**members, name: other.getvalue()}])
+    with pytest.raises(DataError, match=rf"00000\.tar: {name}: moments have values that are not finite"):
+        prepare(published, tmp_path / "data", members="moments")
+
+
 def test_moments_of_another_shape_are_an_error(tmp_path):
     other = io.BytesIO()
     np.save(other, np.zeros((1, 8, 8, 8), np.float32))

@@ -177,10 +177,11 @@ def test_labels_of_another_shape_are_named(tmp_path):
         load_scan(*files(tmp_path / "case_00007"))
 
 
-def test_an_intensity_that_is_no_number_is_named(tmp_path):
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_an_intensity_that_is_no_number_is_named(value, tmp_path):
     small_scans.write_case(tmp_path, (4, 4, 4), KEPT)
     image = np.zeros((4, 4, 4), np.float32)
-    image[0, 0, 0] = np.nan
+    image[0, 0, 0] = value
     small_scans.write_nifti(files(tmp_path)[0], image, KEPT)
     with pytest.raises(DataError, match=r"imaging.nii.gz holds intensities that are not a number"):
         load_scan(*files(tmp_path))

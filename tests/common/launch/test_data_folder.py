@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,8 @@ from benchmarks import WORKLOADS
 from common import cli
 from common.config.composition import compose
 from common.config.schema import RunConfig, SessionConfig
+from common.data import manifest
+from common.data.manifest import Manifest
 from common.errors import DataError
 from common.launch.data_folder import require_prepared
 from common.launch.series import read_runs
@@ -38,7 +41,7 @@ def test_real_data_are_downloaded_where_stand_ins_are_generated(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("manifest", "complaint"),
+    ("content", "complaint"),
     [
         (None, "manifest.json is missing"),
         ("{", "manifest.json is not valid JSON"),
@@ -46,13 +49,13 @@ def test_real_data_are_downloaded_where_stand_ins_are_generated(tmp_path: Path) 
         (json.dumps({"format": "bert-hdf5/1"}), "format 'bert-hdf5/1' where 'imagenet-recordio/1' is needed"),
     ],
 )
-def test_a_folder_of_anything_else_is_named(tmp_path: Path, manifest: str | None, complaint: str) -> None:
-    if manifest is not None:
-        (tmp_path / "manifest.json").write_text(manifest)
+def test_a_folder_of_anything_else_is_named(tmp_path: Path, content: str | None, complaint: str) -> None:
+    if content is not None:
+        (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(DataError, match=complaint) as raised:
         require_prepared(*configured(tmp_path))
     assert "mlperf-suite generate benchmark=resnet scale=test" in str(raised.value)
-    beside = tmp_path if manifest is None else f"{tmp_path}-resnet"
+    beside = tmp_path if content is None else f"{tmp_path}-resnet"
     assert str(raised.value).endswith(f"--data-dir {beside}")
 
 
@@ -76,6 +79,40 @@ def test_prepared_data_are_of_the_format_that_the_workload_declares(workload: st
     run, session = configured(data_of(workload), f"benchmark={workload}", "scale=test")
     assert run.declaration.data_format == json.loads((data_of(workload) / "manifest.json").read_text())["format"]
     require_prepared(run, session)
+
+
+def describe(folder: Path, data_format: str, stand_in: bool, **counts: int) -> Path:
+    """A folder that has a manifest and nothing else."""
+    manifest.write(folder, Manifest(data_format, {}, counts, stand_in, {}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("train_samples", "eval_samples", "stand_in"),
+    [(95, 40, True), (96, 41, True), (96, 40, False)],
+    ids=["training samples", "evaluation samples", "real data"],
+)
+def test_a_series_opens_no_run_of_the_data_of_another_recipe(
+    train_samples: int, eval_samples: int, stand_in: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counts = {"train_samples": train_samples, "eval_samples": eval_samples}
+    folder = describe(tmp_path, "imagenet-recordio/1", stand_in, **counts)
+    given = ["benchmark=resnet", "scale=test", f"data_dir={folder}", f"launch.results={tmp_path}"]
+    assert cli.run(["series", "begin", "--series", "s", "--", *given]) == DataError.exit_code
+    told = capsys.readouterr().err
+    assert f"{folder}: holds {train_samples} training and {eval_samples} evaluation samples" in told
+    assert "but the recipe is for 96 and 40 of stand-in" in told
+    assert read_runs(tmp_path) == []
+
+
+@pytest.mark.parametrize(("train_samples", "fits"), [(31, False), (32, True), (35, True)])
+def test_an_epoch_may_leave_out_samples_of_the_folder(train_samples: int, fits: bool, tmp_path: Path) -> None:
+    """RNN-T trains on whole batches of the utterances, which are 32 in its test recipe."""
+    run, session = configured(tmp_path, "benchmark=rnnt", "scale=test")
+    assert run.declaration.data_format is not None
+    describe(tmp_path, run.declaration.data_format, True, train_samples=train_samples, eval_samples=6)
+    with contextlib.nullcontext() if fits else pytest.raises(DataError, match="holds 31 training"):
+        require_prepared(run, session)
 
 
 def test_a_series_opens_no_run_without_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

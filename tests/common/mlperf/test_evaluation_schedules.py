@@ -8,7 +8,10 @@ from itertools import islice
 
 import pytest
 
+from common import cli
+from common.config.composition import compose
 from common.data.batches import Block
+from common.errors import ConfigError
 from common.mlperf.rules import BENCHMARKS
 from common.mlperf.schedules import SCHEDULES, Schedule
 
@@ -187,3 +190,29 @@ def test_impossible_schedules_are_errors() -> None:
         SCHEDULES["rgat"](1024, train_samples=10_000)
     with pytest.raises(ValueError, match="does not divide"):
         SCHEDULES["rgat"](1000, ranks=3)
+
+
+@pytest.mark.parametrize("name", ["maskrcnn", "resnet", "retinanet", "rnnt", "ssd300", "unet3d"])
+def test_a_global_batch_fits_into_an_epoch(name: str) -> None:
+    tree = compose([f"benchmark={name}", "scale=test", "device=cpu"])
+    batch, samples = tree["hparams"]["global_batch_size"], tree["benchmark"]["train_samples"]
+    tree["hparams"]["global_batch_size"] = samples // batch * batch
+    cli.admitted(tree)
+    tree["hparams"]["global_batch_size"] += batch
+    with pytest.raises(ConfigError, match=f"hparams.global_batch_size={samples // batch * batch + batch}: .*{samples}"):
+        cli.admitted(tree)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("unet3d", {"last_epoch": 0}),
+        ("unet3d", {"first_epoch": 0}),
+        ("ssd300", {"ruleset": "0.7.0", "last_epoch": 0}),
+        ("gpt3", {"interval": 0}),
+        ("stable_diffusion", {"interval": 0}),
+    ],
+)
+def test_zero_is_no_default(name: str, options: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"positive first point|no evaluation falls before the end"):
+        SCHEDULES[name](4, **options)
