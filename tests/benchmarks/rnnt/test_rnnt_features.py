@@ -117,6 +117,18 @@ def test_silence_ends_where_a_window_is_loud_enough(parts, kept):
     assert (int(first_B), int(kept_B)) == oracle.sounding(sound.numpy())
 
 
+@pytest.mark.parametrize("precision", [torch.float32, torch.float64])
+def test_silence_before_noise_near_the_threshold_ends_where_sums_of_integers_say(precision):
+    made = oracle.noise_tails()
+    length_B = torch.tensor([len(sound) for sound in made])
+    padded = torch.zeros((len(made), int(length_B.max())), dtype=precision)
+    for slot, sound in enumerate(made):
+        padded[slot, : len(sound)] = torch.from_numpy(sound / 32768)
+    first_B, kept_B = plain.sounding(padded, length_B, FACTS)
+    found = zip(first_B.tolist(), (first_B + kept_B).tolist(), strict=True)
+    assert list(found) == [oracle.sounding_of_integers(sound) for sound in made]
+
+
 def test_noise_is_added_everywhere_alike_by_seed():
     seed_B = torch.tensor([11, 2**62 + 5, 11])
     zeros_BN, first_B = torch.zeros((3, 40_001), dtype=torch.float64), torch.tensor([0, 0, 0])
