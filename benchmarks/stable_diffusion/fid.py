@@ -22,8 +22,8 @@ from common.errors import DataError
 NEGATIVE = 1e-6
 """Eigenvalues of a covariance below zero by more than this share of the largest are no rounding."""
 ROUNDING = 1e-12
-"""Largest rounding error of a covariance, as a share of the squared length of the mean: sums of squares lose it when the
-mean's square is subtracted, which leaves nothing else of the covariance of equal pictures."""
+"""Largest rounding error of a covariance, as a share of the squared length of the mean, whose products are subtracted
+from sums of products: the covariance of equal pictures consists of such errors."""
 
 
 @dataclass(frozen=True)

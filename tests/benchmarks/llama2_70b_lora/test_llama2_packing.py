@@ -59,7 +59,10 @@ def test_names_of_special_tokens_in_a_text_become_the_tokens_as_in_the_reference
 
     (example,) = encoded([pair], tokenizer)
 
-    assert list(example.tokens) == [1, *theirs(f"{prompt(pair[0])} {pair[1]}</s>", add_special_tokens=False)["input_ids"]]
+    assert list(example.tokens) == [
+        1,
+        *theirs(f"{prompt(pair[0])} {pair[1]}</s>", add_special_tokens=False)["input_ids"],
+    ]
     assert example.prompt == 1 + len(theirs(prompt(pair[0]), add_special_tokens=False)["input_ids"])
     for name, token in (("<unk>", 0), ("<s>", 1), ("</s>", 2)):
         assert example.tokens[1:-1].count(token) == "".join(pair).count(name)

@@ -172,7 +172,13 @@ def test_updates_are_those_of_a_network_without_padding():
         if name == "pre_rnn.weight_ih_l0":
             assert not weight[:, 240:].any()
             weight = weight[:, :240]
-        torch.testing.assert_close(weight, wanted[name.removeprefix("joint.")], rtol=1e-6, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            weight,
+            wanted[name.removeprefix("joint.")],
+            rtol=1e-6,
+            atol=1e-9,
+            msg=lambda text, name=name: f"{name}: {text}",
+        )
 
 
 def test_loss_and_all_gradients_are_those_of_plain_layers():

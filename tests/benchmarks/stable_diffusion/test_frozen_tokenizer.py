@@ -127,7 +127,7 @@ def test_it_is_open_clips_on_the_published_merges():
     ("caption", "repaired"),
     [
         ("sch\u00c3\u00b6n caf\u00c3\u00a9", "sch\u00f6n caf\u00e9"),
-        ("it\u00e2\u20ac\u2122s a \u201cred\u201d one", "it's a \"red\" one"),
+        ("it\u00e2\u20ac\u2122s a \u201cred\u201d one", 'it\'s a "red" one'),
         ("\uff46\uff55\uff4c\uff4c \ufb01sh", "full fish"),
         ("e\u0301t\u00e9", "\u00e9t\u00e9"),
         ("red\x1b[31m\x07 circle\u2028blue", "red circle blue"),
