@@ -58,6 +58,11 @@ class Architecture:
         """The last class."""
         return self.classes - 1
 
+    @property
+    def features(self) -> int | None:
+        """Features of a frame without padding; None where a frame is never padded."""
+        return None
+
 
 @dataclass(frozen=True)
 class Facts(AudioFacts, Architecture):

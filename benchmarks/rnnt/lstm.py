@@ -49,6 +49,7 @@ class LstmStack(nn.Module):
         generator: of the initial weights, on the CPU.
         device, dtype: of weights and activations.
         implementation: of :mod:`benchmarks.rnnt.ops.lstm`, by name.
+        real_inputs: inputs that are not padding, the first ones; None for all. The others must be zero in every frame.
 
     Attributes:
         choice: name of the implementation chosen.
@@ -68,8 +69,10 @@ class LstmStack(nn.Module):
         device: torch.device | None = None,
         dtype: torch.dtype = torch.float32,
         implementation: str = AUTO,
+        real_inputs: int | None = None,
     ) -> None:
         super().__init__()
+        self._real_inputs = inputs if real_inputs is None else real_inputs
         self.inputs, self.width, self.layers, self.dropout = inputs, width, layers, dropout_p
         for layer in range(layers):
             of_layer = inputs if layer == 0 else width
@@ -92,12 +95,18 @@ class LstmStack(nn.Module):
 
     @torch.no_grad()
     def draw(self, initial: Initial, generator: torch.Generator) -> None:
-        """Draw the initial weights."""
+        """Draw the initial weights.
+
+        Columns of ``weight_ih_l0`` for padding start at zero. Their gradient is zero because the inputs are, so that
+        they stay zero and add nothing to any norm: updates are those of a weight without these columns.
+        """
         bound = 1 / math.sqrt(self.width)
         forget = slice(self.width, 2 * self.width)
         for layer in range(self.layers):
             weights = self.weights(layer)
-            for weight in weights:
+            real = self._real_inputs if layer == 0 else self.width
+            weights.ih_GI[:, real:] = 0.0
+            for weight in (weights.ih_GI[:, :real], *weights[1:]):
                 weight.uniform_(-bound, bound, generator=generator)
             weights.bias_ih_G[forget] = initial.forget_bias
             weights.bias_hh_G[forget] *= initial.hidden_bias_scale

@@ -73,15 +73,15 @@ class Rnnt(nn.Module):
         shape = self.architecture = architecture
         initial = Initial(shape.forget_bias, shape.hidden_bias_scale, init_scale)
 
-        def stack(inputs: int, width: int, layers: int, dropout: float) -> LstmStack:
+        def stack(inputs: int, width: int, layers: int, dropout: float, real: int | None = None) -> LstmStack:
             with asked_for("model.lstm", config.lstm):
-                return LstmStack(inputs, width, layers, dropout, initial, generator, device, dtype, config.lstm)
+                return LstmStack(inputs, width, layers, dropout, initial, generator, device, dtype, config.lstm, real)
 
         width, predicted = shape.encoder_width, shape.prediction_width
         self.pred_embed = nn.Embedding(shape.blank, predicted, device="meta").to_empty(device="cpu")
         nn.init.normal_(self.pred_embed.weight, generator=generator)
         self.dec_rnn = stack(predicted, predicted, shape.prediction_layers, shape.prediction_dropout)
-        self.pre_rnn = stack(config.features, width, shape.pre_layers, shape.encoder_dropout)
+        self.pre_rnn = stack(config.features, width, shape.pre_layers, shape.encoder_dropout, shape.features)
         self.post_rnn = stack(JOINED * width, width, shape.post_layers, shape.encoder_dropout)
         # Dropout's call sites: each LSTM has one for every layer.
         self._post_site = shape.pre_layers

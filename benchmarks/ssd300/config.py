@@ -123,8 +123,9 @@ class Hparams(SgdHparams):
     """The tunable hyperparameters: the rows of the rules' table for ``ssd``.
 
     Attributes:
-        variant: ``reference`` counts the iterations of the warm-up from 0, ``nvidia`` from 1 and keeps the learning
-            rate in the momentum buffer.
+        variant: ``reference`` counts the iterations of the warm-up from 0 and stays at the rate of the last of them
+            until the first boundary; ``nvidia`` counts from 1, has the full rate after the warm-up, and keeps the
+            learning rate in the momentum buffer.
         base_learning_rate: before the first boundary; already scaled to the global batch.
         warmup_epochs: length of the warm-up; its iterations are rounded down.
         warmup_factor: f; the warm-up begins 2**-f below the learning rate.

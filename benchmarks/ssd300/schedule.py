@@ -29,11 +29,14 @@ def warmup_then_falls(
     warmup_factor: int = 0,
     first_step: Literal[0, 1] = 0,
 ) -> Schedule:
-    """The learning rate of the MLPerf reference.
+    """The learning rate of the MLPerf reference, or that of NVIDIA's submissions.
 
     With s = counter + first_step, W = warmup, f = warmup_factor and r = base * factor**(boundaries that the counter has
-    reached): r - (W - s) * r / (W * 2**f) while s < W, then r. The reference's first update counts as 0, that of
-    NVIDIA's submissions as 1.
+    reached): r - (W - s) * r / (W * 2**f) while s < W, then r.
+
+    The reference's first update counts as 0. After its warm-up the reference leaves the rate at that of the last
+    iteration of the warm-up, r - r / (W * 2**f), and sets it to r at the next boundary only. NVIDIA's first update
+    counts as 1, and the rate after the warm-up is r.
 
     Args:
         base: before the first boundary.
@@ -41,7 +44,7 @@ def warmup_then_falls(
         factor: by which it falls at each.
         warmup: W, in updates; 0 is no warm-up.
         warmup_factor: f; with 0 the warm-up begins at 0.
-        first_step: what the first update counts as.
+        first_step: what the first update counts as: 0 in the reference, 1 in NVIDIA's submissions.
 
     Raises:
         ValueError: the warm-up is negative.
@@ -54,7 +57,11 @@ def warmup_then_falls(
         for boundary in boundaries:
             rate = torch.where(step >= boundary, rate * factor, rate)
         if warmup:
-            left = (warmup - (step + first_step)).clamp(min=0).to(torch.float64)
+            left = warmup - (step + first_step)
+            if first_step == 0:
+                later = [boundary for boundary in boundaries if boundary >= warmup]
+                left = torch.where(step >= min(later), left, left.clamp(min=1)) if later else left.clamp(min=1)
+            left = left.clamp(min=0).to(torch.float64)
             rate = rate - left * rate / (warmup * 2**warmup_factor)
         return rate.to(torch.float32)
 

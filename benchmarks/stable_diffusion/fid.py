@@ -21,6 +21,9 @@ from common.errors import DataError
 
 NEGATIVE = 1e-6
 """Eigenvalues of a covariance below zero by more than this share of the largest are no rounding."""
+ROUNDING = 1e-12
+"""Largest rounding error of a covariance, as a share of the squared length of the mean, whose products are subtracted
+from sums of products: the covariance of equal pictures consists of such errors."""
 
 
 @dataclass(frozen=True)
@@ -120,10 +123,11 @@ class FrechetDistance:
         self.features = reference.features
         self._mean_F, self._covariance_FF = self._checked(reference, "the reference")
         values_F, vectors_FF = torch.linalg.eigh(self._covariance_FF)
-        self._root_FF = (vectors_FF * _roots(values_F, "the reference")) @ vectors_FF.T
+        roots_F = _roots(values_F, _rounding(self._mean_F), "the reference")
+        self._root_FF, self._largest = (vectors_FF * roots_F) @ vectors_FF.T, float(roots_F[-1]) ** 2
 
     def __call__(self, statistics: FeatureStatistics) -> float:
-        """The distance of ``statistics``, 0 or more but for rounding; waits for the device.
+        """The distance of ``statistics``, at least 0; waits for the device.
 
         Raises:
             DataError: they have another number of features, values that are not finite, or no covariance.
@@ -131,9 +135,10 @@ class FrechetDistance:
         mean_F, covariance_FF = self._checked(statistics, "the generated pictures")
         product_FF = self._root_FF @ covariance_FF @ self._root_FF
         values_F = torch.linalg.eigvalsh((product_FF + product_FF.T) / 2)
-        shared = _roots(values_F, "the generated pictures").sum()
+        shared = _roots(values_F, self._largest * _rounding(mean_F), "the generated pictures").sum()
         traces = self._covariance_FF.trace() + covariance_FF.trace()
-        return float((self._mean_F - mean_F).square().sum() + traces - 2 * shared)
+        distance = float((self._mean_F - mean_F).square().sum() + traces - 2 * shared)
+        return max(distance, 0.0)  # roots of eigenvalues that are rounding errors of 0 are larger than 0
 
     def _checked(self, statistics: FeatureStatistics, whose: str) -> tuple[Tensor, Tensor]:
         mean_F, covariance_FF = (
@@ -151,13 +156,18 @@ class FrechetDistance:
         return mean_F, covariance_FF
 
 
-def _roots(values_F: Tensor, whose: str) -> Tensor:
+def _rounding(mean_F: Tensor) -> float:
+    """Rounding error that a covariance beside this mean may have."""
+    return ROUNDING * float(mean_F.square().sum())
+
+
+def _roots(values_F: Tensor, rounding: float, whose: str) -> Tensor:
     """Square roots of eigenvalues that are at least 0 but for rounding.
 
     Raises:
         DataError: they are not.
     """
     lowest, highest = float(values_F[0]), float(values_F[-1])
-    if lowest < -NEGATIVE * abs(highest):
+    if lowest < -NEGATIVE * abs(highest) - rounding:
         raise DataError(f"FID: the covariance of {whose} has the eigenvalue {lowest:.3g} beside {highest:.3g}")
     return values_F.clamp(min=0).sqrt()

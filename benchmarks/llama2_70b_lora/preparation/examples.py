@@ -2,11 +2,16 @@
 
 The template is the reference's (mlcommons/training, llama2_70b_lora/scripts/utils.py). Llama's tokenizer puts BOS in
 front; EOS stands in the template. Where the answer begins is how many tokens the prompt has by itself.
+
+The reference writes EOS into the text as ``</s>``, which its tokenizer (transformers' Llama) turns into the token. It
+does the same with ``<unk>``, ``<s>`` and ``</s>`` wherever a report or a summary has them, and encodes the text between
+two of them as a text of its own. SentencePiece alone would cut these words into pieces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -69,13 +74,29 @@ def read_texts(path: Path) -> Iterator[tuple[str, str]]:
         raise DataError(f"{path}, line {number} {problem}; fetch the file again") from error
 
 
+def tokens_of(texts: Sequence[str], tokenizer: SentencePieceProcessor, threads: int = 1) -> list[list[int]]:
+    """Return the tokens of each text, without BOS; the names of unknown, BOS and EOS become these tokens."""
+    tokens = (tokenizer.unk_id(), tokenizer.bos_id(), tokenizer.eos_id())
+    special = {tokenizer.id_to_piece(token): token for token in tokens}
+    names = re.compile("(" + "|".join(map(re.escape, special)) + ")")
+    parts = [[part for part in names.split(text) if part] for text in texts]
+    plain = [part for own in parts for part in own if part not in special]
+    found = iter(tokenizer.encode(plain, num_threads=threads))
+    made: list[list[int]] = []
+    for own in parts:
+        made.append([])
+        for part in own:
+            made[-1] += [special[part]] if part in special else next(found)
+    return made
+
+
 def encoded(texts: Iterable[tuple[str, str]], tokenizer: SentencePieceProcessor, threads: int = 1) -> Iterator[Example]:
     """The example of each (report, summary), in their order."""
     bos, eos, texts = tokenizer.bos_id(), tokenizer.eos_id(), iter(texts)
     while chunk := list(islice(texts, _CHUNK)):
         asked = [prompt(report) for report, _ in chunk]
         whole = [f"{question} {summary}" for question, (_, summary) in zip(asked, chunk, strict=True)]
-        pieces = tokenizer.encode(whole + asked, num_threads=threads)
+        pieces = tokens_of(whole + asked, tokenizer, threads)
         for answered, question in zip(pieces[: len(chunk)], pieces[len(chunk) :], strict=True):
             yield Example([bos, *answered, eos], 1 + len(question))
 

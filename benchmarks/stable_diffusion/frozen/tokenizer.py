@@ -1,5 +1,7 @@
 """CLIP's tokenizer: byte-pair encoding of lower-cased text (Sennrich et al. 2016, over bytes as in GPT-2).
 
+As in the reference, texts first pass ``ftfy.fix_text``, which repairs mojibake, typographic quotes and the like.
+
 The vocabulary is made of a file of merges: ids 0 to 255 are single bytes, 256 to 511 bytes that end a word, then one
 token per merge in the file's order, and at last the marks that begin and end a text.
 """
@@ -7,17 +9,17 @@ token per merge in the file's order, and at last the marks that begin and end a 
 from __future__ import annotations
 
 import html
-import importlib
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
+import ftfy
 import torch
 from torch import Tensor
 
-from common.errors import ConfigError, DataError
+from common.errors import DataError
 from common.untrusted.archives import read_gzip
 from common.untrusted.regular_file import decoded
 
@@ -46,18 +48,12 @@ class Tokenizer:
             pairs than the vocabulary has room for, the first are taken.
         vocabulary: tokens in all.
         context: ids of a row, T.
-        repair: fix mojibake, typographic quotes and the like with ``ftfy`` first, as the code did that the published
-            networks were trained with. It matters to few captions, needs that package, and never depends on whether
-            it happens to be there; without it texts are brought to Unicode's NFC, which ``ftfy`` does as well.
 
     Raises:
         DataError: the file is missing, damaged, or has fewer pairs than the vocabulary needs.
-        ConfigError: ``repair`` without ``ftfy``.
     """
 
-    def __init__(
-        self, merges: Path, vocabulary: int = PUBLISHED_VOCABULARY, context: int = CONTEXT, repair: bool = False
-    ) -> None:
+    def __init__(self, merges: Path, vocabulary: int = PUBLISHED_VOCABULARY, context: int = CONTEXT) -> None:
         pairs = read_merges(merges, vocabulary - BYTE_TOKENS - MARKS)
         characters = list(byte_characters().values())
         tokens = [*characters, *(character + END_OF_WORD for character in characters), *map("".join, pairs)]
@@ -67,7 +63,6 @@ class Tokenizer:
         self._ids = dict(zip(tokens, range(len(tokens)), strict=True))
         self._ranks = {pair: rank for rank, pair in enumerate(pairs)}
         self._bytes = byte_characters()
-        self._repair = _ftfy() if repair else _composed
         self._known: dict[str, tuple[int, ...]] = {}
 
     def __call__(self, captions: Sequence[str]) -> Tensor:
@@ -88,7 +83,7 @@ class Tokenizer:
         return [token for word in words(self._clean(caption)) for token in self._word_ids(word)]
 
     def _clean(self, caption: str) -> str:
-        text = html.unescape(html.unescape(self._repair(caption))).strip()
+        text = html.unescape(html.unescape(ftfy.fix_text(caption))).strip()
         return "".join(" " if character in _SPACES else character for character in text).lower()
 
     def _word_ids(self, word: str) -> tuple[int, ...]:
@@ -200,16 +195,3 @@ def _kind(character: str) -> int:
     if character in _SPACES:
         return _SPACE
     return {"L": _LETTER, "N": _NUMBER}.get(unicodedata.category(character)[0], _OTHER)
-
-
-def _composed(text: str) -> str:
-    return unicodedata.normalize("NFC", text)
-
-
-def _ftfy() -> Callable[[str], str]:
-    try:
-        ftfy = importlib.import_module("ftfy")
-    except ImportError as error:
-        raise ConfigError("captions are to be repaired, and ftfy is not installed: pip install ftfy") from error
-    fix: Callable[[str], str] = ftfy.fix_text
-    return fix

@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from small_rows import write_tokenizer
+from tokenizers import normalizers
+from transformers import LlamaTokenizer
+from transformers.convert_slow_tokenizer import generate_merges
 
 from benchmarks.llama2_70b_lora.preparation.examples import encoded, prompt
 from benchmarks.llama2_70b_lora.preparation.packing import Example, pack, pieces
@@ -25,6 +28,44 @@ def test_an_example_is_bos_prompt_space_summary_eos_and_asks_for_the_summary(tmp
     scored = example.scored()
     assert tokenizer.decode([t for t, s in zip(example.tokens, scored, strict=True) if s]) == "it is"
     assert not scored[-1]
+
+
+def as_published(tokenizer):
+    """transformers' tokenizer of the same pieces, normalised as Llama 2's ``tokenizer.json`` says."""
+    vocabulary = {tokenizer.id_to_piece(number): number for number in range(tokenizer.vocab_size())}
+    scores = {piece: tokenizer.get_score(number) for piece, number in vocabulary.items()}
+    theirs = LlamaTokenizer(vocab=vocabulary, merges=generate_merges(vocabulary, scores))
+    space = normalizers.Replace(" ", "\u2581")
+    theirs.backend_tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), space])
+    theirs.backend_tokenizer.pre_tokenizer = None
+    return theirs
+
+
+SPECIAL = {
+    "eos": ("water</s> is wet", "it is"),
+    "bos": ("<s>water is", "<s> it </s> is"),
+    "unknown": ("water <unk>is", "it<unk><unk> is"),
+    "adjacent": ("</s><s>", "</s>"),
+    "nearly": ("< s> </ s> <S> </s", "<unk it <<s>> is"),
+    "none": ("water is wet", "it is"),
+}
+
+
+@pytest.mark.parametrize("pair", SPECIAL.values(), ids=SPECIAL.keys())
+def test_names_of_special_tokens_in_a_text_become_the_tokens_as_in_the_reference(tmp_path, pair):
+    """The reference tokenizes the template with the text of EOS at its end."""
+    tokenizer = write_tokenizer(tmp_path / "tokenizer.model")
+    theirs = as_published(tokenizer)  # puts no BOS in front unless asked to
+
+    (example,) = encoded([pair], tokenizer)
+
+    assert list(example.tokens) == [
+        1,
+        *theirs(f"{prompt(pair[0])} {pair[1]}</s>", add_special_tokens=False)["input_ids"],
+    ]
+    assert example.prompt == 1 + len(theirs(prompt(pair[0]), add_special_tokens=False)["input_ids"])
+    for name, token in (("<unk>", 0), ("<s>", 1), ("</s>", 2)):
+        assert example.tokens[1:-1].count(token) == "".join(pair).count(name)
 
 
 def test_threads_do_not_change_examples(tmp_path):

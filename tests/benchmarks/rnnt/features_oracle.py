@@ -59,6 +59,26 @@ def sounding(sound: np.ndarray) -> tuple[int, int]:
     return int(loud[0]), int(loud[-1] + WINDOW - loud[0])
 
 
+def noise_tails() -> list[np.ndarray]:
+    """Utterances, int16, that end with noise of -63 to -57 dB relative to the speech: where trimming is hardest."""
+    random = np.random.default_rng(1)
+    made = []
+    for decibels in (-63, -62, -61, -60.5, -60, -59.5, -59, -58, -57) * 2:
+        lead, speech, tail = random.integers(3000, 6000), random.integers(9000, 14000), random.integers(6000, 12000)
+        deviations = ((0.4, lead), (4000, speech), (4000 * 10 ** (decibels / 20), tail))
+        sound = np.concatenate([random.normal(0, deviation, count) for deviation, count in deviations])
+        made.append(sound.round().clip(-32768, 32767).astype(np.int16))
+    return made
+
+
+def sounding_of_integers(sound: np.ndarray) -> tuple[int, int]:
+    """First sample, and the one behind the last, between silences of an int16 utterance, without rounding anywhere."""
+    sums = np.concatenate([[0], np.cumsum(sound.astype(np.int64) ** 2)])
+    power = sums[WINDOW:] - sums[:-WINDOW]
+    loud = np.flatnonzero(power * 10**6 >= power.max())
+    return int(loud[0]), int(loud[-1] + WINDOW)
+
+
 def log_mel(sound: np.ndarray) -> np.ndarray:
     """(frames, 80): emphasised, and the logarithm of the power in the mel filters."""
     emphasised = sound - 0.97 * np.concatenate([sound[:1], sound[:-1]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import features_oracle as oracle
 import numpy as np
 import pytest
 import torch
@@ -109,3 +110,23 @@ def test_silence_ends_within_a_window_of_where_it_does_in_dali():
         assert abs(begin + length - int(first_B[slot] + kept_B[slot])) <= FACTS.silence_window
         assert int(first_B[slot]) > 0
         assert int(first_B[slot] + kept_B[slot]) < LENGTHS[slot]
+
+
+def test_of_noisy_ends_ours_is_exact_and_dalis_begin_is():
+    """DALI's running sum restarts every 8,192 samples and rounds, so that its end is another where noise is near the
+    threshold of -60 dB; the README says how often."""
+    made = oracle.noise_tails()
+    audio = batch(made, 1.0)
+    signal_BN = plain.resample(audio, max(map(len, made)), FACTS, torch.float32)
+    first_B, kept_B = plain.sounding(signal_BN, audio.resampled_B, FACTS)
+    regions = by_dali(
+        made,
+        lambda sound: dali.fn.nonsilent_region(sound, cutoff_db=FACTS.silence_db, window_length=FACTS.silence_window),
+    )
+    others = 0
+    for slot, sound in enumerate(made):
+        begin, end = oracle.sounding_of_integers(sound)
+        assert (int(first_B[slot]), int(first_B[slot] + kept_B[slot])) == (begin, end)
+        assert int(regions[slot][0]) == begin
+        others += int(regions[slot][0] + regions[slot][1]) != end
+    assert 0 < others < len(made)

@@ -117,6 +117,18 @@ def test_silence_ends_where_a_window_is_loud_enough(parts, kept):
     assert (int(first_B), int(kept_B)) == oracle.sounding(sound.numpy())
 
 
+@pytest.mark.parametrize("precision", [torch.float32, torch.float64])
+def test_silence_before_noise_near_the_threshold_ends_where_sums_of_integers_say(precision):
+    made = oracle.noise_tails()
+    length_B = torch.tensor([len(sound) for sound in made])
+    padded = torch.zeros((len(made), int(length_B.max())), dtype=precision)
+    for slot, sound in enumerate(made):
+        padded[slot, : len(sound)] = torch.from_numpy(sound / 32768)
+    first_B, kept_B = plain.sounding(padded, length_B, FACTS)
+    found = zip(first_B.tolist(), (first_B + kept_B).tolist(), strict=True)
+    assert list(found) == [oracle.sounding_of_integers(sound) for sound in made]
+
+
 def test_noise_is_added_everywhere_alike_by_seed():
     seed_B = torch.tensor([11, 2**62 + 5, 11])
     zeros_BN, first_B = torch.zeros((3, 40_001), dtype=torch.float64), torch.tensor([0, 0, 0])
@@ -161,7 +173,7 @@ def test_normalised_features_have_mean_zero_and_deviation_one_over_their_own_fra
 
 
 def test_masks_have_the_distribution_of_the_reference():
-    """Widths from 0 to the most; the first is below the room less the width."""
+    """Widths from 0 to the largest; the first from 0 to the size less the width. Both ends are included."""
     count, frames = 20_000, 400
     seed_B = torch.randint(2**62, (count,), generator=torch.Generator().manual_seed(1))
     length_B = torch.where(torch.arange(count) % 2 == 0, 150, 350)
@@ -171,13 +183,15 @@ def test_masks_have_the_distribution_of_the_reference():
     for mask in (0, 1):
         uniform(width_BC[:, mask], 21)
         for width in (0, 20):
-            uniform(first_BC[width_BC[:, mask] == width, mask], 80 - width)
+            uniform(first_BC[width_BC[:, mask] == width, mask], 80 - width + 1)
     for mask in (2, 11):
         uniform(width_BC[length_B == 150, mask], 5)  # 4.5 rounds to even
         uniform(width_BC[length_B == 350, mask], 11)  # 10.5 too
         first_B = first_BC[width_BC[:, mask] == 4, mask]
-        assert first_B.max() < 390 - 4  # anywhere in the longest, beyond the utterance too
-        uniform(first_B * 8 // (390 - 4), 8)
+        uniform(first_B // 43, 9)  # 387 places anywhere in the longest, beyond the utterance too
+    ends_BC = (first_BC + width_BC)[:, 2:]
+    assert ends_BC.max() == 390
+    assert (ends_BC == 390).sum() > 10 * len(ends_BC) / 390 / 2
     assert abs(float(np.corrcoef(width_BC[:, 0], width_BC[:, 1])[0, 1])) < 0.03
     assert abs(float(np.corrcoef(width_BC[:, 2], first_BC[:, 2])[0, 1])) < 0.03
 
@@ -188,6 +202,20 @@ def uniform(values: torch.Tensor, count: int) -> None:
     assert len(found) == count
     expected = len(values) / count
     assert np.abs(found - expected).max() < 5 * math.sqrt(expected) + 1
+
+
+def test_masks_reach_the_last_feature_and_the_last_frame():
+    """A mask as wide as the features covers all of them; the last band and the last frame are masked as often as the
+    first ones."""
+    facts = small_corpus.facts(time_mask_min=0.03)
+    seed_B, length_B = torch.arange(20_000), torch.full((20_000,), 40)
+    frames_BS, features_BM = plain.kept_by_masks(seed_B, length_B, 40, facts)
+    for kept in (frames_BS, features_BM):
+        masked = (~kept).double().mean(0)
+        assert masked[0] > 0
+        assert masked[-1] == pytest.approx(float(masked[0]), rel=0.15)
+    everything = small_corpus.facts(freq_mask_min=80, freq_mask_max=80)
+    assert not plain.kept_by_masks(seed_B[:9], length_B[:9], 40, everything)[1].any()
 
 
 def test_masked_features_are_zero_and_others_as_they_were():

@@ -13,7 +13,12 @@ from benchmarks.rnnt import example
 from benchmarks.rnnt.config import Architecture, Facts, ModelConfig
 from benchmarks.rnnt.decoder import START
 from benchmarks.rnnt.model import IN_ORDER, PARTS, Rnnt, training_flops
+from common.distributed.layout import Layout
 from common.mlperf.fixed import fixed_facts
+from common.optim.adaptive import LAMB
+from common.optim.learning_rate import constant
+from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
+from common.optim.updater import apply_gradients
 
 CPU = torch.device("cpu")
 FACTS = fixed_facts(Facts, "rnnt")
@@ -109,6 +114,71 @@ def test_weights_start_as_the_reference_draws_them(scale):
         deviation = limit / math.sqrt(3)  # of a uniform distribution
         assert (weight.std() / deviation - 1).abs() < 5 / math.sqrt(weight.numel())
         assert weight.mean().abs() < 5 * deviation / math.sqrt(weight.numel())
+
+
+def test_padding_of_frames_starts_at_zero_and_draws_nothing():
+    padded, own = dict(real_network(256).named_parameters()), dict(real_network(240).named_parameters())
+    for name, weight in padded.items():
+        if name == "pre_rnn.weight_ih_l0":
+            assert not weight[:, 240:].any()
+            weight = weight[:, :240]
+        assert torch.equal(weight, own[name]), name
+
+
+def test_updates_are_those_of_a_network_without_padding():
+    """Three updates by LAMB on 16 columns of padding against a float64 LAMB on 240 columns, written down here."""
+    facts = fixed_facts(
+        Facts, "rnnt", classes=7, encoder_width=6, prediction_width=5, joint_width=4,
+        encoder_dropout=0.0, prediction_dropout=0.0, joint_dropout=0.0,
+    )  # fmt: skip
+    config = ModelConfig(features=256, loss_scale=1.0)
+    network = Rnnt(facts, config, 2.0, torch.Generator().manual_seed(2), CPU, torch.float64)
+    plain = PlainRnnt(240, 6, 5, 4, 7).double()
+    own = {name.removeprefix("joint."): weight.clone() for name, weight in network.state_dict().items()}
+    own["pre_rnn.weight_ih_l0"] = own["pre_rnn.weight_ih_l0"][:, :240]
+    plain.load_state_dict(own)
+    group = ParameterGroup(network.in_order(), weight_decay=1e-3, trust_ratio=True)
+    clip, rule = ClipNorm(1.0, "after_reduction"), LAMB(0.9, 0.999, 1e-9)
+    optimizer = Optimizer([group], rule, constant(0.05), Layout(), grad_divisor=1.0, clip=clip)
+    moments = {name: (0.0, 0.0) for name, _ in plain.named_parameters()}
+    generator = torch.Generator().manual_seed(5)
+    for step in (1, 2, 3):
+        features_TBF = torch.zeros((5, 2, 256), dtype=torch.float64)
+        features_TBF[:, :, :240] = torch.randn((5, 2, 240), generator=generator, dtype=torch.float64)
+        tensors = {
+            "features": features_TBF, "feature_lengths": torch.full((2,), 5, dtype=torch.int32),
+            "tokens": torch.tensor([[1, 3], [5, 0]], dtype=torch.int32),
+            "token_lengths": torch.full((2,), 2, dtype=torch.int32), "seed": torch.tensor([7]),
+        }  # fmt: skip
+        optimizer.begin()
+        network.loss(tensors, None).mean().backward()
+        optimizer.arm()
+        assert not apply_gradients([optimizer], torch.tensor(0.0))
+        losses = [plain(features_TBF[:, row, :240], tensors["tokens"][row].tolist()) for row in (0, 1)]
+        plain.zero_grad()
+        torch.stack(losses).mean().backward()
+        norm = torch.stack([weight.grad.square().sum() for weight in plain.parameters()]).sum().sqrt()
+        assert norm > 1  # so that the clip has an effect
+        for name, weight in plain.named_parameters():
+            gradient = weight.grad / (norm + 1e-6)
+            first = 0.9 * moments[name][0] + 0.1 * gradient
+            second = 0.999 * moments[name][1] + 0.001 * gradient.square()
+            moments[name] = (first, second)
+            with torch.no_grad():
+                change = first / (1 - 0.9**step) / ((second / (1 - 0.999**step)).sqrt() + 1e-9) + 1e-3 * weight
+                weight -= 0.05 * weight.norm() / change.norm() * change
+    wanted = dict(plain.named_parameters())
+    for name, weight in network.named_parameters():
+        if name == "pre_rnn.weight_ih_l0":
+            assert not weight[:, 240:].any()
+            weight = weight[:, :240]
+        torch.testing.assert_close(
+            weight,
+            wanted[name.removeprefix("joint.")],
+            rtol=1e-6,
+            atol=1e-9,
+            msg=lambda text, name=name: f"{name}: {text}",
+        )
 
 
 def test_loss_and_all_gradients_are_those_of_plain_layers():

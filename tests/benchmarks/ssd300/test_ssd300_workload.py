@@ -140,37 +140,58 @@ def test_a_backbone_of_another_network_is_one_error(tmp_path):
         built(f"assets_dir={tmp_path}")
 
 
-def plain_rates(base, boundaries, samples, batch, warmup, variant, steps):
-    """The rates of the first ``steps`` updates, counted epoch by epoch as the sheet of the benchmark has them."""
-    rates, seen = [], 0
+def plain_rates(base, boundaries, samples, batch, warmup, variant, factor, steps):
+    """The rates of the first ``steps`` updates, as loops over epochs and iterations set them.
+
+    The reference sets the rate at the start of an epoch of the schedule and in each iteration of the warm-up; otherwise
+    it stays as it was. NVIDIA's is computed for every iteration.
+    """
+    rates, seen, epochs, base_now, rate = [], 0, 0, base, base
     for iteration in range(steps):
-        epoch = seen // samples
-        rate = base * 0.1 ** sum(epoch >= boundary for boundary in boundaries)
+        while epochs <= seen // samples:
+            if epochs in boundaries:
+                rate = base_now = base_now * 0.1
+            epochs += 1
         count = iteration + (variant == "nvidia")
         if count < warmup:
-            rate -= (warmup - count) * rate / warmup
+            rate = base_now - (warmup - count) * base_now / (warmup * 2**factor)
+        elif variant == "nvidia":
+            rate = base_now
         rates.append(rate)
         seen += batch
     return rates
 
 
 @pytest.mark.parametrize("variant", ["nvidia", "reference"])
-@pytest.mark.parametrize(("warmup_epochs", "boundaries"), [(2.5, [4, 5]), (4.5, [4, 5])])
-def test_the_learning_rate_is_that_of_a_plain_loop(variant, warmup_epochs, boundaries):
+@pytest.mark.parametrize(
+    ("warmup_epochs", "boundaries", "factor"),
+    [(2.5, [4, 5], 0), (2.5, [4, 5], 2), (4.5, [4, 5], 0), (5.5, [4, 5], 0), (4.032, [4, 5], 1), (0, [4, 5], 0)],
+)
+def test_the_learning_rate_is_that_of_a_plain_loop(variant, warmup_epochs, boundaries, factor):
     samples, batch = 1000, 64
     warmup = warmup_steps(warmup_epochs, samples, batch)
     assert warmup == int(warmup_epochs * 15.625)
     schedule = warmup_then_falls(
-        0.4, decay_steps(boundaries, samples, batch), 0.1, warmup, first_step=1 if variant == "nvidia" else 0
+        0.4, decay_steps(boundaries, samples, batch), 0.1, warmup, factor, first_step=1 if variant == "nvidia" else 0
     )
     found = [schedule(torch.tensor(step)).item() for step in range(100)]
-    assert found == pytest.approx(plain_rates(0.4, boundaries, samples, batch, warmup, variant, 100), rel=1e-6)
+    assert found == pytest.approx(plain_rates(0.4, boundaries, samples, batch, warmup, variant, factor, 100), rel=1e-6)
+
+
+@pytest.mark.parametrize(("variant", "after"), [("reference", 0.08 * (1 - 1 / 300)), ("nvidia", 0.08)])
+def test_the_reference_stays_at_the_last_rate_of_its_warmup(variant, after):
+    """The published point: 300 iterations of warm-up at a batch of 1,024, and 115 iterations in an epoch."""
+    schedule = warmup_then_falls(0.08, [4581, 5726], 0.1, 300, first_step=1 if variant == "nvidia" else 0)
+    for step in (300, 301, 4580):
+        assert schedule(torch.tensor(step)).item() == pytest.approx(after, rel=1e-6)
+    assert schedule(torch.tensor(4581)).item() == pytest.approx(0.008, rel=1e-6)
+    assert schedule(torch.tensor(5726)).item() == pytest.approx(0.0008, rel=1e-6)
 
 
 def test_a_warmup_factor_begins_at_a_part_of_the_rate():
     schedule = warmup_then_falls(0.8, [], 0.1, warmup=10, warmup_factor=2)
     assert schedule(torch.tensor(0)).item() == pytest.approx(0.8 * (1 - 1 / 4))
-    assert schedule(torch.tensor(10)).item() == pytest.approx(0.8)
+    assert schedule(torch.tensor(10)).item() == pytest.approx(0.8 * (1 - 1 / 40))
 
 
 @pytest.mark.parametrize(("variant", "inside"), [("nvidia", True), ("reference", False)])

@@ -48,9 +48,25 @@ def test_a_wider_distribution_is_as_far_as_its_deviation():
     assert distance((np.zeros(7), np.eye(7)), (np.zeros(7), 4 * np.eye(7))) == pytest.approx(7.0, abs=1e-12)
 
 
-def test_equal_distributions_are_not_apart():
-    found = statistics_of_features(torch.from_numpy(features(200, 20, 3)))
-    assert FrechetDistance(found)(found) == pytest.approx(0, abs=1e-9 * np.trace(found.covariance_FF))
+@pytest.mark.parametrize(
+    "x",
+    [
+        features(200, 20, 3),
+        features(30, 300, 3),
+        features(2, 40, 3),
+        np.full((200, 20), 0.3),
+        np.full((30, 5), -7e4),
+        np.zeros((4, 3)),
+        features(300, 64, 3) * 1e-6 + 1e3,
+        np.maximum(features(30, 300, 3), 0),
+    ],
+    ids=["full", "few", "two", "equal", "equal and large", "zeros", "hardly different", "not negative"],
+)
+def test_equal_statistics_are_at_a_distance_of_zero(x):
+    """Also where covariances are singular, or nothing but rounding errors."""
+    found = statistics_of_features(torch.from_numpy(x))
+    distance = FrechetDistance(found)(found)
+    assert 0 <= distance <= 1e-9 * (np.trace(found.covariance_FF) + np.square(found.mean_F).sum())
 
 
 @pytest.mark.parametrize(("first", "second"), [(500, 400), (60, 500), (500, 60)], ids=["full", "few real", "few made"])

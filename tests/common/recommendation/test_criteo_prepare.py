@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from criteo_logs import HOTNESS, LARGEST, ROWS, expected_files, write_days, write_published
+from criteo_logs import HOTNESS, LARGEST, ROWS, as_text, expected_files, write_days, write_published
 
 from common.data import manifest, stand_in
 from common.data.stages import Stages
@@ -202,15 +202,34 @@ def test_a_real_day_that_is_not_whole_is_refused(raw, tmp_path):
         prepare(folder, tmp_path / "data", MULTI_HOT)
 
 
-def test_a_count_without_a_logarithm_is_refused(raw, tmp_path):
-    folder = copied(raw[0], tmp_path / "raw")
-    text = (folder / "day_5").read_text().splitlines()
-    fields = text[1].split("\t")
-    (folder / "day_5").unlink()
-    (folder / "day_5").write_text("\n".join([text[0], "\t".join([fields[0], "-3", *fields[2:]]), *text[2:]]) + "\n")
-    with pytest.raises(DataError, match=r"day_5: among lines 1 to 4 is the count -3, of which ln\(x \+ 3\) is taken"):
-        prepare(folder, tmp_path / "data", MULTI_HOT)
-    prepare(folder, tmp_path / "other", ONE_HOT)  # negative counts are 0 there
+def days_with_a_count(folder, count):
+    """Days of which line 2 of day 5 has ``count`` as I4, and which lack the line feed at their end."""
+    days = write_days(folder)
+    stand_in.mark(folder, {"kind": "test"})
+    days[5][1][1][3] = count
+    for number, lines in enumerate(days):
+        (folder / f"day_{number}").write_text("".join(map(as_text, lines)).removesuffix("\n"))
+    return days
+
+
+@pytest.mark.parametrize("count", [-3, 2**31 - 3, 2**31 - 2, 2**31 - 1])
+def test_a_count_without_a_logarithm_is_refused(tmp_path, count):
+    days_with_a_count(tmp_path / "raw", count)
+    with pytest.raises(DataError, match=rf"day_5: line 2 has the count {count} as I4, .* fetch it again"):
+        prepare(tmp_path / "raw", tmp_path / "data", MULTI_HOT)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "count"),
+    [(MULTI_HOT, 2**31 - 4), (ONE_HOT, 2**31 - 1), (ONE_HOT, -3)],
+    ids=["largest logarithm", "largest count", "negative count"],
+)
+def test_other_counts_and_last_lines_without_a_line_feed_are_kept(tmp_path, encoding, count):
+    days = days_with_a_count(tmp_path / "raw", count)
+    prepare(tmp_path / "raw", tmp_path / "data", encoding)
+    train, evaluation, _ = expected_files(days, encoding)
+    assert (tmp_path / "data" / encoding.sample_format.train_file).read_bytes() == train
+    assert (tmp_path / "data" / encoding.sample_format.eval_file).read_bytes() == evaluation
 
 
 @pytest.mark.parametrize(

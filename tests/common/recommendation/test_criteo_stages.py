@@ -20,13 +20,14 @@ GOOD = (1, [5] * 13, ["0000002a"] * 26)
 
 @pytest.mark.parametrize("block_bytes", [400, 1 << 20])
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_lines_are_those_of_int_and_split(tmp_path, block_bytes, suffix):
+@pytest.mark.parametrize("end", ["\n", ""], ids=["line feed", "no line feed"])
+def test_lines_are_those_of_int_and_split(tmp_path, block_bytes, suffix, end):
     days = write_days(tmp_path)
     lines = list(chain.from_iterable(days))
     lines += [(0, [-2, None, 2**31 - 1, *[0] * 10], ["80000000", "ffffffff", "FFF", "f", None, *["7fffffff"] * 21])]
     path = tmp_path / f"all{suffix}"
     with (gzip.open if suffix else open)(path, "wb") as file:
-        file.write("".join(map(as_text, lines)).encode())
+        file.write(("".join(map(as_text, lines)).removesuffix("\n") + end).encode())
     blocks = list(read_lines(path, block_bytes))
     assert (len(blocks) > 3) == (block_bytes == 400)
     assert np.concatenate([block.labels for block in blocks]).tolist() == [label for label, _, _ in lines]
@@ -47,7 +48,8 @@ def changed(place, text):
     ("line", "message"),
     [
         (as_text(GOOD).rsplit("\t", 3)[0] + "\n", "Expected 40 columns, got 37"),
-        (as_text(GOOD)[:-4], "ends inside a line"),
+        (as_text(GOOD)[:-10], "Row #3: Expected 40 columns, got 39"),
+        (changed(4, str(2**31)), "Row #3: CSV conversion error to int32: invalid value '2147483648'"),
         (changed(0, ""), "line 3 has no label"),
         (changed(0, "2"), "line 3 has the label 2"),
         (changed(4, "seven"), "behind line 0: .*invalid value 'seven'"),

@@ -296,11 +296,11 @@ def features_splice_kernel(
                     width = FREQ_LEAST + _below(
                         tl.full([], FREQ_MOST - FREQ_LEAST + 1, tl.int32), number, first_key, second_key
                     )
-                    start = _below(tl.maximum(M - width, 1), number + masks, first_key, second_key)
+                    start = _below(M - width + 1, number + masks, first_key, second_key)
                     covered = ((mel >= start) & (mel < start + width))[None, :]
                 else:
                     width = least + _below(most - least + 1, number, first_key, second_key)
-                    start = _below(tl.maximum(longest - width, 1), number + masks, first_key, second_key)
+                    start = _below(longest - width + 1, number + masks, first_key, second_key)
                     covered = (frame >= start) & (frame < start + width)
                 value = tl.where(covered, 0.0, value)
         value = tl.where(inside, value, 0.0)

@@ -207,9 +207,9 @@ def normalised(mel_BSM: Tensor, length_B: Tensor) -> Tensor:
 def masks(seed_B: Tensor, length_B: Tensor, frames: int, facts: AudioFacts) -> tuple[Tensor, Tensor]:
     """First and width of SpecAugment's masks, (B, masks) int64: those over features, then those over frames.
 
-    As the reference draws them: the width is one of least ... most, most included; the first is one of 0 ... room -
-    width, where that last one itself is left out unless it is the only one; the room of masks over frames is the
-    longest utterance of the micro-batch.
+    As the reference draws them, all from uniform integers with both ends included: the width from the least to the
+    largest, the first from 0 to ``size - width``, so that a mask can reach the last feature or frame. The size is the
+    number of features, and for masks over frames the length of the longest utterance of the micro-batch.
 
     Args:
         seed_B: of each utterance.
@@ -222,9 +222,9 @@ def masks(seed_B: Tensor, length_B: Tensor, frames: int, facts: AudioFacts) -> t
     over_features = torch.arange(count, device=device) < facts.freq_masks
     least_BC = torch.where(over_features, facts.freq_mask_min, least[:, None])
     most_BC = torch.where(over_features, facts.freq_mask_max, most[:, None])
-    room_BC = torch.where(over_features, facts.mel_filters, length_B.amax())
+    size_BC = torch.where(over_features, facts.mel_filters, length_B.amax())
     width_BC = least_BC + _below(most_BC - least_BC + 1, seed_B, torch.arange(count, device=device))
-    first_BC = _below((room_BC - width_BC).clamp(min=1), seed_B, torch.arange(count, 2 * count, device=device))
+    first_BC = _below(size_BC - width_BC + 1, seed_B, torch.arange(count, 2 * count, device=device))
     return first_BC, width_BC
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from common.data.atomic import written
 from common.data.stages import Record
 from common.errors import DataError
-from common.recommendation.criteo.preparation.encoding import Encoding
+from common.recommendation.criteo.preparation.encoding import LOGARITHM_OFFSET, Encoding
 from common.recommendation.criteo.preparation.tsv import read_lines
 from common.recommendation.criteo.sample_rows import CATEGORICAL, IDS, WORD
 
@@ -107,13 +107,16 @@ def parse_day(path: Path, folder: Path, encoding: Encoding) -> Record:
         partials = [complete.enter_context(written(folder / name)) for name in (HEADS, RAW)]
         with open(partials[0], "wb") as heads, open(partials[1], "wb") as raw:
             for lines in read_lines(path):
+                unusable = np.argwhere(encoding.unusable(lines.counts))
+                if len(unusable):
+                    row, column = unusable[0]
+                    raise DataError(
+                        f"{path}: line {sum(blocks) + row + 1:,} has the count {lines.counts[row, column]} as "
+                        f"I{column + 1}, and x + {LOGARITHM_OFFSET} of it, whose logarithm is stored, is no positive "
+                        "number of 32 bits; fetch it again"
+                    )
                 blocks.append(len(lines.labels))
-                try:
-                    dense = encoding.dense_words(lines.counts)
-                except ValueError as error:
-                    last = sum(blocks)
-                    first = last - blocks[-1] + 1
-                    raise DataError(f"{path}: among lines {first:,} to {last:,} is {error}; fetch it again") from error
+                dense = encoding.dense_words(lines.counts)
                 heads.write(np.concatenate([lines.labels[:, None], dense], axis=1).tobytes())
                 for categories in lines.categories:
                     raw.write(categories.tobytes())

@@ -47,16 +47,16 @@ class Encoding:
         return self.largest < max(self.table_rows)
 
     def dense_words(self, counts: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Dense features as words of a row: ln(x + 3) in float32, or what is not negative of x.
-
-        Raises:
-            ValueError: a count has no logarithm.
-        """
+        """Dense features as words of a row: ln(x + 3) as float32 bits, or max(x, 0) where counts are stored."""
         if not self.sample_format.logarithms:
             return np.maximum(counts, 0)
-        if counts.min(initial=0) <= -LOGARITHM_OFFSET:
-            raise ValueError(f"the count {counts.min()}, of which ln(x + {LOGARITHM_OFFSET}) is taken")
         return np.log(counts + LOGARITHM_OFFSET, dtype=np.float32).view(np.int32)
+
+    def unusable(self, counts: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Which counts have no logarithm: x + 3, which is an int32 as in the reference, must be positive."""
+        if not self.sample_format.logarithms:
+            return np.zeros(counts.shape, bool)
+        return (counts <= -LOGARITHM_OFFSET) | (counts > np.iinfo(np.int32).max - LOGARITHM_OFFSET)
 
 
 LOGARITHM_OFFSET = 3

@@ -1,12 +1,11 @@
 """Days of the log as Criteo publishes them: lines of a label, 13 integers and 26 hexadecimal categories.
 
 Fields are separated by tabs; all but the label may be empty, which counts as 0. Negative integers occur; categories are
-unsigned numbers of 32 bits.
+unsigned numbers of 32 bits. The last line of a day may lack its line feed.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,13 +51,12 @@ def read_lines(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[Lines]:
     """Read a day, also one compressed by gzip (``.gz``), a block of text at a time.
 
     Raises:
-        DataError: the file cannot be read, ends inside a line, or a line is not as it should be.
+        DataError: the file cannot be read, or a line is not as it should be.
     """
     types = {LABEL: pyarrow.int32(), **dict.fromkeys(INTEGERS, pyarrow.int32())}
     types |= dict.fromkeys(CATEGORIES, pyarrow.string())
     line = 1
     try:
-        _check_end(path)
         batches = arrow_csv.open_csv(
             path,
             arrow_csv.ReadOptions(use_threads=False, block_size=block_bytes, column_names=COLUMNS),
@@ -70,16 +68,6 @@ def read_lines(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[Lines]:
             line += batch.num_rows
     except (OSError, pyarrow.ArrowInvalid) as error:
         raise DataError(f"{path}, behind line {line - 1:,}: {error}; fetch it again") from error
-
-
-def _check_end(path: Path) -> None:
-    """Refuse a file that was cut off inside a line; one that is compressed says so itself."""
-    with open(path, "rb") as file:
-        file.seek(0, os.SEEK_END)
-        if path.suffix != ".gz" and file.tell():
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                raise DataError(f"{path} ends inside a line: it was cut off; fetch it again")
 
 
 def _converted(path: Path, line: int, batch: pyarrow.RecordBatch) -> Lines:
