@@ -17,13 +17,13 @@ from typing import Any
 import torch
 
 from common.config.schema import SystemConfig
+from common.distributed.environment import node_name
 from common.distributed.launcher import relaunch
 from common.distributed.rank_info import RankInfo
 from common.distributed.startup import find_rank_info, initialise, pick_device, shutdown
 from common.doctor import collectives
 from common.doctor.clock_skew import measure_offsets
 from common.doctor.examine import CHECKS, FULL, QUICK, Report, Request, examine
-from common.doctor.host import node_name
 from common.doctor.judge import (
     Rank,
     Results,

@@ -123,7 +123,8 @@ def examine(
     if "host" in request.checks:
         together("host memory")
         with failures(report.node, "memory_bandwidth_gbs"):
-            report.host_copy_gbs = host.host_memory_bandwidth(request.effort.host_seconds)
+            seconds, ranks = request.effort.host_seconds, rank_info.local_world_size
+            report.host_copy_gbs = host.host_memory_bandwidth(seconds, ranks)
     if device.type == "cuda":
         _examine_gpu(report, device, request, together)
     if leads and "storage" in request.checks:

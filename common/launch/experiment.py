@@ -22,6 +22,7 @@ from typing import Any
 
 from common.config.override import override
 from common.config.schema import RunConfig, SessionConfig
+from common.distributed.environment import integer
 from common.distributed.startup import expand_nodelist
 from common.errors import ConfigError, DataError, SuiteError, print_error
 from common.launch.closing import close_if_open
@@ -194,7 +195,7 @@ def series_name(settings: LaunchConfig, environment: Mapping[str, str]) -> str:
             raise ConfigError(f"launch.series={settings.series}: {settings.results} has no such series")
         return settings.series
     job = environment.get("SLURM_JOB_ID")
-    if job and environment.get("SLURM_RESTART_COUNT", "0") != "0":
+    if job and integer(environment, "SLURM_RESTART_COUNT", 0):
         mine = [series.name for series in read_runs(settings.results) if series.experiments[0].begin.job == job]
         if mine:
             return mine[-1]
