@@ -139,9 +139,10 @@ def _set_variable(name: str, value: str | None) -> None:
 def _explain_interpolation(error: OmegaConfBaseException) -> str:
     """The key whose value cannot be resolved, the environment variables in it, and OmegaConf's words, in one line."""
     words = str(error).splitlines()[0]
-    if not error.full_key or not isinstance(error.parent_node, Mapping):
+    parent: Any = error.parent_node
+    if not error.full_key or parent is None:
         return words
-    raw = error.parent_node._get_node(error.key)  # OmegaConf's public access would resolve it
+    raw = parent._get_node(error.key)  # OmegaConf's public access would resolve it
     names = re.findall(r"oc\.env:(\w+)", str(raw._value()))
     given = [f"{name}={os.environ[name]!r}" for name in names if name in os.environ]
     return f"{error.full_key}: {words}" + (f"; correct or unset {', '.join(given)}" if given else "")

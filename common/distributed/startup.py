@@ -229,7 +229,7 @@ def _expand_tasks(text: str) -> list[int]:
     """Tasks of each node from Slurm's short form: ``"2(x3),1"`` is ``[2, 2, 2, 1]``."""
     counts: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"([0-9]{1,7})(?:\(x([0-9]{1,7})\))?", part.strip())
+        match = re.fullmatch(r"([0-9]{1,7})(?:\(x([0-9]{1,7})\))?", part)
         if match is None or len(counts) + int(match[2] or 1) > MOST_NODES:
             raise ConfigError(f"SLURM_STEP_TASKS_PER_NODE={text!r}: cannot read {part!r}")
         counts.extend([int(match[1])] * int(match[2] or 1))

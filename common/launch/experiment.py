@@ -23,6 +23,7 @@ from typing import Any
 from common.config.override import override
 from common.config.schema import RunConfig, SessionConfig
 from common.distributed.environment import integer
+from common.distributed.shared_folder import sharing_needed
 from common.distributed.startup import expand_nodelist
 from common.errors import ConfigError, DataError, SuiteError, print_error
 from common.launch.closing import close_if_open
@@ -140,6 +141,7 @@ def open_series(
         "clear_caches": int(settings.clear_caches),
         "drop_caches": settings.drop_caches,
         "doctor": int(settings.doctor),
+        "folders": _examined_folders(settings, run, session),
         "system": json.dumps(_examined_system(tree["system"], run, session)),
         "run_minutes": settings.run_minutes or "",
         "requeue": int(settings.requeue),
@@ -148,6 +150,12 @@ def open_series(
         "post_run": settings.hooks.post_run,
         "post_job": settings.hooks.post_job,
     }
+
+
+def _examined_folders(settings: LaunchConfig, run: RunConfig, session: SessionConfig) -> Sequence[str]:
+    """Options of `doctor`: the folders that every node should see; that of results only if the runs need it shared."""
+    output = ["--output-dir", str(settings.results.absolute())] if sharing_needed(run, session) else []
+    return [*output, "--data-dir", str(session.data_dir.absolute())]
 
 
 def _examined_system(system: Mapping[str, Any], run: RunConfig, session: SessionConfig) -> Mapping[str, Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -12,10 +14,10 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from common.errors import UNFIT, ConfigError
+from common.errors import UNFIT, CheckpointError, ConfigError
 from tests import toy
-from tests.command_line import ENDLESS, await_that, launcher, training
-from tests.conftest import SECONDS
+from tests.command_line import ENDLESS, await_that, training
+from tests.conftest import SECONDS, suite
 from tests.forked import Forked
 
 OUTPUT = Path("out")
@@ -40,7 +42,7 @@ def machines(folder: Path, *arguments: str, shared: bool = False) -> Iterator[li
             "CUDA_VISIBLE_DEVICES": "",
             "OMP_NUM_THREADS": "1",
         }
-        processes.append(Forked([*launcher(arguments), *arguments], cwd, environment))
+        processes.append(Forked([sys.executable, "-m", "tests.toy", *arguments], cwd, environment))
     try:
         yield processes
     finally:
@@ -99,6 +101,41 @@ def test_a_signal_leaves_a_checkpoint_only_where_the_folder_is_shared(shared, da
     for sentence in ("no checkpoint is written when the run is interrupted", "no checkpoint of step "):
         assert told.count(sentence) == (0 if shared else 1), told
     assert ("not to be seen on n2 (rank 1)" in told) is not shared
+
+
+def test_a_folder_that_stops_being_shared_ends_the_run_and_keeps_the_earlier_checkpoints(data_of, tmp_path):
+    shared, own = tmp_path / "n1" / OUTPUT, tmp_path / "own"
+    for folder in (shared, own, tmp_path / "n2"):
+        folder.mkdir(parents=True)
+    (tmp_path / "n2" / OUTPUT).symlink_to(shared)
+    (tmp_path / "n3").symlink_to(own)
+    overrides = ("checkpoint_every=2", "keep_checkpoints=1000000")
+    with machines(tmp_path, *training(data_of(toy.NAME), OUTPUT, *ENDLESS, *TWO_NODES, *overrides)) as ranks:
+        await_that(lambda: bool(list(shared.glob("checkpoints/step_*"))), ranks[0])
+        (tmp_path / "n3").replace(tmp_path / "n2" / OUTPUT)  # as if the file system were gone on this machine
+        codes, told = ended(ranks)
+    assert codes == [CheckpointError.exit_code] * 2, told
+    assert told.count("CheckpointError") == 1
+    assert "1 of the 2 ranks' files are there, that of rank 1 is not: the ranks do not share this folder" in told
+    assert not list(tmp_path.rglob("*.partial"))
+    assert not list(own.rglob("*.pt"))
+    kept = list(shared.glob("checkpoints/step_*"))
+    assert kept
+    assert all(sorted(file.name for file in place.iterdir()) == ["rank_0.pt", "rank_1.pt"] for place in kept)
+
+
+def test_checkpoints_of_another_machine_are_not_scored(data_of, tmp_path):
+    output = tmp_path / "n1" / OUTPUT
+    by_command = ("evaluation.by_command=true", "benchmark.schedule.last_samples=64")
+    by_command = ("evaluation.by_command=true", "benchmark.schedule.last_samples=64")
+    done = suite(*training(data_of(toy.NAME), output, *by_command, benchmark=toy.PICTURES))
+    assert done.code == 0, done.errors
+    shutil.copytree(output, tmp_path / "n2" / OUTPUT)
+    with machines(tmp_path, "score", str(OUTPUT), *TWO_NODES) as ranks:
+        codes, told = ended(ranks)
+    assert codes == [ConfigError.exit_code] * 2, told
+    assert "is not to be seen on n2 (rank 1). evaluation.scoring=offline needs a folder that all ranks share" in told
+    assert "Traceback" not in told
 
 
 def _own_data(folder: Path) -> None:
