@@ -289,6 +289,8 @@ RANK_COMMANDS = ("train", "score", "bench", "doctor", "task")
 
 def _complete(argv: Sequence[str]) -> int:
     """Hydra's completion knows one program without subcommands: hide ours from it."""
+    from common.distributed.environment import integer
+
     line = os.environ.get("COMP_LINE", "")
     match = re.match(r"(\S+\s+)(\S+\s)(.*)", line)
     if match is None or match[2].strip() not in ("train", "bench"):
@@ -296,7 +298,8 @@ def _complete(argv: Sequence[str]) -> int:
         print("\n".join(name for name in COMMANDS if name.startswith(typed)))
         return 0
     os.environ["COMP_LINE"] = match[1] + match[3]
-    os.environ["COMP_POINT"] = str(max(0, int(os.environ.get("COMP_POINT", "0")) - len(match[2])))
+    cursor = integer(os.environ, "COMP_POINT", 0, remedy="the shell's completion sets it: unset {name}")
+    os.environ["COMP_POINT"] = str(max(0, cursor - len(match[2])))
     return with_hydra(list(argv), lambda tree, arguments: 0)
 
 

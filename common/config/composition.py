@@ -7,6 +7,7 @@ of scales waits for nothing.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from common.errors import ConfigError, SuiteError, print_error
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+    from omegaconf.errors import OmegaConfBaseException
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -95,7 +97,7 @@ def with_hydra(argv: list[str], task: Callable[[dict[str, Any], list[str]], int]
                 tree["output_dir"] = f"{tree['output_dir']}-{chosen.job.num}"
             codes.append(task(tree, arguments))
         except OmegaConfBaseException as error:
-            problem = ConfigError(str(error).splitlines()[0])
+            problem = ConfigError(_explain_interpolation(error))
             print_error(problem)
             codes.append(problem.exit_code)
         except SuiteError as error:
@@ -134,13 +136,27 @@ def _set_variable(name: str, value: str | None) -> None:
         os.environ[name] = value
 
 
+def _explain_interpolation(error: OmegaConfBaseException) -> str:
+    """The key whose value cannot be resolved, the environment variables in it, and OmegaConf's words, in one line."""
+    words = str(error).splitlines()[0]
+    parent: Any = error.parent_node
+    if not error.full_key or parent is None:
+        return words
+    raw = parent._get_node(error.key)  # OmegaConf's public access would resolve it
+    names = re.findall(r"oc\.env:(\w+)", str(raw._value()))
+    given = [f"{name}={os.environ[name]!r}" for name in names if name in os.environ]
+    return f"{error.full_key}: {words}" + (f"; correct or unset {', '.join(given)}" if given else "")
+
+
 def _explain_composition(error: Exception, overrides: Sequence[str]) -> str:
     """What was wrong with ``overrides``, in one line that names the key."""
     from hydra.errors import MissingConfigException, OverrideParseException
-    from omegaconf.errors import ConfigAttributeError, ConfigKeyError
+    from omegaconf.errors import ConfigAttributeError, ConfigKeyError, GrammarParseError
 
     if isinstance(error, yaml.YAMLError):
         return explain(error)
+    if isinstance(error, GrammarParseError):
+        return _explain_interpolation(error)
     if isinstance(error, OverrideParseException):
         hint = quoting_hint(str(error.override))
         return f"{error.override!r} is no override of the form key=value; in Hydra's words: {_second_line(error)}{hint}"

@@ -6,6 +6,7 @@ a run, never anything within the iteration.
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -37,6 +38,11 @@ def joined() -> bool:
 def has_joined() -> bool:
     """Whether this process is or was in a job of several ranks."""
     return bool(_jobs)
+
+
+def rank() -> int | None:
+    """This process's rank in the job; None where it is in no job of several ranks."""
+    return _joined[0][1] if _joined else None
 
 
 def current() -> dist.Store | None:
@@ -72,6 +78,22 @@ def from_rank(teller: int, name: str, value: str, timeout: timedelta | None = No
     if timeout is not None:
         store.wait([key], timeout)
     return bytes(store.get(key)).decode()
+
+
+def from_all_ranks(name: str, value: str) -> list[str]:
+    """The values that the job's ranks give to ``name``, in their order; its own value for a rank alone.
+
+    Ranks of any role call this, each as often as the others with the name.
+    """
+    if not _joined:
+        return [value]
+    store, rank, world_size = _joined[0]
+    key = f"suite/{name}/{_turn(name)}"
+    store.set(f"{key}/{rank}", value)
+    if rank == 0:  # alone, so that the store gets few requests
+        store.set(key, json.dumps([bytes(store.get(f"{key}/{other}")).decode() for other in range(world_size)]))
+    found: list[str] = json.loads(bytes(store.get(key)))
+    return found
 
 
 def meet(name: str, timeout: timedelta) -> None:

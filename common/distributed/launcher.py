@@ -21,6 +21,7 @@ from types import FrameType
 
 import torch.distributed as dist
 
+from common.distributed.environment import integer
 from common.errors import NOT_CONVERGED, UNFIT, RankFailure, SuiteError
 
 GRACE_SECONDS = 30.0
@@ -110,8 +111,8 @@ def has_launcher() -> bool:
 
 def follow_parent() -> None:
     """In a rank: get SIGTERM when the launcher that started this process dies (Linux; elsewhere nothing)."""
-    launcher = os.environ.get(PARENT_VARIABLE)
-    if launcher is None or not sys.platform.startswith("linux") or os.getppid() != int(launcher):
+    launcher = integer(os.environ, PARENT_VARIABLE, 0, remedy="only the launcher sets it: unset {name}")
+    if not sys.platform.startswith("linux") or os.getppid() != launcher:
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 

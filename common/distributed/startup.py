@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from common.distributed import job_store
+from common.distributed.environment import check_interfaces, host, integer, node_name, port
 from common.distributed.launcher import follow_parent
 from common.distributed.rank_info import RankInfo
 from common.distributed.roles import Role
@@ -26,7 +27,11 @@ from common.errors import ConfigError, DeviceError, RankFailure
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 # Step ids from 0xfffffff0 on are Slurm's own steps: the batch script, an interactive shell, extern.
 FIRST_RESERVED_STEP = 0xFFFFFFF0
+NO_ADDRESS = "Unable to find address"
+"""What Gloo, which has no class of its own for it, says of an interface that is down."""
 SLURM_PORTS = range(20000, 40000)
+MOST_NODES = 2**20
+"""Limit of what the short forms of Slurm's variables are expanded to."""
 
 
 def find_rank_info(environment: Mapping[str, str]) -> RankInfo:
@@ -44,7 +49,7 @@ def find_rank_info(environment: Mapping[str, str]) -> RankInfo:
                 f"which sets all of them, or unset {', '.join(given)}"
             )
         return _torchrun_place(environment)
-    if "SLURM_STEP_ID" in environment and _integer(environment, "SLURM_STEP_ID") < FIRST_RESERVED_STEP:
+    if "SLURM_STEP_ID" in environment and _slurm_number(environment, "SLURM_STEP_ID") < FIRST_RESERVED_STEP:
         return _slurm_place(environment)
     return RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, node=0, launcher="single")
 
@@ -98,7 +103,8 @@ def initialise(
         backend: of the process group; None for NCCL on CUDA and Gloo on a CPU.
 
     Raises:
-        ConfigError: the environment does not say where rank 0 is.
+        ConfigError: the environment does not say where rank 0 is, or names a host or a network interface that is not
+            known here.
         RankFailure: the ranks did not meet within ``timeout_seconds``.
     """
     follow_parent()
@@ -109,21 +115,29 @@ def initialise(
         return
     if rank_info.launcher == "slurm":
         os.environ.update(_slurm_rendezvous(os.environ))
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
-        if name not in os.environ:
-            raise ConfigError(
-                f"{name} is not set, so rank {rank_info.rank} cannot find rank 0: start with torchrun or srun"
-            )
+    address = f"{host(os.environ, 'MASTER_ADDR')}:{port(os.environ, 'MASTER_PORT')}"
+    check_interfaces(os.environ, "GLOO_SOCKET_IFNAME")
     try:
         _join(rank_info, device, timedelta(seconds=timeout_seconds), evaluation_ranks, backend)
-    except dist.DistError as error:
-        meeting_point = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and NO_ADDRESS not in str(error):
+            raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RankFailure(
-            f"rank {rank_info.rank} of {rank_info.world_size} could not join the others at {meeting_point} within "
-            f"{timeout_seconds:.0f} s: {reason}. Check that every rank started and that this port is open between "
-            "the machines"
-        ) from error
+        raise RankFailure(_not_met(rank_info, address, timeout_seconds, reason)) from error
+
+
+def _not_met(rank_info: RankInfo, address: str, timeout_seconds: float, reason: str) -> str:
+    """The message for a rank that did not join the others at ``address``."""
+    by_slurm = rank_info.launcher == "slurm" and os.environ["MASTER_PORT"] == str(_slurm_port(os.environ))
+    taken = "another program may have this port" + (", which follows from the Slurm job's number" if by_slurm else "")
+    remedy = "set MASTER_PORT to a free port of that machine, the same on all ranks"
+    if "failed to listen" in reason:
+        return f"rank 0 cannot listen on {address}, on {node_name(os.environ)}: {reason}. If {taken}: {remedy}"
+    return (
+        f"rank {rank_info.rank} of {rank_info.world_size} could not join the others at {address} within "
+        f"{timeout_seconds:.0f} s: {reason}. Check that every rank started, that MASTER_ADDR is the machine of rank 0, "
+        f"and that this port is open between the machines; {taken}: then {remedy}"
+    )
 
 
 def _join(
@@ -166,22 +180,22 @@ def expand_nodelist(nodelist: str) -> list[str]:
 
 
 def _torchrun_place(environment: Mapping[str, str]) -> RankInfo:
-    rank, world_size, local_rank = (_integer(environment, name) for name in TORCHRUN_VARIABLES)
-    local_world_size = _integer(environment, "LOCAL_WORLD_SIZE", world_size)
-    node = _integer(environment, "GROUP_RANK", rank // max(local_world_size, 1))
+    rank, world_size, local_rank = (integer(environment, name) for name in TORCHRUN_VARIABLES)
+    local_world_size = integer(environment, "LOCAL_WORLD_SIZE", world_size)
+    node = integer(environment, "GROUP_RANK", rank // max(local_world_size, 1))
     return _checked(RankInfo(rank, world_size, local_rank, local_world_size, node, "torchrun"), "RANK")
 
 
 def _slurm_place(environment: Mapping[str, str]) -> RankInfo:
-    rank = _integer(environment, "SLURM_PROCID")
+    rank = integer(environment, "SLURM_PROCID")
     tasks_name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
-    world_size = _integer(environment, tasks_name)
-    local_rank = _integer(environment, "SLURM_LOCALID")
-    node = _integer(environment, "SLURM_NODEID", 0)
+    world_size = integer(environment, tasks_name)
+    local_rank = integer(environment, "SLURM_LOCALID")
+    node = integer(environment, "SLURM_NODEID", 0)
     tasks_text = environment.get("SLURM_STEP_TASKS_PER_NODE")
     if tasks_text is None:
-        nodes = _integer(environment, "SLURM_NNODES", 1)
-        tasks_per_node = [-(-world_size // max(nodes, 1))] * nodes
+        nodes = integer(environment, "SLURM_NNODES", 1, least=1, most=MOST_NODES)
+        tasks_per_node = [-(-world_size // nodes)] * nodes
     else:
         tasks_per_node = _expand_tasks(tasks_text)
         if sum(tasks_per_node) != world_size:
@@ -211,24 +225,12 @@ def _checked(rank_info: RankInfo, rank_name: str) -> RankInfo:
     return rank_info
 
 
-def _integer(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
-    text = environment.get(name)
-    if text is None:
-        if default is None:
-            raise ConfigError(f"{name} is not set although the launcher's other variables are")
-        return default
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(f"{name}={text!r} is no integer") from None
-
-
 def _expand_tasks(text: str) -> list[int]:
     """Tasks of each node from Slurm's short form: ``"2(x3),1"`` is ``[2, 2, 2, 1]``."""
     counts: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
-        if match is None:
+        match = re.fullmatch(r"([0-9]{1,7})(?:\(x([0-9]{1,7})\))?", part)
+        if match is None or len(counts) + int(match[2] or 1) > MOST_NODES:
             raise ConfigError(f"SLURM_STEP_TASKS_PER_NODE={text!r}: cannot read {part!r}")
         counts.extend([int(match[1])] * int(match[2] or 1))
     return counts
@@ -255,8 +257,8 @@ def _expand_part(part: str, nodelist: str) -> list[str]:
     tails = _expand_part(part[match.end() :], nodelist) if match.end() < len(part) else [""]
     hosts: list[str] = []
     for item in match[2].split(","):
-        bounds = re.fullmatch(r"(\d+)(?:-(\d+))?", item)
-        if bounds is None or int(bounds[2] or bounds[1]) < int(bounds[1]):
+        bounds = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", item)
+        if bounds is None or not 0 <= int(bounds[2] or bounds[1]) - int(bounds[1]) < MOST_NODES:
             raise ConfigError(f"Slurm node list {nodelist!r}: cannot read the range {item!r}")
         width = len(bounds[1])
         for number in range(int(bounds[1]), int(bounds[2] or bounds[1]) + 1):
@@ -270,12 +272,20 @@ def _slurm_rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
     hosts = expand_nodelist(nodelist)
     if not hosts:
         raise ConfigError("neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST is set: start the ranks with srun")
-    job, step = _integer(environment, "SLURM_JOB_ID", 0), _integer(environment, "SLURM_STEP_ID", 0)
-    port = SLURM_PORTS[(job * 31 + step) % len(SLURM_PORTS)]
     return {
         "MASTER_ADDR": environment.get("MASTER_ADDR", hosts[0]),
-        "MASTER_PORT": environment.get("MASTER_PORT", str(port)),
+        "MASTER_PORT": environment.get("MASTER_PORT", str(_slurm_port(environment))),
     }
+
+
+def _slurm_port(environment: Mapping[str, str]) -> int:
+    job, step = (_slurm_number(environment, name, 0) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    return SLURM_PORTS[(job * 31 + step) % len(SLURM_PORTS)]
+
+
+def _slurm_number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """Number of a Slurm job or step, which has 32 bits without a sign."""
+    return integer(environment, name, default, most=2**32 - 1)
 
 
 def _threads(rank_info: RankInfo, sharers: int, device: torch.device) -> int:
@@ -283,15 +293,14 @@ def _threads(rank_info: RankInfo, sharers: int, device: torch.device) -> int:
 
     A rank that computes on the CPU has as many as ``OMP_NUM_THREADS`` says, where that is set.
     """
-    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # the others are of nested parallel regions
-    if device.type == "cpu" and asked.isdigit() and int(asked) > 0:
-        return int(asked)
+    # As OpenMP does: numbers after the first are of nested parallel regions, and what is no number does not count.
+    asked = re.match(r"\s*0*([1-9][0-9]{0,6})\s*(?:,|$)", os.environ.get("OMP_NUM_THREADS", ""))
+    if device.type == "cpu" and asked is not None:
+        return int(asked[1])
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if rank_info.launcher == "slurm":
-        per_task = os.environ.get("SLURM_CPUS_PER_TASK", "")
-        # The affinity of a bound task is already its share; SLURM_CPUS_PER_TASK is what it asked for.
-        if per_task.isdigit() and int(per_task) > 0:
-            return min(allowed, int(per_task))
+    # The affinity of a bound Slurm task is already its share; SLURM_CPUS_PER_TASK is what it asked for.
+    if rank_info.launcher == "slurm" and (per_task := integer(os.environ, "SLURM_CPUS_PER_TASK", 0)):
+        return min(allowed, per_task)
     return max(1, allowed // sharers)
 
 
@@ -303,7 +312,7 @@ def _has_gpu_of_its_own(rank_info: RankInfo) -> bool:
     """
     if rank_info.launcher != "slurm" or rank_info.local_world_size == 1 or torch.cuda.device_count() != 1:
         return False
-    gpus = _integer(os.environ, "SLURM_GPUS_ON_NODE", rank_info.local_world_size)
+    gpus = integer(os.environ, "SLURM_GPUS_ON_NODE", rank_info.local_world_size)
     return gpus >= rank_info.local_world_size
 
 

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,13 @@ from typing import Any
 import torch
 
 from common.config.schema import SystemConfig
+from common.distributed.environment import node_name
 from common.distributed.launcher import relaunch
 from common.distributed.rank_info import RankInfo
 from common.distributed.startup import find_rank_info, initialise, pick_device, shutdown
 from common.doctor import collectives
 from common.doctor.clock_skew import measure_offsets
 from common.doctor.examine import CHECKS, FULL, QUICK, Report, Request, examine
-from common.doctor.host import node_name
 from common.doctor.judge import (
     Rank,
     Results,
@@ -38,6 +38,7 @@ from common.doctor.judge import (
 from common.doctor.limits import Limits, load_system
 from common.doctor.meeting import Meeting
 from common.doctor.reading import first_line
+from common.doctor.storage import output_marked
 from common.doctor.table import format_report
 from common.errors import UNFIT, ConfigError, DeviceError, Interrupted, SuiteError
 from common.launch.binding import bind_rank
@@ -48,7 +49,7 @@ LEAVE_SECONDS = 10.0
 DESCRIPTION = """Qualify this machine, or every node of a job, without any data.
 
 Alone, it starts one process for each GPU. Under srun or torchrun every process is a rank: one for each GPU, or one
-for each node without GPUs. Nothing on the machine is changed; a --storage folder gets a file for a moment."""
+for each node without GPUs. Nothing on the machine is changed; --storage and --output-dir get a file for a moment."""
 
 EPILOG = """exit code: 0 fit; 11 unfit, for a broken limit, an outlier among three or more, a difference between nodes,
 a failed check or a rank that does not answer; 2 wrong arguments; 7 the ranks did not meet. A check that could not
@@ -98,6 +99,7 @@ def main(argv: Sequence[str]) -> int:
         QUICK if arguments.quick else FULL,
         tuple(arguments.storage),
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        arguments.data_dir,
     )
     device, unusable = _prepare_rank(rank_info, system, arguments.timeout)
     session = Session(
@@ -113,7 +115,8 @@ def main(argv: Sequence[str]) -> int:
         json_path=arguments.json,
     )
     try:
-        code, hangs = _run(session)
+        with _output_marked(session, arguments.output_dir) as marked_session:
+            code, hangs = _run(marked_session)
     except KeyboardInterrupt:
         stopped = Interrupted("doctor was stopped before its end")
         stopped.came_by(signal.SIGINT)
@@ -137,6 +140,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was found there")
     parser.add_argument("--storage", type=Path, nargs="+", action="extend", default=[], metavar="PATH",
                         help="measure reading from this folder or file, on every node")  # fmt: skip
+    parser.add_argument("--output-dir", type=Path, metavar="DIR",
+                        help="whether every node sees what rank 0 writes there, as checkpoints need it")  # fmt: skip
+    parser.add_argument("--data-dir", type=Path, metavar="DIR",
+                        help="whether every node has the same prepared data there")  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="measure for seconds only: no heat, no 1 GB collectives")
     parser.add_argument("--only", nargs="+", action="extend", choices=CHECKS, metavar="CHECK",
                         help=f"only these checks: {', '.join(CHECKS)}")  # fmt: skip
@@ -175,6 +182,26 @@ def _prepare_rank(rank_info: RankInfo, system: SystemConfig, timeout_seconds: fl
         device, unusable = torch.device("cpu"), str(error)
     initialise(rank_info, device, timeout_seconds, sharers, backend="gloo")
     return device, unusable
+
+
+@contextlib.contextmanager
+def _output_marked(session: Session, output_dir: Path | None) -> Iterator[Session]:
+    """Within the block, ``output_dir`` has a file of rank 0; yields the session whose request names it."""
+    meeting, request = session.meeting, session.request
+    if output_dir is None or "storage" not in request.checks:
+        yield session
+        return
+    with contextlib.ExitStack() as stack:
+        if session.rank_info.rank == 0:
+            told = {"marker": "", "unmarked": ""}
+            try:
+                told["marker"] = str(stack.enter_context(output_marked(output_dir)))
+            except OSError as error:
+                told["unmarked"] = f"rank 0, on {session.node}, cannot write into {output_dir}: {error.strerror}"
+            meeting.announce("output_dir", told)
+        told = meeting.hear("output_dir", session.timeout_seconds)
+        marker = Path(told["marker"]) if told["marker"] else None
+        yield replace(session, request=replace(request, marker=marker, unmarked=told["unmarked"]))
 
 
 def _run(session: Session) -> tuple[int, bool]:

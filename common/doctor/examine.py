@@ -16,7 +16,7 @@ from common.doctor import health, host
 from common.doctor.compute import Durations, measure_gpu
 from common.doctor.facts import collect_facts
 from common.doctor.reading import Reading, Readings, failures
-from common.doctor.storage import read_storage
+from common.doctor.storage import read_data, read_output, read_storage
 from common.errors import DeviceError
 from common.observe.nvml import bus_id, device_uuid, open_nvml
 
@@ -53,6 +53,9 @@ class Request:
         checks: of ``CHECKS``.
         effort: how long to measure.
         storage: files and folders to read.
+        data_dir: folder of prepared data that every node should have; None for none.
+        marker: file that rank 0 has written into the folder of runs and every node should see; None for none.
+        unmarked: why rank 0 could not write that file.
         cpus_allowed: CPUs that the job may use, before the rank was bound to some of them.
     """
 
@@ -60,6 +63,9 @@ class Request:
     effort: Effort
     storage: tuple[Path, ...]
     cpus_allowed: int
+    data_dir: Path | None = None
+    marker: Path | None = None
+    unmarked: str = ""
 
 
 @dataclass
@@ -123,7 +129,8 @@ def examine(
     if "host" in request.checks:
         together("host memory")
         with failures(report.node, "memory_bandwidth_gbs"):
-            report.host_copy_gbs = host.host_memory_bandwidth(request.effort.host_seconds)
+            seconds, ranks = request.effort.host_seconds, rank_info.local_world_size
+            report.host_copy_gbs = host.host_memory_bandwidth(seconds, ranks)
     if device.type == "cuda":
         _examine_gpu(report, device, request, together)
     if leads and "storage" in request.checks:
@@ -153,6 +160,12 @@ def _examine_gpu(report: Report, device: torch.device, request: Request, togethe
 
 
 def _examine_storage(report: Report, request: Request) -> None:
+    if request.unmarked:
+        report.node["output_dir_shared"] = Reading(failed=request.unmarked)
+    elif request.marker is not None:
+        report.node["output_dir_shared"] = read_output(request.marker)
+    if request.data_dir is not None:
+        report.node["data_dir"] = read_data(request.data_dir)
     if not request.storage:
         report.node["storage_read_gbs"] = Reading(missing="no --storage PATH is given")
     for path in request.storage:

@@ -8,10 +8,8 @@ import platform
 import re
 import resource
 import shutil
-import socket
 import tempfile
 import time
-from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -25,11 +23,6 @@ GB = 1e9
 COPY_BYTES = 1 << 30
 ACTIVE_PORT = 4
 """Number of the state ACTIVE of an InfiniBand port (InfiniBand specification, PortState)."""
-
-
-def node_name(environment: Mapping[str, str]) -> str:
-    """This machine's name: Slurm's for the node if there is one, else its host name."""
-    return environment.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def read_node(cpus_allowed: int, sysfs: Path = SYSFS, proc: Path = PROC) -> Readings:
@@ -92,11 +85,16 @@ def cudnn_version() -> str:
     return f"{major}.{rest // 100}.{rest % 100}"
 
 
-def host_memory_bandwidth(seconds: float) -> float:
-    """GB/s, read and written, that this process copies in its memory with its CPU threads."""
-    # No more than a sixteenth of what is free, for each of two buffers: all ranks of a machine measure at once.
+def host_memory_bandwidth(seconds: float, ranks: int = 1) -> float:
+    """GB/s, read and written, that this process copies in its memory with its CPU threads.
+
+    Args:
+        seconds: time to measure.
+        ranks: of this machine, which measure at once.
+    """
+    # No more than a sixteenth of what is free, for each of two buffers of all ranks.
     free = meminfo().get("MemAvailable", 16 * COPY_BYTES)
-    size = min(COPY_BYTES, free // 16 // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    size = min(COPY_BYTES, free // 16 // ranks)
     source, target = (torch.ones(size, dtype=torch.uint8) for _ in range(2))
     target.copy_(source)
     copies, started = 0, time.perf_counter()

@@ -1,8 +1,9 @@
-"""How fast storage can be read past the page cache."""
+"""How fast storage can be read past the page cache, and whether all nodes see the same folders."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import threading
@@ -10,8 +11,10 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from common.data import manifest
 from common.data.aligned_buffers import AlignedBuffers
 from common.data.direct_reader import DirectFile, NoDirectReads
+from common.distributed.shared_folder import marked, sees
 from common.doctor.reading import Reading, first_line
 from common.errors import DataError
 
@@ -47,6 +50,42 @@ def read_storage(path: Path, size: int, seconds: float) -> Reading:
         system = error if isinstance(error, OSError) else error.__cause__
         said = system.strerror if isinstance(system, OSError) else None
         return Reading(failed=f"{path}: {said or first_line(error)}")
+
+
+@contextlib.contextmanager
+def output_marked(output_dir: Path) -> Iterator[Path]:
+    """Within the block, a file of this process is in ``output_dir``, or in the folder where that would be made.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if output_dir.exists() and not output_dir.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(output_dir))
+    folder = next(path for path in (output_dir, *output_dir.parents) if path.is_dir())
+    with marked(folder) as marker:
+        yield marker
+
+
+def read_output(marker: Path) -> Reading:
+    """Whether this node sees the file that rank 0 has written into the folder of a run, and may write beside it."""
+    if not sees(marker):
+        return Reading(
+            failed=f"a file that rank 0 wrote into {marker.parent} is not to be seen here: give all nodes one folder "
+            "that they share, mounted at the same path"
+        )
+    writable = os.access(marker.parent, os.W_OK)
+    return Reading(True) if writable else Reading(failed=f"{marker.parent} may not be written from here")
+
+
+def read_data(data_dir: Path) -> Reading:
+    """What is in the folder of prepared data: the digest of its manifest, or the number of its files without one."""
+    try:
+        names = os.listdir(data_dir)
+        if manifest.NAME in names:
+            return Reading(f"manifest {manifest.digest(data_dir / manifest.NAME, 'sha256')[:12]}")
+    except OSError as error:
+        return Reading(failed=f"{error.filename or data_dir}: {error.strerror}")
+    return Reading(f"{len(names)} entries, no manifest") if names else Reading(failed=f"{data_dir} is empty")
 
 
 @contextlib.contextmanager

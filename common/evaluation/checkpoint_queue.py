@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from common.contract.evaluation import Point
+from common.distributed.environment import node_name
 from common.errors import CheckpointError, ConfigError
 from common.untrusted.regular_file import read_bytes
 from common.untrusted.strict_json import parse_object
@@ -181,8 +182,8 @@ class CheckpointQueue:
         found = _read(self.folder / RUN)
         if not found:
             raise CheckpointError(
-                f"{self.folder.parent}: no run whose checkpoints are scored offline "
-                f"({FOLDER}/{RUN} is missing: evaluation.scoring=offline writes it)"
+                f"{self.folder.parent}: no run whose checkpoints are scored offline ({FOLDER}/{RUN} is missing on "
+                f"{node_name(os.environ)}: evaluation.scoring=offline writes it, and all machines that score share it)"
             )
         return found[0]
 

@@ -22,6 +22,8 @@ from typing import Any
 
 from common.config.override import override
 from common.config.schema import RunConfig, SessionConfig
+from common.distributed.environment import integer
+from common.distributed.shared_folder import sharing_needed
 from common.distributed.startup import expand_nodelist
 from common.errors import ConfigError, DataError, SuiteError, print_error
 from common.launch.closing import close_if_open
@@ -139,6 +141,7 @@ def open_series(
         "clear_caches": int(settings.clear_caches),
         "drop_caches": settings.drop_caches,
         "doctor": int(settings.doctor),
+        "folders": _examined_folders(settings, run, session),
         "system": json.dumps(_examined_system(tree["system"], run, session)),
         "run_minutes": settings.run_minutes or "",
         "requeue": int(settings.requeue),
@@ -147,6 +150,12 @@ def open_series(
         "post_run": settings.hooks.post_run,
         "post_job": settings.hooks.post_job,
     }
+
+
+def _examined_folders(settings: LaunchConfig, run: RunConfig, session: SessionConfig) -> Sequence[str]:
+    """Options of `doctor`: the folders that every node should see; that of results only if the runs need it shared."""
+    output = ["--output-dir", str(settings.results.absolute())] if sharing_needed(run, session) else []
+    return [*output, "--data-dir", str(session.data_dir.absolute())]
 
 
 def _examined_system(system: Mapping[str, Any], run: RunConfig, session: SessionConfig) -> Mapping[str, Any]:
@@ -194,7 +203,7 @@ def series_name(settings: LaunchConfig, environment: Mapping[str, str]) -> str:
             raise ConfigError(f"launch.series={settings.series}: {settings.results} has no such series")
         return settings.series
     job = environment.get("SLURM_JOB_ID")
-    if job and environment.get("SLURM_RESTART_COUNT", "0") != "0":
+    if job and integer(environment, "SLURM_RESTART_COUNT", 0):
         mine = [series.name for series in read_runs(settings.results) if series.experiments[0].begin.job == job]
         if mine:
             return mine[-1]

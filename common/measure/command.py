@@ -9,6 +9,7 @@ from pathlib import Path
 
 from common.config.composition import scales_of
 from common.config.override import override
+from common.distributed.startup import find_rank_info
 from common.errors import ConfigError
 from common.measure.jobs import Job, jobs_of
 from common.measure.node import Node
@@ -59,6 +60,7 @@ def main(argv: Sequence[str], benchmarks: Collection[str]) -> int:
     if unknown := sorted(set(arguments.benchmarks) - set(benchmarks)):
         raise ConfigError(f"measure: no benchmark {unknown[0]!r}; there are {', '.join(sorted(benchmarks))}")
     on_cpu = "device=cpu" in arguments.override
+    find_rank_info(os.environ)  # its benches would all fail
     names = [] if on_cpu else devices()
     gpus = arguments.gpus or (counts_up_to(len(names)) if names else [])
     if not gpus and on_cpu:
@@ -76,7 +78,10 @@ def main(argv: Sequence[str], benchmarks: Collection[str]) -> int:
     jobs = jobs_of(scales, arguments.scale, gpus, with_data)
     if not jobs:
         raise ConfigError(f"measure: no benchmark that is asked for has a recipe {arguments.scale}")
-    arguments.output.mkdir(parents=True, exist_ok=True)
+    try:
+        arguments.output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"measure: --output={arguments.output} cannot be made: {error.strerror}") from error
     words = _words(arguments.override, data)
     node = Node(len(names) or max(gpus), names, arguments.output, arguments.seconds, words, arguments.apart)
     outcomes: list[Outcome] = []

@@ -145,6 +145,7 @@ def save(
 
     def publish() -> None:
         if layout.rank == 0:
+            _require_all(beside, layout.world_size)
             _publish(beside, place)
 
     for part in (clear, write, publish):
@@ -153,6 +154,9 @@ def save(
             if layout.rank == 0:
                 shutil.rmtree(beside, ignore_errors=True)
             if layout.world_size > 1:
+                dist.barrier()
+                # Where the ranks share the folder nothing is left; else each machine has files of its own.
+                shutil.rmtree(beside, ignore_errors=True)
                 dist.barrier()
             raise CheckpointError(f"checkpoint {place} was not written ({'; '.join(errors)}); nothing of it was kept")
     return place
@@ -185,7 +189,10 @@ def read(place: Path, settings: Mapping[str, object], layout: Layout) -> dict[st
     written: dict[str, int] = first["layout"]
     expected, found = math.prod(written.values()), len(list(place.glob("rank_*.pt")))
     if found != expected:
-        raise CheckpointError(f"{place}: incomplete, {found} of the {expected} ranks' files are there")
+        raise CheckpointError(
+            f"{place}: incomplete, {found} of the {expected} ranks' files are there; a run resumes from a folder that "
+            "has those of all, on a file system that every machine mounts"
+        )
     for name, value in settings.items():
         kept = first["settings"].get(name)
         if kept != value:
@@ -431,6 +438,16 @@ def _clear(place: Path, beside: Path) -> None:
     for stale in (beside, old):
         if stale.exists():
             shutil.rmtree(stale)
+
+
+def _require_all(beside: Path, ranks: int) -> None:
+    """Require the files of all ranks, which are elsewhere if their machines do not share the folder."""
+    missing = [rank for rank in range(ranks) if not _file(beside, rank).is_file()]
+    if missing:
+        raise FileNotFoundError(
+            f"{ranks - len(missing)} of the {ranks} ranks' files are there, that of rank {missing[0]} is not: the "
+            "ranks do not share this folder; choose an output_dir on a file system that every machine mounts"
+        )
 
 
 def _publish(beside: Path, place: Path) -> None:

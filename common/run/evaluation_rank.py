@@ -19,6 +19,7 @@ from common.distributed.faults import GracefulStop, Heartbeat
 from common.distributed.layout import Layout
 from common.distributed.rank_info import RankInfo
 from common.distributed.roles import Role
+from common.distributed.shared_folder import make_output
 from common.distributed.tensor_split import own_parts
 from common.distributed.weights import Arrived, Ended, Template, Transfer, WeightReceiver
 from common.errors import Interrupted, SuiteError
@@ -79,9 +80,10 @@ class EvaluationRank:
             raise type(error)(f"rank {self.rank_info.rank}, which evaluates: {error}") from error
 
     def _agree(self) -> None:
-        """Learn seed and folder from the training ranks."""
+        """Learn seed and folder from the training ranks, and say whether this rank sees the folder."""
         seed, output = job_store.from_rank_0("seed", ""), job_store.from_rank_0("output_dir", "")
         self.output_dir = Path(output)
+        make_output(self.output_dir, self.run, self.session)
         self.layout = Layout(
             self.run.evaluation.layout, self.role.rank, self.device, int(seed), self.role.name,
             self.run.system.network.ctas.by_axis(),

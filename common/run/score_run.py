@@ -22,6 +22,7 @@ from common.distributed import job_store
 from common.distributed.faults import GracefulStop, Heartbeat
 from common.distributed.layout import Layout
 from common.distributed.roles import Role
+from common.distributed.shared_folder import make_output
 from common.errors import NOT_CONVERGED, CheckpointError, ConfigError
 from common.evaluation.checkpoint_queue import CHECKPOINTS, Checkpoint, CheckpointQueue, CheckpointScore
 from common.evaluation.checkpoint_scoring import CheckpointScoring
@@ -99,9 +100,11 @@ def score_run(start: Start) -> int:
 
     Raises:
         CheckpointError: training has not ended, or a checkpoint is gone or cannot be read.
+        ConfigError: the ranks do not share the folder.
         Interrupted: a signal asked to stop; what is scored stays scored.
     """
     folder, rank = start.session.output_dir, start.rank_info.rank
+    make_output(folder, start.run, start.session)
     queue = CheckpointQueue(folder, start.run.benchmark.reached, start.run.evaluation.begins_with)
     log = folder / str(queue.described()["log"])
     queue.take_over() if rank == 0 else queue.open()

@@ -25,6 +25,7 @@ from common.distributed.faults import GracefulStop, Heartbeat
 from common.distributed.layout import Layout
 from common.distributed.rank_info import RankInfo
 from common.distributed.roles import Role
+from common.distributed.shared_folder import make_output
 from common.errors import ConfigError, DataError, Interrupted
 from common.evaluation.offline import OfflineEvaluation, OfflineRun
 from common.evaluation.scorer_process import ScorerProcess
@@ -108,15 +109,13 @@ class Trainer:
 
         Raises:
             CheckpointError: the one to resume from is unusable.
-            Interrupted: a signal asked to stop; the log is closed as aborted and a checkpoint written.
+            Interrupted: a signal asked to stop; the log is closed as aborted, and a checkpoint written if the ranks
+                share ``output_dir``.
+            ConfigError: ``output_dir`` cannot be made, or the ranks do not share it and a setting needs that they do.
             SuiteError: something failed; the log is closed as aborted when the clock was running.
         """
         self._agree()
-        session = self.session
-        try:
-            session.output_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"output_dir={session.output_dir} cannot be made: {error.strerror}") from error
+        self._unshared = make_output(self.session.output_dir, self.run, self.session)
         with contextlib.ExitStack() as stack:
             log_path = self._open(stack)
             self._initialise(stack)
@@ -155,6 +154,9 @@ class Trainer:
         self.heartbeat = stack.enter_context(Heartbeat(self.rank_info, session.output_dir, session.timeout_seconds))
         self.bar = ProgressBar(rank)
         stack.callback(self.bar.close)
+        if self._unshared:
+            told = "the others keep their metrics there, and no checkpoint is written when the run is interrupted"
+            self.bar.line(f"{self._unshared}: {told}")
         self.metrics = MetricsWriter(
             session.output_dir / f"metrics_rank{rank}.jsonl",
             rank,
@@ -364,17 +366,18 @@ class Trainer:
         """The end that the result of a step asks for: True if the target is reached.
 
         Raises:
-            Interrupted: a signal asked to stop; a checkpoint is written, with the scores of all evaluations before it.
+            Interrupted: a signal asked to stop; a checkpoint is written, with the scores of all evaluations before it,
+                if the ranks share the folder.
         """
         if self._target_reached:
             return True
-        self._save()  # before the wait for scores, in which whoever sent the signal may lose patience
+        self._save_if_shared()  # before the wait for scores, in which whoever sent the signal may lose patience
         if self.evaluations.later and not self.evaluations.offline:
             known = len(self.progress.history)
             if self._await_scores():
                 return True
             if job_store.from_rank_0("scores since the checkpoint", str(len(self.progress.history) - known)) != "0":
-                self._save()
+                self._save_if_shared()
         raise Interrupted(f"stopped by a signal at step {self.progress.step}; the log is closed as aborted")
 
     def _finish_block(self, block: Block) -> None:
@@ -446,6 +449,13 @@ class Trainer:
         resumed_step = None if self.resumed is None else int(self.resumed["progress"]["step"])
         described = {"configuration": tree, "seed": self.seed, "log": self.log_name}
         return OfflineRun(self.session.output_dir, described, resumed_step, self.bar.line)
+
+    def _save_if_shared(self) -> None:
+        """Write a checkpoint that nobody configured, unless the ranks' files would be on several machines."""
+        if self._unshared:
+            self.bar.line(f"no checkpoint of step {self.progress.step} was written: {self._unshared}")
+        else:
+            self._save()
 
     def _save(self) -> None:
         folder = self.session.output_dir / "checkpoints"

@@ -6,6 +6,7 @@ import resource
 
 import pytest
 
+from common.distributed.environment import node_name
 from common.doctor import host
 from common.doctor.reading import Reading
 
@@ -72,8 +73,8 @@ def test_limits_of_the_user_are_the_systems(sysfs, proc):
 
 
 def test_slurms_name_of_a_node_comes_first():
-    assert host.node_name({"SLURMD_NODENAME": "n2"}) == "n2"
-    assert host.node_name({}) == os.uname().nodename
+    assert node_name({"SLURMD_NODENAME": "n2"}) == "n2"
+    assert node_name({}) == os.uname().nodename
 
 
 def test_copying_takes_time():

@@ -1,0 +1,89 @@
+"""Values that a process reads from its environment: integers, ports, hosts and network interfaces, checked.
+
+Every function raises a ConfigError that names the variable, its value and what to do.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Mapping
+
+from common.errors import ConfigError
+
+INTEGER = re.compile(r"-?[0-9]{1,18}")
+"""``int`` alone also takes blanks, underscores and the digits of other scripts, and fails for thousands of digits."""
+LARGEST_INTEGER = 2**31 - 1
+OF_A_LAUNCHER = "torchrun and srun set the variables of their ranks: start the ranks with one of them, or unset {name}"
+
+
+def node_name(environment: Mapping[str, str]) -> str:
+    """This machine's name: Slurm's for the node if there is one, else its host name."""
+    return environment.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def integer(
+    environment: Mapping[str, str],
+    name: str,
+    default: int | None = None,
+    *,
+    least: int = 0,
+    most: int = LARGEST_INTEGER,
+    remedy: str = OF_A_LAUNCHER,
+) -> int:
+    """The integer that the variable ``name`` holds.
+
+    Args:
+        environment: of the process.
+        name: of the variable.
+        default: value where the variable is not set; None: it must be.
+        least, most: bounds of the value.
+        remedy: what the user should do about a wrong value; ``{name}`` in it becomes the variable's name.
+
+    Raises:
+        ConfigError: the variable is not set and has no default, or its value is no such integer.
+    """
+    text = environment.get(name)
+    told = remedy.format(name=name)
+    if text is None:
+        if default is None:
+            raise ConfigError(f"{name} is not set although the launcher's other variables are: {told}")
+        return default
+    if INTEGER.fullmatch(text) is None or not least <= int(text) <= most:
+        what = "is empty" if not text else "is no integer" if INTEGER.fullmatch(text) is None else "is out of range"
+        raise ConfigError(f"{name}={text!r} {what}: expected an integer from {least} to {most}; {told}")
+    return int(text)
+
+
+def port(environment: Mapping[str, str], name: str) -> int:
+    """The TCP port that the variable ``name`` holds."""
+    remedy = "set {name} to a free port of the machine of rank 0, the same on all ranks"
+    return integer(environment, name, least=1, most=65535, remedy=remedy)
+
+
+def host(environment: Mapping[str, str], name: str) -> str:
+    """The host that the variable ``name`` names, whose address this machine can look up."""
+    remedy = "set it to the name or address, without a port, by which every machine reaches the machine of rank 0"
+    text = environment.get(name)
+    if not text:
+        state = "is not set although the launcher's other variables are" if text is None else "is empty"
+        raise ConfigError(f"{name} {state}: {remedy}")
+    try:
+        socket.getaddrinfo(text, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(
+            f"{name}={text!r}: {node_name(environment)} knows no such host ({reason}); {remedy}"
+        ) from error
+    return text
+
+
+def check_interfaces(environment: Mapping[str, str], name: str) -> None:
+    """Require that this machine has the network interfaces, separated by commas, that the variable ``name`` holds."""
+    here = [interface for _, interface in socket.if_nameindex()]
+    wanted = environment.get(name, "").split(",")
+    if wanted != [""] and (absent := [interface for interface in wanted if interface not in here]):
+        raise ConfigError(
+            f"{name}={environment[name]!r}: {node_name(environment)} has no network interface {absent[0]!r}; it has "
+            f"{', '.join(here)}: name one that all machines have, or unset {name}"
+        )

@@ -1,0 +1,102 @@
+"""Whether all ranks of a job share a folder: rank 0 writes a file into it, and every rank looks for that file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+from common.config.schema import RunConfig, SessionConfig
+from common.distributed import job_store
+from common.distributed.environment import node_name
+from common.errors import ConfigError
+
+UNSEEN = "unseen"
+NAMED = 8
+"""Hosts that a message names."""
+
+
+@contextlib.contextmanager
+def marked(folder: Path) -> Iterator[Path]:
+    """Within the block, ``folder`` has a file of a name that no other file ever had; yields its path.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    marker = folder / f".seen_by_all_ranks_{secrets.token_hex(8)}"
+    marker.touch(exist_ok=False)
+    try:
+        yield marker
+    finally:
+        marker.unlink(missing_ok=True)
+
+
+def sees(marker: Path) -> bool:
+    """Whether this machine sees the file that another one has just written."""
+    with contextlib.suppress(OSError):
+        os.scandir(marker.parent).close()  # opening a folder makes a network file system look whether it changed
+    return os.path.exists(marker)
+
+
+def sharing_needed(run: RunConfig, session: SessionConfig) -> str:
+    """The setting by which all ranks of a run have to share its ``output_dir``; empty if none does."""
+    if session.checkpoint_every:
+        return f"checkpoint_every={session.checkpoint_every}"
+    return "evaluation.scoring=offline" if run.evaluation.offline else ""
+
+
+def make_output(folder: Path, run: RunConfig, session: SessionConfig) -> str:
+    """Make the ``output_dir`` of a run, and find out whether all ranks of the job share it. Every rank calls this.
+
+    Returns:
+        empty if they do; else what is wrong and which hosts do not see the folder of rank 0, for the user.
+
+    Raises:
+        ConfigError: it cannot be made, or a setting needs a shared folder and it is none; on all ranks.
+    """
+    problem = marker = ""
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if job_store.rank() == 0:
+                marker = stack.enter_context(marked(folder)).name
+        except OSError as error:
+            problem = f"cannot be made or written to: {error.strerror}"
+        if not job_store.joined():
+            if problem:
+                raise ConfigError(f"output_dir={folder} {problem}")
+            return ""
+        marker = job_store.from_rank_0("output_dir marker", marker)
+        if not problem and marker and not sees(folder / marker):
+            problem = UNSEEN
+        answers = job_store.from_all_ranks("output_dir seen", json.dumps([node_name(os.environ), problem]))
+    found = [tuple[str, str](json.loads(answer)) for answer in answers]
+    if failed := [(host, why) for host, why in found if why not in ("", UNSEEN)]:
+        raise ConfigError(f"output_dir={folder} {failed[0][1]} (on {failed[0][0]})")
+    unseen: dict[str, list[int]] = {}
+    for rank, (host, why) in enumerate(found):
+        if why:
+            unseen.setdefault(host, []).append(rank)
+    if not unseen:
+        return ""
+    missing = (
+        f"output_dir={folder} is not shared by all ranks: a file that rank 0 wrote there on {found[0][0]} is not to be "
+        f"seen on {_named(unseen)}"
+    )
+    if setting := sharing_needed(run, session):
+        raise ConfigError(
+            f"{missing}. {setting} needs a folder that all ranks share: choose an output_dir on a file system that "
+            f"every machine mounts at the same path, or leave {setting} out"
+        )
+    return missing
+
+
+def _named(hosts: dict[str, list[int]]) -> str:
+    told = [
+        f"{host} (rank {ranks[0]}{f' and {len(ranks) - 1} more' if len(ranks) > 1 else ''})"
+        for host, ranks in hosts.items()
+    ]
+    return ", ".join(told[:NAMED]) + (f" and {len(told) - NAMED} more hosts" if len(told) > NAMED else "")
