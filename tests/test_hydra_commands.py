@@ -9,6 +9,7 @@ import yaml
 
 from benchmarks import WORKLOADS
 from common import cli
+from common.config import composition
 from tests import toy
 from tests.command_line import training
 from tests.conftest import suite
@@ -57,6 +58,25 @@ def test_help_of_training():
     done = suite("train", "--help")
     assert done.code == 0, done.errors
     assert f"benchmark: {', '.join(sorted(WORKLOADS))}" in done.output
+
+
+@pytest.mark.parametrize(
+    ("flag", "at", "jobs"),
+    [(["--multirun"], 0, 2), (["--multirun"], 2, 2), (["-m"], 4, 2), (["--cfg", "job"], 2, 0)],
+    ids=["before", "between", "behind", "with-a-value"],
+)
+def test_flags_stand_anywhere_among_the_overrides(flag, at, jobs, tmp_path, capsys):
+    seeds = "1,2" if jobs else "1"
+    overrides = ["benchmark=resnet", "scale=test", f"hydra.sweep.dir={tmp_path}", f"seed={seeds}"]
+    trees: list[object] = []
+
+    def job(tree, arguments):
+        trees.append(tree["seed"])
+        return 0
+
+    code = composition.with_hydra([*overrides[:at], *flag, *overrides[at:]], job)
+    assert (code, trees) == (0, [1, 2][:jobs])
+    assert jobs or yaml.safe_load(capsys.readouterr().out)["seed"] == 1
 
 
 def test_a_sweep_over_two_ranks_trains_once_for_each_value(data_of, tmp_path):

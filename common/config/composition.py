@@ -17,6 +17,7 @@ import yaml
 from common.config.override import quoting_hint
 from common.config.strict_yaml import explain
 from common.errors import ConfigError, SuiteError, print_error
+from common.untrusted.variables import check_variables
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -56,6 +57,7 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    check_variables(overrides)
     _register_scales()
     try:
         with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
@@ -102,8 +104,9 @@ def with_hydra(argv: list[str], task: Callable[[dict[str, Any], list[str]], int]
             print_error(error)
             codes.append(error.exit_code)
 
+    check_variables(argv)
     before = sys.argv
-    sys.argv = [before[0], *argv]
+    sys.argv = [before[0], *_flags_first(argv)]
     _register_scales()
     os.environ[FULL_ERROR] = "1"  # Hydra raises its errors instead of printing them over many lines
     try:
@@ -125,6 +128,21 @@ def _tree(composed: Any, choices: Mapping[str, str]) -> dict[str, Any]:
         **{str(key): value for key, value in composed.items()},
         "config_file": f"configs/recipe/{choices['recipe']}.yaml",
     }
+
+
+FLAGS_WITH_VALUES = frozenset(
+    ("-c", "--cfg", "-p", "--package", "-cp", "--config-path", "-cn", "--config-name", "-cd", "--config-dir")
+)
+
+
+def _flags_first(argv: Sequence[str]) -> list[str]:
+    """Return Hydra's flags, such as ``--multirun``, and then the overrides: Hydra takes no override behind a flag."""
+    flags: list[str] = []
+    overrides: list[str] = []
+    for before, argument in zip(["", *argv], argv, strict=False):
+        is_override = not argument.startswith("-") and before not in FLAGS_WITH_VALUES
+        (overrides if is_override and (argument.startswith("~") or "=" in argument) else flags).append(argument)
+    return [*flags, *overrides]
 
 
 def _set_variable(name: str, value: str | None) -> None:

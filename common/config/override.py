@@ -33,6 +33,11 @@ def override(key: str, value: object) -> str:
     return f'{key}="{quoted}"'
 
 
+def as_typed(value: object) -> str:
+    """Return a plain value as text on the command line has it: ``true``, ``null``, and other values as they are."""
+    return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
+
+
 def parsed(argument: str) -> tuple[str, Any]:
     """Return key and value of an override, as Hydra reads it.
 

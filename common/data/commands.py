@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from common.data.manifest import Manifest
 from common.errors import FULL_DISK, ConfigError, DataError
+from common.untrusted.variables import data_root
 
 
 class Option(NamedTuple):
@@ -114,7 +115,7 @@ class DataCommands:
         return parser
 
     def _options(self, command: str) -> Iterator[Option]:
-        data = Path(os.environ.get("MLPERF_DATA_DIR", "data"))  # as configs/train.yaml has it
+        data = data_root()
         if command != "verify":
             yield option("--raw-dir", type=Path, default=data / f"{self.benchmark}-raw", help=self.raw)
         if command in ("prepare", "verify"):

@@ -110,10 +110,13 @@ def initialise(
     if rank_info.launcher == "slurm":
         os.environ.update(_slurm_rendezvous(os.environ))
     for name in ("MASTER_ADDR", "MASTER_PORT"):
-        if name not in os.environ:
+        if not os.environ.get(name):
+            state = "empty" if name in os.environ else "not set"
             raise ConfigError(
-                f"{name} is not set, so rank {rank_info.rank} cannot find rank 0: start with torchrun or srun"
+                f"{name} is {state}, so rank {rank_info.rank} cannot find rank 0: start with torchrun or srun"
             )
+    if not 0 < (port := _integer(os.environ, "MASTER_PORT")) < 2**16:
+        raise ConfigError(f"MASTER_PORT={port} is no port: expected 1 to 65535")
     try:
         _join(rank_info, device, timedelta(seconds=timeout_seconds), evaluation_ranks, backend)
     except dist.DistError as error:

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from common.distributed.meminfo import PROC, meminfo
+from common.distributed.startup import find_rank_info
 from common.doctor.reading import Reading, Readings, Value, read
 
 SYSFS = Path("/sys")
@@ -96,7 +97,7 @@ def host_memory_bandwidth(seconds: float) -> float:
     """GB/s, read and written, that this process copies in its memory with its CPU threads."""
     # No more than a sixteenth of what is free, for each of two buffers: all ranks of a machine measure at once.
     free = meminfo().get("MemAvailable", 16 * COPY_BYTES)
-    size = min(COPY_BYTES, free // 16 // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    size = min(COPY_BYTES, free // 16 // find_rank_info(os.environ).local_world_size)
     source, target = (torch.ones(size, dtype=torch.uint8) for _ in range(2))
     target.copy_(source)
     copies, started = 0, time.perf_counter()

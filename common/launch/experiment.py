@@ -126,6 +126,11 @@ def open_series(
     """
     run, session, _ = admit(tree)
     _check_nodes(run, environment)
+    if session.resume is not None and (session.seed is None or settings.experiments > 1):
+        raise ConfigError(
+            f"resume={session.resume}: a series gives each of its runs a seed, and a checkpoint goes on with its own; "
+            "give seed=… as the log of the interrupted run has it, and launch.experiments=1"
+        )
     for obstacle in _obstacles(run, session, environment):
         print(f"mlperf-suite: these runs cannot be submitted: {obstacle}", file=sys.stderr, flush=True)
     return {

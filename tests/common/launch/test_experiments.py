@@ -206,6 +206,47 @@ def test_a_wrong_launch_setting_is_named(tmp_path: Path, override: str, complain
         LaunchConfig.load(compose(arguments(tmp_path, override)))
 
 
+@pytest.mark.parametrize("command", ["series open --", "train", "bench"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NEXP", ""), ("NEXP", "abc"), ("NEXP", "0"), ("NEXP", "2.5"), ("NEXP", "["), ("CLEAR_CACHES", ""),
+        ("CLEAR_CACHES", "yes"), ("CONTAINER", ""), ("LOGDIR", ""), ("DROPCACHE_CMD", " "), ("MLPERF_DATA_DIR", ""),
+        ("MLPERF_CACHE_CLEARED", "maybe"),
+    ],
+)  # fmt: skip
+def test_a_wrong_environment_variable_is_named(
+    command: str, name: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert cli.run([*command.split(), "benchmark=resnet"]) == ConfigError.exit_code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{name}={value}: the environment variable {name} is " in line
+    assert "unset it, or give " in line
+
+
+def test_a_command_for_data_names_the_empty_variable_of_their_folder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLPERF_DATA_DIR", "")
+    monkeypatch.setenv("NEXP", "")  # is no setting of this command
+    assert cli.run(["prepare", "benchmark=resnet"]) == ConfigError.exit_code
+    assert "the environment variable MLPERF_DATA_DIR is empty" in capsys.readouterr().err
+
+
+def test_an_override_replaces_a_wrong_environment_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEXP", "")
+    monkeypatch.setenv("LOGDIR", "")
+    assert LaunchConfig.load(compose(arguments(tmp_path))).experiments == 2
+
+
+@pytest.mark.parametrize("given", [("seed=5",), ("launch.experiments=1",)], ids=["several-runs", "no-seed"])
+def test_a_series_that_resumes_needs_the_seed_of_the_checkpoint(tmp_path: Path, given: tuple[str, ...]) -> None:
+    tree = compose(arguments(tmp_path, "resume=/a/step_00000001", *given))
+    with pytest.raises(ConfigError, match=r"give seed=… .* and launch\.experiments=1"):
+        open_series(tree, LaunchConfig.load(tree), {}, cli.admitted)
+
+
 def test_a_rank_that_srun_names_is_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     next_one(tmp_path)
     start_the_clock(tmp_path, 1)
