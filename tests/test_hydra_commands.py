@@ -10,6 +10,8 @@ import yaml
 from benchmarks import WORKLOADS
 from common import cli
 from common.config import composition
+from common.config.composition import CONFIGS, scales_of
+from common.errors import ConfigError
 from tests import toy
 from tests.command_line import training
 from tests.conftest import suite
@@ -114,3 +116,42 @@ def test_the_table_of_workloads():
     for row in rows:  # also of the longest names
         assert re.fullmatch(r"\w+ +\w+ [<>]= [\d.]+(, \w+ [<>]= [\d.]+)*  +\d+  +v\d\.\d  +\w.*", row)
         assert row.index(" v") + 1 == heading.index("last round")
+
+
+def test_tab_completes_the_scales_and_sets_of_hyperparameters_of_the_benchmark_alone():
+    assert completed("mlperf-suite train benchmark=rnnt scale=") == [f"scale={name}" for name in scales_of("rnnt")]
+    assert completed("mlperf-suite generate benchmark=unet3d scale=d") == ["scale=demo"]
+    assert completed("mlperf-suite train hparams=resnet/d") == ["hparams=resnet/digits"]
+    assert completed("mlperf-suite train benchmark=nothing scale=") == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("sed=1", "seed"),
+        ("hparams.global_batch_sz=3", "hparams.global_batch_size"),
+        ("global_batch_size=3", "hparams.global_batch_size"),
+        ("evaluation.rank=1", "evaluation.ranks"),
+        ("benchmark.targets.acuracy.value=0.3", "benchmark.targets.accuracy"),
+        ("launch.experimets=4", "launch.experiments"),
+        ("+optimizer.buket_mb=2", "optimizer.bucket_mb"),
+        ("++outputdir=out", "output_dir"),
+        ("~precison", "precision"),
+        ("benchmark=resnett", "resnet"),
+        ("scale=dmeo", "demo"),
+        ("hparams=resnet/digit", "resnet/digits"),
+    ],
+)
+@pytest.mark.parametrize("first", [True, False], ids=["first", "last"])
+def test_the_nearest_key_or_choice_is_suggested(wrong, meant, first, capsys):
+    others = ["device=cpu", *([] if "scale=" in wrong else ["scale=test"])]
+    assert cli.run(["train", *([wrong, *others] if first else [*others, wrong])]) == ConfigError.exit_code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"; did you mean {meant}?")
+
+
+def test_of_unknown_hyperparameters_the_benchmarks_own_are_listed(capsys):
+    assert cli.run(["train", "benchmark=rnnt", "scale=test", "hparams=rnnt/none"]) == ConfigError.exit_code
+    line = capsys.readouterr().err
+    assert all(f"rnnt/{path.stem}" in line for path in (CONFIGS / "hparams" / "rnnt").glob("*.yaml"))
+    assert "resnet/" not in line

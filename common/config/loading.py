@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args, get_origin, get_type_hints
 
 from common.config.axes import factor
+from common.config.override import did_you_mean
 from common.config.ranges import Range
 from common.config.schema import (
     BenchmarkConfig,
@@ -63,7 +64,8 @@ def load(
     own = {item.name for item in dataclasses.fields(cls.config_type)}
     unknown = sorted(set(tree) - _SHARED - own)
     if unknown:
-        raise ConfigError(f"{unknown[0]}: unknown configuration key; see `mlperf-suite train --cfg job`")
+        near = did_you_mean(unknown[0], _SHARED | own)
+        raise ConfigError(f"{unknown[0]}: unknown configuration key{near or '; see `mlperf-suite train --cfg job`'}")
     kinds = get_type_hints(cls.config_type)
     sections = {name: convert(kinds[name], tree.get(name), name) for name in own - {"facts"}}
     if "facts" in own:
@@ -207,7 +209,8 @@ def build(cls: type[Any], values: Any, path: str) -> Any:
     prefix = f"{path}." if path else ""
     for key in values:
         if key not in hints:
-            raise ConfigError(f"{prefix}{key}: unknown key; {path or 'the section'} has {', '.join(hints)}")
+            near = did_you_mean(f"{prefix}{key}", [f"{prefix}{name}" for name in hints])
+            raise ConfigError(f"{prefix}{key}: unknown key; {path or 'the section'} has {', '.join(hints)}{near}")
     arguments = {}
     for item in dataclasses.fields(cls):
         if item.name in values:

@@ -267,7 +267,7 @@ def _count_refusals(series: Series, where: Path, ran: int, on_disk: Set[int]) ->
     if ran < series.declared:
         text = (
             f"{where}: {series.name} was declared with {series.declared} experiments, {ran} ran: launch the other "
-            f"{series.declared - ran} in the same series"
+            f"{series.declared - ran} in the same series: {going_on(series)}"
         )
         complaints.append(Refusal("declared-count", text))
     if ran > series.declared:
