@@ -103,10 +103,30 @@ def test_jobs_of_a_sweep_write_into_folders_of_their_own(data_of, tmp_path):
     assert ['"seed", "value": 2,' in log for log in logs] == [False, True]
 
 
+@pytest.mark.parametrize("command", ["train", "bench"])
+def test_help_describes_every_setting(command, capsys):
+    assert cli.run([command, "--help"]) == 0
+    told = capsys.readouterr().out
+    text = told.partition("recipe changes them:\n\n")[2].partition("\n\nSettings of")[0]
+    undescribed = [line for line in text.splitlines() if re.match(r" *\w+:", line) and not re.search(r" # \w{2}", line)]
+    assert not undescribed
+    known = set(yaml.safe_load(text))
+    assert known == set(yaml.safe_load((CONFIGS / "train.yaml").read_text())) - {"defaults", "hydra"}
+
+
+def test_help_has_the_settings_of_the_benchmark(capsys):
+    assert cli.run(["train", "benchmark=rnnt", "scale=test", "-h"]) == 0
+    told = capsys.readouterr().out
+    assert "Settings of rnnt" in told
+    assert "\nhparams:\n" in told
+
+
 def test_the_table_of_workloads():
     done = suite("list")
     assert done.code == 0, done.errors
-    heading, *rows = done.output.splitlines()
+    assert max(map(len, done.output.splitlines())) <= 100
+    # Scales that do not fit go on in the next line.
+    heading, *rows = re.sub(r"\n {20,}", " ", done.output).splitlines()
     assert heading.split() == ["benchmark", "target", "runs", "last", "round", "scales"]
     assert [row.split()[0] for row in rows] == sorted(WORKLOADS)
     (row,) = [row for row in rows if row.startswith("resnet ")]

@@ -89,7 +89,7 @@ class DataCommands:
             known = ", ".join(name for name, _ in self._options(command))
             raise ConfigError(f"{command} {' '.join(strays)}: no such option; the options are {known}")
         options = vars(parsed)
-        if command == "generate" and options["raw_dir"].absolute() == self._real_raw().absolute():
+        if command == "generate" and options["raw_dir"].resolve() == self._real_raw().resolve():
             raise ConfigError(
                 f"generate --raw-dir {options['raw_dir']}: is the default folder of {self.benchmark}'s real raw data, "
                 "which synthetic data must not be taken for; name another folder"

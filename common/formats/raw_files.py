@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
-LEFT_BEHIND = frozenset(
-    {"__macosx", "$recycle.bin", "@eadir", "desktop.ini", "ehthumbs.db", "lost+found", "thumbs.db"}
-)
-"""Names in lower case, beside all that begin with a dot, such as ``.DS_Store``, ``._a.jpg`` and ``.ipynb_checkpoints``."""
+LEFT_BEHIND = frozenset({"__macosx", "$recycle.bin", "@eadir", "desktop.ini", "ehthumbs.db", "lost+found", "thumbs.db"})
+"""Names in lower case, beside all that begin with a dot: ``.DS_Store``, ``._a.jpg``, ``.ipynb_checkpoints``."""
 
 
 def is_data(name: str) -> bool:

@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from common.errors import DataError
-from common.launch.series import RUNS_FILE, Experiment, Series, read_runs
+from common.launch.series import RUNS_FILE, Experiment, Series, going_on, read_runs
 from common.mlperf.parsed_log import TOKEN, read_log
 from common.mlperf.refusals import Refusal
 from common.submission.found_files import find_files

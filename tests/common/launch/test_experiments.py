@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,12 +14,13 @@ import pytest
 
 from common import cli
 from common.config.composition import compose
+from common.config.override import override
 from common.doctor.limits import parse_limits
-from common.errors import ConfigError, DataError
+from common.errors import FULL_DISK, ConfigError, DataError
 from common.launch import experiment
 from common.launch.experiment import assignments, begin, configuration_hash, end, open_series, series_name
 from common.launch.launch_config import LaunchConfig
-from common.launch.series import append, read_runs
+from common.launch.series import append, going_on, read_runs
 from tests import toy
 
 RUN_START = {"event_type": "INTERVAL_START", "key": "run_start", "value": None, "metadata": {"file": "a", "lineno": 1}}
@@ -245,6 +247,38 @@ def test_a_series_that_resumes_needs_the_seed_of_the_checkpoint(tmp_path: Path, 
     tree = compose(arguments(tmp_path, "resume=/a/step_00000001", *given))
     with pytest.raises(ConfigError, match=r"give seed=… .* and launch\.experiments=1"):
         open_series(tree, LaunchConfig.load(tree), {}, cli.admitted)
+
+
+def test_the_end_of_an_experiment_says_how_many_are_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, left in ((1, 1), (2, 0)):
+        next_one(tmp_path)
+        start_the_clock(tmp_path, number)
+        command = ["end", "--series", "s", "--experiment", str(number), "--exit-code", "143", "--"]
+        assert cli.run(["series", *command, *arguments(tmp_path)]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == f"left={left}"
+
+
+@pytest.mark.parametrize("code", FULL_DISK)
+def test_a_full_disk_is_the_reason(tmp_path: Path, code: int) -> None:
+    next_one(tmp_path)
+    log = start_the_clock(tmp_path, 1)
+    with log.open("a") as file:
+        file.write(f"mlperf-suite: SuiteError: {os.strerror(code)} (/disk/metrics_rank0.jsonl)\nENDING\n")
+    finish(tmp_path, 1, 1)
+    ended = read_runs(tmp_path)[0].experiments[0].end
+    assert ended is not None
+    assert ended.reason == f"full disk: SuiteError: {os.strerror(code)} (/disk/metrics_rank0.jsonl)"
+
+
+def test_the_command_that_goes_on_with_a_series_is_whole(tmp_path: Path) -> None:
+    results = tmp_path / "my results"
+    given = ["benchmark=resnet", "scale=test", override("launch.results", results), "launch.experiments=2"]
+    tree = compose(given)
+    begin(tree, LaunchConfig.load(tree), "s", given, {"SLURM_JOB_ID": "7"}, cli.admitted)
+    words = shlex.split(going_on(read_runs(results)[0]))
+    assert words[:4] == ["sbatch", "-N1", "--ntasks-per-node=1", "scripts/run_and_time.sh"]
+    settings = LaunchConfig.load(compose(words[4:]))
+    assert (settings.results, settings.series, settings.experiments) == (results, "s", 2)
 
 
 def test_a_rank_that_srun_names_is_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
