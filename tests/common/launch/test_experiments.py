@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +23,9 @@ from common.launch import experiment
 from common.launch.experiment import assignments, begin, configuration_hash, end, open_series, series_name
 from common.launch.launch_config import LaunchConfig
 from common.launch.series import append, going_on, read_runs
+from common.launch.source_revision import find_source
 from tests import toy
+from tests.conftest import ROOT
 
 RUN_START = {"event_type": "INTERVAL_START", "key": "run_start", "value": None, "metadata": {"file": "a", "lineno": 1}}
 
@@ -247,6 +251,22 @@ def test_a_series_that_resumes_needs_the_seed_of_the_checkpoint(tmp_path: Path, 
     tree = compose(arguments(tmp_path, "resume=/a/step_00000001", *given))
     with pytest.raises(ConfigError, match=r"give seed=… .* and launch\.experiments=1"):
         open_series(tree, LaunchConfig.load(tree), {}, cli.admitted)
+
+
+def test_a_linked_folder_that_git_ignores_leaves_the_source_clean(tmp_path: Path) -> None:
+    elsewhere, checkout = tmp_path / "elsewhere", tmp_path / "checkout"
+    elsewhere.mkdir()
+    checkout.mkdir()
+    shutil.copy(ROOT / ".gitignore", checkout)
+    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", ".gitignore"], [*author, "commit", "-qm", "first"]):
+        subprocess.run(["git", *command], cwd=checkout, check=True)
+    for name in (".venv", "build", "data", "dist", "outputs", "results", "runs", "wheelhouse"):
+        (checkout / name).symlink_to(elsewhere)
+    assert find_source(checkout, {}).dirty is False
+    (checkout / "common").mkdir()
+    (checkout / "common" / "data").symlink_to(elsewhere)  # is no folder at the top
+    assert find_source(checkout, {}).dirty is True
 
 
 def test_the_end_of_an_experiment_says_how_many_are_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
