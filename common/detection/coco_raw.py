@@ -135,8 +135,8 @@ class RawData:
             raise DataError(f"{folder} is missing, and so is {archive}; {self.again}")
         opened = self._opened(archive)
         inside = f"{name}/"
-        files = (info for info in opened.infolist() if is_data(info.filename))
-        members = {info.filename.removeprefix(inside): info.file_size for info in files}
+        infos = (info for info in opened.infolist() if is_data(info.filename))
+        members = {info.filename.removeprefix(inside): info.file_size for info in infos}
         return RawPictures(archive, members, self.again, opened)
 
     def _opened(self, archive: Path) -> zipfile.ZipFile:
